@@ -1,0 +1,135 @@
+package algorithm
+
+import (
+	_ "embed"
+	"errors"
+	"sort"
+)
+
+//go:embed concurrency.lua
+var concurrencyLua string
+
+// Concurrency lends Burst slots (default: Count) to holders. A hold ends when it is refunded, or Period after its last
+// Spend if its holder has died: spending again under the same Holder renews it. A hold's cost is how many
+// slots it takes; spending again with another cost changes that, if it fits.
+//
+//	Bound   at every moment the live holds take at most Burst slots; a holder that works on after its hold has expired
+//	        is not counted, so renew at least every Period/3
+//	State   a sorted set: an entry per hold (two where the cost is not 1) and one for their sum
+//	Cost    O(log n + expired) for n holds; a denial O(n) at most
+//	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
+//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends Period from now at the latest
+//
+// RetryAfter is when enough holds will have expired, if none is renewed or given back earlier. A renewal is answered
+// with Granted 0: it takes no more slots. Refund gives back up to Cost slots of the holder; refunding a hold
+// that is gone changes nothing.
+var Concurrency = func() *Algorithm {
+	a := Define("concurrency", concurrencyLua, concurrency, func(l Limit) (Params, error) {
+		if err := l.check(); err != nil {
+			return Params{}, err
+		}
+		if l.Period < 1000 {
+			return Params{}, errors.New("a hold must last at least 1ms; set the period to how long a holder may go without renewing")
+		}
+		slots := l.Burst
+		if slots == 0 {
+			slots = l.Count
+		}
+		return Params{slots, l.Period}, nil
+	})
+	a.Collection, a.Holds = true, true
+	return a
+}()
+
+// slots is the state of Concurrency: the holds in order of expiry, then of holder.
+type slots struct {
+	holds []hold
+}
+
+type hold struct {
+	holder  string
+	expires int64
+	cost    int64
+}
+
+func (h hold) less(other hold) bool {
+	return h.expires < other.expires || h.expires == other.expires && h.holder < other.holder
+}
+
+func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+	count, period := p[0], p[1]
+	var live []hold // without this holder's own
+	used, last, own := int64(0), int64(0), hold{holder: a.Holder}
+	mended := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > period+MaxStall
+	for _, h := range s.holds {
+		if mended {
+			h.expires = min(h.expires, now+period)
+		}
+		switch {
+		case h.expires <= now:
+		case h.holder == a.Holder:
+			own = h
+		default:
+			live = append(live, h)
+			used += h.cost
+			last = h.expires
+		}
+	}
+
+	var out Outcome
+	before := own
+	switch a.Mode {
+	case Spend, Peek, Draw, Force:
+		wanted := a.Cost
+		if a.Mode == Draw {
+			wanted = min(a.Cost, max(count-used, own.cost))
+		} else if a.Mode == Force {
+			wanted = min(a.Cost, max(Max/2-used, 0))
+		}
+		switch {
+		case a.Cost == 0:
+		case a.Cost > count && a.Mode != Draw && a.Mode != Force:
+			out.RetryAfter = Never
+		case wanted == 0 && a.Mode == Draw:
+			out.RetryAfter = expiry(live, used+1-count) - now
+		case a.Mode != Force && wanted > max(count-used, own.cost):
+			out.RetryAfter = expiry(live, used+wanted-count) - now
+		case a.Mode != Peek && wanted > 0:
+			out.Granted = max(wanted-own.cost, 0)
+			own = hold{a.Holder, now + period, wanted}
+		}
+	case Refund:
+		out.Granted = min(a.Cost, own.cost)
+		own.cost -= out.Granted
+	default: // Reset
+		live, used, last, own, mended = nil, 0, 0, hold{}, false
+	}
+
+	if own.cost > 0 {
+		used += own.cost
+		last = max(last, own.expires)
+	}
+	out.Remaining = max(count-used, 0)
+	if used > 0 {
+		out.ResetAfter = last - now
+	}
+	if own == before && !(mended && a.Mode != Peek) && a.Mode != Reset {
+		out.Keep = Unchanged
+		return out, s
+	}
+	if own.cost > 0 {
+		live = append(live, own)
+	}
+	sort.Slice(live, func(i, j int) bool { return live[i].less(live[j]) })
+	out.Keep = out.ResetAfter
+	return out, slots{live}
+}
+
+// expiry is the time at which holds of enough slots have expired, counted from the first to expire.
+func expiry(holds []hold, enough int64) int64 {
+	i := 0
+	for enough -= holds[i].cost; enough > 0; enough -= holds[i].cost {
+		i++
+	}
+	return holds[i].expires
+}

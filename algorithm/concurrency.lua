@@ -1,0 +1,113 @@
+-- Members of the set: 'h' and the holder, scored by when the hold expires; 'c' and the holder, scored by minus the hold's
+-- cost where it is not 1; 's', scored by minus the sum of all costs. Only holds have positive scores.
+local function costof(key, member)
+  return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
+end
+
+-- The time at which holds of enough slots have expired, counted from the first to expire, without own.
+local function expiry(key, enough, now, own)
+  local skip = 0
+  while true do
+    local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', skip, 16)
+    for i = 1, #holds, 2 do
+      if holds[i] ~= own then
+        enough = enough - costof(key, holds[i])
+        if enough <= 0 then
+          return tonumber(holds[i + 1])
+        end
+      end
+    end
+    skip = skip + 16
+  end
+end
+
+local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
+  local me = 'h' .. holder
+  local used = -tonumber(call('ZSCORE', key, 's') or 0)
+  local ended = call('ZRANGEBYSCORE', key, 0, text(now))
+  for i = 1, #ended do
+    used = used - costof(key, ended[i])
+  end
+  local newest = call('ZRANGE', key, -2, -1, 'WITHSCORES')
+  local latest = tonumber(newest[4] or newest[2] or 0)
+  local mended = latest - now > period + MAXSTALL
+  local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
+  last = last > now and last or 0
+  local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
+  if ownexpires > now then
+    owncost = costof(key, me)
+    used = used - owncost
+  else
+    ownexpires = 0
+  end
+  local bound = mended and now + period or MAX
+  last, ownexpires = min(last, bound), min(ownexpires, bound)
+
+  local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
+  local expires, hascost = ownexpires, owncost
+  if mode == REFUND then
+    granted = min(cost, owncost)
+    hascost = owncost - granted
+  elseif mode == RESET then
+    used, last, expires, hascost, mended = 0, 0, 0, 0, false
+  else
+    local wanted = cost
+    if mode == DRAW then
+      wanted = min(cost, max(count - used, owncost))
+    elseif mode == FORCE then
+      wanted = min(cost, max(MAX / 2 - used, 0))
+    end
+    if cost == 0 then -- asks only
+    elseif cost > count and mode ~= DRAW and mode ~= FORCE then
+      retry = NEVER
+    elseif wanted == 0 and mode == DRAW then
+      retry = min(expiry(key, used + 1 - count, now, me), bound) - now
+    elseif mode ~= FORCE and wanted > max(count - used, owncost) then
+      retry = min(expiry(key, used + wanted - count, now, me), bound) - now
+    elseif mode ~= PEEK and wanted > 0 then
+      granted = max(wanted - owncost, 0)
+      expires, hascost = now + period, wanted
+    end
+  end
+
+  if hascost > 0 then
+    used = used + hascost
+    last = max(last, expires)
+  end
+  remaining = max(count - used, 0)
+  if used > 0 then
+    reset = last - now
+  end
+  if expires == ownexpires and hascost == owncost and not (mended and mode ~= PEEK) and mode ~= RESET then
+    return granted, remaining, retry, reset, 0, keep
+  end
+  keep = reset
+  return granted, remaining, retry, reset, 0, keep, ended, mended, bound, me, expires, hascost, used
+end
+
+-- Writes what concurrency decided; the arguments are those it returned from keep on.
+local function concurrency_save(key, keep, ended, mended, bound, me, expires, cost, used)
+  if keep == 0 then
+    call('DEL', key)
+    return
+  end
+  for i = 1, #ended do
+    call('ZREM', key, ended[i], 'c' .. ended[i]:sub(2))
+  end
+  if mended then
+    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(bound), '+inf')) do
+      call('ZADD', key, text(bound), member)
+    end
+  end
+  if cost > 0 then
+    call('ZADD', key, text(expires), me)
+  else
+    call('ZREM', key, me)
+  end
+  if cost > 1 then
+    call('ZADD', key, -cost, 'c' .. me:sub(2))
+  else
+    call('ZREM', key, 'c' .. me:sub(2))
+  end
+  call('ZADD', key, -used, 's')
+end

@@ -1,0 +1,54 @@
+local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who, level, at, old, debt, tail)
+  local capacity = places * unit
+  local ahead, mended
+  level, at, ahead, mended = drain(rate, unit, places, now, level, at, old, debt)
+  local room = capacity - level
+  local before = level
+
+  local granted, remaining, retry, reset, wait, keep = 0, 0, 0, 0, 0, UNCHANGED
+  if mode == SPEND or mode == PEEK or mode == DRAW then
+    local need = mode == DRAW and min(cost, 1) or cost
+    if need > places then
+      retry = NEVER
+    elseif need > 0 then
+      if level > 0 then
+        wait = cdiv(level, rate) + ahead
+      end
+      if need * unit > room then
+        retry = cdiv(need * unit - room, rate) + ahead
+      end
+      retry = max(retry, wait - patience)
+      if retry > 0 then
+        wait = 0
+      elseif mode ~= PEEK then
+        granted = min(cost, div(room, unit))
+        level = level + granted * unit
+        tail = who
+      end
+    end
+  elseif mode == FORCE then
+    granted = cost
+    level = grow(level, cost, unit)
+    tail = who
+  elseif mode == REFUND then
+    if who ~= 0 and who == tail and cost <= div(level, unit) then
+      granted = cost
+      level = level - cost * unit
+      tail = 0
+    end
+  else
+    level = 0
+  end
+
+  if level < capacity then
+    remaining = div(capacity - level, unit)
+  end
+  if level > 0 then
+    reset = cdiv(level, rate) + ahead
+  end
+  if level == before and not (mended and mode ~= PEEK) and mode ~= RESET then
+    return granted, remaining, retry, reset, wait, keep
+  end
+  keep = reset
+  return granted, remaining, retry, reset, wait, keep, min(level, capacity), at, unit, max(level - capacity, 0), tail or 0
+end

@@ -1,0 +1,60 @@
+local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, width, start, current, previous)
+  local aligned = now - fmod(now, period)
+  local mended = false
+  if not width or start + 2 * width <= now then
+    start, current, previous = aligned, 0, 0
+  else
+    current, previous = min(current or 0, div(MAX, ticks)), min(previous or 0, div(MAX, ticks))
+    if start + width <= now then
+      start, current, previous = start + width, 0, current
+    end
+    if width ~= period or start - now > MAXSTALL then
+      start, mended = aligned, true
+    end
+  end
+  local weight = ticks - div(max(now - start, 0), tick)
+  local before = current + previous
+
+  local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
+  if mode == FORCE then
+    granted = min(cost, div(MAX, ticks) - current)
+    current = current + granted
+  elseif mode == REFUND then
+    granted = min(cost, before)
+    previous = previous - max(granted - current, 0)
+    current = max(current - granted, 0)
+  elseif mode == RESET then
+    current, previous = 0, 0
+  else
+    local fits
+    granted, _, fits = take(mode, cost, current + cdiv(previous * weight, ticks), count)
+    if never(mode, cost, count) then
+      retry = NEVER
+    elseif not fits then
+      local room = count - (mode == DRAW and min(cost, 1) or cost)
+      local windows, elapsed
+      if room >= current then
+        windows, elapsed = 0, ticks - div((room - current) * ticks, previous)
+      else
+        windows, elapsed = 1, ticks - div(room * ticks, current)
+      end
+      if elapsed == ticks then
+        windows, elapsed = windows + 1, 0
+      end
+      retry = start + windows * period + elapsed * tick - now
+    end
+    current = current + granted
+  end
+
+  remaining = max(count - current - cdiv(previous * weight, ticks), 0)
+  if current > 0 then
+    reset = start + 2 * period - now
+  elseif previous > 0 then
+    reset = start + period - now
+  end
+  if current + previous == before and not (mended and mode ~= PEEK) and mode ~= RESET then
+    return granted, remaining, retry, reset, 0, keep
+  end
+  keep = reset
+  return granted, remaining, retry, reset, 0, keep, period, start, current, previous
+end

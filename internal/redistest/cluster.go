@@ -1,0 +1,251 @@
+package redistest
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"testing"
+)
+
+const primaries = 3 // each with one replica
+
+// A Cluster is three primaries, each with a replica, that share the slots.
+type Cluster struct {
+	Nodes []*Server // primaries first, as long as nothing failed over
+
+	proxies []*Proxy // one before each node, or none
+}
+
+// LaunchCluster returns when every node sees all slots served and every
+// replica is in sync, so that a failover may follow at once.
+func LaunchCluster() (*Cluster, error) {
+	c := new(Cluster)
+	for range 2 * primaries {
+		s, err := launch(clusterNode)
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		c.Nodes = append(c.Nodes, s)
+	}
+	return c.joined()
+}
+
+// LaunchProxiedCluster is LaunchCluster with a [Proxy] before each node, in the
+// order of Nodes. Nodes announce their proxy's port, so clients that follow
+// CLUSTER SLOTS or MOVED stay behind the proxies. So does replication: without
+// [Proxy.Only] a fault hits it as well. Close closes the proxies too.
+func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
+	c := new(Cluster)
+	for range 2 * primaries {
+		if err := c.addProxied(); err != nil {
+			c.Close()
+			return nil, nil, err
+		}
+	}
+	c, err := c.joined()
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, c.proxies, nil
+}
+
+// StartCluster is LaunchCluster for a test.
+func StartCluster(t testing.TB) *Cluster {
+	t.Helper()
+	c, err := LaunchCluster()
+	return started(t, c, err)
+}
+
+// StartProxiedCluster is LaunchProxiedCluster for a test.
+func StartProxiedCluster(t testing.TB) (*Cluster, []*Proxy) {
+	t.Helper()
+	c, proxies, err := LaunchProxiedCluster()
+	return started(t, c, err), proxies
+}
+
+// Addrs are the addresses for clients: of the proxies if there are any, else
+// of the nodes.
+func (c *Cluster) Addrs() []string {
+	var addrs []string
+	for _, p := range c.proxies {
+		addrs = append(addrs, p.Addr())
+	}
+	if addrs != nil {
+		return addrs
+	}
+	for _, n := range c.Nodes {
+		addrs = append(addrs, n.Addr)
+	}
+	return addrs
+}
+
+// Primaries are the nodes that now answer as primaries.
+func (c *Cluster) Primaries() []*Server {
+	var found []*Server
+	for _, n := range c.Nodes {
+		reply, _ := n.Do("ROLE") // a node that is down is no primary
+		if role, ok := reply.([]any); ok && role[0] == "master" {
+			found = append(found, n)
+		}
+	}
+	return found
+}
+
+// Close ends all nodes and proxies.
+func (c *Cluster) Close() {
+	for _, p := range c.proxies {
+		p.Close()
+	}
+	for _, n := range c.Nodes {
+		n.Close()
+	}
+}
+
+func (c *Cluster) addProxied() error {
+	p, err := NewProxy("tcp", "") // its port must be known before the node starts
+	if err != nil {
+		return err
+	}
+	c.proxies = append(c.proxies, p)
+	s, err := launch(func(dir string, port int) ([]string, error) {
+		args, err := clusterNode(dir, port)
+		return append(args, "--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", portOf(p.Addr())), err
+	})
+	if err != nil {
+		return err
+	}
+	p.stand("tcp", s.Addr)
+	c.Nodes = append(c.Nodes, s)
+	return nil
+}
+
+// joined makes one cluster of the nodes, or closes them.
+func (c *Cluster) joined() (*Cluster, error) {
+	for _, step := range []func() error{c.share, c.meet, c.follow, c.settle} {
+		if err := step(); err != nil {
+			c.Close()
+			return nil, fmt.Errorf("redistest: form a cluster: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// share deals out the slots. Different epochs spare the nodes an election.
+func (c *Cluster) share() error {
+	const slots = 16384
+	for i, n := range c.Nodes {
+		if _, err := n.Do("CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1)); err != nil {
+			return err
+		}
+		if i >= primaries {
+			continue
+		}
+		from, to := slots*i/primaries, slots*(i+1)/primaries-1
+		if _, err := n.Do("CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(from), strconv.Itoa(to)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// meet introduces every pair: gossip alone would need seconds.
+func (c *Cluster) meet() error {
+	addrs := c.Addrs()
+	for i, n := range c.Nodes {
+		for j := range i {
+			bus := option(c.Nodes[j].args, "--cluster-port")
+			if _, err := n.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[j]), bus); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// follow gives each primary its replica, as soon as the replica knows it.
+func (c *Cluster) follow() error {
+	for i, primary := range c.Nodes[:primaries] {
+		id, err := primary.Do("CLUSTER", "MYID")
+		if err != nil {
+			return err
+		}
+		replica := c.Nodes[primaries+i]
+		err = await(readyLimit, func() error {
+			_, err := replica.Do("CLUSTER", "REPLICATE", fmt.Sprint(id))
+			return err
+		})
+		if err != nil {
+			return replica.explain(err)
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) settle() error {
+	for i, n := range c.Nodes {
+		if err := await(readyLimit, func() error { return n.clusterReady(i >= primaries) }); err != nil {
+			return n.explain(err)
+		}
+	}
+	return nil
+}
+
+// clusterReady is nil once the node knows who serves what and, if it is a
+// replica, follows its primary.
+func (s *Server) clusterReady(replica bool) error {
+	state, err := s.Do("CLUSTER", "INFO")
+	if err != nil {
+		return err
+	}
+	if got := fieldsOf(state)["cluster_state"]; got != "ok" {
+		return fmt.Errorf("cluster_state:%s", got)
+	}
+	reply, err := s.Do("CLUSTER", "SLOTS")
+	if err != nil {
+		return err
+	}
+	ranges, _ := reply.([]any)
+	for _, r := range ranges {
+		if nodes := len(r.([]any)) - 2; nodes != 2 {
+			return fmt.Errorf("CLUSTER SLOTS names %d nodes for a range", nodes)
+		}
+	}
+	if len(ranges) != primaries {
+		return fmt.Errorf("CLUSTER SLOTS names %d ranges", len(ranges))
+	}
+	if replica {
+		return s.inSync()
+	}
+	return nil
+}
+
+// inSync is nil once a replica follows its primary's writes.
+func (s *Server) inSync() error {
+	fields, err := s.info("replication")
+	if err != nil {
+		return err
+	}
+	if got := fields["master_link_status"]; got != "up" {
+		return fmt.Errorf("master_link_status:%s", got)
+	}
+	return nil
+}
+
+func clusterNode(dir string, port int) ([]string, error) {
+	bus, err := freePort() // the default, port+10000, may not exist
+	if err != nil {
+		return nil, err
+	}
+	return append(defaults(dir, port),
+		"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
+		"--cluster-port", strconv.Itoa(bus),
+		// CLUSTER SLOTS leaves a replica out until its primary has sent it a
+		// byte: the first ping, by default after 10 s.
+		"--repl-ping-replica-period", "1"), nil
+}
+
+func portOf(addr string) string {
+	_, port, _ := net.SplitHostPort(addr)
+	return port
+}

@@ -1,0 +1,91 @@
+package redistest
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func want(t *testing.T, s *Server, reply any, args ...string) {
+	t.Helper()
+	if got, err := s.Do(args...); err != nil || !reflect.DeepEqual(got, reply) {
+		t.Errorf("%v: %#v, %v; want %#v", args, got, err, reply)
+	}
+}
+
+func through(t *testing.T, p *Proxy, reply any, args ...string) {
+	t.Helper()
+	if got, err := call("tcp", p.Addr(), answerLimit, args...); err != nil || got != reply {
+		t.Errorf("%v through the proxy: %#v, %v; want %#v", args, got, err, reply)
+	}
+}
+
+func restart(t *testing.T, s *Server) {
+	t.Helper()
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func startProxy(t *testing.T, s *Server) *Proxy {
+	t.Helper()
+	p, err := NewProxy("unix", s.Socket)
+	return started(t, p, err)
+}
+
+func dial(t *testing.T, p *Proxy) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	conn, err := net.Dial("tcp", p.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(answerLimit)); err != nil {
+		t.Fatal(err)
+	}
+	return conn, bufio.NewReader(conn)
+}
+
+func send(t *testing.T, conn net.Conn, args ...string) {
+	t.Helper()
+	if _, err := conn.Write(request(args)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setOwnKey sets a key to 1 whose slot the primary serves.
+func setOwnKey(t *testing.T, primary *Server) (key string) {
+	t.Helper()
+	for i := range 1000 {
+		key = fmt.Sprint("k", i)
+		_, err := primary.Do("SET", key, "1")
+		if err == nil {
+			return key
+		}
+		if !strings.HasPrefix(err.Error(), "MOVED") {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("the primary serves none of 1000 keys")
+	return ""
+}
+
+// announced is the set of ports that CLUSTER SLOTS names.
+func announced(t *testing.T, node *Server) map[string]bool {
+	t.Helper()
+	reply, err := node.Do("CLUSTER", "SLOTS")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := make(map[string]bool)
+	for _, r := range reply.([]any) {
+		for _, n := range r.([]any)[2:] {
+			ports[fmt.Sprint(n.([]any)[1])] = true
+		}
+	}
+	return ports
+}

@@ -1,0 +1,337 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestServerAnswersOnSocketAndPort(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	want(t, s, "OK", "SET", "k", "v\r\n")
+	want(t, s, "v\r\n", "GET", "k")
+	want(t, s, nil, "GET", "absent")
+	want(t, s, int64(1), "INCR", "n")
+	if got, err := s.Do("EVAL", "return {1, 'a', {false}}", "0"); fmt.Sprint(got, err) != "[1 a [<nil>]] <nil>" {
+		t.Errorf("nested array: %v, %v", got, err)
+	}
+	if _, err := s.Do("INCR", "k"); err == nil || !strings.HasPrefix(err.Error(), "ERR value is not an integer") {
+		t.Errorf("error reply: %v", err)
+	}
+	if got, err := call("tcp", s.Addr, answerLimit, "GET", "n"); got != "1" {
+		t.Errorf("over TCP: %v, %v", got, err)
+	}
+	if s.URL() != "unix://"+s.Socket {
+		t.Errorf("URL %q", s.URL())
+	}
+}
+
+func TestServerMeasuresItself(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	before, err := s.CPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Do("EVAL", "for i = 1, 1e6 do end", "0"); err != nil {
+		t.Fatal(err)
+	}
+	after, err := s.CPU()
+	if used := after - before; err != nil || used < time.Millisecond || used > time.Minute {
+		t.Errorf("a loop of a million took %v, %v", used, err)
+	}
+	if calls, usec, err := s.CommandStats("EVAL"); calls != 1 || usec < 1000 || err != nil {
+		t.Errorf("commandstats of EVAL: %d calls, %d µs, %v", calls, usec, err)
+	}
+	if calls, _, err := s.CommandStats("zadd"); calls != 0 || err != nil {
+		t.Errorf("commandstats of ZADD: %d calls, %v", calls, err)
+	}
+	if n, err := s.UsedMemory(); n < 100_000 || err != nil {
+		t.Errorf("used memory: %d, %v", n, err)
+	}
+}
+
+func TestLaterArgumentsWin(t *testing.T) {
+	t.Parallel()
+	s := Start(t, "--port", "0", "--appendonly", "yes", "--appendfsync", "always")
+	if s.Addr != "" {
+		t.Errorf("Addr %q of a server without a port", s.Addr)
+	}
+	want(t, s, "OK", "SET", "k", "kept")
+	s.Kill()
+	restart(t, s)
+	want(t, s, "kept", "GET", "k")
+}
+
+func TestRestartKeepsAddressAndLosesState(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	want(t, s, "OK", "SET", "k", "v")
+	addr, pid := s.Addr, s.PID()
+	if err := s.Restart(); err == nil {
+		t.Error("restarted a living server")
+	}
+	s.Kill()
+	if _, err := s.Do("PING"); err == nil {
+		t.Error("a killed server answers")
+	}
+	if _, err := s.CPU(); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("CPU of a killed server: %v", err)
+	}
+	restart(t, s)
+	want(t, s, nil, "GET", "k")
+	if got, err := call("tcp", addr, answerLimit, "PING"); got != "PONG" {
+		t.Errorf("at the old port: %v, %v", got, err)
+	}
+	if s.PID() == pid {
+		t.Error("the same process again")
+	}
+}
+
+func TestPausedServerIsSilentUntilResumed(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	s.Pause()
+	if _, err := call("unix", s.Socket, 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("paused: %v", err)
+	}
+	s.Resume()
+	want(t, s, "PONG", "PING")
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s, err := Launch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	s.Close()
+	if _, err := os.Stat(s.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("folder: %v", err)
+	}
+	if err := syscall.Kill(s.PID(), 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("process: %v", err)
+	}
+}
+
+func TestLaunchErrorShowsTheLog(t *testing.T) {
+	t.Parallel()
+	if _, err := Launch("--no-such-option", "1"); err == nil || !strings.Contains(err.Error(), "no-such-option") {
+		t.Errorf("got %v", err)
+	}
+	taken := Start(t)
+	if _, err := Launch("--port", portOf(taken.Addr)); !errors.Is(err, errPortTaken) {
+		t.Errorf("port taken: %v", err)
+	}
+}
+
+// The test binary runs itself as a program that launches a server and is killed.
+func TestServerDiesWithItsProgram(t *testing.T) {
+	if os.Getenv("REDISTEST_CHILD") != "" {
+		s := Start(t)
+		fmt.Printf("pid %d %s\n", s.PID(), s.dir)
+		select {}
+	}
+	t.Parallel()
+	if tied() == nil {
+		t.Skip("no death signal on this system")
+	}
+	child := exec.Command(os.Args[0], "-test.run=^TestServerDiesWithItsProgram$")
+	child.Env = append(os.Environ(), "REDISTEST_CHILD=1")
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	var dir string
+	_, err = fmt.Fscanf(out, "pid %d %s\n", &pid, &dir)
+	_ = child.Process.Kill()
+	_ = child.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	err = await(answerLimit, func() error {
+		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
+			return fmt.Errorf("process %d lives on", pid)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClusterServesEverySlot(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t)
+	found := c.Primaries()
+	if len(found) != primaries || !slices.Equal(found, c.Nodes[:primaries]) {
+		t.Fatalf("%d primaries", len(found))
+	}
+	for _, p := range found {
+		setOwnKey(t, p)
+	}
+}
+
+func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
+	t.Parallel()
+	c, proxies := StartProxiedCluster(t)
+	for _, n := range c.Nodes {
+		for port := range announced(t, n) {
+			if !slices.Contains(c.Addrs(), "127.0.0.1:"+port) {
+				t.Errorf("CLUSTER SLOTS names port %s, proxies are %v", port, c.Addrs())
+			}
+		}
+		if n := len(announced(t, n)); n != 2*primaries {
+			t.Errorf("CLUSTER SLOTS names %d ports", n)
+		}
+	}
+
+	// A client that follows MOVED stays behind the proxies.
+	out, err := exec.Command("redis-cli", "-c", "-p", portOf(proxies[0].Addr()), "SET", "foo", "bar").CombinedOutput()
+	if strings.TrimSpace(string(out)) != "OK" {
+		t.Errorf("redis-cli -c: %s, %v", out, err)
+	}
+
+	p, key := proxies[1], setOwnKey(t, c.Nodes[1])
+	p.Only("INCR")
+	p.Lose(true)
+	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", key); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("INCR through a losing proxy: %v", err)
+	}
+	want(t, c.Nodes[1], "2", "GET", key)
+}
+
+func TestSentinelsAgreeOnThePrimary(t *testing.T) {
+	t.Parallel()
+	s := StartSentinel(t)
+	for _, addr := range s.Addrs() {
+		got, err := call("tcp", addr, answerLimit, "SENTINEL", "get-master-addr-by-name", MasterName)
+		if fmt.Sprint(got) != "[127.0.0.1 "+portOf(s.Primary.Addr)+"]" {
+			t.Errorf("sentinel %s: %v, %v", addr, got, err)
+		}
+	}
+}
+
+func TestProxyLosesRepliesNotCommands(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := startProxy(t, s)
+	through(t, p, int64(1), "INCR", "n")
+
+	p.Lose(true)
+	if _, err := call("tcp", p.Addr(), 50*time.Millisecond, "INCR", "n"); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("Lose: %v", err)
+	}
+	want(t, s, "2", "GET", "n")
+	p.Lose(false)
+
+	p.Cut(true)
+	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
+		t.Errorf("Cut: %v", err)
+	}
+	want(t, s, "3", "GET", "n")
+	p.Cut(false)
+
+	through(t, p, int64(4), "INCR", "n")
+	if p.Lost() != 2 {
+		t.Errorf("%d connections lost a reply", p.Lost())
+	}
+}
+
+func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := startProxy(t, s)
+	p.Only("incr")
+	p.Cut(true)
+	through(t, p, "PONG", "PING")
+	if _, err := call("tcp", p.Addr(), answerLimit, "INCR", "n"); !errors.Is(err, io.EOF) {
+		t.Errorf("INCR: %v", err)
+	}
+	want(t, s, "1", "GET", "n")
+	p.Only("")
+	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); !errors.Is(err, io.EOF) {
+		t.Errorf("PING without Only: %v", err)
+	}
+}
+
+// Otherwise the next reply would be taken for the lost one's.
+func TestConnectionThatLostAReplyStaysDeaf(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := startProxy(t, s)
+	conn, replies := dial(t, p)
+	p.Lose(true)
+	send(t, conn, "INCR", "n")
+	if err := await(answerLimit, func() error {
+		if p.Lost() == 0 {
+			return errors.New("no reply lost")
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.Lose(false)
+	send(t, conn, "PING")
+	if err := conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readReply(replies); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after a lost reply: %v, %v", got, err)
+	}
+}
+
+func TestMatchMayArriveInPieces(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := startProxy(t, s)
+	p.Only("EVALSHA")
+	p.Cut(true)
+	conn, replies := dial(t, p)
+	for _, piece := range []string{"PI", "NG\r\n", "eva", "lsh", "a x 0\r\n"} {
+		if _, err := conn.Write([]byte(piece)); err != nil {
+			t.Fatal(err)
+		}
+		if piece == "NG\r\n" {
+			if got, err := readReply(replies); got != "PONG" {
+				t.Fatalf("PING: %v, %v", got, err)
+			}
+		}
+		time.Sleep(5 * time.Millisecond) // one read for each piece; the claim holds either way
+	}
+	if got, err := readReply(replies); !errors.Is(err, io.EOF) {
+		t.Errorf("evalsha in pieces: %v, %v", got, err)
+	}
+}
+
+func TestProxyOutlivesItsServer(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := startProxy(t, s)
+	through(t, p, "PONG", "PING")
+	s.Kill()
+	if got, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
+		t.Errorf("a dead server answered %v", got)
+	}
+	restart(t, s)
+	through(t, p, "PONG", "PING")
+	p.Close()
+	p.Close()
+	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
+		t.Error("a closed proxy serves")
+	}
+}

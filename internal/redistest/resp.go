@@ -1,0 +1,112 @@
+package redistest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A replyError is an error that Redis answered.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+
+// call runs one command on a fresh connection.
+func call(network, addr string, limit time.Duration, args ...string) (any, error) {
+	end := time.Now().Add(limit)
+	conn, err := net.DialTimeout(network, addr, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(end); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(request(args)); err != nil {
+		return nil, err
+	}
+	reply, err := readReply(bufio.NewReader(conn))
+	if err != nil {
+		return nil, fmt.Errorf("redistest: answer to %s: %w", strings.Join(args, " "), err)
+	}
+	if refused, ok := reply.(replyError); ok {
+		return nil, refused
+	}
+	return reply, nil
+}
+
+func request(args []string) []byte {
+	b := fmt.Appendf(nil, "*%d\r\n", len(args))
+	for _, arg := range args {
+		b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(arg), arg)
+	}
+	return b
+}
+
+// readReply reads one RESP2 reply; an error inside an array stays a value.
+func readReply(r *bufio.Reader) (any, error) {
+	line, err := r.ReadString('\n')
+	if err != nil {
+		return nil, err
+	}
+	line = strings.TrimSuffix(line, "\r\n")
+	if line == "" {
+		return nil, fmt.Errorf("empty line instead of a reply")
+	}
+	kind, rest := line[0], line[1:]
+	switch kind {
+	case '+':
+		return rest, nil
+	case '-':
+		return replyError(rest), nil
+	}
+	n, err := strconv.ParseInt(rest, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("reply %q: %w", line, err)
+	}
+	switch {
+	case kind == ':':
+		return n, nil
+	case n < 0 && (kind == '$' || kind == '*'):
+		return nil, nil
+	case kind == '$':
+		body := make([]byte, n+2)
+		_, err := io.ReadFull(r, body)
+		return string(body[:n]), err
+	case kind == '*':
+		items := make([]any, n)
+		for i := range items {
+			if items[i], err = readReply(r); err != nil {
+				return nil, err
+			}
+		}
+		return items, nil
+	}
+	return nil, fmt.Errorf("unknown reply %q", line)
+}
+
+// fieldsOf reads the name:value lines of INFO and CLUSTER INFO.
+func fieldsOf(reply any) map[string]string {
+	text, _ := reply.(string)
+	fields := make(map[string]string)
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
+}
+
+// pairsOf reads a flat list of names and values, as SENTINEL answers.
+func pairsOf(reply any) map[string]string {
+	list, _ := reply.([]any)
+	pairs := make(map[string]string)
+	for i := 0; i+1 < len(list); i += 2 {
+		pairs[fmt.Sprint(list[i])] = fmt.Sprint(list[i+1])
+	}
+	return pairs
+}

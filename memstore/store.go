@@ -1,0 +1,277 @@
+// Package memstore keeps the state of limits in this process: for one instance, for tests and replay, and for when
+// there is no Redis. Its answers are those of package redisstore.
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+// Options of a Store. The zero value is useful.
+type Options struct {
+	// Now is the clock. Default: time.Now. A clock for tests or replay may stand still, jump or step back.
+	Now func() time.Time
+
+	// Shards is how many locks share the keys, rounded up to a power of two. Default: 256.
+	Shards int
+
+	// MaxKeys is how many counters may be live at once. Default: 10 million, which take up to 1 GB. A live counter is never evicted,
+	// since that would give its quota anew: at the cap, charges that need a new counter get an error that wraps ErrUnavailable, and all others
+	// are decided as ever.
+	MaxKeys int
+}
+
+// A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: idle state is swept, a little with
+// every decision.
+type Store struct {
+	now     func() time.Time
+	seeds   [2]maphash.Seed
+	shards  []shard
+	keys    atomic.Int64
+	maxKeys int64
+}
+
+// New makes a Store.
+func New(o Options) *Store {
+	if o.Shards <= 0 {
+		o.Shards = 256
+	}
+	shards := 1
+	for shards < o.Shards {
+		shards *= 2
+	}
+	if o.MaxKeys <= 0 {
+		o.MaxKeys = 10_000_000
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Store{
+		now:     o.Now,
+		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		shards:  make([]shard, shards),
+		maxKeys: int64(o.MaxKeys),
+	}
+}
+
+// Len is how many counters there are: the live ones, and idle ones that have not been swept yet.
+func (s *Store) Len() int { return int(s.keys.Load()) }
+
+// Decide implements penstock.Store. It never blocks on anything but a shard's lock, so it does not watch ctx.
+func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	var buf [4]*penstock.Plan
+	plans, err := penstock.Prepare(charges, buf[:0])
+	if err != nil {
+		return penstock.Decision{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return penstock.Decision{}, err
+	}
+	now := s.now().UnixMicro()
+	if len(charges) == 1 {
+		return s.decideOne(&charges[0], plans[0], now)
+	}
+	return s.decideAll(charges, plans, now)
+}
+
+func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64) (penstock.Decision, error) {
+	h := s.hash(c.Key, plan)
+	shard := &s.shards[s.shardOf(h)]
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	t := shard.tableLocked(plan.Limit.Algorithm)
+	s.sweepLocked(t, now)
+
+	ask, params := c.Ask(), plan.Params(now)
+	cell := t.find(h)
+	out := t.cells.Step(cell, params, ask, now, cell != fresh)
+	if cell == fresh && out.OK() && out.Keep > 0 {
+		if !s.addLocked(t, h, &cell) {
+			return penstock.Decision{}, s.full()
+		}
+		out = t.cells.Step(cell, params, ask, now, true)
+	}
+	s.keepLocked(t, cell, out.Keep, now)
+	return penstock.Single(penstock.StatusOf(out)), nil
+}
+
+// decideAll asks every charge first, and makes them only if all are granted.
+func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now int64) (penstock.Decision, error) {
+	questions := make([]question, len(charges))
+	for i := range charges {
+		h := s.hash(charges[i].Key, plans[i])
+		questions[i] = question{ask: charges[i].Ask(), plan: plans[i], params: plans[i].Params(now), hash: h, shard: s.shardOf(h)}
+	}
+	unlock := s.lock(questions)
+	defer unlock()
+	for i := range questions { // first, since it removes counters
+		q := &questions[i]
+		q.table = s.shards[q.shard].tableLocked(q.plan.Limit.Algorithm)
+		s.sweepLocked(q.table, now)
+	}
+
+	statuses := make([]penstock.Status, len(charges))
+	for i := range questions {
+		q := &questions[i]
+		q.cell = q.table.find(q.hash)
+		out := q.table.cells.Step(q.cell, q.params, q.ask, now, false)
+		if !out.OK() {
+			s.keepLocked(q.table, q.cell, out.Keep, now)
+		}
+		q.keep = out.Keep
+		statuses[i] = penstock.StatusOf(out)
+	}
+	decision := penstock.NewDecision(statuses)
+	if decision.Allowed {
+		return decision, s.commitLocked(questions, statuses, now)
+	}
+	for i := range questions {
+		if q := &questions[i]; statuses[i].RetryAfter == 0 {
+			peek := algorithm.Ask{Mode: algorithm.Peek, Holder: q.ask.Holder}
+			statuses[i] = penstock.StatusOf(q.table.cells.Step(q.cell, q.params, peek, now, false))
+		}
+	}
+	return decision, nil
+}
+
+// commitLocked makes the charges. All new counters are added before the first charge is made, so that a full store
+// makes none.
+func (s *Store) commitLocked(questions []question, statuses []penstock.Status, now int64) error {
+	for i := range questions {
+		q := &questions[i]
+		if q.cell != fresh || q.keep <= 0 {
+			continue
+		}
+		if !s.addLocked(q.table, q.hash, &q.cell) {
+			for _, earlier := range questions[:i] {
+				if earlier.added {
+					s.removeLocked(earlier.table, earlier.cell)
+				}
+			}
+			return s.full()
+		}
+		q.added = true
+	}
+	for i := range questions {
+		q := &questions[i]
+		out := q.table.cells.Step(q.cell, q.params, q.ask, now, q.cell != fresh)
+		s.keepLocked(q.table, q.cell, out.Keep, now)
+		statuses[i] = penstock.StatusOf(out)
+	}
+	return nil
+}
+
+// lock takes the shards of a batch in the order of their numbers, so that no two batches wait for each other.
+func (s *Store) lock(questions []question) (unlock func()) {
+	order := make([]int, 0, len(questions))
+	for i := range questions {
+		order = insert(order, questions[i].shard)
+	}
+	for _, i := range order {
+		s.shards[i].mu.Lock()
+	}
+	return func() {
+		for _, i := range order {
+			s.shards[i].mu.Unlock()
+		}
+	}
+}
+
+// insert puts n into a sorted slice, once.
+func insert(sorted []int, n int) []int {
+	at := len(sorted)
+	for at > 0 && sorted[at-1] >= n {
+		at--
+	}
+	if at < len(sorted) && sorted[at] == n {
+		return sorted
+	}
+	sorted = append(sorted, 0)
+	copy(sorted[at+1:], sorted[at:])
+	sorted[at] = n
+	return sorted
+}
+
+func (s *Store) hash(key string, plan *penstock.Plan) hash {
+	return hash{maphash.String(s.seeds[0], key) ^ plan.ID[0], maphash.String(s.seeds[1], key) ^ plan.ID[1]}
+}
+
+func (s *Store) shardOf(h hash) int { return int(h[0] & uint64(len(s.shards)-1)) }
+
+// addLocked makes a counter for h, unless the store is full.
+func (s *Store) addLocked(t *table, h hash, cell *uint32) bool {
+	if s.keys.Add(1) > s.maxKeys {
+		s.keys.Add(-1)
+		return false
+	}
+	*cell = t.add(h)
+	return true
+}
+
+func (s *Store) full() error {
+	return fmt.Errorf("%w: memstore is full: %d counters are live; raise Options.MaxKeys", penstock.ErrUnavailable, s.maxKeys)
+}
+
+func (s *Store) removeLocked(t *table, cell uint32) {
+	t.remove(cell)
+	s.keys.Add(-1)
+}
+
+// keepLocked notes how long a counter's state must be kept. One that equals a fresh state is not kept at all.
+func (s *Store) keepLocked(t *table, cell uint32, keep, now int64) {
+	if keep < 0 || cell == fresh {
+		return
+	}
+	if keep == 0 {
+		s.removeLocked(t, cell)
+		return
+	}
+	t.counters[cell].expires = now + keep
+}
+
+// sweepLocked removes some counters whose state has become fresh: two are looked at per decision, so that garbage dies
+// faster than a flood of new keys makes it, and now and then all of them when the store is full.
+func (s *Store) sweepLocked(t *table, now int64) {
+	n := 2
+	if s.keys.Load() >= s.maxKeys && (now >= t.swept+fullPause || now < t.swept) {
+		n, t.swept = len(t.counters), now
+	}
+	for range n {
+		t.cursor++
+		if t.cursor >= uint32(len(t.counters)) {
+			t.cursor = 0 // the fresh cell: it has no counter
+		}
+		if c := t.counters[t.cursor]; c.expires != 0 && c.expires <= now {
+			s.removeLocked(t, t.cursor)
+		}
+	}
+}
+
+// fullPause is how many µs lie between two sweeps of a whole table.
+const fullPause = 100_000
+
+// A question is a charge on its way through decideAll.
+type question struct {
+	ask    algorithm.Ask
+	plan   *penstock.Plan
+	params algorithm.Params
+	hash   hash
+	shard  int
+	table  *table
+	cell   uint32
+	keep   int64
+	added  bool
+}
+
+type shard struct {
+	mu     sync.Mutex
+	tables []*table
+	_      [64 - 32]byte // a cache line each
+}

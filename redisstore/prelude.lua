@@ -1,0 +1,99 @@
+#!lua
+-- What every script begins with: the numbers contract of package algorithm, and the twins of its helpers.
+local call, spack, sunpack = redis.call, struct.pack, struct.unpack
+local fmod, ceil, min, max = math.fmod, math.ceil, math.min, math.max
+local MAX, MAXSTALL, NEVER, UNCHANGED = 4503599627370496, 5000000, -1, -1
+local SPEND, DRAW, PEEK, FORCE, REFUND, RESET = 0, 1, 2, 3, 4, 5
+
+-- A number as Redis reads it: all its digits.
+local function text(n)
+  return string.format('%.0f', n)
+end
+
+local function div(a, b)
+  return (a - fmod(a, b)) / b
+end
+
+local function cdiv(a, b)
+  local m = fmod(a, b)
+  if m > 0 then
+    return (a - m) / b + 1
+  end
+  return a / b
+end
+
+local function take(mode, cost, used, count)
+  if mode == SPEND then
+    if cost == 0 or cost <= count - used then
+      return cost, used + cost, true
+    end
+    return 0, used, false
+  elseif mode == DRAW then
+    local granted = min(cost, max(count - used, 0))
+    return granted, used + granted, granted > 0 or cost == 0
+  elseif mode == PEEK then
+    return 0, used, cost == 0 or cost <= count - used
+  elseif mode == FORCE then
+    local granted = min(cost, max(MAX - used, 0))
+    return granted, used + granted, true
+  elseif mode == REFUND then
+    local granted = min(cost, used)
+    return granted, used - granted, true
+  end
+  return 0, 0, true
+end
+
+local function never(mode, cost, count)
+  return (mode == SPEND or mode == PEEK) and cost > count
+end
+
+local function convert(level, old, unit, limit)
+  local tokens = div(level, old)
+  if tokens >= div(limit, unit) then
+    return limit
+  end
+  local part = level - tokens * old
+  if part > 0 then
+    part = min(unit, ceil(part / old * unit) + 1)
+  end
+  return tokens * unit + part
+end
+
+local function drain(rate, unit, burst, now, level, at, old, debt)
+  if not level then
+    return 0, now, 0, false
+  end
+  debt = debt or 0
+  if old ~= unit then
+    level = convert(level, old, unit, burst * unit)
+    debt = convert(debt, old, unit, MAX / 2)
+  end
+  level = min(level, burst * unit) + debt
+  local mended = at - now > MAXSTALL
+  if mended then
+    at = now
+  end
+  if at > now then
+    return level, at, at - now, mended
+  end
+  if now - at >= cdiv(level, rate) then
+    level = 0
+  else
+    level = level - (now - at) * rate
+  end
+  return level, now, 0, mended
+end
+
+local function grow(level, tokens, unit)
+  if tokens > div(MAX - level, unit) then
+    return MAX
+  end
+  return level + tokens * unit
+end
+
+local function shrink(level, tokens, unit)
+  if tokens >= cdiv(level, unit) then
+    return 0
+  end
+  return level - tokens * unit
+end
