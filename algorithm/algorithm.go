@@ -120,6 +120,9 @@ type Algorithm struct {
 	// script's harness loads and saves.
 	Collection bool
 
+	// Numbers is the most numbers that the twin's state has. Five or fewer take the fast path of a single charge.
+	Numbers int
+
 	// Holds says that asks need a Holder.
 	Holds bool
 
@@ -135,10 +138,11 @@ type Algorithm struct {
 	NewCells func() Cells
 }
 
-// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its parameters.
+// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its parameters. Its state
+// has up to five numbers, unless Numbers is set afterwards.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error)) *Algorithm {
 	return &Algorithm{
-		Name: name, Lua: lua, Prepare: prepare,
+		Name: name, Lua: lua, Prepare: prepare, Numbers: 5,
 		NewCells: func() Cells { return &cells[S]{step: step} },
 	}
 }

@@ -25,7 +25,7 @@ const MaxParts = 60
 // units up to Period/n early and admits up to twice Count in a Period; the n-th part more makes the bound hold.
 // When Period or n changes, everything used counts as used now.
 func SubWindow(n int) *Algorithm {
-	return Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
+	a := Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {
 			return Params{}, fmt.Errorf("a sub-window has %d parts; it must have 1 to %d", n, MaxParts)
 		}
@@ -37,6 +37,8 @@ func SubWindow(n int) *Algorithm {
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
 	})
+	a.Numbers = MaxParts + 4
+	return a
 }
 
 type parts struct {

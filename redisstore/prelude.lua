@@ -1,13 +1,17 @@
-#!lua
--- What every script begins with: the numbers contract of package algorithm, and the twins of its helpers.
-local call, spack, sunpack = redis.call, struct.pack, struct.unpack
-local fmod, ceil, min, max = math.fmod, math.ceil, math.min, math.max
-local MAX, MAXSTALL, NEVER, UNCHANGED = 4503599627370496, 5000000, -1, -1
-local SPEND, DRAW, PEEK, FORCE, REFUND, RESET = 0, 1, 2, 3, 4, 5
+-- What a script may begin with: short names, and the twins of package algorithm's helpers. The composer takes those lines
+-- and functions that the rest of a script uses, and puts numbers for the names in capitals.
+local call = redis.call
+local spack = struct.pack
+local sunpack = struct.unpack
+local fmod = math.fmod
+local ceil = math.ceil
+local min = math.min
+local max = math.max
+local format = string.format
 
 -- A number as Redis reads it: all its digits.
 local function text(n)
-  return string.format('%.0f', n)
+  return format('%.0f', n)
 end
 
 local function div(a, b)

@@ -1,0 +1,152 @@
+package redisstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+	"unsafe"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+// A charge is a penstock.Charge on its way to Redis.
+type charge struct {
+	*penstock.Charge
+	plan *penstock.Plan
+}
+
+// A call is one script call being put together: a list of batches. All its memory is used again.
+type call struct {
+	plans   []*penstock.Plan
+	charges []charge
+	buf     []byte // keys and packed arguments; the strings below point into it
+	ends    []int  // of the keys in buf
+	keys    []string
+	args    []string
+}
+
+const (
+	headerSize = 7 + 2                     // now, batches
+	chargeSize = 2 + 1 + 1 + 4 + 3*7 + 4*7 // key, algorithm, mode, tag; cost, patience, who; parameters
+	statusSize = 5 * 7                     // granted, remaining, retry, reset, wait
+)
+
+// encode packs the call's charges, as one batch. A time of 0 lets the server read its own.
+func (c *call) encode(s *Store, now int64, script *script) {
+	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], c.args[:0]
+	c.args = append(c.args, "")
+	// The arguments come first, so that they can be written in one go; keys are appended behind them.
+	size := headerSize + 2 + chargeSize*len(c.charges)
+	if cap(c.buf) < size {
+		c.buf = make([]byte, 0, size+256)
+	}
+	c.buf = c.buf[:size]
+	put7(c.buf, now)
+	binary.LittleEndian.PutUint16(c.buf[7:], 1)
+	binary.LittleEndian.PutUint16(c.buf[9:], uint16(len(c.charges)))
+	c.ends = append(c.ends, size)
+	at := headerSize + 2
+	for i := range c.charges {
+		ch := &c.charges[i]
+		p := ch.plan.Params(present(now))
+		key := c.key(s, ch)
+		b := c.buf[at : at+chargeSize]
+		at += chargeSize
+		binary.LittleEndian.PutUint16(b, uint16(key))
+		b[2] = script.index(ch.plan.Limit.Algorithm)
+		b[3] = byte(ch.Mode)
+		binary.LittleEndian.PutUint32(b[4:], ch.plan.Tag)
+		put7(b[8:], ch.Cost)
+		put7(b[15:], ch.Patience.Microseconds())
+		put7(b[22:], c.who(ch))
+		for j, n := range p {
+			put7(b[29+7*j:], n)
+		}
+	}
+	for i := 1; i < len(c.ends); i++ {
+		c.keys = append(c.keys, view(c.buf[c.ends[i-1]:c.ends[i]]))
+	}
+	c.args[0] = view(c.buf[:size])
+}
+
+// present is the time by which a calendar names its windows: the given one, or this process's.
+func present(now int64) int64 {
+	if now == 0 {
+		return time.Now().UnixMicro()
+	}
+	return now
+}
+
+// key is the number, counted from 1, of the storage key of a charge. Limits that share a string share the number.
+func (c *call) key(s *Store, ch *charge) int {
+	start := len(c.buf)
+	c.buf = s.appendKey(c.buf, ch.Key, ch.plan)
+	for i := 1; i < len(c.ends); i++ {
+		if string(c.buf[c.ends[i-1]:c.ends[i]]) == string(c.buf[start:]) {
+			c.buf = c.buf[:start]
+			return i
+		}
+	}
+	c.ends = append(c.ends, len(c.buf))
+	return len(c.ends) - 1
+}
+
+// who is how the script knows a holder: the number of the argument that names it, or its HolderID.
+func (c *call) who(ch *charge) int64 {
+	if !ch.plan.Limit.Algorithm.Collection {
+		return algorithm.HolderID(ch.Holder)
+	}
+	if ch.Holder == "" {
+		return 0
+	}
+	c.args = append(c.args, ch.Holder)
+	return int64(len(c.args))
+}
+
+var errReply = errors.New("the script's reply is malformed")
+
+// decode reads the statuses of n charges.
+func decode(reply string, n int) (penstock.Decision, error) {
+	if len(reply) != n*statusSize {
+		return penstock.Decision{}, errReply
+	}
+	if n == 1 {
+		return penstock.Single(status(reply)), nil
+	}
+	statuses := make([]penstock.Status, n)
+	for i := range statuses {
+		statuses[i] = status(reply[i*statusSize:])
+	}
+	return penstock.NewDecision(statuses), nil
+}
+
+func status(reply string) penstock.Status {
+	return penstock.StatusOf(algorithm.Outcome{
+		Granted:    get7(reply),
+		Remaining:  get7(reply[7:]),
+		RetryAfter: get7(reply[14:]),
+		ResetAfter: get7(reply[21:]),
+		Wait:       get7(reply[28:]),
+	})
+}
+
+// put7 writes a number as seven bytes, the least significant first, as struct.pack's I7.
+func put7(b []byte, n int64) {
+	_ = b[6]
+	for i := range 7 {
+		b[i] = byte(n >> (8 * i))
+	}
+}
+
+// get7 reads a signed number of seven bytes.
+func get7(s string) int64 {
+	var n int64
+	for i := range 7 {
+		n |= int64(s[i]) << (8 * i)
+	}
+	return n << 8 >> 8
+}
+
+// view is b as a string, without a copy: b must not change while the string is in use.
+func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -1,0 +1,99 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/penstock/penstock"
+)
+
+// A Class says what an error means for the charges that it answers.
+type Class uint8
+
+const (
+	// Unknown: the answer was lost, the charges may have been made. A read timeout, a connection that broke, a context
+	// that ended after the script was sent.
+	Unknown Class = iota
+	// Unreached: no server was reached; nothing was charged.
+	Unreached
+	// Unready: the server cannot decide now: loading, read-only, without quorum, moving slots. Nothing was charged.
+	Unready
+	// Full: the server is out of memory. Nothing was charged.
+	Full
+	// Busy: another script has blocked the server for too long. Nothing was charged.
+	Busy
+	// Refused: the server does not let this user in, or not run this. A configuration fault; nothing was charged.
+	Refused
+	// Poisoned: a key of this store holds something else. Limiter.Reset does not mend it, deleting the key does. Nothing was charged.
+	Poisoned
+	// Rejected: the server knows the script and answered with an error of another kind.
+	Rejected
+)
+
+var classNames = [...]string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected"}
+
+func (c Class) String() string { return classNames[c] }
+
+// An Error is why a Store has no decision. It wraps penstock.ErrUnavailable and the cause.
+type Error struct {
+	Class Class
+	Cause error
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.Class, e.Cause)
+}
+
+func (e *Error) Unwrap() []error { return []error{penstock.ErrUnavailable, e.Cause} }
+
+// classes are the beginnings of error replies, as Redis 7 and Valkey word them. Redis before 7 put a script's errors behind
+// "ERR Error running script … -CODE", which is matched too.
+var classes = []struct {
+	code  string
+	class Class
+}{
+	{"MOVED ", Unready}, {"ASK ", Unready}, {"TRYAGAIN", Unready}, {"CLUSTERDOWN", Unready}, {"LOADING", Unready},
+	{"MASTERDOWN", Unready}, {"READONLY", Unready}, {"NOREPLICAS", Unready}, {"ERR max number of clients", Unready},
+	{"MISCONF", Unready}, {"OOM ", Full}, {"BUSY ", Busy},
+	{"NOPERM", Refused}, {"NOAUTH", Refused}, {"WRONGPASS", Refused}, {"ERR The user executing the script", Refused},
+	{"ERR unknown command", Refused}, {"NOPROTO", Refused},
+	{"WRONGTYPE", Poisoned},
+}
+
+// unavailable makes the error that Decide returns of what the client returned.
+func unavailable(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return context.Cause(ctx)
+	}
+	return &Error{Class: classify(err), Cause: err}
+}
+
+func classify(err error) Class {
+	var reply ReplyError
+	if !errors.As(err, &reply) {
+		var op *net.OpError
+		if errors.As(err, &op) && op.Op == "dial" {
+			return Unreached
+		}
+		return Unknown
+	}
+	text := string(reply)
+	for _, c := range classes {
+		if strings.HasPrefix(text, c.code) || strings.Contains(text, " -"+c.code) {
+			return c.class
+		}
+	}
+	if strings.Contains(text, "data string too short") || strings.Contains(text, "can't run this command") {
+		return map[bool]Class{true: Poisoned, false: Refused}[strings.Contains(text, "too short")]
+	}
+	return Rejected
+}
+
+// isNoScript tells whether the server does not know a script: the one error that proves that sending it again is safe.
+func isNoScript(err error) bool {
+	var reply ReplyError
+	return errors.As(err, &reply) && strings.HasPrefix(string(reply), "NOSCRIPT")
+}

@@ -1,0 +1,75 @@
+package redisstore
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+
+	"github.com/penstock/penstock"
+)
+
+// Keys look like this, with the schema's version behind the prefix:
+//
+//	ps1{user:42}search                   the numbers of all limits of group "search" under key "user:42"
+//	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
+//
+// The braces make one hash slot of all that a key pays. Inside them stands the key in an encoding that is injective and
+// has no brace: letters, digits and -_.~:@/=+,;!*'()& as they are, other bytes as %XX. A key longer than
+// maxTag bytes stands as %# and its SHA-256; the empty key as %_. With Options.Secret every key stands as %# and its HMAC.
+const (
+	schemaVersion = "1"
+	maxTag        = 128
+)
+
+const hexDigits = "0123456789ABCDEF"
+
+var plain = func() (t [256]bool) {
+	for _, c := range "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~:@/=+,;!*'()&" {
+		t[c] = true
+	}
+	return t
+}()
+
+// appendKey appends the name under which the state of a plan's limit is kept for key.
+func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
+	b = append(b, s.prefix...)
+	b = append(b, '{')
+	switch {
+	case s.secret != nil:
+		mac := hmac.New(sha256.New, s.secret)
+		mac.Write([]byte(key))
+		b = append(b, '%', '#')
+		b = hex.AppendEncode(b, mac.Sum(nil)[:16])
+	case key == "":
+		b = append(b, '%', '_')
+	default:
+		b = appendTag(b, key)
+	}
+	b = append(b, '}')
+	b = append(b, plan.Limit.Group...)
+	if plan.Limit.Algorithm.Collection {
+		b = append(b, ':')
+		b = append(b, plan.Limit.Name...)
+		b = append(b, ':')
+		b = append(b, plan.Limit.Algorithm.Name...)
+	}
+	return b
+}
+
+func appendTag(b []byte, key string) []byte {
+	start := len(b)
+	for i := 0; i < len(key) && len(b)-start <= maxTag; i++ {
+		c := key[i]
+		if plain[c] {
+			b = append(b, c)
+		} else {
+			b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
+		}
+	}
+	if len(b)-start <= maxTag {
+		return b
+	}
+	sum := sha256.Sum256([]byte(key))
+	b = append(b[:start], '%', '#')
+	return hex.AppendEncode(b, sum[:])
+}

@@ -1,0 +1,154 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it.
+func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
+
+type rueidisClient struct{ rueidis.Client }
+
+func (c rueidisClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	return result(c.Do(ctx, c.B().Evalsha().Sha1(digest).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()))
+}
+
+func (c rueidisClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	return result(c.Do(ctx, c.B().Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()))
+}
+
+func (c rueidisClient) Sharded(context.Context) (bool, error) {
+	return c.Mode() == rueidis.ClientModeCluster, nil
+}
+
+func (c rueidisClient) Ping(ctx context.Context) error {
+	_, err := result(c.Do(ctx, c.B().Ping().Build()))
+	return err
+}
+
+func (c rueidisClient) Close() error { return nil }
+
+func result(r rueidis.RedisResult) (string, error) {
+	text, err := r.ToString()
+	if reply, ok := rueidis.IsRedisErr(err); ok {
+		return "", ReplyError(reply.Error())
+	}
+	return text, err
+}
+
+// redialPause is how long a failed connection attempt stands before the next is made.
+const redialPause = 100 * time.Millisecond
+
+// Dial makes a Client that connects when it is first used, and tries again until it can. ParseURL makes the option.
+func Dial(option rueidis.ClientOption) Client { return &dialed{option: option} }
+
+// dialed is a rueidis client that does not exist before its server does.
+type dialed struct {
+	option rueidis.ClientOption
+
+	mu      sync.Mutex
+	client  rueidis.Client
+	attempt *attempt
+	closed  bool
+}
+
+// An attempt to connect is made once for all who wait for it.
+type attempt struct {
+	done  chan struct{}
+	err   error
+	ended time.Time
+}
+
+var errClosed = errors.New("the store was closed")
+
+// get returns the client, or waits for it until ctx ends. The attempt goes on for those who come later.
+func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
+	d.mu.Lock()
+	if d.client != nil || d.closed {
+		defer d.mu.Unlock()
+		if d.closed {
+			return rueidisClient{}, errClosed
+		}
+		return rueidisClient{d.client}, nil
+	}
+	a := d.attempt
+	if a == nil || !a.ended.IsZero() && time.Since(a.ended) > redialPause {
+		a = &attempt{done: make(chan struct{})}
+		d.attempt = a
+		go d.dial(a)
+	}
+	d.mu.Unlock()
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		return rueidisClient{}, ctx.Err()
+	}
+	if a.err != nil {
+		return rueidisClient{}, a.err
+	}
+	return d.get(ctx)
+}
+
+func (d *dialed) dial(a *attempt) {
+	client, err := rueidis.NewClient(d.option)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil && d.closed {
+		client.Close()
+		err = errClosed
+	} else if err == nil {
+		d.client = client
+	}
+	if reply, ok := rueidis.IsRedisErr(err); ok {
+		err = ReplyError(reply.Error())
+	}
+	a.err, a.ended = err, time.Now()
+	close(a.done)
+}
+
+func (d *dialed) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	c, err := d.get(ctx)
+	if err != nil {
+		return "", err
+	}
+	return c.EvalSha(ctx, digest, keys, args)
+}
+
+func (d *dialed) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	c, err := d.get(ctx)
+	if err != nil {
+		return "", err
+	}
+	return c.Eval(ctx, script, keys, args)
+}
+
+func (d *dialed) Sharded(ctx context.Context) (bool, error) {
+	c, err := d.get(ctx)
+	if err != nil {
+		return false, err
+	}
+	return c.Sharded(ctx)
+}
+
+func (d *dialed) Ping(ctx context.Context) error {
+	c, err := d.get(ctx)
+	if err != nil {
+		return err
+	}
+	return c.Ping(ctx)
+}
+
+func (d *dialed) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	if d.client != nil {
+		d.client.Close()
+	}
+	return nil
+}

@@ -1,0 +1,150 @@
+// Package redisstore keeps the state of limits in Redis or Valkey: a single server, Sentinel or Cluster. Each batch is
+// decided there by one atomic script in one round trip, so any number of processes share its limits exactly.
+//
+// Redis 7.0 and Valkey 7.2 are the oldest servers supported.
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// Options of a Store. The zero value is useful.
+type Options struct {
+	// Prefix begins the name of every key: letters, digits and -_.: only. Default: "ps". All stores that share limits
+	// need the same.
+	Prefix string
+
+	// Secret, if set, makes keys stand in Redis as their HMAC-SHA-256 (128 bits of it), so that no identity can be read
+	// there and nobody can choose a key's slot. All stores that share limits need the same; another secret is another set of counters.
+	Secret []byte
+
+	// Now, if set, is the time by which everything is decided, instead of the server's. It is for tests, replay and
+	// simulation only: clocks of several processes differ. Keys live for an hour longer than they need.
+	Now func() time.Time
+}
+
+// A Store is a penstock.Store on Redis.
+type Store struct {
+	client  Client
+	prefix  string
+	secret  []byte
+	now     func() time.Time
+	scripts library
+	calls   sync.Pool
+}
+
+// New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
+func New(client Client, o Options) (*Store, error) {
+	if client == nil {
+		return nil, fmt.Errorf("%w: redisstore: the client is nil; Open makes one from a URL", penstock.ErrInvalid)
+	}
+	if o.Prefix == "" {
+		o.Prefix = "ps"
+	}
+	for i, c := range []byte(o.Prefix) {
+		if !plain[c] || c == '%' || len(o.Prefix) > maxTag {
+			return nil, fmt.Errorf("%w: redisstore: the prefix %q has %q at position %d; use up to %d letters, digits and -_.:",
+				penstock.ErrInvalid, o.Prefix, c, i+1, maxTag)
+		}
+	}
+	s := &Store{client: client, prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
+	s.calls.New = func() any { return new(call) }
+	return s, nil
+}
+
+// Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It does not wait for a connection:
+// servers may come up later, and Ping tells whether they are there. Close ends it.
+func Open(url string, o Options) (*Store, error) {
+	option, err := ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	return New(Dial(option), o)
+}
+
+// Ping asks whether the server answers. Programs that must not start without it call it first.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.client.Ping(ctx); err != nil {
+		return unavailable(ctx, err)
+	}
+	return nil
+}
+
+// Close ends the connections that Open made.
+func (s *Store) Close() error { return s.client.Close() }
+
+// Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges may have been made; nothing
+// but a script that the server did not know is ever sent twice.
+//
+// On a Cluster, charges with different Keys are decided Key by Key, in the order of the charges, and those already
+// made are given back if a later one is denied: such a batch never admits more than it should, and may for one round trip keep others from
+// units that it then gives back. Charges that cannot be denied come last.
+func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	c := s.calls.Get().(*call)
+	d, err := s.decide(ctx, c, charges)
+	if err == nil || errors.Is(err, penstock.ErrInvalid) {
+		c.forget()
+		s.calls.Put(c) // after a failure, the client may still hold what is left of it
+	}
+	return d, err
+}
+
+func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) (penstock.Decision, error) {
+	var err error
+	if c.plans, err = penstock.Prepare(charges, c.plans[:0]); err != nil {
+		return penstock.Decision{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return penstock.Decision{}, err
+	}
+	if spread(charges) {
+		sharded, err := s.client.Sharded(ctx)
+		if err != nil {
+			return penstock.Decision{}, unavailable(ctx, err)
+		}
+		if sharded {
+			return s.decideSpread(ctx, c, charges)
+		}
+	}
+	c.charges = c.charges[:0]
+	for i := range charges {
+		c.charges = append(c.charges, charge{&charges[i], c.plans[i]})
+	}
+	return s.run(ctx, c)
+}
+
+// run decides the call's charges as one batch, in one script.
+func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
+	first := c.charges[0].plan.Limit.Algorithm
+	script := s.scripts.find(c.charges, len(c.charges) == 1 && !first.Collection && first.Numbers <= maxNumbers)
+	now := int64(0)
+	if s.now != nil {
+		now = s.now().UnixMicro()
+	}
+	c.encode(s, now, script)
+	reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
+	if isNoScript(err) {
+		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
+	}
+	if err != nil {
+		return penstock.Decision{}, unavailable(ctx, err)
+	}
+	d, err := decode(reply, len(c.charges))
+	if err != nil {
+		return d, unavailable(ctx, err)
+	}
+	return d, nil
+}
+
+// forget lets go of what the caller passed in.
+func (c *call) forget() {
+	clear(c.plans)
+	clear(c.charges)
+	clear(c.args)
+}

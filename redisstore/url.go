@@ -1,0 +1,217 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/redis/rueidis"
+)
+
+// ParseURL reads where Redis is. Its forms:
+//
+//	redis://[user:password@]host[:port][/db]                      one server, or a Cluster: the server tells
+//	redis+cluster://host1:port,host2:port                         a Cluster, by several of its nodes
+//	redis+sentinel://[user:password@]host1:port,host2:port/name[/db]    the primary that Sentinels call name
+//	unix:///path/to/socket[?db=n]                                 one server, by its socket
+//
+// valkey may stand for redis anywhere; rediss and valkeys, as rediss+sentinel, mean TLS (1.2 or later). The port defaults to 6379,
+// for Sentinels to 26379. Options follow as ?name=value&…:
+//
+//	db                      the database number
+//	password_file           a file that holds the password
+//	dial_timeout            how long connecting may take (5s)
+//	ca, cert, key           PEM files: who to trust, and who to be
+//	server_name             the name that the certificate must have
+//	insecure_skip_verify    true accepts any certificate: for tests only
+//	sentinel_username, sentinel_password
+//
+// An error wraps penstock.ErrInvalid and never shows the password.
+func ParseURL(text string) (rueidis.ClientOption, error) {
+	option, err := parseURL(text)
+	if err != nil {
+		return option, fmt.Errorf("%w: redis URL: %w", penstock.ErrInvalid, err)
+	}
+	return option, nil
+}
+
+func parseURL(text string) (option rueidis.ClientOption, err error) {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		return option, errors.New("it has no scheme; write redis://host:6379")
+	}
+	transport, form, _ := strings.Cut(scheme, "+")
+	transport = strings.Replace(transport, "valkey", "redis", 1)
+	if scheme == "redis-sentinel" || scheme == "rediss-sentinel" {
+		transport, form, _ = strings.Cut(scheme, "-")
+	}
+	if !slices.Contains([]string{"redis", "rediss", "unix"}, transport) || !slices.Contains([]string{"", "cluster", "sentinel"}, form) ||
+		transport == "unix" && form != "" {
+		return option, fmt.Errorf("the scheme %q is not known; there are redis, rediss, unix, redis+sentinel and redis+cluster, and valkey for redis", scheme)
+	}
+
+	authority, tail := cutAuthority(rest)
+	// Several hosts are not a URL's host, so they are read here and the rest by net/url.
+	userinfo, hosts := "", authority
+	if at := strings.LastIndex(authority, "@"); at >= 0 {
+		userinfo, hosts = authority[:at+1], authority[at+1:]
+	}
+	u, err := url.Parse(transport + "://" + userinfo + "host" + tail)
+	if err != nil {
+		return option, errors.New("the user, password, path or options are malformed; percent-encode special characters")
+	}
+	query := u.Query()
+	option = rueidis.ClientOption{DisableCache: true, DisableRetry: true, ClientName: "penstock"}
+	option.Dialer.Timeout = 5 * time.Second
+	option.Dialer.KeepAlive = time.Second
+	option.ConnWriteTimeout = time.Second
+	option.Username = u.User.Username()
+	option.Password, _ = u.User.Password()
+
+	path := strings.TrimPrefix(u.Path, "/")
+	switch {
+	case transport == "unix":
+		option.InitAddress = []string{u.Path}
+		option.DialCtxFn = func(ctx context.Context, path string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", path)
+		}
+		if u.Path == "" || hosts != "" {
+			return option, errors.New("a unix URL names a socket by its absolute path: unix:///run/redis.sock")
+		}
+		path = ""
+	case form == "sentinel":
+		option.Sentinel.MasterSet, path, _ = strings.Cut(path, "/")
+		if option.Sentinel.MasterSet == "" {
+			return option, errors.New("a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster")
+		}
+		option.Sentinel.Username, option.Sentinel.Password = query.Get("sentinel_username"), query.Get("sentinel_password")
+	}
+	if transport != "unix" {
+		port := "6379"
+		if form == "sentinel" {
+			port = "26379"
+		}
+		if option.InitAddress, err = addresses(hosts, port); err != nil {
+			return option, err
+		}
+		if len(option.InitAddress) > 1 && form == "" {
+			return option, errors.New("several hosts need to be said what they are: redis+cluster:// or redis+sentinel://")
+		}
+	}
+	if query.Has("db") {
+		path = query.Get("db")
+	}
+	if path != "" {
+		if option.SelectDB, err = strconv.Atoi(path); err != nil || option.SelectDB < 0 {
+			return option, fmt.Errorf("the database %q is not a number", path)
+		}
+	}
+	return option, parseOptions(&option, query, transport == "rediss")
+}
+
+// cutAuthority splits what follows :// before the path, the query or the end.
+func cutAuthority(rest string) (authority, tail string) {
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		return rest[:i], rest[i:]
+	}
+	return rest, ""
+}
+
+func addresses(hosts, port string) ([]string, error) {
+	var list []string
+	for _, host := range strings.Split(hosts, ",") {
+		name, own, err := net.SplitHostPort(host)
+		if err != nil { // no port
+			name, own = strings.Trim(host, "[]"), port
+		}
+		if name == "" {
+			return nil, fmt.Errorf("the host in %q is empty", host)
+		}
+		if n, err := strconv.Atoi(own); err != nil || n < 1 || n > 65535 {
+			return nil, fmt.Errorf("the port in %q is not a number from 1 to 65535", host)
+		}
+		list = append(list, net.JoinHostPort(name, own))
+	}
+	return list, nil
+}
+
+var urlOptions = []string{"db", "password_file", "dial_timeout", "ca", "cert", "key", "server_name", "insecure_skip_verify",
+	"sentinel_username", "sentinel_password"}
+
+func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool) error {
+	for name := range query {
+		if !slices.Contains(urlOptions, name) {
+			return fmt.Errorf("the option %q is not known; there are %s", name, strings.Join(urlOptions, ", "))
+		}
+	}
+	if file := query.Get("password_file"); file != "" {
+		password, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("password_file: %w", err)
+		}
+		option.Password = strings.TrimRight(string(password), "\r\n")
+	}
+	if text := query.Get("dial_timeout"); text != "" {
+		timeout, err := time.ParseDuration(text)
+		if err != nil || timeout <= 0 {
+			return fmt.Errorf("dial_timeout is %q; write a duration as 500ms or 5s", text)
+		}
+		option.Dialer.Timeout = timeout
+	}
+	if secure {
+		return parseTLS(option, query)
+	}
+	for _, name := range []string{"ca", "cert", "key", "server_name", "insecure_skip_verify"} {
+		if query.Has(name) {
+			return fmt.Errorf("the option %q needs TLS: write rediss:// for redis://", name)
+		}
+	}
+	return nil
+}
+
+func parseTLS(option *rueidis.ClientOption, query url.Values) error {
+	host, _, _ := net.SplitHostPort(option.InitAddress[0])
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: host}
+	if name := query.Get("server_name"); name != "" {
+		config.ServerName = name
+	}
+	if text := query.Get("insecure_skip_verify"); text != "" {
+		skip, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("insecure_skip_verify is %q; it must be true or false", text)
+		}
+		config.InsecureSkipVerify = skip
+	}
+	if file := query.Get("ca"); file != "" {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("ca: %s holds no certificate in PEM form", file)
+		}
+	}
+	if query.Has("cert") || query.Has("key") {
+		pair, err := tls.LoadX509KeyPair(query.Get("cert"), query.Get("key"))
+		if err != nil {
+			return fmt.Errorf("cert and key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	option.TLSConfig = config
+	if option.Sentinel.MasterSet != "" {
+		option.Sentinel.TLSConfig = config
+	}
+	return nil
+}
