@@ -32,7 +32,6 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   local latest = tonumber(newest[4] or newest[2] or 0)
   local mended = latest - now > period + MAXSTALL
   local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
-  last = last > now and last or 0
   local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
   if ownexpires > now then
     owncost = costof(key, me)

@@ -22,6 +22,10 @@ type Options struct {
 	// Shards is how many locks share the keys, rounded up to a power of two. Default: 256.
 	Shards int
 
+	// Linger is how much longer than needed idle state is kept. Default: 0. A clock that steps back, in tests and in
+	// replay, finds what it left behind.
+	Linger time.Duration
+
 	// MaxKeys is how many counters may be live at once. Default: 10 million, which take up to 1 GB. A live counter is never evicted,
 	// since that would give its quota anew: at the cap, charges that need a new counter get an error that wraps ErrUnavailable, and all others
 	// are decided as ever.
@@ -36,6 +40,7 @@ type Store struct {
 	shards  []shard
 	keys    atomic.Int64
 	maxKeys int64
+	linger  int64 // µs
 }
 
 // New makes a Store.
@@ -58,6 +63,7 @@ func New(o Options) *Store {
 		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
 		shards:  make([]shard, shards),
 		maxKeys: int64(o.MaxKeys),
+		linger:  o.Linger.Microseconds(),
 	}
 }
 
@@ -233,7 +239,7 @@ func (s *Store) keepLocked(t *table, cell uint32, keep, now int64) {
 		s.removeLocked(t, cell)
 		return
 	}
-	t.counters[cell].expires = now + keep
+	t.counters[cell].expires = now + keep + s.linger
 }
 
 // sweepLocked removes some counters whose state has become fresh: two are looked at per decision, so that garbage dies

@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"encoding/binary"
-	"errors"
 	"time"
 	"unsafe"
 
@@ -20,6 +19,7 @@ type charge struct {
 type call struct {
 	plans   []*penstock.Plan
 	charges []charge
+	batches []int  // how many charges each batch has, in order
 	buf     []byte // keys and packed arguments; the strings below point into it
 	ends    []int  // of the keys in buf
 	keys    []string
@@ -28,26 +28,33 @@ type call struct {
 
 const (
 	headerSize = 7 + 2                     // now, batches
+	batchSize  = 2                         // how many charges
 	chargeSize = 2 + 1 + 1 + 4 + 3*7 + 4*7 // key, algorithm, mode, tag; cost, patience, who; parameters
 	statusSize = 5 * 7                     // granted, remaining, retry, reset, wait
 )
 
-// encode packs the call's charges, as one batch. A time of 0 lets the server read its own.
+// encode packs the call's batches. A time of 0 lets the server read its own.
 func (c *call) encode(s *Store, now int64, script *script) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], c.args[:0]
 	c.args = append(c.args, "")
 	// The arguments come first, so that they can be written in one go; keys are appended behind them.
-	size := headerSize + 2 + chargeSize*len(c.charges)
+	size := headerSize + batchSize*len(c.batches) + chargeSize*len(c.charges)
 	if cap(c.buf) < size {
 		c.buf = make([]byte, 0, size+256)
 	}
 	c.buf = c.buf[:size]
 	put7(c.buf, now)
-	binary.LittleEndian.PutUint16(c.buf[7:], 1)
-	binary.LittleEndian.PutUint16(c.buf[9:], uint16(len(c.charges)))
+	binary.LittleEndian.PutUint16(c.buf[7:], uint16(len(c.batches)))
 	c.ends = append(c.ends, size)
-	at := headerSize + 2
+	at, batch, left := headerSize, 0, 0
 	for i := range c.charges {
+		if left == 0 {
+			left = c.batches[batch]
+			batch++
+			binary.LittleEndian.PutUint16(c.buf[at:], uint16(left))
+			at += batchSize
+		}
+		left--
 		ch := &c.charges[i]
 		p := ch.plan.Params(present(now))
 		key := c.key(s, ch)
@@ -104,21 +111,16 @@ func (c *call) who(ch *charge) int64 {
 	return int64(len(c.args))
 }
 
-var errReply = errors.New("the script's reply is malformed")
-
-// decode reads the statuses of n charges.
-func decode(reply string, n int) (penstock.Decision, error) {
-	if len(reply) != n*statusSize {
-		return penstock.Decision{}, errReply
+// decode reads the statuses of a batch.
+func decode(reply string) penstock.Decision {
+	if len(reply) == statusSize {
+		return penstock.Single(status(reply))
 	}
-	if n == 1 {
-		return penstock.Single(status(reply)), nil
-	}
-	statuses := make([]penstock.Status, n)
+	statuses := make([]penstock.Status, len(reply)/statusSize)
 	for i := range statuses {
 		statuses[i] = status(reply[i*statusSize:])
 	}
-	return penstock.NewDecision(statuses), nil
+	return penstock.NewDecision(statuses)
 }
 
 func status(reply string) penstock.Status {

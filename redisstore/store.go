@@ -121,6 +121,16 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 
 // run decides the call's charges as one batch, in one script.
 func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
+	c.batches = append(c.batches[:0], len(c.charges))
+	reply, err := s.eval(ctx, c)
+	if err != nil {
+		return penstock.Decision{}, unavailable(ctx, err)
+	}
+	return decode(reply), nil
+}
+
+// eval decides the call's batches in one script and returns its reply: a status per charge.
+func (s *Store) eval(ctx context.Context, c *call) (string, error) {
 	first := c.charges[0].plan.Limit.Algorithm
 	script := s.scripts.find(c.charges, len(c.charges) == 1 && !first.Collection && first.Numbers <= maxNumbers)
 	now := int64(0)
@@ -132,14 +142,10 @@ func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
 	if isNoScript(err) {
 		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
 	}
-	if err != nil {
-		return penstock.Decision{}, unavailable(ctx, err)
+	if err == nil && len(reply) != statusSize*len(c.charges) {
+		err = fmt.Errorf("the script replied %d bytes for %d charges", len(reply), len(c.charges))
 	}
-	d, err := decode(reply, len(c.charges))
-	if err != nil {
-		return d, unavailable(ctx, err)
-	}
-	return d, nil
+	return reply, err
 }
 
 // forget lets go of what the caller passed in.

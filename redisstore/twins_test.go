@@ -1,0 +1,273 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+)
+
+// The Go steps and their Lua twins answer alike, in every field, whatever is asked: random batches over few keys and
+// hostile limits, while the clock stands, creeps, jumps and steps back, and limits change under their names.
+func TestTwins(t *testing.T) {
+	server := redistest.Start(t)
+	option, err := ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := Dial(option)
+	t.Cleanup(func() { client.Close() })
+	for _, subject := range twinSubjects() {
+		t.Run(subject.name, func(t *testing.T) {
+			t.Parallel()
+			seed := rand.Uint64()
+			if text := os.Getenv("PENSTOCK_SEED"); text != "" {
+				fmt.Sscan(text, &seed)
+			}
+			decided := 0
+			for trace := uint64(0); decided < twins(); trace++ {
+				n, err := runTwins(client, subject, rand.New(rand.NewPCG(seed, trace)))
+				if err != nil {
+					t.Fatalf("PENSTOCK_SEED=%d go test -run 'TestTwins/%s' (trace %d): %v", seed, subject.name, trace, err)
+				}
+				decided += n
+			}
+			t.Logf("counted: %d twins", decided)
+		})
+	}
+}
+
+// twins is how many batches are compared per subject.
+func twins() int {
+	if os.Getenv("PENSTOCK_SOAK") != "" {
+		return 1_000_000
+	}
+	return 50_000
+}
+
+// A twinSubject is what a trace charges: one algorithm in several variants, or a mixture.
+type twinSubject struct {
+	name       string
+	algorithms []*algorithm.Algorithm
+}
+
+func twinSubjects() []twinSubject {
+	newYork, err := time.LoadLocation("America/New_York")
+	if err != nil {
+		panic(err)
+	}
+	subjects := []twinSubject{
+		{"tokenbucket", []*algorithm.Algorithm{algorithm.TokenBucket}},
+		{"leakybucket", []*algorithm.Algorithm{algorithm.LeakyBucket}},
+		{"fixedwindow", []*algorithm.Algorithm{
+			algorithm.FixedWindow, algorithm.AnchoredWindow,
+			algorithm.CalendarWindow(algorithm.Day, newYork), algorithm.CalendarWindow(algorithm.Week, time.UTC),
+			algorithm.CalendarWindow(algorithm.Month, newYork),
+		}},
+		{"slidingwindow", []*algorithm.Algorithm{algorithm.SlidingWindow}},
+		{"subwindow", []*algorithm.Algorithm{
+			algorithm.SubWindow(1), algorithm.SubWindow(2), algorithm.SubWindow(7), algorithm.SubWindow(algorithm.MaxParts),
+		}},
+		{"slidinglog", []*algorithm.Algorithm{algorithm.SlidingLog}},
+		{"concurrency", []*algorithm.Algorithm{algorithm.Concurrency}},
+	}
+	mixed := twinSubject{name: "mixed"}
+	for _, s := range subjects {
+		mixed.algorithms = append(mixed.algorithms, s.algorithms...)
+	}
+	return append(subjects, mixed)
+}
+
+// runTwins asks both stores the same for a while, and returns how many batches they agreed on.
+func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
+	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
+	now := func() time.Time { return clock }
+	redis, err := New(client, Options{Now: now, Prefix: fmt.Sprintf("t%x", rng.Uint64())})
+	if err != nil {
+		return 0, err
+	}
+	memory := memstore.New(memstore.Options{Now: now, Shards: 1 << rng.IntN(3), Linger: 1e6 * time.Hour})
+
+	limits := make([]penstock.Limit, 1+rng.IntN(4))
+	for i := range limits {
+		limits[i] = hostileLimit(rng, subject, i)
+	}
+	last := penstock.Single(penstock.Status{})
+	decided := 0
+	for range 100 {
+		if rng.IntN(20) == 0 {
+			i := rng.IntN(len(limits))
+			limits[i] = hostileLimit(rng, subject, i)
+		}
+		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
+		batches := make([][]penstock.Charge, 1)
+		if rng.IntN(4) == 0 {
+			batches = make([][]penstock.Charge, 2+rng.IntN(6))
+		}
+		for i := range batches {
+			batches[i] = hostileBatch(rng, limits, &last)
+		}
+		got, err := redis.decideList(context.Background(), batches)
+		if err != nil {
+			return decided, fmt.Errorf("%w: %v", err, batches)
+		}
+		for i, batch := range batches {
+			want, err := memory.Decide(context.Background(), batch)
+			if err != nil {
+				return decided, err
+			}
+			for n := range batch {
+				if got[i].Allowed != want.Allowed || got[i].Status(n) != want.Status(n) {
+					return decided, fmt.Errorf("at %d µs, batch %d of %d, charge %d:\n%v\nredis  %v %+v\nmemory %v %+v", clock.UnixMicro(),
+						i, len(batches), n, describe(batch), got[i].Allowed, got[i].Status(n), want.Allowed, want.Status(n))
+				}
+			}
+			last = want
+			decided++
+		}
+	}
+	return decided, nil
+}
+
+// decideList decides independent batches in one script call, as callers that are gathered will be.
+func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) ([]penstock.Decision, error) {
+	if len(batches) == 1 {
+		d, err := s.Decide(ctx, batches[0])
+		return []penstock.Decision{d}, err
+	}
+	var c call
+	for _, batch := range batches {
+		plans, err := penstock.Prepare(batch, nil)
+		if err != nil {
+			return nil, err
+		}
+		for i := range batch {
+			c.charges = append(c.charges, charge{&batch[i], plans[i]})
+		}
+		c.batches = append(c.batches, len(batch))
+	}
+	reply, err := s.eval(ctx, &c)
+	if err != nil {
+		return nil, err
+	}
+	var decisions []penstock.Decision
+	for _, batch := range batches {
+		size := statusSize * len(batch)
+		decisions = append(decisions, decode(reply[:size]))
+		reply = reply[size:]
+	}
+	return decisions, nil
+}
+
+func describe(batch []penstock.Charge) string {
+	text := ""
+	for _, c := range batch {
+		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q\n", c.Mode, c.Cost, c.Limit, c.Key, c.Patience, c.Holder)
+	}
+	return text
+}
+
+// hostileLimit draws a limit from the corners. Its name is one of few, so that limits change and share strings.
+func hostileLimit(rng *rand.Rand, subject twinSubject, i int) penstock.Limit {
+	for {
+		a := subject.algorithms[rng.IntN(len(subject.algorithms))]
+		l := penstock.Limit{Name: fmt.Sprintf("l%d", i), Algorithm: a}
+		if rng.IntN(2) == 0 {
+			l.Group = "g"
+		}
+		l.Count = pick(rng, 1, 2, 3, 5, 7, 10, 97, 100, 997, 1000, 1_000_003, 1_000_000_000, algorithm.Max/2, 1+rng.Int64N(1000))
+		l.Period = time.Microsecond * time.Duration(pick(rng, 1, 7, 60, 1000, 999_983, 1_000_000, 1_000_000, 60_000_000,
+			3_600_000_000, 86_400_000_000, 30*86_400_000_000, algorithm.MaxPeriod, 1+rng.Int64N(10_000_000)))
+		switch rng.IntN(4) {
+		case 0:
+			l.Burst = pick(rng, 1, 2, 3, 10, 100, 1000)
+		case 1:
+			l.Burst = 1 + rng.Int64N(50)
+		case 2:
+			l.Burst = algorithm.Max / 2 / max(l.Period.Microseconds(), 1)
+		}
+		if l.Validate() == nil {
+			return l
+		}
+	}
+}
+
+// hostileStep moves the clock: not at all, to where an answer said that something changes, by parts of a period, and back.
+func hostileStep(rng *rand.Rand, clock time.Time, limit penstock.Limit, last *penstock.Decision) time.Time {
+	period := max(limit.Period.Microseconds(), 1)
+	status := last.Status(rng.IntN(last.Len()))
+	step := int64(0)
+	switch rng.IntN(20) {
+	case 0, 1, 2:
+		step = 1 + rng.Int64N(10)
+	case 3, 4:
+		step = rng.Int64N(period/limit.Count + 2)
+	case 5, 6:
+		step = rng.Int64N(period + 1)
+	case 7:
+		step = period
+	case 8:
+		step = rng.Int64N(3 * period)
+	case 9, 10:
+		step = status.RetryAfter.Microseconds()
+	case 11:
+		step = status.RetryAfter.Microseconds() - 1
+	case 12:
+		step = status.ResetAfter.Microseconds() - rng.Int64N(2)
+	case 13:
+		step = -rng.Int64N(5_000_001)
+	case 14:
+		if rng.IntN(4) == 0 {
+			step = -5_000_001 - rng.Int64N(3_600_000_000)
+		}
+	}
+	step = min(step, 3_000_000_000_000)
+	return time.UnixMicro(max(clock.UnixMicro()+step, 1_000_000_000_000_000))
+}
+
+// hostileBatch draws one to four charges of different limits or keys.
+func hostileBatch(rng *rand.Rand, limits []penstock.Limit, last *penstock.Decision) []penstock.Charge {
+	var batch []penstock.Charge
+	n := 1
+	if rng.IntN(3) == 0 {
+		n = 1 + rng.IntN(4)
+	}
+	for range n {
+		l := limits[rng.IntN(len(limits))]
+		c := penstock.Charge{Key: []string{"", "a", "b{c}\x00\n:"}[rng.IntN(3)], Limit: l, Cost: 1}
+		c.Mode = []penstock.Mode{
+			penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend,
+			penstock.Draw, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Refund, penstock.Refund,
+			penstock.Reset,
+		}[rng.IntN(14)]
+		if c.Mode == penstock.Reset && rng.IntN(3) > 0 {
+			c.Mode = penstock.Spend
+		}
+		most := max(l.Burst, l.Count)
+		c.Cost = pick(rng, 0, 1, 1, 1, 1, 2, 3, l.Count, l.Count/2, l.Burst, most+1, 1+rng.Int64N(most),
+			last.Status(0).Remaining, last.Status(0).Remaining+1, penstock.MaxCost)
+		c.Cost = min(c.Cost, penstock.MaxCost)
+		if rng.IntN(3) == 0 {
+			plan, _ := l.Plan()
+			c.Patience = min(time.Duration(pick(rng, 1, 1000, 1_000_000, l.Period.Microseconds(), 1<<40))*time.Microsecond, plan.MaxPatience())
+		}
+		c.Holder = []string{"x", "y", "z", "holder\x00 with:{}"}[rng.IntN(4)]
+		if plan, _ := l.Plan(); !plan.Limit.Algorithm.Holds && rng.IntN(2) == 0 {
+			c.Holder = ""
+		}
+		batch = append(batch, c)
+		if _, err := penstock.Prepare(batch, nil); err != nil {
+			batch = batch[:len(batch)-1] // the same limit twice
+		}
+	}
+	return batch
+}
+
+func pick(rng *rand.Rand, values ...int64) int64 { return values[rng.IntN(len(values))] }
