@@ -120,7 +120,8 @@ type Algorithm struct {
 	// script's harness loads and saves.
 	Collection bool
 
-	// Numbers is the most numbers that the twin's state has. Five or fewer take the fast path of a single charge.
+	// Numbers is the most numbers that the twin's state has: 2 to 120. Six or fewer take a faster path. All are up to Max, the
+	// third is up to MaxPeriod.
 	Numbers int
 
 	// Holds says that asks need a Holder.
@@ -138,11 +139,14 @@ type Algorithm struct {
 	NewCells func() Cells
 }
 
+// Is tells whether two algorithms are the same one, perhaps with other settings: whether they share a step and stored state.
+func (a *Algorithm) Is(other *Algorithm) bool { return a == other || a.Name == other.Name }
+
 // Define makes an algorithm of a step, its Lua twin and the function that turns limits into its parameters. Its state
-// has up to five numbers, unless Numbers is set afterwards.
+// has two to six numbers, unless Numbers is set afterwards.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error)) *Algorithm {
 	return &Algorithm{
-		Name: name, Lua: lua, Prepare: prepare, Numbers: 5,
+		Name: name, Lua: lua, Prepare: prepare, Numbers: 6,
 		NewCells: func() Cells { return &cells[S]{step: step} },
 	}
 }
@@ -221,14 +225,8 @@ func never(a Ask, count int64) bool {
 	return (a.Mode == Spend || a.Mode == Peek) && a.Cost > count
 }
 
-// cdiv is a/b rounded up.
-func cdiv(a, b int64) int64 {
-	q := a / b
-	if q*b < a {
-		q++
-	}
-	return q
-}
+// cdiv is a/b rounded up, for a and b up to Max.
+func cdiv(a, b int64) int64 { return (a + b - 1) / b }
 
 func gcd(a, b int64) int64 {
 	for b != 0 {

@@ -100,12 +100,12 @@ type window struct {
 
 func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 	count, first, second, align := p[0], p[1], p[2], p[3]
-	ends := windowEnd(first, second, align, now)
+	ends, length := windowEnd(first, second, align, now)
 	end, used := s.End, s.Used
 	mended := false
 	if end <= now {
 		end, used = ends, 0
-	} else if end-ends > MaxStall || (end < ends && align != alignFirst) {
+	} else if (end > ends && end-length-now > MaxStall) || (end < ends && align != alignFirst) {
 		end, mended = ends, true
 	}
 
@@ -130,19 +130,21 @@ func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 	return out, window{end, after}
 }
 
-// windowEnd is the end of the window that holds now: the first moment that belongs to the next.
-func windowEnd(first, second, align, now int64) int64 {
+// windowEnd is the end of the window that holds now, which is the first moment that belongs to the next, and the length
+// of the next.
+func windowEnd(first, second, align, now int64) (end, length int64) {
 	if align == alignFirst {
-		return now + first
+		return now + first, first
 	}
 	if align == alignEpoch {
-		return now - now%first + first
+		return now - now%first + first, first
 	}
+	length = second - first
 	if now < first {
-		return first
+		return first, length
 	}
 	if now < second {
-		return second
+		return second, length
 	}
-	return now - (now-second)%(second-first) + (second - first)
+	return now - (now-second)%length + length, length
 }

@@ -1,20 +1,23 @@
 local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used)
-  local ends -- the end of the window that holds now: the first moment that belongs to the next
+  local ends, length = 0, first -- the end of the window that holds now, and the length of the next
   if align == 1 then
     ends = now + first
   elseif align == 0 then
     ends = now - fmod(now, first) + first
-  elseif now < first then
-    ends = first
-  elseif now < second then
-    ends = second
   else
-    ends = now - fmod(now - second, second - first) + (second - first)
+    length = second - first
+    if now < first then
+      ends = first
+    elseif now < second then
+      ends = second
+    else
+      ends = now - fmod(now - second, length) + length
+    end
   end
   local mended = false
   if not ending or ending <= now then
     ending, used = ends, 0
-  elseif ending - ends > MAXSTALL or (ending < ends and align ~= 1) then
+  elseif (ending > ends and ending - length - now > MAXSTALL) or (ending < ends and align ~= 1) then
     ending, mended = ends, true
   end
 

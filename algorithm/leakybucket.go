@@ -12,12 +12,13 @@ var leakyBucketLua string
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them are at least
 //	        Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
-//	State   5 numbers: level, at, unit, debt (as TokenBucket) and tail, the last holder in the queue; absent while idle
+//	State   6 numbers: level, at, unit, debt (as TokenBucket), tail and places: the last holder in the queue and what it
+//	        took; absent while idle
 //	Cost    O(1)
 //	Choose  in front of something that must never see two requests at once: shaping, outbound calls, batch jobs
 //	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
 //
-// A place can only be given back by the last in the queue, under its Holder, before its turn: whoever waits behind has
+// A place can only be given back by the last in the queue, under its Holder and before it went: whoever waits behind has
 // been told when to go. Any other Refund changes nothing and is answered with Granted 0.
 var LeakyBucket = func() *Algorithm {
 	a := Define("leakybucket", leakyBucketLua, leakyBucket, func(l Limit) (Params, error) { return prepareBucket(l, 1) })
@@ -27,12 +28,13 @@ var LeakyBucket = func() *Algorithm {
 
 type queue struct {
 	bucket
-	Tail int64 // HolderID of the last in the queue; 0 if unknown
+	Tail   int64 // HolderID of the last in the queue; 0 if unknown
+	Places int64 // that it took
 }
 
 func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	rate, unit, places, who := p[0], p[1], p[2], HolderID(a.Holder)
-	capacity, tail := places*unit, s.Tail
+	capacity, tail, taken := places*unit, s.Tail, s.Places
 	level, at, ahead, mended := drain(s.bucket, rate, unit, places, now)
 	room := capacity - level
 	before := level
@@ -56,18 +58,20 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 			} else if a.Mode != Peek {
 				out.Granted = min(a.Cost, room/unit)
 				level += out.Granted * unit
-				tail = who
+				tail, taken = who, out.Granted
 			}
 		}
 	case Force:
 		out.Granted = a.Cost
 		level = grow(level, a.Cost, unit)
-		tail = who
+		if a.Cost > 0 {
+			tail, taken = who, a.Cost
+		}
 	case Refund:
-		if who != 0 && who == tail && a.Cost <= level/unit {
-			out.Granted = a.Cost
-			level -= a.Cost * unit
-			tail = 0
+		if who != 0 && who == tail {
+			out.Granted = min(a.Cost, taken, cdiv(level, unit))
+			level = shrink(level, out.Granted, unit)
+			taken -= out.Granted
 		}
 	default: // Reset
 		level = 0
@@ -84,5 +88,5 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, queue{bucket{min(level, capacity), at, unit, max(level-capacity, 0)}, tail}
+	return out, queue{bucket{min(level, capacity), at, unit, max(level-capacity, 0)}, tail, taken}
 }

@@ -1,5 +1,6 @@
-local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who, level, at, old, debt, tail)
+local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who, level, at, old, tail, taken, debt)
   local capacity = places * unit
+  tail, taken = tail or 0, taken or 0
   local ahead, mended
   level, at, ahead, mended = drain(rate, unit, places, now, level, at, old, debt)
   local room = capacity - level
@@ -23,18 +24,20 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
       elseif mode ~= PEEK then
         granted = min(cost, div(room, unit))
         level = level + granted * unit
-        tail = who
+        tail, taken = who, granted
       end
     end
   elseif mode == FORCE then
     granted = cost
-    level = grow(level, cost, unit)
-    tail = who
+    level = min(level + cost * unit, MAX)
+    if cost > 0 then
+      tail, taken = who, cost
+    end
   elseif mode == REFUND then
-    if who ~= 0 and who == tail and cost <= div(level, unit) then
-      granted = cost
-      level = level - cost * unit
-      tail = 0
+    if who ~= 0 and who == tail then
+      granted = min(cost, taken, cdiv(level, unit))
+      level = max(level - granted * unit, 0)
+      taken = taken - granted
     end
   else
     level = 0
@@ -50,5 +53,5 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, wait, keep, min(level, capacity), at, unit, max(level - capacity, 0), tail or 0
+  return granted, remaining, retry, reset, wait, keep, min(level, capacity), at, unit, tail, taken, max(level - capacity, 0)
 end

@@ -28,7 +28,7 @@ var SlidingLog = func() *Algorithm {
 	return a
 }()
 
-// record is the state of a sliding log: grants in order of time and sum. The first may have expired; it is kept
+// record is the state of a sliding log: grants in order of time and sum. Some may have expired; the last of those is kept
 // because the sum of what is used counts from it.
 type record struct {
 	grants []grant
@@ -77,7 +77,7 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 		out.Keep = Unchanged
 		return out, s
 	}
-	next := record{s.grants[max(expired-1, 0):]}
+	next := trim(s, expired, base)
 	at := max(now, last.at)
 	if mended {
 		next, at = gather(next, now), now
@@ -86,7 +86,7 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 		if last.sum+granted > Max {
 			next, last.sum = rebase(next, base), last.sum-base
 		}
-		next = record{append(next.grants[:len(next.grants):len(next.grants)], grant{at, last.sum + granted})}
+		next = record{append(next.grants, grant{at, last.sum + granted})}
 	} else if after > 0 && after < used {
 		next, at = cut(next, base+after)
 	}
@@ -106,6 +106,17 @@ func resetOfLog(last, period, now int64, mended bool, used int64) int64 {
 		last = min(last, now)
 	}
 	return last + period - now
+}
+
+// trim drops the expired grants but the last, whose sum is the base. As what it stands for is gone, it must stay expired
+// even if the period grows.
+func trim(s record, expired int, base int64) record {
+	if expired <= 1 {
+		return record{s.grants[:len(s.grants):len(s.grants)]}
+	}
+	grants := make([]grant, 1, len(s.grants)-expired+2)
+	grants[0] = grant{-MaxPeriod, base}
+	return record{append(grants, s.grants[expired:]...)}
 }
 
 // gather dates every grant of the future now.

@@ -81,6 +81,7 @@ local function slidinglog_save(key, keep, now, expired, base, sum, used, after, 
   end
   if expired > 1 then
     call('ZREMRANGEBYRANK', key, 0, expired - 2)
+    call('ZADD', key, '-inf', tosum(base)) -- stays expired even if the period grows
   end
   if mended and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
     call('ZADD', key, text(now), tosum(sum))

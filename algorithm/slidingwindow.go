@@ -2,7 +2,7 @@ package algorithm
 
 import (
 	_ "embed"
-	"math/bits"
+	"math"
 )
 
 //go:embed slidingwindow.lua
@@ -11,9 +11,9 @@ var slidingWindowLua string
 // SlidingWindow admits Count units per Period by the weighted two-window estimate: what the previous window used, in
 // proportion to how much of it the sliding window still covers, plus what the current one has. Burst is not used.
 //
-//	Bound   Count in each epoch-aligned window of Period, and below 2·Count in any interval of Period:
-//	        Count·(1+f) at offset f into a window. It is not an exact sliding window; [SubWindow] never exceeds Count
-//	State   4 numbers: width, start, current, previous; absent while nothing is used
+//	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count in any interval
+//	        of Period: Count·(1+f) at offset f into a window. It is not an exact sliding window; [SubWindow] never exceeds Count
+//	State   4 numbers: start, current, width, previous; absent while nothing is used
 //	Cost    O(1)
 //	Choose  for a cheap limit without the fixed window's cliff, where its worst case (that of a token bucket) is fine
 //	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
@@ -21,7 +21,7 @@ var slidingWindowLua string
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to millions of
 // domains", 2017. Here the weight is an exact fraction, rounded up to whole units. Where Count·Period passes 2^51 the
 // elapsed time is read in ticks of ⌈Count·Period/2^51⌉ µs (39 µs for a million per day), rounded against the caller.
-// When Period changes, both windows' use is carried over as it is.
+// When Period changes, both windows' use is carried over, at the same share of a window gone by.
 var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow, func(l Limit) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
@@ -32,24 +32,13 @@ var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow, fun
 
 // tickOf is the least number of µs per tick at which count·ticks stays within 2^51.
 func tickOf(count, period int64) int64 {
-	hi, lo := bits.Mul64(uint64(count), uint64(period))
-	q, r := bits.Div64(hi, lo, Max/2)
-	if r > 0 {
-		q++
-	}
-	tick := max(int64(q), 1)
-	for {
-		if _, ok := product(count, cdiv(period, tick), Max/2); ok {
-			return tick
-		}
-		tick++
-	}
+	return max(cdiv(period, Max/2/count), 1)
 }
 
 type pair struct {
-	Width    int64 // of the windows
-	Start    int64 // of the current one
+	Start    int64 // of the current window
 	Current  int64
+	Width    int64 // of the windows
 	Previous int64
 }
 
@@ -93,24 +82,32 @@ func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, pair{period, start, current, previous}
+	return out, pair{start, current, period, previous}
 }
 
-// slide brings both windows up to now. It tells whether the state was mended: carried over to windows of another width, or
-// back from too far in the future.
+// slide brings both windows up to now. It tells whether the state was mended: carried over to windows of another width, of
+// which the same share has elapsed, or back from too far in the future, to a window that begins now.
 func slide(s pair, period, ticks, now int64) (start, current, previous int64, mended bool) {
 	width, start, current, previous := s.Width, s.Start, min(s.Current, Max/ticks), min(s.Previous, Max/ticks)
-	aligned := now - now%period
 	if width == 0 || start+2*width <= now {
-		return aligned, 0, 0, false
+		return now - now%period, 0, 0, false
 	}
 	if start+width <= now {
 		start, current, previous = start+width, 0, current
 	}
-	if width != period || start-now > MaxStall {
-		return aligned, current, previous, true
+	if start-now > MaxStall {
+		start, mended = now, true
 	}
-	return start, current, previous, false
+	if width != period {
+		start, mended = now-stretch(max(now-start, 0), width, period), true
+	}
+	return start, current, previous, mended
+}
+
+// stretch is as much of a period as elapsed is of width, rounded down. It is computed in doubles, as the twin must, and
+// is too little by less than three µs.
+func stretch(elapsed, width, period int64) int64 {
+	return max(int64(math.Ceil(float64(float64(elapsed)/float64(width))*float64(period)))-2, 0)
 }
 
 // fade finds when the use of both windows has fallen to room: so many windows and ticks after the start of the

@@ -1,15 +1,17 @@
-local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, width, start, current, previous)
-  local aligned = now - fmod(now, period)
+local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, start, current, width, previous)
   local mended = false
   if not width or start + 2 * width <= now then
-    start, current, previous = aligned, 0, 0
+    start, current, previous = now - fmod(now, period), 0, 0
   else
     current, previous = min(current or 0, div(MAX, ticks)), min(previous or 0, div(MAX, ticks))
     if start + width <= now then
       start, current, previous = start + width, 0, current
     end
-    if width ~= period or start - now > MAXSTALL then
-      start, mended = aligned, true
+    if start - now > MAXSTALL then
+      start, mended = now, true
+    end
+    if width ~= period then
+      start, mended = now - max(ceil(max(now - start, 0) / width * period) - 2, 0), true
     end
   end
   local weight = ticks - div(max(now - start, 0), tick)
@@ -56,5 +58,5 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, period, start, current, previous
+  return granted, remaining, retry, reset, 0, keep, start, current, period, previous
 end

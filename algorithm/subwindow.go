@@ -16,7 +16,7 @@ const MaxParts = 60
 // is not used.
 //
 //	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length w
-//	State   up to n+4 numbers: width, count, start, one more per part in use; absent while nothing is used
+//	State   up to n+4 numbers: start, count, width, one more per part in use; absent while nothing is used
 //	Cost    O(n)
 //	Choose  for a strict sliding window over many requests, where a log's memory would be too much
 //	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
@@ -42,9 +42,9 @@ func SubWindow(n int) *Algorithm {
 }
 
 type parts struct {
-	Width int64               // of a part
-	Count int64               // of parts before the current one
 	Start int64               // of the current part
+	Count int64               // of parts before the current one
+	Width int64               // of a part
 	Used  [MaxParts + 1]int64 // the current part first
 }
 

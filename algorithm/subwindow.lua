@@ -1,4 +1,4 @@
-local function subwindow(count, width, n, _, mode, cost, _, now, _, old, oldn, start, ...)
+local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn, old, ...)
   local aligned = now - fmod(now, width)
   local passed, used, mended = 0, 0, false
   local next = {} -- the current part first
@@ -61,5 +61,5 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, old, oldn, s
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, width, n, start, unpack(next)
+  return granted, remaining, retry, reset, 0, keep, start, n, width, unpack(next)
 end

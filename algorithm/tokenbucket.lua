@@ -30,10 +30,10 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
     end
   elseif mode == FORCE then
     granted = cost
-    level = grow(level, cost, unit)
+    level = min(level + cost * unit, MAX)
   elseif mode == REFUND then
     granted = min(cost, div(level, unit))
-    level = shrink(level, cost, unit)
+    level = max(level - cost * unit, 0)
   else
     level = 0
   end

@@ -16,7 +16,8 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Now is the clock. Default: time.Now. A clock for tests or replay may stand still, jump or step back.
+	// Now is the clock. Default: the wall clock, whose steps are followed within a second. A clock for tests or replay
+	// may stand still, jump or step back.
 	Now func() time.Time
 
 	// Shards is how many locks share the keys, rounded up to a power of two. Default: 256.
@@ -35,7 +36,7 @@ type Options struct {
 // A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: idle state is swept, a little with
 // every decision.
 type Store struct {
-	now     func() time.Time
+	now     func() int64 // µs since the epoch
 	seeds   [2]maphash.Seed
 	shards  []shard
 	keys    atomic.Int64
@@ -55,11 +56,12 @@ func New(o Options) *Store {
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000_000
 	}
-	if o.Now == nil {
-		o.Now = time.Now
+	now := newClock().now
+	if o.Now != nil {
+		now = func() int64 { return o.Now().UnixMicro() }
 	}
 	return &Store{
-		now:     o.Now,
+		now:     now,
 		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
 		shards:  make([]shard, shards),
 		maxKeys: int64(o.MaxKeys),
@@ -80,7 +82,7 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
 	}
-	now := s.now().UnixMicro()
+	now := s.now()
 	if len(charges) == 1 {
 		return s.decideOne(&charges[0], plans[0], now)
 	}

@@ -41,7 +41,8 @@ func (s *Store) decideSpread(ctx context.Context, c *call, charges []penstock.Ch
 		}
 		for n, i := range group {
 			statuses[i] = d.Status(n)
-			if granted := d.Status(n).Granted; granted > 0 {
+			// A Refund that was made stays made: refunding it once more would make units of nothing.
+			if granted := d.Status(n).Granted; granted > 0 && charges[i].Mode != penstock.Refund {
 				back := charges[i]
 				back.Mode, back.Cost, back.Patience = penstock.Refund, granted, 0
 				made = append(made, back)

@@ -27,25 +27,27 @@ type call struct {
 }
 
 const (
-	headerSize = 7 + 2                     // now, batches
-	batchSize  = 2                         // how many charges
-	chargeSize = 2 + 1 + 1 + 4 + 3*7 + 4*7 // key, algorithm, mode, tag; cost, patience, who; parameters
-	statusSize = 5 * 7                     // granted, remaining, retry, reset, wait
+	headerSize = 7 + 2               // now, batches
+	batchSize  = 2                   // how many charges
+	chargeSize = 2 + 1 + 1 + 4 + 4*7 // key, algorithm, mode, tag; cost, three parameters
+	moreSize   = 3 * 7               // the fourth parameter, patience, who; if one of them is not 0
+	withMore   = 128                 // added to the mode where they follow
+	statusSize = 5 * 7               // granted, remaining, retry, reset, wait
+	plainSize  = 3 * 7               // granted, remaining, reset: where nothing was denied and nobody waits
 )
 
 // encode packs the call's batches. A time of 0 lets the server read its own.
 func (c *call) encode(s *Store, now int64, script *script) {
-	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], c.args[:0]
-	c.args = append(c.args, "")
+	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	// The arguments come first, so that they can be written in one go; keys are appended behind them.
-	size := headerSize + batchSize*len(c.batches) + chargeSize*len(c.charges)
-	if cap(c.buf) < size {
-		c.buf = make([]byte, 0, size+256)
+	room := headerSize + batchSize*len(c.batches) + (chargeSize+moreSize)*len(c.charges)
+	if cap(c.buf) < room {
+		c.buf = make([]byte, 0, room+256)
 	}
-	c.buf = c.buf[:size]
+	c.buf = c.buf[:room]
+	c.ends = append(c.ends, room)
 	put7(c.buf, now)
 	binary.LittleEndian.PutUint16(c.buf[7:], uint16(len(c.batches)))
-	c.ends = append(c.ends, size)
 	at, batch, left := headerSize, 0, 0
 	for i := range c.charges {
 		if left == 0 {
@@ -55,31 +57,45 @@ func (c *call) encode(s *Store, now int64, script *script) {
 			at += batchSize
 		}
 		left--
-		ch := &c.charges[i]
-		p := ch.plan.Params(present(now))
-		key := c.key(s, ch)
-		b := c.buf[at : at+chargeSize]
-		at += chargeSize
-		binary.LittleEndian.PutUint16(b, uint16(key))
-		b[2] = script.index(ch.plan.Limit.Algorithm)
-		b[3] = byte(ch.Mode)
-		binary.LittleEndian.PutUint32(b[4:], ch.plan.Tag)
-		put7(b[8:], ch.Cost)
-		put7(b[15:], ch.Patience.Microseconds())
-		put7(b[22:], c.who(ch))
-		for j, n := range p {
-			put7(b[29+7*j:], n)
-		}
+		at += c.encodeCharge(s, &c.charges[i], at, now, script)
 	}
 	for i := 1; i < len(c.ends); i++ {
 		c.keys = append(c.keys, view(c.buf[c.ends[i-1]:c.ends[i]]))
 	}
-	c.args[0] = view(c.buf[:size])
+	c.args[0] = view(c.buf[:at])
+}
+
+// encodeCharge packs a charge at a place in buf that is large enough, and returns its size.
+func (c *call) encodeCharge(s *Store, ch *charge, at int, now int64, script *script) int {
+	p := ch.plan.Params(present(now, ch.plan))
+	key, patience, who := c.key(s, ch), ch.Patience.Microseconds(), c.who(ch)
+	b := c.buf[at:] // only now: the key may have moved it
+	mode := byte(ch.Mode)
+	if p[3] != 0 || patience != 0 || who != 0 {
+		mode += withMore
+		put7(b[36:], p[3])
+		put7(b[43:], patience)
+		put7(b[50:], who)
+	}
+	binary.LittleEndian.PutUint16(b, uint16(key))
+	if !script.row {
+		b[2] = script.index(ch.plan.Limit.Algorithm)
+	}
+	b[3] = mode
+	binary.LittleEndian.PutUint32(b[4:], ch.plan.Tag)
+	put7(b[8:], ch.Cost)
+	put7(b[15:], p[0])
+	put7(b[22:], p[1])
+	put7(b[29:], p[2])
+	if mode >= withMore {
+		return chargeSize + moreSize
+	}
+	return chargeSize
 }
 
 // present is the time by which a calendar names its windows: the given one, or this process's.
-func present(now int64) int64 {
-	if now == 0 {
+func present(now int64, plan *penstock.Plan) int64 {
+	if now == 0 && plan.Limit.Algorithm.At != nil {
 		return time.Now().UnixMicro()
 	}
 	return now
@@ -111,19 +127,23 @@ func (c *call) who(ch *charge) int64 {
 	return int64(len(c.args))
 }
 
-// decode reads the statuses of a batch.
-func decode(reply string) penstock.Decision {
-	if len(reply) == statusSize {
+// decode reads the statuses of a batch of n charges.
+func decode(reply string, n int) penstock.Decision {
+	size := len(reply) / n
+	if n == 1 {
 		return penstock.Single(status(reply))
 	}
-	statuses := make([]penstock.Status, len(reply)/statusSize)
+	statuses := make([]penstock.Status, n)
 	for i := range statuses {
-		statuses[i] = status(reply[i*statusSize:])
+		statuses[i] = status(reply[i*size : (i+1)*size])
 	}
 	return penstock.NewDecision(statuses)
 }
 
 func status(reply string) penstock.Status {
+	if len(reply) == plainSize {
+		return penstock.StatusOf(algorithm.Outcome{Granted: get7(reply), Remaining: get7(reply[7:]), ResetAfter: get7(reply[14:])})
+	}
 	return penstock.StatusOf(algorithm.Outcome{
 		Granted:    get7(reply),
 		Remaining:  get7(reply[7:]),

@@ -60,13 +60,13 @@ var classes = []struct {
 	{"MISCONF", Unready}, {"OOM ", Full}, {"BUSY ", Busy},
 	{"NOPERM", Refused}, {"NOAUTH", Refused}, {"WRONGPASS", Refused}, {"ERR The user executing the script", Refused},
 	{"ERR unknown command", Refused}, {"NOPROTO", Refused},
-	{"WRONGTYPE", Poisoned},
+	{"WRONGTYPE", Poisoned}, {"POISONED", Poisoned},
 }
 
 // unavailable makes the error that Decide returns of what the client returned.
 func unavailable(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return context.Cause(ctx)
+		return ctx.Err()
 	}
 	return &Error{Class: classify(err), Cause: err}
 }

@@ -2,7 +2,7 @@
 -- saved once, however many charges touch it.
 local args = ARGV[1]
 local now, batches, at = sunpack('<I7I2', args)
-local slack = 1
+local slack = SLACK
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -10,24 +10,30 @@ else
   slack = VIRTUALTTL
 end
 
--- A string holds entries: a word of the limit's tag and the count of its numbers, then the numbers without trailing
--- zeros. A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as loaded.
+-- A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as loaded.
 local strings, saved = {}, {}
+
+local function formatof(n)
+  return '<' .. string.rep('I7', min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
+end
+
 local function load(key)
-  local cells, order, loaded = {}, {}, {}
-  local stored = call('GET', KEYS[key]) or ''
-  local pos, size = 1, #stored
-  while pos <= size do
-    local word = sunpack('<I4', stored, pos)
-    local n = fmod(word, 128)
-    local cell = { 0, 0, 0, 0, 0, 0, sunpack('<' .. string.rep('I7', n), stored, pos + 4) }
-    cell[7 + n] = nil -- the position that unpacking returns last
-    local tag = word - n
-    cells[tag], loaded[tag] = cell, true
-    order[#order + 1] = tag
-    pos = pos + 4 + 7 * n
+  local cells, order, lives = {}, {}, 0
+  local stored = call('GET', KEYS[key])
+  if stored then
+    lives = sunpack('<I4', stored) * 1000000
+    local pos, size = 5, #stored
+    while pos <= size do
+      local word = sunpack('<I4', stored, pos)
+      local n = fmod(word, 128)
+      local cell = { 0, 0, 0, 0, 0, 0, sunpack(formatof(n), stored, pos + 4) }
+      pos = cell[7 + n]
+      cell[7 + n] = nil
+      cells[word - n] = cell
+      order[#order + 1] = word - n
+    end
   end
-  strings[key] = { cells = cells, order = order, loaded = loaded }
+  strings[key] = { cells = cells, order = order, lives = lives, keep = -1 }
   return strings[key]
 end
 
@@ -60,11 +66,11 @@ local function save(key, algorithm, tag, result)
   if keep == 0 then
     result = { 0, 0, 0, 0, 0, 0 }
   end
-  s.cells[tag], s.loaded[tag] = result, nil
-  if not s.changed then
-    s.changed = true
+  s.cells[tag] = result
+  if s.keep < 0 then
     saved[#saved + 1] = key
   end
+  s.keep = max(s.keep, keep)
 end
 
 local reply = {}
@@ -73,25 +79,31 @@ for _ = 1, batches do
   charges, at = sunpack('<I2', args, at)
   local asked, results, allowed = {}, {}, true
   for i = 1, charges do
-    local q = { sunpack('<I2BBI4I7I7I7I7I7I7I7', args, at) }
-    at = q[12]
-    local result = ask(q[1], q[2], q[4], q[3], q[5], q[6], q[7], q[8], q[9], q[10], q[11])
+    local key, algorithm, mode, tag, cost, p1, p2, p3
+    local p4, patience, who = 0, 0, 0
+    key, algorithm, mode, tag, cost, p1, p2, p3, at = sunpack('<I2BBI4I7I7I7I7', args, at)
+    if mode >= 128 then
+      mode = mode - 128
+      p4, patience, who, at = sunpack('<I7I7I7', args, at)
+    end
+    local q = { key, algorithm, tag, who, p1, p2, p3, p4 }
+    local result = ask(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
     asked[i], results[i] = q, result
     allowed = allowed and result[3] == 0
   end
   for i = 1, charges do
     local q, result = asked[i], results[i]
     if allowed or result[3] ~= 0 then
-      save(q[1], q[2], q[4], result)
+      save(q[1], q[2], q[3], result)
     else -- granted by itself, denied by another: say what is left
-      result = ask(q[1], q[2], q[4], PEEK, 0, 0, q[7], q[8], q[9], q[10], q[11])
+      result = ask(q[1], q[2], q[3], PEEK, 0, 0, q[4], q[5], q[6], q[7], q[8])
     end
     reply[#reply + 1] = spack('<I7I7i7I7I7', result[1], result[2], result[3], result[4], result[5])
   end
 end
 
 for _, key in ipairs(saved) do
-  local s, parts, ttl = strings[key], {}, 0
+  local s, parts = strings[key], { '' }
   for _, tag in ipairs(s.order) do
     local cell = s.cells[tag]
     local n = #cell
@@ -99,18 +111,19 @@ for _, key in ipairs(saved) do
       n = n - 1
     end
     if n > 6 then
-      parts[#parts + 1] = spack('<I4' .. string.rep('I7', n - 6), tag + n - 6, unpack(cell, 7, n))
-    end
-    if s.loaded[tag] then -- not touched: nobody knows how long it must be kept, except its key
-      ttl = max(ttl, call('PTTL', KEYS[key]))
-    else
-      ttl = max(ttl, cdiv(cell[6], 1000) + slack)
+      n = max(n, 8)
+      parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
     end
   end
-  if #parts > 0 then
-    call('SET', KEYS[key], table.concat(parts), 'PX', text(ttl))
-  else
+  local ttl = cdiv(s.keep, 1000)
+  if #parts == 1 then
     call('DEL', KEYS[key])
+  elseif now + s.keep <= s.lives then
+    parts[1] = spack('<I4', s.lives / 1000000)
+    call('SET', KEYS[key], table.concat(parts), 'KEEPTTL')
+  else
+    parts[1] = spack('<I4', livesof(now, ttl))
+    call('SET', KEYS[key], table.concat(parts), 'PX', text(ttl + slack))
   end
 end
 return table.concat(reply)

@@ -1,5 +1,6 @@
--- What a script may begin with: short names, and the twins of package algorithm's helpers. The composer takes those lines
--- and functions that the rest of a script uses, and puts numbers for the names in capitals.
+-- What scripts are made of besides algorithms: short names, the twins of package algorithm's helpers, and the codec of stored
+-- strings. The composer (script.go) takes what a script uses and puts calls of these functions in line, since to define one
+-- costs a script more than to run it. Names in capitals stand for numbers.
 local call = redis.call
 local spack = struct.pack
 local sunpack = struct.unpack
@@ -14,16 +15,23 @@ local function text(n)
   return format('%.0f', n)
 end
 
+-- Exact integer division, down and up, of numbers up to MAX.
 local function div(a, b)
   return (a - fmod(a, b)) / b
 end
 
 local function cdiv(a, b)
-  local m = fmod(a, b)
-  if m > 0 then
-    return (a - m) / b + 1
-  end
-  return a / b
+  return (a + b - 1 - fmod(a + b - 1, b)) / b
+end
+
+-- How many bytes an entry of n numbers takes: the third has six, the others seven.
+local function widthof(n)
+  return 4 + 7 * n - (n >= 3 and 1 or 0)
+end
+
+-- Until when, in seconds, a string certainly lives that is written now with a TTL of so many ms and the slack.
+local function livesof(now, ttl)
+  return min(div(now + ttl * 1000 + LIVES, 1000000), 4294967295)
 end
 
 local function take(mode, cost, used, count)
@@ -86,18 +94,4 @@ local function drain(rate, unit, burst, now, level, at, old, debt)
     level = level - (now - at) * rate
   end
   return level, now, 0, mended
-end
-
-local function grow(level, tokens, unit)
-  if tokens > div(MAX - level, unit) then
-    return MAX
-  end
-  return level + tokens * unit
-end
-
-local function shrink(level, tokens, unit)
-  if tokens >= cdiv(level, unit) then
-    return 0
-  end
-  return level - tokens * unit
 end

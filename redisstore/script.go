@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,104 +18,119 @@ import (
 var (
 	//go:embed prelude.lua
 	preludeLua string
-	//go:embed one.lua
-	oneLua string
+	//go:embed row.lua
+	rowLua string
 	//go:embed many.lua
 	manyLua string
 )
 
-// maxNumbers is how many numbers of state one.lua can carry.
-const maxNumbers = 5
+const (
+	maxNumbers = 6 // of state that row.lua can carry
+	maxRow     = 4 // charges that row.lua is written out for
+)
 
-// A script is composed of the fragments of some algorithms and a harness, once.
+// A script is composed, once, of a harness and the fragments of some algorithms: for row.lua of one per charge in their order,
+// for many.lua of a set.
 type script struct {
-	algorithms []*algorithm.Algorithm // of different names; their order is that of their numbers in many.lua
-	one        bool
+	algorithms []*algorithm.Algorithm
+	row        bool
 	text       string
 	digest     string
 }
 
-// index is an algorithm's number in the script. Collections have numbers from 128 on.
+// index is an algorithm's number in a script of many.lua. Collections have numbers from 128 on.
 func (s *script) index(a *algorithm.Algorithm) byte {
-	for i, own := range s.algorithms {
-		if own.Name == a.Name {
-			if a.Collection {
-				return byte(128 + i)
-			}
-			return byte(i)
-		}
+	i := slices.IndexFunc(s.algorithms, a.Is)
+	if a.Collection {
+		i += 128
 	}
-	panic("unreachable: the script was chosen by its algorithms")
+	return byte(i)
 }
 
-func (s *script) has(a *algorithm.Algorithm) bool {
-	for _, own := range s.algorithms {
-		if own == a || own.Name == a.Name {
-			return true
-		}
-	}
-	return false
-}
-
-// A library holds the scripts composed so far: one per set of algorithms in use.
+// A library holds the scripts composed so far.
 type library struct {
 	mu      sync.Mutex
 	scripts atomic.Pointer[[]*script]
 }
 
-// find returns the script that decides the plans of a call, composing it if need be.
-func (l *library) find(charges []charge, one bool) *script {
-	if scripts := l.scripts.Load(); scripts != nil {
-		for _, s := range *scripts {
-			if s.fits(charges, one) {
-				return s
-			}
-		}
+// find returns the script that decides the charges of a call, composing it if need be.
+func (l *library) find(c *call) *script {
+	row := c.isRow()
+	if found := l.known(c, row); found != nil {
+		return found
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var scripts []*script
-	if known := l.scripts.Load(); known != nil {
-		scripts = *known
+	if found := l.known(c, row); found != nil {
+		return found
 	}
-	for _, s := range scripts {
-		if s.fits(charges, one) {
-			return s
-		}
-	}
-	made := &script{one: one}
-	for i := range charges {
-		if a := charges[i].plan.Limit.Algorithm; !made.has(a) {
+	made := &script{row: row}
+	for i := range c.charges {
+		if a := c.charges[i].plan.Limit.Algorithm; row || !slices.ContainsFunc(made.algorithms, a.Is) {
 			made.algorithms = append(made.algorithms, a)
 		}
 	}
-	made.text = compose(made.algorithms, one)
+	if row {
+		made.text = composeRow(made.algorithms)
+	} else {
+		made.text = composeMany(made.algorithms)
+	}
 	sum := sha1.Sum([]byte(made.text))
 	made.digest = hex.EncodeToString(sum[:])
-	scripts = append(scripts[:len(scripts):len(scripts)], made)
+	scripts := []*script{made}
+	if known := l.scripts.Load(); known != nil {
+		scripts = append(scripts, *known...)
+	}
 	l.scripts.Store(&scripts)
 	return made
 }
 
-// fits tells whether the script has the algorithms of the charges and no others.
-func (s *script) fits(charges []charge, one bool) bool {
-	if s.one != one {
-		return false
+func (l *library) known(c *call, row bool) *script {
+	if scripts := l.scripts.Load(); scripts != nil {
+		for _, s := range *scripts {
+			if s.row == row && s.fits(c.charges) {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// fits tells whether the script was composed for just these charges' algorithms.
+func (s *script) fits(charges []charge) bool {
+	if s.row {
+		if len(charges) != len(s.algorithms) {
+			return false
+		}
+		for i, a := range s.algorithms {
+			if !charges[i].plan.Limit.Algorithm.Is(a) {
+				return false
+			}
+		}
+		return true
 	}
 	for i := range charges {
-		if !s.has(charges[i].plan.Limit.Algorithm) {
+		if !slices.ContainsFunc(s.algorithms, charges[i].plan.Limit.Algorithm.Is) {
 			return false
 		}
 	}
-	if one {
-		return true
-	}
 	for _, a := range s.algorithms {
-		used := false
-		for i := range charges {
-			used = used || charges[i].plan.Limit.Algorithm.Name == a.Name
+		if !slices.ContainsFunc(charges, func(c charge) bool { return c.plan.Limit.Algorithm.Is(a) }) {
+			return false
 		}
-		if !used {
+	}
+	return true
+}
+
+// isRow tells whether the call is one batch of few charges on the numbers of one string.
+func (c *call) isRow() bool {
+	if len(c.batches) > 1 || len(c.charges) > maxRow {
+		return false
+	}
+	for i := range c.charges {
+		limit := &c.charges[i].plan.Limit
+		if limit.Algorithm.Collection || limit.Algorithm.Numbers > maxNumbers || limit.Group != c.charges[0].plan.Limit.Group ||
+			c.charges[i].Key != c.charges[0].Key {
 			return false
 		}
 	}
@@ -126,36 +142,90 @@ var constants = map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
 	"MAX": algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
-	"VIRTUALTTL": virtualTTL,
+	"SLACK": slackTTL, "LIVES": slackTTL*1000 - 2000, "VIRTUALTTL": virtualTTL,
 }
 
-// virtualTTL is how many ms longer keys are kept while the time is given and not read: their TTL runs in real time.
-const virtualTTL = 3_600_000
+const (
+	// slackTTL is how many ms longer than needed keys are kept: a key in use then needs a new TTL only now and then, and its state
+	// outlives a step of the clock up to algorithm.MaxStall.
+	slackTTL = algorithm.MaxStall / 1000
 
-var (
-	capitals = regexp.MustCompile(`\b[A-Z]{3,}\b`)
-	comments = regexp.MustCompile(`(?m)\s*--.*$`)
-	declares = regexp.MustCompile(`^local (?:function )?(\w+)`)
+	// virtualTTL takes its place while the time is given and not read: TTLs run in real time.
+	virtualTTL = 3_600_000
 )
 
-// compose writes a script: what is needed of the prelude, the algorithms' fragments, the harness.
-func compose(algorithms []*algorithm.Algorithm, one bool) string {
+var capitals = regexp.MustCompile(`\b[A-Z]{3,}\b`)
+
+// composeMany writes the script of many.lua for a set of algorithms.
+func composeMany(algorithms []*algorithm.Algorithm) string {
+	var asks, saves strings.Builder
+	for i, a := range algorithms {
+		number, rest := i, "who, unpack(cell, 7)"
+		if a.Collection {
+			number, rest = 128+i, "KEYS[key], ARGV[who] or ''"
+			fmt.Fprintf(&saves, "\n    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end", number, a.Name)
+		}
+		fmt.Fprintf(&asks, "\n  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end",
+			number, a.Name, rest)
+	}
+	harness := strings.NewReplacer("\n  ASK\n", asks.String()+"\n", "\n    SAVE\n", saves.String()+"\n").Replace(manyLua)
 	var fragments strings.Builder
 	for _, a := range algorithms {
-		fragments.WriteString(a.Lua)
-		fragments.WriteString("\n")
+		fragments.WriteString(a.Lua + "\n")
 	}
-	harness := strings.ReplaceAll(oneLua, "ALGORITHM", algorithms[0].Name)
-	if !one {
-		harness = strings.NewReplacer("\n  ASK\n", asks(algorithms), "\n    SAVE\n", saves(algorithms)).Replace(manyLua)
+	return finish(fragments.String() + harness)
+}
+
+// composeRow writes the script of row.lua for a sequence of algorithms.
+func composeRow(algorithms []*algorithm.Algorithm) string {
+	text := uncomment(rowLua)
+	if len(algorithms) == 1 {
+		text = several.ReplaceAllString(text, "")
+	} else {
+		text = several.ReplaceAllString(text, "$1")
 	}
-	body := comments.ReplaceAllString(fragments.String()+harness, "")
-	parts := strings.Split(comments.ReplaceAllString(preludeLua, ""), "\nlocal ")
-	for i := len(parts) - 1; i > 0; i-- {
-		part := "local " + strings.TrimSpace(parts[i]) + "\n"
-		name := declares.FindStringSubmatch(part)[1]
-		if regexp.MustCompile(`\b` + name + `\b`).MatchString(body) {
-			body = part + body
+	text = each.ReplaceAllStringFunc(text, func(block string) string {
+		return repeat(each.FindStringSubmatch(block)[1], "", len(algorithms))
+	})
+	text = lists.ReplaceAllStringFunc(text, func(list string) string {
+		m := lists.FindStringSubmatch(list)
+		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and "}[m[1]], len(algorithms))
+	})
+	var fragments strings.Builder
+	for i, a := range algorithms {
+		text = strings.ReplaceAll(text, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name+"(")
+		if i == slices.IndexFunc(algorithms, a.Is) {
+			fragments.WriteString(a.Lua + "\n")
+		}
+	}
+	functions := functionsOf(uncomment(fragments.String()))
+	return finish(inline(text, functions))
+}
+
+var (
+	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@end\n`)
+	several = regexp.MustCompile(`(?ms)^@several\n(.*?^end\n)@end\n`)
+	lists   = regexp.MustCompile(`@(list|text|all)\{([^}]*)\}`)
+)
+
+// repeat writes a template once per charge, with the charge's number for $.
+func repeat(template, separator string, n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, strings.ReplaceAll(template, "$", strconv.Itoa(i+1)))
+	}
+	return strings.Join(all, separator)
+}
+
+// finish puts the prelude's functions in line and its names in front, and numbers for constants.
+func finish(body string) string {
+	header, definitions, _ := strings.Cut(uncomment(preludeLua), "\nlocal function ")
+	functions := functionsOf("local function " + definitions)
+	body = inline(uncomment(body), functions)
+	var used strings.Builder
+	for _, line := range strings.Split(header, "\n") {
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && mentions(body, name) {
+			used.WriteString(line + "\n")
 		}
 	}
 	body = capitals.ReplaceAllStringFunc(body, func(name string) string {
@@ -166,30 +236,5 @@ func compose(algorithms []*algorithm.Algorithm, one bool) string {
 	})
 	// The first line makes Redis refuse the whole script on a replica, without memory or without quorum, rather than
 	// let a denial through because it writes nothing.
-	return "#!lua\n" + body
-}
-
-// asks is the part of many.lua that calls the algorithm of a number.
-func asks(algorithms []*algorithm.Algorithm) string {
-	var s strings.Builder
-	for i, a := range algorithms {
-		number, rest := i, "who, unpack(cell, 7)"
-		if a.Collection {
-			number, rest = 128+i, "KEYS[key], ARGV[who] or ''"
-		}
-		fmt.Fprintf(&s, "\n  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end",
-			number, a.Name, rest)
-	}
-	return s.String() + "\n"
-}
-
-// saves is the part of many.lua that saves a collection. The last results of a step are passed on, nil or not.
-func saves(algorithms []*algorithm.Algorithm) string {
-	var s strings.Builder
-	for i, a := range algorithms {
-		if a.Collection {
-			fmt.Fprintf(&s, "\n    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end", 128+i, a.Name)
-		}
-	}
-	return s.String() + "\n"
+	return "#!lua\n" + used.String() + body
 }

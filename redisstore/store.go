@@ -126,13 +126,12 @@ func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
 	if err != nil {
 		return penstock.Decision{}, unavailable(ctx, err)
 	}
-	return decode(reply), nil
+	return decode(reply, len(c.charges)), nil
 }
 
 // eval decides the call's batches in one script and returns its reply: a status per charge.
 func (s *Store) eval(ctx context.Context, c *call) (string, error) {
-	first := c.charges[0].plan.Limit.Algorithm
-	script := s.scripts.find(c.charges, len(c.charges) == 1 && !first.Collection && first.Numbers <= maxNumbers)
+	script := s.scripts.find(c)
 	now := int64(0)
 	if s.now != nil {
 		now = s.now().UnixMicro()
@@ -142,7 +141,7 @@ func (s *Store) eval(ctx context.Context, c *call) (string, error) {
 	if isNoScript(err) {
 		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
 	}
-	if err == nil && len(reply) != statusSize*len(c.charges) {
+	if err == nil && len(reply) != statusSize*len(c.charges) && len(reply) != plainSize*len(c.charges) {
 		err = fmt.Errorf("the script replied %d bytes for %d charges", len(reply), len(c.charges))
 	}
 	return reply, err

@@ -160,7 +160,7 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) ([]
 	var decisions []penstock.Decision
 	for _, batch := range batches {
 		size := statusSize * len(batch)
-		decisions = append(decisions, decode(reply[:size]))
+		decisions = append(decisions, decode(reply[:size], len(batch)))
 		reply = reply[size:]
 	}
 	return decisions, nil

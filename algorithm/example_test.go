@@ -1,0 +1,91 @@
+package algorithm_test
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/penstock/penstock/algorithm"
+)
+
+// Steps are pure, so a few lines replay what a limit does: 2 per second, asked every 200 ms.
+func ExampleAlgorithm() {
+	bucket := algorithm.TokenBucket
+	params, err := bucket.Prepare(algorithm.Limit{Count: 2, Period: time.Second.Microseconds()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	cells := bucket.NewCells()
+	state := cells.Add() // fresh
+	for ms := int64(0); ms <= 800; ms += 200 {
+		out := cells.Step(state, params, algorithm.Ask{Cost: 1}, ms*1000, true)
+		fmt.Printf("%3d ms: %v, %d left, retry after %d ms\n", ms, out.OK(), out.Remaining, out.RetryAfter/1000)
+	}
+	// Output:
+	//   0 ms: true, 1 left, retry after 0 ms
+	// 200 ms: true, 0 left, retry after 0 ms
+	// 400 ms: false, 0 left, retry after 100 ms
+	// 600 ms: true, 0 left, retry after 0 ms
+	// 800 ms: false, 0 left, retry after 200 ms
+}
+
+// Fixed windows admit twice their count across a boundary; a sub-window never does.
+func ExampleSubWindow() {
+	const second = 1_000_000
+	for _, a := range []*algorithm.Algorithm{algorithm.FixedWindow, algorithm.SlidingWindow, algorithm.SubWindow(6)} {
+		params, err := a.Prepare(algorithm.Limit{Count: 100, Period: 60 * second})
+		if err != nil {
+			log.Fatal(err)
+		}
+		cells := a.NewCells()
+		state := cells.Add()
+		admitted := int64(0)
+		for _, now := range []int64{59 * second, 60 * second} {
+			admitted += cells.Step(state, params, algorithm.Ask{Mode: algorithm.Draw, Cost: 100}, now, true).Granted
+		}
+		fmt.Printf("%-13s admits %d within a second\n", a.Name, admitted)
+	}
+	// Output:
+	// fixedwindow   admits 200 within a second
+	// slidingwindow admits 100 within a second
+	// subwindow     admits 100 within a second
+}
+
+// A gate is open until it is used, and opens again after Period. A complete algorithm, with its Lua twin and a test
+// that holds the two equal, is examples/backoff.
+func ExampleDefine() {
+	type gate struct{ Opens, Uses int64 }
+	step := func(s gate, p algorithm.Params, a algorithm.Ask, now int64) (algorithm.Outcome, gate) {
+		switch {
+		case a.Mode == algorithm.Reset:
+			return algorithm.Outcome{Remaining: 1}, gate{}
+		case a.Mode != algorithm.Spend || a.Cost != 1:
+			return algorithm.Outcome{RetryAfter: algorithm.Never, Keep: algorithm.Unchanged}, s
+		case now < s.Opens:
+			return algorithm.Outcome{RetryAfter: s.Opens - now, ResetAfter: s.Opens - now, Keep: algorithm.Unchanged}, s
+		}
+		return algorithm.Outcome{Granted: 1, ResetAfter: p[0], Keep: p[0]}, gate{now + p[0], 1}
+	}
+	prepare := func(l algorithm.Limit) (algorithm.Params, error) {
+		if l.Count != 1 {
+			return algorithm.Params{}, errors.New("a gate lets one through; set the count to 1")
+		}
+		return algorithm.Params{l.Period}, nil
+	}
+	a := algorithm.Define("gate", "", step, prepare) // without Lua it serves package memstore only
+	params, err := a.Prepare(algorithm.Limit{Count: 1, Period: 500})
+	if err != nil {
+		log.Fatal(err)
+	}
+	cells := a.NewCells()
+	state := cells.Add()
+	for now := int64(0); now <= 600; now += 200 {
+		fmt.Println(now, cells.Step(state, params, algorithm.Ask{Cost: 1}, now, true).RetryAfter)
+	}
+	// Output:
+	// 0 0
+	// 200 300
+	// 400 100
+	// 600 0
+}

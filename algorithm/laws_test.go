@@ -1,0 +1,1690 @@
+package algorithm
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	_ "time/tzdata" // the laws of calendars hold on machines without zones, too
+
+	"pgregory.net/rapid"
+)
+
+// The laws are what an algorithm promises, each written once for all algorithms: as a function from a subject and dice
+// to what is wrong. So a law can be proved for what we ship (here) and seen to fail for what is broken (zoo_test.go).
+
+// soak multiplies the cases where PENSTOCK_SOAK is set.
+func soak() int {
+	if os.Getenv("PENSTOCK_SOAK") != "" {
+		return 20
+	}
+	return 1
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	checks := 100 * soak()
+	if testing.Short() {
+		checks = 20
+	}
+	chosen := false
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "rapid.checks" })
+	if !chosen {
+		if err := flag.Set("rapid.checks", strconv.Itoa(checks)); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// A law is a claim that holds for a subject in every case that the dice can make.
+type law struct {
+	name  string
+	holds func(a subject, d dice) error
+}
+
+// prove tries to break the law for every subject. What rapid prints replays a failure.
+func prove(t *testing.T, l law, subjects []subject) {
+	t.Helper()
+	var cases atomic.Int64
+	for _, a := range subjects {
+		t.Run(a.name, func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				cases.Add(1)
+				if err := l.holds(a, rapidDice(rt)); err != nil {
+					rt.Fatalf("%s: %s: %v", a.name, l.name, err)
+				}
+			})
+		})
+	}
+	t.Logf("counted: %d cases of laws (%s, %d subjects)", cases.Load(), l.name, len(subjects))
+}
+
+// dice make whole numbers from low to high.
+type dice func(low, high int64) int64
+
+func rapidDice(t *rapid.T) dice {
+	return func(low, high int64) int64 { return rapid.Int64Range(low, high).Draw(t, "") }
+}
+
+// seeded dice favour the ends of a range, as rapid's do.
+func seeded(seed, stream uint64) dice {
+	rng := rand.New(rand.NewPCG(seed, stream))
+	return func(low, high int64) int64 {
+		span := high - low
+		switch {
+		case span == 0:
+			return low
+		case rng.IntN(8) == 0:
+			return low + min(rng.Int64N(4), span)
+		case rng.IntN(16) == 0:
+			return high - min(rng.Int64N(2), span)
+		}
+		return low + rng.Int64N(span+1)
+	}
+}
+
+func (d dice) oneIn(n int64) bool { return d(1, n) == n }
+
+func pick[T any](d dice, from ...T) T { return from[d(0, int64(len(from)-1))] }
+
+// A subject is an algorithm, or a broken one, with what the laws must know of its promises.
+type subject struct {
+	name    string
+	prepare func(Limit) (Params, error)
+	at      func(Params, int64) Params // nil unless it has a calendar
+	step    func(s any, p Params, a Ask, now int64) (Outcome, any)
+
+	room  func(Limit) int64                // units that a fresh state has
+	heal  func(Limit) int64                // µs in which a state without debt is as good as fresh
+	bound func(l Limit, apart int64) int64 // cost that moments so far apart, and all between, can admit; nil: another law says
+	grain func(Limit) int64                // shifting a trace by this much changes nothing; 0: by nothing
+
+	bookable, holds, queues bool
+	kin                     []*Algorithm // they share its stored states
+}
+
+// of hides the type of a step's state; nil is the fresh one.
+func of[S any](step Step[S]) func(any, Params, Ask, int64) (Outcome, any) {
+	return func(s any, p Params, a Ask, now int64) (Outcome, any) {
+		var state S
+		if s != nil {
+			state = s.(S)
+		}
+		return step(state, p, a, now)
+	}
+}
+
+func count(l Limit) int64  { return l.Count }
+func period(l Limit) int64 { return l.Period }
+
+// muldiv is a·b/c rounded down, at most MaxInt64.
+func muldiv(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	if hi >= uint64(c) {
+		return math.MaxInt64
+	}
+	q, _ := bits.Div64(hi, lo, uint64(c))
+	return int64(min(q, math.MaxInt64))
+}
+
+// times is n·count, at most MaxInt64.
+func times(n, count int64) int64 { return muldiv(n, count, 1) }
+
+func windowBound(shortest func(Limit) int64) func(Limit, int64) int64 {
+	return func(l Limit, apart int64) int64 { return times(cdiv(apart+1, shortest(l))+1, l.Count) }
+}
+
+func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Period), l.Count) }
+
+func bucketSubject() subject {
+	a := subject{
+		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(tokenBucket), bookable: true, grain: func(Limit) int64 { return 1 },
+	}
+	a.room = func(l Limit) int64 {
+		if l.Burst == 0 {
+			return l.Count
+		}
+		return l.Burst
+	}
+	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
+	a.bound = func(l Limit, apart int64) int64 {
+		return a.room(l) + min(muldiv(apart, l.Count, l.Period), math.MaxInt64/2)
+	}
+	return a
+}
+
+func queueSubject() subject {
+	a := subject{
+		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), bookable: true, queues: true,
+		room: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
+	}
+	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
+	return a
+}
+
+func windowSubject() subject {
+	return subject{
+		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), room: count, heal: period, bound: windowBound(period),
+		grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow},
+	}
+}
+
+func anchoredSubject() subject {
+	a := windowSubject()
+	a.name, a.prepare, a.grain = "fixedwindow/anchored", AnchoredWindow.Prepare, func(Limit) int64 { return 1 }
+	return a
+}
+
+const hour = int64(time.Hour / time.Microsecond)
+
+func calendarSubject(unit CalendarUnit, zone string) subject {
+	where, err := time.LoadLocation(zone)
+	if err != nil {
+		panic(err)
+	}
+	name, shortest := "day", 23*hour
+	if unit == Month {
+		name, shortest = "month", (28*24-1)*hour
+	}
+	calendar := CalendarWindow(unit, where)
+	a := windowSubject()
+	a.name, a.prepare, a.at = "fixedwindow/"+name+"/"+zone, calendar.Prepare, calendar.At
+	a.heal = func(Limit) int64 { return unit.Period().Microseconds() }
+	a.bound = windowBound(func(Limit) int64 { return shortest })
+	a.grain = func(Limit) int64 { return 0 }
+	a.kin = []*Algorithm{calendar, CalendarWindow(Day, time.UTC), CalendarWindow(Month, where), FixedWindow}
+	return a
+}
+
+func slidingSubject() subject {
+	return subject{
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period,
+		heal: func(l Limit) int64 { return 2 * l.Period },
+		bound: func(l Limit, apart int64) int64 {
+			if apart < l.Period {
+				return 2*l.Count - 1
+			}
+			return windowBound(period)(l, apart)
+		},
+	}
+}
+
+func subSubject(n int) subject {
+	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
+	a := subject{
+		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), room: count, grain: width,
+		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound,
+	}
+	for _, n := range []int{1, 2, 7, 10, MaxParts} {
+		a.kin = append(a.kin, SubWindow(n))
+	}
+	return a
+}
+
+func logSubject() subject {
+	return subject{
+		name: "slidinglog", prepare: SlidingLog.Prepare, step: of(slidingLog), room: count, heal: period, bound: strictBound,
+		grain: func(Limit) int64 { return 1 },
+	}
+}
+
+func slotSubject() subject {
+	return subject{
+		name: "concurrency", prepare: Concurrency.Prepare, step: of(concurrency), room: bucketSubject().room, heal: period, holds: true,
+		grain: func(Limit) int64 { return 1 },
+	}
+}
+
+func allSubjects() []subject {
+	all := []subject{bucketSubject(), queueSubject(), windowSubject(), anchoredSubject()}
+	all = append(all, calendarSubjects()...)
+	all = append(all, slidingSubject())
+	for _, n := range []int{1, 2, 10, MaxParts} {
+		all = append(all, subSubject(n))
+	}
+	return append(all, logSubject(), slotSubject())
+}
+
+func calendarSubjects() []subject {
+	var all []subject
+	for _, zone := range []string{"America/New_York", "Asia/Kolkata"} {
+		all = append(all, calendarSubject(Day, zone), calendarSubject(Month, zone))
+	}
+	return all
+}
+
+// those are the subjects for which a condition holds.
+func those(where func(subject) bool) []subject {
+	var some []subject
+	for _, a := range allSubjects() {
+		if where(a) {
+			some = append(some, a)
+		}
+	}
+	return some
+}
+
+// counters are the subjects whose use belongs to nobody in particular.
+func counters(a subject) bool { return !a.holds && !a.queues }
+
+func bounded(a subject) bool { return a.bound != nil }
+
+const day = 24 * hour
+
+// corners are limits at which arithmetic goes wrong, if it does.
+var corners = []Limit{
+	{Count: 1, Period: 1}, {Count: 5, Period: 1}, {Count: 3, Period: 1_000_000}, {Count: 3, Period: 1_000_000, Burst: 1},
+	{Count: 7919, Period: 1_000_000}, {Count: 999_983, Period: 1_000_000, Burst: 7}, {Count: 1_000_000_000, Period: 1_000_000},
+	{Count: 1, Period: 30 * day}, {Count: 10_000, Period: day}, {Count: 1_000_000, Period: day}, {Count: 1, Period: MaxPeriod},
+	{Count: Max / 2, Period: 1}, {Count: Max / 2, Period: MaxPeriod}, {Count: Max/4 + 1, Period: MaxPeriod - 1},
+	{Count: 1, Period: 1, Burst: Max / 2}, {Count: 1_000_003, Period: 999_999_937}, {Count: 70, Period: 1_000_000, Burst: 19},
+	{Count: 2, Period: 3}, {Count: 10, Period: 60_000_000}, {Count: 60, Period: 60}, {Count: 1, Period: 100_000, Burst: 1000},
+}
+
+// anyLimit is a limit that the subject accepts, often a hostile one.
+func (a subject) anyLimit(d dice) Limit {
+	var l Limit
+	switch d(0, 4) {
+	case 0, 1:
+		l = Limit{Count: d(1, 12), Period: d(1, 5000), Burst: d(0, 20)}
+	case 2:
+		l = Limit{Count: d(1, 1000), Period: pick(d, int64(1000), 1_000_000, 60_000_000, hour), Burst: d(0, 100)}
+	case 3: // the largest burst that can be counted exactly
+		l = Limit{Count: d(1, 1_000_000), Period: d(1, hour)}
+		l.Burst = min(Max/2/(l.Period/gcd(l.Count, l.Period)), Max/2-1) - 1
+	default:
+		l = corners[d(0, int64(len(corners)-1))]
+	}
+	if _, err := a.prepare(l); err != nil {
+		l = Limit{Count: l.Count%1000 + 1, Period: l.Period%hour + 1000, Burst: l.Burst % 100}
+	}
+	return l
+}
+
+// A run is the life of one state, with the story of what was asked.
+type run struct {
+	subject
+	d      dice
+	limit  Limit
+	params Params
+	state  any
+	now    int64
+	last   Outcome
+	holder int
+	story  []asked
+}
+
+type asked struct {
+	now int64
+	ask Ask
+	out Outcome
+}
+
+// epoch is when runs begin: a time of this century, in µs.
+const epoch int64 = 1_700_000_000_000_000
+
+// begin starts a run with a limit and a fresh state.
+func begin(a subject, d dice) *run { return beginWith(a, d, a.anyLimit(d)) }
+
+func beginWith(a subject, d dice, l Limit) *run {
+	r := &run{subject: a, d: d, now: epoch + d(0, 100*day)}
+	r.change(l)
+	return r
+}
+
+func (r *run) change(l Limit) {
+	params, err := r.prepare(l)
+	if err != nil {
+		panic(fmt.Sprintf("%s refuses %+v: %v", r.name, l, err))
+	}
+	r.limit, r.params = l, params
+}
+
+func (r *run) paramsAt(now int64) Params {
+	if r.at != nil {
+		return r.at(r.params, now)
+	}
+	return r.params
+}
+
+// would answers an ask at a time and leaves the state alone.
+func (r *run) would(a Ask, now int64) Outcome {
+	out, _ := r.step(r.state, r.paramsAt(now), a, now)
+	return out
+}
+
+// ask answers an ask now and keeps what a store keeps.
+func (r *run) ask(a Ask) Outcome {
+	out, next := r.step(r.state, r.paramsAt(r.now), a, r.now)
+	switch {
+	case out.Keep == 0:
+		r.state = nil
+	case out.Keep != Unchanged:
+		r.state = next
+	}
+	r.last = out
+	r.story = append(r.story, asked{r.now, a, out})
+	return out
+}
+
+// peek answers what is left at a time.
+func (r *run) peek(now int64) Outcome { return r.would(Ask{Mode: Peek}, now) }
+
+// twin is another run from the same state.
+func (r *run) twin() *run {
+	twin := *r
+	twin.story = append([]asked(nil), r.story...)
+	return &twin
+}
+
+// broken is the error of a broken law, with the story of the run.
+func (r *run) broken(format string, args ...any) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, format, args...)
+	fmt.Fprintf(&b, "\nlimit %+v, params %v, at %d, state %+v\n", r.limit, r.params, r.now, r.state)
+	from := max(len(r.story)-40, 0)
+	if from > 0 {
+		fmt.Fprintf(&b, "  (%d asks before)\n", from)
+	}
+	for _, s := range r.story[from:] {
+		fmt.Fprintf(&b, "  %d: %v %d", s.now, s.ask.Mode, s.ask.Cost)
+		if s.ask.Patience > 0 {
+			fmt.Fprintf(&b, " with patience %d", s.ask.Patience)
+		}
+		if s.ask.Holder != "" {
+			fmt.Fprintf(&b, " by %s", s.ask.Holder)
+		}
+		fmt.Fprintf(&b, " -> %+v\n", s.out)
+	}
+	return fmt.Errorf("%s", b.String())
+}
+
+// anyCost is a cost, often one at a boundary.
+func (r *run) anyCost() int64 {
+	room := r.room(r.limit)
+	switch r.d(0, 8) {
+	case 0, 1, 2:
+		return 1
+	case 3:
+		return r.d(0, 3)
+	case 4, 5:
+		return r.d(1, room)
+	case 6:
+		return room
+	case 7:
+		return room + 1
+	default:
+		return Max / 2
+	}
+}
+
+// fitting is a cost that fits a fresh state.
+func (r *run) fitting() int64 { return max(min(r.anyCost(), r.room(r.limit)), 1) }
+
+// stranger is a holder who has not asked before.
+func (r *run) stranger() string {
+	r.holder++
+	return "s" + strconv.Itoa(r.holder)
+}
+
+func (r *run) anyHolder() string {
+	if r.queues || r.d.oneIn(4) {
+		return r.stranger()
+	}
+	return pick(r.d, "ann", "bob", "cyd")
+}
+
+// longest is the longest patience that stores let pass.
+func (r *run) longest() int64 { return min(Max/2/r.params[0], day) }
+
+// anyAsk is one of the modes with a cost; with patience where it is of use.
+func (r *run) anyAsk(modes ...Mode) Ask {
+	a := Ask{Mode: pick(r.d, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
+	if r.bookable && r.d.oneIn(3) {
+		a.Patience = min(r.d(0, 3*r.heal(r.limit)), r.longest())
+	}
+	return a
+}
+
+// late is when runs stop to hurry, so that times stay in their range.
+const late = Max - Max/4
+
+// pass lets time pass, often up to a moment at which something changes.
+func (r *run) pass() {
+	by := int64(0)
+	switch r.d(0, 11) {
+	case 0, 1, 2:
+	case 3:
+		by = r.d(0, 3)
+	case 4:
+		by = r.d(0, r.limit.Period/r.limit.Count+1)
+	case 5:
+		by = r.d(0, r.heal(r.limit))
+	case 6:
+		by = r.limit.Period - r.d(0, 1)
+	case 7:
+		by = r.last.RetryAfter - r.d(0, 1)
+	case 8:
+		by = r.last.ResetAfter - r.d(0, 1)
+	case 9:
+		by = r.edge() - r.now - r.d(0, 1)
+	case 10:
+		by = muldiv(r.limit.Period, r.d(1, 60), 60)
+	default:
+		by = 2*r.heal(r.limit) + r.d(0, 1)
+	}
+	if by = max(by, 0); by > late-r.now {
+		by = r.d(0, 1000)
+	}
+	r.now += by
+}
+
+// edge is the end of the window that holds now, for subjects whose windows are aligned.
+func (r *run) edge() int64 {
+	if r.at != nil {
+		p := r.paramsAt(r.now)
+		end, _ := windowEnd(p[1], p[2], p[3], r.now)
+		return end
+	}
+	return r.now - r.now%r.limit.Period + r.limit.Period
+}
+
+// stepBack moves the clock back, by no more than states believe.
+func (r *run) stepBack() { r.now -= pick(r.d, r.d(1, 3), r.d(1, MaxStall), MaxStall) }
+
+// use asks for a while. Clocks only go forward, unless it is told otherwise.
+func (r *run) use(modes ...Mode) {
+	for range r.d(0, 12) {
+		r.pass()
+		r.ask(r.anyAsk(modes...))
+	}
+}
+
+// useWithSteps is use by clocks that step back by up to what states believe.
+func (r *run) useWithSteps(modes ...Mode) {
+	for range r.d(0, 12) {
+		r.pass()
+		if r.d.oneIn(4) {
+			r.stepBack()
+		}
+		r.ask(r.anyAsk(modes...))
+	}
+}
+
+// turmoil is use while everything changes: clocks step by any amount, limits change to any other.
+func (r *run) turmoil(each func(a Ask, out Outcome) error) error {
+	for range r.d(1, 25) {
+		r.pass()
+		switch r.d(0, 9) {
+		case 0:
+			r.stepBack()
+		case 1:
+			r.now = max(r.now-r.d(1, 1000*day), epoch)
+		case 2:
+			if len(r.kin) > 0 {
+				kin := r.kin[r.d(0, int64(len(r.kin)-1))]
+				r.prepare, r.at = kin.Prepare, kin.At
+			}
+			r.change(r.anyLimit(r.d))
+		}
+		a := r.anyAsk(Spend, Spend, Draw, Peek, Force, Refund, Reset)
+		if err := each(a, r.ask(a)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alike tells whether two runs of one subject answer alike from a time on, whatever is asked.
+func alike(r, other *run, from int64) error {
+	r, other = r.twin(), other.twin()
+	r.now = from
+	for range 3 {
+		a := r.anyAsk(Spend, Draw, Peek, Refund)
+		other.now = r.now
+		if got, want := r.ask(a), other.ask(a); answer(got) != answer(want) {
+			return r.broken("%v %d is answered %+v and not %+v", a.Mode, a.Cost, got, want)
+		}
+		r.pass()
+	}
+	return nil
+}
+
+// answer is what the caller hears of an outcome.
+func answer(o Outcome) Outcome {
+	o.Keep = 0
+	return o
+}
+
+var denialChangesNothing = law{"denial changes nothing", func(a subject, d dice) error {
+	r := begin(a, d)
+	without := r.twin() // never asks what is denied
+	for range d(1, 20) {
+		r.pass()
+		ask := r.anyAsk(Spend, Spend, Draw, Refund)
+		before := r.state
+		out := r.ask(ask)
+		if !out.OK() {
+			if out.Keep != Unchanged || out.Granted != 0 || out.Wait != 0 || !reflect.DeepEqual(r.state, before) {
+				return r.broken("a denial left another state, or granted something")
+			}
+			continue
+		}
+		without.now = r.now
+		if got := without.ask(ask); answer(got) != answer(out) {
+			return r.broken("without the denials before, the answer is %+v", got)
+		}
+	}
+	return nil
+}}
+
+func TestDenialChangesNothing(t *testing.T) { prove(t, denialChangesNothing, allSubjects()) }
+
+var peekChangesNothing = law{"peek changes nothing", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(Ask, Outcome) error {
+		before := r.state
+		out, after := r.step(r.state, r.paramsAt(r.now), r.anyAsk(Peek), r.now)
+		if out.Granted != 0 || out.Keep != Unchanged || !reflect.DeepEqual(before, orNil(after, before)) {
+			return r.broken("peek answers %+v and leaves %+v", out, after)
+		}
+		return nil
+	})
+}}
+
+// orNil is the state, or nil if it is the zero value and the one before was nil.
+func orNil(state, before any) any {
+	if before == nil && reflect.ValueOf(state).IsZero() {
+		return nil
+	}
+	return state
+}
+
+func TestPeekChangesNothing(t *testing.T) { prove(t, peekChangesNothing, allSubjects()) }
+
+var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(Ask, Outcome) error {
+		ask := r.anyAsk(Peek)
+		peek := r.would(ask, r.now)
+		ask.Mode = Spend
+		if spend := r.would(ask, r.now); peek.RetryAfter != spend.RetryAfter || peek.Wait != spend.Wait {
+			return r.broken("peek %+v, spend %+v of %d", peek, spend, ask.Cost)
+		}
+		return nil
+	})
+}}
+
+func TestPeekAnswersWhatSpendWould(t *testing.T) { prove(t, peekAnswersWhatSpendWould, allSubjects()) }
+
+var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	r.pass()
+	before := r.twin()
+	spend := r.anyAsk(Spend, Draw)
+	spend.Holder = r.stranger()
+	out := r.ask(spend)
+	if !out.OK() || out.Granted == 0 {
+		return nil
+	}
+	back := r.ask(Ask{Mode: Refund, Cost: out.Granted, Holder: spend.Holder})
+	if back.Granted != out.Granted {
+		return r.broken("%d was granted and %d taken back", out.Granted, back.Granted)
+	}
+	return alike(r, before, r.now+d(0, 2*r.heal(r.limit)))
+}}
+
+func TestSpendThenRefundIsNothing(t *testing.T) { prove(t, spendThenRefundIsNothing, allSubjects()) }
+
+var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	for range 4 {
+		switch r.d(0, 9) {
+		case 0:
+			r.stepBack()
+		case 1: // the denial mends the state
+			r.now = max(r.now-d(MaxStall, 1000*day), epoch)
+		default:
+			r.pass()
+		}
+		ask := r.anyAsk(Spend, Spend, Draw)
+		out := r.ask(ask)
+		if out.OK() {
+			continue
+		}
+		if out.RetryAfter == Never {
+			if later := r.would(ask, r.now+d(0, 4*r.heal(r.limit))); later.RetryAfter != Never {
+				return r.broken("never has become %+v", later)
+			}
+			continue
+		}
+		if at := r.would(ask, r.now+out.RetryAfter); !at.OK() {
+			return r.broken("at the time named, it is denied: %+v", at)
+		}
+		for _, early := range []int64{1, d(1, out.RetryAfter)} {
+			if before := r.would(ask, r.now+out.RetryAfter-early); before.RetryAfter != early {
+				return r.broken("%d µs before the time named, it is answered %+v", early, before)
+			}
+		}
+	}
+	return nil
+}}
+
+func TestRetryAfterIsTight(t *testing.T) { prove(t, retryAfterIsTight, allSubjects()) }
+
+var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(Ask, Outcome) error {
+		ask := r.anyAsk(Spend, Peek)
+		out := r.would(ask, r.now)
+		if (out.RetryAfter == Never) != (ask.Cost > r.room(r.limit)) {
+			return r.broken("%v %d, with room for %d in a fresh state, is answered %+v", ask.Mode, ask.Cost, r.room(r.limit), out)
+		}
+		return nil
+	})
+}}
+
+func TestWhatCannotFitIsDeniedForEver(t *testing.T) {
+	prove(t, whatCannotFitIsDeniedForEver, allSubjects())
+}
+
+var cheaperAsksAreGrantedToo = law{"cheaper asks are granted too", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(Ask, Outcome) error {
+		ask := r.anyAsk(Spend, Peek)
+		out := r.would(ask, r.now)
+		cheaper := ask
+		cheaper.Cost = d(0, ask.Cost)
+		less := r.would(cheaper, r.now)
+		if out.OK() && (!less.OK() || less.Wait > out.Wait) {
+			return r.broken("%d is granted %+v, but %d is answered %+v", ask.Cost, out, cheaper.Cost, less)
+		}
+		if out.RetryAfter > 0 && (less.RetryAfter == Never || less.RetryAfter > out.RetryAfter) {
+			return r.broken("%d waits %d, but %d waits %d", ask.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
+		}
+		return nil
+	})
+}}
+
+func TestCheaperAsksAreGrantedToo(t *testing.T) { prove(t, cheaperAsksAreGrantedToo, allSubjects()) }
+
+var availabilityNeverFallsByItself = law{"availability never falls by itself", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	if d.oneIn(3) {
+		r.change(r.anyLimit(d)) // not seen by the state yet
+	}
+	ask := r.anyAsk(Spend, Draw)
+	before, left := r.would(ask, r.now), r.peek(r.now)
+	for range 6 {
+		r.pass()
+		now, leftNow := r.would(ask, r.now), r.peek(r.now)
+		if leftNow.Remaining < left.Remaining || now.Granted < before.Granted || before.OK() && !now.OK() {
+			return r.broken("nobody asked, and %+v became %+v, %d left became %d", before, now, left.Remaining, leftNow.Remaining)
+		}
+		before, left = now, leftNow
+	}
+	return nil
+}}
+
+func TestAvailabilityNeverFallsByItself(t *testing.T) {
+	prove(t, availabilityNeverFallsByItself, allSubjects())
+}
+
+var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(_ Ask, out Outcome) error {
+		if out.Remaining < 0 || out.Remaining > r.room(r.limit) {
+			return r.broken("%d remain of %d", out.Remaining, r.room(r.limit))
+		}
+		return nil
+	})
+}}
+
+func TestRemainingStaysWithinTheLimit(t *testing.T) {
+	prove(t, remainingStaysWithinTheLimit, allSubjects())
+}
+
+var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(ask Ask, out Outcome) error {
+		if err := inRange(ask, out, r.state); err != nil {
+			return r.broken("%v", err)
+		}
+		return nil
+	})
+}}
+
+// inRange checks an outcome and the state it left against the contract of Outcome and of the package.
+func inRange(a Ask, out Outcome, state any) error {
+	const top = 1 << 53
+	switch {
+	case out.Granted < 0 || out.Granted > a.Cost:
+		return fmt.Errorf("granted %d of %d", out.Granted, a.Cost)
+	case out.Remaining < 0 || out.Remaining >= top:
+		return fmt.Errorf("remaining is %d", out.Remaining)
+	case out.RetryAfter < Never || out.RetryAfter >= top:
+		return fmt.Errorf("retry after is %d", out.RetryAfter)
+	case out.ResetAfter < 0 || out.ResetAfter >= top:
+		return fmt.Errorf("reset after is %d", out.ResetAfter)
+	case out.Wait < 0 || out.Wait > a.Patience:
+		return fmt.Errorf("wait is %d with patience %d", out.Wait, a.Patience)
+	case !out.OK() && (out.Granted != 0 || out.Wait != 0):
+		return fmt.Errorf("denied, with granted %d and wait %d", out.Granted, out.Wait)
+	case out.Keep != Unchanged && out.Keep != out.ResetAfter:
+		return fmt.Errorf("keep is %d, reset after %d", out.Keep, out.ResetAfter)
+	case a.Mode >= Force && !out.OK():
+		return fmt.Errorf("%v was denied", a.Mode)
+	}
+	if state == nil {
+		return nil
+	}
+	return numbersIn(reflect.ValueOf(state), top)
+}
+
+// numbersIn checks that all numbers of a state are from 0 up to top; the grant that stands for those before a log's
+// first is dated before all time.
+func numbersIn(v reflect.Value, top int64) error {
+	switch v.Kind() {
+	case reflect.Int64:
+		if n := v.Int(); (n < 0 || n >= top) && n != -MaxPeriod {
+			return fmt.Errorf("the state has the number %d", n)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if err := numbersIn(v.Field(i), top); err != nil {
+				return err
+			}
+		}
+	case reflect.Slice, reflect.Array:
+		for i := range v.Len() {
+			if err := numbersIn(v.Index(i), top); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func TestNumbersStayInRange(t *testing.T) { prove(t, numbersStayInRange, allSubjects()) }
+
+var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.use(Spend, Draw, Force, Refund)
+	r.pass()
+	left := r.peek(r.now).Remaining
+	ask := Ask{Mode: Spend, Cost: left, Holder: r.stranger()}
+	if r.queues {
+		ask.Patience = Max / 2
+	}
+	if out := r.would(ask, r.now); !out.OK() {
+		return r.broken("%d remain, and a spend of them is answered %+v", left, out)
+	}
+	ask.Cost++
+	if out := r.would(ask, r.now); out.OK() {
+		return r.broken("%d remain, and a spend of one more is answered %+v", left, out)
+	}
+	return nil
+}}
+
+func TestRemainingIsWhatSpendFinds(t *testing.T) { prove(t, remainingIsWhatSpendFinds, allSubjects()) }
+
+var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	r.pass()
+	left := r.peek(r.now)
+	for _, mode := range []Mode{Spend, Draw, Peek, Force, Refund} {
+		out := r.would(Ask{Mode: mode, Holder: r.anyHolder()}, r.now)
+		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != left.Remaining || out.ResetAfter != left.ResetAfter {
+			return r.broken("%v 0 is answered %+v, a peek %+v", mode, out, left)
+		}
+	}
+	return nil
+}}
+
+func TestCostZeroIsAPeek(t *testing.T) { prove(t, costZeroIsAPeek, allSubjects()) }
+
+var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d dice) error {
+	r := begin(a, d)
+	if out := r.ask(Ask{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.room(r.limit) {
+		return r.broken("nothing was used, and given back is %+v", out)
+	}
+	granted, refunded := int64(0), int64(0)
+	for range d(1, 20) {
+		r.pass()
+		ask := r.anyAsk(Spend, Draw, Refund, Refund)
+		before := r.peek(r.now)
+		out := r.ask(ask)
+		if ask.Mode != Refund {
+			granted += out.Granted
+			continue
+		}
+		refunded += out.Granted
+		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.room(r.limit) {
+			return r.broken("%d given back made %d of %d", out.Granted, out.Remaining, before.Remaining)
+		}
+		if refunded > granted {
+			return r.broken("%d granted, %d given back", granted, refunded)
+		}
+	}
+	if !counters(a) {
+		return nil
+	}
+	if out := r.ask(Ask{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
+		return r.broken("all given back, and %d remain of %d", out.Remaining, r.room(r.limit))
+	}
+	return nil
+}}
+
+func TestRefundNeverExceedsUse(t *testing.T) { prove(t, refundNeverExceedsUse, allSubjects()) }
+
+var whatIsAnsweredIsKept = law{"what is answered is kept", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(_ Ask, out Outcome) error {
+		if kept := r.peek(r.now); kept.Remaining != out.Remaining || kept.ResetAfter != out.ResetAfter {
+			return r.broken("the answer was %+v, and a peek says %+v", out, kept)
+		}
+		return nil
+	})
+}}
+
+func TestWhatIsAnsweredIsKept(t *testing.T) { prove(t, whatIsAnsweredIsKept, allSubjects()) }
+
+var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subject, d dice) error {
+	r := begin(a, d)
+	for range d(1, 12) {
+		r.pass()
+		if d.oneIn(6) {
+			r.stepBack()
+		}
+		out, next := r.step(r.state, r.paramsAt(r.now), r.anyAsk(Spend, Draw, Force, Refund, Reset), r.now)
+		if out.Keep == Unchanged {
+			continue
+		}
+		if out.Keep > out.ResetAfter {
+			return r.broken("kept for %d µs, though fresh after %d", out.Keep, out.ResetAfter)
+		}
+		r.state = next // even if it need not be kept
+		fresh := r.twin()
+		fresh.state = nil
+		if r.now+out.Keep > late {
+			continue
+		}
+		if err := alike(r, fresh, r.now+out.Keep+d(0, 3)); err != nil {
+			return fmt.Errorf("after %d µs: %w", out.Keep, err)
+		}
+		if out.Keep == 0 {
+			r.state = nil
+		}
+		r.last = out
+	}
+	return nil
+}}
+
+func TestStateEqualsFreshAfterKeep(t *testing.T) { prove(t, stateEqualsFreshAfterKeep, allSubjects()) }
+
+var resetAfterIsTight = law{"reset after is tight", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	r.pass()
+	reset := r.peek(r.now).ResetAfter
+	if at := r.peek(r.now + reset); at.Remaining != r.room(r.limit) || at.ResetAfter != 0 {
+		return r.broken("after %d µs it should be fresh, and is %+v", reset, at)
+	}
+	if reset == 0 {
+		return nil
+	}
+	early := d(1, reset)
+	if before := r.peek(r.now + reset - early); before.Remaining >= r.room(r.limit) || before.ResetAfter != early {
+		return r.broken("%d µs before it is fresh, it is %+v", early, before)
+	}
+	return nil
+}}
+
+func TestResetAfterIsTight(t *testing.T) { prove(t, resetAfterIsTight, allSubjects()) }
+
+var resetForgetsEverything = law{"reset forgets everything", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(Ask, Outcome) error {
+		out := r.would(Ask{Mode: Reset, Holder: r.anyHolder()}, r.now)
+		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.room(r.limit) {
+			return r.broken("reset is answered %+v", out)
+		}
+		return nil
+	})
+}}
+
+func TestResetForgetsEverything(t *testing.T) { prove(t, resetForgetsEverything, allSubjects()) }
+
+var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(Ask, Outcome) error {
+		before := fmt.Sprint(r.state)
+		ask, other := r.anyAsk(Spend, Draw, Force, Refund, Reset), r.anyAsk(Spend, Draw, Force, Refund, Reset)
+		out, next := r.step(r.state, r.paramsAt(r.now), ask, r.now)
+		seen := fmt.Sprint(next)
+		r.would(other, r.now)
+		if again, nextAgain := r.step(r.state, r.paramsAt(r.now), ask, r.now); again != out || !reflect.DeepEqual(next, nextAgain) {
+			return r.broken("the same ask is answered %+v, then %+v", out, again)
+		}
+		if fmt.Sprint(r.state) != before || fmt.Sprint(next) != seen {
+			return r.broken("a step wrote to a state that it was given, or has returned")
+		}
+		return nil
+	})
+}}
+
+func TestStepsArePure(t *testing.T) { prove(t, stepsArePure, allSubjects()) }
+
+var onlyDifferencesOfTimeMatter = law{"only differences of time matter", func(a subject, d dice) error {
+	r := begin(a, d)
+	grain := r.grain(r.limit)
+	if grain == 0 {
+		return nil
+	}
+	shift := grain * d(0, 100*day/grain)
+	shifted := r.twin()
+	for range d(1, 15) {
+		r.pass()
+		if d.oneIn(6) {
+			r.now -= d(1, day)
+		}
+		shifted.now = r.now + shift
+		ask := r.anyAsk(Spend, Draw, Peek, Force, Refund)
+		if out, other := r.ask(ask), shifted.ask(ask); out != other {
+			return r.broken("%d µs later, the answer is %+v", shift, other)
+		}
+	}
+	return nil
+}}
+
+func TestOnlyDifferencesOfTimeMatter(t *testing.T) {
+	prove(t, onlyDifferencesOfTimeMatter, allSubjects())
+}
+
+var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.use(Spend, Draw, Force, Refund)
+	r.pass()
+	cost := min(r.fitting(), 30)
+	whole, parts := r.twin(), r.twin()
+	left := r.peek(r.now).Remaining
+	admitted := int64(0)
+	for range cost {
+		admitted += parts.ask(Ask{Mode: Spend, Cost: 1}).Granted
+	}
+	if admitted != min(left, cost) {
+		return parts.broken("%d remained, and %d single units of %d were admitted", left, admitted, cost)
+	}
+	if out := whole.ask(Ask{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
+		return whole.broken("%d units alone are admitted, but their sum is answered %+v", admitted, out)
+	}
+	if admitted < cost {
+		return nil
+	}
+	return alike(parts, whole, r.now+d(0, 2*r.heal(r.limit)))
+}}
+
+func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, those(counters)) }
+
+// An event is admitted cost, or cost that was given back, at a moment.
+type event struct {
+	at       int64
+	admitted int64
+	refunded int64
+}
+
+// within checks all intervals that begin and end with an event.
+func within(events []event, bound func(apart int64) int64) error {
+	for i := range events {
+		sum := int64(0)
+		for j := i; j < len(events); j++ {
+			sum += events[j].admitted - events[j].refunded
+			apart := events[j].at - events[i].at
+			if most := bound(apart); sum > most {
+				return fmt.Errorf("%d admitted within %d µs; the bound is %d", sum, apart, most)
+			}
+		}
+	}
+	return nil
+}
+
+// traffic is greedy: it takes all there is, often at the moment at which there is more.
+func (r *run) traffic(each func(Ask, Outcome)) {
+	expires := int64(math.MaxInt64)
+	refunds := r.d.oneIn(3)
+	patient := r.bookable && !refunds && r.d.oneIn(2)
+	for range r.d(1, 40) {
+		r.pass()
+		if r.now >= expires { // as stores do
+			r.state = nil
+		}
+		ask := r.anyAsk(Draw, Draw, Spend, Peek)
+		if !patient {
+			ask.Patience = 0
+		}
+		if refunds && r.d.oneIn(5) {
+			ask.Mode = Refund
+		}
+		out := r.ask(ask)
+		if out.Keep != Unchanged {
+			expires = r.now + out.Keep
+		}
+		each(ask, out)
+	}
+}
+
+var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, d dice) error {
+	r := begin(a, d)
+	var events []event
+	r.traffic(func(ask Ask, out Outcome) {
+		if ask.Mode == Refund {
+			events = append(events, event{at: r.now, refunded: out.Granted})
+		} else if out.Granted > 0 {
+			events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
+		}
+	})
+	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart) }); err != nil {
+		return r.broken("%v", err)
+	}
+	return nil
+}}
+
+func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
+	prove(t, admittedCostStaysWithinTheBound, those(bounded))
+}
+
+// At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period before.
+var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, d dice) error {
+	r := begin(a, d)
+	var events []event
+	for range d(1, 40) {
+		r.pass()
+		if out := r.ask(r.anyAsk(Draw, Draw, Spend)); out.Granted > 0 {
+			events = append(events, event{at: r.now, admitted: out.Granted})
+		}
+		sum, inWindow := int64(0), int64(0)
+		begins := r.now - r.now%r.limit.Period
+		for _, e := range events {
+			if e.at > r.now-r.limit.Period {
+				sum += e.admitted
+			}
+			if e.at >= begins {
+				inWindow += e.admitted
+			}
+		}
+		if most := r.limit.Count + muldiv(r.limit.Count, r.now-begins, r.limit.Period); sum > most || inWindow > r.limit.Count {
+			return r.broken("%d admitted in the period before, %d in the window; at most %d", sum, inWindow, most)
+		}
+	}
+	return nil
+}}
+
+func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
+	prove(t, slidingWindowAdmitsOnePlusF, []subject{slidingSubject()})
+}
+
+// The bounds are not only kept but reached: nothing smaller could be promised.
+func TestBoundsAreReached(t *testing.T) {
+	const width = 60_000_000
+	edge := epoch - epoch%width + width
+	limit := Limit{Count: 60, Period: width}
+	take := func(r *run, at int64) int64 {
+		r.now = at
+		return r.ask(Ask{Mode: Draw, Cost: Max / 2}).Granted
+	}
+	all := func(a subject, at ...int64) int64 {
+		r, sum := beginWith(a, seeded(1, 1), limit), int64(0)
+		for _, at := range at {
+			sum += take(r, at)
+		}
+		return sum
+	}
+	every := func(from, to, step int64) []int64 {
+		at := []int64{from}
+		for from += step; from < to; from += step {
+			at = append(at, from)
+		}
+		return append(at, to)
+	}
+	for _, c := range []struct {
+		name      string
+		got, want int64
+	}{
+		{"a fixed window admits 2N across its edge", all(windowSubject(), edge-1, edge), 120},
+		{"a fixed window admits N(k+1) in k periods", all(windowSubject(), edge-1, edge, edge+width, edge+2*width-2), 180},
+		{"an anchored window admits 2N across its edge", all(anchoredSubject(), edge, edge+width-1, edge+width), 120},
+		{"a calendar window admits 2N across midnight", all(calendarSubject(Day, "Asia/Kolkata"),
+			time.Date(2026, 2, 28, 18, 29, 59, 0, time.UTC).UnixMicro(), time.Date(2026, 2, 28, 18, 30, 0, 0, time.UTC).UnixMicro()), 120},
+		{"a sliding window admits N(1+f) by offset f", all(slidingSubject(), every(edge-1, edge+width/2, width/120)...), 90},
+		{"a sliding window admits 2N-1 in a period", all(slidingSubject(), every(edge-1, edge+width-2, width/6000)...), 119},
+		{"one sub-window admits N", all(subSubject(1), every(edge-1, edge+width-2, width/60)...), 60},
+		{"sub-windows admit N in a period, and no more", all(subSubject(10), every(edge-1, edge+width-2, width/60)...), 60},
+		{"sub-windows are free again after n+1 parts", all(subSubject(10), edge-1, edge+width-1, edge+width), 120},
+		{"a log admits N in a period, and no more", all(logSubject(), every(edge-1, edge+width-2, width/60)...), 60},
+		{"a log is free again after a period", all(logSubject(), edge, edge+width-1, edge+width), 120},
+		{"a bucket admits B+rw", all(bucketSubject(), every(edge, edge+width/2, width/600)...), 90},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: admitted %d, want %d", c.name, c.got, c.want)
+		}
+	}
+}
+
+// Departures are Period/Count apart, to the µs, whoever gives back places and however the clock steps back by up to
+// what states believe; and a wait is no longer than the queue.
+var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) error {
+	type departure struct {
+		holder   string
+		at, cost int64
+	}
+	r := begin(a, d)
+	var line []departure
+	for range d(1, 30) {
+		r.pass()
+		if d.oneIn(5) {
+			r.stepBack()
+		}
+		if len(line) > 0 && d.oneIn(4) {
+			tail := &line[len(line)-1]
+			back := pick(d, tail.cost, d(1, tail.cost))
+			if len(line) > 1 && d.oneIn(2) {
+				tail = &line[d(0, int64(len(line)-2))]
+			}
+			out := r.ask(Ask{Mode: Refund, Cost: back, Holder: tail.holder})
+			switch {
+			case out.Granted == 0:
+			case tail != &line[len(line)-1]:
+				return r.broken("a place within the queue was given back")
+			case r.now > tail.at && back == tail.cost:
+				return r.broken("a place was given back after its turn")
+			case back == tail.cost:
+				line = line[:len(line)-1]
+			default:
+				tail.cost -= back
+			}
+			continue
+		}
+		ask := r.anyAsk(Spend, Draw, Peek)
+		out := r.ask(ask)
+		if ask.Mode == Peek || out.Granted == 0 {
+			continue
+		}
+		line = append(line, departure{ask.Holder, r.now + out.Wait, out.Granted})
+		if queue := muldiv(r.limit.Burst, r.limit.Period, r.limit.Count) + 1; out.Wait > queue+MaxStall {
+			return r.broken("wait is %d; the queue is %d long", out.Wait, queue)
+		}
+		if n := len(line); n > 1 {
+			first, second := line[n-2], line[n-1]
+			if gap := second.at - first.at; gap < 0 || gap+1 <= muldiv(first.cost, r.limit.Period, r.limit.Count)-1 ||
+				!atLeast(gap+1, r.limit.Count, first.cost, r.limit.Period) {
+				return r.broken("after %d units at %d, the next leave at %d", first.cost, first.at, second.at)
+			}
+		}
+	}
+	return nil
+}}
+
+// atLeast tells whether a·b > c·d.
+func atLeast(a, b, c, d int64) bool {
+	h1, l1 := bits.Mul64(uint64(a), uint64(b))
+	h2, l2 := bits.Mul64(uint64(c), uint64(d))
+	return h1 > h2 || h1 == h2 && l1 > l2
+}
+
+func TestDeparturesAreSpaced(t *testing.T) { prove(t, departuresAreSpaced, []subject{queueSubject()}) }
+
+// A raised limit frees exactly the difference.
+var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Refund)
+	for range d(0, 3) {
+		r.pass()
+	}
+	if r.bookable { // whoever booked the future has used more than there is
+		r.ask(Ask{Mode: Refund, Cost: Max / 2})
+		r.use(Peek)
+	}
+	raised := r.limit
+	by := d(0, 10)
+	raised.Count += by
+	if a.holds || a.bookable {
+		raised = r.limit
+		raised.Burst = r.room(r.limit) + by
+		if a.queues {
+			raised.Burst--
+		}
+	}
+	old, before := r.params, r.peek(r.now)
+	if _, err := r.prepare(raised); err != nil {
+		return nil
+	}
+	r.change(raised)
+	if a.name == "slidingwindow" && old[3] != r.params[3] {
+		return nil // time is read in other ticks
+	}
+	if after := r.peek(r.now); after.Remaining != before.Remaining+by {
+		return r.broken("raised by %d, and %d became %d", by, before.Remaining, after.Remaining)
+	}
+	return nil
+}}
+
+func TestARaisedLimitFreesTheDifference(t *testing.T) {
+	prove(t, raisedLimitFreesTheDifference, allSubjects())
+}
+
+// Whatever the limit becomes, used units stay used, and nobody waits longer for it than one refill of the new limit.
+var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, d dice) error {
+	r := begin(a, d)
+	var events []event
+	for range d(1, 15) {
+		r.pass()
+		ask := r.anyAsk(Spend, Draw)
+		if !r.queues {
+			ask.Patience = 0
+		}
+		if out := r.ask(ask); out.Granted > 0 {
+			events = append(events, event{at: r.now, admitted: out.Granted})
+		}
+	}
+	if r.state != nil && r.story[len(r.story)-1].out.Keep == Unchanged {
+		return nil // the state is older than now, and the time since counts at the new rate
+	}
+	old, used := r.limit, r.room(r.limit)-r.peek(r.now).Remaining
+	if len(r.kin) > 0 && r.at == nil && d.oneIn(2) && r.kin[0].Name == "subwindow" {
+		n := int(d(1, MaxParts))
+		kin := subSubject(n)
+		r.prepare, r.heal = kin.prepare, kin.heal
+	}
+	limit := r.anyLimit(d)
+	switch d(0, 3) {
+	case 0:
+		limit.Period = old.Period
+	case 1:
+		limit.Count = old.Count
+	case 2:
+		limit = old
+		limit.Period = old.Period + d(1, 10)
+	}
+	if _, err := r.prepare(limit); err != nil {
+		return nil
+	}
+	r.change(limit)
+	room := r.room(limit)
+	after := r.peek(r.now)
+	usedNow := room - after.Remaining
+	least, most := min(used, room), min(used, room)
+	switch a.name {
+	case "slidingwindow": // shares of windows are rounded against the caller
+		most = min(room, used+muldiv(used, 4, limit.Period)+r.params[2]+2)
+		most = max(most, min(room, muldiv(2*old.Count, 1, 1)*boolean(r.params[2] > 1 || tickOf(old.Count, old.Period) > 1)))
+		if tickOf(old.Count, old.Period) > 1 {
+			least = 0
+		}
+	case "slidinglog": // each grant counts if it is younger than the new period
+		least, most = 0, 0
+		for _, e := range events {
+			if e.at > r.now-min(limit.Period, old.Period) {
+				least += e.admitted
+			}
+			if e.at > r.now-limit.Period {
+				most += e.admitted
+			}
+		}
+		least, most = min(least, room), min(most, room)
+	}
+	if usedNow < least || usedNow > most {
+		return r.broken("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
+	}
+	ask := Ask{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
+	if out := r.ask(ask); out.RetryAfter == Never || out.RetryAfter > r.heal(limit)+MaxStall {
+		return r.broken("%d units of %d must wait %d; one refill takes %d", ask.Cost, room, out.RetryAfter, r.heal(limit))
+	}
+	return nil
+}}
+
+func boolean(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
+	prove(t, limitChangeKeepsWhatWasUsed, allSubjects())
+}
+
+// After a step back of up to 5 s, there is not more than before it, and whatever is denied is granted when it would have
+// been without the step: time stood still for as long as the step.
+var stepBackMakesTimeStandStill = law{"a step back makes time stand still", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	for range 4 {
+		r.pass()
+		ask := r.anyAsk(Spend, Draw, Peek)
+		r.ask(r.anyAsk(Draw))
+		then, now := r.now, r.now-pick(d, d(1, 10), d(1, MaxStall), MaxStall)
+		before, after := r.would(ask, then), r.would(ask, now)
+		if after.Granted > before.Granted || after.Remaining > before.Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
+			return r.broken("%v %d: %d µs back, %+v has become %+v", ask.Mode, ask.Cost, then-now, before, after)
+		}
+		if now+after.RetryAfter > then+before.RetryAfter {
+			return r.broken("%v %d: %d µs back, %+v has become %+v: it is granted later", ask.Mode, ask.Cost, then-now, before, after)
+		}
+	}
+	return nil
+}}
+
+func TestAStepBackMakesTimeStandStill(t *testing.T) {
+	prove(t, stepBackMakesTimeStandStill, allSubjects())
+}
+
+// After a step back by more than 5 s, there is not more than before it, nobody waits longer than one refill, and a denied
+// client that keeps asking is not put off.
+var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.use(Spend, Draw)
+	if r.bookable && r.room(r.limit)-r.peek(r.now).Remaining == r.room(r.limit) {
+		r.ask(Ask{Mode: Refund, Cost: Max / 2}) // what is booked waits longer
+	}
+	r.ask(Ask{Mode: Draw, Cost: r.fitting(), Holder: r.stranger()})
+	before := r.peek(r.now)
+	r.now -= MaxStall + pick(d, d(1, 10), d(1, day), d(1, 1000*day))
+	if after := r.peek(r.now); after.Remaining > before.Remaining {
+		return r.broken("the step back made %d of %d", after.Remaining, before.Remaining)
+	}
+	ask := Ask{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
+	out := r.ask(ask)
+	if out.RetryAfter == Never || out.RetryAfter > r.heal(r.limit)+MaxStall {
+		return r.broken("%d units must wait %d; one refill takes %d", ask.Cost, out.RetryAfter, r.heal(r.limit))
+	}
+	granted := r.now + out.RetryAfter
+	for !out.OK() {
+		r.now += max(d(1, out.RetryAfter), out.RetryAfter/8)
+		if out = r.ask(ask); r.now+out.RetryAfter != granted {
+			return r.broken("%d was promised for %d, and now for %d", ask.Cost, granted, r.now+out.RetryAfter)
+		}
+	}
+	return nil
+}}
+
+func TestAFarStepBackHeals(t *testing.T) { prove(t, farStepBackHeals, allSubjects()) }
+
+// Two clocks, one up to 5 s behind the other, admit no more between them than one would have in that much more time.
+var twoClocksMintNothing = law{"two clocks mint nothing", func(a subject, d dice) error {
+	r := begin(a, d)
+	behind := pick(d, d(1, 10), d(1, MaxStall), MaxStall)
+	var events []event
+	for range d(2, 40) {
+		r.pass()
+		now := r.now
+		if d.oneIn(2) {
+			r.now -= behind
+		}
+		ask := r.anyAsk(Draw, Draw, Spend)
+		ask.Patience = 0
+		if out := r.ask(ask); out.Granted > 0 {
+			events = append(events, event{at: now, admitted: out.Granted})
+		}
+		r.now = now
+	}
+	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart+behind) }); err != nil {
+		return r.broken("two clocks, %d µs apart: %v", behind, err)
+	}
+	return nil
+}}
+
+func TestTwoClocksMintNothing(t *testing.T) { prove(t, twoClocksMintNothing, those(bounded)) }
+
+var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.useWithSteps(Spend, Draw, Refund)
+	r.pass()
+	left := r.peek(r.now).Remaining
+	cost := r.fitting()
+	out := r.ask(Ask{Mode: Force, Cost: cost, Holder: r.stranger()})
+	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
+		return r.broken("%d remained, and force %d is answered %+v", left, cost, out)
+	}
+	return nil
+}}
+
+func TestForceIsAlwaysGranted(t *testing.T) { prove(t, forceIsAlwaysGranted, allSubjects()) }
+
+var drawTakesWhatFits = law{"draw takes what fits", func(a subject, d dice) error {
+	r := begin(a, d)
+	for range d(1, 15) {
+		r.pass()
+		left := r.peek(r.now).Remaining
+		ask := Ask{Mode: Draw, Cost: r.anyCost(), Holder: r.stranger()}
+		if r.queues {
+			ask.Patience = Max / 2
+		}
+		out := r.ask(ask)
+		if want := min(left, ask.Cost); out.Granted != want || out.OK() != (want > 0 || ask.Cost == 0) {
+			return r.broken("%d remained, and draw %d is answered %+v", left, ask.Cost, out)
+		}
+	}
+	return nil
+}}
+
+func TestDrawTakesWhatFits(t *testing.T) { prove(t, drawTakesWhatFits, allSubjects()) }
+
+// At every moment the live holds take at most the slots, and exactly what does not fit is denied.
+var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d dice) error {
+	type held struct{ cost, expires int64 }
+	r := begin(a, d)
+	holds := map[string]held{}
+	latest, steps := r.now, d.oneIn(2)
+	for range d(1, 40) {
+		r.pass()
+		if steps && d.oneIn(5) {
+			r.stepBack()
+		}
+		latest = max(latest, r.now)
+		others, slots := int64(0), r.room(r.limit)
+		ask := r.anyAsk(Spend, Spend, Draw, Refund)
+		for holder, h := range holds {
+			if h.expires <= latest {
+				delete(holds, holder)
+			} else if holder != ask.Holder {
+				others += h.cost
+			}
+		}
+		own := holds[ask.Holder]
+		out := r.ask(ask)
+		switch {
+		case ask.Mode == Refund:
+			if own.cost -= out.Granted; own.cost <= 0 {
+				delete(holds, ask.Holder)
+			} else {
+				holds[ask.Holder] = own
+			}
+		case out.OK() && ask.Cost > 0:
+			cost := ask.Cost
+			if ask.Mode == Draw {
+				cost = min(cost, max(slots-others, own.cost))
+			}
+			holds[ask.Holder] = held{cost, r.now + r.limit.Period}
+			if others+cost > slots {
+				return r.broken("%d slots are held by others, %d by %s; there are %d", others, cost, ask.Holder, slots)
+			}
+		}
+		if fits := ask.Mode == Refund || ask.Cost == 0 || ask.Mode == Draw && others < slots || ask.Cost <= slots-others; !steps && out.OK() != fits {
+			return r.broken("%d slots are held by others of %d, and %v %d is answered %+v", others, slots, ask.Mode, ask.Cost, out)
+		}
+	}
+	return nil
+}}
+
+func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
+	prove(t, slotsAreNeverExceeded, []subject{slotSubject()})
+}
+
+// A hold that is renewed in time lives, however the others press; one that is not ends after Period to the µs.
+var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
+	r := begin(a, d)
+	cost := r.fitting()
+	mine := Ask{Mode: Spend, Cost: cost, Holder: "mine"}
+	if out := r.ask(mine); out.Granted != cost {
+		return r.broken("a fresh state has no room for %d", cost)
+	}
+	greedy := func() int64 { return r.ask(Ask{Mode: Draw, Cost: Max / 2, Holder: r.stranger()}).Granted }
+	greedy()
+	for range d(1, 10) {
+		r.now += d(0, r.limit.Period-1)
+		greedy()
+		if out := r.ask(mine); !out.OK() || out.Granted != 0 {
+			return r.broken("the renewal is answered %+v", out)
+		}
+	}
+	r.ask(Ask{Mode: Reset})
+	r.ask(mine)
+	greedy()
+	ends := r.now + r.limit.Period
+	r.now = ends - 1
+	r.ask(Ask{Mode: Spend, Cost: 1, Holder: "late"})
+	if left := r.peek(ends - 1).Remaining; left != 0 {
+		return r.broken("%d slots are free before the hold has ended", left)
+	}
+	r.now = ends
+	if got := greedy(); got != r.room(r.limit) {
+		return r.broken("%d slots of %d are free when the holds have ended", got, r.room(r.limit))
+	}
+	return nil
+}}
+
+func TestRenewedHoldsLive(t *testing.T) { prove(t, renewedHoldsLive, []subject{slotSubject()}) }
+
+// A hold is given back by its holder, once, and by nobody else.
+var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject, d dice) error {
+	r := begin(a, d)
+	r.use(Spend, Draw)
+	left := r.peek(r.now).Remaining
+	if left == 0 {
+		return nil
+	}
+	cost := d(1, left)
+	r.ask(Ask{Mode: Spend, Cost: cost, Holder: "mine"})
+	held := r.ask(Ask{Mode: Peek}).Remaining
+	if out := r.ask(Ask{Mode: Refund, Cost: cost, Holder: r.stranger()}); out.Granted != 0 || out.Remaining != held {
+		return r.broken("a stranger gave back %d", out.Granted)
+	}
+	part := d(0, cost)
+	if out := r.ask(Ask{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
+		return r.broken("%d of %d given back is answered %+v", part, cost, out)
+	}
+	if out := r.ask(Ask{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
+		return r.broken("%d of %d given back after %d is answered %+v", cost, cost, part, out)
+	}
+	if out := r.ask(Ask{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
+		return r.broken("given back twice: %+v", out)
+	}
+	return nil
+}}
+
+func TestRefundsAreTheHoldersOwn(t *testing.T) {
+	prove(t, refundsAreTheHoldersOwn, []subject{slotSubject()})
+}
+
+// A calendar window is a day or a month of its zone, whatever its length.
+var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject, d dice) error {
+	parts := strings.SplitN(a.name, "/", 3)
+	zone, err := time.LoadLocation(parts[2])
+	if err != nil {
+		return err
+	}
+	format := map[string]string{"day": "2006-01-02", "month": "2006-01"}[parts[1]]
+	r := begin(a, d)
+	used := map[string]int64{}
+	for range d(1, 30) {
+		r.pass()
+		ask := r.anyAsk(Spend, Draw)
+		date := time.UnixMicro(r.now).In(zone).Format(format)
+		left := r.limit.Count - used[date]
+		out := r.ask(ask)
+		if used[date] += out.Granted; out.Remaining != r.limit.Count-used[date] || !out.OK() && ask.Cost <= left {
+			return r.broken("%d of %d were left on %s", left, r.limit.Count, date)
+		}
+		if out.ResetAfter == 0 {
+			continue
+		}
+		ends := time.UnixMicro(r.now + out.ResetAfter).In(zone)
+		before := ends.Add(-time.Microsecond)
+		if before.Format(format) != date || ends.Format(format) == date {
+			return r.broken("the window of %s ends at %v", date, ends)
+		}
+	}
+	return nil
+}}
+
+func TestWindowsFollowTheCalendar(t *testing.T) {
+	prove(t, windowsFollowTheCalendar, calendarSubjects())
+}
+
+// The calendar is the caller's: while its clock agrees with the store's within half a window, the answer is the same.
+var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, d dice) error {
+	r := begin(a, d)
+	skewed := r.twin()
+	half := int64(11) * hour
+	if strings.Contains(a.name, "month") {
+		half = (14*24 - 1) * hour
+	}
+	for range d(1, 20) {
+		r.pass()
+		skew := pick(d, 0, d(-half, half), half, -half)
+		skewed.now = r.now
+		skewed.at = func(p Params, now int64) Params { return r.at(p, now+skew) }
+		ask := r.anyAsk(Spend, Draw, Refund)
+		if out, other := r.ask(ask), skewed.ask(ask); answer(out) != answer(other) {
+			return r.broken("a caller %d µs ahead is answered %+v", skew, other)
+		}
+	}
+	return nil
+}}
+
+func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
+	prove(t, callersClocksMayDiffer, calendarSubjects())
+}
+
+// Cells answer as their step does; nothing is kept of what is not committed, and nothing is left for the next.
+func TestCellsKeepWhatIsCommitted(t *testing.T) {
+	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
+		t.Run(a.Name, func(t *testing.T) {
+			p, err := a.Prepare(Limit{Count: 3, Period: 1_000_000, Burst: 3})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cells := a.NewCells()
+			first, second := cells.Add(), cells.Add()
+			spend := Ask{Mode: Spend, Cost: 1, Holder: "ann"}
+			fresh := cells.Step(first, p, Ask{Mode: Peek}, epoch, true).Remaining
+			for _, c := range []struct {
+				cell   uint32
+				commit bool
+				left   int64
+			}{{first, false, fresh}, {first, true, fresh - 1}, {second, false, fresh}} {
+				cells.Step(c.cell, p, spend, epoch, c.commit)
+				if left := cells.Step(c.cell, p, Ask{Mode: Peek}, epoch, true).Remaining; left != c.left {
+					t.Errorf("committed %v: %d remain, want %d", c.commit, left, c.left)
+				}
+			}
+			cells.Remove(first)
+			if again := cells.Add(); again != first || cells.Step(again, p, Ask{Mode: Peek}, epoch, true).Remaining != fresh {
+				t.Errorf("cell %d was removed, and %d added with its state", first, again)
+			}
+		})
+	}
+}

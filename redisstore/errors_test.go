@@ -1,0 +1,532 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+	"github.com/redis/go-redis/v9"
+)
+
+// bothClients are a client of each library, over the server's port.
+func bothClients(s *redistest.Server) []maker {
+	return []maker{
+		{"rueidis", dial("redis://" + s.Addr)},
+		{"go-redis", func(t testing.TB) redisstore.Client {
+			return goRedisClient(t, redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1}))
+		}},
+	}
+}
+
+// must runs a command that cannot fail.
+func must(t testing.TB, s *redistest.Server, args ...string) any {
+	t.Helper()
+	reply, err := s.Do(args...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return reply
+}
+
+// slow is a limit whose units come back in years.
+func slow(name string, n int64) penstock.Limit {
+	return penstock.Limit{Name: name, Count: n, Period: 8 * 365 * 24 * time.Hour}
+}
+
+func spend(key string, limit penstock.Limit, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Limit: limit, Cost: cost}
+}
+
+// remaining asks what a limit has left.
+func remaining(t testing.TB, store penstock.Store, key string, limit penstock.Limit) int64 {
+	t.Helper()
+	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Mode: penstock.Peek}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Status(0).Remaining
+}
+
+// wantClass checks an error of Decide.
+func wantClass(t testing.TB, what string, err error, class redisstore.Class) {
+	t.Helper()
+	var e *redisstore.Error
+	if !errors.As(err, &e) || e.Class != class || !errors.Is(err, penstock.ErrUnavailable) || e.Cause == nil {
+		t.Errorf("%s: %v; want an error of class %v", what, err, class)
+	}
+}
+
+func within(t testing.TB, limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// eventually polls until ok, which says what is missing.
+func eventually(t testing.TB, limit time.Duration, ok func() error) {
+	t.Helper()
+	start := time.Now()
+	for {
+		err := ok()
+		if err == nil {
+			return
+		}
+		if time.Since(start) > limit {
+			t.Fatalf("not within %v: %v", limit, err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// Every fault is met by charges of every kind, those that would be denied among them: a script without its first line
+// would let a replica answer a denial that is out of date.
+func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
+	t.Parallel()
+	for _, fault := range []struct {
+		name  string
+		class redisstore.Class
+		make  func(t *testing.T, s *redistest.Server)
+		heal  func(t *testing.T, s *redistest.Server)
+	}{
+		{"replica", redisstore.Unready, do("REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
+		{"replica without its primary's data", redisstore.Unready,
+			do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
+		{"too few replicas", redisstore.Unready, do("CONFIG SET min-replicas-to-write 1"), do("CONFIG SET min-replicas-to-write 0")},
+		{"out of memory", redisstore.Full, do("CONFIG SET maxmemory 1"), do("CONFIG SET maxmemory 0")},
+		{"no right to run scripts", redisstore.Refused, do("ACL SETUSER default -eval -evalsha"), do("ACL SETUSER default +@all")},
+		{"no right inside the script", redisstore.Refused, do("ACL SETUSER default -time"), do("ACL SETUSER default +@all")},
+		{"no right to the keys", redisstore.Refused, do("ACL SETUSER default resetkeys ~other:*"), do("ACL SETUSER default ~*")},
+		{"busy with another script", redisstore.Busy, makeBusy, do("SCRIPT KILL")},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			for _, m := range bothClients(s) {
+				t.Run(m.name, func(t *testing.T) {
+					store := over(t, m.client(t), redisstore.Options{})
+					some, full := slow("some", 10), slow("full", 2)
+					held := penstock.InFlight(2, time.Hour).WithName("held")
+					setUp := []penstock.Charge{spend(m.name, some, 1), spend(m.name, full, 2), spend(m.name, held, 2)}
+					setUp[2].Holder = "first"
+					if d, err := store.Decide(t.Context(), setUp); err != nil || !d.Allowed {
+						t.Fatalf("set up: %v", err)
+					}
+					denied := spend(m.name, held, 1)
+					denied.Holder = "second"
+					fault.make(t, s)
+					for _, batch := range [][]penstock.Charge{
+						{spend(m.name, some, 1)}, {spend(m.name, full, 1)}, {denied},
+						{{Key: m.name, Limit: some, Mode: penstock.Peek}},
+						{{Key: m.name, Limit: some, Mode: penstock.Force, Cost: 1}},
+						{{Key: m.name, Limit: some, Mode: penstock.Refund, Cost: 1}},
+						{{Key: m.name, Limit: some, Mode: penstock.Reset}},
+						{spend(m.name, some, 1), spend(m.name, slow("new", 5), 1)}, {spend(m.name, some, 1), spend(m.name, full, 1)},
+					} {
+						d, err := store.Decide(within(t, 5*time.Second), batch)
+						wantClass(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Limit.Name), err, fault.class)
+						if d.Allowed {
+							t.Errorf("allowed with an error")
+						}
+					}
+					fault.heal(t, s)
+					eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
+					for limit, want := range map[penstock.Limit]int64{some: 9, full: 0, held: 0, slow("new", 5): 5} {
+						if got := remaining(t, store, m.name, limit); got != want {
+							t.Errorf("after the fault %s has %d left, want %d", limit.Name, got, want)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
+// do runs commands, written as one types them.
+func do(commands ...string) func(*testing.T, *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) {
+		t.Helper()
+		for _, c := range commands {
+			must(t, s, strings.Fields(c)...)
+		}
+	}
+}
+
+// makeBusy starts a script that does not end. Its connection waits for it no longer than a command of redistest does.
+func makeBusy(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	must(t, s, "CONFIG", "SET", "busy-reply-threshold", "10")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = s.Do("EVAL", "while true do end", "0")
+	}()
+	t.Cleanup(func() { <-ended })
+	eventually(t, 5*time.Second, func() error {
+		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
+			return fmt.Errorf("not busy yet: %v", err)
+		}
+		return nil
+	})
+}
+
+func TestServerThatIsLoadingIsUnready(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
+	must(t, s, "EVAL", "for i = 1, 4000 do redis.call('SET', 'k' .. i, i) end", "0")
+	must(t, s, "SAVE")
+	var stores []*redisstore.Store
+	for _, m := range bothClients(s) {
+		stores = append(stores, over(t, m.client(t), redisstore.Options{}))
+	}
+	stores = append(stores, over(t, dial("redis://"+s.Addr)(t), redisstore.Options{})) // connects while it loads
+	for _, store := range stores[:2] {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 9), 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Kill()
+	restarted := make(chan error, 1)
+	go func() { restarted <- s.Restart() }()
+	for i, store := range stores {
+		eventually(t, 10*time.Second, func() error {
+			_, err := store.Decide(within(t, time.Second), []penstock.Charge{spend("k", slow("d", 9), 1)})
+			if err == nil {
+				t.Fatalf("store %d: the server was done loading before it was asked", i)
+			}
+			var e *redisstore.Error
+			if !errors.As(err, &e) || e.Class != redisstore.Unready || !strings.Contains(err.Error(), "LOADING") {
+				return err
+			}
+			return nil
+		})
+	}
+	if err := <-restarted; err != nil {
+		t.Fatal(err)
+	}
+	for _, store := range stores {
+		eventually(t, 5*time.Second, func() error {
+			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 9), 1)})
+			return err
+		})
+	}
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "--requirepass", "right")
+	for _, user := range []struct {
+		name           string
+		user, password string
+	}{{"no password", "", ""}, {"wrong password", "", "wr0ng-secret"}, {"unknown user", "eve", "wr0ng-secret"}} {
+		t.Run(user.name, func(t *testing.T) {
+			t.Parallel()
+			address := url.URL{Scheme: "redis", Host: s.Addr}
+			if user.password != "" {
+				address.User = url.UserPassword(user.user, user.password)
+			}
+			for _, m := range []maker{
+				{"rueidis", dial(address.String())},
+				{"go-redis", func(t testing.TB) redisstore.Client {
+					return goRedisClient(t, redis.NewClient(&redis.Options{Addr: s.Addr, Username: user.user, Password: user.password}))
+				}},
+			} {
+				store := over(t, m.client(t), redisstore.Options{})
+				_, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend("k", slow("d", 9), 1)})
+				wantClass(t, m.name, err, redisstore.Refused)
+				wantClass(t, m.name+" ping", store.Ping(within(t, 5*time.Second)), redisstore.Refused)
+				if strings.Contains(fmt.Sprint(err), "wr0ng-secret") {
+					t.Errorf("%s: the error shows the password: %v", m.name, err)
+				}
+			}
+		})
+	}
+}
+
+// A poison is what stands under a key of the store and was not written by it.
+type poison struct {
+	name  string
+	write []string // a command; its second word is the key's place
+}
+
+// onlyKey is the one key that the server has.
+func onlyKey(t testing.TB, s *redistest.Server) string {
+	t.Helper()
+	keys := must(t, s, "KEYS", "*").([]any)
+	if len(keys) != 1 {
+		t.Fatalf("the server has keys %q, want one", keys)
+	}
+	return keys[0].(string)
+}
+
+// TestPoisonedKeyIsNeverAFreshOne puts what is not a store's under its keys. A store that took it for absent would admit
+// without end.
+func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
+	t.Parallel()
+	list := poison{"list", []string{"LPUSH", "", "x"}}
+	hash := poison{"hash", []string{"HSET", "", "f", "v"}}
+	set := poison{"sorted set", []string{"ZADD", "", "1", "x"}}
+	text := poison{"string", []string{"SET", "", "some text"}}
+	malformed := []poison{list, hash, set, text}
+	for _, garbage := range []string{"x", "123", "text", "\x00\x00\x00\x00\x00", "\x01\x00\x00\x00", "\x7f\x00\x00\x00", "\xff\xff\xff\xff",
+		"a longer text that nobody could take for numbers, since it has no length that fits", strings.Repeat("\xff", 100)} {
+		malformed = append(malformed, poison{fmt.Sprintf("%.12q", garbage), []string{"SET", "", garbage}})
+	}
+	for _, kept := range []struct {
+		limit   penstock.Limit
+		poisons []poison
+	}{
+		{slow("numbers", 10), malformed},
+		{slow("many-numbers", 10).With(penstock.SubWindow(8)), malformed},
+		{slow("log", 10).With(penstock.SlidingLog), []poison{list, hash, text}},
+		{penstock.InFlight(10, time.Hour).WithName("slots"), []poison{list, hash, text}},
+	} {
+		t.Run(kept.limit.Name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			store := open(t, s.URL(), redisstore.Options{})
+			charge := spend("k", kept.limit, 1)
+			charge.Holder = "holder"
+			other := spend("k", slow("other", 10), 1)
+			for _, p := range kept.poisons {
+				must(t, s, "FLUSHALL")
+				if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+					t.Fatal(err)
+				}
+				p.write[1] = onlyKey(t, s)
+				must(t, s, "DEL", p.write[1])
+				must(t, s, p.write...)
+				before := must(t, s, "DUMP", p.write[1])
+				for _, mode := range []penstock.Mode{penstock.Spend, penstock.Peek, penstock.Force, penstock.Refund} {
+					charge.Mode = mode
+					for _, batch := range [][]penstock.Charge{{charge}, {charge, other}, {other, charge}} {
+						_, err := store.Decide(t.Context(), batch)
+						wantClass(t, fmt.Sprintf("%s: %v in a batch of %d", p.name, mode, len(batch)), err, redisstore.Poisoned)
+					}
+				}
+				charge.Mode = penstock.Spend
+				if after := must(t, s, "DUMP", p.write[1]); after != before {
+					t.Errorf("%s: the store has written over it", p.name)
+				}
+				if left := remaining(t, store, "k", other.Limit); left != 10 {
+					t.Errorf("%s: %d units of another limit are left, want 10", p.name, left)
+				}
+				must(t, s, "DEL", p.write[1])
+				if d, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil || d.Status(0).Remaining != 9 {
+					t.Errorf("%s: after the key was deleted: %+v, %v", p.name, d.Status(0), err)
+				}
+			}
+		})
+	}
+}
+
+// TestCutStateIsNeverAFreshOne cuts state short, byte by byte.
+func TestCutStateIsNeverAFreshOne(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	used, other := slow("used", 10), slow("other", 10)
+	used.Group, other.Group = "g", "g"
+	if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", other, 1), spend("k", used, 10)}); err != nil {
+		t.Fatal(err)
+	}
+	key := onlyKey(t, s)
+	whole := must(t, s, "GET", key).(string)
+	for n := len(whole) - 1; n > 0; n-- {
+		if n == len(whole)/2 {
+			continue // exactly one of two entries: not malformed
+		}
+		must(t, s, "SET", key, whole[:n])
+		for _, batch := range [][]penstock.Charge{{spend("k", used, 1)}, {spend("k", other, 5), spend("k", used, 1)}} {
+			d, err := store.Decide(t.Context(), batch)
+			if err == nil && d.Allowed {
+				t.Errorf("%d of %d bytes: a batch of %d was admitted", n, len(whole), len(batch))
+			}
+		}
+	}
+}
+
+func TestClusterWithoutAPrimaryIsDown(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t)
+	for i := range 3 { // no quorum is left, so nobody takes over
+		c.Nodes[3+i].Kill()
+		if i > 0 {
+			c.Nodes[i].Kill()
+		}
+	}
+	eventually(t, 20*time.Second, func() error {
+		if info := must(t, c.Nodes[0], "CLUSTER", "INFO").(string); !strings.Contains(info, "cluster_state:fail") {
+			return errors.New("the cluster has not noticed")
+		}
+		return nil
+	})
+	url := dial("redis://" + c.Nodes[0].Addr)
+	goRedis := func(t testing.TB) redisstore.Client {
+		return goRedisClient(t, redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: []string{c.Nodes[0].Addr}, MaxRedirects: -1, DialerRetries: 1,
+		}))
+	}
+	for _, m := range []maker{{"rueidis", url}, {"go-redis", goRedis}} {
+		store := over(t, m.client(t), redisstore.Options{})
+		found := make(map[redisstore.Class]int)
+		for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
+			_, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend(fmt.Sprint("k", i), slow("d", 9), 1)})
+			var e *redisstore.Error
+			if !errors.As(err, &e) {
+				t.Fatalf("%s: key %d: %v", m.name, i, err)
+			}
+			found[e.Class]++
+			if e.Class != redisstore.Unready && e.Class != redisstore.Unreached {
+				t.Errorf("%s: key %d: %v", m.name, i, err)
+			}
+		}
+		t.Logf("%s: %v", m.name, found)
+		if found[redisstore.Unready] == 0 {
+			t.Errorf("%s: the living node never said CLUSTERDOWN", m.name)
+		}
+	}
+}
+
+// Rights is all that a user of a single server needs, with the keys that start with its prefix. A Cluster's client asks for the
+// slots as well (go-redis for the commands too), and Ping and idle connections ping.
+const (
+	rights        = "+evalsha +eval +time " + rightsInScripts
+	rightsCluster = "+cluster|slots"
+	rightsGoRedis = "+command"
+	rightsPing    = "+ping"
+
+	rightsInScripts = "+get +set +del +pttl +pexpire " + // numbers
+		"+zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyrank +zremrangebyscore +zscore" // sorted sets
+)
+
+// letIn makes a user with these rights, and no others.
+func letIn(t testing.TB, s *redistest.Server, rights string) {
+	t.Helper()
+	must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret ~limiter1* -@all "+rights)...)
+}
+
+func TestStoreNeedsTheseRightsOnly(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	letIn(t, s, rights)
+	for _, m := range asLimiter(s.Addr) {
+		t.Run(m.name, func(t *testing.T) {
+			store := over(t, m.client(t), redisstore.Options{Prefix: "limiter"})
+			storetest.Run(t, func(*testing.T) penstock.Store { return store })
+			if err := useEveryCommand(t, m.client(t)); err != nil {
+				t.Error(err)
+			}
+			wantClass(t, "ping without the right", store.Ping(t.Context()), redisstore.Refused)
+		})
+	}
+	letIn(t, s, rights+" "+rightsPing)
+	if err := over(t, asLimiter(s.Addr)[0].client(t), redisstore.Options{}).Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStoreOnAClusterNeedsOneRightMore(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t)
+	for _, n := range c.Nodes {
+		letIn(t, n, rights+" "+rightsCluster+" "+rightsGoRedis)
+	}
+	client := dial("redis+cluster://limiter:secret@" + strings.Join(c.Addrs(), ","))
+	goRedis := func(t testing.TB) redisstore.Client {
+		return goRedisClient(t, redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: "limiter", Password: "secret"}))
+	}
+	for _, m := range []maker{{"rueidis", client}, {"go-redis", goRedis}} {
+		t.Run(m.name, func(t *testing.T) {
+			store := over(t, m.client(t), redisstore.Options{Prefix: "limiter"})
+			storetest.Run(t, func(*testing.T) penstock.Store { return store })
+		})
+	}
+}
+
+// TestEveryRightIsNeeded takes one right away at a time.
+func TestEveryRightIsNeeded(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	for _, right := range strings.Fields(rights) {
+		var others []string
+		for _, other := range strings.Fields(rights) {
+			if other != right {
+				others = append(others, other)
+			}
+		}
+		must(t, s, "FLUSHALL")
+		must(t, s, "SCRIPT", "FLUSH")
+		letIn(t, s, strings.Join(others, " "))
+		err := useEveryCommand(t, asLimiter(s.Addr)[0].client(t))
+		wantClass(t, "without "+right, err, redisstore.Refused)
+	}
+}
+
+// asLimiter makes clients that log in as the user of letIn.
+func asLimiter(addr string) []maker {
+	return []maker{
+		{"rueidis", dial("redis://limiter:secret@" + addr)},
+		{"go-redis", func(t testing.TB) redisstore.Client {
+			return goRedisClient(t, redis.NewClient(&redis.Options{Addr: addr, Username: "limiter", Password: "secret"}))
+		}},
+	}
+}
+
+// useEveryCommand makes charges until the scripts have run every command that stands in them, or returns the first error.
+func useEveryCommand(t testing.TB, client redisstore.Client) error {
+	clock := time.Now()
+	real := over(t, client, redisstore.Options{Prefix: "limiter"})
+	given := over(t, client, redisstore.Options{Prefix: "limiter", Now: func() time.Time { return clock }})
+	numbers, more := slow("numbers", 10), slow("more", 10)
+	numbers.Group, more.Group = "g", "g"
+	log, slots := penstock.PerMinute(10).With(penstock.SlidingLog), penstock.InFlight(10, time.Minute)
+	charge := func(limit penstock.Limit, mode penstock.Mode, cost int64, holder string) penstock.Charge {
+		return penstock.Charge{Key: t.Name(), Limit: limit, Mode: mode, Cost: cost, Holder: holder}
+	}
+	var failed error
+	decide := func(s *redisstore.Store, charges ...penstock.Charge) {
+		if failed == nil {
+			_, failed = s.Decide(t.Context(), charges)
+		}
+	}
+	decide(real, charge(numbers, penstock.Reset, 0, "")) // the store reads the time itself
+	decide(given, charge(numbers, penstock.Spend, 1, ""))
+	decide(given, charge(more, penstock.Spend, 1, "")) // PTTL
+	decide(given, charge(numbers, penstock.Reset, 0, ""))
+	decide(given, charge(more, penstock.Reset, 0, "")) // DEL
+	for range 2 {
+		for _, holder := range []string{"a", "b", "c"} {
+			decide(given, charge(log, penstock.Spend, 3, ""), charge(slots, penstock.Spend, 3, holder))
+			clock = clock.Add(time.Second)
+		}
+		decide(given, charge(log, penstock.Spend, 3, ""), charge(slots, penstock.Spend, 3, "d")) // denied: looks for when
+		decide(given, charge(log, penstock.Refund, 1, ""), charge(slots, penstock.Refund, 1, "c"))
+		clock = clock.Add(59 * time.Second) // some have expired
+	}
+	clock = clock.Add(-time.Hour) // the clock steps back: state is mended
+	decide(given, charge(log, penstock.Spend, 1, ""), charge(slots, penstock.Spend, 1, "e"))
+	return failed
+}
+
+func TestErrorsNameTheirClass(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("the cause")
+	for class, name := range map[redisstore.Class]string{
+		redisstore.Unknown: "unknown", redisstore.Unreached: "unreached", redisstore.Unready: "unready", redisstore.Full: "full",
+		redisstore.Busy: "busy", redisstore.Refused: "refused", redisstore.Poisoned: "poisoned", redisstore.Rejected: "rejected",
+	} {
+		err := error(&redisstore.Error{Class: class, Cause: cause})
+		if class.String() != name || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "the cause") ||
+			!errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, cause) {
+			t.Errorf("class %d: %v", class, err)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/rueidis"
+)
+
+// server starts a real server for an example: its URL stands for redis://localhost:6379.
+func server() (url string, stop func()) {
+	s, err := redistest.Launch()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return s.URL(), s.Close
+}
+
+// Two stores stand for two processes: they share the limit.
+func ExampleOpen() {
+	url, stop := server()
+	defer stop()
+	ctx := context.Background()
+	for _, process := range []string{"first", "second"} {
+		store, err := redisstore.Open(url, redisstore.Options{})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer store.Close()
+		if err := store.Ping(ctx); err != nil { // optional: to fail early
+			log.Fatal(err)
+		}
+		limiter, err := penstock.NewLimiter(store, "search", penstock.PerHour(3))
+		if err != nil {
+			log.Fatal(err)
+		}
+		for range 2 {
+			decision, err := limiter.Allow(ctx, "user:42")
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(process, decision.Allowed)
+		}
+	}
+	// Output:
+	// first true
+	// first true
+	// second true
+	// second false
+}
+
+// With a Secret, neither the keys in Redis nor a dump of them show who was limited.
+func ExampleOptions() {
+	url, stop := server()
+	defer stop()
+	store, err := redisstore.Open(url, redisstore.Options{Prefix: "shop", Secret: []byte("from a secret store")})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	limiter, err := penstock.NewLimiter(store, "checkout", penstock.PerMinute(10))
+	if err != nil {
+		log.Fatal(err)
+	}
+	decision, err := limiter.Allow(context.Background(), "alice@example.org")
+	fmt.Println(decision.Allowed, err)
+	// Output:
+	// true <nil>
+}
+
+// A rueidis client of one's own: its owner closes it, and should switch off its retries.
+func ExampleNewRueidis() {
+	url, stop := server()
+	defer stop()
+	option, err := redisstore.ParseURL(url) // with retries and the client cache switched off
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := rueidis.NewClient(option)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	store, err := redisstore.New(redisstore.NewRueidis(client), redisstore.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(store.Ping(context.Background()))
+	// Output:
+	// <nil>
+}
+
+// An Error says what became of the charges.
+func ExampleError() {
+	store, err := redisstore.Open("unix:///nowhere/redis.sock", redisstore.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	limiter, err := penstock.NewLimiter(store, "search", penstock.PerHour(3))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_, err = limiter.Allow(ctx, "user:42")
+	var failure *redisstore.Error
+	if errors.As(err, &failure) && errors.Is(err, penstock.ErrUnavailable) {
+		fmt.Println(failure.Class)
+	}
+	// Output:
+	// unreached
+}

@@ -1,0 +1,132 @@
+package redisstore
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// To define a local function costs a script about as much as to run it, and it is defined anew at every call. So the composer
+// puts functions in line where it can. Two forms of Lua functions are understood:
+//
+//   - one whose body is "return" and an expression stands for that expression, wherever it is called;
+//   - any other without a return inside a loop, where its call is a statement "a, b = f(…)" or "local a, b = f(…)" on one line.
+
+// A function is a Lua function as text.
+type function struct {
+	name       string
+	parameters string
+	body       string
+	expression string // if it is nothing else
+}
+
+var (
+	definition = regexp.MustCompile(`(?ms)^local function (\w+)\(([^)]*)\)\n(.*?)^end\n`)
+	comment    = regexp.MustCompile(`(?m)[ \t]*--.*$`)
+	blank      = regexp.MustCompile(`\n\s*\n`)
+	returning  = regexp.MustCompile(`(?m)^(\s*)return (.*)$`)
+)
+
+func uncomment(lua string) string {
+	return blank.ReplaceAllString(comment.ReplaceAllString(lua, ""), "\n")
+}
+
+// functionsOf reads the functions that a text defines at its top level.
+func functionsOf(lua string) []function {
+	var functions []function
+	for _, m := range definition.FindAllStringSubmatch(lua, -1) {
+		f := function{name: m[1], parameters: m[2], body: m[3]}
+		if body := strings.TrimSpace(m[3]); strings.HasPrefix(body, "return ") && !strings.Contains(body, "\n") {
+			f.expression = strings.TrimPrefix(body, "return ")
+		}
+		functions = append(functions, f)
+	}
+	return functions
+}
+
+// inline puts the functions in line in a text, the last defined first. A function that is still called then is defined in front.
+func inline(text string, functions []function) string {
+	for i := len(functions) - 1; i >= 0; i-- {
+		f := functions[i]
+		if f.expression != "" {
+			text = f.asExpression(text)
+			continue
+		}
+		text = f.asStatement(text)
+		if mentions(text, f.name) {
+			text = fmt.Sprintf("local function %s(%s)\n%send\n%s", f.name, f.parameters, f.body, text)
+		}
+	}
+	return text
+}
+
+func mentions(text, name string) bool {
+	return regexp.MustCompile(`\b` + name + `\b`).MatchString(text)
+}
+
+// asStatement replaces the statements that assign what f returns. Its body becomes a block that is left by break.
+func (f function) asStatement(text string) string {
+	statement := regexp.MustCompile(`(?m)^([ \t]*)(local )?([\w, ]+) = ` + f.name + `\((.*)\)$`)
+	return statement.ReplaceAllStringFunc(text, func(line string) string {
+		m := statement.FindStringSubmatch(line)
+		indent, local, names, arguments := m[1], m[2], m[3], m[4]
+		if local != "" {
+			local = indent + "local " + names + "\n"
+		}
+		var results []string
+		for i := range strings.Split(names, ",") {
+			results = append(results, fmt.Sprintf("r%d", i+1))
+		}
+		all := strings.Join(results, ", ")
+		body := returning.ReplaceAllString(f.body, "${1}"+all+" = ${2}\n${1}break")
+		return fmt.Sprintf("%s%sdo\n%slocal %s\n%srepeat\n%slocal %s = %s\n%s%suntil true\n%s%s = %s\n%send",
+			local, indent, indent, all, indent, indent, f.parameters, arguments, body, indent, indent, names, all, indent)
+	})
+}
+
+// asExpression replaces the calls of f by its expression.
+func (f function) asExpression(text string) string {
+	call := regexp.MustCompile(`\b` + f.name + `\(`)
+	parameter := regexp.MustCompile(`\b(` + strings.ReplaceAll(f.parameters, ", ", "|") + `)\b`)
+	for {
+		at := call.FindStringIndex(text)
+		if at == nil {
+			return text
+		}
+		arguments, end := argumentsAt(text, at[1])
+		values := map[string]string{}
+		for i, name := range strings.Split(f.parameters, ", ") {
+			values[name] = parenthesize(arguments[i])
+		}
+		expression := parameter.ReplaceAllStringFunc(f.expression, func(name string) string { return values[name] })
+		text = text[:at[0]] + "(" + expression + ")" + text[end:]
+	}
+}
+
+var simple = regexp.MustCompile(`^\w+$`)
+
+func parenthesize(expression string) string {
+	if simple.MatchString(expression) {
+		return expression
+	}
+	return "(" + expression + ")"
+}
+
+// argumentsAt splits the arguments of a call, from behind its opening parenthesis. It returns where the call ends.
+func argumentsAt(text string, start int) (arguments []string, end int) {
+	depth := 0
+	for i := start; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '(':
+			depth++
+		case c == ')' && depth > 0:
+			depth--
+		case c == ')':
+			return append(arguments, strings.TrimSpace(text[start:i])), i + 1
+		case c == ',' && depth == 0:
+			arguments = append(arguments, strings.TrimSpace(text[start:i]))
+			start = i + 1
+		}
+	}
+	panic("unreachable: a call without an end in a script of ours: " + text[start:min(start+40, len(text))])
+}

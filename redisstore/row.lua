@@ -1,0 +1,134 @@
+-- Decides one batch of up to four charges on one string: the most frequent call. The composer writes it out for a sequence
+-- of algorithms, without loops and tables: what stands between @each and @end once per charge, with its number for $, and
+-- @list{…}, @text{…}, @all{…} once per charge in a line, joined by commas, by nothing, by "and".
+local key, slack = KEYS[1], SLACK
+local now, at = sunpack('<I7xxxx', ARGV[1])
+if now == 0 then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  slack = VIRTUALTTL
+end
+
+-- A string begins with the time, in seconds, until which it certainly lives. Entries follow: a word of the limit's tag and
+-- the count of its numbers, then these; trailing zeros are not stored.
+local stored = call('GET', key)
+local lives, size, pos, inorder = 0, 0, 5, true
+if stored then
+  lives, size = sunpack('<I4', stored) * 1000000, #stored
+end
+@each
+local mode$, tag$, cost$, a$, b$, c$
+local d$, patience$, who$ = 0, 0, 0
+mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4I7I7I7I7', ARGV[1], at)
+if mode$ >= 128 then
+  mode$ = mode$ - 128
+  d$, patience$, who$, at = sunpack('<I7I7I7', ARGV[1], at)
+end
+
+-- The entry mostly stands behind that of the charge before, so it is looked for there first.
+local first$, n$, s$1, s$2, s$3, s$4, s$5, s$6
+if stored then
+  if pos <= size then
+    n$ = sunpack('<I4', stored, pos) - tag$
+    first$ = pos
+  end
+  if not n$ or n$ <= 0 or n$ >= 128 then
+    inorder, first$, pos = false, nil, 5
+    while pos <= size do
+      local word = sunpack('<I4', stored, pos)
+      n$ = word - tag$
+      if n$ > 0 and n$ < 128 then
+        first$ = pos
+        break
+      end
+      pos = pos + widthof(fmod(word, 128))
+    end
+    if not first$ and pos ~= size + 1 then
+      return redis.error_reply('POISONED the state is malformed')
+    end
+  end
+  if first$ then
+    if n$ == 3 then
+      s$1, s$2, s$3, pos = sunpack('<I7I7I6', stored, first$ + 4)
+    elseif n$ == 2 then
+      s$1, s$2, pos = sunpack('<I7I7', stored, first$ + 4)
+    elseif n$ == 4 then
+      s$1, s$2, s$3, s$4, pos = sunpack('<I7I7I6I7', stored, first$ + 4)
+    elseif n$ == 5 then
+      s$1, s$2, s$3, s$4, s$5, pos = sunpack('<I7I7I6I7I7', stored, first$ + 4)
+    elseif n$ == 6 then
+      s$1, s$2, s$3, s$4, s$5, s$6, pos = sunpack('<I7I7I6I7I7I7', stored, first$ + 4)
+    else
+      return redis.error_reply('POISONED the state is malformed')
+    end
+  end
+end
+
+local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
+granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, who$, s$1, s$2, s$3, s$4, s$5, s$6)
+@end
+@several
+if not (@all{retry$ == 0}) then
+@each
+  if retry$ == 0 then -- granted by itself, denied by another: say what is left
+    granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, who$, s$1, s$2, s$3, s$4, s$5, s$6)
+  end
+@end
+end
+@end
+
+local keep = max(UNCHANGED, @list{keep$})
+if keep >= 0 then
+  local entries, inplace = '', stored and inorder and now + keep <= lives
+@each
+  if keep$ > 0 then
+    local m
+    if t$6 and t$6 > 0 then
+      m, t$1 = 6, spack('<I4I7I7I6I7I7I7', tag$ + 6, t$1, t$2, t$3, t$4, t$5, t$6)
+    elseif t$5 and t$5 > 0 then
+      m, t$1 = 5, spack('<I4I7I7I6I7I7', tag$ + 5, t$1, t$2, t$3, t$4, t$5)
+    elseif t$4 and t$4 > 0 then
+      m, t$1 = 4, spack('<I4I7I7I6I7', tag$ + 4, t$1, t$2, t$3, t$4)
+    elseif t$3 and t$3 > 0 then
+      m, t$1 = 3, spack('<I4I7I7I6', tag$ + 3, t$1, t$2, t$3)
+    else
+      m, t$1 = 2, spack('<I4I7I7', tag$ + 2, t$1, t$2)
+    end
+    inplace = inplace and m == n$
+    entries = entries .. t$1
+  elseif keep$ < 0 and first$ then
+    entries = entries .. stored:sub(first$, first$ + widthof(n$) - 1)
+  else
+    inplace = inplace and keep$ < 0 and not first$
+  end
+@end
+  if inplace then
+    call('SETRANGE', key, first1 - 1, entries)
+  else
+    -- Behind the entries of this batch stand those of others.
+    local others = 5
+    while others <= size do
+      local word = sunpack('<I4', stored, others)
+      local n = fmod(word, 128)
+      if @all{word - n ~= tag$} then
+        entries = entries .. stored:sub(others, others + widthof(n) - 1)
+      end
+      others = others + widthof(n)
+    end
+    if entries == '' then
+      if stored then
+        call('DEL', key)
+      end
+    elseif now + keep <= lives then
+      call('SET', key, stored:sub(1, 4) .. entries, 'KEEPTTL')
+    else
+      local ttl = cdiv(keep, 1000)
+      call('SET', key, spack('<I4', livesof(now, ttl)) .. entries, 'PX', text(ttl + slack))
+    end
+  end
+end
+if @all{retry$ == 0 and wait$ == 0} then
+  return spack('<@text{I7I7I7}', @list{granted$, remaining$, reset$})
+end
+return spack('<@text{I7I7i7I7I7}', @list{granted$, remaining$, retry$, reset$, wait$})
