@@ -40,40 +40,40 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
     ownexpires = 0
   end
   local bound = mended and now + period or MAX
-  last, ownexpires = min(last, bound), min(ownexpires, bound)
+  last, ownexpires = math.min(last, bound), math.min(ownexpires, bound)
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
   local expires, hascost = ownexpires, owncost
   if mode == REFUND then
-    granted = min(cost, owncost)
+    granted = math.min(cost, owncost)
     hascost = owncost - granted
   elseif mode == RESET then
     used, last, expires, hascost, mended = 0, 0, 0, 0, false
   else
     local wanted = cost
     if mode == DRAW then
-      wanted = min(cost, max(count - used, owncost))
+      wanted = math.min(cost, math.max(count - used, owncost))
     elseif mode == FORCE then
-      wanted = min(cost, max(MAX / 2 - used, 0))
+      wanted = math.min(cost, math.max(MAX / 2 - used, 0))
     end
     if cost == 0 then -- asks only
     elseif cost > count and mode ~= DRAW and mode ~= FORCE then
       retry = NEVER
     elseif wanted == 0 and mode == DRAW then
-      retry = min(expiry(key, used + 1 - count, now, me), bound) - now
-    elseif mode ~= FORCE and wanted > max(count - used, owncost) then
-      retry = min(expiry(key, used + wanted - count, now, me), bound) - now
+      retry = math.min(expiry(key, used + 1 - count, now, me), bound) - now
+    elseif mode ~= FORCE and wanted > math.max(count - used, owncost) then
+      retry = math.min(expiry(key, used + wanted - count, now, me), bound) - now
     elseif mode ~= PEEK and wanted > 0 then
-      granted = max(wanted - owncost, 0)
+      granted = math.max(wanted - owncost, 0)
       expires, hascost = now + period, wanted
     end
   end
 
   if hascost > 0 then
     used = used + hascost
-    last = max(last, expires)
+    last = math.max(last, expires)
   end
-  remaining = max(count - used, 0)
+  remaining = math.max(count - used, 0)
   if used > 0 then
     reset = last - now
   end

@@ -29,7 +29,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       retry = NEVER
     end
   end
-  remaining = max(count - after, 0)
+  remaining = math.max(count - after, 0)
   if after > 0 then
     reset = ending - now
   end

@@ -8,7 +8,7 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
 
   local granted, remaining, retry, reset, wait, keep = 0, 0, 0, 0, 0, UNCHANGED
   if mode == SPEND or mode == PEEK or mode == DRAW then
-    local need = mode == DRAW and min(cost, 1) or cost
+    local need = mode == DRAW and math.min(cost, 1) or cost
     if need > places then
       retry = NEVER
     elseif need > 0 then
@@ -18,25 +18,25 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
       if need * unit > room then
         retry = cdiv(need * unit - room, rate) + ahead
       end
-      retry = max(retry, wait - patience)
+      retry = math.max(retry, wait - patience)
       if retry > 0 then
         wait = 0
       elseif mode ~= PEEK then
-        granted = min(cost, div(room, unit))
+        granted = math.min(cost, div(room, unit))
         level = level + granted * unit
         tail, taken = who, granted
       end
     end
   elseif mode == FORCE then
     granted = cost
-    level = min(level + cost * unit, MAX)
+    level = math.min(level + cost * unit, MAX)
     if cost > 0 then
       tail, taken = who, cost
     end
   elseif mode == REFUND then
     if who ~= 0 and who == tail then
-      granted = min(cost, taken, cdiv(level, unit))
-      level = max(level - granted * unit, 0)
+      granted = math.min(cost, taken, cdiv(level, unit))
+      level = math.max(level - granted * unit, 0)
       taken = taken - granted
     end
   else
@@ -53,5 +53,5 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, wait, keep, min(level, capacity), at, unit, tail, taken, max(level - capacity, 0)
+  return granted, remaining, retry, reset, wait, keep, math.min(level, capacity), at, unit, tail, taken, math.max(level - capacity, 0)
 end

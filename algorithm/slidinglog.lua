@@ -40,30 +40,30 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   if never(mode, cost, count) then
     retry = NEVER
   elseif not fits then
-    local enough = sum + (mode == DRAW and min(cost, 1) or cost) - count
+    local enough = sum + (mode == DRAW and math.min(cost, 1) or cost) - count
     local _, at = reaching(key, enough, expired)
     if mended then
-      at = min(at, now)
+      at = math.min(at, now)
     end
     retry = at + period - now
   end
   if mode == FORCE then
-    granted = min(granted, MAX / 2 - min(used, MAX / 2))
+    granted = math.min(granted, MAX / 2 - math.min(used, MAX / 2))
     after = used + granted
   end
 
-  remaining = max(count - after, 0)
+  remaining = math.max(count - after, 0)
   if after == used and not (mended and mode ~= PEEK) and mode ~= RESET then
     if used > 0 then
       reset = (mended and now or last) + period - now
     end
     return granted, remaining, retry, reset, 0, keep
   end
-  local at = mended and now or max(now, last)
+  local at = mended and now or math.max(now, last)
   if after > 0 and after < used then
     _, at = reaching(key, base + after, expired)
     if mended then
-      at = min(at, now)
+      at = math.min(at, now)
     end
   end
   if after > 0 then

@@ -3,7 +3,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   if not width or start + 2 * width <= now then
     start, current, previous = now - fmod(now, period), 0, 0
   else
-    current, previous = min(current or 0, div(MAX, ticks)), min(previous or 0, div(MAX, ticks))
+    current, previous = math.min(current or 0, div(MAX, ticks)), math.min(previous or 0, div(MAX, ticks))
     if start + width <= now then
       start, current, previous = start + width, 0, current
     end
@@ -11,20 +11,20 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
       start, mended = now, true
     end
     if width ~= period then
-      start, mended = now - max(ceil(max(now - start, 0) / width * period) - 2, 0), true
+      start, mended = now - math.max(math.ceil(math.max(now - start, 0) / width * period) - 2, 0), true
     end
   end
-  local weight = ticks - div(max(now - start, 0), tick)
+  local weight = ticks - div(math.max(now - start, 0), tick)
   local before = current + previous
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
   if mode == FORCE then
-    granted = min(cost, div(MAX, ticks) - current)
+    granted = math.min(cost, div(MAX, ticks) - current)
     current = current + granted
   elseif mode == REFUND then
-    granted = min(cost, before)
-    previous = previous - max(granted - current, 0)
-    current = max(current - granted, 0)
+    granted = math.min(cost, before)
+    previous = previous - math.max(granted - current, 0)
+    current = math.max(current - granted, 0)
   elseif mode == RESET then
     current, previous = 0, 0
   else
@@ -33,7 +33,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if never(mode, cost, count) then
       retry = NEVER
     elseif not fits then
-      local room = count - (mode == DRAW and min(cost, 1) or cost)
+      local room = count - (mode == DRAW and math.min(cost, 1) or cost)
       local windows, elapsed
       if room >= current then
         windows, elapsed = 0, ticks - div((room - current) * ticks, previous)
@@ -48,7 +48,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     current = current + granted
   end
 
-  remaining = max(count - current - cdiv(previous * weight, ticks), 0)
+  remaining = math.max(count - current - cdiv(previous * weight, ticks), 0)
   if current > 0 then
     reset = start + 2 * period - now
   elseif previous > 0 then

@@ -28,7 +28,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if never(mode, cost, count) then
     retry = NEVER
   elseif not fits then
-    local left = used + (mode == DRAW and min(cost, 1) or cost) - count
+    local left = used + (mode == DRAW and math.min(cost, 1) or cost) - count
     local k = n + 1
     left = left - next[k]
     while left > 0 do
@@ -42,14 +42,14 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   else
     local i, back = 1, used - after
     while back > 0 do
-      local taken = min(back, next[i])
+      local taken = math.min(back, next[i])
       next[i] = next[i] - taken
       back = back - taken
       i = i + 1
     end
   end
 
-  remaining = max(count - after, 0)
+  remaining = math.max(count - after, 0)
   if after > 0 then
     local newest = 0
     while next[newest + 1] == 0 do

@@ -108,7 +108,10 @@ func tokenBucket(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, bucket{min(level, capacity), at, unit, max(level-capacity, 0)}
+	if level > capacity {
+		return out, bucket{capacity, at, unit, level - capacity}
+	}
+	return out, bucket{level, at, unit, 0}
 }
 
 // drain brings a bucket up to now. It returns the level with its debt, the time at which it is right, how far that is
@@ -127,7 +130,7 @@ func drain(s bucket, rate, unit, burst, now int64) (level, at, ahead int64, mend
 	if at > now {
 		return level, at, at - now, mended
 	}
-	if now-at >= cdiv(level, rate) {
+	if float64(now-at)*float64(rate) >= float64(level) { // a product too large to be exact is larger than any level
 		level = 0
 	} else {
 		level -= (now - at) * rate

@@ -23,17 +23,17 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
     end
   elseif mode == DRAW then
     if room >= unit then
-      granted = min(cost, div(room, unit))
+      granted = math.min(cost, div(room, unit))
       level = level + granted * unit
     elseif cost > 0 then
       retry = cdiv(unit - room, rate) + ahead
     end
   elseif mode == FORCE then
     granted = cost
-    level = min(level + cost * unit, MAX)
+    level = math.min(level + cost * unit, MAX)
   elseif mode == REFUND then
-    granted = min(cost, div(level, unit))
-    level = max(level - cost * unit, 0)
+    granted = math.min(cost, div(level, unit))
+    level = math.max(level - cost * unit, 0)
   else
     level = 0
   end
@@ -48,5 +48,8 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, wait, keep, min(level, capacity), at, unit, max(level - capacity, 0)
+  if level > capacity then
+    return granted, remaining, retry, reset, wait, keep, capacity, at, unit, level - capacity
+  end
+  return granted, remaining, retry, reset, wait, keep, level, at, unit, 0
 end

@@ -14,7 +14,7 @@ end
 local strings, saved = {}, {}
 
 local function formatof(n)
-  return '<' .. string.rep('I7', min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
+  return '<' .. string.rep('I7', math.min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
 end
 
 local function load(key)
@@ -70,7 +70,7 @@ local function save(key, algorithm, tag, result)
   if s.keep < 0 then
     saved[#saved + 1] = key
   end
-  s.keep = max(s.keep, keep)
+  s.keep = math.max(s.keep, keep)
 end
 
 local reply = {}
@@ -111,7 +111,7 @@ for _, key in ipairs(saved) do
       n = n - 1
     end
     if n > 6 then
-      n = max(n, 8)
+      n = math.max(n, 8)
       parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
     end
   end

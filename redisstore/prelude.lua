@@ -5,14 +5,10 @@ local call = redis.call
 local spack = struct.pack
 local sunpack = struct.unpack
 local fmod = math.fmod
-local ceil = math.ceil
-local min = math.min
-local max = math.max
-local format = string.format
 
 -- A number as Redis reads it: all its digits.
 local function text(n)
-  return format('%.0f', n)
+  return string.format('%.0f', n)
 end
 
 -- Exact integer division, down and up, of numbers up to MAX.
@@ -31,7 +27,7 @@ end
 
 -- Until when, in seconds, a string certainly lives that is written now with a TTL of so many ms and the slack.
 local function livesof(now, ttl)
-  return min(div(now + ttl * 1000 + LIVES, 1000000), 4294967295)
+  return math.min(div(now + ttl * 1000 + LIVES, 1000000), 4294967295)
 end
 
 local function take(mode, cost, used, count)
@@ -41,15 +37,15 @@ local function take(mode, cost, used, count)
     end
     return 0, used, false
   elseif mode == DRAW then
-    local granted = min(cost, max(count - used, 0))
+    local granted = math.min(cost, math.max(count - used, 0))
     return granted, used + granted, granted > 0 or cost == 0
   elseif mode == PEEK then
     return 0, used, cost == 0 or cost <= count - used
   elseif mode == FORCE then
-    local granted = min(cost, max(MAX - used, 0))
+    local granted = math.min(cost, math.max(MAX - used, 0))
     return granted, used + granted, true
   elseif mode == REFUND then
-    local granted = min(cost, used)
+    local granted = math.min(cost, used)
     return granted, used - granted, true
   end
   return 0, 0, true
@@ -66,7 +62,7 @@ local function convert(level, old, unit, limit)
   end
   local part = level - tokens * old
   if part > 0 then
-    part = min(unit, ceil(part / old * unit) + 1)
+    part = math.min(unit, math.ceil(part / old * unit) + 1)
   end
   return tokens * unit + part
 end
@@ -75,12 +71,16 @@ local function drain(rate, unit, burst, now, level, at, old, debt)
   if not level then
     return 0, now, 0, false
   end
-  debt = debt or 0
   if old ~= unit then
     level = convert(level, old, unit, burst * unit)
-    debt = convert(debt, old, unit, MAX / 2)
+    debt = convert(debt or 0, old, unit, MAX / 2)
   end
-  level = min(level, burst * unit) + debt
+  if level > burst * unit then
+    level = burst * unit
+  end
+  if debt then
+    level = level + debt
+  end
   local mended = at - now > MAXSTALL
   if mended then
     at = now
@@ -88,7 +88,7 @@ local function drain(rate, unit, burst, now, level, at, old, debt)
   if at > now then
     return level, at, at - now, mended
   end
-  if now - at >= cdiv(level, rate) then
+  if (now - at) * rate >= level then -- a product too large to be exact is larger than any level
     level = 0
   else
     level = level - (now - at) * rate

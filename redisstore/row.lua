@@ -1,8 +1,9 @@
 -- Decides one batch of up to four charges on one string: the most frequent call. The composer writes it out for a sequence
--- of algorithms, without loops and tables: what stands between @each and @end once per charge, with its number for $, and
--- @list{…}, @text{…}, @all{…} once per charge in a line, joined by commas, by nothing, by "and".
+-- of algorithms, without tables: what stands between @each and @endeach once per charge, with its number for $; @rest: not for
+-- the first charge; @several: not if there is but one; @list{…}, @text{…}, @all{…}, @cat{…} once per charge in a line, joined by commas, by
+-- nothing, by "and", by "..".
 local key, slack = KEYS[1], SLACK
-local now, at = sunpack('<I7xxxx', ARGV[1])
+local now, mode1, tag1, cost1, a1, b1, c1, at = sunpack('<I7xxxxxxxBI4I7I7I7I7', ARGV[1])
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -18,9 +19,11 @@ if stored then
   lives, size = sunpack('<I4', stored) * 1000000, #stored
 end
 @each
+@rest
 local mode$, tag$, cost$, a$, b$, c$
-local d$, patience$, who$ = 0, 0, 0
 mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4I7I7I7I7', ARGV[1], at)
+@endrest
+local d$, patience$, who$ = 0, 0, 0
 if mode$ >= 128 then
   mode$ = mode$ - 128
   d$, patience$, who$, at = sunpack('<I7I7I7', ARGV[1], at)
@@ -67,64 +70,69 @@ end
 
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
 granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, who$, s$1, s$2, s$3, s$4, s$5, s$6)
-@end
+@endeach
 @several
 if not (@all{retry$ == 0}) then
 @each
   if retry$ == 0 then -- granted by itself, denied by another: say what is left
     granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, who$, s$1, s$2, s$3, s$4, s$5, s$6)
   end
-@end
+@endeach
 end
-@end
+@endseveral
 
-local keep = max(UNCHANGED, @list{keep$})
-if keep >= 0 then
-  local entries, inplace = '', stored and inorder and now + keep <= lives
+local keep = keep1
 @each
+@rest
+if keep$ > keep then
+  keep = keep$
+end
+@endrest
+@endeach
+if keep >= 0 then
+  local inplace = inorder and stored and now + keep <= lives
+@each
+  local entry$, m$ = '', 0
   if keep$ > 0 then
-    local m
     if t$6 and t$6 > 0 then
-      m, t$1 = 6, spack('<I4I7I7I6I7I7I7', tag$ + 6, t$1, t$2, t$3, t$4, t$5, t$6)
+      entry$, m$ = spack('<I4I7I7I6I7I7I7', tag$ + 6, t$1, t$2, t$3, t$4, t$5, t$6), 6
     elseif t$5 and t$5 > 0 then
-      m, t$1 = 5, spack('<I4I7I7I6I7I7', tag$ + 5, t$1, t$2, t$3, t$4, t$5)
+      entry$, m$ = spack('<I4I7I7I6I7I7', tag$ + 5, t$1, t$2, t$3, t$4, t$5), 5
     elseif t$4 and t$4 > 0 then
-      m, t$1 = 4, spack('<I4I7I7I6I7', tag$ + 4, t$1, t$2, t$3, t$4)
+      entry$, m$ = spack('<I4I7I7I6I7', tag$ + 4, t$1, t$2, t$3, t$4), 4
     elseif t$3 and t$3 > 0 then
-      m, t$1 = 3, spack('<I4I7I7I6', tag$ + 3, t$1, t$2, t$3)
+      entry$, m$ = spack('<I4I7I7I6', tag$ + 3, t$1, t$2, t$3), 3
     else
-      m, t$1 = 2, spack('<I4I7I7', tag$ + 2, t$1, t$2)
+      entry$, m$ = spack('<I4I7I7', tag$ + 2, t$1, t$2), 2
     end
-    inplace = inplace and m == n$
-    entries = entries .. t$1
   elseif keep$ < 0 and first$ then
-    entries = entries .. stored:sub(first$, first$ + widthof(n$) - 1)
-  else
-    inplace = inplace and keep$ < 0 and not first$
+    entry$, m$ = stored:sub(first$, first$ + widthof(n$) - 1), n$
   end
-@end
-  if inplace then
-    call('SETRANGE', key, first1 - 1, entries)
+@endeach
+  if inplace and @all{m$ == n$} then
+    call('SETRANGE', key, '4', @cat{entry$})
   else
-    -- Behind the entries of this batch stand those of others.
-    local others = 5
-    while others <= size do
-      local word = sunpack('<I4', stored, others)
-      local n = fmod(word, 128)
-      if @all{word - n ~= tag$} then
-        entries = entries .. stored:sub(others, others + widthof(n) - 1)
+    local value = @cat{entry$}
+    if stored and not (inorder and pos > size) then -- behind them stand those of others
+      pos = 5
+      while pos <= size do
+        local word = sunpack('<I4', stored, pos)
+        local n = fmod(word, 128)
+        if @all{word - n ~= tag$} then
+          value = value .. stored:sub(pos, pos + widthof(n) - 1)
+        end
+        pos = pos + widthof(n)
       end
-      others = others + widthof(n)
     end
-    if entries == '' then
+    if value == '' then
       if stored then
         call('DEL', key)
       end
     elseif now + keep <= lives then
-      call('SET', key, stored:sub(1, 4) .. entries, 'KEEPTTL')
+      call('SET', key, stored:sub(1, 4) .. value, 'KEEPTTL')
     else
       local ttl = cdiv(keep, 1000)
-      call('SET', key, spack('<I4', livesof(now, ttl)) .. entries, 'PX', text(ttl + slack))
+      call('SET', key, spack('<I4', livesof(now, ttl)) .. value, 'PX', text(ttl + slack))
     end
   end
 end

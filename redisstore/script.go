@@ -185,11 +185,13 @@ func composeRow(algorithms []*algorithm.Algorithm) string {
 		text = several.ReplaceAllString(text, "$1")
 	}
 	text = each.ReplaceAllStringFunc(text, func(block string) string {
-		return repeat(each.FindStringSubmatch(block)[1], "", len(algorithms))
+		block = each.FindStringSubmatch(block)[1]
+		first := repeat(rest.ReplaceAllString(block, ""), "", 1, 1)
+		return first + repeat(rest.ReplaceAllString(block, "$1"), "", 2, len(algorithms))
 	})
 	text = lists.ReplaceAllStringFunc(text, func(list string) string {
 		m := lists.FindStringSubmatch(list)
-		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and "}[m[1]], len(algorithms))
+		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}[m[1]], 1, len(algorithms))
 	})
 	var fragments strings.Builder
 	for i, a := range algorithms {
@@ -203,16 +205,17 @@ func composeRow(algorithms []*algorithm.Algorithm) string {
 }
 
 var (
-	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@end\n`)
-	several = regexp.MustCompile(`(?ms)^@several\n(.*?^end\n)@end\n`)
-	lists   = regexp.MustCompile(`@(list|text|all)\{([^}]*)\}`)
+	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@endeach\n`)
+	rest    = regexp.MustCompile(`(?ms)^@rest\n(.*?)^@endrest\n`)
+	several = regexp.MustCompile(`(?ms)^@several\n(.*?)^@endseveral\n`)
+	lists   = regexp.MustCompile(`@(list|text|all|cat)\{([^}]*)\}`)
 )
 
-// repeat writes a template once per charge, with the charge's number for $.
-func repeat(template, separator string, n int) string {
+// repeat writes a template once per charge from one number to another, with the number for $.
+func repeat(template, separator string, from, to int) string {
 	var all []string
-	for i := range n {
-		all = append(all, strings.ReplaceAll(template, "$", strconv.Itoa(i+1)))
+	for i := from; i <= to; i++ {
+		all = append(all, strings.ReplaceAll(template, "$", strconv.Itoa(i)))
 	}
 	return strings.Join(all, separator)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"slices"
@@ -40,14 +41,26 @@ import (
 func ParseURL(text string) (rueidis.ClientOption, error) {
 	option, err := parseURL(text)
 	if err != nil {
+		if misread(text) {
+			err = errMalformed
+		}
 		return option, fmt.Errorf("%w: redis URL: %w", penstock.ErrInvalid, err)
 	}
 	return option, nil
 }
 
+var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
+
+// misread tells whether what was read as path or options may be a password with a '/', '?' or '#' in it.
+func misread(text string) bool {
+	_, rest, _ := strings.Cut(text, "://")
+	authority, tail := cutAuthority(rest)
+	return !strings.Contains(authority, "@") && strings.Contains(tail, "@")
+}
+
 func parseURL(text string) (option rueidis.ClientOption, err error) {
 	scheme, rest, ok := strings.Cut(text, "://")
-	if !ok {
+	if !ok || strings.ContainsAny(scheme, ":/?#@") {
 		return option, errors.New("it has no scheme; write redis://host:6379")
 	}
 	transport, form, _ := strings.Cut(scheme, "+")
@@ -67,10 +80,13 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 		userinfo, hosts = authority[:at+1], authority[at+1:]
 	}
 	u, err := url.Parse(transport + "://" + userinfo + "host" + tail)
-	if err != nil {
-		return option, errors.New("the user, password, path or options are malformed; percent-encode special characters")
+	if err != nil || u.Fragment != "" {
+		return option, errMalformed
 	}
-	query := u.Query()
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return option, errMalformed
+	}
 	option = rueidis.ClientOption{DisableCache: true, DisableRetry: true, ClientName: "penstock"}
 	option.Dialer.Timeout = 5 * time.Second
 	option.Dialer.KeepAlive = time.Second
@@ -116,6 +132,9 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 			return option, fmt.Errorf("the database %q is not a number", path)
 		}
 	}
+	if option.SelectDB != 0 && form == "cluster" {
+		return option, errors.New("a Cluster has no database but 0")
+	}
 	return option, parseOptions(&option, query, transport == "rediss")
 }
 
@@ -127,6 +146,8 @@ func cutAuthority(rest string) (authority, tail string) {
 	return rest, ""
 }
 
+// addresses reads host:port,… Its errors show no more of a host than stands before the first colon: the rest may be a password
+// whose @host was forgotten.
 func addresses(hosts, port string) ([]string, error) {
 	var list []string
 	for _, host := range strings.Split(hosts, ",") {
@@ -135,10 +156,15 @@ func addresses(hosts, port string) ([]string, error) {
 			name, own = strings.Trim(host, "[]"), port
 		}
 		if name == "" {
-			return nil, fmt.Errorf("the host in %q is empty", host)
+			return nil, errors.New("a host is empty")
 		}
 		if n, err := strconv.Atoi(own); err != nil || n < 1 || n > 65535 {
-			return nil, fmt.Errorf("the port in %q is not a number from 1 to 65535", host)
+			first, _, _ := strings.Cut(name, ":")
+			return nil, fmt.Errorf("the port of host %q is not a number from 1 to 65535", first)
+		}
+		if _, err := netip.ParseAddr(name); err != nil && strings.ContainsAny(name, ":[] ") {
+			first, _, _ := strings.Cut(name, ":")
+			return nil, fmt.Errorf("the host %q has more than one port, or is no address", first)
 		}
 		list = append(list, net.JoinHostPort(name, own))
 	}

@@ -1,0 +1,294 @@
+package redisstore
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+)
+
+func keyStore(t testing.TB, secret string) *Store {
+	t.Helper()
+	o := Options{}
+	if secret != "" {
+		o.Secret = []byte(secret)
+	}
+	s, err := New(NewRueidis(nil), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func planOf(t testing.TB, limit penstock.Limit) *penstock.Plan {
+	t.Helper()
+	plan, err := limit.Plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+func (s *Store) nameOf(key string, plan *penstock.Plan) string {
+	return string(s.appendKey(nil, key, plan))
+}
+
+// tagOf is what stands between the braces.
+func tagOf(t testing.TB, name string) string {
+	t.Helper()
+	_, rest, opened := strings.Cut(name, "{")
+	tag, _, closed := strings.Cut(rest, "}")
+	if !opened || !closed || tag == "" || strings.Count(name, "{") != 1 || strings.Count(name, "}") != 1 {
+		t.Errorf("the name %.200q has no single hash tag", name)
+	}
+	return tag
+}
+
+func TestKeysStandAsDocumented(t *testing.T) {
+	t.Parallel()
+	search := penstock.PerSecond(1)
+	search.Group = "search"
+	uploads := search.WithName("uploads").With(penstock.SlidingLog)
+	long := strings.Repeat("a", 129)
+	sum := sha256.Sum256([]byte(long))
+	for _, row := range []struct {
+		key   string
+		limit penstock.Limit
+		want  string
+	}{
+		{"user:42", search, "ps1{user:42}search"},
+		{"user:42", search.WithName("other"), "ps1{user:42}search"},
+		{"user:42", uploads, "ps1{user:42}search:uploads:slidinglog"},
+		{"", search, "ps1{%_}search"},
+		{"a{b}c%\n\x00", search, "ps1{a%7Bb%7Dc%25%0A%00}search"},
+		{"é", search, "ps1{%C3%A9}search"},
+		{"2001:db8::1", search, "ps1{2001:db8::1}search"},
+		{long[1:], search, "ps1{" + long[1:] + "}search"},
+		{long, search, "ps1{%#" + hex.EncodeToString(sum[:]) + "}search"},
+	} {
+		if got := keyStore(t, "").nameOf(row.key, planOf(t, row.limit)); got != row.want {
+			t.Errorf("key %.40q stands as %q, want %q", row.key, got, row.want)
+		}
+	}
+}
+
+// hostileKeys are n different keys, of the kinds that attackers and careless programs make.
+func hostileKeys(n int) []string {
+	kinds := []func(i int) string{
+		func(i int) string { return fmt.Sprintf("{user}:%d", i) },
+		func(i int) string { return fmt.Sprintf("{}%d", i) },
+		func(i int) string { return fmt.Sprintf("%d}{", i) },
+		func(i int) string { return strings.Repeat("{", i%50) + fmt.Sprint(i) },
+		func(i int) string { return fmt.Sprintf("user:%d", i) },
+		func(i int) string { return fmt.Sprintf("%%7B%d%%7D", i) },
+		func(i int) string { return fmt.Sprintf("\x00%d\n", i) },
+		func(i int) string { return fmt.Sprintf("%s%d", strings.Repeat("x", 10<<10), i) },
+		func(i int) string { return fmt.Sprintf("%%#%d", i) },
+		func(i int) string { return fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255) },
+	}
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = kinds[i%len(kinds)](i)
+	}
+	return keys
+}
+
+func TestDifferentKeysHaveDifferentNames(t *testing.T) {
+	t.Parallel()
+	plan := planOf(t, penstock.PerSecond(1))
+	for _, secret := range []string{"", "secret"} {
+		s := keyStore(t, secret)
+		keys := make(map[string]string)
+		for _, key := range hostileKeys(10_000) {
+			name := s.nameOf(key, plan)
+			tagOf(t, name)
+			if other, ok := keys[name]; ok {
+				t.Errorf("%.60q and %.60q are both %q", key, other, name)
+			}
+			keys[name] = key
+		}
+	}
+}
+
+// Names and groups of limits cannot make one key look like another's.
+func TestLimitsOfOneKeyHaveTheirOwnNames(t *testing.T) {
+	t.Parallel()
+	s := keyStore(t, "")
+	seen := make(map[string]string)
+	for _, group := range []string{"a", "a.b", "a-b", "b", "a.a"} {
+		for _, name := range []string{"a", "a.b", "b", "slidinglog", "concurrency"} {
+			for _, a := range []penstock.Limit{
+				penstock.PerSecond(1), penstock.PerSecond(1).With(penstock.SlidingLog), penstock.InFlight(1, 1e9),
+			} {
+				limit := a.WithName(name)
+				limit.Group = group
+				plan := planOf(t, limit)
+				where := s.nameOf("k", plan)
+				if !plan.Limit.Algorithm.Collection {
+					where += fmt.Sprint(" ", plan.Tag) // an entry of the group's string
+				}
+				what := fmt.Sprint(group, "/", name, "/", plan.Limit.Algorithm.Name)
+				if other, ok := seen[where]; ok {
+					t.Errorf("%s and %s are both kept at %q", what, other, where)
+				}
+				seen[where] = what
+			}
+		}
+	}
+}
+
+func TestLongKeysHaveShortNames(t *testing.T) {
+	t.Parallel()
+	s, plan := keyStore(t, ""), planOf(t, penstock.PerSecond(1))
+	seen := make(map[string]bool)
+	for i := range 1000 {
+		key := []byte(strings.Repeat("k", 10<<10))
+		key[i*10] = 'x'
+		name := s.nameOf(string(key), plan)
+		if len(name) > 200 {
+			t.Errorf("a key of 10 kB has a name of %d bytes", len(name))
+		}
+		if seen[name] {
+			t.Errorf("two keys of 10 kB are both %q", name)
+		}
+		seen[name] = true
+	}
+	for n := range 200 { // the longest name of a key that is not hashed
+		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > maxTag {
+			t.Errorf("%d bytes of zero stand as %q", n, name)
+		}
+	}
+}
+
+func TestSecretHidesTheKey(t *testing.T) {
+	t.Parallel()
+	plan := planOf(t, penstock.PerSecond(1))
+	plainly, one, two := keyStore(t, ""), keyStore(t, "one"), keyStore(t, "two")
+	for _, key := range []string{"anna@example.org", "", "a", "{", strings.Repeat("anna", 1000)} {
+		names := map[string]bool{plainly.nameOf(key, plan): true, one.nameOf(key, plan): true, two.nameOf(key, plan): true}
+		if len(names) != 3 {
+			t.Errorf("key %.20q: two secrets give one name: %v", key, names)
+		}
+		name := one.nameOf(key, plan)
+		if len(key) > 1 && strings.Contains(name, key[:2]) || !strings.HasPrefix(name, "ps1{%#") {
+			t.Errorf("key %.20q can be read in %q", key, name)
+		}
+		if name != keyStore(t, "one").nameOf(key, plan) {
+			t.Errorf("key %.20q: one secret gives two names", key)
+		}
+	}
+}
+
+func TestNobodyChoosesTheSlotOfAKey(t *testing.T) {
+	t.Parallel()
+	const keys, slots = 100_000, 16384
+	for _, secret := range []string{"", "secret"} {
+		s, plan := keyStore(t, secret), planOf(t, penstock.PerSecond(1))
+		var thirds [3]int // as three primaries share the slots
+		used := make(map[uint16]bool)
+		for _, key := range hostileKeys(keys) {
+			slot := crc16(tagOf(t, s.nameOf(key, plan))) % slots
+			thirds[int(slot)*3/slots]++
+			used[slot] = true
+		}
+		most := max(thirds[0], thirds[1], thirds[2])
+		t.Logf("secret %q: %v keys per third of the slots, %d of %d slots in use", secret, thirds, len(used), slots)
+		if most*3*5 > keys*6 { // most/mean > 1.2
+			t.Errorf("secret %q: %v keys per third of the slots", secret, thirds)
+		}
+		if len(used) < slots*9/10 {
+			t.Errorf("secret %q: %d keys use %d of %d slots", secret, keys, len(used), slots)
+		}
+	}
+}
+
+// crc16 is the hash of Redis Cluster: CRC-16/XMODEM.
+func crc16(s string) (sum uint16) {
+	for i := range len(s) {
+		sum ^= uint16(s[i]) << 8
+		for range 8 {
+			high := sum & 0x8000
+			sum <<= 1
+			if high != 0 {
+				sum ^= 0x1021
+			}
+		}
+	}
+	return sum
+}
+
+func TestCRC16IsThatOfRedis(t *testing.T) {
+	t.Parallel()
+	if got := crc16("123456789"); got != 0x31c3 {
+		t.Errorf("crc16 of 123456789 is %#x, want 0x31c3", got)
+	}
+}
+
+func TestPrefixIsChecked(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []string{"{", "a}", "a b", "%", "a\n", "\x00", "é", strings.Repeat("p", 200)} {
+		if _, err := New(NewRueidis(nil), Options{Prefix: bad}); err == nil || !strings.Contains(err.Error(), "prefix") {
+			t.Errorf("prefix %.20q: %v", bad, err)
+		}
+	}
+	s, err := New(NewRueidis(nil), Options{Prefix: "Shop-2_a.b:c"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name := s.nameOf("k", planOf(t, penstock.PerSecond(1))); name != "Shop-2_a.b:c1{k}second" {
+		t.Errorf("the name is %q", name)
+	}
+}
+
+func FuzzKey(f *testing.F) {
+	for i, key := range hostileKeys(40) {
+		f.Add(key, hostileKeys(41)[i+1])
+	}
+	f.Add("%", "%25")
+	f.Add("", "%_")
+	f.Add("{", "%7B")
+	s, plan := keyStore(f, ""), planOf(f, penstock.PerSecond(1))
+	f.Fuzz(func(t *testing.T, a, b string) {
+		name := s.nameOf(a, plan)
+		tag := tagOf(t, name)
+		if (name == s.nameOf(b, plan)) != (a == b) {
+			t.Errorf("%q and %q: names %q and %q", a, b, name, s.nameOf(b, plan))
+		}
+		for i := range len(name) {
+			if name[i] <= ' ' || name[i] > '~' {
+				t.Errorf("%q stands as %q, which cannot be typed", a, name)
+			}
+		}
+		switch {
+		case strings.HasPrefix(tag, "%#"), tag == "%_":
+		default:
+			if back, err := url.PathUnescape(tag); err != nil || back != a {
+				t.Errorf("%q stands as %q, which reads %q, %v", a, tag, back, err)
+			}
+		}
+	})
+}
+
+// TestNeighbouringKeysDiffer is FuzzKey on keys that differ by one byte, at random.
+func TestNeighbouringKeysDiffer(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	s, plan := keyStore(t, ""), planOf(t, penstock.PerSecond(1))
+	for range 50_000 {
+		a := make([]byte, 1+rng.IntN(140))
+		for i := range a {
+			a[i] = "{}%:#_07BDabé\x00\n"[rng.IntN(16)]
+		}
+		b := append([]byte(nil), a...)
+		b[rng.IntN(len(b))]++
+		if s.nameOf(string(a), plan) == s.nameOf(string(b), plan) {
+			t.Errorf("seed %d: %q and %q have one name", seed, a, b)
+		}
+	}
+}

@@ -1,0 +1,304 @@
+package redisstore_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/rueidis"
+)
+
+// fields writes what a URL says, apart from what all URLs have in common.
+func fields(o rueidis.ClientOption) string {
+	var s strings.Builder
+	fmt.Fprint(&s, strings.Join(o.InitAddress, " "))
+	for _, f := range []struct {
+		name  string
+		value any
+	}{
+		{"user", o.Username}, {"password", o.Password}, {"db", o.SelectDB}, {"primary", o.Sentinel.MasterSet},
+		{"sentinel user", o.Sentinel.Username}, {"sentinel password", o.Sentinel.Password},
+	} {
+		if !reflect.ValueOf(f.value).IsZero() {
+			fmt.Fprintf(&s, ", %s %v", f.name, f.value)
+		}
+	}
+	if o.Dialer.Timeout != 5*time.Second {
+		fmt.Fprintf(&s, ", dial %v", o.Dialer.Timeout)
+	}
+	if c := o.TLSConfig; c != nil {
+		fmt.Fprintf(&s, ", tls %s", c.ServerName)
+		if c.InsecureSkipVerify {
+			s.WriteString(" unverified")
+		}
+		if c.RootCAs != nil {
+			s.WriteString(" ca")
+		}
+		if len(c.Certificates) > 0 {
+			s.WriteString(" cert")
+		}
+	}
+	if o.DialCtxFn != nil {
+		s.WriteString(", socket")
+	}
+	return s.String()
+}
+
+func TestURLsSayWhereRedisIs(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	passwordFile := filepath.Join(dir, "password")
+	if err := os.WriteFile(passwordFile, []byte("from a file\r\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cert, key := writeCertificate(t, dir)
+	for url, want := range map[string]string{
+		"redis://localhost":                                     "localhost:6379",
+		"redis://localhost/":                                    "localhost:6379",
+		"redis://localhost:6380":                                "localhost:6380",
+		"redis://10.1.2.3:1":                                    "10.1.2.3:1",
+		"redis://10.1.2.3:65535/":                               "10.1.2.3:65535",
+		"redis://[::1]":                                         "[::1]:6379",
+		"redis://[::1]:6380":                                    "[::1]:6380",
+		"redis://[fe80::1%25eth0]:6380":                         "[fe80::1%25eth0]:6380",
+		"redis://::1":                                           "[::1]:6379",
+		"redis://localhost/3":                                   "localhost:6379, db 3",
+		"redis://localhost/0":                                   "localhost:6379",
+		"redis://localhost?db=4":                                "localhost:6379, db 4",
+		"redis://localhost/3?db=4":                              "localhost:6379, db 4",
+		"redis://:pw@localhost":                                 "localhost:6379, password pw",
+		"redis://user:pw@localhost:1/2":                         "localhost:1, user user, password pw, db 2",
+		"redis://user@localhost":                                "localhost:6379, user user",
+		"redis://user:@localhost":                               "localhost:6379, user user",
+		"redis://:p%40%2F%3A%23%3F%25@localhost":                "localhost:6379, password p@/:#?%",
+		"redis://:p@w@localhost":                                "localhost:6379, password p@w",
+		"redis://us%3Aer:p%20w@localhost":                       "localhost:6379, user us:er, password p w",
+		"redis://localhost?password_file=" + passwordFile:       "localhost:6379, password from a file",
+		"redis://u:old@localhost?password_file=" + passwordFile: "localhost:6379, user u, password from a file",
+		"redis://localhost?dial_timeout=250ms":                  "localhost:6379, dial 250ms",
+		"redis://localhost?dial_timeout=1m&db=1":                "localhost:6379, db 1, dial 1m0s",
+		"valkey://localhost":                                    "localhost:6379",
+		"rediss://localhost":                                    "localhost:6379, tls localhost",
+		"valkeys://db.example:6380":                             "db.example:6380, tls db.example",
+		"rediss://10.1.2.3?server_name=db":                      "10.1.2.3:6379, tls db",
+		"rediss://[::1]:1":                                      "[::1]:1, tls ::1",
+		"rediss://h?insecure_skip_verify=true":                  "h:6379, tls h unverified",
+		"rediss://h?insecure_skip_verify=false":                 "h:6379, tls h",
+		"rediss://h?ca=" + cert:                                 "h:6379, tls h ca",
+		"rediss://h?cert=" + cert + "&key=" + key:               "h:6379, tls h cert",
+		"redis+cluster://h1":                                    "h1:6379",
+		"redis+cluster://h1:1,h2:2,[::1]:3,h4":                  "h1:1 h2:2 [::1]:3 h4:6379",
+		"redis+cluster://u:p@h1,h2/0":                           "h1:6379 h2:6379, user u, password p",
+		"valkey+cluster://h1,h2":                                "h1:6379 h2:6379",
+		"rediss+cluster://h1:1,h2:2":                            "h1:1 h2:2, tls h1",
+		"valkeys+cluster://h1":                                  "h1:6379, tls h1",
+		"redis+sentinel://h1/main":                              "h1:26379, primary main",
+		"redis+sentinel://h1:1,h2,h3:3/main":                    "h1:1 h2:26379 h3:3, primary main",
+		"redis+sentinel://h1/main/5":                            "h1:26379, db 5, primary main",
+		"redis+sentinel://h1/main?db=6":                         "h1:26379, db 6, primary main",
+		"redis+sentinel://u:p@h1/main?sentinel_username=su&sentinel_password=s%40p": "h1:26379, user u, password p, primary main, sentinel user su, sentinel password s@p",
+		"redis+sentinel://h1/main?sentinel_password=s@p":                            "h1:26379, primary main, sentinel password s@p",
+		"rediss+sentinel://h1/main":                                                 "h1:26379, primary main, tls h1",
+		"valkey+sentinel://h1/main":                                                 "h1:26379, primary main",
+		"redis-sentinel://h1/main":                                                  "h1:26379, primary main",
+		"rediss-sentinel://h1/main":                                                 "h1:26379, primary main, tls h1",
+		"unix:///run/redis.sock":                                                    "/run/redis.sock, socket",
+		"unix:///run/redis.sock?db=2":                                               "/run/redis.sock, db 2, socket",
+		"unix:///run/my%20redis.sock":                                               "/run/my redis.sock, socket",
+		"unix:///run/a@b.sock":                                                      "/run/a@b.sock, socket",
+		"unix://user:pw@/run/redis.sock":                                            "/run/redis.sock, user user, password pw, socket",
+		"unix:///run/r?password_file=" + passwordFile:                               "/run/r, password from a file, socket",
+	} {
+		o, err := redisstore.ParseURL(url)
+		if err != nil || fields(o) != want {
+			t.Errorf("%s is read as %s, %v; want %s", url, fields(o), err, want)
+		}
+		if !o.DisableCache || !o.DisableRetry || o.ClientName != "penstock" || o.Dialer.KeepAlive != time.Second || o.ConnWriteTimeout != time.Second {
+			t.Errorf("%s lacks what every client has: %+v", url, o)
+		}
+		if o.TLSConfig != nil && o.TLSConfig.MinVersion != tls.VersionTLS12 {
+			t.Errorf("%s allows TLS before 1.2", url)
+		}
+		if o.TLSConfig != nil && strings.Contains(url, "sentinel") != (o.Sentinel.TLSConfig != nil) {
+			t.Errorf("%s: TLS to Sentinels is %t", url, o.Sentinel.TLSConfig != nil)
+		}
+	}
+}
+
+const malformed = "the user, password, path or options are malformed; percent-encode special characters"
+
+func TestWrongURLsSayWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cert, _ := writeCertificate(t, dir)
+	noScheme := "it has no scheme; write redis://host:6379"
+	badScheme := func(s string) string {
+		return fmt.Sprintf("the scheme %q is not known; there are redis, rediss, unix, redis+sentinel and redis+cluster, and valkey for redis", s)
+	}
+	badPort := func(host string) string {
+		return fmt.Sprintf("the port of host %q is not a number from 1 to 65535", host)
+	}
+	badHost := func(host string) string {
+		return fmt.Sprintf("the host %q has more than one port, or is no address", host)
+	}
+	needsTLS := func(option string) string {
+		return fmt.Sprintf("the option %q needs TLS: write rediss:// for redis://", option)
+	}
+	for url, want := range map[string]string{
+		"":                                         noScheme,
+		"localhost:6379":                           noScheme,
+		"redis:localhost":                          noScheme,
+		"redis:/localhost":                         noScheme,
+		"user:pa://ss@host":                        noScheme,
+		"://host":                                  badScheme(""),
+		"http://host":                              badScheme("http"),
+		"REDIS://host":                             badScheme("REDIS"),
+		"redis+ring://host":                        badScheme("redis+ring"),
+		"redis+tls://host":                         badScheme("redis+tls"),
+		"unix+cluster:///run/r":                    badScheme("unix+cluster"),
+		"redis+cluster+sentinel://h":               badScheme("redis+cluster+sentinel"),
+		"redis://":                                 "a host is empty",
+		"redis:///3":                               "a host is empty",
+		"redis://:6379":                            "a host is empty",
+		"redis://user:pw@":                         "a host is empty",
+		"redis+cluster://h1,,h2":                   "a host is empty",
+		"redis+cluster://h1,":                      "a host is empty",
+		"redis://host:":                            badPort("host"),
+		"redis://host:0":                           badPort("host"),
+		"redis://host:65536":                       badPort("host"),
+		"redis://host:-1":                          badPort("host"),
+		"redis://host:http":                        badPort("host"),
+		"redis://host:63:79":                       badHost("host"),
+		"redis://ho st":                            badHost("ho st"),
+		"redis://h1:1,h2:2":                        "several hosts need to be said what they are: redis+cluster:// or redis+sentinel://",
+		"rediss://h1,h2":                           "several hosts need to be said what they are: redis+cluster:// or redis+sentinel://",
+		"redis://host/x":                           `the database "x" is not a number`,
+		"redis://host/-1":                          `the database "-1" is not a number`,
+		"redis://host/1/2":                         `the database "1/2" is not a number`,
+		"redis://host?db=one":                      `the database "one" is not a number`,
+		"redis+cluster://h1/2":                     "a Cluster has no database but 0",
+		"redis+sentinel://h1":                      "a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster",
+		"redis+sentinel://h1/":                     "a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster",
+		"redis+sentinel:///main":                   "a host is empty",
+		"redis+sentinel://h1/main/x":               `the database "x" is not a number`,
+		"unix://":                                  "a unix URL names a socket by its absolute path: unix:///run/redis.sock",
+		"unix://run/redis.sock":                    "a unix URL names a socket by its absolute path: unix:///run/redis.sock",
+		"redis://host?dbs=1":                       `the option "dbs" is not known; there are db, password_file, dial_timeout, ca, cert, key, server_name, insecure_skip_verify, sentinel_username, sentinel_password`,
+		"redis://host?db=1;ca=x":                   malformed,
+		"redis://host?db=%zz":                      malformed,
+		"redis://host/%zz":                         malformed,
+		"redis://host#1":                           malformed,
+		"redis://us er:pw@host":                    malformed,
+		"redis://:p%zzw@host":                      malformed,
+		"redis://host?dial_timeout=5":              `dial_timeout is "5"; write a duration as 500ms or 5s`,
+		"redis://host?dial_timeout=-1s":            `dial_timeout is "-1s"; write a duration as 500ms or 5s`,
+		"redis://host?dial_timeout=0s":             `dial_timeout is "0s"; write a duration as 500ms or 5s`,
+		"redis://host?password_file=/no/file":      "password_file: open /no/file: no such file or directory",
+		"redis://host?ca=" + cert:                  needsTLS("ca"),
+		"redis://host?cert=" + cert:                needsTLS("cert"),
+		"redis://host?key=" + cert:                 needsTLS("key"),
+		"redis://host?server_name=x":               needsTLS("server_name"),
+		"redis://host?insecure_skip_verify=1":      needsTLS("insecure_skip_verify"),
+		"unix:///run/r?server_name=x":              needsTLS("server_name"),
+		"rediss://h?insecure_skip_verify=yes":      `insecure_skip_verify is "yes"; it must be true or false`,
+		"rediss://h?ca=/no/file":                   "ca: open /no/file: no such file or directory",
+		"rediss://h?ca=" + dir + "/key.pem":        "ca: " + dir + "/key.pem holds no certificate in PEM form",
+		"rediss://h?cert=" + cert:                  "cert and key: open : no such file or directory",
+		"rediss://h?key=" + cert:                   "cert and key: open : no such file or directory",
+		"rediss://h?cert=" + cert + "&key=" + cert: "cert and key: tls: found a certificate rather than a key in the PEM for the private key",
+	} {
+		_, err := redisstore.ParseURL(url)
+		if want = "penstock: invalid: redis URL: " + want; err == nil || err.Error() != want || !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%s: %v; want %s", url, err, want)
+		}
+		if _, err := redisstore.Open(url, redisstore.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("Open(%s): %v", url, err)
+		}
+	}
+}
+
+// A password may be misplaced in many ways; no error shows it.
+func TestErrorsOfURLsNeverShowThePassword(t *testing.T) {
+	t.Parallel()
+	for _, password := range []string{"s3cret", "s3/cret", "s3?cret", "s3#cret", "s3@cret", "s3 cret", "s3%cret", "s3:cret", "s3,cret", "s3[cret", "s3&cret", "s3;cret", "1/s3cret", "6379?s3cret=1", "6379#s3cret", "s3://cret"} {
+		for _, form := range []string{
+			"redis://user:%s@host:x", "redis://:%s@host:x", "redis://user:%s@", "redis://user:%s", "redis://:%s", "redis://user:%s@h1,h2",
+			"redis://user:%s@host/db", "redis://user:%s@host?no=1", "redis://user:%s@host?db=x", "user:%s@host", "http://user:%s@host",
+			"redis+cluster://user:%s@h1,h2:x", "redis+sentinel://user:%s@h1", "unix://user:%s@host/run", "rediss://user:%s@host?ca=/no/file",
+			"redis://host:x?sentinel_password=%s", "redis://%s@host:x",
+		} {
+			if !strings.Contains(form, "@") && password[0] != 's' {
+				continue // a host, a port and a path: nobody can tell
+			}
+			url := fmt.Sprintf(form, password)
+			if _, err := redisstore.ParseURL(url); err != nil && (strings.Contains(err.Error(), "s3") || strings.Contains(err.Error(), "cret")) {
+				t.Errorf("the error of %s shows the password: %v", url, err)
+			}
+		}
+	}
+}
+
+func FuzzParseURL(f *testing.F) {
+	for _, url := range []string{
+		"redis://user:pw@host:1/2?db=3", "redis+cluster://h1:1,[::1]:2", "redis+sentinel://u:p@h1/main/1?sentinel_password=s",
+		"unix:///run/redis.sock?db=1", "rediss://h?insecure_skip_verify=true", "redis://%", "://", "redis://h?db=%zz", "redis://:a@b@c",
+	} {
+		f.Add(url, "s3cret")
+	}
+	f.Fuzz(func(t *testing.T, url, password string) {
+		if strings.Contains(url, "_file=") || strings.Contains(url, "ca=") || strings.Contains(url, "cert=") || strings.Contains(url, "key=") {
+			return // names files
+		}
+		o, err := redisstore.ParseURL(url)
+		if err != nil {
+			if !errors.Is(err, penstock.ErrInvalid) {
+				t.Errorf("%q: %v", url, err)
+			}
+			return
+		}
+		if len(o.InitAddress) == 0 || o.InitAddress[0] == "" || o.SelectDB < 0 || o.Dialer.Timeout <= 0 {
+			t.Errorf("%q is read as %s", url, fields(o))
+		}
+	})
+}
+
+// writeCertificate writes a certificate that signs itself, and its key.
+func writeCertificate(t testing.TB, dir string) (cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
+	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for file, block := range map[string]*pem.Block{
+		cert: {Type: "CERTIFICATE", Bytes: signed}, key: {Type: "EC PRIVATE KEY", Bytes: encoded},
+	} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cert, key
+}
