@@ -31,9 +31,9 @@ func soak() int {
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	checks := 100 * soak()
+	checks := 400 * soak()
 	if testing.Short() {
-		checks = 20
+		checks = 50
 	}
 	chosen := false
 	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "rapid.checks" })
@@ -71,9 +71,36 @@ func prove(t *testing.T, l law, subjects []subject) {
 // dice make whole numbers from low to high.
 type dice func(low, high int64) int64
 
+// rapidDice shrink. Rapid prefers small numbers; among a few, all must be as likely, or runs stay short and tame.
 func rapidDice(t *rapid.T) dice {
-	return func(low, high int64) int64 { return rapid.Int64Range(low, high).Draw(t, "") }
+	return func(low, high int64) int64 {
+		if high == low {
+			return low
+		}
+		if high-low < int64(len(fair)) {
+			return low + fair[high-low].Draw(t, "die")
+		}
+		return rapid.Int64Range(low, high).Draw(t, "die")
+	}
 }
+
+// fair are the generators of whole numbers from 0 up to their index.
+var fair = func() (gens [64]*rapid.Generator[int64]) {
+	bit := rapid.Bool()
+	for most := range gens {
+		gens[most] = rapid.Custom(func(t *rapid.T) int64 {
+			n := 0
+			for covered := 1; covered <= 4*most; covered *= 2 {
+				n *= 2
+				if bit.Draw(t, "") {
+					n++
+				}
+			}
+			return int64(n % (most + 1))
+		})
+	}
+	return gens
+}()
 
 // seeded dice favour the ends of a range, as rapid's do.
 func seeded(seed, stream uint64) dice {
@@ -107,6 +134,8 @@ type subject struct {
 	heal  func(Limit) int64                // µs in which a state without debt is as good as fresh
 	bound func(l Limit, apart int64) int64 // cost that moments so far apart, and all between, can admit; nil: another law says
 	grain func(Limit) int64                // shifting a trace by this much changes nothing; 0: by nothing
+
+	limits []Limit // that it is tried with; nil: with any
 
 	bookable, holds, queues bool
 	kin                     []*Algorithm // they share its stored states
@@ -292,8 +321,11 @@ var corners = []Limit{
 
 // anyLimit is a limit that the subject accepts, often a hostile one.
 func (a subject) anyLimit(d dice) Limit {
+	if len(a.limits) > 0 {
+		return pick(d, a.limits...)
+	}
 	var l Limit
-	switch d(0, 4) {
+	switch d(0, 5) {
 	case 0, 1:
 		l = Limit{Count: d(1, 12), Period: d(1, 5000), Burst: d(0, 20)}
 	case 2:
@@ -301,6 +333,8 @@ func (a subject) anyLimit(d dice) Limit {
 	case 3: // the largest burst that can be counted exactly
 		l = Limit{Count: d(1, 1_000_000), Period: d(1, hour)}
 		l.Burst = min(Max/2/(l.Period/gcd(l.Count, l.Period)), Max/2-1) - 1
+	case 4:
+		l = Limit{Count: d(1, Max/2), Period: d(1, MaxPeriod), Burst: d(0, Max/2)}
 	default:
 		l = corners[d(0, int64(len(corners)-1))]
 	}
@@ -726,6 +760,7 @@ var availabilityNeverFallsByItself = law{"availability never falls by itself", f
 		r.change(r.anyLimit(d)) // not seen by the state yet
 	}
 	ask := r.anyAsk(Spend, Draw)
+	ask.Holder = r.stranger()
 	before, left := r.would(ask, r.now), r.peek(r.now)
 	for range 6 {
 		r.pass()
@@ -882,6 +917,7 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 	if !counters(a) {
 		return nil
 	}
+	r.ask(Ask{Mode: Refund, Cost: Max / 2})
 	if out := r.ask(Ask{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
 		return r.broken("all given back, and %d remain of %d", out.Remaining, r.room(r.limit))
 	}
@@ -916,19 +952,19 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 		if out.Keep > out.ResetAfter {
 			return r.broken("kept for %d µs, though fresh after %d", out.Keep, out.ResetAfter)
 		}
-		r.state = next // even if it need not be kept
+		r.state, r.last = next, out
 		fresh := r.twin()
 		fresh.state = nil
-		if r.now+out.Keep > late {
-			continue
-		}
-		if err := alike(r, fresh, r.now+out.Keep+d(0, 3)); err != nil {
-			return fmt.Errorf("after %d µs: %w", out.Keep, err)
-		}
-		if out.Keep == 0 {
+		if out.Keep == 0 { // stores forget it at once
+			if kept, other := r.peek(r.now), fresh.peek(r.now); kept != other {
+				return r.broken("to be forgotten, but a peek says %+v, and when fresh %+v", kept, other)
+			}
 			r.state = nil
+		} else if from := r.now + out.Keep + d(0, 3); from <= late {
+			if err := alike(r, fresh, from); err != nil {
+				return fmt.Errorf("after %d µs: %w", out.Keep, err)
+			}
 		}
-		r.last = out
 	}
 	return nil
 }}
@@ -1062,10 +1098,8 @@ func within(events []event, bound func(apart int64) int64) error {
 }
 
 // traffic is greedy: it takes all there is, often at the moment at which there is more.
-func (r *run) traffic(each func(Ask, Outcome)) {
+func (r *run) traffic(refunds, patient bool, each func(Ask, Outcome)) {
 	expires := int64(math.MaxInt64)
-	refunds := r.d.oneIn(3)
-	patient := r.bookable && !refunds && r.d.oneIn(2)
 	for range r.d(1, 40) {
 		r.pass()
 		if r.now >= expires { // as stores do
@@ -1088,15 +1122,18 @@ func (r *run) traffic(each func(Ask, Outcome)) {
 
 var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, d dice) error {
 	r := begin(a, d)
+	refunds := d.oneIn(3)
+	patient := r.bookable && !refunds && d.oneIn(2)
+	rounded := boolean(patient) // waits end at the next whole µs
 	var events []event
-	r.traffic(func(ask Ask, out Outcome) {
+	r.traffic(refunds, patient, func(ask Ask, out Outcome) {
 		if ask.Mode == Refund {
-			events = append(events, event{at: r.now, refunded: out.Granted})
+			events = append(events, event{at: r.now, refunded: min(ask.Cost, out.Granted+1)}) // the last may be part of a unit
 		} else if out.Granted > 0 {
 			events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
 		}
 	})
-	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart) }); err != nil {
+	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart+rounded) }); err != nil {
 		return r.broken("%v", err)
 	}
 	return nil
@@ -1192,14 +1229,20 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 	}
 	r := begin(a, d)
 	var line []departure
+	latest := r.now
 	for range d(1, 30) {
 		r.pass()
 		if d.oneIn(5) {
 			r.stepBack()
+			r.now = max(r.now, latest-MaxStall)
+		}
+		latest = max(latest, r.now)
+		if r.state == nil && r.now < latest { // all have left, before a step back
+			line = nil
 		}
 		if len(line) > 0 && d.oneIn(4) {
 			tail := &line[len(line)-1]
-			back := pick(d, tail.cost, d(1, tail.cost))
+			back := pick(d, tail.cost, d(1, tail.cost), tail.cost+1)
 			if len(line) > 1 && d.oneIn(2) {
 				tail = &line[d(0, int64(len(line)-2))]
 			}
@@ -1208,12 +1251,12 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 			case out.Granted == 0:
 			case tail != &line[len(line)-1]:
 				return r.broken("a place within the queue was given back")
-			case r.now > tail.at && back == tail.cost:
-				return r.broken("a place was given back after its turn")
-			case back == tail.cost:
-				line = line[:len(line)-1]
+			case out.Granted > tail.cost || r.now > tail.at && out.Granted == tail.cost:
+				return r.broken("a place was given back that was taken by another, or had its turn")
 			default:
-				tail.cost -= back
+				if tail.cost -= out.Granted; tail.cost == 0 {
+					line = line[:len(line)-1]
+				}
 			}
 			continue
 		}
@@ -1249,10 +1292,8 @@ func TestDeparturesAreSpaced(t *testing.T) { prove(t, departuresAreSpaced, []sub
 // A raised limit frees exactly the difference.
 var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", func(a subject, d dice) error {
 	r := begin(a, d)
-	r.useWithSteps(Spend, Draw, Refund)
-	for range d(0, 3) {
-		r.pass()
-	}
+	r.use(Spend, Draw, Refund)
+	r.pass()
 	if r.bookable { // whoever booked the future has used more than there is
 		r.ask(Ask{Mode: Refund, Cost: Max / 2})
 		r.use(Peek)
@@ -1328,11 +1369,8 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	least, most := min(used, room), min(used, room)
 	switch a.name {
 	case "slidingwindow": // shares of windows are rounded against the caller
-		most = min(room, used+muldiv(used, 4, limit.Period)+r.params[2]+2)
-		most = max(most, min(room, muldiv(2*old.Count, 1, 1)*boolean(r.params[2] > 1 || tickOf(old.Count, old.Period) > 1)))
-		if tickOf(old.Count, old.Period) > 1 {
-			least = 0
-		}
+		least = max(least-muldiv(old.Count, tickOf(old.Count, old.Period)-1, old.Period)-1, 0)
+		most = min(room, used+min(muldiv(old.Count, r.params[2]+3, limit.Period), Max)+2)
 	case "slidinglog": // each grant counts if it is younger than the new period
 		least, most = 0, 0
 		for _, e := range events {
@@ -1370,14 +1408,14 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 // been without the step: time stood still for as long as the step.
 var stepBackMakesTimeStandStill = law{"a step back makes time stand still", func(a subject, d dice) error {
 	r := begin(a, d)
-	r.useWithSteps(Spend, Draw, Force, Refund)
+	r.use(Spend, Draw, Force, Refund)
 	for range 4 {
 		r.pass()
-		ask := r.anyAsk(Spend, Draw, Peek)
 		r.ask(r.anyAsk(Draw))
+		ask := r.anyAsk(Spend, Draw, Peek)
 		then, now := r.now, r.now-pick(d, d(1, 10), d(1, MaxStall), MaxStall)
 		before, after := r.would(ask, then), r.would(ask, now)
-		if after.Granted > before.Granted || after.Remaining > before.Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
+		if after.Granted > before.Granted || r.peek(now).Remaining > r.peek(then).Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
 			return r.broken("%v %d: %d µs back, %+v has become %+v", ask.Mode, ask.Cost, then-now, before, after)
 		}
 		if now+after.RetryAfter > then+before.RetryAfter {
@@ -1453,7 +1491,7 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice
 	r.useWithSteps(Spend, Draw, Refund)
 	r.pass()
 	left := r.peek(r.now).Remaining
-	cost := r.fitting()
+	cost := min(r.fitting(), Max/2-(r.room(r.limit)-left)) // the most that is ever remembered
 	out := r.ask(Ask{Mode: Force, Cost: cost, Holder: r.stranger()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
 		return r.broken("%d remained, and force %d is answered %+v", left, cost, out)
@@ -1487,15 +1525,20 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d di
 	type held struct{ cost, expires int64 }
 	r := begin(a, d)
 	holds := map[string]held{}
-	latest, steps := r.now, d.oneIn(2)
+	latest, modes := int64(0), []Mode{Spend, Spend, Refund, Draw}
+	steps := d.oneIn(2)
+	if steps { // a hold may have ended, and live again
+		modes = modes[:3]
+	}
 	for range d(1, 40) {
 		r.pass()
 		if steps && d.oneIn(5) {
 			r.stepBack()
+			r.now = max(r.now, latest-MaxStall)
 		}
 		latest = max(latest, r.now)
 		others, slots := int64(0), r.room(r.limit)
-		ask := r.anyAsk(Spend, Spend, Draw, Refund)
+		ask := r.anyAsk(modes...)
 		for holder, h := range holds {
 			if h.expires <= latest {
 				delete(holds, holder)

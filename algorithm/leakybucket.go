@@ -69,8 +69,8 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 		}
 	case Refund:
 		if who != 0 && who == tail {
-			out.Granted = min(a.Cost, taken, cdiv(level, unit))
-			level = shrink(level, out.Granted, unit)
+			out.Granted = min(a.Cost, taken, level/unit)
+			level -= out.Granted * unit
 			taken -= out.Granted
 		}
 	default: // Reset

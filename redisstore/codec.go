@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"encoding/binary"
+	"math"
 	"time"
 	"unsafe"
 
@@ -27,13 +28,13 @@ type call struct {
 }
 
 const (
-	headerSize = 7 + 2               // now, batches
+	headerSize = 8 + 2               // now, batches
 	batchSize  = 2                   // how many charges
-	chargeSize = 2 + 1 + 1 + 4 + 4*7 // key, algorithm, mode, tag; cost, three parameters
-	moreSize   = 3 * 7               // the fourth parameter, patience, who; if one of them is not 0
+	chargeSize = 2 + 1 + 1 + 4 + 4*8 // key, algorithm, mode, tag; cost, three parameters
+	moreSize   = 3 * 8               // the fourth parameter, patience, who; if one of them is not 0
 	withMore   = 128                 // added to the mode where they follow
-	statusSize = 5 * 7               // granted, remaining, retry, reset, wait
-	plainSize  = 3 * 7               // granted, remaining, reset: where nothing was denied and nobody waits
+	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
+	plainSize  = 3 * 8               // granted, remaining, reset: where nothing was denied and nobody waits
 )
 
 // encode packs the call's batches. A time of 0 lets the server read its own.
@@ -46,8 +47,8 @@ func (c *call) encode(s *Store, now int64, script *script) {
 	}
 	c.buf = c.buf[:room]
 	c.ends = append(c.ends, room)
-	put7(c.buf, now)
-	binary.LittleEndian.PutUint16(c.buf[7:], uint16(len(c.batches)))
+	putNumber(c.buf, now)
+	binary.LittleEndian.PutUint16(c.buf[8:], uint16(len(c.batches)))
 	at, batch, left := headerSize, 0, 0
 	for i := range c.charges {
 		if left == 0 {
@@ -73,9 +74,9 @@ func (c *call) encodeCharge(s *Store, ch *charge, at int, now int64, script *scr
 	mode := byte(ch.Mode)
 	if p[3] != 0 || patience != 0 || who != 0 {
 		mode += withMore
-		put7(b[36:], p[3])
-		put7(b[43:], patience)
-		put7(b[50:], who)
+		putNumber(b[40:], p[3])
+		putNumber(b[48:], patience)
+		putNumber(b[56:], who)
 	}
 	binary.LittleEndian.PutUint16(b, uint16(key))
 	if !script.row {
@@ -83,10 +84,10 @@ func (c *call) encodeCharge(s *Store, ch *charge, at int, now int64, script *scr
 	}
 	b[3] = mode
 	binary.LittleEndian.PutUint32(b[4:], ch.plan.Tag)
-	put7(b[8:], ch.Cost)
-	put7(b[15:], p[0])
-	put7(b[22:], p[1])
-	put7(b[29:], p[2])
+	putNumber(b[8:], ch.Cost)
+	putNumber(b[16:], p[0])
+	putNumber(b[24:], p[1])
+	putNumber(b[32:], p[2])
 	if mode >= withMore {
 		return chargeSize + moreSize
 	}
@@ -142,32 +143,24 @@ func decode(reply string, n int) penstock.Decision {
 
 func status(reply string) penstock.Status {
 	if len(reply) == plainSize {
-		return penstock.StatusOf(algorithm.Outcome{Granted: get7(reply), Remaining: get7(reply[7:]), ResetAfter: get7(reply[14:])})
+		return penstock.StatusOf(algorithm.Outcome{Granted: getNumber(reply), Remaining: getNumber(reply[8:]), ResetAfter: getNumber(reply[16:])})
 	}
 	return penstock.StatusOf(algorithm.Outcome{
-		Granted:    get7(reply),
-		Remaining:  get7(reply[7:]),
-		RetryAfter: get7(reply[14:]),
-		ResetAfter: get7(reply[21:]),
-		Wait:       get7(reply[28:]),
+		Granted:    getNumber(reply),
+		Remaining:  getNumber(reply[8:]),
+		RetryAfter: getNumber(reply[16:]),
+		ResetAfter: getNumber(reply[24:]),
+		Wait:       getNumber(reply[32:]),
 	})
 }
 
-// put7 writes a number as seven bytes, the least significant first, as struct.pack's I7.
-func put7(b []byte, n int64) {
-	_ = b[6]
-	for i := range 7 {
-		b[i] = byte(n >> (8 * i))
-	}
+// putNumber writes a number as a double, as Lua has it: all numbers up to 2^53 are exact.
+func putNumber(b []byte, n int64) {
+	binary.LittleEndian.PutUint64(b, math.Float64bits(float64(n)))
 }
 
-// get7 reads a signed number of seven bytes.
-func get7(s string) int64 {
-	var n int64
-	for i := range 7 {
-		n |= int64(s[i]) << (8 * i)
-	}
-	return n << 8 >> 8
+func getNumber(s string) int64 {
+	return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(s[:8]))))
 }
 
 // view is b as a string, without a copy: b must not change while the string is in use.

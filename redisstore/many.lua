@@ -1,7 +1,7 @@
 -- Decides a list of independent batches in order, each all or nothing for itself. The string of a key is loaded once and
 -- saved once, however many charges touch it.
 local args = ARGV[1]
-local now, batches, at = sunpack('<I7I2', args)
+local now, batches, at = sunpack('<dI2', args)
 local slack = SLACK
 if now == 0 then
   local time = call('TIME')
@@ -81,10 +81,10 @@ for _ = 1, batches do
   for i = 1, charges do
     local key, algorithm, mode, tag, cost, p1, p2, p3
     local p4, patience, who = 0, 0, 0
-    key, algorithm, mode, tag, cost, p1, p2, p3, at = sunpack('<I2BBI4I7I7I7I7', args, at)
+    key, algorithm, mode, tag, cost, p1, p2, p3, at = sunpack('<I2BBI4dddd', args, at)
     if mode >= 128 then
       mode = mode - 128
-      p4, patience, who, at = sunpack('<I7I7I7', args, at)
+      p4, patience, who, at = sunpack('<ddd', args, at)
     end
     local q = { key, algorithm, tag, who, p1, p2, p3, p4 }
     local result = ask(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
@@ -98,7 +98,7 @@ for _ = 1, batches do
     else -- granted by itself, denied by another: say what is left
       result = ask(q[1], q[2], q[3], PEEK, 0, 0, q[4], q[5], q[6], q[7], q[8])
     end
-    reply[#reply + 1] = spack('<I7I7i7I7I7', result[1], result[2], result[3], result[4], result[5])
+    reply[#reply + 1] = spack('<ddddd', result[1], result[2], result[3], result[4], result[5])
   end
 end
 

@@ -11,13 +11,14 @@ local function text(n)
   return string.format('%.0f', n)
 end
 
--- Exact integer division, down and up, of numbers up to MAX.
+-- Exact integer division, down and up, of numbers up to MAX. Most rates reduce to one unit per microsecond, and dividing by
+-- that is not worth a call.
 local function div(a, b)
-  return (a - fmod(a, b)) / b
+  return b == 1 and a or (a - fmod(a, b)) / b
 end
 
 local function cdiv(a, b)
-  return (a + b - 1 - fmod(a + b - 1, b)) / b
+  return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
 end
 
 -- How many bytes an entry of n numbers takes: the third has six, the others seven.

@@ -3,7 +3,7 @@
 -- the first charge; @several: not if there is but one; @list{…}, @text{…}, @all{…}, @cat{…} once per charge in a line, joined by commas, by
 -- nothing, by "and", by "..".
 local key, slack = KEYS[1], SLACK
-local now, mode1, tag1, cost1, a1, b1, c1, at = sunpack('<I7xxxxxxxBI4I7I7I7I7', ARGV[1])
+local now, mode1, tag1, cost1, a1, b1, c1, at = sunpack('<dxxxxxxxBI4dddd', ARGV[1])
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -15,27 +15,31 @@ end
 -- the count of its numbers, then these; trailing zeros are not stored.
 local stored = call('GET', key)
 local lives, size, pos, inorder = 0, 0, 5, true
+local first1, n1
 if stored then
-  lives, size = sunpack('<I4', stored) * 1000000, #stored
+  lives, n1 = sunpack('<I4I4', stored)
+  lives, size, first1, n1 = lives * 1000000, #stored, 5, n1 - tag1
 end
 @each
 @rest
 local mode$, tag$, cost$, a$, b$, c$
-mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4I7I7I7I7', ARGV[1], at)
+mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4dddd', ARGV[1], at)
 @endrest
 local d$, patience$, who$ = 0, 0, 0
 if mode$ >= 128 then
   mode$ = mode$ - 128
-  d$, patience$, who$, at = sunpack('<I7I7I7', ARGV[1], at)
+  d$, patience$, who$, at = sunpack('<ddd', ARGV[1], at)
 end
 
 -- The entry mostly stands behind that of the charge before, so it is looked for there first.
-local first$, n$, s$1, s$2, s$3, s$4, s$5, s$6
+@rest
+local first$, n$
+if pos <= size then
+  first$, n$ = pos, sunpack('<I4', stored, pos) - tag$
+end
+@endrest
+local s$1, s$2, s$3, s$4, s$5, s$6
 if stored then
-  if pos <= size then
-    n$ = sunpack('<I4', stored, pos) - tag$
-    first$ = pos
-  end
   if not n$ or n$ <= 0 or n$ >= 128 then
     inorder, first$, pos = false, nil, 5
     while pos <= size do
@@ -137,6 +141,6 @@ if keep >= 0 then
   end
 end
 if @all{retry$ == 0 and wait$ == 0} then
-  return spack('<@text{I7I7I7}', @list{granted$, remaining$, reset$})
+  return spack('<@text{ddd}', @list{granted$, remaining$, reset$})
 end
-return spack('<@text{I7I7i7I7I7}', @list{granted$, remaining$, retry$, reset$, wait$})
+return spack('<@text{ddddd}', @list{granted$, remaining$, retry$, reset$, wait$})
