@@ -14,7 +14,7 @@
 //
 // # Map
 //
-//   - limit.go: what is limited, and how people write it down
+//   - limit.go, rate.go: what is limited, and how people write it down
 //   - charge.go, decision.go, store.go: the question, the answer, and who answers
 //   - limiter.go, wait.go, hold.go: asking, waiting for one's turn, occupying a slot
 //   - package algorithm: the arithmetic, each algorithm with its bound

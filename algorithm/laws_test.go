@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"math/big"
 	"math/bits"
 	"math/rand/v2"
 	"os"
@@ -856,8 +857,10 @@ func TestNumbersStayInRange(t *testing.T) { prove(t, numbersStayInRange, allSubj
 
 var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subject, d dice) error {
 	r := begin(a, d)
-	r.use(Spend, Draw, Force, Refund)
-	r.pass()
+	r.useWithSteps(Spend, Draw, Force, Refund)
+	if r.pass(); d.oneIn(4) {
+		r.stepBack()
+	}
 	left := r.peek(r.now).Remaining
 	ask := Ask{Mode: Spend, Cost: left, Holder: r.stranger()}
 	if r.queues {
@@ -1700,6 +1703,85 @@ var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", 
 
 func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
 	prove(t, callersClocksMayDiffer, calendarSubjects())
+}
+
+// However far off a caller's clock is, the window that it leads to is one of a unit's length that has not ended.
+var wrongClocksNameAWindow = law{"wrong clocks name a window", func(a subject, d dice) error {
+	r := begin(a, d)
+	calendar := r.at
+	for range d(1, 10) {
+		r.pass()
+		wrong := d(-1000*day, 1000*day)
+		r.at = func(p Params, now int64) Params { return calendar(p, now+wrong) }
+		if out := r.ask(Ask{Mode: Force, Cost: 1}); out.ResetAfter <= 0 || out.ResetAfter > r.heal(r.limit)+MaxStall {
+			return r.broken("by a clock that is %d µs ahead, the window ends after %d µs", wrong, out.ResetAfter)
+		}
+	}
+	return nil
+}}
+
+func TestWrongClocksNameAWindow(t *testing.T) { prove(t, wrongClocksNameAWindow, calendarSubjects()) }
+
+// A level in units of another size is never less, and more by less than three units, unless there is no room for it.
+func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		size := rapid.Int64Range(1, MaxPeriod)
+		level, old, unit := rapid.Int64Range(0, Max/2).Draw(rt, "level"), size.Draw(rt, "old"), size.Draw(rt, "unit")
+		limit := rapid.Int64Range(1, Max/2/unit).Draw(rt, "tokens") * unit
+		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(unit))
+		if exact.Cmp(whole(limit)) > 0 {
+			exact = whole(limit)
+		}
+		got := whole(convert(level, old, unit, limit))
+		if got.Cmp(exact) < 0 || got.Cmp(exact.Add(exact, whole(3))) >= 0 {
+			rt.Fatalf("%d in units of 1/%d became %v in units of 1/%d, at most %d", level, old, got, unit, limit)
+		}
+	})
+}
+
+// A limit that cannot be enforced is refused, and what the reason says is so.
+func TestLimitsAreRefusedWithAReason(t *testing.T) {
+	good := Limit{Count: 10, Period: 1_000_000}
+	change := func(edit func(*Limit)) Limit {
+		l := good
+		edit(&l)
+		return l
+	}
+	for _, c := range []struct {
+		algorithm *Algorithm
+		limit     Limit
+		reason    string // empty: accepted
+	}{
+		{TokenBucket, good, ""},
+		{TokenBucket, change(func(l *Limit) { l.Count = 0 }), "count is 0; it must be at least 1"},
+		{LeakyBucket, change(func(l *Limit) { l.Count = -1 }), "count is -1"},
+		{FixedWindow, change(func(l *Limit) { l.Count = Max / 2 }), ""},
+		{FixedWindow, change(func(l *Limit) { l.Count = Max/2 + 1 }), "the largest is 2251799813685248"},
+		{AnchoredWindow, change(func(l *Limit) { l.Period = 0 }), "the period must be at least 1µs"},
+		{SlidingLog, change(func(l *Limit) { l.Period = MaxPeriod }), ""},
+		{SlidingLog, change(func(l *Limit) { l.Period = MaxPeriod + 1 }), "8 years"},
+		{SlidingWindow, change(func(l *Limit) { l.Burst = -1 }), "burst is -1"},
+		{TokenBucket, change(func(l *Limit) { l.Burst = Max/2 + 1 }), "burst is 2251799813685249"},
+		{TokenBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_058}, ""},
+		{TokenBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_059}, "the largest burst at this rate is 2251793058"},
+		{LeakyBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_057}, ""},
+		{LeakyBucket, Limit{Count: 7, Period: 1_000_003, Burst: 2_251_793_058}, "the largest burst at this rate is 2251793057"},
+		{Concurrency, change(func(l *Limit) { l.Period = 1000 }), ""},
+		{Concurrency, change(func(l *Limit) { l.Period = 999 }), "a hold must last at least 1ms"},
+		{SubWindow(0), good, "0 parts; it must have 1 to 60"},
+		{SubWindow(1), good, ""},
+		{SubWindow(MaxParts), good, ""},
+		{SubWindow(MaxParts + 1), good, "61 parts; it must have 1 to 60"},
+		{SubWindow(10), change(func(l *Limit) { l.Period = 10 }), ""},
+		{SubWindow(10), change(func(l *Limit) { l.Period = 9 }), "cannot be split into 10 parts"},
+		{CalendarWindow(Week, time.UTC), Limit{Count: 1}, ""},
+		{CalendarWindow(Week, nil), Limit{Count: 1}, "needs a time zone"},
+	} {
+		_, err := c.algorithm.Prepare(c.limit)
+		if (err == nil) != (c.reason == "") || err != nil && !strings.Contains(err.Error(), c.reason) {
+			t.Errorf("%s with %+v: %v; want %q", c.algorithm.Name, c.limit, err, c.reason)
+		}
+	}
 }
 
 // Cells answer as their step does; nothing is kept of what is not committed, and nothing is left for the next.

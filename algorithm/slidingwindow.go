@@ -89,7 +89,7 @@ func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 // which the same share has elapsed, or back from too far in the future, to a window that begins now.
 func slide(s pair, period, ticks, now int64) (start, current, previous int64, mended bool) {
 	width, start, current, previous := s.Width, s.Start, min(s.Current, Max/ticks), min(s.Previous, Max/ticks)
-	if width == 0 || start+2*width <= now {
+	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {
 		return now - now%period, 0, 0, false
 	}
 	if start+width <= now {

@@ -1,6 +1,6 @@
 local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, start, current, width, previous)
   local mended = false
-  if not width or start + 2 * width <= now then
+  if not width or start + 2 * width <= now or (start + width <= now and current == 0) then
     start, current, previous = now - fmod(now, period), 0, 0
   else
     current, previous = math.min(current or 0, div(MAX, ticks)), math.min(previous or 0, div(MAX, ticks))

@@ -94,6 +94,6 @@ func classify(err error) Class {
 
 // isNoScript tells whether the server does not know a script: the one error that proves that sending it again is safe.
 func isNoScript(err error) bool {
-	var reply ReplyError
-	return errors.As(err, &reply) && strings.HasPrefix(string(reply), "NOSCRIPT")
+	reply, ok := errors.AsType[ReplyError](err)
+	return ok && strings.HasPrefix(string(reply), "NOSCRIPT")
 }

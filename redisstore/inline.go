@@ -73,15 +73,30 @@ func (f function) asStatement(text string) string {
 		if local != "" {
 			local = indent + "local " + names + "\n"
 		}
+		block := func(results string) string {
+			body := returning.ReplaceAllString(f.body, "${1}"+results+" = ${2}\n${1}break")
+			return fmt.Sprintf("%srepeat\n%slocal %s = %s\n%s%suntil true", indent, indent, f.parameters, arguments, body, indent)
+		}
+		if !f.hides(names) {
+			return local + block(names)
+		}
 		var results []string
 		for i := range strings.Split(names, ",") {
 			results = append(results, fmt.Sprintf("r%d", i+1))
 		}
 		all := strings.Join(results, ", ")
-		body := returning.ReplaceAllString(f.body, "${1}"+all+" = ${2}\n${1}break")
-		return fmt.Sprintf("%s%sdo\n%slocal %s\n%srepeat\n%slocal %s = %s\n%s%suntil true\n%s%s = %s\n%send",
-			local, indent, indent, all, indent, indent, f.parameters, arguments, body, indent, indent, names, all, indent)
+		return fmt.Sprintf("%s%sdo\n%slocal %s\n%s\n%s%s = %s\n%send", local, indent, indent, all, block(all), indent, names, all, indent)
 	})
+}
+
+// hides tells whether one of the names may mean something else inside f.
+func (f function) hides(names string) bool {
+	for _, name := range strings.Split(names, ",") {
+		if name = strings.TrimSpace(name); mentions(f.parameters+"\n"+f.body, name) {
+			return true
+		}
+	}
+	return false
 }
 
 // asExpression replaces the calls of f by its expression.

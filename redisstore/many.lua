@@ -2,12 +2,12 @@
 -- saved once, however many charges touch it.
 local args = ARGV[1]
 local now, batches, at = sunpack('<dI2', args)
-local slack = SLACK
+local virtual = 0
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 else
-  slack = VIRTUALTTL
+  virtual = VIRTUALTTL
 end
 
 -- A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as loaded.
@@ -55,7 +55,7 @@ local function save(key, algorithm, tag, result)
   if algorithm >= 128 then
     SAVE
     if keep > 0 then
-      call('PEXPIRE', KEYS[key], text(cdiv(keep, 1000) + slack))
+      call('PEXPIRE', KEYS[key], text(ttlof(keep) + virtual))
     end
     return
   end
@@ -115,15 +115,14 @@ for _, key in ipairs(saved) do
       parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
     end
   end
-  local ttl = cdiv(s.keep, 1000)
   if #parts == 1 then
     call('DEL', KEYS[key])
   elseif now + s.keep <= s.lives then
     parts[1] = spack('<I4', s.lives / 1000000)
     call('SET', KEYS[key], table.concat(parts), 'KEEPTTL')
   else
-    parts[1] = spack('<I4', livesof(now, ttl))
-    call('SET', KEYS[key], table.concat(parts), 'PX', text(ttl + slack))
+    parts[1] = spack('<I4', livesof(now, s.keep))
+    call('SET', KEYS[key], table.concat(parts), 'PX', text(ttlof(s.keep) + virtual))
   end
 end
 return table.concat(reply)

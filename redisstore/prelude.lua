@@ -26,9 +26,14 @@ local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
 
--- Until when, in seconds, a string certainly lives that is written now with a TTL of so many ms and the slack.
-local function livesof(now, ttl)
-  return math.min(div(now + ttl * 1000 + LIVES, 1000000), 4294967295)
+-- The TTL in ms of a string or set that is needed for keep µs: twice that and the slack, so that a key in use needs a new one
+-- only now and then; and until when, in seconds, what is written now with such a TTL certainly lives.
+local function ttlof(keep)
+  return 2 * cdiv(keep, 1000) + SLACK
+end
+
+local function livesof(now, keep)
+  return math.min(div(now + 2 * keep + LIVES, 1000000), 4294967295)
 end
 
 local function take(mode, cost, used, count)

@@ -146,11 +146,11 @@ var constants = map[string]int64{
 }
 
 const (
-	// slackTTL is how many ms longer than needed keys are kept: a key in use then needs a new TTL only now and then, and its state
-	// outlives a step of the clock up to algorithm.MaxStall.
+	// slackTTL is how many ms keys live at least beyond their need: their state outlives a step of the clock up to
+	// algorithm.MaxStall.
 	slackTTL = algorithm.MaxStall / 1000
 
-	// virtualTTL takes its place while the time is given and not read: TTLs run in real time.
+	// virtualTTL is added while the time is given and not read: TTLs run in real time.
 	virtualTTL = 3_600_000
 )
 
@@ -185,13 +185,12 @@ func composeRow(algorithms []*algorithm.Algorithm) string {
 		text = several.ReplaceAllString(text, "$1")
 	}
 	text = each.ReplaceAllStringFunc(text, func(block string) string {
-		block = each.FindStringSubmatch(block)[1]
-		first := repeat(rest.ReplaceAllString(block, ""), "", 1, 1)
-		return first + repeat(rest.ReplaceAllString(block, "$1"), "", 2, len(algorithms))
+		return repeat(each.FindStringSubmatch(block)[1], "", len(algorithms))
 	})
+	text = strings.ReplaceAll(text, "COUNT", strconv.Itoa(len(algorithms)))
 	text = lists.ReplaceAllStringFunc(text, func(list string) string {
 		m := lists.FindStringSubmatch(list)
-		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}[m[1]], 1, len(algorithms))
+		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}[m[1]], len(algorithms))
 	})
 	var fragments strings.Builder
 	for i, a := range algorithms {
@@ -206,16 +205,15 @@ func composeRow(algorithms []*algorithm.Algorithm) string {
 
 var (
 	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@endeach\n`)
-	rest    = regexp.MustCompile(`(?ms)^@rest\n(.*?)^@endrest\n`)
 	several = regexp.MustCompile(`(?ms)^@several\n(.*?)^@endseveral\n`)
 	lists   = regexp.MustCompile(`@(list|text|all|cat)\{([^}]*)\}`)
 )
 
-// repeat writes a template once per charge from one number to another, with the number for $.
-func repeat(template, separator string, from, to int) string {
+// repeat writes a template once per charge, with the charge's number for $.
+func repeat(template, separator string, n int) string {
 	var all []string
-	for i := from; i <= to; i++ {
-		all = append(all, strings.ReplaceAll(template, "$", strconv.Itoa(i)))
+	for i := range n {
+		all = append(all, strings.ReplaceAll(template, "$", strconv.Itoa(i+1)))
 	}
 	return strings.Join(all, separator)
 }

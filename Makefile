@@ -1,0 +1,63 @@
+# make test is the one that matters. Everything here runs on a fresh Debian machine that has Go and apt-get.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := test
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+FUZZTIME ?= 30s
+SOAKTIME ?= 60m
+
+# The folders of all modules of the workspace.
+modules = $(shell go list -m -f '{{.Dir}}')
+
+.PHONY: test race soak fuzz examples bench lint format tools
+
+## test: everything, on real servers; prints at the end what was counted
+test: tools
+	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
+	@for dir in $(modules); do (cd $$dir && go vet ./...); done
+	go test -race -short -count=1 . ./algorithm ./memstore
+	@go build -o bin/summary ./scripts/summary
+	@{ for dir in $(modules); do (cd $$dir && go test -json -count=1 -timeout 5m ./...) || failed=1; done; \
+	exit $${failed:-0}; } | bin/summary
+
+## race: every test again under the race detector
+race: tools
+	for dir in $(modules); do (cd $$dir && go test -race -count=1 -timeout 30m ./...); done
+
+## soak: the random tests for as long as SOAKTIME
+soak: tools
+	@go build -o bin/summary ./scripts/summary
+	@PENSTOCK_SOAK=1 go test -json -count=1 -timeout $(SOAKTIME) ./... | bin/summary
+
+## fuzz: each fuzz target for FUZZTIME
+fuzz: tools
+	@grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|/[^/]*_test.go:[0-9]+:func | |' | sort -u | \
+	while read -r dir target; do \
+		echo "$$dir $$target"; (cd $$dir && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) . </dev/null); \
+	done
+
+## examples: runs them all, and two copies of hello on one Redis
+examples: tools
+	@scripts/run-examples
+
+## bench: measures, and prints the figures that docs/ quotes
+bench: tools
+	cd bench && go run .
+
+## lint: format, vet, staticcheck, luacheck
+lint:
+	@scripts/need luacheck lua-check
+	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
+	for dir in $(modules); do (cd $$dir && go vet ./... && go run $(STATICCHECK) ./...); done
+	@rm -rf bin/lua && go run ./scripts/composed bin/lua
+	luacheck -q --no-color algorithm examples redisstore/prelude.lua
+	luacheck -q --no-color --config scripts/composed/luacheckrc bin/lua
+
+format:
+	gofmt -w .
+
+tools:
+	@scripts/need redis-server redis-server
+	@scripts/need gcc gcc libc6-dev

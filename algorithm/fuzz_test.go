@@ -1,0 +1,131 @@
+package algorithm
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+)
+
+// The fuzz targets read a trace from bytes and hold it against the laws that hold for any trace: whatever clocks, limits,
+// costs and modes come, in whatever order. The laws themselves say what was asked when one is broken.
+
+// universal are the laws of any trace.
+var universal = []law{
+	numbersStayInRange, remainingStaysWithinTheLimit, peekChangesNothing, peekAnswersWhatSpendWould, whatCannotFitIsDeniedForEver,
+	cheaperAsksAreGrantedToo, whatIsAnsweredIsKept, resetForgetsEverything, stepsArePure, retryAfterIsTight, resetAfterIsTight,
+	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackHeals,
+}
+
+// tape are dice that read bytes: as few as the range needs. After the last byte, they show the lowest number.
+func tape(data []byte) dice {
+	return func(low, high int64) int64 {
+		span, size := uint64(high-low), 1
+		switch {
+		case span == 0 || len(data) == 0:
+			return low
+		case span >= 1<<16:
+			size = 7
+		case span >= 1<<8:
+			size = 2
+		}
+		var word [8]byte
+		data = data[copy(word[:size], data):]
+		return low + int64(binary.LittleEndian.Uint64(word[:])%(span+1))
+	}
+}
+
+func fuzz(f *testing.F, subjects ...subject) {
+	for i := range universal {
+		seed := []byte{byte(i), byte(i)}
+		roll := seeded(uint64(i), 1)
+		for range 200 {
+			seed = append(seed, byte(roll(0, 255)))
+		}
+		f.Add(seed)
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		d := tape(data)
+		l, a := pick(d, universal...), pick(d, subjects...)
+		if err := l.holds(a, d); err != nil {
+			t.Fatalf("%s: %s: %v", a.name, l.name, err)
+		}
+	})
+}
+
+func FuzzTokenBucket(f *testing.F) { fuzz(f, bucketSubject()) }
+
+func FuzzLeakyBucket(f *testing.F) { fuzz(f, queueSubject()) }
+
+func FuzzFixedWindow(f *testing.F) {
+	fuzz(f, append(calendarSubjects(), windowSubject(), anchoredSubject())...)
+}
+
+func FuzzSlidingWindow(f *testing.F) { fuzz(f, slidingSubject()) }
+
+func FuzzSubWindow(f *testing.F) {
+	fuzz(f, subSubject(1), subSubject(2), subSubject(7), subSubject(10), subSubject(MaxParts))
+}
+
+func FuzzSlidingLog(f *testing.F) { fuzz(f, logSubject()) }
+
+func FuzzConcurrency(f *testing.F) { fuzz(f, slotSubject()) }
+
+// Whatever a limit's author writes, it is refused with a reason, or its parameters are numbers that a twin can compute
+// with, and the largest asks are answered in range.
+func FuzzPrepare(f *testing.F) {
+	for _, l := range corners {
+		f.Add(l.Count, l.Period, l.Burst, uint8(10))
+	}
+	f.Add(int64(10), int64(1_000_000), int64(0), uint8(0))
+	f.Add(int64(10), int64(1_000_000), int64(0), uint8(MaxParts+1))
+	f.Add(int64(0), int64(0), int64(0), uint8(0))
+	f.Add(int64(-1), int64(-1), int64(-1), uint8(MaxParts+1))
+	f.Add(int64(Max/2+1), int64(MaxPeriod+1), int64(Max/2+1), uint8(1))
+	f.Fuzz(func(t *testing.T, count, period, burst int64, n uint8) {
+		l := Limit{Count: count, Period: period, Burst: burst}
+		parts := subSubject(int(n)%MaxParts + 1)
+		parts.prepare = SubWindow(int(n)).Prepare
+		for _, a := range append(allSubjects(), parts) {
+			p, err := a.prepare(l)
+			if err != nil {
+				if err.Error() == "" || p != (Params{}) && l.check() == nil && a.at == nil {
+					t.Fatalf("%s refuses %+v with %q and %v", a.name, l, err, p)
+				}
+				continue
+			}
+			if l.check() != nil && a.at == nil {
+				t.Fatalf("%s accepts %+v", a.name, l)
+			}
+			for i, n := range p {
+				if n < 0 || n > Max {
+					t.Fatalf("%s of %+v: parameter %d is %d", a.name, l, i, n)
+				}
+			}
+			if err := largest(a, l); err != nil {
+				t.Fatalf("%s of %+v: %v", a.name, l, err)
+			}
+		}
+	})
+}
+
+// largest asks for the most there can be, again and again.
+func largest(a subject, l Limit) error {
+	r := &run{subject: a, now: epoch}
+	r.change(l)
+	if a.name != "concurrency" && r.peek(r.now).Remaining != a.room(l) {
+		return errors.New("a fresh state has not all units")
+	}
+	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
+		ask := Ask{Mode: mode, Cost: Max / 2, Holder: "ann"}
+		if a.bookable {
+			ask.Patience = Max / 2 / r.params[0]
+		}
+		out := r.ask(ask)
+		if err := inRange(ask, out, r.state); err != nil {
+			return r.broken("%v", err)
+		}
+		r.now++
+	}
+	return nil
+}

@@ -1,0 +1,463 @@
+package algorithm
+
+import (
+	"fmt"
+	"math"
+	"sort"
+	"testing"
+)
+
+// The zoo keeps limiters with the mistakes that published designs and deployed limiters have made, and some that we made
+// ourselves. Each must be caught by the law that is named, and what is sound in its place must not: proof that the laws
+// can fail, and that they fail for the mistake.
+
+// A beast is a broken limiter, the sound one of the same kind, and the law that tells them apart.
+type beast struct {
+	name   string
+	law    law
+	sound  subject
+	broken any // a Step
+	limits []Limit
+}
+
+func TestTheZooIsCaught(t *testing.T) {
+	const seed, cases = 7, 20_000
+	caught := 0
+	for _, b := range zoo() {
+		t.Run(b.name, func(t *testing.T) {
+			broken := b.sound
+			broken.name, broken.limits, broken.step = b.sound.name, b.limits, hide(b.broken)
+			sound := b.sound
+			sound.limits = b.limits
+			var err error
+			at := uint64(0)
+			for ; at < cases && err == nil; at++ {
+				err = b.law.holds(broken, seeded(seed, at))
+			}
+			if err == nil {
+				t.Fatalf("%q does not catch it in %d cases of seed %d", b.law.name, cases, seed)
+			}
+			for i := range max(2*at, 200) {
+				if err := b.law.holds(sound, seeded(seed, i)); err != nil {
+					t.Fatalf("%q blames the sound one as well, in case %d of seed %d: %v", b.law.name, i, seed, err)
+				}
+			}
+			t.Logf("caught by %q in case %d", b.law.name, at)
+			caught++
+		})
+	}
+	t.Logf("counted: %d broken limiters caught (seed %d)", caught, seed)
+}
+
+func hide(step any) func(any, Params, Ask, int64) (Outcome, any) {
+	switch step := step.(type) {
+	case func(bucket, Params, Ask, int64) (Outcome, bucket):
+		return of(step)
+	case func(queue, Params, Ask, int64) (Outcome, queue):
+		return of(step)
+	case func(window, Params, Ask, int64) (Outcome, window):
+		return of(step)
+	case func(pair, Params, Ask, int64) (Outcome, pair):
+		return of(step)
+	case func(parts, Params, Ask, int64) (Outcome, parts):
+		return of(step)
+	case func(record, Params, Ask, int64) (Outcome, record):
+		return of(step)
+	case func(slots, Params, Ask, int64) (Outcome, slots):
+		return of(step)
+	case func(stamps, Params, Ask, int64) (Outcome, stamps):
+		return of(step)
+	case func(arrival, Params, Ask, int64) (Outcome, arrival):
+		return of(step)
+	}
+	panic(fmt.Sprintf("no step: %T", step))
+}
+
+func zoo() []beast {
+	bucket, line, fixed, anchored := bucketSubject(), queueSubject(), windowSubject(), anchoredSubject()
+	sliding, sub, log, lent := slidingSubject(), subSubject(10), logSubject(), slotSubject()
+	perDay := []Limit{{Count: 10_000, Period: day}, {Count: 1, Period: 30 * day}, {Count: 100, Period: 3 * hour}}
+	return []beast{
+		{"a bucket writes its time backwards: two clocks mint tokens", twoClocksMintNothing, bucket, timeWrittenBackwards, nil},
+		{"a bucket does not clamp elapsed time: tokens fall below zero", farStepBackHeals, bucket, elapsedNotClamped, nil},
+		{"a bucket believes any future: locked out after a step back", farStepBackHeals, bucket, futureBelieved, nil},
+		{"a denial does not store the mended state: nobody gets in", farStepBackHeals, bucket, mendedInVain, nil},
+		{"state is kept for 3600 s, whatever the period", stateEqualsFreshAfterKeep, bucket, keptForAnHour, perDay},
+		{"state is kept for 3600 s: a full bucket after an idle hour", admittedCostStaysWithinTheBound, bucket, keptForAnHour, perDay},
+		{"state is kept for whole seconds, rounded down", admittedCostStaysWithinTheBound, bucket, keptForWholeSeconds,
+			[]Limit{{Count: 10, Period: 1_000_000, Burst: 19}}},
+		{"state is kept for ever", stateEqualsFreshAfterKeep, fixed, keptForEver, nil},
+		{"a denied spend is charged", denialChangesNothing, bucket, denialCharged, nil},
+		{"a denied request is counted", denialChangesNothing, fixed, denialCounted, nil},
+		{"a cost above the burst is told to come back", whatCannotFitIsDeniedForEver, bucket, oversizeToldToComeBack, nil},
+		{"a cost of exactly the burst is refused", remainingIsWhatSpendFinds, bucket, wholeBurstRefused, nil},
+		{"a refund goes above the capacity", refundNeverExceedsUse, fixed, refundAboveCapacity, nil},
+		{"a refund that fills the bucket is not stored", whatIsAnsweredIsKept, bucket, fillingRefundLost, nil},
+		{"a draw charges the fraction that it does not report", spendThenRefundIsNothing, bucket, drawChargesFraction, nil},
+		{"a log's member is its time: grants of one µs collapse", admittedCostStaysWithinTheBound, log, membersCollapse, nil},
+		{"a log forgets who used the period before, when it grows", limitChangeKeepsWhatWasUsed, log, baseLost, nil},
+		{"a sliding window rounds the weight down", slidingWindowAdmitsOnePlusF, sliding, weightRoundedDown, nil},
+		{"a sliding window checks for one unit and charges all", admittedCostStaysWithinTheBound, sliding, costIgnored, nil},
+		{"a sliding window begins anew when it is mended", farStepBackHeals, sliding, realigned, nil},
+		{"sub-windows count n parts only", admittedCostStaysWithinTheBound, sub, oneShort, nil},
+		{"a quotient is rounded up in floats", retryAfterIsTight, bucket, floatQuotients, []Limit{
+			{Count: 999_983, Period: 999_999_937, Burst: 2_251_000}, {Count: 7919, Period: 86_399_999_999, Burst: 26_000}}},
+		{"an emission interval is rounded to whole µs", admittedCostStaysWithinTheBound, bucket, intervalRounded, []Limit{
+			{Count: 3, Period: 10}, {Count: 7, Period: 1000, Burst: 1}, {Count: 7919, Period: 1_000_000}}},
+		{"the reset is always a full refill away", resetAfterIsTight, bucket, resetAlwaysFull, nil},
+		{"a window's length is rounded down to whole seconds", resetAfterIsTight, anchored, wholeSeconds,
+			[]Limit{{Count: 3, Period: 1_500_000}, {Count: 1, Period: 500_000}, {Count: 5, Period: 59_900_000}}},
+		{"a lowered burst is not applied to what was used", limitChangeKeepsWhatWasUsed, bucket, levelNotClamped, nil},
+		{"a fixed window is mended by any step back across its edge", twoClocksMintNothing, fixed, mendedTooSoon, nil},
+		{"a queue lets its tail give back the places of others", departuresAreSpaced, line, tailGivesAll, nil},
+		{"a queue lets anybody give back a place", departuresAreSpaced, line, anybodyGives, nil},
+		{"slots all live until the last was taken", slotsAreNeverExceeded, lent, oneExpiryForAll, nil},
+		{"a renewal takes another slot", renewedHoldsLive, lent, renewalTakesAnother, nil},
+		{"anybody releases a slot", refundsAreTheHoldersOwn, lent, anybodyReleases, nil},
+	}
+}
+
+// The published bucket that sets elapsed to at least 0, and then stores now as the time of its last refill.
+func timeWrittenBackwards(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	s.At = min(s.At, now)
+	return tokenBucket(s, p, a, now)
+}
+
+// The published bucket that adds elapsed times rate, even if time ran backwards.
+func elapsedNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	if back := s.At - now; back > 0 && s.Unit > 0 {
+		s.Debt += min(muldiv(back, p[0], 1), Max/4)
+		s.At = now
+	}
+	return tokenBucket(s, p, a, now)
+}
+
+// GCRA with its arrival time on the wall clock, however far ahead that is.
+func futureBelieved(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	ahead := max(s.At-now-MaxStall, 0)
+	out, next := tokenBucket(s, p, a, now+ahead)
+	if out.RetryAfter > 0 {
+		out.RetryAfter += ahead
+	}
+	if out.ResetAfter > 0 {
+		out.ResetAfter += ahead
+	}
+	if out.Keep > 0 {
+		out.Keep += ahead
+	}
+	return out, next
+}
+
+// A denial that writes nothing, though it had to set the time right.
+func mendedInVain(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if !out.OK() {
+		out.Keep, next = Unchanged, s
+	}
+	return out, next
+}
+
+func keptForAnHour(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	out.Keep = min(out.Keep, hour)
+	return out, next
+}
+
+func keptForWholeSeconds(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if out.Keep > 0 {
+		out.Keep = out.Keep / 1_000_000 * 1_000_000
+	}
+	return out, next
+}
+
+// INCR, and an EXPIRE that never runs.
+func keptForEver(s window, p Params, a Ask, now int64) (Outcome, window) {
+	out, next := fixedWindow(s, p, a, now)
+	if out.Keep > 0 {
+		out.Keep = Max
+	}
+	return out, next
+}
+
+func denialCharged(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if a.Mode == Spend && out.RetryAfter > 0 {
+		a.Mode = Force
+		_, next = tokenBucket(s, p, a, now)
+		out.Keep = out.ResetAfter
+	}
+	return out, next
+}
+
+// INCR first, and the comparison afterwards.
+func denialCounted(s window, p Params, a Ask, now int64) (Outcome, window) {
+	out, next := fixedWindow(s, p, a, now)
+	if a.Mode == Spend && out.RetryAfter > 0 {
+		_, next = fixedWindow(s, p, Ask{Mode: Force, Cost: 1}, now)
+		out.Keep = next.End - now
+	}
+	return out, next
+}
+
+// GCRA that answers when the arrival time would allow the cost, which it never does.
+func oversizeToldToComeBack(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if out.RetryAfter == Never {
+		out.RetryAfter = max(out.ResetAfter, 1)
+	}
+	return out, next
+}
+
+// GCRA that compares with >= where > is meant.
+func wholeBurstRefused(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if (a.Mode == Spend || a.Mode == Peek) && a.Cost == p[2] {
+		left, _ := tokenBucket(s, p, Ask{Mode: Peek}, now)
+		return Outcome{RetryAfter: Never, Remaining: left.Remaining, ResetAfter: left.ResetAfter, Keep: Unchanged}, s
+	}
+	return out, next
+}
+
+// A refund as a negative cost, with nothing to stop it.
+func refundAboveCapacity(s window, p Params, a Ask, now int64) (Outcome, window) {
+	if a.Mode != Refund {
+		return fixedWindow(s, p, a, now)
+	}
+	ends, _ := windowEnd(p[1], p[2], p[3], now)
+	if s.End <= now {
+		s = window{End: ends}
+	}
+	s.Used -= a.Cost
+	return Outcome{Granted: a.Cost, Remaining: p[0] - s.Used, ResetAfter: s.End - now, Keep: s.End - now}, s
+}
+
+// GCRA that stores an arrival time only while it lies in the future.
+func fillingRefundLost(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if a.Mode == Refund && out.Keep == 0 {
+		out.Keep, next = Unchanged, s
+	}
+	return out, next
+}
+
+// "At most" that takes all there is, and reports the whole units of it.
+func drawChargesFraction(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if a.Mode == Draw && out.Granted > 0 && out.Granted < a.Cost {
+		next.Level = p[1] * p[2]
+		out.Remaining, out.ResetAfter = 0, cdiv(next.Level, p[0])
+		out.Keep = out.ResetAfter
+	}
+	return out, next
+}
+
+// stamps are the members of a sorted set whose names are their times.
+type stamps map[int64]int64
+
+func membersCollapse(s stamps, p Params, a Ask, now int64) (Outcome, stamps) {
+	count, period := p[0], p[1]
+	next, used, newest := stamps{}, int64(0), now
+	for at, cost := range s {
+		if at > now-period {
+			next[at] = cost
+			used += cost
+			newest = max(newest, at)
+		}
+	}
+	granted, after, fits := take(a, used, count)
+	out := Outcome{Granted: granted, Remaining: max(count-after, 0), ResetAfter: newest + period - now, Keep: Unchanged}
+	switch {
+	case never(a, count):
+		out.RetryAfter = Never
+	case !fits:
+		out.RetryAfter = out.ResetAfter
+	case granted > 0 && a.Mode != Refund:
+		next[now] = granted // ZADD of a member that may be there
+		out.Keep = out.ResetAfter
+		return out, next
+	}
+	return out, s
+}
+
+// A log that keeps its last expired entry with its time, so that it lives again when the period grows.
+func baseLost(s record, p Params, a Ask, now int64) (Outcome, record) {
+	kept := make(map[int64]int64, len(s.grants))
+	for _, g := range s.grants {
+		kept[g.sum] = g.at
+	}
+	out, next := slidingLog(s, p, a, now)
+	if len(next.grants) > 0 && next.grants[0].at < 0 {
+		next.grants = append([]grant(nil), next.grants...)
+		next.grants[0].at = kept[next.grants[0].sum]
+	}
+	return out, next
+}
+
+// estimated is a sliding window by another estimate of what is used.
+func estimated(s pair, p Params, a Ask, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, pair) {
+	count, period, tick, ticks := p[0], p[1], p[2], p[3]
+	start, current, previous, _ := slide(s, period, ticks, now)
+	used := estimate(current, previous, ticks-max(now-start, 0)/tick, ticks)
+	granted, _, fits := take(a, used, count)
+	out := Outcome{Granted: granted, Remaining: max(count-used-granted, 0), Keep: Unchanged}
+	if !fits {
+		out.RetryAfter = start + period - now
+		return out, s
+	}
+	if granted == 0 {
+		return out, s
+	}
+	out.ResetAfter = start + 2*period - now
+	out.Keep = out.ResetAfter
+	return out, pair{Start: start, Current: current + granted, Width: period, Previous: previous}
+}
+
+func weightRoundedDown(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
+}
+
+// A check of "used < limit", whatever the cost.
+func costIgnored(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 {
+		used := current + cdiv(previous*weight, ticks)
+		if a.Mode == Spend && used < p[0] && a.Cost <= p[0] {
+			return p[0] - a.Cost
+		}
+		return used
+	})
+}
+
+// Mended windows that are aligned to the epoch, wherever in them now is: the weight of the previous one jumps.
+func realigned(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+	if s.Width > 0 && s.Start-now > MaxStall {
+		s.Start = now - now%p[1]
+	}
+	return slidingWindow(s, p, a, now)
+}
+
+// The current part and n-1 before it.
+func oneShort(s parts, p Params, a Ask, now int64) (Outcome, parts) {
+	p[2]--
+	return subWindow(s, p, a, now)
+}
+
+// floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in tokens per µs.
+func floatQuotients(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	if out.RetryAfter > 0 && a.Patience == 0 {
+		level, _, ahead, _ := drain(s, p[0], p[1], p[2], now)
+		short := float64(a.need()) - float64(p[2]*p[1]-level)/float64(p[1])
+		out.RetryAfter = int64(math.Ceil(short/(float64(p[0])/float64(p[1])))) + ahead
+	}
+	return out, next
+}
+
+// arrival is the state of GCRA: when the bucket will be full.
+type arrival struct{ at int64 }
+
+// GCRA whose interval between two units is a whole number of µs.
+func intervalRounded(s arrival, p Params, a Ask, now int64) (Outcome, arrival) {
+	rate, unit, burst := p[0], p[1], p[2]
+	interval := unit / rate
+	at := max(s.at, now)
+	cost := a.Cost
+	free := burst
+	if interval > 0 {
+		free = max((now+burst*interval-at)/interval, 0)
+	}
+	if a.Mode == Draw {
+		cost = min(cost, free)
+	}
+	out := Outcome{Remaining: min(free, burst), ResetAfter: at - now, Keep: Unchanged}
+	if (a.Mode != Spend && a.Mode != Draw) || a.Cost == 0 {
+		return out, s
+	}
+	if cost == 0 || cost > free {
+		out.RetryAfter = max(interval, 1)
+		return out, s
+	}
+	s.at = at + cost*interval
+	out.Granted, out.Remaining, out.ResetAfter = cost, free-cost, s.at-now
+	out.Keep = out.ResetAfter
+	return out, s
+}
+
+// The header that says now + capacity/rate, whatever is used.
+func resetAlwaysFull(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := tokenBucket(s, p, a, now)
+	out.ResetAfter = cdiv(p[1]*p[2], p[0])
+	return out, next
+}
+
+// A window whose duration is stored in seconds. Less than one never ends.
+func wholeSeconds(s window, p Params, a Ask, now int64) (Outcome, window) {
+	named := p[1]
+	if p[1] = p[1] / 1_000_000 * 1_000_000; p[1] == 0 {
+		p[1] = MaxPeriod
+	}
+	out, next := fixedWindow(s, p, a, now)
+	if out.ResetAfter > 0 {
+		out.ResetAfter = min(out.ResetAfter+named-p[1], named)
+	}
+	return out, next
+}
+
+// A level that keeps what the lowered burst cannot hold.
+func levelNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	if s.Unit == p[1] && s.Level > p[1]*p[2] {
+		s.Debt += s.Level - p[1]*p[2]
+	}
+	return tokenBucket(s, p, a, now)
+}
+
+// A stored window is taken for one of the future as soon as it is not the present one.
+func mendedTooSoon(s window, p Params, a Ask, now int64) (Outcome, window) {
+	if ends, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
+		s.End = ends
+	}
+	return fixedWindow(s, p, a, now)
+}
+
+// The holder is compared, what it took is not.
+func tailGivesAll(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+	s.Places = Max / 2
+	return leakyBucket(s, p, a, now)
+}
+
+// A cancel that lowers the queue's level, whoever's place it was.
+func anybodyGives(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+	s.Tail, s.Places = HolderID(a.Holder), Max/2
+	return leakyBucket(s, p, a, now)
+}
+
+// A set whose one expiry is pushed back by whoever takes or renews a slot: the dead live as long as there is traffic.
+func oneExpiryForAll(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+	out, next := concurrency(s, p, a, now)
+	last := int64(0)
+	for _, h := range next.holds {
+		last = max(last, h.expires)
+	}
+	holds := append([]hold(nil), next.holds...)
+	for i := range holds {
+		holds[i].expires = last
+	}
+	sort.Slice(holds, func(i, j int) bool { return holds[i].less(holds[j]) })
+	return out, slots{holds}
+}
+
+// A slot is a number in a counter: taking it again takes another.
+func renewalTakesAnother(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+	if a.Mode == Spend {
+		a.Holder = fmt.Sprint(a.Holder, len(s.holds))
+	}
+	return concurrency(s, p, a, now)
+}
+
+// A release that frees a slot, whosever it is.
+func anybodyReleases(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+	if a.Mode == Refund && len(s.holds) > 0 {
+		a.Holder = s.holds[0].holder
+	}
+	return concurrency(s, p, a, now)
+}

@@ -1,0 +1,208 @@
+package penstock_test
+
+import (
+	"encoding/json"
+	"go/ast"
+	"go/doc"
+	"go/parser"
+	"go/token"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/penstock/penstock"
+
+// mayImport says what each package may import besides the standard library: packages of this module by their path
+// in it ("." is the root), others by their full path. Imports only point down, so each row names rows before it.
+var mayImport = []struct {
+	pkg     string
+	imports []string
+}{
+	{"algorithm", nil},
+	{".", []string{"algorithm"}},
+	{"storetest", []string{".", "algorithm"}},
+	{"memstore", []string{".", "algorithm"}},
+	{"redisstore", []string{".", "algorithm", "github.com/redis/rueidis"}},
+	{"redisstore/goredis", []string{"redisstore", "github.com/redis/go-redis/v9"}},
+	{"internal/redistest", nil},
+	{"scripts/summary", nil},
+	{"scripts/composed", []string{".", "redisstore"}},
+}
+
+// mayTest are the packages that exist for tests, and so may import package testing.
+var mayTest = []string{"storetest", "internal/redistest"}
+
+// mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who imports this module: say in
+// docs/decisions why a new one is worth it.
+var mayRequire = []string{
+	"github.com/redis/go-redis/v9", // a user's own client
+	"github.com/redis/rueidis",     // the default client
+	"github.com/anishathalye/porcupine",
+	"pgregory.net/rapid",
+}
+
+type listed struct {
+	Dir, ImportPath, Doc string
+	GoFiles              []string
+	Imports, Deps        []string
+}
+
+// inModule is a package's path in this module: "." for the root, and the whole path for packages of others.
+func inModule(path string) string {
+	if path == module {
+		return "."
+	}
+	return strings.TrimPrefix(path, module+"/")
+}
+
+func packages(t *testing.T) map[string]listed {
+	t.Helper()
+	out := output(t, "go", "list", "-json=Dir,ImportPath,Doc,GoFiles,Imports,Deps", "./...")
+	found := make(map[string]listed)
+	for decoder := json.NewDecoder(strings.NewReader(out)); ; {
+		var p listed
+		if err := decoder.Decode(&p); err == io.EOF {
+			return found
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(p.GoFiles) > 0 {
+			found[inModule(p.ImportPath)] = p
+		}
+	}
+}
+
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	var stderr strings.Builder
+	cmd := exec.Command(name, args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, &stderr)
+	}
+	return string(out)
+}
+
+func TestImportsOnlyPointDown(t *testing.T) {
+	var lower []string
+	for _, row := range mayImport {
+		for _, path := range row.imports {
+			if !strings.Contains(path, ".") || path == "." {
+				if !slices.Contains(lower, path) {
+					t.Errorf("mayImport lets %s import %s, which has no earlier row", row.pkg, path)
+				}
+			}
+		}
+		lower = append(lower, row.pkg)
+	}
+	for name, p := range packages(t) {
+		i := slices.Index(lower, name)
+		if i < 0 {
+			t.Errorf("package %s has no row in mayImport; add what it may import", name)
+			continue
+		}
+		for _, path := range p.Imports {
+			standard := !strings.Contains(strings.SplitN(path, "/", 2)[0], ".")
+			if !standard && !slices.Contains(mayImport[i].imports, inModule(path)) {
+				t.Errorf("package %s imports %s; it may import the standard library and %v", name, path, mayImport[i].imports)
+			}
+		}
+	}
+}
+
+func TestProductionCodeDoesNotLinkTesting(t *testing.T) {
+	for name, p := range packages(t) {
+		if slices.Contains(p.Deps, "testing") && !slices.Contains(mayTest, name) {
+			t.Errorf("package %s imports testing, directly or not; only %v may", name, mayTest)
+		}
+	}
+}
+
+func TestRequirementsStayFew(t *testing.T) {
+	var mod struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal([]byte(output(t, "go", "mod", "edit", "-json")), &mod); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range mod.Require {
+		if !r.Indirect && !slices.Contains(mayRequire, r.Path) {
+			t.Errorf("go.mod requires %s; say in docs/decisions why, and add it to mayRequire", r.Path)
+		}
+	}
+}
+
+func TestEveryPackageSaysWhatItIs(t *testing.T) {
+	for name, p := range packages(t) {
+		if p.Doc == "" {
+			t.Errorf("package %s has no doc comment", name)
+		}
+	}
+}
+
+func TestEveryExportedNameIsDocumented(t *testing.T) {
+	for name, p := range packages(t) {
+		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "scripts/") {
+			continue
+		}
+		files := token.NewFileSet()
+		var parsed []*ast.File
+		for _, file := range p.GoFiles {
+			f, err := parser.ParseFile(files, filepath.Join(p.Dir, file), nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			parsed = append(parsed, f)
+		}
+		d, err := doc.NewFromFiles(files, parsed, p.ImportPath)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, missing := range undocumented(d) {
+			t.Errorf("package %s: %s has no doc comment", name, missing)
+		}
+	}
+}
+
+// undocumented are the exported names of a package that nothing is said of.
+func undocumented(p *doc.Package) (names []string) {
+	funcs := func(prefix string, list []*doc.Func) {
+		for _, f := range list {
+			if f.Doc == "" && !slices.Contains(spokenFor, f.Name) {
+				names = append(names, prefix+f.Name)
+			}
+		}
+	}
+	values := func(lists ...[]*doc.Value) {
+		for _, v := range slices.Concat(lists...) {
+			for _, spec := range v.Decl.Specs {
+				s := spec.(*ast.ValueSpec)
+				if v.Doc == "" && s.Doc == nil && s.Comment == nil {
+					names = append(names, s.Names[0].Name)
+				}
+			}
+		}
+	}
+	values(p.Consts, p.Vars)
+	funcs("", p.Funcs)
+	for _, t := range p.Types {
+		if t.Doc == "" {
+			names = append(names, t.Name)
+		}
+		values(t.Consts, t.Vars)
+		funcs("", t.Funcs)
+		funcs(t.Name+".", t.Methods)
+	}
+	return names
+}
+
+// spokenFor are methods that the standard library says everything of.
+var spokenFor = []string{"Error", "Unwrap", "String"}

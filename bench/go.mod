@@ -1,0 +1,19 @@
+module github.com/penstock/penstock/bench
+
+go 1.26.0
+
+require (
+	github.com/go-redis/redis_rate/v10 v10.0.1
+	github.com/penstock/penstock v0.0.0
+	github.com/redis/go-redis/v9 v9.23.0
+	github.com/sethvargo/go-limiter v1.1.0
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/redis/rueidis v1.0.79 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	golang.org/x/sys v0.48.0 // indirect
+)
+
+replace github.com/penstock/penstock => ../

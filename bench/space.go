@@ -1,0 +1,96 @@
+package main
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// spaceSection measures what a live key takes in Redis.
+func spaceSection(r *report) error {
+	rig, err := newRig()
+	if err != nil {
+		return err
+	}
+	defer rig.close()
+	r.title("Space: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state)", coldKeys)
+	r.row("", "bytes", "/ source")
+	subjects, err := redisSubjects()
+	if err != nil {
+		return err
+	}
+	subjects = slices.DeleteFunc(subjects, func(s *subject) bool { return s.name == threeName })
+	together, err := ofPenstock(threeName, daily(false))
+	if err != nil {
+		return err
+	}
+	apart, err := ofPenstock(threeName+" apart", daily(true))
+	if err != nil {
+		return err
+	}
+	var source float64
+	for _, s := range append(subjects, together, apart) {
+		bytes, err := rig.space(s, coldKeys)
+		if err != nil {
+			return err
+		}
+		switch s {
+		case subjects[0]:
+			source = bytes
+		case together:
+			r.atMost("space: bytes of three limits on one key", bytes, 200)
+		}
+		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source))
+		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 {
+			bytes, err := rig.space(s, coldKeys/entries)
+			if err != nil {
+				return err
+			}
+			r.row("  of "+strconv.Itoa(entries)+" entries", strconv.Itoa(int(bytes)), number(bytes/source))
+		}
+	}
+	return nil
+}
+
+// daily is a batch of three token buckets whose state lasts, stored together or each by itself.
+func daily(apart bool) func(int64) []penstock.Limit {
+	return func(count int64) []penstock.Limit {
+		limits := three(count)
+		for i := range limits {
+			limits[i].Period = 24 * time.Hour
+			if apart {
+				limits[i].Group = "group" + strconv.Itoa(i)
+			}
+		}
+		return limits
+	}
+}
+
+// space charges so many keys in turn, coldKeys times in all, and returns what each of them takes.
+func (r *rig) space(s *subject, keys int) (float64, error) {
+	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
+		return 0, err
+	}
+	if err := r.prepare(s); err != nil {
+		return 0, err
+	}
+	before, err := r.server.UsedMemory() // with the hot keys
+	if err != nil {
+		return 0, err
+	}
+	var l load
+	for i := range coldKeys {
+		s.add(&l, i%keys, known)
+	}
+	if err := r.wire.run(&l); err != nil {
+		return 0, err
+	}
+	time.Sleep(300 * time.Millisecond) // until its tables have been resized
+	after, err := r.server.UsedMemory()
+	if err != nil {
+		return 0, err
+	}
+	return float64(after-before) / float64(keys), nil
+}

@@ -1,0 +1,144 @@
+package penstock_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// pages are all Markdown files of the module.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".md") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		found[path] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+var link = regexp.MustCompile(`\]\(([^)#]+)[^)]*\)`)
+
+func TestDocsLinkToWhatExists(t *testing.T) {
+	for page, text := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], err)
+			}
+		}
+	}
+}
+
+var quoted = regexp.MustCompile("(?s)<!-- from (\\S+) -->\n```\\w*\n(.*?)```\n")
+
+func TestDocsQuoteCodeAsItIs(t *testing.T) {
+	quotes := 0
+	for page, text := range pages(t) {
+		for _, m := range quoted.FindAllStringSubmatch(text, -1) {
+			quotes++
+			source, err := os.ReadFile(m[1])
+			if err != nil {
+				t.Errorf("%s: %v", page, err)
+			} else if !strings.Contains(string(source), m[2]) {
+				t.Errorf("%s quotes %s, which does not have:\n%s", page, m[1], m[2])
+			}
+		}
+	}
+	if quotes == 0 {
+		t.Error("no page quotes code; is the pattern still right?")
+	}
+}
+
+var (
+	shell   = regexp.MustCompile("(?s)```sh\n(.*?)```\n")
+	command = regexp.MustCompile(`^(?:[A-Z_]+=\S+ )*(?:make ([a-z]+)|go run (\./\S+))$`)
+)
+
+// Docs tell readers to run only what CI runs: targets of the Makefile, and examples.
+func TestDocsNameCommandsThatRun(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for page, text := range pages(t) {
+		for _, block := range shell.FindAllStringSubmatch(text, -1) {
+			for line := range strings.Lines(block[1]) {
+				m := command.FindStringSubmatch(strings.TrimSpace(line))
+				switch {
+				case m == nil:
+					t.Errorf("%s: %q is neither a make target nor an example", page, line)
+				case m[1] != "" && !regexp.MustCompile(`(?m)^`+m[1]+`:`).Match(makefile):
+					t.Errorf("%s: the Makefile has no target %s", page, m[1])
+				case m[2] != "":
+					if _, err := os.Stat(filepath.Join(m[2], "main.go")); err != nil {
+						t.Errorf("%s: %v", page, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm)\.([A-Z]\w*)`)
+
+func TestDocsNameWhatIsExported(t *testing.T) {
+	exported := map[string]map[string]bool{
+		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
+		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
+	}
+	for page, text := range pages(t) {
+		for _, m := range mention.FindAllStringSubmatch(text, -1) {
+			if !exported[m[1]][m[2]] {
+				t.Errorf("%s names %s, which does not exist", page, m[0])
+			}
+		}
+	}
+}
+
+// exports are the exported names of the package in a folder.
+func exports(t *testing.T, dir string) map[string]bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make(map[string]bool)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range f.Scope.Objects {
+			names[name] = true
+		}
+	}
+	return names
+}
+
+func TestReadmeStaysShort(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), "\n"); n > 150 {
+		t.Errorf("README.md has %d lines; it should have 150 at most", n)
+	}
+}

@@ -1,0 +1,336 @@
+package penstock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/memstore"
+)
+
+// fixed is a store whose clock stands still, so that examples print the same every time.
+func fixed() penstock.Store {
+	return memstore.New(memstore.Options{Now: func() time.Time { return time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC) }})
+}
+
+func Example() {
+	store := fixed() // memstore.New(memstore.Options{}), or redisstore.Open("redis://localhost:6379", redisstore.Options{})
+	limiter, err := penstock.NewLimiter(store, "search", penstock.PerSecond(2), penstock.PerDay(10_000))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		decision, err := limiter.Allow(context.Background(), "user:42")
+		switch {
+		case err != nil:
+			log.Fatal(err)
+		case decision.Allowed:
+			fmt.Println("allowed")
+		default:
+			fmt.Println("denied, retry after", decision.RetryAfter())
+		}
+	}
+	// Output:
+	// allowed
+	// allowed
+	// denied, retry after 500ms
+}
+
+// Limits are made by constructors, by ParseRate, or as literals.
+func ExampleLimit() {
+	for _, limit := range []penstock.Limit{
+		penstock.PerSecond(10).WithBurst(50),
+		penstock.PerDay(10_000).With(penstock.FixedWindow).WithName("quota"),
+		penstock.PerMinute(5).With(penstock.SlidingLog).WithName("login"),
+		penstock.Every(100 * time.Millisecond).With(penstock.LeakyBucket).WithBurst(20),
+		penstock.InFlight(5, 30*time.Second),
+		{Name: "monthly", Count: 1_000_000, Algorithm: penstock.CalendarWindow(algorithm.Month, time.UTC), Period: algorithm.Month.Period()},
+	} {
+		if err := limit.Validate(); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(limit)
+	}
+	// Output:
+	// second: 10 per 1s, burst 50 (tokenbucket)
+	// quota: 10000 per 24h0m0s (fixedwindow)
+	// login: 5 per 1m0s (slidinglog)
+	// every: 1 per 100ms, burst 20 (leakybucket)
+	// in-flight: 5 per 30s, burst 5 (concurrency)
+	// monthly: 1000000 per 745h0m0s (fixedwindow)
+}
+
+func ExampleParseRate() {
+	for _, text := range []string{"100/s", "10k per day", "5 logins per 15 minutes", "3/s, burst 10", "10-M", "2.5/s"} {
+		limit, err := penstock.ParseRate(text)
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		fmt.Println(limit)
+	}
+	// Output:
+	// second: 100 per 1s (tokenbucket)
+	// day: 10000 per 24h0m0s (tokenbucket)
+	// every-15m: 5 per 15m0s (tokenbucket)
+	// second: 3 per 1s, burst 10 (tokenbucket)
+	// minute: 10 per 1m0s (tokenbucket)
+	// penstock: invalid: rate "2.5/s": character 1: "2.5" is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand
+}
+
+// A decision on several limits has a status for each, in their order.
+func ExampleDecision() {
+	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerSecond(10), penstock.PerDay(3).With(penstock.FixedWindow))
+	if err != nil {
+		log.Fatal(err)
+	}
+	decision, err := limiter.AllowN(context.Background(), "user:42", 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, limit := range limiter.Limits() {
+		fmt.Println(limit.Name, decision.Status(i).Remaining)
+	}
+	fmt.Println("nearest to its end:", limiter.Limits()[decision.Strictest()].Name)
+	// Output:
+	// second 8
+	// day 1
+	// nearest to its end: day
+}
+
+// A status says when the denied request would be granted, and when the counter is as good as new.
+func ExampleStatus() {
+	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerMinute(6))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	for _, n := range []int64{5, 4, 7} {
+		decision, err := limiter.AllowN(ctx, "user:42", n)
+		if err != nil {
+			log.Fatal(err)
+		}
+		status := decision.Status(0)
+		fmt.Printf("asked for %d: granted %d, %d left, retry after %v, new after %v\n",
+			n, status.Granted, status.Remaining, status.RetryAfter, status.ResetAfter)
+		if status.RetryAfter == penstock.Never {
+			fmt.Println("it can never be granted: the limit is smaller than the cost")
+		}
+	}
+	// Output:
+	// asked for 5: granted 5, 1 left, retry after 0s, new after 50s
+	// asked for 4: granted 0, 1 left, retry after 30s, new after 50s
+	// asked for 7: granted 0, 1 left, retry after -1ns, new after 50s
+	// it can never be granted: the limit is smaller than the cost
+}
+
+// A batch may charge several keys at once: here a user and everybody together.
+func ExampleCharge() {
+	store := fixed()
+	perUser, err := penstock.PerMinute(2).WithName("per-user").Ready() // prepared once, charged often
+	if err != nil {
+		log.Fatal(err)
+	}
+	total, err := penstock.PerMinute(3).WithName("total").Ready()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, user := range []string{"alice", "alice", "alice", "bob", "carol"} {
+		decision, err := store.Decide(context.Background(), []penstock.Charge{
+			{Key: user, Limit: perUser, Cost: 1},
+			{Key: "", Limit: total, Cost: 1},
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(user, decision.Allowed, decision.Status(0).Remaining, decision.Status(1).Remaining)
+	}
+	// Output:
+	// alice true 1 2
+	// alice true 0 1
+	// alice false 0 1
+	// bob true 1 0
+	// carol false 2 0
+}
+
+// Draw takes what there is, Force takes what there is not, Refund gives back.
+func ExampleMode() {
+	store := fixed()
+	ask := func(mode penstock.Mode, cost int64) {
+		charges := []penstock.Charge{{Key: "user:42", Limit: penstock.PerMinute(10), Mode: mode, Cost: cost}}
+		decision, err := store.Decide(context.Background(), charges)
+		if err != nil {
+			log.Fatal(err)
+		}
+		status := decision.Status(0)
+		fmt.Printf("%s %d: %v, granted %d, %d left\n", mode, cost, decision.Allowed, status.Granted, status.Remaining)
+	}
+	ask(penstock.Spend, 8)
+	ask(penstock.Peek, 5)
+	ask(penstock.Draw, 5)
+	ask(penstock.Refund, 1)
+	ask(penstock.Force, 4)
+	ask(penstock.Reset, 0)
+	// Output:
+	// spend 8: true, granted 8, 2 left
+	// peek 5: false, granted 0, 2 left
+	// draw 5: true, granted 2, 0 left
+	// refund 1: true, granted 1, 1 left
+	// force 4: true, granted 4, 0 left
+	// reset 0: true, granted 0, 10 left
+}
+
+func ExampleLimiter() {
+	limiter, err := penstock.NewLimiter(fixed(), "export", penstock.PerHour(100))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, key := context.Background(), "tenant:7"
+
+	peek, _ := limiter.Peek(ctx, key) // errors are left out here
+	fmt.Println("would be allowed:", peek.Allowed)
+	rows, _ := limiter.AllowN(ctx, key, 70)
+	fmt.Println("70 rows:", rows.Allowed)
+	rows, _ = limiter.AllowN(ctx, key, 70)
+	fmt.Println("70 more:", rows.Allowed)
+	rows, _ = limiter.Refund(ctx, key, 20)
+	fmt.Println("left after a refund:", rows.Status(0).Remaining)
+	rows, _ = limiter.Reset(ctx, key)
+	fmt.Println("left after a reset:", rows.Status(0).Remaining)
+	// Output:
+	// would be allowed: true
+	// 70 rows: true
+	// 70 more: false
+	// left after a refund: 50
+	// left after a reset: 100
+}
+
+// Wait sleeps until it is the caller's turn, or fails at once if that comes too late.
+func ExampleLimiter_Wait() {
+	limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "crawl", penstock.PerMinute(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	fmt.Println(limiter.Wait(ctx, "example.org"))
+	var denied *penstock.DeniedError
+	if errors.As(limiter.Wait(ctx, "example.org"), &denied) {
+		fmt.Println("a minute is longer than this context lasts")
+	}
+	// Output:
+	// <nil>
+	// a minute is longer than this context lasts
+}
+
+// Reserve books a cost that is known only roughly; Settle corrects it.
+func ExampleReservation() {
+	limiter, err := penstock.NewLimiter(fixed(), "tokens", penstock.PerMinute(1000))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	reservation, err := limiter.ReserveN(ctx, "user:42", 800)
+	if err != nil {
+		log.Fatal(err)
+	}
+	time.Sleep(reservation.Delay()) // 0 here
+	if err := reservation.Settle(ctx, 350); err != nil {
+		log.Fatal(err)
+	}
+	decision, err := limiter.Peek(ctx, "user:42")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(decision.Status(0).Remaining, "left")
+	// Output:
+	// 650 left
+}
+
+// A hold occupies a slot while work is going on.
+func ExampleHold() {
+	limiter, err := penstock.NewLimiter(fixed(), "report", penstock.InFlight(1, time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	hold, err := limiter.Acquire(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = limiter.Acquire(ctx, "tenant:7")
+	fmt.Println(err)
+	if err := hold.Renew(ctx); err != nil { // every 20 s or so, in work that takes longer than a minute
+		log.Fatal(err)
+	}
+	if err := hold.Release(ctx); err != nil {
+		log.Fatal(err)
+	}
+	_, err = limiter.Acquire(ctx, "tenant:7")
+	fmt.Println(err)
+	// Output:
+	// penstock: denied: retry after 1m0s
+	// <nil>
+}
+
+func ExampleDeniedError() {
+	limiter, err := penstock.NewLimiter(fixed(), "report", penstock.PerHour(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for range 2 {
+		_, err = limiter.Reserve(ctx, "tenant:7")
+	}
+	var denied *penstock.DeniedError
+	fmt.Println(errors.As(err, &denied), errors.Is(err, penstock.ErrUnavailable))
+	// Output:
+	// true false
+}
+
+// A Store is one method, so a test may write its own.
+func ExampleStoreFunc() {
+	always := penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		return penstock.NewDecision(make([]penstock.Status, len(charges))), nil
+	})
+	limiter, err := penstock.NewLimiter(always, "search", penstock.PerSecond(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		decision, _ := limiter.Allow(context.Background(), "user:42")
+		fmt.Println(decision.Allowed)
+	}
+	// Output:
+	// true
+	// true
+	// true
+}
+
+// A Decorator wraps a Store, to watch it or to answer in its place.
+func ExampleWrap() {
+	watched := func(next penstock.Store) penstock.Store {
+		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			decision, err := next.Decide(ctx, charges)
+			fmt.Printf("%s for %s: %v\n", charges[0].Mode, charges[0].Key, decision.Allowed)
+			return decision, err
+		})
+	}
+	limiter, err := penstock.NewLimiter(penstock.Wrap(fixed(), watched), "search", penstock.PerSecond(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		if _, err := limiter.Allow(context.Background(), "user:42"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// spend for user:42: true
+	// spend for user:42: false
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	_ "embed"
+	"errors"
+
+	"github.com/penstock/penstock/algorithm"
+)
+
+//go:embed backoff.lua
+var backoffLua string
+
+// Backoff admits one unit and then pauses for Period; each unit that follows doubles the pause, at most Burst times. After
+// a pause, and once more its length without a unit, all is forgotten. For attempts that should get rarer: logins, retries.
+var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.Limit) (algorithm.Params, error) {
+	if l.Count != 1 {
+		return algorithm.Params{}, errors.New("a backoff admits one at a time; set the count to 1")
+	}
+	if l.Period < 1 || l.Burst < 0 || l.Burst > 30 || l.Period<<l.Burst > algorithm.MaxPeriod {
+		return algorithm.Params{}, errors.New("the longest pause, Period doubled Burst times, must be from 1µs to 8 years")
+	}
+	return algorithm.Params{l.Period, l.Period << l.Burst}, nil
+})
+
+// rest is the state. Its zero value is fresh.
+type rest struct {
+	Ends  int64 // when the pause ends
+	Pause int64 // how long it is
+}
+
+func backoff(s rest, p algorithm.Params, a algorithm.Ask, now int64) (algorithm.Outcome, rest) {
+	first, longest := p[0], p[1]
+	ends, pause := s.Ends, min(s.Pause, longest)
+	if ends+pause <= now {
+		ends, pause = now, 0
+	}
+	mended := ends-now > pause+algorithm.MaxStall
+	if mended {
+		ends = now + pause
+	}
+
+	var out algorithm.Outcome
+	switch a.Mode {
+	case algorithm.Spend, algorithm.Peek, algorithm.Draw:
+		if a.Cost > 1 && a.Mode != algorithm.Draw {
+			out.RetryAfter = algorithm.Never
+		} else if a.Cost > 0 && ends > now {
+			out.RetryAfter = ends - now
+		} else if a.Cost > 0 && a.Mode != algorithm.Peek {
+			out.Granted = 1
+		}
+	case algorithm.Force:
+		out.Granted = a.Cost
+	case algorithm.Reset:
+		ends, pause = now, 0
+	}
+	if out.Granted > 0 {
+		pause = min(max(2*pause, first), longest)
+		ends = max(ends, now+pause)
+	}
+
+	if ends <= now {
+		out.Remaining = 1
+	}
+	if pause > 0 {
+		out.ResetAfter = ends + pause - now
+	}
+	if out.Granted == 0 && !(mended && a.Mode != algorithm.Peek) && a.Mode != algorithm.Reset {
+		out.Keep = algorithm.Unchanged
+		return out, s
+	}
+	out.Keep = out.ResetAfter
+	return out, rest{ends, pause}
+}

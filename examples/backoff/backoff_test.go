@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// The two twins, asked the same at the same time, answer the same: alone and beside another algorithm.
+func TestBackoffAnswersAlikeInGoAndLua(t *testing.T) {
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	now := time.UnixMicro(1_700_000_000_000_000)
+	clock := func() time.Time { return now }
+	memory := memstore.New(memstore.Options{Now: clock, Linger: time.Hour}) // as long as Redis, when the clock steps back
+	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{Now: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer redis.Close()
+
+	limit := penstock.Limit{Name: "attempts", Group: "login", Algorithm: Backoff, Count: 1, Period: time.Second}
+	modes := []penstock.Mode{
+		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Reset,
+	}
+	twins := 0
+	for step := range 5000 {
+		now = now.Add(time.Duration(random.Int64N(4_000_000)-500_000) * time.Microsecond)
+		if random.IntN(20) == 0 {
+			now = now.Add(time.Duration(random.Int64N(60)-30) * time.Second)
+		}
+		charges := []penstock.Charge{{
+			Key: fmt.Sprint(random.IntN(4)), Limit: limit.WithBurst(random.Int64N(6)),
+			Mode: modes[random.IntN(len(modes))], Cost: random.Int64N(3),
+		}}
+		if random.IntN(3) == 0 {
+			other := penstock.PerMinute(20)
+			other.Group = "login"
+			charges = append(charges, penstock.Charge{Key: charges[0].Key, Limit: other, Cost: 1})
+		}
+		want, err := memory.Decide(t.Context(), charges)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := redis.Decide(t.Context(), charges)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range charges {
+			if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
+				t.Fatalf("seed %d, step %d, %v %d of %v: Lua says %+v, Go %+v", seed, step,
+					charges[i].Mode, charges[i].Cost, charges[i].Limit, got.Status(i), want.Status(i))
+			}
+			twins++
+		}
+	}
+	t.Logf("counted: %d twins", twins)
+}
+
+func TestBackoffDoublesThePauseAndForgets(t *testing.T) {
+	now := time.UnixMicro(1_700_000_000_000_000)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	limiter, err := penstock.NewLimiter(store, "login",
+		penstock.Limit{Name: "attempts", Algorithm: Backoff, Count: 1, Period: time.Second, Burst: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pause := func() time.Duration {
+		t.Helper()
+		if d, err := limiter.Allow(t.Context(), "alice"); err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		d, err := limiter.Peek(t.Context(), "alice")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.RetryAfter()
+	}
+	for _, want := range []time.Duration{1, 2, 4, 4} {
+		got := pause()
+		if got != want*time.Second {
+			t.Errorf("the pause is %v; want %vs", got, int64(want))
+		}
+		now = now.Add(got)
+	}
+	now = now.Add(4 * time.Second)
+	if got := pause(); got != time.Second {
+		t.Errorf("after a quiet time the pause is %v; want 1s", got)
+	}
+}

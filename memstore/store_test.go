@@ -1,0 +1,358 @@
+package memstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A hand is a clock that tests move.
+type hand struct{ now time.Time }
+
+func aHand() *hand { return &hand{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} }
+
+func (h *hand) Now() time.Time          { return h.now }
+func (h *hand) advance(d time.Duration) { h.now = h.now.Add(d) }
+
+func spend(key string, limit penstock.Limit, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Limit: limit, Cost: cost}
+}
+
+func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstock.Decision {
+	t.Helper()
+	d, err := s.Decide(context.Background(), charges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestFullStoreEvictsNothingThatLives(t *testing.T) {
+	t.Parallel()
+	const most = 100
+	limit, other := penstock.PerMinute(10), penstock.PerHour(10).With(penstock.FixedWindow)
+	for _, shards := range []int{1, 4, 256} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			t.Parallel()
+			clock := aHand()
+			s := memstore.New(memstore.Options{Now: clock.Now, Shards: shards, MaxKeys: most})
+			for i := range most {
+				decide(t, s, spend(fmt.Sprint("k", i), limit, 3))
+			}
+			refused := func(what string, charges ...penstock.Charge) {
+				t.Helper()
+				if d, err := s.Decide(t.Context(), charges); !errors.Is(err, penstock.ErrUnavailable) {
+					t.Errorf("%s: allowed %t, %v; want ErrUnavailable", what, d.Allowed, err)
+				}
+			}
+			for i := range 50 {
+				refused("a new key", spend(fmt.Sprint("new", i), limit, 1))
+				refused("a new limit in a batch", spend("k1", limit, 1), spend("k1", other, 1))
+				refused("a new key in a batch", spend(fmt.Sprint("new", i), limit, 1), spend("k2", limit, 1))
+			}
+			if s.Len() != most {
+				t.Errorf("%d counters, want %d", s.Len(), most)
+			}
+			for i := range most {
+				if d := decide(t, s, spend(fmt.Sprint("k", i), limit, 1)); d.Status(0).Remaining != 6 {
+					t.Errorf("k%d was forgotten, or charged by a refused batch: %+v", i, d.Status(0))
+				}
+			}
+			// What needs no counter is decided as ever.
+			if d := decide(t, s, penstock.Charge{Key: "new", Limit: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
+				t.Errorf("peek at a new key: %+v", d.Status(0))
+			}
+			if d := decide(t, s, spend("new", limit, 11)); d.Allowed {
+				t.Error("a cost that never fits was allowed")
+			}
+			decide(t, s, penstock.Charge{Key: "k7", Limit: limit, Mode: penstock.Reset})
+			decide(t, s, spend("new", limit, 1))
+			refused("one key too many", spend("newer", limit, 1))
+		})
+	}
+}
+
+// Counters that are fresh again make room, wherever the new keys are kept.
+func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
+	t.Parallel()
+	const most = 64
+	limit := penstock.PerMinute(10)
+	for _, shards := range []int{1, 4, 256} {
+		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+			t.Parallel()
+			clock := aHand()
+			s := memstore.New(memstore.Options{Now: clock.Now, Shards: shards, MaxKeys: most})
+			for round := range 5 {
+				for i := range most {
+					if _, err := s.Decide(t.Context(), []penstock.Charge{spend(fmt.Sprint(round, "-", i), limit, 10)}); err != nil {
+						t.Fatalf("round %d, key %d of %d: %v", round, i, most, err)
+					}
+				}
+				clock.advance(time.Minute)
+			}
+		})
+	}
+}
+
+func TestIdleCountersAreSweptAndTheirMemoryGivenBack(t *testing.T) {
+	t.Parallel()
+	const keys = 100_000
+	clock := aHand()
+	s := memstore.New(memstore.Options{Now: clock.Now})
+	limits := []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)}
+	for i := range limits {
+		var err error
+		if limits[i], err = limits[i].Ready(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range keys {
+		decide(t, s, spend(fmt.Sprint("k", i), limits[i%2], 1))
+	}
+	full := heap()
+	if s.Len() != keys {
+		t.Errorf("%d counters, want %d", s.Len(), keys)
+	}
+	clock.advance(time.Hour)
+	for i := range keys { // other keys' traffic, which adds nothing
+		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Limit: limits[i%2], Mode: penstock.Peek, Cost: 1})
+	}
+	if s.Len() > keys/1000 {
+		t.Errorf("%d of %d counters are left after an hour with as many decisions", s.Len(), keys)
+	}
+	empty := heap()
+	runtime.KeepAlive(s)
+	t.Logf("heap with %d counters %d kB, afterwards %d kB", keys, full>>10, empty>>10)
+}
+
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// What is swept would be answered in the same way if it were not: a store that sweeps is asked the same as one that never can.
+func TestSweepingChangesNoAnswer(t *testing.T) {
+	t.Parallel()
+	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 1, Linger: 1000 * time.Hour}, time.Hour)
+}
+
+func TestShardsChangeNoAnswer(t *testing.T) {
+	t.Parallel()
+	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 256}, 10*time.Second)
+}
+
+// sameAnswers asks two stores the same at random, with a clock that goes on by up to a step each time.
+func sameAnswers(t *testing.T, o, other memstore.Options, step time.Duration) {
+	t.Helper()
+	seed := rand.Uint64()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	clock := aHand()
+	o.Now, other.Now = clock.Now, clock.Now
+	a, b := memstore.New(o), memstore.New(other)
+	var limits []penstock.Limit
+	for i, algorithm := range []*algorithm.Algorithm{
+		penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
+		penstock.SlidingLog, penstock.Concurrency, penstock.SubWindow(5), penstock.CalendarWindow(algorithm.Day, time.UTC),
+	} {
+		limits = append(limits, penstock.Limit{
+			Name: fmt.Sprint("l", i), Algorithm: algorithm, Count: 1 + rng.Int64N(9), Period: time.Duration(1+rng.IntN(100)) * time.Second, Burst: rng.Int64N(9),
+		})
+	}
+	for n := range 20_000 {
+		var batch []penstock.Charge
+		for _, i := range rng.Perm(len(limits) * 4)[:1+rng.IntN(4)] {
+			batch = append(batch, penstock.Charge{
+				Key: fmt.Sprint("k", i%4), Limit: limits[i/4], Cost: rng.Int64N(5), Mode: penstock.Mode(rng.IntN(6)),
+				Patience: time.Duration(rng.IntN(2)) * time.Second, Holder: fmt.Sprint("h", rng.IntN(3)),
+			})
+		}
+		one, two := decide(t, a, batch...), decide(t, b, batch...)
+		if one.Allowed != two.Allowed {
+			t.Fatalf("seed %d, step %d, %+v: allowed %t and %t", seed, n, batch, one.Allowed, two.Allowed)
+		}
+		for i := range one.Len() {
+			if one.Status(i) != two.Status(i) {
+				t.Fatalf("seed %d, step %d, charge %+v: %+v and %+v", seed, n, batch[i], one.Status(i), two.Status(i))
+			}
+		}
+		if rng.IntN(3) == 0 {
+			clock.advance(time.Duration(rng.Int64N(int64(step))).Truncate(time.Microsecond))
+		}
+	}
+}
+
+func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
+	if race {
+		t.Skip("the race detector allocates")
+	}
+	for _, limit := range []penstock.Limit{
+		penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.FixedWindow), penstock.PerSecond(10).With(penstock.SlidingWindow),
+		penstock.PerSecond(10).With(penstock.SubWindow(6)), penstock.PerSecond(10).With(penstock.LeakyBucket),
+	} {
+		limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		allowed := 0
+		if n := testing.AllocsPerRun(1000, func() {
+			if d, err := limiter.Allow(context.Background(), "user:42"); err == nil && d.Allowed {
+				allowed++
+			}
+		}); n != 0 {
+			t.Errorf("%v: %v allocations per decision", limit, n)
+		}
+		if allowed == 0 {
+			t.Errorf("%v: nothing was allowed", limit)
+		}
+	}
+}
+
+// TestConcurrentBatchesConserveUnits has goroutines charge and refund batches over shared keys in every order. Under the race detector
+// it also shows that no counter is touched without its lock.
+func TestConcurrentBatchesConserveUnits(t *testing.T) {
+	t.Parallel()
+	const keys, goroutines, rounds = 6, 32, 300
+	limits := []penstock.Limit{
+		penstock.PerDay(50).WithName("token"), penstock.PerDay(70).With(penstock.SlidingLog).WithName("log"),
+		penstock.PerDay(60).With(penstock.SubWindow(3)).WithName("sub"),
+	}
+	clock := aHand()
+	for _, shards := range []int{1, 2, 256} {
+		s := memstore.New(memstore.Options{Now: clock.Now, Shards: shards})
+		seed := rand.Uint64()
+		var used [keys * 3]atomic.Int64
+		var all sync.WaitGroup
+		for who := range goroutines {
+			all.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(who)))
+				for range rounds {
+					order := rng.Perm(keys * len(limits))[:1+rng.IntN(4)]
+					var batch []penstock.Charge
+					for _, i := range order {
+						mode := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Refund, penstock.Peek}[rng.IntN(4)]
+						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/3), Limit: limits[i%3], Cost: 1 + rng.Int64N(3), Mode: mode})
+					}
+					d, err := s.Decide(context.Background(), batch)
+					if err != nil {
+						t.Errorf("seed %d: %v", seed, err)
+						return
+					}
+					for n, i := range order {
+						if batch[n].Mode == penstock.Refund {
+							used[i].Add(-d.Status(n).Granted)
+						} else {
+							used[i].Add(d.Status(n).Granted)
+						}
+					}
+				}
+			})
+		}
+		all.Wait()
+		for i := range used {
+			limit := limits[i%3]
+			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/3), Limit: limit, Mode: penstock.Peek})
+			if got := limit.Count - d.Status(0).Remaining; got != used[i].Load() {
+				t.Errorf("seed %d, %d shards: %d units of %s are used, %d were granted and not refunded", seed, shards, got, limit.Name, used[i].Load())
+			}
+		}
+	}
+}
+
+// Within a synctest bubble no real time passes, so waits are exact.
+func TestWaitersGoOneByOneInTheOrderTheyCame(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []penstock.Limit{
+		penstock.Every(10 * time.Minute), {Name: "queue", Algorithm: penstock.LeakyBucket, Count: 6, Period: time.Hour, Burst: 9},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			var mu sync.Mutex
+			var went []int
+			for i := range 5 {
+				go func() {
+					if err := limiter.Wait(t.Context(), "k"); err != nil {
+						t.Error(err)
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					went = append(went, i)
+					if since := time.Since(start); since != time.Duration(i)*10*time.Minute {
+						t.Errorf("%s: waiter %d went after %v, want %v", limit.Name, i, since, time.Duration(i)*10*time.Minute)
+					}
+				}()
+				synctest.Wait()
+			}
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if !slices.Equal(went, []int{0, 1, 2, 3, 4}) {
+				t.Errorf("%s: the waiters went as %v", limit.Name, went)
+			}
+		})
+	}
+}
+
+func TestWaitOnAWindowAsksAgainWhenItEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", penstock.PerMinute(2).With(penstock.FixedWindow))
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now() // a bubble begins with a minute
+		for i := range 6 {
+			if err := limiter.Wait(t.Context(), "k"); err != nil {
+				t.Fatal(err)
+			}
+			earliest := time.Duration(i/2) * time.Minute
+			if since := time.Since(start); since < earliest || since > earliest+200*time.Millisecond {
+				t.Errorf("wait %d was over after %v, want %v and a little jitter", i, since, earliest)
+			}
+		}
+	})
+}
+
+// A wait that ends with its context gives the turn to whoever comes next.
+func TestTurnThatIsGivenUpIsTheNextOnes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", penstock.Every(10*time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if err := limiter.Wait(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(3*time.Minute, cancel)
+		if err := limiter.Wait(ctx, "k"); !errors.Is(err, context.Canceled) {
+			t.Errorf("a wait that was given up: %v", err)
+		}
+		if err := limiter.Wait(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
+		if since := time.Since(start); since != 10*time.Minute {
+			t.Errorf("the next one went after %v, want 10m", since)
+		}
+	})
+}

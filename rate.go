@@ -1,0 +1,390 @@
+package penstock
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/penstock/penstock/algorithm"
+)
+
+// ParseRate reads a limit as people write it:
+//
+//	100/s   10 per minute   5/30s   100 per 15 minutes   3/500ms   40 per 1h30m
+//	10k/day   1.5M/hour   2 million per week   10,000 per day   1_000/h
+//	5 writes per second   100 requests/minute   3/s, burst 10   10-M
+//
+// A count is a whole number, with commas or underscores between its digits if it is long. k and thousand multiply it by 1,000,
+// M and million by 1,000,000. One word may say what is counted. The period follows '/' or "per": a unit (us, ms, s, min,
+// h, d, w or a word for it), or numbers of units. In the form 10-M the period is one of S, M, H and D. ", burst N" sets the Burst.
+//
+// The limit's Name is that of the constructor for its period (second, minute, hour, day), or else "every-" and the
+// period, as in every-30s; give limits of one period other names by WithName. An error wraps ErrInvalid, and says what
+// is wrong, at which character, and what to write instead.
+func ParseRate(text string) (Limit, error) {
+	limit, err := parseRate(text)
+	if err != nil {
+		return Limit{}, fmt.Errorf("%w: rate %s: %w", ErrInvalid, quote(text), err)
+	}
+	return limit, nil
+}
+
+func parseRate(text string) (Limit, error) {
+	if len(text) > maxRate || !utf8.ValidString(text) {
+		return Limit{}, fmt.Errorf("it is longer than %d bytes or not UTF-8; write it as 100/s", maxRate)
+	}
+	r := reader{text: text}
+	count, err := r.count()
+	if err != nil {
+		return Limit{}, err
+	}
+	period, err := r.period()
+	if err != nil {
+		return Limit{}, err
+	}
+	burst, err := r.burst()
+	if err != nil {
+		return Limit{}, err
+	}
+	// What every algorithm demands; whether one can count so finely, Validate tells once the algorithm is chosen.
+	_, err = FixedWindow.Prepare(algorithm.Limit{Count: count, Period: period.Microseconds(), Burst: burst})
+	return Limit{Name: periodName(period), Count: count, Period: period, Burst: burst}, err
+}
+
+// maxRate is how long a rate may be, in bytes: enough for every rate, and a bound on the work.
+const maxRate = 128
+
+// A word after a number multiplies it, names a unit of time, or says what is counted.
+var (
+	multipliers = map[string]int64{"k": 1e3, "thousand": 1e3, "m": 1e6, "million": 1e6}
+
+	units = map[string]time.Duration{
+		"us": time.Microsecond, "µs": time.Microsecond, "μs": time.Microsecond,
+		"microsecond": time.Microsecond, "microseconds": time.Microsecond,
+		"ms": time.Millisecond, "msec": time.Millisecond, "millisecond": time.Millisecond, "milliseconds": time.Millisecond,
+		"s": time.Second, "sec": time.Second, "secs": time.Second, "second": time.Second, "seconds": time.Second,
+		"m": time.Minute, "min": time.Minute, "mins": time.Minute, "minute": time.Minute, "minutes": time.Minute,
+		"h": time.Hour, "hr": time.Hour, "hrs": time.Hour, "hour": time.Hour, "hours": time.Hour,
+		"d": day, "day": day, "days": day,
+		"w": 7 * day, "week": 7 * day, "weeks": 7 * day,
+	}
+
+	// unclear are words that could be taken for something that is counted, and would then change the limit's meaning.
+	unclear = map[string]string{
+		"hundred": "write the number in digits", "dozen": "write the number in digits",
+		"billion": "write the number in digits", "bn": "write the number in digits", "trillion": "write the number in digits",
+		"mio": "write M for a million", "mn": "write M for a million", "mm": "write M for a million",
+		"mil": "write k for a thousand or M for a million", "g": "write the number in digits", "t": "write the number in digits",
+		"percent": "a limit counts units", "pct": "a limit counts units",
+		"kb": bytesHint, "mb": bytesHint, "gb": bytesHint, "tb": bytesHint,
+		"kib": bytesHint, "mib": bytesHint, "gib": bytesHint, "tib": bytesHint,
+		"kbit": bytesHint, "mbit": bytesHint, "gbit": bytesHint, "kbps": bytesHint, "mbps": bytesHint, "gbps": bytesHint,
+	}
+
+	uneven = map[string]string{
+		"mo": monthHint, "mon": monthHint, "month": monthHint, "months": monthHint,
+		"y": yearHint, "yr": yearHint, "year": yearHint, "years": yearHint,
+	}
+)
+
+const (
+	day       = 24 * time.Hour
+	bytesHint = "to count bytes, write 10k or 10M and charge them as the cost"
+	monthHint = "months differ in length: write 30 days, or use CalendarWindow with Month"
+	yearHint  = "years differ in length: write 365 days"
+	example   = "write 100/s, 10 per minute or 5/30s"
+)
+
+// A reader takes a rate apart from left to right.
+type reader struct {
+	text string
+	at   int
+}
+
+// count reads everything up to the period: the number, its multiplier and the word for what is counted.
+func (r *reader) count() (int64, error) {
+	r.space()
+	start := r.at
+	n, plain, err := r.number()
+	if err != nil {
+		return 0, err
+	}
+	glued := r.at
+	r.space()
+	wordAt := r.at
+	word := r.word()
+	by, multiplied := multipliers[strings.ToLower(word)]
+	if multiplied && word == "m" {
+		return 0, r.wrong(wordAt, "%q is not clear; write M for a million, or /min for a minute", word)
+	}
+	if multiplied {
+		n.Mul(n, new(big.Rat).SetInt64(by))
+		r.space()
+		wordAt = r.at
+		word = r.word()
+	} else if !plain {
+		return 0, r.wrong(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
+			r.text[start:glued])
+	} else if word != "" && wordAt == glued && !strings.EqualFold(word, "per") {
+		return 0, r.wrong(wordAt, "%q follows the count directly; k and M do, other words follow a space", word)
+	}
+	if !n.IsInt() || !n.Num().IsInt64() {
+		return 0, r.wrong(start, "the count is not a whole number below 2^63")
+	}
+	if err := r.counted(wordAt, word); err != nil {
+		return 0, err
+	}
+	return n.Num().Int64(), nil
+}
+
+// counted checks the word that says what is counted. "per" is left to the period.
+func (r *reader) counted(at int, word string) error {
+	lower := strings.ToLower(word)
+	_, unit := units[lower]
+	_, number := multipliers[lower]
+	switch {
+	case lower == "per":
+		r.at = at
+	case unclear[lower] != "":
+		return r.wrong(at, "%q is not a word for what is counted; %s", word, unclear[lower])
+	case unit || number || uneven[lower] != "":
+		return r.wrong(at, "%q stands where a rate goes on with / or per; %s", word, example)
+	}
+	return nil
+}
+
+// period reads '/' or "per" and the duration after it, or '-' and a letter.
+func (r *reader) period() (time.Duration, error) {
+	r.space()
+	start := r.at
+	switch {
+	case r.take("/"):
+	case r.take("-"):
+		return r.letter()
+	case strings.EqualFold(r.word(), "per"):
+	default:
+		if start < len(r.text) {
+			return 0, r.wrong(start, "%q stands where / or per belongs; %s", r.text[start:], example)
+		}
+		return 0, r.wrong(start, "the period is missing; %s", example)
+	}
+	r.space()
+	start = r.at
+	total := new(big.Rat)
+	for first := true; ; first = false {
+		numberAt := r.at
+		n := big.NewRat(1, 1)
+		if digit(r.peek()) {
+			var err error
+			if n, _, err = r.number(); err != nil {
+				return 0, err
+			}
+			r.space()
+		} else if !first {
+			break
+		}
+		unit, err := r.unit(numberAt)
+		if err != nil {
+			return 0, err
+		}
+		total.Add(total, n.Mul(n, new(big.Rat).SetInt64(int64(unit))))
+		r.space()
+		if !digit(r.peek()) {
+			break
+		}
+	}
+	micros := new(big.Rat).Quo(total, new(big.Rat).SetInt64(int64(time.Microsecond)))
+	switch {
+	case total.Sign() == 0:
+		return 0, r.wrong(start, "the period is 0; %s", example)
+	case total.Cmp(new(big.Rat).SetInt64(1<<63-1)) > 0:
+		return 0, r.wrong(start, "the period is too long; the longest is 8 years")
+	case !micros.IsInt():
+		return 0, r.wrong(start, "the period is not a whole number of microseconds")
+	}
+	return time.Duration(total.Num().Int64()), nil
+}
+
+// unit reads a unit of time, or explains why what stands there is none.
+func (r *reader) unit(start int) (time.Duration, error) {
+	at := r.at
+	word := r.word()
+	lower := strings.ToLower(word)
+	switch {
+	case word == "M":
+		return 0, r.wrong(at, "M could be a minute or a month; write min")
+	case uneven[lower] != "":
+		return 0, r.wrong(at, "%q is not a fixed time; %s", word, uneven[lower])
+	case units[lower] != 0:
+		return units[lower], nil
+	case word == "" && at > start:
+		return 0, r.wrong(at, "the number needs a unit: us, ms, s, min, h, d or w")
+	case word == "":
+		return 0, r.wrong(at, "the period is missing; write a unit (us, ms, s, min, h, d, w) or a time such as 30s")
+	}
+	return 0, r.wrong(at, "%q is not a unit of time; there are us, ms, s, min, h, d and w, and the words for them", word)
+}
+
+// letter reads the period of the form 10-M.
+func (r *reader) letter() (time.Duration, error) {
+	at := r.at
+	switch strings.ToUpper(r.word()) {
+	case "S":
+		return time.Second, nil
+	case "M":
+		return time.Minute, nil
+	case "H":
+		return time.Hour, nil
+	case "D":
+		return day, nil
+	}
+	return 0, r.wrong(at, "after '-' stands S, M, H or D; for other periods write 5/30s")
+}
+
+// burst reads what may follow the period, up to the end.
+func (r *reader) burst() (int64, error) {
+	r.space()
+	start := r.at
+	comma := r.take(",")
+	r.space()
+	word := r.word()
+	if word == "" && !comma && r.at == len(r.text) {
+		return 0, nil
+	}
+	if !strings.EqualFold(word, "burst") {
+		return 0, r.wrong(start, "the rate ended before %q; only \", burst N\" may follow it", r.text[start:])
+	}
+	r.space()
+	at := r.at
+	n, whole, err := r.number()
+	if err != nil {
+		return 0, err
+	}
+	numberEnd := r.at
+	r.space()
+	wordAt := r.at
+	word = r.word()
+	if by, ok := multipliers[strings.ToLower(word)]; ok && word != "m" {
+		n.Mul(n, new(big.Rat).SetInt64(by))
+		whole, numberEnd = true, r.at
+		r.space()
+	} else {
+		r.at = wordAt
+	}
+	switch {
+	case !whole || !n.IsInt() || !n.Num().IsInt64():
+		return 0, r.wrong(at, "the burst %q is not a whole number below 2^63", r.text[at:numberEnd])
+	case n.Sign() == 0:
+		return 0, r.wrong(at, "the burst is 0; leave it out to have the count, or write 1 for one at a time")
+	case r.at < len(r.text):
+		return 0, r.wrong(r.at, "the rate ended before %q", r.text[r.at:])
+	}
+	return n.Num().Int64(), nil
+}
+
+// number reads digits with commas, underscores and a decimal point. It tells whether the number is written as a whole one.
+func (r *reader) number() (n *big.Rat, whole bool, err error) {
+	start := r.at
+	for digit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.digitAfter() {
+		r.at++
+	}
+	text := r.text[start:r.at]
+	if text == "" {
+		return nil, false, r.wrong(start, "a number must stand here; %s", example)
+	}
+	integer, fraction, decimal := strings.Cut(text, ".")
+	if groups := strings.Split(integer, ","); len(groups) > 1 {
+		for i, g := range groups {
+			if i > 0 && len(g) != 3 || len(g) > 3 || strings.Contains(g, "_") {
+				return nil, false, r.wrong(start, "%q has commas elsewhere than between groups of three digits; write 10,000 or 10000", text)
+			}
+		}
+	}
+	if strings.ContainsAny(fraction, "_,.") {
+		return nil, false, r.wrong(start, "%q is not a number; write 10000, 10,000 or 1.5k", text)
+	}
+	n, ok := new(big.Rat).SetString(strings.NewReplacer(",", "", "_", "").Replace(text))
+	if !ok {
+		return nil, false, r.wrong(start, "%q is not a number; write 10000, 10,000 or 1.5k", text)
+	}
+	return n, !decimal, nil
+}
+
+// word reads letters.
+func (r *reader) word() string {
+	start := r.at
+	for r.at < len(r.text) {
+		c, size := utf8.DecodeRuneInString(r.text[r.at:])
+		if !unicode.IsLetter(c) {
+			break
+		}
+		r.at += size
+	}
+	return r.text[start:r.at]
+}
+
+func (r *reader) space() {
+	for r.peek() == ' ' || r.peek() == '\t' {
+		r.at++
+	}
+}
+
+func (r *reader) take(what string) bool {
+	if !strings.HasPrefix(r.text[r.at:], what) {
+		return false
+	}
+	r.at += len(what)
+	return true
+}
+
+// peek is the next byte, or 0 at the end.
+func (r *reader) peek() byte {
+	if r.at < len(r.text) {
+		return r.text[r.at]
+	}
+	return 0
+}
+
+func (r *reader) digitAfter() bool { return r.at+1 < len(r.text) && digit(r.text[r.at+1]) }
+
+func digit(c byte) bool { return '0' <= c && c <= '9' }
+
+func (r *reader) wrong(at int, format string, args ...any) error {
+	return fmt.Errorf("character %d: "+format, append([]any{utf8.RuneCountInString(r.text[:at]) + 1}, args...)...)
+}
+
+// quote shows a text that may be long or garbled.
+func quote(text string) string {
+	if len(text) > maxRate {
+		text = text[:maxRate] + "…"
+	}
+	return fmt.Sprintf("%q", text)
+}
+
+// periodName names a limit after its period.
+func periodName(period time.Duration) string {
+	switch period {
+	case time.Second:
+		return "second"
+	case time.Minute:
+		return "minute"
+	case time.Hour:
+		return "hour"
+	case day:
+		return "day"
+	}
+	if period%day == 0 {
+		return fmt.Sprintf("every-%dd", period/day)
+	}
+	name := period.String()
+	if strings.HasSuffix(name, "m0s") {
+		name = strings.TrimSuffix(name, "0s")
+	}
+	if strings.HasSuffix(name, "h0m") {
+		name = strings.TrimSuffix(name, "0m")
+	}
+	return "every-" + strings.Replace(name, "µ", "u", 1)
+}

@@ -1,0 +1,150 @@
+package redisstore_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const fleetSize = 12
+
+// rideLimit is a burst of 20 and 10 per second.
+var rideLimit = penstock.PerSecond(10).WithBurst(20)
+
+// fleetStore names the variable that makes the test binary a member of a fleet: a URL of Redis, or "memory".
+const fleetStore = "PENSTOCK_FLEET_STORE"
+
+// TestFleetMember is what a member of the fleet runs: it answers every line, a key, with whether the key may ride. It ends with
+// its input. In the tests' own process it does nothing.
+func TestFleetMember(t *testing.T) {
+	url := os.Getenv(fleetStore)
+	if url == "" {
+		return
+	}
+	store := penstock.Store(memstore.New(memstore.Options{}))
+	if url != "memory" {
+		store = open(t, url, redisstore.Options{})
+	}
+	limiter, err := penstock.NewLimiter(store, "rides", rideLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		d, err := limiter.Allow(t.Context(), lines.Text())
+		fmt.Printf("%t %v\n", d.Allowed, err)
+	}
+}
+
+// A member is one process of the fleet.
+type member struct {
+	process *exec.Cmd
+	in      io.WriteCloser
+	out     *bufio.Scanner
+}
+
+func startMember(t *testing.T, url string) *member {
+	t.Helper()
+	m := &member{process: exec.Command(os.Args[0], "-test.run=^TestFleetMember$")}
+	m.process.Env = append(os.Environ(), fleetStore+"="+url)
+	var err error
+	if m.in, err = m.process.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := m.process.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.out = bufio.NewScanner(out)
+	if err := m.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = m.in.Close() // it ends by itself
+		kill := time.AfterFunc(5*time.Second, func() { _ = m.process.Process.Kill() })
+		defer kill.Stop()
+		_ = m.process.Wait()
+	})
+	return m
+}
+
+// ask asks one question and waits for the answer.
+func (m *member) ask(key string) (allowed bool, err error) {
+	if _, err := fmt.Fprintln(m.in, key); err != nil {
+		return false, err
+	}
+	if !m.out.Scan() {
+		return false, fmt.Errorf("the member has ended: %v", m.out.Err())
+	}
+	answer, failure, _ := strings.Cut(m.out.Text(), " ")
+	if failure != "<nil>" {
+		return false, fmt.Errorf("the member answers %q", m.out.Text())
+	}
+	return answer == "true", nil
+}
+
+// ride sends bursts to a fleet, every member an equal share, and counts what is admitted. It returns the time from before the first
+// question to after the last answer.
+func ride(t *testing.T, url string) (admitted int, took time.Duration) {
+	t.Helper()
+	fleet := make([]*member, fleetSize)
+	for i := range fleet {
+		fleet[i] = startMember(t, url)
+	}
+	for _, m := range fleet { // all are up
+		if _, err := m.ask("warm-up"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var mu sync.Mutex
+	start := time.Now()
+	for range 4 {
+		var burst sync.WaitGroup
+		for _, m := range fleet {
+			burst.Go(func() {
+				for range 25 {
+					allowed, err := m.ask("rider:R-4421")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if allowed {
+						mu.Lock()
+						admitted++
+						mu.Unlock()
+					}
+				}
+			})
+		}
+		burst.Wait()
+		time.Sleep(120 * time.Millisecond) // some tokens come back; the bound holds however long it takes
+	}
+	return admitted, time.Since(start)
+}
+
+func TestTwelveProcessesShareOneLimit(t *testing.T) {
+	t.Parallel()
+	bound := func(took time.Duration) int {
+		return int(rideLimit.Burst) + int(took.Seconds()*float64(rideLimit.Count))
+	}
+	admitted, took := ride(t, redistest.Start(t).URL())
+	t.Logf("over one Redis: %d admitted in %v, at most %d allowed", admitted, took, bound(took))
+	if admitted > bound(took) || admitted < int(rideLimit.Burst) {
+		t.Errorf("%d processes over one Redis admitted %d in %v, want %d to %d", fleetSize, admitted, took, rideLimit.Burst, bound(took))
+	}
+	alone, took := ride(t, "memory")
+	t.Logf("each for itself: %d admitted in %v, %.1f times what one limit allows", alone, took, float64(alone)/float64(bound(took)))
+	if alone < 11*int(rideLimit.Burst) {
+		t.Errorf("%d processes with a limit each admitted %d: this traffic does not show what sharing prevents", fleetSize, alone)
+	}
+}
