@@ -50,9 +50,12 @@ type Charge struct {
 	Holder string
 }
 
-// Ask is the charge as the question that its limit's algorithm is asked.
-func (c *Charge) Ask() algorithm.Ask {
-	return algorithm.Ask{Mode: c.Mode, Cost: c.Cost, Patience: c.Patience.Microseconds(), Holder: c.Holder}
+// Ask writes the charge as the question that its limit's algorithm is asked.
+func (c *Charge) Ask(a *algorithm.Ask) {
+	a.Mode = c.Mode
+	a.Cost = c.Cost
+	a.Patience = c.Patience.Microseconds()
+	a.Holder = c.Holder
 }
 
 // Prepare checks a batch and appends the plans of its limits to plans. Every Store begins with it. The error wraps
@@ -63,9 +66,12 @@ func Prepare(charges []Charge, plans []*Plan) ([]*Plan, error) {
 	}
 	for i := range charges {
 		c := &charges[i]
-		plan, err := c.Limit.Plan()
-		if err != nil {
-			return nil, err
+		plan := c.Limit.plan
+		if plan == nil {
+			var err error
+			if plan, err = c.Limit.Plan(); err != nil {
+				return nil, err
+			}
 		}
 		if err := c.check(plan); err != nil {
 			return nil, fmt.Errorf("%w: charge %d, limit %q: %w", ErrInvalid, i, c.Limit.Name, err)

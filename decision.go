@@ -1,13 +1,16 @@
 package penstock
 
 import (
+	"fmt"
+	"math"
 	"time"
 
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Never as a RetryAfter says that the cost cannot fit at any time: it is larger than the limit.
-const Never time.Duration = -1
+// Never as a RetryAfter says that the cost cannot fit at any time: it is larger than the limit. It is longer than any other
+// duration.
+const Never time.Duration = math.MaxInt64
 
 // A Decision answers a batch of charges. Stores make one with NewDecision or Single.
 type Decision struct {
@@ -25,6 +28,16 @@ type Decision struct {
 // Single is the decision on one charge.
 func Single(s Status) Decision {
 	return Decision{Allowed: s.RetryAfter == 0, single: s}
+}
+
+// Answer makes d the decision on one charge, by its algorithm's outcome. It is Single for stores that count nanoseconds.
+func (d *Decision) Answer(o *algorithm.Outcome) {
+	d.Allowed = o.RetryAfter == 0
+	d.single.Granted = o.Granted
+	d.single.Remaining = o.Remaining
+	d.single.RetryAfter = retryAfter(o)
+	d.single.ResetAfter = time.Duration(o.ResetAfter) * time.Microsecond
+	d.single.Wait = time.Duration(o.Wait) * time.Microsecond
 }
 
 // NewDecision is the decision on the charges that statuses answer, in their order. The slice is kept.
@@ -107,23 +120,39 @@ func (d *Decision) Strictest() int {
 
 func (s Status) stricter(than Status) bool {
 	if s.RetryAfter != than.RetryAfter {
-		return than.RetryAfter != Never && (s.RetryAfter == Never || s.RetryAfter > than.RetryAfter)
+		return s.RetryAfter > than.RetryAfter
 	}
 	return s.Remaining < than.Remaining
 }
 
-// StatusOf is an algorithm's outcome as a Status. A grant that turned out to be part of a denied batch is asked again
-// as a Peek, so that its Status says what is left.
-func StatusOf(o algorithm.Outcome) Status {
-	retry := Never
-	if o.RetryAfter != algorithm.Never {
-		retry = time.Duration(o.RetryAfter) * time.Microsecond
+// Remaining is how many units the strictest status has left.
+func (d *Decision) Remaining() int64 { return d.Status(d.Strictest()).Remaining }
+
+// String writes the decision for logs: "allowed, 19 left" or "denied, retry after 50ms".
+func (d Decision) String() string {
+	if d.Allowed {
+		return fmt.Sprintf("allowed, %d left", d.Remaining())
 	}
+	if d.RetryAfter() == Never {
+		return "denied for ever: the cost is larger than the limit"
+	}
+	return fmt.Sprintf("denied, retry after %v", d.RetryAfter())
+}
+
+// StatusOf is an algorithm's outcome as a Status.
+func StatusOf(o *algorithm.Outcome) Status {
 	return Status{
 		Granted:    o.Granted,
 		Remaining:  o.Remaining,
-		RetryAfter: retry,
+		RetryAfter: retryAfter(o),
 		ResetAfter: time.Duration(o.ResetAfter) * time.Microsecond,
 		Wait:       time.Duration(o.Wait) * time.Microsecond,
 	}
+}
+
+func retryAfter(o *algorithm.Outcome) time.Duration {
+	if o.RetryAfter == algorithm.Never {
+		return Never
+	}
+	return time.Duration(o.RetryAfter) * time.Microsecond
 }

@@ -1,9 +1,6 @@
 package penstock
 
-import (
-	"errors"
-	"fmt"
-)
+import "errors"
 
 var (
 	// ErrInvalid says that a limit or a charge is wrong in itself. It is the caller's mistake and is never worth a retry.
@@ -19,10 +16,4 @@ type DeniedError struct {
 	Decision Decision
 }
 
-func (e *DeniedError) Error() string {
-	retry := e.Decision.RetryAfter()
-	if retry == Never {
-		return "penstock: denied: the cost can never fit the limit"
-	}
-	return fmt.Sprintf("penstock: denied: retry after %v", retry)
-}
+func (e *DeniedError) Error() string { return "penstock: " + e.Decision.String() }

@@ -57,11 +57,11 @@ func ExampleLimit() {
 	}
 	// Output:
 	// second: 10 per 1s, burst 50 (tokenbucket)
-	// quota: 10000 per 24h0m0s (fixedwindow)
-	// login: 5 per 1m0s (slidinglog)
-	// every: 1 per 100ms, burst 20 (leakybucket)
+	// quota: 10000 per 24h (fixedwindow)
+	// login: 5 per 1m (slidinglog)
+	// every-100ms: 1 per 100ms, burst 20 (leakybucket)
 	// in-flight: 5 per 30s, burst 5 (concurrency)
-	// monthly: 1000000 per 745h0m0s (fixedwindow)
+	// monthly: 1000000 per 745h (fixedwindow)
 }
 
 func ExampleParseRate() {
@@ -75,10 +75,10 @@ func ExampleParseRate() {
 	}
 	// Output:
 	// second: 100 per 1s (tokenbucket)
-	// day: 10000 per 24h0m0s (tokenbucket)
-	// every-15m: 5 per 15m0s (tokenbucket)
+	// day: 10000 per 24h (tokenbucket)
+	// every-15m: 5 per 15m (tokenbucket)
 	// second: 3 per 1s, burst 10 (tokenbucket)
-	// minute: 10 per 1m0s (tokenbucket)
+	// minute: 10 per 1m (tokenbucket)
 	// penstock: invalid: rate "2.5/s": character 1: "2.5" is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand
 }
 
@@ -115,17 +115,17 @@ func ExampleStatus() {
 			log.Fatal(err)
 		}
 		status := decision.Status(0)
+		if status.RetryAfter == penstock.Never {
+			fmt.Printf("asked for %d: the limit is smaller than that\n", n)
+			continue
+		}
 		fmt.Printf("asked for %d: granted %d, %d left, retry after %v, new after %v\n",
 			n, status.Granted, status.Remaining, status.RetryAfter, status.ResetAfter)
-		if status.RetryAfter == penstock.Never {
-			fmt.Println("it can never be granted: the limit is smaller than the cost")
-		}
 	}
 	// Output:
 	// asked for 5: granted 5, 1 left, retry after 0s, new after 50s
 	// asked for 4: granted 0, 1 left, retry after 30s, new after 50s
-	// asked for 7: granted 0, 1 left, retry after -1ns, new after 50s
-	// it can never be granted: the limit is smaller than the cost
+	// asked for 7: the limit is smaller than that
 }
 
 // A batch may charge several keys at once: here a user and everybody together.
@@ -273,7 +273,7 @@ func ExampleHold() {
 	_, err = limiter.Acquire(ctx, "tenant:7")
 	fmt.Println(err)
 	// Output:
-	// penstock: denied: retry after 1m0s
+	// penstock: denied, retry after 1m0s
 	// <nil>
 }
 

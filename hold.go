@@ -63,14 +63,16 @@ func (h *Hold) Renew(ctx context.Context) error {
 	return err
 }
 
-// Release gives the slots back; what was charged to other limits stays charged. Releasing again does nothing. If the
-// store cannot be reached, the hold ends by itself when its Period is over.
+// Release gives the slots back; what was charged to other limits stays charged. It takes a second at most and is done even
+// if ctx has ended. Releasing again does nothing. If the store cannot be reached, the hold ends by itself when its Period is over.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.released {
 		return nil
 	}
+	ctx, cancel := outlive(ctx)
+	defer cancel()
 	_, err := h.decide(ctx, Refund)
 	h.released = err == nil
 	return err

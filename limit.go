@@ -68,7 +68,7 @@ func PerDay(n int64) Limit { return Limit{Name: "day", Count: n, Period: 24 * ti
 
 // Every admits one unit per interval.
 func Every(interval time.Duration) Limit {
-	return Limit{Name: "every", Count: 1, Period: interval}
+	return Limit{Name: periodName(interval), Count: 1, Period: interval}
 }
 
 // InFlight lends n slots; a hold that is not renewed ends after ttl.
@@ -88,7 +88,7 @@ func (l Limit) With(a *algorithm.Algorithm) Limit { l.Algorithm, l.plan = a, nil
 // String writes the limit as people read it: "second: 10 per 1s, burst 20 (tokenbucket)".
 func (l Limit) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s: %d per %v", l.Name, l.Count, l.Period)
+	fmt.Fprintf(&s, "%s: %d per %s", l.Name, l.Count, periodText(l.Period))
 	if l.Burst > 0 {
 		fmt.Fprintf(&s, ", burst %d", l.Burst)
 	}
@@ -120,12 +120,13 @@ type Plan struct {
 	params algorithm.Params
 }
 
-// Params are the limit's parameters at a moment, given in µs since the epoch.
-func (p *Plan) Params(now int64) algorithm.Params {
+// Params are the limit's parameters at a moment, given in µs since the epoch. Do not modify them.
+func (p *Plan) Params(now int64) *algorithm.Params {
 	if p.Limit.Algorithm.At != nil {
-		return p.Limit.Algorithm.At(p.params, now)
+		params := p.Limit.Algorithm.At(p.params, now)
+		return &params
 	}
-	return p.params
+	return &p.params
 }
 
 // MaxPatience is the longest patience that the limit understands: as far as the future can be booked, at most a day.

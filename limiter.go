@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -28,6 +29,9 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if err := checkName("name", name); err != nil {
 		return nil, fmt.Errorf("%w: limiter %q: %w", ErrInvalid, name, err)
 	}
+	if len(limits) == 0 {
+		return nil, fmt.Errorf("%w: limiter %q has no limits; PerSecond makes one", ErrInvalid, name)
+	}
 	l := &Limiter{store: store, limits: make([]Limit, len(limits))}
 	var errs []error
 	for i, limit := range limits {
@@ -36,7 +40,7 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 		}
 		ready, err := limit.Ready()
 		if err != nil {
-			errs = append(errs, err)
+			errs = append(errs, fmt.Errorf("limiter %q: %w", name, err))
 			continue
 		}
 		l.limits[i] = ready
@@ -45,17 +49,23 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	l.pool.New = func() any { return &batch{charges: make([]Charge, len(l.limits))} }
+	l.pool.New = func() any {
+		b := &batch{charges: make([]Charge, len(l.limits))}
+		for i := range b.charges {
+			b.charges[i].Limit = l.limits[i]
+		}
+		return b
+	}
 	b := l.charges("", "", Peek, 1)
 	defer l.release(b)
 	if _, err := Prepare(b.charges, nil); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("limiter %q: %w", name, err)
 	}
 	return l, nil
 }
 
-// Limits are the limits that the Limiter enforces, in the order of a Decision's statuses. Do not modify them.
-func (l *Limiter) Limits() []Limit { return l.limits }
+// Limits are the limits that the Limiter enforces, in the order of a Decision's statuses.
+func (l *Limiter) Limits() []Limit { return slices.Clone(l.limits) }
 
 // Allow charges one unit, now or never.
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
@@ -85,17 +95,19 @@ func (l *Limiter) Reset(ctx context.Context, key string) (Decision, error) {
 
 func (l *Limiter) decide(ctx context.Context, key, holder string, mode Mode, n int64) (Decision, error) {
 	b := l.charges(key, holder, mode, n)
-	defer l.release(b)
-	return l.store.Decide(ctx, b.charges)
+	d, err := l.store.Decide(ctx, b.charges)
+	l.release(b)
+	return d, err
 }
 
-// A batch is a slice of charges that is used again: a Store keeps none.
+// A batch is a slice of charges that is used again: a Store keeps none. Their Limits stay.
 type batch struct{ charges []Charge }
 
 func (l *Limiter) charges(key, holder string, mode Mode, n int64) *batch {
 	b := l.pool.Get().(*batch)
 	for i := range b.charges {
-		b.charges[i] = Charge{Key: key, Limit: l.limits[i], Cost: n, Mode: mode, Holder: holder}
+		c := &b.charges[i]
+		c.Key, c.Cost, c.Mode, c.Patience, c.Holder = key, n, mode, 0, holder
 	}
 	return b
 }

@@ -193,7 +193,7 @@ func TestNewLimiterSaysWhatIsWrong(t *testing.T) {
 		{nil, "search", []penstock.Limit{penstock.PerSecond(1)}, []string{`"search"`, "nil", "memstore.New"}},
 		{store, "", []penstock.Limit{penstock.PerSecond(1)}, []string{"name", "0 characters"}},
 		{store, "Search", []penstock.Limit{penstock.PerSecond(1)}, []string{"'S'", "position 1", "a-z"}},
-		{store, "search", nil, []string{"0"}},
+		{store, "search", nil, []string{"no limits"}},
 		{store, "search", []penstock.Limit{penstock.PerSecond(0), penstock.PerDay(-1)}, []string{`"second"`, "count is 0", `"day"`, "count is -1"}},
 		{store, "search", []penstock.Limit{penstock.PerSecond(1), penstock.PerSecond(2)}, []string{`"second"`, "one limit", "rename"}},
 	}
@@ -303,9 +303,9 @@ func TestWithForgetsThePreparedLimit(t *testing.T) {
 func TestLimitsReadWell(t *testing.T) {
 	rows := map[string]penstock.Limit{
 		"second: 10 per 1s (tokenbucket)":             penstock.PerSecond(10),
-		"minute: 10 per 1m0s, burst 3 (tokenbucket)":  penstock.PerMinute(10).WithBurst(3),
-		"hour: 10 per 1h0m0s (slidinglog)":            penstock.PerHour(10).With(penstock.SlidingLog),
-		"every: 1 per 20ms (tokenbucket)":             penstock.Every(20 * time.Millisecond),
+		"minute: 10 per 1m, burst 3 (tokenbucket)":  penstock.PerMinute(10).WithBurst(3),
+		"hour: 10 per 1h (slidinglog)":            penstock.PerHour(10).With(penstock.SlidingLog),
+		"every-20ms: 1 per 20ms (tokenbucket)":             penstock.Every(20 * time.Millisecond),
 		"in-flight: 5 per 30s, burst 5 (concurrency)": penstock.InFlight(5, 30*time.Second),
 	}
 	for text, limit := range rows {
@@ -360,8 +360,8 @@ func TestWrapPutsTheFirstDecoratorOutermost(t *testing.T) {
 
 func TestDeniedErrorSaysWhen(t *testing.T) {
 	rows := map[time.Duration]string{
-		penstock.Never:          "penstock: denied: the cost can never fit the limit",
-		1500 * time.Microsecond: "penstock: denied: retry after 1.5ms",
+		penstock.Never:          "penstock: denied for ever: the cost is larger than the limit",
+		1500 * time.Microsecond: "penstock: denied, retry after 1.5ms",
 	}
 	for retry, text := range rows {
 		err := &penstock.DeniedError{Decision: penstock.Single(penstock.Status{RetryAfter: retry})}

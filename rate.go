@@ -379,12 +379,17 @@ func periodName(period time.Duration) string {
 	if period%day == 0 {
 		return fmt.Sprintf("every-%dd", period/day)
 	}
-	name := period.String()
-	if strings.HasSuffix(name, "m0s") {
-		name = strings.TrimSuffix(name, "0s")
+	return "every-" + strings.Replace(periodText(period), "µ", "u", 1)
+}
+
+// periodText is a duration without the zeros that String ends it with: 24h, not 24h0m0s.
+func periodText(period time.Duration) string {
+	text := period.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
 	}
-	if strings.HasSuffix(name, "h0m") {
-		name = strings.TrimSuffix(name, "0m")
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
 	}
-	return "every-" + strings.Replace(name, "µ", "u", 1)
+	return text
 }

@@ -36,9 +36,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 			return err
 		}
 		if err := sleep(ctx, reservation.Delay()); err != nil {
-			giveBack, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
-			defer cancel()
-			return errors.Join(err, reservation.Cancel(giveBack))
+			return errors.Join(err, reservation.Cancel(ctx))
 		}
 		return nil
 	}
@@ -57,7 +55,13 @@ func (l *Limiter) worthWaiting(ctx context.Context, d Decision) bool {
 	return retry != Never && (!ok || time.Until(deadline) > retry)
 }
 
+// giveBackTimeout bounds how long giving something back may take once its caller's context has ended.
 const giveBackTimeout = time.Second
+
+// outlive is a context for what must be told to the store even if ctx has ended, or ends meanwhile.
+func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+}
 
 // jitter lengthens a delay by up to a tenth, at most 100 ms, so that those who were denied together do not all come
 // back together.
@@ -130,8 +134,8 @@ type Reservation struct {
 func (r *Reservation) Delay() time.Duration { return max(time.Until(r.start), 0) }
 
 // Settle corrects the cost to what it turned out to be: the rest is given back, or what is missing is charged even if
-// it does not fit. Only the first Settle or Cancel that reaches the store counts. An error that wraps ErrUnavailable leaves unknown whether it did; it is not tried
-// again.
+// it does not fit. It takes a second at most and is done even if ctx has ended. Only the first Settle or Cancel counts: after an
+// error that wraps ErrUnavailable it is unknown whether it was done, so it is not tried again.
 func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	if actual < 0 {
 		return fmt.Errorf("%w: settle %d units; a cost is not negative", ErrInvalid, actual)
@@ -147,6 +151,8 @@ func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	if n < 0 {
 		mode, n = Force, -n
 	}
+	ctx, cancel := outlive(ctx)
+	defer cancel()
 	_, err := r.limiter.decide(ctx, r.key, r.holder, mode, n)
 	return err
 }

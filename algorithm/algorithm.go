@@ -104,8 +104,9 @@ type Step[S any] func(s S, p Params, a Ask, now int64) (Outcome, S)
 type Cells interface {
 	Add() uint32
 	Remove(i uint32) // makes i free for Add; forgets its state
-	// Step decides a on state i. The new state is kept if commit is set, or if the denial mended it.
-	Step(i uint32, p Params, a Ask, now int64, commit bool) Outcome
+	// Step decides a on state i and writes the outcome. The new state is kept if commit is set, or if the denial mended it. What
+	// the pointers point to is not kept; they are pointers because large values are slow to pass.
+	Step(i uint32, p *Params, a *Ask, now int64, commit bool, out *Outcome)
 }
 
 // An Algorithm is a step with everything that a store must know of it. Make one with Define.
@@ -120,7 +121,7 @@ type Algorithm struct {
 	// script's harness loads and saves.
 	Collection bool
 
-	// Numbers is the most numbers that the twin's state has: 2 to 120. Six or fewer take a faster path. All are up to Max, the
+	// Numbers is the most numbers that the twin's state has: 1 to 120. Six or fewer take a faster path. All are up to Max, the
 	// third is up to MaxPeriod.
 	Numbers int
 
@@ -143,7 +144,7 @@ type Algorithm struct {
 func (a *Algorithm) Is(other *Algorithm) bool { return a == other || a.Name == other.Name }
 
 // Define makes an algorithm of a step, its Lua twin and the function that turns limits into its parameters. Its state
-// has two to six numbers, unless Numbers is set afterwards.
+// has one to six numbers, unless Numbers is set afterwards.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error)) *Algorithm {
 	return &Algorithm{
 		Name: name, Lua: lua, Prepare: prepare, Numbers: 6,
@@ -174,12 +175,12 @@ func (c *cells[S]) Remove(i uint32) {
 	c.free = append(c.free, i)
 }
 
-func (c *cells[S]) Step(i uint32, p Params, a Ask, now int64, commit bool) Outcome {
-	out, next := c.step(c.states[i], p, a, now)
+func (c *cells[S]) Step(i uint32, p *Params, a *Ask, now int64, commit bool, out *Outcome) {
+	var next S
+	*out, next = c.step(c.states[i], *p, *a, now)
 	if out.Keep != Unchanged && (commit || !out.OK()) {
 		c.states[i] = next
 	}
-	return out
 }
 
 // HolderID is the number by which the steps over numbers know a holder: 0 for none, 52 bits of FNV-1a otherwise. Two

@@ -18,8 +18,9 @@ func ExampleAlgorithm() {
 	}
 	cells := bucket.NewCells()
 	state := cells.Add() // fresh
+	var out algorithm.Outcome
 	for ms := int64(0); ms <= 800; ms += 200 {
-		out := cells.Step(state, params, algorithm.Ask{Cost: 1}, ms*1000, true)
+		cells.Step(state, &params, &algorithm.Ask{Cost: 1}, ms*1000, true, &out)
 		fmt.Printf("%3d ms: %v, %d left, retry after %d ms\n", ms, out.OK(), out.Remaining, out.RetryAfter/1000)
 	}
 	// Output:
@@ -40,9 +41,11 @@ func ExampleSubWindow() {
 		}
 		cells := a.NewCells()
 		state := cells.Add()
+		var out algorithm.Outcome
 		admitted := int64(0)
 		for _, now := range []int64{59 * second, 60 * second} {
-			admitted += cells.Step(state, params, algorithm.Ask{Mode: algorithm.Draw, Cost: 100}, now, true).Granted
+			cells.Step(state, &params, &algorithm.Ask{Mode: algorithm.Draw, Cost: 100}, now, true, &out)
+			admitted += out.Granted
 		}
 		fmt.Printf("%-13s admits %d within a second\n", a.Name, admitted)
 	}
@@ -80,8 +83,10 @@ func ExampleDefine() {
 	}
 	cells := a.NewCells()
 	state := cells.Add()
+	var out algorithm.Outcome
 	for now := int64(0); now <= 600; now += 200 {
-		fmt.Println(now, cells.Step(state, params, algorithm.Ask{Cost: 1}, now, true).RetryAfter)
+		cells.Step(state, &params, &algorithm.Ask{Cost: 1}, now, true, &out)
+		fmt.Println(now, out.RetryAfter)
 	}
 	// Output:
 	// 0 0

@@ -18,8 +18,8 @@ var leakyBucketLua string
 //	Choose  in front of something that must never see two requests at once: shaping, outbound calls, batch jobs
 //	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
 //
-// A place can only be given back by the last in the queue, under its Holder and before it went: whoever waits behind has
-// been told when to go. Any other Refund changes nothing and is answered with Granted 0.
+// A place can only be given back by the last in the queue, under its Holder, before the next one's turn, and by one that did
+// not go: whoever waits behind has been told when to go. Any other Refund changes nothing and is answered with Granted 0.
 var LeakyBucket = func() *Algorithm {
 	a := Define("leakybucket", leakyBucketLua, leakyBucket, func(l Limit) (Params, error) { return prepareBucket(l, 1) })
 	a.Bookable = true
@@ -69,8 +69,8 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 		}
 	case Refund:
 		if who != 0 && who == tail {
-			out.Granted = min(a.Cost, taken, level/unit)
-			level -= out.Granted * unit
+			out.Granted = min(a.Cost, taken, cdiv(level, unit))
+			level = shrink(level, out.Granted, unit)
 			taken -= out.Granted
 		}
 	default: // Reset

@@ -35,8 +35,8 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
     end
   elseif mode == REFUND then
     if who ~= 0 and who == tail then
-      granted = math.min(cost, taken, div(level, unit))
-      level = level - granted * unit
+      granted = math.min(cost, taken, cdiv(level, unit))
+      level = math.max(level - granted * unit, 0)
       taken = taken - granted
     end
   else

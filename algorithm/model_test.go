@@ -174,9 +174,12 @@ func (m *bucketModel) refund(a Ask, now int64) int64 {
 		if a.Holder == "" || a.Holder != m.tail {
 			return 0
 		}
-		back = min(back, m.places)
+		back = min(a.Cost, m.places, ceiling(used))
 		m.places -= back
-		m.used, m.at = used.Sub(used, whole(back)), now
+		if used.Sub(used, whole(back)).Sign() < 0 {
+			used = new(big.Rat)
+		}
+		m.used, m.at = used, now
 		return back
 	}
 	if used.Sub(used, whole(a.Cost)).Sign() < 0 {

@@ -132,7 +132,7 @@ func memoryFootprint(r *report, names []string) error {
 	r.row("", "allocations", "bytes per key")
 	for i, open := range []func(int64) (*memory, error){penstockMemory, goLimiterMemory} {
 		before, _ := heap()
-		m, err := open(10 * memoryOps)
+		m, err := open(1000)
 		if err != nil {
 			return err
 		}
@@ -140,8 +140,8 @@ func memoryFootprint(r *report, names []string) error {
 			m.allow(context.Background(), name)
 		}
 		after, mallocs := heap()
-		for range memoryOps {
-			m.allow(context.Background(), names[0])
+		for _, name := range names[:memoryOps] {
+			m.allow(context.Background(), name)
 		}
 		_, total := heap()
 		bytes, allocs := float64(after-before)/manyKeys, float64(total-mallocs)/memoryOps

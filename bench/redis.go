@@ -55,13 +55,10 @@ type subject struct {
 	script, process [3][]float64 // µs of the server per decision, by phase, in each window
 }
 
-var subjectsMade byte
-
 // ofPenstock decides charges of limits of count units.
 func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subject, error) {
 	r := &recorder{load: new(load), scripts: make(map[string]string)}
-	subjectsMade++
-	store, err := redisstore.New(r, redisstore.Options{Prefix: string([]byte{'p', 'a' + subjectsMade})}) // a key of its own
+	store, err := redisstore.New(r, redisstore.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -254,17 +251,17 @@ func clean(windows []float64) float64 {
 }
 
 func redisSection(r *report) error {
-	rig, err := newRig()
-	if err != nil {
-		return err
-	}
-	defer rig.close()
 	subjects, err := redisSubjects()
 	if err != nil {
 		return err
 	}
-	for _, s := range subjects {
-		if err := rig.prepare(s); err != nil {
+	rigs := make([]*rig, len(subjects)) // a server each, so that it holds its own keys only
+	for i, s := range subjects {
+		if rigs[i], err = newRig(); err != nil {
+			return err
+		}
+		defer rigs[i].close()
+		if err := rigs[i].prepare(s); err != nil {
 			return err
 		}
 	}
@@ -275,9 +272,9 @@ func redisSection(r *report) error {
 			s.script[known], s.process[known] = nil, nil
 		}
 		for n := range rounds {
-			for _, s := range subjects {
+			for i, s := range subjects {
 				for _, p := range phases {
-					if err := rig.measure(s, n, p); err != nil {
+					if err := rigs[i].measure(s, n, p); err != nil {
 						return err
 					}
 				}

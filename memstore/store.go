@@ -42,6 +42,8 @@ type Store struct {
 	keys    atomic.Int64
 	maxKeys int64
 	linger  int64 // µs
+
+	searched atomic.Int64 // when reclaim last found nothing
 }
 
 // New makes a Store.
@@ -73,7 +75,7 @@ func New(o Options) *Store {
 func (s *Store) Len() int { return int(s.keys.Load()) }
 
 // Decide implements penstock.Store. It never blocks on anything but a shard's lock, so it does not watch ctx.
-func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	var buf [4]*penstock.Plan
 	plans, err := penstock.Prepare(charges, buf[:0])
 	if err != nil {
@@ -84,30 +86,35 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	}
 	now := s.now()
 	if len(charges) == 1 {
-		return s.decideOne(&charges[0], plans[0], now)
+		err = s.decideOne(&charges[0], plans[0], now, &d)
+		return d, err
 	}
 	return s.decideAll(charges, plans, now)
 }
 
-func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64) (penstock.Decision, error) {
+func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d *penstock.Decision) error {
 	h := s.hash(c.Key, plan)
 	shard := &s.shards[s.shardOf(h)]
 	shard.mu.Lock()
-	defer shard.mu.Unlock()
 	t := shard.tableLocked(plan.Limit.Algorithm)
 	s.sweepLocked(t, now)
 
-	ask, params := c.Ask(), plan.Params(now)
+	params := plan.Params(now)
+	c.Ask(&t.ask)
 	cell := t.find(h)
-	out := t.cells.Step(cell, params, ask, now, cell != fresh)
-	if cell == fresh && out.OK() && out.Keep > 0 {
-		if !s.addLocked(t, h, &cell) {
-			return penstock.Decision{}, s.full()
+	t.cells.Step(cell, params, &t.ask, now, cell != fresh, &t.out)
+	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
+		if !s.addLocked(t, h, &cell, now) {
+			shard.mu.Unlock()
+			return s.full()
 		}
-		out = t.cells.Step(cell, params, ask, now, true)
+		t.cells.Step(cell, params, &t.ask, now, true, &t.out)
 	}
-	s.keepLocked(t, cell, out.Keep, now)
-	return penstock.Single(penstock.StatusOf(out)), nil
+	s.keepLocked(t, cell, t.out.Keep, now)
+	d.Answer(&t.out)
+	t.ask.Holder = ""
+	shard.mu.Unlock()
+	return nil
 }
 
 // decideAll asks every charge first, and makes them only if all are granted.
@@ -115,7 +122,8 @@ func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now
 	questions := make([]question, len(charges))
 	for i := range charges {
 		h := s.hash(charges[i].Key, plans[i])
-		questions[i] = question{ask: charges[i].Ask(), plan: plans[i], params: plans[i].Params(now), hash: h, shard: s.shardOf(h)}
+		questions[i] = question{plan: plans[i], params: plans[i].Params(now), hash: h, shard: s.shardOf(h)}
+		charges[i].Ask(&questions[i].ask)
 	}
 	unlock := s.lock(questions)
 	defer unlock()
@@ -129,7 +137,8 @@ func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now
 	for i := range questions {
 		q := &questions[i]
 		q.cell = q.table.find(q.hash)
-		out := q.table.cells.Step(q.cell, q.params, q.ask, now, false)
+		out := &q.table.out
+		q.table.cells.Step(q.cell, q.params, &q.ask, now, false, out)
 		if !out.OK() {
 			s.keepLocked(q.table, q.cell, out.Keep, now)
 		}
@@ -138,12 +147,16 @@ func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now
 	}
 	decision := penstock.NewDecision(statuses)
 	if decision.Allowed {
-		return decision, s.commitLocked(questions, statuses, now)
+		if err := s.commitLocked(questions, statuses, now); err != nil {
+			return penstock.Decision{}, err
+		}
+		return decision, nil
 	}
 	for i := range questions {
 		if q := &questions[i]; statuses[i].RetryAfter == 0 {
-			peek := algorithm.Ask{Mode: algorithm.Peek, Holder: q.ask.Holder}
-			statuses[i] = penstock.StatusOf(q.table.cells.Step(q.cell, q.params, peek, now, false))
+			q.ask = algorithm.Ask{Mode: algorithm.Peek, Holder: q.ask.Holder}
+			q.table.cells.Step(q.cell, q.params, &q.ask, now, false, &q.table.out)
+			statuses[i] = penstock.StatusOf(&q.table.out)
 		}
 	}
 	return decision, nil
@@ -157,7 +170,7 @@ func (s *Store) commitLocked(questions []question, statuses []penstock.Status, n
 		if q.cell != fresh || q.keep <= 0 {
 			continue
 		}
-		if !s.addLocked(q.table, q.hash, &q.cell) {
+		if !s.addLocked(q.table, q.hash, &q.cell, now) {
 			for _, earlier := range questions[:i] {
 				if earlier.added {
 					s.removeLocked(earlier.table, earlier.cell)
@@ -169,7 +182,8 @@ func (s *Store) commitLocked(questions []question, statuses []penstock.Status, n
 	}
 	for i := range questions {
 		q := &questions[i]
-		out := q.table.cells.Step(q.cell, q.params, q.ask, now, q.cell != fresh)
+		out := &q.table.out
+		q.table.cells.Step(q.cell, q.params, &q.ask, now, q.cell != fresh, out)
 		s.keepLocked(q.table, q.cell, out.Keep, now)
 		statuses[i] = penstock.StatusOf(out)
 	}
@@ -214,13 +228,36 @@ func (s *Store) hash(key string, plan *penstock.Plan) hash {
 func (s *Store) shardOf(h hash) int { return int(h[0] & uint64(len(s.shards)-1)) }
 
 // addLocked makes a counter for h, unless the store is full.
-func (s *Store) addLocked(t *table, h hash, cell *uint32) bool {
-	if s.keys.Add(1) > s.maxKeys {
+func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
+	if s.keys.Add(1) > s.maxKeys && !s.reclaim(now) {
 		s.keys.Add(-1)
 		return false
 	}
 	*cell = t.add(h)
 	return true
+}
+
+// reclaim removes counters whose state has become fresh from other shards, until the store is not full any more. Its caller
+// holds locks, so it waits for none; after a search in vain it pauses, like a sweep.
+func (s *Store) reclaim(now int64) bool {
+	if last := s.searched.Load(); now >= last && now < last+fullPause {
+		return false
+	}
+	for i := range s.shards {
+		shard := &s.shards[i]
+		if !shard.mu.TryLock() {
+			continue
+		}
+		for _, t := range shard.tables {
+			s.sweepLocked(t, now)
+		}
+		shard.mu.Unlock()
+		if s.keys.Load() <= s.maxKeys {
+			return true
+		}
+	}
+	s.searched.Store(now)
+	return false
 }
 
 func (s *Store) full() error {
@@ -269,7 +306,7 @@ const fullPause = 100_000
 type question struct {
 	ask    algorithm.Ask
 	plan   *penstock.Plan
-	params algorithm.Params
+	params *algorithm.Params
 	hash   hash
 	shard  int
 	table  *table

@@ -53,7 +53,7 @@ func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 			}
 			refused := func(what string, charges ...penstock.Charge) {
 				t.Helper()
-				if d, err := s.Decide(t.Context(), charges); !errors.Is(err, penstock.ErrUnavailable) {
+				if d, err := s.Decide(t.Context(), charges); !errors.Is(err, penstock.ErrUnavailable) || d.Allowed {
 					t.Errorf("%s: allowed %t, %v; want ErrUnavailable", what, d.Allowed, err)
 				}
 			}

@@ -19,6 +19,10 @@ type table struct {
 	live      int
 	cursor    uint32 // where the sweep stands
 	swept     int64  // when all of it was swept
+
+	// The ask and the outcome of the decision under way stand here rather than on the stack: copies cost more than the step.
+	ask algorithm.Ask
+	out algorithm.Outcome
 }
 
 type counter struct {
@@ -52,7 +56,10 @@ func (t *table) find(h hash) uint32 {
 	mask := uint64(len(t.index) - 1)
 	for at := h[1] & mask; ; at = (at + 1) & mask {
 		cell := t.index[at]
-		if cell == fresh || t.counters[cell].hash == h {
+		if cell == fresh {
+			return fresh
+		}
+		if c := &t.counters[cell]; c.hash[0] == h[0] && c.hash[1] == h[1] {
 			return cell
 		}
 	}

@@ -143,9 +143,9 @@ func decode(reply string, n int) penstock.Decision {
 
 func status(reply string) penstock.Status {
 	if len(reply) == plainSize {
-		return penstock.StatusOf(algorithm.Outcome{Granted: getNumber(reply), Remaining: getNumber(reply[8:]), ResetAfter: getNumber(reply[16:])})
+		return penstock.StatusOf(&algorithm.Outcome{Granted: getNumber(reply), Remaining: getNumber(reply[8:]), ResetAfter: getNumber(reply[16:])})
 	}
-	return penstock.StatusOf(algorithm.Outcome{
+	return penstock.StatusOf(&algorithm.Outcome{
 		Granted:    getNumber(reply),
 		Remaining:  getNumber(reply[8:]),
 		RetryAfter: getNumber(reply[16:]),

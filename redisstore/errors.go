@@ -60,7 +60,7 @@ var classes = []struct {
 	{"MISCONF", Unready}, {"OOM ", Full}, {"BUSY ", Busy},
 	{"NOPERM", Refused}, {"NOAUTH", Refused}, {"WRONGPASS", Refused}, {"ERR The user executing the script", Refused},
 	{"ERR unknown command", Refused}, {"NOPROTO", Refused},
-	{"WRONGTYPE", Poisoned}, {"POISONED", Poisoned},
+	{"WRONGTYPE", Poisoned},
 }
 
 // unavailable makes the error that Decide returns of what the client returned.
@@ -86,8 +86,11 @@ func classify(err error) Class {
 			return c.class
 		}
 	}
-	if strings.Contains(text, "data string too short") || strings.Contains(text, "can't run this command") {
-		return map[bool]Class{true: Poisoned, false: Refused}[strings.Contains(text, "too short")]
+	if strings.Contains(text, "data string too short") || strings.Contains(text, "POISONED ") {
+		return Poisoned
+	}
+	if strings.Contains(text, "can't run this command") {
+		return Refused
 	}
 	return Rejected
 }

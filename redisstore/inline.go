@@ -9,8 +9,10 @@ import (
 // To define a local function costs a script about as much as to run it, and it is defined anew at every call. So the composer
 // puts functions in line where it can. Two forms of Lua functions are understood:
 //
-//   - one whose body is "return" and an expression stands for that expression, wherever it is called;
-//   - any other without a return inside a loop, where its call is a statement "a, b = f(…)" or "local a, b = f(…)" on one line.
+//   - one whose body is "return" and one expression stands for that expression, wherever it is called;
+//   - any other without a loop, where its call is a statement "a, b = f(…)" or "local a, b = f(…)" on one line.
+//
+// Others stay functions.
 
 // A function is a Lua function as text.
 type function struct {
@@ -18,12 +20,14 @@ type function struct {
 	parameters string
 	body       string
 	expression string // if it is nothing else
+	loops      bool
 }
 
 var (
 	definition = regexp.MustCompile(`(?ms)^local function (\w+)\(([^)]*)\)\n(.*?)^end\n`)
 	comment    = regexp.MustCompile(`(?m)[ \t]*--.*$`)
 	blank      = regexp.MustCompile(`\n\s*\n`)
+	looping    = regexp.MustCompile(`\b(while|for|repeat)\b`)
 	returning  = regexp.MustCompile(`(?m)^(\s*)return (.*)$`)
 )
 
@@ -36,9 +40,12 @@ func functionsOf(lua string) []function {
 	var functions []function
 	for _, m := range definition.FindAllStringSubmatch(lua, -1) {
 		f := function{name: m[1], parameters: m[2], body: m[3]}
-		if body := strings.TrimSpace(m[3]); strings.HasPrefix(body, "return ") && !strings.Contains(body, "\n") {
-			f.expression = strings.TrimPrefix(body, "return ")
+		if body, ok := strings.CutPrefix(strings.TrimSpace(m[3]), "return "); ok && !strings.Contains(body, "\n") {
+			if values, _ := argumentsAt(body+")", 0); len(values) == 1 {
+				f.expression = body
+			}
 		}
+		f.loops = looping.MatchString(f.body)
 		functions = append(functions, f)
 	}
 	return functions
@@ -52,7 +59,9 @@ func inline(text string, functions []function) string {
 			text = f.asExpression(text)
 			continue
 		}
-		text = f.asStatement(text)
+		if !f.loops { // a return inside would leave the loop only
+			text = f.asStatement(text)
+		}
 		if mentions(text, f.name) {
 			text = fmt.Sprintf("local function %s(%s)\n%send\n%s", f.name, f.parameters, f.body, text)
 		}

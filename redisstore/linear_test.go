@@ -17,6 +17,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/go-redis/v9"
 )
@@ -185,7 +186,10 @@ func (h *history) record(ctx context.Context, store penstock.Store, prefix strin
 		answer := make(linearAnswer, d.Len())
 		for i := range answer {
 			s := d.Status(i)
-			answer[i] = linearStatus{s.Granted, s.Remaining, min(s.RetryAfter, 1)}
+			answer[i] = linearStatus{s.Granted, s.Remaining, s.RetryAfter}
+			if s.RetryAfter != 0 && s.RetryAfter != penstock.Never {
+				answer[i].retry = 1
+			}
 		}
 		op.Output = answer
 	}
@@ -285,6 +289,27 @@ func soak() int {
 func standing() redisstore.Options {
 	now := time.Now()
 	return redisstore.Options{Now: func() time.Time { return now }}
+}
+
+// One after another, the memory store answers as the model: what the histories below show is not a mistake of the model.
+func TestModelOfHistoriesIsRight(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	for seed := range uint64(200) {
+		rng, h, state := rand.New(rand.NewPCG(seed, 0)), &history{start: time.Now()}, linearState{}
+		for range 60 {
+			batch := someBatch(rng, rng.IntN(linearClients), linearKeys)
+			if err := h.record(t.Context(), store, fmt.Sprint(seed, "-"), 0, batch); err != nil {
+				t.Fatal(err)
+			}
+			answer, next := state.decide(batch)
+			if got := h.ops[len(h.ops)-1].Output.(linearAnswer); !slices.Equal(got, answer) {
+				t.Fatalf("seed %d: %v in %+v: %v, but the model says %v", seed, batch, state, got, answer)
+			}
+			state = next
+		}
+	}
 }
 
 // TestConcurrentDecisionsAreLinearizable has clients of both libraries decide at once: what each of them hears must be what it would

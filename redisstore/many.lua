@@ -23,6 +23,9 @@ local function load(key)
   if stored then
     lives = sunpack('<I4', stored) * 1000000
     local pos, size = 5, #stored
+    if size < 5 then
+      error('POISONED the state is malformed')
+    end
     while pos <= size do
       local word = sunpack('<I4', stored, pos)
       local n = fmod(word, 128)
@@ -111,7 +114,7 @@ for _, key in ipairs(saved) do
       n = n - 1
     end
     if n > 6 then
-      n = math.max(n, 8)
+      n, cell[8] = math.max(n, 8), cell[8] or 0
       parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
     end
   end

@@ -62,7 +62,7 @@ if stored then
 @endeach
       pos = pos + widthof(n)
     end
-    if pos ~= size + 1 then
+    if size < 5 or pos ~= size + 1 then
       return redis.error_reply('POISONED the state is malformed')
     end
   end
@@ -88,7 +88,7 @@ local keep = UNCHANGED
 if keep$ > keep then
   keep = keep$
 end
-t$4, t$5, t$6 = t$4 or 0, t$5 or 0, t$6 or 0
+t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
 @endeach
 if usual and now + keep <= lives and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 + t$6 == 0} then
   call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))

@@ -101,7 +101,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, err
+		return penstock.Decision{}, unavailable(ctx, err)
 	}
 	if spread(charges) {
 		sharded, err := s.client.Sharded(ctx)

@@ -12,9 +12,27 @@ import (
 // New makes a Client of a go-redis client of the user's own: *redis.Client, *redis.ClusterClient, a failover client or a
 // *redis.Ring. The user closes it. Scripts are sent once whatever the client's MaxRetries and MaxRedirects say; its
 // timeouts, pools and hooks are its own.
-func New(client redis.UniversalClient) redisstore.Client { return adapter{client} }
+//
+// Set ContextTimeoutEnabled in the client's options: without it go-redis does not watch a context while it waits for a server, and every
+// call whose context can end needs a goroutine of its own here.
+func New(client redis.UniversalClient) redisstore.Client {
+	return adapter{client: client, watches: watchesContext(client)}
+}
 
-type adapter struct{ client redis.UniversalClient }
+type adapter struct {
+	client  redis.UniversalClient
+	watches bool // whether calls end with their context
+}
+
+func watchesContext(client redis.UniversalClient) bool {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return c.Options().ContextTimeoutEnabled
+	}
+	return false
+}
 
 func (a adapter) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	return a.once(ctx, "evalsha", digest, keys, args)
@@ -41,10 +59,25 @@ func (a adapter) once(ctx context.Context, command, script string, keys, args []
 	}
 	cmd := unrepeated{redis.NewCmd(ctx, words...)}
 	cmd.SetFirstKeyPos(3)
-	if err := a.client.Process(ctx, cmd); err != nil {
+	if err := a.process(ctx, cmd); err != nil {
 		return "", reply(err)
 	}
 	return cmd.Text()
+}
+
+// process sends a command and ends with ctx at the latest. A command that is left behind ends with the client's own timeouts.
+func (a adapter) process(ctx context.Context, cmd redis.Cmder) error {
+	if a.watches || ctx.Done() == nil {
+		return a.client.Process(ctx, cmd)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.client.Process(ctx, cmd) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (a adapter) Sharded(context.Context) (bool, error) {
@@ -56,7 +89,7 @@ func (a adapter) Sharded(context.Context) (bool, error) {
 }
 
 func (a adapter) Ping(ctx context.Context) error {
-	return reply(a.client.Ping(ctx).Err())
+	return reply(a.process(ctx, redis.NewStatusCmd(ctx, "ping")))
 }
 
 func (adapter) Close() error { return nil }

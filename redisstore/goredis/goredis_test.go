@@ -1,0 +1,171 @@
+package goredis_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/redisstore/goredis"
+	"github.com/redis/go-redis/v9"
+)
+
+// A tally counts the commands that a client sends, by name.
+type tally struct {
+	sent  atomic.Int64 // scripts
+	words atomic.Pointer[[]any]
+}
+
+func (c *tally) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *tally) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (c *tally) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			c.sent.Add(1)
+			words := cmd.Args()
+			c.words.Store(&words)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func start(t *testing.T) (*redistest.Server, *redis.Client) {
+	t.Helper()
+	s := redistest.Start(t)
+	c := redis.NewClient(&redis.Options{Addr: s.Addr})
+	t.Cleanup(func() { _ = c.Close() })
+	return s, c
+}
+
+func TestScriptsTakeTheirKeysAndArguments(t *testing.T) {
+	t.Parallel()
+	_, c := start(t)
+	client := goredis.New(c)
+	const script = "return KEYS[1] .. KEYS[2] .. ARGV[1] .. ARGV[2]"
+	keys, args := []string{"{k}1", "{k}2"}, []string{"a\x00b", ""}
+	if got, err := client.Eval(t.Context(), script, keys, args); got != "{k}1{k}2a\x00b" || err != nil {
+		t.Errorf("Eval: %q, %v", got, err)
+	}
+	digest := redis.NewScript(script).Hash()
+	if got, err := client.EvalSha(t.Context(), digest, keys, args); got != "{k}1{k}2a\x00b" || err != nil {
+		t.Errorf("EvalSha: %q, %v", got, err)
+	}
+}
+
+func TestErrorsOfRedisAreReplyErrors(t *testing.T) {
+	t.Parallel()
+	_, c := start(t)
+	client := goredis.New(c)
+	var reply redisstore.ReplyError
+	_, err := client.EvalSha(t.Context(), strings.Repeat("0", 40), []string{"k"}, nil)
+	if !errors.As(err, &reply) || !strings.HasPrefix(string(reply), "NOSCRIPT") {
+		t.Errorf("an unknown script: %v", err)
+	}
+	_, err = client.Eval(t.Context(), "return redis.error_reply('ODD thing')", []string{"k"}, nil)
+	if !errors.As(err, &reply) || !strings.HasPrefix(string(reply), "ODD thing") {
+		t.Errorf("a script's error: %v", err)
+	}
+	_, err = goredis.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1})).Eval(t.Context(), "return 1", []string{"k"}, nil)
+	var op *net.OpError
+	if errors.As(err, &reply) || !errors.As(err, &op) {
+		t.Errorf("no server: %v", err)
+	}
+}
+
+func TestShardedTellsClientsOfSeveralServers(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name    string
+		client  redis.UniversalClient
+		sharded bool
+	}{
+		{"client", redis.NewClient(&redis.Options{}), false},
+		{"failover client", redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), false},
+		{"universal client", redis.NewUniversalClient(&redis.UniversalOptions{Addrs: []string{"127.0.0.1:1"}}), false},
+		{"cluster client", redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}), true},
+		{"failover cluster client", redis.NewFailoverClusterClient(&redis.FailoverOptions{MasterName: "m", SentinelAddrs: []string{"127.0.0.1:1"}}), true},
+		{"ring", redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}}), true},
+	} {
+		if got, err := goredis.New(row.client).Sharded(t.Context()); got != row.sharded || err != nil {
+			t.Errorf("%s: sharded %t, %v", row.name, got, err)
+		}
+		_ = row.client.Close()
+	}
+}
+
+func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
+	t.Parallel()
+	_, c := start(t)
+	hook := new(tally)
+	c.AddHook(hook)
+	store, err := redisstore.New(goredis.New(c), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	charge := []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}}
+	for range 3 {
+		if _, err := store.Decide(t.Context(), charge); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := hook.sent.Load(); n != 4 { // the first was not known
+		t.Errorf("3 decisions took %d scripts, want 4", n)
+	}
+	if words := *hook.words.Load(); words[0] != "evalsha" || words[3] != "ps1{k}hour" || slices.Contains(words, nil) {
+		t.Errorf("a decision is sent as %q", words)
+	}
+	if err := store.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := c.Ping(t.Context()).Err(); err != nil {
+		t.Errorf("closing the store has closed the user's client: %v", err)
+	}
+}
+
+// By default, go-redis reads on after the end of a context, for as long as its ReadTimeout says.
+func TestCallEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	s, plain := start(t)
+	heedful := redis.NewClient(&redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true})
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+		return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
+	}})
+	for _, c := range []redis.UniversalClient{plain, heedful, cluster} {
+		defer c.Close()
+		if err := c.Ping(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Pause()
+	defer s.Resume()
+	for name, c := range map[string]redis.UniversalClient{"plain": plain, "heedful": heedful, "cluster": cluster} {
+		client := goredis.New(c)
+		for what, call := range map[string]func(context.Context) error{
+			"a script": func(ctx context.Context) error {
+				_, err := client.Eval(ctx, "return 'x'", []string{"k"}, nil)
+				return err
+			},
+			"a ping": client.Ping,
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			begin := time.Now()
+			err := call(ctx)
+			took := time.Since(begin)
+			cancel()
+			if err == nil || took > 2*time.Second {
+				t.Errorf("%s: %s with 50 ms to live took %v: %v", name, what, took, err)
+			}
+		}
+	}
+}
