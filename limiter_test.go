@@ -303,9 +303,9 @@ func TestWithForgetsThePreparedLimit(t *testing.T) {
 func TestLimitsReadWell(t *testing.T) {
 	rows := map[string]penstock.Limit{
 		"second: 10 per 1s (tokenbucket)":             penstock.PerSecond(10),
-		"minute: 10 per 1m, burst 3 (tokenbucket)":  penstock.PerMinute(10).WithBurst(3),
-		"hour: 10 per 1h (slidinglog)":            penstock.PerHour(10).With(penstock.SlidingLog),
-		"every-20ms: 1 per 20ms (tokenbucket)":             penstock.Every(20 * time.Millisecond),
+		"minute: 10 per 1m, burst 3 (tokenbucket)":    penstock.PerMinute(10).WithBurst(3),
+		"hour: 10 per 1h (slidinglog)":                penstock.PerHour(10).With(penstock.SlidingLog),
+		"every-20ms: 1 per 20ms (tokenbucket)":        penstock.Every(20 * time.Millisecond),
 		"in-flight: 5 per 30s, burst 5 (concurrency)": penstock.InFlight(5, 30*time.Second),
 	}
 	for text, limit := range rows {
