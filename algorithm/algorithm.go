@@ -226,8 +226,13 @@ func never(a Ask, count int64) bool {
 	return (a.Mode == Spend || a.Mode == Peek) && a.Cost > count
 }
 
-// cdiv is a/b rounded up, for a and b up to Max.
-func cdiv(a, b int64) int64 { return (a + b - 1) / b }
+// cdiv is a/b rounded up, for a and b up to Max. Most rates reduce to one unit per microsecond, and a division is slow.
+func cdiv(a, b int64) int64 {
+	if b == 1 {
+		return a
+	}
+	return (a + b - 1) / b
+}
 
 func gcd(a, b int64) int64 {
 	for b != 0 {

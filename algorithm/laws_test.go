@@ -1372,9 +1372,9 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	usedNow := room - after.Remaining
 	least, most := min(used, room), min(used, room)
 	switch a.name {
-	case "slidingwindow": // shares of windows are rounded against the caller
-		least = max(least-muldiv(old.Count, tickOf(old.Count, old.Period)-1, old.Period)-1, 0)
-		most = min(room, used+min(muldiv(old.Count, r.params[2]+3, limit.Period), Max)+2)
+	case "slidingwindow": // shares of windows are rounded against the caller: by 3 µs, and by a tick at either end
+		least = max(least-muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period)-1, 0)
+		most = min(room, used+min(muldiv(old.Count, 2*r.params[2]+1, limit.Period), Max)+2)
 	case "slidinglog": // each grant counts if it is younger than the new period
 		least, most = 0, 0
 		for _, e := range events {

@@ -100,7 +100,10 @@ func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d 
 	s.sweepLocked(t, now)
 
 	params := plan.Params(now)
-	c.Ask(&t.ask)
+	if t.ask.Mode != c.Mode || t.ask.Cost != c.Cost || c.Patience != 0 || c.Holder != "" || t.special {
+		c.Ask(&t.ask) // mostly it is like the one before, and fresh stores would stall the copy that Step makes
+		t.special = c.Patience != 0 || c.Holder != ""
+	}
 	cell := t.find(h)
 	t.cells.Step(cell, params, &t.ask, now, cell != fresh, &t.out)
 	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
@@ -112,7 +115,6 @@ func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d 
 	}
 	s.keepLocked(t, cell, t.out.Keep, now)
 	d.Answer(&t.out)
-	t.ask.Holder = ""
 	shard.mu.Unlock()
 	return nil
 }
@@ -225,7 +227,7 @@ func (s *Store) hash(key string, plan *penstock.Plan) hash {
 	return hash{maphash.String(s.seeds[0], key) ^ plan.ID[0], maphash.String(s.seeds[1], key) ^ plan.ID[1]}
 }
 
-func (s *Store) shardOf(h hash) int { return int(h[0] & uint64(len(s.shards)-1)) }
+func (s *Store) shardOf(h hash) int { return int(h.high & uint64(len(s.shards)-1)) }
 
 // addLocked makes a counter for h, unless the store is full.
 func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {

@@ -4,7 +4,7 @@ import "github.com/penstock/penstock/algorithm"
 
 // A hash stands for a key and a limit. It is 128 bits wide and seeded in this process, so that neither chance nor malice
 // makes two of them meet.
-type hash [2]uint64
+type hash struct{ high, low uint64 }
 
 // fresh is the cell that no counter has: its state is always fresh.
 const fresh uint32 = 0
@@ -21,8 +21,9 @@ type table struct {
 	swept     int64  // when all of it was swept
 
 	// The ask and the outcome of the decision under way stand here rather than on the stack: copies cost more than the step.
-	ask algorithm.Ask
-	out algorithm.Outcome
+	ask     algorithm.Ask
+	special bool // whether ask has patience or a holder
+	out     algorithm.Outcome
 }
 
 type counter struct {
@@ -54,12 +55,12 @@ func (t *table) clear() {
 // find is the cell of h, or fresh.
 func (t *table) find(h hash) uint32 {
 	mask := uint64(len(t.index) - 1)
-	for at := h[1] & mask; ; at = (at + 1) & mask {
+	for at := h.low & mask; ; at = (at + 1) & mask {
 		cell := t.index[at]
 		if cell == fresh {
 			return fresh
 		}
-		if c := &t.counters[cell]; c.hash[0] == h[0] && c.hash[1] == h[1] {
+		if t.counters[cell].hash == h {
 			return cell
 		}
 	}
@@ -82,7 +83,7 @@ func (t *table) add(h hash) uint32 {
 
 func (t *table) place(cell uint32) {
 	mask := uint64(len(t.index) - 1)
-	at := t.counters[cell].hash[1] & mask
+	at := t.counters[cell].hash.low & mask
 	for t.index[at] != fresh {
 		at = (at + 1) & mask
 	}
@@ -101,12 +102,12 @@ func (t *table) grow() {
 // remove forgets a counter. Those behind it in the index move up, so that a search may stop at the first gap.
 func (t *table) remove(cell uint32) {
 	mask := uint64(len(t.index) - 1)
-	gap := t.counters[cell].hash[1] & mask
+	gap := t.counters[cell].hash.low & mask
 	for t.index[gap] != cell {
 		gap = (gap + 1) & mask
 	}
 	for at := (gap + 1) & mask; t.index[at] != fresh; at = (at + 1) & mask {
-		home := t.counters[t.index[at]].hash[1] & mask
+		home := t.counters[t.index[at]].hash.low & mask
 		if (at-home)&mask >= (at-gap)&mask {
 			t.index[gap] = t.index[at]
 			gap = at
