@@ -82,9 +82,10 @@ func (f function) asStatement(text string) string {
 		if local != "" {
 			local = indent + "local " + names + "\n"
 		}
+		body, locals := f.bind(arguments)
 		block := func(results string) string {
-			body := returning.ReplaceAllString(f.body, "${1}"+results+" = ${2}\n${1}break")
-			return fmt.Sprintf("%srepeat\n%slocal %s = %s\n%s%suntil true", indent, indent, f.parameters, arguments, body, indent)
+			body := returning.ReplaceAllString(body, "${1}"+results+" = ${2}\n${1}break")
+			return fmt.Sprintf("%srepeat\n%s%s%suntil true", indent, locals, body, indent)
 		}
 		if !f.hides(names) {
 			return local + block(names)
@@ -96,6 +97,52 @@ func (f function) asStatement(text string) string {
 		all := strings.Join(results, ", ")
 		return fmt.Sprintf("%s%sdo\n%slocal %s\n%s\n%s%s = %s\n%send", local, indent, indent, all, block(all), indent, names, all, indent)
 	})
+}
+
+var (
+	assigning = regexp.MustCompile(`(?m)^\s*(?:local )?([\w, ]+) = `)
+	declaring = regexp.MustCompile(`(?m)^\s*local ([\w, ]+)`)
+)
+
+// bind gives f's parameters their arguments: by writing the argument's name for the parameter's where it is never assigned, and by
+// local variables otherwise.
+func (f function) bind(arguments string) (body, locals string) {
+	assigned, declared := namesIn(assigning, f.body), namesIn(declaring, f.body)
+	values, _ := argumentsAt(arguments+")", 0)
+	renamed := map[string]string{}
+	var names, initial []string
+	for i, parameter := range strings.Split(f.parameters, ", ") {
+		switch {
+		case i >= len(values):
+			names, initial = append(names, parameter), append(initial, "nil")
+		case simple.MatchString(values[i]) && !assigned[parameter] && !declared[values[i]] && parameter != "_":
+			renamed[parameter] = values[i]
+		case parameter != "_" || assigned["_"]:
+			names, initial = append(names, parameter), append(initial, values[i])
+		}
+	}
+	body = word.ReplaceAllStringFunc(f.body, func(name string) string {
+		if to, ok := renamed[name]; ok {
+			return to
+		}
+		return name
+	})
+	if len(names) > 0 {
+		locals = "local " + strings.Join(names, ", ") + " = " + strings.Join(initial, ", ") + "\n"
+	}
+	return body, locals
+}
+
+var word = regexp.MustCompile(`\b[A-Za-z_]\w*\b`)
+
+func namesIn(statements *regexp.Regexp, body string) map[string]bool {
+	names := map[string]bool{}
+	for _, m := range statements.FindAllStringSubmatch(body, -1) {
+		for _, name := range strings.Split(m[1], ",") {
+			names[strings.TrimSpace(name)] = true
+		}
+	}
+	return names
 }
 
 // hides tells whether one of the names may mean something else inside f.
