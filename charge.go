@@ -64,6 +64,9 @@ func Prepare(charges []Charge, plans []*Plan) ([]*Plan, error) {
 	if len(charges) == 0 || len(charges) > MaxCharges {
 		return nil, fmt.Errorf("%w: a batch of %d charges; it must have 1 to %d", ErrInvalid, len(charges), MaxCharges)
 	}
+	if len(charges) == 1 && charges[0].usual() {
+		return append(plans, charges[0].Limit.plan), nil
+	}
 	for i := range charges {
 		c := &charges[i]
 		plan := c.Limit.plan
@@ -90,6 +93,12 @@ func Prepare(charges []Charge, plans []*Plan) ([]*Plan, error) {
 		plans = append(plans, plan)
 	}
 	return plans, nil
+}
+
+// usual tells a charge of the most frequent kind: with it nothing is wrong.
+func (c *Charge) usual() bool {
+	return c.Limit.plan != nil && c.Mode == Spend && uint64(c.Cost) <= MaxCost && len(c.Key) <= MaxKey && c.Patience == 0 &&
+		c.Holder == "" && !c.Limit.plan.Limit.Algorithm.Holds
 }
 
 func (c *Charge) check(plan *Plan) error {

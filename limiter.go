@@ -93,9 +93,9 @@ func (l *Limiter) Reset(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, "", Reset, 0)
 }
 
-func (l *Limiter) decide(ctx context.Context, key, holder string, mode Mode, n int64) (Decision, error) {
+func (l *Limiter) decide(ctx context.Context, key, holder string, mode Mode, n int64) (d Decision, err error) {
 	b := l.charges(key, holder, mode, n)
-	d, err := l.store.Decide(ctx, b.charges)
+	d, err = l.store.Decide(ctx, b.charges)
 	l.release(b)
 	return d, err
 }

@@ -100,6 +100,10 @@ type Params [4]int64
 // Keep set, and stores save it although nothing was granted.
 type Step[S any] func(s S, p Params, a Ask, now int64) (Outcome, S)
 
+// A stepper is a Step that writes its outcome where it is wanted and takes pointers, since to pass large values costs more than
+// to compute with them.
+type stepper[S any] func(s S, p *Params, a *Ask, now int64, out *Outcome) S
+
 // Cells holds many states of one algorithm densely, addressed by small numbers.
 type Cells interface {
 	Add() uint32
@@ -146,6 +150,13 @@ func (a *Algorithm) Is(other *Algorithm) bool { return a == other || a.Name == o
 // Define makes an algorithm of a step, its Lua twin and the function that turns limits into its parameters. Its state
 // has one to six numbers, unless Numbers is set afterwards.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error)) *Algorithm {
+	return define(name, lua, func(s S, p *Params, a *Ask, now int64, out *Outcome) (next S) {
+		*out, next = step(s, *p, *a, now)
+		return next
+	}, prepare)
+}
+
+func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error)) *Algorithm {
 	return &Algorithm{
 		Name: name, Lua: lua, Prepare: prepare, Numbers: 6,
 		NewCells: func() Cells { return &cells[S]{step: step} },
@@ -153,7 +164,7 @@ func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, 
 }
 
 type cells[S any] struct {
-	step   Step[S]
+	step   stepper[S]
 	states []S
 	free   []uint32
 }
@@ -176,8 +187,7 @@ func (c *cells[S]) Remove(i uint32) {
 }
 
 func (c *cells[S]) Step(i uint32, p *Params, a *Ask, now int64, commit bool, out *Outcome) {
-	var next S
-	*out, next = c.step(c.states[i], *p, *a, now)
+	next := c.step(c.states[i], p, a, now, out)
 	if out.Keep != Unchanged && (commit || !out.OK()) {
 		c.states[i] = next
 	}

@@ -142,6 +142,14 @@ type subject struct {
 	kin                     []*Algorithm // they share its stored states
 }
 
+// values is a stepper as a Step.
+func values[S any](step stepper[S]) Step[S] {
+	return func(s S, p Params, a Ask, now int64) (out Outcome, next S) {
+		next = step(s, &p, &a, now, &out)
+		return out, next
+	}
+}
+
 // of hides the type of a step's state; nil is the fresh one.
 func of[S any](step Step[S]) func(any, Params, Ask, int64) (Outcome, any) {
 	return func(s any, p Params, a Ask, now int64) (Outcome, any) {
@@ -177,7 +185,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 
 func bucketSubject() subject {
 	a := subject{
-		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(tokenBucket), bookable: true, grain: func(Limit) int64 { return 1 },
+		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), bookable: true, grain: func(Limit) int64 { return 1 },
 	}
 	a.room = func(l Limit) int64 {
 		if l.Burst == 0 {

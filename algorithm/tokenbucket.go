@@ -25,7 +25,7 @@ var tokenBucketLua string
 // ever rounded. Burst·Unit must not pass 2^51. When the limit changes, used tokens stay used: they are
 // converted to the new unit, rounded against the caller by less than three units, and what exceeds a lowered burst is forgiven.
 var TokenBucket = func() *Algorithm {
-	a := Define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
+	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
 	a.Bookable = true
 	return a
 }()
@@ -56,62 +56,63 @@ type bucket struct {
 	Debt  int64 // units beyond the capacity: booked, or forced
 }
 
-func tokenBucket(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 	rate, unit, burst := p[0], p[1], p[2]
 	capacity := burst * unit
 	level, at, ahead, mended := drain(s, rate, unit, burst, now)
 	room := capacity - level
 	before := level
 
-	var out Outcome
+	var granted, remaining, retry, reset, wait int64
 	switch a.Mode {
 	case Spend, Peek:
 		if a.Cost > burst {
-			out.RetryAfter = Never
+			retry = Never
 		} else if a.Cost > 0 {
 			short := a.Cost*unit - room
 			if short > 0 {
-				out.Wait = cdiv(short, rate) + ahead
+				wait = cdiv(short, rate) + ahead
 			}
-			if out.Wait > a.Patience {
-				out.RetryAfter, out.Wait = out.Wait-a.Patience, 0
+			if wait > a.Patience {
+				retry, wait = wait-a.Patience, 0
 			} else if a.Mode == Spend {
-				out.Granted = a.Cost
+				granted = a.Cost
 				level += a.Cost * unit
 			}
 		}
 	case Draw:
 		if room >= unit {
-			out.Granted = min(a.Cost, room/unit)
-			level += out.Granted * unit
+			granted = min(a.Cost, room/unit)
+			level += granted * unit
 		} else if a.Cost > 0 {
-			out.RetryAfter = cdiv(unit-room, rate) + ahead
+			retry = cdiv(unit-room, rate) + ahead
 		}
 	case Force:
-		out.Granted = a.Cost
+		granted = a.Cost
 		level = grow(level, a.Cost, unit)
 	case Refund:
-		out.Granted = min(a.Cost, level/unit)
+		granted = min(a.Cost, level/unit)
 		level = shrink(level, a.Cost, unit)
 	default: // Reset
 		level = 0
 	}
 
 	if level < capacity {
-		out.Remaining = (capacity - level) / unit
+		remaining = (capacity - level) / unit
 	}
 	if level > 0 {
-		out.ResetAfter = cdiv(level, rate) + ahead
+		reset = cdiv(level, rate) + ahead
 	}
+	// One by one: a whole Outcome would be made elsewhere first.
+	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
 	if level == before && !(mended && a.Mode != Peek) && a.Mode != Reset {
 		out.Keep = Unchanged
-		return out, s
+		return s
 	}
-	out.Keep = out.ResetAfter
 	if level > capacity {
-		return out, bucket{capacity, at, unit, level - capacity}
+		return bucket{capacity, at, unit, level - capacity}
 	}
-	return out, bucket{level, at, unit, 0}
+	return bucket{level, at, unit, 0}
 }
 
 // drain brings a bucket up to now. It returns the level with its debt, the time at which it is right, how far that is

@@ -120,7 +120,7 @@ func zoo() []beast {
 // The published bucket that sets elapsed to at least 0, and then stores now as the time of its last refill.
 func timeWrittenBackwards(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
-	return tokenBucket(s, p, a, now)
+	return values(tokenBucket)(s, p, a, now)
 }
 
 // The published bucket that adds elapsed times rate, even if time ran backwards.
@@ -129,13 +129,13 @@ func elapsedNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 		s.Debt += min(muldiv(back, p[0], 1), Max/4)
 		s.At = now
 	}
-	return tokenBucket(s, p, a, now)
+	return values(tokenBucket)(s, p, a, now)
 }
 
 // GCRA with its arrival time on the wall clock, however far ahead that is.
 func futureBelieved(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
-	out, next := tokenBucket(s, p, a, now+ahead)
+	out, next := values(tokenBucket)(s, p, a, now+ahead)
 	if out.RetryAfter > 0 {
 		out.RetryAfter += ahead
 	}
@@ -150,7 +150,7 @@ func futureBelieved(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 
 // A denial that writes nothing, though it had to set the time right.
 func mendedInVain(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if !out.OK() {
 		out.Keep, next = Unchanged, s
 	}
@@ -158,13 +158,13 @@ func mendedInVain(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 func keptForAnHour(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	out.Keep = min(out.Keep, hour)
 	return out, next
 }
 
 func keptForWholeSeconds(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if out.Keep > 0 {
 		out.Keep = out.Keep / 1_000_000 * 1_000_000
 	}
@@ -181,10 +181,10 @@ func keptForEver(s window, p Params, a Ask, now int64) (Outcome, window) {
 }
 
 func denialCharged(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Spend && out.RetryAfter > 0 {
 		a.Mode = Force
-		_, next = tokenBucket(s, p, a, now)
+		_, next = values(tokenBucket)(s, p, a, now)
 		out.Keep = out.ResetAfter
 	}
 	return out, next
@@ -202,7 +202,7 @@ func denialCounted(s window, p Params, a Ask, now int64) (Outcome, window) {
 
 // GCRA that answers when the arrival time would allow the cost, which it never does.
 func oversizeToldToComeBack(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter == Never {
 		out.RetryAfter = max(out.ResetAfter, 1)
 	}
@@ -211,9 +211,9 @@ func oversizeToldToComeBack(s bucket, p Params, a Ask, now int64) (Outcome, buck
 
 // GCRA that compares with >= where > is meant.
 func wholeBurstRefused(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if (a.Mode == Spend || a.Mode == Peek) && a.Cost == p[2] {
-		left, _ := tokenBucket(s, p, Ask{Mode: Peek}, now)
+		left, _ := values(tokenBucket)(s, p, Ask{Mode: Peek}, now)
 		return Outcome{RetryAfter: Never, Remaining: left.Remaining, ResetAfter: left.ResetAfter, Keep: Unchanged}, s
 	}
 	return out, next
@@ -234,7 +234,7 @@ func refundAboveCapacity(s window, p Params, a Ask, now int64) (Outcome, window)
 
 // GCRA that stores an arrival time only while it lies in the future.
 func fillingRefundLost(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Refund && out.Keep == 0 {
 		out.Keep, next = Unchanged, s
 	}
@@ -243,7 +243,7 @@ func fillingRefundLost(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 
 // "At most" that takes all there is, and reports the whole units of it.
 func drawChargesFraction(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Draw && out.Granted > 0 && out.Granted < a.Cost {
 		next.Level = p[1] * p[2]
 		out.Remaining, out.ResetAfter = 0, cdiv(next.Level, p[0])
@@ -344,7 +344,7 @@ func oneShort(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 
 // floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in tokens per µs.
 func floatQuotients(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter > 0 && a.Patience == 0 {
 		level, _, ahead, _ := drain(s, p[0], p[1], p[2], now)
 		short := float64(a.need()) - float64(p[2]*p[1]-level)/float64(p[1])
@@ -385,7 +385,7 @@ func intervalRounded(s arrival, p Params, a Ask, now int64) (Outcome, arrival) {
 
 // The header that says now + capacity/rate, whatever is used.
 func resetAlwaysFull(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	out, next := tokenBucket(s, p, a, now)
+	out, next := values(tokenBucket)(s, p, a, now)
 	out.ResetAfter = cdiv(p[1]*p[2], p[0])
 	return out, next
 }
@@ -408,7 +408,7 @@ func levelNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	if s.Unit == p[1] && s.Level > p[1]*p[2] {
 		s.Debt += s.Level - p[1]*p[2]
 	}
-	return tokenBucket(s, p, a, now)
+	return values(tokenBucket)(s, p, a, now)
 }
 
 // A stored window is taken for one of the future as soon as it is not the present one.

@@ -8,7 +8,7 @@ import (
 )
 
 func BenchmarkMemory(b *testing.B) {
-	for _, open := range []func(int64) (*memory, error){penstockMemory, goLimiterMemory} {
+	for _, open := range []func(int64) (*memory, error){penstockMemory, limiterMemory, goLimiterMemory} {
 		m, err := open(1_000_000_000)
 		if err != nil {
 			b.Fatal(err)
@@ -16,14 +16,16 @@ func BenchmarkMemory(b *testing.B) {
 		defer m.close()
 		b.Run(m.name, func(b *testing.B) {
 			b.ReportAllocs()
+			allow := m.caller()
 			for b.Loop() {
-				m.allow(context.Background(), "client:0000001")
+				allow(context.Background(), "client:0000001")
 			}
 		})
 		b.Run(m.name+", parallel", func(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
+				allow := m.caller()
 				for pb.Next() {
-					m.allow(context.Background(), "client:0000001")
+					allow(context.Background(), "client:0000001")
 				}
 			})
 		})

@@ -21,22 +21,41 @@ const (
 
 // A memory is a limiter in this process.
 type memory struct {
-	name  string
-	allow func(ctx context.Context, key string)
-	close func()
+	name   string
+	caller func() func(ctx context.Context, key string) // makes what one goroutine calls
+	close  func()
 }
 
-// Both have limits that leave room, and a state that lasts.
+// All have limits that leave room, and a state that lasts. This is a decision of the store itself, as a Take of go-limiter's is.
 func penstockMemory(count int64) (*memory, error) {
+	store := memstore.New(memstore.Options{})
+	limit, err := penstock.PerDay(count).Ready()
+	if err != nil {
+		return nil, err
+	}
+	return &memory{"penstock memstore", func() func(context.Context, string) {
+		charges := []penstock.Charge{{Limit: limit, Cost: 1}}
+		return func(ctx context.Context, key string) {
+			charges[0].Key = key
+			if d, err := store.Decide(ctx, charges); err != nil || !d.Allowed {
+				panic("the limit has room")
+			}
+		}
+	}, func() {}}, nil
+}
+
+// limiterMemory is the same through a Limiter.
+func limiterMemory(count int64) (*memory, error) {
 	limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "search", penstock.PerDay(count))
 	if err != nil {
 		return nil, err
 	}
-	return &memory{"penstock memstore", func(ctx context.Context, key string) {
+	allow := func(ctx context.Context, key string) {
 		if d, err := limiter.Allow(ctx, key); err != nil || !d.Allowed {
 			panic("the limit has room")
 		}
-	}, func() {}}, nil
+	}
+	return &memory{"penstock limiter", func() func(context.Context, string) { return allow }, func() {}}, nil
 }
 
 func goLimiterMemory(count int64) (*memory, error) {
@@ -44,11 +63,12 @@ func goLimiterMemory(count int64) (*memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &memory{"go-limiter memorystore", func(ctx context.Context, key string) {
+	take := func(ctx context.Context, key string) {
 		if _, _, _, ok, err := store.Take(ctx, key); err != nil || !ok {
 			panic("the limit has room")
 		}
-	}, func() { _ = store.Close(context.Background()) }}, nil
+	}
+	return &memory{"go-limiter memorystore", func() func(context.Context, string) { return take }, func() { _ = store.Close(context.Background()) }}, nil
 }
 
 // time is how many ns a decision takes each of so many threads.
@@ -57,9 +77,10 @@ func (m *memory) time(threads int, names []string) float64 {
 	begin := time.Now()
 	for range threads {
 		wait.Go(func() {
+			allow := m.caller()
 			at := rand.IntN(len(names))
 			for range memoryOps {
-				m.allow(context.Background(), names[at])
+				allow(context.Background(), names[at])
 				if at++; at == len(names) {
 					at = 0
 				}
@@ -78,7 +99,7 @@ func memorySection(r *report) error {
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 
 	r.title("Memory: decisions in this process (median of %d windows, taken in pairs)", memoryRounds)
-	r.row("", "penstock ns", "go-limiter ns", "ratio")
+	r.row("", "store ns", "limiter ns", "go-limiter ns", "store / go-limiter", "limiter / go-limiter")
 	for _, c := range []struct {
 		name    string
 		threads int
@@ -89,59 +110,59 @@ func memorySection(r *report) error {
 		{"1,000,000 keys, 1 thread", 1, names},
 		{"1,000,000 keys, 2 threads", 2, names},
 	} {
-		own, peer, err := memoryPair(c.threads, c.names)
+		store, limiter, peer, err := memoryRows(c.threads, c.names)
 		if err != nil {
 			return err
 		}
-		ratio := median(ratios(own, peer))
-		r.row(c.name, number(median(own)), number(median(peer)), number(ratio))
+		ratio := median(ratios(limiter, peer))
+		r.row(c.name, number(median(store)), number(median(limiter)), number(median(peer)), number(median(ratios(store, peer))), number(ratio))
 		if c.threads == 1 && len(c.names) == 1 {
-			r.atMost("memory: ns per decision / go-limiter, hot key", ratio, 1)
+			r.atMost("memory: ns per Allow / Take of go-limiter, hot key", ratio, 1)
 		}
 	}
 	return memoryFootprint(r, names)
 }
 
-// memoryPair times both side by side.
-func memoryPair(threads int, names []string) (own, peer []float64, err error) {
+// memoryRows times all three side by side.
+func memoryRows(threads int, names []string) (store, limiter, peer []float64, err error) {
 	count := int64(10 * memoryRounds * memoryOps / len(names))
-	a, err := penstockMemory(count)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer a.close()
-	b, err := goLimiterMemory(count)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer b.close()
-	for _, name := range names {
-		a.allow(context.Background(), name)
-		b.allow(context.Background(), name)
+	var times [3][]float64
+	var memories [3]*memory
+	for i, open := range []func(int64) (*memory, error){penstockMemory, limiterMemory, goLimiterMemory} {
+		if memories[i], err = open(count); err != nil {
+			return nil, nil, nil, err
+		}
+		defer memories[i].close()
+		allow := memories[i].caller()
+		for _, name := range names {
+			allow(context.Background(), name)
+		}
 	}
 	for range memoryRounds {
-		own = append(own, a.time(threads, names))
-		peer = append(peer, b.time(threads, names))
+		for i, m := range memories {
+			times[i] = append(times[i], m.time(threads, names))
+		}
 	}
-	return own, peer, nil
+	return times[0], times[1], times[2], nil
 }
 
 // memoryFootprint counts allocations, and the heap that a million keys take besides their own names.
 func memoryFootprint(r *report, names []string) error {
 	r.title("Memory: footprint")
 	r.row("", "allocations", "bytes per key")
-	for i, open := range []func(int64) (*memory, error){penstockMemory, goLimiterMemory} {
+	for i, open := range []func(int64) (*memory, error){limiterMemory, goLimiterMemory} {
 		before, _ := heap()
 		m, err := open(1000)
 		if err != nil {
 			return err
 		}
+		allow := m.caller()
 		for _, name := range names {
-			m.allow(context.Background(), name)
+			allow(context.Background(), name)
 		}
 		after, mallocs := heap()
 		for _, name := range names[:memoryOps] {
-			m.allow(context.Background(), name)
+			allow(context.Background(), name)
 		}
 		_, total := heap()
 		bytes, allocs := float64(after-before)/manyKeys, float64(total-mallocs)/memoryOps

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -15,8 +17,9 @@ func spaceSection(r *report) error {
 		return err
 	}
 	defer rig.close()
-	r.title("Space: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state)", coldKeys)
-	r.row("", "bytes", "/ source")
+	r.title("Space: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state, and what MEMORY USAGE "+
+		"says of a key)", coldKeys)
+	r.row("", "bytes", "/ source", "memory usage")
 	subjects, err := redisSubjects()
 	if err != nil {
 		return err
@@ -36,13 +39,17 @@ func spaceSection(r *report) error {
 		if err != nil {
 			return err
 		}
+		usage, err := rig.usage()
+		if err != nil {
+			return err
+		}
 		switch s {
 		case subjects[0]:
 			source = bytes
 		case together:
-			r.atMost("space: bytes of three limits on one key", bytes, 200)
+			r.atMost("space: bytes of three limits on one key, by MEMORY USAGE", float64(usage), 200)
 		}
-		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source))
+		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source), strconv.FormatInt(usage, 10))
 		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 {
 			bytes, err := rig.space(s, coldKeys/entries)
 			if err != nil {
@@ -52,6 +59,31 @@ func spaceSection(r *report) error {
 		}
 	}
 	return nil
+}
+
+// usage is what Redis says that a key of those just charged takes, with its value.
+func (r *rig) usage() (int64, error) {
+	name, err := r.server.Do("RANDOMKEY")
+	if err != nil {
+		return 0, err
+	}
+	for range 1000 { // some are the hot keys
+		text, ok := name.(string)
+		if !ok {
+			return 0, fmt.Errorf("no key is left")
+		}
+		if strings.Contains(text, "client:") {
+			usage, err := r.server.Do("MEMORY", "USAGE", text)
+			if err != nil {
+				return 0, err
+			}
+			return usage.(int64), nil
+		}
+		if name, err = r.server.Do("RANDOMKEY"); err != nil {
+			return 0, err
+		}
+	}
+	return 0, fmt.Errorf("no key was found")
 }
 
 // daily is a batch of three token buckets whose state lasts, stored together or each by itself.

@@ -38,8 +38,6 @@ type load struct {
 	ends  []int
 }
 
-func (l *load) clear() { l.bytes, l.ends = l.bytes[:0], l.ends[:0] }
-
 func (l *load) add(words ...string) {
 	b := append(l.bytes, '*')
 	b = strconv.AppendInt(b, int64(len(words)), 10)

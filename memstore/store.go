@@ -36,7 +36,8 @@ type Options struct {
 // A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: idle state is swept, a little with
 // every decision.
 type Store struct {
-	now     func() int64 // µs since the epoch
+	given   func() time.Time // the clock of Options, or nil
+	clock   *clock
 	seeds   [2]maphash.Seed
 	shards  []shard
 	keys    atomic.Int64
@@ -58,12 +59,9 @@ func New(o Options) *Store {
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000_000
 	}
-	now := newClock().now
-	if o.Now != nil {
-		now = func() int64 { return o.Now().UnixMicro() }
-	}
 	return &Store{
-		now:     now,
+		given:   o.Now,
+		clock:   newClock(),
 		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
 		shards:  make([]shard, shards),
 		maxKeys: int64(o.MaxKeys),
@@ -92,21 +90,29 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 	return s.decideAll(charges, plans, now)
 }
 
+// now is the time in µs.
+func (s *Store) now() int64 {
+	if s.given != nil {
+		return s.given().UnixMicro()
+	}
+	return s.clock.now()
+}
+
 func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d *penstock.Decision) error {
 	h := s.hash(c.Key, plan)
 	shard := &s.shards[s.shardOf(h)]
 	shard.mu.Lock()
 	t := shard.tableLocked(plan.Limit.Algorithm)
-	s.sweepLocked(t, now)
+	if now%sweepEvery == 0 {
+		s.sweepLocked(t, now)
+	}
 
 	params := plan.Params(now)
-	if t.ask.Mode != c.Mode || t.ask.Cost != c.Cost || c.Patience != 0 || c.Holder != "" || t.special {
-		c.Ask(&t.ask) // mostly it is like the one before, and fresh stores would stall the copy that Step makes
-		t.special = c.Patience != 0 || c.Holder != ""
-	}
+	c.Ask(&t.ask)
 	cell := t.find(h)
 	t.cells.Step(cell, params, &t.ask, now, cell != fresh, &t.out)
 	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
+		s.sweepLocked(t, now)
 		if !s.addLocked(t, h, &cell, now) {
 			shard.mu.Unlock()
 			return s.full()
@@ -300,6 +306,9 @@ func (s *Store) sweepLocked(t *table, now int64) {
 		}
 	}
 }
+
+// sweepEvery says in how many decisions on one charge garbage is swept, on average, where no counter is added.
+const sweepEvery = 8
 
 // fullPause is how many µs lie between two sweeps of a whole table.
 const fullPause = 100_000

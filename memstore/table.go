@@ -21,9 +21,8 @@ type table struct {
 	swept     int64  // when all of it was swept
 
 	// The ask and the outcome of the decision under way stand here rather than on the stack: copies cost more than the step.
-	ask     algorithm.Ask
-	special bool // whether ask has patience or a holder
-	out     algorithm.Outcome
+	ask algorithm.Ask
+	out algorithm.Outcome
 }
 
 type counter struct {
