@@ -34,7 +34,7 @@ const (
 	moreSize   = 3 * 8               // the fourth parameter, patience, who; if one of them is not 0
 	withMore   = 128                 // added to the mode where they follow
 	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
-	plainSize  = 3 * 8               // granted, remaining, reset: where nothing was denied and nobody waits
+	plainSize  = 2 * 8               // remaining, reset: where all of the cost was granted and nobody waits
 )
 
 // encode packs the call's batches. A time of 0 lets the server read its own.
@@ -128,22 +128,22 @@ func (c *call) who(ch *charge) int64 {
 	return int64(len(c.args))
 }
 
-// decode reads the statuses of a batch of n charges.
-func decode(reply string, n int) penstock.Decision {
-	size := len(reply) / n
-	if n == 1 {
-		return penstock.Single(status(reply))
+// decode reads the statuses of a batch.
+func decode(reply string, charges []charge) penstock.Decision {
+	size := len(reply) / len(charges)
+	if len(charges) == 1 {
+		return penstock.Single(status(reply, &charges[0]))
 	}
-	statuses := make([]penstock.Status, n)
+	statuses := make([]penstock.Status, len(charges))
 	for i := range statuses {
-		statuses[i] = status(reply[i*size : (i+1)*size])
+		statuses[i] = status(reply[i*size:(i+1)*size], &charges[i])
 	}
 	return penstock.NewDecision(statuses)
 }
 
-func status(reply string) penstock.Status {
+func status(reply string, c *charge) penstock.Status {
 	if len(reply) == plainSize {
-		return penstock.StatusOf(&algorithm.Outcome{Granted: getNumber(reply), Remaining: getNumber(reply[8:]), ResetAfter: getNumber(reply[16:])})
+		return penstock.StatusOf(&algorithm.Outcome{Granted: c.Cost, Remaining: getNumber(reply), ResetAfter: getNumber(reply[8:])})
 	}
 	return penstock.StatusOf(&algorithm.Outcome{
 		Granted:    getNumber(reply),

@@ -182,7 +182,7 @@ func loseAnswers(t *testing.T, to target, l loss, m maker) {
 	for i := range 6 {
 		charged += 1000 - remaining(t, direct, key(i), limit)
 	}
-	t.Logf("%d calls: %d unknown, %d unreached; %d scripts ran, %d charges", lostCalls, unknown, unreached, ran, charged)
+	t.Logf("counted: %d calls with lost answers (%d unknown, %d unreached; %d scripts ran, %d charges)", lostCalls, unknown, unreached, ran, charged)
 	if charged > unknown || ran > lostCalls {
 		t.Errorf("%d calls of unknown outcome have charged %d times, in %d scripts", unknown, charged, ran)
 	}
@@ -280,7 +280,7 @@ func forgetScripts(t *testing.T, to target, m maker) {
 			t.Errorf("key %d: %d charges for %d calls", k, charged, n)
 		}
 	}
-	t.Logf("%d decisions among %d flushes", total, flushes)
+	t.Logf("counted: %d decisions among forgotten scripts (%d flushes)", total, flushes)
 }
 
 // A deadline is kept to within this, which is for a busy machine.

@@ -138,12 +138,12 @@ func TestTwelveProcessesShareOneLimit(t *testing.T) {
 		return int(rideLimit.Burst) + int(took.Seconds()*float64(rideLimit.Count))
 	}
 	admitted, took := ride(t, redistest.Start(t).URL())
-	t.Logf("over one Redis: %d admitted in %v, at most %d allowed", admitted, took, bound(took))
+	t.Logf("counted: %d admitted by twelve processes over one Redis (in %v; at most %d are allowed)", admitted, took, bound(took))
 	if admitted > bound(took) || admitted < int(rideLimit.Burst) {
 		t.Errorf("%d processes over one Redis admitted %d in %v, want %d to %d", fleetSize, admitted, took, rideLimit.Burst, bound(took))
 	}
 	alone, took := ride(t, "memory")
-	t.Logf("each for itself: %d admitted in %v, %.1f times what one limit allows", alone, took, float64(alone)/float64(bound(took)))
+	t.Logf("counted: %d admitted by twelve processes, each for itself (in %v; %.1f times what one limit allows)", alone, took, float64(alone)/float64(bound(took)))
 	if alone < 11*int(rideLimit.Burst) {
 		t.Errorf("%d processes with a limit each admitted %d: this traffic does not show what sharing prevents", fleetSize, alone)
 	}

@@ -326,7 +326,7 @@ func TestConcurrentDecisionsAreLinearizable(t *testing.T) {
 			t.Fatalf("seed %d: no order of these calls explains what was heard\n%v", seed, h)
 		}
 	}
-	t.Logf("%d histories of %d operations in all", n, ops)
+	t.Logf("counted: %d histories of concurrent clients (%d operations in all)", n, ops)
 }
 
 // On a Cluster, batches under one key are decided by one server.
@@ -344,7 +344,7 @@ func TestDecisionsOfAClusterAreLinearizableByKey(t *testing.T) {
 			t.Fatalf("seed %d: no order of these calls explains what was heard\n%v", seed, h)
 		}
 	}
-	t.Logf("%d histories", n)
+	t.Logf("counted: %d histories of concurrent clients (on a Cluster)", n)
 }
 
 // TestLostAnswersLeaveDecisionsLinearizable cuts connections while answers are on their way. Each charge whose fate is unknown was
@@ -373,7 +373,7 @@ func TestLostAnswersLeaveDecisionsLinearizable(t *testing.T) {
 			undecided++
 		}
 	}
-	t.Logf("%d histories with %d unknown outcomes; %d were too much to check", n, unknown, undecided)
+	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d were too much to check)", n, unknown, undecided)
 	if unknown < n/2 || undecided > n/5 {
 		t.Errorf("of %d histories with %d lost answers, %d were too much to check", n, unknown, undecided)
 	}

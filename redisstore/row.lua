@@ -134,7 +134,7 @@ elseif keep >= 0 then
     call('SET', key, spack('<I4', livesof(now, keep)) .. value, 'PX', text(ttlof(keep) + virtual))
   end
 end
-if @all{retry$ == 0 and wait$ == 0} then
-  return spack('<@text{ddd}', @list{granted$, remaining$, reset$})
+if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then -- the caller knows the rest
+  return spack('<@text{dd}', @list{remaining$, reset$})
 end
 return spack('<@text{ddddd}', @list{granted$, remaining$, retry$, reset$, wait$})

@@ -126,7 +126,7 @@ func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
 	if err != nil {
 		return penstock.Decision{}, unavailable(ctx, err)
 	}
-	return decode(reply, len(c.charges)), nil
+	return decode(reply, c.charges), nil
 }
 
 // eval decides the call's batches in one script and returns its reply: a status per charge.

@@ -160,8 +160,8 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) ([]
 	var decisions []penstock.Decision
 	for _, batch := range batches {
 		size := statusSize * len(batch)
-		decisions = append(decisions, decode(reply[:size], len(batch)))
-		reply = reply[size:]
+		decisions = append(decisions, decode(reply[:size], c.charges[:len(batch)]))
+		reply, c.charges = reply[size:], c.charges[len(batch):]
 	}
 	return decisions, nil
 }

@@ -29,6 +29,7 @@ func Run(t *testing.T, open func(t *testing.T) penstock.Store) {
 			l.check(&bench{T: t, store: open(t), group: "t" + strings.ToLower(rand.Text()), law: l.text})
 		})
 	}
+	t.Logf("counted: %d laws of a store", len(laws))
 }
 
 // A law is what every store must do. Its text is what a failure shows next to what happened.
