@@ -71,11 +71,16 @@ func unavailable(ctx context.Context, err error) error {
 	return &Error{Class: classify(err), Cause: err}
 }
 
+// errNotSent marks what went wrong before anything was sent.
+var errNotSent = errors.New("nothing was sent")
+
+func notSent(err error) error { return fmt.Errorf("%w: %w", errNotSent, err) }
+
 func classify(err error) Class {
 	var reply ReplyError
 	if !errors.As(err, &reply) {
 		var op *net.OpError
-		if errors.As(err, &op) && op.Op == "dial" {
+		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" {
 			return Unreached
 		}
 		return Unknown

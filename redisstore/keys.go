@@ -4,6 +4,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 
 	"github.com/penstock/penstock"
 )
@@ -19,16 +20,21 @@ import (
 const (
 	schemaVersion = "1"
 	maxTag        = 128
+	maxPrefix     = 64
 )
 
 const hexDigits = "0123456789ABCDEF"
 
 var plain = func() (t [256]bool) {
-	for _, c := range "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~:@/=+,;!*'()&" {
-		t[c] = true
+	for c := range t {
+		t[c] = letter(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
 	}
 	return t
 }()
+
+func letter(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
 
 // appendKey appends the name under which the state of a plan's limit is kept for key.
 func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {

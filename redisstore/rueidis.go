@@ -72,7 +72,7 @@ func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
 	if d.client != nil || d.closed {
 		defer d.mu.Unlock()
 		if d.closed {
-			return rueidisClient{}, errClosed
+			return rueidisClient{}, notSent(errClosed)
 		}
 		return rueidisClient{d.client}, nil
 	}
@@ -86,7 +86,7 @@ func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
 	select {
 	case <-a.done:
 	case <-ctx.Done():
-		return rueidisClient{}, ctx.Err()
+		return rueidisClient{}, notSent(ctx.Err())
 	}
 	if a.err != nil {
 		return rueidisClient{}, a.err
@@ -106,6 +106,9 @@ func (d *dialed) dial(a *attempt) {
 	}
 	if reply, ok := rueidis.IsRedisErr(err); ok {
 		err = ReplyError(reply.Error())
+	}
+	if err != nil {
+		err = notSent(err)
 	}
 	a.err, a.ended = err, time.Now()
 	close(a.done)

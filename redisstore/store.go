@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Prefix begins the name of every key: letters, digits and -_.: only. Default: "ps". All stores that share limits
-	// need the same.
+	// Prefix begins the name of every key: up to 64 letters, digits and -_.: only. Default: "ps". All stores that share
+	// limits need the same.
 	Prefix string
 
 	// Secret, if set, makes keys stand in Redis as their HMAC-SHA-256 (128 bits of it), so that no identity can be read
@@ -47,10 +48,13 @@ func New(client Client, o Options) (*Store, error) {
 	if o.Prefix == "" {
 		o.Prefix = "ps"
 	}
+	if len(o.Prefix) > maxPrefix {
+		return nil, fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefix)
+	}
 	for i, c := range []byte(o.Prefix) {
-		if !plain[c] || c == '%' || len(o.Prefix) > maxTag {
-			return nil, fmt.Errorf("%w: redisstore: the prefix %q has %q at position %d; use up to %d letters, digits and -_.:",
-				penstock.ErrInvalid, o.Prefix, c, i+1, maxTag)
+		if !letter(c) && !strings.ContainsRune("-_.:", rune(c)) {
+			return nil, fmt.Errorf("%w: redisstore: the prefix %q has %q at position %d; use letters, digits and -_.:",
+				penstock.ErrInvalid, o.Prefix, c, i+1)
 		}
 	}
 	s := &Store{client: client, prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
@@ -101,7 +105,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, unavailable(ctx, err)
+		return penstock.Decision{}, unavailable(ctx, notSent(err))
 	}
 	if spread(charges) {
 		sharded, err := s.client.Sharded(ctx)

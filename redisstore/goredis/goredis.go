@@ -4,6 +4,7 @@ package goredis
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/go-redis/v9"
@@ -51,11 +52,12 @@ func (unrepeated) NoRetry() bool { return true }
 func (a adapter) once(ctx context.Context, command, script string, keys, args []string) (string, error) {
 	words := make([]any, 0, 3+len(keys)+len(args))
 	words = append(words, command, script, len(keys))
+	// The store uses the memory of keys and arguments again; hooks of the user's may keep a command for longer.
 	for _, key := range keys {
-		words = append(words, key)
+		words = append(words, strings.Clone(key))
 	}
 	for _, arg := range args {
-		words = append(words, arg)
+		words = append(words, strings.Clone(arg))
 	}
 	cmd := unrepeated{redis.NewCmd(ctx, words...)}
 	cmd.SetFirstKeyPos(3)
