@@ -34,9 +34,7 @@ soak: tools
 ## fuzz: each fuzz target for FUZZTIME
 fuzz: tools
 	@grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed -E 's|/[^/]*_test.go:[0-9]+:func | |' | sort -u | \
-	while read -r dir target; do \
-		echo "$$dir $$target"; (cd $$dir && go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) . </dev/null); \
-	done
+	while read -r dir target; do scripts/fuzz "$$dir" "$$target" $(FUZZTIME); done
 
 ## examples: runs them all, and two copies of hello on one Redis
 examples: tools
