@@ -102,6 +102,7 @@ func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d 
 	h := s.hash(c.Key, plan)
 	shard := &s.shards[s.shardOf(h)]
 	shard.mu.Lock()
+	defer shard.mu.Unlock()
 	t := shard.tableLocked(plan.Limit.Algorithm)
 	if now%sweepEvery == 0 {
 		s.sweepLocked(t, now)
@@ -114,14 +115,12 @@ func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d 
 	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
 		s.sweepLocked(t, now)
 		if !s.addLocked(t, h, &cell, now) {
-			shard.mu.Unlock()
 			return s.full()
 		}
 		t.cells.Step(cell, params, &t.ask, now, true, &t.out)
 	}
 	s.keepLocked(t, cell, t.out.Keep, now)
 	d.Answer(&t.out)
-	shard.mu.Unlock()
 	return nil
 }
 
@@ -289,8 +288,8 @@ func (s *Store) keepLocked(t *table, cell uint32, keep, now int64) {
 	t.counters[cell].expires = now + keep + s.linger
 }
 
-// sweepLocked removes some counters whose state has become fresh: two are looked at per decision, so that garbage dies
-// faster than a flood of new keys makes it, and now and then all of them when the store is full.
+// sweepLocked looks at the next two counters and removes those whose state has become fresh; at all of them, now and then,
+// when the store is full. It is called before each new counter, so garbage dies faster than a flood of new keys makes it.
 func (s *Store) sweepLocked(t *table, now int64) {
 	n := 2
 	if s.keys.Load() >= s.maxKeys && (now >= t.swept+fullPause || now < t.swept) {
