@@ -1,0 +1,16 @@
+package policy
+
+import "net/netip"
+
+// Attributes are what is known of a request. Transports implement them lazily: a policy asks only for what its rules need.
+type Attributes interface {
+	Method() string
+	Host() string // without the port, in lower case
+	Path() string // canonical, as Paths.Clean returns it
+	// Header returns all values of a header field, whose name is in the canonical form of net/http.
+	Header(name string) []string
+	Cookie(name string) string
+	Query(name string) string
+	Address() netip.Addr // the client's; invalid if it has none
+	BodySize() int64     // bytes; -1 if it is not known beforehand
+}

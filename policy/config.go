@@ -1,0 +1,112 @@
+package policy
+
+import "time"
+
+// A Config is a policy as people write it. Parse reads one from YAML; Compile makes Rules of it.
+//
+// docs/configuration.md describes every field for those who write the file.
+type Config struct {
+	Version    int                   `yaml:"version" jsonschema:"The version of this format: 1, which is also the default."`
+	Apply      string                `yaml:"apply" jsonschema:"Which rules are applied to a request: the most-specific one that matches (default), or all that match."`
+	OnFailure  string                `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: open (default) lets requests pass, closed refuses them. A limit may say otherwise."`
+	Identities Named[IdentityConfig] `yaml:"identities" jsonschema:"Who pays, by name. Limits and lists refer to these names."`
+	Tokens     *Tokens               `yaml:"tokens" jsonschema:"How tokens (JWT) are verified. Only claims of verified tokens are ever used."`
+	Tiers      Named[Conditions]     `yaml:"tiers" jsonschema:"Classes of callers, such as free and premium. The first whose conditions hold is the caller's; 'otherwise' as condition always holds."`
+	Allow      Conditions            `yaml:"allow" jsonschema:"Who is never limited."`
+	Deny       Conditions            `yaml:"deny" jsonschema:"Who is always refused, with status 403. It counts before allow."`
+	Rules      []RuleConfig          `yaml:"rules" jsonschema:"What is limited. A request that no rule matches is not limited."`
+	HTTP       HTTPConfig            `yaml:"http" jsonschema:"How HTTP requests are read and answered."`
+	Server     ServerConfig          `yaml:"server" jsonschema:"Settings of penstock serve; flags and the environment go before them. The library does not use them."`
+
+	source *source
+}
+
+// A RuleConfig says when limits apply, who pays, and which limits.
+type RuleConfig struct {
+	Name      string         `yaml:"name" jsonschema:"Names the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
+	Match     MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
+	Always    bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, besides the most specific one."`
+	Unlimited bool           `yaml:"unlimited" jsonschema:"Instead of limits: what the rule matches is not limited by less specific rules."`
+	Shadow    bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing."`
+	Per       IdentityConfig `yaml:"per" jsonschema:"Who pays, for limits that do not say."`
+	Limits    []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
+}
+
+// A MatchConfig says which requests a rule is for. All that it names must hold.
+type MatchConfig struct {
+	Method Strings   `yaml:"method" jsonschema:"One of these methods."`
+	Path   Strings   `yaml:"path" jsonschema:"One of these paths. {name} is one segment, * any part of one, ** at the end everything below."`
+	Host   Strings   `yaml:"host" jsonschema:"One of these hosts; *.example.com is any host below example.com."`
+	Where  Condition `yaml:"-" jsonschema:"-"`
+}
+
+// A LimitConfig is one limit of a rule. Rates, bursts and slots are one number, or one for each tier.
+type LimitConfig struct {
+	Name      string           `yaml:"name" jsonschema:"Names the limit within its rule. Default: after its period (second, minute, ...), or in-flight."`
+	Rate      PerTier          `yaml:"rate" jsonschema:"How much per how long: 10/s, 5 per minute, 10k/day, 1000 per calendar month."`
+	Burst     PerTier          `yaml:"burst" jsonschema:"How much at once (token-bucket; default: the rate's count), or how much may queue (leaky-bucket; default: 0)."`
+	InFlight  PerTier          `yaml:"in_flight" jsonschema:"Instead of a rate: how many requests may be in progress at once."`
+	Expires   time.Duration    `yaml:"expires" jsonschema:"With in_flight: when the slot of a process that died is free again. Default: 1m."`
+	Algorithm string           `yaml:"algorithm" jsonschema:"How the rate is enforced. Default: token-bucket."`
+	Parts     int              `yaml:"parts" jsonschema:"With sub-window: into how many parts the window is cut, 1 to 60. Default: 10."`
+	Zone      string           `yaml:"zone" jsonschema:"With a calendar rate: the time zone, such as Europe/Berlin. Default: UTC."`
+	Per       IdentityConfig   `yaml:"per" jsonschema:"Who pays. Default: as the rule says."`
+	Cost      CostConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
+	OnStatus  Strings          `yaml:"on_status" jsonschema:"Charges only requests that are answered with one of these: 401, 5xx, 400-499."`
+	Wait      time.Duration    `yaml:"wait" jsonschema:"How long a request may wait for its turn (token-bucket, leaky-bucket). Default: 0, which denies at once."`
+	OnFailure string           `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: open or closed. Default: as the policy says."`
+	Shadow    bool             `yaml:"shadow" jsonschema:"Counts and reports what the limit would deny, and denies nothing."`
+	Candidate *CandidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is tried beside it with counters of its own, and never enforced."`
+	Headers   *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
+}
+
+// A CandidateConfig is what a limit might become.
+type CandidateConfig struct {
+	Rate      PerTier       `yaml:"rate" jsonschema:"As in the limit."`
+	Burst     PerTier       `yaml:"burst" jsonschema:"As in the limit."`
+	InFlight  PerTier       `yaml:"in_flight" jsonschema:"As in the limit."`
+	Expires   time.Duration `yaml:"expires" jsonschema:"As in the limit."`
+	Algorithm string        `yaml:"algorithm" jsonschema:"As in the limit."`
+	Parts     int           `yaml:"parts" jsonschema:"As in the limit."`
+	Zone      string        `yaml:"zone" jsonschema:"As in the limit."`
+}
+
+// A CostConfig says what a request costs: a number of units, or how to find it.
+type CostConfig struct {
+	Units   *int64       `yaml:"units" jsonschema:"This many, whatever the request. A number alone means the same."`
+	Methods Named[int64] `yaml:"methods" jsonschema:"By method; 'otherwise' stands for those not named, and is 1 by default."`
+	Header  string       `yaml:"header" jsonschema:"The number in this request header. Callers can write what they like there, so min and max bound it."`
+	Body    Size         `yaml:"body" jsonschema:"One unit for each begun part of the body of this size, such as 64KB."`
+	Min     int64        `yaml:"min" jsonschema:"The least that a header or a body costs. Default: 1."`
+	Max     int64        `yaml:"max" jsonschema:"The most that a header costs. Needed with header."`
+	Actual  string       `yaml:"actual" jsonschema:"The response header with the true cost, which the handler may also tell; what was charged before is then corrected."`
+}
+
+// HTTPConfig says how HTTP requests are read and answered.
+type HTTPConfig struct {
+	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Addresses of proxies whose address header is believed: CIDRs, or unix for peers on a unix socket. Default: none."`
+	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies tell the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`
+	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"How many leading bits of an IPv4 address pay together: 8 to 32. Default: 32."`
+	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"How many leading bits of an IPv6 address pay together: 16 to 128. Default: 64."`
+	EncodedSlash   string        `yaml:"encoded_slash" jsonschema:"What becomes of paths with %2F or %5C: refuse (default; status 400), or keep."`
+	TrailingSlash  string        `yaml:"trailing_slash" jsonschema:"Whether /a/ is /a: keep (default) tells them apart, ignore removes the slash."`
+	Case           string        `yaml:"case" jsonschema:"Whether /A is /a: keep (default) tells them apart, ignore makes letters small."`
+	PathParameters string        `yaml:"path_parameters" jsonschema:"What becomes of ;v=1 behind a segment: keep (default), or strip."`
+	Headers        Strings       `yaml:"headers" jsonschema:"Which fields tell of limits: draft-11 (default), draft-07, draft-06, x-ratelimit, or none."`
+	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
+	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by up to this, at random, so that callers do not all come back at once. Default: 0."`
+	Denied         DeniedConfig  `yaml:"denied" jsonschema:"How a denied request is answered."`
+	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
+}
+
+// A DeniedConfig says how a denied request is answered.
+type DeniedConfig struct {
+	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
+	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`
+	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
+}
+
+// ServerConfig is what penstock serve may find in the file.
+type ServerConfig struct {
+	Listen string `yaml:"listen" jsonschema:"Where requests are taken. Default: :8080."`
+}

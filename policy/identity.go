@@ -1,0 +1,250 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+)
+
+// An identity says who pays. Its text in a request is the key of a charge: "key:abc", "user:42,device:7", "ip:192.0.2.1".
+type identity struct {
+	index    int // where a request keeps its text; -1 if it depends on the rule that matched
+	everyone bool
+	kind     string
+	part     part
+	only     *test
+	first    []*identity
+	all      []*identity
+}
+
+// Keys that no other identity has: each of the others has a colon.
+const (
+	everyoneKey = "everyone" // who pays is not told apart
+	unknownKey  = "unknown"  // nothing that says who pays is there
+)
+
+// payer is who pays by an identity. If the request has nothing that tells, it is "unknown", one for all.
+func (q *request) payer(id *identity) string {
+	if id.index >= 0 && q.payers[id.index] != "" {
+		return q.payers[id.index]
+	}
+	key, ok := q.key(id)
+	if !ok {
+		key = unknownKey
+	}
+	if id.index >= 0 {
+		q.payers[id.index] = key
+	}
+	return key
+}
+
+func (q *request) key(id *identity) (string, bool) {
+	switch {
+	case id.everyone:
+		return everyoneKey, true
+	case id.first != nil:
+		for _, one := range id.first {
+			if key, ok := q.key(one); ok {
+				return key, true
+			}
+		}
+		return "", false
+	case id.all != nil:
+		return q.combine(id)
+	}
+	text, ok := q.text(&id.part)
+	if !ok || id.only != nil && !q.isOneOf(id.only, text) {
+		return "", false
+	}
+	return id.kind + ":" + escape(text), true
+}
+
+// isOneOf tells whether the text that was found, and no other of the same name, is among those that count.
+func (q *request) isOneOf(t *test, text string) bool {
+	if t.part.what == partAddress {
+		return t.anything || t.networks.contain(q.a.Address())
+	}
+	return t.is(text)
+}
+
+// combine joins keys. A missing one stands as its kind alone, so that leaving out a header does not
+// make a caller share with all others; if all are missing, so is the combination.
+func (q *request) combine(id *identity) (string, bool) {
+	var s strings.Builder
+	some := false
+	for i, one := range id.all {
+		key, ok := q.key(one)
+		some = some || ok
+		if i > 0 {
+			s.WriteByte(',')
+		}
+		if !ok {
+			key = one.name() + ":"
+		}
+		s.WriteString(key)
+	}
+	return s.String(), some
+}
+
+// name is what stands for an identity that a request lacks.
+func (id *identity) name() string {
+	if id.first != nil {
+		return id.first[0].name()
+	}
+	if id.all != nil {
+		return id.all[0].name()
+	}
+	return id.kind
+}
+
+// maxValue is how long a value may be in a key, in bytes; a longer one is hashed.
+const maxValue = 128
+
+// escape writes a value so that no two are alike and none can be taken for several: %XX for '%', ',', '#', spaces, control
+// and non-ASCII characters. A value that is long stands as '#' and its SHA-256.
+func escape(value string) string {
+	if len(value) > maxValue {
+		sum := sha256.Sum256([]byte(value))
+		return "#" + hex.EncodeToString(sum[:])
+	}
+	dirty := 0
+	for i := range len(value) {
+		if special(value[i]) {
+			dirty++
+		}
+	}
+	if dirty == 0 {
+		return value
+	}
+	const digits = "0123456789ABCDEF"
+	b := make([]byte, 0, len(value)+2*dirty)
+	for i := range len(value) {
+		if c := value[i]; special(c) {
+			b = append(b, '%', digits[c>>4], digits[c&15])
+		} else {
+			b = append(b, c)
+		}
+	}
+	return string(b)
+}
+
+func special(c byte) bool { return c <= ' ' || c >= 0x7f || c == '%' || c == ',' || c == '#' }
+
+// An identityState tells how far the compiler is with a named identity, to find those that refer to themselves.
+type identityState struct {
+	entry    *Entry[IdentityConfig]
+	compiled *identity
+	busy     bool
+}
+
+// identity compiles a named one, once.
+func (c *compiler) identity(s *identityState) *identity {
+	if s.busy {
+		c.fail(&s.entry.Name, "identity %s refers to itself; name what it consists of", s.entry.Name)
+		return nobody
+	}
+	if s.compiled == nil {
+		s.busy = true
+		s.compiled = c.identityOf(&s.entry.Value)
+		s.busy = false
+	}
+	return s.compiled
+}
+
+// nobody stands for an identity with a mistake.
+var nobody = &identity{index: -1, everyone: true}
+
+var everybody = &identity{index: -1, everyone: true}
+
+// identityOf compiles what was written.
+func (c *compiler) identityOf(config *IdentityConfig) *identity {
+	switch {
+	case config.Name == "everyone":
+		return everybody
+	case config.Name == "address":
+		return c.indexed(&identity{kind: "ip", part: part{what: partAddress}})
+	case config.Name != "":
+		if state := c.identities[config.Name]; state != nil {
+			return c.identity(state)
+		}
+		if _, word := partWords[strings.SplitN(config.Name, " ", 2)[0]]; word {
+			c.fail(config, "%q needs a kind, which stays in the key; write {KIND: %s}, as in {user: header X-User-Id}", config.Name, config.Name)
+		} else {
+			c.fail(config, "there is no identity %q; %s", clip(config.Name), c.suggestIdentity(config.Name))
+		}
+		return nobody
+	case config.First != nil:
+		return c.indexed(&identity{first: c.identityList(config.First)})
+	case config.All != nil:
+		return c.indexed(&identity{all: c.identityList(config.All)})
+	}
+	return c.simple(config)
+}
+
+func (c *compiler) suggestIdentity(name string) string {
+	known := []string{"address", "everyone"}
+	for other := range c.identities {
+		known = append(known, other)
+	}
+	return suggestOf(name, known)
+}
+
+func (c *compiler) identityList(configs []IdentityConfig) []*identity {
+	list := make([]*identity, len(configs))
+	for i := range configs {
+		list[i] = c.identityOf(&configs[i])
+	}
+	return list
+}
+
+func (c *compiler) simple(config *IdentityConfig) *identity {
+	id := &identity{kind: config.Kind}
+	if !kindLike(config.Kind) {
+		c.fail(&config.Kind, "the kind %q has to be 1 to 20 of a-z, 0-9 and -, beginning with a letter; it stands in the key, as in key:abc", clip(config.Kind))
+	}
+	var ok bool
+	if id.part, ok = c.part(&config.Source, config.Source); !ok {
+		return nobody
+	}
+	if id.part.what == partIdentity {
+		c.fail(&config.Source, "%s is an identity and has its kinds already; refer to it by its name alone", config.Source)
+		return nobody
+	}
+	if config.Only != nil {
+		only := c.test(id.part, config.Only)
+		id.only = &only
+	}
+	return c.indexed(id)
+}
+
+func kindLike(s string) bool {
+	for i, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || i > 0 && (b >= '0' && b <= '9' || b == '-')) {
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 20
+}
+
+// indexed gives an identity a place in requests, unless its text depends on the rule.
+func (c *compiler) indexed(id *identity) *identity {
+	if len(id.segments()) > 0 {
+		id.index = -1
+		return id
+	}
+	id.index = c.payers
+	c.payers++
+	return id
+}
+
+// segments are the named segments of the path that an identity needs.
+func (id *identity) segments() (names []string) {
+	if id.part.what == partSegment {
+		names = append(names, id.part.name)
+	}
+	for _, one := range slices.Concat(id.first, id.all) {
+		names = append(names, one.segments()...)
+	}
+	return names
+}

@@ -1,0 +1,311 @@
+package policy
+
+import (
+	"cmp"
+	"strings"
+)
+
+// A matcher is one way in which a rule can match: one of its paths and hosts.
+type matcher struct {
+	rule    *Rule
+	host    string // "" is any; "*.example.com" any below
+	path    []segment
+	methods []string // none: any
+	where   condition
+	order   int // in the file
+}
+
+// A segment of a path pattern.
+type segment struct {
+	kind segmentKind
+	text string // what it is, what it is called, or its glob
+}
+
+type segmentKind uint8
+
+// From the most to the least specific.
+const (
+	segmentLiteral segmentKind = iota
+	segmentGlob                // with * in it
+	segmentNamed               // {name}
+	segmentAny                 // *
+	segmentRest                // **
+)
+
+func (m *matcher) matches(q *request, path string) bool {
+	return m.matchesMethod(q.a.Method()) && m.matchesHost(q.a.Host()) && matchesPath(m.path, path) && q.holds(m.where)
+}
+
+func (m *matcher) matchesMethod(method string) bool {
+	if len(m.methods) == 0 {
+		return true
+	}
+	for _, one := range m.methods {
+		if one == method {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *matcher) matchesHost(host string) bool {
+	if below, ok := strings.CutPrefix(m.host, "*"); ok {
+		return len(host) > len(below) && strings.HasSuffix(host, below)
+	}
+	return m.host == "" || m.host == host
+}
+
+func matchesPath(pattern []segment, path string) bool {
+	for i := range pattern {
+		s := &pattern[i]
+		if s.kind == segmentRest {
+			return true
+		}
+		if path == "" {
+			return false
+		}
+		var text string
+		text, path = cut(path)
+		if !s.matches(text) {
+			return false
+		}
+	}
+	return path == ""
+}
+
+// cut takes the first segment off a path, which begins with a slash.
+func cut(path string) (text, rest string) {
+	if end := strings.IndexByte(path[1:], '/'); end >= 0 {
+		return path[1 : end+1], path[end+1:]
+	}
+	return path[1:], ""
+}
+
+func (s *segment) matches(text string) bool {
+	switch s.kind {
+	case segmentLiteral:
+		return s.text == text
+	case segmentGlob:
+		return glob(s.text, text)
+	}
+	return text != ""
+}
+
+// glob matches a pattern with stars, in time proportional to the product of both lengths at worst.
+func glob(pattern, text string) bool {
+	p, t := 0, 0
+	star, from := -1, 0
+	for t < len(text) {
+		switch {
+		case p < len(pattern) && pattern[p] == '*':
+			star, from = p, t
+			p++
+		case p < len(pattern) && pattern[p] == text[t]:
+			p++
+			t++
+		case star >= 0:
+			from++
+			p, t = star+1, from
+		default:
+			return false
+		}
+	}
+	for p < len(pattern) && pattern[p] == '*' {
+		p++
+	}
+	return p == len(pattern)
+}
+
+// segment is the text of the named segment in a path that matches.
+func (m *matcher) segment(path, name string) (string, bool) {
+	for i := range m.path {
+		if path == "" || m.path[i].kind == segmentRest {
+			break
+		}
+		var text string
+		text, path = cut(path)
+		if m.path[i].kind == segmentNamed && m.path[i].text == name {
+			return text, true
+		}
+	}
+	return "", false
+}
+
+func (m *matcher) has(name string) bool {
+	for i := range m.path {
+		if m.path[i].kind == segmentNamed && m.path[i].text == name {
+			return true
+		}
+	}
+	return false
+}
+
+// specificity orders matchers, the most specific first: by the host (named before *.domain before any), then the path from left to right (a
+// literal segment before one with *, before {name}, before *, before **; the longer before the shorter), then whether methods
+// are named, then by how many more conditions there are, then as written.
+func specificity(a, b *matcher) int {
+	return cmp.Or(
+		cmp.Compare(hostRank(b.host), hostRank(a.host)),
+		comparePaths(a.path, b.path),
+		cmp.Compare(min(len(b.methods), 1), min(len(a.methods), 1)),
+		cmp.Compare(len(b.where), len(a.where)),
+		cmp.Compare(a.order, b.order),
+	)
+}
+
+// hostRank is higher for a host that says more: a whole name, or a longer domain.
+func hostRank(host string) int {
+	switch {
+	case host == "":
+		return 0
+	case host[0] == '*':
+		return len(host)
+	}
+	return 1 << 16
+}
+
+func comparePaths(a, b []segment) int {
+	for i := range min(len(a), len(b)) {
+		byKind := cmp.Compare(a[i].kind, b[i].kind)
+		if byKind == 0 && a[i].kind == segmentGlob {
+			byKind = cmp.Compare(len(b[i].text), len(a[i].text))
+		}
+		if byKind != 0 {
+			return byKind
+		}
+	}
+	return cmp.Compare(len(b), len(a))
+}
+
+// alike tells whether two matchers match the same requests, so that one of them could never win.
+func (m *matcher) alike(o *matcher) bool {
+	return m.host == o.host && samePath(m.path, o.path) && sameMethods(m.methods, o.methods) && len(m.where) == 0 && len(o.where) == 0
+}
+
+func samePath(a, b []segment) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		named := a[i].kind == segmentNamed && b[i].kind == segmentNamed
+		if a[i] != b[i] && !named {
+			return false
+		}
+	}
+	return true
+}
+
+func sameMethods(a, b []string) bool {
+	if len(a) == 0 && len(b) == 0 {
+		return true
+	}
+	for _, method := range a {
+		for _, other := range b {
+			if method == other {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// pattern reads a path as people write it in a rule.
+func (c *compiler) pattern(p any, text string) ([]segment, bool) {
+	if !strings.HasPrefix(text, "/") {
+		c.fail(p, "the path %q has to begin with a slash; write %q", clip(text), "/"+clip(text))
+		return nil, false
+	}
+	var path []segment
+	names := make(map[string]bool)
+	parts := strings.Split(text[1:], "/")
+	for i, text := range parts {
+		s := segment{segmentLiteral, text}
+		switch {
+		case text == "**":
+			if i < len(parts)-1 {
+				c.fail(p, "** stands before the end of the path; it can only be last. For one segment write * or {name}")
+				return nil, false
+			}
+			s = segment{kind: segmentRest}
+		case text == "*":
+			s = segment{kind: segmentAny}
+		case strings.ContainsAny(text, "{}"):
+			name := strings.TrimSuffix(strings.TrimPrefix(text, "{"), "}")
+			if len(name) != len(text)-2 || !wordLike(name) {
+				c.fail(p, "the segment %q is not understood; write {name} for a whole segment, with a name of letters, digits and _", clip(text))
+				return nil, false
+			}
+			if names[name] {
+				c.fail(p, "the segment {%s} stands in the path twice; give each a name of its own", name)
+				return nil, false
+			}
+			names[name] = true
+			s = segment{segmentNamed, name}
+		case strings.Contains(text, "**"):
+			c.fail(p, "the segment %q has ** in it; write * for any part of a segment", clip(text))
+			return nil, false
+		case strings.Contains(text, "*"):
+			s.kind = segmentGlob
+			fallthrough
+		default:
+			clean, ok := c.literal(p, s.text, i == len(parts)-1)
+			if !ok {
+				return nil, false
+			}
+			s.text = clean
+		}
+		path = append(path, s)
+	}
+	if last := len(path) - 1; c.rules.paths.IgnoreTrailingSlash && last > 0 && path[last] == (segment{}) {
+		path = path[:last]
+	}
+	return path, true
+}
+
+// literal brings a segment into the form that requests' paths are brought into.
+func (c *compiler) literal(p any, text string, last bool) (string, bool) {
+	if text == "" {
+		if !last {
+			c.fail(p, "the path has // in it, which no request's path has once it is read; write one slash")
+		}
+		return "", last
+	}
+	// A star is kept as it is; in a request's path it stands for itself, too.
+	clean, err := c.rules.paths.Clean("/" + text)
+	if err != nil {
+		c.fail(p, "no request can have the segment %q: %v", clip(text), err)
+		return "", false
+	}
+	if clean == "/" || strings.Contains(clean[1:], "/") {
+		c.fail(p, "no request's path has the segment %q once it is read; leave it out", clip(text))
+		return "", false
+	}
+	return clean[1:], true
+}
+
+func wordLike(s string) bool {
+	for i, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_' || i > 0 && b >= '0' && b <= '9') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 64
+}
+
+// host reads a host as people write it in a rule.
+func (c *compiler) host(p any, text string) (string, bool) {
+	host := strings.TrimSuffix(strings.ToLower(text), ".")
+	name := strings.TrimPrefix(host, "*.")
+	if host == "*" {
+		return "", true
+	}
+	if name == "" || strings.ContainsAny(name, "*/ ?#@") || strings.Contains(name, "..") || strings.Contains(name, "://") {
+		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
+		return "", false
+	}
+	if at := strings.LastIndexByte(name, ':'); at >= 0 && strings.Count(name, ":") == 1 {
+		c.fail(p, "the host %q has a port; leave it out, requests are matched without theirs", clip(text))
+		return "", false
+	}
+	return host, true
+}

@@ -1,0 +1,360 @@
+package policy
+
+import (
+	"crypto/rand"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// Rules are a compiled policy. They never change and may be used by many goroutines at once. Compile or Load makes them; Close ends
+// what they keep running.
+type Rules struct {
+	name     string
+	rules    []*Rule // in the order of the file
+	all      bool    // every rule that matches applies
+	index    map[string][]*matcher
+	general  []*matcher // for paths whose first segment is not in index
+	tiers    []tier
+	allow    []condition
+	deny     []condition
+	payers   int
+	verifier *verifier
+
+	paths            Paths
+	prefix4, prefix6 int
+	http             HTTPConfig
+	server           ServerConfig
+	files            []string
+	warnings         Errors
+}
+
+type tier struct {
+	name      string
+	otherwise bool
+	when      []condition
+}
+
+// A Rule says what is demanded of the requests that it matches.
+type Rule struct {
+	Name      string
+	Always    bool // applies besides the most specific rule
+	Unlimited bool
+	Shadow    bool // counted and reported, never enforced
+	Limits    []*Limit
+
+	matchers []*matcher
+	order    int
+}
+
+// A Limit is one limit of a rule.
+type Limit struct {
+	Rule      *Rule
+	Name      string        // within its rule
+	Policy    string        // its public name: the rule's, a dot, and its own
+	Algorithm string        // its algorithm's name
+	Patience  time.Duration // how long a request may wait for its turn
+	Closed    bool          // refuse if the store gives no answer; otherwise let pass
+	Shadow    bool          // counted and reported, never enforced
+	Shown     bool          // responses tell of it
+	Actual    string        // the response header with the true cost
+	Settled   bool          // the true cost is told afterwards, by the header Actual or by the handler
+	Body      int64         // one unit for each begun part of the body of this many bytes; 0: the body does not matter
+	Status    *Statuses     // charges only requests that are answered so; nil: all
+	Candidate *Limit        // tried beside it
+
+	forms []penstock.Limit // by tier; one if they do not differ
+	per   *identity
+	cost  cost
+}
+
+// Forms are the limit's numbers: one, or one for each tier.
+func (l *Limit) Forms() []penstock.Limit { return slices.Clone(l.forms) }
+
+type cost struct {
+	units    int64
+	methods  map[string]int64
+	header   string
+	min, max int64
+}
+
+// Rules are the rules, in the order of the file.
+func (r *Rules) Rules() []*Rule { return slices.Clone(r.rules) }
+
+// Tiers are the names of the tiers, in the order of the file.
+func (r *Rules) Tiers() []string {
+	var names []string
+	for _, t := range r.tiers {
+		names = append(names, t.name)
+	}
+	return names
+}
+
+// HTTP says how HTTP requests are read and answered, with its defaults filled in.
+func (r *Rules) HTTP() HTTPConfig { return r.http }
+
+// Server is what the file says to penstock serve.
+func (r *Rules) Server() ServerConfig { return r.server }
+
+// Paths says how paths are read before they are matched.
+func (r *Rules) Paths() Paths { return r.paths }
+
+// Files are the files that the policy was made of, its own first.
+func (r *Rules) Files() []string { return slices.Clone(r.files) }
+
+// Warnings are what is not wrong, and may not be meant.
+func (r *Rules) Warnings() []*Error { return slices.Clone(r.warnings) }
+
+// Close ends the fetching of keys. The Rules still answer, with the keys that they have.
+func (r *Rules) Close() {
+	if r.verifier != nil {
+		r.verifier.Close()
+	}
+}
+
+// Listed tells whether a request is on one of the policy's lists.
+type Listed uint8
+
+// The lists. Deny counts before allow.
+const (
+	NotListed Listed = iota
+	Exempt           // on the list of those who are never limited
+	Refused          // on the list of those who are always refused
+)
+
+// A Verdict is what Rules demand of one request. It may be used again for another.
+type Verdict struct {
+	Listed  Listed
+	Matched []*Rule           // those that apply, in the order of the file
+	Charges []penstock.Charge // to be decided as one batch
+	Limits  []*Limit          // the limit of each charge
+	Trials  []Trial           // to be decided, each for itself, once the request has been allowed
+	Tier    string            // of the caller, if rules or limits asked for it
+
+	request request
+}
+
+// A Trial is what is counted and reported but never enforced.
+type Trial struct {
+	Charges   []penstock.Charge
+	Limits    []*Limit
+	Candidate bool // else it is a shadow
+}
+
+// request is what has been found out about one.
+type request struct {
+	rules   *Rules
+	a       Attributes
+	matcher *matcher // of the rule at hand
+	payers  []string // by identity; "" if not asked for yet
+	tier    int      // -1 if not asked for yet
+	holder  string
+	checked bool // the token was looked at
+	token   claims
+}
+
+// Assess finds what the rules demand of a request.
+func (r *Rules) Assess(a Attributes, v *Verdict) {
+	v.reset(r, a)
+	q := &v.request
+	switch {
+	case q.anyHolds(r.deny):
+		v.Listed = Refused
+		return
+	case q.anyHolds(r.allow):
+		v.Listed = Exempt
+		return
+	}
+	won := false
+	for _, m := range r.candidates(a.Path()) {
+		if won && !m.rule.Always || v.has(m.rule) || !m.matches(q, a.Path()) {
+			continue
+		}
+		won = won || !m.rule.Always
+		v.apply(m)
+	}
+	if len(v.Matched) > 1 {
+		v.inOrder()
+	}
+	if q.tier >= 0 && len(r.tiers) > 0 {
+		v.Tier = r.tiers[q.tier].name
+	}
+}
+
+// Matching are all rules that match a request, the most specific first, whether they apply or not.
+func (r *Rules) Matching(a Attributes) []*Rule {
+	var v Verdict
+	v.reset(r, a)
+	var rules []*Rule
+	for _, m := range r.candidates(a.Path()) {
+		if !slices.Contains(rules, m.rule) && m.matches(&v.request, a.Path()) {
+			rules = append(rules, m.rule)
+		}
+	}
+	return rules
+}
+
+// candidates are the matchers that a path's first segment does not rule out, the most specific first.
+func (r *Rules) candidates(path string) []*matcher {
+	if len(path) == 0 || path[0] != '/' {
+		return nil
+	}
+	first, _ := cut(path)
+	if found, ok := r.index[first]; ok {
+		return found
+	}
+	return r.general
+}
+
+func (v *Verdict) reset(r *Rules, a Attributes) {
+	clear(v.Charges)
+	clear(v.Trials)
+	v.Listed, v.Tier = NotListed, ""
+	v.Matched, v.Charges, v.Limits, v.Trials = v.Matched[:0], v.Charges[:0], v.Limits[:0], v.Trials[:0]
+	q := &v.request
+	payers := q.payers[:0]
+	for range r.payers {
+		payers = append(payers, "")
+	}
+	*q = request{rules: r, a: a, payers: payers, tier: -1}
+}
+
+func (v *Verdict) has(r *Rule) bool {
+	for _, m := range v.Matched {
+		if m == r {
+			return true
+		}
+	}
+	return false
+}
+
+// apply adds what a rule demands.
+func (v *Verdict) apply(m *matcher) {
+	v.Matched = append(v.Matched, m.rule)
+	v.request.matcher = m
+	var shadow Trial
+	for _, l := range m.rule.Limits {
+		charge := v.request.charge(l)
+		switch {
+		case m.rule.Shadow:
+			shadow.Charges = append(shadow.Charges, charge)
+			shadow.Limits = append(shadow.Limits, l)
+		case l.Shadow:
+			v.Trials = append(v.Trials, Trial{Charges: []penstock.Charge{charge}, Limits: []*Limit{l}})
+		default:
+			v.Charges = append(v.Charges, charge)
+			v.Limits = append(v.Limits, l)
+		}
+		if c := l.Candidate; c != nil {
+			charge.Limit = v.request.form(c)
+			v.Trials = append(v.Trials, Trial{Charges: []penstock.Charge{charge}, Limits: []*Limit{c}, Candidate: true})
+		}
+	}
+	if shadow.Charges != nil {
+		v.Trials = append(v.Trials, shadow)
+	}
+}
+
+// inOrder brings rules and charges into the order of the file.
+func (v *Verdict) inOrder() {
+	byOrder := func(a, b *Rule) int { return a.order - b.order }
+	if slices.IsSortedFunc(v.Matched, byOrder) {
+		return
+	}
+	slices.SortStableFunc(v.Matched, byOrder)
+	charges, limits := slices.Clone(v.Charges), slices.Clone(v.Limits)
+	v.Charges, v.Limits = v.Charges[:0], v.Limits[:0]
+	for _, rule := range v.Matched {
+		for i, l := range limits {
+			if l.Rule == rule {
+				v.Charges, v.Limits = append(v.Charges, charges[i]), append(v.Limits, l)
+			}
+		}
+	}
+}
+
+func (q *request) charge(l *Limit) penstock.Charge {
+	c := penstock.Charge{Key: q.payer(l.per), Limit: q.form(l), Cost: q.cost(l), Patience: l.Patience}
+	if a := c.Limit.Algorithm; a.Holds || a.Is(penstock.LeakyBucket) {
+		if q.holder == "" {
+			q.holder = rand.Text()
+		}
+		c.Holder = q.holder
+	}
+	return c
+}
+
+// form is a limit with the numbers of the caller's tier.
+func (q *request) form(l *Limit) penstock.Limit {
+	if len(l.forms) == 1 {
+		return l.forms[0]
+	}
+	return l.forms[q.tierIndex()]
+}
+
+// tierIndex finds the caller's tier. The last one takes those that no other has.
+func (q *request) tierIndex() int {
+	if q.tier >= 0 {
+		return q.tier
+	}
+	last := len(q.rules.tiers) - 1
+	q.tier = last // while the conditions are tested
+	for i, t := range q.rules.tiers[:last] {
+		if q.anyHolds(t.when) {
+			q.tier = i
+			break
+		}
+	}
+	return q.tier
+}
+
+func (q *request) cost(l *Limit) int64 {
+	c := &l.cost
+	switch {
+	case l.Body > 0:
+		size := max(q.a.BodySize(), 0)
+		return max(size/l.Body+min(size%l.Body, 1), c.min)
+	case c.header != "":
+		values := q.a.Header(c.header)
+		if len(values) != 1 {
+			return c.min
+		}
+		n, err := strconv.ParseInt(values[0], 10, 64)
+		if err != nil {
+			return c.min
+		}
+		return min(max(n, c.min), c.max)
+	case c.methods != nil:
+		if n, ok := c.methods[q.a.Method()]; ok {
+			return n
+		}
+	}
+	return c.units
+}
+
+// claims are those of the request's token, if it is verified.
+func (q *request) claims() claims {
+	if !q.checked {
+		q.checked = true
+		q.token, _ = q.rules.verifier.ofRequest(q.a)
+	}
+	return q.token
+}
+
+func (q *request) claim(name string) (string, bool) { return q.claims().text(name) }
+
+// Statuses is a set of HTTP status codes.
+type Statuses [10]uint64
+
+// Has tells whether a status is in the set.
+func (s *Statuses) Has(status int) bool {
+	return status >= 0 && status < 64*len(s) && s[status/64]>>(status%64)&1 != 0
+}
+
+func (s *Statuses) add(from, to int) {
+	for status := from; status <= to; status++ {
+		s[status/64] |= 1 << (status % 64)
+	}
+}

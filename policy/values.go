@@ -1,0 +1,274 @@
+package policy
+
+import (
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Named are values by name, in the order in which they were written.
+type Named[T any] []Entry[T]
+
+// An Entry is one of Named.
+type Entry[T any] struct {
+	Name  string
+	Value T
+}
+
+func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
+	if !d.mapping(node, "names with values") {
+		return
+	}
+	*n = make(Named[T], len(node.Content)/2)
+	seen := make(map[string]*yaml.Node)
+	for i := range *n {
+		key, value := node.Content[2*i], node.Content[2*i+1]
+		e := &(*n)[i]
+		e.Name = d.name(key, seen)
+		d.note(e, key)
+		d.note(&e.Name, key)
+		d.value(value, &e.Value)
+	}
+}
+
+// get is the value of a name.
+func (n Named[T]) get(name string) (value T, ok bool) {
+	for _, e := range n {
+		if e.Name == name {
+			return e.Value, true
+		}
+	}
+	return value, false
+}
+
+// Strings are written as a list, or alone.
+type Strings []string
+
+func (s *Strings) decode(d *decoder, node *yaml.Node) {
+	if node.Kind != yaml.SequenceNode {
+		*s = make(Strings, 1)
+		d.value(node, &(*s)[0])
+		return
+	}
+	d.value(node, (*[]string)(s))
+}
+
+// Values are what a source may be: a list, one alone, or {file: NAME} with one per line. "*" is anything.
+type Values struct {
+	Is   []string
+	File string
+}
+
+func (v *Values) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.MappingNode {
+		var file struct {
+			File string `yaml:"file"`
+		}
+		d.value(node, &file)
+		v.File = file.File
+		d.note(&v.File, node)
+		if v.File == "" {
+			d.fail(node, "values are a list, one alone, or {file: NAME}; name the file")
+		}
+		return
+	}
+	d.value(node, (*Strings)(&v.Is))
+	if node.Kind == yaml.SequenceNode && len(node.Content) == 0 {
+		d.fail(node, "the list of values is empty; write what the source may be, or \"*\" for anything")
+	}
+}
+
+// A Condition holds if each of its sources has one of its values. A source is a part of the request, as in "header
+// X-Plan", or the name of an identity.
+type Condition []Clause
+
+// A Clause is one source of a Condition with its values.
+type Clause struct {
+	Source string
+	Values Values
+}
+
+func (c *Condition) decode(d *decoder, node *yaml.Node) {
+	if !d.mapping(node, "sources with values, as in {header X-Plan: premium}") {
+		return
+	}
+	if len(node.Content) == 0 {
+		d.fail(node, "the condition is empty, so it would always hold; name a source, as in {header X-Plan: premium}")
+	}
+	c.clauses(d, node.Content)
+}
+
+func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
+	*c = make(Condition, len(content)/2)
+	seen := make(map[string]*yaml.Node)
+	for i := range *c {
+		clause := &(*c)[i]
+		clause.Source = d.name(content[2*i], seen)
+		d.note(&clause.Source, content[2*i])
+		d.note(clause, content[2*i])
+		d.value(content[2*i+1], &clause.Values)
+	}
+}
+
+// Conditions hold if one of them does. One alone needs no list; "otherwise" always holds.
+type Conditions struct {
+	Otherwise bool
+	Any       []Condition
+}
+
+func (c *Conditions) decode(d *decoder, node *yaml.Node) {
+	switch node.Kind {
+	case yaml.ScalarNode:
+		var text string
+		d.value(node, &text)
+		if c.Otherwise = text == "otherwise"; !c.Otherwise {
+			d.fail(node, "conditions are a list of sources with values, as in [{header X-Plan: premium}], or otherwise; %q is neither", text)
+		}
+	case yaml.SequenceNode:
+		d.value(node, &c.Any)
+	default:
+		c.Any = make([]Condition, 1)
+		d.value(node, &c.Any[0])
+	}
+}
+
+// An IdentityConfig says who pays. It is one of: the name of an identity, "address" or "everyone"; {KIND: SOURCE}, where
+// the kind stays in the key; {first: [...]}, the first that the request has; {all: [...]}, a combination.
+type IdentityConfig struct {
+	Name   string
+	Kind   string
+	Source string
+	Only   *Values
+	First  []IdentityConfig
+	All    []IdentityConfig
+}
+
+// set tells whether anything was written.
+func (c *IdentityConfig) set() bool {
+	return c.Name != "" || c.Kind != "" || c.First != nil || c.All != nil
+}
+
+const identityForms = "write {KIND: SOURCE} as in {key: header X-API-Key}, {first: [...]}, {all: [...]}, address, everyone or the name of an identity"
+
+func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.ScalarNode {
+		d.value(node, &c.Name)
+		if c.Name == "" {
+			d.fail(node, "it is not said who pays; %s", identityForms)
+		}
+		return
+	}
+	if !d.mapping(node, "who pays") {
+		return
+	}
+	if len(node.Content) != 2 {
+		d.fail(node, "who pays has %d entries and needs one; to combine several, write {all: [...]}, to take the first that is there, {first: [...]}",
+			len(node.Content)/2)
+		return
+	}
+	key, value := node.Content[0], node.Content[1]
+	kind := d.name(key, nil)
+	switch kind {
+	case "first":
+		d.value(value, &c.First)
+	case "all":
+		d.value(value, &c.All)
+	default:
+		c.Kind = kind
+		d.note(&c.Kind, key)
+		c.decodeSource(d, value)
+		return
+	}
+	if value.Kind == yaml.SequenceNode && len(value.Content) == 0 {
+		d.fail(value, "the list of %s is empty; %s", kind, identityForms)
+	}
+}
+
+// decodeSource reads SOURCE, or {SOURCE: VALUES} where only those count.
+func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.ScalarNode {
+		d.value(node, &c.Source)
+		return
+	}
+	var only Condition
+	d.value(node, &only)
+	if len(only) > 1 {
+		d.fail(node, "%d sources stand here and there can be one; to combine several, write {all: [...]}", len(only))
+	}
+	if len(only) > 0 {
+		c.Source, c.Only = only[0].Source, &only[0].Values
+		d.note(&c.Source, node.Content[0])
+	}
+}
+
+// PerTier is a text that is the same for all, or one for each tier.
+type PerTier struct {
+	All   string
+	Tiers Named[string]
+}
+
+func (p *PerTier) set() bool { return p.All != "" || p.Tiers != nil }
+
+func (p *PerTier) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.MappingNode {
+		d.value(node, &p.Tiers)
+		if len(node.Content) == 0 {
+			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
+		}
+		return
+	}
+	d.value(node, &p.All)
+	if node.Kind == yaml.ScalarNode && p.All == "" {
+		d.fail(node, "the value is empty; give it one, or remove the line")
+	}
+}
+
+func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
+	if !d.mapping(node, "what to match, as in {method: POST, path: /api/**}") {
+		return
+	}
+	var fields, sources []*yaml.Node
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		switch pair := node.Content[i : i+2]; pair[0].Value {
+		case "method", "path", "host":
+			fields = append(fields, pair...)
+		default:
+			sources = append(sources, pair...)
+		}
+	}
+	d.fields(node, fields, m)
+	m.Where.clauses(d, sources)
+}
+
+func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.MappingNode {
+		d.fields(node, node.Content, c)
+		return
+	}
+	d.value(node, &c.Units)
+}
+
+// A Size is a number of bytes: 512, 64KB, 10MB. 1KB is 1024 bytes; KiB means the same.
+type Size int64
+
+func (s *Size) decode(d *decoder, node *yaml.Node) {
+	var text string
+	d.value(node, &text)
+	n, ok := parseSize(text)
+	if !ok {
+		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", text)
+	}
+	*s = n
+}
+
+func parseSize(text string) (Size, bool) {
+	number := strings.TrimRight(text, "kKmMgGiIbB ")
+	unit := strings.ToUpper(strings.TrimSpace(text[len(number):]))
+	n, err := strconv.ParseUint(number, 10, 40)
+	shift, ok := map[string]int{"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30}[unit]
+	if err != nil || !ok || n > 1<<50>>shift {
+		return 0, false
+	}
+	return Size(n << shift), true
+}
