@@ -62,11 +62,7 @@ const (
 
 // Compile checks the whole policy and makes Rules of it. The error is Errors: every mistake, with its position.
 func (config *Config) Compile() (*Rules, error) {
-	s := config.source
-	if s == nil {
-		s = &source{file: "policy", at: make(map[any]position)}
-	}
-	c := &compiler{source: s, config: config, rules: &Rules{name: s.file, files: []string{s.file}}, identities: make(map[string]*identityState)}
+	c := newCompiler(config)
 	c.compile()
 	if err := c.err(); err != nil {
 		c.rules.Close()
@@ -83,6 +79,14 @@ type compiler struct {
 	identities map[string]*identityState
 	payers     int
 	failClosed bool
+}
+
+func newCompiler(config *Config) *compiler {
+	s := config.source
+	if s == nil {
+		s = &source{file: "policy", at: make(map[any]position)}
+	}
+	return &compiler{source: s, config: config, rules: &Rules{name: s.file, files: []string{s.file}}, identities: make(map[string]*identityState)}
 }
 
 func (c *compiler) compile() {

@@ -11,6 +11,7 @@ import (
 type identity struct {
 	index    int // where a request keeps its text; -1 if it depends on the rule that matched
 	everyone bool
+	payer    func(Attributes) string // made in code
 	kind     string
 	part     part
 	only     *test
@@ -43,6 +44,8 @@ func (q *request) key(id *identity) (string, bool) {
 	switch {
 	case id.everyone:
 		return everyoneKey, true
+	case id.payer != nil:
+		return id.payer(q.a), true
 	case id.first != nil:
 		for _, one := range id.first {
 			if key, ok := q.key(one); ok {

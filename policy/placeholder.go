@@ -1,6 +1,9 @@
 package policy
 
-import "net/netip"
+import (
+	"net/netip"
+	"net/url"
+)
 
 // Tokens placeholder until the tokens branch is merged
 type Tokens struct{}
@@ -20,3 +23,4 @@ type Paths struct{ KeepEncodedSlash, IgnoreTrailingSlash, IgnoreCase, StripParam
 
 func (p Paths) Clean(s string) (string, error)    { return s, nil }
 func AddressText(a netip.Addr, p4, p6 int) string { return a.String() }
+func (p Paths) Rewrite(u *url.URL) (bool, error)  { return false, nil }

@@ -143,6 +143,14 @@ type Trial struct {
 	Candidate bool // else it is a shadow
 }
 
+// Form is which of a limit's Forms a charge of it has: that of the caller's tier.
+func (v *Verdict) Form(l *Limit) int {
+	if len(l.forms) == 1 {
+		return 0
+	}
+	return v.request.tierIndex()
+}
+
 // request is what has been found out about one.
 type request struct {
 	rules   *Rules

@@ -1,0 +1,295 @@
+package httplimit
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// An Admission is a request that was let in. Done must be called once it has been served.
+type Admission struct {
+	// Request is the one to serve: its path is the one that the rules matched, and its context carries the Decision.
+	Request *http.Request
+
+	// Decision is what the limits said. It is empty if no limit applies.
+	Decision penstock.Decision
+
+	gate       *Gate
+	attributes attributes
+	verdict    *policy.Verdict
+	header     http.Header // of the response
+	limited    bool        // there is a Decision
+	context    carrier
+	actual     atomic.Int64 // the true cost plus 1, once told
+	body       *countedBody
+	granted    []grant // what may have to be corrected
+	renewal    *renewal
+}
+
+// Admit decides a request. It returns the Admission, or nil if the request must not be served: then it has been answered. If it has to
+// wait for its turn, Admit waits.
+//
+// It is what Middleware uses, for frameworks that have handlers of their own.
+func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
+	s := g.now()
+	a := &Admission{Request: r, gate: g, header: w.Header()}
+	a.attributes = attributes{r: r, setup: s}
+	if err := a.canonical(s); err != nil {
+		g.observe(Event{Outcome: Malformed})
+		g.turnAway(w, r, s, denial{reason: requestMalformed, detail: err.Error()})
+		return nil
+	}
+	v := g.verdicts.Get().(*policy.Verdict)
+	a.verdict = v
+	s.rules.Assess(&a.attributes, v)
+	switch {
+	case v.Listed == policy.Exempt:
+		g.observe(Event{Outcome: Exempt})
+	case v.Listed == policy.Refused:
+		g.observe(Event{Outcome: Refused})
+		g.turnAway(w, r, s, denial{reason: callerRefused})
+		a.free()
+		return nil
+	case len(v.Charges) > 0:
+		if !a.decide(w, s) {
+			a.free()
+			return nil
+		}
+	}
+	if len(v.Trials) > 0 {
+		a.try()
+	}
+	a.prepare()
+	return a
+}
+
+// canonical brings the path into the form that rules match.
+func (a *Admission) canonical(s *setup) error {
+	escaped := a.Request.URL.EscapedPath()
+	path, err := s.paths.Clean(escaped)
+	if err != nil {
+		return err
+	}
+	a.attributes.path = path
+	if path == escaped {
+		return nil
+	}
+	r, u := *a.Request, *a.Request.URL
+	if _, err := s.paths.Rewrite(&u); err != nil {
+		return err
+	}
+	r.URL = &u
+	a.Request, a.attributes.r = &r, &r
+	return nil
+}
+
+// decide asks the store, and answers the request if it must not be served.
+func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
+	g, v, r := a.gate, a.verdict, a.Request
+	start := time.Now()
+	d, err := g.store.Decide(r.Context(), v.Charges)
+	latency := time.Since(start)
+	if err != nil {
+		return a.undecided(w, s, err, latency)
+	}
+	a.Decision, a.limited = d, true
+	if !d.Allowed {
+		g.observe(a.event(Denied, latency))
+		a.deny(w, s, d.RetryAfter())
+		return false
+	}
+	if wait := d.Wait(); wait > 0 && !a.wait(w, s, wait, latency) {
+		return false
+	}
+	a.note(v.Charges, v.Limits)
+	g.observe(a.event(Allowed, latency))
+	a.writeHeaders(s, false, 0)
+	return true
+}
+
+// event tells of the decision by the limit that mattered most.
+func (a *Admission) event(outcome Outcome, latency time.Duration) Event {
+	l := a.verdict.Limits[a.Decision.Strictest()]
+	return Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: a.Decision.Source, Latency: latency}
+}
+
+// undecided applies the policy for a store that gives no answer: one limit that is closed closes the gate.
+func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latency time.Duration) bool {
+	v := a.verdict
+	deciding := v.Limits[0]
+	outcome := FailedOpen
+	for _, l := range v.Limits {
+		if l.Closed {
+			deciding, outcome = l, FailedClosed
+			break
+		}
+	}
+	if a.Request.Context().Err() != nil && errors.Is(err, a.Request.Context().Err()) {
+		outcome = Abandoned
+	}
+	a.gate.observe(Event{Rule: deciding.Rule.Name, Limit: deciding.Name, Algorithm: deciding.Algorithm, Outcome: outcome, Latency: latency, Err: err})
+	// What the store was asked it may have done: slots are given back when the request ends, or at once.
+	a.noteHolds()
+	if outcome == FailedOpen {
+		a.Decision, a.limited = penstock.Decision{Allowed: true, Source: penstock.FromOpen}, true
+		return true
+	}
+	a.Decision, a.limited = penstock.Decision{Source: penstock.FromClosed}, true
+	a.settle(0)
+	const retry = time.Second
+	a.header["Retry-After"] = []string{"1"}
+	a.gate.turnAway(w, a.Request, s, denial{reason: limitsUnknown, rule: deciding.Rule.Name, policies: []string{deciding.Policy}, retryAfter: retry, retrySeconds: 1})
+	return false
+}
+
+// deny answers a request that is over a limit.
+func (a *Admission) deny(w http.ResponseWriter, s *setup, retryAfter time.Duration) {
+	seconds := a.writeHeaders(s, true, retryAfter)
+	d := denial{reason: overLimit, status: s.status, retryAfter: retryAfter, retrySeconds: seconds}
+	for i, l := range a.verdict.Limits {
+		if a.Decision.Status(i).RetryAfter > 0 {
+			d.policies = append(d.policies, l.Policy)
+			d.rule = l.Rule.Name
+		}
+	}
+	a.gate.turnAway(w, a.withContext(), s, d)
+}
+
+// writeHeaders tells of the limits in the response's header.
+func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration) int64 {
+	var room [8]quota
+	quotas := room[:0]
+	for i, l := range a.verdict.Limits {
+		if l.Shown {
+			quotas = append(quotas, quota{policy: s.policies[l][a.verdict.Form(l)], status: a.Decision.Status(i)})
+		}
+	}
+	return s.headers.write(a.header, quotas, denied, retryAfter)
+}
+
+// wait waits for the request's turn. If its caller does not, what was booked is given back.
+func (a *Admission) wait(w http.ResponseWriter, s *setup, wait, latency time.Duration) bool {
+	g := a.gate
+	if g.waiting.Add(1) > s.maxWaiting {
+		g.waiting.Add(-1)
+		g.observe(a.event(Denied, latency))
+		a.giveBack()
+		a.writeHeaders(s, true, wait)
+		g.turnAway(w, a.withContext(), s, denial{reason: overLimit, status: s.status, retryAfter: wait, retrySeconds: ceilSeconds(wait)})
+		return false
+	}
+	defer g.waiting.Add(-1)
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-a.Request.Context().Done():
+		g.observe(a.event(Abandoned, latency))
+		a.giveBack()
+		g.turnAway(w, a.Request, s, denial{reason: limitsUnknown})
+		return false
+	}
+}
+
+// try decides what is counted and reported, but not enforced.
+func (a *Admission) try() {
+	for i := range a.verdict.Trials {
+		t := &a.verdict.Trials[i]
+		start := time.Now()
+		d, err := a.gate.store.Decide(a.Request.Context(), t.Charges)
+		if err != nil {
+			continue
+		}
+		l, outcome := t.Limits[d.Strictest()], ShadowAllowed
+		if d.Allowed {
+			a.note(t.Charges, t.Limits)
+		} else {
+			outcome = ShadowDenied
+		}
+		a.gate.observe(Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: d.Source, Latency: time.Since(start)})
+	}
+}
+
+// prepare makes the request ready to be served.
+func (a *Admission) prepare() {
+	for i := range a.granted {
+		if a.granted[i].limit.Body > 0 && a.Request.ContentLength < 0 && a.Request.Body != nil {
+			a.countBody()
+			break
+		}
+	}
+	a.renewHolds()
+	if a.limited {
+		a.Request = a.withContext()
+	}
+}
+
+// turnAway answers a request that goes no further.
+func (g *Gate) turnAway(w http.ResponseWriter, r *http.Request, s *setup, d denial) {
+	if g.denied == nil {
+		s.bodies.write(w, r, d)
+		return
+	}
+	g.denied.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), denialKey{}, &d)))
+}
+
+// free gives back what the Admission need not keep.
+func (a *Admission) free() {
+	if a.verdict != nil {
+		a.gate.verdicts.Put(a.verdict)
+		a.verdict = nil
+	}
+}
+
+// A carrier is a context that carries an Admission.
+type carrier struct {
+	context.Context
+	admission *Admission
+}
+
+type admissionKey struct{}
+
+func (c *carrier) Value(key any) any {
+	if key == (admissionKey{}) {
+		return c.admission
+	}
+	return c.Context.Value(key)
+}
+
+func (a *Admission) withContext() *http.Request {
+	a.context = carrier{a.Request.Context(), a}
+	return a.Request.WithContext(&a.context)
+}
+
+// DecisionOf is what the limits said of the request that has this context. It is false if no limit applied.
+func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
+	if a, ok := ctx.Value(admissionKey{}).(*Admission); ok {
+		return a.Decision, true
+	}
+	return penstock.Decision{}, false
+}
+
+type denialKey struct{}
+
+// A Denial is what Options.Denied may want to know.
+type Denial struct {
+	Status     int           // that the built-in answer would have
+	Rule       string        // empty if no rule had a say
+	Policies   []string      // the limits that stood in the way
+	RetryAfter time.Duration // exact; 0 if nothing is known, penstock.Never if asking again does not help
+}
+
+// DenialOf tells the handler of Options.Denied why the request was turned away.
+func DenialOf(ctx context.Context) (Denial, bool) {
+	d, ok := ctx.Value(denialKey{}).(*denial)
+	if !ok {
+		return Denial{}, false
+	}
+	return Denial{Status: d.code(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retryAfter}, true
+}

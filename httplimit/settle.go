@@ -1,0 +1,226 @@
+package httplimit
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// A grant is a charge that was made, of a limit that may have to be corrected.
+type grant struct {
+	charge penstock.Charge
+	limit  *policy.Limit
+}
+
+// note keeps those charges that may have to be corrected.
+func (a *Admission) note(charges []penstock.Charge, limits []*policy.Limit) {
+	for i, l := range limits {
+		c := &charges[i]
+		if l.Status != nil || l.Settled || c.Limit.Algorithm.Holds || l.Body > 0 && a.Request.ContentLength < 0 {
+			a.granted = append(a.granted, grant{*c, l})
+		}
+	}
+}
+
+// noteHolds keeps the slots that the store may have lent.
+func (a *Admission) noteHolds() {
+	for i, l := range a.verdict.Limits {
+		if c := &a.verdict.Charges[i]; c.Limit.Algorithm.Holds {
+			a.granted = append(a.granted, grant{*c, l})
+		}
+	}
+}
+
+// Done ends the Admission. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
+// status is given back. Slots are given back; costs are corrected to what was told by Settle or the response's header.
+func (a *Admission) Done(status int) {
+	a.renewal.stop()
+	if len(a.granted) > 0 {
+		a.settle(status)
+	}
+	a.free()
+}
+
+// settleTimeout bounds how long the corrections may take.
+const settleTimeout = time.Second
+
+func (a *Admission) settle(status int) {
+	var corrections []penstock.Charge
+	for i := range a.granted {
+		if c, ok := a.correction(&a.granted[i], status); ok {
+			corrections = append(corrections, c)
+		}
+	}
+	a.granted = nil
+	a.correct(corrections)
+}
+
+// giveBack returns all that was charged for a request that is not served after all.
+func (a *Admission) giveBack() {
+	corrections := slices.Clone(a.verdict.Charges)
+	for i := range corrections {
+		corrections[i].Mode, corrections[i].Patience = penstock.Refund, 0
+	}
+	a.correct(corrections)
+}
+
+func (a *Admission) correct(corrections []penstock.Charge) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.Request.Context()), settleTimeout)
+	defer cancel()
+	for len(corrections) > 0 {
+		n := min(len(corrections), penstock.MaxCharges)
+		// If the store cannot be asked, what was charged stays charged, and slots end by themselves.
+		a.gate.store.Decide(ctx, corrections[:n])
+		corrections = corrections[n:]
+	}
+}
+
+// correction is what makes a grant right.
+func (a *Admission) correction(g *grant, status int) (penstock.Charge, bool) {
+	c := g.charge
+	c.Patience = 0
+	if c.Limit.Algorithm.Holds {
+		c.Mode = penstock.Refund
+		return c, true
+	}
+	cost := a.trueCost(g)
+	if g.limit.Status != nil && status != 0 && !g.limit.Status.Has(status) {
+		cost = 0
+	}
+	switch {
+	case cost < c.Cost:
+		c.Mode, c.Cost = penstock.Refund, c.Cost-cost
+	case cost > c.Cost:
+		c.Mode, c.Cost = penstock.Force, cost-c.Cost
+	default:
+		return c, false
+	}
+	return c, true
+}
+
+// trueCost is what the request cost, as far as it is known.
+func (a *Admission) trueCost(g *grant) int64 {
+	if g.limit.Settled {
+		if told := a.actual.Load(); told > 0 {
+			return told - 1
+		}
+		if values := a.header[g.limit.Actual]; len(values) == 1 {
+			if n, err := strconv.ParseInt(values[0], 10, 64); err == nil && n >= 0 {
+				return min(n, penstock.MaxCost)
+			}
+		}
+	}
+	if g.limit.Body > 0 && a.body != nil {
+		n := a.body.read()
+		return max(g.charge.Cost, n/g.limit.Body+min(n%g.limit.Body, 1))
+	}
+	return g.charge.Cost
+}
+
+// Settle tells what the request really cost: those of its limits whose cost is settled afterwards are corrected to it once it has been
+// served. The last call counts. It fails if the request is not under such a limit.
+func Settle(r *http.Request, actual int64) error {
+	a, ok := r.Context().Value(admissionKey{}).(*Admission)
+	if !ok {
+		return fmt.Errorf("%w: httplimit: no limit applies to the request; settle only those that came through a Gate", penstock.ErrInvalid)
+	}
+	if actual < 0 || actual > penstock.MaxCost {
+		return fmt.Errorf("%w: httplimit: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, actual, int64(penstock.MaxCost))
+	}
+	a.actual.Store(actual + 1)
+	return nil
+}
+
+// A countedBody counts what is read of a body whose size nobody told.
+type countedBody struct {
+	io.ReadCloser
+	mu sync.Mutex
+	n  int64
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.mu.Lock()
+	b.n += int64(n)
+	b.mu.Unlock()
+	return n, err
+}
+
+func (b *countedBody) read() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.n
+}
+
+func (a *Admission) countBody() {
+	a.body = &countedBody{ReadCloser: a.Request.Body}
+	r := *a.Request
+	r.Body = a.body
+	a.Request = &r
+}
+
+// A renewal renews the slots of a request while it is served.
+type renewal struct {
+	gate  *Gate
+	holds []penstock.Charge
+	every time.Duration
+	timer *time.Timer
+
+	mu    sync.Mutex // held while slots are renewed, so that none is renewed after it was given back
+	ended bool
+}
+
+// renewHolds has what the request holds renewed three times in the life of a hold.
+func (a *Admission) renewHolds() {
+	n := &renewal{gate: a.gate}
+	for i := range a.granted {
+		c := &a.granted[i].charge
+		if !c.Limit.Algorithm.Holds {
+			continue
+		}
+		n.holds = append(n.holds, *c)
+		if every := c.Limit.Period / 3; n.every == 0 || every < n.every {
+			n.every = every
+		}
+	}
+	if n.holds == nil {
+		return
+	}
+	a.renewal = n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.timer = time.AfterFunc(n.every, n.renew)
+}
+
+func (n *renewal) renew() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ended {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
+	defer cancel()
+	for i := range n.holds {
+		// A slot that cannot be renewed may be lent to others; the request it was for is not cut off for that.
+		n.gate.store.Decide(ctx, n.holds[i:i+1])
+	}
+	n.timer.Reset(n.every)
+}
+
+func (n *renewal) stop() {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ended = true
+	n.timer.Stop()
+}

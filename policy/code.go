@@ -1,0 +1,54 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/penstock/penstock"
+)
+
+// A Spec is a policy of one rule, made in code: some limits, for every request.
+type Spec struct {
+	Name   string                  // of the rule
+	Payer  func(Attributes) string // the key that pays; it is used as it is
+	Limits []penstock.Limit        // decided together
+	Closed bool                    // refuse if the store gives no answer; default: let pass
+	HTTP   HTTPConfig
+}
+
+// New makes Rules of a Spec. The true cost of a request may be told afterwards for all of its limits that can give units back. An error
+// wraps penstock.ErrInvalid.
+func New(s Spec) (*Rules, error) {
+	if s.Payer == nil {
+		return nil, fmt.Errorf("%w: policy %q: it is not said who pays; set Payer", penstock.ErrInvalid, s.Name)
+	}
+	if !nameLike(s.Name) || len(s.Limits) == 0 || len(s.Limits) > maxLimits {
+		return nil, fmt.Errorf("%w: policy %q with %d limits; it needs a name of 1 to 64 of a-z, 0-9, '_', '.' and '-', and 1 to %d limits",
+			penstock.ErrInvalid, s.Name, len(s.Limits), maxLimits)
+	}
+	c := newCompiler(&Config{HTTP: s.HTTP})
+	c.http()
+	rule := &Rule{Name: s.Name}
+	payer := &identity{index: 0, payer: s.Payer}
+	c.rules.payers = 1
+	errs := []error{c.err()}
+	for _, limit := range s.Limits {
+		limit = limit.WithName(limit.Name)
+		limit.Group = s.Name
+		ready, err := limit.Ready()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("policy %q: %w", s.Name, err))
+			continue
+		}
+		l := &Limit{Rule: rule, Name: ready.Name, Policy: s.Name + "." + ready.Name, Algorithm: ready.Algorithm.Name, Closed: s.Closed,
+			Shown: true, forms: []penstock.Limit{ready}, per: payer, cost: cost{units: 1}}
+		l.Settled = !ready.Algorithm.Holds && !ready.Algorithm.Is(penstock.LeakyBucket)
+		rule.Limits = append(rule.Limits, l)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	rule.matchers = []*matcher{{rule: rule, path: []segment{{kind: segmentRest}}}}
+	c.rules.rules, c.rules.general = []*Rule{rule}, rule.matchers
+	return c.rules, nil
+}
