@@ -79,3 +79,17 @@ func appendTag(b []byte, key string) []byte {
 	b = append(b[:start], '%', '#')
 	return hex.AppendEncode(b, sum[:])
 }
+
+// KeyOf is the name under which a store with these Options keeps the state of a charge's limit, for those who look for it there. An error
+// wraps penstock.ErrInvalid.
+func KeyOf(c penstock.Charge, o Options) (string, error) {
+	s, err := newStore(o)
+	if err != nil {
+		return "", err
+	}
+	plan, err := c.Limit.Plan()
+	if err != nil {
+		return "", err
+	}
+	return string(s.appendKey(nil, c.Key, plan)), nil
+}

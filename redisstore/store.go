@@ -45,6 +45,17 @@ func New(client Client, o Options) (*Store, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: redisstore: the client is nil; Open makes one from a URL", penstock.ErrInvalid)
 	}
+	s, err := newStore(o)
+	if err != nil {
+		return nil, err
+	}
+	s.client = client
+	s.calls.New = func() any { return new(call) }
+	return s, nil
+}
+
+// newStore is a Store without a client.
+func newStore(o Options) (*Store, error) {
 	if o.Prefix == "" {
 		o.Prefix = "ps"
 	}
@@ -57,9 +68,7 @@ func New(client Client, o Options) (*Store, error) {
 				penstock.ErrInvalid, o.Prefix, c, i+1)
 		}
 	}
-	s := &Store{client: client, prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}
-	s.calls.New = func() any { return new(call) }
-	return s, nil
+	return &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}, nil
 }
 
 // Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It does not wait for a connection:
