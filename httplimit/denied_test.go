@@ -1,0 +1,222 @@
+package httplimit
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+func mustBodies(t testing.TB, settings bodySettings) *bodies {
+	t.Helper()
+	b, err := newBodies(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// answerDenial is the response to a request that accepts these types; nothing at all if accept is "-".
+func answerDenial(t *testing.T, b *bodies, method, accept string, d denial) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequest(method, "/", nil)
+	if accept != "-" {
+		r.Header.Set("Accept", accept)
+	}
+	w := httptest.NewRecorder()
+	w.Header().Set("Content-Length", "1000")
+	b.write(w, r, d)
+	if got := w.Header().Get("X-Content-Type-Options"); got != "nosniff" {
+		t.Errorf("X-Content-Type-Options: %q", got)
+	}
+	if got := w.Header().Get("Content-Length"); got != "" {
+		t.Errorf("Content-Length: %s of another body is left", got)
+	}
+	return w
+}
+
+var searchDenied = denial{
+	rule: "search", policies: []string{"search.second", "search.day"}, retryAfter: 70*time.Millisecond - time.Microsecond, retrySeconds: 1,
+}
+
+func TestDenialsAreProblemsAndText(t *testing.T) {
+	for _, c := range []struct {
+		what       string
+		denial     denial
+		status     int
+		json, text string
+	}{
+		{"a limit", searchDenied, 429,
+			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
+				`"detail":"Retry after 70ms.","violated-policies":["search.second","search.day"],"retry_after_ms":70}`,
+			"Too many requests: search.second, search.day. Try again in 1 s."},
+		{"a cost larger than its limit", denial{policies: []string{"upload.minute"}, retryAfter: penstock.Never}, 429,
+			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
+				`"detail":"It costs more than the limit; do not retry.","violated-policies":["upload.minute"]}`,
+			"Too many requests: upload.minute. This costs more than the limit; do not retry."},
+		{"a limit where 429 is not understood", denial{status: 403, policies: []string{"a.b"}, retryAfter: 90 * time.Minute, retrySeconds: 5400}, 403,
+			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":403,` +
+				`"detail":"Retry after 1h30m0s.","violated-policies":["a.b"],"retry_after_ms":5400000}`,
+			"Too many requests: a.b. Try again in 5400 s."},
+		{"an unavailable store", denial{reason: limitsUnknown, rule: "search", retryAfter: time.Second, retrySeconds: 3}, 503,
+			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
+				`"detail":"Retry after 1s.","retry_after_ms":1000}`,
+			"Limits cannot be checked at the moment. Try again in 3 s."},
+		{"a refused caller", denial{reason: callerRefused}, 403,
+			`{"type":"about:blank","title":"Forbidden","status":403}`, "Forbidden."},
+		{"a caller refused with another status", denial{reason: callerRefused, status: 401}, 401,
+			`{"type":"about:blank","title":"Unauthorized","status":401}`, "Forbidden."},
+	} {
+		builtIn := mustBodies(t, bodySettings{})
+		w := answerDenial(t, builtIn, "GET", "-", c.denial)
+		if got := w.Body.String(); w.Code != c.status || got != c.json+"\n" || w.Header().Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
+		}
+		if len(c.json) > 280 || !json.Valid([]byte(c.json)) {
+			t.Errorf("%s: %d bytes, valid: %v", c.what, len(c.json), json.Valid([]byte(c.json)))
+		}
+		w = answerDenial(t, builtIn, "GET", "text/plain", c.denial)
+		if got := w.Body.String(); w.Code != c.status || got != c.text+"\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
+			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
+		}
+		if w := answerDenial(t, builtIn, "HEAD", "-", c.denial); w.Code != c.status || w.Body.Len() != 0 {
+			t.Errorf("%s: HEAD is answered %d with %d bytes", c.what, w.Code, w.Body.Len())
+		}
+	}
+}
+
+func TestTextIsForThoseWhoPreferIt(t *testing.T) {
+	accepts := []struct {
+		accept string
+		text   bool
+	}{
+		{"-", false},
+		{"", false},
+		{"*/*", false},
+		{"application/json", false},
+		{"application/problem+json, text/plain", false},
+		{"text/plain", true},
+		{"text/html", true},
+		{"TEXT/HTML", true},
+		{"text/*", true},
+		{"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", true}, // browsers
+		{"text/html, */*", false},
+		{"text/html, */*;q=0.1", true},
+		{"application/json, text/plain, */*", false}, // axios
+		{"text/plain;q=0.5, application/json;q=0.499", true},
+		{"text/plain;q=0.5, application/json;q=0.50", false},
+		{"text/plain;q=0", false},
+		{"text/plain;q=0, */*;q=0.5", false},
+		{"application/json;q=0, */*;q=0.9, text/html;q=0.5", false}, // problem+json is still any type
+		{"application/*;q=0, */*;q=0.9, text/html;q=0.5", true},
+		{"text/html ; level=1 ; q=1.000, application/*;q=0.9", true},
+		{",, text/plain ,", true},
+		{"image/png", false},
+		// malformed: JSON
+		{"text/plain;q=2", false},
+		{"text/plain;q=1.001", false},
+		{"text/plain;q=0.1234", false},
+		{"text/plain;q=.5", false},
+		{"text/plain;q=-1", false},
+		{"text/plain;q=", false},
+		{"text/plain;q", false},
+		{"text/plain;q=NaN", false},
+		{"text/plain, nonsense", false},
+		{"text/plain, /", false},
+		{"text/plain, a/", false},
+		{"text/plain" + strings.Repeat(" ", 1<<10), false},
+	}
+	for _, c := range accepts {
+		w := answerDenial(t, mustBodies(t, bodySettings{}), "GET", c.accept, searchDenied)
+		if text := strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain"); text != c.text {
+			t.Errorf("Accept: %s: text %v; want %v", c.accept, text, c.text)
+		}
+	}
+	if !prefersText([]string{"text/plain", "application/json;q=0.9"}) {
+		t.Error("several lines are not one list")
+	}
+	t.Logf("counted: %d Accept headers", len(accepts))
+}
+
+func TestTemplateHasEveryField(t *testing.T) {
+	b := mustBodies(t, bodySettings{
+		template:    `<p>{{.Status}} {{.Rule}} {{range .Policies}}[{{.}}]{{end}} {{.RetryAfter}} s, {{.RetryAfterMS}} ms`,
+		contentType: "text/html; charset=utf-8",
+	})
+	for _, accept := range []string{"-", "application/json", "text/html"} {
+		w := answerDenial(t, b, "POST", accept, searchDenied)
+		want := "<p>429 search [search.second][search.day] 1 s, 70 ms"
+		if got := w.Body.String(); got != want || w.Header().Get("Content-Type") != "text/html; charset=utf-8" || w.Code != 429 {
+			t.Errorf("Accept: %s: %d %s %q; want %q", accept, w.Code, w.Header().Get("Content-Type"), got, want)
+		}
+	}
+	b = mustBodies(t, bodySettings{template: "no"})
+	if w := answerDenial(t, b, "GET", "-", searchDenied); w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
+		t.Errorf("the default content type is %s", w.Header().Get("Content-Type"))
+	}
+}
+
+func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
+	many := searchDenied
+	for i := range 60 {
+		many.policies = append(many.policies, fmt.Sprintf("%s.%d", strings.Repeat("x", 64), i))
+	}
+	for _, c := range []struct {
+		what, template string
+	}{
+		{"that fails for many policies", `{{if gt (len .Policies) 9}}{{index .Policies 99}}{{end}}`},
+		{"that writes too much for many policies", `{{range .Policies}}{{range $.Policies}}{{.}}{{end}}{{end}}`},
+		{"that writes too much in one piece", `{{if gt (len .Policies) 9}}{{printf "%70000d" 1}}{{end}}`},
+	} {
+		b := mustBodies(t, bodySettings{template: c.template, contentType: "text/html"})
+		w := answerDenial(t, b, "GET", "text/plain", many)
+		if w.Header().Get("Content-Type") != "application/problem+json" || !json.Valid(w.Body.Bytes()) || w.Code != 429 {
+			t.Errorf("a template %s: %d %s %q", c.what, w.Code, w.Header().Get("Content-Type"), w.Body)
+		}
+	}
+}
+
+func TestTemplatesAreTriedWhenTheyAreCompiled(t *testing.T) {
+	for _, c := range []struct {
+		settings bodySettings
+		want     string
+	}{
+		{bodySettings{template: "{{.Status"}, "unclosed action"},
+		{bodySettings{template: "{{.Limit}}"}, "the fields are .Status, .Rule, .Policies"},
+		{bodySettings{template: "{{index .Policies 0}}"}, "status 503"},
+		{bodySettings{template: `{{printf "%70000d" 1}}`}, "more than 65536 bytes"},
+		{bodySettings{template: "x", contentType: "nonsense;"}, "not a content type"},
+		{bodySettings{template: "x", contentType: "text/html\r\nSet-Cookie: a=b"}, "not a content type"},
+		{bodySettings{contentType: "text/html"}, "without a template"},
+	} {
+		if _, err := newBodies(c.settings); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v; want %q", c.settings, err, c.want)
+		}
+	}
+}
+
+func FuzzAcceptNeverPanics(f *testing.F) {
+	for _, seed := range []string{"", "*/*", "text/html;q=0.5, application/json", "text/plain;q=1.001", ";;;", "a/b;q=\"1\""} {
+		f.Add(seed)
+	}
+	b := mustBodies(f, bodySettings{})
+	f.Fuzz(func(t *testing.T, accept string) {
+		d := searchDenied
+		body, contentType := b.render([]string{accept}, &d)
+		if (contentType == typeProblem) != json.Valid(body) || contentType != typeProblem && !strings.Contains(strings.ToLower(accept), "text/") {
+			t.Fatalf("Accept: %q: %s %q", accept, contentType, body)
+		}
+	})
+}
+
+func BenchmarkDenied(b *testing.B) {
+	builtIn := mustBodies(b, bodySettings{})
+	b.ReportAllocs()
+	for b.Loop() {
+		builtIn.render(nil, &searchDenied)
+	}
+}
