@@ -1,0 +1,384 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+)
+
+// Tokens says which JSON Web Tokens are believed, so that rules can name a caller by what a token says. A token is believed
+// if a key given here signed it, it has not expired, and it is meant for this service. At least one of Secret, KeyFile,
+// JWKSFile and JWKSURL must be given. What a token's own header says of keys (jku, x5u, jwk) is never looked at.
+type Tokens struct {
+	// Header is the request header that holds the token: "Bearer <token>" in Authorization and Proxy-Authorization, the bare
+	// token in any other. Default: Authorization, or none if Cookie is given. Sent twice, it names nobody.
+	Header string `yaml:"header"`
+
+	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds none. Default: none.
+	// Sent twice, it names nobody.
+	Cookie string `yaml:"cookie"`
+
+	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512,
+	// ES256, ES384, ES512 and EdDSA. Default: what each key is for. That is HS256 for a secret; the "alg" that a JWKS gives
+	// its key; otherwise RS256 for an RSA key, and for others the one algorithm of their kind.
+	Algorithms []string `yaml:"algorithms"`
+
+	// Secret is the key of HS256, HS384 and HS512, byte for byte: at least 32, 48 and 64 bytes. Whoever knows it can sign, so
+	// it is never used together with public keys. Default: none.
+	Secret string `yaml:"secret"`
+
+	// KeyFile is a PEM file of public keys or certificates, at most 32. Of a certificate, only the key is used: neither its dates
+	// nor who signed it matter. RSA keys have 2,048 to 8,192 bits. Default: none.
+	KeyFile string `yaml:"key_file"`
+
+	// JWKSFile is a JSON Web Key Set of public keys, at most 32. Default: none.
+	JWKSFile string `yaml:"jwks_file"`
+
+	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. It is https, or http to this
+	// machine; redirects are not followed. While it cannot be reached, the keys last read from it stay believed; until it was
+	// reached once, no token is. Default: none.
+	JWKSURL string `yaml:"jwks_url"`
+
+	// Refresh is how often JWKSURL is read again: 1m to 24h. A token whose key ID has no key has it read sooner, but
+	// never within a minute of the last time. Default: 1h.
+	Refresh time.Duration `yaml:"refresh"`
+
+	// Issuer is what a token's "iss" must be. Default: anything, or nothing.
+	Issuer string `yaml:"issuer"`
+
+	// Audience must be in a token's "aud". Default: anything, or nothing.
+	Audience string `yaml:"audience"`
+
+	// Leeway is how far the clocks of the issuer and of this machine may differ when "exp" (which every token must have),
+	// "nbf" and "iat" are checked: at most 5m. Default: 30s.
+	Leeway time.Duration `yaml:"leeway"`
+}
+
+const (
+	tokenLeeway    = 30 * time.Second
+	tokenLeewayMax = 5 * time.Minute
+	tokenLengthMax = 8 << 10
+)
+
+// warnings says what a token file leaves open that is better closed.
+func (t Tokens) warnings() (warnings []string) {
+	if t.Audience == "" {
+		warnings = append(warnings, "tokens.audience: is not set, so a token made for another service is believed too; "+
+			"write what this service is called in \"aud\"")
+	}
+	if t.Issuer == "" && t.Secret == "" {
+		warnings = append(warnings, "tokens.issuer: is not set, so a token of any issuer is believed if one of the keys signed it; "+
+			"write what \"iss\" must be")
+	}
+	return warnings
+}
+
+// A verifier tells the tokens that are believed from those that are not. It may be used at any time by many goroutines.
+type verifier struct {
+	header, cookie string // at most one is empty
+
+	parser *jwt.Parser
+	checks *jwt.Validator // the parser's own
+	fixed  []tokenKey     // from secret and files
+	keys   atomic.Pointer[tokenKeys]
+	issuer *keyFetcher // nil without a jwks_url
+
+	now func() time.Time // replaced by tests
+}
+
+// newVerifier reads the keys that are in files; relative names start from the folder dir. The network is left alone until
+// start. The error tells all mistakes at once, each under the name of its field.
+func newVerifier(t Tokens, dir string) (*verifier, error) {
+	keys, err := t.readKeys(dir)
+	if err := errors.Join(errors.Join(t.mistakes()...), err); err != nil {
+		return nil, err
+	}
+	if err := t.uselessAlgorithms(keys); err != nil {
+		return nil, err
+	}
+
+	v := &verifier{header: t.Header, cookie: t.Cookie, fixed: keys, now: time.Now}
+	if v.header == "" && v.cookie == "" {
+		v.header = "Authorization"
+	}
+	options := []jwt.ParserOption{
+		jwt.WithValidMethods(t.methods()),
+		jwt.WithStrictDecoding(),
+		jwt.WithExpirationRequired(),
+		jwt.WithIssuedAt(),
+		jwt.WithLeeway(orDuration(t.Leeway, tokenLeeway)),
+		jwt.WithTimeFunc(func() time.Time { return v.now() }),
+	}
+	if t.Issuer != "" {
+		options = append(options, jwt.WithIssuer(t.Issuer))
+	}
+	if t.Audience != "" {
+		options = append(options, jwt.WithAudience(t.Audience))
+	}
+	v.parser = jwt.NewParser(options...)
+	v.checks = jwt.NewValidator(options...)
+	v.keys.Store(&tokenKeys{list: keys})
+	if t.JWKSURL != "" {
+		v.issuer = newKeyFetcher(t.JWKSURL, orDuration(t.Refresh, keyRefresh), t.Algorithms)
+	}
+	return v, nil
+}
+
+// start begins to read jwks_url, and waits for the first answer for at most two seconds. Without jwks_url it does nothing.
+// report is told how each reading ended, with nil if well; it is called by one goroutine at a time and may be nil.
+func (v *verifier) start(report func(error)) {
+	if v.issuer == nil {
+		return
+	}
+	v.issuer.start(report, func(fetched []tokenKey) {
+		v.keys.Store(&tokenKeys{list: slices.Concat(v.fixed, fetched)})
+	})
+}
+
+// Close ends the reading of jwks_url, and returns once it has ended. The keys at hand stay believed.
+func (v *verifier) Close() {
+	if v.issuer != nil {
+		v.issuer.close()
+	}
+}
+
+// find is the one token that a request holds, given all lines of a header by its name. It is not verified.
+func (v *verifier) find(lines func(header string) []string) (token string, ok bool) {
+	if v.header != "" {
+		if found := lines(v.header); len(found) > 1 {
+			return "", false
+		} else if len(found) == 1 {
+			token = headerToken(v.header, found[0])
+		}
+	}
+	if token == "" && v.cookie != "" {
+		token = cookieToken(v.cookie, lines("Cookie"))
+	}
+	return token, token != ""
+}
+
+// verify is what a token claims if it is believed, and otherwise why it is not.
+func (v *verifier) verify(token string) (claims, error) {
+	if len(token) > tokenLengthMax {
+		return claims{}, fmt.Errorf("token of %d bytes: at most %d are read", len(token), tokenLengthMax)
+	}
+	keys := v.keys.Load()
+	sum := sha256.Sum256([]byte(token))
+	if c, ok := keys.seen.get(sum); ok {
+		if err := v.checks.Validate(c); err != nil {
+			return claims{}, err
+		}
+		return c, nil
+	}
+	if strings.ContainsFunc(token, notInToken) {
+		return claims{}, errors.New("token has letters that no token has")
+	}
+	c := new(claims)
+	_, err := v.parser.ParseWithClaims(token, c, func(token *jwt.Token) (any, error) { return v.choose(keys.list, token) })
+	if err != nil {
+		return claims{}, err
+	}
+	keys.seen.add(sum, *c, len(token))
+	return *c, nil
+}
+
+// choose gives the keys that may have signed a token: those of its algorithm, and of its key ID if both have one.
+func (v *verifier) choose(keys []tokenKey, token *jwt.Token) (any, error) {
+	if _, ok := token.Header["crit"]; ok {
+		return nil, errors.New("token's header has \"crit\": none of what that may demand is understood")
+	}
+	kid, isText := token.Header["kid"].(string)
+	if _, ok := token.Header["kid"]; ok && !isText {
+		return nil, errors.New("token's \"kid\" is not a string")
+	}
+	var chosen jwt.VerificationKeySet
+	for _, k := range keys {
+		if slices.Contains(k.algorithms, token.Method.Alg()) && (k.kid == kid || k.kid == "" || kid == "") {
+			chosen.Keys = append(chosen.Keys, k.key)
+		}
+	}
+	if len(chosen.Keys) == 0 {
+		if v.issuer != nil && kid != "" {
+			v.issuer.ask()
+		}
+		return nil, fmt.Errorf("no %s key with the ID %.64q is known", token.Method.Alg(), kid)
+	}
+	return chosen, nil
+}
+
+// notInToken says whether a letter is neither base64url nor the dot between a token's parts. Line ends are not either: decoders
+// skip them, so one token would have many spellings.
+func notInToken(r rune) bool {
+	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
+}
+
+// headerToken is the token in a line of a header, or nothing.
+func headerToken(name, line string) string {
+	line = strings.Trim(line, " \t")
+	if !strings.EqualFold(name, "Authorization") && !strings.EqualFold(name, "Proxy-Authorization") {
+		return line
+	}
+	scheme, token, _ := strings.Cut(line, " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimLeft(token, " ")
+}
+
+// cookieToken is the token in the one cookie of a name, or nothing.
+func cookieToken(name string, lines []string) string {
+	if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, name+"=") }) {
+		return ""
+	}
+	r := http.Request{Header: http.Header{"Cookie": lines}}
+	if found := r.CookiesNamed(name); len(found) == 1 {
+		return strings.Trim(found[0].Value, " \t")
+	}
+	return ""
+}
+
+// mistakes are what is wrong with the fields in themselves, before any file is read.
+func (t Tokens) mistakes() (mistakes []error) {
+	wrong := func(field, format string, args ...any) {
+		mistakes = append(mistakes, fmt.Errorf("tokens."+field+": "+format, args...))
+	}
+	if t.Header != "" && !isHTTPName(t.Header) {
+		wrong("header", "%q is no name of a header; write one such as Authorization", t.Header)
+	}
+	if t.Cookie != "" && !isHTTPName(t.Cookie) {
+		wrong("cookie", "%q is no name of a cookie; write one such as session_token", t.Cookie)
+	}
+	if t.Secret != "" && t.hasPublicKeys() {
+		wrong("secret", "cannot be used together with key_file, jwks_file or jwks_url: a token could be signed with a public key taken "+
+			"for a secret; keep one kind")
+	}
+	if t.Secret == "" && !t.hasPublicKeys() {
+		wrong("secret", "there is no key; give one of secret, key_file, jwks_file and jwks_url")
+	}
+	mistakes = append(mistakes, t.wrongAlgorithms()...)
+	if t.Secret != "" {
+		mistakes = append(mistakes, t.wrongSecret()...)
+	}
+	if t.JWKSURL != "" {
+		if err := wrongKeyURL(t.JWKSURL); err != nil {
+			wrong("jwks_url", "%w", err)
+		}
+	}
+	if t.Refresh != 0 && t.JWKSURL == "" {
+		wrong("refresh", "is how often jwks_url is read, and there is none; leave it out")
+	} else if t.Refresh != 0 && (t.Refresh < keyRefreshMin || t.Refresh > keyRefreshMax) {
+		wrong("refresh", "%v is out of bounds; write a time from 1m to 24h", t.Refresh)
+	}
+	if t.Leeway < 0 || t.Leeway > tokenLeewayMax {
+		wrong("leeway", "%v is out of bounds; write a time of at most 5m", t.Leeway)
+	}
+	return mistakes
+}
+
+func (t Tokens) hasPublicKeys() bool { return t.KeyFile != "" || t.JWKSFile != "" || t.JWKSURL != "" }
+
+func (t Tokens) wrongAlgorithms() (mistakes []error) {
+	wrong := func(format string, args ...any) {
+		mistakes = append(mistakes, fmt.Errorf("tokens.algorithms: "+format, args...))
+	}
+	for _, a := range t.Algorithms {
+		switch {
+		case strings.EqualFold(a, "none"):
+			wrong("%q would believe everybody; leave it out", a)
+		case isSecretive(a) && t.hasPublicKeys():
+			wrong("%s is signed with a secret, and the keys here are public: anybody could sign; leave it out", a)
+		case isPublic(a) && t.Secret != "" && !t.hasPublicKeys():
+			wrong("%s is verified with a public key, and here is a secret; leave it out, or give key_file, jwks_file or jwks_url", a)
+		case !isSecretive(a) && !isPublic(a):
+			wrong("%q is unknown; write some of %s", a, strings.Join(slices.Concat(secretive, public), ", "))
+		}
+	}
+	return mistakes
+}
+
+func (t Tokens) wrongSecret() (mistakes []error) {
+	if strings.Contains(t.Secret, "-----BEGIN ") {
+		return []error{errors.New("tokens.secret: is a PEM file's text; write the file's name in key_file, with the public key in it")}
+	}
+	for _, a := range t.methods() {
+		if least := secretLength(a); len(t.Secret) < least {
+			mistakes = append(mistakes, fmt.Errorf("tokens.secret: is %d bytes; %s needs %d at least, such as openssl rand -base64 64 makes",
+				len(t.Secret), a, least))
+		}
+	}
+	return mistakes
+}
+
+// uselessAlgorithms says which algorithms were asked for in vain, and which keys.
+func (t Tokens) uselessAlgorithms(keys []tokenKey) error {
+	var useless []error
+	for _, k := range keys {
+		if len(k.algorithms) == 0 {
+			useless = append(useless, fmt.Errorf("%s: is for none of tokens.algorithms [%s]; add %s, or leave the key out",
+				k.from, strings.Join(t.Algorithms, ", "), usualAlgorithm(k.key)))
+		}
+	}
+	for _, a := range t.Algorithms {
+		if t.JWKSURL == "" && !slices.ContainsFunc(keys, func(k tokenKey) bool { return slices.Contains(k.algorithms, a) }) {
+			useless = append(useless, fmt.Errorf("tokens.algorithms: no key is for %s; leave it out, or add its key", a))
+		}
+	}
+	return errors.Join(useless...)
+}
+
+// methods are the algorithms that a token may name at all; which of them a key is for is settled key by key.
+func (t Tokens) methods() []string {
+	switch {
+	case len(t.Algorithms) > 0:
+		return t.Algorithms
+	case t.Secret != "":
+		return []string{usualAlgorithm([]byte(nil))}
+	default:
+		return public
+	}
+}
+
+// wrongKeyURL says why keys cannot be read from an address. Whoever can change an answer on its way can name anybody.
+func wrongKeyURL(address string) error {
+	u, err := url.Parse(address)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w; write one such as https://issuer.example/.well-known/jwks.json", err)
+	case u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
+		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", u.Redacted())
+	case u.Scheme == "http" && !isLoopback(u.Hostname()):
+		return fmt.Errorf("%s can be changed on its way; write https (http is for this machine alone)", u.Redacted())
+	}
+	return nil
+}
+
+func isLoopback(host string) bool {
+	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
+}
+
+// isHTTPName says whether a name can be a header's or a cookie's: both are an RFC 9110 token.
+func isHTTPName(name string) bool {
+	for _, b := range []byte(name) {
+		letter := 'a' <= b|0x20 && b|0x20 <= 'z' || '0' <= b && b <= '9'
+		if !letter && strings.IndexByte("!#$%&'*+-.^_`|~", b) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func orDuration(d, otherwise time.Duration) time.Duration {
+	if d == 0 {
+		return otherwise
+	}
+	return d
+}

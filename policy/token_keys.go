@@ -1,0 +1,381 @@
+package policy
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// tokenKeys are the keys that are believed, and the tokens that they were seen to have signed. New keys come with a memory
+// of their own, so a token is never believed by a key that is gone.
+type tokenKeys struct {
+	list []tokenKey
+	seen seenTokens
+}
+
+// A tokenKey verifies tokens of some algorithms.
+type tokenKey struct {
+	kid        string   // a JWKS's name for it; "" fits every token
+	algorithms []string // of those asked for, the ones that it is for
+	key        any      // []byte, *rsa.PublicKey, *ecdsa.PublicKey or ed25519.PublicKey
+	from       string   // where it was read, for messages
+}
+
+const (
+	keysMax     = 32
+	keyBytesMax = 1 << 20
+	rsaBitsMin  = 2048
+	rsaBitsMax  = 8192
+)
+
+// The algorithms, by whether their keys must stay secret.
+var (
+	secretive = []string{"HS256", "HS384", "HS512"}
+	public    = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+
+func isSecretive(algorithm string) bool { return slices.Contains(secretive, algorithm) }
+func isPublic(algorithm string) bool    { return slices.Contains(public, algorithm) }
+
+// secretLength is how many bytes a secret must have at least: what the algorithm's hash yields (RFC 7518, 3.2).
+func secretLength(algorithm string) int {
+	switch algorithm {
+	case "HS256":
+		return 32
+	case "HS384":
+		return 48
+	case "HS512":
+		return 64
+	}
+	return 0
+}
+
+// usualAlgorithm is what a key is for when nothing else says so.
+func usualAlgorithm(key any) string {
+	switch key := key.(type) {
+	case []byte:
+		return "HS256"
+	case *rsa.PublicKey:
+		return "RS256"
+	case *ecdsa.PublicKey:
+		switch key.Curve {
+		case elliptic.P256():
+			return "ES256"
+		case elliptic.P384():
+			return "ES384"
+		case elliptic.P521():
+			return "ES512"
+		}
+	case ed25519.PublicKey:
+		return "EdDSA"
+	}
+	return ""
+}
+
+// algorithmsOf are the algorithms among those wanted that a key is for. own is the one that the key's file says it is for.
+func algorithmsOf(key any, own string, wanted []string) []string {
+	usual := usualAlgorithm(key)
+	_, isRSA := key.(*rsa.PublicKey)
+	_, isSecret := key.([]byte)
+	fits := func(a string) bool {
+		return a == usual || isRSA && (strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")) || isSecret && isSecretive(a)
+	}
+	if len(wanted) == 0 {
+		wanted = []string{usual}
+		if own != "" {
+			wanted = []string{own}
+		}
+	}
+	var algorithms []string
+	for _, a := range wanted {
+		if fits(a) && (isSecretive(a) || isPublic(a)) && (own == "" || own == a) {
+			algorithms = append(algorithms, a)
+		}
+	}
+	return algorithms
+}
+
+// readKeys reads the keys that need no network.
+func (t Tokens) readKeys(dir string) (keys []tokenKey, err error) {
+	if t.Secret != "" {
+		secret := []byte(t.Secret)
+		keys = append(keys, tokenKey{key: secret, algorithms: algorithmsOf(secret, "", t.Algorithms), from: "tokens.secret"})
+	}
+	read := func(field, name string, parse func(data []byte, wanted []string) ([]tokenKey, []error)) {
+		if name == "" {
+			return
+		}
+		data, e := readKeyFile(within(dir, name))
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("tokens.%s: %w; a name without / in front starts from the policy file's folder", field, e))
+			return
+		}
+		found, wrong := parse(data, t.Algorithms)
+		if len(found) == 0 && len(wrong) == 0 {
+			wrong = []error{errors.New("holds no key for tokens.algorithms; check that it is the issuer's")}
+		}
+		for _, w := range wrong {
+			err = errors.Join(err, fmt.Errorf("tokens.%s: %s: %w", field, name, w))
+		}
+		for i := range found {
+			found[i].from = fmt.Sprintf("tokens.%s: %s: %s", field, name, found[i].from)
+		}
+		keys = append(keys, found...)
+	}
+	read("key_file", t.KeyFile, parsePEM)
+	read("jwks_file", t.JWKSFile, parseJWKS)
+	return keys, err
+}
+
+// files are the names of the files that keys were read from, as they can be opened.
+func (t Tokens) files(dir string) (names []string) {
+	for _, name := range []string{t.KeyFile, t.JWKSFile} {
+		if name != "" {
+			names = append(names, within(dir, name))
+		}
+	}
+	return names
+}
+
+func within(dir, name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(dir, name)
+}
+
+func readKeyFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, keyBytesMax+1))
+	if err == nil && len(data) > keyBytesMax {
+		err = fmt.Errorf("%s: is more than 1 MiB; give a file of keys", name)
+	}
+	return data, err
+}
+
+// parsePEM reads public keys and certificates, and says what is wrong with each block that is neither.
+func parsePEM(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
+	n := 0
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		n++
+		where := fmt.Sprintf("block %d", n)
+		key, err := parseBlock(block)
+		if err == nil {
+			err = wrongPublicKey(key)
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", where, err))
+			continue
+		}
+		keys = append(keys, tokenKey{key: key, algorithms: algorithmsOf(key, "", wanted), from: where})
+	}
+	if begun := bytes.Count(data, []byte("-----BEGIN ")); begun != n {
+		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", begun-n, begun))
+	} else if n == 0 {
+		wrong = append(wrong, errors.New("is not a PEM file; it must have a line -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"))
+	}
+	if n > keysMax {
+		return nil, append(wrong, fmt.Errorf("has %d keys; at most %d are taken", n, keysMax))
+	}
+	return keys, wrong
+}
+
+func parseBlock(block *pem.Block) (any, error) {
+	switch {
+	case block.Type == "PUBLIC KEY":
+		return x509.ParsePKIXPublicKey(block.Bytes)
+	case block.Type == "RSA PUBLIC KEY":
+		return x509.ParsePKCS1PublicKey(block.Bytes)
+	case block.Type == "CERTIFICATE":
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		return certificate.PublicKey, nil
+	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
+		return nil, errors.New("is a private key, which stays with the issuer; give what openssl pkey -pubout makes of it")
+	}
+	return nil, fmt.Errorf("is a %q; give a PUBLIC KEY or a CERTIFICATE", block.Type)
+}
+
+// wrongPublicKey says why a key is not one to trust.
+func wrongPublicKey(key any) error {
+	switch key := key.(type) {
+	case *rsa.PublicKey:
+		if bits := key.N.BitLen(); bits < rsaBitsMin || bits > rsaBitsMax {
+			return fmt.Errorf("is an RSA key of %d bits; take one of %d to %d", bits, rsaBitsMin, rsaBitsMax)
+		}
+		if key.E < 3 || key.E%2 == 0 {
+			return fmt.Errorf("is an RSA key with the exponent %d; make another, with 65537", key.E)
+		}
+		return nil
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+		if usualAlgorithm(key) != "" {
+			return nil
+		}
+	}
+	return errors.New("is a key of another kind; take RSA, P-256, P-384, P-521 or Ed25519")
+}
+
+// A jsonWebKey is what matters here of one key of a JWKS (RFC 7517, 7518 and 8037). Its certificates do not: the key counts.
+type jsonWebKey struct {
+	Kty    string   `json:"kty"`
+	Kid    string   `json:"kid"`
+	Use    string   `json:"use"`
+	KeyOps []string `json:"key_ops"`
+	Alg    string   `json:"alg"`
+	Crv    string   `json:"crv"`
+	X      string   `json:"x"`
+	Y      string   `json:"y"`
+	N      string   `json:"n"`
+	E      string   `json:"e"`
+	D      string   `json:"d"`
+}
+
+var errNotForTokens = errors.New("is for something else than signing tokens")
+
+// parseJWKS reads the public keys that sign tokens, and says what is wrong with each that cannot be trusted. Keys that are
+// for something else, or of an unknown kind, are left out.
+func parseJWKS(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(data, &set); err != nil {
+		return nil, []error{fmt.Errorf("is not a JSON Web Key Set: %w", err)}
+	}
+	if set.Keys == nil {
+		return nil, []error{errors.New("is not a JSON Web Key Set: it has no \"keys\"")}
+	}
+	if len(set.Keys) > keysMax {
+		return nil, []error{fmt.Errorf("has %d keys; at most %d are taken", len(set.Keys), keysMax)}
+	}
+	for i, raw := range set.Keys {
+		key, err := parseJWK(raw, wanted)
+		if errors.Is(err, errNotForTokens) {
+			continue
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("key %d (%.64q): %w", i+1, key.kid, err))
+			continue
+		}
+		if key.from = fmt.Sprintf("key %d (%.64q)", i+1, key.kid); len(key.algorithms) > 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys, wrong
+}
+
+func parseJWK(raw []byte, wanted []string) (tokenKey, error) {
+	var j jsonWebKey
+	if err := json.Unmarshal(raw, &j); err != nil {
+		return tokenKey{}, err
+	}
+	k := tokenKey{kid: j.Kid}
+	if j.Use != "" && j.Use != "sig" || len(j.KeyOps) > 0 && !slices.Contains(j.KeyOps, "verify") {
+		return k, errNotForTokens
+	}
+	if j.Kty == "oct" {
+		return k, errors.New("is a secret; write it in tokens.secret")
+	}
+	if j.D != "" {
+		return k, errors.New("is a private key, which stays with the issuer; leave out its \"d\"")
+	}
+	var err error
+	switch {
+	case j.Kty == "RSA":
+		k.key, err = j.rsa()
+	case j.Kty == "EC" && j.curve() != nil:
+		k.key, err = j.ecdsa(j.curve())
+	case j.Kty == "OKP" && j.Crv == "Ed25519":
+		k.key, err = j.ed25519()
+	default:
+		return k, errNotForTokens
+	}
+	if err != nil {
+		return k, err
+	}
+	own := j.Alg
+	if own == "Ed25519" { // RFC 9864's name for what tokens call EdDSA
+		own = "EdDSA"
+	}
+	k.algorithms = algorithmsOf(k.key, own, wanted)
+	return k, wrongPublicKey(k.key)
+}
+
+func (j jsonWebKey) rsa() (*rsa.PublicKey, error) {
+	n, err := number("n", j.N)
+	if err != nil {
+		return nil, err
+	}
+	e, err := number("e", j.E)
+	if err != nil {
+		return nil, err
+	}
+	if e.BitLen() > 31 {
+		return nil, errors.New("its \"e\" is too great")
+	}
+	return &rsa.PublicKey{N: n, E: int(e.Int64())}, nil
+}
+
+func (j jsonWebKey) curve() elliptic.Curve {
+	switch j.Crv {
+	case "P-256":
+		return elliptic.P256()
+	case "P-384":
+		return elliptic.P384()
+	case "P-521":
+		return elliptic.P521()
+	}
+	return nil
+}
+
+func (j jsonWebKey) ecdsa(curve elliptic.Curve) (*ecdsa.PublicKey, error) {
+	point := []byte{4} // uncompressed
+	size := (curve.Params().BitSize + 7) / 8
+	for _, c := range []struct{ name, text string }{{"x", j.X}, {"y", j.Y}} {
+		n, err := number(c.name, c.text)
+		if err != nil {
+			return nil, err
+		}
+		if n.BitLen() > 8*size {
+			return nil, fmt.Errorf("its %q is too great for %s", c.name, j.Crv)
+		}
+		point = append(point, n.FillBytes(make([]byte, size))...)
+	}
+	return ecdsa.ParseUncompressedPublicKey(curve, point)
+}
+
+func (j jsonWebKey) ed25519() (ed25519.PublicKey, error) {
+	key, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(j.X, "="))
+	if err != nil || len(key) != ed25519.PublicKeySize {
+		return nil, fmt.Errorf("its \"x\" is not %d bytes of base64url", ed25519.PublicKeySize)
+	}
+	return key, nil
+}
+
+// number reads a big number of a key. Some issuers pad it, which the standard forbids and which harms nobody.
+func number(name, text string) (*big.Int, error) {
+	data, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(text, "="))
+	if err != nil || len(data) == 0 {
+		return nil, fmt.Errorf("its %q is not a number in base64url", name)
+	}
+	return new(big.Int).SetBytes(data), nil
+}
