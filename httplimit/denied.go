@@ -20,6 +20,7 @@ type denial struct {
 	reason       denialReason
 	status       int           // default: the reason's own
 	rule         string        // for templates
+	detail       string        // what the client should know besides
 	policies     []string      // the names of the limits that stood in the way
 	retryAfter   time.Duration // exact; if it is 0 or penstock.Never, nothing is said of it
 	retrySeconds int64         // as Retry-After says it; 0 if it does not
@@ -29,10 +30,11 @@ type denial struct {
 type denialReason uint8
 
 const (
-	overLimit     denialReason = iota // 429: a limit denies it
-	limitsUnknown                     // 503: the store is unavailable, and a limit fails closed
-	callerRefused                     // 403: the caller is never let in
-	denialReasons                     // how many there are
+	overLimit        denialReason = iota // 429: a limit denies it
+	limitsUnknown                        // 503: the store is unavailable, and a limit fails closed
+	callerRefused                        // 403: the caller is never let in
+	requestMalformed                     // 400: the request cannot be read; detail says why
+	denialReasons                        // how many there are
 )
 
 // problems are the problem types of the draft's registration; about:blank, whose title is the status, is RFC 9457's own.
@@ -45,7 +47,8 @@ var problems = [denialReasons]struct {
 		"Too many requests"},
 	limitsUnknown: {http.StatusServiceUnavailable, "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
 		"Temporary Reduced Capacity", "Limits cannot be checked at the moment"},
-	callerRefused: {http.StatusForbidden, "about:blank", "Forbidden", "Forbidden"},
+	callerRefused:    {http.StatusForbidden, "about:blank", "Forbidden", "Forbidden"},
+	requestMalformed: {http.StatusBadRequest, "about:blank", "Bad Request", "Bad request"},
 }
 
 // bodies writes the bodies of denials. Make one with newBodies.
@@ -96,6 +99,7 @@ func newBodies(settings bodySettings) (*bodies, error) {
 		{reason: overLimit, rule: "rule", policies: []string{"rule.limit"}, retryAfter: time.Second, retrySeconds: 1},
 		{reason: limitsUnknown, rule: "rule", retrySeconds: 1},
 		{reason: callerRefused},
+		{reason: requestMalformed},
 	} {
 		if _, err := b.execute(&sample); err != nil {
 			return nil, fmt.Errorf("body: status %d: %w; the fields are .Status, .Rule, .Policies (none if no limit denied), "+
@@ -174,8 +178,8 @@ func (d *denial) problem() []byte {
 		Detail       string   `json:"detail,omitempty"`
 		Policies     []string `json:"violated-policies,omitempty"`
 		RetryAfterMS int64    `json:"retry_after_ms,omitempty"`
-	}{Type: p.kind, Title: p.title, Status: d.code(), Policies: d.policies, RetryAfterMS: d.retryMS()}
-	if d.reason == callerRefused {
+	}{Type: p.kind, Title: p.title, Status: d.code(), Detail: d.detail, Policies: d.policies, RetryAfterMS: d.retryMS()}
+	if p.kind == "about:blank" {
 		out.Title = http.StatusText(out.Status)
 	}
 	switch {
@@ -201,6 +205,9 @@ func (d *denial) text() []byte {
 			b = append(b, ", "...)
 		}
 		b = append(b, name...)
+	}
+	if d.detail != "" {
+		b = append(append(b, ": "...), d.detail...)
 	}
 	b = append(b, '.')
 	switch {

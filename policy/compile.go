@@ -2,12 +2,12 @@ package policy
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -1005,19 +1005,43 @@ func (c *compiler) tokens() {
 	if c.config.Tokens == nil {
 		return
 	}
-	verifier, err := newVerifier(*c.config.Tokens, filepath.Dir(c.file))
-	if err != nil {
-		var several interface{ Unwrap() []error }
-		if !errors.As(err, &several) {
-			c.fail(c.config.Tokens, "%v", err)
-			return
-		}
-		for _, one := range several.Unwrap() {
-			c.fail(c.config.Tokens, "%v", one)
-		}
-		return
+	t, dir := c.config.Tokens, filepath.Dir(c.file)
+	for _, warning := range t.warnings() {
+		c.warn(t, "%s", warning)
 	}
-	c.rules.verifier = verifier
+	verifier, err := newVerifier(*t, dir)
+	for _, one := range flat(err) {
+		c.fail(c.tokenField(one), "%v", one)
+	}
+	if err == nil {
+		c.rules.verifier = verifier
+		c.rules.files = append(c.rules.files, t.files(dir)...)
+	}
+}
+
+// flat is an error as the list of those that were joined in it.
+func flat(err error) (list []error) {
+	if err == nil {
+		return nil
+	}
+	several, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	for _, one := range several.Unwrap() {
+		list = append(list, flat(one)...)
+	}
+	return list
+}
+
+// tokenField is where the field was written of which an error speaks: "tokens.secret: ...".
+func (c *compiler) tokenField(err error) any {
+	name, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "tokens."), ":")
+	v := reflect.ValueOf(c.config.Tokens).Elem()
+	if field, ok := fieldsOf(v.Type())[name]; ok && c.written(v.Field(field).Addr().Interface()) {
+		return v.Field(field).Addr().Interface()
+	}
+	return c.config.Tokens
 }
 
 func httpHeader(name string) string { return http.CanonicalHeaderKey(name) }

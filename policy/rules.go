@@ -107,7 +107,15 @@ func (r *Rules) Files() []string { return slices.Clone(r.files) }
 // Warnings are what is not wrong, and may not be meant.
 func (r *Rules) Warnings() []*Error { return slices.Clone(r.warnings) }
 
-// Close ends the fetching of keys. The Rules still answer, with the keys that they have.
+// Start begins to read the keys at jwks_url, and waits for the first answer for at most two seconds; without one it does nothing. report, which may be
+// nil, is told how each reading ended, with nil if well. Until keys were read once, no token is believed.
+func (r *Rules) Start(report func(error)) {
+	if r.verifier != nil {
+		r.verifier.start(report)
+	}
+}
+
+// Close ends the reading of keys. The Rules still answer, with the keys that they have.
 func (r *Rules) Close() {
 	if r.verifier != nil {
 		r.verifier.Close()
@@ -344,9 +352,13 @@ func (q *request) cost(l *Limit) int64 {
 
 // claims are those of the request's token, if it is verified.
 func (q *request) claims() claims {
-	if !q.checked {
-		q.checked = true
-		q.token, _ = q.rules.verifier.ofRequest(q.a)
+	if q.checked {
+		return q.token
+	}
+	q.checked = true
+	if token, ok := q.rules.verifier.find(q.a.Header); ok {
+		// A token that is not believed says nothing: the request is that of somebody without one.
+		q.token, _ = q.rules.verifier.verify(token)
 	}
 	return q.token
 }

@@ -1,0 +1,246 @@
+// Package explain tells what a policy makes of one request: which rules match, who pays, which limits are charged, in what order and
+// under which keys of the store.
+package explain
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A Report is what is told, for programs as JSON.
+type Report struct {
+	Method  string   `json:"method"`
+	Path    string   `json:"path"`
+	Address string   `json:"address"`
+	Tier    string   `json:"tier,omitempty"`
+	Listed  string   `json:"listed,omitempty"` // "allow" or "deny"
+	Rules   []Rule   `json:"rules"`
+	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
+	Trials  []Charge `json:"trials,omitempty"`
+	Allowed *bool    `json:"allowed,omitempty"` // by the store, if it was asked
+}
+
+// A Rule is one that matches.
+type Rule struct {
+	Name    string `json:"name"`
+	Applies bool   `json:"applies"`
+	Why     string `json:"why"`
+}
+
+// A Charge is what a limit demands.
+type Charge struct {
+	Rule         string `json:"rule"`
+	Limit        string `json:"limit"`
+	Payer        string `json:"payer"`
+	Rate         string `json:"rate"`
+	Algorithm    string `json:"algorithm"`
+	Cost         int64  `json:"cost"`
+	WaitMS       int64  `json:"wait_ms,omitempty"`
+	OnFailure    string `json:"on_failure"`
+	Kind         string `json:"kind"` // enforced, shadow or candidate
+	Note         string `json:"note,omitempty"`
+	Key          string `json:"key"` // in Redis
+	Remaining    *int64 `json:"remaining,omitempty"`
+	RetryAfterMS *int64 `json:"retry_after_ms,omitempty"` // -1: never
+}
+
+// Explain reads a request. The options are those of the store whose keys are named.
+func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Report, []penstock.Charge, error) {
+	reading, err := httplimit.Read(rules, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	v := &reading.Verdict
+	report := &Report{Method: r.Method, Path: reading.Path, Address: "unix", Tier: v.Tier, Rules: []Rule{}, Charges: []Charge{}}
+	if reading.Address.IsValid() {
+		report.Address = reading.Address.String()
+	}
+	switch v.Listed {
+	case policy.Exempt:
+		report.Listed = "allow"
+	case policy.Refused:
+		report.Listed = "deny"
+	}
+	report.rules(reading)
+	for i := range v.Charges {
+		c, err := newCharge(v.Limits[i], &v.Charges[i], "enforced", keys)
+		if err != nil {
+			return nil, nil, err
+		}
+		report.Charges = append(report.Charges, c)
+	}
+	for _, t := range v.Trials {
+		kind := "shadow"
+		if t.Candidate {
+			kind = "candidate"
+		}
+		for i := range t.Charges {
+			c, err := newCharge(t.Limits[i], &t.Charges[i], kind, keys)
+			if err != nil {
+				return nil, nil, err
+			}
+			report.Trials = append(report.Trials, c)
+		}
+	}
+	return report, v.Charges, nil
+}
+
+func (r *Report) rules(reading *httplimit.Reading) {
+	winner := ""
+	for _, rule := range reading.Verdict.Matched {
+		if !rule.Always {
+			winner = rule.Name
+		}
+	}
+	for _, rule := range reading.Matching {
+		line := Rule{Name: rule.Name, Applies: slices.Contains(reading.Verdict.Matched, rule)}
+		switch {
+		case r.Listed != "":
+			line.Why = "the caller is on the list " + r.Listed
+		case rule.Always:
+			line.Why = "always applies"
+		case line.Applies && rule.Unlimited:
+			line.Why = "the most specific; it sets no limit"
+		case line.Applies:
+			line.Why = "the most specific"
+		default:
+			line.Why = winner + " is more specific"
+		}
+		r.Rules = append(r.Rules, line)
+	}
+}
+
+func newCharge(l *policy.Limit, c *penstock.Charge, kind string, keys redisstore.Options) (Charge, error) {
+	key, err := redisstore.KeyOf(*c, keys)
+	if err != nil {
+		return Charge{}, err
+	}
+	_, rate, _ := strings.Cut(c.Limit.String(), ": ")
+	charge := Charge{
+		Rule: l.Rule.Name, Limit: l.Name, Payer: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
+		OnFailure: "open", Kind: kind, Key: key,
+	}
+	if l.Closed {
+		charge.OnFailure = "closed"
+	}
+	var notes []string
+	if l.Status != nil {
+		notes = append(notes, "given back unless the answer's status counts")
+	}
+	if l.Settled {
+		notes = append(notes, "corrected to the true cost afterwards")
+	}
+	charge.Note = strings.Join(notes, "; ")
+	return charge, nil
+}
+
+// Peek asks the store what it would answer now, and charges nothing.
+func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penstock.Charge) error {
+	if len(charges) == 0 {
+		return nil
+	}
+	charges = slices.Clone(charges)
+	for i := range charges {
+		charges[i].Mode, charges[i].Patience = penstock.Peek, 0
+	}
+	d, err := store.Decide(ctx, charges)
+	if err != nil {
+		return err
+	}
+	r.Allowed = &d.Allowed
+	for i := range r.Charges {
+		s := d.Status(i)
+		retry := s.RetryAfter.Milliseconds()
+		switch {
+		case s.RetryAfter == penstock.Never:
+			retry = -1
+		case s.RetryAfter > 0:
+			retry = int64((s.RetryAfter-1)/time.Millisecond) + 1
+		}
+		r.Charges[i].Remaining, r.Charges[i].RetryAfterMS = &s.Remaining, &retry
+	}
+	return nil
+}
+
+// Print writes the report for people.
+func (r *Report) Print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "request\t%s %s\n", r.Method, r.Path)
+	fmt.Fprintf(w, "from\t%s\n", r.Address)
+	if r.Tier != "" {
+		fmt.Fprintf(w, "tier\t%s\n", r.Tier)
+	}
+	switch {
+	case r.Listed == "deny":
+		fmt.Fprintf(w, "list\tdeny: always refused, with status 403\n")
+	case r.Listed == "allow":
+		fmt.Fprintf(w, "list\tallow: never limited\n")
+	case len(r.Rules) == 0:
+		fmt.Fprintf(w, "rules\tnone matches: the request is not limited\n")
+	}
+	for i, rule := range r.Rules {
+		label := ""
+		if i == 0 {
+			label = "rules"
+		}
+		applies := "does not apply"
+		if rule.Applies {
+			applies = "applies"
+		}
+		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, rule.Name, applies, rule.Why)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for i := range r.Charges {
+		r.Charges[i].print(out, fmt.Sprintf("%d.", i+1))
+	}
+	for i := range r.Trials {
+		r.Trials[i].print(out, "("+r.Trials[i].Kind+")")
+	}
+	if len(r.Charges) > 1 {
+		fmt.Fprintf(out, "\nAll %d are charged, or none.\n", len(r.Charges))
+	}
+	if r.Allowed != nil && *r.Allowed {
+		fmt.Fprintf(out, "\nThe store would allow it now.\n")
+	} else if r.Allowed != nil {
+		fmt.Fprintf(out, "\nThe store would deny it now.\n")
+	}
+	return nil
+}
+
+func (c *Charge) print(out io.Writer, label string) {
+	fmt.Fprintf(out, "\n%s %s.%s\n", label, c.Rule, c.Limit)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "   pays\t%s\n", c.Payer)
+	fmt.Fprintf(w, "   limit\t%s\n", c.Rate)
+	fmt.Fprintf(w, "   cost\t%d\n", c.Cost)
+	if c.WaitMS > 0 {
+		fmt.Fprintf(w, "   waits\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)
+	}
+	if c.Note != "" {
+		fmt.Fprintf(w, "   note\t%s\n", c.Note)
+	}
+	if c.Kind == "enforced" {
+		fmt.Fprintf(w, "   if the store fails\t%s\n", map[string]string{"open": "let pass", "closed": "refused with status 503"}[c.OnFailure])
+	}
+	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
+	if c.Remaining != nil {
+		fmt.Fprintf(w, "   left\t%d\n", *c.Remaining)
+	}
+	if c.RetryAfterMS != nil && *c.RetryAfterMS > 0 {
+		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*c.RetryAfterMS)*time.Millisecond)
+	}
+	w.Flush()
+}
