@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/penstock/penstock"
 )
@@ -43,6 +44,9 @@ func New(s Spec) (*Rules, error) {
 		l := &Limit{Rule: rule, Name: ready.Name, Policy: s.Name + "." + ready.Name, Algorithm: ready.Algorithm.Name, Closed: s.Closed,
 			Shown: true, forms: []penstock.Limit{ready}, per: payer, cost: cost{units: 1}}
 		l.Settled = !ready.Algorithm.Holds && !ready.Algorithm.Is(penstock.LeakyBucket)
+		if slices.ContainsFunc(rule.Limits, func(other *Limit) bool { return other.Name == l.Name }) {
+			errs = append(errs, fmt.Errorf("%w: policy %q has two limits called %q; rename one by WithName", penstock.ErrInvalid, s.Name, l.Name))
+		}
 		rule.Limits = append(rule.Limits, l)
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -942,8 +942,13 @@ func (c *compiler) http() {
 	}
 	for i := range h.Headers {
 		c.oneOf(&h.Headers[i], "headers", "draft-11", "draft-07", "draft-06", "x-ratelimit", "none")
-		if h.Headers[i] == "none" && len(h.Headers) > 1 {
+		switch {
+		case h.Headers[i] == "none" && len(h.Headers) > 1:
 			c.fail(&h.Headers[i], "headers are none and others; keep none alone, or remove it")
+		case slices.Contains(h.Headers[:i], h.Headers[i]):
+			c.fail(&h.Headers[i], "headers have %s twice; keep one", h.Headers[i])
+		case h.Headers[i] == "draft-07" && slices.Contains(h.Headers, "draft-11"):
+			c.fail(&h.Headers[i], "draft-11 and draft-07 both write RateLimit, in forms that no client can tell apart; choose one")
 		}
 	}
 	c.oneOf(&h.Reset, "reset", "epoch", "seconds")

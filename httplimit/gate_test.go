@@ -1,0 +1,619 @@
+package httplimit_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// rulesOf compiles a policy that is written in a test.
+func rulesOf(t testing.TB, text string) *policy.Rules {
+	t.Helper()
+	config, err := policy.Parse("test.yaml", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// gateOf is a gate with a policy and a store in memory, and what it observes.
+func gateOf(t testing.TB, text string) (*httplimit.Gate, *events) {
+	t.Helper()
+	return gateOn(t, memstore.New(memstore.Options{}), text)
+}
+
+func gateOn(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
+	t.Helper()
+	rules, seen := rulesOf(t, text), new(events)
+	gate, err := httplimit.New(httplimit.Options{Store: store, Rules: func() *policy.Rules { return rules }, Observe: seen.add})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gate, seen
+}
+
+type events struct {
+	mu   sync.Mutex
+	list []httplimit.Event
+}
+
+func (e *events) add(event httplimit.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, event)
+}
+
+func (e *events) count(outcome httplimit.Outcome) (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, event := range e.list {
+		if event.Outcome == outcome {
+			n++
+		}
+	}
+	return n
+}
+
+// send asks a handler, from 192.0.2.1 by X-API-Key: a unless the headers say otherwise.
+func send(h http.Handler, method, target string, header ...string) *httptest.ResponseRecorder {
+	return sendBody(h, method, target, nil, header...)
+}
+
+func sendBody(h http.Handler, method, target string, body io.Reader, header ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, target, body)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func answer(status int) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) })
+}
+
+const perKey = `
+rules:
+  - name: search
+    match: {path: /search}
+    per: {first: [{key: header X-API-Key}, {ip: address}]}
+    limits: [{rate: 3/h}]
+`
+
+func TestWhatIsListedIsLimitedAndNothingElse(t *testing.T) {
+	gate, seen := gateOf(t, perKey)
+	h := gate.Middleware(answer(200))
+	for i, want := range []int{200, 200, 200, 429, 429} {
+		if got := send(h, "GET", "/search", "X-API-Key", "a").Code; got != want {
+			t.Errorf("request %d by key a: status %d, not %d", i+1, got, want)
+		}
+	}
+	if got := send(h, "GET", "/search", "X-API-Key", "b").Code; got != 200 {
+		t.Errorf("key b pays for key a: status %d", got)
+	}
+	for range 10 {
+		w := send(h, "GET", "/other", "X-API-Key", "a")
+		if w.Code != 200 || w.Header().Get("RateLimit") != "" {
+			t.Fatalf("an unlisted path is limited: %d %v", w.Code, w.Header())
+		}
+	}
+	if a, d := seen.count(httplimit.Allowed), seen.count(httplimit.Denied); a != 4 || d != 2 {
+		t.Errorf("observed %d allowed and %d denied, not 4 and 2", a, d)
+	}
+	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "tokenbucket" {
+		t.Errorf("the event does not name its limit: %+v", e)
+	}
+}
+
+func TestDenialSaysWhyAndWhenToAskAgain(t *testing.T) {
+	gate, _ := gateOf(t, perKey)
+	h := gate.Middleware(answer(200))
+	for range 3 {
+		send(h, "GET", "/search", "X-API-Key", "a")
+	}
+	w := send(h, "GET", "/search", "X-API-Key", "a")
+	if got := w.Header().Get("Retry-After"); got != "1200" {
+		t.Errorf("Retry-After is %s, not 1200", got)
+	}
+	if got := w.Header().Get("RateLimit"); got != `"search.hour";r=0;t=1200` {
+		t.Errorf("RateLimit is %s", got)
+	}
+	if got := w.Header().Get("RateLimit-Policy"); got != `"search.hour";q=3;w=3600` {
+		t.Errorf("RateLimit-Policy is %s", got)
+	}
+	var problem struct {
+		Type     string   `json:"type"`
+		Status   int      `json:"status"`
+		Violated []string `json:"violated-policies"`
+		RetryMS  int64    `json:"retry_after_ms"`
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Header().Get("Content-Type") != "application/problem+json" {
+		t.Fatalf("the body is not problem+json: %v\n%s", err, w.Body)
+	}
+	if problem.Status != 429 || len(problem.Violated) != 1 || problem.Violated[0] != "search.hour" || problem.RetryMS < 1_199_000 || problem.RetryMS > 1_200_000 {
+		t.Errorf("the problem is %+v", problem)
+	}
+}
+
+func TestRequestCarriesTheDecision(t *testing.T) {
+	gate, _ := gateOf(t, perKey)
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d, ok := httplimit.DecisionOf(r.Context())
+		fmt.Fprint(w, ok, d.Remaining())
+	}))
+	if got := send(h, "GET", "/search").Body.String(); got != "true 2" {
+		t.Errorf("the handler saw %q, not the decision with 2 left", got)
+	}
+	if got := send(h, "GET", "/other").Body.String(); !strings.HasPrefix(got, "false") {
+		t.Errorf("the handler saw a decision where no limit applies: %q", got)
+	}
+}
+
+func TestLimitsInCode(t *testing.T) {
+	gate, err := httplimit.New(httplimit.Options{
+		Store: memstore.New(memstore.Options{}), Name: "api", Limits: []penstock.Limit{penstock.PerHour(2), penstock.PerDay(10)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := gate.Middleware(answer(200))
+	for i, want := range []int{200, 200, 429} {
+		w := send(h, "GET", fmt.Sprintf("/%d", i))
+		if w.Code != want {
+			t.Errorf("request %d: status %d, not %d", i+1, w.Code, want)
+		}
+		if got := w.Header().Get("RateLimit-Policy"); got != `"api.hour";q=2;w=3600, "api.day";q=10;w=86400` {
+			t.Errorf("RateLimit-Policy is %s", got)
+		}
+	}
+}
+
+func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
+	store, rules := memstore.New(memstore.Options{}), rulesOf(t, perKey)
+	limits := []penstock.Limit{penstock.PerSecond(1)}
+	for what, o := range map[string]httplimit.Options{
+		"no store":         {Name: "a", Limits: limits},
+		"no limits":        {Store: store},
+		"both":             {Store: store, Name: "a", Limits: limits, Rules: func() *policy.Rules { return rules }},
+		"no rules":         {Store: store, Rules: func() *policy.Rules { return nil }},
+		"a bad name":       {Store: store, Name: "A B", Limits: limits},
+		"a bad limit":      {Store: store, Name: "a", Limits: []penstock.Limit{{}}},
+		"the same limits":  {Store: store, Name: "a", Limits: []penstock.Limit{penstock.PerSecond(1), penstock.PerSecond(2)}},
+		"a bad dialect":    {Store: store, Name: "a", Limits: limits, HTTP: policy.HTTPConfig{Headers: policy.Strings{"draft-99"}}},
+		"two of one field": {Store: store, Name: "a", Limits: limits, HTTP: policy.HTTPConfig{Headers: policy.Strings{"draft-11", "draft-07"}}},
+		"a bad template":   {Store: store, Name: "a", Limits: limits, HTTP: policy.HTTPConfig{Denied: policy.DeniedConfig{Body: "{{.Nothing}}"}}},
+	} {
+		if _, err := httplimit.New(o); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+const login = `
+rules:
+  - name: login
+    match: {method: POST, path: /login}
+    per: {account: header X-Account}
+    limits: [{rate: 10/h, algorithm: sliding-log, on_status: 401}]
+`
+
+func TestOnlyFailedLoginsCount(t *testing.T) {
+	gate, _ := gateOf(t, login)
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Password") != "right" {
+			w.WriteHeader(401)
+		}
+	}))
+	try := func(password string) int {
+		return send(h, "POST", "/login", "X-Account", "eve", "X-Password", password).Code
+	}
+	for i := range 100 {
+		if got := try("right"); got != 200 {
+			t.Fatalf("correct login %d: status %d", i+1, got)
+		}
+		if i < 10 {
+			if got := try("wrong"); got != 401 {
+				t.Fatalf("failure %d: status %d", i+1, got)
+			}
+		}
+		if i == 8 {
+			break
+		}
+	}
+	for range 50 {
+		if got := try("right"); got != 200 {
+			t.Fatalf("correct login after nine failures: status %d", got)
+		}
+	}
+	if got := try("wrong"); got != 401 {
+		t.Fatalf("failure 10: status %d", got)
+	}
+	if got := try("wrong"); got != 429 {
+		t.Fatalf("attempt after ten failures: status %d, not 429", got)
+	}
+}
+
+func TestGuessesAtOnceAreNoMoreThanGuessesInTurn(t *testing.T) {
+	gate, _ := gateOf(t, login)
+	var guesses atomic.Int64
+	all := make(chan struct{})
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		guesses.Add(1)
+		<-all // nobody is told before everybody has asked
+		w.WriteHeader(401)
+	}))
+	var asked sync.WaitGroup
+	var denied atomic.Int64
+	for range 100 {
+		asked.Go(func() {
+			if send(h, "POST", "/login", "X-Account", "eve").Code == 429 && denied.Add(1) == 90 {
+				close(all)
+			}
+		})
+	}
+	asked.Wait()
+	if n := guesses.Load(); n != 10 {
+		t.Errorf("%d guesses reached the handler, not 10", n)
+	}
+}
+
+func TestCostIsCorrectedToWhatItWas(t *testing.T) {
+	const text = `
+rules:
+  - name: chat
+    per: everyone
+    limits: [{name: tokens, rate: 1000/h, cost: {units: 100, actual: X-Tokens}, headers: true}]
+`
+	left := func(h http.Handler) string { return send(h, "GET", "/", "X-Peek", "1").Header().Get("RateLimit") }
+	for _, c := range []struct {
+		what    string
+		handler http.HandlerFunc
+		want    string // after the request, less 100 for asking
+	}{
+		{"nothing told", func(w http.ResponseWriter, r *http.Request) {}, `"chat.tokens";r=800`},
+		{"less in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, `"chat.tokens";r=870`},
+		{"more in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, `"chat.tokens";r=550`},
+		{"nonsense in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, `"chat.tokens";r=800`},
+		{"told by the handler", func(w http.ResponseWriter, r *http.Request) {
+			if err := httplimit.Settle(r, 7); err != nil {
+				t.Error(err)
+			}
+			w.Header().Set("X-Tokens", "500")
+		}, `"chat.tokens";r=893`},
+		{"nothing at all", func(w http.ResponseWriter, r *http.Request) {
+			if err := httplimit.Settle(r, 0); err != nil {
+				t.Error(err)
+			}
+		}, `"chat.tokens";r=900`},
+	} {
+		gate, _ := gateOf(t, text)
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("X-Peek") == "" {
+				c.handler(w, r)
+			}
+		}))
+		send(h, "GET", "/")
+		if got := left(h); !strings.HasPrefix(got, c.want+";") {
+			t.Errorf("%s: %s, not %s", c.what, got, c.want)
+		}
+	}
+	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("settled what no gate let in: %v", err)
+	}
+}
+
+func TestBodiesAreChargedBySize(t *testing.T) {
+	gate, _ := gateOf(t, `
+rules:
+  - name: upload
+    per: everyone
+    limits: [{name: kb, rate: 1000/h, cost: {body: 1KB}, headers: true}]
+`)
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }))
+	left := 1000
+	for _, c := range []struct{ bytes, units int }{{0, 1}, {1, 1}, {1024, 1}, {1025, 2}, {100_000, 98}} {
+		w := sendBody(h, "POST", "/", strings.NewReader(strings.Repeat("x", c.bytes)))
+		left -= c.units
+		if got, want := w.Header().Get("RateLimit"), fmt.Sprintf(`"upload.kb";r=%d;`, left); !strings.HasPrefix(got, want) {
+			t.Errorf("%d bytes: %s, not %s", c.bytes, got, want)
+		}
+	}
+	// Of a body whose size is not told beforehand, what is read is charged.
+	unsized := struct{ io.Reader }{strings.NewReader(strings.Repeat("x", 10_000))}
+	sendBody(h, "POST", "/", unsized)
+	left -= 10
+	w := sendBody(h, "POST", "/", nil)
+	if got, want := w.Header().Get("RateLimit"), fmt.Sprintf(`"upload.kb";r=%d;`, left-1); !strings.HasPrefix(got, want) {
+		t.Errorf("after 10,000 bytes of unknown size: %s, not %s", got, want)
+	}
+}
+
+const slots = `
+rules:
+  - name: export
+    per: everyone
+    limits: [{in_flight: 2, expires: 30s}]
+`
+
+func TestSlotsAreGivenBackWhateverTheHandlerDoes(t *testing.T) {
+	gate, _ := gateOf(t, slots)
+	for _, handler := range []http.HandlerFunc{
+		func(w http.ResponseWriter, r *http.Request) {},
+		func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(500) },
+		func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		h := gate.Middleware(handler)
+		for range 5 {
+			func() {
+				defer func() { recover() }()
+				if got := send(h, "GET", "/").Code; got == 429 {
+					t.Error("a slot was not given back")
+				}
+			}()
+		}
+	}
+}
+
+func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, _ := gateOf(t, slots)
+		done := make(chan struct{})
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { <-done }))
+		var busy sync.WaitGroup
+		for range 2 {
+			busy.Go(func() { send(h, "GET", "/") })
+		}
+		synctest.Wait()
+		for range 20 {
+			time.Sleep(29 * time.Second)
+			if got := send(h, "GET", "/").Code; got != 429 {
+				t.Fatalf("a third request got in while two are served: status %d", got)
+			}
+		}
+		close(done)
+		busy.Wait()
+		if got := send(h, "GET", "/").Code; got != 200 {
+			t.Errorf("the slots were not given back: status %d", got)
+		}
+	})
+}
+
+const queue = `
+rules:
+  - name: jobs
+    per: everyone
+    limits: [{rate: 1/s, algorithm: leaky-bucket, burst: 5, wait: 10s}]
+http: {max_waiting: 3}
+`
+
+func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, seen := gateOf(t, queue)
+		start := time.Now()
+		var served []time.Duration
+		var mu sync.Mutex
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			served = append(served, time.Since(start))
+		}))
+		var statuses [6]int
+		var all sync.WaitGroup
+		for i := range statuses {
+			all.Go(func() { statuses[i] = send(h, "GET", "/").Code })
+			synctest.Wait()
+		}
+		if got := gate.Waiting(); got != 3 {
+			t.Errorf("%d requests wait, not 3", got)
+		}
+		all.Wait()
+		if want := [6]int{200, 200, 200, 200, 429, 429}; statuses != want {
+			t.Errorf("statuses %v, not %v: one goes at once, three wait, and no more may", statuses, want)
+		}
+		for i, at := range served {
+			if want := time.Duration(i) * time.Second; at != want {
+				t.Errorf("request %d was served after %v, not %v", i+1, at, want)
+			}
+		}
+		if n := seen.count(httplimit.Denied); n != 2 {
+			t.Errorf("observed %d denials, not 2", n)
+		}
+	})
+}
+
+func TestCallerWhoLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, seen := gateOf(t, queue)
+		served := 0
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++ }))
+		send(h, "GET", "/")
+		ctx, leave := context.WithCancel(t.Context())
+		var gone sync.WaitGroup
+		gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
+		synctest.Wait()
+		leave()
+		gone.Wait()
+		start := time.Now()
+		if got := send(h, "GET", "/").Code; got != 200 || time.Since(start) != time.Second {
+			t.Errorf("the next in the queue got %d after %v, not 200 after 1s", got, time.Since(start))
+		}
+		if served != 2 || seen.count(httplimit.Abandoned) != 1 {
+			t.Errorf("%d served and %d abandoned, not 2 and 1", served, seen.count(httplimit.Abandoned))
+		}
+	})
+}
+
+// failing is a store that gives no answers.
+var failing = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	return penstock.Decision{}, fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
+})
+
+func TestStoreThatFailsOpensOrClosesByLimit(t *testing.T) {
+	const text = `
+rules:
+  - name: open
+    match: {path: /open}
+    per: address
+    limits: [{rate: 1/h}, {rate: 5/d, on_failure: open}]
+  - name: closed
+    match: {path: /closed}
+    per: address
+    limits: [{rate: 1/h}, {rate: 5/d, on_failure: closed}]
+`
+	gate, seen := gateOn(t, failing, text)
+	h := gate.Middleware(answer(200))
+	for range 5 {
+		if got := send(h, "GET", "/open").Code; got != 200 {
+			t.Errorf("open: status %d, not 200", got)
+		}
+		w := send(h, "GET", "/closed")
+		if w.Code != 503 || w.Header().Get("Retry-After") == "" {
+			t.Errorf("closed: status %d with Retry-After %q, not 503 with one", w.Code, w.Header().Get("Retry-After"))
+		}
+	}
+	if o, c := seen.count(httplimit.FailedOpen), seen.count(httplimit.FailedClosed); o != 5 || c != 5 {
+		t.Errorf("observed %d failed open and %d closed, not 5 and 5", o, c)
+	}
+}
+
+func TestListsComeFirst(t *testing.T) {
+	gate, seen := gateOf(t, `
+allow: [{header X-API-Key: friend}]
+deny: [{header X-API-Key: [foe]}]
+rules:
+  - {name: all, per: everyone, limits: [{rate: 1/h}]}
+`)
+	h := gate.Middleware(answer(200))
+	for range 3 {
+		if got := send(h, "GET", "/", "X-API-Key", "friend").Code; got != 200 {
+			t.Errorf("a friend is limited: status %d", got)
+		}
+		if got := send(h, "GET", "/", "X-API-Key", "foe").Code; got != 403 {
+			t.Errorf("a foe is not refused: status %d", got)
+		}
+	}
+	if got := send(h, "GET", "/").Code; got != 200 {
+		t.Errorf("the lists charged the limit: status %d", got)
+	}
+	if e, r := seen.count(httplimit.Exempt), seen.count(httplimit.Refused); e != 3 || r != 3 {
+		t.Errorf("observed %d exempt and %d refused, not 3 and 3", e, r)
+	}
+}
+
+func TestShadowsAreReportedAndNotEnforced(t *testing.T) {
+	gate, seen := gateOf(t, `
+rules:
+  - name: api
+    per: everyone
+    limits:
+      - {name: real, rate: 4/h, candidate: {rate: 2/h}}
+      - {name: maybe, rate: 3/h, shadow: true}
+  - name: whole
+    always: true
+    shadow: true
+    per: everyone
+    limits: [{rate: 1/h}]
+`)
+	h := gate.Middleware(answer(200))
+	for i, want := range []int{200, 200, 200, 200, 429} {
+		w := send(h, "GET", "/")
+		if w.Code != want {
+			t.Errorf("request %d: status %d, not %d", i+1, w.Code, want)
+		}
+	}
+	denied := map[string]int{}
+	for _, e := range seen.list {
+		if e.Outcome == httplimit.ShadowDenied {
+			denied[e.Rule+"."+e.Limit]++
+		}
+	}
+	// Of the four that were let in, each shadow would have denied what is over its own limit.
+	for limit, want := range map[string]int{"api.real.candidate": 2, "api.maybe": 1, "whole.hour": 3} {
+		if denied[limit] != want {
+			t.Errorf("%s would have denied %d, not %d", limit, denied[limit], want)
+		}
+	}
+}
+
+func TestPathThatRulesMatchIsTheOneThatIsServed(t *testing.T) {
+	gate, _ := gateOf(t, perKey)
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.EscapedPath()) }))
+	for _, target := range []string{"/search", "//search", "/./search", "/x/../search", "/%73earch", "/s%65arch?q=1"} {
+		w := send(h, "GET", target, "X-API-Key", target)
+		if w.Body.String() != "/search" || w.Header().Get("RateLimit") == "" {
+			t.Errorf("%s is served as %s, with RateLimit %q", target, w.Body, w.Header().Get("RateLimit"))
+		}
+	}
+	if got := send(h, "GET", "/a%00b").Code; got != 400 {
+		t.Errorf("a path with a null byte: status %d, not 400", got)
+	}
+}
+
+func TestOwnHandlerAnswersDenials(t *testing.T) {
+	rules := rulesOf(t, perKey)
+	gate, err := httplimit.New(httplimit.Options{
+		Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules },
+		Denied: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			d, ok := httplimit.DenialOf(r.Context())
+			w.WriteHeader(420)
+			fmt.Fprintf(w, "%v %d %s %v %v", ok, d.Status, d.Rule, d.Policies, d.RetryAfter.Round(time.Minute))
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := gate.Middleware(answer(200))
+	for range 3 {
+		send(h, "GET", "/search")
+	}
+	w := send(h, "GET", "/search")
+	if w.Code != 420 || w.Body.String() != "true 429 search [search.hour] 20m0s" || w.Header().Get("Retry-After") != "1200" {
+		t.Errorf("status %d, Retry-After %s, body %q", w.Code, w.Header().Get("Retry-After"), w.Body)
+	}
+}
+
+func TestHandlersKeepTheirResponseWriter(t *testing.T) {
+	gate, _ := gateOf(t, login)
+	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := w.(http.Flusher); !ok {
+			t.Error("the response cannot be flushed")
+		}
+		control := http.NewResponseController(w)
+		if err := control.SetWriteDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Error(err)
+		}
+		connection, rw, err := control.Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer connection.Close()
+		rw.WriteString("HTTP/1.1 299 Mine\r\nContent-Length: 0\r\n\r\n")
+		rw.Flush()
+	})))
+	defer server.Close()
+	response, err := http.Post(server.URL+"/login", "", nil)
+	if err != nil || response.StatusCode != 299 {
+		t.Errorf("the connection was not handed over: %v %v", response, err)
+	}
+}
