@@ -1,0 +1,162 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestAddressesPayAsDocumented(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		address          string
+		prefix4, prefix6 int
+		want             string
+	}{
+		{"192.0.2.1", 0, 0, "192.0.2.1"},
+		{"192.0.2.1", 32, 64, "192.0.2.1"},
+		{"192.0.2.1", 24, 64, "192.0.2.0/24"},
+		{"192.0.2.255", 31, 0, "192.0.2.254/31"},
+		{"192.0.2.1", 1, 0, "128.0.0.0/1"},
+		{"192.0.2.1", 33, 0, "192.0.2.1"},
+		{"192.0.2.1", -1, 0, "192.0.2.1"},
+		{"::ffff:192.0.2.1", 0, 0, "192.0.2.1"},
+		{"::ffff:192.0.2.1", 24, 56, "192.0.2.0/24"},
+		{"::ffff:192.0.2.1%eth0", 0, 0, "192.0.2.1"},
+		{"64:ff9b::192.0.2.1", 0, 0, "192.0.2.1"},
+		{"64:ff9b::192.0.2.1%eth0", 0, 0, "192.0.2.1"},
+		{"64:ff9b:0:0:0:1:c000:201", 0, 0, "64:ff9b::/64"},
+		{"2001:db8:1:2:3:4:5:6", 0, 0, "2001:db8:1:2::/64"},
+		{"2001:db8:1:2:3:4:5:6", 0, 56, "2001:db8:1::/56"},
+		{"2001:db8:1:2:3:4:5:6", 0, 48, "2001:db8:1::/48"},
+		{"2001:db8:1:2:3:4:5:6", 0, 128, "2001:db8:1:2:3:4:5:6"},
+		{"2001:db8:1:2:3:4:5:6", 0, 129, "2001:db8:1:2::/64"},
+		{"2001:db8:1:2:3:4:5:6", 0, -1, "2001:db8:1:2::/64"},
+		{"2001:0DB8:0:0:FFFF::", 0, 127, "2001:db8:0:0:ffff::/127"},
+		{"fe80::1%eth0", 0, 0, "fe80::/64"},
+		{"fe80::1%eth0", 0, 128, "fe80::1"},
+		{"::1", 0, 0, "::/64"},
+		{"::192.0.2.1", 0, 0, "::/64"},
+		{"", 0, 0, ""},
+	} {
+		a, _ := netip.ParseAddr(row.address)
+		if got := AddressText(a, row.prefix4, row.prefix6); got != row.want {
+			t.Errorf("%s with prefixes %d and %d pays as %q; want %q", row.address, row.prefix4, row.prefix6, got, row.want)
+		}
+		if got := AppendAddress([]byte("ip="), a, row.prefix4, row.prefix6); string(got) != "ip="+row.want {
+			t.Errorf("%s is appended as %q", row.address, got)
+		}
+	}
+}
+
+// forms are texts of one address: in short and in full, in upper case, with an IPv4 tail, with a zone.
+func forms(a netip.Addr) (texts []string) {
+	if a.Is4() {
+		b := a.As4()
+		texts = append(texts, a.String())
+		for _, prefix := range []string{"::ffff:", "0:0:0:0:0:ffff:", "0::FFFF:", "64:ff9b::", "0064:ff9b:0::0:"} {
+			texts = append(texts, prefix+a.String(), fmt.Sprintf("%s%x%02x:%x%02x", prefix, b[0], b[1], b[2], b[3]))
+		}
+	} else {
+		b := a.As16()
+		groups := make([]string, 8)
+		for i := range groups {
+			groups[i] = fmt.Sprintf("%x", uint16(b[2*i])<<8|uint16(b[2*i+1]))
+		}
+		tail := netip.AddrFrom4([4]byte(b[12:])).String()
+		texts = append(texts, a.String(), a.StringExpanded(), strings.Join(groups, ":"), strings.Join(groups[:6], ":")+":"+tail)
+	}
+	for _, text := range texts {
+		texts = append(texts, strings.ToUpper(text))
+		if strings.Contains(text, ":") {
+			texts = append(texts, text+"%eth0")
+		}
+	}
+	return texts
+}
+
+func TestAnyFormOfAnAddressPaysUnderOneText(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	n := 0
+	for i := range 2000 {
+		var b [16]byte
+		for j := range b {
+			b[j] = byte(r.Uint32()) * byte(r.IntN(2)) // with runs of zeros
+		}
+		a := netip.AddrFrom16(b)
+		if i%2 == 0 {
+			a = netip.AddrFrom4([4]byte(b[:]))
+		}
+		if a.Is4In6() || nat64.Contains(a) {
+			continue
+		}
+		prefix4, prefix6 := 1+r.IntN(32), 1+r.IntN(128)
+		want := AddressText(a, prefix4, prefix6)
+		for _, text := range forms(a) {
+			form, err := netip.ParseAddr(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := AddressText(form, prefix4, prefix6); got != want {
+				t.Fatalf("%s with prefixes %d and %d pays as %q, and %s as %q (seed %d)", a, prefix4, prefix6, want, text, got, seed)
+			}
+			n++
+		}
+	}
+	t.Logf("counted: %d forms of addresses", n)
+}
+
+func TestNeighboursPayTogetherAndOthersApart(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	seen := make(map[string]netip.Addr)
+	for range 100_000 {
+		v := r.Uint32()
+		a := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != a {
+			t.Fatalf("%s and %s pay under one text (seed %d)", a, other, seed)
+		}
+		seen[AddressText(a, 0, 0)] = a
+	}
+	ipv4 := len(seen)
+	for range 20_000 {
+		var b [16]byte
+		for j := range b {
+			b[j] = byte(r.Uint32())
+		}
+		a := netip.AddrFrom16(b)
+		for j := 8; j < 16; j++ {
+			b[j] = byte(r.Uint32())
+		}
+		if neighbour := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbour, 0, 0) {
+			t.Fatalf("%s and %s share a /64 and pay apart (seed %d)", a, neighbour, seed)
+		}
+		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != netip.PrefixFrom(a, 64).Masked().Addr() {
+			t.Fatalf("%s and %s pay under one text (seed %d)", a, other, seed)
+		}
+		seen[AddressText(a, 0, 0)] = netip.PrefixFrom(a, 64).Masked().Addr()
+		b[r.IntN(8)] ^= 1 << r.IntN(8)
+		if other := netip.AddrFrom16(b); AddressText(a, 0, 0) == AddressText(other, 0, 0) {
+			t.Fatalf("%s and %s are of two /64 and pay under one text (seed %d)", a, other, seed)
+		}
+	}
+	t.Logf("counted: %d addresses and networks that pay apart (%d of IPv4, seed %d)", len(seen), ipv4, seed)
+}
+
+func BenchmarkAppendAddress(b *testing.B) {
+	for _, text := range []string{"192.0.2.1", "::ffff:192.0.2.1", "2001:db8:1:2:3:4:5:6"} {
+		b.Run(text, func(b *testing.B) {
+			a := netip.MustParseAddr(text)
+			room := make([]byte, 0, 64)
+			b.ReportAllocs()
+			for b.Loop() {
+				room = AppendAddress(room[:0], a, 0, 0)
+			}
+		})
+	}
+}

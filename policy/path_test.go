@@ -1,0 +1,434 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+var (
+	strict  = Paths{}
+	slashes = Paths{KeepEncodedSlash: true}
+	java    = Paths{StripParameters: true}
+	windows = Paths{IgnoreCase: true, IgnoreTrailingSlash: true}
+	loose   = Paths{KeepEncodedSlash: true, IgnoreTrailingSlash: true, IgnoreCase: true, StripParameters: true}
+)
+
+// everyPaths are all settings there are.
+func everyPaths() (all []Paths) {
+	for i := range 16 {
+		all = append(all, Paths{i&1 != 0, i&2 != 0, i&4 != 0, i&8 != 0})
+	}
+	return all
+}
+
+func TestEverySpellingOfAPathIsOnePath(t *testing.T) {
+	t.Parallel()
+	n := 0
+	for _, row := range []struct {
+		paths     Paths
+		canonical string
+		spellings []string
+	}{
+		{strict, "/", []string{
+			"/", "", "//", "///", "/.", "/./", "//.", "/./.", "/././/.//", "/..", "/../", "/../..", "/../../", "/..//..", "/%2e", "/%2E/",
+			"/%2e%2e", "/%2E%2e/", "/.%2e", "/%2e.", "/a/..", "/a/../", "/a/b/../..", "/a/./../", "/a//..", "/a//../", "/../a/..",
+			"/%61/%2e%2e", "/../../../../../..", "//..", "/./..//./",
+		}},
+		{strict, "*", []string{"*"}},
+		{strict, "/login", []string{
+			"/login", "//login", "///login", "/./login", "/../login", "/.//login", "/a/../login", "/a/b/../../login", "/a/.././login",
+			"/%6cogin", "/%6Cogin", "/%6c%6f%67%69%6e", "/%6C%6F%67%69%6E", "/logi%6e", "/%2e/login", "/%2e%2e/login", "/%2E%2E/login",
+			"/.%2E/login", "/x/%2e%2e/login", "/x/%2e%2e/%6cogin", "/login/../login", "/login/./../login", "//..//login",
+			"/x//../login", "/x/y/..//../login", "/.../../login",
+		}},
+		{strict, "/login/", []string{
+			"/login/", "//login//", "/login//", "/login///", "/login/.", "/login/./", "/login/x/..", "/login/x/../", "/login/%2e",
+			"/login/%2E/",
+			"/login/x/%2e%2e", "/./login/././", "/../login/", "/login/x//..", "/%6cogin//.",
+		}},
+		{strict, "/Login", []string{"/Login", "/%4cogin", "/%4Cogin", "/./Login"}},
+		{strict, "/admin/users/42", []string{
+			"/admin/users/42", "/admin//users/42", "/admin/./users/42", "/admin/x/../users/42", "//admin//users//42", "/%61dmin/users/42",
+			"/%61%64%6d%69%6e/%75%73%65%72%73/%34%32", "/admin/users/4%32", "/admin/users/%342", "/admin/users/43/../42",
+			"/a/../admin/users/./42",
+			"/admin/%2e/users/%2E/42", "/admin/%2e%2e/admin/users/42", "/admin/users/x/y/../../42", "/../admin/users/42",
+		}},
+		{strict, "/a:b@c", []string{"/a:b@c", "/a%3Ab%40c", "/a%3ab@c", "/%61:%62%40%63", "/a:b%40c"}},
+		{strict, "/!$&'()*+,;=", []string{
+			"/!$&'()*+,;=", "/%21%24%26%27%28%29%2A%2B%2C%3B%3D", "/%21%24%26%27%28%29%2a%2b%2c%3b%3d", "/%21$%26'%28)%2A+%2C;%3D",
+		}},
+		{strict, "/-._~", []string{"/-._~", "/%2D%2E%5F%7E", "/%2d%2e%5f%7e", "/-.%5f~"}},
+		{strict, "/1+1", []string{"/1+1", "/1%2B1", "/1%2b1", "/%31+%31"}},
+		{strict, "/1%201", []string{"/1%201", "/1 1", "/%31%20%31"}},
+		{strict, "/caf%C3%A9", []string{"/caf%C3%A9", "/caf%c3%a9", "/café", "/caf\xc3%a9", "/caf%c3\xa9", "/%63%61%66%C3%a9"}},
+		{strict, "/%E2%82%AC/%F0%9F%98%80", []string{
+			"/€/😀", "/%e2%82%ac/%f0%9f%98%80", "/%E2%82%AC/😀", "/\xe2%82\xac/%f0\x9f%98\x80", "/€//%F0%9F%98%80",
+		}},
+		{strict, "/%22%3C%3E%5B%5D%5E%60%7B%7C%7D", []string{
+			"/%22%3C%3E%5B%5D%5E%60%7B%7C%7D", `/"<>[]^` + "`{|}", "/%22%3c%3e%5b%5d%5e%60%7b%7c%7d", `/"%3C>%5b]%5E` + "`%7b|%7D",
+		}},
+		{strict, "/a%3Fb%23c", []string{"/a%3Fb%23c", "/a%3fb%23c", "/%61%3Fb%23%63"}},
+		// Decoded once: what was encoded twice is still encoded.
+		{strict, "/%252F", []string{"/%252F", "/./%252F"}},
+		{strict, "/%252e%252e/a", []string{"/%252e%252e/a", "/%25%32%65%25%32%65/a", "/%25%32e%252%65//a"}},
+		{strict, "/%25252e", []string{"/%25252e", "/%25%32%35%32e"}},
+		{strict, "/%2500", []string{"/%2500", "/%25%30%30"}},
+		// Names, however many dots they have, and characters that only look like dots and slashes.
+		{strict, "/...", []string{"/...", "/%2e%2e%2e", "/.%2E.", "/./..."}},
+		{strict, "/a./b../.c/..d", []string{"/a./b../.c/..d", "/a%2e/b%2e%2e/%2ec/.%2ed"}},
+		{strict, "/.well-known/x", []string{"/.well-known/x", "/%2ewell-known/x", "/.//.well-known/./x"}},
+		{strict, "/%EF%BC%8E%EF%BC%8E%EF%BC%8Fa", []string{"/．．／a", "/%EF%BC%8E%EF%BC%8E%EF%BC%8Fa", "/%ef%bc%8e%ef%bc%8e%ef%bc%8f%61"}},
+		// A path that looks like another form of a request's target.
+		{strict, "/example.com/a", []string{"//example.com/a", "/example.com/a", "///example.com//a"}},
+		{strict, "/http:/example.com/a", []string{"/http://example.com/a", "/http%3a//example.com/a"}},
+		{strict, "/*", []string{"/*", "/%2A", "/%2a"}},
+		// Parameters are a part of a name, unless they are stripped.
+		{strict, "/a;v=1/b", []string{"/a;v=1/b", "/a%3Bv=1/b", "/a%3bv%3d1/b", "/a;v=1/./b", "/a;v=1/c/../b"}},
+		{strict, "/;/a", []string{"/;/a", "/%3b/a"}},
+		{java, "/a/b", []string{
+			"/a/b", "/a;/b", "/a;v=1/b", "/a%3Bv=1/b", "/a;v=1;w=2/b;x", "/a;v=1/b;", "/;x/a/b", "/a/;x/b", "/a/;/;/b", "/a/.;x/b",
+			"/a/c/..;x/b",
+			"/a/c/..;/b", "/c/..;/a/b", "/..;/a/b", "/%2e%2e;/a/b", "/%2e%2e%3b/a/b", "/.;/a/b", "/a/c;v=1/..;w=2/b", "/a;..;/b",
+			"/a;%2e%2e/b",
+			"/a;v=%252F/b", "/a;é/b",
+		}},
+		{java, "/a/", []string{"/a/", "/a/;", "/a;/;x", "/a/b/..;", "/a/.;v"}},
+		{windows, "/", []string{"/", "//", "/A/..", "/./"}},
+		{windows, "/a/b", []string{"/a/b", "/A/b", "/a/B/", "/%41/%42", "/%41//%62/", "/a/b/.", "/a/b/C/..", "//A//B//"}},
+		{windows, "/%C3%84", []string{"/Ä", "/%c3%84", "/Ä/", "/%C3%84//"}}, // only ASCII has a case
+		{windows, "/%252f", []string{"/%252f", "/%252F", "/%252F/"}},
+		{slashes, "/a%2Fb", []string{"/a%2Fb", "/a%2fb", "/%61%2fb", "/./a%2Fb"}},
+		{slashes, "/a%5Cb", []string{"/a%5Cb", "/a%5cb", `/a\b`, `/c/..//a\b`}},
+		{slashes, "/%2F%2F", []string{"/%2F%2F", "/%2f%2F", "//%2f%2f"}},
+		{slashes, "/a/%2F", []string{"/a/%2F", "/a//%2f"}},
+		{slashes, "/a%2F...%5C.b", []string{"/a%2F...%5C.b", `/a%2f%2e..\.b`}},
+		{loose, "/a%2Fb/c", []string{"/A%2fB/C/", "/a%2Fb;x/c", "/a%2Fb;x%2f../c;", "/%41%2fb//c;v=1/"}},
+	} {
+		for _, spelling := range row.spellings {
+			got, err := row.paths.Clean(spelling)
+			if err != nil || got != row.canonical {
+				t.Errorf("%+v: %q is read as %q, %v; want %q", row.paths, spelling, got, err, row.canonical)
+			}
+			n++
+		}
+	}
+	t.Logf("counted: %d spellings of paths (written by hand)", n)
+}
+
+// What is wrong in a path stands between « and ».
+func TestPathsThatServersReadDifferentlyAreRefused(t *testing.T) {
+	t.Parallel()
+	n := 0
+	for _, row := range []struct {
+		paths     Paths
+		why       string
+		spellings []string
+	}{
+		{strict, "is not a percent-encoding; write % as %25", []string{
+			"/«%»", "/a«%»", "/a«%2»", "/«%zz»", "/«%2g»/", "/«%»/2F", "/«%%3»2%65", "/«%u0»02e", "/«%u2»215", "/«% 4»1", "/«%-1»", "/«%+4»1",
+			"/a/100«%»",
+		}},
+		{loose, "is a control character; leave it out", []string{
+			"/«%00»", "/a«%00».html", "/a/«%0d»%0aX:%20y", "/«%0A»", "/«%09»", "/«%1f»", "/«%7F»", "/«\x00»", "/a«\n»b", "/«\x7f»", "/..«%00»/",
+			"/«%1b»[31m", "/a;«%00»", "/«%00»/..",
+		}},
+		{strict, "ends a path; write it as %3F or %23 if it belongs to the path", []string{"/a«?»b", "/a«#»b", "/«?»", "/a/..«#»/b"}},
+		{strict, "is a slash to some servers only; write /", []string{
+			"/a«%2F»b", "/a«%2f»b", "/«%2F»", "/a«%5C»b", "/a«%5c»b", `/a«\»b`, `/..«\»a`, "/..«%2f»a", "/a/%2e%2e«%2f»b", "/a/..«%5c»..%5cb",
+			"/«%2f»%2e%2e", "/a/«%2F»/../b", "/a«%2F»b/..", `/«\»example.com`,
+		}},
+		{java, "is a slash to some servers only; write /", []string{"/a;«%2F»", "/a;v=«%5C»/b"}},
+		{strict, someDots, []string{
+			"/«..;»/a", "/a/«..;»/b", "/a/«..;v=1»/b", "/«.;»/a", "/«%2e%2e;x»", "/«..%3b»/a", "/a/«.;»", "/«..;..;»",
+		}},
+		{slashes, someDots, []string{
+			"/«..%2Fa»", "/a/«%2e%2e%2fb»", "/«a%2F..»", "/«a%2F..%2Fb»", `/«..\a»`, "/«a%5c%2e»", "/«%2F..»", "/«.%2F»", "/«a%2f..;x%2fb»",
+		}},
+		{loose, someDots, []string{"/«a%2F..;x»/b", "/«..%5C;»/"}},
+		{strict, "does not begin a character of UTF-8; write the path in UTF-8", []string{
+			"/«%c0»%af", "/..«%c0»%afa", "/«%c0»%ae%c0%ae/", "/«%e0»%80%af", "/«%f0»%80%80%af", "/«%c1»%9c", "/«%c0»%80", "/«%ff»", "/«%fe»%80",
+			"/caf«%e9»", "/«%80»", "/«%ed»%a0%80", "/«%f4»%90%80%80", "/«%e2»%82", "/«%e2»%82/%ac", "/«%e2»%82a", "/«%e2»\x82", "/«%c3»", "/«%c3»%",
+			"/«\xff»", "/a«\xc0\xafb»",
+		}},
+	} {
+		for _, marked := range row.spellings {
+			before, rest, _ := strings.Cut(marked, "«")
+			wrong, after, _ := strings.Cut(rest, "»")
+			path := before + wrong + after
+			got, err := row.paths.Clean(path)
+			if want := fmt.Sprintf("path: %q at offset %d %s", wrong, len(before), row.why); err == nil || err.Error() != want {
+				t.Errorf("%+v: %q is read as %q, %v; want the error %s", row.paths, path, got, err, want)
+			}
+			n++
+		}
+	}
+	for _, path := range []string{
+		"a", "a/b", "../a", "%2Fa", "http://example.com/a", "?a=1", "#a", `\a`, "**", "*/", " /a", "%2A", ";/a", "example.com:443",
+	} {
+		got, err := strict.Clean(path)
+		if want := fmt.Sprintf("path: %q does not begin with a slash; write /path", path); err == nil || err.Error() != want {
+			t.Errorf("%q is read as %q, %v; want the error %s", path, got, err, want)
+		}
+		n++
+	}
+	t.Logf("counted: %d spellings of paths (refused)", n)
+}
+
+const someDots = "is a dot segment to some servers only; write . and .. without parameters and encoded slashes"
+
+// A speller writes a path in one of its countless forms.
+type speller struct {
+	*rand.Rand
+	paths Paths
+}
+
+func (s speller) spell(segments []string) string {
+	var b strings.Builder
+	for i, segment := range segments {
+		b.WriteByte('/')
+		for range s.IntN(3) {
+			b.WriteString(s.detour(i == 0))
+		}
+		for _, c := range []byte(segment) {
+			b.WriteString(s.byte(c))
+		}
+		if s.paths.StripParameters && s.IntN(2) == 0 {
+			b.WriteString(s.byte(';') + "v=1;..")
+		}
+	}
+	if s.paths.IgnoreTrailingSlash {
+		b.WriteString([]string{"", "/", "//", "/./", "/%2e", "/x/.."}[s.IntN(6)])
+	}
+	return b.String()
+}
+
+// detour is a way that leads nowhere.
+func (s speller) detour(root bool) string {
+	dot := func() string { return s.byte('.') }
+	ways := []string{"/", dot() + "/", "x/" + dot() + dot() + "/", "x/y/" + dot() + dot() + "//" + dot() + dot() + "/"}
+	if root {
+		ways = append(ways, dot()+dot()+"/")
+	}
+	return ways[s.IntN(len(ways))]
+}
+
+func (s speller) byte(c byte) string {
+	if s.paths.IgnoreCase && s.IntN(2) == 0 && c >= 'a' && c <= 'z' {
+		c -= 'a' - 'A'
+	}
+	switch needed := c == '%' || c == '?' || c == '#' || c == '/'; {
+	case s.IntN(3) == 0:
+		return fmt.Sprintf("%%%02X", c)
+	case s.IntN(2) == 0 || needed:
+		return fmt.Sprintf("%%%02x", c)
+	}
+	return string([]byte{c})
+}
+
+func TestAnyMixOfSpellingsIsOnePath(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	n := 0
+	for _, row := range []struct {
+		segments  []string
+		canonical string
+	}{
+		{[]string{"a"}, "/a"},
+		{[]string{"api", "v1", "users", "42"}, "/api/v1/users/42"},
+		{[]string{"a b", "ü", "50%", "what?"}, "/a%20b/%C3%BC/50%25/what%3F"},
+		{[]string{"...", ".a", "b..", "%2e%2e"}, "/.../.a/b../%252e%252e"},
+		{[]string{"[x]", "{y}", "a@b:c", "€"}, "/%5Bx%5D/%7By%7D/a@b:c/%E2%82%AC"},
+	} {
+		for _, paths := range everyPaths() {
+			s := speller{rand.New(rand.NewPCG(seed, 0)), paths}
+			for range 500 {
+				spelling := s.spell(row.segments)
+				if got, err := paths.Clean(spelling); err != nil || got != row.canonical {
+					t.Fatalf("%+v: %q is read as %q, %v; want %q (seed %d)", paths, spelling, got, err, row.canonical, seed)
+				}
+				n++
+			}
+		}
+	}
+	t.Logf("counted: %d spellings of paths (generated, seed %d)", n, seed)
+}
+
+func TestDifferentPathsStayDifferent(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]string)
+	for _, path := range []string{
+		"/", "*", "/*", "/a", "/a/", "/A", "/a/b", "/ab", "/a%20b", "/a+b", "/a%252Fb", "/a%252fb", "/a%252F", "/a%25252Fb", "/a;b",
+		"/a;", "/;a", "/a,b", "/...", "/a.",
+		"/.a", "/%C3%A9", "/e%CC%81", "/%EF%BC%8F", "/a%2Fb", "/a%5Cb", "/a%2F%2Fb", "/a%2F", "/a%2F/", "/%2Fa", "/%252e%252e", "/%25",
+		"/%2525", "/a%3Fb", "/a%23b",
+	} {
+		got, err := slashes.Clean(path)
+		if other, twice := seen[got]; err != nil || twice {
+			t.Errorf("%q is read as %q, as is %q; %v", path, got, other, err)
+		}
+		seen[got] = path
+	}
+}
+
+func TestRewriteSendsWhatWasMatched(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		paths           Paths
+		target          string // as it stands in a request
+		path, canonical string // what it becomes; "" if it is refused
+		changed         bool
+	}{
+		{strict, "/", "/", "/", false},
+		{strict, "/a/b", "/a/b", "/a/b", false},
+		{strict, "/a//b/../c?q=%2F//..", "/a/c", "/a/c", true},
+		{strict, "/a!(b)'*", "/a!(b)'*", "/a!(b)'*", false},
+		{strict, "/a%21(b)", "/a!(b)", "/a!(b)", true},
+		{strict, "/a%20b", "/a b", "/a%20b", false},
+		{strict, "/%c3%a9", "/é", "/%C3%A9", true},
+		{strict, "/é", "/é", "/%C3%A9", false}, // net/url writes it so
+		{strict, "/[a]", "/[a]", "/%5Ba%5D", true},
+		{strict, "/%252F", "/%2F", "/%252F", false},
+		{strict, "//example.com/a", "/example.com/a", "/example.com/a", true},
+		{strict, "http://example.com", "/", "/", true},
+		{strict, "http://example.com/a/../b?x", "/b", "/b", true},
+		{strict, "*", "*", "*", false},
+		{slashes, "/a%2Fb", "/a/b", "/a%2Fb", false},
+		{slashes, "/a%2fb", "/a/b", "/a%2Fb", true},
+		{slashes, "/%2f/x", "///x", "/%2F/x", true},
+		{slashes, `/a%2Fb"`, `/a/b"`, "/a%2Fb%22", true},
+		{strict, "/a%2Fb", "", "", false},
+		{strict, `/a%2Fb"`, "", "", false}, // net/url would write /a/b%22
+		{strict, `/a%2F..%2Fb c`, "", "", false},
+		{strict, "/a#b", "", "", false},
+		{strict, "mailto:a", "", "", false},
+		{strict, "/%ff?q", "", "", false},
+	} {
+		u, err := url.ParseRequestURI(row.target)
+		if err != nil {
+			t.Fatal(row.target, err)
+		}
+		before := *u
+		changed, err := row.paths.Rewrite(u)
+		if row.canonical == "" {
+			if err == nil || changed || *u != before {
+				t.Errorf("%s becomes %+v, %t, %v; want an error and no change", row.target, *u, changed, err)
+			}
+			continue
+		}
+		if err != nil || changed != row.changed || u.EscapedPath() != row.canonical || u.Path != row.path {
+			t.Errorf("%s becomes %s, which is %q, %t, %v; want %s, which is %q, %t",
+				row.target, u.EscapedPath(), u.Path, changed, err, row.canonical, row.path, row.changed)
+		}
+		if u.RawQuery != before.RawQuery || u.Host != before.Host {
+			t.Errorf("%s loses its query or host: %s", row.target, u)
+		}
+		if again, err := row.paths.Rewrite(u); again || err != nil {
+			t.Errorf("%s is rewritten twice: %t, %v", row.target, again, err)
+		}
+	}
+}
+
+// What somebody set by hand counts, not what it was parsed from.
+func TestRewriteReadsThePathThatIsSent(t *testing.T) {
+	t.Parallel()
+	u := &url.URL{Path: "/b//c d", RawPath: "/stale%2Fpath"}
+	if changed, err := strict.Rewrite(u); !changed || err != nil || u.EscapedPath() != "/b/c%20d" {
+		t.Errorf("Rewrite leaves %s, %t, %v", u.EscapedPath(), changed, err)
+	}
+}
+
+func TestCanonicalPathsCostNoAllocation(t *testing.T) {
+	long := "/" + strings.Repeat("segment/", 1000)
+	for _, path := range []string{"/", "/api/v1/users/42", "/.well-known/x", "/caf%C3%A9/%F0%9F%98%80", long} {
+		u, err := url.ParseRequestURI(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := testing.AllocsPerRun(100, func() {
+			if clean, err := strict.Clean(path); err != nil || clean != path {
+				t.Errorf("%.40q is read as %.40q, %v", path, clean, err)
+			}
+		}); got != 0 {
+			t.Errorf("Clean(%.40q) allocates %v times", path, got)
+		}
+		if got := testing.AllocsPerRun(100, func() { strict.Rewrite(u) }); got != 0 && !strings.Contains(path, "%") {
+			t.Errorf("Rewrite of %.40q allocates %v times", path, got)
+		}
+	}
+}
+
+// hasDotSegment tells whether a server that decodes a path once, and splits it at any slash, would find a dot segment in it.
+func hasDotSegment(decoded string) bool {
+	for segment := range strings.SplitSeq(strings.ReplaceAll(decoded, `\`, "/"), "/") {
+		name, _, _ := strings.Cut(segment, ";")
+		if name == "." || name == ".." {
+			return true
+		}
+	}
+	return false
+}
+
+func FuzzCleanPath(f *testing.F) {
+	for i, path := range []string{
+		"/", "", "*", "/a//b/./../c", "/%2e%2e%2fb", "/..;/a", "/%252F", "/caf%c3%A9", "/%c0%af", `/a\b%5c`, "/a;v=1/b;", "/A/%41/",
+		"/%00", "/%", "http://h/a", "/!$&'()*+,;=:@", "/é€😀",
+		`/a%2Fb"`, "/a?b#c", "/%2f..;/", "/..%2F..", "/%ed%a0%80", "/\xc3%a9", "//%2F//",
+	} {
+		f.Add(path, uint8(i))
+	}
+	settings := everyPaths()
+	f.Fuzz(func(t *testing.T, path string, setting uint8) {
+		p := settings[int(setting)%len(settings)]
+		clean, err := p.Clean(path)
+		if err != nil {
+			if len(err.Error()) > 400 || clean != "" {
+				t.Errorf("%+v: %q is read as %q, %v", p, path, clean, err)
+			}
+			return
+		}
+		if again, err := p.Clean(clean); again != clean || err != nil {
+			t.Errorf("%+v: %q is read as %q, and that as %q, %v", p, path, clean, again, err)
+		}
+		if clean == "*" {
+			return
+		}
+		decoded, err := url.PathUnescape(clean)
+		if !p.KeepEncodedSlash && strings.ContainsAny(strings.ReplaceAll(decoded, "//", `\`), `\`) || strings.Contains(clean, "//") ||
+			err != nil || decoded[0] != '/' || hasDotSegment(decoded) || strings.ContainsAny(decoded, "\x00\r\n\x7f") {
+			t.Errorf("%+v: %q is read as %q, which decodes to %q, %v", p, path, clean, decoded, err)
+		}
+		u, err := url.ParseRequestURI(clean)
+		if err != nil || u.Path != decoded || u.EscapedPath() != clean || u.RawQuery != "" {
+			t.Errorf("%+v: %q is read as %q, which is sent as %+v, %v", p, path, clean, u, err)
+		}
+		if changed, err := p.Rewrite(u); changed || err != nil {
+			t.Errorf("%+v: %q is read as %q, which is rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)
+		}
+		// What a client wrote, net/url read and Rewrite mended is that path too, or is refused.
+		if u, err := url.ParseRequestURI(path); err == nil && u.Host == "" && u.Opaque == "" && u.RawQuery == "" && !u.ForceQuery {
+			if _, err := p.Rewrite(u); err != nil || u.EscapedPath() != clean || u.Path != decoded {
+				t.Errorf("%+v: %q is read as %q, but rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)
+			}
+		}
+	})
+}
+
+func BenchmarkCleanPath(b *testing.B) {
+	for _, row := range []struct{ name, path string }{
+		{"canonical", "/api/v1/users/42"},
+		{"encoded", "/api/v1/caf%C3%A9/%F0%9F%98%80"},
+		{"other", "/api//v1/./users/x/../%34%32"},
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := strict.Clean(row.path); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
