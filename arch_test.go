@@ -28,6 +28,9 @@ var mayImport = []struct {
 	{"memstore", []string{".", "algorithm"}},
 	{"redisstore", []string{".", "algorithm", "github.com/redis/rueidis"}},
 	{"redisstore/goredis", []string{"redisstore", "github.com/redis/go-redis/v9"}},
+	{"guard", []string{"."}},
+	{"policy", []string{".", "algorithm", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/fsnotify/fsnotify"}},
+	{"httplimit", []string{".", "algorithm", "policy", "github.com/dunglas/httpsfv"}},
 	{"internal/redistest", nil},
 	{"scripts/summary", nil},
 	{"scripts/composed", []string{".", "redisstore"}},
@@ -41,6 +44,10 @@ var mayTest = []string{"storetest", "internal/redistest"}
 var mayRequire = []string{
 	"github.com/redis/go-redis/v9", // a user's own client
 	"github.com/redis/rueidis",     // the default client
+	"go.yaml.in/yaml/v4",           // policy: what people write
+	"github.com/golang-jwt/jwt/v5", // policy: who they are
+	"github.com/fsnotify/fsnotify", // policy: when the file changes
+	"github.com/dunglas/httpsfv",   // httplimit: what servers say of their limits
 	"github.com/anishathalye/porcupine",
 	"pgregory.net/rapid",
 }

@@ -94,12 +94,13 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 	}
 }
 
-var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm)\.([A-Z]\w*)`)
+var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|httplimit|guard)\.([A-Z]\w*)`)
 
 func TestDocsNameWhatIsExported(t *testing.T) {
 	exported := map[string]map[string]bool{
 		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
 		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
+		"policy": exports(t, "policy"), "httplimit": exports(t, "httplimit"), "guard": exports(t, "guard"),
 	}
 	for page, text := range pages(t) {
 		for _, m := range mention.FindAllStringSubmatch(text, -1) {

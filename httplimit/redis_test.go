@@ -1,0 +1,158 @@
+package httplimit_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+func openStore(t *testing.T, address string) penstock.Store {
+	t.Helper()
+	store, err := redisstore.Open(address, redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	return store
+}
+
+// Two servers over one Redis, real clients over loopback: what one admits the other knows.
+func TestServersShareLimitsOverRedis(t *testing.T) {
+	single := redistest.Start(t)
+	cluster := redistest.StartCluster(t)
+	for name, address := range map[string]string{
+		"single":  single.URL(),
+		"cluster": "redis+cluster://" + strings.Join(cluster.Addrs(), ","),
+	} {
+		t.Run(name, func(t *testing.T) {
+			const text = `
+identities:
+  tenant: {tenant: header X-Tenant}
+rules:
+  - name: api
+    limits:
+      - {name: everyone, rate: 1000/h, per: everyone}
+      - {name: tenant, rate: 50/h, per: tenant}
+      - {name: key, rate: 20/h, per: {key: header X-API-Key}, algorithm: sliding-log}
+`
+			var urls []string
+			for range 2 {
+				gate, _ := gateOn(t, openStore(t, address), text)
+				server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })))
+				t.Cleanup(server.Close)
+				urls = append(urls, server.URL)
+			}
+			var allowed [3]atomic.Int64
+			ask := func(key, server int) bool {
+				request, _ := http.NewRequest("GET", urls[server]+"/", nil)
+				request.Header.Set("X-Tenant", "t")
+				request.Header.Set("X-API-Key", fmt.Sprint(key))
+				response, err := http.DefaultClient.Do(request)
+				if err != nil {
+					t.Error(err)
+					return false
+				}
+				io.Copy(io.Discard, response.Body)
+				response.Body.Close()
+				if response.StatusCode == 200 {
+					allowed[key].Add(1)
+				}
+				return response.StatusCode == 200
+			}
+			// Three keys of one tenant, 40 requests each, to both servers at once.
+			var all sync.WaitGroup
+			for key := range allowed {
+				for i := range 40 {
+					all.Go(func() { ask(key, i%2) })
+				}
+			}
+			all.Wait()
+			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
+			// On a Cluster, charges under several keys are made key by key, and while a denied request's are given back others miss
+			// them for a moment. Nothing is lost: one after the other, the rest is admitted.
+			for key := range allowed {
+				for ask(key, key%2) {
+				}
+			}
+			sum := int64(0)
+			for key := range allowed {
+				n := allowed[key].Load()
+				sum += n
+				if n > 20 {
+					t.Errorf("key %d was allowed %d times, more than 20", key, n)
+				}
+			}
+			if sum != 50 || atOnce != 50 && name == "single" {
+				t.Errorf("the tenant was allowed %d times, and %d of them at once, not 50", sum, atOnce)
+			}
+			t.Logf("counted: 120 requests over loopback to two servers on one Redis (%s, %d allowed)", name, sum)
+		})
+	}
+}
+
+// A caller who writes one path in many ways pays for one.
+func TestSpellingsOfOnePathPayTogether(t *testing.T) {
+	gate, _ := gateOf(t, `
+rules:
+  - name: ride
+    match: {path: /api/rides/request}
+    per: {key: header X-API-Key}
+    limits: [{rate: 1/h}]
+`)
+	server := httptest.NewServer(gate.Middleware(answer(200)))
+	defer server.Close()
+	connection, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	answers := bufio.NewReader(connection)
+	got, refused := 0, 0
+	targets := spellings()
+	for _, target := range targets {
+		fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: a\r\nX-API-Key: a\r\nContent-Length: 0\r\n\r\n", target)
+		response, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", target, err)
+		}
+		io.Copy(io.Discard, response.Body)
+		switch {
+		case response.StatusCode == 200:
+			got++
+		case response.StatusCode == 400:
+			refused++
+		case response.StatusCode != 429:
+			t.Errorf("%s: status %d", target, response.StatusCode)
+		}
+	}
+	if got != 1 {
+		t.Errorf("%d spellings got through, not one", got)
+	}
+	t.Logf("counted: %d spellings of one path over HTTP (%d refused as malformed)", len(targets), refused)
+}
+
+// spellings are many ways to write /api/rides/request.
+func spellings() (targets []string) {
+	segments := [][]string{{"api", "%61pi", "a%70i", "ap%69", "%61%70%69"}, {"rides", "r%69des", "%72ides", "ride%73"}, {"request", "%72equest", "req%75est", "reques%74"}}
+	joints := []string{"/", "//", "/./", "/x/../", "/%2e/", "/x/%2e%2e/", "/x/.%2E/"}
+	for i, joint := range joints {
+		for _, a := range segments[0] {
+			for j, b := range segments[1] {
+				targets = append(targets, joint+a+joints[(i+j)%len(joints)]+b+joint+segments[2][(i+j)%4])
+			}
+		}
+	}
+	return append(targets, "/../api/rides/request", "/api/rides%2Frequest", "/api/rides%5crequest", "/api/rides/request%00", "/api/rides/../rides/request",
+		"/api\\rides\\request", "/api/rides/request?x=1", "/api/rides/request?/../", "/%2e%2e/api/rides/request", "/api/rides/x/../request")
+}
