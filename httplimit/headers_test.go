@@ -478,6 +478,24 @@ Retry-After: 30`},
 	}
 }
 
+// A bucket fills in a whole number of seconds, rounded up, however little is missing; what fills in less than one has no w.
+func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
+	for _, c := range []struct {
+		limit penstock.Limit
+		want  string
+	}{
+		{penstock.Limit{Count: 3, Period: 9_000_000 * time.Microsecond, Burst: 1}, `"x";q=1;w=3`},
+		{penstock.Limit{Count: 3, Period: 9_000_001 * time.Microsecond, Burst: 1}, `"x";q=1;w=4`},
+		{penstock.Limit{Count: 3, Period: 2_999_999 * time.Microsecond, Burst: 1}, `"x";q=1;w=1`}, // 999,999⅔ µs
+		{penstock.Limit{Count: 3, Period: 2_999_997 * time.Microsecond, Burst: 1}, `"x";q=1`},
+		{penstock.Limit{Count: 1, Period: time.Microsecond, Burst: 1 << 51}, `"x";q=999999999999999;w=2251799814`},
+	} {
+		if got := newQuotaPolicy("x", c.limit).item; got != c.want {
+			t.Errorf("%v: %s; want %s", c.limit, got, c.want)
+		}
+	}
+}
+
 func TestAllDialectsOfOneDenial(t *testing.T) {
 	second := newQuotaPolicy("search.second", penstock.PerSecond(10))
 	day := newQuotaPolicy("search.day", penstock.PerDay(10_000).With(penstock.FixedWindow))
@@ -567,6 +585,9 @@ func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
 	}
 	if len(seen) != 6 {
 		t.Errorf("saw %v; want each of 2 to 7", seen)
+	}
+	if got := h.write(make(http.Header), nil, true, penstock.Never-1); got != 9223372037 {
+		t.Errorf("Retry-After: %d for almost for ever", got)
 	}
 }
 
