@@ -177,16 +177,16 @@ type Event struct {
 type Outcome uint8
 
 const (
-	Allowed       Outcome = iota
-	Denied                // over a limit
-	FailedOpen            // let pass: the store gave no answer
-	FailedClosed          // turned away: the store gave no answer
-	Exempt                // on the list of those who are never limited; no rule
-	Refused               // on the list of those who are always refused; no rule
-	Malformed             // its path cannot be read; no rule
-	Abandoned             // its caller went away before it was decided, or while it waited
-	ShadowAllowed         // by a limit that is a shadow or a candidate; the request went on
-	ShadowDenied          // would have been denied by such a limit; the request went on
+	Allowed       Outcome = iota // within all limits
+	Denied                       // over a limit
+	FailedOpen                   // let pass: the store gave no answer
+	FailedClosed                 // turned away: the store gave no answer
+	Exempt                       // on the list of those who are never limited; no rule
+	Refused                      // on the list of those who are always refused; no rule
+	Malformed                    // its path cannot be read; no rule
+	Abandoned                    // its caller went away before it was decided, or while it waited
+	ShadowAllowed                // by a limit that is a shadow or a candidate; the request went on
+	ShadowDenied                 // would have been denied by such a limit; the request went on
 	outcomes
 )
 
