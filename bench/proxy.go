@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// The proxy section measures penstock serve beside a bare httputil.ReverseProxy, each a process of its own before one upstream.
+
+const (
+	proxyRounds      = 15
+	proxyWindow      = 400 * time.Millisecond
+	proxyConnections = 32
+)
+
+// proxyPolicy limits what is measured, and admits it all.
+const proxyPolicy = `
+rules:
+  - name: api
+    match: {path: /api/**}
+    per: {first: [{key: header X-API-Key}, {ip: address}]}
+    limits:
+      - {rate: 10M/s}
+`
+
+func proxySection(r *report) error {
+	dir, err := os.MkdirTemp("", "penstock-bench")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	penstock := filepath.Join(dir, "penstock")
+	build := exec.Command("go", "build", "-o", penstock, ".")
+	build.Dir, build.Stderr = filepath.Join("..", "cmd", "penstock"), os.Stderr
+	if err := build.Run(); err != nil {
+		return fmt.Errorf("build penstock: %w", err)
+	}
+	policy := filepath.Join(dir, "policy.yaml")
+	if err := os.WriteFile(policy, []byte(proxyPolicy), 0o600); err != nil {
+		return err
+	}
+
+	upstream := &http.Server{Handler: http.HandlerFunc(answerUpstream)}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	go upstream.Serve(listener)
+	defer upstream.Close()
+	origin := "http://" + listener.Addr().String()
+
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	bare, gate := &proxied{name: "httputil.ReverseProxy"}, &proxied{name: "penstock serve"}
+	if err := bare.start(self, "-bare-proxy", origin); err != nil {
+		return err
+	}
+	defer bare.stop()
+	if err := gate.start(penstock, "serve", "--config", policy, "--upstream", origin, "--admin", "off"); err != nil {
+		return err
+	}
+	defer gate.stop()
+
+	for round := range proxyRounds + 1 {
+		for _, p := range []*proxied{bare, gate} {
+			if err := p.run(); err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+			if round == 0 { // connects
+				p.rates, p.p99s = nil, nil
+			}
+		}
+	}
+	r.title("Proxy: requests through a process of its own, %d connections (80th percentile of %d windows; ratio: median of windows side by side)",
+		proxyConnections, proxyRounds)
+	r.row("", "requests/s", "/ bare", "p99 µs", "/ bare")
+	for _, p := range []*proxied{bare, gate} {
+		rates, p99s := slices.Sorted(slices.Values(p.rates)), slices.Sorted(slices.Values(p.p99s))
+		r.row(p.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(median(ratios(p.rates, bare.rates))),
+			strconv.Itoa(int(p99s[len(p99s)/5])), number(median(ratios(p.p99s, bare.p99s))))
+	}
+	r.atLeast("proxy: requests per second of serve / bare httputil.ReverseProxy", median(ratios(gate.rates, bare.rates)), 0.85)
+	return nil
+}
+
+var upstreamBody = bytes.Repeat([]byte("x"), 512)
+
+func answerUpstream(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/plain")
+	w.Write(upstreamBody)
+}
+
+// bareProxy is what serve is compared with: the standard library's proxy, with connections enough to its upstream. It prints its address.
+func bareProxy(origin string) error {
+	to, err := url.Parse(origin)
+	if err != nil {
+		return err
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConns, transport.MaxIdleConnsPerHost = 1024, 1024
+	listener, err := net.Listen("tcp", os.Getenv("PENSTOCK_LISTEN"))
+	if err != nil {
+		return err
+	}
+	return http.Serve(listener, &httputil.ReverseProxy{Transport: transport, Rewrite: func(p *httputil.ProxyRequest) {
+		p.SetURL(to)
+		p.SetXForwarded()
+	}})
+}
+
+// A proxied is a proxy under measurement.
+type proxied struct {
+	name        string
+	command     *exec.Cmd
+	stderr      bytes.Buffer
+	connections []*connection
+
+	rates, p99s []float64 // of each window: per second, and in µs
+}
+
+// start runs the proxy on a free port, and connects.
+func (p *proxied) start(name string, args ...string) error {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	address := free.Addr().String()
+	free.Close()
+	p.command = exec.Command(name, args...)
+	p.command.Env = append(os.Environ(), "PENSTOCK_LISTEN="+address)
+	p.command.Stderr = &p.stderr
+	p.command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.command.Start(); err != nil {
+		return err
+	}
+	for i := range proxyConnections {
+		c, err := connect(address, i)
+		if err != nil {
+			p.stop()
+			return fmt.Errorf("%s: %w\n%s", p.name, err, &p.stderr)
+		}
+		p.connections = append(p.connections, c)
+	}
+	return nil
+}
+
+func (p *proxied) stop() {
+	for _, c := range p.connections {
+		c.Close()
+	}
+	p.command.Process.Kill()
+	p.command.Wait()
+}
+
+// run asks on all connections at once for one window.
+func (p *proxied) run() error {
+	var (
+		wait sync.WaitGroup
+		stop atomic.Bool
+		errs = make([]error, len(p.connections))
+	)
+	time.AfterFunc(proxyWindow, func() { stop.Store(true) })
+	begin := time.Now()
+	for i, c := range p.connections {
+		wait.Go(func() {
+			c.took = c.took[:0]
+			for !stop.Load() && errs[i] == nil {
+				errs[i] = c.ask()
+			}
+		})
+	}
+	wait.Wait()
+	elapsed := time.Since(begin)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	var took []float64
+	for _, c := range p.connections {
+		took = append(took, c.took...)
+	}
+	slices.Sort(took)
+	p.rates = append(p.rates, float64(len(took))/elapsed.Seconds())
+	p.p99s = append(p.p99s, took[len(took)*99/100])
+	return nil
+}
+
+// A connection asks the same again and again, as cheaply as it can: it shares the machine with what is measured.
+type connection struct {
+	net.Conn
+	answers *bufio.Reader
+	request []byte
+	took    []float64 // µs
+}
+
+func connect(address string, i int) (*connection, error) {
+	for try := 0; ; try++ {
+		c, err := net.Dial("tcp", address)
+		if err == nil {
+			request := fmt.Sprintf("GET /api/things/%d HTTP/1.1\r\nHost: api.example.com\r\nUser-Agent: bench\r\nX-API-Key: key-%d\r\nAccept: */*\r\n\r\n", i, i)
+			return &connection{Conn: c, answers: bufio.NewReader(c), request: []byte(request)}, nil
+		}
+		if try == 100 {
+			return nil, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (c *connection) ask() error {
+	begin := time.Now()
+	if _, err := c.Write(c.request); err != nil {
+		return err
+	}
+	line, err := c.answers.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(line, []byte("HTTP/1.1 200 ")) {
+		return fmt.Errorf("the answer is %q", line)
+	}
+	length := -1
+	for len(line) > 2 {
+		if line, err = c.answers.ReadSlice('\n'); err != nil {
+			return err
+		}
+		if name, value, ok := strings.Cut(string(line), ":"); ok && strings.EqualFold(name, "Content-Length") {
+			length, _ = strconv.Atoi(strings.TrimSpace(value))
+		}
+	}
+	if length != len(upstreamBody) {
+		return fmt.Errorf("the body has %d bytes, not %d", length, len(upstreamBody))
+	}
+	if _, err := io.CopyN(io.Discard, c.answers, int64(length)); err != nil {
+		return err
+	}
+	c.took = append(c.took, float64(time.Since(begin).Nanoseconds())/1e3)
+	return nil
+}
