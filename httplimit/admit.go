@@ -100,7 +100,7 @@ func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
 	a.Decision, a.limited = d, true
 	if !d.Allowed {
 		g.observe(a.event(Denied, latency))
-		a.deny(w, s, d.RetryAfter())
+		a.deny(w, s, a.retryAfter())
 		return false
 	}
 	if wait := d.Wait(); wait > 0 && !a.wait(w, s, wait, latency) {
@@ -160,13 +160,30 @@ func (a *Admission) deny(w http.ResponseWriter, s *setup, retryAfter time.Durati
 	a.gate.turnAway(w, a.withContext(), s, d)
 }
 
+// status is what is told of charge i. When a slot is given back nobody knows; what the store knows is when one ends by itself if
+// nobody gives it back. Those who want one should ask again soon.
+func (a *Admission) status(i int) penstock.Status {
+	s := a.Decision.Status(i)
+	if a.verdict.Charges[i].Limit.Algorithm.Holds && s.RetryAfter != penstock.Never {
+		s.RetryAfter, s.ResetAfter = min(s.RetryAfter, time.Second), min(s.ResetAfter, time.Second)
+	}
+	return s
+}
+
+func (a *Admission) retryAfter() (retry time.Duration) {
+	for i := range a.verdict.Limits {
+		retry = max(retry, a.status(i).RetryAfter)
+	}
+	return retry
+}
+
 // writeHeaders tells of the limits in the response's header.
 func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration) int64 {
 	var room [8]quota
 	quotas := room[:0]
 	for i, l := range a.verdict.Limits {
 		if l.Shown {
-			quotas = append(quotas, quota{policy: s.policies[l][a.verdict.Form(l)], status: a.Decision.Status(i)})
+			quotas = append(quotas, quota{policy: s.policies[l][a.verdict.Form(l)], status: a.status(i)})
 		}
 	}
 	return s.headers.write(a.header, quotas, denied, retryAfter)

@@ -374,6 +374,26 @@ func TestSlotsAreGivenBackWhateverTheHandlerDoes(t *testing.T) {
 	}
 }
 
+func TestNobodyWaitsForASlotToExpire(t *testing.T) {
+	gate, _ := gateOf(t, `
+rules:
+  - name: export
+    per: everyone
+    limits: [{in_flight: 1, expires: 1h, headers: true}]
+`)
+	inside, leave := make(chan struct{}), make(chan struct{})
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { close(inside); <-leave }))
+	var first sync.WaitGroup
+	first.Go(func() { send(h, "GET", "/") })
+	<-inside
+	w := send(h, "GET", "/")
+	if w.Code != 429 || w.Header().Get("Retry-After") != "1" || w.Header().Get("RateLimit") != `"export.in-flight";r=0;t=1` {
+		t.Errorf("status %d, Retry-After %s, RateLimit %s", w.Code, w.Header().Get("Retry-After"), w.Header().Get("RateLimit"))
+	}
+	close(leave)
+	first.Wait()
+}
+
 func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, slots)
