@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -125,10 +124,10 @@ func (a *Admission) trueCost(g *grant) int64 {
 	return g.charge.Cost
 }
 
-// Settle tells what the request really cost: those of its limits whose cost is settled afterwards are corrected to it once it has been
-// served. The last call counts. It fails if the request is not under such a limit.
-func Settle(r *http.Request, actual int64) error {
-	a, ok := r.Context().Value(admissionKey{}).(*Admission)
+// Settle tells what the request that has this context really cost: those of its limits whose cost is settled afterwards are corrected to it
+// once it has been served. The last call counts. It fails if no limit applies to the request.
+func Settle(ctx context.Context, actual int64) error {
+	a, ok := ctx.Value(admissionKey{}).(*Admission)
 	if !ok {
 		return fmt.Errorf("%w: httplimit: no limit applies to the request; settle only those that came through a Gate", penstock.ErrInvalid)
 	}

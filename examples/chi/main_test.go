@@ -1,0 +1,27 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"testing"
+
+	"github.com/penstock/penstock/examples/internal/demotest"
+	"github.com/penstock/penstock/httplimit"
+)
+
+func TestChi(t *testing.T) {
+	demotest.Run(t, func(gate *httplimit.Gate, wait func()) func(net.Listener) error {
+		router := service(gate)
+		router.Get("/fails", func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusBadGateway) })
+		router.Get("/panics", func(w http.ResponseWriter, r *http.Request) { panic("as it should") })
+		router.Get("/waits", func(w http.ResponseWriter, r *http.Request) { wait() })
+		router.Get("/costs", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Cost", "5") })
+		router.Get("/settles", func(w http.ResponseWriter, r *http.Request) {
+			if err := httplimit.Settle(r.Context(), 5); err != nil {
+				panic(err)
+			}
+		})
+		router.Get("/files/*", say("a file"))
+		return (&http.Server{Handler: router}).Serve
+	})
+}

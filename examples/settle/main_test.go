@@ -1,0 +1,46 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/memstore"
+)
+
+// 20 answers of 100 tokens make 2,000; what an answer overdraws is paid off at 2,000 tokens per hour before there is another.
+func TestCallersPayWhatAnswersTook(t *testing.T) {
+	now := time.Now()
+	gate, err := limits(memstore.New(memstore.Options{Now: func() time.Time { return now }}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := service(gate)
+	ask := func(key string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest("POST", "/v1/completions", nil)
+		r.Header.Set("X-API-Key", key)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w
+	}
+	for i := range 25 {
+		want := http.StatusOK
+		if i >= 20 {
+			want = http.StatusTooManyRequests
+		}
+		if got := ask("a"); got.Code != want {
+			t.Fatalf("request %d: %d, not %d", i+1, got.Code, want)
+		}
+	}
+	if got := ask("b"); got.Code != http.StatusOK {
+		t.Errorf("another caller: %d", got.Code)
+	}
+	now = now.Add(1800 * time.Millisecond) // one token
+	if got := ask("a"); got.Code != http.StatusOK {
+		t.Errorf("with a token left: %d", got.Code)
+	}
+	if got := ask("a"); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") != "180" {
+		t.Errorf("with 99 tokens overdrawn: %d, Retry-After %q", got.Code, got.Header().Get("Retry-After"))
+	}
+}
