@@ -295,13 +295,13 @@ rules:
 		{"more in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, `"chat.tokens";r=550`},
 		{"nonsense in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, `"chat.tokens";r=800`},
 		{"told by the handler", func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r.Context(), 7); err != nil {
+			if err := httplimit.Settle(r, 7); err != nil {
 				t.Error(err)
 			}
 			w.Header().Set("X-Tokens", "500")
 		}, `"chat.tokens";r=893`},
 		{"nothing at all", func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r.Context(), 0); err != nil {
+			if err := httplimit.Settle(r, 0); err != nil {
 				t.Error(err)
 			}
 		}, `"chat.tokens";r=900`},
@@ -317,7 +317,7 @@ rules:
 			t.Errorf("%s: %s, not %s", c.what, got, c.want)
 		}
 	}
-	if err := httplimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
+	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("settled what no gate let in: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -124,9 +125,12 @@ func (a *Admission) trueCost(g *grant) int64 {
 	return g.charge.Cost
 }
 
-// Settle tells what the request that has this context really cost: those of its limits whose cost is settled afterwards are corrected to it
-// once it has been served. The last call counts. It fails if no limit applies to the request.
-func Settle(ctx context.Context, actual int64) error {
+// Settle tells what a request really cost: those of its limits whose cost is settled afterwards are corrected to it once it has been
+// served. The last call counts. It fails if no limit applies to the request.
+func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
+
+// SettleContext is Settle for handlers that have the request's context only.
+func SettleContext(ctx context.Context, actual int64) error {
 	a, ok := ctx.Value(admissionKey{}).(*Admission)
 	if !ok {
 		return fmt.Errorf("%w: httplimit: no limit applies to the request; settle only those that came through a Gate", penstock.ErrInvalid)

@@ -17,7 +17,7 @@ func TestChi(t *testing.T) {
 		router.Get("/waits", func(w http.ResponseWriter, r *http.Request) { wait() })
 		router.Get("/costs", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Cost", "5") })
 		router.Get("/settles", func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r.Context(), 5); err != nil {
+			if err := httplimit.Settle(r, 5); err != nil {
 				panic(err)
 			}
 		})

@@ -43,7 +43,7 @@ func service(gate *httplimit.Gate) http.Handler {
 // complete costs 1 token to be let in. What the answer took is charged when it is known: a caller who has overdrawn waits until that is paid.
 func complete(w http.ResponseWriter, r *http.Request) {
 	text, tokens := model()
-	if err := httplimit.Settle(r.Context(), tokens); err != nil {
+	if err := httplimit.Settle(r, tokens); err != nil {
 		log.Print(err)
 	}
 	fmt.Fprintln(w, text)
