@@ -18,7 +18,8 @@ import (
 // are trusted, the leftmost is. Whatever cannot be read on this way, "unknown" and names like _hidden included, makes the peer
 // the client, and so does a list that goes on for more than maxHops addresses or maxHopBytes. What stands further left is not read.
 //
-// Any other header must have one line with one address, or the peer is the client.
+// Any other header must have one line with one address, or the peer is the client. Proxies must set such a header whatever the
+// client sent, as they must append to a list.
 type addresses struct {
 	trusted []netip.Prefix
 	unix    bool   // whether the peer of a unix socket is trusted
@@ -114,24 +115,19 @@ func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(
 
 func lastComma(list string) int { return strings.LastIndexByte(list, ',') }
 
-// lastUnquotedComma is the last comma that is not in a quoted string. Reading from the right, as walk does, keeps a quote that the
-// client left open from swallowing what proxies appended.
+// lastUnquotedComma is the last comma that is not in a quoted string. It reads from the right, lest a quote that the client left open
+// swallow what proxies appended. A quote behind a backslash is a part of its string, as none begins there.
 func lastUnquotedComma(list string) int {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {
 		switch {
-		case list[i] == '"' && !(quoted && isEscaped(list[:i])):
+		case list[i] == '"' && !(quoted && strings.HasSuffix(list[:i], `\`)):
 			quoted = !quoted
 		case list[i] == ',' && !quoted:
 			return i
 		}
 	}
 	return -1
-}
-
-// isEscaped tells whether what follows before in a quoted string is: whether before ends with an odd number of backslashes.
-func isEscaped(before string) bool {
-	return (len(before)-len(strings.TrimRight(before, `\`)))%2 == 1
 }
 
 // parseForwarded reads the address in an element of Forwarded, as for="[2001:db8::1]:80";proto=https (RFC 7239); spaces around a

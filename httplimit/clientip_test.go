@@ -189,6 +189,9 @@ func TestClientsStandRightOfWhatNobodyVouchesFor(t *testing.T) {
 			"203.0.113.7:_":               peer,
 			"203.0.113.7:_a b":            peer,
 			"203.0.113.7%eth0":            peer,
+			"fe80::7%":                    peer,
+			"fe80::7% 203.0.113.7":        peer,
+			`fe80::7%"`:                   peer,
 			"[203.0.113.7]:80":            peer,
 			"[2001:db8::7":                peer,
 			"[2001:db8::7]80":             peer,
@@ -264,10 +267,12 @@ func TestClientsStandRightOfWhatNobodyVouchesFor(t *testing.T) {
 			"203.0.113.7|203.0.113.7":  peer,
 			"203.0.113.7|":             peer,
 			"203.0.113.7 198.51.100.9": peer,
-			"unknown":                  peer,
-			"for=203.0.113.7":          peer,
-			"203.0.113.7\x00":          peer,
-			"203.0.113.7,":             peer,
+			strings.Repeat(" ", maxHopBytes-11) + "203.0.113.7": "203.0.113.7",
+			strings.Repeat(" ", maxHopBytes-10) + "203.0.113.7": peer,
+			"unknown":         peer,
+			"for=203.0.113.7": peer,
+			"203.0.113.7\x00": peer,
+			"203.0.113.7,":    peer,
 		}},
 	} {
 		a := mustTrust(t, row.header, proxies...)
@@ -300,6 +305,7 @@ func TestLongListsAreReadUpToABound(t *testing.T) {
 			spaces := strings.Repeat(" ", n-len(client)-len(proxy))
 			return []string{client + spaces[:len(spaces)/2], proxy + spaces[len(spaces)/2:]}
 		}
+		spaces := strings.Repeat(" ", maxHopBytes+1-len(client+proxy))
 		for _, row := range []struct {
 			what  string
 			lines []string
@@ -311,6 +317,7 @@ func TestLongListsAreReadUpToABound(t *testing.T) {
 			{"a hop more, a line each", hops(maxHops + 1), "10.0.0.1"},
 			{"as many bytes as may be", padded(maxHopBytes), "203.0.113.7"},
 			{"a byte more", padded(maxHopBytes + 1), "10.0.0.1"},
+			{"two bytes more, which cut the client's address", []string{client + "," + spaces + proxy}, "10.0.0.1"},
 			{"far more bytes", padded(100 * maxHopBytes), "10.0.0.1"},
 			{"far more bytes in one hop", []string{client + strings.Repeat(" ", 1_000_000)}, "10.0.0.1"},
 			{"far more of both, left of the client", []string{strings.Repeat(proxy+",", 100_000) + client}, "203.0.113.7"},
