@@ -63,7 +63,7 @@ func newAddresses(trusted []string, header string) (*addresses, error) {
 // none, as on a unix socket.
 func (a *addresses) of(r *http.Request) netip.Addr {
 	peer := parsePeer(r.RemoteAddr)
-	if !a.trusts(peer) && !(a.unix && isSocket(r.RemoteAddr)) {
+	if !a.trusts(peer) && !a.trustsSocket(r) {
 		return peer
 	}
 	var client netip.Addr
@@ -80,6 +80,13 @@ func (a *addresses) of(r *http.Request) netip.Addr {
 	}
 	return client
 }
+
+// trustsPeer tells whether the peer is a proxy that is believed.
+func (a *addresses) trustsPeer(r *http.Request) bool {
+	return a.trusts(parsePeer(r.RemoteAddr)) || a.trustsSocket(r)
+}
+
+func (a *addresses) trustsSocket(r *http.Request) bool { return a.unix && isSocket(r.RemoteAddr) }
 
 func (a *addresses) trusts(address netip.Addr) bool {
 	for _, network := range a.trusted {

@@ -163,6 +163,9 @@ func (g *Gate) now() *setup {
 	return s
 }
 
+// Trusts tells whether a request comes straight from one of the policy's trusted proxies.
+func (g *Gate) Trusts(r *http.Request) bool { return g.now().addresses.trustsPeer(r) }
+
 // Waiting is how many requests wait for their turn.
 func (g *Gate) Waiting() int { return int(g.waiting.Load()) }
 

@@ -106,7 +106,33 @@ type DeniedConfig struct {
 	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
 }
 
-// ServerConfig is what penstock serve may find in the file.
+// ServerConfig is what penstock serve may find in the file: its settings, each as it would be written in a flag of that name. What is left
+// out comes from flags, the environment or the defaults. The library only reads it.
 type ServerConfig struct {
-	Listen string `yaml:"listen" jsonschema:"Where requests are taken. Default: :8080."`
+	Listen                 string `yaml:"listen" jsonschema:"Host:port where requests come in; default :8080."`
+	Upstream               string `yaml:"upstream" jsonschema:"URL where requests go."`
+	PreserveHost           *bool  `yaml:"preserve_host" jsonschema:"Send the client's Host to the upstream; default false."`
+	Store                  string `yaml:"store" jsonschema:"URL of Redis; default memory."`
+	Prefix                 string `yaml:"prefix" jsonschema:"How the names of keys begin; default ps."`
+	Secret                 string `yaml:"secret" jsonschema:"Hides identities in Redis; default none. PENSTOCK_SECRET_FILE is a better place."`
+	RequireStore           *bool  `yaml:"require_store" jsonschema:"Do not start without the store; default false."`
+	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 100ms."`
+	Admin                  string `yaml:"admin" jsonschema:"Host:port of metrics and health, or off; default 127.0.0.1:9180."`
+	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof there; default false."`
+	TLSCert                string `yaml:"tls_cert" jsonschema:"PEM file of the certificate chain; default none, plain HTTP."`
+	TLSKey                 string `yaml:"tls_key" jsonschema:"PEM file of its private key."`
+	TLSClientCA            string `yaml:"tls_client_ca" jsonschema:"PEM file of who signs clients' certificates; default none, all are served."`
+	HeaderTimeout          string `yaml:"header_timeout" jsonschema:"To send a request's headers; default 5s."`
+	StallTimeout           string `yaml:"stall_timeout" jsonschema:"Longest pause of a client in a body; default 30s; 0 is forever."`
+	MinRate                string `yaml:"min_rate" jsonschema:"Bytes a second that a body must bring; default 240; 0 is any."`
+	IdleTimeout            string `yaml:"idle_timeout" jsonschema:"Between requests on a connection; default 2m."`
+	UpstreamConnectTimeout string `yaml:"upstream_connect_timeout" jsonschema:"To connect to the upstream; default 5s."`
+	UpstreamHeaderTimeout  string `yaml:"upstream_header_timeout" jsonschema:"For the upstream's answer to begin; default 30s; 0 is forever."`
+	DrainDelay             string `yaml:"drain_delay" jsonschema:"Accept for so long after SIGTERM; default 0s."`
+	DrainTimeout           string `yaml:"drain_timeout" jsonschema:"For requests under way to end; default 15s."`
+	MaxHeader              string `yaml:"max_header" jsonschema:"Size of a request's headers; default 16KB."`
+	MaxBody                string `yaml:"max_body" jsonschema:"Size of a request's body; default 0, any."`
+	MaxConnections         *int64 `yaml:"max_connections" jsonschema:"Clients connected at once; default 10000."`
+	LogFormat              string `yaml:"log_format" jsonschema:"Text or json; default text."`
+	LogLevel               string `yaml:"log_level" jsonschema:"Debug, info, warn or error; default info."`
 }

@@ -1,4 +1,39 @@
 // Command penstock is the gate: a service that puts limits in front of HTTP APIs, and the command line for those who choose them.
 package main
 
-func main() {}
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:]))
+}
+
+// run runs the command line, and returns the exit status.
+func run(ctx context.Context, args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	return exitStatus(root, root.ExecuteContext(ctx))
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "penstock",
+		Short: "A gate for requests: rate limits in front of HTTP APIs",
+		Long: "penstock puts limits in front of HTTP APIs: exact ones, shared over Redis by any number of gates, or in memory.\n\n" +
+			"Exit status: 0 ok, 1 internal error, 2 usage, 3 denied, 4 invalid configuration, 5 store unreachable.",
+		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
+	root.AddCommand(newServe(), newValidate(), newExplain(), newSchema(), newVersion())
+	return root
+}

@@ -1,20 +1,26 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
 
-// checks collects what checks ended in. Each check is counted once, by its outcome, and the sums are made when somebody asks: so in every
+	"github.com/penstock/penstock/httplimit"
+)
+
+// checks collects what requests ended in. Each is counted once, by its outcome, and the sums are made when somebody asks: so in every
 // scrape rate_limiter_requests_total is exactly rate_limiter_allowed_total and rate_limiter_rejected_total together. Allowed is what was
 // let through, whatever the reason.
 type checks struct{ metrics *Metrics }
 
 var (
-	requests = prometheus.NewDesc("rate_limiter_requests_total", "Checks of requests, by what they ended in.",
+	requests = prometheus.NewDesc("rate_limiter_requests_total", "Requests that were decided, by the rule that mattered most and how that ended.",
 		[]string{"rule", "algorithm", "outcome"}, nil)
-	allowed = prometheus.NewDesc("rate_limiter_allowed_total", "Checks that let the request through: within the limit, on trial, exempt, or without an answer.",
+	allowed = prometheus.NewDesc("rate_limiter_allowed_total", "Requests that were let through: within the limits, exempt, or without an answer.",
 		[]string{"rule", "algorithm"}, nil)
-	rejected = prometheus.NewDesc("rate_limiter_rejected_total", "Checks that turned the request away: over the limit, refused, or without an answer.",
+	rejected = prometheus.NewDesc("rate_limiter_rejected_total", "Requests that were turned away (over a limit, refused, malformed, without an answer), or that went away before they were let in.",
 		[]string{"rule", "algorithm"}, nil)
-	shadowRejected = prometheus.NewDesc("rate_limiter_shadow_rejected_total", "Checks by rules on trial that would have turned the request away.",
+	shadowAllowed = prometheus.NewDesc("rate_limiter_shadow_allowed_total", "Requests that limits on trial would have let through.",
+		[]string{"rule", "algorithm"}, nil)
+	shadowRejected = prometheus.NewDesc("rate_limiter_shadow_rejected_total", "Requests that limits on trial would have turned away.",
 		[]string{"rule", "algorithm"}, nil)
 )
 
@@ -22,6 +28,7 @@ func (checks) Describe(ch chan<- *prometheus.Desc) {
 	ch <- requests
 	ch <- allowed
 	ch <- rejected
+	ch <- shadowAllowed
 	ch <- shadowRejected
 }
 
@@ -30,22 +37,17 @@ func (c checks) Collect(ch chan<- prometheus.Metric) {
 		count := func(desc *prometheus.Desc, n uint64, more ...string) {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{rule.Name, rule.Algorithm}, more...)...)
 		}
-		var let, turned, shadow uint64
-		for o := range outcomes {
+		var sums [2]uint64
+		for _, o := range outcomes {
 			n := s.outcomes[o].Load()
-			switch {
-			case o == ShadowDenied:
-				shadow = n
-				fallthrough
-			case o.letThrough():
-				let += n
-			default:
-				turned += n
+			if in := sumOf(o); in != sumShadow {
+				sums[in] += n
+				count(requests, n, o.String())
 			}
-			count(requests, n, outcomeNames[o])
 		}
-		count(allowed, let)
-		count(rejected, turned)
-		count(shadowRejected, shadow)
+		count(allowed, sums[sumAllowed])
+		count(rejected, sums[sumRejected])
+		count(shadowAllowed, s.outcomes[httplimit.ShadowAllowed].Load())
+		count(shadowRejected, s.outcomes[httplimit.ShadowDenied].Load())
 	}
 }

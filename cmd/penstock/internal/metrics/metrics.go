@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/penstock/penstock/httplimit"
 )
 
 // A Rule is what decisions are counted by.
@@ -19,24 +21,27 @@ type Rule struct{ Name, Algorithm string }
 // other stands for rules that are not known (any more). No rule can have this name.
 var other = Rule{"(other)", "(other)"}
 
-// An Outcome is how a check of a request by a rule ended.
-type Outcome uint8
+// outcomes are how a request may end.
+var outcomes = httplimit.Outcomes()
+
+// A sum is what an outcome is counted in, besides by itself.
+type sum uint8
 
 const (
-	Allowed      Outcome = iota
-	ErrorOpen            // no answer of the store, let through
-	Exempt               // not limited
-	ShadowDenied         // a rule on trial would have denied it; let through
-	Denied
-	ErrorClosed // no answer of the store, turned away
-	Refused     // not fit to be decided: a forged identity, a malformed path
-	outcomes
+	sumAllowed  sum = iota // the request was let through
+	sumRejected            // it was turned away, or went away
+	sumShadow              // a limit on trial was asked besides; the request is counted where the others are
 )
 
-var outcomeNames = [outcomes]string{"allowed", "error_open", "exempt", "shadow_denied", "denied", "error_closed", "refused"}
-
-// letThrough tells which of the two sums an outcome belongs to: allowed or rejected.
-func (o Outcome) letThrough() bool { return o <= ShadowDenied }
+func sumOf(o httplimit.Outcome) sum {
+	switch o {
+	case httplimit.Allowed, httplimit.FailedOpen, httplimit.Exempt:
+		return sumAllowed
+	case httplimit.ShadowAllowed, httplimit.ShadowDenied:
+		return sumShadow
+	}
+	return sumRejected
+}
 
 // reasons that errors are counted by; others are counted as the last.
 var reasons = []string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "invalid", "other"}
@@ -47,7 +52,6 @@ type Metrics struct {
 	latency  *prometheus.HistogramVec
 	rules    atomic.Pointer[map[Rule]*series]
 	errors   []prometheus.Counter // by reason
-	waiting  prometheus.Gauge
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
@@ -55,7 +59,7 @@ type Metrics struct {
 
 // series are those of one rule.
 type series struct {
-	outcomes [outcomes]atomic.Uint64
+	outcomes []atomic.Uint64
 	latency  prometheus.Observer
 }
 
@@ -78,10 +82,6 @@ func New(version string) *Metrics {
 	for _, reason := range reasons {
 		m.errors = append(m.errors, failures.WithLabelValues(reason))
 	}
-	m.waiting = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "rate_limiter_waiting",
-		Help: "Requests that wait to be let in.",
-	})
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
 		Help: "Whether the policy file was taken up when it was last read: 1 or 0.",
@@ -101,7 +101,7 @@ func New(version string) *Metrics {
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(checks{m}, m.latency, failures, m.waiting, m.reloadOK, m.reloadTime, reloads, build,
+	m.registry.MustRegister(checks{m}, m.latency, failures, m.reloadOK, m.reloadTime, reloads, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.SetRules(nil)
 	return m
@@ -121,7 +121,7 @@ func (m *Metrics) SetRules(rules []Rule) {
 			all[rule] = (*old)[rule]
 			continue
 		}
-		all[rule] = &series{latency: m.latency.WithLabelValues(rule.Name, rule.Algorithm)}
+		all[rule] = &series{make([]atomic.Uint64, len(outcomes)), m.latency.WithLabelValues(rule.Name, rule.Algorithm)}
 	}
 	m.rules.Store(&all)
 	if old != nil {
@@ -134,7 +134,7 @@ func (m *Metrics) SetRules(rules []Rule) {
 }
 
 // Check counts a check by a rule. A latency of 0 means that nobody was asked.
-func (m *Metrics) Check(rule Rule, outcome Outcome, latency time.Duration) {
+func (m *Metrics) Check(rule Rule, outcome httplimit.Outcome, latency time.Duration) {
 	rules := *m.rules.Load()
 	s := rules[rule]
 	if s == nil {
@@ -155,8 +155,13 @@ func (m *Metrics) Error(reason string) {
 	m.errors[i].Inc()
 }
 
-// Waiting adds requests that begin to wait, or takes away those that end.
-func (m *Metrics) Waiting(n int) { m.waiting.Add(float64(n)) }
+// Waiting says who knows how many requests wait for their turn. It is called once.
+func (m *Metrics) Waiting(now func() int) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "rate_limiter_waiting",
+		Help: "Requests that wait for their turn.",
+	}, func() float64 { return float64(now()) }))
+}
 
 // Loaded notes that the policy file was read for the first time.
 func (m *Metrics) Loaded(at time.Time) {

@@ -12,7 +12,6 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httputil"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -29,8 +28,9 @@ type Options struct {
 	// PreserveHost sends the client's Host. Default: the upstream's own, and the client's in X-Forwarded-Host.
 	PreserveHost bool
 
-	// Trusted are the peers whose X-Forwarded-* headers are kept and added to. Default: none.
-	Trusted []netip.Prefix
+	// Trusted tells whether a request's X-Forwarded-* headers are kept and added to, because its peer is a proxy that is believed. Default:
+	// none is.
+	Trusted func(r *http.Request) bool
 
 	// ConnectTimeout is for connecting, and then for the TLS handshake. 0: the system's own.
 	ConnectTimeout time.Duration

@@ -4,7 +4,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
-	"net/netip"
 	"strings"
 	"sync/atomic"
 )
@@ -34,7 +33,7 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 // setForwarded says where the request came from. Of what it says itself nothing is left, unless its peer is trusted. Forwarded (RFC 7239)
 // is never sent on: without this hop it would be wrong, and what both headers say may differ.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
-	trusted := h.isTrusted(pr.In.RemoteAddr)
+	trusted := h.options.Trusted != nil && h.options.Trusted(pr.In)
 	for name := range pr.Out.Header {
 		if isForwarded(name) && (!trusted || strings.Contains(name, "_")) {
 			delete(pr.Out.Header, name)
@@ -63,23 +62,6 @@ func isForwarded(name string) bool {
 	}
 	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
 	return strings.HasPrefix(name, "x-forwarded-") || name == "x-real-ip" || name == "forwarded"
-}
-
-func (h *Handler) isTrusted(peer string) bool {
-	if len(h.options.Trusted) == 0 {
-		return false
-	}
-	addr, err := netip.ParseAddrPort(peer)
-	if err != nil {
-		return false
-	}
-	ip := addr.Addr().Unmap().WithZone("")
-	for _, network := range h.options.Trusted {
-		if network.Contains(ip) {
-			return true
-		}
-	}
-	return false
 }
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }

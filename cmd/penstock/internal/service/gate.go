@@ -9,12 +9,16 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/redisstore"
 )
 
 // A Gate is what requests must pass on their way to the upstream. If it has a method Close, that is called after the last request.
 type Gate interface {
 	Middleware(next http.Handler) http.Handler
+
+	// Trusts tells whether a request comes straight from a proxy that is believed in what it says of the way before it.
+	Trusts(r *http.Request) bool
 }
 
 // A Builder makes a gate of what the service has. Its context ends with the last request.
@@ -23,19 +27,10 @@ type Builder func(ctx context.Context, d Deps) (Gate, Policy, error)
 // Deps are what the service has for a gate.
 type Deps struct {
 	Store    penstock.Store
-	Observe  func(Event)         // is told of each check
-	Waiting  func(n int)         // is told 1 when a request begins to wait, -1 when it ends to
-	Reloaded func(Policy, error) // is told when the policy file was read again
+	Observe  func(httplimit.Event)
+	Waiting  func(now func() int) // is told who knows how many requests wait for their turn
+	Reloaded func(Policy, error)  // is told when the policy file was read again
 	Log      *slog.Logger
-}
-
-// An Event is a check of a request by a rule.
-type Event struct {
-	Rule, Limit, Algorithm string
-	Outcome                string // allowed, denied, error_open, error_closed, exempt or refused
-	Latency                time.Duration
-	Err                    error // the store's, if it had no answer
-	Shadow                 bool  // the rule is on trial: the request goes on, whatever the outcome
 }
 
 // A Policy is what the service needs to know of the rules in force.
@@ -62,14 +57,16 @@ type noRules struct{}
 
 func (noRules) Middleware(next http.Handler) http.Handler { return next }
 
-func (s *service) observe(e Event) {
-	s.metrics.Check(Rule{Name: e.Rule, Algorithm: e.Algorithm}, outcome(e), e.Latency)
+func (noRules) Trusts(*http.Request) bool { return false }
+
+func (s *service) observe(e httplimit.Event) {
+	s.metrics.Check(Rule{Name: e.Rule, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
 	switch {
-	case e.Err == nil:
+	case e.Err == nil && e.Rule != "":
 		s.health.answered()
-	case !errors.Is(e.Err, context.Canceled): // by the client, who went away
+	case e.Err != nil && e.Outcome != httplimit.Abandoned:
 		s.metrics.Error(reason(e.Err))
-		s.health.failed(e.Err, e.Outcome)
+		s.health.failed(e.Err, e.Outcome.String())
 	}
 }
 
@@ -81,24 +78,6 @@ func (s *service) reloaded(policy Policy, err error) {
 	}
 	s.metrics.SetRules(policy.Rules)
 	s.Log.Info("the policy file was taken up", "policy", policy.File, "rules", policy.count())
-}
-
-func outcome(e Event) metrics.Outcome {
-	switch {
-	case e.Outcome == "allowed":
-		return metrics.Allowed
-	case e.Outcome == "exempt":
-		return metrics.Exempt
-	case e.Outcome == "error_open", e.Outcome == "error_closed" && e.Shadow:
-		return metrics.ErrorOpen
-	case e.Outcome == "error_closed":
-		return metrics.ErrorClosed
-	case e.Shadow:
-		return metrics.ShadowDenied
-	case e.Outcome == "denied":
-		return metrics.Denied
-	}
-	return metrics.Refused
 }
 
 // reason is the kind of an error, of which there are few.

@@ -112,7 +112,7 @@ func (s *service) open(life context.Context) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := s.proxy()
+	proxy, err := s.proxy(gate)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (s *service) build(life context.Context) (Gate, error) {
 }
 
 // proxy makes what passes requests on, and with Demo the upstream too.
-func (s *service) proxy() (http.Handler, error) {
+func (s *service) proxy(gate Gate) (http.Handler, error) {
 	to := s.Settings.Upstream
 	if s.Settings.Demo {
 		demo, err := upstream.Start()
@@ -181,7 +181,7 @@ func (s *service) proxy() (http.Handler, error) {
 	proxy := revproxy.New(revproxy.Options{
 		Upstream:       to,
 		PreserveHost:   s.Settings.PreserveHost,
-		Trusted:        s.Settings.TrustedProxies,
+		Trusted:        gate.Trusts,
 		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,

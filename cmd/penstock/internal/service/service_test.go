@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -97,6 +98,8 @@ type watcher struct {
 	passed []string
 	closed int
 }
+
+func (g *watcher) Trusts(*http.Request) bool { return false }
 
 func (g *watcher) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -305,20 +308,19 @@ func TestChecksOfTheGateAreCounted(t *testing.T) {
 	})
 	outage := fmt.Errorf("%w: no answer", penstock.ErrUnavailable)
 	for _, c := range []struct {
-		event Event
+		event httplimit.Event
 		want  string
 	}{
-		{Event{Outcome: "allowed", Latency: 1}, `outcome="allowed",rule="a"} 1`},
-		{Event{Outcome: "allowed", Shadow: true}, `outcome="allowed",rule="a"} 2`},
-		{Event{Outcome: "denied"}, `outcome="denied",rule="a"} 1`},
-		{Event{Outcome: "denied", Shadow: true}, `outcome="shadow_denied",rule="a"} 1`},
-		{Event{Outcome: "refused"}, `outcome="refused",rule="a"} 1`},
-		{Event{Outcome: "exempt"}, `outcome="exempt",rule="a"} 1`},
-		{Event{Outcome: "error_open", Err: outage}, `outcome="error_open",rule="a"} 1`},
-		{Event{Outcome: "error_closed", Err: outage}, `outcome="error_closed",rule="a"} 1`},
-		{Event{Outcome: "error_closed", Err: outage, Shadow: true}, `outcome="error_open",rule="a"} 2`},
-		{Event{Outcome: "error_closed", Err: context.DeadlineExceeded}, `rate_limiter_errors_total{reason="timeout"} 1`},
-		{Event{Outcome: "error_closed", Err: context.Canceled}, `rate_limiter_errors_total{reason="other"} 3`},
+		{httplimit.Event{Outcome: httplimit.Allowed, Latency: 1}, `outcome="allowed",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.Denied}, `outcome="denied",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.ShadowDenied}, `rate_limiter_shadow_rejected_total{algorithm="x",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.ShadowAllowed}, `rate_limiter_shadow_allowed_total{algorithm="x",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.Refused}, `outcome="refused",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.Exempt}, `outcome="exempt",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.FailedOpen, Err: outage}, `outcome="failed_open",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: outage}, `outcome="failed_closed",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: context.DeadlineExceeded}, `rate_limiter_errors_total{reason="timeout"} 1`},
+		{httplimit.Event{Outcome: httplimit.Abandoned, Err: context.Canceled}, `rate_limiter_errors_total{reason="other"} 2`},
 	} {
 		c.event.Rule, c.event.Algorithm = "a", "x"
 		deps.Observe(c.event)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/penstock/penstock/policy"
 )
 
 // Sources are what settings come from.
@@ -17,7 +19,7 @@ type Sources struct {
 	Environ []string
 
 	// File reads the server section of a policy file. Default: there is none.
-	File func(path string) (Server, error)
+	File func(path string) (policy.ServerConfig, error)
 }
 
 // Load puts the settings together: flags, else the environment, else the file, else defaults. An empty variable is as good as none. The
@@ -42,12 +44,12 @@ func Load(from Sources) (Settings, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s%s (%s): %w", row.Name, row.show(g.text), g.from(), err))
 		}
-		if row.Name == "policy" && s.Policy != "" && from.File != nil { // the first row
-			server, err := from.File(s.Policy)
+		if row.Name == "config" && s.Config != "" && from.File != nil { // the first row
+			server, err := from.File(s.Config)
 			if err != nil {
 				return s, err
 			}
-			file, name = server.values(), s.Policy
+			file, name = values(server), s.Config
 		}
 	}
 	err := errors.Join(errs...)

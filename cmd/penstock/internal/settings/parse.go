@@ -144,30 +144,6 @@ func setUpstream(s *Settings, text string) error {
 	return nil
 }
 
-func setTrusted(s *Settings, text string) error {
-	s.TrustedProxies = nil
-	for part := range strings.SplitSeq(text, ",") {
-		if part = strings.TrimSpace(part); part == "" {
-			continue
-		}
-		prefix, err := netip.ParsePrefix(part)
-		if addr, errAddr := netip.ParseAddr(part); errAddr == nil {
-			prefix, err = netip.PrefixFrom(addr.WithZone(""), addr.BitLen()), nil
-		}
-		if err != nil {
-			return fmt.Errorf("%q is neither an address nor a network; write 10.0.0.7 or 10.0.0.0/8", part)
-		}
-		if prefix.Masked() != prefix {
-			return fmt.Errorf("%q has bits beyond its length; write %v", part, prefix.Masked())
-		}
-		if addr := prefix.Addr(); addr.Is4In6() {
-			return fmt.Errorf("%q is an IPv4 network in IPv6 form; write it as IPv4", part)
-		}
-		s.TrustedProxies = append(s.TrustedProxies, prefix)
-	}
-	return nil
-}
-
 // setStore leaves the URL itself to the store, which knows its forms.
 func setStore(s *Settings, text string) error {
 	if s.Store = text; text == "memory" {

@@ -5,7 +5,6 @@ package settings
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -16,13 +15,12 @@ var ErrInvalid = errors.New("invalid configuration")
 
 // Settings of the service. [Load] makes them; [Table] says what each is, its default and its bounds.
 type Settings struct {
-	Policy string // a file; "" is none
+	Config string // the policy's file; "" is none
 
-	Listen         string
-	Upstream       *url.URL // scheme http, https, h2c or unix; nil with Demo
-	PreserveHost   bool
-	TrustedProxies []netip.Prefix
-	Demo           bool
+	Listen       string
+	Upstream     *url.URL // scheme http, https, h2c or unix; nil with Demo
+	PreserveHost bool
+	Demo         bool
 
 	Store        string // a URL with its password; "" is memory. StoreName is fit to be shown
 	Prefix       string

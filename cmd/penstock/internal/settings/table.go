@@ -35,7 +35,7 @@ const kb = 1 << 10
 
 // Table is every setting, in the order that help shows them. Durations are written as 100ms, 5s, 2m; sizes as 512, 16KB, 8MB (1 KB is 1024).
 var Table = []Row{
-	{Name: "policy", Value: "file", NotFile: true, set: text(func(s *Settings) *string { return &s.Policy }),
+	{Name: "config", Value: "file", NotFile: true, set: text(func(s *Settings) *string { return &s.Config }),
 		Help: "the file with the limits; its server section may hold the settings below"},
 
 	{Name: "listen", Default: ":8080", Value: "host:port", Aliases: []Alias{{"PORT", readPort}},
@@ -46,10 +46,8 @@ var Table = []Row{
 	{Name: "preserve-host", Default: "false", set: toggle(func(s *Settings) *bool { return &s.PreserveHost }),
 		Help: "send the client's Host to the upstream. Otherwise it gets its own name as Host, so that no client chooses among the sites " +
 			"that it may serve, and the client's in X-Forwarded-Host"},
-	{Name: "trusted-proxies", Value: "networks", set: setTrusted,
-		Help: "whose X-Forwarded-* headers are believed and kept: 10.0.0.0/8,192.168.1.7. Those of all others are replaced"},
 	{Name: "demo", Default: "false", NotFile: true, set: toggle(func(s *Settings) *bool { return &s.Demo }),
-		Help: "bring a small upstream along, to try limits on"},
+		Help: "bring a small upstream along, and rules if config is not set, to try limits on"},
 
 	{Name: "store", Value: "url", Secret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
 		Help: "where counters live: redis://host:6379, rediss://…, redis+sentinel://…, redis+cluster://…; memory (the default) is for one process"},

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+// Exit statuses. They are part of the interface: scripts count on them.
+const (
+	exitInternal    = 1
+	exitUsage       = 2
+	exitDenied      = 3
+	exitInvalid     = 4
+	exitUnreachable = 5
+)
+
+// A codedError is an error with an exit status. Without a cause nothing is printed: all has been said.
+type codedError struct {
+	status int
+	cause  error
+}
+
+func (e *codedError) Error() string { return fmt.Sprint(e.cause) }
+
+func (e *codedError) Unwrap() error { return e.cause }
+
+func coded(status int, cause error) error { return &codedError{status, cause} }
+
+func silent(status int) error { return &codedError{status: status} }
+
+// exitStatus prints what went wrong, if anything did, and tells the exit status.
+func exitStatus(root *cobra.Command, err error) int {
+	var known *codedError
+	switch {
+	case err == nil:
+		return 0
+	case !errors.As(err, &known):
+		known = &codedError{statusOf(err), err}
+	}
+	if known.cause != nil {
+		text := strings.TrimPrefix(known.cause.Error(), settings.ErrInvalid.Error()+": ")
+		fmt.Fprintln(root.ErrOrStderr(), "penstock: "+text)
+		if known.status == exitUsage {
+			fmt.Fprintln(root.ErrOrStderr(), "penstock --help tells more")
+		}
+	}
+	return known.status
+}
+
+func statusOf(err error) int {
+	switch {
+	case errors.Is(err, settings.ErrInvalid), errors.Is(err, penstock.ErrInvalid):
+		return exitInvalid
+	case errors.Is(err, penstock.ErrUnavailable):
+		return exitUnreachable
+	case strings.HasPrefix(err.Error(), "unknown command"), strings.Contains(err.Error(), "arg(s)"):
+		return exitUsage // cobra has no types for these
+	}
+	return exitInternal
+}
+
+// checkOutput checks the value of --output.
+func checkOutput(output string, known ...string) error {
+	for _, k := range known {
+		if output == k {
+			return nil
+		}
+	}
+	return coded(exitUsage, fmt.Errorf("there is no output %q; there are %s", output, strings.Join(known, " and ")))
+}
+
+// configOf is the file of the policy: the flag's, or the environment's.
+func configOf(flag string) (string, error) {
+	if flag == "" {
+		flag = os.Getenv("PENSTOCK_CONFIG")
+	}
+	if flag == "" {
+		return "", coded(exitUsage, errors.New("there is no policy; write --config rules.yaml"))
+	}
+	return flag, nil
+}

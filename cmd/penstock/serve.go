@@ -1,0 +1,87 @@
+package main
+
+import (
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/lmittmann/tint"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/service"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy"
+)
+
+// newServe is the command that runs the gate.
+func newServe() *cobra.Command {
+	var show bool
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the gate: a reverse proxy that limits requests",
+		Long: "serve passes requests on to an upstream as the policy's limits allow.\n\n" +
+			"Each setting comes from its flag, else from the environment (PENSTOCK_ and the flag's name, as in PENSTOCK_UPSTREAM; REDIS_URL for the store, PORT\n" +
+			"for the port), else from the policy's server section, else from its default. Secrets may stand in files: PENSTOCK_SECRET_FILE names one.\n\n" +
+			"SIGHUP reads the policy again, which also happens when the file changes. SIGTERM drains and ends.",
+		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379",
+		Args:    cobra.NoArgs,
+	}
+	values := make(map[string]*string)
+	for _, row := range settings.Table {
+		values[row.Name] = c.Flags().String(row.Name, row.Default, row.Help)
+		flag := c.Flags().Lookup(row.Name)
+		if row.Value == "" {
+			flag.NoOptDefVal = "true"
+		}
+	}
+	c.Flags().BoolVar(&show, "print-settings", false, "print each setting and where it comes from, and end")
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		given := make(map[string]string)
+		for name, value := range values {
+			if c.Flags().Changed(name) {
+				given[name] = *value
+			}
+		}
+		s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection})
+		if err != nil {
+			return err
+		}
+		if show {
+			_, err := c.OutOrStdout().Write([]byte(s.String()))
+			return err
+		}
+		hangup := make(chan os.Signal, 1)
+		signal.Notify(hangup, syscall.SIGHUP)
+		defer signal.Stop(hangup)
+		return service.Run(c.Context(), service.Options{
+			Settings: s, Gate: service.Limits(s, hangup), Log: newLog(s), Version: version(),
+		})
+	}
+	return c
+}
+
+// serverSection reads the server section of a policy. The rest of the file is the gate's to judge, but it must be sound.
+func serverSection(path string) (policy.ServerConfig, error) {
+	rules, err := policy.Load(path)
+	if err != nil {
+		return policy.ServerConfig{}, err
+	}
+	defer rules.Close()
+	return rules.Server(), nil
+}
+
+func newLog(s settings.Settings) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // one of four, which are checked
+	switch {
+	case s.LogFormat == "json":
+		return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	case term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
+		return slog.New(tint.NewHandler(os.Stderr, &tint.Options{Level: level}))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+}
