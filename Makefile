@@ -21,7 +21,7 @@ run:
 test: tools
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
 	@for dir in $(modules); do (cd $$dir && go vet ./...); done
-	go test -race -short -count=1 . ./algorithm ./memstore
+	go test -race -short -count=1 . ./algorithm ./memstore ./policy ./httplimit
 	@go build -o bin/summary ./scripts/summary
 	@{ for dir in $(modules); do (cd $$dir && go test -json -count=1 -timeout 5m ./...) || failed=1; done; \
 	exit $${failed:-0}; } | bin/summary

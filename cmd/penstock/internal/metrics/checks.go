@@ -42,7 +42,9 @@ func (c checks) Collect(ch chan<- prometheus.Metric) {
 			n := s.outcomes[o].Load()
 			if in := sumOf(o); in != sumShadow {
 				sums[in] += n
-				count(requests, n, o.String())
+				if rule == other || !withoutRule(o) {
+					count(requests, n, o.String())
+				}
 			}
 		}
 		count(allowed, sums[sumAllowed])
@@ -50,4 +52,9 @@ func (c checks) Collect(ch chan<- prometheus.Metric) {
 		count(shadowAllowed, s.outcomes[httplimit.ShadowAllowed].Load())
 		count(shadowRejected, s.outcomes[httplimit.ShadowDenied].Load())
 	}
+}
+
+// withoutRule tells outcomes that come before any rule is looked at.
+func withoutRule(o httplimit.Outcome) bool {
+	return o == httplimit.Exempt || o == httplimit.Refused || o == httplimit.Malformed
 }

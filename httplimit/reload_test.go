@@ -1,0 +1,106 @@
+package httplimit_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// A file that changes 50 times a second, every other time for the worse, under load: each request is decided by one file as a whole.
+func TestReloadIsNeverAMixture(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	replace := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Two files whose every part can be told apart in a response.
+	good := func(name string, n int) string {
+		return fmt.Sprintf(`
+rules:
+  - name: %[1]s
+    per: {%[1]s: header X-API-Key}
+    limits: [{name: one, rate: %[2]d/h}, {name: two, rate: %[2]d/h}]
+  - {name: %[1]s-always, always: true, per: address, limits: [{rate: %[2]d/h}]}
+`, name, n)
+	}
+	const a, b = 1_000_000, 2_000_000
+	said := func(name string, n int) string {
+		return fmt.Sprintf(`"%[1]s.one";q=%[2]d;w=3600, "%[1]s.two";q=%[2]d;w=3600, "%[1]s-always.hour";q=%[2]d;w=3600`, name, n)
+	}
+	files := []string{good("a", a), "rules: [", good("b", b), "rules:\n  - {name: x, per: nobody, limits: [{rate: 1/h}]}\n"}
+	replace(files[0])
+
+	var took, broken atomic.Int64
+	watcher, err := policy.Watch(file, policy.WatchOptions{Settle: time.Millisecond, Notify: func(r policy.Reload) {
+		if r.Err == nil {
+			took.Add(1)
+		} else {
+			broken.Add(1)
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Close()
+	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: watcher.Rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := gate.Middleware(answer(200))
+
+	var load sync.WaitGroup
+	var stop atomic.Bool
+	var sawA, sawB atomic.Int64
+	for range 4 {
+		load.Go(func() {
+			for !stop.Load() {
+				w := send(h, "GET", "/", "X-API-Key", "k")
+				switch got := w.Header().Get("RateLimit-Policy"); {
+				case w.Code != 200:
+					t.Errorf("status %d while the file changes", w.Code)
+					return
+				case got == said("a", a):
+					sawA.Add(1)
+				case got == said("b", b):
+					sawB.Add(1)
+				default:
+					t.Errorf("a mixture: %s", got)
+					return
+				}
+			}
+		})
+	}
+	const changes = 150
+	every := time.NewTicker(20 * time.Millisecond)
+	defer every.Stop()
+	for i := range changes {
+		<-every.C
+		replace(files[(i+1)%len(files)])
+	}
+	// Whatever was missed in the hurry, the last file is taken up: the first one again.
+	replace(files[0])
+	for deadline := time.Now().Add(20 * time.Second); watcher.Rules().Rules()[0].Name != "a"; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the last file was not taken up")
+		}
+	}
+	stop.Store(true)
+	load.Wait()
+	if sawA.Load() == 0 || sawB.Load() == 0 || took.Load() == 0 || broken.Load() == 0 {
+		t.Errorf("%d requests by file a, %d by file b, %d reloads, %d refused: some never", sawA.Load(), sawB.Load(), took.Load(), broken.Load())
+	}
+	t.Logf("counted: %d requests while their policy changed (%d files taken up, %d broken ones refused)", sawA.Load()+sawB.Load(), took.Load(), broken.Load())
+}
