@@ -39,7 +39,9 @@ func (e Errors) Error() string {
 // Is makes Errors wrap penstock.ErrInvalid.
 func (e Errors) Is(target error) bool { return target == penstock.ErrInvalid }
 
+// sorted is a copy in the order of the file, in which nothing stands twice.
 func (e Errors) sorted() Errors {
+	e = slices.Clone(e)
 	slices.SortStableFunc(e, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
