@@ -60,7 +60,7 @@ type LimitConfig struct {
 	Headers   *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
 }
 
-// A CandidateConfig is what a limit might become.
+// A CandidateConfig is what a limit might become. What it does not say is as in the limit, as far as it fits.
 type CandidateConfig struct {
 	Rate      PerTier       `yaml:"rate" jsonschema:"As in the limit."`
 	Burst     PerTier       `yaml:"burst" jsonschema:"As in the limit."`

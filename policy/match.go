@@ -2,6 +2,8 @@ package policy
 
 import (
 	"cmp"
+	"net/netip"
+	"regexp"
 	"strings"
 )
 
@@ -211,6 +213,10 @@ func sameMethods(a, b []string) bool {
 
 // pattern reads a path as people write it in a rule.
 func (c *compiler) pattern(p any, text string) ([]segment, bool) {
+	if strings.Contains(text, "://") {
+		c.fail(p, "the path %q has a scheme and a host; write the path alone, as in /api, and the host into host:", clip(text))
+		return nil, false
+	}
 	if !strings.HasPrefix(text, "/") {
 		c.fail(p, "the path %q has to begin with a slash; write %q", clip(text), "/"+clip(text))
 		return nil, false
@@ -223,7 +229,7 @@ func (c *compiler) pattern(p any, text string) ([]segment, bool) {
 		switch {
 		case text == "**":
 			if i < len(parts)-1 {
-				c.fail(p, "** stands before the end of the path; it can only be last. For one segment write * or {name}")
+				c.fail(p, "** stands before the end of the path; it can only be last; for one segment write * or {name}")
 				return nil, false
 			}
 			s = segment{kind: segmentRest}
@@ -273,7 +279,7 @@ func (c *compiler) literal(p any, text string, last bool) (string, bool) {
 	// A star is kept as it is; in a request's path it stands for itself, too.
 	clean, err := c.rules.paths.Clean("/" + text)
 	if err != nil {
-		c.fail(p, "no request can have the segment %q: %v", clip(text), err)
+		c.fail(p, "no request's path has the segment %q: %s", clip(text), offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
 		return "", false
 	}
 	if clean == "/" || strings.Contains(clean[1:], "/") {
@@ -282,6 +288,9 @@ func (c *compiler) literal(p any, text string, last bool) (string, bool) {
 	}
 	return clean[1:], true
 }
+
+// offset is where in a path something is wrong; a pattern has its own.
+var offset = regexp.MustCompile(` at offset \d+`)
 
 func wordLike(s string) bool {
 	for i, b := range []byte(s) {
@@ -295,17 +304,20 @@ func wordLike(s string) bool {
 // host reads a host as people write it in a rule.
 func (c *compiler) host(p any, text string) (string, bool) {
 	host := strings.TrimSuffix(strings.ToLower(text), ".")
-	name := strings.TrimPrefix(host, "*.")
 	if host == "*" {
 		return "", true
 	}
-	if name == "" || strings.ContainsAny(name, "*/ ?#@") || strings.Contains(name, "..") || strings.Contains(name, "://") {
-		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
-		return "", false
+	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return a.String(), true
 	}
-	if at := strings.LastIndexByte(name, ':'); at >= 0 && strings.Count(name, ":") == 1 {
+	name := strings.TrimPrefix(host, "*.")
+	switch before, after, colon := strings.Cut(name, ":"); {
+	case colon && !strings.Contains(after, "/") && before != "", strings.HasPrefix(name, "[") && strings.Contains(name, "]:"):
 		c.fail(p, "the host %q has a port; leave it out, requests are matched without theirs", clip(text))
-		return "", false
+	case name == "" || strings.ContainsAny(name, "*/ ?#@:[]") || strings.Contains(name, ".."):
+		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
+	default:
+		return host, true
 	}
-	return host, true
+	return "", false
 }

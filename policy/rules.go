@@ -331,7 +331,7 @@ func (q *request) cost(l *Limit) int64 {
 	switch {
 	case l.Body > 0:
 		size := max(q.a.BodySize(), 0)
-		return max(size/l.Body+min(size%l.Body, 1), c.min)
+		return min(max(size/l.Body+min(size%l.Body, 1), c.min), c.max)
 	case c.header != "":
 		values := q.a.Header(c.header)
 		if len(values) != 1 {
