@@ -1,0 +1,90 @@
+package admin
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestReadinessIsThatOfTheWorstCheck(t *testing.T) {
+	for _, c := range []struct {
+		store, gate State
+		path        string
+		status      int
+		body        string
+	}{
+		{OK, OK, "/readyz", 200, "ok\n"},
+		{OK, OK, "/readyz?verbose", 200, "store ok\ngate ok\nok\n"},
+		{Degraded, OK, "/readyz", 200, "degraded: store\n"},
+		{Degraded, Degraded, "/healthz", 200, "degraded: store, gate\n"},
+		{Degraded, Down, "/readyz?verbose=1", 503, "store degraded\ngate down\ndown: gate\n"},
+		{Down, Down, "/livez", 200, "ok\n"},
+	} {
+		handler := New(Options{Checks: []Check{
+			{"store", func(context.Context) State { return c.store }},
+			{"gate", func(context.Context) State { return c.gate }},
+		}})
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, httptest.NewRequest("GET", c.path, nil))
+		if recorder.Code != c.status || recorder.Body.String() != c.body {
+			t.Errorf("%s with store %v, gate %v: %d %q; want %d %q", c.path, c.store, c.gate, recorder.Code, recorder.Body, c.status, c.body)
+		}
+	}
+}
+
+func TestNothingMoreIsServedThanAsked(t *testing.T) {
+	metrics := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "m") })
+	paths := []string{"/", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/cmdline", "/debug/pprof/profile", "/debug/pprof/trace", "/debug/vars", "/config", "/metrics/"}
+	for _, path := range paths {
+		recorder := httptest.NewRecorder()
+		New(Options{Metrics: metrics}).ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
+		if recorder.Code != http.StatusNotFound {
+			t.Errorf("%s answers %d", path, recorder.Code)
+		}
+	}
+	for _, method := range []string{"POST", "PUT", "DELETE", "PATCH"} {
+		recorder := httptest.NewRecorder()
+		New(Options{Metrics: metrics}).ServeHTTP(recorder, httptest.NewRequest(method, "/metrics", nil))
+		if recorder.Code != http.StatusMethodNotAllowed {
+			t.Errorf("%s /metrics answers %d", method, recorder.Code)
+		}
+	}
+	recorder := httptest.NewRecorder()
+	New(Options{Pprof: true}).ServeHTTP(recorder, httptest.NewRequest("GET", "/debug/pprof/cmdline", nil))
+	if recorder.Code != http.StatusOK {
+		t.Errorf("with Pprof, cmdline answers %d", recorder.Code)
+	}
+	t.Logf("counted: %d paths where nothing is", len(paths))
+}
+
+func TestAnswersAreOfNoUseToABrowser(t *testing.T) {
+	server := httptest.NewServer(New(Options{}))
+	defer server.Close()
+	for _, c := range []struct {
+		host   string
+		status int
+	}{
+		{"", 200}, {"localhost", 200}, {"localhost:9180", 200}, {"a.localhost", 200}, {"127.0.0.1", 200}, {"[::1]:9180", 200}, {"[::1]", 200},
+		{"evil.example", 421}, {"evil.example:9180", 421}, {"127.0.0.1.evil.example", 421}, {"localhost.evil.example", 421},
+	} {
+		request, _ := http.NewRequest("GET", server.URL+"/livez", nil)
+		request.Host = c.host
+		res, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != c.status {
+			t.Errorf("Host %q: %d; want %d", c.host, res.StatusCode, c.status)
+		}
+		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
+			"Content-Security-Policy": "default-src 'none'", "Content-Type": "text/plain"} {
+			if got := res.Header.Get(name); !strings.HasPrefix(got, want) {
+				t.Errorf("Host %q: %s is %q", c.host, name, got)
+			}
+		}
+	}
+}

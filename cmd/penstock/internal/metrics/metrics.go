@@ -1,0 +1,176 @@
+// Package metrics counts what the gate does, for Prometheus. Every series is known from the configuration: traffic never makes a new one.
+package metrics
+
+import (
+	"net/http"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// A Rule is what decisions are counted by.
+type Rule struct{ Name, Algorithm string }
+
+// other stands for rules that are not known (any more). No rule can have this name.
+var other = Rule{"(other)", "(other)"}
+
+// An Outcome is how a check of a request by a rule ended.
+type Outcome uint8
+
+const (
+	Allowed      Outcome = iota
+	ErrorOpen            // no answer of the store, let through
+	Exempt               // not limited
+	ShadowDenied         // a rule on trial would have denied it; let through
+	Denied
+	ErrorClosed // no answer of the store, turned away
+	Refused     // not fit to be decided: a forged identity, a malformed path
+	outcomes
+)
+
+var outcomeNames = [outcomes]string{"allowed", "error_open", "exempt", "shadow_denied", "denied", "error_closed", "refused"}
+
+// letThrough tells which of the two sums an outcome belongs to: allowed or rejected.
+func (o Outcome) letThrough() bool { return o <= ShadowDenied }
+
+// reasons that errors are counted by; others are counted as the last.
+var reasons = []string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "invalid", "other"}
+
+// Metrics of one gate. Methods may be called by many goroutines at once.
+type Metrics struct {
+	registry *prometheus.Registry
+	latency  *prometheus.HistogramVec
+	rules    atomic.Pointer[map[Rule]*series]
+	errors   []prometheus.Counter // by reason
+	waiting  prometheus.Gauge
+
+	reloadOK, reloadTime  prometheus.Gauge
+	reloaded, notReloaded prometheus.Counter
+}
+
+// series are those of one rule.
+type series struct {
+	outcomes [outcomes]atomic.Uint64
+	latency  prometheus.Observer
+}
+
+// New makes Metrics that know no rules yet. The version is shown in rate_limiter_build_info.
+func New(version string) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry()}
+	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "rate_limiter_latency_seconds",
+		Help:    "How long checks took, until there was an answer or none.",
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
+
+		NativeHistogramBucketFactor:     1.1,
+		NativeHistogramMaxBucketNumber:  160,
+		NativeHistogramMinResetDuration: time.Hour,
+	}, []string{"rule", "algorithm"})
+	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_errors_total",
+		Help: "Checks that the store had no answer to.",
+	}, []string{"reason"})
+	for _, reason := range reasons {
+		m.errors = append(m.errors, failures.WithLabelValues(reason))
+	}
+	m.waiting = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "rate_limiter_waiting",
+		Help: "Requests that wait to be let in.",
+	})
+	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "rate_limiter_config_last_reload_successful",
+		Help: "Whether the policy file was taken up when it was last read: 1 or 0.",
+	})
+	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "rate_limiter_config_last_reload_success_timestamp_seconds",
+		Help: "When the policy file was last taken up.",
+	})
+	reloads := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_config_reloads_total",
+		Help: "How often the policy file was read again.",
+	}, []string{"outcome"})
+	m.reloaded, m.notReloaded = reloads.WithLabelValues("success"), reloads.WithLabelValues("failure")
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "rate_limiter_build_info",
+		Help:        "What runs here; always 1.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
+	})
+	build.Set(1)
+	m.registry.MustRegister(checks{m}, m.latency, failures, m.waiting, m.reloadOK, m.reloadTime, reloads, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.SetRules(nil)
+	return m
+}
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
+}
+
+// SetRules says what rules there are from now on. Those that stay keep their counts; the series of those that go end.
+func (m *Metrics) SetRules(rules []Rule) {
+	old := m.rules.Load()
+	all := make(map[Rule]*series, len(rules)+1)
+	for _, rule := range append(slices.Clone(rules), other) {
+		if old != nil && (*old)[rule] != nil {
+			all[rule] = (*old)[rule]
+			continue
+		}
+		all[rule] = &series{latency: m.latency.WithLabelValues(rule.Name, rule.Algorithm)}
+	}
+	m.rules.Store(&all)
+	if old != nil {
+		for rule := range *old {
+			if all[rule] == nil {
+				m.latency.DeleteLabelValues(rule.Name, rule.Algorithm)
+			}
+		}
+	}
+}
+
+// Check counts a check by a rule. A latency of 0 means that nobody was asked.
+func (m *Metrics) Check(rule Rule, outcome Outcome, latency time.Duration) {
+	rules := *m.rules.Load()
+	s := rules[rule]
+	if s == nil {
+		s = rules[other]
+	}
+	s.outcomes[outcome].Add(1)
+	if latency > 0 {
+		s.latency.Observe(latency.Seconds())
+	}
+}
+
+// Error counts a check that the store had no answer to.
+func (m *Metrics) Error(reason string) {
+	i := slices.Index(reasons, reason)
+	if i < 0 {
+		i = len(reasons) - 1
+	}
+	m.errors[i].Inc()
+}
+
+// Waiting adds requests that begin to wait, or takes away those that end.
+func (m *Metrics) Waiting(n int) { m.waiting.Add(float64(n)) }
+
+// Loaded notes that the policy file was read for the first time.
+func (m *Metrics) Loaded(at time.Time) {
+	m.reloadOK.Set(1)
+	m.reloadTime.Set(float64(at.UnixNano()) / 1e9)
+}
+
+// Reloaded notes that the policy file was read again, and taken up if err is nil.
+func (m *Metrics) Reloaded(err error, at time.Time) {
+	if err != nil {
+		m.reloadOK.Set(0)
+		m.notReloaded.Inc()
+		return
+	}
+	m.Loaded(at)
+	m.reloaded.Inc()
+}

@@ -1,0 +1,198 @@
+package metrics
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+var search, login = Rule{"search", "tokenbucket"}, Rule{"login", "slidinglog"}
+
+func TestNamesAndHelpAreAsPrometheusWantsThem(t *testing.T) {
+	m := New("v1.2.3")
+	m.SetRules([]Rule{search})
+	m.Check(search, Allowed, time.Millisecond)
+	problems, err := testutil.GatherAndLint(m.registry)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("counted: %d metrics without a complaint of the linter", len(families))
+}
+
+// sums are the counters of a scrape, summed over their series, and how many series there are.
+func sums(t *testing.T, m *Metrics) (map[string]float64, int) {
+	t.Helper()
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, series := make(map[string]float64), 0
+	for _, family := range families {
+		for _, metric := range family.Metric {
+			found[family.GetName()] += metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + float64(metric.GetHistogram().GetSampleCount())
+			series++
+		}
+	}
+	return found, series
+}
+
+func TestRequestsAreAllowedAndRejectedTogetherInEveryScrape(t *testing.T) {
+	m := New("")
+	m.SetRules([]Rule{search, login})
+	const workers, each = 8, 20_000
+	var group sync.WaitGroup
+	for w := range workers {
+		group.Go(func() {
+			for i := range each {
+				m.Check([]Rule{search, login, {"gone", "x"}}[i%3], Outcome((i/3+w)%int(outcomes)), time.Microsecond)
+			}
+		})
+	}
+	ended := make(chan struct{})
+	go func() {
+		group.Wait()
+		close(ended)
+	}()
+	scrapes := 0
+	for running := true; running; scrapes++ {
+		select {
+		case <-ended:
+			running = false
+		default:
+		}
+		got, _ := sums(t, m)
+		if got["rate_limiter_requests_total"] != got["rate_limiter_allowed_total"]+got["rate_limiter_rejected_total"] {
+			t.Fatalf("scrape %d: %v requests, %v allowed, %v rejected", scrapes, got["rate_limiter_requests_total"], got["rate_limiter_allowed_total"],
+				got["rate_limiter_rejected_total"])
+		}
+	}
+	got, _ := sums(t, m)
+	if got["rate_limiter_requests_total"] != workers*each || got["rate_limiter_latency_seconds"] != workers*each {
+		t.Errorf("counted %v", got)
+	}
+	if got["rate_limiter_shadow_rejected_total"] == 0 || got["rate_limiter_shadow_rejected_total"] >= got["rate_limiter_allowed_total"] {
+		t.Errorf("rules on trial let through: %v", got)
+	}
+	t.Logf("counted: %d scrapes in which the sums agreed (%d checks)", scrapes, workers*each)
+}
+
+func TestOutcomesAreLetThroughOrNot(t *testing.T) {
+	for o := range outcomes {
+		m := New("")
+		m.SetRules([]Rule{search})
+		m.Check(search, o, 0)
+		got, _ := sums(t, m)
+		through := slices.Contains([]string{"allowed", "error_open", "exempt", "shadow_denied"}, outcomeNames[o])
+		if (got["rate_limiter_allowed_total"] == 1) != through || (got["rate_limiter_rejected_total"] == 1) == through ||
+			(got["rate_limiter_shadow_rejected_total"] == 1) != (outcomeNames[o] == "shadow_denied") || got["rate_limiter_latency_seconds"] != 0 {
+			t.Errorf("%s: %v", outcomeNames[o], got)
+		}
+	}
+}
+
+func TestTrafficMakesNoSeries(t *testing.T) {
+	m := New("")
+	m.SetRules([]Rule{search, login})
+	for o := range outcomes { // each rule has a histogram from the start
+		m.Check(search, o, time.Millisecond)
+	}
+	_, before := sums(t, m)
+	const hostile = 100_000
+	for i := range hostile {
+		m.Check(Rule{fmt.Sprintf("search\n%d", i), "\xff"}, Denied, time.Duration(i))
+		m.Error(fmt.Sprint("dial tcp: lookup ", i))
+	}
+	if _, after := sums(t, m); after != before {
+		t.Errorf("%d series became %d", before, after)
+	}
+	t.Logf("counted: %d made-up names that made no series", hostile)
+}
+
+func TestSeriesFollowTheRules(t *testing.T) {
+	m := New("")
+	series := func(rules ...Rule) int {
+		m.SetRules(rules)
+		_, n := sums(t, m)
+		return n
+	}
+	none, one, two := series(), series(search), series(search, login)
+	m.Check(search, Allowed, time.Millisecond)
+	m.Check(login, Allowed, time.Millisecond)
+	if again := series(search); two-one != one-none || again != one {
+		t.Errorf("with 0, 1, 2 and 1 rules there are %d, %d, %d and %d series", none, one, two, again)
+	}
+	if got, _ := sums(t, m); got["rate_limiter_allowed_total"] != 1 {
+		t.Errorf("the rule that stayed lost its count: %v", got["rate_limiter_allowed_total"])
+	}
+}
+
+func TestCheckAllocatesNothing(t *testing.T) {
+	m := New("")
+	m.SetRules([]Rule{search, login})
+	if n := testing.AllocsPerRun(10_000, func() { m.Check(login, Denied, 3*time.Millisecond) }); n != 0 {
+		t.Errorf("a check allocates %v times", n)
+	}
+}
+
+func TestReloadsAreTold(t *testing.T) {
+	m := New("")
+	const reload, stamp, total = "rate_limiter_config_last_reload_successful", "rate_limiter_config_last_reload_success_timestamp_seconds", "rate_limiter_config_reloads_total"
+	m.Loaded(time.Unix(100, 0))
+	if got, _ := sums(t, m); got[reload] != 1 || got[stamp] != 100 || got[total] != 0 {
+		t.Errorf("after the first load: %v", got)
+	}
+	m.Reloaded(errors.New("line 3"), time.Unix(200, 0))
+	if got, _ := sums(t, m); got[reload] != 0 || got[stamp] != 100 || got[total] != 1 {
+		t.Errorf("after a broken reload: %v", got)
+	}
+	m.Reloaded(nil, time.Unix(300, 0))
+	if got, _ := sums(t, m); got[reload] != 1 || got[stamp] != 300 || got[total] != 2 {
+		t.Errorf("after a good reload: %v", got)
+	}
+}
+
+func TestPageHasTheNames(t *testing.T) {
+	m := New("v1.2.3")
+	m.SetRules([]Rule{search})
+	m.Check(search, Denied, 3*time.Millisecond)
+	m.Waiting(2)
+	recorder := httptest.NewRecorder()
+	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
+	page, _ := io.ReadAll(recorder.Body)
+	for _, line := range []string{
+		`rate_limiter_requests_total{algorithm="tokenbucket",outcome="denied",rule="search"} 1`,
+		`rate_limiter_allowed_total{algorithm="tokenbucket",rule="search"} 0`,
+		`rate_limiter_rejected_total{algorithm="tokenbucket",rule="search"} 1`,
+		`rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",rule="search",le="0.005"} 1`,
+		`rate_limiter_shadow_rejected_total{algorithm="tokenbucket",rule="search"} 0`,
+		`rate_limiter_errors_total{reason="unreached"} 0`,
+		`rate_limiter_waiting 2`,
+		`version="v1.2.3"`,
+		`go_goroutines`, `process_open_fds`,
+	} {
+		if !strings.Contains(string(page), line) {
+			t.Errorf("the page lacks %s", line)
+		}
+	}
+}
+
+func BenchmarkCheck(b *testing.B) {
+	m := New("")
+	m.SetRules([]Rule{search, login})
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Check(login, Denied, 300*time.Microsecond)
+	}
+}

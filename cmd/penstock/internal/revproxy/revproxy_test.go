@@ -1,0 +1,681 @@
+package revproxy_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/netip"
+	"net/textproto"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
+// front starts a proxy before an upstream, and gives its URL.
+func front(t *testing.T, o revproxy.Options, upstream string) string {
+	t.Helper()
+	return frontWith(t, o, upstream, func(next http.Handler) http.Handler { return next })
+}
+
+// frontWith puts something between the server and the proxy.
+func frontWith(t *testing.T, o revproxy.Options, upstream string, wrap func(http.Handler) http.Handler) string {
+	t.Helper()
+	var err error
+	if o.Upstream, err = url.Parse(upstream); err != nil {
+		t.Fatal(err)
+	}
+	proxy := revproxy.New(o)
+	server := httptest.NewServer(wrap(proxy))
+	t.Cleanup(func() {
+		server.Close()
+		proxy.Close()
+	})
+	return server.URL
+}
+
+// upstream starts an upstream, and gives its URL.
+func upstream(t *testing.T, handler http.HandlerFunc) string {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// echo is an upstream that answers with the request that it got.
+func echo(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	json.NewEncoder(w).Encode(seen{r.Method, r.RequestURI, r.Host, r.Header, string(body), r.Trailer, r.Proto})
+}
+
+type seen struct {
+	Method, URI, Host string
+	Header            http.Header
+	Body              string
+	Trailer           http.Header
+	Proto             string
+}
+
+// raw sends a request as it is written, and reads one response.
+func raw(t *testing.T, site, request string) (*http.Response, []byte) {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	io.WriteString(conn, request)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatalf("%q: %v", request, err)
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatalf("%q: %v", request, err)
+	}
+	return res, body
+}
+
+// rawSeen is what the upstream saw of a request.
+func rawSeen(t *testing.T, site, request string) (s seen) {
+	t.Helper()
+	res, body := raw(t, site, request)
+	if err := json.Unmarshal(body, &s); err != nil {
+		t.Fatalf("%q: %s %q: %v", request, res.Status, body, err)
+	}
+	return s
+}
+
+func TestHeadersOfOneHopStayThere(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, echo))
+	request := "GET / HTTP/1.1\r\nHost: h\r\n%s\r\n"
+	lines := []string{
+		"Connection: X-Secret\r\nX-Secret: 1", "Connection: close, x-secret\r\nX-Secret: 1", "Connection: keep-alive\r\nConnection: X-Secret\r\nX-Secret: 1",
+		"Keep-Alive: timeout=5", "Proxy-Connection: keep-alive", "Proxy-Authorization: Basic eA==", "Proxy-Authenticate: Basic",
+		"TE: deflate", "Upgrade: h2c", "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
+		"Upgrade: HTTP/2.0\r\nConnection: Upgrade", "Upgrade: TLS/1.0, websocket\r\nConnection: Upgrade",
+	}
+	allowed := []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Accept-Encoding"}
+	for _, line := range lines {
+		got := rawSeen(t, site, fmt.Sprintf(request, line+"\r\n"))
+		for name := range got.Header {
+			if !slices.Contains(allowed, name) {
+				t.Errorf("with %q the upstream got %s: %q", line, name, got.Header[name])
+			}
+		}
+	}
+	if got := rawSeen(t, site, fmt.Sprintf(request, "TE: trailers, deflate\r\n")); got.Header.Get("Te") != "trailers" {
+		t.Errorf("TE: trailers, which the proxy can do, became %q", got.Header["Te"])
+	}
+	t.Logf("counted: %d spellings of headers for one hop", len(lines))
+}
+
+func TestHeadersOfOneHopInResponsesStayThere(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade"} {
+			w.Header().Set(name, "1")
+		}
+		w.Header().Set("Connection", "X-Secret")
+	}))
+	res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+	for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade", "Connection"} {
+		if res.Header[name] != nil {
+			t.Errorf("the client got %s: %q", name, res.Header[name])
+		}
+	}
+}
+
+var lies = []string{
+	"X-Forwarded-For: 6.6.6.6", "x-forwarded-for: 6.6.6.6, 7.7.7.7", "X-Forwarded-For: 6.6.6.6\r\nX-Forwarded-For: 7.7.7.7", "X-Forwarded-For:",
+	"X_Forwarded_For: 6.6.6.6", "X-Forwarded_For: 6.6.6.6", "X_FORWARDED-FOR: 6.6.6.6", "x_forwarded_for: 6.6.6.6",
+	"X-Forwarded-Host: evil", "X_Forwarded_Host: evil", "X-Forwarded-Proto: https", "X_Forwarded_Proto: https", "X-Forwarded-Port: 1",
+	"X-Forwarded-Prefix: /admin", "X-Forwarded-Server: evil", "X-Forwarded-Ssl: on", "X-Forwarded-Scheme: https", "X-Forwarded-Uri: /",
+	"X-Forwarded-Method: GET", "X-Forwarded-By: evil", "X-Real-IP: 6.6.6.6", "X_Real_IP: 6.6.6.6", "x-real_ip: 6.6.6.6",
+	"Forwarded: for=6.6.6.6;proto=https", "FORWARDED: for=6.6.6.6",
+	"Connection: X-Forwarded-For", "Connection: X-Forwarded-For\r\nX-Forwarded-For: 6.6.6.6", "Connection: X-Forwarded-Host, X-Forwarded-Proto",
+	"Connection: close, X-Forwarded-For\r\nX_Forwarded_For: 6.6.6.6",
+}
+
+func TestNobodyLiesToTheUpstreamAboutWhereARequestCameFrom(t *testing.T) {
+	want := http.Header{"X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {"h"}, "X-Forwarded-Proto": {"http"}}
+	for _, o := range []revproxy.Options{{}, {Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}} {
+		site := front(t, o, upstream(t, echo))
+		for _, lie := range lies {
+			got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+lie+"\r\n\r\n")
+			delete(got.Header, "Accept-Encoding")
+			if fmt.Sprint(got.Header) != fmt.Sprint(want) {
+				t.Errorf("with %q the upstream got %v; want %v", lie, got.Header, want)
+			}
+		}
+	}
+	t.Logf("counted: %d forged headers", len(lies))
+}
+
+func TestTrustedProxiesAreBelieved(t *testing.T) {
+	site := front(t, revproxy.Options{Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}, upstream(t, echo))
+	for _, c := range []struct{ lines, forwardedFor, host, proto string }{
+		{"X-Forwarded-For: 9.9.9.9\r\n", "9.9.9.9, 127.0.0.1", "h", "http"},
+		{"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 10.0.0.1\r\n", "9.9.9.9, 10.0.0.1, 127.0.0.1", "h", "http"},
+		{"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\nX-Forwarded-Host: site\r\n", "9.9.9.9, 127.0.0.1", "site", "https"},
+		{"Connection: X-Forwarded-For, X-Forwarded-Proto\r\nX-Forwarded-For: 9.9.9.9\r\nX-Forwarded-Proto: https\r\n", "9.9.9.9, 127.0.0.1", "h", "https"},
+		{"", "127.0.0.1", "h", "http"},
+		{"X_Forwarded_For: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\n", "127.0.0.1", "h", "http"},
+	} {
+		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+c.lines+"\r\n")
+		h := got.Header
+		if h.Get("X-Forwarded-For") != c.forwardedFor || h.Get("X-Forwarded-Host") != c.host || h.Get("X-Forwarded-Proto") != c.proto ||
+			h["X_forwarded_for"] != nil || h["Forwarded"] != nil {
+			t.Errorf("with %q the upstream got %v; want %s, %s, %s", c.lines, h, c.forwardedFor, c.host, c.proto)
+		}
+	}
+	if got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-Real-IP: 9.9.9.9\r\nX-Forwarded-Port: 443\r\n\r\n"); got.Header.Get("X-Real-Ip") != "9.9.9.9" ||
+		got.Header.Get("X-Forwarded-Port") != "443" {
+		t.Errorf("what a trusted proxy says was dropped: %v", got.Header)
+	}
+}
+
+func TestWhereARequestGoesIsFixed(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, echo))
+	for _, c := range []struct {
+		request string
+		status  int
+	}{
+		{"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n", 421},
+		{"CONNECT / HTTP/1.1\r\nHost: h\r\n\r\n", 421},
+		{"GET http://example.com/ HTTP/1.1\r\nHost: h\r\n\r\n", 421},
+		{"GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\n", 421},
+		{"GET https://example.com:8443/x HTTP/1.1\r\nHost: h\r\n\r\n", 421},
+		{"GET http://169.254.169.254/latest/meta-data HTTP/1.1\r\nHost: h\r\n\r\n", 421},
+		{"GET * HTTP/1.1\r\nHost: h\r\n\r\n", 400},
+		{"GET mailto:x HTTP/1.1\r\nHost: h\r\n\r\n", 400},
+		{"GET http:/path HTTP/1.1\r\nHost: h\r\n\r\n", 200}, // no host: a path like any other
+		{"GET //example.com/x HTTP/1.1\r\nHost: h\r\n\r\n", 200},
+		{"GET /http://example.com/ HTTP/1.1\r\nHost: h\r\n\r\n", 200},
+		{"GET / HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n", 200},
+		{"GET /@example.com:80/ HTTP/1.1\r\nHost: h@example.com\r\n\r\n", 400}, // that Host is malformed
+	} {
+		if res, body := raw(t, site, c.request); res.StatusCode != c.status {
+			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
+		}
+	}
+}
+
+func TestHostIsTheUpstreamsUnlessTheClientsIsToBePreserved(t *testing.T) {
+	up := upstream(t, echo)
+	request := "GET /a%2Fb//c/../d?x=1&y=%20 HTTP/1.1\r\nHost: shop.example\r\n\r\n"
+	got := rawSeen(t, front(t, revproxy.Options{}, up), request)
+	if got.Host != strings.TrimPrefix(up, "http://") || got.Header.Get("X-Forwarded-Host") != "shop.example" {
+		t.Errorf("the upstream got Host %s and X-Forwarded-Host %s", got.Host, got.Header["X-Forwarded-Host"])
+	}
+	if want := "/a%2Fb//c/../d?x=1&y=%20"; got.URI != want {
+		t.Errorf("the upstream got the path %s; want it as it was, %s", got.URI, want)
+	}
+	if got := rawSeen(t, front(t, revproxy.Options{PreserveHost: true}, up), request); got.Host != "shop.example" {
+		t.Errorf("the upstream got Host %s; want the client's", got.Host)
+	}
+	if got := rawSeen(t, front(t, revproxy.Options{}, up+"/base"), request); !strings.HasPrefix(got.URI, "/base/a%2Fb//c") {
+		t.Errorf("the upstream with a base path got %s", got.URI)
+	}
+}
+
+func TestEncodingsAreLeftAlone(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, echo))
+	for _, line := range []string{"", "Accept-Encoding: br\r\n", "Accept-Encoding: identity\r\n"} {
+		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+line+"\r\n")
+		if want := strings.TrimSpace(strings.TrimPrefix(line, "Accept-Encoding:")); got.Header.Get("Accept-Encoding") != want {
+			t.Errorf("with %q the upstream got Accept-Encoding %q", line, got.Header["Accept-Encoding"])
+		}
+		if ua := got.Header["User-Agent"]; ua != nil {
+			t.Errorf("the upstream got a User-Agent that the client did not send: %q", ua)
+		}
+	}
+}
+
+func TestOwnQuotaGoesBeforeTheUpstreams(t *testing.T) {
+	up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		for _, name := range []string{"RateLimit", "RateLimit-Policy", "RateLimit-Limit", "X-RateLimit-Limit", "X-Ratelimit-Reset", "X-Rate-Limit-Limit"} {
+			w.Header().Set(name, "upstream")
+		}
+		w.Header().Set("Retry-After", "7")
+		w.Header().Set("Vary", "Accept")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	for _, own := range []http.Header{
+		{}, {"Vary": {"Origin"}}, {"Ratelimit": {"own"}}, {"RateLimit": {"own"}, "RateLimit-Policy": {"own"}}, {"X-Ratelimit-Limit": {"own"}, "Vary": {"Origin"}},
+	} {
+		site := frontWith(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				for name, values := range own {
+					w.Header()[name] = values
+				}
+				next.ServeHTTP(w, r)
+			})
+		})
+		res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+		quota := 0
+		for name, values := range res.Header {
+			if strings.Contains(strings.ToLower(name), "ratelimit") || strings.Contains(strings.ToLower(name), "rate-limit") {
+				quota++
+				if ours := own["Ratelimit"] != nil || own["RateLimit"] != nil || own["X-Ratelimit-Limit"] != nil; ours != (fmt.Sprint(values) == "[own]") {
+					t.Errorf("with %v set, the client got %s: %q", own, name, values)
+				}
+			}
+		}
+		if quota == 0 || res.Header.Get("Retry-After") != "7" || !slices.Contains(res.Header["Vary"], "Accept") ||
+			own["Vary"] != nil && !slices.Contains(res.Header["Vary"], "Origin") {
+			t.Errorf("with %v set, the client got %v", own, res.Header)
+		}
+	}
+}
+
+func TestInterimAnswersPassAndTakeNothingAway(t *testing.T) {
+	up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "</style.css>; rel=preload")
+		w.WriteHeader(http.StatusEarlyHints)
+		w.Header().Del("Link")
+		w.Header().Set("RateLimit", "upstream")
+		io.Copy(w, r.Body)
+	})
+	site := frontWith(t, revproxy.Options{}, up, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header()["RateLimit"] = []string{"own"}
+			next.ServeHTTP(w, r)
+		})
+	})
+	var codes []int
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+		codes = append(codes, code)
+		return nil
+	}})
+	request, _ := http.NewRequestWithContext(ctx, "POST", site, strings.NewReader("hello"))
+	request.Header.Set("Expect", "100-continue")
+	res, err := (&http.Transport{ExpectContinueTimeout: patience}).RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil || string(body) != "hello" || !slices.Equal(codes, []int{103, 100}) {
+		t.Errorf("got %v, then %q, %v; want 103, 100, then hello", codes, body, err)
+	}
+	if got := res.Header["Ratelimit"]; !slices.Equal(got, []string{"own"}) {
+		t.Errorf("after interim answers the client got RateLimit: %q; want its own", got)
+	}
+}
+
+func TestBodyIsNotAskedForBeforeTheUpstreamWantsIt(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) }))
+	res, _ := raw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
+	if res.StatusCode != http.StatusForbidden {
+		t.Errorf("got %s; want the upstream's 403, without 100 Continue before it", res.Status)
+	}
+}
+
+func TestEventsArriveAtOnce(t *testing.T) {
+	for _, kind := range []string{"text/event-stream", "application/json"} {
+		next := make(chan int)
+		site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", kind)
+			for i := range next {
+				fmt.Fprintf(w, "data: %d\n", i)
+				http.NewResponseController(w).Flush()
+			}
+		}))
+		go func() { next <- 0 }()
+		res, err := http.Get(site)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewReader(res.Body)
+		for i := range 100 { // the upstream has not sent event i+1 yet when event i is read
+			if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
+				t.Fatalf("%s: event %d: %q, %v", kind, i, line, err)
+			}
+			next <- i + 1
+		}
+		close(next)
+		res.Body.Close()
+	}
+}
+
+func TestTrailersPassBothWays(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Trailer", "X-Announced")
+		io.Copy(w, r.Body)
+		w.Header().Set("X-Announced", "a")
+		w.Header().Set(http.TrailerPrefix+"X-Late", "l")
+		w.Header().Set(http.TrailerPrefix+"X-Of-Request", r.Trailer.Get("X-Sum"))
+	}))
+	res, body := raw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n5\r\nhello\r\n0\r\nX-Sum: s\r\n\r\n")
+	want := http.Header{"X-Announced": {"a"}, "X-Late": {"l"}, "X-Of-Request": {"s"}}
+	if string(body) != "hello" || fmt.Sprint(res.Trailer) != fmt.Sprint(want) {
+		t.Errorf("got %q and trailers %v; want hello and %v", body, res.Trailer, want)
+	}
+}
+
+func TestLargeBodiesPassUnchanged(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).EnableFullDuplex() // it answers while it still reads
+		io.Copy(w, r.Body)
+	}))
+	const size = 64 << 20
+	sent, got := sha256.New(), sha256.New()
+	for _, length := range []int64{size, -1} {
+		sent.Reset()
+		got.Reset()
+		request, _ := http.NewRequest("POST", site, io.TeeReader(&noise{left: size}, sent))
+		request.ContentLength = length
+		res, err := http.DefaultTransport.RoundTrip(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(got, res.Body)
+		if err != nil || n != size || !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
+			t.Errorf("with Content-Length %d, %d bytes came back: %v", length, n, err)
+		}
+		res.Body.Close()
+	}
+}
+
+// noise is a reader of bytes that do not repeat soon.
+type noise struct {
+	left int
+	x    uint32
+}
+
+func (r *noise) Read(p []byte) (int, error) {
+	if r.left == 0 {
+		return 0, io.EOF
+	}
+	p = p[:min(len(p), r.left)]
+	for i := range p {
+		r.x = r.x*1664525 + 1013904223
+		p[i] = byte(r.x >> 24)
+	}
+	r.left -= len(p)
+	return len(p), nil
+}
+
+func TestConcurrentRequestsGetTheirOwnAnswers(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%s %s", r.URL.Path, body)
+	}))
+	const clients, each = 50, 100
+	var group sync.WaitGroup
+	for c := range clients {
+		group.Go(func() {
+			for i := range each {
+				id := fmt.Sprintf("/%d-%d", c, i)
+				res, err := http.Post(site+id, "", strings.NewReader(strings.Repeat(id, i*10)))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				body, _ := io.ReadAll(res.Body)
+				res.Body.Close()
+				if want := id + " " + strings.Repeat(id, i*10); string(body) != want {
+					t.Errorf("%s got the answer %.80q", id, body)
+				}
+			}
+		})
+	}
+	group.Wait()
+	t.Logf("counted: %d requests, each with its own answer", clients*each)
+}
+
+// logged is a log for tests.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func (l *logged) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// await waits for a condition.
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in vain waited for: %s", what)
+		}
+	}
+}
+
+func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	never := make(chan struct{})
+	defer close(never)
+	slow := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-never:
+		case <-r.Context().Done():
+		}
+	})
+	hangUp := upstream(t, func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
+	garbage := listen(t, func(conn net.Conn) { io.WriteString(conn, "SSH-2.0-OpenSSH_9.2\r\n") })
+	for _, c := range []struct {
+		name, upstream string
+		status         int
+		detail         string
+	}{
+		{"nobody listens", "http://" + gone.Addr().String(), 502, "the upstream did not answer"},
+		{"no such socket", "unix:" + filepath.Join(t.TempDir(), "none.sock"), 502, "the upstream did not answer"},
+		{"it says nothing", slow, 504, "the upstream did not answer in time"},
+		{"it hangs up", hangUp, 502, "the upstream did not answer"},
+		{"it speaks another protocol", garbage, 502, "the upstream did not answer"},
+		{"it speaks no TLS", strings.Replace(slow, "http:", "https:", 1), 502, "the upstream did not answer"},
+	} {
+		var log logged
+		o := revproxy.Options{Log: log.logger(), ConnectTimeout: patience, HeaderTimeout: patience}
+		if c.status == 504 {
+			o.HeaderTimeout = 50 * time.Millisecond
+		}
+		res, body := raw(t, front(t, o, c.upstream), "GET /x?secret=1 HTTP/1.1\r\nHost: h\r\n\r\n")
+		want := fmt.Sprintf(`{"type":"about:blank","title":"%s","status":%d,"detail":"%s"}`, http.StatusText(c.status), c.status, c.detail)
+		if res.StatusCode != c.status || string(body) != want || res.Header.Get("Content-Type") != "application/problem+json" {
+			t.Errorf("%s: %s %s; want %s", c.name, res.Status, body, want)
+		}
+		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, fmt.Sprintf("status=%d", c.status)) || strings.Contains(got, "secret") {
+			t.Errorf("%s: logged %s", c.name, got)
+		}
+	}
+}
+
+// listen starts a server that does something with each connection, and closes it.
+func listen(t *testing.T, serve func(net.Conn)) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				bufio.NewReader(conn).ReadString('\n')
+				serve(conn)
+			}()
+		}
+	}()
+	return "http://" + listener.Addr().String()
+}
+
+func TestResponseThatBreaksOffIsNeverTakenForAWholeOne(t *testing.T) {
+	for _, head := range []string{"Content-Length: 100", "Transfer-Encoding: chunked"} {
+		up := listen(t, func(conn net.Conn) { fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n", head) })
+		var log logged
+		res, err := http.Get(front(t, revproxy.Options{Log: log.logger()}, up))
+		if err == nil {
+			_, err = io.ReadAll(res.Body)
+			res.Body.Close()
+		}
+		if err == nil {
+			t.Errorf("%s: the client did not notice", head)
+		}
+		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "broke off") {
+			t.Errorf("%s: logged %s", head, got)
+		}
+	}
+}
+
+func TestClientThatGoesAwayIsGoneForTheUpstreamToo(t *testing.T) {
+	for _, started := range []bool{false, true} {
+		came, left := make(chan struct{}), make(chan struct{})
+		var log logged
+		site := front(t, revproxy.Options{Log: log.logger()}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+			if started {
+				io.WriteString(w, "x")
+				http.NewResponseController(w).Flush()
+			}
+			close(came)
+			<-r.Context().Done()
+			close(left)
+		}))
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			request, _ := http.NewRequestWithContext(ctx, "GET", site, nil)
+			if res, err := http.DefaultTransport.RoundTrip(request); err == nil {
+				io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+		}()
+		<-came
+		cancel()
+		select {
+		case <-left:
+		case <-time.After(patience):
+			t.Fatalf("with a response started: %v, the upstream still works for nobody", started)
+		}
+		if !started {
+			await(t, "a line in the log", func() bool { return strings.Contains(log.String(), "status=499") })
+		}
+		if got := log.String(); strings.Contains(got, "WARN") || strings.Contains(got, "ERROR") {
+			t.Errorf("with a response started: %v, logged as an error: %s", started, got)
+		}
+	}
+}
+
+func TestBodiesThatCannotBeSentAreTheClientsFault(t *testing.T) {
+	site := front(t, revproxy.Options{MaxBody: 10}, upstream(t, echo))
+	head := "POST / HTTP/1.1\r\nHost: h\r\n"
+	for _, c := range []struct {
+		request string
+		status  int
+	}{
+		{head + "Content-Length: 10\r\n\r\n0123456789", 200},
+		{head + "Content-Length: 11\r\n\r\n0123456789a", 413},
+		{head + "Content-Length: 11\r\nExpect: 100-continue\r\n\r\n", 413},
+		{head + "Transfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\n\r\n", 200},
+		{head + "Transfer-Encoding: chunked\r\n\r\n9\r\n012345678\r\n2\r\n9a\r\n0\r\n\r\n", 413},
+		{head + "Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n0\r\n\r\n", 400},
+		{head + "Transfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n", 400},
+	} {
+		if res, body := raw(t, site, c.request); res.StatusCode != c.status {
+			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
+		}
+	}
+}
+
+func TestUpstreamsOfAllKinds(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "app.sock")
+	onSocket, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(echo)}
+	go server.Serve(onSocket)
+	defer server.Close()
+
+	withTLS := httptest.NewUnstartedServer(http.HandlerFunc(echo))
+	withTLS.EnableHTTP2 = true
+	withTLS.StartTLS()
+	defer withTLS.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(withTLS.Certificate())
+
+	plain := httptest.NewUnstartedServer(http.HandlerFunc(echo))
+	plain.Config.Protocols = new(http.Protocols)
+	plain.Config.Protocols.SetUnencryptedHTTP2(true)
+	plain.Start()
+	defer plain.Close()
+
+	for _, c := range []struct{ upstream, proto string }{
+		{"unix:" + socket, "HTTP/1.1"},
+		{withTLS.URL, "HTTP/2.0"},
+		{strings.Replace(plain.URL, "http:", "h2c:", 1), "HTTP/2.0"},
+	} {
+		site := front(t, revproxy.Options{TLS: &tls.Config{RootCAs: roots}}, c.upstream)
+		got := rawSeen(t, site, "POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello")
+		if got.Proto != c.proto || got.Body != "hello" || got.Header.Get("X-Forwarded-Host") != "h" {
+			t.Errorf("%s: %+v", c.upstream, got)
+		}
+	}
+	if res, _ := raw(t, front(t, revproxy.Options{}, withTLS.URL), "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); res.StatusCode != 502 {
+		t.Errorf("an upstream with a certificate that nobody knows: %s", res.Status)
+	}
+}
+
+func TestEarlyAnswerReachesTheClientThatStillSends(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "no", http.StatusRequestEntityTooLarge)
+	}))
+	for _, length := range []int{1 << 10, 1 << 18, 1 << 24} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(patience))
+		go func() {
+			fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n", length)
+			io.Copy(conn, &noise{left: length})
+		}()
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || res.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("while %d bytes were sent: %v, %v; want the upstream's 413", length, res, err)
+		}
+		conn.Close()
+	}
+}

@@ -1,0 +1,207 @@
+package service
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 20 * time.Second
+
+// A running service.
+type running struct {
+	*testing.T
+	Addresses
+	log   *logged
+	stop  context.CancelFunc // begins to drain
+	ended chan error         // what Run returned
+}
+
+// start runs a service with settings as flags; addresses are free ones unless given, and the upstream is the handler. When the test ends, the
+// service must stop without an error and leave no goroutine behind.
+func start(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
+	t.Helper()
+	t.Cleanup(func() { noGoroutineIsLeft(t) })
+	o := options(t, upstream, flags)
+	o.Gate = gate
+	r := &running{T: t, log: new(logged), ended: make(chan error, 1)}
+	ctx, stop := context.WithCancel(t.Context())
+	r.stop = stop
+	o.Log = slog.New(slog.NewTextHandler(r.log, nil))
+	started := make(chan Addresses, 1)
+	o.Started = func(a Addresses) { started <- a }
+	go func() { r.ended <- Run(ctx, o) }()
+	select {
+	case r.Addresses = <-started:
+	case err := <-r.ended:
+		t.Fatalf("the service did not start: %v", err)
+	case <-time.After(patience):
+		t.Fatal("the service did not start")
+	}
+	t.Cleanup(r.wait)
+	return r
+}
+
+// with builds a gate that is there.
+func with(gate Gate) Builder {
+	return func(context.Context, Deps) (Gate, Policy, error) { return gate, Policy{}, nil }
+}
+
+// options are those of a service that start runs.
+func options(t *testing.T, upstream http.Handler, flags map[string]string) Options {
+	t.Helper()
+	all := map[string]string{"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+	for name, text := range flags {
+		all[name] = text
+	}
+	if upstream == nil {
+		all["demo"] = "true"
+	} else if all["upstream"] == "" {
+		server := httptest.NewServer(upstream)
+		t.Cleanup(server.Close)
+		all["upstream"] = server.URL
+	}
+	s, err := settings.Load(settings.Sources{Flags: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Options{Settings: s}
+}
+
+// wait stops the service, and waits until it has ended.
+func (r *running) wait() {
+	r.Helper()
+	r.stop()
+	select {
+	case err := <-r.ended:
+		r.ended <- err
+		if err != nil {
+			r.Errorf("the service ended with %v", err)
+		}
+	case <-time.After(patience):
+		r.Error("the service did not end")
+	}
+}
+
+func (r *running) dial() net.Conn {
+	r.Helper()
+	conn, err := net.Dial("tcp", r.Listen)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(patience))
+	return conn
+}
+
+// get asks for a URL on a connection of its own.
+func get(url string) (status int, body string, err error) {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+	res, err := client.Get(url)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(text), err
+}
+
+func (r *running) mustGet(url string, status int) string {
+	r.Helper()
+	got, body, err := get(url)
+	if err != nil || got != status {
+		r.Fatalf("%s: %d %s, %v; want %d", url, got, body, err, status)
+	}
+	return body
+}
+
+// readResponse reads one from a connection.
+func readResponse(conn net.Conn) (status int, body string, err error) {
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, "", err
+	}
+	text, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(text), err
+}
+
+// await waits for a condition.
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in vain waited for: %s", what)
+		}
+	}
+}
+
+// noGoroutineIsLeft waits until nothing of the service, of HTTP or of the store's client runs any more.
+func noGoroutineIsLeft(t *testing.T) {
+	t.Helper()
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		stacks := make([]byte, 1<<20)
+		var left []string
+		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			ours := strings.Contains(stack, "penstock/cmd") || strings.Contains(stack, "net/http") || strings.Contains(stack, "rueidis")
+			if ours && !strings.Contains(stack, "testing.tRunner") {
+				left = append(left, stack)
+			}
+		}
+		if left == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines are left:\n%s", len(left), strings.Join(left, "\n\n"))
+		}
+	}
+}
+
+// logged is a log for tests.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// lines are those with all the given words.
+func (l *logged) lines(words ...string) (found []string) {
+line:
+	for line := range strings.Lines(l.String()) {
+		for _, word := range words {
+			if !strings.Contains(line, word) {
+				continue line
+			}
+		}
+		found = append(found, line)
+	}
+	return found
+}
+
+// hello is an upstream.
+var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello %s", r.URL.Path) })

@@ -1,0 +1,108 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
+)
+
+// newGateServer makes the server that clients meet: HTTP/1.1, and HTTP/2 with TLS or for those who know.
+func (s *service) newGateServer(handler http.Handler, config *tls.Config, life context.Context) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           handler,
+		TLSConfig:         config,
+		Protocols:         protocols,
+		ReadHeaderTimeout: s.Settings.HeaderTimeout,
+		IdleTimeout:       s.Settings.IdleTimeout,
+		MaxHeaderBytes:    int(s.Settings.MaxHeader),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 100,
+			SendPingTimeout:      s.Settings.StallTimeout, // a client that is silent for so long is asked whether it is there
+			WriteByteTimeout:     s.Settings.StallTimeout,
+		},
+		DisableGeneralOptionsHandler: true, // OPTIONS * is a request like others
+		ErrorLog:                     serverLog(s.Log),
+		BaseContext:                  func(net.Listener) context.Context { return life },
+	}
+}
+
+func (s *service) newAdminServer() *http.Server {
+	server := &http.Server{
+		Handler:           admin.New(admin.Options{Checks: s.checks(), Metrics: s.metrics.Handler(), Pprof: s.Settings.Pprof}),
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          serverLog(s.Log),
+	}
+	if s.Settings.Pprof {
+		server.WriteTimeout = 0 // a profile takes as long as it is asked for
+	}
+	return server
+}
+
+// adminConnections is how many may be open to the admin address.
+const adminConnections = 100
+
+func (s *service) openListeners(ctx context.Context) error {
+	listen := func(name, address string, places int64) (net.Listener, error) {
+		var config net.ListenConfig
+		l, err := config.Listen(ctx, "tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("%s (%s): %w", name, s.Settings.Source(name), err)
+		}
+		s.later(func() { l.Close() })
+		full := &seldom.Line{Every: time.Minute}
+		return limitConnections(l, int(places), func() {
+			if _, due := full.Due(); due {
+				s.Log.Warn("all places for connections are taken; new ones wait until one is free", "address", name, "places", places)
+			}
+		}), nil
+	}
+	var err error
+	if s.listen, err = listen("listen", s.Settings.Listen, s.Settings.MaxConnections); err != nil {
+		return err
+	}
+	if s.Settings.Admin != "" {
+		s.admin, err = listen("admin", s.Settings.Admin, adminConnections)
+	}
+	return err
+}
+
+// serveOn serves until the server is closed.
+func serveOn(server *http.Server, listener net.Listener) error {
+	if server.TLSConfig != nil {
+		return server.ServeTLS(listener, "", "")
+	}
+	return server.Serve(listener)
+}
+
+// serverLog takes what http.Server logs: mostly what clients do wrong, which anyone can do at will, so it is for debugging only. A panic
+// is not.
+func serverLog(l *slog.Logger) *log.Logger { return log.New(serverLines{l}, "", 0) }
+
+type serverLines struct{ log *slog.Logger }
+
+func (w serverLines) Write(p []byte) (int, error) {
+	level := slog.LevelDebug
+	if bytes.Contains(p, []byte("panic")) {
+		level = slog.LevelError
+	}
+	w.log.Log(context.Background(), level, strings.TrimSpace(string(p)))
+	return len(p), nil
+}

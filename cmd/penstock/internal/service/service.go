@@ -1,0 +1,312 @@
+// Package service runs the gate: requests come in, pass the limits, and go on to the upstream, until it is told to stop and has drained.
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/pace"
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/upstream"
+)
+
+// Options of Run.
+type Options struct {
+	Settings settings.Settings
+
+	// Gate makes what requests must pass. Default: they all do.
+	Gate Builder
+
+	// Log is told what those who run the gate need to know. Default: nobody is.
+	Log *slog.Logger
+
+	// Version is shown in the metrics.
+	Version string
+
+	// Started is called when requests are accepted, with the addresses that are listened on.
+	Started func(Addresses)
+}
+
+// Addresses are what a service listens on.
+type Addresses struct {
+	Listen string
+	Admin  string // "" if it is off
+}
+
+// Run runs the service until ctx ends, then drains it: /readyz fails; after the drain delay nothing new is accepted; requests under way may
+// end until the drain timeout, then they are cut off. It returns nil after that, and has left nothing behind.
+//
+// An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used, and penstock.ErrUnavailable if the store is
+// required and does not answer.
+func Run(ctx context.Context, o Options) error {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log}}
+	var life context.Context // of requests and whatever else runs
+	life, s.cut = context.WithCancel(context.WithoutCancel(ctx))
+	defer s.close()
+	defer s.cut()
+	if err := s.open(life); err != nil {
+		return err
+	}
+	failed := s.serve(life)
+	s.announce()
+	select {
+	case <-ctx.Done():
+		s.drain(s.Settings.DrainDelay)
+		return nil
+	case err := <-failed:
+		s.drain(0)
+		return err
+	}
+}
+
+type service struct {
+	Options
+	metrics *metrics.Metrics
+	health  health
+	store   store
+	policy  Policy
+
+	listen, admin           net.Listener // admin is nil if it is off
+	gateServer, adminServer *http.Server
+	draining                atomic.Bool
+	active                  atomic.Int64 // requests, WebSockets among them
+	cut                     func()       // ends what is under way
+	closers                 []func()     // last first
+	gateEnded, adminEnded   chan struct{}
+	upstreamURL             string
+}
+
+func (s *service) later(closer func()) { s.closers = append(s.closers, closer) }
+
+func (s *service) close() {
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		s.closers[i]()
+	}
+}
+
+// open makes everything that there must be before the first request.
+func (s *service) open(life context.Context) error {
+	var err error
+	if s.store, err = openStore(s.Settings); err != nil {
+		return err
+	}
+	s.later(s.store.close)
+	if err := s.reach(life); err != nil {
+		return err
+	}
+	gate, err := s.build(life)
+	if err != nil {
+		return err
+	}
+	proxy, err := s.proxy()
+	if err != nil {
+		return err
+	}
+	tlsConfig, err := tlsOf(s.Settings, s.Log)
+	if err != nil {
+		return err
+	}
+	handler := pace.Handler(s.counted(gate.Middleware(proxy)), pace.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	s.gateServer = s.newGateServer(handler, tlsConfig, life)
+	s.adminServer = s.newAdminServer()
+	return s.openListeners(life)
+}
+
+// reach asks whether the store is there.
+func (s *service) reach(ctx context.Context) error {
+	const patience = 3 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := s.store.ping(ctx)
+	if err == nil {
+		return nil
+	}
+	if s.Settings.RequireStore {
+		return fmt.Errorf("store %s (%s): %w", s.Settings.StoreName(), s.Settings.Source("store"), err)
+	}
+	s.Log.Warn("the store does not answer; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
+	return nil
+}
+
+// build makes the gate.
+func (s *service) build(life context.Context) (Gate, error) {
+	if s.Gate == nil {
+		return noRules{}, nil
+	}
+	gate, policy, err := s.Gate(life, Deps{
+		Store:    s.store,
+		Observe:  s.observe,
+		Waiting:  s.metrics.Waiting,
+		Reloaded: s.reloaded,
+		Log:      s.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if closer, ok := gate.(io.Closer); ok {
+		s.later(func() { closer.Close() })
+	}
+	s.policy = policy
+	s.metrics.SetRules(policy.Rules)
+	s.metrics.Loaded(time.Now())
+	return gate, nil
+}
+
+// proxy makes what passes requests on, and with Demo the upstream too.
+func (s *service) proxy() (http.Handler, error) {
+	to := s.Settings.Upstream
+	if s.Settings.Demo {
+		demo, err := upstream.Start()
+		if err != nil {
+			return nil, fmt.Errorf("demo upstream: %w", err)
+		}
+		s.later(demo.Close)
+		to = &url.URL{Scheme: "http", Host: demo.Addr()}
+	}
+	s.upstreamURL = to.String()
+	proxy := revproxy.New(revproxy.Options{
+		Upstream:       to,
+		PreserveHost:   s.Settings.PreserveHost,
+		Trusted:        s.Settings.TrustedProxies,
+		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
+		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
+		MaxBody:        s.Settings.MaxBody,
+		Log:            s.Log,
+	})
+	s.later(proxy.Close)
+	return proxy, nil
+}
+
+// counted knows how many requests are under way: http.Server does not count the WebSockets among them.
+func (s *service) counted(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.active.Add(1)
+		defer s.active.Add(-1)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serve starts the servers. What they fail with comes from the channel.
+func (s *service) serve(life context.Context) <-chan error {
+	failed := make(chan error, 2)
+	start := func(name string, server *http.Server, listener net.Listener) (ended chan struct{}) {
+		ended = make(chan struct{})
+		go func() {
+			defer close(ended)
+			err := serveOn(server, listener)
+			if !errors.Is(err, http.ErrServerClosed) {
+				failed <- fmt.Errorf("%s %s: %w", name, listener.Addr(), err)
+			}
+		}()
+		return ended
+	}
+	s.gateEnded = start("listen", s.gateServer, s.listen)
+	if s.admin != nil {
+		s.adminEnded = start("admin", s.adminServer, s.admin)
+	}
+	return failed
+}
+
+// announce says in one line what runs here.
+func (s *service) announce() {
+	o, set := s.Options, s.Settings
+	for _, name := range set.Unknown {
+		o.Log.Warn("an environment variable means nothing; is it misspelt?", "name", name)
+	}
+	addresses := Addresses{Listen: s.listen.Addr().String()}
+	if s.admin != nil {
+		addresses.Admin = s.admin.Addr().String()
+		if tcp, ok := s.admin.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() {
+			o.Log.Warn("health and metrics are open to other machines", "admin", addresses.Admin)
+		}
+	}
+	onFailure := s.policy.OnFailure
+	if set.Store == "" {
+		onFailure = "memory does not fail; other gates have counters of their own"
+	}
+	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
+		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "if_store_fails", orNone(onFailure))
+	if o.Started != nil {
+		o.Started(addresses)
+	}
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "none"
+	}
+	return text
+}
+
+// drain ends the service: first what is new, then what is under way.
+func (s *service) drain(delay time.Duration) {
+	s.draining.Store(true)
+	s.Log.Info("the gate closes", "under_way", s.active.Load(), "delay", delay, "timeout", s.Settings.DrainTimeout)
+	time.Sleep(delay)
+
+	ctx, cancel := context.WithTimeout(context.Background(), s.Settings.DrainTimeout)
+	defer cancel()
+	s.gateServer.Shutdown(ctx)
+	s.awaitIdle(ctx)
+	if left := s.active.Load(); left > 0 {
+		s.Log.Warn("requests under way were cut off", "requests", left, "timeout", s.Settings.DrainTimeout)
+	}
+	s.gateServer.Close()
+	s.cut() // WebSockets too
+	<-s.gateEnded
+	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	s.awaitIdle(last)
+	if s.admin != nil {
+		s.adminServer.Close()
+		<-s.adminEnded
+	}
+	s.Log.Info("the gate is closed")
+}
+
+// awaitIdle returns when no request is under way, or ctx ends.
+func (s *service) awaitIdle(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for s.active.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// checks are what /readyz tells.
+func (s *service) checks() []admin.Check {
+	return []admin.Check{
+		{Name: "gate", Run: func(context.Context) admin.State {
+			if s.draining.Load() {
+				return admin.Down
+			}
+			return admin.OK
+		}},
+		{Name: "store", Run: func(ctx context.Context) admin.State {
+			ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
+			defer cancel()
+			if s.health.failing.Load() || s.store.ping(ctx) != nil {
+				return admin.Degraded
+			}
+			return admin.OK
+		}},
+	}
+}

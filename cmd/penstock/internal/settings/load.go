@@ -1,0 +1,124 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Sources are what settings come from.
+type Sources struct {
+	// Flags are the flags that were given, by name.
+	Flags map[string]string
+
+	// Environ is the environment, as os.Environ has it.
+	Environ []string
+
+	// File reads the server section of a policy file. Default: there is none.
+	File func(path string) (Server, error)
+}
+
+// Load puts the settings together: flags, else the environment, else the file, else defaults. An empty variable is as good as none. The
+// error tells of everything that is wrong at once, each with where it came from, and wraps ErrInvalid.
+func Load(from Sources) (Settings, error) {
+	s := Settings{given: make(map[string]given)}
+	env := environment(from.Environ)
+	s.Unknown = unknown(env)
+
+	var errs []error
+	file, name := map[string]string(nil), ""
+	for _, row := range Table {
+		g, err := row.find(from.Flags, env, file, name)
+		s.given[row.Name] = g
+		switch {
+		case err != nil:
+		case g.text != "":
+			err = row.set(&s, g.text)
+		case row.Default != "":
+			err = fmt.Errorf("it is empty; leave it out for the default, %s", row.Default)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s%s (%s): %w", row.Name, row.show(g.text), g.from(), err))
+		}
+		if row.Name == "policy" && s.Policy != "" && from.File != nil { // the first row
+			server, err := from.File(s.Policy)
+			if err != nil {
+				return s, err
+			}
+			file, name = server.values(), s.Policy
+		}
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		err = s.check()
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return s, err
+}
+
+// find is what a setting is given, by the first that gives it.
+func (r Row) find(flags, env, file map[string]string, name string) (given, error) {
+	if text, ok := flags[r.Name]; ok {
+		return given{text, "--" + r.Name}, nil
+	}
+	get := func(name string) string { return env[name] }
+	for _, alias := range append([]Alias{{Name: r.Env()}}, r.Aliases...) {
+		if alias.Read != nil {
+			if text, ok := alias.Read(get); ok {
+				return given{text, alias.Name}, nil
+			}
+			continue
+		}
+		if text := env[alias.Name]; text != "" {
+			return given{text, alias.Name}, nil
+		}
+		if path := env[alias.Name+"_FILE"]; r.Secret && path != "" {
+			held, err := os.ReadFile(path)
+			text := strings.TrimRight(string(held), "\r\n")
+			if err == nil && text == "" {
+				err = fmt.Errorf("%s is empty; write the value into it", path)
+			}
+			return given{text, alias.Name + "_FILE"}, err
+		}
+	}
+	if text, ok := file[r.Key()]; ok && !r.NotFile {
+		return given{text, "server." + r.Key() + " in " + name}, nil
+	}
+	return given{r.Default, defaults}, nil
+}
+
+// show is the value for an error message, if it may be shown.
+func (r Row) show(text string) string {
+	if r.Secret || text == "" {
+		return ""
+	}
+	return fmt.Sprintf(" %q", text)
+}
+
+func environment(environ []string) map[string]string {
+	env := make(map[string]string)
+	for _, line := range environ {
+		name, text, _ := strings.Cut(line, "=")
+		env[name] = text
+	}
+	return env
+}
+
+// unknown are the variables that begin with PENSTOCK_ and mean nothing. Where a Kubernetes service is called penstock, it sets
+// PENSTOCK_PORT… and PENSTOCK_SERVICE_…; these are nobody's mistake.
+func unknown(env map[string]string) (names []string) {
+	for name := range env {
+		if !strings.HasPrefix(name, "PENSTOCK_") || strings.HasPrefix(name, "PENSTOCK_PORT") || strings.HasPrefix(name, "PENSTOCK_SERVICE_") {
+			continue
+		}
+		if !slices.ContainsFunc(Table, func(r Row) bool { return name == r.Env() || r.Secret && name == r.Env()+"_FILE" }) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,221 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+type setter = func(s *Settings, text string) error
+
+func text(field func(*Settings) *string) setter {
+	return func(s *Settings, text string) error {
+		*field(s) = text
+		return nil
+	}
+}
+
+func choice(field func(*Settings) *string, choices ...string) setter {
+	return func(s *Settings, text string) error {
+		if !slices.Contains(choices, text) {
+			return fmt.Errorf("it is not known; write %s", strings.Join(choices, " or "))
+		}
+		*field(s) = text
+		return nil
+	}
+}
+
+func toggle(field func(*Settings) *bool) setter {
+	return func(s *Settings, text string) (err error) {
+		if *field(s), err = strconv.ParseBool(text); err != nil {
+			return errors.New("it is neither true nor false; write one of them")
+		}
+		return nil
+	}
+}
+
+func duration(field func(*Settings) *time.Duration, zero bool, longest time.Duration) setter {
+	return func(s *Settings, text string) error {
+		d, err := time.ParseDuration(text)
+		switch {
+		case err != nil:
+			return errors.New("it is not a duration; write it as 100ms, 5s or 2m")
+		case d == 0 && !zero:
+			return fmt.Errorf("it must be limited; write more than 0 and at most %v", longest)
+		case d < 0 || d > longest:
+			return fmt.Errorf("it is out of bounds; write at most %v, and nothing negative", longest)
+		}
+		*field(s) = d
+		return nil
+	}
+}
+
+var units = []struct {
+	name string
+	size int64
+}{{"GB", kb * kb * kb}, {"MB", kb * kb}, {"KB", kb}, {"B", 1}, {"", 1}}
+
+func size(field func(*Settings) *int64, zero bool, largest int64) setter {
+	return func(s *Settings, text string) error {
+		for _, u := range units {
+			digits, ok := strings.CutSuffix(strings.ToUpper(text), u.name)
+			if !ok {
+				continue
+			}
+			n, err := strconv.ParseInt(strings.TrimSpace(digits), 10, 64)
+			switch {
+			case err != nil:
+				return errors.New("it is not a number; write it as 512, 16KB or 8MB")
+			case n == 0 && !zero:
+				return errors.New("it must be limited; write more than 0")
+			case n < 0 || n > math.MaxInt64/u.size || n*u.size > largest:
+				return fmt.Errorf("it is out of bounds; write at most %d, and nothing negative", largest)
+			}
+			*field(s) = n * u.size
+			return nil
+		}
+		return nil // not reached: every text ends in ""
+	}
+}
+
+func address(field func(*Settings) *string) setter {
+	return func(s *Settings, text string) error {
+		_, port, err := net.SplitHostPort(text)
+		if err != nil {
+			return errors.New("it is not an address; write host:port, or :port for every address of the machine")
+		}
+		if !isPort(port) {
+			return errors.New("its port is not a number from 0 to 65535 (0 is any free one)")
+		}
+		*field(s) = text
+		return nil
+	}
+}
+
+func isPort(text string) bool {
+	_, err := strconv.ParseUint(text, 10, 16)
+	return err == nil
+}
+
+func setAdmin(s *Settings, text string) error {
+	if text == "off" {
+		s.Admin = ""
+		return nil
+	}
+	if strings.HasPrefix(text, ":") {
+		return fmt.Errorf("without a host it would be open to everyone; write 127.0.0.1%s, or 0.0.0.0%s if that is meant", text, text)
+	}
+	return address(func(s *Settings) *string { return &s.Admin })(s, text)
+}
+
+func setUpstream(s *Settings, text string) error {
+	if text == "" {
+		s.Upstream = nil
+		return nil
+	}
+	if !strings.Contains(text, "://") && !strings.HasPrefix(text, "unix:") {
+		return fmt.Errorf("it has no scheme; write http://%s", text)
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return errors.New("it is not a URL; write http://host:port")
+	case u.Scheme == "unix" && strings.HasPrefix(u.Path, "/") && u.Host == "":
+	case u.Scheme == "unix":
+		return errors.New("a unix upstream names a socket by its absolute path; write unix:/run/app.sock")
+	case u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "h2c":
+		return errors.New("its scheme is not http, https, h2c or unix; write http://host:port")
+	case u.Hostname() == "":
+		return fmt.Errorf("it has no host; write %s://host:port", u.Scheme)
+	case u.Port() != "" && !isPort(u.Port()):
+		return errors.New("its port is not a number up to 65535")
+	}
+	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return errors.New("it has a user, a query or a fragment, which are not sent; write scheme, host, port and path only")
+	}
+	s.Upstream = u
+	return nil
+}
+
+func setTrusted(s *Settings, text string) error {
+	s.TrustedProxies = nil
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		prefix, err := netip.ParsePrefix(part)
+		if addr, errAddr := netip.ParseAddr(part); errAddr == nil {
+			prefix, err = netip.PrefixFrom(addr.WithZone(""), addr.BitLen()), nil
+		}
+		if err != nil {
+			return fmt.Errorf("%q is neither an address nor a network; write 10.0.0.7 or 10.0.0.0/8", part)
+		}
+		if prefix.Masked() != prefix {
+			return fmt.Errorf("%q has bits beyond its length; write %v", part, prefix.Masked())
+		}
+		if addr := prefix.Addr(); addr.Is4In6() {
+			return fmt.Errorf("%q is an IPv4 network in IPv6 form; write it as IPv4", part)
+		}
+		s.TrustedProxies = append(s.TrustedProxies, prefix)
+	}
+	return nil
+}
+
+// setStore leaves the URL itself to the store, which knows its forms.
+func setStore(s *Settings, text string) error {
+	if s.Store = text; text == "memory" {
+		s.Store = ""
+	}
+	if s.Store != "" && !strings.Contains(s.Store, "://") {
+		return errors.New("it is not a URL; write redis://host:6379, or memory")
+	}
+	return nil
+}
+
+// readPort makes an address of the PORT that platforms set.
+func readPort(get func(string) string) (string, bool) {
+	port := get("PORT")
+	return ":" + port, port != ""
+}
+
+// readRedisHost makes a URL of REDIS_HOST and REDIS_PORT. Kubernetes sets REDIS_PORT to a URL of its own where a service is called
+// redis, which is not meant.
+func readRedisHost(get func(string) string) (string, bool) {
+	host, port := get("REDIS_HOST"), get("REDIS_PORT")
+	if !isPort(port) {
+		port = "6379"
+	}
+	return "redis://" + net.JoinHostPort(strings.Trim(host, "[]"), port), host != ""
+}
+
+// withoutSecrets is a store's URL without user, password and options.
+func withoutSecrets(text string) string {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok {
+		return "(hidden)"
+	}
+	if at := strings.LastIndex(rest, "@"); at >= 0 {
+		rest = rest[at+1:]
+	}
+	rest, _, _ = strings.Cut(rest, "?")
+	return scheme + "://" + rest
+}
+
+// sameAddress tells whether two addresses of this machine are certainly the same: the port is, and the hosts are any or loopback.
+func sameAddress(a, b string) bool {
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	return errA == nil && errB == nil && portA == portB && portA != "0" && isHere(hostA) && isHere(hostB)
+}
+
+func isHere(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return host == "" || host == "localhost" || err == nil && (addr.IsLoopback() || addr.IsUnspecified())
+}

@@ -1,0 +1,296 @@
+package settings
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// samples are three values for each setting, none of them the default: for a flag, the environment and the file.
+var samples = map[string][3]string{
+	"policy":          {"a.yaml", "b.yaml", ""},
+	"listen":          {":1001", ":1002", ":1003"},
+	"upstream":        {"http://a:1", "http://b:2", "http://c:3"},
+	"preserve-host":   {"true", "true", "true"},
+	"trusted-proxies": {"10.0.0.1", "10.0.0.2", "10.0.0.3,10.1.0.0/16"},
+	"demo":            {"true", "true", ""},
+	"store":           {"redis://a", "redis://b", "redis://c"},
+	"prefix":          {"a", "b", "c"},
+	"secret":          {"aa", "bb", "cc"},
+	"require-store":   {"true", "true", "true"},
+	"store-timeout":   {"1s", "2s", "3s"},
+	"admin":           {"127.0.0.1:1", "off", "0.0.0.0:3"},
+	"pprof":           {"true", "true", "true"},
+	"tls-cert":        {"a.pem", "b.pem", "c.pem"},
+	"tls-key":         {"a.pem", "b.pem", "c.pem"},
+	"tls-client-ca":   {"a.pem", "b.pem", "c.pem"},
+
+	"header-timeout":           {"1s", "2s", "3s"},
+	"stall-timeout":            {"1s", "2s", "0"},
+	"min-rate":                 {"1KB", "2 KB", "0"},
+	"idle-timeout":             {"1s", "2s", "3s"},
+	"upstream-connect-timeout": {"1s", "2s", "3s"},
+	"upstream-header-timeout":  {"1s", "2s", "0"},
+	"drain-delay":              {"1s", "2s", "3s"},
+	"drain-timeout":            {"1s", "2s", "0"},
+	"max-header":               {"1KB", "2KB", "3000"},
+	"max-body":                 {"1MB", "2GB", "3b"},
+	"max-connections":          {"1", "2", "3"},
+	"log-format":               {"json", "json", "json"},
+	"log-level":                {"debug", "warn", "error"},
+}
+
+func TestFlagsGoBeforeTheEnvironmentBeforeTheFileBeforeDefaults(t *testing.T) {
+	tried := 0
+	for _, row := range Table {
+		values, ok := samples[row.Name]
+		if !ok {
+			t.Fatalf("setting %s has no sample values in this test", row.Name)
+		}
+		for given := range 8 {
+			flag, env, file := given&4 != 0, given&2 != 0, given&1 != 0 && !row.NotFile
+			from := Sources{Flags: map[string]string{}, File: func(string) (Server, error) {
+				if file {
+					return server(t, row.Key(), values[2]), nil
+				}
+				return Server{}, nil
+			}}
+			if row.Name != "policy" {
+				from.Flags["policy"] = "p.yaml"
+			}
+			text, source := row.Default, "default"
+			if file {
+				text, source = values[2], "server."+row.Key()+" in p.yaml"
+			}
+			if env {
+				from.Environ = []string{row.Env() + "=" + values[1]}
+				text, source = values[1], row.Env()
+			}
+			if flag {
+				from.Flags[row.Name] = values[0]
+				text, source = values[0], "--"+row.Name
+			}
+			s, _ := Load(from) // what does not fit together is not the question here
+			if got := s.given[row.Name]; got.text != text || s.Source(row.Name) != source {
+				t.Errorf("%s with flag %v, environment %v, file %v is %q from %s; want %q from %s",
+					row.Name, flag, env, file, got.text, got.source, text, source)
+			}
+			var want Settings
+			if text != "" {
+				if err := row.set(&want, text); err != nil {
+					t.Fatalf("%s: the sample %q is refused: %v", row.Name, text, err)
+				}
+			}
+			if text != row.Default && reflect.DeepEqual(want, Settings{}) && text != "off" && text != "0" {
+				t.Errorf("%s: the value %q sets nothing", row.Name, text)
+			}
+			tried++
+		}
+	}
+	t.Logf("counted: %d combinations of sources of a setting", tried)
+}
+
+// server is a section that has one key.
+func server(t *testing.T, key, text string) (s Server) {
+	v := reflect.ValueOf(&s).Elem()
+	for i := range v.NumField() {
+		if name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); name != key {
+			continue
+		}
+		switch field := v.Field(i).Addr().Interface().(type) {
+		case *string:
+			*field = text
+		case **bool:
+			*field = new(text == "true")
+		case **int64:
+			*field = new(int64(text[0] - '0'))
+		case *[]string:
+			*field = strings.Split(text, ",")
+		}
+		return s
+	}
+	t.Fatalf("the file has no key %s", key)
+	return s
+}
+
+func TestFileHasAKeyForEverySettingThatMayStandThere(t *testing.T) {
+	var rows, keys []string
+	for _, row := range Table {
+		if !row.NotFile {
+			rows = append(rows, row.Key())
+		}
+	}
+	section := reflect.TypeFor[Server]()
+	for i := range section.NumField() {
+		key, _, _ := strings.Cut(section.Field(i).Tag.Get("yaml"), ",")
+		keys = append(keys, key)
+	}
+	if !slices.Equal(rows, keys) {
+		t.Errorf("the table and the file differ:\ntable %v\nfile  %v", rows, keys)
+	}
+}
+
+func TestNoVariableIsOneThatKubernetesSets(t *testing.T) {
+	for _, row := range Table {
+		for _, prefix := range []string{"PENSTOCK_PORT", "PENSTOCK_SERVICE_"} {
+			if strings.HasPrefix(row.Env(), prefix) {
+				t.Errorf("%s is set by Kubernetes where a service is called penstock", row.Env())
+			}
+		}
+	}
+}
+
+func load(flags map[string]string, environ ...string) (Settings, error) {
+	if flags["upstream"] == "" && flags["demo"] == "" {
+		flags["demo"] = "true"
+	}
+	return Load(Sources{Flags: flags, Environ: environ})
+}
+
+func TestVariablesOfPlatformsAreUnderstood(t *testing.T) {
+	for _, c := range []struct{ environ, name, want, source string }{
+		{"PORT=3000", "listen", ":3000", "PORT"},
+		{"PORT=3000 PENSTOCK_LISTEN=:4000", "listen", ":4000", "PENSTOCK_LISTEN"},
+		{"REDIS_URL=redis://r:1", "store", "redis://r:1", "REDIS_URL"},
+		{"REDIS_HOST=localhost REDIS_PORT=6380", "store", "redis://localhost:6380", "REDIS_HOST"},
+		{"REDIS_HOST=::1", "store", "redis://[::1]:6379", "REDIS_HOST"},
+		{"REDIS_HOST=r REDIS_PORT=tcp://10.0.0.1:6379", "store", "redis://r:6379", "REDIS_HOST"},
+		{"REDIS_HOST=r REDIS_URL=redis://u", "store", "redis://u", "REDIS_URL"},
+		{"REDIS_PORT=6380", "store", "", "default"},
+		{"PENSTOCK_STORE=memory REDIS_URL=redis://u", "store", "memory", "PENSTOCK_STORE"},
+		{"PENSTOCK_LISTEN=", "listen", ":8080", "default"},
+	} {
+		s, err := load(map[string]string{}, strings.Fields(c.environ)...)
+		if got := s.given[c.name]; err != nil || got != (given{c.want, c.source}) {
+			t.Errorf("with %s, %s is %q from %s (%v); want %q from %s", c.environ, c.name, got.text, got.source, err, c.want, c.source)
+		}
+	}
+}
+
+func TestSecretsComeFromFilesToo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, []byte("pepper\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := load(map[string]string{}, "PENSTOCK_SECRET_FILE="+path)
+	if err != nil || string(s.Secret) != "pepper" || s.Source("secret") != "PENSTOCK_SECRET_FILE" {
+		t.Errorf("the secret is %q from %s (%v)", s.Secret, s.Source("secret"), err)
+	}
+	if _, err := load(map[string]string{}, "PENSTOCK_SECRET_FILE="+path+".gone"); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a secret file that is not there: %v", err)
+	}
+	if _, err := load(map[string]string{}, "PENSTOCK_PREFIX_FILE="+path); err != nil {
+		t.Errorf("a variable that means nothing: %v", err)
+	}
+}
+
+func TestSecretsAreNeverShown(t *testing.T) {
+	shown := 0
+	for _, store := range []string{
+		"redis://user:hunter2@host:6379/0", "redis://:hunter2@host", "redis://user:hun@ter2@host", "redis://user:hunter2/x@host",
+		"redis+sentinel://h1,h2/main?sentinel_password=hunter2", "hunter2", "redis:hunter2",
+	} {
+		for _, bad := range []string{"", "!"} {
+			s, err := load(map[string]string{"store": store, "secret": "hunter2", "listen": ":1" + bad})
+			for _, text := range []string{s.String(), s.StoreName(), errorText(err)} {
+				if strings.Contains(text, "ter2") {
+					t.Errorf("with store %s a secret is shown: %s", store, text)
+				}
+				shown++
+			}
+		}
+	}
+	t.Logf("counted: %d texts without a secret in them", shown)
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestErrorsSayWhatIsWrongWhereItIsAndWhatToWrite(t *testing.T) {
+	for _, c := range []struct{ name, value, want string }{
+		{"upstream", "localhost:3000", `upstream "localhost:3000" (from --upstream): it has no scheme; write http://localhost:3000`},
+		{"upstream", "10.0.0.1:3000", `it has no scheme; write http://10.0.0.1:3000`},
+		{"upstream", "app", `it has no scheme; write http://app`},
+		{"upstream", "ftp://host", `its scheme is not http, https, h2c or unix`},
+		{"upstream", "http://", `it has no host; write http://host:port`},
+		{"upstream", "http://:80", `it has no host`},
+		{"upstream", "http://h:99999", `its port is not a number up to 65535`},
+		{"upstream", "http://u:p@host", `it has a user, a query or a fragment`},
+		{"upstream", "http://host/?a=b", `it has a user, a query or a fragment`},
+		{"upstream", "unix:app.sock", `by its absolute path; write unix:/run/app.sock`},
+		{"upstream", "unix://run/app.sock", `by its absolute path`},
+		{"upstream", "http://a b", `it is not a URL`},
+		{"upstream", "http://localhost:8080", `it is the gate's own address (listen is :8080); give one of them another port`},
+		{"upstream", "http://[::1]:8080", `it is the gate's own address`},
+		{"listen", "8080", `write host:port, or :port`},
+		{"listen", ":http", `its port is not a number`},
+		{"listen", "", `it is empty; leave it out for the default, :8080`},
+		{"admin", ":9180", `without a host it would be open to everyone; write 127.0.0.1:9180, or 0.0.0.0:9180 if that is meant`},
+		{"admin", "0.0.0.0:8080", `it is the address that requests come in by`},
+		{"preserve-host", "maybe", `it is neither true nor false`},
+		{"trusted-proxies", "10.0.0.0/8,example.com", `"example.com" is neither an address nor a network`},
+		{"trusted-proxies", "10.0.0.1/8", `"10.0.0.1/8" has bits beyond its length; write 10.0.0.0/8`},
+		{"trusted-proxies", "::ffff:10.0.0.0/104", `is an IPv4 network in IPv6 form`},
+		{"store", "localhost:6379", `store (from --store): it is not a URL; write redis://host:6379, or memory`},
+		{"require-store", "true", `the store is memory, which is always there`},
+		{"header-timeout", "0", `it must be limited; write more than 0 and at most 1h0m0s`},
+		{"header-timeout", "5", `it is not a duration; write it as 100ms, 5s or 2m`},
+		{"header-timeout", "2h", `it is out of bounds`},
+		{"stall-timeout", "-1s", `it is out of bounds`},
+		{"max-header", "0", `it must be limited`},
+		{"max-header", "2MB", `write at most 1048576`},
+		{"max-body", "-1", `it is out of bounds`},
+		{"max-body", "1TB", `it is not a number; write it as 512, 16KB or 8MB`},
+		{"max-body", "9223372036854775807GB", `it is out of bounds`},
+		{"max-connections", "many", `it is not a number`},
+		{"log-format", "xml", `it is not known; write text or json`},
+		{"tls-cert", "a.pem", `tls-cert and tls-key belong together`},
+		{"tls-key", "a.pem", `tls-cert (not set): tls-cert and tls-key belong together`},
+		{"tls-client-ca", "a.pem", `it needs tls-cert and tls-key`},
+	} {
+		_, err := load(map[string]string{c.name: c.value})
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("--%s=%s: %v\nwant … %s", c.name, c.value, err, c.want)
+		}
+	}
+	if _, err := Load(Sources{}); err == nil || !strings.Contains(err.Error(), "upstream (not set): there is none; write --upstream") {
+		t.Errorf("without an upstream: %v", err)
+	}
+	if _, err := load(map[string]string{"upstream": "http://a", "demo": "true"}); err == nil || !strings.Contains(err.Error(), "--demo (--demo) brings its own") {
+		t.Errorf("with two upstreams: %v", err)
+	}
+}
+
+func TestAllErrorsAreToldAtOnce(t *testing.T) {
+	_, err := load(map[string]string{"listen": "x", "max-header": "y"}, "PENSTOCK_ADMIN=:1", "PENSTOCK_UPSTREAM=z")
+	for _, want := range []string{"listen", "max-header", "admin", "upstream"} {
+		if err == nil || !strings.Contains(err.Error(), "\n"+want) && !strings.Contains(err.Error(), ": "+want) {
+			t.Errorf("nothing is said about %s: %v", want, err)
+		}
+	}
+}
+
+func TestMisspeltVariablesAreNoticed(t *testing.T) {
+	s, err := load(map[string]string{}, "PENSTOCK_UPSTEAM=x", "PENSTOCK_LISTEN=:1", "PENSTOCK_STORE_FILE=", "PENSTOCK_PORT=tcp://10.0.0.1:80",
+		"PENSTOCK_PORT_80_TCP_ADDR=10.0.0.1", "PENSTOCK_SERVICE_HOST=10.0.0.1", "PENSTOCK_LISTEN_FILE=x")
+	if err != nil || !slices.Equal(s.Unknown, []string{"PENSTOCK_LISTEN_FILE", "PENSTOCK_UPSTEAM"}) {
+		t.Errorf("noticed %v (%v); want PENSTOCK_LISTEN_FILE and PENSTOCK_UPSTEAM", s.Unknown, err)
+	}
+}
+
+func TestUpstreamsOfAllForms(t *testing.T) {
+	for _, text := range []string{"http://localhost:3000", "https://example.com", "http://h/base/path", "h2c://h:50051", "unix:/run/app.sock",
+		"unix:///run/app.sock", "http://[::1]:3000", "http://127.0.0.1:8081"} {
+		if s, err := load(map[string]string{"upstream": text}); err != nil || s.Upstream == nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
