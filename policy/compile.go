@@ -396,6 +396,8 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 		c.fail(&config.Unlimited, "the rule is unlimited and has limits; remove one of the two")
 	case config.Unlimited && r.Always:
 		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list those who are never limited under allow")
+	case config.Unlimited && config.Shadow:
+		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
 	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited]:
 		c.fail(c.orWritten(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
 	}
@@ -648,11 +650,33 @@ func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 		return
 	}
 	for _, form := range l.forms {
-		if !form.Algorithm.Is(l.forms[0].Algorithm) {
-			c.fail(s.rate, "some tiers go by one calendar and others do not, so a caller whose tier changes would start anew; give all tiers the same kind of rate")
+		if calendarOf(form) != calendarOf(l.forms[0]) {
+			c.fail(s.rate, "the tiers' windows are of different calendars, so what was used would be lost when a caller's tier changes; give all tiers one calendar, or none")
 			return
 		}
 	}
+	if calendarOf(l.forms[0]) != "" {
+		l.zone = cmp.Or(*s.zone, "UTC")
+	}
+	if *s.algorithm == "sub-window" {
+		l.parts = cmp.Or(*s.parts, defaultParts)
+	}
+}
+
+// defaultParts is how many parts a sub-window has if nothing else is said.
+const defaultParts = 10
+
+// calendarOf is the calendar unit that a limit's windows have, or nothing.
+func calendarOf(l penstock.Limit) string {
+	if l.Algorithm.At == nil {
+		return ""
+	}
+	for name, unit := range calendarUnits {
+		if unit.Period() == l.Period {
+			return name
+		}
+	}
+	return "calendar"
 }
 
 // reason is what an error of the core says, without what the position tells already, and in the words of the file.
@@ -806,7 +830,7 @@ func parseRate(text string) (penstock.Limit, string, error) {
 		_, why, _ := strings.Cut(reason(err), ": ")
 		err = fmt.Errorf("rate %q: %s", clip(text), why)
 	}
-	limit.Name = "calendar-" + m[2]
+	limit.Name, limit.Period = "calendar-"+m[2], calendarUnits[m[2]].Period()
 	return limit, m[2], err
 }
 
@@ -843,7 +867,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 		c.fail(s.parts, "a window of %d parts is not possible; write 1 to %d", *s.parts, algorithm.MaxParts)
 		return nil, false
 	}
-	return penstock.SubWindow(cmp.Or(*s.parts, 10)), true
+	return penstock.SubWindow(cmp.Or(*s.parts, defaultParts)), true
 }
 
 func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
@@ -867,7 +891,7 @@ func (c *compiler) candidate(l *Limit, config *LimitConfig) *Limit {
 		c.fail(can, "the limit is a shadow, and a candidate is tried beside an enforced limit; make it a shadow limit of its own")
 	}
 	candidate := *l
-	candidate.Shadow, candidate.Shown, candidate.forms = true, false, nil
+	candidate.Shadow, candidate.Shown, candidate.forms, candidate.parts, candidate.zone = true, false, nil, 0, ""
 	c.shapeOf(&candidate, config.candidate(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !nameLike(candidate.Name) && nameLike(l.Name) {
 		c.fail(can, "the limit's name %q is too long to have a candidate, whose name is 10 letters longer; shorten it", l.Name)
@@ -922,9 +946,9 @@ func nameOf(a *algorithm.Algorithm) string {
 
 func sameForms(a, b *Limit) bool {
 	same := func(f, g penstock.Limit) bool {
-		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Name == g.Algorithm.Name
+		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Is(g.Algorithm) && calendarOf(f) == calendarOf(g)
 	}
-	return slices.EqualFunc(a.forms, b.forms, same)
+	return slices.EqualFunc(a.forms, b.forms, same) && a.parts == b.parts && a.zone == b.zone
 }
 
 // costs finds what a request costs.

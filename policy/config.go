@@ -27,7 +27,7 @@ type RuleConfig struct {
 	Match     MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
 	Always    bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, besides the most specific one."`
 	Unlimited bool           `yaml:"unlimited" jsonschema:"Instead of limits: what the rule matches is not limited by less specific rules."`
-	Shadow    bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing."`
+	Shadow    bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule takes no other's place: less specific ones apply as without it."`
 	Per       IdentityConfig `yaml:"per" jsonschema:"Who pays, for limits that do not say."`
 	Limits    []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
 }

@@ -31,6 +31,7 @@ const (
 	segmentGlob                // with * in it
 	segmentNamed               // {name}
 	segmentAny                 // *
+	segmentNone                // the path has ended
 	segmentRest                // **
 )
 
@@ -143,15 +144,17 @@ func (m *matcher) has(name string) bool {
 }
 
 // specificity orders matchers, the most specific first: by the host (named before *.domain before any), then the path from left to right (a
-// literal segment before one with *, before {name}, before *, before **; the longer before the shorter), then whether methods
-// are named, then by how many more conditions there are, then as written.
-func specificity(a, b *matcher) int {
+// literal segment before one with * in it, before {name}, before *, before the path's end, before **; of two with * in them, the longer first), then
+// whether methods are named, then by how many more conditions there are, then as written.
+func specificity(a, b *matcher) int { return cmp.Or(byMatch(a, b), cmp.Compare(a.order, b.order)) }
+
+// byMatch is specificity but for the order in the file.
+func byMatch(a, b *matcher) int {
 	return cmp.Or(
 		cmp.Compare(hostRank(b.host), hostRank(a.host)),
 		comparePaths(a.path, b.path),
 		cmp.Compare(min(len(b.methods), 1), min(len(a.methods), 1)),
 		cmp.Compare(len(b.where), len(a.where)),
-		cmp.Compare(a.order, b.order),
 	)
 }
 
@@ -167,16 +170,23 @@ func hostRank(host string) int {
 }
 
 func comparePaths(a, b []segment) int {
-	for i := range min(len(a), len(b)) {
-		byKind := cmp.Compare(a[i].kind, b[i].kind)
-		if byKind == 0 && a[i].kind == segmentGlob {
-			byKind = cmp.Compare(len(b[i].text), len(a[i].text))
+	for i := range max(len(a), len(b)) {
+		s, t := segment{kind: segmentNone}, segment{kind: segmentNone}
+		if i < len(a) {
+			s = a[i]
+		}
+		if i < len(b) {
+			t = b[i]
+		}
+		byKind := cmp.Compare(s.kind, t.kind)
+		if byKind == 0 && s.kind == segmentGlob {
+			byKind = cmp.Compare(len(t.text), len(s.text))
 		}
 		if byKind != 0 {
 			return byKind
 		}
 	}
-	return cmp.Compare(len(b), len(a))
+	return 0
 }
 
 // alike tells whether two matchers match the same requests, so that one of them could never win.

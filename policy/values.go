@@ -35,16 +35,6 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// get is the value of a name.
-func (n Named[T]) get(name string) (value T, ok bool) {
-	for _, e := range n {
-		if e.Name == name {
-			return e.Value, true
-		}
-	}
-	return value, false
-}
-
 // Strings are written as a list, or alone.
 type Strings []string
 
