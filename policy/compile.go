@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"mime"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -84,7 +86,7 @@ type compiler struct {
 func newCompiler(config *Config) *compiler {
 	s := config.source
 	if s == nil {
-		s = &source{file: "policy", at: make(map[any]position)}
+		s = newSource("policy")
 	}
 	return &compiler{source: s, config: config, rules: &Rules{name: s.file, files: []string{s.file}}, identities: make(map[string]*identityState)}
 }
@@ -112,7 +114,7 @@ func (c *compiler) oneOf(p *string, what string, words ...string) string {
 		return words[0]
 	}
 	if !slices.Contains(words, *p) {
-		c.fail(p, "%s is %q; %s", what, clip(*p), suggestOf(*p, words))
+		c.fail(p, "%q has no meaning for %s; %s", clip(*p), what, suggestOf(*p, words))
 	}
 	return *p
 }
@@ -130,7 +132,7 @@ func (c *compiler) names() {
 		case word || e.Name == "everyone" || e.Name == "first" || e.Name == "all":
 			c.fail(&e.Name, "%q has a meaning of its own; name the identity otherwise", e.Name)
 		case !identityLike(e.Name):
-			c.fail(&e.Name, "the identity's name %q has to be letters, digits, - and _, beginning with a letter", clip(e.Name))
+			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", clip(e.Name))
 		}
 		c.identities[e.Name] = &identityState{entry: e}
 	}
@@ -151,23 +153,18 @@ func (c *compiler) tiers() {
 		t := tier{name: e.Name, otherwise: e.Value.Otherwise}
 		switch {
 		case !kindLike(e.Name):
-			c.fail(&e.Name, "the tier's name %q has to be 1 to 20 of a-z, 0-9 and -, beginning with a letter", clip(e.Name))
+			c.fail(&e.Name, "%q cannot be the name of a tier; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", clip(e.Name))
 		case e.Name == "otherwise":
 			c.fail(&e.Name, "a tier cannot be called otherwise; write free: otherwise for the tier of all others")
 		case t.otherwise && !last:
 			c.fail(&e.Value, "tier %s takes everybody, so no tier behind it is ever chosen; move it to the end", e.Name)
 		case !t.otherwise && last:
 			c.fail(&e.Value, "the last tier, %s, has conditions, so some callers would have none; add one for all others, as in free: otherwise", e.Name)
+		case !t.otherwise && len(e.Value.Any) == 0:
+			c.fail(&e.Value, "tier %s has no condition, so nobody would have it; add one, as in {header X-Plan: premium}", e.Name)
 		}
 		if !t.otherwise {
-			t.when = c.conditions(&e.Value, "tier "+e.Name)
-		}
-		for _, when := range t.when {
-			for _, one := range when {
-				if one.part.what == partTier || one.part.what == partSegment {
-					c.fail(&e.Value, "a tier's conditions cannot depend on the tier or on a segment of a rule's path; use a claim, a header or a list")
-				}
-			}
+			t.when = c.conditions(&e.Value, "tier")
 		}
 		c.rules.tiers = append(c.rules.tiers, t)
 	}
@@ -178,29 +175,31 @@ func (c *compiler) conditions(config *Conditions, what string) (list []condition
 		c.fail(config, "%s cannot be otherwise; name a source with its values, as in [{address: 10.0.0.0/8}]", what)
 	}
 	for i := range config.Any {
-		when := c.condition(config.Any[i])
-		for _, one := range when {
-			if what == "allow" || what == "deny" {
-				c.noSegment(one, &config.Any[i], what)
-			}
-		}
-		list = append(list, when)
+		list = append(list, c.condition(config.Any[i], what))
 	}
 	return list
 }
 
-func (c *compiler) noSegment(t test, p any, what string) {
-	if t.part.what == partSegment || t.part.what == partIdentity && len(t.part.id.segments()) > 0 {
-		c.fail(p, "%s holds for all paths, so it cannot depend on a segment of a rule's path; use a rule with where it matters", what)
-	}
-}
-
-func (c *compiler) condition(clauses Condition) (when condition) {
+// condition compiles what is asked by a match, a tier, allow or deny.
+func (c *compiler) condition(clauses Condition, what string) (when condition) {
 	for i := range clauses {
 		clause := &clauses[i]
-		part, ok := c.part(&clause.Source, clause.Source)
+		var known []string
+		if what == "match" {
+			known = []string{"path"}
+		}
+		part, ok := c.part(&clause.Source, clause.Source, known...)
 		if !ok {
 			continue
+		}
+		switch {
+		case what == "tier" && part.needs(partTier):
+			c.fail(&clause.Source, "who has a tier cannot depend on the tier; use a claim, a header or a list")
+			continue
+		case what == "match" && part.needs(partSegment):
+			c.fail(&clause.Source, "a match cannot test a named segment; write the segment itself into the path")
+		case part.needs(partSegment):
+			c.fail(&clause.Source, "%s goes by the request, whichever rule matches, and so not by a segment of a path; use a claim, a header or a list", what)
 		}
 		when = append(when, c.test(part, &clause.Values))
 	}
@@ -210,7 +209,7 @@ func (c *compiler) condition(clauses Condition) (when condition) {
 // test compiles what a part of a request may be.
 func (c *compiler) test(part part, values *Values) test {
 	t := test{part: part, texts: make(map[string]struct{}), networks: make(networks)}
-	add := func(p any, where, text string) {
+	add := func(p any, where, text string) bool {
 		switch {
 		case text == "*":
 			t.anything = true
@@ -218,15 +217,18 @@ func (c *compiler) test(part part, values *Values) test {
 			network, ok := parseNetwork(text)
 			if !ok {
 				c.fail(p, "%s%q is not an address or a network; write 192.0.2.1, 10.0.0.0/8 or 2001:db8::/32", where, clip(text))
+				return false
 			}
 			t.networks.add(network)
 		case part.what == partTier && !slices.ContainsFunc(c.rules.tiers, func(t tier) bool { return t.name == text }):
 			c.fail(p, "%sthere is no tier %q; %s", where, clip(text), suggestOf(text, c.rules.Tiers()))
+			return false
 		case part.what == partHost:
 			t.texts[strings.ToLower(text)] = struct{}{}
 		default:
 			t.texts[text] = struct{}{}
 		}
+		return true
 	}
 	for i := range values.Is {
 		add(&values.Is[i], "", values.Is[i])
@@ -241,26 +243,31 @@ func (c *compiler) test(part part, values *Values) test {
 const (
 	maxList      = 64 << 20 // bytes
 	maxListLines = 1_000_000
+	maxListBad   = 10 // bad lines that are told one by one
 )
 
 // lines reads a file with one value per line. # begins a comment.
-func (c *compiler) lines(p any, name string, add func(p any, where, text string)) {
+func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) {
 	path := c.path(name)
 	text, err := readFile(path, maxList)
 	if err != nil {
-		c.fail(p, "the file cannot be read: %v; names are relative to the policy's folder", err)
+		c.fail(p, "the file cannot be read: %v; a name without / in front starts from the policy's folder", err)
 		return
 	}
 	c.rules.files = append(c.rules.files, path)
-	number := 0
-	for line := range strings.Lines(string(text)) {
+	number, bad := 0, 0
+	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
 		if number++; number > maxListLines {
 			c.fail(p, "the file %s has more than %d lines; split it", name, maxListLines)
 			return
 		}
 		value, _, _ := strings.Cut(line, "#")
-		if value = strings.TrimSpace(value); value != "" {
-			add(p, fmt.Sprintf("%s:%d: ", name, number), value)
+		if value = strings.TrimSpace(value); value == "" || add(p, fmt.Sprintf("%s:%d: ", name, number), value) {
+			continue
+		}
+		if bad++; bad == maxListBad {
+			c.fail(p, "%s has more such lines; mend them all", name)
+			return
 		}
 	}
 }
@@ -274,8 +281,8 @@ func (c *compiler) path(name string) string {
 }
 
 func (c *compiler) ruleList() {
-	if len(c.config.Rules) == 0 {
-		c.fail(c.config, "there are no rules; add rules: with a name, a match and limits")
+	if len(c.config.Rules) == 0 && !c.broken[&c.config.Rules] {
+		c.fail(c.orWritten(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
 	}
 	if len(c.config.Rules) > maxRules {
 		c.fail(&c.config.Rules, "there are %d rules; the most are %d", len(c.config.Rules), maxRules)
@@ -286,12 +293,17 @@ func (c *compiler) ruleList() {
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
 		if earlier := first[config.Name]; earlier != nil && config.Name != "" {
-			c.fail(&config.Name, "a rule %q stands in line %d already; rename one, since counters go by it", config.Name, c.at[&earlier.Name].line)
+			c.fail(&config.Name, "a rule %q stands in line %d already; rename one, since counters go by it", clip(config.Name), c.at[&earlier.Name].line)
 		}
-		first[config.Name] = config
+		if first[config.Name] == nil {
+			first[config.Name] = config
+		}
 		rule := c.rule(config)
 		rule.order = i
 		c.rules.rules = append(c.rules.rules, rule)
+		if c.broken[config] {
+			continue
+		}
 		for _, m := range rule.matchers {
 			m.order = len(matchers)
 			matchers = append(matchers, m)
@@ -344,9 +356,10 @@ func (c *compiler) overlaps(matchers []*matcher) {
 		}
 		at := place{m.host, path.String()}
 		for _, other := range seen[at] {
-			if other.rule != m.rule && m.alike(other) {
-				c.fail(&c.config.Rules[m.rule.order].Name, "rule %s matches requests that rule %s, which stands before it, matches just as well; change one match, or write always: true to apply both",
-					m.rule.Name, other.rule.Name)
+			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && m.alike(other) {
+				config := &c.config.Rules[m.rule.order]
+				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that rule %s, which stands before it, matches just as well, and only one applies; "+
+					"change one match, or write always: true to apply both", clip(m.rule.Name), clip(other.rule.Name))
 				break
 			}
 		}
@@ -373,9 +386,9 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 	r := &Rule{Name: config.Name, Always: config.Always || c.rules.all, Unlimited: config.Unlimited, Shadow: config.Shadow, order: len(c.rules.rules)}
 	switch {
 	case config.Name == "":
-		c.fail(config, "the rule has no name; add one, as in name: search")
+		c.fail(c.orWritten(config, &config.Name), "the rule has no name; add one, as in name: search")
 	case !nameLike(config.Name):
-		c.fail(&config.Name, "the rule's name %q has to be 1 to 64 of a-z, 0-9, '_', '.' and '-'", clip(config.Name))
+		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", clip(config.Name))
 	}
 	r.matchers = c.matchers(r, &config.Match)
 	switch {
@@ -383,26 +396,44 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 		c.fail(&config.Unlimited, "the rule is unlimited and has limits; remove one of the two")
 	case config.Unlimited && r.Always:
 		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list those who are never limited under allow")
-	case !config.Unlimited && len(config.Limits) == 0:
-		c.fail(config, "rule %s has no limits; add limits: with a rate, or unlimited: true", config.Name)
+	case config.Unlimited && config.Shadow:
+		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
+	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited]:
+		c.fail(c.orWritten(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
 	}
-	seen := make(map[string]bool)
 	for i := range config.Limits {
 		l := c.limit(r, config, &config.Limits[i])
-		if seen[l.Name] && l.Name != "" {
-			c.fail(c.nameOrSelf(&config.Limits[i]), "rule %s has two limits called %q; give one another name", r.Name, l.Name)
-		}
-		seen[l.Name] = true
+		c.ownName(r, l, &config.Limits[i])
 		r.Limits = append(r.Limits, l)
 	}
 	return r
 }
 
-func (c *compiler) nameOrSelf(config *LimitConfig) any {
-	if c.written(&config.Name) {
-		return &config.Name
+// ownName complains of a limit or candidate that has the name of another: they would share a counter.
+func (c *compiler) ownName(r *Rule, l *Limit, config *LimitConfig) {
+	candidate := func(l *Limit) string {
+		if l.Candidate == nil {
+			return ""
+		}
+		return l.Candidate.Name
 	}
-	return config
+	for _, other := range r.Limits {
+		switch at := c.orWritten(config, &config.Name); {
+		case l.Name == "":
+		case l.Name == other.Name:
+			c.fail(at, "rule %s has two limits called %q; give one another name", clip(r.Name), clip(l.Name))
+		case l.Name == candidate(other), candidate(l) != "" && candidate(l) == other.Name:
+			c.fail(at, "the candidate of a limit of rule %s is called as another limit, by .candidate behind the name; give one another name", clip(r.Name))
+		}
+	}
+}
+
+// orWritten is p if it was written, to show a mistake there, and else what it is in.
+func (c *compiler) orWritten(within, p any) any {
+	if c.written(p) {
+		return p
+	}
+	return within
 }
 
 func nameLike(s string) bool {
@@ -419,9 +450,7 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 	methods := make([]string, len(config.Method))
 	for i := range config.Method {
 		methods[i] = strings.ToUpper(config.Method[i])
-		if !token(methods[i]) {
-			c.fail(&config.Method[i], "%q is not a method; write GET, POST and so on", clip(config.Method[i]))
-		}
+		c.method(&config.Method[i], config.Method[i])
 	}
 	hosts := []string{""}
 	if len(config.Host) > 0 {
@@ -432,12 +461,7 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 			}
 		}
 	}
-	where := c.condition(config.Where)
-	for i, one := range where {
-		if one.part.what == partSegment || one.part.what == partIdentity && len(one.part.id.segments()) > 0 {
-			c.fail(&config.Where[i].Source, "a match cannot test a named segment; write the segment itself into the path")
-		}
-	}
+	where := c.condition(config.Where, "match")
 	paths := [][]segment{{{kind: segmentRest}}}
 	if len(config.Path) > 0 {
 		paths = paths[:0]
@@ -455,6 +479,16 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 	return list
 }
 
+// method checks the name of one, as people write it.
+func (c *compiler) method(p any, name string) {
+	switch {
+	case name == "*":
+		c.fail(p, "no request has the method *; leave methods out to mean any")
+	case !token(name):
+		c.fail(p, "%q is not a method; write one as GET or POST, and several as a list", clip(name))
+	}
+}
+
 func (c *compiler) limit(r *Rule, rule *RuleConfig, config *LimitConfig) *Limit {
 	l := &Limit{Rule: r, Shadow: config.Shadow || rule.Shadow, Patience: config.Wait}
 	l.Closed = c.failClosed
@@ -462,11 +496,9 @@ func (c *compiler) limit(r *Rule, rule *RuleConfig, config *LimitConfig) *Limit 
 		l.Closed = c.oneOf(&config.OnFailure, "on_failure", "open", "closed") == "closed"
 	}
 	l.per = c.payerOf(r, rule, config)
-	shape := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, expires: &config.Expires,
-		algorithm: &config.Algorithm, parts: &config.Parts, zone: &config.Zone}
-	c.shapeOf(l, shape, config.Name)
+	c.shapeOf(l, config.shape(), config.Name)
 	if config.Name != "" && !nameLike(config.Name) {
-		c.fail(&config.Name, "the limit's name %q has to be 1 to 64 of a-z, 0-9, '_', '.' and '-'", clip(config.Name))
+		c.fail(&config.Name, "%q cannot be the name of a limit; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", clip(config.Name))
 	}
 	l.Policy = r.Name + "." + l.Name
 	l.Shown = !l.per.everyone
@@ -488,7 +520,7 @@ func (c *compiler) payerOf(r *Rule, rule *RuleConfig, config *LimitConfig) *iden
 		per = &rule.Per
 	}
 	if !per.set() {
-		if !c.written(per) {
+		if !c.written(per) && !c.written(&config.Per) {
 			c.fail(config, "it is not said who pays for this limit; add per: address, per: everyone or the name of an identity, to it or to its rule")
 		}
 		return nobody
@@ -518,6 +550,56 @@ type shape struct {
 	zone                  *string
 }
 
+func (l *LimitConfig) shape() shape {
+	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, expires: &l.Expires, algorithm: &l.Algorithm, parts: &l.Parts, zone: &l.Zone}
+}
+
+// candidate is the shape of a limit's candidate: what that does not say is as in the limit, as far as it fits.
+func (l *LimitConfig) candidate() shape {
+	can := l.Candidate
+	s := shape{at: can, rate: &can.Rate, burst: &can.Burst, inFlight: &can.InFlight, expires: &can.Expires, algorithm: &can.Algorithm, parts: &can.Parts, zone: &can.Zone}
+	if !can.Rate.set() && !can.InFlight.set() {
+		s.rate, s.inFlight = &l.Rate, &l.InFlight
+	}
+	if can.Expires == 0 && s.inFlight.set() {
+		s.expires = &l.Expires
+	}
+	if s.inFlight.set() {
+		return s
+	}
+	calendar := s.rate.calendar()
+	if can.Zone == "" && calendar {
+		s.zone = &l.Zone
+	}
+	if can.Algorithm == "" && !calendar {
+		s.algorithm = &l.Algorithm
+	}
+	if can.Parts == 0 && *s.algorithm == "sub-window" {
+		s.parts = &l.Parts
+	}
+	if !can.Burst.set() && !calendar && hasBurst(*s.algorithm) {
+		s.burst = &l.Burst
+	}
+	return s
+}
+
+// calendar tells whether a rate goes by the calendar.
+func (p *PerTier) calendar() bool {
+	if calendarRate.MatchString(p.All) {
+		return true
+	}
+	for _, e := range p.Tiers {
+		if calendarRate.MatchString(e.Value) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasBurst(algorithm string) bool {
+	return algorithm == "" || algorithm == "token-bucket" || algorithm == "gcra" || algorithm == "leaky-bucket"
+}
+
 // shapeOf makes the limit's forms, one for all tiers or one for each.
 func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 	switch {
@@ -529,15 +611,13 @@ func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 			c.fail(s.at, "the limit has no rate; add one, as in rate: 100/s, or in_flight: 50")
 		}
 		return
-	case s.inFlight.set() && s.burst.set():
-		c.fail(s.burst, "in_flight has no burst; remove it")
 	case s.rate.set() && *s.expires != 0:
 		c.fail(s.expires, "expires belongs to in_flight; remove it")
 	}
 	tiers := []string{""}
 	if s.rate.Tiers != nil || s.burst.Tiers != nil || s.inFlight.Tiers != nil {
 		if tiers = c.rules.Tiers(); len(tiers) == 0 {
-			c.fail(s.at, "the limit has numbers for tiers, and there are none; add tiers: with conditions, or give one number for all")
+			c.fail(s.at, "the limit has numbers for tiers, and there are no tiers; add tiers: with conditions, or give one number for all")
 			return
 		}
 		for _, p := range []*PerTier{s.rate, s.burst, s.inFlight} {
@@ -547,7 +627,7 @@ func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 	for _, tier := range tiers {
 		limit, ok := c.form(s, tier)
 		if !ok {
-			return
+			continue
 		}
 		if name == "" {
 			name = limit.Name
@@ -560,23 +640,59 @@ func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 		ready, err := limit.Ready()
 		if err != nil {
 			c.fail(s.at, "%s", reason(err))
-			return
+			continue
 		}
 		l.Algorithm = ready.Algorithm.Name
 		l.forms = append(l.forms, ready)
 	}
+	if len(l.forms) < len(tiers) {
+		l.forms = nil // there were mistakes
+		return
+	}
+	for _, form := range l.forms {
+		if calendarOf(form) != calendarOf(l.forms[0]) {
+			c.fail(s.rate, "the tiers' windows are of different calendars, so what was used would be lost when a caller's tier changes; give all tiers one calendar, or none")
+			return
+		}
+	}
+	if calendarOf(l.forms[0]) != "" {
+		l.zone = cmp.Or(*s.zone, "UTC")
+	}
+	if *s.algorithm == "sub-window" {
+		l.parts = cmp.Or(*s.parts, defaultParts)
+	}
 }
 
-// reason is what an error of the core says, without what the position tells already.
+// defaultParts is how many parts a sub-window has if nothing else is said.
+const defaultParts = 10
+
+// calendarOf is the calendar unit that a limit's windows have, or nothing.
+func calendarOf(l penstock.Limit) string {
+	if l.Algorithm.At == nil {
+		return ""
+	}
+	for name, unit := range calendarUnits {
+		if unit.Period() == l.Period {
+			return name
+		}
+	}
+	return "calendar"
+}
+
+// reason is what an error of the core says, without what the position tells already, and in the words of the file.
 func reason(err error) string {
 	text := strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	if rest, ok := strings.CutPrefix(text, "limit "); ok {
 		if _, after, found := strings.Cut(rest, ": "); found {
-			return after
+			text = after
 		}
 	}
-	if rest, ok := strings.CutPrefix(text, "rate "); ok {
-		return "rate " + rest
+	text = strings.NewReplacer(
+		"or use CalendarWindow with Month", "or 1000 per calendar month",
+		"deny before asking", "use deny",
+	).Replace(text)
+	if !strings.Contains(text, ";") {
+		text += "; choose other numbers"
 	}
 	return text
 }
@@ -622,58 +738,99 @@ func (c *compiler) form(s shape, tier string) (penstock.Limit, bool) {
 	limit, calendar, err := parseRate(text)
 	if err != nil {
 		c.fail(at, "%s", reason(err))
+	}
+	a, ok := c.algorithm(s, calendar)
+	if err != nil || !ok {
 		return limit, false
 	}
-	if limit.Algorithm, ok = c.algorithm(s, calendar); !ok {
-		return limit, false
-	}
-	if !s.burst.set() {
-		return limit, true
-	}
-	text, at, ok = s.burst.of(tier)
-	if !ok {
-		return limit, true // the default
-	}
-	if limit.Burst, ok = c.count(at, "burst", text); !ok {
-		return limit, false
+	limit.Algorithm = a
+	return limit, c.burst(s, tier, &limit, at)
+}
+
+// burst sets how much a limit admits at once. rate is where its rate was written, which may say it, too.
+func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) bool {
+	text, at, ok := s.burst.of(tier)
+	switch {
+	case !s.burst.set() || !ok:
+		if at = rate; limit.Burst == 0 {
+			return true // the default
+		}
+	case limit.Burst != 0:
+		c.fail(at, "the rate has a burst already; keep one of the two")
+		return false
+	default:
+		if limit.Burst, ok = c.count(at, "a burst", text); !ok {
+			return false
+		}
 	}
 	if !limit.Algorithm.Is(penstock.TokenBucket) && !limit.Algorithm.Is(penstock.LeakyBucket) {
-		c.fail(at, "%s has no burst: a window admits its whole count at once; remove it, or use token-bucket", *s.algorithm)
+		c.fail(at, "a window has no burst, since it admits its whole count at once; remove it, or use token-bucket")
+		return false
 	}
-	return limit, true
+	return true
 }
 
 func (c *compiler) slots(s shape, at any, text string) (penstock.Limit, bool) {
-	n, ok := c.count(at, "in_flight", text)
-	if !ok {
-		return penstock.Limit{}, false
+	n, ok := c.count(at, "a number of requests in flight", text)
+	for p, set := range map[any]bool{s.burst: s.burst.set(), s.algorithm: *s.algorithm != "", s.parts: *s.parts != 0, s.zone: *s.zone != ""} {
+		if set {
+			c.fail(p, "this belongs to a rate, and here is in_flight; remove it")
+			ok = false
+		}
 	}
-	if *s.algorithm != "" {
-		c.fail(s.algorithm, "in_flight needs no algorithm; remove it")
+	if c.written(s.expires) && (*s.expires < time.Millisecond || *s.expires > 24*time.Hour) {
+		c.fail(s.expires, "expires is %s; write a time from 1ms to 24h", period(*s.expires))
+		ok = false
 	}
-	return penstock.InFlight(n, cmp.Or(*s.expires, time.Minute)), true
+	return penstock.InFlight(n, cmp.Or(*s.expires, time.Minute)), ok
 }
 
 func (c *compiler) count(at any, what, text string) (int64, bool) {
-	n, err := strconv.ParseInt(strings.NewReplacer("_", "", ",", "").Replace(text), 10, 53)
-	if err != nil || n < 1 {
-		c.fail(at, "%s is %q; it has to be a whole number from 1 on", what, clip(text))
+	digits, by := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
+	if number, ok := strings.CutSuffix(digits, "k"); ok {
+		digits, by = number, 1e3
+	} else if number, ok := strings.CutSuffix(digits, "M"); ok {
+		digits, by = number, 1e6
+	}
+	const most = penstock.MaxCost
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n < 1 || n > most/by {
+		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, as 50 or 10k", clip(text), what)
 		return 0, false
 	}
-	return n, true
+	return n * by, true
 }
 
-var calendarRate = regexp.MustCompile(`^(.*?)\s*(?:/|\s+per\s+|\s*/\s*)\s*calendar[ -](day|week|month)$`)
+// period is a duration as people write it: 24h, not 24h0m0s.
+func period(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
 
 // parseRate reads a rate, which may go by the calendar: "1000 per calendar month".
 func parseRate(text string) (penstock.Limit, string, error) {
-	m := calendarRate.FindStringSubmatch(strings.TrimSpace(text))
+	m := calendarRate.FindStringSubmatch(text)
 	if m == nil {
 		limit, err := penstock.ParseRate(text)
+		if err != nil && strings.Contains(text, "calendar") {
+			err = fmt.Errorf("rate %q is not understood; write it as 1000 per calendar day, week or month", clip(text))
+		}
 		return limit, "", err
 	}
 	limit, err := penstock.ParseRate(m[1] + " per day")
-	limit.Name = "calendar-" + m[2]
+	if err != nil {
+		_, why, _ := strings.Cut(reason(err), ": ")
+		err = fmt.Errorf("rate %q: %s", clip(text), why)
+	}
+	limit.Name, limit.Period = "calendar-"+m[2], calendarUnits[m[2]].Period()
 	return limit, m[2], err
 }
 
@@ -689,7 +846,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 	if *s.zone != "" && calendar == "" {
 		c.fail(s.zone, "a zone belongs to a calendar rate, as in 1000 per calendar month; remove it, or change the rate")
 	}
-	if *s.parts != 0 && *s.algorithm != "sub-window" {
+	if c.written(s.parts) && *s.algorithm != "sub-window" {
 		c.fail(s.parts, "parts belong to algorithm: sub-window; remove them, or change the algorithm")
 	}
 	if calendar != "" {
@@ -703,15 +860,14 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 		c.fail(s.algorithm, "there is no algorithm %q; %s", clip(*s.algorithm), suggest(*s.algorithm, algorithms))
 		return nil, false
 	}
-	if *s.algorithm == "sub-window" {
-		parts := cmp.Or(*s.parts, 10)
-		if parts < 1 || parts > 60 {
-			c.fail(s.parts, "a window of %d parts is not possible; write 1 to 60", parts)
-			return nil, false
-		}
-		a = penstock.SubWindow(parts)
+	if *s.algorithm != "sub-window" {
+		return a, true
 	}
-	return a, true
+	if c.written(s.parts) && !c.broken[s.parts] && (*s.parts < 1 || *s.parts > algorithm.MaxParts) {
+		c.fail(s.parts, "a window of %d parts is not possible; write 1 to %d", *s.parts, algorithm.MaxParts)
+		return nil, false
+	}
+	return penstock.SubWindow(cmp.Or(*s.parts, defaultParts)), true
 }
 
 func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
@@ -719,7 +875,7 @@ func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
 		c.fail(s.algorithm, "a calendar rate has its own windows; remove algorithm, or write the period without calendar")
 	}
 	zone, err := time.LoadLocation(cmp.Or(*s.zone, "UTC"))
-	if err != nil {
+	if err != nil || *s.zone == "Local" {
 		c.fail(s.zone, "there is no time zone %q; write one as Europe/Berlin or UTC", clip(*s.zone))
 		return nil, false
 	}
@@ -728,32 +884,71 @@ func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
 
 func (c *compiler) candidate(l *Limit, config *LimitConfig) *Limit {
 	can := config.Candidate
+	if c.broken[can] {
+		return nil
+	}
 	if l.Shadow {
 		c.fail(can, "the limit is a shadow, and a candidate is tried beside an enforced limit; make it a shadow limit of its own")
 	}
 	candidate := *l
-	candidate.Shadow, candidate.Shown, candidate.forms = true, false, nil
-	if !can.Rate.set() && !can.InFlight.set() {
-		// What it does not say is as in the limit.
-		if config.Rate.set() {
-			can.Rate = config.Rate
-		} else {
-			can.InFlight = config.InFlight
-		}
-	}
-	c.shapeOf(&candidate, shape{at: can, rate: &can.Rate, burst: &can.Burst, inFlight: &can.InFlight, expires: &can.Expires,
-		algorithm: &can.Algorithm, parts: &can.Parts, zone: &can.Zone}, l.Name+".candidate")
+	candidate.Shadow, candidate.Shown, candidate.forms, candidate.parts, candidate.zone = true, false, nil, 0, ""
+	c.shapeOf(&candidate, config.candidate(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !nameLike(candidate.Name) && nameLike(l.Name) {
 		c.fail(can, "the limit's name %q is too long to have a candidate, whose name is 10 letters longer; shorten it", l.Name)
 	}
-	if len(candidate.forms) > 0 && !candidate.forms[0].Algorithm.Bookable {
-		candidate.Patience = 0
-	}
-	if len(l.forms) > 0 && len(candidate.forms) > 0 && l.forms[0].Algorithm.Holds != candidate.forms[0].Algorithm.Holds {
-		c.fail(can, "a rate cannot be the candidate of in_flight, nor the other way round; make it a shadow limit of its own")
-	}
 	candidate.Policy = l.Rule.Name + "." + candidate.Name
+	if len(l.forms) == 0 || len(candidate.forms) == 0 {
+		return &candidate
+	}
+	switch a := candidate.forms[0].Algorithm; {
+	case l.forms[0].Algorithm.Holds != a.Holds:
+		c.fail(can, "a rate cannot be the candidate of in_flight, nor the other way round; make it a shadow limit of its own")
+	case (l.Status != nil || l.Settled) && !givesBack(a):
+		c.fail(can, "the limit gives back what turns out not to count, and %s cannot; choose another algorithm", nameOf(a))
+	case sameForms(l, &candidate):
+		c.fail(can, "the candidate is what the limit is; change something, or remove it")
+	}
+	if l.Patience > 0 {
+		candidate.Patience = min(l.Patience, candidate.maxPatience())
+	}
+	c.fits(&candidate, &config.Cost, can)
 	return &candidate
+}
+
+// maxPatience is how long a request can wait at most, whatever the tier: not at all if the future cannot be booked.
+func (l *Limit) maxPatience() time.Duration {
+	most := 24 * time.Hour
+	for i := range l.forms {
+		plan, err := l.forms[i].Plan()
+		if err != nil || !l.forms[i].Algorithm.Bookable {
+			return 0
+		}
+		most = min(most, plan.MaxPatience())
+	}
+	return most
+}
+
+// givesBack tells whether what was charged can be taken back later.
+func givesBack(a *algorithm.Algorithm) bool { return !a.Holds && !a.Is(penstock.LeakyBucket) }
+
+// nameOf is an algorithm's name in the file.
+func nameOf(a *algorithm.Algorithm) string {
+	if a.Holds {
+		return "in_flight"
+	}
+	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
+		if known := algorithms[name]; known != nil && name != "gcra" && a.Is(known) {
+			return name
+		}
+	}
+	return a.Name
+}
+
+func sameForms(a, b *Limit) bool {
+	same := func(f, g penstock.Limit) bool {
+		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Is(g.Algorithm) && calendarOf(f) == calendarOf(g)
+	}
+	return slices.EqualFunc(a.forms, b.forms, same) && a.parts == b.parts && a.zone == b.zone
 }
 
 // costs finds what a request costs.
@@ -774,6 +969,9 @@ func (c *compiler) costs(l *Limit, config *LimitConfig) {
 		l.cost.units = c.units(k.Units, *k.Units)
 	}
 	if k.Methods != nil {
+		if len(k.Methods) == 0 {
+			c.fail(&k.Methods, "no method is named; write what each costs, as in {POST: 5, otherwise: 1}")
+		}
 		l.cost.methods = make(map[string]int64)
 		for i := range k.Methods {
 			e := &k.Methods[i]
@@ -782,7 +980,12 @@ func (c *compiler) costs(l *Limit, config *LimitConfig) {
 				l.cost.units = n
 				continue
 			}
-			l.cost.methods[strings.ToUpper(e.Name)] = n
+			name := strings.ToUpper(e.Name)
+			c.method(&e.Name, name)
+			if _, twice := l.cost.methods[name]; twice && name != e.Name {
+				c.fail(&e.Name, "the cost of %s stands here twice; keep one", clip(name))
+			}
+			l.cost.methods[name] = n
 		}
 	}
 	if c.written(&k.Min) || k.Min != 0 {
@@ -795,7 +998,7 @@ func (c *compiler) costs(l *Limit, config *LimitConfig) {
 	if config.InFlight.set() && c.written(k) {
 		c.fail(k, "in_flight counts requests, each as one; remove cost")
 	}
-	c.fits(l, k)
+	c.fits(l, k, c.orWritten(config, k))
 }
 
 func (c *compiler) units(p any, n int64) int64 {
@@ -810,17 +1013,19 @@ func (c *compiler) costFields(l *Limit, k *CostConfig) {
 	switch {
 	case k.Header != "" && !token(k.Header):
 		c.fail(&k.Header, "%q cannot be the name of a header; use letters, digits and -", clip(k.Header))
-	case k.Header != "" && k.Max == 0:
+	case k.Header != "" && !c.written(&k.Max) && k.Max == 0:
 		c.fail(&k.Header, "callers choose what they write into a header, so its cost needs a bound; add max:")
-	case k.Header == "" && k.Max != 0:
+	case k.Header != "" && k.Max < 1:
+		c.fail(&k.Max, "max is %d; write the most that a header may cost", k.Max)
+	case k.Header == "" && !c.written(&k.Header) && k.Max != 0:
 		c.fail(&k.Max, "max belongs to header; remove it")
-	case k.Header == "" && k.Body == 0 && k.Min != 0:
+	case k.Header == "" && k.Body == 0 && !c.written(&k.Header) && !c.written(&k.Body) && k.Min != 0:
 		c.fail(&k.Min, "min belongs to header and body; remove it")
 	case l.cost.min > l.cost.max:
 		c.fail(&k.Max, "max is %d and min is %d; max has to be the larger", l.cost.max, l.cost.min)
 	}
-	if k.Body < 0 || c.written(&k.Body) && k.Body == 0 {
-		c.fail(&k.Body, "the size is 0; write for how many bytes one unit is charged, as in 64KB")
+	if k.Body < 0 {
+		c.fail(&k.Body, "the size is %d; write for how many bytes one unit is charged, as in 64KB", k.Body)
 	}
 	l.cost.header = httpHeader(k.Header)
 	if k.Actual != "" {
@@ -832,7 +1037,7 @@ func (c *compiler) costFields(l *Limit, k *CostConfig) {
 }
 
 // fits complains of a fixed cost that the limit could never admit.
-func (c *compiler) fits(l *Limit, k *CostConfig) {
+func (c *compiler) fits(l *Limit, k *CostConfig, at any) {
 	for i := range l.forms {
 		f := &l.forms[i]
 		most := f.Count
@@ -850,13 +1055,17 @@ func (c *compiler) fits(l *Limit, k *CostConfig) {
 			worst = max(worst, n)
 		}
 		if worst > most {
-			c.fail(k, "a request costs up to %d and the limit admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", worst, most)
+			who := "the limit"
+			if _, ok := at.(*CandidateConfig); ok {
+				who = "the candidate"
+			}
+			c.fail(at, "a request costs up to %d and %s admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", worst, who, most)
 			return
 		}
 	}
 }
 
-var statusForm = regexp.MustCompile(`^(?:([1-5])xx|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
+var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
 // outcomes reads on_status.
 func (c *compiler) outcomes(l *Limit, config *LimitConfig) {
@@ -885,10 +1094,12 @@ func (c *compiler) outcomes(l *Limit, config *LimitConfig) {
 	if l.Status == nil && !l.Settled || len(l.forms) == 0 {
 		return
 	}
-	for _, a := range []*algorithm.Algorithm{penstock.LeakyBucket, penstock.Concurrency} {
-		if l.forms[0].Algorithm.Is(a) {
-			c.fail(config, "%s cannot give back what turns out not to count, so on_status and cost.actual are not possible; use token-bucket or a window", l.Algorithm)
+	if a := l.forms[0].Algorithm; !givesBack(a) {
+		at := c.orWritten(config, &config.OnStatus)
+		if l.Status == nil {
+			at = c.orWritten(config, &config.Cost.Actual)
 		}
+		c.fail(at, "%s cannot give back what turns out not to count, so on_status and cost.actual are not possible; use token-bucket or a window", nameOf(a))
 	}
 }
 
@@ -896,19 +1107,14 @@ func (c *compiler) patience(l *Limit, config *LimitConfig) {
 	if config.Wait == 0 || len(l.forms) == 0 {
 		return
 	}
-	for i := range l.forms {
-		plan, err := l.forms[i].Plan()
-		if err != nil {
-			continue
-		}
-		if !l.forms[i].Algorithm.Bookable {
-			c.fail(&config.Wait, "a request can wait for its turn only with token-bucket and leaky-bucket; remove wait, or change the algorithm")
-			return
-		}
-		if most := plan.MaxPatience(); config.Wait > most {
-			c.fail(&config.Wait, "at this rate a request can wait %v at most; shorten wait", most)
-			return
-		}
+	most := l.maxPatience()
+	switch {
+	case most == 0:
+		c.fail(&config.Wait, "a request can wait for its turn only with token-bucket and leaky-bucket; remove wait, or change the algorithm")
+		return
+	case config.Wait > most:
+		c.fail(&config.Wait, "at this rate a request can wait %s at most; shorten wait", period(most.Truncate(time.Millisecond)))
+		return
 	}
 	if l.Status != nil {
 		c.fail(&config.Wait, "a limit that counts only some answers cannot make requests wait; remove wait or on_status")
@@ -953,10 +1159,10 @@ func (c *compiler) http() {
 	}
 	c.oneOf(&h.Reset, "reset", "epoch", "seconds")
 	if h.RetryJitter > time.Hour {
-		c.fail(&h.RetryJitter, "retry_jitter is %v; the most is 1h", h.RetryJitter)
+		c.fail(&h.RetryJitter, "retry_jitter is %s; the most is 1h", period(h.RetryJitter))
 	}
 	c.denied(&h.Denied)
-	if h.MaxWaiting < 0 || h.MaxWaiting > 1_000_000 {
+	if h.MaxWaiting < 0 || h.MaxWaiting > 1_000_000 || h.MaxWaiting == 0 && c.written(&h.MaxWaiting) {
 		c.fail(&h.MaxWaiting, "max_waiting is %d; write 1 to 1000000", h.MaxWaiting)
 	}
 	r.http = *h
@@ -984,7 +1190,7 @@ func (c *compiler) bits(p *int, what string, least, most, otherwise int) int {
 }
 
 func (c *compiler) denied(d *DeniedConfig) {
-	if d.Status != 0 && (d.Status < 400 || d.Status > 599) {
+	if (d.Status != 0 || c.written(&d.Status)) && (d.Status < 400 || d.Status > 599) {
 		c.fail(&d.Status, "the status of a denial is %d; write 429, or another from 400 to 599", d.Status)
 	}
 	switch {
@@ -995,13 +1201,32 @@ func (c *compiler) denied(d *DeniedConfig) {
 	case !strings.Contains(d.Body, "{{") && !strings.ContainsAny(d.Body, " \n{<"):
 		c.fail(&d.Body, "body is %q; write problem, text, or a template such as '{\"retry_after\":{{.RetryAfter}}}'", clip(d.Body))
 	default:
-		if _, err := template.New("body").Parse(d.Body); err != nil {
-			c.fail(&d.Body, "the template is not understood: %v; write it as for Go's text/template", strings.TrimPrefix(err.Error(), "template: "))
+		if err := tryTemplate(d.Body); err != nil {
+			c.fail(&d.Body, "the template is not understood: %v; write it as for Go's text/template, with the fields .Status, .Rule, .Policies, "+
+				".RetryAfter and .RetryAfterMS", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "template: "), " in type policy.fields", ""))
 		}
 	}
-	if strings.ContainsAny(d.ContentType, "\r\n") {
-		c.fail(&d.ContentType, "a content type is one line; write application/json")
+	if mediaType, _, err := mime.ParseMediaType(d.ContentType); d.ContentType != "" && (err != nil || !strings.Contains(mediaType, "/")) {
+		c.fail(&d.ContentType, "%q is not a content type; write one such as application/json", clip(d.ContentType))
 	}
+}
+
+// tryTemplate writes a template for a denial by a limit, and for one without.
+func tryTemplate(text string) error {
+	t, err := template.New("body").Parse(text)
+	if err != nil {
+		return err
+	}
+	type fields struct {
+		Status                   int
+		Rule                     string
+		Policies                 []string
+		RetryAfter, RetryAfterMS int64
+	}
+	if err := t.Execute(io.Discard, fields{429, "rule", []string{"rule.limit"}, 1, 1000}); err != nil {
+		return err
+	}
+	return t.Execute(io.Discard, fields{Status: 403})
 }
 
 func (c *compiler) server() { c.rules.server = c.config.Server }

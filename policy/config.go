@@ -27,7 +27,7 @@ type RuleConfig struct {
 	Match     MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
 	Always    bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, besides the most specific one."`
 	Unlimited bool           `yaml:"unlimited" jsonschema:"Instead of limits: what the rule matches is not limited by less specific rules."`
-	Shadow    bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing."`
+	Shadow    bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule takes no other's place: less specific ones apply as without it."`
 	Per       IdentityConfig `yaml:"per" jsonschema:"Who pays, for limits that do not say."`
 	Limits    []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
 }
@@ -60,7 +60,7 @@ type LimitConfig struct {
 	Headers   *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
 }
 
-// A CandidateConfig is what a limit might become.
+// A CandidateConfig is what a limit might become. What it does not say is as in the limit, as far as it fits.
 type CandidateConfig struct {
 	Rate      PerTier       `yaml:"rate" jsonschema:"As in the limit."`
 	Burst     PerTier       `yaml:"burst" jsonschema:"As in the limit."`

@@ -1,9 +1,12 @@
 package policy
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,25 +25,35 @@ const (
 // Parse reads a policy. The name is the file's, for messages. In scalars, ${NAME} and ${NAME:-default} stand for what env knows of NAME (nil: nothing
 // is replaced), and $$ for a dollar sign. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool)) (*Config, error) {
-	d := &decoder{source: &source{file: name, at: make(map[any]position)}, env: env}
+	d := &decoder{source: newSource(name), env: env}
 	c := &Config{source: d.source}
 	if root := d.parse(text); root != nil {
 		d.value(root, c)
+	} else {
+		d.unread(c)
 	}
 	return c, d.err()
 }
 
 // A source is where a Config was written, so that its mistakes can be shown there.
 type source struct {
-	file string
-	at   map[any]position // by pointer to what was written
-	errs Errors
+	file   string
+	at     map[any]position // by pointer to what was written
+	broken map[any]bool     // by pointer to what could not be read, which was complained of
+	errs   Errors
+}
+
+func newSource(file string) *source {
+	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool)}
 }
 
 type position struct{ line, column int }
 
-// fail notes a mistake at what p points to.
+// fail notes a mistake at what p points to, unless that could not even be read.
 func (s *source) fail(p any, format string, args ...any) {
+	if s.broken[p] {
+		return
+	}
 	at := s.at[p]
 	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: fmt.Sprintf(format, args...)})
 }
@@ -49,6 +62,9 @@ func (s *source) written(p any) bool {
 	_, ok := s.at[p]
 	return ok
 }
+
+// unread notes that what p points to was complained of and has no value.
+func (s *source) unread(p any) { s.broken[p] = true }
 
 func (s *source) err() error {
 	if len(s.errs) == 0 {
@@ -82,13 +98,18 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		d.fail(&yaml.Node{Line: line, Column: column}, "the file is not UTF-8; save it as UTF-8")
 		return nil
 	}
+	if at, char := controlCharacter(text); at >= 0 {
+		line, column := place(text, at)
+		d.fail(&yaml.Node{Line: line, Column: column}, "the control character %U stands here, which YAML does not allow; remove it", char)
+		return nil
+	}
 	if blank(text) {
 		d.fail(start, "the file has no policy; begin with rules:")
 		return nil
 	}
 	var document yaml.Node
 	if err := yaml.Load(text, &document); err != nil {
-		d.syntax(err)
+		d.syntax(text, err)
 		return nil
 	}
 	if len(document.Content) == 0 {
@@ -99,22 +120,87 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 }
 
 // syntax turns what the YAML library says into a mistake with a position.
-func (d *decoder) syntax(err error) {
+func (d *decoder) syntax(text []byte, err error) {
 	var one *yaml.LoadError
 	if !errors.As(err, &one) {
-		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v", err)
+		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v; mind indentation, quotes and brackets", err)
 		return
 	}
-	if strings.Contains(one.Message, "multiple") {
-		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file has several documents; keep one, and remove the lines with ---")
+	if one.Stage == "loader" || strings.Contains(one.Message, "multiple") {
+		d.fail(&yaml.Node{Line: secondDocument(text), Column: 1}, "a second document begins here; keep one, and remove the lines with --- or ... between them")
 		return
 	}
 	at := &yaml.Node{Line: max(one.Mark.Line, 1), Column: max(one.Mark.Column, 1)}
-	what := one.Message
-	if one.ContextMsg != "" {
-		what = one.ContextMsg + ", " + what
+	d.fail(at, "%s", plainly(one, character(text, at.Line, at.Column)))
+}
+
+// plainly says what is wrong with the YAML. The character is the one where it was noticed.
+func plainly(e *yaml.LoadError, character string) string {
+	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
+	says := func(text string) bool { return strings.Contains(e.Message, text) }
+	switch {
+	case character == "\t" && (says("cannot start any token") || says("tab")):
+		return "a tab stands in the indentation; indent with spaces"
+	case says("cannot start any token"):
+		return fmt.Sprintf("a text cannot begin with %s; put it into quotes", character)
+	case says("mapping values are not allowed"):
+		return "a colon stands where no field can begin; indent fields of one group alike, put a space behind each colon, and texts with a colon into quotes"
+	case says("did not find expected '-' indicator"), says("did not find expected key"):
+		return "the line is indented unlike the one that it continues; indent fields and dashes of one group alike"
+	case says("did not find expected ',' or"):
+		return fmt.Sprintf("the bracket that opens in %s goes on here without a comma or its end; add one", begun)
+	case says("unexpected end of stream"):
+		return fmt.Sprintf("the quote that opens in %s is never closed; close it", begun)
+	case says("unknown escape character"):
+		return "what follows the backslash has no meaning; write \\\\ for a backslash, or use single quotes"
+	case says("unknown anchor"):
+		return "a text that begins with * repeats the value that has its name behind &, and there is none; put the text into quotes, or name the value"
+	case says("could not find expected ':'"):
+		return "a field has no colon behind its name; add one, or indent the line as a part of the text above"
+	case says("did not find expected node content"):
+		return "a value is missing before this; add it, or remove the comma"
 	}
-	d.fail(at, "the file is not YAML: %s; mind indentation, quotes and brackets near here", what)
+	what := e.Message
+	if e.ContextMsg != "" {
+		what = e.ContextMsg + ", " + what
+	}
+	return fmt.Sprintf("the file is not YAML: %s; mind indentation, quotes and brackets near here", what)
+}
+
+// character is what stands at a place of the text.
+func character(text []byte, line, column int) string {
+	for ; line > 1; line-- {
+		_, text, _ = bytes.Cut(text, []byte("\n"))
+	}
+	for c := range bytes.SplitSeq(text, nil) {
+		if column--; column == 0 {
+			return string(c)
+		}
+	}
+	return ""
+}
+
+// secondDocument is the line that ends the first document.
+func secondDocument(text []byte) int {
+	number, begun := 0, false
+	for line := range strings.Lines(string(text)) {
+		number++
+		mark := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
+		if mark && begun {
+			return number
+		}
+		begun = begun || !mark && !blank([]byte(line))
+	}
+	return 1
+}
+
+func controlCharacter(text []byte) (at int, char rune) {
+	for i, c := range string(text) {
+		if c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85 || c == 0xfffe || c == 0xffff {
+			return i, c
+		}
+	}
+	return -1, 0
 }
 
 func invalidUTF8(text []byte) int {
@@ -155,10 +241,12 @@ func (d *decoder) value(n *yaml.Node, p any) {
 		if d.nodes == maxNodes+1 {
 			d.fail(n, "the file has more than %d values, aliases included; put long lists into files of their own", maxNodes)
 		}
+		d.unread(p)
 		return
 	}
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; nothing in a policy needs that", maxDepth)
+		d.unread(p)
 		d.depth--
 		return
 	}
@@ -169,10 +257,12 @@ func (d *decoder) value(n *yaml.Node, p any) {
 	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		d.fail(n, "nothing stands here; give it a value, or remove the line")
+		d.unread(p)
 		return
 	}
-	if strings.HasPrefix(n.Tag, "!") && !strings.HasPrefix(n.Tag, "!!") {
-		d.fail(n, "the tag %s is not known; remove it", n.Tag)
+	if n.Tag != "" && !slices.Contains(plainTags, n.Tag) {
+		d.fail(n, "the tag %s is not known; remove it", clip(n.Tag))
+		d.unread(p)
 		return
 	}
 	if c, ok := p.(custom); ok {
@@ -182,6 +272,8 @@ func (d *decoder) value(n *yaml.Node, p any) {
 	d.plain(n, reflect.ValueOf(p).Elem())
 }
 
+var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "!!seq", "!!map", "!!merge", "!"}
+
 // plain reads a node into a value of a built-in kind.
 func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 	switch {
@@ -189,12 +281,13 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 		d.value(n, v.Interface())
 	case v.Kind() == reflect.Struct:
-		if d.mapping(n, "fields with values") {
-			d.fields(n, n.Content, v.Addr().Interface())
+		if d.mapping(n, v.Addr().Interface(), "fields with values: "+list(slices.Sorted(maps.Keys(fieldsOf(v.Type()))), "or")) {
+			d.fields(n.Content, v.Addr().Interface())
 		}
 	case v.Kind() == reflect.Slice:
 		if n.Kind != yaml.SequenceNode {
-			d.fail(n, "a list belongs here; put %s into brackets, or begin each item with a dash", describe(n))
+			d.fail(n, "%s stands where a list belongs; put it into brackets, or a dash and a space before each item", describe(n))
+			d.unread(v.Addr().Interface())
 			return
 		}
 		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
@@ -202,57 +295,73 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 			d.value(item, v.Index(i).Addr().Interface())
 		}
 	case n.Kind != yaml.ScalarNode:
-		d.fail(n, "one value belongs here, not %s", describe(n))
+		d.fail(n, "%s stands where one value belongs; write the value alone", describe(n))
+		d.unread(v.Addr().Interface())
 	default:
 		d.scalar(n, v)
 	}
 }
 
 func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
-	text, ok := d.expand(n)
-	if !ok {
-		return
+	if wrong := d.set(n, v); wrong != "" {
+		d.fail(n, "%s", wrong)
+		d.unread(v.Addr().Interface())
+	}
+}
+
+// set gives v the value of a scalar, or tells what is wrong with it.
+func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
+	text, wrong := d.expand(n.Value)
+	if wrong != "" {
+		return wrong
+	}
+	if text == "" {
+		if n.Value != "" {
+			return "nothing is left once variables are replaced; set them, or give a default as in ${NAME:-default}"
+		}
+		return "the text is empty; write one, or remove the line"
 	}
 	if _, duration := v.Interface().(time.Duration); duration {
 		parsed, err := time.ParseDuration(text)
-		switch {
-		case err != nil:
-			d.fail(n, "%q is not a duration; write it with its unit, as in 500ms, 30s, 5m or 1h", text)
-		case parsed < 0:
-			d.fail(n, "%q is negative; a duration is not", text)
+		if err != nil || parsed < 0 {
+			return fmt.Sprintf("%q is not a duration; write it with its unit, as in 500ms, 30s, 5m or 1h", clip(text))
 		}
 		v.SetInt(int64(parsed))
-		return
+		return ""
 	}
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(text)
 	case reflect.Bool:
 		if text != "true" && text != "false" {
-			d.fail(n, "%q is neither true nor false", text)
+			return fmt.Sprintf("%q is neither; write true or false", clip(text))
 		}
 		v.SetBool(text == "true")
 	case reflect.Int, reflect.Int64:
 		parsed, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 53)
 		if err != nil {
-			d.fail(n, "%q is not a whole number below 2^52; write it in digits", text)
+			return fmt.Sprintf("%q is not a whole number below 2^52; write one as 10 or 1000", clip(text))
 		}
 		v.SetInt(parsed)
 	default:
 		panic("policy: a Config cannot hold a " + v.Type().String())
 	}
+	return ""
 }
 
 // fields reads pairs of nodes into the fields of the struct that p points to.
-func (d *decoder) fields(n *yaml.Node, content []*yaml.Node, p any) {
+func (d *decoder) fields(content []*yaml.Node, p any) {
 	v := reflect.ValueOf(p).Elem()
 	known := fieldsOf(v.Type())
 	seen := make(map[string]*yaml.Node)
 	for i := 0; i+1 < len(content); i += 2 {
-		name := d.name(content[i], seen)
+		name, ok := d.name(content[i], seen)
+		if !ok {
+			continue
+		}
 		field, ok := known[name]
 		if !ok {
-			d.fail(content[i], "there is no field %q here; %s", name, suggest(name, known))
+			d.fail(content[i], "there is no field %q here; %s", clip(name), elsewhere(name, known))
 			continue
 		}
 		d.value(content[i+1], v.Field(field).Addr().Interface())
@@ -263,62 +372,82 @@ func (d *decoder) fields(n *yaml.Node, content []*yaml.Node, p any) {
 func fieldsOf(t reflect.Type) map[string]int {
 	known := make(map[string]int)
 	for i := range t.NumField() {
-		if name := t.Field(i).Tag.Get("yaml"); name != "" && name != "-" {
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); name != "" && name != "-" {
 			known[name] = i
 		}
 	}
 	return known
 }
 
-// name reads a key of a mapping, which must not stand there twice.
-func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) string {
+// elsewhere says where a field belongs that does not belong among those known, or else which was meant.
+func elsewhere(name string, known map[string]int) string {
+	for _, place := range []struct {
+		field string
+		has   reflect.Type
+	}{
+		{"limits", reflect.TypeFor[LimitConfig]()}, {"match", reflect.TypeFor[MatchConfig]()}, {"rules", reflect.TypeFor[RuleConfig]()},
+		{"http", reflect.TypeFor[HTTPConfig]()}, {"denied", reflect.TypeFor[DeniedConfig]()}, {"server", reflect.TypeFor[ServerConfig]()},
+		{"cost", reflect.TypeFor[CostConfig]()}, {"tokens", reflect.TypeFor[Tokens]()},
+	} {
+		_, here := known[place.field]
+		if _, ok := fieldsOf(place.has)[name]; ok && here {
+			return fmt.Sprintf("it belongs into %s", place.field)
+		}
+	}
+	return suggest(name, known)
+}
+
+// name reads a key of a mapping, which must not stand there twice. It tells whether it is one.
+func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
-		d.fail(n, "a name belongs here, not %s", describe(n))
-		return ""
+		d.fail(n, "%s stands where a name belongs; write the name as a text", describe(n))
+		return "", false
 	}
 	if n.Value == "<<" {
 		d.fail(n, "merge keys (<<) are not supported; write the fields out, or give what is shared a name under identities or tiers")
-		return n.Value
+		return "", false
 	}
 	if first := seen[n.Value]; first != nil {
-		d.fail(n, "%q stands here twice, first in line %d; keep one", n.Value, first.Line)
+		d.fail(n, "%q stands here twice, first in line %d; keep one", clip(n.Value), first.Line)
 	} else if seen != nil {
 		seen[n.Value] = n
 	}
-	return n.Value
+	return n.Value, true
 }
 
-// mapping tells whether n is one, and complains if not.
-func (d *decoder) mapping(n *yaml.Node, what string) bool {
+// mapping tells whether n is one, and if not complains that p has no value.
+func (d *decoder) mapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true
 	}
-	d.fail(n, "%s belong here, not %s", what, describe(n))
+	d.fail(n, "%s does not belong here; write %s", describe(n), instead)
+	d.unread(p)
 	return false
 }
 
 func describe(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.MappingNode:
-		return "fields with values"
+		return "a group of fields"
 	case yaml.SequenceNode:
 		return "a list"
+	case yaml.AliasNode:
+		return "an alias"
 	}
 	return strconv.Quote(clip(n.Value))
 }
 
-// expand is a scalar's text with ${NAME} replaced.
-func (d *decoder) expand(n *yaml.Node) (string, bool) {
-	text := n.Value
+// expand replaces ${NAME} in a text, or tells what is wrong with it.
+func (d *decoder) expand(text string) (expanded, wrong string) {
 	if d.env == nil || !strings.Contains(text, "$") {
-		return text, true
+		return text, ""
 	}
 	var s strings.Builder
 	for {
 		before, after, found := strings.Cut(text, "$")
 		s.WriteString(before)
 		if !found {
-			return s.String(), true
+			return s.String(), ""
 		}
 		switch {
 		case strings.HasPrefix(after, "$"):
@@ -327,12 +456,11 @@ func (d *decoder) expand(n *yaml.Node) (string, bool) {
 		case strings.HasPrefix(after, "{"):
 			inside, rest, closed := strings.Cut(after[1:], "}")
 			if !closed {
-				d.fail(n, "a ${ is not closed; write ${NAME}, or $$ for a dollar sign")
-				return "", false
+				return "", "a ${ is not closed; write ${NAME}, or $$ for a dollar sign"
 			}
-			value, ok := d.variable(n, inside)
-			if !ok {
-				return "", false
+			value, wrong := d.variable(inside)
+			if wrong != "" {
+				return "", wrong
 			}
 			s.WriteString(value)
 			text = rest
@@ -341,32 +469,24 @@ func (d *decoder) expand(n *yaml.Node) (string, bool) {
 			text = after
 		}
 		if s.Len() > MaxFile {
-			d.fail(n, "the text is longer than %d bytes once variables are replaced", MaxFile)
-			return "", false
+			return "", fmt.Sprintf("the text is longer than %d bytes once variables are replaced; put it into a file", MaxFile)
 		}
 	}
 }
 
-func (d *decoder) variable(n *yaml.Node, inside string) (string, bool) {
+func (d *decoder) variable(inside string) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
-	for i, c := range []byte(name) {
-		if !(c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || i > 0 && c >= '0' && c <= '9') {
-			name = ""
-			break
-		}
-	}
-	if name == "" {
-		d.fail(n, "${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", clip(inside))
-		return "", false
+	if !wordLike(name) || strings.ContainsAny(otherwise, "${") {
+		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", clip(inside))
 	}
 	value, ok := d.env(name)
-	if value == "" && hasDefault {
-		return otherwise, true
+	switch {
+	case value == "" && hasDefault:
+		return otherwise, ""
+	case !ok:
+		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)
 	}
-	if !ok {
-		d.fail(n, "the variable %s is not set; set it, or write ${%s:-default}", name, name)
-	}
-	return value, ok
+	return value, ""
 }
 
 // clip shortens a text for a message.

@@ -39,7 +39,9 @@ func (e Errors) Error() string {
 // Is makes Errors wrap penstock.ErrInvalid.
 func (e Errors) Is(target error) bool { return target == penstock.ErrInvalid }
 
+// sorted is a copy in the order of the file, in which nothing stands twice.
 func (e Errors) sorted() Errors {
+	e = slices.Clone(e)
 	slices.SortStableFunc(e, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
@@ -52,15 +54,21 @@ func suggest[T any](name string, known map[string]T) string {
 }
 
 func suggestOf(name string, known []string) string {
-	best, least := "", 3
+	best, least := "", min(max(1, len(name)/3), 3)+1
+	var longer []string
 	for _, k := range known {
 		if d := distance(name, k); d < least && d < len(k) {
 			best, least = k, d
+		}
+		if len(name) >= 3 && strings.HasPrefix(k, name) {
+			longer = append(longer, k)
 		}
 	}
 	switch {
 	case best != "":
 		return fmt.Sprintf("did you mean %s?", best)
+	case len(longer) == 1:
+		return fmt.Sprintf("did you mean %s?", longer[0])
 	case len(known) == 0:
 		return "there are none"
 	case len(known) == 1:
@@ -68,7 +76,16 @@ func suggestOf(name string, known []string) string {
 	case len(known) > 20:
 		return fmt.Sprintf("there are %d, such as %s", len(known), strings.Join(known[:3], ", "))
 	}
-	return "there are " + strings.Join(known[:len(known)-1], ", ") + " and " + known[len(known)-1]
+	return "there are " + list(known, "and")
+}
+
+// list writes names as people do.
+func list(names []string, and string) string {
+	if len(names) < 2 {
+		return strings.Join(names, "")
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
 }
 
 // distance is how many letters must be changed, added or removed to get from a to b, up to about 3.

@@ -163,6 +163,9 @@ var everybody = &identity{index: -1, everyone: true}
 // identityOf compiles what was written.
 func (c *compiler) identityOf(config *IdentityConfig) *identity {
 	switch {
+	case !config.set():
+		c.fail(config, "it is not said who pays; %s", identityForms)
+		return nobody
 	case config.Name == "everyone":
 		return everybody
 	case config.Name == "address":
@@ -204,7 +207,7 @@ func (c *compiler) identityList(configs []IdentityConfig) []*identity {
 func (c *compiler) simple(config *IdentityConfig) *identity {
 	id := &identity{kind: config.Kind}
 	if !kindLike(config.Kind) {
-		c.fail(&config.Kind, "the kind %q has to be 1 to 20 of a-z, 0-9 and -, beginning with a letter; it stands in the key, as in key:abc", clip(config.Kind))
+		c.fail(&config.Kind, "%q cannot be a kind, which stands in the key as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", clip(config.Kind))
 	}
 	var ok bool
 	if id.part, ok = c.part(&config.Source, config.Source); !ok {
@@ -239,6 +242,19 @@ func (c *compiler) indexed(id *identity) *identity {
 	id.index = c.payers
 	c.payers++
 	return id
+}
+
+// needs tells whether an identity goes by a kind of part.
+func (id *identity) needs(what partKind) bool {
+	if id.part.needs(what) {
+		return true
+	}
+	for _, one := range slices.Concat(id.first, id.all) {
+		if one.needs(what) {
+			return true
+		}
+	}
+	return false
 }
 
 // segments are the named segments of the path that an identity needs.

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"cmp"
+	"net/netip"
+	"regexp"
 	"strings"
 )
 
@@ -29,6 +31,7 @@ const (
 	segmentGlob                // with * in it
 	segmentNamed               // {name}
 	segmentAny                 // *
+	segmentNone                // the path has ended
 	segmentRest                // **
 )
 
@@ -141,15 +144,17 @@ func (m *matcher) has(name string) bool {
 }
 
 // specificity orders matchers, the most specific first: by the host (named before *.domain before any), then the path from left to right (a
-// literal segment before one with *, before {name}, before *, before **; the longer before the shorter), then whether methods
-// are named, then by how many more conditions there are, then as written.
-func specificity(a, b *matcher) int {
+// literal segment before one with * in it, before {name}, before *, before the path's end, before **; of two with * in them, the longer first), then
+// whether methods are named, then by how many more conditions there are, then as written.
+func specificity(a, b *matcher) int { return cmp.Or(byMatch(a, b), cmp.Compare(a.order, b.order)) }
+
+// byMatch is specificity but for the order in the file.
+func byMatch(a, b *matcher) int {
 	return cmp.Or(
 		cmp.Compare(hostRank(b.host), hostRank(a.host)),
 		comparePaths(a.path, b.path),
 		cmp.Compare(min(len(b.methods), 1), min(len(a.methods), 1)),
 		cmp.Compare(len(b.where), len(a.where)),
-		cmp.Compare(a.order, b.order),
 	)
 }
 
@@ -165,16 +170,23 @@ func hostRank(host string) int {
 }
 
 func comparePaths(a, b []segment) int {
-	for i := range min(len(a), len(b)) {
-		byKind := cmp.Compare(a[i].kind, b[i].kind)
-		if byKind == 0 && a[i].kind == segmentGlob {
-			byKind = cmp.Compare(len(b[i].text), len(a[i].text))
+	for i := range max(len(a), len(b)) {
+		s, t := segment{kind: segmentNone}, segment{kind: segmentNone}
+		if i < len(a) {
+			s = a[i]
+		}
+		if i < len(b) {
+			t = b[i]
+		}
+		byKind := cmp.Compare(s.kind, t.kind)
+		if byKind == 0 && s.kind == segmentGlob {
+			byKind = cmp.Compare(len(t.text), len(s.text))
 		}
 		if byKind != 0 {
 			return byKind
 		}
 	}
-	return cmp.Compare(len(b), len(a))
+	return 0
 }
 
 // alike tells whether two matchers match the same requests, so that one of them could never win.
@@ -211,6 +223,10 @@ func sameMethods(a, b []string) bool {
 
 // pattern reads a path as people write it in a rule.
 func (c *compiler) pattern(p any, text string) ([]segment, bool) {
+	if strings.Contains(text, "://") {
+		c.fail(p, "the path %q has a scheme and a host; write the path alone, as in /api, and the host into host:", clip(text))
+		return nil, false
+	}
 	if !strings.HasPrefix(text, "/") {
 		c.fail(p, "the path %q has to begin with a slash; write %q", clip(text), "/"+clip(text))
 		return nil, false
@@ -223,7 +239,7 @@ func (c *compiler) pattern(p any, text string) ([]segment, bool) {
 		switch {
 		case text == "**":
 			if i < len(parts)-1 {
-				c.fail(p, "** stands before the end of the path; it can only be last. For one segment write * or {name}")
+				c.fail(p, "** stands before the end of the path; it can only be last; for one segment write * or {name}")
 				return nil, false
 			}
 			s = segment{kind: segmentRest}
@@ -273,7 +289,7 @@ func (c *compiler) literal(p any, text string, last bool) (string, bool) {
 	// A star is kept as it is; in a request's path it stands for itself, too.
 	clean, err := c.rules.paths.Clean("/" + text)
 	if err != nil {
-		c.fail(p, "no request can have the segment %q: %v", clip(text), err)
+		c.fail(p, "no request's path has the segment %q: %s", clip(text), offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
 		return "", false
 	}
 	if clean == "/" || strings.Contains(clean[1:], "/") {
@@ -282,6 +298,9 @@ func (c *compiler) literal(p any, text string, last bool) (string, bool) {
 	}
 	return clean[1:], true
 }
+
+// offset is where in a path something is wrong; a pattern has its own.
+var offset = regexp.MustCompile(` at offset \d+`)
 
 func wordLike(s string) bool {
 	for i, b := range []byte(s) {
@@ -295,17 +314,20 @@ func wordLike(s string) bool {
 // host reads a host as people write it in a rule.
 func (c *compiler) host(p any, text string) (string, bool) {
 	host := strings.TrimSuffix(strings.ToLower(text), ".")
-	name := strings.TrimPrefix(host, "*.")
 	if host == "*" {
 		return "", true
 	}
-	if name == "" || strings.ContainsAny(name, "*/ ?#@") || strings.Contains(name, "..") || strings.Contains(name, "://") {
-		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
-		return "", false
+	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return a.String(), true
 	}
-	if at := strings.LastIndexByte(name, ':'); at >= 0 && strings.Count(name, ":") == 1 {
+	name := strings.TrimPrefix(host, "*.")
+	switch before, after, colon := strings.Cut(name, ":"); {
+	case colon && !strings.Contains(after, "/") && before != "", strings.HasPrefix(name, "[") && strings.Contains(name, "]:"):
 		c.fail(p, "the host %q has a port; leave it out, requests are matched without theirs", clip(text))
-		return "", false
+	case name == "" || strings.ContainsAny(name, "*/ ?#@:[]") || strings.Contains(name, ".."):
+		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
+	default:
+		return host, true
 	}
-	return host, true
+	return "", false
 }

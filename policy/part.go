@@ -43,8 +43,8 @@ var partWords = map[string]struct {
 
 const partForms = "write header NAME, cookie NAME, query NAME, claim NAME, segment NAME, address, host, method, tier or the name of an identity"
 
-// part reads a source; p points to where it was written.
-func (c *compiler) part(p any, text string) (part, bool) {
+// part reads a source; p points to where it was written. more are words that may have been meant instead.
+func (c *compiler) part(p any, text string, more ...string) (part, bool) {
 	words := strings.Fields(text)
 	if len(words) == 0 {
 		c.fail(p, "the source is empty; %s", partForms)
@@ -53,19 +53,22 @@ func (c *compiler) part(p any, text string) (part, bool) {
 	word, known := partWords[words[0]]
 	switch {
 	case known && word.named && len(words) != 2:
-		c.fail(p, "%q needs one name behind %s; write %s NAME", text, words[0], words[0])
+		c.fail(p, "%q needs one name behind %s; write %s NAME", clip(text), words[0], words[0])
 		return part{}, false
 	case known && !word.named && len(words) > 1:
-		c.fail(p, "%q has %q behind %s; remove it", text, strings.Join(words[1:], " "), words[0])
+		c.fail(p, "%q has %q behind %s; remove it", clip(text), clip(strings.Join(words[1:], " ")), words[0])
 		return part{}, false
 	case known && word.named:
 		return c.namedPart(p, word.what, words[1])
+	case known && word.what == partTier && len(c.config.Tiers) == 0:
+		c.fail(p, "there are no tiers; add tiers: with conditions, or go by something else")
+		return part{}, false
 	case known:
 		return part{what: word.what}, true
 	case len(words) == 1 && c.identities[text] != nil:
 		return part{what: partIdentity, id: c.identity(c.identities[text])}, true
 	}
-	hint := suggestOf(words[0], slices.Concat(slices.Collect(maps.Keys(partWords)), slices.Collect(maps.Keys(c.identities))))
+	hint := suggestOf(words[0], slices.Concat(slices.Sorted(maps.Keys(partWords)), slices.Sorted(maps.Keys(c.identities)), more))
 	if !strings.HasPrefix(hint, "did you mean") {
 		hint = partForms
 	}
@@ -87,13 +90,19 @@ func (c *compiler) namedPart(p any, what partKind, name string) (part, bool) {
 			return part{}, false
 		}
 	case partClaim:
+		if c.broken[&c.config.Tokens] {
+			return part{}, false
+		}
 		if c.config.Tokens == nil {
-			c.fail(p, "claim %s needs verified tokens, and nothing says how to verify them; add tokens: with a secret, key_file, jwks_file or jwks_url", name)
+			c.fail(p, "claim %s needs verified tokens, and nothing says how to verify them; add tokens: with a secret, key_file, jwks_file or jwks_url", clip(name))
 			return part{}, false
 		}
 	}
 	return part{what: what, name: name}, true
 }
+
+// needs tells whether a part is of a kind, or is an identity that goes by one.
+func (s *part) needs(what partKind) bool { return s.what == what || s.id != nil && s.id.needs(what) }
 
 // token tells whether s is a token of RFC 9110.
 func token(s string) bool {

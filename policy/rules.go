@@ -66,6 +66,8 @@ type Limit struct {
 	Candidate *Limit        // tried beside it
 
 	forms []penstock.Limit // by tier; one if they do not differ
+	parts int              // of a sub-window
+	zone  string           // of a calendar window
 	per   *identity
 	cost  cost
 }
@@ -183,12 +185,25 @@ func (r *Rules) Assess(a Attributes, v *Verdict) {
 		v.Listed = Exempt
 		return
 	}
-	won := false
+	// The most specific rule applies, and those that always do. A rule that is a shadow takes nobody's place: it is tried beside the one that applies,
+	// unless that is more specific.
+	var won, tried *matcher
 	for _, m := range r.candidates(a.Path()) {
-		if won && !m.rule.Always || v.has(m.rule) || !m.matches(q, a.Path()) {
+		switch {
+		case m.rule.Always:
+		case m.rule.Shadow && (tried != nil || won != nil && byMatch(won, m) != 0), !m.rule.Shadow && won != nil:
 			continue
 		}
-		won = won || !m.rule.Always
+		if v.has(m.rule) || !m.matches(q, a.Path()) {
+			continue
+		}
+		switch {
+		case m.rule.Always:
+		case m.rule.Shadow:
+			tried = m
+		default:
+			won = m
+		}
 		v.apply(m)
 	}
 	if len(v.Matched) > 1 {
@@ -331,7 +346,7 @@ func (q *request) cost(l *Limit) int64 {
 	switch {
 	case l.Body > 0:
 		size := max(q.a.BodySize(), 0)
-		return max(size/l.Body+min(size%l.Body, 1), c.min)
+		return min(max(size/l.Body+min(size%l.Body, 1), c.min), c.max)
 	case c.header != "":
 		values := q.a.Header(c.header)
 		if len(values) != 1 {

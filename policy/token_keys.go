@@ -259,10 +259,10 @@ func parseJWKS(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(data, &set); err != nil {
-		return nil, []error{fmt.Errorf("is not a JSON Web Key Set: %w", err)}
+		return nil, []error{fmt.Errorf("is not a JSON Web Key Set: %w; give the JSON that the issuer publishes", err)}
 	}
 	if set.Keys == nil {
-		return nil, []error{errors.New("is not a JSON Web Key Set: it has no \"keys\"")}
+		return nil, []error{errors.New("is not a JSON Web Key Set: it has no \"keys\"; give the JSON that the issuer publishes")}
 	}
 	if len(set.Keys) > keysMax {
 		return nil, []error{fmt.Errorf("has %d keys; at most %d are taken", len(set.Keys), keysMax)}

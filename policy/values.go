@@ -17,7 +17,7 @@ type Entry[T any] struct {
 }
 
 func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
-	if !d.mapping(node, "names with values") {
+	if !d.mapping(node, n, "names with values, as in NAME: VALUE") {
 		return
 	}
 	*n = make(Named[T], len(node.Content)/2)
@@ -25,21 +25,14 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 	for i := range *n {
 		key, value := node.Content[2*i], node.Content[2*i+1]
 		e := &(*n)[i]
-		e.Name = d.name(key, seen)
 		d.note(e, key)
 		d.note(&e.Name, key)
+		var ok bool
+		if e.Name, ok = d.name(key, seen); !ok {
+			d.unread(&e.Name)
+		}
 		d.value(value, &e.Value)
 	}
-}
-
-// get is the value of a name.
-func (n Named[T]) get(name string) (value T, ok bool) {
-	for _, e := range n {
-		if e.Name == name {
-			return e.Value, true
-		}
-	}
-	return value, false
 }
 
 // Strings are written as a list, or alone.
@@ -50,6 +43,10 @@ func (s *Strings) decode(d *decoder, node *yaml.Node) {
 		*s = make(Strings, 1)
 		d.value(node, &(*s)[0])
 		return
+	}
+	if len(node.Content) == 0 {
+		d.fail(node, "the list is empty; write what belongs into it, or remove the line")
+		d.unread(s)
 	}
 	d.value(node, (*[]string)(s))
 }
@@ -62,21 +59,27 @@ type Values struct {
 
 func (v *Values) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
-		var file struct {
-			File string `yaml:"file"`
+		if len(node.Content) != 2 || node.Content[0].Value != "file" {
+			d.fail(node, "a group of fields does not belong here; write a list of values, one alone, or {file: NAME}")
+			return
 		}
-		d.value(node, &file)
-		v.File = file.File
-		d.note(&v.File, node)
-		if v.File == "" {
-			d.fail(node, "values are a list, one alone, or {file: NAME}; name the file")
-		}
+		d.value(node.Content[1], &v.File)
 		return
 	}
-	d.value(node, (*Strings)(&v.Is))
-	if node.Kind == yaml.SequenceNode && len(node.Content) == 0 {
+	if node.Kind != yaml.SequenceNode {
+		d.value(node, (*Strings)(&v.Is))
+		return
+	}
+	if len(node.Content) == 0 {
 		d.fail(node, "the list of values is empty; write what the source may be, or \"*\" for anything")
 	}
+	for _, item := range node.Content {
+		if item.Kind == yaml.MappingNode {
+			d.fail(item, "a group of fields does not belong into a list of values; write {file: NAME} alone, without other values beside it")
+			return
+		}
+	}
+	d.value(node, (*[]string)(&v.Is))
 }
 
 // A Condition holds if each of its sources has one of its values. A source is a part of the request, as in "header
@@ -90,7 +93,7 @@ type Clause struct {
 }
 
 func (c *Condition) decode(d *decoder, node *yaml.Node) {
-	if !d.mapping(node, "sources with values, as in {header X-Plan: premium}") {
+	if !d.mapping(node, c, "a source with its values, as in {header X-Plan: premium} or {address: 10.0.0.0/8}") {
 		return
 	}
 	if len(node.Content) == 0 {
@@ -104,9 +107,12 @@ func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
 	seen := make(map[string]*yaml.Node)
 	for i := range *c {
 		clause := &(*c)[i]
-		clause.Source = d.name(content[2*i], seen)
 		d.note(&clause.Source, content[2*i])
 		d.note(clause, content[2*i])
+		var ok bool
+		if clause.Source, ok = d.name(content[2*i], seen); !ok {
+			d.unread(&clause.Source)
+		}
 		d.value(content[2*i+1], &clause.Values)
 	}
 }
@@ -122,8 +128,16 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 	case yaml.ScalarNode:
 		var text string
 		d.value(node, &text)
-		if c.Otherwise = text == "otherwise"; !c.Otherwise {
-			d.fail(node, "conditions are a list of sources with values, as in [{header X-Plan: premium}], or otherwise; %q is neither", text)
+		if c.Otherwise = text == "otherwise"; c.Otherwise {
+			return
+		}
+		d.unread(c)
+		switch {
+		case d.broken[&text]:
+		case distance(text, "otherwise") < 3:
+			d.fail(node, "%q is no condition; did you mean otherwise?", clip(text))
+		default:
+			d.fail(node, "%q is no condition; write a source with its values, as in {header X-Plan: premium}, or otherwise", clip(text))
 		}
 	case yaml.SequenceNode:
 		d.value(node, &c.Any)
@@ -155,20 +169,30 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
 		d.value(node, &c.Name)
 		if c.Name == "" {
-			d.fail(node, "it is not said who pays; %s", identityForms)
+			d.unread(c)
 		}
 		return
 	}
-	if !d.mapping(node, "who pays") {
+	if !d.mapping(node, c, strings.TrimPrefix(identityForms, "write ")) {
+		return
+	}
+	if len(node.Content) == 0 {
+		d.fail(node, "it is not said who pays; %s", identityForms)
+		d.unread(c)
 		return
 	}
 	if len(node.Content) != 2 {
+		d.unread(c)
 		d.fail(node, "who pays has %d entries and needs one; to combine several, write {all: [...]}, to take the first that is there, {first: [...]}",
 			len(node.Content)/2)
 		return
 	}
 	key, value := node.Content[0], node.Content[1]
-	kind := d.name(key, nil)
+	kind, ok := d.name(key, nil)
+	if !ok {
+		d.unread(c)
+		return
+	}
 	switch kind {
 	case "first":
 		d.value(value, &c.First)
@@ -180,8 +204,11 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		c.decodeSource(d, value)
 		return
 	}
+	if len(c.First)+len(c.All) == 0 {
+		d.unread(c)
+	}
 	if value.Kind == yaml.SequenceNode && len(value.Content) == 0 {
-		d.fail(value, "the list of %s is empty; %s", kind, identityForms)
+		d.fail(value, "the list of %s is empty; add who pays, as in {%s: [{key: header X-API-Key}, address]}", kind, kind)
 	}
 }
 
@@ -191,8 +218,16 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		d.value(node, &c.Source)
 		return
 	}
+	if node.Kind == yaml.SequenceNode {
+		d.fail(node, "a list does not belong here; to combine several, write {all: [...]}, to take the first that is there, {first: [...]}")
+		d.unread(&c.Source)
+		return
+	}
 	var only Condition
 	d.value(node, &only)
+	if len(only) == 0 {
+		d.unread(&c.Source)
+	}
 	if len(only) > 1 {
 		d.fail(node, "%d sources stand here and there can be one; to combine several, write {all: [...]}", len(only))
 	}
@@ -215,17 +250,15 @@ func (p *PerTier) decode(d *decoder, node *yaml.Node) {
 		d.value(node, &p.Tiers)
 		if len(node.Content) == 0 {
 			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
+			d.unread(p)
 		}
 		return
 	}
 	d.value(node, &p.All)
-	if node.Kind == yaml.ScalarNode && p.All == "" {
-		d.fail(node, "the value is empty; give it one, or remove the line")
-	}
 }
 
 func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
-	if !d.mapping(node, "what to match, as in {method: POST, path: /api/**}") {
+	if !d.mapping(node, m, "what to match, as in {method: POST, path: /api/**}") {
 		return
 	}
 	var fields, sources []*yaml.Node
@@ -237,13 +270,16 @@ func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
 			sources = append(sources, pair...)
 		}
 	}
-	d.fields(node, fields, m)
+	d.fields(fields, m)
 	m.Where.clauses(d, sources)
 }
 
 func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
-		d.fields(node, node.Content, c)
+		if len(node.Content) == 0 {
+			d.fail(node, "the cost is empty; write a number, or one of {methods: ...}, {header: ...} and {body: ...}")
+		}
+		d.fields(node.Content, c)
 		return
 	}
 	d.value(node, &c.Units)
@@ -255,9 +291,14 @@ type Size int64
 func (s *Size) decode(d *decoder, node *yaml.Node) {
 	var text string
 	d.value(node, &text)
+	if d.broken[&text] {
+		d.unread(s)
+		return
+	}
 	n, ok := parseSize(text)
-	if !ok {
-		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", text)
+	if !ok || n == 0 {
+		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", clip(text))
+		d.unread(s)
 	}
 	*s = n
 }

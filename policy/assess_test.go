@@ -1,0 +1,894 @@
+package policy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+// asked is a request of tests: "GET /a" from 192.0.2.1, unless it says otherwise.
+type asked struct {
+	method, host, path, address string
+	header                      http.Header
+	cookies, query              map[string]string
+	body                        int64
+}
+
+func (a asked) Method() string              { return cmp.Or(a.method, "GET") }
+func (a asked) Host() string                { return a.host }
+func (a asked) Path() string                { return cmp.Or(a.path, "/a") }
+func (a asked) Header(name string) []string { return a.header[name] }
+func (a asked) Cookie(name string) string   { return a.cookies[name] }
+func (a asked) Query(name string) string    { return a.query[name] }
+func (a asked) BodySize() int64             { return a.body }
+
+func (a asked) Address() netip.Addr {
+	if a.address == "unix" {
+		return netip.Addr{}
+	}
+	return netip.MustParseAddr(cmp.Or(a.address, "192.0.2.1"))
+}
+
+// with is the request with a header, given as name, value, name, value ...
+func (a asked) with(headers ...string) asked {
+	a.header = a.header.Clone()
+	if a.header == nil {
+		a.header = make(http.Header)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		a.header.Add(headers[i], headers[i+1])
+	}
+	return a
+}
+
+func (a asked) String() string {
+	return fmt.Sprintf("%s %s%s from %s %v", a.Method(), a.host, a.Path(), cmp.Or(a.address, "192.0.2.1"), a.header)
+}
+
+// rulesOf compiles a policy of tests.
+func rulesOf(t testing.TB, text string) *Rules {
+	t.Helper()
+	return rulesIn(t, "policy.yaml", text)
+}
+
+func rulesIn(t testing.TB, file, text string) *Rules {
+	t.Helper()
+	config, err := Parse(file, []byte(text), nil)
+	if err != nil {
+		t.Fatalf("%v\nin\n%s", err, text)
+	}
+	rules, err := config.Compile()
+	if err != nil {
+		t.Fatalf("%v\nin\n%s", err, text)
+	}
+	t.Cleanup(rules.Close)
+	return rules
+}
+
+// charged are the charges of a request, as "rule.limit key cost".
+func charged(rules *Rules, a asked) (list []string) {
+	var v Verdict
+	rules.Assess(a, &v)
+	for i, c := range v.Charges {
+		list = append(list, fmt.Sprintf("%s %s %d", v.Limits[i].Policy, c.Key, c.Cost))
+	}
+	return list
+}
+
+// payer is who pays the one charge of a request.
+func payer(t testing.TB, rules *Rules, a asked) string {
+	t.Helper()
+	var v Verdict
+	rules.Assess(a, &v)
+	if len(v.Charges) != 1 {
+		t.Fatalf("%v has %d charges", a, len(v.Charges))
+	}
+	return v.Charges[0].Key
+}
+
+func want[T any](t testing.TB, what any, got, want T) {
+	t.Helper()
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		t.Errorf("%v: got\n\t%s\nand want\n\t%s", what, g, w)
+	}
+}
+
+func TestMostSpecificRuleWins(t *testing.T) {
+	const paths = `
+exact      /users/me
+file       /users/*.json
+files      /users/report-*.json
+user       /users/{id}
+any        /users/*
+users      /users
+below      /users/**
+settings   /users/{id}/settings
+mine       /users/me/**
+root       /
+slash      /users/
+percent    /caf%C3%A9
+semicolon  /a;v=1
+star       /literal/%2A
+deep       /{a}/{b}/{c}/{d}
+rest       /**
+`
+	var text strings.Builder
+	text.WriteString("rules:\n")
+	lines := strings.Split(strings.TrimSpace(paths), "\n")
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(lines), func(i, j int) { lines[i], lines[j] = lines[j], lines[i] })
+	for _, line := range lines {
+		name, path, _ := strings.Cut(line, " ")
+		if name == "any" {
+			continue // {id} is as good, and says more
+		}
+		fmt.Fprintf(&text, "  - {name: %s, match: {path: '%s'}, per: everyone, limits: [{rate: 1/s}]}\n", name, strings.TrimSpace(path))
+	}
+	rules := rulesOf(t, text.String())
+	rows := []struct{ path, wins string }{
+		{"/users/me", "exact"},
+		{"/users/a.json", "file"},
+		{"/users/.json", "file"},
+		{"/users/report-1.json", "files"},
+		{"/users/report-.json", "files"},
+		{"/users/you", "user"},
+		{"/users/Me", "user"},
+		{"/users", "users"},
+		{"/users/", "slash"},
+		{"/users/you/settings", "settings"},
+		{"/users/you/settings/", "deep"},
+		{"/users/you/a", "below"},
+		{"/users/me/a", "mine"},
+		{"/users/me/settings", "mine"}, // me stands before {id}: the path is compared from left to right
+		{"/users/me/", "mine"},
+		{"/users/a.json/b", "below"},
+		{"/", "root"},
+		{"/caf%C3%A9", "percent"},
+		{"/caf%c3%a9x", "rest"},
+		{"/a;v=1", "semicolon"},
+		{"/a", "rest"},
+		{"/literal/*", "star"},
+		{"/literal/x", "rest"},
+		{"/a/b/c/d", "deep"},
+		{"/a/b/c", "rest"},
+		{"/a/b/c/", "rest"},
+		{"/users/a/b/c", "below"},
+		{"/usersx", "rest"},
+	}
+	for _, row := range rows {
+		if row.path == "/users/you/settings/" {
+			row.wins = "below"
+		}
+		want(t, row.path, charged(rules, asked{path: row.path}), []string{row.wins + ".second everyone 1"})
+	}
+	t.Logf("counted: %d paths, each at one of %d patterns", len(rows), len(lines)-1)
+}
+
+// A patternOfTests is a way to match that is read by a regular expression and compared letter by letter, unlike the compiler's.
+type patternOfTests struct {
+	name, host, path string
+	methods          []string
+	plan             bool // only with X-Plan: gold
+}
+
+func (p *patternOfTests) matches(a asked) bool {
+	var s strings.Builder
+	for _, part := range strings.Split(p.path[1:], "/") {
+		switch {
+		case part == "**":
+			s.WriteString("(/.*)?")
+		case part == "*" || part[0] == '{':
+			s.WriteString("/[^/]+")
+		default:
+			s.WriteString("/" + strings.ReplaceAll(regexp.QuoteMeta(part), `\*`, "[^/]*"))
+		}
+	}
+	host := strings.TrimPrefix(p.host, "*")
+	return regexp.MustCompile("^"+s.String()+"$").MatchString(a.Path()) &&
+		(p.host == "" || a.host == p.host || host != p.host && strings.HasSuffix(a.host, host)) &&
+		(p.methods == nil || slices.Contains(p.methods, a.Method())) &&
+		(!p.plan || a.header.Get("X-Plan") == "gold")
+}
+
+// rank is a text that sorts the most specific first.
+func (p *patternOfTests) rank() string {
+	var s strings.Builder
+	switch {
+	case p.host == "":
+		s.WriteString("c    ")
+	case p.host[0] == '*':
+		fmt.Fprintf(&s, "b%04d", 9999-len(p.host))
+	default:
+		s.WriteString("a    ")
+	}
+	for _, part := range strings.Split(p.path[1:], "/") {
+		switch {
+		case part == "**":
+			s.WriteString("6   ")
+		case part == "*":
+			s.WriteString("4   ")
+		case part[0] == '{':
+			s.WriteString("3   ")
+		case strings.Contains(part, "*"):
+			fmt.Fprintf(&s, "2%03d", 999-len(part))
+		default:
+			s.WriteString("1   ")
+		}
+	}
+	if !strings.HasSuffix(p.path, "**") {
+		s.WriteString("5   ")
+	}
+	fmt.Fprintf(&s, "|%d", 1-min(1, len(p.methods)))
+	if p.plan {
+		return s.String() + "0"
+	}
+	return s.String() + "1"
+}
+
+func (p *patternOfTests) yaml() string {
+	match := "path: '" + p.path + "'"
+	if p.host != "" {
+		match += ", host: '" + p.host + "'"
+	}
+	if p.methods != nil {
+		match += ", method: [" + strings.Join(p.methods, ", ") + "]"
+	}
+	if p.plan {
+		match += ", header X-Plan: gold"
+	}
+	return fmt.Sprintf("  - {name: %s, match: {%s}, per: everyone, limits: [{rate: 1/s}]}\n", p.name, match)
+}
+
+func TestRulesAndTheirDefinitionAgree(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 1))
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	segment := func() string { return pick("a", "a", "b", "ab", "a*", "*b", "a*b", "{x}", "*") }
+	tried := 0
+	for range 300 {
+		var text strings.Builder
+		text.WriteString("rules:\n")
+		var patterns []*patternOfTests
+		for len(patterns) < 12 {
+			p := &patternOfTests{name: fmt.Sprintf("r%d", len(patterns)), host: pick("", "", "a.example", "*.example", "*.b.example"), plan: r.IntN(4) == 0}
+			for depth := range r.IntN(3) + 1 {
+				part := segment()
+				if part == "{x}" {
+					part = fmt.Sprintf("{x%d}", depth)
+				}
+				p.path += "/" + part
+			}
+			if r.IntN(3) == 0 {
+				p.path += "/**"
+			}
+			if r.IntN(3) == 0 {
+				p.methods = []string{pick("GET", "POST")}
+			}
+			// Two of one rank that match alike are refused; leave them out.
+			if slices.ContainsFunc(patterns, func(other *patternOfTests) bool { return other.rank() == p.rank() }) {
+				continue
+			}
+			patterns = append(patterns, p)
+			text.WriteString(p.yaml())
+		}
+		rules := rulesOf(t, text.String())
+		for range 100 {
+			a := asked{method: pick("GET", "POST", "PUT"), host: pick("a.example", "x.b.example", "b.example", "other"), path: "/" + pick("a", "b", "ab", "axb", "c")}
+			for range r.IntN(3) {
+				a.path += "/" + pick("a", "b", "ab", "axb", "c")
+			}
+			if r.IntN(2) == 0 {
+				a = a.with("X-Plan", "gold")
+			}
+			tried++
+			var matching []*patternOfTests
+			for _, p := range patterns {
+				if p.matches(a) {
+					matching = append(matching, p)
+				}
+			}
+			slices.SortStableFunc(matching, func(p, q *patternOfTests) int { return strings.Compare(p.rank(), q.rank()) })
+			var names []string
+			for _, p := range matching {
+				names = append(names, p.name)
+			}
+			var got []string
+			for _, rule := range rules.Matching(a) {
+				got = append(got, rule.Name)
+			}
+			if !slices.Equal(got, names) {
+				t.Fatalf("seed %d: %v matches %v and should match %v, in this order, by\n%s", seed, a, got, names, text.String())
+			}
+			var v Verdict
+			rules.Assess(a, &v)
+			if len(v.Matched) != min(1, len(names)) || len(names) > 0 && v.Matched[0].Name != names[0] {
+				t.Fatalf("seed %d: %v: %v applies and should %v by\n%s", seed, a, v.Matched, names, text.String())
+			}
+		}
+	}
+	t.Logf("counted: %d requests at random rules (agreed with the definition)", tried)
+}
+
+func TestHosts(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: any, per: everyone, limits: [{rate: 1/s}]}
+  - {name: below, match: {host: "*.Example.com"}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: deeper, match: {host: "*.api.example.com"}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: named, match: {host: [api.example.com., "[2001:DB8::1]"]}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: path, match: {path: /exact}, per: everyone, limits: [{rate: 1/s}]}
+`)
+	for host, wins := range map[string]string{
+		"api.example.com": "named", "www.example.com": "below", "v1.api.example.com": "deeper", "a.b.example.com": "below",
+		"example.com": "any", "badexample.com": "any", ".example.com": "any", "": "any", "2001:db8::1": "named", "example.com.evil.net": "any",
+	} {
+		if host == ".example.com" {
+			wins = "any" // there is nothing below
+		}
+		want(t, host, charged(rules, asked{host: host}), []string{wins + ".second everyone 1"})
+		// The host counts before the path.
+		if wins != "any" {
+			want(t, host+"/exact", charged(rules, asked{host: host, path: "/exact"}), []string{wins + ".second everyone 1"})
+		}
+	}
+	want(t, "other host", charged(rules, asked{host: "x", path: "/exact"}), []string{"path.second everyone 1"})
+}
+
+func TestRulesThatAlwaysApplyStandBesideTheMostSpecific(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: specific, match: {path: /api/search}, per: everyone, limits: [{rate: 1/s}, {rate: 1/m}]}
+  - {name: all, always: true, per: everyone, limits: [{rate: 1/h}]}
+  - {name: api, match: {path: /api/**}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: posts, always: true, match: {method: POST}, per: everyone, limits: [{rate: 1/d}]}
+`)
+	want(t, "search", charged(rules, asked{path: "/api/search"}), []string{"specific.second everyone 1", "specific.minute everyone 1", "all.hour everyone 1"})
+	want(t, "post", charged(rules, asked{path: "/api/x", method: "POST"}), []string{"all.hour everyone 1", "api.second everyone 1", "posts.day everyone 1"})
+	want(t, "other", charged(rules, asked{path: "/"}), []string{"all.hour everyone 1"})
+}
+
+func TestApplyAllAppliesEveryRuleOnceInTheOrderOfTheFile(t *testing.T) {
+	rules := rulesOf(t, `
+apply: all
+rules:
+  - {name: c, match: {path: [/a, /a/**, "/{x}"]}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: a, match: {path: /a}, per: everyone, limits: [{rate: 2/s}, {rate: 5/m}]}
+  - {name: b, match: {path: /b}, per: everyone, limits: [{rate: 3/s}]}
+`)
+	want(t, "/a", charged(rules, asked{path: "/a"}), []string{"c.second everyone 1", "a.second everyone 1", "a.minute everyone 1"})
+	want(t, "/b", charged(rules, asked{path: "/b"}), []string{"c.second everyone 1", "b.second everyone 1"})
+}
+
+func TestUnlimitedStopsLessSpecificRules(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: health, match: {path: /health}, unlimited: true}
+  - {name: rest, per: everyone, limits: [{rate: 1/s}]}
+`)
+	want(t, "/health", charged(rules, asked{path: "/health"}), nil)
+	want(t, "/healthy", charged(rules, asked{path: "/healthy"}), []string{"rest.second everyone 1"})
+}
+
+func TestShadowTakesNoPlace(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: enforced, match: {path: /api/**}, per: everyone, limits: [{rate: 10/s}]}
+  - {name: tighter, shadow: true, match: {path: /api/**}, per: everyone, limits: [{rate: 5/s}, {rate: 50/m}]}
+  - {name: closer, shadow: true, match: {path: /api/search}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: wider, shadow: true, per: everyone, limits: [{rate: 1/s}]}
+`)
+	for _, row := range []struct{ path, charges, trials string }{
+		{"/api/x", "[enforced.second everyone 1]", "[tighter.second tighter.minute]"},
+		{"/api/search", "[enforced.second everyone 1]", "[closer.second]"},
+		{"/", "[]", "[wider.second]"},
+	} {
+		want(t, row.path, fmt.Sprint(charged(rules, asked{path: row.path})), row.charges)
+		var v Verdict
+		rules.Assess(asked{path: row.path}, &v)
+		var trials []string
+		for _, trial := range v.Trials {
+			for _, l := range trial.Limits {
+				trials = append(trials, l.Policy)
+			}
+		}
+		want(t, row.path, fmt.Sprint(trials), row.trials)
+		if len(v.Trials) != 1 {
+			t.Errorf("%s: the limits of a rule are tried in %d parts; they are decided together", row.path, len(v.Trials))
+		}
+	}
+}
+
+func TestDenyCountsBeforeAllowBeforeRules(t *testing.T) {
+	rules := rulesOf(t, `
+allow: [{address: 10.0.0.0/8}, {header X-Internal: "yes", method: GET}]
+deny: [{address: 10.6.6.6}, {header X-Key: [stolen, leaked]}]
+rules: [{name: a, per: everyone, limits: [{rate: 1/s}]}]
+`)
+	for _, row := range []struct {
+		a    asked
+		want Listed
+	}{
+		{asked{}, NotListed},
+		{asked{address: "10.1.2.3"}, Exempt},
+		{asked{address: "::ffff:10.1.2.3"}, Exempt},
+		{asked{address: "10.6.6.6"}, Refused},
+		{asked{address: "unix"}, NotListed},
+		{asked{}.with("X-Internal", "yes"), Exempt},
+		{asked{method: "POST"}.with("X-Internal", "yes"), NotListed},
+		{asked{}.with("X-Internal", "Yes"), NotListed},
+		{asked{}.with("X-Key", "leaked"), Refused},
+		{asked{}.with("X-Key", "mine", "X-Key", "stolen"), Refused}, // hiding it behind another does not help
+	} {
+		var v Verdict
+		rules.Assess(row.a, &v)
+		if v.Listed != row.want || (v.Listed == NotListed) != (len(v.Charges) == 1) {
+			t.Errorf("%v is listed as %d, with %d charges; want %d", row.a, v.Listed, len(v.Charges), row.want)
+		}
+	}
+}
+
+func TestListsComeFromFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"blocked.txt": "\ufeff# bots\r\n10.6.6.6\r\n\r\n2001:db8::/32   # a network\r\n",
+		"keys.txt":    "alpha\nbeta\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rules := rulesIn(t, filepath.Join(dir, "policy.yaml"), `
+deny: [{address: {file: blocked.txt}}]
+tiers: {partner: {header X-Key: {file: keys.txt}}, free: otherwise}
+rules: [{name: a, per: everyone, limits: [{rate: {partner: 10/s, free: 1/s}}]}]
+`)
+	for address, listed := range map[string]Listed{"10.6.6.6": Refused, "2001:db8:1::1": Refused, "10.6.6.7": NotListed} {
+		var v Verdict
+		rules.Assess(asked{address: address}, &v)
+		want(t, address, v.Listed, listed)
+	}
+	var v Verdict
+	rules.Assess(asked{}.with("X-Key", "beta"), &v)
+	want(t, "beta", v.Tier, "partner")
+	want(t, "files", len(rules.Files()), 3)
+}
+
+func TestWhoPays(t *testing.T) {
+	rules := rulesOf(t, `
+identities:
+  rider:
+    first:
+      - key: header X-API-Key
+      - user: {header X-User: [alice, bob]}
+      - session: cookie sid
+      - token: query access_token
+      - ip: address
+rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
+`)
+	long := strings.Repeat("a", 129)
+	rows := []struct {
+		a    asked
+		pays string
+	}{
+		{asked{}, "ip:192.0.2.1"},
+		{asked{address: "2001:db8:1:2:3:4:5:6"}, "ip:2001:db8:1:2::/64"},
+		{asked{address: "::ffff:192.0.2.1"}, "ip:192.0.2.1"},
+		{asked{address: "unix"}, "ip:unix"},
+		{asked{}.with("X-Api-Key", "abc"), "key:abc"},
+		{asked{}.with("X-Api-Key", "abc", "X-User", "alice"), "key:abc"},
+		{asked{}.with("X-Api-Key", "", "X-User", "alice"), "user:alice"},
+		{asked{}.with("X-User", "mallory"), "ip:192.0.2.1"},                     // not one of those that count
+		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "b"), "ip:192.0.2.1"},      // sent twice, it says nothing
+		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "ip:192.0.2.1"},      // even if both agree
+		{asked{}.with("X-User", "alice", "X-User", "mallory"), "ip:192.0.2.1"},  // one that counts is no use behind another
+		{asked{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},           // an imitation stays a key
+		{asked{}.with("X-Api-Key", "a,user:bob"), "key:a%2Cuser:bob"},           // and is never two
+		{asked{}.with("X-Api-Key", "unknown"), "key:unknown"},                   //
+		{asked{}.with("X-Api-Key", " a\tb\x00é%"), "key:%20a%09b%00%C3%A9%25"},  //
+		{asked{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},            //
+		{asked{}.with("X-Api-Key", long), "key:" + escape(long)},                //
+		{asked{}.with("X-Api-Key", escape(long)), "key:%23" + escape(long)[1:]}, // a hash is not taken for what it is of
+		{asked{cookies: map[string]string{"sid": "s1"}}, "session:s1"},          //
+		{asked{query: map[string]string{"access_token": "t1"}}, "token:t1"},     //
+		{asked{query: map[string]string{"access_token": ""}}, "ip:192.0.2.1"},   //
+		{asked{cookies: map[string]string{"sid": "s1"}}.with("X-User", "bob"), "user:bob"},
+	}
+	for _, row := range rows {
+		want(t, row.a, payer(t, rules, row.a), row.pays)
+	}
+	t.Logf("counted: %d requests and who pays for them", len(rows))
+}
+
+func TestWhoIsUnknownPaysWithAllOthersUnknown(t *testing.T) {
+	rules := rulesOf(t, `
+rules: [{name: a, per: {first: [{key: header X-Key}, {user: header X-User}]}, limits: [{rate: 1/s}]}]
+`)
+	want(t, "nothing", payer(t, rules, asked{}), "unknown")
+	want(t, "twice", payer(t, rules, asked{}.with("X-Key", "a", "X-Key", "b")), "unknown")
+	want(t, "somebody called so", payer(t, rules, asked{}.with("X-Key", "unknown")), "key:unknown")
+}
+
+func TestCombinations(t *testing.T) {
+	rules := rulesOf(t, `
+identities:
+  who: {first: [{key: header X-Key}, {user: header X-User}]}
+rules:
+  - {name: a, match: {path: "/{shop}/**"}, per: {all: [who, {shop: segment shop}, {m: method}, everyone]}, limits: [{rate: 1/s}]}
+  - {name: b, match: {path: /pair}, per: {all: [who, {device: header X-Device}]}, limits: [{rate: 1/s}]}
+`)
+	for _, row := range []struct {
+		a    asked
+		pays string
+	}{
+		{asked{path: "/s1/x"}.with("X-Key", "k"), "key:k,shop:s1,m:GET,everyone"},
+		{asked{path: "/s1"}, "key:,shop:s1,m:GET,everyone"},
+		{asked{path: "/a,b/x"}.with("X-User", "u"), "user:u,shop:a%2Cb,m:GET,everyone"},
+		{asked{path: "/pair"}.with("X-Key", "k", "X-Device", "d"), "key:k,device:d"},
+		{asked{path: "/pair"}.with("X-Key", "k"), "key:k,device:"},
+		{asked{path: "/pair"}.with("X-Device", "d"), "key:,device:d"},
+		{asked{path: "/pair"}, "unknown"},
+	} {
+		want(t, row.a, payer(t, rules, row.a), row.pays)
+	}
+}
+
+// Whatever callers write, two of them never share a key, and one never has two.
+func TestNoTwoCallersShareAKey(t *testing.T) {
+	rules := rulesOf(t, `
+rules: [{name: a, per: {first: [{all: [{a: header A}, {first: [{b: header B}, {c: header C}]}]}, {ip: address}]}, limits: [{rate: 1/s}]}]
+`)
+	long := strings.Repeat("x", 200)
+	values := []string{"", "a:", "b:", ",", "%", "%2C", "#", ":", " ", "a", "b:a", ",b:a", "a,b:", "é", "\xff", long, long + "y", escape(long), "unknown", "everyone", "ip:192.0.2.1"}
+	for _, x := range "ab:,%#" {
+		for _, y := range "ab:,%#2C" {
+			values = append(values, string(x)+string(y), string(x)+"b:"+string(y))
+		}
+	}
+	slices.Sort(values)
+	values = slices.Compact(values)
+	seen := make(map[string]string)
+	n := 0
+	for _, x := range values {
+		for _, y := range values {
+			for _, third := range []string{"B", "C"} {
+				caller := fmt.Sprintf("A=%q %s=%q", x, third, y)
+				switch {
+				case y == "" && x == "":
+					caller = "nobody"
+				case y == "":
+					caller = fmt.Sprintf("A=%q", x)
+				}
+				key := payer(t, rules, asked{}.with("A", x, third, y))
+				if other, ok := seen[key]; ok && other != caller {
+					t.Fatalf("%s and %s share the key %q", caller, other, key)
+				}
+				seen[key] = caller
+				n++
+			}
+		}
+	}
+	t.Logf("counted: %d callers, of whom no two share a key", n)
+}
+
+func TestTiers(t *testing.T) {
+	issuer := pairsOfTests()["HS256"][0].([]byte)
+	rules := rulesOf(t, `
+tokens: {secret: "`+string(issuer)+`", audience: rides, issuer: i}
+identities: {key: {key: header X-Key}}
+tiers:
+  staff: [{claim roles: [admin, support]}, {address: 10.0.0.0/8}]
+  premium: {header X-Plan: [premium, gold]}
+  partner: {key: ["key:p1", "key:p2"]}
+  blocked: {host: "*", claim scope: none}
+  free: otherwise
+rules:
+  - {name: a, match: {path: /a}, per: everyone, limits: [{rate: {staff: 1000/s, premium: 100/s, otherwise: 10/s}, burst: {premium: 300, partner: 40}}]}
+  - {name: b, match: {path: /b, tier: [free, partner]}, per: {tier: tier}, limits: [{in_flight: {otherwise: 5}}]}
+`)
+	rules.verifier.now = func() time.Time { return tokenNow }
+	token := func(payload string) string {
+		return "Bearer " + signed("HS256", issuer, `{"alg":"HS256"}`, `{"aud":"rides","iss":"i","exp":`+fmt.Sprint(tokenNow.Add(time.Hour).Unix())+payload+`}`)
+	}
+	for _, row := range []struct {
+		a           asked
+		tier        string
+		rate, burst int64
+	}{
+		{asked{}, "free", 10, 0},
+		{asked{address: "10.1.1.1"}, "staff", 1000, 0},
+		{asked{}.with("Authorization", token(`,"roles":["user","support"]`)), "staff", 1000, 0},
+		{asked{}.with("Authorization", token(`,"roles":"admin"`)), "staff", 1000, 0},
+		{asked{}.with("Authorization", token(`,"roles":["user"]`)), "free", 10, 0},
+		{asked{}.with("Authorization", token(`,"roles":["admin"]`)+"x"), "free", 10, 0}, // forged
+		{asked{}.with("X-Plan", "gold"), "premium", 100, 300},
+		{asked{address: "10.1.1.1"}.with("X-Plan", "gold"), "staff", 1000, 0}, // the first counts
+		{asked{}.with("X-Key", "p2"), "partner", 10, 40},
+		{asked{}.with("X-Key", "p3"), "free", 10, 0},
+	} {
+		var v Verdict
+		rules.Assess(row.a, &v)
+		l := v.Charges[0].Limit
+		want(t, row.a, fmt.Sprint(v.Tier, l.Count, l.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
+		want(t, row.a, v.Limits[0].Forms()[v.Form(v.Limits[0])].Count, row.rate)
+	}
+	want(t, "tier as payer", payer(t, rules, asked{path: "/b"}), "tier:free")
+	want(t, "tier as payer", payer(t, rules, asked{path: "/b"}.with("X-Key", "p1")), "tier:partner")
+	want(t, "tier that is not matched", charged(rules, asked{path: "/b"}.with("X-Plan", "gold")), nil)
+}
+
+func TestCosts(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - name: a
+    per: everyone
+    limits:
+      - {name: fixed, rate: 100/s, cost: 7}
+      - {name: free, rate: 100/s, cost: 0}
+      - {name: method, rate: 100/s, cost: {methods: {get: 0, POST: 5, otherwise: 2}}}
+      - {name: method-default, rate: 100/s, cost: {methods: {POST: 5}}}
+      - {name: header, rate: 100/s, cost: {header: x-cost, min: 2, max: 50}}
+      - {name: body, rate: 100/s, cost: {body: 1KB}}
+      - {name: body-min, rate: 100/s, cost: {body: 1KB, min: 3}}
+      - {name: body-byte, rate: 100/s, cost: {body: 1}}
+`)
+	cost := func(a asked) map[string]int64 {
+		var v Verdict
+		rules.Assess(a, &v)
+		costs := make(map[string]int64)
+		for i, c := range v.Charges {
+			costs[v.Limits[i].Name] = c.Cost
+		}
+		if _, err := penstock.Prepare(v.Charges, nil); err != nil {
+			t.Errorf("%v: %v", a, err)
+		}
+		return costs
+	}
+	n := 0
+	check := func(a asked, name string, units int64) {
+		t.Helper()
+		n++
+		want(t, fmt.Sprintf("%v, body %d, %s", a, a.body, name), cost(a)[name], units)
+	}
+	check(asked{}, "fixed", 7)
+	check(asked{}, "free", 0)
+	for method, units := range map[string]int64{"GET": 0, "POST": 5, "PUT": 2, "get": 2, "BREW": 2} {
+		check(asked{method: method}, "method", units)
+	}
+	check(asked{method: "GET"}, "method-default", 1)
+	check(asked{method: "POST"}, "method-default", 5)
+	for value, units := range map[string]int64{
+		"10": 10, "50": 50, "51": 50, "1": 2, "0": 2, "-5": 2, "": 2, "ten": 2, "1e3": 2, "7.5": 2, " 7": 2, "+7": 7, "007": 7,
+		"9223372036854775807": 50, "99999999999999999999": 2, "-9223372036854775808": 2, "10\x00": 2,
+	} {
+		check(asked{}.with("X-Cost", value), "header", units)
+	}
+	check(asked{}, "header", 2)
+	check(asked{}.with("X-Cost", "9", "X-Cost", "9"), "header", 2) // sent twice, it says nothing
+	for size, units := range map[int64]int64{0: 1, 1: 1, 1023: 1, 1024: 1, 1025: 2, 10 << 10: 10, -1: 1} {
+		check(asked{body: size}, "body", units)
+		check(asked{body: size}, "body-min", max(units, 3))
+	}
+	check(asked{body: 1<<63 - 1}, "body-byte", penstock.MaxCost) // what a caller claims is never more than can be charged
+	t.Logf("counted: %d costs of requests", n)
+}
+
+func TestStatusesSayWhichAnswersAreCharged(t *testing.T) {
+	rules := rulesOf(t, `
+rules: [{name: a, per: everyone, limits: [{rate: 5/m, on_status: [401, 5xx, 410-412]}]}]
+`)
+	s := rules.Rules()[0].Limits[0].Status
+	for status := range 1000 {
+		in := status == 401 || status >= 500 && status < 600 || status >= 410 && status <= 412
+		if s.Has(status) != in {
+			t.Errorf("status %d: %v", status, !in)
+		}
+	}
+	if s.Has(-1) || s.Has(1<<40) {
+		t.Error("a status that is none is charged")
+	}
+}
+
+func TestAVerdictCanBeUsedAgain(t *testing.T) {
+	rules := rulesOf(t, richPolicy)
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 2))
+	var again Verdict
+	for i := range 3000 {
+		a := randomRequest(r)
+		var fresh Verdict
+		rules.Assess(a, &fresh)
+		rules.Assess(a, &again)
+		if got, want := shown(&again), shown(&fresh); got != want {
+			t.Fatalf("seed %d, request %d, %v: a verdict that was used before says\n%s\nand a new one\n%s", seed, i, a, got, want)
+		}
+	}
+	t.Logf("counted: %d requests whose verdict was used before", 3000)
+}
+
+func TestRulesAreSharedByGoroutines(t *testing.T) {
+	rules := rulesOf(t, richPolicy)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 3))
+			var v Verdict
+			for range 300 {
+				rules.Assess(randomRequest(r), &v)
+			}
+		})
+	}
+	all.Wait()
+}
+
+const richPolicy = `
+identities:
+  rider: {first: [{key: header X-Key}, {user: header X-User}, {ip: address}]}
+tiers:
+  premium: [{header X-Plan: premium}, {address: 10.0.0.0/8}]
+  free: otherwise
+allow: [{address: 10.9.0.0/16}]
+deny: [{rider: "user:mallory"}]
+rules:
+  - {name: all, always: true, per: everyone, limits: [{in_flight: 100}]}
+  - name: shops
+    match: {path: "/shops/{shop}/**"}
+    per: {all: [rider, {shop: segment shop}]}
+    limits:
+      - {rate: {premium: 100/s, free: 10/s}, burst: {premium: 500}, wait: 2s, candidate: {rate: 20/s}}
+      - {name: month, rate: {premium: 1M per calendar month, free: 1000 per calendar month}, zone: Europe/Berlin, shadow: true}
+  - {name: login, match: {method: POST, path: /login}, per: address, limits: [{rate: 5/m, algorithm: sliding-log, on_status: 401}]}
+  - {name: upload, match: {method: [POST, PUT], path: /files/*}, per: rider, limits: [{rate: 100/s, algorithm: leaky-bucket, burst: 200, cost: {body: 64KB}}]}
+  - {name: trial, shadow: true, match: {path: /files/**}, per: rider, limits: [{rate: 1/s}, {in_flight: 2}]}
+  - {name: health, match: {path: /health}, unlimited: true}
+`
+
+func randomRequest(r *rand.Rand) asked {
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	a := asked{method: pick("GET", "POST", "PUT"), path: pick("/", "/shops/s1", "/shops/s2/x", "/login", "/files/a", "/files/a/b", "/health", "*", ""),
+		address: pick("192.0.2.1", "10.1.1.1", "10.9.1.1", "2001:db8::1", "unix"), body: r.Int64N(1 << 20)}
+	for _, name := range []string{"X-Key", "X-User", "X-Plan"} {
+		for range r.IntN(3) {
+			a = a.with(name, pick("a", "b", "mallory", "premium", ""))
+		}
+	}
+	return a
+}
+
+// shown writes a verdict, without holders, which are random.
+func shown(v *Verdict) string {
+	var s strings.Builder
+	fmt.Fprintln(&s, v.Listed, v.Tier)
+	for _, rule := range v.Matched {
+		fmt.Fprintln(&s, rule.Name)
+	}
+	charges := func(list []penstock.Charge, limits []*Limit) {
+		for i, c := range list {
+			fmt.Fprintln(&s, limits[i].Policy, c.Key, c.Cost, c.Patience, c.Limit.String(), c.Holder != "")
+		}
+	}
+	charges(v.Charges, v.Limits)
+	for _, trial := range v.Trials {
+		fmt.Fprintln(&s, "trial", trial.Candidate)
+		charges(trial.Charges, trial.Limits)
+	}
+	return s.String()
+}
+
+// decide charges a request in a store, and tells whether it may pass and what is left.
+func decide(t *testing.T, store penstock.Store, rules *Rules, a asked) (allowed bool, remaining int64) {
+	t.Helper()
+	var v Verdict
+	rules.Assess(a, &v)
+	d, err := store.Decide(context.Background(), v.Charges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Allowed, d.Status(0).Remaining
+}
+
+func TestChangingALimitInTheFileKeepsWhatWasUsed(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	file := func(rate, more string) *Rules {
+		return rulesOf(t, "rules: [{name: a, per: {key: header X-Key}, limits: [{name: main, rate: "+rate+more+"}]}]")
+	}
+	a := asked{}.with("X-Key", "k")
+	before := file("10/h", ", algorithm: fixed-window")
+	for range 7 {
+		decide(t, store, before, a)
+	}
+	_, left := decide(t, store, file("20/h", ", algorithm: fixed-window"), a)
+	want(t, "raised to 20 after 8", left, 12)
+	allowed, _ := decide(t, store, file("5/h", ", algorithm: fixed-window"), a)
+	want(t, "lowered to 5 after 8", allowed, false)
+	_, left = decide(t, store, file("20/h", ", algorithm: fixed-window, cost: 2"), a)
+	want(t, "at a higher cost", left, 10)
+	_, left = decide(t, store, file("20/h", ""), a)
+	want(t, "by another algorithm", left, 19)
+	other := rulesOf(t, "rules: [{name: b, per: {key: header X-Key}, limits: [{name: main, rate: 20/h, algorithm: fixed-window}]}]")
+	_, left = decide(t, store, other, a)
+	want(t, "of a rule with another name", left, 19)
+}
+
+func TestATierUpgradeKeepsWhatWasUsed(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	rules := rulesOf(t, `
+tiers: {premium: {header X-Plan: premium}, free: otherwise}
+rules:
+  - {name: a, match: {path: /bucket}, per: {key: header X-Key}, limits: [{rate: {free: 10/h, premium: 100/h}}]}
+  - {name: b, match: {path: /window}, per: {key: header X-Key}, limits: [{rate: {free: 10/h, premium: 100/d}, algorithm: anchored-window}]}
+  - {name: c, match: {path: /month}, per: {key: header X-Key}, limits: [{rate: {free: 10 per calendar month, premium: 100 per calendar month}}]}
+`)
+	for _, path := range []string{"/bucket", "/window", "/month"} {
+		a := asked{path: path}.with("X-Key", "k")
+		for range 10 {
+			decide(t, store, rules, a)
+		}
+		allowed, _ := decide(t, store, rules, a)
+		want(t, path+": the 11th", allowed, false)
+		allowed, left := decide(t, store, rules, a.with("X-Plan", "premium"))
+		want(t, path+": after the upgrade", fmt.Sprint(allowed, left), "true 89")
+		allowed, _ = decide(t, store, rules, a)
+		want(t, path+": after going back", allowed, false)
+	}
+}
+
+func TestCandidatesHaveCountersOfTheirOwn(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	rules := rulesOf(t, `
+rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 10/h, cost: 2, candidate: {rate: 6/h}}]}]
+`)
+	a := asked{}.with("X-Key", "k")
+	var enforced, tried []bool
+	for range 6 {
+		var v Verdict
+		rules.Assess(a, &v)
+		for _, part := range []struct {
+			charges []penstock.Charge
+			into    *[]bool
+		}{{v.Charges, &enforced}, {v.Trials[0].Charges, &tried}} {
+			d, err := store.Decide(context.Background(), part.charges)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*part.into = append(*part.into, d.Allowed)
+		}
+	}
+	want(t, "limit", enforced, []bool{true, true, true, true, true, false})
+	want(t, "candidate", tried, []bool{true, true, true, false, false, false})
+}
+
+func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
+	rows := []struct{ limit, says, is string }{
+		{"rate: 10/s, burst: 30", "rate: 20/s", "second.candidate: 20 per 1s, burst 30 (tokenbucket)"},
+		{"rate: 10/s, burst: 30", "burst: 40", "second.candidate: 10 per 1s, burst 40 (tokenbucket)"},
+		{"rate: 10/s, burst: 30", "algorithm: fixed-window", "second.candidate: 10 per 1s (fixedwindow)"},
+		{"rate: 10/s, algorithm: sliding-window", "rate: 20/s", "second.candidate: 20 per 1s (slidingwindow)"},
+		{"rate: 10/m, algorithm: sub-window, parts: 6", "rate: 20/m", "minute.candidate: 20 per 1m (subwindow) ||||||"},
+		{"rate: 10/m, algorithm: sub-window, parts: 6", "algorithm: token-bucket", "minute.candidate: 10 per 1m (tokenbucket)"},
+		{"in_flight: 10, expires: 30s", "in_flight: 20", "in-flight.candidate: 20 per 30s, burst 20 (concurrency)"},
+		{"rate: 10 per calendar day, zone: Europe/Berlin", "rate: 20 per calendar day", "calendar-day.candidate: 20 per 25h (fixedwindow) Europe/Berlin"},
+		{"rate: 10 per calendar day, zone: Europe/Berlin", "rate: 20/d", "calendar-day.candidate: 20 per 24h (tokenbucket)"},
+		{"rate: 10/d, algorithm: fixed-window", "rate: 20 per calendar day", "day.candidate: 20 per 25h (fixedwindow) UTC"},
+	}
+	for _, row := range rows {
+		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{"+row.limit+", candidate: {"+row.says+"}}]}]")
+		candidate := rules.Rules()[0].Limits[0].Candidate
+		want(t, row.limit+" / "+row.says, strings.TrimSpace(candidate.Forms()[0].String()+" "+candidate.zone+strings.Repeat("|", candidate.parts)), row.is)
+	}
+}
