@@ -11,7 +11,11 @@ SOAKTIME ?= 60m
 # The folders of all modules of the workspace.
 modules = $(shell go list -m -f '{{.Dir}}')
 
-.PHONY: test race soak fuzz examples bench lint format tools
+.PHONY: run test race soak fuzz examples service bench lint format tools
+
+## run: the gate with a demo upstream on port 8080, metrics on 9180
+run:
+	cd cmd/penstock && go run . serve --demo
 
 ## test: everything, on real servers; prints at the end what was counted
 test: tools
@@ -39,6 +43,10 @@ fuzz: tools
 ## examples: runs them all, and two copies of hello on one Redis
 examples: tools
 	@scripts/run-examples
+
+## service: runs the service as the README tells, and checks what it says
+service: tools
+	@scripts/run-service
 
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools

@@ -70,19 +70,21 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 
 // canonical brings the path into the form that rules match.
 func (a *Admission) canonical(s *setup) error {
-	escaped := a.Request.URL.EscapedPath()
-	path, err := s.paths.Clean(escaped)
-	if err != nil {
-		return err
-	}
-	a.attributes.path = path
-	if path == escaped {
-		return nil
+	if u := a.Request.URL; u.RawPath == "" && u.Opaque == "" {
+		escaped := u.EscapedPath()
+		path, err := s.paths.Clean(escaped)
+		if err != nil {
+			return err
+		}
+		if a.attributes.path = path; path == escaped {
+			return nil
+		}
 	}
 	r, u := *a.Request, *a.Request.URL
 	if _, err := s.paths.Rewrite(&u); err != nil {
 		return err
 	}
+	a.attributes.path = u.EscapedPath()
 	r.URL = &u
 	a.Request, a.attributes.r = &r, &r
 	return nil

@@ -128,7 +128,11 @@ func newSetup(rules *policy.Rules) (*setup, error) {
 	if s.bodies, err = newBodies(body); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
 	}
-	if s.addresses, err = newAddresses(h.TrustedProxies, h.AddressHeader); err != nil {
+	header := h.AddressHeader
+	if len(h.TrustedProxies) == 0 {
+		header = "" // nobody is believed
+	}
+	if s.addresses, err = newAddresses(h.TrustedProxies, header); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
 	}
 	for _, rule := range rules.Rules() {

@@ -931,7 +931,7 @@ func (c *compiler) http() {
 		if network, ok := parseNetwork(text); text != "unix" && !ok {
 			c.fail(&h.TrustedProxies[i], "%q is not a network; write 10.0.0.0/8, 192.0.2.1, or unix for peers on a unix socket", clip(text))
 		} else if ok && network.Bits() == 0 {
-			c.warn(&h.TrustedProxies[i], "%s trusts everybody, so any caller can claim any address; name your proxies' networks", text)
+			c.fail(&h.TrustedProxies[i], "%s trusts everybody, so any caller could claim any address; name your proxies' networks", text)
 		}
 	}
 	if h.AddressHeader != "" && !token(h.AddressHeader) {

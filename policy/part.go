@@ -228,7 +228,7 @@ func (n networks) contain(a netip.Addr) bool {
 	return false
 }
 
-// parseNetwork reads an address or a CIDR. IPv4 in IPv6 becomes IPv4.
+// parseNetwork reads an address or a CIDR without bits behind its prefix. IPv4 in IPv6 becomes IPv4.
 func parseNetwork(text string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()
@@ -244,5 +244,5 @@ func parseNetwork(text string) (netip.Prefix, bool) {
 		}
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
-	return p.Masked(), true
+	return p, p == p.Masked()
 }

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// newExplain is the command that tells what a policy makes of a request.
+func newExplain() *cobra.Command {
+	var e explanation
+	c := &cobra.Command{
+		Use:   "explain [flags] URL-OR-PATH",
+		Short: "Tell what a policy makes of one request",
+		Long: "explain tells which rules match a request, who pays, which limits are charged, in what order, and under which keys of the store.\n" +
+			"It charges nothing. With --store it also asks what is left. The exit status is 0 if the request would be let in as far as is known, and 3 if not.",
+		Example: "  penstock explain --config rules.yaml -X POST /api/rides/request -H 'X-API-Key: a'\n" +
+			"  penstock explain --config rules.yaml --store redis://localhost:6379 -o json https://api.example.com/search?q=1",
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error { return e.run(c, args[0]) },
+	}
+	f := c.Flags()
+	f.StringVar(&e.config, "config", "", "the file with the policy (PENSTOCK_CONFIG)")
+	f.StringVarP(&e.method, "request", "X", "GET", "the method")
+	f.StringArrayVarP(&e.headers, "header", "H", nil, "a header field, as in 'X-API-Key: a'; may be repeated")
+	f.StringVar(&e.from, "from", "192.0.2.1", "the address that the request comes from")
+	f.Int64Var(&e.size, "size", 0, "the size of its body, in bytes; -1: not known beforehand")
+	f.StringVar(&e.store, "store", "", "the URL of Redis, to ask what is left")
+	f.StringVar(&e.prefix, "prefix", "", "how the names of keys begin, as for serve")
+	f.StringVarP(&e.output, "output", "o", "text", "text for people, json for programs")
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	return c
+}
+
+type explanation struct {
+	config, method, from, store, prefix, output string
+	headers                                     []string
+	size                                        int64
+}
+
+func (e *explanation) run(c *cobra.Command, target string) error {
+	if err := checkOutput(e.output, "text", "json"); err != nil {
+		return err
+	}
+	config, err := configOf(e.config)
+	if err != nil {
+		return err
+	}
+	request, err := e.request(target)
+	if err != nil {
+		return coded(exitUsage, err)
+	}
+	rules, err := policy.Load(config)
+	if err != nil {
+		return coded(exitInvalid, err)
+	}
+	defer rules.Close()
+	rules.Start(nil)
+	keys := redisstore.Options{Prefix: e.prefix}
+	report, charges, err := explain.Explain(rules, request, keys)
+	if err != nil {
+		return coded(exitUsage, err)
+	}
+	if e.store != "" {
+		store, err := redisstore.Open(e.store, keys)
+		if err != nil {
+			return coded(exitUsage, err)
+		}
+		defer store.Close()
+		ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
+		defer cancel()
+		if err := report.Peek(ctx, store, charges); err != nil {
+			return coded(exitUnreachable, err)
+		}
+	}
+	if e.output == "json" {
+		err = writeJSON(c.OutOrStdout(), report)
+	} else {
+		err = report.Print(c.OutOrStdout())
+	}
+	if err == nil && (report.Listed == "deny" || report.Allowed != nil && !*report.Allowed) {
+		return silent(exitDenied)
+	}
+	return err
+}
+
+// request is the request that the flags describe, as a server would have it.
+func (e *explanation) request(target string) (*http.Request, error) {
+	if strings.HasPrefix(target, "/") {
+		target = "http://localhost" + target
+	}
+	u, err := url.Parse(target)
+	if err != nil || u.Host == "" {
+		return nil, fmt.Errorf("%q is neither a path nor a URL; write /path or http://host/path", target)
+	}
+	r, err := http.NewRequest(e.method, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	r.URL.Scheme, r.URL.Host = "", ""
+	r.ContentLength = e.size
+	for _, line := range e.headers {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || strings.TrimSpace(name) == "" {
+			return nil, fmt.Errorf("the header %q has no colon; write 'Name: value'", line)
+		}
+		if strings.EqualFold(name, "Host") {
+			r.Host = strings.TrimSpace(value)
+			continue
+		}
+		r.Header.Add(name, strings.TrimSpace(value))
+	}
+	address, err := netip.ParseAddr(e.from)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not an address; write 192.0.2.1 or 2001:db8::1", e.from)
+	}
+	r.RemoteAddr = netip.AddrPortFrom(address, 1024).String()
+	return r, nil
+}

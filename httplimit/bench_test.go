@@ -1,0 +1,36 @@
+package httplimit_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// nowhere is a response that is thrown away.
+type nowhere http.Header
+
+func (w nowhere) Header() http.Header         { return http.Header(w) }
+func (w nowhere) Write(p []byte) (int, error) { return len(p), nil }
+func (w nowhere) WriteHeader(int)             {}
+
+func BenchmarkMiddleware(b *testing.B) {
+	gate, _ := gateOf(b, `
+rules:
+  - {name: api, match: {path: /api/**}, per: {first: [{key: header X-API-Key}, {ip: address}]}, limits: [{rate: 1M/s}]}
+  - {name: three, match: {path: /three}, per: {key: header X-API-Key}, limits: [{rate: 1M/s}, {rate: 10M/min}, {rate: 100M/h}]}
+  - {name: denied, match: {path: /denied}, per: {key: header X-API-Key}, limits: [{rate: 1/h}]}
+`)
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {}))
+	for _, path := range []string{"/unlisted", "/api/things/1", "/three", "/denied"} {
+		b.Run(path[1:], func(b *testing.B) {
+			b.ReportAllocs()
+			r := httptest.NewRequest("GET", path, nil)
+			r.Header.Set("X-API-Key", "a")
+			w := make(nowhere)
+			for b.Loop() {
+				clear(w)
+				h.ServeHTTP(w, r)
+			}
+		})
+	}
+}

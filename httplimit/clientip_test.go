@@ -1,0 +1,558 @@
+package httplimit
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// In these tests proxies are in 10.0.0.0/8 or 2001:db8:10::/48, the attacker is 203.0.113.7, and the victim is 198.51.100.9.
+var proxies = []string{"10.0.0.0/8", "2001:db8:10::/48"}
+
+func mustTrust(t testing.TB, header string, trusted ...string) *addresses {
+	t.Helper()
+	a, err := newAddresses(trusted, header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func request(remote, header string, lines ...string) *http.Request {
+	return &http.Request{RemoteAddr: remote, Header: http.Header{header: lines}}
+}
+
+// forgeries are what an attacker may write into a header to be somebody else, to be nobody, or to break who reads it.
+var forgeries = [][]string{
+	{"198.51.100.9"}, {"198.51.100.9:80"}, {" 198.51.100.9 "}, {"\t198.51.100.9\t"}, {`"198.51.100.9"`}, {`"198.51.100.9:80"`},
+	{"[198.51.100.9]"}, {"::ffff:198.51.100.9"}, {"[::ffff:198.51.100.9]"}, {"[::ffff:c633:6409]:80"}, {"64:ff9b::198.51.100.9"},
+	{"2001:db8::9"}, {"[2001:db8::9]"}, {"[2001:db8::9]:443"}, {`"[2001:db8::9]:443"`}, {"fe80::1%eth0"}, {"[fe80::1%25eth0]:1"},
+	{"::1"}, {"127.0.0.1"}, {"10.0.0.1"}, {"2001:db8:10::1"}, {"0.0.0.0"}, {"::"}, {"198.51.100.9, 10.0.0.1"},
+	{"198.51.100.9,10.0.0.1,10.0.0.2"}, {"10.0.0.1, 198.51.100.9"}, {"198.51.100.9", "10.0.0.1"}, {"198.51.100.9", "198.51.100.9"},
+	{"198.51.100.9", ""}, {"", "198.51.100.9"}, {"198.51.100.9,"}, {",198.51.100.9"}, {", , ,"}, {""}, {" "}, {","}, {"unknown"},
+	{"unknown, 198.51.100.9"}, {"_hidden"}, {"_hidden:80"}, {"unix:"}, {"localhost"}, {"-"}, {"null"}, {"(198.51.100.9)"},
+	{"198.51.100.009"}, {"198.51.100"}, {"3325256713"}, {"0xc6336409"}, {"198.51.100.9.1"}, {"198.51.100.256"}, {"198.51.100.9/32"},
+	{"198.51.100.9:port"}, {"198.51.100.9:99999"}, {"198.51.100.9:"}, {"[2001:db8::9"}, {"2001:db8::9]"}, {"[2001:db8::9]443"}, {"[]"},
+	{`"`}, {`"198.51.100.9`}, {`198.51.100.9"`}, {`""`}, {"198.51.100.9\r\nX-Real-IP: 198.51.100.9"}, {"198.51.100.9\x00"},
+	{"１９８.51.100.9"}, {"%31%39%38.51.100.9"}, {"198.51.100.9;198.51.100.9"}, {"for=198.51.100.9"}, {"for=198.51.100.9, for=10.0.0.1"},
+	{`for="198.51.100.9`}, {`for="\`}, {`for="a\", for=198.51.100.9`}, {`for="[2001:db8::9]:80"`}, {"for="},
+	{"For=198.51.100.9;proto=https;by=10.0.0.1"}, {"for=198.51.100.9;for=198.51.100.9"}, {`for="198.51.100.9", `}, {"for=unknown"},
+	{"for=_x"}, {`by="`}, {`"for=198.51.100.9"`}, {"for =198.51.100.9"}, {"for= 198.51.100.9"}, {";;;for=198.51.100.9;;"},
+	{"=198.51.100.9"}, {`host="x", for=198.51.100.9`}, {`for="198.51.100.9\"`}, {`\`}, {`\"`},
+	{strings.Repeat("198.51.100.9, ", 100) + "198.51.100.9"}, {strings.Repeat("10.0.0.1, ", 100) + "10.0.0.1"},
+	{strings.Repeat(",", 10_000)}, {strings.Repeat("a", 100_000)}, {strings.Repeat(`"`, 10_001)}, {strings.Repeat(`\`, 10_001)},
+	slices.Repeat([]string{"198.51.100.9"}, 100),
+}
+
+// readers are one of each kind of header, with how a proxy appends an address to it.
+var readers = []struct {
+	header string
+	append string
+}{
+	{"X-Forwarded-For", "%s"},
+	{"X-Forwarded-For", " %s:5555 "},
+	{"Forwarded", "for=%s"},
+	{"Forwarded", `by="[2001:db8:10::1]";for="%s:5555";host="a\\\", for=198.51.100.9;b=\"";proto=https`},
+}
+
+func TestForgedHeadersNeverMoveWhoIsNotBehindAProxy(t *testing.T) {
+	t.Parallel()
+	n := 0
+	for _, header := range []string{"X-Forwarded-For", "Forwarded", "X-Real-Ip", "Cf-Connecting-Ip"} {
+		for _, a := range []*addresses{mustTrust(t, header, proxies...), mustTrust(t, header, "unix"), mustTrust(t, "")} {
+			for remote, want := range map[string]string{
+				"203.0.113.7:5555": "203.0.113.7", "[::ffff:203.0.113.7]:5555": "203.0.113.7", "[2001:db8::7]:5555": "2001:db8::7",
+				"[fe80::7%eth0]:1": "fe80::7",
+			} {
+				for _, lines := range forgeries {
+					if got := a.of(request(remote, header, lines...)); got.String() != want {
+						t.Errorf("%s from %s makes the client %s; want %s\n%.300q", header, remote, got, want, lines)
+					}
+					n++
+				}
+			}
+		}
+	}
+	// Headers that nobody asked for are not read behind a proxy either.
+	a := mustTrust(t, "", proxies...)
+	for _, header := range []string{"Forwarded", "X-Real-Ip", "Cf-Connecting-Ip", "True-Client-Ip", "X-Forwarded", "Via", "x-forwarded-for"} {
+		for _, lines := range forgeries {
+			if got := a.of(request("10.0.0.1:80", header, lines...)); got.String() != "10.0.0.1" {
+				t.Errorf("%s from a proxy makes the client %s\n%.300q", header, got, lines)
+			}
+			n++
+		}
+	}
+	t.Logf("counted: %d forged headers (%d forms)", n, len(forgeries))
+}
+
+// appended are the ways in which proxies pass a list on: the attacker's lines, and behind them what was appended.
+func appended(lines []string, hops ...string) (passed [][]string) {
+	last := max(0, len(lines)-1)
+	left := strings.Join(lines[last:], "")
+	return [][]string{
+		append(slices.Clone(lines), hops...),
+		append(slices.Clone(lines), strings.Join(hops, ", ")),
+		append(slices.Clone(lines[:last]), left+", "+strings.Join(hops, ", ")),
+		append(slices.Clone(lines[:last]), left+","+strings.Join(hops, ",")),
+		{strings.Join(append(slices.Clone(lines), hops...), ", ")},
+	}
+}
+
+func TestWhatClientsWriteNeverMovesThemBehindAProxy(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	written := slices.Clone(forgeries)
+	for range 500 { // the left part rotates
+		forged := netip.AddrFrom4([4]byte{byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}).String()
+		written = append(written, []string{forged}, []string{forged, forged + ", 10.0.0.1"})
+		written = append(written, []string{"for=" + forged}, []string{`for="` + forged})
+	}
+	n := 0
+	for _, reader := range readers {
+		a := mustTrust(t, reader.header, proxies...)
+		attacker := fmt.Sprintf(reader.append, "203.0.113.7")
+		proxy := fmt.Sprintf(reader.append, "10.0.0.2")
+		for _, lines := range written {
+			passings := slices.Concat(appended(lines, attacker), appended(lines, attacker, proxy), appended(lines, attacker, proxy, proxy))
+			for _, passed := range passings {
+				if got := a.of(request("10.0.0.1:80", reader.header, passed...)); got.String() != "203.0.113.7" {
+					t.Errorf("%s makes the client %s (seed %d)\n%.300q", reader.header, got, seed, passed)
+				}
+				n++
+			}
+		}
+	}
+	t.Logf("counted: %d forged headers (behind proxies, seed %d)", n, seed)
+}
+
+func TestClientsStandRightOfWhatNobodyVouchesFor(t *testing.T) {
+	t.Parallel()
+	const peer = "10.0.0.1"
+	n := 0
+	for _, row := range []struct {
+		header string
+		want   map[string]string // by lines, parted by |
+	}{
+		{"X-Forwarded-For", map[string]string{
+			"203.0.113.7":                         "203.0.113.7",
+			"203.0.113.7:80":                      "203.0.113.7",
+			"203.0.113.7:_port":                   "203.0.113.7",
+			"  203.0.113.7\t":                     "203.0.113.7",
+			`"203.0.113.7"`:                       "203.0.113.7",
+			"::ffff:203.0.113.7":                  "203.0.113.7",
+			"[::ffff:203.0.113.7]:1":              "203.0.113.7",
+			"::ffff:cb00:7107%eth0":               "203.0.113.7",
+			"2001:DB8:0::7":                       "2001:db8::7",
+			"[2001:db8::7]":                       "2001:db8::7",
+			`"[2001:db8::7]:443"`:                 "2001:db8::7",
+			"fe80::7%eth0":                        "fe80::7",
+			"[fe80::7%25eth0]:80":                 "fe80::7",
+			"198.51.100.9, 203.0.113.7":           "203.0.113.7",
+			"198.51.100.9, 203.0.113.7, 10.9.9.9": "203.0.113.7",
+			"198.51.100.9|203.0.113.7|10.9.9.9":   "203.0.113.7",
+			"198.51.100.9|203.0.113.7, 10.9.9.9|10.1.1.1, 2001:db8:10:ffff::1": "203.0.113.7",
+			"203.0.113.7, ::ffff:10.9.9.9":                                     "203.0.113.7",
+			"203.0.113.7,[2001:db8:10::1%eth0]:80":                             "203.0.113.7",
+			"10.1.1.1":                                                         "10.1.1.1",
+			"10.1.1.1, 10.2.2.2|10.3.3.3":                                      "10.1.1.1",
+			"unknown, 203.0.113.7":                                             "203.0.113.7",
+			"|203.0.113.7":                                                     "203.0.113.7",
+			// What cannot be read where it must be.
+			"":                            peer,
+			" ":                           peer,
+			"203.0.113.7,":                peer,
+			"203.0.113.7, , 10.1.1.1":     peer,
+			"203.0.113.7|":                peer,
+			"203.0.113.7, unknown":        peer,
+			"203.0.113.7, _x, 10.1.1.1":   peer,
+			"unknown, 10.1.1.1":           peer,
+			", 10.1.1.1":                  peer,
+			"203.0.113.7, 10.1.1":         peer,
+			"203.0.113.7, 010.1.1.1":      peer,
+			"203.0.113.7 10.1.1.1":        peer,
+			"203.0.113.7;10.1.1.1":        peer,
+			"203.0.113.7:":                peer,
+			"203.0.113.7:x":               peer,
+			"203.0.113.7:65536":           peer,
+			"203.0.113.7:-1":              peer,
+			"203.0.113.7:_":               peer,
+			"203.0.113.7:_a b":            peer,
+			"203.0.113.7%eth0":            peer,
+			"fe80::7%":                    peer,
+			"fe80::7% 203.0.113.7":        peer,
+			`fe80::7%"`:                   peer,
+			"[203.0.113.7]:80":            peer,
+			"[2001:db8::7":                peer,
+			"[2001:db8::7]80":             peer,
+			"[2001:db8::7]:":              peer,
+			"[[2001:db8::7]]":             peer,
+			"2001:db8::7]:80":             peer,
+			`"203.0.113.7`:                peer,
+			`""203.0.113.7""`:             peer,
+			`"198.51.100.9, 203.0.113.7"`: peer,
+			"for=203.0.113.7":             peer,
+			"unix:":                       peer,
+		}},
+		{"Forwarded", map[string]string{
+			"for=203.0.113.7":                                 "203.0.113.7",
+			"For=203.0.113.7":                                 "203.0.113.7",
+			`FOR="203.0.113.7:80"`:                            "203.0.113.7",
+			`for="203.0.113.7:_port"`:                         "203.0.113.7",
+			"for=203.0.113.7:80":                              "203.0.113.7",
+			`for="[2001:db8:cafe::17]:4711"`:                  "2001:db8:cafe::17",
+			`for="[2001:db8:cafe::17]"`:                       "2001:db8:cafe::17",
+			"for=[2001:db8:cafe::17]":                         "2001:db8:cafe::17",
+			`for="[::ffff:203.0.113.7]"`:                      "203.0.113.7",
+			"for=203.0.113.7;proto=http;by=203.0.113.43":      "203.0.113.7",
+			"by=198.51.100.9 ; for=203.0.113.7 ;proto=http":   "203.0.113.7",
+			";for=203.0.113.7;;":                              "203.0.113.7",
+			`host="a,b;for=198.51.100.9";for=203.0.113.7`:     "203.0.113.7",
+			`for=203.0.113.7;host="a\", for=198.51.100.9\\"`:  "203.0.113.7",
+			`for=203.0.113.7;host=""`:                         "203.0.113.7",
+			"for=198.51.100.9, for=203.0.113.7":               "203.0.113.7",
+			"for=198.51.100.9,for=203.0.113.7, for=10.1.1.1":  "203.0.113.7",
+			`for=198.51.100.9|for=203.0.113.7|for="10.1.1.1"`: "203.0.113.7",
+			`for="198.51.100.9, for=203.0.113.7`:              "203.0.113.7",
+			`for="[2001:db8::9]", for=203.0.113.7;by="_x,y"`:  "203.0.113.7",
+			"for=unknown, for=203.0.113.7":                    "203.0.113.7",
+			"for=10.1.1.1, for=10.2.2.2":                      "10.1.1.1",
+			"":                                                peer,
+			"for=":                                            peer,
+			`for=""`:                                          peer,
+			"for":                                             peer,
+			"203.0.113.7":                                     peer,
+			"for=unknown":                                     peer,
+			`for="unknown:80"`:                                peer,
+			"for=_gazonk":                                     peer,
+			`for="_SEVKISEK:80"`:                              peer,
+			"for=203.0.113.7, for=_secret":                    peer,
+			"for=203.0.113.7, proto=https":                    peer,
+			"for=203.0.113.7, ":                               peer,
+			"for=203.0.113.7|":                                peer,
+			"for=203.0.113.7;for=198.51.100.9":                peer,
+			"for=203.0.113.7;FOR=203.0.113.7":                 peer,
+			"for=203.0.113.7;proto":                           peer,
+			"for=203.0.113.7;=x":                              peer,
+			"for = 203.0.113.7":                               peer,
+			"for= 203.0.113.7":                                peer,
+			`for="203.0.113.7`:                                peer,
+			`for=203.0.113.7"`:                                peer,
+			`for="203.0.113.7"x`:                              peer,
+			`for="203.0.113.7" proto=https`:                   peer,
+			`for="203.0.113.7\"`:                              peer,
+			`for="\203.0.113.7"`:                              peer,
+			`for=203.0.113.7;host="a`:                         peer,
+			`for=203.0.113.7, for="a`:                         peer,
+			`"for=203.0.113.7"`:                               peer,
+			"for=203.0.113.7 for=198.51.100.9":                peer,
+		}},
+		{"X-Real-Ip", map[string]string{
+			"203.0.113.7":              "203.0.113.7",
+			" [2001:db8::7]:80 ":       "2001:db8::7",
+			"::ffff:203.0.113.7":       "203.0.113.7",
+			"10.1.1.1":                 "10.1.1.1",
+			"":                         peer,
+			"203.0.113.7, 10.1.1.1":    peer,
+			"203.0.113.7|203.0.113.7":  peer,
+			"203.0.113.7|":             peer,
+			"203.0.113.7 198.51.100.9": peer,
+			strings.Repeat(" ", maxHopBytes-11) + "203.0.113.7": "203.0.113.7",
+			strings.Repeat(" ", maxHopBytes-10) + "203.0.113.7": peer,
+			"unknown":         peer,
+			"for=203.0.113.7": peer,
+			"203.0.113.7\x00": peer,
+			"203.0.113.7,":    peer,
+		}},
+	} {
+		a := mustTrust(t, row.header, proxies...)
+		for lines, want := range row.want {
+			if got := a.of(request("10.0.0.1:80", row.header, strings.Split(lines, "|")...)); got.String() != want {
+				t.Errorf("%s: %s makes the client %s; want %s", row.header, lines, got, want)
+			}
+			n++
+		}
+		if got := a.of(&http.Request{RemoteAddr: "10.0.0.1:80"}); got.String() != peer {
+			t.Errorf("without %s, the client is %s", row.header, got)
+		}
+	}
+	t.Logf("counted: %d headers of proxies", n)
+}
+
+func TestLongListsAreReadUpToABound(t *testing.T) {
+	t.Parallel()
+	for _, header := range []string{"X-Forwarded-For", "Forwarded"} {
+		a := mustTrust(t, header, proxies...)
+		node := func(address string) string {
+			if header == "Forwarded" {
+				return "for=" + address
+			}
+			return address
+		}
+		client, proxy := node("203.0.113.7"), node("10.0.0.2")
+		hops := func(n int) []string { return append([]string{client}, slices.Repeat([]string{proxy}, n-1)...) }
+		padded := func(n int) []string { // n bytes, in two lines
+			spaces := strings.Repeat(" ", n-len(client)-len(proxy))
+			return []string{client + spaces[:len(spaces)/2], proxy + spaces[len(spaces)/2:]}
+		}
+		spaces := strings.Repeat(" ", maxHopBytes+1-len(client+proxy))
+		for _, row := range []struct {
+			what  string
+			lines []string
+			want  string
+		}{
+			{"as many hops as may be, in a line", []string{strings.Join(hops(maxHops), ",")}, "203.0.113.7"},
+			{"as many hops as may be, a line each", hops(maxHops), "203.0.113.7"},
+			{"a hop more, in a line", []string{strings.Join(hops(maxHops+1), ",")}, "10.0.0.1"},
+			{"a hop more, a line each", hops(maxHops + 1), "10.0.0.1"},
+			{"as many bytes as may be", padded(maxHopBytes), "203.0.113.7"},
+			{"a byte more", padded(maxHopBytes + 1), "10.0.0.1"},
+			{"two bytes more, which cut the client's address", []string{client + "," + spaces + proxy}, "10.0.0.1"},
+			{"far more bytes", padded(100 * maxHopBytes), "10.0.0.1"},
+			{"far more bytes in one hop", []string{client + strings.Repeat(" ", 1_000_000)}, "10.0.0.1"},
+			{"far more of both, left of the client", []string{strings.Repeat(proxy+",", 100_000) + client}, "203.0.113.7"},
+			{"many lines before the client's", append(slices.Repeat([]string{proxy}, 100_000), client), "203.0.113.7"},
+		} {
+			if got := a.of(request("10.0.0.1:80", header, row.lines...)); got.String() != row.want {
+				t.Errorf("%s: %s: the client is %s; want %s", header, row.what, got, row.want)
+			}
+		}
+	}
+}
+
+func TestPeersAreReadAsNetHTTPWritesThem(t *testing.T) {
+	t.Parallel()
+	for remote, want := range map[string]string{
+		"203.0.113.7:80": "203.0.113.7", "203.0.113.7": "203.0.113.7", "[2001:db8::7]:80": "2001:db8::7", "2001:db8::7": "2001:db8::7",
+		"[fe80::7%eth0]:80": "fe80::7", "[::ffff:203.0.113.7]:80": "203.0.113.7", "[::ffff:203.0.113.7%eth0]:80": "203.0.113.7",
+		"[::1]:0": "::1",
+		"":        "invalid IP", "@": "invalid IP", "@name": "invalid IP", "/run/x.sock": "invalid IP", "pipe": "invalid IP",
+		"unknown:80": "invalid IP",
+		":80":        "invalid IP", "203.0.113.7:": "invalid IP", "host:80": "invalid IP",
+	} {
+		r := request(remote, "X-Forwarded-For", "198.51.100.9")
+		if got := mustTrust(t, "").of(r); got.String() != want {
+			t.Errorf("the peer %q is read as %s; want %s", remote, got, want)
+		}
+		if got := mustTrust(t, "", proxies...).of(r); got.String() != want {
+			t.Errorf("the peer %q is taken for a proxy: the client is %s", remote, got)
+		}
+		// Only what is a unix socket is trusted as one.
+		want = map[bool]string{true: "198.51.100.9", false: want}[remote == "" || strings.Contains("@@name/run/x.sock", remote)]
+		if got := mustTrust(t, "", "unix").of(r); got.String() != want {
+			t.Errorf("the peer %q, if unix sockets are trusted, makes the client %s; want %s", remote, got, want)
+		}
+	}
+}
+
+func TestPeersOfAUnixSocketAreTrustedIfAsked(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusting, strict := mustTrust(t, "", "unix", "10.0.0.0/8"), mustTrust(t, "")
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, strict.of(r), ", ", trusting.of(r))
+	}))
+	server.Listener.Close()
+	server.Listener = listener
+	server.Start()
+	defer server.Close()
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}}
+	for _, row := range []struct {
+		lines []string
+		want  string
+	}{
+		{nil, "invalid IP, invalid IP"},
+		{[]string{"198.51.100.9, 203.0.113.7", "10.1.1.1"}, "invalid IP, 203.0.113.7"},
+		{[]string{"203.0.113.7", "unknown"}, "invalid IP, invalid IP"},
+	} {
+		r, err := http.NewRequest("GET", "http://penstock/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header["X-Forwarded-For"] = row.lines
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil || string(got) != row.want {
+			t.Errorf("%q over a unix socket: the clients are %s, %v; want %s", row.lines, got, err, row.want)
+		}
+	}
+}
+
+func TestWrongProxiesAreRefusedWithAReason(t *testing.T) {
+	t.Parallel()
+	noNetwork := "is no network; write one as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix"
+	everybody := "trusts everybody to be anybody; write the networks of your proxies"
+	for text, want := range map[string]string{
+		"":                   noNetwork,
+		"proxy.example":      noNetwork,
+		"10.0.0":             noNetwork,
+		"10.0.0.0/33":        noNetwork,
+		"10.0.0.0/":          noNetwork,
+		"10.0.0.0/08":        noNetwork,
+		"10.0.0.1-10.0.0.9":  noNetwork,
+		"10.0.0.0/8,":        noNetwork,
+		" 10.0.0.0/8":        noNetwork,
+		"2001:db8::/129":     noNetwork,
+		"fe80::1%eth0":       noNetwork,
+		"fe80::%eth0/64":     noNetwork,
+		"[2001:db8::1]":      noNetwork,
+		"10.0.0.1:80":        noNetwork,
+		"UNIX":               noNetwork,
+		"*":                  noNetwork,
+		"0.0.0.0/0":          everybody,
+		"10.0.0.0/0":         everybody,
+		"::/0":               everybody,
+		"::ffff:0.0.0.0/96":  everybody,
+		"10.0.0.1/8":         "is an address within a network; write 10.0.0.0/8 or 10.0.0.1",
+		"2001:db8::1/32":     "is an address within a network; write 2001:db8::/32 or 2001:db8::1",
+		"::ffff:10.0.0.1/99": "is an address within a network; write 0.0.0.0/3 or 10.0.0.1",
+	} {
+		_, err := newAddresses([]string{"10.0.0.0/8", text}, "")
+		if want = fmt.Sprintf("client address: trusted proxies: %q %s", text, want); err == nil || err.Error() != want {
+			t.Errorf("%q is refused with %v; want %s", text, err, want)
+		}
+	}
+	for _, header := range []string{"X-Real-IP:", "X Real IP", " ", "X-Real-IP\n", "für", "a,b", "@"} {
+		_, err := newAddresses(proxies, header)
+		want := fmt.Sprintf("client address: header %q is no header's name; write one as X-Forwarded-For, Forwarded or X-Real-IP", header)
+		if err == nil || err.Error() != want {
+			t.Errorf("the header %q is refused with %v; want %s", header, err, want)
+		}
+	}
+	_, err := newAddresses(nil, "X-Real-IP")
+	want := `client address: header "X-Real-IP" is believed of nobody; name the networks of your proxies, or no header`
+	if err == nil || err.Error() != want {
+		t.Errorf("a header without proxies is refused with %v; want %s", err, want)
+	}
+}
+
+func TestProxiesAreNamedByNetworkOrAddress(t *testing.T) {
+	t.Parallel()
+	for text, inside := range map[string]string{
+		"10.0.0.0/8": "10.255.0.1:80", "10.0.0.1": "10.0.0.1:80", "2001:db8::/32": "[2001:db8:1::1]:80", "2001:db8::1": "[2001:db8::1]:80",
+		"::ffff:10.0.0.0/104": "10.1.1.1:80", "::ffff:10.0.0.1": "10.0.0.1:80", "fe80::/10": "[fe80::1%eth0]:80",
+		"10.0.0.0/9": "[::ffff:10.1.1.1]:80", "::1": "[::1]:1",
+	} {
+		a := mustTrust(t, "x-forwarded-for", text)
+		if got := a.of(request(inside, "X-Forwarded-For", "203.0.113.7")); got.String() != "203.0.113.7" {
+			t.Errorf("%s is not in %s: the client is %s", inside, text, got)
+		}
+		if got := a.of(request("192.0.2.1:80", "X-Forwarded-For", "203.0.113.7")); got.String() != "192.0.2.1" {
+			t.Errorf("192.0.2.1 is in %s: the client is %s", text, got)
+		}
+	}
+}
+
+// named are all addresses that stand in a text, however they are wrapped.
+func named(text string) (addresses []netip.Addr) {
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(",;=\"[] \t\n", r) }) {
+		word, _, _ = strings.Cut(word, "%")
+		if address, err := netip.ParseAddr(word); err == nil {
+			addresses = append(addresses, address.Unmap())
+		}
+		if host, _, ok := strings.Cut(word, ":"); ok {
+			if address, err := netip.ParseAddr(host); err == nil {
+				addresses = append(addresses, address.Unmap())
+			}
+		}
+	}
+	return addresses
+}
+
+// Whatever stands in the header, the client is the peer, or an address in it, right of which all are trusted. (In Forwarded, other
+// parameters name addresses too, so the order is left out.) And once a proxy has appended the attacker's address, it is that one.
+func FuzzClientAddress(f *testing.F) {
+	for i, lines := range forgeries {
+		if text := strings.Join(lines, "\n"); len(text) < 5000 { // long ones are slow to mutate
+			f.Add(text, "10.0.0.1:80", uint8(i))
+		}
+	}
+	for _, remote := range []string{"@", "", "[fe80::1%eth0]:1", "203.0.113.7:1", "10.0.0.1", "[::ffff:10.1.1.1]:1", "[2001:db8:10::1]:1"} {
+		f.Add("for=203.0.113.7, for=10.1.1.1", remote, uint8(2))
+		f.Add("203.0.113.7, 10.1.1.1", remote, uint8(0))
+	}
+	f.Fuzz(func(t *testing.T, written, remote string, kind uint8) {
+		reader := readers[int(kind)%len(readers)]
+		a := mustTrust(t, reader.header, append([]string{"unix"}, proxies...)...)
+		peer := mustTrust(t, "").of(request(remote, ""))
+		lines := strings.Split(written, "\n")
+		client := a.of(request(remote, reader.header, lines...))
+		if client.Is4In6() || client.Zone() != "" {
+			t.Errorf("%q from %q: the client is %s", lines, remote, client)
+		}
+		if client != peer {
+			left := named(written)
+			for len(left) > 0 && left[len(left)-1] != client && (a.trusts(left[len(left)-1]) || reader.header == "Forwarded") {
+				left = left[:len(left)-1]
+			}
+			if len(left) == 0 || left[len(left)-1] != client || !a.trusts(peer) && !isSocket(remote) {
+				t.Errorf("%q from %q: the client is %s", lines, remote, client)
+			}
+		}
+		attacker, proxy := fmt.Sprintf(reader.append, "203.0.113.7"), fmt.Sprintf(reader.append, "10.0.0.2")
+		for _, passed := range slices.Concat(appended(lines, attacker), appended(lines, attacker, proxy)) {
+			want := peer
+			if a.trusts(peer) || isSocket(remote) {
+				want = netip.MustParseAddr("203.0.113.7")
+			}
+			if got := a.of(request(remote, reader.header, passed...)); got != want {
+				t.Errorf("%q from %q: the client is %s; want %s", passed, remote, got, want)
+			}
+		}
+	})
+}
+
+var benchmarks = []struct {
+	name, header string
+	trusted      []string
+	lines        []string
+}{
+	{"peer", "", nil, []string{"203.0.113.7"}},
+	{"one hop", "", proxies, []string{"203.0.113.7"}},
+	{"three hops", "", proxies, []string{"198.51.100.9, [2001:db8::7]:80, 10.1.1.1, 2001:db8:10::1"}},
+	{"Forwarded", "Forwarded", proxies, []string{`for=198.51.100.9, for="[2001:db8::7]:80";proto=https, for=10.1.1.1;by="_x"`}},
+	{"X-Real-IP", "X-Real-IP", proxies, []string{"203.0.113.7"}},
+}
+
+func TestClientAddressCostsNoAllocation(t *testing.T) {
+	for _, row := range benchmarks {
+		a := mustTrust(t, row.header, row.trusted...)
+		r := request("10.0.0.1:80", a.header, row.lines...)
+		if got := testing.AllocsPerRun(100, func() { a.of(r) }); got != 0 {
+			t.Errorf("%s: %v allocations", row.name, got)
+		}
+	}
+}
+
+func BenchmarkClientAddress(b *testing.B) {
+	for _, row := range benchmarks {
+		b.Run(row.name, func(b *testing.B) {
+			a := mustTrust(b, row.header, row.trusted...)
+			r := request("10.0.0.1:80", a.header, row.lines...)
+			b.ReportAllocs()
+			for b.Loop() {
+				a.of(r)
+			}
+		})
+	}
+}
