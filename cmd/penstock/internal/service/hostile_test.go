@@ -101,6 +101,21 @@ func TestDawdlersAreCutOffWhileOthersAreServed(t *testing.T) {
 	t.Logf("counted: %d clients that only held a place and lost it (%d others were served meanwhile)", len(dawdlers)*each, served.Load())
 }
 
+func TestStalledBodyIsToldSo(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }),
+		map[string]string{"stall-timeout": "100ms"}, nil)
+	for _, head := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
+		conn := r.dial()
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", head)
+		if status, body, err := readResponse(conn); err != nil || status != http.StatusRequestTimeout {
+			t.Errorf("%s: %d %s, %v; want 408", head, status, body, err)
+		}
+	}
+	if r.log.lines("level=WARN") != nil {
+		t.Errorf("the upstream was blamed: %s", r.log)
+	}
+}
+
 func TestClientThatTakesNoResponseFreesTheUpstream(t *testing.T) {
 	ended := make(chan error, 1)
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

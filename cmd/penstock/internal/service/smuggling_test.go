@@ -236,6 +236,8 @@ var attacks = []struct {
 	{"GET a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"GET http://evil/a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"CONNECT evil:443 HTTP/1.1\r\nHost: evil:443\r\n\r\n" + smuggled, []string{"GET /smuggled"}},
+	{"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET * HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"GET /a HTTP/1.1\r\n\r\n", nil},
 	{"GET /a HTTP/1.1\r\nHost: h\r\nHost: evil\r\n\r\n", nil},
 	{"GET /a HTTP/1.1\r\nHost: h/evil\r\n\r\n", nil},
