@@ -14,6 +14,7 @@ import (
 
 // Exit statuses. They are part of the interface: scripts count on them.
 const (
+	exitOK          = 0
 	exitInternal    = 1
 	exitUsage       = 2
 	exitDenied      = 3
@@ -36,19 +37,19 @@ func coded(status int, cause error) error { return &codedError{status, cause} }
 func silent(status int) error { return &codedError{status: status} }
 
 // exitStatus prints what went wrong, if anything did, and tells the exit status.
-func exitStatus(root *cobra.Command, err error) int {
+func exitStatus(c *cobra.Command, err error) int {
 	var known *codedError
 	switch {
 	case err == nil:
-		return 0
+		return exitOK
 	case !errors.As(err, &known):
 		known = &codedError{statusOf(err), err}
 	}
 	if known.cause != nil {
 		text := strings.TrimPrefix(known.cause.Error(), settings.ErrInvalid.Error()+": ")
-		fmt.Fprintln(root.ErrOrStderr(), "penstock: "+text)
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+text)
 		if known.status == exitUsage {
-			fmt.Fprintln(root.ErrOrStderr(), "penstock --help tells more")
+			fmt.Fprintln(c.ErrOrStderr(), c.CommandPath()+" --help tells more")
 		}
 	}
 	return known.status

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -12,15 +13,18 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	os.Exit(run(ctx, os.Args[1:]))
+	context.AfterFunc(ctx, stop) // the first signal drains, the second one ends the process
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run runs the command line, and returns the exit status.
-func run(ctx context.Context, args []string) int {
+// run runs a command line, and returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)
-	return exitStatus(root, root.ExecuteContext(ctx))
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	command, err := root.ExecuteContextC(ctx)
+	return exitStatus(command, err)
 }
 
 func newRoot() *cobra.Command {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -36,6 +37,9 @@ func newServe() *cobra.Command {
 		if row.Value == "" {
 			flag.NoOptDefVal = "true"
 		}
+		if strings.Contains(row.Value, "|") {
+			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(strings.Split(row.Value, "|"), cobra.ShellCompDirectiveNoFileComp))
+		}
 	}
 	c.Flags().BoolVar(&show, "print-settings", false, "print each setting and where it comes from, and end")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
@@ -58,7 +62,7 @@ func newServe() *cobra.Command {
 		signal.Notify(hangup, syscall.SIGHUP)
 		defer signal.Stop(hangup)
 		return service.Run(c.Context(), service.Options{
-			Settings: s, Gate: service.Limits(s, hangup), Log: newLog(s), Version: version(),
+			Settings: s, Gate: service.Limits(s, hangup), Log: newLog(s, c.ErrOrStderr()), Version: version(),
 		})
 	}
 	return c
@@ -74,14 +78,14 @@ func serverSection(path string) (policy.ServerConfig, error) {
 	return rules.Server(), nil
 }
 
-func newLog(s settings.Settings) *slog.Logger {
+func newLog(s settings.Settings, to io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // one of four, which are checked
 	switch {
 	case s.LogFormat == "json":
-		return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	case term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
-		return slog.New(tint.NewHandler(os.Stderr, &tint.Options{Level: level}))
+		return slog.New(slog.NewJSONHandler(to, &slog.HandlerOptions{Level: level}))
+	case to == os.Stderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
+		return slog.New(tint.NewHandler(to, &tint.Options{Level: level}))
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
 }

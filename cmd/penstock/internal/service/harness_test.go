@@ -36,6 +36,12 @@ type running struct {
 func start(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
+	return startBeside(t, upstream, flags, gate)
+}
+
+// startBeside is start for tests that run in parallel, so that nobody knows whose goroutines are left.
+func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
+	t.Helper()
 	o := options(t, upstream, flags)
 	o.Gate = gate
 	r := &running{T: t, log: new(logged), ended: make(chan error, 1)}
@@ -68,9 +74,11 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 	for name, text := range flags {
 		all[name] = text
 	}
-	if upstream == nil {
+	switch {
+	case all["upstream"] != "":
+	case upstream == nil:
 		all["demo"] = "true"
-	} else if all["upstream"] == "" {
+	default:
 		server := httptest.NewServer(upstream)
 		t.Cleanup(server.Close)
 		all["upstream"] = server.URL

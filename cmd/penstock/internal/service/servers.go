@@ -27,6 +27,7 @@ func (s *service) newGateServer(handler http.Handler, config *tls.Config, life c
 		TLSConfig:         config,
 		Protocols:         protocols,
 		ReadHeaderTimeout: s.Settings.HeaderTimeout,
+		ReadTimeout:       s.readTimeout(),
 		IdleTimeout:       s.Settings.IdleTimeout,
 		MaxHeaderBytes:    int(s.Settings.MaxHeader),
 		HTTP2: &http.HTTP2Config{
@@ -38,6 +39,14 @@ func (s *service) newGateServer(handler http.Handler, config *tls.Config, life c
 		ErrorLog:                     serverLog(s.Log),
 		BaseContext:                  func(net.Listener) context.Context { return life },
 	}
+}
+
+// readTimeout is for bodies of requests that the server answers by itself, as 417. Those of all others are watched by package pace.
+func (s *service) readTimeout() time.Duration {
+	if s.Settings.StallTimeout == 0 {
+		return 0
+	}
+	return s.Settings.HeaderTimeout + s.Settings.StallTimeout
 }
 
 func (s *service) newAdminServer() *http.Server {

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPartsDoNotKnowEachOther: package service puts them together, and nobody else does.
+func TestPartsDoNotKnowEachOther(t *testing.T) {
+	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
+	together := []string{"service"}
+	shared := []string{"seldom"}
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./internal/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		name := strings.TrimPrefix(words[0], internal)
+		for _, path := range words[1:] {
+			if part, ok := strings.CutPrefix(path, internal); ok && !slices.Contains(together, name) && !slices.Contains(shared, part) {
+				t.Errorf("package %s imports %s; only %v may", name, part, together)
+			}
+			if path == "testing" {
+				t.Errorf("package %s imports testing", name)
+			}
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package service
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// dawdlers are clients that only want to hold a place. Each writes its beginning, and then its drip for ever.
+var dawdlers = []struct{ name, begin, drip string }{
+	{"says nothing", "", ""},
+	{"says nothing more", "GET / HTTP/1.1\r\n", ""},
+	{"drips headers", "GET / HTTP/1.1\r\nHost: h\r\nX: ", "x"},
+	{"drips whole headers", "GET / HTTP/1.1\r\nHost: h\r\n", "X: y\r\n"},
+	{"drips empty lines", "", "\r\n"},
+	{"sends no body", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", ""},
+	{"drips a body", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", "x"},
+	{"drips chunks", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\nx\r\n"},
+	{"drips the extension of a chunk", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;", "x"},
+	{"drips trailers", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X: y\r\n"},
+	{"sends no body though denied", "POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n", ""},
+	{"drips a body though denied", "POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", "x"},
+	{"drips a body that nobody asked for", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\nExpect: 200-maybe\r\n\r\n", "x"},
+	{"stays after its request", "GET / HTTP/1.1\r\nHost: h\r\n\r\n", ""},
+	{"says half of its second request", "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HT", ""},
+	{"begins HTTP/2 and stops", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""},
+	{"begins HTTP/2 with half a frame", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00", ""},
+}
+
+func TestDawdlersAreCutOffWhileOthersAreServed(t *testing.T) {
+	const each = 12
+	r := start(t, hello, map[string]string{"header-timeout": "400ms", "stall-timeout": "400ms", "idle-timeout": "400ms"}, with(new(watcher)))
+	var all, others sync.WaitGroup
+	for _, d := range dawdlers {
+		for range each {
+			all.Go(func() {
+				conn, err := net.Dial("tcp", r.Listen)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer conn.Close()
+				conn.SetDeadline(time.Now().Add(patience))
+				io.WriteString(conn, d.begin)
+				cut := make(chan struct{})
+				go func() {
+					defer close(cut)
+					if _, err := io.Copy(io.Discard, conn); err != nil {
+						if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+							t.Errorf("a client that %s is still connected", d.name)
+						}
+					}
+				}()
+				for {
+					select {
+					case <-cut:
+						return
+					case <-time.After(20 * time.Millisecond):
+						io.WriteString(conn, d.drip)
+					}
+				}
+			})
+		}
+	}
+	var served atomic.Int64
+	gone := make(chan struct{})
+	for range 4 {
+		others.Go(func() {
+			for {
+				select {
+				case <-gone:
+					return
+				default:
+				}
+				if status, body, err := get("http://" + r.Listen + "/x"); status != 200 || body != "hello /x" {
+					t.Errorf("somebody else got %d %s, %v", status, body, err)
+					return
+				}
+				served.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	close(gone)
+	others.Wait()
+	if served.Load() == 0 {
+		t.Error("nobody else was served")
+	}
+	t.Logf("counted: %d clients that only held a place and lost it (%d others were served meanwhile)", len(dawdlers)*each, served.Load())
+}
+
+func TestStalledBodyIsToldSo(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }),
+		map[string]string{"stall-timeout": "100ms"}, nil)
+	for _, head := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
+		conn := r.dial()
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", head)
+		if status, body, err := readResponse(conn); err != nil || status != http.StatusRequestTimeout {
+			t.Errorf("%s: %d %s, %v; want 408", head, status, body, err)
+		}
+	}
+	if r.log.lines("level=WARN") != nil {
+		t.Errorf("the upstream was blamed: %s", r.log)
+	}
+}
+
+func TestClientThatTakesNoResponseFreesTheUpstream(t *testing.T) {
+	ended := make(chan error, 1)
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, err := io.Copy(w, endless{})
+		ended <- err
+	}), map[string]string{"stall-timeout": "300ms"}, nil)
+	conn := r.dial()
+	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the upstream still sends")
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func TestUploadsAndStreamsMayLast(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if err != nil {
+			t.Errorf("the upload broke off: %v", err)
+		}
+		for range 5 {
+			fmt.Fprintf(w, "%d ", n)
+			http.NewResponseController(w).Flush()
+			time.Sleep(150 * time.Millisecond)
+		}
+	}), map[string]string{"header-timeout": "100ms", "stall-timeout": "250ms", "idle-timeout": "100ms"}, nil)
+	for _, version := range []int{1, 2} {
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(version == 1)
+		protocols.SetUnencryptedHTTP2(version == 2)
+		transport := &http.Transport{Protocols: protocols}
+		body, feed := io.Pipe()
+		go func() {
+			for range 10 { // in all, it takes much longer than either timeout
+				feed.Write(make([]byte, 1000))
+				time.Sleep(100 * time.Millisecond)
+			}
+			feed.Close()
+		}()
+		res, err := (&http.Client{Transport: transport, Timeout: patience}).Post("http://"+r.Listen, "", body)
+		if err != nil {
+			t.Fatalf("HTTP/%d: %v", version, err)
+		}
+		text, err := io.ReadAll(res.Body)
+		if err != nil || string(text) != strings.Repeat("10000 ", 5) || res.ProtoMajor != version {
+			t.Errorf("HTTP/%d: %q, %v", res.ProtoMajor, text, err)
+		}
+		transport.CloseIdleConnections()
+	}
+}
+
+func TestNoMoreConnectionsThanPlaces(t *testing.T) {
+	const places = 5
+	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)}, nil)
+	var inside []net.Conn
+	for range places {
+		conn := r.dial()
+		io.WriteString(conn, "GET /in HTTP/1.1\r\nHost: h\r\n\r\n")
+		if _, body, err := readResponse(conn); err != nil || body != "hello /in" {
+			t.Fatalf("%q, %v", body, err)
+		}
+		inside = append(inside, conn)
+	}
+	var outside []net.Conn
+	for range 3 {
+		conn := r.dial()
+		io.WriteString(conn, "GET /out HTTP/1.1\r\nHost: h\r\n\r\n")
+		outside = append(outside, conn)
+	}
+	await(t, "a line in the log", func() bool { return r.log.lines("all places for connections are taken", "places=5") != nil })
+	for i, conn := range inside { // those inside are served on, those outside are not
+		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
+		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
+			t.Errorf("connection %d: %q, %v", i, body, err)
+		}
+	}
+	outside[0].SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if n, err := outside[0].Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Error("one more than there are places was served")
+	}
+	for i, conn := range outside {
+		inside[i].Close()
+		conn.SetReadDeadline(time.Now().Add(patience))
+		if _, body, err := readResponse(conn); err != nil || body != "hello /out" {
+			t.Errorf("after a place was free: %q, %v", body, err)
+		}
+	}
+	r.mustGet("http://"+r.Admin+"/livez", 200)
+	if n := len(r.log.lines("all places")); n != 1 {
+		t.Errorf("that was logged %d times", n)
+	}
+}
+
+func TestRapidResetsHoldNoMoreThanTheirStreams(t *testing.T) {
+	var now, most atomic.Int64
+	gate := gateFunc(func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			for n := now.Add(1); ; {
+				if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
+					break
+				}
+			}
+			defer now.Add(-1)
+			next.ServeHTTP(w, r)
+		})
+	})
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			<-r.Context().Done()
+			return
+		}
+		io.WriteString(w, "ok")
+	}), nil, with(gate))
+	const resets = 20_000
+	sent, connections := 0, 0
+	for sent < resets {
+		connections++
+		n := resetStreams(r, min(5000, resets-sent))
+		if n == 0 {
+			t.Fatal("nothing was sent")
+		}
+		sent += n
+		if body := r.mustGet("http://"+r.Listen+"/quick", 200); body != "ok" {
+			t.Errorf("somebody else got %q", body)
+		}
+	}
+	await(t, "the reset requests to end", func() bool { return now.Load() == 0 })
+	if bound := int64(100*connections + 1); most.Load() > bound {
+		t.Errorf("%d requests were under way at once; want at most %d on %d connections", most.Load(), bound, connections)
+	}
+	t.Logf("counted: %d streams begun and reset (at most %d under way at once)", sent, most.Load())
+}
+
+type gateFunc func(http.Handler) http.Handler
+
+func (f gateFunc) Middleware(next http.Handler) http.Handler { return f(next) }
+
+func (gateFunc) Trusts(*http.Request) bool { return false }
+
+// resetStreams begins streams on one connection and resets each at once, until the server has had enough.
+func resetStreams(r *running, n int) (sent int) {
+	conn := r.dial()
+	defer conn.Close()
+	io.WriteString(conn, http2.ClientPreface)
+	out := bufio.NewWriterSize(conn, 1<<16)
+	framer := http2.NewFramer(out, nil)
+	framer.WriteSettings()
+	go io.Copy(io.Discard, conn)
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	for ; sent < n; sent++ {
+		block.Reset()
+		for _, f := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "h"}, {":path", "/slow"}} {
+			encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+		}
+		id := uint32(2*sent + 1)
+		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true})
+		if framer.WriteRSTStream(id, http2.ErrCodeCancel) != nil {
+			return sent
+		}
+	}
+	if out.Flush() != nil {
+		return sent
+	}
+	return sent
+}

@@ -1,0 +1,332 @@
+package service
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// A strict upstream reads HTTP/1.1 as the standard writes it and not more kindly, with a parser of its own. What it gets twice or
+// unclearly framed, it complains of.
+type strict struct {
+	net.Listener
+	conns sync.WaitGroup
+
+	mu       sync.Mutex
+	got      []string // method and path of each message
+	complain []string
+}
+
+func startStrict(t *testing.T) *strict {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &strict{Listener: listener}
+	s.conns.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			s.conns.Go(func() { s.serve(conn) })
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		s.conns.Wait() // for the gate, which ended before, has closed its connections
+	})
+	return s
+}
+
+func (s *strict) serve(conn net.Conn) {
+	defer conn.Close()
+	r := bufio.NewReader(conn)
+	for {
+		message, body, err := readStrictly(r)
+		if message == "" && errors.Is(err, io.EOF) {
+			return
+		}
+		s.mu.Lock()
+		if err == nil {
+			s.got = append(s.got, message)
+		} else if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // a client's body that broke off breaks off here too
+			s.complain = append(s.complain, fmt.Sprintf("%s: %v", message, err))
+		}
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+		answer := message + " " + body
+		fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(answer), answer)
+	}
+}
+
+// readStrictly reads one message.
+func readStrictly(r *bufio.Reader) (message, body string, err error) {
+	line := func() string {
+		text, readErr := r.ReadString('\n')
+		if err == nil {
+			err = readErr
+		}
+		text, ok := strings.CutSuffix(text, "\r\n")
+		if !ok && err == nil {
+			err = fmt.Errorf("a bare LF after %q", text)
+		}
+		if strings.ContainsAny(text, "\r\x00") && err == nil {
+			err = fmt.Errorf("a control character in %q", text)
+		}
+		return text
+	}
+	words := strings.Split(line(), " ")
+	if err != nil {
+		return "", "", err
+	}
+	if len(words) != 3 || words[2] != "HTTP/1.1" || !strings.HasPrefix(words[1], "/") {
+		return "?", "", fmt.Errorf("the request line %q", words)
+	}
+	message = words[0] + " " + words[1]
+	fields := make(map[string][]string)
+	for {
+		text := line()
+		if err != nil {
+			return message, "", err
+		}
+		if text == "" {
+			break
+		}
+		name, value, ok := strings.Cut(text, ":")
+		if !ok || name == "" || strings.ContainsAny(name, " \t") {
+			return message, "", fmt.Errorf("the header line %q", text)
+		}
+		fields[strings.ToLower(name)] = append(fields[strings.ToLower(name)], strings.TrimSpace(value))
+	}
+	lengths, encodings := fields["content-length"], fields["transfer-encoding"]
+	switch {
+	case len(fields["host"]) != 1:
+		return message, "", fmt.Errorf("the hosts %q", fields["host"])
+	case len(lengths)+len(encodings) > 1:
+		return message, "", fmt.Errorf("lengths %q and encodings %q", lengths, encodings)
+	case encodings != nil && encodings[0] != "chunked":
+		return message, "", fmt.Errorf("the encoding %q", encodings)
+	case lengths != nil:
+		n, parseErr := strconv.ParseUint(lengths[0], 10, 31)
+		if parseErr != nil {
+			return message, "", parseErr
+		}
+		p := make([]byte, n)
+		_, err = io.ReadFull(r, p)
+		return message, string(p), err
+	case encodings != nil:
+		for {
+			n, parseErr := strconv.ParseUint(line(), 16, 31)
+			if err == nil {
+				err = parseErr
+			}
+			p := make([]byte, n)
+			if err == nil {
+				_, err = io.ReadFull(r, p)
+			}
+			if end := line(); end != "" && err == nil {
+				err = fmt.Errorf("a chunk is followed by %q", end)
+			}
+			if err != nil || n == 0 {
+				return message, body, err
+			}
+			body += string(p)
+		}
+	}
+	return message, "", nil
+}
+
+const (
+	post     = "POST /a HTTP/1.1\r\nHost: h\r\n"
+	smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+)
+
+// attacks on the frontiers between messages, and near-messages. Where passes is nil, nothing may reach the upstream.
+var attacks = []struct {
+	text   string
+	passes []string
+}{
+	// two readings of a body's length
+	{post + "Content-Length: 5\r\nContent-Length: 40\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 40\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 5, 40\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: +5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: -5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 0x5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 5_0\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 5 5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 99999999999999999999\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: \r\n\r\n" + smuggled, nil},
+	{post + "Content-Length : 5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length\t: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 5\x00\r\n\r\nhello" + smuggled, nil},
+	{post + "Content-Length: 5\r\n\r\nhello", []string{"POST /a"}},
+	{post + "Content-Length: 05\r\n\r\nhello", []string{"POST /a"}},
+	{post + "Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello", []string{"POST /a"}},
+	{post + "Content-Length: 35\r\n\r\n" + smuggled, []string{"POST /a"}},
+	{"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\n\r\n" + smuggled, []string{"GET /a"}},
+
+	// encodings that some understand
+	{post + "Transfer-Encoding: xchunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: identity\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\nTransfer-Encoding: x\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: \"chunked\"\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\x00\r\n\r\n0\r\n\r\n" + smuggled, nil},
+	{post + " Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", nil}, // a folded line: it belongs to Host
+	{post + "X: y\r\n Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nhello", []string{"POST /a"}},
+	{post + "Transfer-Encoding:\r\n chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
+	{post + "Transfer-Encoding: CHUNKED\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
+
+	// both: the encoding counts, so what follows the last chunk is a message of its own, and is decided as such
+	{post + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", []string{"POST /a"}},
+	{post + "Transfer-Encoding: chunked\r\nContent-Length: 40\r\n\r\n0\r\n\r\n" + smuggled, []string{"POST /a", "GET /smuggled"}},
+	{"POST /a HTTP/1.0\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", []string{"POST /a"}},
+
+	// chunks
+	{post + "Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n5_\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n5\r\nhelloworld\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n5\nhello\n0\n\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n5;x\ny\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n\r\n5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n5;x=y\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
+	{post + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 5\r\n\r\n", nil},
+	{post + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nContent-Length: 5\r\n\r\n", []string{"POST /a"}},
+
+	// lines
+	{"POST /a HTTP/1.1\nHost: h\nContent-Length: 5\n\nhello", []string{"POST /a"}},
+	{post + "X: a\rTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "X\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "X Y: z\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + ": z\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "X: a\x00b\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+	{post + "X(: a\r\nContent-Length: 5\r\n\r\nhello" + smuggled, nil},
+
+	// request lines and hosts
+	{"GET /a\r\n\r\n", nil},
+	{"GET /a HTTP/1.1 HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET  /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET /a b HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET /a http/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET /a HTTP/2.0\r\nHost: h\r\n\r\n", nil},
+	{"GET /a HTTP/1.2\r\nHost: h\r\n\r\n", []string{"GET /a"}},
+	{"GE T /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"G\x00T /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET /a\x01 HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET http://evil/a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"CONNECT evil:443 HTTP/1.1\r\nHost: evil:443\r\n\r\n" + smuggled, []string{"GET /smuggled"}},
+	{"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET * HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET /a HTTP/1.1\r\n\r\n", nil},
+	{"GET /a HTTP/1.1\r\nHost: h\r\nHost: evil\r\n\r\n", nil},
+	{"GET /a HTTP/1.1\r\nHost: h/evil\r\n\r\n", nil},
+	{"GET /a HTTP/1.1\r\nHost: h\r\nX: " + strings.Repeat("x", 32<<10) + "\r\n\r\n", nil},
+	{"GET /" + strings.Repeat("x", 32<<10) + " HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"GET /a HTTP/1.1\r\nHost: h\r\n" + strings.Repeat("X: y\r\n", 8<<10) + "\r\n", nil},
+
+	// messages one after the other
+	{"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /a", "GET /b"}},
+	{"\r\nGET /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\n\r\n" + smuggled + "GET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /b"}},
+	{"POST /denied HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n23\r\n" + smuggled + "\r\n0\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /b"}},
+	{"POST /denied HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n" + smuggled, nil},
+	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\nExpect: 100-continue\r\n\r\n" + smuggled, nil},
+	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat(smuggled, 1000000/35), nil},
+	{post + "Content-Length: 35\r\nExpect: 100-continue\r\n\r\n" + smuggled, []string{"POST /a"}},
+	{post + "Content-Length: 37\r\nExpect: 200-maybe\r\n\r\n" + smuggled, nil},
+	{"GET /a HTTP/1.1\r\nHost: h\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\n\r\n" +
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", []string{"GET /a"}},
+	{"GET /a HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n" + smuggled, []string{"GET /a", "GET /smuggled"}},
+	{"PRI * HTTP/2.0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n", nil},
+}
+
+func TestNoMessageHidesInAnother(t *testing.T) {
+	for i, attack := range attacks {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			upstream := startStrict(t)
+			gate := new(watcher)
+			r := startBeside(t, nil, map[string]string{"upstream": "http://" + upstream.Addr().String(),
+				"header-timeout": "200ms", "idle-timeout": "200ms", "stall-timeout": "200ms"}, with(gate))
+			conn := r.dial()
+			go io.WriteString(conn, attack.text)
+			answers := bufio.NewReader(conn)
+			good := 0
+			for {
+				res, err := http.ReadResponse(answers, nil)
+				if err != nil {
+					if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+						t.Errorf("%.200q: the connection hangs", attack.text)
+					}
+					break
+				}
+				body, _ := io.ReadAll(res.Body)
+				if res.StatusCode == 100 {
+					continue
+				}
+				if res.StatusCode == 200 {
+					if good < len(attack.passes) && !strings.HasPrefix(string(body), attack.passes[good]+" ") {
+						t.Errorf("%.200q: answer %d is that to %.80q", attack.text, good+1, body)
+					}
+					good++
+				}
+			}
+			if good != len(attack.passes) {
+				t.Errorf("%.200q: %d answers; want %d", attack.text, good, len(attack.passes))
+			}
+			for n := range 5 { // connections to the upstream are in order
+				path := fmt.Sprintf("/after/%d", n)
+				if body := r.mustGet("http://"+r.Listen+path, 200); body != "GET "+path+" " {
+					t.Errorf("%.200q: %s then got %q", attack.text, path, body)
+				}
+			}
+			r.wait()
+			upstream.mu.Lock()
+			defer upstream.mu.Unlock()
+			upstream.got = slices.DeleteFunc(upstream.got, func(m string) bool { return strings.HasPrefix(m, "GET /after/") })
+			if !slices.Equal(upstream.got, attack.passes) || upstream.complain != nil {
+				t.Errorf("%.200q: the upstream got %q and complains of %q; want %q", attack.text, upstream.got, upstream.complain, attack.passes)
+			}
+			for _, message := range upstream.got {
+				if !slices.Contains(gate.passed, message) {
+					t.Errorf("%.200q: %s did not pass the gate", attack.text, message)
+				}
+			}
+		})
+	}
+	t.Logf("counted: %d attempts to hide a message in another", len(attacks))
+}
+
+func TestHugeHeadersAreRefusedWithAReason(t *testing.T) {
+	r := start(t, hello, nil, nil)
+	for _, c := range []struct {
+		size, status int
+	}{{15 << 10, 200}, {32 << 10, 431}, {10 << 20, 431}} {
+		conn := r.dial()
+		go fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX: %s\r\n\r\n", strings.Repeat("x", c.size))
+		if status, _, err := readResponse(conn); err != nil || status != c.status {
+			t.Errorf("headers of %d bytes: %d, %v; want %d", c.size, status, err, c.status)
+		}
+	}
+}

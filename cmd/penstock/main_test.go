@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain lets the test be the program: as a process of its own it is told to by a variable.
+func TestMain(m *testing.M) {
+	if os.Getenv("BE_PENSTOCK") != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+const patience = 20 * time.Second
+
+// command runs a command line in this process.
+func command(args ...string) (code int, out, err string) {
+	var stdout, stderr bytes.Buffer
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	code = run(ctx, args, &stdout, &stderr)
+	return code, stdout.String(), stderr.String()
+}
+
+func TestExitCodesTellWhatWentWrong(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	if err := os.WriteFile(broken, []byte("server: [\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		code int
+		text string // on standard error
+	}{
+		{"", exitOK, ""},
+		{"--help", exitOK, ""},
+		{"version", exitOK, ""},
+		{"completion bash", exitOK, ""},
+		{"serve --demo --print-settings", exitOK, ""},
+		{"unknown", exitUsage, `penstock: unknown command "unknown"`},
+		{"serve --unknown", exitUsage, "penstock serve --help tells more"},
+		{"serve extra", exitUsage, "penstock serve --help"},
+		{"version extra", exitUsage, "penstock version --help"},
+		{"serve --listen", exitUsage, "flag needs an argument: --listen"},
+		{"serve", exitInvalid, "upstream (not set): there is none; write --upstream http://localhost:3000"},
+		{"serve --upstream localhost:3000", exitInvalid, `upstream "localhost:3000" (from --upstream): it has no scheme`},
+		{"serve --demo --config /none.yaml", exitInvalid, "/none.yaml"},
+		{"serve --demo --config " + broken, exitInvalid, "broken.yaml:"},
+		{"serve --demo --tls-cert /none.pem --tls-key /none.pem", exitInvalid, "tls-cert (--tls-cert)"},
+		{"serve --demo --store redis://u:hunter2@127.0.0.1:1/x", exitInvalid, "redis URL"},
+		{"serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", exitUnreachable, "store redis://127.0.0.1:1 (--store)"},
+		{"serve --demo --listen 192.0.2.1:1 --admin off", exitInternal, "listen (--listen)"},
+	} {
+		code, out, err := command(strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(err, c.text) || (c.code == exitOK) != (out != "") || strings.Contains(err, "hunter2") {
+			t.Errorf("penstock %s: exit code %d, %d bytes, %s\nwant %d, … %s", c.args, code, len(out), err, c.code, c.text)
+		}
+	}
+}
+
+func TestVersionIsForPeopleAndPrograms(t *testing.T) {
+	if _, out, _ := command("version"); !strings.HasPrefix(out, "penstock ") || strings.Count(out, "\n") != 1 {
+		t.Errorf("printed %q", out)
+	}
+	var b struct{ Version, Go, Platform string }
+	if _, out, _ := command("version", "--json"); json.Unmarshal([]byte(out), &b) != nil || b.Go == "" || b.Platform == "" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+func TestSettingsArePrintedWithTheirSources(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.yaml")
+	text := "server:\n  upstream: http://localhost:3000\n  max_connections: 7\n  pprof: true\nrules: [{name: a, unlimited: true}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PENSTOCK_CONFIG", file)
+	t.Setenv("REDIS_URL", "redis://:hunter2@r:1")
+	t.Setenv("PENSTOCK_SECRET", "pepper")
+	code, out, errors := command("serve", "--listen", ":1", "--print-settings")
+	if code != exitOK {
+		t.Fatal(errors)
+	}
+	for _, want := range []string{
+		"listen :1 --listen", "upstream http://localhost:3000 server.upstream in " + file, "max-connections 7 server.max_connections in " + file,
+		"pprof true server.pprof in " + file,
+		"store redis://r:1 REDIS_URL", "secret (hidden) PENSTOCK_SECRET", "header-timeout 5s default", "config " + file + " PENSTOCK_CONFIG",
+	} {
+		if !slices.ContainsFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Join(strings.Fields(line), " ") == want }) {
+			t.Errorf("no line says %s:\n%s", want, out)
+		}
+	}
+}
+
+func TestCompletionKnowsValues(t *testing.T) {
+	_, out, _ := command("__complete", "serve", "--log-format", "")
+	if !strings.HasPrefix(out, "text\njson\n") {
+		t.Errorf("offered %q", out)
+	}
+}
+
+// A process is the program as one.
+type process struct {
+	*exec.Cmd
+	lines  *bufio.Scanner
+	listen string
+}
+
+func startProcess(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.Command(os.Args[0], append([]string{"serve", "--demo", "--listen=127.0.0.1:0", "--admin=off", "--log-format=json"}, args...)...)}
+	p.Env = []string{"BE_PENSTOCK=1"}
+	pipe, err := p.StderrPipe()
+	if err == nil {
+		err = p.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Process.Kill()
+		p.Wait()
+	})
+	p.lines = bufio.NewScanner(pipe)
+	for p.lines.Scan() {
+		var line struct{ Msg, Listen string }
+		if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil {
+			t.Fatalf("%q is not JSON: %v", p.lines.Text(), err)
+		}
+		if line.Msg == "the gate is open" {
+			p.listen = line.Listen
+			return p
+		}
+	}
+	t.Fatal("the process ended")
+	return nil
+}
+
+func TestProcessServesUntilItIsToldToStop(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		p := startProcess(t)
+		res, err := http.Get("http://" + p.listen + "/api/fares/estimate")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != 200 || !strings.Contains(string(body), "EUR") {
+			t.Errorf("%s %s", res.Status, body)
+		}
+		p.Process.Signal(signal)
+		last := ""
+		for p.lines.Scan() {
+			last = p.lines.Text()
+		}
+		if err := p.Wait(); err != nil || !strings.Contains(last, "the gate is closed") {
+			t.Errorf("after %v: %v, %s", signal, err, last)
+		}
+	}
+}
+
+func TestSecondSignalEndsItAtOnce(t *testing.T) {
+	p := startProcess(t, "--drain-delay=1h")
+	p.Process.Signal(syscall.SIGTERM)
+	for p.lines.Scan() && !strings.Contains(p.lines.Text(), "the gate closes") {
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	for end := time.After(patience); ; {
+		p.Process.Signal(syscall.SIGTERM)
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("it ended as if it had drained")
+			}
+			return
+		case <-end:
+			t.Fatal("it goes on")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
