@@ -1,0 +1,334 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// A Watcher keeps Rules up to date with their file and the files that it names. What it gives are always the Rules of one load:
+// a file that is broken, gone or half written changes nothing. Its methods may be called by many goroutines.
+//
+// To change a policy, write it under another name and rename that over the file, as editors and Kubernetes do: whoever
+// writes into the file itself may be caught between two lines.
+type Watcher struct {
+	path    string
+	options WatchOptions
+	load    func(path string) (*Rules, error)
+	rules   atomic.Pointer[Rules]
+
+	notices *fsnotify.Watcher // nil where the system gives none
+	stop    chan struct{}
+	ended   chan struct{}
+
+	mu     sync.Mutex  // held while loading
+	files  []string    // of the rules: sorted, absolute
+	tried  fingerprint // of files, when last loaded
+	failed error       // how that ended
+	closed bool
+}
+
+// WatchOptions say how a Watcher watches.
+type WatchOptions struct {
+	// Poll is how often the files are read and compared, for where the system does not tell of a change (network file systems,
+	// folders that were not there). While the file is broken it is also how often it is loaded again. Default: 30s.
+	Poll time.Duration
+
+	// Settle is how long it must be quiet after a change before the files are read; after 20 times as long they are read anyway.
+	// Default: 50ms.
+	Settle time.Duration
+
+	// Notify is told of every load after the first, and once of each error, however often it is met. It is called by one
+	// goroutine at a time, and must not call Reload or Close. Default: nobody is told.
+	Notify func(Reload)
+
+	// Keys is told how each reading of tokens.jwks_url ended, with nil if well. Several goroutines may call it. Default: nobody is told.
+	Keys func(error)
+}
+
+const (
+	watchPoll   = 30 * time.Second
+	watchSettle = 50 * time.Millisecond
+	settleMost  = 20 // times Settle
+	loadTries   = 5  // while the files change in the middle of a load
+)
+
+// A Reload is how a load ended.
+type Reload struct {
+	At    time.Time
+	Rules int   // how many are in force
+	Err   error // nil, or why those of before stay
+}
+
+var errWatcherClosed = errors.New("policy: the watcher is closed")
+
+// Watch loads the rules of a file and keeps loading them when it, or a file that it names, changes. If the first load fails, it
+// returns that error and watches nothing. Close ends it.
+func Watch(path string, o WatchOptions) (*Watcher, error) {
+	notices, err := fsnotify.NewWatcher()
+	if err != nil {
+		notices = nil // out of watches: polling finds what changes
+	}
+	return watch(path, o, Load, notices)
+}
+
+func watch(path string, o WatchOptions, load func(string) (*Rules, error), notices *fsnotify.Watcher) (*Watcher, error) {
+	if o.Poll <= 0 {
+		o.Poll = watchPoll
+	}
+	if o.Settle <= 0 {
+		o.Settle = watchSettle
+	}
+	if o.Notify == nil {
+		o.Notify = func(Reload) {}
+	}
+	w := &Watcher{path: path, options: o, load: load, notices: notices, stop: make(chan struct{}), ended: make(chan struct{})}
+	w.files = absolute([]string{path})
+	if err := w.loadLocked(); err != nil {
+		if notices != nil {
+			_ = notices.Close()
+		}
+		return nil, err
+	}
+	go w.run()
+	return w, nil
+}
+
+// Rules are the rules in force. It costs nothing, and is meant to be asked for each request.
+func (w *Watcher) Rules() *Rules { return w.rules.Load() }
+
+// Reload loads the file now, changed or not, as on SIGHUP. An error leaves the rules as they are.
+func (w *Watcher) Reload() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return errWatcherClosed
+	}
+	err := w.loadLocked()
+	w.tellLocked(err)
+	return err
+}
+
+// Close ends the watching and the rules' reading of keys, and returns once both have ended. The rules still answer.
+func (w *Watcher) Close() error {
+	w.mu.Lock()
+	first := !w.closed
+	w.closed = true
+	w.mu.Unlock()
+	if first {
+		close(w.stop)
+	}
+	<-w.ended
+	return nil
+}
+
+// run waits for changes, for as long as the Watcher is open.
+func (w *Watcher) run() {
+	defer close(w.ended)
+	defer func() { w.Rules().Close() }()
+	var changed <-chan fsnotify.Event
+	var missed <-chan error
+	if w.notices != nil {
+		defer w.notices.Close()
+		changed, missed = w.notices.Events, w.notices.Errors
+	}
+	poll := time.NewTicker(w.options.Poll)
+	defer poll.Stop()
+	quiet := time.NewTimer(0)
+	defer quiet.Stop()
+	var since time.Time // of the first change that was not looked at
+	for {
+		select {
+		case <-w.stop:
+			return
+		case <-changed:
+		case <-missed: // there were more changes than fit
+		case <-quiet.C:
+			since = time.Time{}
+			w.look()
+			continue
+		case <-poll.C:
+			w.look()
+			continue
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		quiet.Reset(w.options.waitFor(time.Since(since)))
+	}
+}
+
+// waitFor is how long it must be quiet after a change, when the first that was not looked at is so long ago.
+func (o WatchOptions) waitFor(since time.Duration) time.Duration {
+	return max(0, min(o.Settle, settleMost*o.Settle-since))
+}
+
+// look loads the file if anything changed, or if that failed last time for reasons that may lie elsewhere.
+func (w *Watcher) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return
+	}
+	w.followLocked()
+	same := fingerprintOf(w.files) == w.tried
+	if same && w.failed == nil {
+		return
+	}
+	before := w.failed
+	err := w.loadLocked()
+	if same && err != nil && err.Error() == before.Error() {
+		return
+	}
+	w.tellLocked(err)
+}
+
+func (w *Watcher) tellLocked(err error) {
+	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
+}
+
+// loadLocked loads the file, and takes the rules if no file that they were made of changed meanwhile.
+func (w *Watcher) loadLocked() error {
+	w.failed = errors.New("the files change faster than they can be read; write under another name, and rename")
+	for range loadTries {
+		w.followLocked()
+		w.tried = fingerprintOf(w.files)
+		rules, err := w.load(w.path)
+		if err != nil {
+			w.failed = err
+			if fingerprintOf(w.files) == w.tried {
+				break
+			}
+			continue
+		}
+		if files := absolute(rules.Files()); !slices.Equal(files, w.files) || fingerprintOf(files) != w.tried {
+			w.files = files // now that they are known, they can be compared
+			rules.Close()
+			continue
+		}
+		w.failed = nil
+		rules.Start(w.options.Keys)
+		if old := w.rules.Swap(rules); old != nil {
+			old.Close()
+		}
+		return nil
+	}
+	return w.failed
+}
+
+// followLocked has the system tell of changes in every folder that leads to the files, as far as it can. What leads to them
+// may change before it does: so it looks again until nothing is added.
+func (w *Watcher) followLocked() {
+	if w.notices == nil {
+		return
+	}
+	var folders []string
+	for range loadTries {
+		folders = folders[:0]
+		for _, name := range w.files {
+			folders = append(folders, foldersOf(name)...)
+		}
+		slices.Sort(folders)
+		folders = slices.Compact(folders)
+		followed, added := w.notices.WatchList(), false
+		for _, name := range folders {
+			if !slices.Contains(followed, name) && w.notices.Add(name) == nil {
+				added = true
+			}
+		}
+		if !added {
+			break
+		}
+	}
+	for _, name := range w.notices.WatchList() {
+		if !slices.Contains(folders, name) {
+			_ = w.notices.Remove(name)
+		}
+	}
+}
+
+// foldersOf are the folders in which something can be changed so that a name stands for another file: its own, those of all
+// links on the way, and if a part of the way is missing, the one where it is. They hold no links themselves.
+func foldersOf(name string) (folders []string) {
+	const separator = string(filepath.Separator)
+	root := filepath.VolumeName(name) + separator
+	here, rest := root, name[len(root)-1:]
+	for links := 0; links < 40; { // as many as the system follows
+		step, after, _ := strings.Cut(strings.TrimLeft(rest, separator), separator)
+		next := filepath.Join(here, step)
+		info, err := os.Lstat(next)
+		switch {
+		case err == nil && info.Mode().Type() == os.ModeSymlink:
+			folders = append(folders, here)
+			links++
+			target, _ := os.Readlink(next)
+			if filepath.IsAbs(target) {
+				here = root
+			}
+			rest = target + separator + after
+		case err != nil || after == "":
+			return append(folders, here)
+		default:
+			here, rest = next, after
+		}
+	}
+	return folders
+}
+
+// absolute are names that do not depend on the process's folder, each once.
+func absolute(names []string) []string {
+	all := make([]string, 0, len(names))
+	for _, name := range names {
+		if full, err := filepath.Abs(name); err == nil {
+			name = full
+		}
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// A fingerprint tells whether files are still what they were.
+type fingerprint [sha256.Size]byte
+
+func fingerprintOf(names []string) (p fingerprint) {
+	h := sha256.New()
+	for _, name := range names {
+		fmt.Fprintf(h, "%q\n", name)
+		if err := addFile(h, name); err != nil {
+			fmt.Fprintf(h, "%v\n", err)
+		}
+	}
+	h.Sum(p[:0])
+	return p
+}
+
+// addFile adds what a file holds. Of what is no file, and of what is beyond any policy's size, it tells only that.
+func addFile(h hash.Hash, name string) error {
+	info, err := os.Stat(name)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(h, "%v %d\n", info.Mode().Type(), info.Size())
+	if !info.Mode().IsRegular() {
+		return nil
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.Copy(h, io.LimitReader(file, maxList+1))
+	return err
+}
