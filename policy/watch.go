@@ -227,26 +227,33 @@ func (w *Watcher) loadLocked() error {
 	return w.failed
 }
 
-// followLocked has the system tell of changes in every folder that leads to the files, as far as it can.
+// followLocked has the system tell of changes in every folder that leads to the files, as far as it can. What leads to them
+// may change before it does: so it looks again until nothing is added.
 func (w *Watcher) followLocked() {
 	if w.notices == nil {
 		return
 	}
 	var folders []string
-	for _, name := range w.files {
-		folders = append(folders, foldersOf(name)...)
-	}
-	slices.Sort(folders)
-	folders = slices.Compact(folders)
-	watched := w.notices.WatchList()
-	for _, name := range watched {
-		if !slices.Contains(folders, name) {
-			_ = w.notices.Remove(name)
+	for range loadTries {
+		folders = folders[:0]
+		for _, name := range w.files {
+			folders = append(folders, foldersOf(name)...)
+		}
+		slices.Sort(folders)
+		folders = slices.Compact(folders)
+		followed, added := w.notices.WatchList(), false
+		for _, name := range folders {
+			if !slices.Contains(followed, name) && w.notices.Add(name) == nil {
+				added = true
+			}
+		}
+		if !added {
+			break
 		}
 	}
-	for _, name := range folders {
-		if !slices.Contains(watched, name) {
-			_ = w.notices.Add(name)
+	for _, name := range w.notices.WatchList() {
+		if !slices.Contains(folders, name) {
+			_ = w.notices.Remove(name)
 		}
 	}
 }
