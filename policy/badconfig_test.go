@@ -34,7 +34,7 @@ type badCase struct {
 	said    []string
 }
 
-func readBadCases(t *testing.T, file string) (cases []*badCase) {
+func readBadCases(t testing.TB, file string) (cases []*badCase) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -82,7 +82,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 }
 
 // text is the file as it is read.
-func (c *badCase) text(t *testing.T) string {
+func (c *badCase) text(t testing.TB) string {
 	t.Helper()
 	text := strings.Join(c.written, "\n") + "\n"
 	if !slices.Contains(c.header, ":escaped") {
@@ -200,7 +200,17 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 	for i := range maxRules + 1 {
 		fmt.Fprintf(&many, "- {name: r%d, match: {path: /%d}, unlimited: true}\n", i, i)
 	}
+	var doubled strings.Builder
+	doubled.WriteString("identities:\n  i0: {key: header X}\n")
+	for i := range 40 {
+		fmt.Fprintf(&doubled, "  i%d: {all: [i%d, i%d]}\n", i+1, i, i)
+	}
+	ways := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
 	rows := []struct{ name, text, says string }{
+		{"identities that double what they consist of", doubled.String() + rule,
+			"policy.yaml:8:7: who pays consists of 64 parts, with all that they refer to; the most are 32"},
+		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + ways + ", host: " + strings.ReplaceAll(ways, "/", "") + "}, unlimited: true}]",
+			"the rules have more than 100000 ways to match, each path at each host; write patterns instead"},
 		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
 			"policy.yaml:1:1: the file has 1048629 bytes; the largest has 1048576. Put long lists into files of their own: {file: NAME}"},
 		{"an alias bomb that nothing reads", bomb.String() + rule, `:1:1: there is no field "a0" here; `},

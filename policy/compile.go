@@ -59,6 +59,7 @@ func readFile(path string, most int64) ([]byte, error) {
 // What a policy may have at most.
 const (
 	maxRules  = 10_000
+	maxWays   = 100_000             // in which rules match: each path at each host
 	maxLimits = penstock.MaxCharges // that are charged together
 )
 
@@ -80,6 +81,8 @@ type compiler struct {
 	rules      *Rules
 	identities map[string]*identityState
 	payers     int
+	ways       int // in which rules match
+	listLines  int // read from files of values
 	failClosed bool
 }
 
@@ -242,7 +245,7 @@ func (c *compiler) test(part part, values *Values) test {
 // Bounds of files with values.
 const (
 	maxList      = 64 << 20 // bytes
-	maxListLines = 1_000_000
+	maxListLines = 1_000_000 // of all files
 	maxListBad   = 10 // bad lines that are told one by one
 )
 
@@ -257,8 +260,9 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 	c.rules.files = append(c.rules.files, path)
 	number, bad := 0, 0
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
-		if number++; number > maxListLines {
-			c.fail(p, "the file %s has more than %d lines; split it", name, maxListLines)
+		number++
+		if c.listLines++; c.listLines > maxListLines {
+			c.fail(p, "the files of values have more than %d lines, those that are named twice counted twice; name fewer", maxListLines)
 			return
 		}
 		value, _, _ := strings.Cut(line, "#")
@@ -312,31 +316,15 @@ func (c *compiler) ruleList() {
 	c.overlaps(matchers)
 	c.together()
 	slices.SortStableFunc(matchers, specificity)
-	c.rules.index, c.rules.general = indexed(matchers)
-}
-
-// indexed sorts matchers by the first segment of their paths.
-func indexed(matchers []*matcher) (index map[string][]*matcher, general []*matcher) {
-	index = make(map[string][]*matcher)
-	for _, m := range matchers {
+	c.rules.index = make(map[string][]*matcher)
+	for i, m := range matchers {
+		m.order = i
 		if m.path[0].kind == segmentLiteral {
-			index[m.path[0].text] = nil
+			c.rules.index[m.path[0].text] = append(c.rules.index[m.path[0].text], m)
 		} else {
-			general = append(general, m)
+			c.rules.general = append(c.rules.general, m)
 		}
 	}
-	for _, m := range matchers {
-		if m.path[0].kind == segmentLiteral {
-			index[m.path[0].text] = append(index[m.path[0].text], m)
-			continue
-		}
-		for first := range index {
-			if matchesPath(m.path[:1], "/"+first) || m.path[0].kind == segmentRest {
-				index[first] = append(index[first], m)
-			}
-		}
-	}
-	return index, general
 }
 
 // overlaps complains of rules that can never win.
@@ -344,7 +332,7 @@ func (c *compiler) overlaps(matchers []*matcher) {
 	type place struct{ host, path string }
 	seen := make(map[place][]*matcher)
 	for _, m := range matchers {
-		if m.rule.Always {
+		if m.rule.Always || len(m.where) > 0 {
 			continue
 		}
 		var path strings.Builder
@@ -422,10 +410,22 @@ func (c *compiler) ownName(r *Rule, l *Limit, config *LimitConfig) {
 		case l.Name == "":
 		case l.Name == other.Name:
 			c.fail(at, "rule %s has two limits called %q; give one another name", clip(r.Name), clip(l.Name))
+		case sameTag(l, other):
+			c.fail(at, "limits %q and %q of rule %s have the same tag by an unlucky chance; rename one of them", clip(l.Name), clip(other.Name), clip(r.Name))
 		case l.Name == candidate(other), candidate(l) != "" && candidate(l) == other.Name:
 			c.fail(at, "the candidate of a limit of rule %s is called as another limit, by .candidate behind the name; give one another name", clip(r.Name))
 		}
 	}
+}
+
+// sameTag tells whether a store could not tell two limits of a rule apart.
+func sameTag(a, b *Limit) bool {
+	if len(a.forms) == 0 || len(b.forms) == 0 {
+		return false
+	}
+	p, err := a.forms[0].Plan()
+	q, other := b.forms[0].Plan()
+	return err == nil && other == nil && p.Tag == q.Tag
 }
 
 // orWritten is p if it was written, to show a mistake there, and else what it is in.
@@ -470,6 +470,10 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 				paths = append(paths, path)
 			}
 		}
+	}
+	if c.ways += len(hosts) * len(paths); c.ways > maxWays {
+		c.fail(config, "here the rules have more than %d ways to match, each path at each host; write patterns instead", maxWays)
+		return nil
 	}
 	for _, host := range hosts {
 		for _, path := range paths {

@@ -17,6 +17,7 @@ type identity struct {
 	only     *test
 	first    []*identity
 	all      []*identity
+	size     int // how many parts it consists of, however deep; 0 counts as 1
 }
 
 // Keys that no other identity has: each of the others has a colon.
@@ -181,11 +182,25 @@ func (c *compiler) identityOf(config *IdentityConfig) *identity {
 		}
 		return nobody
 	case config.First != nil:
-		return c.indexed(&identity{first: c.identityList(config.First)})
+		return c.compound(config, &identity{first: c.identityList(config.First)})
 	case config.All != nil:
-		return c.indexed(&identity{all: c.identityList(config.All)})
+		return c.compound(config, &identity{all: c.identityList(config.All)})
 	}
 	return c.simple(config)
+}
+
+// maxParts is how many parts an identity may consist of: it bounds keys and the work of finding one.
+const maxParts = 32
+
+func (c *compiler) compound(config *IdentityConfig, id *identity) *identity {
+	for _, one := range slices.Concat(id.first, id.all) {
+		id.size += max(one.size, 1)
+	}
+	if id.size > maxParts {
+		c.fail(config, "who pays consists of %d parts, with all that they refer to; the most are %d", id.size, maxParts)
+		return nobody
+	}
+	return c.indexed(id)
 }
 
 func (c *compiler) suggestIdentity(name string) string {

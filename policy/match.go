@@ -14,7 +14,7 @@ type matcher struct {
 	path    []segment
 	methods []string // none: any
 	where   condition
-	order   int // in the file
+	order   int // in the file, and once compiled by specificity
 }
 
 // A segment of a path pattern.
@@ -189,9 +189,9 @@ func comparePaths(a, b []segment) int {
 	return 0
 }
 
-// alike tells whether two matchers match the same requests, so that one of them could never win.
+// alike tells whether two matchers without conditions match the same requests, so that one of them could never win.
 func (m *matcher) alike(o *matcher) bool {
-	return m.host == o.host && samePath(m.path, o.path) && sameMethods(m.methods, o.methods) && len(m.where) == 0 && len(o.where) == 0
+	return m.host == o.host && samePath(m.path, o.path) && sameMethods(m.methods, o.methods)
 }
 
 func samePath(a, b []segment) bool {

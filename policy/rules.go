@@ -15,8 +15,8 @@ type Rules struct {
 	name     string
 	rules    []*Rule // in the order of the file
 	all      bool    // every rule that matches applies
-	index    map[string][]*matcher
-	general  []*matcher // for paths whose first segment is not in index
+	index    map[string][]*matcher // by the first segment of their paths, the most specific first
+	general  []*matcher            // those whose paths begin with a pattern, the most specific first
 	tiers    []tier
 	allow    []condition
 	deny     []condition
@@ -188,7 +188,8 @@ func (r *Rules) Assess(a Attributes, v *Verdict) {
 	// The most specific rule applies, and those that always do. A rule that is a shadow takes nobody's place: it is tried beside the one that applies,
 	// unless that is more specific.
 	var won, tried *matcher
-	for _, m := range r.candidates(a.Path()) {
+	for candidates := r.candidates(a.Path()); candidates.next(); {
+		m := candidates.at
 		switch {
 		case m.rule.Always:
 		case m.rule.Shadow && (tried != nil || won != nil && byMatch(won, m) != 0), !m.rule.Shadow && won != nil:
@@ -219,7 +220,8 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	var v Verdict
 	v.reset(r, a)
 	var rules []*Rule
-	for _, m := range r.candidates(a.Path()) {
+	for candidates := r.candidates(a.Path()); candidates.next(); {
+		m := candidates.at
 		if !slices.Contains(rules, m.rule) && m.matches(&v.request, a.Path()) {
 			rules = append(rules, m.rule)
 		}
@@ -227,16 +229,31 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	return rules
 }
 
-// candidates are the matchers that a path's first segment does not rule out, the most specific first.
-func (r *Rules) candidates(path string) []*matcher {
+// candidates walks through the matchers that a path's first segment does not rule out, the most specific first.
+func (r *Rules) candidates(path string) walk {
 	if len(path) == 0 || path[0] != '/' {
-		return nil
+		return walk{}
 	}
 	first, _ := cut(path)
-	if found, ok := r.index[first]; ok {
-		return found
+	return walk{a: r.index[first], b: r.general}
+}
+
+// A walk goes through two lists at once, in the order of specificity.
+type walk struct {
+	at   *matcher
+	a, b []*matcher
+}
+
+func (w *walk) next() bool {
+	switch {
+	case len(w.a) > 0 && (len(w.b) == 0 || w.a[0].order < w.b[0].order):
+		w.at, w.a = w.a[0], w.a[1:]
+	case len(w.b) > 0:
+		w.at, w.b = w.b[0], w.b[1:]
+	default:
+		return false
 	}
-	return r.general
+	return true
 }
 
 func (v *Verdict) reset(r *Rules, a Attributes) {
