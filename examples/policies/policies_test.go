@@ -1,0 +1,458 @@
+package policies
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
+	files, err := filepath.Glob("*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"backpressure", "brute-force", "checkout", "contractual-quotas", "cost", "credential-stuffing", "dos", "fair-use", "iot",
+		"outbound-email", "public-api", "saas-tiers", "scraping"}
+	for i, file := range files {
+		files[i] = strings.TrimSuffix(file, ".yaml")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		head, _, _ := strings.Cut(string(text), "\n\n")
+		if n := strings.Count(head, "\n") + 1; n < 2 || n > 4 || strings.Count(head, "#") != n || !strings.Contains(head, "Watch ") {
+			t.Errorf("%s begins with a comment of %d lines; it should have 2 to 4, and say what to watch", file, n)
+		}
+		load(t, file)
+	}
+	if !slices.Equal(files, want) {
+		t.Errorf("there are policies for %v; there should be for %v", files, want)
+	}
+	t.Logf("counted: %d policies compiled", len(files))
+}
+
+// Where limits guard something, no answer of the store means no; elsewhere requests pass.
+func TestPoliciesFailClosedWhereItMatters(t *testing.T) {
+	for _, c := range []struct {
+		policy, method, path string
+		closed               bool
+	}{
+		{"brute-force", "POST", "/accounts/anna/login", true},
+		{"credential-stuffing", "POST", "/login", true},
+		{"cost", "POST", "/v1/completions", true},
+		{"outbound-email", "POST", "/messages", true},
+		{"checkout", "POST", "/checkout/orders/1/payment", true},
+		{"checkout", "POST", "/checkout/orders", false},
+		{"dos", "GET", "/", false},
+		{"scraping", "GET", "/products/1", false},
+		{"fair-use", "GET", "/api/1", false},
+		{"backpressure", "GET", "/api/1", false},
+		{"public-api", "GET", "/v1/1", false},
+		{"saas-tiers", "GET", "/api/1", false},
+		{"iot", "POST", "/telemetry", false},
+		{"contractual-quotas", "GET", "/api/1", false},
+	} {
+		want := http.StatusOK
+		if c.closed {
+			want = http.StatusServiceUnavailable
+		}
+		w := open(t, load(t, c.policy+".yaml"), down)
+		w.want(1, want, request{method: c.method, path: c.path})
+	}
+}
+
+func TestAFloodTakesNothingFromOthers(t *testing.T) {
+	play(t, "dos", func(t *testing.T, w *world) {
+		flood := request{path: "/", from: "203.0.113.9"}
+		w.want(200, 200, flood)
+		w.want(2000, 429, flood)
+		if got := w.seen["address.rate.candidate shadow_denied"]; got != 100 { // what is denied already is not tried
+			t.Errorf("the tighter candidate would have denied %d more; it should be 100", got)
+		}
+		w.want(50, 200, request{path: "/", from: "192.0.2.1"}) // denials have taken nothing of what all have together
+		for i := range 250 {
+			w.want(1, 200, request{path: "/", from: address(i)})
+		}
+		w.want(10, 429, request{path: "/", from: address(999)}) // 200+50+250 of a capacity of 500
+		w.want(1, 403, request{path: "/", from: "198.51.100.7"})
+	})
+}
+
+func TestTheEleventhGuessIsNotMade(t *testing.T) {
+	play(t, "brute-force", func(t *testing.T, w *world) {
+		wrong := request{method: "POST", path: "/accounts/anna/login", status: 401}
+		right := request{method: "POST", path: "/accounts/anna/login"}
+		w.want(50, 200, right) // correct logins never count
+		w.want(10, 401, wrong)
+		w.want(1, 429, wrong)
+		w.want(1, 429, right) // nor is the right password found by trying on
+		w.want(1, 429, request{method: "POST", path: "/accounts/ANNA/login", status: 401})
+		w.want(1, 429, request{method: "POST", path: "/accounts/%61nna/login/", status: 401})
+		w.want(1, 200, request{method: "POST", path: "/accounts/anna/login", from: "192.0.2.2"}) // the owner, from home
+		w.want(1, 401, request{method: "POST", path: "/accounts/bert/login", status: 401})
+		w.pass(15 * time.Minute)
+		w.want(10, 401, wrong)
+		w.want(1, 429, wrong)
+	})
+}
+
+func TestMoreAddressesDoNotGuessMore(t *testing.T) {
+	play(t, "brute-force", func(t *testing.T, w *world) {
+		for i := range 100 {
+			w.want(1, 401, request{method: "POST", path: "/accounts/anna/login", from: address(i), status: 401})
+		}
+		for i := range 100 {
+			w.want(1, 429, request{method: "POST", path: "/accounts/anna/login", from: address(100 + i), status: 401})
+		}
+	})
+}
+
+// Guesses that are made at once are counted before they are answered.
+func TestGuessingInParallelDoesNotGuessMore(t *testing.T) {
+	play(t, "brute-force", func(t *testing.T, w *world) {
+		w.takes = time.Second // to check a password
+		var wrong sync.WaitGroup
+		for range 100 {
+			wrong.Go(func() { w.ask(request{method: "POST", path: "/accounts/anna/login", status: 401}) })
+		}
+		wrong.Wait()
+		if len(w.times) != 10 {
+			t.Errorf("%d passwords were tried at once; it should be 10", len(w.times))
+		}
+	})
+}
+
+func TestStuffingFromOneAddressEndsAndFromManyIsReported(t *testing.T) {
+	play(t, "credential-stuffing", func(t *testing.T, w *world) {
+		wrong := request{method: "POST", path: "/login", status: 401, header: map[string]string{"X-JA4": "t13d1516h2"}}
+		w.want(20, 401, wrong)
+		w.want(5, 429, wrong)
+		for i := range 300 { // of a botnet, one attempt each: nobody is locked out, but it is seen
+			wrong.from = address(i)
+			w.want(1, 401, wrong)
+		}
+		if got := w.seen["login.tool shadow_denied"]; got != 120 { // 320 - 200
+			t.Errorf("the tool was reported %d times; it should be 120", got)
+		}
+		if got := w.seen["login.all shadow_denied"]; got != 0 {
+			t.Errorf("everybody's failures were reported %d times", got)
+		}
+	})
+}
+
+func TestACookiePerRequestDoesNotHelpScrapers(t *testing.T) {
+	play(t, "scraping", func(t *testing.T, w *world) {
+		for i := range 100 {
+			w.want(1, 200, request{path: "/products/" + strconv.Itoa(i), header: map[string]string{"Cookie": "session=" + strconv.Itoa(i)}})
+		}
+		w.want(10, 429, request{path: "/products/101", header: map[string]string{"Cookie": "session=new"}})
+		w.want(20, 429, request{path: "/products/101", header: map[string]string{"User-Agent": "Googlebot/2.1"}})
+		w.want(60, 200, request{path: "/products/101", header: map[string]string{"Cookie": "session=" + w.token("sub", "anna", "aud", "shop")}})
+		w.want(1, 429, request{path: "/products/101", header: map[string]string{"Cookie": "session=" + w.token("sub", "anna", "aud", "shop")}})
+		w.want(20, 200, request{path: "/products/101", from: "192.0.2.70"}) // a search engine's network
+		w.want(1, 429, request{path: "/products/101", from: "192.0.2.71"})
+
+		for range 5000 / 100 {
+			w.pass(20 * time.Second)
+			w.want(100, 200, request{path: "/products/1", from: "203.0.113.1"})
+		}
+		w.pass(20 * time.Second)
+		w.want(100, 200, request{path: "/products/1", from: "203.0.113.1"})
+		if got := w.seen["catalogue.day shadow_denied"]; got != 100 {
+			t.Errorf("beyond a day's pages, %d were reported; it should be 100", got)
+		}
+	})
+}
+
+func TestAUserThatLoopsLeavesRoomForColleaguesAndOtherCustomers(t *testing.T) {
+	play(t, "fair-use", func(t *testing.T, w *world) {
+		user := func(org, sub string) request {
+			return request{path: "/api/things", header: map[string]string{"Authorization": "Bearer " + w.token("org", org, "sub", sub, "aud", "api")}}
+		}
+		w.want(60, 200, user("acme", "loop"))
+		w.want(500, 429, user("acme", "loop"))
+		w.want(60, 200, user("acme", "anna"))
+		w.want(60, 200, user("acme", "bert"))
+		w.want(20, 200, user("acme", "carl")) // 200 of the customer
+		w.want(40, 429, user("acme", "carl"))
+		w.want(60, 200, user("globex", "dora"))
+		forged := user("globex", "dora")
+		forged.header["Authorization"] += "x"
+		w.want(60, 200, forged) // pays with those who have no token
+		w.want(1, 429, forged)
+		w.want(1, 429, request{path: "/api/things"})
+		w.pass(time.Second)
+		w.want(20, 200, user("globex", "dora"))
+	})
+}
+
+func TestACompletionPaysWhatItTook(t *testing.T) {
+	play(t, "cost", func(t *testing.T, w *world) {
+		ask := func(key string, most, used int) request {
+			return request{method: "POST", path: "/v1/completions",
+				header: map[string]string{"X-API-Key": key, "X-Max-Tokens": strconv.Itoa(most)}, answer: map[string]string{"X-Tokens-Used": strconv.Itoa(used)}}
+		}
+		w.want(70, 200, ask("key-of-acme", 16000, 1200)) // 84,000; by what was asked for it would have been 6
+		w.want(1, 200, ask("key-of-acme", 16000, 16000)) // 100,000
+		w.want(1, 429, ask("key-of-acme", 1, 1))
+		w.want(1, 200, ask("key-of-globex", 16000, 16000))
+		for i := range 6 {
+			w.want(1, 200, ask("invented"+strconv.Itoa(i), 16000, 16000))
+		}
+		w.want(1, 429, ask("invented", 16000, 16000)) // by the address
+
+		w.want(12, 200, request{method: "POST", path: "/v1/reports"})
+		w.want(1, 429, request{method: "POST", path: "/v1/reports"})
+	})
+}
+
+func TestTheBillOfADayHasAnEnd(t *testing.T) {
+	play(t, "cost", func(t *testing.T, w *world) {
+		w.until(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
+		ask := request{method: "POST", path: "/v1/completions", header: map[string]string{"X-Max-Tokens": "16000"}, answer: map[string]string{"X-Tokens-Used": "16000"}}
+		for i := range 50_000_000 / 16_000 {
+			ask.from = address(i)
+			w.want(1, 200, ask)
+		}
+		ask.from = "203.0.113.77"
+		w.want(1, 429, ask)
+		w.until(time.Date(2026, 7, 1, 22, 0, 0, 0, time.UTC)) // midnight in Berlin
+		w.want(1, 200, ask)
+	})
+}
+
+func TestBackgroundWorkLeavesRoomForPeople(t *testing.T) {
+	play(t, "backpressure", func(t *testing.T, w *world) {
+		w.takes = time.Second
+		statuses := w.askAll(100, func(i int) request { return request{path: "/api/jobs/" + strconv.Itoa(i)} },
+			100, func(i int) request { return request{path: "/api/orders/" + strconv.Itoa(i)} })
+		if jobs := statuses[0][200]; jobs != 16 {
+			t.Errorf("%d jobs were let in at once; it should be 16", jobs)
+		}
+		if orders := statuses[1][200]; orders != 48 {
+			t.Errorf("%d other requests were let in beside them; it should be 64 - 16", orders)
+		}
+		w.want(64, 200, request{path: "/api/orders/1"}) // one after the other
+	})
+}
+
+func TestReportsLeaveOneByOne(t *testing.T) {
+	play(t, "backpressure", func(t *testing.T, w *world) {
+		start := time.Now()
+		statuses := w.askAll(30, func(i int) request {
+			return request{method: "POST", path: "/reports", header: map[string]string{"X-API-Key": strconv.Itoa(i)}}
+		}, 0, nil)
+		if statuses[0][200] != 21 || statuses[0][429] != 9 {
+			t.Errorf("of 30 at once: %v; 21 should have been served, and the others told at once", statuses[0])
+		}
+		for i, at := range w.times {
+			if want := time.Duration(i) * 200 * time.Millisecond; at.Sub(start) != want {
+				t.Errorf("report %d began after %v; it should be %v", i+1, at.Sub(start), want)
+			}
+		}
+		statuses = w.askAll(10, func(int) request {
+			return request{method: "POST", path: "/reports", header: map[string]string{"X-API-Key": "greedy"}}
+		}, 0, nil)
+		if statuses[0][200] != 2 {
+			t.Errorf("one caller had %d reports in the queue at once; it should be 2", statuses[0][200])
+		}
+	})
+}
+
+func TestAKeyHasSpikesOf100AndADayOf10000(t *testing.T) {
+	play(t, "public-api", func(t *testing.T, w *world) {
+		acme := request{path: "/v1/things", header: map[string]string{"X-API-Key": "key-of-acme"}}
+		w.want(100, 200, acme)
+		denied := w.want(1, 429, acme)
+		if denied.Header().Get("RateLimit") == "" || denied.Header().Get("X-RateLimit-Remaining") != "0" || denied.Header().Get("Retry-After") == "" {
+			t.Errorf("a denial tells clients %v", denied.Header())
+		}
+		for range 99 {
+			w.pass(10 * time.Second)
+			w.want(100, 200, acme)
+		}
+		w.pass(time.Hour)
+		w.want(1, 429, acme) // 10,000
+		w.want(1, 200, request{path: "/v1/status", header: acme.header})
+		w.want(1, 200, request{path: "/v1/things", header: map[string]string{"X-API-Key": "key-of-globex"}})
+		for i := range 10 {
+			w.want(1, 200, request{path: "/v1/things", header: map[string]string{"X-API-Key": "invented" + strconv.Itoa(i)}})
+		}
+		w.want(1, 429, request{path: "/v1/things", header: map[string]string{"X-API-Key": "invented"}})
+		w.pass(23 * time.Hour) // a day after its first request, and not at midnight
+		w.want(1, 200, acme)
+	})
+}
+
+func TestStolenCardsAreNotTriedOut(t *testing.T) {
+	play(t, "checkout", func(t *testing.T, w *world) {
+		pay := func(who string, status int) request {
+			return request{method: "POST", path: "/checkout/orders/7/payment", status: status, header: map[string]string{"Cookie": "session=" + w.token("sub", who, "aud", "shop")}}
+		}
+		w.want(30, 200, pay("anna", 200)) // payments that succeed do not count
+		w.want(5, 402, pay("anna", 402))
+		w.want(1, 429, pay("anna", 402))
+		for _, who := range []string{"b", "c", "d"} { // accounts are cheap
+			w.want(5, 402, pay(who, 402))
+		}
+		w.want(1, 429, pay("e", 402))
+		other := pay("f", 402)
+		other.from = "192.0.2.99"
+		w.want(1, 402, other)
+	})
+}
+
+func TestBuyersWaitInLine(t *testing.T) {
+	play(t, "checkout", func(t *testing.T, w *world) {
+		start := time.Now()
+		statuses := w.askAll(300, func(i int) request {
+			return request{method: "POST", path: "/checkout/orders/" + strconv.Itoa(i) + "/payment", from: address(i)}
+		}, 0, nil)
+		if statuses[0][200] != 201 || statuses[0][429] != 99 {
+			t.Errorf("of 300 at once: %v; 201 should have been served within 5 seconds", statuses[0])
+		}
+		if last := w.times[len(w.times)-1].Sub(start); last != 5*time.Second {
+			t.Errorf("the last was served after %v; 200 at 40 per second are 5s", last)
+		}
+	})
+}
+
+func TestAPlanIsWhatTheTokenSays(t *testing.T) {
+	play(t, "saas-tiers", func(t *testing.T, w *world) {
+		customer := func(org, plan string) request {
+			return request{path: "/api/things", header: map[string]string{"Authorization": "Bearer " + w.token("org", org, "plan", plan, "aud", "api")}}
+		}
+		w.want(100, 200, customer("small", "free"))
+		w.want(1, 429, customer("small", "free"))
+		w.want(2000, 200, customer("large", "premium"))
+		w.want(1, 429, customer("large", "premium"))
+		w.pass(time.Second)
+		w.want(100, 200, customer("small", "free"))
+		w.want(1000, 200, customer("large", "premium"))
+		w.want(1, 429, customer("large", "premium"))
+
+		claimed := request{path: "/api/things", header: map[string]string{"X-Plan": "premium"}}
+		w.want(10, 200, claimed)
+		w.want(1, 429, claimed)
+		forged := customer("large", "premium")
+		forged.header["Authorization"] = strings.Replace(forged.header["Authorization"], ".", ".e", 1)
+		forged.from = "192.0.2.2"
+		w.want(10, 200, forged)
+		w.want(1, 429, forged)
+	})
+}
+
+func TestADeviceThatLoopsIsAloneWithIt(t *testing.T) {
+	play(t, "iot", func(t *testing.T, w *world) {
+		report := func(device int) request { // all at one site
+			return request{method: "POST", path: "/telemetry", header: map[string]string{"X-Device-Id": strconv.Itoa(device)}}
+		}
+		w.want(60, 200, report(0)) // what it kept during an outage
+		w.want(100, 429, report(0))
+		for device := range 1000 {
+			w.want(1, 200, report(1+device))
+		}
+		for range 100 {
+			w.pass(10 * time.Second)
+			w.want(1, 200, report(0))
+		}
+		large := report(2000)
+		large.body = strings.Repeat("x", 100<<10)
+		w.want(10, 200, large) // a megabyte an hour
+		w.want(1, 429, large)
+	})
+}
+
+func TestAFleetDoesNotComeBackAtOnce(t *testing.T) {
+	play(t, "iot", func(t *testing.T, w *world) {
+		seen := make(map[string]bool)
+		for device := range 3000 {
+			want := http.StatusOK
+			if device >= 1000 {
+				want = http.StatusTooManyRequests
+			}
+			answer := w.want(1, want, request{method: "POST", path: "/connect", header: map[string]string{"X-Device-Id": strconv.Itoa(device)}})
+			if want == http.StatusTooManyRequests {
+				seen[answer.Header().Get("Retry-After")] = true
+			}
+		}
+		if len(seen) < 100 { // 2,000 draws of 120 seconds
+			t.Errorf("2,000 devices were told to come back at %d different times", len(seen))
+		}
+	})
+}
+
+func TestMailIsPaidByRecipientAndStopsWhenItBounces(t *testing.T) {
+	play(t, "outbound-email", func(t *testing.T, w *world) {
+		send := func(org, mail string, recipients, status int) request {
+			return request{method: "POST", path: "/messages", status: status, header: map[string]string{
+				"Authorization": "Bearer " + w.token("org", org, "mail", mail, "aud", "mail"), "X-Recipients": strconv.Itoa(recipients)}}
+		}
+		one := func(status int, r request) {
+			t.Helper()
+			w.pass(time.Second / 14) // the provider's pace
+			w.want(1, status, r)
+		}
+		for range 20 {
+			one(200, send("acme", "known", 50, 200))
+		}
+		one(429, send("acme", "known", 50, 200))
+		one(200, send("spam", "new", 50, 200))
+		one(200, send("spam", "new", 1000, 200)) // no more than 50 are sent to, so it pays for no more
+		one(429, send("spam", "new", 1, 200))
+		for range 30 {
+			one(422, send("old-list", "new", 1, 422))
+		}
+		one(429, send("old-list", "new", 1, 200))
+		one(200, send("acme-too", "new", 1, 200))
+	})
+}
+
+func TestMailLeavesAtTheProvidersPace(t *testing.T) {
+	play(t, "outbound-email", func(t *testing.T, w *world) {
+		start := time.Now()
+		statuses := w.askAll(29, func(i int) request { return request{method: "POST", path: "/messages"} }, 0, nil)
+		if statuses[0][200] != 29 {
+			t.Errorf("of 29 at once: %v", statuses[0])
+		}
+		if took := w.times[28].Sub(start); took != 2*time.Second {
+			t.Errorf("29 messages at 14 per second took %v; it should be 2s", took)
+		}
+	})
+}
+
+func TestAMonthEndsWhereTheContractSays(t *testing.T) {
+	play(t, "contractual-quotas", func(t *testing.T, w *world) {
+		w.until(time.Date(2026, 7, 31, 20, 0, 0, 0, time.UTC))
+		call := func(status int) request {
+			return request{path: "/api/things", status: status, header: map[string]string{"Authorization": "Bearer " + w.token("org", "acme", "aud", "api")}}
+		}
+		ask := func(n, want int, r request) {
+			t.Helper()
+			for range n {
+				w.pass(50 * time.Millisecond) // 20 per second
+				w.want(1, want, r)
+			}
+		}
+		ask(500, 502, call(502)) // our own failures do not count
+		ask(800, 200, call(200))
+		if got := w.seen["calls.warning shadow_denied"]; got != 0 {
+			t.Errorf("at 800 there were %d warnings", got)
+		}
+		ask(200, 404, call(404))
+		if got := w.seen["calls.warning shadow_denied"]; got != 200 {
+			t.Errorf("from 800 to 1000 there were %d warnings", got)
+		}
+		ask(1, 429, call(200))
+		w.until(time.Date(2026, 7, 31, 21, 59, 59, 0, time.UTC))
+		ask(1, 429, call(200))
+		w.until(time.Date(2026, 7, 31, 22, 0, 0, 0, time.UTC)) // August in Berlin
+		ask(1, 200, call(200))
+	})
+}
