@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
@@ -25,7 +26,10 @@ type caller struct {
 	close func()
 
 	rates, allocs []float64 // of each window, per second and per decision
+	p50, p99      []float64 // of each window, µs
 }
+
+func (c *caller) reset() { c.rates, c.allocs, c.p50, c.p99 = nil, nil, nil, nil }
 
 // limitOf allows the client's whole run.
 const limitOf = 1_000_000
@@ -86,21 +90,31 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 		stop     atomic.Bool
 		failed   atomic.Value
 		from, to runtime.MemStats
+		mu       sync.Mutex
 	)
+	took50 := hdrhistogram.New(1, 60_000_000, 3) // µs
 	time.AfterFunc(d, func() { stop.Store(true) })
 	runtime.ReadMemStats(&from)
 	begin := time.Now()
 	for g := range goroutines {
 		wait.Go(func() {
-			n := int64(0)
+			n, took := int64(0), make([]int64, 0, 1<<14)
 			for i := g; !stop.Load(); i += goroutines {
+				asked := time.Now()
 				if err := c.allow(context.Background(), names[i%len(names)]); err != nil {
 					failed.CompareAndSwap(nil, failure{err})
 					return
 				}
-				n++
+				if n++; len(took) < cap(took) {
+					took = append(took, time.Since(asked).Microseconds())
+				}
 			}
 			ops.Add(n)
+			mu.Lock()
+			defer mu.Unlock()
+			for _, us := range took {
+				took50.RecordValue(us)
+			}
 		})
 	}
 	wait.Wait()
@@ -110,6 +124,8 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 		return fmt.Errorf("%s: %w", c.name, f.(failure).error)
 	}
 	c.rates = append(c.rates, float64(ops.Load())/took.Seconds())
+	c.p50 = append(c.p50, float64(took50.ValueAtPercentile(50)))
+	c.p99 = append(c.p99, float64(took50.ValueAtPercentile(99)))
 	c.allocs = append(c.allocs, float64(to.Mallocs-from.Mallocs)/float64(ops.Load()))
 	return nil
 }

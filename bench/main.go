@@ -43,6 +43,7 @@ var sections = map[string]func(*report) error{
 	"redis":  redisSection,
 	"space":  spaceSection,
 	"client": clientSection,
+	"gather": gatherSection,
 	"memory": memorySection,
 	"proxy":  proxySection,
 }

@@ -25,7 +25,21 @@ type call struct {
 	ends    []int  // of the keys in buf
 	keys    []string
 	args    []string
+
+	// of batches that go together
+	groups map[group]int // where each string's batches begin, in links
+	links  []link
+	order  []int
 }
+
+// A group is what batches have in common that follow each other: a string, and the places of their limits in it.
+type group struct {
+	key, name string
+	tags      [maxRow]uint32
+}
+
+// A link is a batch of a group, or the group itself, and which comes next.
+type link struct{ first, last, next, batches int }
 
 const (
 	headerSize = 8 + 2               // now, batches
@@ -60,6 +74,85 @@ func (c *call) encode(s *Store, now int64, script *script) {
 		left--
 		at += c.encodeCharge(s, &c.charges[i], at, now, script)
 	}
+	c.view(at)
+}
+
+// encodeRows packs batches that go together for rows.lua, those of one string one after the other. It returns their order.
+func (c *call) encodeRows(s *Store, now int64, batch []*waiting) []int {
+	if c.groups == nil {
+		c.groups = make(map[group]int, maxTogether)
+	}
+	clear(c.groups)
+	c.links, c.order = c.links[:0], c.order[:0]
+	for i, w := range batch {
+		g := group{key: w.charges[0].Key, name: w.charges[0].plan.Limit.Group}
+		for j := range w.charges {
+			g.tags[j] = w.charges[j].plan.Tag
+		}
+		head, known := c.groups[g]
+		if !known {
+			head = i
+			c.groups[g] = i
+		}
+		c.links = append(c.links, link{first: head, last: i, next: -1, batches: 1})
+		if known {
+			c.links[c.links[head].last].next = i
+			c.links[head].last = i
+			c.links[head].batches++
+		}
+	}
+	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
+	c.buf = appendNumber(c.buf, now)
+	for i, w := range batch {
+		if c.links[i].first != i {
+			continue
+		}
+		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(c.links[i].batches))
+		for j := range w.charges {
+			c.buf = binary.LittleEndian.AppendUint32(c.buf, w.charges[j].plan.Tag)
+		}
+		for j := i; j >= 0; j = c.links[j].next {
+			c.order = append(c.order, j)
+			for k := range batch[j].charges {
+				c.appendRowCharge(&batch[j].charges[k], now)
+			}
+		}
+	}
+	at := len(c.buf)
+	c.ends = append(c.ends, at)
+	for i, w := range batch {
+		if c.links[i].first == i {
+			c.buf = s.appendKey(c.buf, w.charges[0].Key, w.charges[0].plan)
+			c.ends = append(c.ends, len(c.buf))
+		}
+	}
+	c.view(at)
+	return c.order
+}
+
+func (c *call) appendRowCharge(ch *charge, now int64) {
+	p := ch.plan.Params(present(now, ch.plan))
+	patience, who := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
+	more := p[3] != 0 || patience != 0 || who != 0
+	mode := byte(ch.Mode)
+	if more {
+		mode += withMore
+	}
+	b := append(c.buf, mode)
+	b = appendNumber(b, ch.Cost)
+	b = appendNumber(b, p[0])
+	b = appendNumber(b, p[1])
+	b = appendNumber(b, p[2])
+	if more {
+		b = appendNumber(b, p[3])
+		b = appendNumber(b, patience)
+		b = appendNumber(b, who)
+	}
+	c.buf = b
+}
+
+// view makes strings of what was packed: the arguments end at at, the keys follow.
+func (c *call) view(at int) {
 	for i := 1; i < len(c.ends); i++ {
 		c.keys = append(c.keys, view(c.buf[c.ends[i-1]:c.ends[i]]))
 	}
@@ -79,7 +172,7 @@ func (c *call) encodeCharge(s *Store, ch *charge, at int, now int64, script *scr
 		putNumber(b[56:], who)
 	}
 	binary.LittleEndian.PutUint16(b, uint16(key))
-	if !script.row {
+	if script.kind == many {
 		b[2] = script.index(ch.plan.Limit.Algorithm)
 	}
 	b[3] = mode
@@ -157,6 +250,10 @@ func status(reply string, c *charge) penstock.Status {
 // putNumber writes a number as a double, as Lua has it: all numbers up to 2^53 are exact.
 func putNumber(b []byte, n int64) {
 	binary.LittleEndian.PutUint64(b, math.Float64bits(float64(n)))
+}
+
+func appendNumber(b []byte, n int64) []byte {
+	return binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
 }
 
 func getNumber(s string) int64 {

@@ -186,13 +186,13 @@ func TestSecretHidesTheKey(t *testing.T) {
 
 func TestNobodyChoosesTheSlotOfAKey(t *testing.T) {
 	t.Parallel()
-	const keys, slots = 100_000, 16384
+	const keys = 100_000
 	for _, secret := range []string{"", "secret"} {
 		s, plan := keyStore(t, secret), planOf(t, penstock.PerSecond(1))
 		var thirds [3]int // as three primaries share the slots
 		used := make(map[uint16]bool)
 		for _, key := range hostileKeys(keys) {
-			slot := crc16(tagOf(t, s.nameOf(key, plan))) % slots
+			slot := slotOf([]byte(s.nameOf(key, plan)))
 			thirds[int(slot)*3/slots]++
 			used[slot] = true
 		}
@@ -207,25 +207,10 @@ func TestNobodyChoosesTheSlotOfAKey(t *testing.T) {
 	}
 }
 
-// crc16 is the hash of Redis Cluster: CRC-16/XMODEM.
-func crc16(s string) (sum uint16) {
-	for i := range len(s) {
-		sum ^= uint16(s[i]) << 8
-		for range 8 {
-			high := sum & 0x8000
-			sum <<= 1
-			if high != 0 {
-				sum ^= 0x1021
-			}
-		}
-	}
-	return sum
-}
-
-func TestCRC16IsThatOfRedis(t *testing.T) {
+func TestSlotsAreThoseOfRedis(t *testing.T) {
 	t.Parallel()
-	if got := crc16("123456789"); got != 0x31c3 {
-		t.Errorf("crc16 of 123456789 is %#x, want 0x31c3", got)
+	if got := slotOf([]byte("ps1{123456789}search")); got != 0x31c3 {
+		t.Errorf("the slot of 123456789 is %#x, want 0x31c3", got)
 	}
 }
 

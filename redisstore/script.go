@@ -20,6 +20,10 @@ var (
 	preludeLua string
 	//go:embed row.lua
 	rowLua string
+	//go:embed rows.lua
+	rowsLua string
+	//go:embed cells.lua
+	cellsLua string
 	//go:embed many.lua
 	manyLua string
 )
@@ -29,14 +33,23 @@ const (
 	maxRow     = 4 // charges that row.lua is written out for
 )
 
-// A script is composed, once, of a harness and the fragments of some algorithms: for row.lua of one per charge in their order,
-// for many.lua of a set.
+// A script is composed, once, of a harness and the fragments of some algorithms: for row.lua and rows.lua of one per charge in their
+// order, for many.lua of a set.
 type script struct {
 	algorithms []*algorithm.Algorithm
-	row        bool
+	kind       kind
 	text       string
 	digest     string
 }
+
+// A kind is a script's harness.
+type kind uint8
+
+const (
+	many kind = iota // any batches
+	row              // one batch
+	rows             // batches of several callers, of one row
+)
 
 // index is an algorithm's number in a script of many.lua. Collections have numbers from 128 on.
 func (s *script) index(a *algorithm.Algorithm) byte {
@@ -53,27 +66,26 @@ type library struct {
 	scripts atomic.Pointer[[]*script]
 }
 
-// find returns the script that decides the charges of a call, composing it if need be.
-func (l *library) find(c *call) *script {
-	row := c.isRow()
-	if found := l.known(c, row); found != nil {
+// find returns the script of a kind that decides charges, composing it if need be.
+func (l *library) find(kind kind, charges []charge) *script {
+	if found := l.known(kind, charges); found != nil {
 		return found
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if found := l.known(c, row); found != nil {
+	if found := l.known(kind, charges); found != nil {
 		return found
 	}
-	made := &script{row: row}
-	for i := range c.charges {
-		if a := c.charges[i].plan.Limit.Algorithm; row || !slices.ContainsFunc(made.algorithms, a.Is) {
+	made := &script{kind: kind}
+	for i := range charges {
+		if a := charges[i].plan.Limit.Algorithm; kind != many || !slices.ContainsFunc(made.algorithms, a.Is) {
 			made.algorithms = append(made.algorithms, a)
 		}
 	}
-	if row {
-		made.text = composeRow(made.algorithms)
-	} else {
+	if kind == many {
 		made.text = composeMany(made.algorithms)
+	} else {
+		made.text = composeRow(made.algorithms, kind == rows)
 	}
 	sum := sha1.Sum([]byte(made.text))
 	made.digest = hex.EncodeToString(sum[:])
@@ -85,10 +97,10 @@ func (l *library) find(c *call) *script {
 	return made
 }
 
-func (l *library) known(c *call, row bool) *script {
+func (l *library) known(kind kind, charges []charge) *script {
 	if scripts := l.scripts.Load(); scripts != nil {
 		for _, s := range *scripts {
-			if s.row == row && s.fits(c.charges) {
+			if s.kind == kind && s.fits(charges) {
 				return s
 			}
 		}
@@ -98,7 +110,7 @@ func (l *library) known(c *call, row bool) *script {
 
 // fits tells whether the script was composed for just these charges' algorithms.
 func (s *script) fits(charges []charge) bool {
-	if s.row {
+	if s.kind != many {
 		if len(charges) != len(s.algorithms) {
 			return false
 		}
@@ -122,15 +134,15 @@ func (s *script) fits(charges []charge) bool {
 	return true
 }
 
-// isRow tells whether the call is one batch of few charges on the numbers of one string.
-func (c *call) isRow() bool {
-	if len(c.batches) > 1 || len(c.charges) > maxRow {
+// isRow tells whether a batch is of few charges on the numbers of one string.
+func isRow(charges []charge) bool {
+	if len(charges) > maxRow {
 		return false
 	}
-	for i := range c.charges {
-		limit := &c.charges[i].plan.Limit
-		if limit.Algorithm.Collection || limit.Algorithm.Numbers > maxNumbers || limit.Group != c.charges[0].plan.Limit.Group ||
-			c.charges[i].Key != c.charges[0].Key {
+	for i := range charges {
+		limit := &charges[i].plan.Limit
+		if limit.Algorithm.Collection || limit.Algorithm.Numbers > maxNumbers || limit.Group != charges[0].plan.Limit.Group ||
+			charges[i].Key != charges[0].Key {
 			return false
 		}
 	}
@@ -176,9 +188,16 @@ func composeMany(algorithms []*algorithm.Algorithm) string {
 	return finish(fragments.String() + harness)
 }
 
-// composeRow writes the script of row.lua for a sequence of algorithms.
-func composeRow(algorithms []*algorithm.Algorithm) string {
-	text := uncomment(rowLua)
+// composeRow writes the script of row.lua or, for batches that go together, of rows.lua for a sequence of algorithms.
+func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
+	text, get, poison := rowLua, "call('GET', key)", "return redis.error_reply('POISONED the state is malformed')"
+	if together {
+		text, get, poison = rowsLua, "redis.pcall('GET', key)", "poisoned = true"
+	}
+	for _, m := range cells.FindAllStringSubmatch(cellsLua, -1) {
+		text = strings.Replace(text, "@"+m[1]+"\n", m[2], 1)
+	}
+	text = strings.NewReplacer("GET\n", get+"\n", "POISON\n", poison+"\n").Replace(uncomment(text))
 	if len(algorithms) == 1 {
 		text = several.ReplaceAllString(text, "")
 	} else {
@@ -204,6 +223,7 @@ func composeRow(algorithms []*algorithm.Algorithm) string {
 }
 
 var (
+	cells   = regexp.MustCompile(`(?ms)^@(load|decide|save)\n(.*?)^@end(?:load|decide|save)\n`)
 	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@endeach\n`)
 	several = regexp.MustCompile(`(?ms)^@several\n(.*?)^@endseveral\n`)
 	lists   = regexp.MustCompile(`@(list|text|all|cat)\{([^}]*)\}`)

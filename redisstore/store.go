@@ -25,6 +25,10 @@ type Options struct {
 	// there and nobody can choose a key's slot. All stores that share limits need the same; another secret is another set of counters.
 	Secret []byte
 
+	// Apart, if set, sends each batch in a script of its own, even where many wait. Default: those that wait while two scripts are under way
+	// go together in the next.
+	Apart bool
+
 	// Now, if set, is the time by which everything is decided, instead of the server's. It is for tests, replay and
 	// simulation only: clocks of several processes differ. Keys live for an hour longer than they need.
 	Now func() time.Time
@@ -38,6 +42,10 @@ type Store struct {
 	now     func() time.Time
 	scripts library
 	calls   sync.Pool
+
+	apart bool
+	whole gatherer  // of a single server
+	parts gatherers // of a Cluster
 }
 
 // New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
@@ -68,7 +76,9 @@ func newStore(o Options) (*Store, error) {
 				penstock.ErrInvalid, o.Prefix, c, i+1)
 		}
 	}
-	return &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now}, nil
+	s := &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now, apart: o.Apart}
+	s.whole.store = s
+	return s, nil
 }
 
 // Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It does not wait for a connection:
@@ -134,8 +144,24 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 
 // run decides the call's charges as one batch, in one script.
 func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
+	g, err := s.gatherer(ctx, c)
+	if err != nil {
+		return penstock.Decision{}, unavailable(ctx, err)
+	}
+	if g == nil {
+		return s.alone(ctx, c)
+	}
+	return g.decide(ctx, c)
+}
+
+// alone decides the call's charges in a script of their own.
+func (s *Store) alone(ctx context.Context, c *call) (penstock.Decision, error) {
+	kind := many
+	if isRow(c.charges) {
+		kind = row
+	}
 	c.batches = append(c.batches[:0], len(c.charges))
-	reply, err := s.eval(ctx, c)
+	reply, err := s.eval(ctx, c, s.scripts.find(kind, c.charges))
 	if err != nil {
 		return penstock.Decision{}, unavailable(ctx, err)
 	}
@@ -143,19 +169,27 @@ func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
 }
 
 // eval decides the call's batches in one script and returns its reply: a status per charge.
-func (s *Store) eval(ctx context.Context, c *call) (string, error) {
-	script := s.scripts.find(c)
-	now := int64(0)
-	if s.now != nil {
-		now = s.now().UnixMicro()
+func (s *Store) eval(ctx context.Context, c *call, script *script) (string, error) {
+	c.encode(s, s.given(), script)
+	reply, err := s.send(ctx, c, script)
+	if err == nil && len(reply) != statusSize*len(c.charges) && len(reply) != plainSize*len(c.charges) {
+		err = fmt.Errorf("the script replied %d bytes for %d charges", len(reply), len(c.charges))
 	}
-	c.encode(s, now, script)
+	return reply, err
+}
+
+// given is the time by which a script decides in µs, or 0 for the server's own.
+func (s *Store) given() int64 {
+	if s.now == nil {
+		return 0
+	}
+	return s.now().UnixMicro()
+}
+
+func (s *Store) send(ctx context.Context, c *call, script *script) (string, error) {
 	reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
 	if isNoScript(err) {
 		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
-	}
-	if err == nil && len(reply) != statusSize*len(c.charges) && len(reply) != plainSize*len(c.charges) {
-		err = fmt.Errorf("the script replied %d bytes for %d charges", len(reply), len(c.charges))
 	}
 	return reply, err
 }

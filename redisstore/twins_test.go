@@ -114,11 +114,12 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		for i := range batches {
 			batches[i] = hostileBatch(rng, limits, &last)
 		}
-		got, err := redis.decideList(context.Background(), batches)
+		got, order, err := redis.decideList(context.Background(), batches)
 		if err != nil {
 			return decided, fmt.Errorf("%w: %v", err, batches)
 		}
-		for i, batch := range batches {
+		for _, i := range order {
+			batch := batches[i]
 			want, err := memory.Decide(context.Background(), batch)
 			if err != nil {
 				return decided, err
@@ -136,34 +137,48 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	return decided, nil
 }
 
-// decideList decides independent batches in one script call, as callers that are gathered will be.
-func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) ([]penstock.Decision, error) {
+// decideList decides independent batches as a gatherer does whose callers have waited, and says in which order.
+func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (decisions []penstock.Decision, order []int, err error) {
 	if len(batches) == 1 {
 		d, err := s.Decide(ctx, batches[0])
-		return []penstock.Decision{d}, err
+		return []penstock.Decision{d}, []int{0}, err
 	}
-	var c call
-	for _, batch := range batches {
+	g := gatherer{store: s}
+	index := make(map[*waiting]int)
+	for i, batch := range batches {
 		plans, err := penstock.Prepare(batch, nil)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		for i := range batch {
-			c.charges = append(c.charges, charge{&batch[i], plans[i]})
+		var c call
+		for j := range batch {
+			c.charges = append(c.charges, charge{&batch[j], plans[j]})
 		}
-		c.batches = append(c.batches, len(batch))
+		index[g.enqueueLocked(ctx, &c)] = i
 	}
-	reply, err := s.eval(ctx, &c)
-	if err != nil {
-		return nil, err
+	decisions = make([]penstock.Decision, len(batches))
+	var c call
+	for together := g.next(nil); together != nil; together = g.next(nil) {
+		served := make([]int, len(together))
+		for i := range served {
+			served[i] = i
+		}
+		if script := together[0].script; script != nil {
+			s.decideRows(ctx, &c, together, script)
+			served = c.order
+		} else {
+			s.decideMany(ctx, &c, together)
+		}
+		for _, i := range served {
+			w := together[i]
+			decisions[index[w]] = w.decision
+			order = append(order, index[w])
+			if w.err != nil {
+				return nil, nil, w.err
+			}
+		}
 	}
-	var decisions []penstock.Decision
-	for _, batch := range batches {
-		size := statusSize * len(batch)
-		decisions = append(decisions, decode(reply[:size], c.charges[:len(batch)]))
-		reply, c.charges = reply[size:], c.charges[len(batch):]
-	}
-	return decisions, nil
+	return decisions, order, nil
 }
 
 func describe(batch []penstock.Charge) string {

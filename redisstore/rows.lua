@@ -1,0 +1,58 @@
+-- Decides the batches of callers that went together: all are of one row of charges, as row.lua's, and each is all or nothing for
+-- itself. The batches of one string follow each other: it is loaded once, and saved once. A string that cannot be read is the
+-- trouble of its own callers.
+local args, virtual = ARGV[1], 0
+local now, at = sunpack('<d', args)
+if now == 0 then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  virtual = VIRTUALTTL
+end
+
+local replies = {}
+for index = 1, #KEYS do
+  local key, poisoned = KEYS[index], false
+  local batches, @list{tag$}
+  batches, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
+@load
+
+  local @list{left$} = @list{UNCHANGED}
+  for _ = 1, batches do
+    local @list{mode$, cost$, a$, b$, c$}
+    local @list{d$, patience$, who$} = @list{0, 0, 0}
+@each
+    mode$, cost$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
+    if mode$ >= 128 then
+      mode$ = mode$ - 128
+      d$, patience$, who$, at = sunpack('<ddd', args, at)
+    end
+@endeach
+    if poisoned then
+      replies[#replies + 1] = spack('<B', 2)
+    else
+@decide
+
+@each
+      if keep$ == 0 then
+        left$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
+      elseif keep$ > 0 then
+        left$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
+      end
+@endeach
+      if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
+        replies[#replies + 1] = spack('<B@text{dd}', 0, @list{remaining$, reset$})
+      else
+        replies[#replies + 1] = spack('<B@text{ddddd}', 1, @list{granted$, remaining$, retry$, reset$, wait$})
+      end
+    end
+  end
+
+  if not poisoned then
+@each
+    local keep$, t$1, t$2, t$3, t$4, t$5, t$6 = left$, s$1, s$2, s$3, s$4, s$5, s$6
+@endeach
+@save
+  end
+end
+return table.concat(replies)
