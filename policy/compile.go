@@ -394,6 +394,9 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 		c.ownName(r, l, &config.Limits[i])
 		r.Limits = append(r.Limits, l)
 	}
+	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
+		c.identityOf(&config.Per) // for its mistakes: no limit uses it
+	}
 	return r
 }
 
@@ -1021,9 +1024,9 @@ func (c *compiler) costFields(l *Limit, k *CostConfig) {
 		c.fail(&k.Header, "callers choose what they write into a header, so its cost needs a bound; add max:")
 	case k.Header != "" && k.Max < 1:
 		c.fail(&k.Max, "max is %d; write the most that a header may cost", k.Max)
-	case k.Header == "" && !c.written(&k.Header) && k.Max != 0:
+	case k.Header == "" && !c.written(&k.Header) && (k.Max != 0 || c.written(&k.Max)):
 		c.fail(&k.Max, "max belongs to header; remove it")
-	case k.Header == "" && k.Body == 0 && !c.written(&k.Header) && !c.written(&k.Body) && k.Min != 0:
+	case k.Header == "" && k.Body == 0 && !c.written(&k.Header) && !c.written(&k.Body) && (k.Min != 0 || c.written(&k.Min)):
 		c.fail(&k.Min, "min belongs to header and body; remove it")
 	case l.cost.min > l.cost.max:
 		c.fail(&k.Max, "max is %d and min is %d; max has to be the larger", l.cost.max, l.cost.min)
