@@ -13,7 +13,10 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
+require golang.org/x/time v0.9.0 // indirect
+
 require (
+	github.com/MicahParks/jwkset v0.11.3
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
