@@ -3,6 +3,7 @@ module github.com/penstock/penstock
 go 1.26.0
 
 require (
+	github.com/MicahParks/jwkset v0.11.3
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/fsnotify/fsnotify v1.10.1
@@ -13,11 +14,9 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
-require golang.org/x/time v0.9.0 // indirect
-
 require (
-	github.com/MicahParks/jwkset v0.11.3
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
+	golang.org/x/time v0.9.0 // indirect
 )
