@@ -136,6 +136,7 @@ func TestFileHasAKeyForEverySettingThatMayStandThere(t *testing.T) {
 
 func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
 	type property struct {
+		Description string
 		AllOf []struct {
 			Ref string `json:"$ref"`
 		}
@@ -155,6 +156,9 @@ func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
 			continue
 		}
 		p := schema.Properties.Server.Properties[row.Key()]
+		if !strings.Contains(p.Description, "default "+row.Default) && row.Default != "" {
+			t.Errorf("the default of %s is %s, and the schema says %q", row.Key(), row.Default, p.Description)
+		}
 		switch kind, ok := kinds[row.Value]; {
 		case strings.Contains(row.Value, "|"):
 			if len(p.AnyOf) == 0 || strings.Join(p.AnyOf[0].Enum, "|") != row.Value {
