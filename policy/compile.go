@@ -244,9 +244,9 @@ func (c *compiler) test(part part, values *Values) test {
 
 // Bounds of files with values.
 const (
-	maxList      = 64 << 20 // bytes
+	maxList      = 64 << 20  // bytes
 	maxListLines = 1_000_000 // of all files
-	maxListBad   = 10 // bad lines that are told one by one
+	maxListBad   = 10        // bad lines that are told one by one
 )
 
 // lines reads a file with one value per line. # begins a comment.

@@ -13,8 +13,8 @@ import (
 // what they keep running.
 type Rules struct {
 	name     string
-	rules    []*Rule // in the order of the file
-	all      bool    // every rule that matches applies
+	rules    []*Rule               // in the order of the file
+	all      bool                  // every rule that matches applies
 	index    map[string][]*matcher // by the first segment of their paths, the most specific first
 	general  []*matcher            // those whose paths begin with a pattern, the most specific first
 	tiers    []tier
