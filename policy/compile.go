@@ -236,7 +236,7 @@ func (c *compiler) test(part part, values *Values) test {
 	for i := range values.Is {
 		add(&values.Is[i], "", values.Is[i])
 	}
-	if values.File != "" {
+	if t.file = values.File; t.file != "" {
 		c.lines(&values.File, values.File, add)
 	}
 	return t
@@ -935,22 +935,29 @@ func (l *Limit) maxPatience() time.Duration {
 // givesBack tells whether what was charged can be taken back later.
 func givesBack(a *algorithm.Algorithm) bool { return !a.Holds && !a.Is(penstock.LeakyBucket) }
 
-// nameOf is an algorithm's name in the file.
+// nameOf is an algorithm's name in the file. Windows of the calendar, which the rate chooses, are called calendar.
 func nameOf(a *algorithm.Algorithm) string {
-	if a.Holds {
+	switch {
+	case a.Holds:
 		return "in_flight"
+	case a.At != nil:
+		return "calendar"
+	case a.Is(subWindow):
+		return "sub-window"
 	}
 	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
-		if known := algorithms[name]; known != nil && name != "gcra" && a.Is(known) {
+		if algorithms[name] == a && name != "gcra" {
 			return name
 		}
 	}
 	return a.Name
 }
 
+var subWindow = penstock.SubWindow(defaultParts)
+
 func sameForms(a, b *Limit) bool {
 	same := func(f, g penstock.Limit) bool {
-		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Is(g.Algorithm) && calendarOf(f) == calendarOf(g)
+		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && nameOf(f.Algorithm) == nameOf(g.Algorithm)
 	}
 	return slices.EqualFunc(a.forms, b.forms, same) && a.parts == b.parts && a.zone == b.zone
 }
@@ -1248,7 +1255,8 @@ func (c *compiler) tokens() {
 		c.fail(c.tokenField(one), "%v", one)
 	}
 	if err == nil {
-		c.rules.verifier = verifier
+		c.rules.verifier, c.rules.tokens = verifier, *t
+		c.rules.tokens.Secret = "" // the verifier has it; nothing else should
 		c.rules.files = append(c.rules.files, t.files(dir)...)
 	}
 }

@@ -160,6 +160,7 @@ type test struct {
 	anything bool
 	texts    map[string]struct{}
 	networks networks
+	file     string // where they were read from, as it was written
 }
 
 // A condition holds if all of its tests do.
