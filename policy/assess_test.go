@@ -926,3 +926,16 @@ func TestACandidateMayDifferInWhereItsWindowsBegin(t *testing.T) {
 		want(t, row, nameOf(rules.Rules()[0].Limits[0].Candidate.forms[0].Algorithm), row[1])
 	}
 }
+
+// Without the header nobody is named, and so nobody is a member.
+func TestAnIdentityThatMayBeAnythingHasToBeThere(t *testing.T) {
+	rules := rulesOf(t, `
+identities: {member: {member: header X-Member}}
+tiers: {members: {member: "*"}, nobody: {member: unknown}, others: otherwise}
+rules: [{name: a, per: {tier: tier}, limits: [{rate: 1/s}]}]
+`)
+	want(t, "with the header", payer(t, rules, asked{}.with("X-Member", "m")), "tier:members")
+	want(t, "called unknown", payer(t, rules, asked{}.with("X-Member", "unknown")), "tier:members")
+	want(t, "without it", payer(t, rules, asked{}), "tier:nobody")
+	want(t, "with two", payer(t, rules, asked{}.with("X-Member", "m", "X-Member", "m")), "tier:nobody")
+}

@@ -109,6 +109,7 @@ func (c *compiler) compile() {
 	c.rules.deny = c.conditions(&c.config.Deny, "deny")
 	c.ruleList()
 	c.rules.payers = c.payers
+	c.rules.warnings = c.rules.warnings.sorted()
 }
 
 // oneOf is a word out of a few; the first is the default.

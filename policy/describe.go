@@ -32,7 +32,7 @@ func (r *Rules) String() string {
 type description struct{ strings.Builder }
 
 const (
-	textColumn = 16  // where the text of a line begins
+	textColumn = 20  // where the text of a line begins
 	textEnd    = 120 // where it goes on in the next line, if it has a space before
 	mostListed = 20  // how many of a list are written out
 )
@@ -40,10 +40,10 @@ const (
 // say writes texts behind a label, each in a line of its own, and nothing if there are none.
 func (d *description) say(label string, texts ...string) {
 	for _, text := range texts {
-		for more := true; more; label = "" {
+		for more := true; more; label, text = "", "  "+text {
 			var line string
 			line, text, more = wrap(text)
-			fmt.Fprintf(d, "%s\n", strings.TrimRight(fmt.Sprintf("%-*s%s", textColumn, label+"  ", line), " "))
+			fmt.Fprintf(d, "%-*s%s\n", textColumn, label+"  ", line)
 		}
 	}
 }
@@ -54,11 +54,12 @@ func wrap(text string) (line, rest string, more bool) {
 	if len(text) <= most {
 		return text, "", false
 	}
+	begins := len(text) - len(strings.TrimLeft(text, " "))
 	end := strings.LastIndexByte(text[:most+1], ' ')
-	if end < 0 {
-		end = strings.IndexByte(text, ' ')
+	if end < begins {
+		end = begins + strings.IndexByte(text[begins:], ' ')
 	}
-	if end < 0 {
+	if end < begins {
 		return text, "", false
 	}
 	return text[:end], text[end+1:], true
@@ -137,7 +138,7 @@ func (d *description) rule(r *Rules, rule *Rule) {
 	when := "if it is the most specific"
 	switch {
 	case rule.Shadow && !rule.Always:
-		when = "beside the most specific, unless that is more specific"
+		when = "beside the most specific unless that is more specific"
 	case rule.Always:
 		when = "always"
 	}
@@ -145,7 +146,7 @@ func (d *description) rule(r *Rules, rule *Rule) {
 	case rule.Unlimited:
 		when += ", and sets no limit"
 	case rule.Shadow:
-		when += ", as a shadow: counted and reported, never enforced"
+		when += ", as a shadow: counted, never enforced"
 	}
 	d.say("rule "+rule.Name, when)
 	d.match(rule)
@@ -194,14 +195,16 @@ func (d *description) match(rule *Rule) {
 func (d *description) limit(r *Rules, l *Limit, payer bool) {
 	how := l.algorithm()
 	if l.Shadow && !l.Rule.Shadow {
-		how += ", as a shadow: counted and reported, never enforced"
+		how += ", as a shadow: counted, never enforced"
 	}
 	d.say("  limit "+l.Name, how)
 	d.say("    admits", l.admits(r)...)
 	if payer {
 		d.say("    who pays", l.per.text())
 	}
-	d.say("    cost", l.costText())
+	if cost := l.costText(); cost != "1" {
+		d.say("    cost", cost)
+	}
 	if l.Status != nil {
 		d.say("    only for", "answers with status "+l.Status.text())
 	}
@@ -210,10 +213,10 @@ func (d *description) limit(r *Rules, l *Limit, payer bool) {
 	}
 	if !l.Shadow {
 		d.say("    no store", map[bool]string{true: "requests are refused", false: "requests pass"}[l.Closed])
-		d.say("    headers", map[bool]string{true: "tell of it", false: "do not tell of it"}[l.Shown])
+		d.say("    headers", map[bool]string{true: "tell of it", false: "do not tell of it"}[l.Shown && !slices.Contains(r.http.Headers, "none")])
 	}
 	if c := l.Candidate; c != nil {
-		how := c.algorithm() + ", beside it: counted and reported, never enforced"
+		how := c.algorithm() + ", beside it: counted, never enforced"
 		if c.Patience > 0 {
 			how += "; waits up to " + period(c.Patience)
 		}
@@ -278,7 +281,7 @@ func (l *Limit) costText() string {
 	case l.Body > 0:
 		text = fmt.Sprintf("1 for each begun %s of the body, at least %d", sizeText(l.Body), c.min)
 	case c.header != "":
-		text = fmt.Sprintf("what header %s says, from %d to %d; %[2]d without it", c.header, c.min, c.max)
+		text = fmt.Sprintf("what header %s says, from %d to %d; %[2]d if it says no number", c.header, c.min, c.max)
 	case c.methods != nil:
 		var each []string
 		for _, method := range slices.Sorted(maps.Keys(c.methods)) {

@@ -203,6 +203,12 @@ func (q *request) passes(t *test) bool {
 			}
 		}
 		return false
+	case partIdentity:
+		payer := q.payer(t.part.id)
+		if t.anything {
+			return payer != unknownKey
+		}
+		return t.is(payer)
 	}
 	text, ok := q.text(&t.part)
 	return ok && t.is(text)
