@@ -223,6 +223,7 @@ func verdictText(t *testing.T, matching []*Rule, v *Verdict) string {
 			t.Fatal(err)
 		}
 		_, of, _ := strings.Cut(c.Limit.String(), ": ")
+		of += windowText(plan)
 		if c.Patience > 0 {
 			of += ", waits " + period(c.Patience)
 		}
@@ -251,6 +252,22 @@ func verdictText(t *testing.T, matching []*Rule, v *Verdict) string {
 	}
 	w.Flush()
 	return s.String()
+}
+
+// windowText is what a limit does not say of its windows: how many parts they have, where they begin, or in UTC when those end that are
+// next to a day of summer.
+func windowText(p *penstock.Plan) string {
+	const minutes = "2006-01-02 15:04"
+	a, params := p.Limit.Algorithm, p.Params(tokenNow.UnixMicro())
+	switch {
+	case a.Is(subWindow):
+		return fmt.Sprintf(", %d parts", params[2])
+	case a.At != nil:
+		return fmt.Sprintf(", ends %s, %s", time.UnixMicro(params[1]).UTC().Format(minutes), time.UnixMicro(params[2]).UTC().Format(minutes))
+	case a.Is(penstock.FixedWindow):
+		return [...]string{", from the epoch", ", from the first"}[params[3]]
+	}
+	return ""
 }
 
 // signer lets the rules believe tokens of tests, and signs them.
