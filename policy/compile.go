@@ -109,6 +109,7 @@ func (c *compiler) compile() {
 	c.rules.deny = c.conditions(&c.config.Deny, "deny")
 	c.ruleList()
 	c.rules.payers = c.payers
+	c.rules.warnings = c.rules.warnings.sorted()
 }
 
 // oneOf is a word out of a few; the first is the default.
@@ -236,7 +237,7 @@ func (c *compiler) test(part part, values *Values) test {
 	for i := range values.Is {
 		add(&values.Is[i], "", values.Is[i])
 	}
-	if values.File != "" {
+	if t.file = values.File; t.file != "" {
 		c.lines(&values.File, values.File, add)
 	}
 	return t
@@ -244,9 +245,9 @@ func (c *compiler) test(part part, values *Values) test {
 
 // Bounds of files with values.
 const (
-	maxList      = 64 << 20 // bytes
+	maxList      = 64 << 20  // bytes
 	maxListLines = 1_000_000 // of all files
-	maxListBad   = 10 // bad lines that are told one by one
+	maxListBad   = 10        // bad lines that are told one by one
 )
 
 // lines reads a file with one value per line. # begins a comment.
@@ -935,22 +936,29 @@ func (l *Limit) maxPatience() time.Duration {
 // givesBack tells whether what was charged can be taken back later.
 func givesBack(a *algorithm.Algorithm) bool { return !a.Holds && !a.Is(penstock.LeakyBucket) }
 
-// nameOf is an algorithm's name in the file.
+// nameOf is an algorithm's name in the file. Windows of the calendar, which the rate chooses, are called calendar.
 func nameOf(a *algorithm.Algorithm) string {
-	if a.Holds {
+	switch {
+	case a.Holds:
 		return "in_flight"
+	case a.At != nil:
+		return "calendar"
+	case a.Is(subWindow):
+		return "sub-window"
 	}
 	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
-		if known := algorithms[name]; known != nil && name != "gcra" && a.Is(known) {
+		if algorithms[name] == a && name != "gcra" {
 			return name
 		}
 	}
 	return a.Name
 }
 
+var subWindow = penstock.SubWindow(defaultParts)
+
 func sameForms(a, b *Limit) bool {
 	same := func(f, g penstock.Limit) bool {
-		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Is(g.Algorithm) && calendarOf(f) == calendarOf(g)
+		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && nameOf(f.Algorithm) == nameOf(g.Algorithm)
 	}
 	return slices.EqualFunc(a.forms, b.forms, same) && a.parts == b.parts && a.zone == b.zone
 }
@@ -1248,7 +1256,8 @@ func (c *compiler) tokens() {
 		c.fail(c.tokenField(one), "%v", one)
 	}
 	if err == nil {
-		c.rules.verifier = verifier
+		c.rules.verifier, c.rules.tokens = verifier, *t
+		c.rules.tokens.Secret = "" // the verifier has it; nothing else should
 		c.rules.files = append(c.rules.files, t.files(dir)...)
 	}
 }
