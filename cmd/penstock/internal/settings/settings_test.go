@@ -137,7 +137,7 @@ func TestFileHasAKeyForEverySettingThatMayStandThere(t *testing.T) {
 func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
 	type property struct {
 		Description string
-		AllOf []struct {
+		AllOf       []struct {
 			Ref string `json:"$ref"`
 		}
 		AnyOf []struct{ Enum []string }

@@ -1,3 +1,0 @@
-package policy
-
-func (r *Rules) String() string { return "" }
