@@ -939,3 +939,46 @@ rules: [{name: a, per: {tier: tier}, limits: [{rate: 1/s}]}]
 	want(t, "without it", payer(t, rules, asked{}), "tier:nobody")
 	want(t, "with two", payer(t, rules, asked{}.with("X-Member", "m", "X-Member", "m")), "tier:nobody")
 }
+
+// HEAD makes a server do what GET does: nobody should get around a limit by it.
+func TestHeadIsLimitedAsGet(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: any, per: everyone, limits: [{rate: 1/s}]}
+  - {name: get, match: {method: GET, path: /a}, per: everyone, limits: [{rate: 10/s, cost: {methods: {GET: 3, otherwise: 7}}}]}
+  - {name: other, match: {method: GET, path: "/b/*"}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: head, match: {method: [POST, HEAD], path: "/b/*"}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: whatever, match: {path: /a}, per: everyone, limits: [{rate: 1/s}]}
+`)
+	for request, wins := range map[string]string{
+		"GET /a": "get.second everyone 3", "HEAD /a": "get.second everyone 3", "POST /a": "whatever.second everyone 1",
+		"GET /b/1": "other.second everyone 1", "HEAD /b/1": "head.second everyone 1", "PUT /b/1": "any.second everyone 1",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		want(t, request, charged(rules, asked{method: method, path: path}), []string{wins})
+	}
+}
+
+func TestAnAddressHasOneFormInLists(t *testing.T) {
+	rules := rulesOf(t, `
+deny: [{address: 192.0.2.0/24}]
+rules: [{name: a, per: everyone, limits: [{rate: 1/s}]}]
+`)
+	for _, address := range []string{"192.0.2.7", "::ffff:192.0.2.7", "64:ff9b::192.0.2.7"} {
+		var v Verdict
+		rules.Assess(asked{address: address}, &v)
+		want(t, address, v.Listed, Refused)
+	}
+}
+
+func TestAQueueThatNobodyWaitsInIsWarnedOf(t *testing.T) {
+	rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]\n")
+	warnings := rules.Warnings()
+	if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "the queue of limit second is never used") {
+		t.Errorf("warned of %v", warnings)
+	}
+	rules = rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, wait: 2s}]}]\n")
+	if len(rules.Warnings()) != 0 {
+		t.Errorf("warned of %v", rules.Warnings())
+	}
+}

@@ -84,7 +84,7 @@ func newCompiler(config *Config) *compiler {
 }
 
 func (c *compiler) compile() {
-	if c.config.Version != 0 && c.config.Version != 1 {
+	if c.config.Version != 1 && (c.config.Version != 0 || c.written(&c.config.Version)) {
 		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
 	}
 	c.failClosed = c.oneOf(&c.config.OnFailure, "on_failure", "open", "closed") == "closed"

@@ -163,7 +163,13 @@ func (c *compiler) outcomes(l *Limit, config *LimitConfig) {
 }
 
 func (c *compiler) patience(l *Limit, config *LimitConfig) {
-	if config.Wait == 0 || len(l.forms) == 0 {
+	if len(l.forms) == 0 {
+		return
+	}
+	if config.Wait == 0 {
+		if a := l.forms[0].Algorithm; a.Is(penstock.LeakyBucket) && l.forms[0].Burst > 0 {
+			c.warn(config, "the queue of limit %s is never used, since no request waits; say how long one would, as in wait: 2s", l.Name)
+		}
 		return
 	}
 	most := l.maxPatience()

@@ -131,6 +131,12 @@ func (c *compiler) tokens() {
 	for _, warning := range t.warnings() {
 		c.warn(t, "%s", warning)
 	}
+	if c.written(&t.Leeway) && t.Leeway == 0 {
+		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or leave it out for %s", period(tokenLeeway))
+	}
+	if c.written(&t.Refresh) && t.Refresh == 0 {
+		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or leave it out for %s", period(keyRefresh))
+	}
 	verifier, err := newVerifier(*t, dir)
 	for _, one := range flat(err) {
 		c.fail(c.tokenField(one), "%v", one)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 )
@@ -54,7 +55,7 @@ func (c *compiler) overlaps(matchers []*matcher) {
 	type place struct{ host, path string }
 	seen := make(map[place][]*matcher)
 	for _, m := range matchers {
-		if m.rule.Always || len(m.where) > 0 {
+		if m.rule.Always || m.implied || len(m.where) > 0 {
 			continue
 		}
 		var path strings.Builder
@@ -153,7 +154,8 @@ func sameTag(a, b *Limit) bool {
 	return err == nil && other == nil && p.Tag == q.Tag
 }
 
-// matchers are the ways in which a rule can match: each of its paths at each of its hosts.
+// matchers are the ways in which a rule can match: each of its paths at each of its hosts. HEAD makes a server do what GET does, so a rule for
+// GET is one for HEAD, too, unless another names that.
 func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 	methods := make([]string, len(config.Method))
 	for i := range config.Method {
@@ -186,6 +188,9 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 	for _, host := range hosts {
 		for _, path := range paths {
 			list = append(list, &matcher{rule: r, host: host, path: path, methods: methods, where: where})
+			if slices.Contains(methods, http.MethodGet) && !slices.Contains(methods, http.MethodHead) {
+				list = append(list, &matcher{rule: r, host: host, path: path, methods: []string{http.MethodHead}, implied: true, where: where})
+			}
 		}
 	}
 	return list

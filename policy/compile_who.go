@@ -24,7 +24,7 @@ func (c *compiler) names() {
 }
 
 func identityLike(s string) bool {
-	return wordLike(strings.ReplaceAll(s, "-", "_"))
+	return wordLike(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
 }
 
 func (c *compiler) tiers() {
@@ -102,6 +102,9 @@ func (c *compiler) test(part part, values *Values) test {
 				return false
 			}
 			t.networks.add(network)
+		case part.what == partIdentity && !part.id.canBe(text):
+			c.fail(p, "%s%q is never who pays; write the whole key, which begins with its kind, as in %s", where, clip(text), part.id.name()+":"+clip(text))
+			return false
 		case part.what == partTier && !slices.ContainsFunc(c.rules.tiers, func(t tier) bool { return t.name == text }):
 			c.fail(p, "%sthere is no tier %q; %s", where, clip(text), suggestOf(text, c.rules.Tiers()))
 			return false

@@ -178,7 +178,11 @@ func (d *description) match(rule *Rule) {
 		d.say("  matches", "every request")
 	}
 	if len(m.methods) > 0 {
-		d.say("  method", some(m.methods, "or"))
+		text := some(m.methods, "or")
+		if slices.ContainsFunc(rule.matchers, func(m *matcher) bool { return m.implied }) {
+			text += "; HEAD as GET"
+		}
+		d.say("  method", text)
 	}
 	if !anyHost {
 		d.say("  host", some(hosts, "or"))

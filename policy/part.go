@@ -233,7 +233,7 @@ func (n networks) add(p netip.Prefix) {
 }
 
 func (n networks) contain(a netip.Addr) bool {
-	a = a.Unmap().WithZone("")
+	a = folded(a)
 	for bits, set := range n {
 		if p, err := a.Prefix(bits); err == nil {
 			if _, ok := set[p]; ok {

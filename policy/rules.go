@@ -2,6 +2,7 @@ package policy
 
 import (
 	"crypto/rand"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -375,7 +376,11 @@ func (q *request) cost(l *Limit) int64 {
 		}
 		return min(max(n, c.min), c.max)
 	case c.methods != nil:
-		if n, ok := c.methods[q.a.Method()]; ok {
+		method := q.a.Method()
+		if n, ok := c.methods[method]; ok {
+			return n
+		}
+		if n, ok := c.methods[http.MethodGet]; ok && method == http.MethodHead {
 			return n
 		}
 	}
