@@ -113,7 +113,7 @@ func (id *identity) canBe(text string) bool {
 		return slices.ContainsFunc(id.first, func(one *identity) bool { return one.canBe(text) })
 	case id.all != nil:
 		first, _, several := strings.Cut(text, ",")
-		return several && (first == id.all[0].name() || id.all[0].canBe(first))
+		return several && id.all[0].canBe(first)
 	}
 	return strings.HasPrefix(text, id.kind+":")
 }
