@@ -167,7 +167,9 @@ func startProcess(t *testing.T, args ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // whoever waits for a line need not wait for ever
 	t.Cleanup(func() {
+		late.Stop()
 		p.Process.Kill()
 		p.Wait()
 	})
