@@ -26,10 +26,11 @@ func newExplain() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain [flags] URL-OR-PATH",
 		Short: "Tell what a policy makes of one request",
-		Long: "explain tells which rules match a request, who pays, which limits are charged, in what order, and under which keys of the store.\n" +
-			"It charges nothing. With --store it also asks what is left. The exit status is 0 if the request would be let in as far as is known, and 3 if not.\n\n" +
-			"Without a policy it explains the demo's. The secret that hides identities in Redis is taken from where serve finds it: PENSTOCK_SECRET,\n" +
-			"PENSTOCK_SECRET_FILE or the policy's server section.",
+		Long: "explain tells which rules match a request, who pays, which limits are charged, in what order, and under which keys of\n" +
+			"the store. It charges nothing. With --store it also asks what is left. The exit status is 0 if the request would be let in\n" +
+			"as far as is known, and 3 if not.\n\n" +
+			"Without a policy it explains the demo's. The secret that hides identities in Redis is found where serve finds it:\n" +
+			"in PENSTOCK_SECRET, PENSTOCK_SECRET_FILE or the policy's server section.",
 		Example: "  penstock explain -X POST /api/rides/request -H 'X-API-Key: a'\n" +
 			"  penstock explain --config rules.yaml --store redis://localhost:6379 -o json https://api.example.com/search?q=1",
 		Args:              cobra.ExactArgs(1),

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -101,7 +100,10 @@ rules:
   - name: ride
     match: {path: "/api/rides/{id}"}
     per: {key: header X-API-Key}
-    limits: [{rate: 10/h, candidate: {rate: 5/h, algorithm: sliding-log}}, {rate: 50/d, algorithm: fixed-window}, {name: maybe, rate: 3/h, shadow: true}]
+    limits:
+      - {rate: 10/h, candidate: {rate: 5/h, algorithm: sliding-log}}
+      - {rate: 50/d, algorithm: fixed-window}
+      - {name: maybe, rate: 3/h, shadow: true}
   - {name: tried, always: true, shadow: true, match: {path: /api/**}, per: address, limits: [{rate: 1/h}]}
 `
 
@@ -197,8 +199,12 @@ func TestExplainChargesNothing(t *testing.T) {
 	}
 	for range asked {
 		e := explained(t, "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/api/rides/1")
-		if left := []int64{*e.Charges[0].Remaining, *e.Charges[1].Remaining, *e.Charges[2].Remaining, *e.Charges[3].Remaining}; fmt.Sprint(left) != "[996 896 6 46]" {
-			t.Errorf("left are %v, not [996 896 6 46]", left)
+		var left []int64
+		for _, c := range e.Charges {
+			left = append(left, *c.Remaining)
+		}
+		if want := []int64{996, 896, 6, 46}; !slices.Equal(left, want) {
+			t.Errorf("left are %v, not %v", left, want)
 		}
 	}
 	t.Logf("counted: %d times that a request was explained and not charged", 2*asked)
@@ -257,7 +263,8 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 		if out == "" {
 			text = err
 		}
-		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out == "") != (code != exitOK && code != exitDenied) {
+		explained := code == exitOK || code == exitDenied
+		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != explained {
 			t.Errorf("explain %s: exit status %d, %s\nwant %d, … %s", c.args, code, text, c.code, c.text)
 		}
 	}

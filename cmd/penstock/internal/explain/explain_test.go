@@ -85,7 +85,8 @@ func TestReportTellsWhatTheGateWouldAsk(t *testing.T) {
 			"enforced search.second key:a 10 per 1s, burst 20 (tokenbucket); enforced search.day key:a 1000 per 24h (slidinglog); " +
 			"candidate search.day.candidate key:a 500 per 24h (slidinglog)"},
 		{"/x/../%73earch/%c3%a4%2e", []string{"X-Plan: premium"}, "/search/%C3%A4.; premium; ; search=true; all=true; " +
-			"enforced all.in-flight everyone 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (tokenbucket); enforced search.day ip:192.0.2.1 1000 per 24h (slidinglog); " +
+			"enforced all.in-flight everyone 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (tokenbucket); " +
+			"enforced search.day ip:192.0.2.1 1000 per 24h (slidinglog); " +
 			"candidate search.day.candidate ip:192.0.2.1 500 per 24h (slidinglog)"},
 		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight everyone 100 at once"},
 		{"/search/deep", []string{"X-API-Key: foe"}, "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
