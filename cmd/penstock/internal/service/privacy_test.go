@@ -47,7 +47,7 @@ rules:
 		{"/account/LEAK%00malformed", ""},
 		{"/account/LEAKmalformed%2f..", ""},
 	}
-	asked := 0
+	asked := 1
 	all := func(headers ...string) {
 		for _, q := range requests {
 			for range 2 {
@@ -56,12 +56,8 @@ rules:
 			}
 		}
 	}
+	r.mustSend("GET", "/query?token=LEAKother", "X-Break: yes", "X-API-Key: LEAKkey", "X-Forwarded-For: 203.0.113.78") // of all that is logged
 	all()
-	for i := range requests[:10] { // of the paths that hold nothing that is secret, the log may tell
-		r.mustSend("GET", requests[i].path, "X-Break: yes", requests[i].header)
-		asked++
-	}
-	r.mustSend("GET", "/key", "X-API-Key: LEAKother", "X-Break: yes")
 	for _, key := range keysOf(t, redis) { // what stands there is not what belongs there
 		for _, command := range [][]string{{"DEL", key}, {"LPUSH", key, "LEAKpoison"}} {
 			if _, err := redis.Do(command...); err != nil {
