@@ -121,7 +121,7 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 			if _, err := redis.Do("FLUSHALL"); err != nil {
 				t.Fatal(err)
 			}
-			p := startProcess(t, strings.Fields("--config="+config+" --store="+redis.URL()+" "+c.serve)...)
+			p := startProcess(t, strings.Fields("--config="+config+" --store-timeout=20s --store="+redis.URL()+" "+c.serve)...)
 			if name, value, ok := strings.Cut(c.env, "="); ok {
 				t.Setenv(name, value)
 			}
@@ -189,7 +189,7 @@ func TestExplainChargesNothing(t *testing.T) {
 			t.Errorf("it wrote %q", keys)
 		}
 	}
-	p := startProcess(t, "--config="+config, "--store="+redis.URL())
+	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")
 	for range 4 {
 		res, err := http.Get("http://" + p.listen + "/api/rides/1")
 		if err != nil {
@@ -219,7 +219,7 @@ allow: [{address: 198.51.100.0/24}]
 rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 `)
 	broken := writeFile(t, "broken.yaml", "rules: [\n")
-	p := startProcess(t, "--config="+rules, "--store="+redis.URL())
+	p := startProcess(t, "--config="+rules, "--store="+redis.URL(), "--store-timeout=20s")
 	for range 2 {
 		res, err := http.Get("http://" + p.listen + "/a")
 		if err != nil {

@@ -31,7 +31,7 @@ rules:
 		if r.Header.Get("X-Break") != "" {
 			panic(http.ErrAbortHandler)
 		}
-	}), policy, map[string]string{"store": redis.URL(), "store-timeout": "100ms", "secret": "LEAKpepper"})
+	}), policy, map[string]string{"store": redis.URL(), "secret": "LEAKpepper"})
 	requests := []struct{ path, header string }{
 		{"/key", "X-API-Key: LEAKkey"},
 		{"/key", "X-API-Key: LEAKfoe"},
