@@ -13,8 +13,8 @@ import (
 // what they keep running.
 type Rules struct {
 	name     string
-	rules    []*Rule // in the order of the file
-	all      bool    // every rule that matches applies
+	rules    []*Rule               // in the order of the file
+	all      bool                  // every rule that matches applies
 	index    map[string][]*matcher // by the first segment of their paths, the most specific first
 	general  []*matcher            // those whose paths begin with a pattern, the most specific first
 	tiers    []tier
@@ -22,6 +22,7 @@ type Rules struct {
 	deny     []condition
 	payers   int
 	verifier *verifier
+	tokens   Tokens // without the secret
 
 	paths            Paths
 	prefix4, prefix6 int
@@ -296,8 +297,7 @@ func (v *Verdict) apply(m *matcher) {
 			v.Limits = append(v.Limits, l)
 		}
 		if c := l.Candidate; c != nil {
-			charge.Limit = v.request.form(c)
-			v.Trials = append(v.Trials, Trial{Charges: []penstock.Charge{charge}, Limits: []*Limit{c}, Candidate: true})
+			v.Trials = append(v.Trials, Trial{Charges: []penstock.Charge{v.request.charge(c)}, Limits: []*Limit{c}, Candidate: true})
 		}
 	}
 	if shadow.Charges != nil {
