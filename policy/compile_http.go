@@ -103,7 +103,7 @@ func (c *compiler) denied(d *DeniedConfig) {
 	}
 }
 
-// tryTemplate writes a template for a denial by a limit, and for one without.
+// tryTemplate writes a template for each kind of denial: by a limit, without an answer of the store, by a list, and of what is malformed.
 func tryTemplate(text string) error {
 	t, err := template.New("body").Parse(text)
 	if err != nil {
@@ -115,10 +115,12 @@ func tryTemplate(text string) error {
 		Policies                 []string
 		RetryAfter, RetryAfterMS int64
 	}
-	if err := t.Execute(io.Discard, fields{429, "rule", []string{"rule.limit"}, 1, 1000}); err != nil {
-		return err
+	for _, denial := range []fields{{429, "rule", []string{"rule.limit"}, 1, 1000}, {503, "rule", nil, 1, 1000}, {Status: 403}, {Status: 400}} {
+		if err := t.Execute(io.Discard, denial); err != nil {
+			return err
+		}
 	}
-	return t.Execute(io.Discard, fields{Status: 403})
+	return nil
 }
 
 func (c *compiler) server() { c.rules.server = c.config.Server }

@@ -332,3 +332,14 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 		}
 	}
 }
+
+func TestThoseWhoNeedFewSettingsAreNotToldOfOthers(t *testing.T) {
+	s, err := Load(Sources{
+		Only:    []string{"prefix", "secret"},
+		Environ: []string{"PENSTOCK_CONFIG=p.yaml", "PENSTOCK_SECRET=s", "PENSTOCK_UPSTREAM=nonsense", "PENSTOCK_LOG_LEVEL=loud"},
+		File:    func(string) (policy.ServerConfig, error) { return policy.ServerConfig{Prefix: "p", Listen: "?"}, nil },
+	})
+	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.Secret) != "s" || s.Listen != "" {
+		t.Errorf("%v, %v", s, err)
+	}
+}
