@@ -11,7 +11,7 @@ SOAKTIME ?= 60m
 # The folders of all modules of the workspace.
 modules = $(shell go list -m -f '{{.Dir}}')
 
-.PHONY: run test race soak fuzz examples service bench lint format tools
+.PHONY: run test race soak fuzz examples service bench lint format schema tools
 
 ## run: the gate with a demo upstream on port 8080, metrics on 9180
 run:
@@ -63,6 +63,10 @@ lint:
 
 format:
 	gofmt -w .
+
+## schema: the JSON Schema of policies, anew from their structs
+schema:
+	cd scripts/schema && go run . ../../policy/schema.json
 
 tools:
 	@scripts/need redis-server redis-server

@@ -29,7 +29,8 @@ var mayImport = []struct {
 	{"redisstore", []string{".", "algorithm", "github.com/redis/rueidis"}},
 	{"redisstore/goredis", []string{"redisstore", "github.com/redis/go-redis/v9"}},
 	{"guard", []string{"."}},
-	{"policy", []string{".", "algorithm", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/fsnotify/fsnotify"}},
+	{"policy", []string{".", "algorithm", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset",
+		"github.com/fsnotify/fsnotify"}},
 	{"httplimit", []string{".", "algorithm", "policy", "github.com/dunglas/httpsfv"}},
 	{"internal/redistest", nil},
 	{"scripts/summary", nil},
@@ -46,6 +47,7 @@ var mayRequire = []string{
 	"github.com/redis/rueidis",     // the default client
 	"go.yaml.in/yaml/v4",           // policy: what people write
 	"github.com/golang-jwt/jwt/v5", // policy: who they are
+	"github.com/MicahParks/jwkset", // policy: by which keys
 	"github.com/fsnotify/fsnotify", // policy: when the file changes
 	"github.com/dunglas/httpsfv",   // httplimit: what servers say of their limits
 	"github.com/anishathalye/porcupine",

@@ -44,6 +44,36 @@ func TestDocsLinkToWhatExists(t *testing.T) {
 	}
 }
 
+var (
+	anchor  = regexp.MustCompile(`\]\(([^)#:]*)#([^)]+)\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	dropped = regexp.MustCompile(`[^a-z0-9 _-]`)
+)
+
+func TestDocsLinkToHeadingsThatExist(t *testing.T) {
+	all := pages(t)
+	links := 0
+	for page, text := range all {
+		for _, m := range anchor.FindAllStringSubmatch(text, -1) {
+			links++
+			target := page
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(page), m[1])
+			}
+			there := false
+			for _, h := range heading.FindAllStringSubmatch(all[target], -1) {
+				there = there || strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-") == m[2]
+			}
+			if !there {
+				t.Errorf("%s links to #%s of %s, which has no such heading", page, m[2], target)
+			}
+		}
+	}
+	if links == 0 {
+		t.Error("no page links to a heading; is the pattern still right?")
+	}
+}
+
 var quoted = regexp.MustCompile("(?s)<!-- from (\\S+) -->\n```\\w*\n(.*?)```\n")
 
 func TestDocsQuoteCodeAsItIs(t *testing.T) {

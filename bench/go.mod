@@ -3,6 +3,7 @@ module github.com/penstock/penstock/bench
 go 1.26.0
 
 require (
+	github.com/HdrHistogram/hdrhistogram-go v1.2.0
 	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/penstock/penstock v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
@@ -10,7 +11,6 @@ require (
 )
 
 require (
-	github.com/HdrHistogram/hdrhistogram-go v1.2.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/redis/rueidis v1.0.79 // indirect
 	go.uber.org/atomic v1.12.0 // indirect

@@ -53,11 +53,13 @@ var problems = [denialReasons]struct {
 
 // bodies writes the bodies of denials. Make one with newBodies.
 type bodies struct {
+	text        bool               // plain text for everybody
 	template    *template.Template // nil: the built-in bodies
 	contentType string
 }
 
 type bodySettings struct {
+	text        bool   // plain text, whatever is accepted; default: a problem, or text for those who would rather have that
 	template    string // of text/template, over the fields of templateData; empty: the built-in bodies
 	contentType string // of the template; default: text/plain; charset=utf-8
 }
@@ -76,7 +78,7 @@ const maxTemplateOut = 64 << 10
 
 // newBodies compiles the template, and tries it on a denial of each reason.
 func newBodies(settings bodySettings) (*bodies, error) {
-	b := &bodies{contentType: settings.contentType}
+	b := &bodies{contentType: settings.contentType, text: settings.text}
 	if settings.template == "" {
 		if settings.contentType != "" {
 			return nil, errors.New("body: a content type without a template; leave it out, or write a template")
@@ -133,7 +135,7 @@ func (b *bodies) render(accept []string, d *denial) (body []byte, contentType st
 		if body, err := b.execute(d); err == nil {
 			return body, b.contentType
 		}
-	} else if prefersText(accept) {
+	} else if b.text || prefersText(accept) {
 		return d.text(), typeText
 	}
 	return d.problem(), typeProblem

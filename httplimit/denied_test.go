@@ -89,6 +89,16 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 	}
 }
 
+func TestTextIsForEverybodyIfThePolicySaysSo(t *testing.T) {
+	text := mustBodies(t, bodySettings{text: true})
+	for _, accept := range []string{"-", "application/json", "text/plain"} {
+		w := answerDenial(t, text, "GET", accept, denial{reason: callerRefused})
+		if w.Body.String() != "Forbidden.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
+			t.Errorf("Accept: %s: %s %q", accept, w.Header().Get("Content-Type"), w.Body)
+		}
+	}
+}
+
 func TestTextIsForThoseWhoPreferIt(t *testing.T) {
 	accepts := []struct {
 		accept string

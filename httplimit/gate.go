@@ -122,7 +122,11 @@ func newSetup(rules *policy.Rules) (*setup, error) {
 		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
 	}
 	body := bodySettings{}
-	if h.Denied.Body != "problem" && h.Denied.Body != "text" {
+	switch h.Denied.Body {
+	case "problem":
+	case "text":
+		body.text = true
+	default:
 		body = bodySettings{template: h.Denied.Body, contentType: h.Denied.ContentType}
 	}
 	if s.bodies, err = newBodies(body); err != nil {

@@ -649,3 +649,18 @@ func TestHandlersKeepTheirResponseWriter(t *testing.T) {
 		t.Errorf("the connection was not handed over: %v %v", response, err)
 	}
 }
+
+func TestThePolicySaysHowDenialsRead(t *testing.T) {
+	for body, begins := range map[string]string{"problem": "{", "text": "Too many requests: a.hour", "'no: {{.Rule}}'": "no: a"} {
+		gate, _ := gateOf(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: everyone, limits: [{rate: 1/h}]}]\n")
+		handler := gate.Middleware(http.NotFoundHandler())
+		var w *httptest.ResponseRecorder
+		for range 2 {
+			w = httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		}
+		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), begins) {
+			t.Errorf("body: %s: %d %s", body, w.Code, w.Body)
+		}
+	}
+}

@@ -18,11 +18,7 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	if !a.IsValid() {
 		return b
 	}
-	a = a.Unmap().WithZone("")
-	if nat64.Contains(a) {
-		bytes := a.As16()
-		a = netip.AddrFrom4([4]byte(bytes[12:]))
-	}
+	a = folded(a)
 	bits, fallback := prefix4, 32
 	if a.Is6() {
 		bits, fallback = prefix6, 64
@@ -34,6 +30,16 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 		return a.AppendTo(b)
 	}
 	return netip.PrefixFrom(a, bits).Masked().AppendTo(b)
+}
+
+// folded is the one form of an address.
+func folded(a netip.Addr) netip.Addr {
+	a = a.Unmap().WithZone("")
+	if nat64.Contains(a) {
+		bytes := a.As16()
+		a = netip.AddrFrom4([4]byte(bytes[12:]))
+	}
+	return a
 }
 
 // nat64 are the addresses by which IPv6 hosts see those of IPv4 (RFC 6052).

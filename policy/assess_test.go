@@ -892,3 +892,93 @@ func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
 		want(t, row.limit+" / "+row.says, strings.TrimSpace(candidate.Forms()[0].String()+" "+candidate.zone+strings.Repeat("|", candidate.parts)), row.is)
 	}
 }
+
+// A request waits for its turn in the candidate for as long as that understands, and can give its place back there.
+func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
+	rows := []struct {
+		limit, candidate string
+		patience         time.Duration
+		held             bool
+	}{
+		{"rate: 1/min, wait: 1m", "rate: 2/min", time.Minute, false},
+		{"rate: 1/min, wait: 1h", "rate: 999999937/s", 2251799 * time.Microsecond, false},
+		{"rate: 1/min, wait: 1m", "algorithm: fixed-window", 0, false},
+		{"rate: 1/min, wait: 1m", "algorithm: leaky-bucket, burst: 5", time.Minute, true},
+		{"rate: 1/min, wait: 1m, algorithm: leaky-bucket", "algorithm: token-bucket", time.Minute, false},
+	}
+	for _, row := range rows {
+		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{"+row.limit+", candidate: {"+row.candidate+"}}]}]")
+		var v Verdict
+		rules.Assess(asked{}, &v)
+		c := v.Trials[0].Charges[0]
+		want(t, row.limit+" / "+row.candidate, []any{c.Patience, c.Holder != ""}, []any{row.patience, row.held})
+		if _, err := penstock.Prepare(v.Trials[0].Charges, nil); err != nil {
+			t.Errorf("%s / %s: no store takes the trial: %v", row.limit, row.candidate, err)
+		}
+	}
+	t.Logf("counted: %d candidates", len(rows))
+}
+
+func TestACandidateMayDifferInWhereItsWindowsBegin(t *testing.T) {
+	for _, row := range [][2]string{{"fixed-window", "anchored-window"}, {"anchored-window", "fixed-window"}} {
+		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 10/d, algorithm: "+row[0]+", candidate: {algorithm: "+row[1]+"}}]}]")
+		want(t, row, nameOf(rules.Rules()[0].Limits[0].forms[0].Algorithm), row[0])
+		want(t, row, nameOf(rules.Rules()[0].Limits[0].Candidate.forms[0].Algorithm), row[1])
+	}
+}
+
+// Without the header nobody is named, and so nobody is a member.
+func TestAnIdentityThatMayBeAnythingHasToBeThere(t *testing.T) {
+	rules := rulesOf(t, `
+identities: {member: {member: header X-Member}}
+tiers: {members: {member: "*"}, nobody: {member: unknown}, others: otherwise}
+rules: [{name: a, per: {tier: tier}, limits: [{rate: 1/s}]}]
+`)
+	want(t, "with the header", payer(t, rules, asked{}.with("X-Member", "m")), "tier:members")
+	want(t, "called unknown", payer(t, rules, asked{}.with("X-Member", "unknown")), "tier:members")
+	want(t, "without it", payer(t, rules, asked{}), "tier:nobody")
+	want(t, "with two", payer(t, rules, asked{}.with("X-Member", "m", "X-Member", "m")), "tier:nobody")
+}
+
+// HEAD makes a server do what GET does: nobody should get around a limit by it.
+func TestHeadIsLimitedAsGet(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: any, per: everyone, limits: [{rate: 1/s}]}
+  - {name: get, match: {method: GET, path: /a}, per: everyone, limits: [{rate: 10/s, cost: {methods: {GET: 3, otherwise: 7}}}]}
+  - {name: other, match: {method: GET, path: "/b/*"}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: head, match: {method: [POST, HEAD], path: "/b/*"}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: whatever, match: {path: /a}, per: everyone, limits: [{rate: 1/s}]}
+`)
+	for request, wins := range map[string]string{
+		"GET /a": "get.second everyone 3", "HEAD /a": "get.second everyone 3", "POST /a": "whatever.second everyone 1",
+		"GET /b/1": "other.second everyone 1", "HEAD /b/1": "head.second everyone 1", "PUT /b/1": "any.second everyone 1",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		want(t, request, charged(rules, asked{method: method, path: path}), []string{wins})
+	}
+}
+
+func TestAnAddressHasOneFormInLists(t *testing.T) {
+	rules := rulesOf(t, `
+deny: [{address: 192.0.2.0/24}]
+rules: [{name: a, per: everyone, limits: [{rate: 1/s}]}]
+`)
+	for _, address := range []string{"192.0.2.7", "::ffff:192.0.2.7", "64:ff9b::192.0.2.7"} {
+		var v Verdict
+		rules.Assess(asked{address: address}, &v)
+		want(t, address, v.Listed, Refused)
+	}
+}
+
+func TestAQueueThatNobodyWaitsInIsWarnedOf(t *testing.T) {
+	rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]\n")
+	warnings := rules.Warnings()
+	if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "the queue of limit second is never used") {
+		t.Errorf("warned of %v", warnings)
+	}
+	rules = rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, wait: 2s}]}]\n")
+	if len(rules.Warnings()) != 0 {
+		t.Errorf("warned of %v", rules.Warnings())
+	}
+}

@@ -7,7 +7,7 @@ import "time"
 // docs/configuration.md describes every field for those who write the file.
 type Config struct {
 	Version    int                   `yaml:"version" jsonschema:"The version of this format: 1, which is also the default."`
-	Apply      string                `yaml:"apply" jsonschema:"Which rules are applied to a request: the most-specific one that matches (default), or all that match."`
+	Apply      string                `yaml:"apply" jsonschema:"Which rules are applied to a request: most-specific (default), the one that says most and those with always, or all that match."`
 	OnFailure  string                `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: open (default) lets requests pass, closed refuses them. A limit may say otherwise."`
 	Identities Named[IdentityConfig] `yaml:"identities" jsonschema:"Who pays, by name. Limits and lists refer to these names."`
 	Tokens     *Tokens               `yaml:"tokens" jsonschema:"How tokens (JWT) are verified. Only claims of verified tokens are ever used."`

@@ -131,6 +131,9 @@ func (d *decoder) syntax(text []byte, err error) {
 		return
 	}
 	at := &yaml.Node{Line: max(one.Mark.Line, 1), Column: max(one.Mark.Column, 1)}
+	if line, column := end(text); at.Line > line {
+		at.Line, at.Column = line, column
+	}
 	d.fail(at, "%s", plainly(one, character(text, at.Line, at.Column)))
 }
 
@@ -218,6 +221,23 @@ func place(text []byte, at int) (line, column int) {
 	before := string(text[:at])
 	line = 1 + strings.Count(before, "\n")
 	return line, utf8.RuneCountInString(before[strings.LastIndexByte(before, '\n')+1:]) + 1
+}
+
+// end is the place behind a text, with lines as YAML counts them.
+func end(text []byte) (line, column int) {
+	line, column = 1, 1
+	before := ' '
+	for _, c := range string(text) {
+		switch {
+		case c == '\n' && before == '\r':
+		case c == '\n', c == '\r', c == 0x85, c == 0x2028, c == 0x2029:
+			line, column = line+1, 1
+		default:
+			column++
+		}
+		before = c
+	}
+	return line, column
 }
 
 func blank(text []byte) bool {

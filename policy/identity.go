@@ -102,6 +102,22 @@ func (id *identity) name() string {
 	return id.kind
 }
 
+// canBe tells whether a text can be the key of an identity, as far as its beginning says.
+func (id *identity) canBe(text string) bool {
+	switch {
+	case id.everyone:
+		return text == everyoneKey
+	case text == unknownKey:
+		return true
+	case id.first != nil:
+		return slices.ContainsFunc(id.first, func(one *identity) bool { return one.canBe(text) })
+	case id.all != nil:
+		first, _, several := strings.Cut(text, ",")
+		return several && id.all[0].canBe(first)
+	}
+	return strings.HasPrefix(text, id.kind+":")
+}
+
 // maxValue is how long a value may be in a key, in bytes; a longer one is hashed.
 const maxValue = 128
 

@@ -13,6 +13,7 @@ type matcher struct {
 	host    string // "" is any; "*.example.com" any below
 	path    []segment
 	methods []string // none: any
+	implied bool     // it matches HEAD because its rule names GET
 	where   condition
 	order   int // in the file, and once compiled by specificity
 }
@@ -145,7 +146,7 @@ func (m *matcher) has(name string) bool {
 
 // specificity orders matchers, the most specific first: by the host (named before *.domain before any), then the path from left to right (a
 // literal segment before one with * in it, before {name}, before *, before the path's end, before **; of two with * in them, the longer first), then
-// whether methods are named, then by how many more conditions there are, then as written.
+// whether methods are named (HEAD by itself before HEAD because of GET), then by how many more conditions there are, then as written.
 func specificity(a, b *matcher) int { return cmp.Or(byMatch(a, b), cmp.Compare(a.order, b.order)) }
 
 // byMatch is specificity but for the order in the file.
@@ -153,9 +154,19 @@ func byMatch(a, b *matcher) int {
 	return cmp.Or(
 		cmp.Compare(hostRank(b.host), hostRank(a.host)),
 		comparePaths(a.path, b.path),
-		cmp.Compare(min(len(b.methods), 1), min(len(a.methods), 1)),
+		cmp.Compare(b.methodRank(), a.methodRank()),
 		cmp.Compare(len(b.where), len(a.where)),
 	)
+}
+
+func (m *matcher) methodRank() int {
+	switch {
+	case len(m.methods) == 0:
+		return 0
+	case m.implied:
+		return 1
+	}
+	return 2
 }
 
 // hostRank is higher for a host that says more: a whole name, or a longer domain.

@@ -160,6 +160,7 @@ type test struct {
 	anything bool
 	texts    map[string]struct{}
 	networks networks
+	file     string // where they were read from, as it was written
 }
 
 // A condition holds if all of its tests do.
@@ -202,6 +203,12 @@ func (q *request) passes(t *test) bool {
 			}
 		}
 		return false
+	case partIdentity:
+		payer := q.payer(t.part.id)
+		if t.anything {
+			return payer != unknownKey
+		}
+		return t.is(payer)
 	}
 	text, ok := q.text(&t.part)
 	return ok && t.is(text)
@@ -226,7 +233,7 @@ func (n networks) add(p netip.Prefix) {
 }
 
 func (n networks) contain(a netip.Addr) bool {
-	a = a.Unmap().WithZone("")
+	a = folded(a)
 	for bits, set := range n {
 		if p, err := a.Prefix(bits); err == nil {
 			if _, ok := set[p]; ok {

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"crypto/rand"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -13,8 +14,8 @@ import (
 // what they keep running.
 type Rules struct {
 	name     string
-	rules    []*Rule // in the order of the file
-	all      bool    // every rule that matches applies
+	rules    []*Rule               // in the order of the file
+	all      bool                  // every rule that matches applies
 	index    map[string][]*matcher // by the first segment of their paths, the most specific first
 	general  []*matcher            // those whose paths begin with a pattern, the most specific first
 	tiers    []tier
@@ -22,6 +23,7 @@ type Rules struct {
 	deny     []condition
 	payers   int
 	verifier *verifier
+	tokens   Tokens // without the secret
 
 	paths            Paths
 	prefix4, prefix6 int
@@ -296,8 +298,7 @@ func (v *Verdict) apply(m *matcher) {
 			v.Limits = append(v.Limits, l)
 		}
 		if c := l.Candidate; c != nil {
-			charge.Limit = v.request.form(c)
-			v.Trials = append(v.Trials, Trial{Charges: []penstock.Charge{charge}, Limits: []*Limit{c}, Candidate: true})
+			v.Trials = append(v.Trials, Trial{Charges: []penstock.Charge{v.request.charge(c)}, Limits: []*Limit{c}, Candidate: true})
 		}
 	}
 	if shadow.Charges != nil {
@@ -375,7 +376,11 @@ func (q *request) cost(l *Limit) int64 {
 		}
 		return min(max(n, c.min), c.max)
 	case c.methods != nil:
-		if n, ok := c.methods[q.a.Method()]; ok {
+		method := q.a.Method()
+		if n, ok := c.methods[method]; ok {
+			return n
+		}
+		if n, ok := c.methods[http.MethodGet]; ok && method == http.MethodHead {
 			return n
 		}
 	}

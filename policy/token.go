@@ -21,46 +21,46 @@ import (
 type Tokens struct {
 	// Header is the request header that holds the token: "Bearer <token>" in Authorization and Proxy-Authorization, the bare
 	// token in any other. Default: Authorization, or none if Cookie is given. Sent twice, it names nobody.
-	Header string `yaml:"header"`
+	Header string `yaml:"header" jsonschema:"The request header that holds the token, behind Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
 
 	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds none. Default: none.
 	// Sent twice, it names nobody.
-	Cookie string `yaml:"cookie"`
+	Cookie string `yaml:"cookie" jsonschema:"The cookie that holds the token, for requests whose header holds none. Default: none."`
 
 	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512,
 	// ES256, ES384, ES512 and EdDSA. Default: what each key is for. That is HS256 for a secret; the "alg" that a JWKS gives
 	// its key; otherwise RS256 for an RSA key, and for others the one algorithm of their kind.
-	Algorithms []string `yaml:"algorithms"`
+	Algorithms []string `yaml:"algorithms" jsonschema:"Which algorithms may have signed a token. Default: what each key is for."`
 
 	// Secret is the key of HS256, HS384 and HS512, byte for byte: at least 32, 48 and 64 bytes. Whoever knows it can sign, so
 	// it is never used together with public keys. Default: none.
-	Secret string `yaml:"secret"`
+	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Never together with public keys."`
 
 	// KeyFile is a PEM file of public keys or certificates, at most 32. Of a certificate, only the key is used: neither its dates
 	// nor who signed it matter. RSA keys have 2,048 to 8,192 bits. Default: none.
-	KeyFile string `yaml:"key_file"`
+	KeyFile string `yaml:"key_file" jsonschema:"A PEM file of public keys or certificates, at most 32."`
 
 	// JWKSFile is a JSON Web Key Set of public keys, at most 32. Default: none.
-	JWKSFile string `yaml:"jwks_file"`
+	JWKSFile string `yaml:"jwks_file" jsonschema:"A file with a JSON Web Key Set of public keys, at most 32."`
 
 	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. It is https, or http to this
 	// machine; redirects are not followed. While it cannot be reached, the keys last read from it stay believed; until it was
 	// reached once, no token is. Default: none.
-	JWKSURL string `yaml:"jwks_url"`
+	JWKSURL string `yaml:"jwks_url" jsonschema:"Where the issuer publishes its JSON Web Key Set: https, or http to this machine."`
 
 	// Refresh is how often JWKSURL is read again: 1m to 24h. A token whose key ID has no key has it read sooner, but
 	// never within a minute of the last time. Default: 1h.
-	Refresh time.Duration `yaml:"refresh"`
+	Refresh time.Duration `yaml:"refresh" jsonschema:"How often jwks_url is read again: 1m to 24h. Default: 1h."`
 
 	// Issuer is what a token's "iss" must be. Default: anything, or nothing.
-	Issuer string `yaml:"issuer"`
+	Issuer string `yaml:"issuer" jsonschema:"What iss of a token must be. Default: anything, or nothing."`
 
 	// Audience must be in a token's "aud". Default: anything, or nothing.
-	Audience string `yaml:"audience"`
+	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: anything, or nothing."`
 
 	// Leeway is how far the clocks of the issuer and of this machine may differ when "exp" (which every token must have),
 	// "nbf" and "iat" are checked: at most 5m. Default: 30s.
-	Leeway time.Duration `yaml:"leeway"`
+	Leeway time.Duration `yaml:"leeway" jsonschema:"How far the clocks of the issuer and of this machine may differ: at most 5m. Default: 30s."`
 }
 
 const (

@@ -7,17 +7,17 @@ import (
 	"crypto/elliptic"
 	"crypto/rsa"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/MicahParks/jwkset"
 )
 
 // tokenKeys are the keys that are believed, and the tokens that they were seen to have signed. New keys come with a memory
@@ -201,13 +201,15 @@ func parsePEM(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
 func parseBlock(block *pem.Block) (any, error) {
 	switch {
 	case block.Type == "PUBLIC KEY":
-		return x509.ParsePKIXPublicKey(block.Bytes)
+		key, err := x509.ParsePKIXPublicKey(block.Bytes)
+		return key, damaged(err)
 	case block.Type == "RSA PUBLIC KEY":
-		return x509.ParsePKCS1PublicKey(block.Bytes)
+		key, err := x509.ParsePKCS1PublicKey(block.Bytes)
+		return key, damaged(err)
 	case block.Type == "CERTIFICATE":
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
-			return nil, err
+			return nil, damaged(err)
 		}
 		return certificate.PublicKey, nil
 	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
@@ -235,20 +237,8 @@ func wrongPublicKey(key any) error {
 	return errors.New("is a key of another kind; take RSA, P-256, P-384, P-521 or Ed25519")
 }
 
-// A jsonWebKey is what matters here of one key of a JWKS (RFC 7517, 7518 and 8037). Its certificates do not: the key counts.
-type jsonWebKey struct {
-	Kty    string   `json:"kty"`
-	Kid    string   `json:"kid"`
-	Use    string   `json:"use"`
-	KeyOps []string `json:"key_ops"`
-	Alg    string   `json:"alg"`
-	Crv    string   `json:"crv"`
-	X      string   `json:"x"`
-	Y      string   `json:"y"`
-	N      string   `json:"n"`
-	E      string   `json:"e"`
-	D      string   `json:"d"`
-}
+// curves are those that sign tokens; RSA has none.
+var curves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jwkset.CrvEd25519}
 
 var errNotForTokens = errors.New("is for something else than signing tokens")
 
@@ -283,36 +273,25 @@ func parseJWKS(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
 	return keys, wrong
 }
 
+// parseJWK reads one key of a set (RFC 7517, 7518 and 8037).
 func parseJWK(raw []byte, wanted []string) (tokenKey, error) {
-	var j jsonWebKey
-	if err := json.Unmarshal(raw, &j); err != nil {
-		return tokenKey{}, err
-	}
-	k := tokenKey{kid: j.Kid}
-	if j.Use != "" && j.Use != "sig" || len(j.KeyOps) > 0 && !slices.Contains(j.KeyOps, "verify") {
-		return k, errNotForTokens
-	}
-	if j.Kty == "oct" {
-		return k, errors.New("is a secret; write it in tokens.secret")
-	}
-	if j.D != "" {
-		return k, errors.New("is a private key, which stays with the issuer; leave out its \"d\"")
-	}
-	var err error
-	switch {
-	case j.Kty == "RSA":
-		k.key, err = j.rsa()
-	case j.Kty == "EC" && j.curve() != nil:
-		k.key, err = j.ecdsa(j.curve())
-	case j.Kty == "OKP" && j.Crv == "Ed25519":
-		k.key, err = j.ed25519()
-	default:
-		return k, errNotForTokens
-	}
+	var j jwkset.JWKMarshal
+	err := json.Unmarshal(raw, &j)
+	k := tokenKey{kid: j.KID}
 	if err != nil {
+		return k, damaged(err)
+	}
+	members, err := decodeOnce(json.NewDecoder(bytes.NewReader(raw)), claimsDepthMax)
+	if err != nil {
+		return k, damaged(err)
+	}
+	if err := wrongJWK(j, members); err != nil {
 		return k, err
 	}
-	own := j.Alg
+	if k.key, err = publicKey(j); err != nil {
+		return k, err
+	}
+	own := string(j.ALG)
 	if own == "Ed25519" { // RFC 9864's name for what tokens call EdDSA
 		own = "EdDSA"
 	}
@@ -320,62 +299,46 @@ func parseJWK(raw []byte, wanted []string) (tokenKey, error) {
 	return k, wrongPublicKey(k.key)
 }
 
-func (j jsonWebKey) rsa() (*rsa.PublicKey, error) {
-	n, err := number("n", j.N)
-	if err != nil {
-		return nil, err
-	}
-	e, err := number("e", j.E)
-	if err != nil {
-		return nil, err
-	}
-	if e.BitLen() > 31 {
-		return nil, errors.New("its \"e\" is too great")
-	}
-	return &rsa.PublicKey{N: n, E: int(e.Int64())}, nil
-}
-
-func (j jsonWebKey) curve() elliptic.Curve {
-	switch j.Crv {
-	case "P-256":
-		return elliptic.P256()
-	case "P-384":
-		return elliptic.P384()
-	case "P-521":
-		return elliptic.P521()
+// wrongJWK says why a key of a set is not to be used, whatever its numbers are.
+func wrongJWK(j jwkset.JWKMarshal, members any) error {
+	forVerifying := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
+	switch {
+	case j.USE != "" && j.USE != jwkset.UseSig, !forVerifying, !slices.Contains(curves, j.CRV):
+		return errNotForTokens
+	case j.KTY == jwkset.KtyOct:
+		return errors.New("is a secret; write it in tokens.secret")
+	case isPrivate(members):
+		return errors.New("is a private key, which stays with the issuer; leave out its \"d\" and all that belongs to it")
 	}
 	return nil
 }
 
-func (j jsonWebKey) ecdsa(curve elliptic.Curve) (*ecdsa.PublicKey, error) {
-	point := []byte{4} // uncompressed
-	size := (curve.Params().BitSize + 7) / 8
-	for _, c := range []struct{ name, text string }{{"x", j.X}, {"y", j.Y}} {
-		n, err := number(c.name, c.text)
-		if err != nil {
-			return nil, err
+// isPrivate says whether a key has a member that only private keys have, in whatever case it is written.
+func isPrivate(key any) bool {
+	members, _ := key.(map[string]any)
+	for name, v := range members {
+		private := slices.Contains([]string{"d", "p", "q", "dp", "dq", "qi", "oth"}, strings.ToLower(name))
+		if private && v != nil && v != "" {
+			return true
 		}
-		if n.BitLen() > 8*size {
-			return nil, fmt.Errorf("its %q is too great for %s", c.name, j.Crv)
-		}
-		point = append(point, n.FillBytes(make([]byte, size))...)
 	}
-	return ecdsa.ParseUncompressedPublicKey(curve, point)
+	return false
 }
 
-func (j jsonWebKey) ed25519() (ed25519.PublicKey, error) {
-	key, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(j.X, "="))
-	if err != nil || len(key) != ed25519.PublicKeySize {
-		return nil, fmt.Errorf("its \"x\" is not %d bytes of base64url", ed25519.PublicKeySize)
+// publicKey is the key itself. Its certificates are not read: they may be out of date, or lie elsewhere.
+func publicKey(j jwkset.JWKMarshal) (any, error) {
+	itself := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
+	key, err := jwkset.NewJWKFromMarshal(itself, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
+	if errors.Is(err, jwkset.ErrUnsupportedKey) {
+		return nil, errNotForTokens
 	}
-	return key, nil
+	return key.Key(), damaged(err)
 }
 
-// number reads a big number of a key. Some issuers pad it, which the standard forbids and which harms nobody.
-func number(name, text string) (*big.Int, error) {
-	data, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(text, "="))
-	if err != nil || len(data) == 0 {
-		return nil, fmt.Errorf("its %q is not a number in base64url", name)
+// damaged is the error of a key that cannot be read, in one line; of no error, it is none.
+func damaged(err error) error {
+	if err == nil {
+		return nil
 	}
-	return new(big.Int).SetBytes(data), nil
+	return fmt.Errorf("%s; ask the issuer for it again, or leave it out", strings.ReplaceAll(err.Error(), "\n", ": "))
 }

@@ -198,6 +198,10 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		d.value(value, &c.First)
 	case "all":
 		d.value(value, &c.All)
+	case "":
+		d.fail(key, "the kind, which stays in the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
+		d.unread(c)
+		return
 	default:
 		c.Kind = kind
 		d.note(&c.Kind, key)

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -46,13 +45,21 @@ func exitStatus(c *cobra.Command, err error) int {
 		known = &codedError{statusOf(err), err}
 	}
 	if known.cause != nil {
-		text := strings.TrimPrefix(known.cause.Error(), settings.ErrInvalid.Error()+": ")
-		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+text)
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+textOf(known.cause))
 		if known.status == exitUsage {
 			fmt.Fprintln(c.ErrOrStderr(), c.CommandPath()+" --help tells more")
 		}
 	}
 	return known.status
+}
+
+// textOf is an error without what the exit status says already.
+func textOf(err error) string {
+	text := err.Error()
+	for _, kind := range []error{settings.ErrInvalid, penstock.ErrInvalid} {
+		text = strings.TrimPrefix(text, kind.Error()+": ")
+	}
+	return strings.TrimPrefix(text, "penstock: ")
 }
 
 func statusOf(err error) int {
@@ -75,15 +82,4 @@ func checkOutput(output string, known ...string) error {
 		}
 	}
 	return coded(exitUsage, fmt.Errorf("there is no output %q; there are %s", output, strings.Join(known, " and ")))
-}
-
-// configOf is the file of the policy: the flag's, or the environment's.
-func configOf(flag string) (string, error) {
-	if flag == "" {
-		flag = os.Getenv("PENSTOCK_CONFIG")
-	}
-	if flag == "" {
-		return "", coded(exitUsage, errors.New("there is no policy; write --config rules.yaml"))
-	}
-	return flag, nil
 }

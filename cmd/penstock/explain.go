@@ -6,12 +6,16 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/rides"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -22,12 +26,16 @@ func newExplain() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain [flags] URL-OR-PATH",
 		Short: "Tell what a policy makes of one request",
-		Long: "explain tells which rules match a request, who pays, which limits are charged, in what order, and under which keys of the store.\n" +
-			"It charges nothing. With --store it also asks what is left. The exit status is 0 if the request would be let in as far as is known, and 3 if not.",
-		Example: "  penstock explain --config rules.yaml -X POST /api/rides/request -H 'X-API-Key: a'\n" +
+		Long: "explain tells which rules match a request, who pays, which limits are charged, in what order, and under which keys of\n" +
+			"the store. It charges nothing. With --store it also asks what is left. The exit status is 0 if the request would be let in\n" +
+			"as far as is known, and 3 if not.\n\n" +
+			"Without a policy it explains the demo's. The secret that hides identities in Redis is found where serve finds it:\n" +
+			"in PENSTOCK_SECRET, PENSTOCK_SECRET_FILE or the policy's server section.",
+		Example: "  penstock explain -X POST /api/rides/request -H 'X-API-Key: a'\n" +
 			"  penstock explain --config rules.yaml --store redis://localhost:6379 -o json https://api.example.com/search?q=1",
-		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error { return e.run(c, args[0]) },
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(c *cobra.Command, args []string) error { return e.run(c, args[0]) },
 	}
 	f := c.Flags()
 	f.StringVar(&e.config, "config", "", "the file with the policy (PENSTOCK_CONFIG)")
@@ -36,9 +44,10 @@ func newExplain() *cobra.Command {
 	f.StringVar(&e.from, "from", "192.0.2.1", "the address that the request comes from")
 	f.Int64Var(&e.size, "size", 0, "the size of its body, in bytes; -1: not known beforehand")
 	f.StringVar(&e.store, "store", "", "the URL of Redis, to ask what is left")
-	f.StringVar(&e.prefix, "prefix", "", "how the names of keys begin, as for serve")
+	f.StringVar(&e.prefix, "prefix", "", "how the names of keys begin, as for serve (PENSTOCK_PREFIX)")
 	f.StringVarP(&e.output, "output", "o", "text", "text for people, json for programs")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
@@ -52,21 +61,16 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	if err := checkOutput(e.output, "text", "json"); err != nil {
 		return err
 	}
-	config, err := configOf(e.config)
-	if err != nil {
-		return err
-	}
 	request, err := e.request(target)
 	if err != nil {
 		return coded(exitUsage, err)
 	}
-	rules, err := policy.Load(config)
+	rules, keys, err := e.policy(c)
 	if err != nil {
-		return coded(exitInvalid, err)
+		return err
 	}
 	defer rules.Close()
 	rules.Start(nil)
-	keys := redisstore.Options{Prefix: e.prefix}
 	report, charges, err := explain.Explain(rules, request, keys)
 	if err != nil {
 		return coded(exitUsage, err)
@@ -94,6 +98,32 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	return err
 }
 
+// policy is the one to explain, and how serve would name its keys.
+func (e *explanation) policy(c *cobra.Command) (rules *policy.Rules, keys redisstore.Options, err error) {
+	given := make(map[string]string)
+	for name, text := range map[string]string{"config": e.config, "prefix": e.prefix} {
+		if c.Flags().Changed(name) {
+			given[name] = text
+		}
+	}
+	s, err := settings.Load(settings.Sources{
+		Flags:   given,
+		Environ: os.Environ(),
+		File: func(path string) (server policy.ServerConfig, err error) {
+			if rules, err = policy.Load(path); err == nil {
+				server = rules.Server()
+			}
+			return server, err
+		},
+		Only: []string{"prefix", "secret"},
+	})
+	if err == nil && rules == nil {
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: no --config: these are the demo's rules")
+		rules, err = rides.Rules()
+	}
+	return rules, redisstore.Options{Prefix: s.Prefix, Secret: s.Secret}, err
+}
+
 // request is the request that the flags describe, as a server would have it.
 func (e *explanation) request(target string) (*http.Request, error) {
 	if strings.HasPrefix(target, "/") {
@@ -111,14 +141,17 @@ func (e *explanation) request(target string) (*http.Request, error) {
 	r.ContentLength = e.size
 	for _, line := range e.headers {
 		name, value, ok := strings.Cut(line, ":")
-		if !ok || strings.TrimSpace(name) == "" {
+		value = strings.Trim(value, " \t")
+		switch {
+		case !ok:
 			return nil, fmt.Errorf("the header %q has no colon; write 'Name: value'", line)
-		}
-		if strings.EqualFold(name, "Host") {
-			r.Host = strings.TrimSpace(value)
+		case !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
+			return nil, fmt.Errorf("the header %q cannot be sent; write 'Name: value', without spaces in the name", line)
+		case strings.EqualFold(name, "Host"):
+			r.Host = value
 			continue
 		}
-		r.Header.Add(name, strings.TrimSpace(value))
+		r.Header.Add(name, value)
 	}
 	address, err := netip.ParseAddr(e.from)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -107,9 +108,44 @@ func TestSettingsArePrintedWithTheirSources(t *testing.T) {
 }
 
 func TestCompletionKnowsValues(t *testing.T) {
-	_, out, _ := command("__complete", "serve", "--log-format", "")
-	if !strings.HasPrefix(out, "text\njson\n") {
-		t.Errorf("offered %q", out)
+	const valuesOnly, filesByExtension = 4, 8 // what the shell is told
+	for _, c := range []struct {
+		args string
+		want string
+		then int
+	}{
+		{"serve --log-format", "text json", valuesOnly},
+		{"validate --output", "text json", valuesOnly},
+		{"explain -o", "text json", valuesOnly},
+		{"validate", "yaml yml", filesByExtension},
+		{"validate a.yaml", "yaml yml", filesByExtension},
+		{"validate -v -o json", "yaml yml", filesByExtension},
+		{"serve --config", "yaml yml", filesByExtension},
+		{"explain --config", "yaml yml", filesByExtension},
+		{"explain", "", valuesOnly},
+	} {
+		_, out, _ := command(append(append([]string{"__complete"}, strings.Fields(c.args)...), "")...)
+		if got := strings.Join(strings.Fields(out), " "); got != strings.TrimSpace(fmt.Sprintf("%s :%d", c.want, c.then)) {
+			t.Errorf("after penstock %s it offers %q; want %s, :%d", c.args, got, c.want, c.then)
+		}
+	}
+}
+
+func TestShellsUnderstandTheirCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, out, err := command("completion", shell)
+		if code != exitOK || !strings.Contains(out, "__complete") || err != "" {
+			t.Errorf("completion %s: exit status %d, %d bytes, %s", shell, code, len(out), err)
+		}
+		if _, err := exec.LookPath(shell); err != nil {
+			t.Logf("there is no %s here to read it", shell)
+			continue
+		}
+		read := exec.Command(shell, "-n") // read, do not run
+		read.Stdin = strings.NewReader(out)
+		if complaint, err := read.CombinedOutput(); err != nil {
+			t.Errorf("%s does not understand its completion: %v, %s", shell, err, complaint)
+		}
 	}
 }
 
@@ -131,7 +167,9 @@ func startProcess(t *testing.T, args ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // whoever waits for a line need not wait for ever
 	t.Cleanup(func() {
+		late.Stop()
 		p.Process.Kill()
 		p.Wait()
 	})
@@ -191,6 +229,41 @@ func TestSecondSignalEndsItAtOnce(t *testing.T) {
 		case <-end:
 			t.Fatal("it goes on")
 		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// await reads the log until a line says something.
+func (p *process) await(t *testing.T, words string) {
+	t.Helper()
+	for p.lines.Scan() {
+		if strings.Contains(p.lines.Text(), words) {
+			return
+		}
+	}
+	t.Fatalf("the process ended, and never said %q", words)
+}
+
+func TestHangupHasThePolicyReadAgain(t *testing.T) {
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	p := startProcess(t, "--config="+config)
+	for range 2 { // though nothing changed
+		p.Process.Signal(syscall.SIGHUP)
+		p.await(t, "the policy file was taken up")
+	}
+	if err := os.WriteFile(config, []byte("rules: [\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.Process.Signal(syscall.SIGHUP)
+	p.await(t, "the policy file was not taken up")
+
+	demo := startProcess(t)
+	for _, p := range []*process{p, demo} {
+		p.Process.Signal(syscall.SIGHUP)
+		p.Process.Signal(syscall.SIGTERM)
+		p.await(t, "the gate is closed")
+		if err := p.Wait(); err != nil {
+			t.Errorf("a hangup ended the process: %v", err)
 		}
 	}
 }

@@ -85,7 +85,7 @@ func newLog(s settings.Settings, to io.Writer) *slog.Logger {
 	case s.LogFormat == "json":
 		return slog.New(slog.NewJSONHandler(to, &slog.HandlerOptions{Level: level}))
 	case to == os.Stderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
-		return slog.New(tint.NewHandler(to, &tint.Options{Level: level}))
+		return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level}))
 	}
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -26,7 +27,7 @@ func newValidate() *cobra.Command {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			var all []finding
+			all := []finding{}
 			invalid := 0
 			for _, file := range files {
 				found, rules := validate(file)
@@ -54,6 +55,7 @@ func newValidate() *cobra.Command {
 		ValidArgsFunction: completeYAML,
 	}
 	c.Flags().StringVarP(&output, "output", "o", "text", "text for people, json for programs")
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "show what each policy means, too")
 	return c
 }
@@ -70,6 +72,7 @@ type finding struct {
 func validate(file string) (found []finding, rules *policy.Rules) {
 	rules, err := policy.Load(file)
 	var mistakes policy.Errors
+	var unread *fs.PathError
 	switch {
 	case err == nil:
 		defer rules.Close()
@@ -80,8 +83,10 @@ func validate(file string) (found []finding, rules *policy.Rules) {
 		for _, e := range mistakes {
 			found = append(found, finding{"error", e.File, e.Line, e.Column, e.Message})
 		}
+	case errors.As(err, &unread):
+		found = []finding{{Severity: "error", File: file, Message: "it cannot be read: " + unread.Err.Error() + "; name the file of a policy"}}
 	default:
-		found = []finding{{Severity: "error", File: file, Message: err.Error()}}
+		found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
 	}
 	return found, rules
 }
@@ -117,6 +122,8 @@ func writeJSON(out io.Writer, v any) error {
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
 }
+
+var completeOutput = cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)
 
 func completeYAML(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return []string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt

@@ -53,6 +53,7 @@ type Charge struct {
 	Key          string `json:"key"` // in Redis
 	Remaining    *int64 `json:"remaining,omitempty"`
 	RetryAfterMS *int64 `json:"retry_after_ms,omitempty"` // -1: never
+	TurnAfterMS  *int64 `json:"turn_after_ms,omitempty"`  // how long it would wait now
 }
 
 // Explain reads a request. The options are those of the store whose keys are named.
@@ -99,7 +100,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 func (r *Report) rules(reading *httplimit.Reading) {
 	winner := ""
 	for _, rule := range reading.Verdict.Matched {
-		if !rule.Always {
+		if !rule.Always && (winner == "" || !rule.Shadow) {
 			winner = rule.Name
 		}
 	}
@@ -108,6 +109,8 @@ func (r *Report) rules(reading *httplimit.Reading) {
 		switch {
 		case r.Listed != "":
 			line.Why = "the caller is on the list " + r.Listed
+		case line.Applies && rule.Shadow:
+			line.Why = "a shadow: counted and reported, never enforced"
 		case rule.Always:
 			line.Why = "always applies"
 		case line.Applies && rule.Unlimited:
@@ -127,6 +130,9 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, keys redisstore
 		return Charge{}, err
 	}
 	_, rate, _ := strings.Cut(c.Limit.String(), ": ")
+	if c.Limit.Algorithm.Holds {
+		rate = fmt.Sprintf("%d at once", c.Limit.Burst)
+	}
 	charge := Charge{
 		Rule: l.Rule.Name, Limit: l.Name, Payer: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
 		OnFailure: "open", Kind: kind, Key: key,
@@ -152,7 +158,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	}
 	charges = slices.Clone(charges)
 	for i := range charges {
-		charges[i].Mode, charges[i].Patience = penstock.Peek, 0
+		charges[i].Mode = penstock.Peek
 	}
 	d, err := store.Decide(ctx, charges)
 	if err != nil {
@@ -160,17 +166,22 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	}
 	r.Allowed = &d.Allowed
 	for i := range r.Charges {
-		s := d.Status(i)
-		retry := s.RetryAfter.Milliseconds()
-		switch {
-		case s.RetryAfter == penstock.Never:
-			retry = -1
-		case s.RetryAfter > 0:
-			retry = int64((s.RetryAfter-1)/time.Millisecond) + 1
+		c, s := &r.Charges[i], d.Status(i)
+		retry, turn := milliseconds(s.RetryAfter), milliseconds(s.Wait)
+		c.Remaining, c.RetryAfterMS = &s.Remaining, &retry
+		if c.WaitMS > 0 {
+			c.TurnAfterMS = &turn
 		}
-		r.Charges[i].Remaining, r.Charges[i].RetryAfterMS = &s.Remaining, &retry
 	}
 	return nil
+}
+
+// milliseconds are rounded up; penstock.Never is -1.
+func milliseconds(d time.Duration) int64 {
+	if d == penstock.Never {
+		return -1
+	}
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
 // Print writes the report for people.
@@ -239,8 +250,15 @@ func (c *Charge) print(out io.Writer, label string) {
 	if c.Remaining != nil {
 		fmt.Fprintf(w, "   left\t%d\n", *c.Remaining)
 	}
-	if c.RetryAfterMS != nil && *c.RetryAfterMS > 0 {
-		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*c.RetryAfterMS)*time.Millisecond)
+	if c.TurnAfterMS != nil && *c.TurnAfterMS > 0 {
+		fmt.Fprintf(w, "   its turn\tafter %v\n", time.Duration(*c.TurnAfterMS)*time.Millisecond)
+	}
+	switch retry := c.RetryAfterMS; {
+	case retry == nil || *retry == 0:
+	case *retry < 0:
+		fmt.Fprintf(w, "   retry after\tnever: it costs more than the limit\n")
+	default:
+		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
 	}
 	w.Flush()
 }

@@ -70,12 +70,25 @@ func (s *service) observe(e httplimit.Event) {
 	}
 }
 
+// loaded notes the rules that the gate began with, which may be the former ones already.
+func (s *service) loaded(policy Policy) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policy = policy
+	if s.reloads == 0 {
+		s.metrics.SetRules(policy.Rules)
+	}
+}
+
 func (s *service) reloaded(policy Policy, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.metrics.Reloaded(err, time.Now())
 	if err != nil {
 		s.Log.Error("the policy file was not taken up; the rules stay as they were", "policy", policy.File, "err", err)
 		return
 	}
+	s.reloads++
 	s.metrics.SetRules(policy.Rules)
 	s.Log.Info("the policy file was taken up", "policy", policy.File, "rules", policy.count())
 }

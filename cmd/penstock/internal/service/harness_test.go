@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -17,6 +19,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/redistest"
 )
 
 // patience is how long a test waits for what must come.
@@ -213,3 +216,93 @@ line:
 
 // hello is an upstream.
 var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello %s", r.URL.Path) })
+
+// startLimited is start with the gate that serve has, by a policy. Decisions may take as long as they need on a machine that has other
+// things to do.
+func startLimited(t *testing.T, upstream http.Handler, policy string, flags map[string]string) *running {
+	t.Helper()
+	flags = limitedBy(t, policy, flags)
+	return start(t, upstream, flags, limitsOf(t, flags, nil))
+}
+
+// limitedBy adds a policy to flags.
+func limitedBy(t *testing.T, policy string, flags map[string]string) map[string]string {
+	t.Helper()
+	all := map[string]string{"config": filepath.Join(t.TempDir(), "rules.yaml"), "store-timeout": "20s"}
+	replaceFile(t, all["config"], policy)
+	for name, text := range flags {
+		all[name] = text
+	}
+	return all
+}
+
+// limitsOf is Limits for flags.
+func limitsOf(t *testing.T, flags map[string]string, reload <-chan os.Signal) Builder {
+	t.Helper()
+	all := map[string]string{"demo": "true"} // instead of the upstream, which is not the gate's business
+	for name, text := range flags {
+		all[name] = text
+	}
+	s, err := settings.Load(settings.Sources{Flags: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Limits(s, reload)
+}
+
+// replaceFile writes a file as editors do: under another name first.
+func replaceFile(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name+"~", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(name+"~", name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onStores runs a test in memory and on one Redis.
+func onStores(t *testing.T, test func(t *testing.T, flags map[string]string)) {
+	t.Run("memory", func(t *testing.T) { test(t, nil) })
+	t.Run("redis", func(t *testing.T) { test(t, map[string]string{"store": redistest.Start(t).URL()}) })
+}
+
+// send sends a request without a body; headers are "Name: value".
+func send(method, url string, headers ...string) (*http.Response, error) {
+	r, err := http.NewRequest(method, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range headers {
+		if name, value, ok := strings.Cut(line, ": "); ok {
+			r.Header.Add(name, value)
+		}
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err == nil {
+		io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+	}
+	return res, err
+}
+
+// mustSend is send to where requests come in.
+func (r *running) mustSend(method, path string, headers ...string) *http.Response {
+	r.Helper()
+	res, err := send(method, "http://"+r.Listen+path, headers...)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return res
+}
+
+// metric is the value of a series, "" if there is none.
+func (r *running) metric(series string) string {
+	r.Helper()
+	for line := range strings.Lines(r.mustGet("http://"+r.Admin+"/metrics", 200)) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}

@@ -2,23 +2,16 @@ package service
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"os"
+	"sync"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/rides"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
 )
-
-// Rides is examples/rides.yaml: the rules of the demo. A test holds the two equal.
-//
-//go:embed rides.yaml
-var Rides []byte
-
-// RidesName stands for a file where the demo's rules are used.
-const RidesName = "examples/rides.yaml (built in)"
 
 // Limits builds the gate that the settings name: by the policy in the file config, which is watched, or with demo and no file by the demo's
 // own rules. Each value that comes from reload has the file read again.
@@ -40,9 +33,7 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 		g.Gate = gate
 		d.Waiting(gate.Waiting)
 		if g.watcher != nil {
-			go g.reloadOn(life, reload)
-		} else {
-			close(g.ended)
+			g.reloading.Go(func() { g.reloadOn(life, reload) })
 		}
 		return g, describe(g.rules()), nil
 	}
@@ -51,13 +42,12 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 // limits are a gate, and where its rules come from.
 type limits struct {
 	*httplimit.Gate
-	rules   func() *policy.Rules
-	watcher *policy.Watcher // nil for the demo's own rules
-	ended   chan struct{}   // nobody reloads any more
+	rules     func() *policy.Rules
+	watcher   *policy.Watcher // nil for the demo's own rules
+	reloading sync.WaitGroup
 }
 
 func (g *limits) load(s settings.Settings, d Deps) error {
-	g.ended = make(chan struct{})
 	keys := func(err error) {
 		if err != nil {
 			d.Log.Warn("the keys of tokens cannot be read; those that are known stay believed", "err", err)
@@ -67,18 +57,17 @@ func (g *limits) load(s settings.Settings, d Deps) error {
 		if !s.Demo {
 			return fmt.Errorf("%w: there is no policy; write --config rules.yaml, or --demo for one that comes along", settings.ErrInvalid)
 		}
-		config, err := policy.Parse(RidesName, Rides, nil)
-		if err != nil {
-			return err
-		}
-		rules, err := config.Compile()
+		rules, err := rides.Rules()
 		g.rules = func() *policy.Rules { return rules }
 		return err
 	}
+	loaded := make(chan struct{})
+	defer close(loaded)
 	var err error
 	g.watcher, err = policy.Watch(s.Config, policy.WatchOptions{
 		Keys: keys,
 		Notify: func(r policy.Reload) {
+			<-loaded // the file may change at once
 			if r.Err != nil {
 				d.Reloaded(Policy{File: s.Config}, r.Err)
 				return
@@ -94,7 +83,6 @@ func (g *limits) load(s settings.Settings, d Deps) error {
 }
 
 func (g *limits) reloadOn(life context.Context, reload <-chan os.Signal) {
-	defer close(g.ended)
 	for {
 		select {
 		case <-life.Done():
@@ -105,12 +93,12 @@ func (g *limits) reloadOn(life context.Context, reload <-chan os.Signal) {
 	}
 }
 
-// Close ends the watching. The life that the gate was built with has ended.
+// Close ends the watching, after the life that the gate was built with.
 func (g *limits) Close() error {
 	if g.watcher == nil {
 		return nil
 	}
-	<-g.ended
+	g.reloading.Wait()
 	return g.watcher.Close()
 }
 

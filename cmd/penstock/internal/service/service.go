@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -78,7 +79,10 @@ type service struct {
 	metrics *metrics.Metrics
 	health  health
 	store   store
-	policy  Policy
+	policy  Policy // that it began with
+
+	mu      sync.Mutex
+	reloads int // of the policy file
 
 	listen, admin           net.Listener // admin is nil if it is off
 	gateServer, adminServer *http.Server
@@ -147,6 +151,7 @@ func (s *service) build(life context.Context) (Gate, error) {
 	if s.Gate == nil {
 		return noRules{}, nil
 	}
+	s.metrics.Loaded(time.Now()) // or the process ends
 	gate, policy, err := s.Gate(life, Deps{
 		Store:    s.store,
 		Observe:  s.observe,
@@ -160,9 +165,7 @@ func (s *service) build(life context.Context) (Gate, error) {
 	if closer, ok := gate.(io.Closer); ok {
 		s.later(func() { closer.Close() })
 	}
-	s.policy = policy
-	s.metrics.SetRules(policy.Rules)
-	s.metrics.Loaded(time.Now())
+	s.loaded(policy)
 	return gate, nil
 }
 

@@ -20,6 +20,9 @@ type Sources struct {
 
 	// File reads the server section of a policy file. Default: there is none.
 	File func(path string) (policy.ServerConfig, error)
+
+	// Only names the settings that are wanted besides config; the others stay zero. Default: all.
+	Only []string
 }
 
 // Load puts the settings together: flags, else the environment, else the file, else defaults. An empty variable is as good as none. The
@@ -32,6 +35,9 @@ func Load(from Sources) (Settings, error) {
 	var errs []error
 	file, name := map[string]string(nil), ""
 	for _, row := range Table {
+		if from.Only != nil && row.Name != "config" && !slices.Contains(from.Only, row.Name) {
+			continue
+		}
 		g, err := row.find(from.Flags, env, file, name)
 		s.given[row.Name] = g
 		switch {
@@ -53,7 +59,7 @@ func Load(from Sources) (Settings, error) {
 		}
 	}
 	err := errors.Join(errs...)
-	if err == nil {
+	if err == nil && from.Only == nil {
 		err = s.check()
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -130,6 +131,47 @@ func TestFileHasAKeyForEverySettingThatMayStandThere(t *testing.T) {
 	}
 	if !slices.Equal(rows, keys) {
 		t.Errorf("the table and the file differ:\ntable %v\nfile  %v", rows, keys)
+	}
+}
+
+func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
+	type property struct {
+		Description string
+		AllOf       []struct {
+			Ref string `json:"$ref"`
+		}
+		AnyOf []struct{ Enum []string }
+	}
+	var schema struct {
+		Properties struct {
+			Server struct{ Properties map[string]property }
+		}
+	}
+	if err := json.Unmarshal(policy.Schema(), &schema); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]string{"": "truth", "duration": "duration", "size": "bytes", "number": "number"}
+	for _, row := range Table {
+		if row.NotFile {
+			continue
+		}
+		p := schema.Properties.Server.Properties[row.Key()]
+		if !strings.Contains(p.Description, "default "+row.Default) && row.Default != "" {
+			t.Errorf("the default of %s is %s, and the schema says %q", row.Key(), row.Default, p.Description)
+		}
+		switch kind, ok := kinds[row.Value]; {
+		case strings.Contains(row.Value, "|"):
+			if len(p.AnyOf) == 0 || strings.Join(p.AnyOf[0].Enum, "|") != row.Value {
+				t.Errorf("the schema has other words for %s than %s", row.Key(), row.Value)
+			}
+		case !ok:
+			kind = "text"
+			fallthrough
+		default:
+			if len(p.AllOf) != 1 || p.AllOf[0].Ref != "#/definitions/"+kind {
+				t.Errorf("%s is a %s, and not what the schema says: %v", row.Key(), kind, p)
+			}
+		}
 	}
 }
 
@@ -288,5 +330,16 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 		if s, err := load(map[string]string{"upstream": text}); err != nil || s.Upstream == nil {
 			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+func TestThoseWhoNeedFewSettingsAreNotToldOfOthers(t *testing.T) {
+	s, err := Load(Sources{
+		Only:    []string{"prefix", "secret"},
+		Environ: []string{"PENSTOCK_CONFIG=p.yaml", "PENSTOCK_SECRET=s", "PENSTOCK_UPSTREAM=nonsense", "PENSTOCK_LOG_LEVEL=loud"},
+		File:    func(string) (policy.ServerConfig, error) { return policy.ServerConfig{Prefix: "p", Listen: "?"}, nil },
+	})
+	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.Secret) != "s" || s.Listen != "" {
+		t.Errorf("%v, %v", s, err)
 	}
 }

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// report is what penstock explain -o json tells, as far as these tests care.
+type report struct {
+	Charges, Trials []struct {
+		Rule, Limit, Key string
+		Remaining        *int64
+	}
+	Allowed *bool
+}
+
+func explained(t *testing.T, args ...string) (r report) {
+	t.Helper()
+	_, out, errors := command(append([]string{"explain", "-o", "json"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %q, %s", err, out, errors)
+	}
+	return r
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestDemoIsExplainedWithoutAPolicy(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	for output, want := range map[string]string{
+		"text": `request  POST /api/rides/request
+from     192.0.2.1
+rules    ride-request applies: the most specific
+
+1. ride-request.second
+   pays                key:a
+   limit               10 per 1s, burst 20 (tokenbucket)
+   cost                1
+   if the store fails  let pass
+   key in the store    ps1{key:a}ride-request
+`,
+		"json": `{
+  "method": "POST",
+  "path": "/api/rides/request",
+  "address": "192.0.2.1",
+  "rules": [
+    {
+      "name": "ride-request",
+      "applies": true,
+      "why": "the most specific"
+    }
+  ],
+  "charges": [
+    {
+      "rule": "ride-request",
+      "limit": "second",
+      "payer": "key:a",
+      "rate": "10 per 1s, burst 20 (tokenbucket)",
+      "algorithm": "tokenbucket",
+      "cost": 1,
+      "on_failure": "open",
+      "kind": "enforced",
+      "key": "ps1{key:a}ride-request"
+    }
+  ]
+}
+`,
+	} {
+		code, out, note := command("explain", "-o", output, "-X", "POST", "/api/rides/request", "-H", "X-API-Key: a")
+		if code != exitOK || out != want {
+			t.Errorf("-o %s: exit status %d, %s\nwant %s", output, code, out, want)
+		}
+		if note != "penstock: no --config: these are the demo's rules\n" {
+			t.Errorf("-o %s: noted %q", output, note)
+		}
+	}
+}
+
+// several has limits of all kinds of keys, and some on trial.
+const several = `
+rules:
+  - name: all
+    always: true
+    per: everyone
+    limits: [{rate: 1000/d}, {name: log, rate: 900/h, algorithm: sliding-log}]
+  - name: ride
+    match: {path: "/api/rides/{id}"}
+    per: {key: header X-API-Key}
+    limits:
+      - {rate: 10/h, candidate: {rate: 5/h, algorithm: sliding-log}}
+      - {rate: 50/d, algorithm: fixed-window}
+      - {name: maybe, rate: 3/h, shadow: true}
+  - {name: tried, always: true, shadow: true, match: {path: /api/**}, per: address, limits: [{rate: 1/h}]}
+`
+
+func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", several)
+	compared := 0
+	for _, c := range []struct{ serve, explain, env string }{
+		{"", "", ""},
+		{"--prefix=gate", "--prefix=gate", ""},
+		{"--prefix=gate", "", "PENSTOCK_PREFIX=gate"},
+		{"--secret=pepper", "", "PENSTOCK_SECRET=pepper"},
+	} {
+		t.Run(c.serve+c.explain+c.env, func(t *testing.T) {
+			if _, err := redis.Do("FLUSHALL"); err != nil {
+				t.Fatal(err)
+			}
+			p := startProcess(t, strings.Fields("--config="+config+" --store-timeout=20s --store="+redis.URL()+" "+c.serve)...)
+			if name, value, ok := strings.Cut(c.env, "="); ok {
+				t.Setenv(name, value)
+			}
+			for _, key := range []string{"a", "{a}:b %\u00e9", strings.Repeat("long", 100)} {
+				r, err := http.NewRequest("POST", "http://"+p.listen+"/api//rides/%31", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set("X-API-Key", key)
+				res, err := http.DefaultClient.Do(r)
+				if err != nil || res.StatusCode != http.StatusOK {
+					t.Fatalf("%v, %v", res, err)
+				}
+				res.Body.Close()
+				var told []string
+				args := strings.Fields("-X POST --from 127.0.0.1 /api//rides/%31 --config " + config + " " + c.explain)
+				e := explained(t, append(args, "-H", "X-API-Key: "+key)...)
+				for _, charge := range slices.Concat(e.Charges, e.Trials) {
+					told = append(told, charge.Key)
+				}
+				slices.Sort(told)
+				told = slices.Compact(told)
+				if written := keysOf(t, redis); !slices.Equal(told, written) {
+					t.Errorf("key %.20q: explain names %q\nin Redis stand %q", key, told, written)
+				}
+				compared += len(told)
+				if _, err := redis.Do("FLUSHALL"); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+	t.Logf("counted: %d keys that explain names and serve writes", compared)
+}
+
+// keysOf are all keys that stand in Redis, found by SCAN.
+func keysOf(t *testing.T, redis *redistest.Server) (keys []string) {
+	t.Helper()
+	for cursor := "0"; ; {
+		reply, err := redis.Do("SCAN", cursor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page := reply.([]any)
+		for _, key := range page[1].([]any) {
+			keys = append(keys, key.(string))
+		}
+		if cursor = page[0].(string); cursor == "0" {
+			slices.Sort(keys)
+			return slices.Compact(keys)
+		}
+	}
+}
+
+func TestExplainChargesNothing(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", several)
+	const asked = 5
+	for range asked {
+		e := explained(t, "--config", config, "--store", redis.URL(), "/api/rides/1")
+		if e.Allowed == nil || !*e.Allowed || *e.Charges[2].Remaining != 10 {
+			t.Errorf("%+v", e)
+		}
+		if keys := keysOf(t, redis); keys != nil {
+			t.Errorf("it wrote %q", keys)
+		}
+	}
+	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")
+	for range 4 {
+		res, err := http.Get("http://" + p.listen + "/api/rides/1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	for range asked {
+		e := explained(t, "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/api/rides/1")
+		var left []int64
+		for _, c := range e.Charges {
+			left = append(left, *c.Remaining)
+		}
+		if want := []int64{996, 896, 6, 46}; !slices.Equal(left, want) {
+			t.Errorf("left are %v, not %v", left, want)
+		}
+	}
+	t.Logf("counted: %d times that a request was explained and not charged", 2*asked)
+}
+
+func TestExitStatusOfExplainIsTheAnswer(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	redis := redistest.Start(t)
+	rules := writeFile(t, "rules.yaml", `
+deny: [{address: 203.0.113.0/24}]
+allow: [{address: 198.51.100.0/24}]
+rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
+`)
+	broken := writeFile(t, "broken.yaml", "rules: [\n")
+	p := startProcess(t, "--config="+rules, "--store="+redis.URL(), "--store-timeout=20s")
+	for range 2 {
+		res, err := http.Get("http://" + p.listen + "/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	t.Setenv("RULES", rules)
+	t.Setenv("BROKEN", broken)
+	t.Setenv("STORE", redis.URL())
+	for _, c := range []struct {
+		args string
+		code int
+		text string // on standard output, or on standard error if that is empty
+	}{
+		{"--config $RULES /a", exitOK, "a applies: the most specific"},
+		{"--config $RULES /b", exitOK, "none matches"},
+		{"--config $RULES --store $STORE /a", exitOK, "The store would allow it now."},
+		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "The store would deny it now."},
+		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "none matches"},
+		{"--config $RULES --from 203.0.113.7 /a", exitDenied, "deny: always refused"},
+		{"--config $RULES --from 198.51.100.7 /a", exitOK, "allow: never limited"},
+		{"--config $RULES --store redis://:hunter2@127.0.0.1:1 /a", exitUnreachable, "penstock: store unavailable"},
+		{"--config $RULES --store localhost /a", exitUsage, "it has no scheme; write redis://"},
+		{"--config $BROKEN /a", exitInvalid, "broken.yaml:"},
+		{"--config /none.yaml /a", exitInvalid, "penstock: policy: open /none.yaml: no such file"},
+		{"-H X-API-Key /a", exitUsage, "has no colon; write 'Name: value'"},
+		{"-H :a /a", exitUsage, "cannot be sent; write 'Name: value'"},
+		{"-H X(Y):a /a", exitUsage, "cannot be sent; write 'Name: value'"},
+		{"--from nowhere /a", exitUsage, `"nowhere" is not an address; write 192.0.2.1`},
+		{"--prefix a/b /api/fares/estimate", exitUsage, "the prefix"},
+		{"-X G(T /a", exitUsage, "invalid method"},
+		{"-o xml /a", exitUsage, `there is no output "xml"; there are text and json`},
+		{"a", exitUsage, "neither a path nor a URL; write /path"},
+		{"/%zz", exitUsage, "neither a path nor a URL; write /path"},
+		{"/a%2fb", exitUsage, "is a slash to some servers only; write /"},
+		{"", exitUsage, "accepts 1 arg(s), received 0"},
+	} {
+		code, out, err := command(strings.Fields("explain " + os.ExpandEnv(c.args))...)
+		text := out
+		if out == "" {
+			text = err
+		}
+		explained := code == exitOK || code == exitDenied
+		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != explained {
+			t.Errorf("explain %s: exit status %d, %s\nwant %d, … %s", c.args, code, text, c.code, c.text)
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package explain
+
+import (
+	"fmt"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const text = `
+identities: {caller: {first: [{key: header X-API-Key}, address]}}
+tiers: {premium: {header X-Plan: premium}, free: otherwise}
+allow: [{address: 10.9.0.0/16}]
+deny: [{header X-API-Key: foe}]
+rules:
+  - {name: all, always: true, per: everyone, limits: [{in_flight: 100}]}
+  - name: search
+    match: {path: /search/**}
+    per: caller
+    limits:
+      - {rate: {premium: 100/s, free: 10/s}, burst: {premium: 200, free: 20}}
+      - {rate: 1000/d, algorithm: sliding-log, on_failure: closed, candidate: {rate: 500/d}}
+  - name: deep
+    match: {path: /search/deep}
+    per: caller
+    limits: [{rate: 1/s, wait: 2s, algorithm: leaky-bucket, burst: 5}, {name: strict, rate: 5/h, shadow: true}]
+  - {name: tried, shadow: true, match: {path: /search/deep}, per: everyone, limits: [{rate: 1/h}]}
+  - {name: free, match: {path: /search/health}, unlimited: true}
+  - {name: login, match: {path: /login}, per: address, limits: [{rate: 10/h, on_status: 401, cost: {units: 2, actual: X-Cost}}]}
+`
+
+// explained reads a request: its headers are "Name: value", and its address is 192.0.2.1 or that of the header From.
+func explained(t *testing.T, text, target string, header ...string) (*Report, []penstock.Charge) {
+	t.Helper()
+	config, err := policy.Parse("p.yaml", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequest("GET", target, nil)
+	for _, line := range header {
+		name, value, _ := strings.Cut(line, ": ")
+		r.Header.Set(name, value)
+	}
+	if from := r.Header.Get("From"); from != "" {
+		r.RemoteAddr = from + ":1024"
+	}
+	report, charges, err := Explain(rules, r, redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report, charges
+}
+
+// brief is a report in few words.
+func brief(r *Report) string {
+	words := []string{r.Path, r.Tier, r.Listed}
+	for _, rule := range r.Rules {
+		words = append(words, fmt.Sprintf("%s=%t", rule.Name, rule.Applies))
+	}
+	for _, c := range slices.Concat(r.Charges, r.Trials) {
+		words = append(words, fmt.Sprintf("%s %s.%s %s %s", c.Kind, c.Rule, c.Limit, c.Payer, c.Rate))
+	}
+	return strings.Join(words, "; ")
+}
+
+func TestReportTellsWhatTheGateWouldAsk(t *testing.T) {
+	for _, c := range []struct {
+		target string
+		header []string
+		want   string
+	}{
+		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight everyone 100 at once"},
+		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight everyone 100 at once; " +
+			"enforced search.second key:a 10 per 1s, burst 20 (tokenbucket); enforced search.day key:a 1000 per 24h (slidinglog); " +
+			"candidate search.day.candidate key:a 500 per 24h (slidinglog)"},
+		{"/x/../%73earch/%c3%a4%2e", []string{"X-Plan: premium"}, "/search/%C3%A4.; premium; ; search=true; all=true; " +
+			"enforced all.in-flight everyone 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (tokenbucket); " +
+			"enforced search.day ip:192.0.2.1 1000 per 24h (slidinglog); " +
+			"candidate search.day.candidate ip:192.0.2.1 500 per 24h (slidinglog)"},
+		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight everyone 100 at once"},
+		{"/search/deep", []string{"X-API-Key: foe"}, "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
+		{"/search/deep", []string{"From: 10.9.1.2"}, "/search/deep; ; allow; deep=false; tried=false; search=false; all=false"},
+	} {
+		report, charges := explained(t, text, c.target, c.header...)
+		if got := brief(report); got != c.want {
+			t.Errorf("%s %v:\n%s\nwant\n%s", c.target, c.header, got, c.want)
+		}
+		if len(charges) != len(report.Charges) {
+			t.Errorf("%s: %d charges are told as %d", c.target, len(charges), len(report.Charges))
+		}
+	}
+}
+
+func TestReportSaysWhy(t *testing.T) {
+	report, _ := explained(t, text, "/search/deep", "X-API-Key: a")
+	want := []Rule{
+		{"deep", true, "the most specific"},
+		{"tried", true, "a shadow: counted and reported, never enforced"},
+		{"search", false, "deep is more specific"},
+		{"all", true, "always applies"},
+	}
+	if !slices.Equal(report.Rules, want) {
+		t.Errorf("%v\nwant %v", report.Rules, want)
+	}
+	var kinds []string
+	for _, c := range report.Trials {
+		kinds = append(kinds, c.Kind+" "+c.Rule+"."+c.Limit)
+	}
+	slices.Sort(kinds)
+	if fmt.Sprint(kinds) != "[shadow deep.strict shadow tried.hour]" {
+		t.Errorf("on trial are %v", kinds)
+	}
+	report, _ = explained(t, text, "/login")
+	if c := report.Charges[1]; c.Cost != 2 || c.Note != "given back unless the answer's status counts; corrected to the true cost afterwards" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestNothingMatchesAndNothingIsLimited(t *testing.T) {
+	report, charges := explained(t, "rules: [{name: a, match: {path: /a}, per: everyone, limits: [{rate: 1/s}]}]", "/b")
+	if report.Rules == nil || report.Charges == nil || len(report.Rules)+len(report.Charges)+len(charges) != 0 {
+		t.Errorf("%+v", report)
+	}
+	store := penstock.StoreFunc(nil) // must not be asked
+	if err := report.Peek(t.Context(), store, charges); err != nil || report.Allowed != nil {
+		t.Errorf("%v, %v", report.Allowed, err)
+	}
+	if got := printed(t, report); !strings.Contains(got, "none matches: the request is not limited") {
+		t.Error(got)
+	}
+}
+
+func TestPeekSaysWhatTheGateWouldSayNow(t *testing.T) {
+	report, charges := explained(t, text, "/search/deep", "X-API-Key: a")
+	now := time.Unix(1_800_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	peek := func() string {
+		if err := report.Peek(t.Context(), store, charges); err != nil {
+			t.Fatal(err)
+		}
+		return printed(t, report)
+	}
+	for range 3 { // and spends nothing
+		if got := peek(); !*report.Allowed || *report.Charges[1].Remaining != 6 || *report.Charges[1].TurnAfterMS != 0 {
+			t.Fatal(got)
+		}
+	}
+	spend := func() {
+		if d, err := store.Decide(t.Context(), charges[1:]); err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+	}
+	spend()
+	spend()
+	if got := peek(); !*report.Allowed || *report.Charges[1].TurnAfterMS != 2000 || !strings.Contains(got, "its turn            after 2s\n") {
+		t.Errorf("a request that would wait for its turn would be let in:\n%s", got)
+	}
+	spend()
+	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != 1000 || !strings.Contains(got, "retry after         1s\n") {
+		t.Errorf("a request that has not the patience would be denied:\n%s", got)
+	}
+	charges[1].Cost = 7
+	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != -1 || !strings.Contains(got, "retry after         never") {
+		t.Errorf("what costs more than the limit is never let in:\n%s", got)
+	}
+}
+
+func printed(t *testing.T, r *Report) string {
+	t.Helper()
+	var b strings.Builder
+	if err := r.Print(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}

@@ -1,0 +1,86 @@
+package service
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func TestGatesShareLimitsExactlyAndOneMayStop(t *testing.T) {
+	const policy = `
+on_failure: closed
+rules:
+  - name: ride
+    per: {key: header X-API-Key}
+    limits: [{rate: 60/d}, {name: log, rate: 60/d, algorithm: sliding-log}]
+`
+	const keys, each, limit = 6, 150, 60
+	share := func(t *testing.T, store string) {
+		var served [keys]atomic.Int64
+		upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			key := r.Header.Get("X-API-Key")
+			served[key[0]-'a'].Add(1)
+			time.Sleep(time.Millisecond) // so that some are under way when one gate stops
+		})
+		flags := map[string]string{"store": store}
+		flags = limitedBy(t, policy, flags)
+		stays := start(t, upstream, flags, limitsOf(t, flags, nil))
+		stops := startBeside(t, upstream, flags, limitsOf(t, flags, nil))
+		var allowed [keys]atomic.Int64
+		var asked, denied, again atomic.Int64
+		ask := func(key int) {
+			gate := stays
+			if rand.N(2) == 0 {
+				gate = stops
+			}
+			header := "X-API-Key: " + string(rune('a'+key))
+			res, err := send("POST", "http://"+gate.Listen, header)
+			if err != nil && gate == stops { // it takes no more; what it took it must answer
+				again.Add(1)
+				res, err = send("POST", "http://"+stays.Listen, header)
+			}
+			switch {
+			case err != nil:
+				t.Error(err)
+			case res.StatusCode == http.StatusOK:
+				allowed[key].Add(1)
+			case res.StatusCode == http.StatusTooManyRequests:
+				denied.Add(1)
+			default:
+				t.Errorf("key %c got %s", 'a'+key, res.Status)
+			}
+			if asked.Add(1) == keys*limit/2 {
+				stops.stop()
+			}
+		}
+		var clients sync.WaitGroup
+		for key := range keys {
+			for range 2 {
+				clients.Go(func() {
+					for range each / 2 {
+						ask(key)
+					}
+				})
+			}
+		}
+		clients.Wait()
+		stops.wait()
+		for key := range keys {
+			if a, s := allowed[key].Load(), served[key].Load(); a != limit || s != limit {
+				t.Errorf("of %d requests with key %c the gates allowed %d, and the upstream served %d; want %d", each, 'a'+key, a, s, limit)
+			}
+		}
+		if again.Load() == 0 {
+			t.Error("nobody noticed that one gate stopped")
+		}
+		t.Logf("counted: %d requests to two gates of which one stopped (%d denied, %d sent again)", asked.Load(), denied.Load(), again.Load())
+	}
+	t.Run("single", func(t *testing.T) { share(t, redistest.Start(t).URL()) })
+	t.Run("cluster", func(t *testing.T) { share(t, "redis+cluster://"+strings.Join(redistest.StartCluster(t).Addrs(), ",")) })
+}

@@ -1,0 +1,212 @@
+package service
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+func TestGuessingAPasswordThroughTheProxy(t *testing.T) {
+	const policy = `
+rules:
+  - name: login
+    match: {method: POST, path: /login}
+    per: {account: header X-Account}
+    limits: [{rate: 10/h, algorithm: sliding-log, on_status: 401}]
+`
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		var guesses atomic.Int64
+		r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			guesses.Add(1)
+			switch r.Header.Get("X-Password") {
+			case "right":
+				io.WriteString(w, "welcome")
+			case "broken":
+				w.WriteHeader(500)
+			default:
+				w.WriteHeader(401)
+			}
+		}), policy, flags)
+		try := func(account, password string, want int) {
+			t.Helper()
+			if res := r.mustSend("POST", "/login", "X-Account: "+account, "X-Password: "+password); res.StatusCode != want {
+				t.Fatalf("%s with a password that is %s got %s after %d answers; want %d", account, password, res.Status, guesses.Load(), want)
+			}
+		}
+		for i := range 50 {
+			try("eve", "right", 200)
+			if i%5 == 0 && i < 45 {
+				try("eve", "wrong", 401)
+				try("eve", "broken", 500)
+			}
+		}
+		try("eve", "wrong", 401)
+		before := guesses.Load()
+		for range 20 {
+			try("eve", "wrong", 429)
+			try("eve", "right", 429)
+		}
+		if guesses.Load() != before {
+			t.Errorf("%d guesses came through after ten that were wrong", guesses.Load()-before)
+		}
+		try("anna", "wrong", 401)
+		try("anna", "right", 200)
+		t.Logf("counted: %d logins through the proxy (10 wrong, then 40 denied)", guesses.Load()+40)
+	})
+}
+
+func TestUpstreamTellsWhatARequestCost(t *testing.T) {
+	const policy = `
+rules:
+  - name: chat
+    per: {key: header X-API-Key}
+    limits: [{name: tokens, rate: 1000/d, cost: {units: 100, actual: X-Tokens-Used}}]
+`
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if told := r.Header.Get("X-Tell"); told != "" {
+				w.Header().Set("X-Tokens-Used", told)
+			}
+			w.WriteHeader(http.StatusEarlyHints)
+			io.WriteString(w, "answer")
+		}), policy, flags)
+		for i, c := range []struct {
+			headers []string
+			left    int
+		}{
+			{nil, 900},
+			{[]string{"X-Tell: 30"}, 970},
+			{[]string{"X-Tell: 0"}, 1000},
+			{[]string{"X-Tell: 350"}, 650},
+			{[]string{"X-Tell: -1"}, 900},
+			{[]string{"X-Tell: many"}, 900},
+			{[]string{"X-Tokens-Used: 0"}, 900}, // it is not the caller who tells
+			{[]string{"X-Tell: 5000"}, 0},
+		} {
+			key := fmt.Sprint("X-API-Key: ", i)
+			res := r.mustSend("GET", "/", append(c.headers, key)...)
+			if quota := res.Header.Get("RateLimit"); res.StatusCode != 200 || !strings.HasPrefix(quota, `"chat.tokens";r=900;`) {
+				t.Errorf("%v got %s, RateLimit: %s", c.headers, res.Status, quota)
+			}
+			next, want, status := r.mustSend("GET", "/", key), fmt.Sprintf(`"chat.tokens";r=%d;`, max(0, c.left-100)), 200
+			if c.left < 100 {
+				status = 429
+			}
+			if quota := next.Header.Get("RateLimit"); next.StatusCode != status || !strings.HasPrefix(quota, want) {
+				t.Errorf("after %v: %s, RateLimit: %s; want %d, %s", c.headers, next.Status, quota, status, want)
+			}
+		}
+	})
+}
+
+func TestStreamsAndWebSocketsPassTheGate(t *testing.T) {
+	const policy = `
+rules:
+  - name: live
+    per: {key: header X-API-Key}
+    limits:
+      - {in_flight: 1, expires: 1m}
+      - {rate: 100/d, on_status: [101, 200]}
+      - {name: queue, rate: 100/s, algorithm: leaky-bucket, burst: 10, wait: 1s}
+`
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		next := make(chan string)
+		r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Upgrade") == "" {
+				w.Header().Set("Content-Type", "text/event-stream")
+				for event := range next {
+					io.WriteString(w, event)
+					http.NewResponseController(w).Flush()
+				}
+				return
+			}
+			conn, buffered, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			io.Copy(conn, buffered)
+		}), policy, flags)
+		const key = "X-API-Key: a"
+		busy := func(what string) {
+			t.Helper()
+			if res := r.mustSend("GET", "/", key); res.StatusCode != 429 {
+				t.Errorf("while %s is open its owner has another slot: %s", what, res.Status)
+			}
+		}
+		free := func(conn net.Conn, request string) *bufio.Reader { // once the slot is
+			t.Helper()
+			reader := bufio.NewReader(conn)
+			var res *http.Response
+			await(t, "the slot to be free", func() bool {
+				var err error
+				io.WriteString(conn, request)
+				if res, err = http.ReadResponse(reader, nil); err != nil {
+					t.Fatal(err)
+				}
+				if res.StatusCode == 429 {
+					io.Copy(io.Discard, res.Body)
+				}
+				return res.StatusCode != 429
+			})
+			if res.StatusCode != 101 {
+				t.Fatal(res.Status)
+			}
+			return reader
+		}
+		const sockets, messages = 3, 50
+		for range sockets {
+			conn := r.dial()
+			reader := free(conn, "GET / HTTP/1.1\r\nHost: h\r\n"+key+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			for i := range messages {
+				message := fmt.Sprintf("message %d\n", i)
+				io.WriteString(conn, message)
+				if got, err := reader.ReadString('\n'); got != message {
+					t.Fatalf("message %q came back as %q, %v", message, got, err)
+				}
+			}
+			busy("a WebSocket")
+			conn.Close()
+		}
+		var stream *http.Response
+		await(t, "the slot to be free", func() bool {
+			request, _ := http.NewRequest("GET", "http://"+r.Listen, nil)
+			request.Header.Set("X-API-Key", "a")
+			go func() { next <- "data: 0\n" }()
+			res, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if stream = res; res.StatusCode == 429 {
+				<-next
+				io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+			return res.StatusCode == 200
+		})
+		defer stream.Body.Close()
+		reader := bufio.NewReader(stream.Body)
+		for i := range messages {
+			event := fmt.Sprintf("data: %d\n", i)
+			if got, err := reader.ReadString('\n'); got != event {
+				t.Fatalf("event %q came as %q, %v", event, got, err)
+			}
+			if i+1 < messages {
+				next <- fmt.Sprintf("data: %d\n", i+1) // not before the one before has come
+			}
+		}
+		busy("a stream")
+		close(next)
+		if rest, err := io.ReadAll(reader); len(rest) > 0 || err != nil {
+			t.Errorf("the stream ends with %q, %v", rest, err)
+		}
+		t.Logf("counted: %d messages and events through the gate", (sockets+1)*messages)
+	})
+}

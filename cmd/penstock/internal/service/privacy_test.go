@@ -1,0 +1,121 @@
+package service
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func TestNobodyIsNamedInMetricsOrLog(t *testing.T) {
+	redis := redistest.Start(t)
+	const policy = `
+http: {trusted_proxies: [127.0.0.1]}
+tokens: {secret: "LEAKsigningkeyLEAKsigningkeyLEAKsigningkey", audience: a, issuer: i}
+deny: [{header X-API-Key: LEAKfoe}]
+allow: [{header X-API-Key: LEAKfriend}]
+rules:
+  - {name: key, match: {path: /key}, per: {key: header X-API-Key}, limits: [{rate: 1/d, candidate: {rate: 1/d, algorithm: sliding-log}}]}
+  - {name: address, match: {path: /address}, per: address, limits: [{rate: 1/d}]}
+  - {name: claim, match: {path: /claim}, per: {sub: claim sub}, limits: [{rate: 1/d, algorithm: fixed-window}]}
+  - {name: cookie, match: {path: /cookie}, per: {session: cookie session}, limits: [{rate: 1/d, shadow: true}]}
+  - {name: query, match: {path: /query}, per: {token: query token}, limits: [{rate: 1/d, on_failure: closed}]}
+  - {name: segment, match: {path: "/account/{name}"}, per: {account: segment name}, limits: [{in_flight: 1}]}
+`
+	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Break") != "" {
+			panic(http.ErrAbortHandler)
+		}
+	}), policy, map[string]string{"store": redis.URL(), "secret": "LEAKpepper"})
+	requests := []struct{ path, header string }{
+		{"/key", "X-API-Key: LEAKkey"},
+		{"/key", "X-API-Key: LEAKfoe"},
+		{"/key", "X-API-Key: LEAKfriend"},
+		{"/address", "X-Forwarded-For: 203.0.113.77"},
+		{"/address", "X-Forwarded-For: 2001:db8:1ea:c::1"},
+		{"/claim", "Authorization: Bearer " + tokenOf(`{"sub":"LEAKsubject","aud":"a","iss":"i","exp":4000000000}`)},
+		{"/claim", "Authorization: Bearer LEAKforged.LEAKforged.LEAKforged"},
+		{"/cookie", "Cookie: session=LEAKsession"},
+		{"/query?token=LEAKtoken", ""},
+		{"/query?token=LEAKtoken&x=%zz;", ""},
+		{"/account/LEAKaccount", ""},
+		{"/account/LEAK%00malformed", ""},
+		{"/account/LEAKmalformed%2f..", ""},
+	}
+	asked := 1
+	all := func(headers ...string) {
+		for _, q := range requests {
+			for range 2 {
+				r.mustSend("GET", q.path, append(headers, q.header)...)
+				asked++
+			}
+		}
+	}
+	r.mustSend("GET", "/query?token=LEAKother", "X-Break: yes", "X-API-Key: LEAKkey", "X-Forwarded-For: 203.0.113.78") // of all that is logged
+	all()
+	for _, key := range keysOf(t, redis) { // what stands there is not what belongs there
+		for _, command := range [][]string{{"DEL", key}, {"LPUSH", key, "LEAKpoison"}} {
+			if _, err := redis.Do(command...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	all()
+	redis.Kill()
+	all()
+	metrics, log := r.mustGet("http://"+r.Admin+"/metrics", 200), r.log.String()
+	for _, series := range []string{
+		`rate_limiter_requests_total{algorithm="fixedwindow",outcome="denied",rule="claim"}`,
+		`rate_limiter_requests_total{algorithm="tokenbucket",outcome="failed_closed",rule="query"}`,
+		`rate_limiter_requests_total{algorithm="(other)",outcome="refused",rule="(other)"}`,
+		`rate_limiter_requests_total{algorithm="(other)",outcome="exempt",rule="(other)"}`,
+		`rate_limiter_requests_total{algorithm="(other)",outcome="malformed",rule="(other)"}`,
+		`rate_limiter_shadow_rejected_total{algorithm="tokenbucket",rule="cookie"}`,
+		`rate_limiter_errors_total{reason="poisoned"}`,
+		`rate_limiter_errors_total{reason="unreached"}`,
+	} {
+		if n := r.metric(series); n == "" || n == "0" {
+			t.Errorf("what this test is about did not happen: %s is %q", series, n)
+		}
+	}
+	if !strings.Contains(log, "no response from the upstream") || !strings.Contains(log, "the store does not answer") {
+		t.Errorf("what this test is about did not happen: %s", log)
+	}
+	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} {
+		for where, text := range map[string]string{"metrics": metrics, "log": log} {
+			for line := range strings.Lines(text) {
+				if strings.Contains(strings.ToLower(line), secret) {
+					t.Errorf("the %s tell of somebody: %s", where, line)
+				}
+			}
+		}
+	}
+	t.Logf("counted: %d requests of which neither metrics nor log name the caller", asked)
+}
+
+// tokenOf signs claims.
+func tokenOf(claims string) string {
+	encode := base64.RawURLEncoding.EncodeToString
+	text := encode([]byte(`{"alg":"HS256"}`)) + "." + encode([]byte(claims))
+	mac := hmac.New(sha256.New, []byte("LEAKsigningkeyLEAKsigningkeyLEAKsigningkey"))
+	io.WriteString(mac, text)
+	return text + "." + encode(mac.Sum(nil))
+}
+
+// keysOf are all keys in Redis.
+func keysOf(t *testing.T, redis *redistest.Server) (keys []string) {
+	t.Helper()
+	reply, err := redis.Do("KEYS", "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range reply.([]any) {
+		keys = append(keys, key.(string))
+	}
+	return keys
+}

@@ -1,0 +1,95 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// seeing shows what the store decides.
+func seeing(gate Builder, see func(penstock.Charge, penstock.Decision)) Builder {
+	return func(life context.Context, d Deps) (Gate, Policy, error) {
+		store := d.Store
+		d.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			decision, err := store.Decide(ctx, charges)
+			if err == nil {
+				see(charges[0], decision)
+			}
+			return decision, err
+		})
+		return gate(life, d)
+	}
+}
+
+func TestClientWhoLeavesTheQueueFreesItsPlace(t *testing.T) {
+	const policy = `
+rules: [{name: queue, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, wait: 2h}]}]
+`
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		var served atomic.Int64
+		upstream := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) })
+		flags = limitedBy(t, policy, flags)
+		booked := make(chan time.Duration, 100) // how long those wait who are let in
+		r := start(t, upstream, flags, seeing(limitsOf(t, flags, nil), func(c penstock.Charge, d penstock.Decision) {
+			if c.Mode == penstock.Spend && d.Allowed {
+				booked <- d.Wait()
+			}
+		}))
+		if res := r.mustSend("GET", "/"); res.StatusCode != 200 || <-booked != 0 {
+			t.Fatalf("the first got %s", res.Status)
+		}
+		h2 := &http.Transport{Protocols: new(http.Protocols)}
+		h2.Protocols.SetUnencryptedHTTP2(true)
+		defer h2.CloseIdleConnections()
+		const leave = 20
+		for i := range leave {
+			ctx, goAway := context.WithCancel(t.Context())
+			gone := make(chan error)
+			go func() {
+				transport, body := http.DefaultTransport, io.Reader(nil)
+				if i%2 == 1 {
+					transport, body = h2, strings.NewReader("body")
+				}
+				request, _ := http.NewRequestWithContext(ctx, "POST", "http://"+r.Listen, body)
+				res, err := transport.RoundTrip(request)
+				if err == nil {
+					res.Body.Close()
+				}
+				gone <- err
+			}()
+			select {
+			case wait := <-booked:
+				if wait <= 0 || wait > time.Hour {
+					t.Errorf("client %d would wait for %v, after others who left", i, wait)
+				}
+			case err := <-gone:
+				t.Fatalf("client %d found no place, or did not have to wait: %v", i, err)
+			case <-time.After(patience):
+				t.Fatal("the gate does not decide")
+			}
+			await(t, "it to wait", func() bool { return r.metric("rate_limiter_waiting") == "1" })
+			if res := r.mustSend("GET", "/"); res.StatusCode != 429 {
+				t.Errorf("while the queue is full somebody got %s", res.Status)
+			}
+			goAway()
+			if err := <-gone; err == nil {
+				t.Errorf("client %d was answered", i)
+			}
+			await(t, "it to leave", func() bool { return r.metric("rate_limiter_waiting") == "0" })
+		}
+		if n := r.metric(`rate_limiter_requests_total{algorithm="leakybucket",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(leave) {
+			t.Errorf("%s are counted as abandoned; want %d", n, leave)
+		}
+		if served.Load() != 1 {
+			t.Errorf("the upstream served %d, not the first only", served.Load())
+		}
+		t.Logf("counted: %d clients that left the queue", leave)
+	})
+}

@@ -1,0 +1,65 @@
+package service
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestBrokenPolicyChangesNothing(t *testing.T) {
+	const one = "rules: [{name: one, per: {key: header X-API-Key}, limits: [{rate: 1/d}]}]\n"
+	const two = "rules: [{name: two, per: {key: header X-API-Key}, limits: [{rate: 2/d}]}]\n"
+	const successful, failures = "rate_limiter_config_last_reload_successful", `rate_limiter_config_reloads_total{outcome="failure"}`
+	flags := limitedBy(t, one, nil)
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	again := func() {
+		reload <- nil
+		reload <- nil // is taken when the first has been seen to
+	}
+	allowed := func(key string) (n int) {
+		for r.mustSend("GET", "/", "X-API-Key: "+key).StatusCode == 200 {
+			n++
+		}
+		return n
+	}
+	if n := allowed("a"); n != 1 || r.metric(successful) != "1" {
+		t.Fatalf("%d allowed by the first policy; %s %s", n, successful, r.metric(successful))
+	}
+	first := r.metric("rate_limiter_config_last_reload_success_timestamp_seconds")
+
+	broken := []string{
+		"rules: [\n", "", "rules: [{name: two, per: nobody, limits: [{rate: 2/d}]}]\n", "\x00", strings.Repeat("[", 10_000), "a: &a [*a]\n",
+	}
+	for i, text := range broken {
+		replaceFile(t, flags["config"], text)
+		again()
+		if lines := r.log.lines("level=ERROR", "not taken up; the rules stay as they were", "policy="+flags["config"], "err="); len(lines) <= i {
+			t.Errorf("after %.40q: logged %s", text, r.log)
+		}
+		if n := allowed(fmt.Sprint("broken", i)); n != 1 || r.metric(successful) != "0" || r.metric(failures) == "0" {
+			t.Errorf("after %.40q: %d allowed; %s %s; %s %s", text, n, successful, r.metric(successful), failures, r.metric(failures))
+		}
+	}
+	if now := r.metric("rate_limiter_config_last_reload_success_timestamp_seconds"); now != first {
+		t.Errorf("the first policy was taken up at %s, not at %s", first, now)
+	}
+	if n := allowed("a"); n != 0 {
+		t.Errorf("%d more allowed: broken policies made counters begin again", n)
+	}
+
+	replaceFile(t, flags["config"], two)
+	again()
+	if n := allowed("b"); n != 2 || r.metric(successful) != "1" || r.log.lines("the policy file was taken up", "rules=1") == nil {
+		t.Errorf("%d allowed by the new policy; logged %s", n, r.log)
+	}
+	if page := r.mustGet("http://"+r.Admin+"/metrics", 200); strings.Contains(page, `rule="one"`) || !strings.Contains(page, `rule="two"`) {
+		t.Error("the metrics do not follow the rules")
+	}
+	replaceFile(t, flags["config"], one) // and without being told to
+	await(t, "the file's change to be noticed", func() bool {
+		return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), `rule="one"`)
+	})
+	t.Logf("counted: %d broken policies that changed nothing", len(broken))
+}

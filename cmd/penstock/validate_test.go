@@ -1,0 +1,107 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/policy"
+)
+
+const mistakes = "testdata/five-mistakes.yaml"
+
+// mistaken is a line of validate: its place, what is wrong, and the remedy.
+var mistaken = regexp.MustCompile(`^testdata/five-mistakes\.yaml:(\d+:\d+): ([^;]+); (.+)\n$`)
+
+func TestEveryMistakeIsShownWithItsPlaceAndRemedy(t *testing.T) {
+	code, out, err := command("validate", mistakes)
+	if code != exitInvalid || err != "" {
+		t.Errorf("exit status %d, %s; want %d and nothing on standard error", code, err, exitInvalid)
+	}
+	var places []string
+	for line := range strings.Lines(out) {
+		if m := mistaken.FindStringSubmatch(line); m != nil {
+			places = append(places, m[1])
+		} else {
+			t.Errorf("not in the form file:line:column: mistake; remedy: %s", line)
+		}
+	}
+	if want := []string{"7:19", "10:16", "11:11", "13:10", "15:22"}; !slices.Equal(places, want) {
+		t.Errorf("shown at %v, not at %v:\n%s", places, want, out)
+	}
+}
+
+// findings are what validate -o json prints.
+type findings struct {
+	Valid    *bool
+	Findings []finding
+}
+
+func TestProgramsAreToldTheSameMistakes(t *testing.T) {
+	_, text, _ := command("validate", mistakes)
+	code, out, _ := command("validate", "-o", "json", mistakes)
+	var told findings
+	if err := json.Unmarshal([]byte(out), &told); err != nil || code != exitInvalid || told.Valid == nil || *told.Valid {
+		t.Fatalf("exit status %d, %v in %s", code, err, out)
+	}
+	var lines strings.Builder
+	for _, f := range told.Findings {
+		fmt.Fprintf(&lines, "%s:%d:%d: %s\n", f.File, f.Line, f.Column, f.Message)
+		if f.Severity != "error" {
+			t.Errorf("%+v is an error", f)
+		}
+	}
+	if lines.String() != text {
+		t.Errorf("programs are told\n%s\nand people\n%s", &lines, text)
+	}
+	code, out, _ = command("validate", "-o", "json", "../../examples/rides.yaml")
+	if code != exitOK || out != "{\n  \"valid\": true,\n  \"findings\": []\n}\n" {
+		t.Errorf("of a policy without mistakes: exit status %d, %s", code, out)
+	}
+}
+
+func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
+	const good, valid = "../../examples/rides.yaml", "rides.yaml: valid, 4 rules"
+	const unread = "/none.yaml: it cannot be read: no such file or directory; name the file of a policy"
+	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: address, limits: [{rate: 10/s}]}]\n")
+	for _, c := range []struct {
+		files string
+		code  int
+		want  []string // how lines begin or end
+	}{
+		{good, exitOK, []string{valid}},
+		{good + " " + good, exitOK, []string{valid, valid}},
+		{good + " " + mistakes, exitInvalid,
+			[]string{valid, mistakes + ":7:", mistakes + ":10:", mistakes + ":11:", mistakes + ":13:", mistakes + ":15:"}},
+		{"/none.yaml " + good, exitInvalid, []string{unread, valid}},
+		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
+		{warned, exitOK, []string{warned + ":1:24: warning: ", "warned.yaml: valid, 1 rule"}},
+	} {
+		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
+		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+		same := slices.EqualFunc(lines, c.want, func(line, want string) bool {
+			return strings.HasPrefix(line, want) || strings.HasSuffix(line, want)
+		})
+		if code != c.code || !same || err != "" {
+			t.Errorf("validate %s: exit status %d, %s%s\nwant %d, %q", c.files, code, out, err, c.code, c.want)
+		}
+	}
+}
+
+func TestVerboseShowsWhatAPolicyMeans(t *testing.T) {
+	const good = "../../examples/rides.yaml"
+	rules, err := policy.Load(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, _ := command("validate", "-v", good)
+	if want := rules.String() + good + ": valid, 4 rules\n"; code != exitOK || out != want {
+		t.Errorf("exit status %d, %s\nwant %s", code, out, want)
+	}
+	if _, out, _ := command("validate", "-v", mistakes); strings.Count(out, "\n") != 5 {
+		t.Errorf("of what is invalid: %s", out)
+	}
+}

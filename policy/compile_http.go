@@ -1,0 +1,178 @@
+package policy
+
+import (
+	"cmp"
+	"io"
+	"mime"
+	"net/http"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"text/template"
+	"time"
+)
+
+func (c *compiler) http() {
+	h := &c.config.HTTP
+	r := c.rules
+	r.paths = Paths{
+		KeepEncodedSlash:    c.oneOf(&h.EncodedSlash, "encoded_slash", "refuse", "keep") == "keep",
+		IgnoreTrailingSlash: c.oneOf(&h.TrailingSlash, "trailing_slash", "keep", "ignore") == "ignore",
+		IgnoreCase:          c.oneOf(&h.Case, "case", "keep", "ignore") == "ignore",
+		StripParameters:     c.oneOf(&h.PathParameters, "path_parameters", "keep", "strip") == "strip",
+	}
+	r.prefix4 = c.bits(&h.IPv4Prefix, "ipv4_prefix", 8, 32, 32)
+	r.prefix6 = c.bits(&h.IPv6Prefix, "ipv6_prefix", 16, 128, 64)
+	for i := range h.TrustedProxies {
+		text := h.TrustedProxies[i]
+		if network, ok := parseNetwork(text); text != "unix" && !ok {
+			c.fail(&h.TrustedProxies[i], "%q is not a network; write 10.0.0.0/8, 192.0.2.1, or unix for peers on a unix socket", clip(text))
+		} else if ok && network.Bits() == 0 {
+			c.fail(&h.TrustedProxies[i], "%s trusts everybody, so any caller could claim any address; name your proxies' networks", text)
+		}
+	}
+	if h.AddressHeader != "" && !token(h.AddressHeader) {
+		c.fail(&h.AddressHeader, "%q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", clip(h.AddressHeader))
+	}
+	if h.AddressHeader != "" && len(h.TrustedProxies) == 0 {
+		c.fail(&h.AddressHeader, "no proxy is trusted, so the header is never believed; add trusted_proxies")
+	}
+	for i := range h.Headers {
+		c.oneOf(&h.Headers[i], "headers", "draft-11", "draft-07", "draft-06", "x-ratelimit", "none")
+		switch {
+		case h.Headers[i] == "none" && len(h.Headers) > 1:
+			c.fail(&h.Headers[i], "headers are none and others; keep none alone, or remove it")
+		case slices.Contains(h.Headers[:i], h.Headers[i]):
+			c.fail(&h.Headers[i], "headers have %s twice; keep one", h.Headers[i])
+		case h.Headers[i] == "draft-07" && slices.Contains(h.Headers, "draft-11"):
+			c.fail(&h.Headers[i], "draft-11 and draft-07 both write RateLimit, in forms that no client can tell apart; choose one")
+		}
+	}
+	c.oneOf(&h.Reset, "reset", "epoch", "seconds")
+	if h.RetryJitter > time.Hour {
+		c.fail(&h.RetryJitter, "retry_jitter is %s; the most is 1h", period(h.RetryJitter))
+	}
+	c.denied(&h.Denied)
+	if h.MaxWaiting < 0 || h.MaxWaiting > 1_000_000 || h.MaxWaiting == 0 && c.written(&h.MaxWaiting) {
+		c.fail(&h.MaxWaiting, "max_waiting is %d; write 1 to 1000000", h.MaxWaiting)
+	}
+	r.http = *h
+	r.http.IPv4Prefix, r.http.IPv6Prefix = r.prefix4, r.prefix6
+	r.http.AddressHeader = cmp.Or(httpHeader(h.AddressHeader), "X-Forwarded-For")
+	r.http.Reset = cmp.Or(h.Reset, "epoch")
+	r.http.MaxWaiting = cmp.Or(h.MaxWaiting, 1000)
+	r.http.Denied.Status = cmp.Or(h.Denied.Status, 429)
+	r.http.Denied.Body = cmp.Or(h.Denied.Body, "problem")
+	r.http.Denied.ContentType = cmp.Or(h.Denied.ContentType, "application/json")
+	if len(h.Headers) == 0 {
+		r.http.Headers = Strings{"draft-11"}
+	}
+}
+
+func (c *compiler) bits(p *int, what string, least, most, otherwise int) int {
+	if *p == 0 && !c.written(p) {
+		return otherwise
+	}
+	if *p < least || *p > most {
+		c.fail(p, "%s is %d; write %d to %d", what, *p, least, most)
+		return otherwise
+	}
+	return *p
+}
+
+func (c *compiler) denied(d *DeniedConfig) {
+	if (d.Status != 0 || c.written(&d.Status)) && (d.Status < 400 || d.Status > 599) {
+		c.fail(&d.Status, "the status of a denial is %d; write 429, or another from 400 to 599", d.Status)
+	}
+	switch {
+	case d.Body == "" || d.Body == "problem" || d.Body == "text":
+		if d.ContentType != "" {
+			c.fail(&d.ContentType, "content_type belongs to a template; remove it")
+		}
+	case !strings.Contains(d.Body, "{{") && !strings.ContainsAny(d.Body, " \n{<"):
+		c.fail(&d.Body, "body is %q; write problem, text, or a template such as '{\"retry_after\":{{.RetryAfter}}}'", clip(d.Body))
+	default:
+		if err := tryTemplate(d.Body); err != nil {
+			c.fail(&d.Body, "the template is not understood: %v; write it as for Go's text/template, with the fields .Status, .Rule, .Policies, "+
+				".RetryAfter and .RetryAfterMS", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "template: "), " in type policy.fields", ""))
+		}
+	}
+	if mediaType, _, err := mime.ParseMediaType(d.ContentType); d.ContentType != "" && (err != nil || !strings.Contains(mediaType, "/")) {
+		c.fail(&d.ContentType, "%q is not a content type; write one such as application/json", clip(d.ContentType))
+	}
+}
+
+// tryTemplate writes a template for each kind of denial: by a limit, without an answer of the store, by a list, and of what is malformed.
+func tryTemplate(text string) error {
+	t, err := template.New("body").Parse(text)
+	if err != nil {
+		return err
+	}
+	type fields struct {
+		Status                   int
+		Rule                     string
+		Policies                 []string
+		RetryAfter, RetryAfterMS int64
+	}
+	for _, denial := range []fields{{429, "rule", []string{"rule.limit"}, 1, 1000}, {503, "rule", nil, 1, 1000}, {Status: 403}, {Status: 400}} {
+		if err := t.Execute(io.Discard, denial); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *compiler) server() { c.rules.server = c.config.Server }
+
+func (c *compiler) tokens() {
+	if c.config.Tokens == nil {
+		return
+	}
+	t, dir := c.config.Tokens, filepath.Dir(c.file)
+	for _, warning := range t.warnings() {
+		c.warn(t, "%s", warning)
+	}
+	if c.written(&t.Leeway) && t.Leeway == 0 {
+		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or leave it out for %s", period(tokenLeeway))
+	}
+	if c.written(&t.Refresh) && t.Refresh == 0 {
+		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or leave it out for %s", period(keyRefresh))
+	}
+	verifier, err := newVerifier(*t, dir)
+	for _, one := range flat(err) {
+		c.fail(c.tokenField(one), "%v", one)
+	}
+	if err == nil {
+		c.rules.verifier, c.rules.tokens = verifier, *t
+		c.rules.tokens.Secret = "" // the verifier has it; nothing else should
+		c.rules.files = append(c.rules.files, t.files(dir)...)
+	}
+}
+
+// flat is an error as the list of those that were joined in it.
+func flat(err error) (list []error) {
+	if err == nil {
+		return nil
+	}
+	several, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	for _, one := range several.Unwrap() {
+		list = append(list, flat(one)...)
+	}
+	return list
+}
+
+// tokenField is where the field was written of which an error speaks: "tokens.secret: ...".
+func (c *compiler) tokenField(err error) any {
+	name, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "tokens."), ":")
+	v := reflect.ValueOf(c.config.Tokens).Elem()
+	if field, ok := fieldsOf(v.Type())[name]; ok && c.written(v.Field(field).Addr().Interface()) {
+		return v.Field(field).Addr().Interface()
+	}
+	return c.config.Tokens
+}
+
+func httpHeader(name string) string { return http.CanonicalHeaderKey(name) }

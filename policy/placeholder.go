@@ -1,5 +1,0 @@
-package policy
-
-// Schema placeholder
-func Schema() []byte            { return nil }
-func (r *Rules) String() string { return "" }
