@@ -39,7 +39,7 @@ type group struct {
 }
 
 // A link is a batch of a group, or the group itself, and which comes next.
-type link struct{ first, last, next, batches int }
+type link struct{ first, last, next int }
 
 const (
 	headerSize = 8 + 2               // now, batches
@@ -94,11 +94,10 @@ func (c *call) encodeRows(s *Store, now int64, batch []*waiting) []int {
 			head = i
 			c.groups[g] = i
 		}
-		c.links = append(c.links, link{first: head, last: i, next: -1, batches: 1})
+		c.links = append(c.links, link{first: head, last: i, next: -1})
 		if known {
 			c.links[c.links[head].last].next = i
 			c.links[head].last = i
-			c.links[head].batches++
 		}
 	}
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
@@ -107,15 +106,25 @@ func (c *call) encodeRows(s *Store, now int64, batch []*waiting) []int {
 		if c.links[i].first != i {
 			continue
 		}
-		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(c.links[i].batches))
+		runs := len(c.buf)
+		c.buf = append(c.buf, 0, 0)
 		for j := range w.charges {
 			c.buf = binary.LittleEndian.AppendUint32(c.buf, w.charges[j].plan.Tag)
 		}
+		run, before := 0, -1
 		for j := i; j >= 0; j = c.links[j].next {
 			c.order = append(c.order, j)
-			for k := range batch[j].charges {
-				c.appendRowCharge(&batch[j].charges[k], now)
+			if before >= 0 && sameCharges(batch[j].charges, batch[before].charges) {
+				c.increment(run)
+			} else {
+				c.increment(runs)
+				run = len(c.buf)
+				c.buf = append(c.buf, 1, 0)
+				for k := range batch[j].charges {
+					c.appendRowCharge(&batch[j].charges[k], now)
+				}
 			}
+			before = j
 		}
 	}
 	at := len(c.buf)
@@ -128,6 +137,21 @@ func (c *call) encodeRows(s *Store, now int64, batch []*waiting) []int {
 	}
 	c.view(at)
 	return c.order
+}
+
+// increment adds one to the count at a place in buf.
+func (c *call) increment(at int) {
+	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
+}
+
+// sameCharges tells whether batches under one key ask the same.
+func sameCharges(a, b []charge) bool {
+	for i := range a {
+		if a[i].plan != b[i].plan || a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
+			return false
+		}
+	}
+	return true
 }
 
 func (c *call) appendRowCharge(ch *charge, now int64) {

@@ -13,14 +13,15 @@ end
 local replies = {}
 for index = 1, #KEYS do
   local key, poisoned = KEYS[index], false
-  local batches, @list{tag$}
-  batches, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
+  local runs, @list{tag$}
+  runs, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
 @load
 
   local @list{left$} = @list{UNCHANGED}
-  for _ = 1, batches do
-    local @list{mode$, cost$, a$, b$, c$}
+  for _ = 1, runs do -- of batches that are equal
+    local batches, @list{mode$, cost$, a$, b$, c$}
     local @list{d$, patience$, who$} = @list{0, 0, 0}
+    batches, at = sunpack('<I2', args, at)
 @each
     mode$, cost$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
     if mode$ >= 128 then
@@ -28,9 +29,10 @@ for index = 1, #KEYS do
       d$, patience$, who$, at = sunpack('<ddd', args, at)
     end
 @endeach
-    if poisoned then
-      replies[#replies + 1] = spack('<B', 2)
-    else
+    for _ = 1, batches do
+      if poisoned then
+        replies[#replies + 1] = '\2'
+      else
 @decide
 
 @each
@@ -44,6 +46,7 @@ for index = 1, #KEYS do
         replies[#replies + 1] = spack('<B@text{dd}', 0, @list{remaining$, reset$})
       else
         replies[#replies + 1] = spack('<B@text{ddddd}', 1, @list{granted$, remaining$, retry$, reset$, wait$})
+      end
       end
     end
   end
