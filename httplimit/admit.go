@@ -26,8 +26,10 @@ type Admission struct {
 	limited    bool        // there is a Decision
 	context    carrier
 	actual     atomic.Int64 // the true cost plus 1, once told
+	unknown    atomic.Bool  // nobody knows how the request ended
 	body       *countedBody
 	granted    []grant // what may have to be corrected
+	settles    bool    // the true cost matters
 	renewal    *renewal
 }
 
@@ -55,7 +57,9 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 		g.turnAway(w, r, s, denial{reason: callerRefused})
 		a.free()
 		return nil
-	case len(v.Charges) > 0:
+	case len(v.Charges) == 0:
+		g.observe(Event{Outcome: Unlimited})
+	default:
 		if !a.decide(w, s) {
 			a.free()
 			return nil
@@ -237,6 +241,9 @@ func (a *Admission) try() {
 
 // prepare makes the request ready to be served.
 func (a *Admission) prepare() {
+	for i := range a.granted {
+		a.settles = a.settles || a.granted[i].limit.Settled
+	}
 	for i := range a.granted {
 		if a.granted[i].limit.Body > 0 && a.Request.ContentLength < 0 && a.Request.Body != nil {
 			a.countBody()

@@ -42,6 +42,9 @@ func (a *Admission) noteHolds() {
 // Done ends the Admission. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
 // status is given back. Slots are given back; costs are corrected to what was told by Settle or the response's header.
 func (a *Admission) Done(status int) {
+	if a.unknown.Load() {
+		status = 0
+	}
 	a.renewal.stop()
 	if len(a.granted) > 0 {
 		a.settle(status)
@@ -126,7 +129,7 @@ func (a *Admission) trueCost(g *grant) int64 {
 }
 
 // Settle tells what a request really cost: those of its limits whose cost is settled afterwards are corrected to it once it has been
-// served. The last call counts. It fails if no limit applies to the request.
+// served: in a policy those that say cost.actual, of limits in code all. The last call counts. It fails if the request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
 // SettleContext is Settle for handlers that have the request's context only.
@@ -138,8 +141,19 @@ func SettleContext(ctx context.Context, actual int64) error {
 	if actual < 0 || actual > penstock.MaxCost {
 		return fmt.Errorf("%w: httplimit: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, actual, int64(penstock.MaxCost))
 	}
-	a.actual.Store(actual + 1)
-	return nil
+	if a.settles {
+		a.actual.Store(actual + 1)
+		return nil
+	}
+	return fmt.Errorf("%w: httplimit: no limit of the request is settled afterwards; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
+}
+
+// Unanswered tells that nobody knows how a request ended, whatever its handler answers: what is charged by status stays charged. A proxy calls
+// it when the upstream has the request, or may have it, and gives no answer.
+func Unanswered(r *http.Request) {
+	if a, ok := r.Context().Value(admissionKey{}).(*Admission); ok {
+		a.unknown.Store(true)
+	}
 }
 
 // A countedBody counts what is read of a body whose size nobody told.

@@ -904,7 +904,7 @@ func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
 		{"rate: 1/min, wait: 1h", "rate: 999999937/s", 2251799 * time.Microsecond, false},
 		{"rate: 1/min, wait: 1m", "algorithm: fixed-window", 0, false},
 		{"rate: 1/min, wait: 1m", "algorithm: leaky-bucket, burst: 5", time.Minute, true},
-		{"rate: 1/min, wait: 1m, algorithm: leaky-bucket", "algorithm: token-bucket", time.Minute, false},
+		{"rate: 1/min, wait: 1m, algorithm: leaky-bucket, burst: 1", "algorithm: token-bucket, burst: 1", time.Minute, false},
 	}
 	for _, row := range rows {
 		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{"+row.limit+", candidate: {"+row.candidate+"}}]}]")
@@ -971,14 +971,21 @@ rules: [{name: a, per: everyone, limits: [{rate: 1/s}]}]
 	}
 }
 
-func TestAQueueThatNobodyWaitsInIsWarnedOf(t *testing.T) {
-	rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]\n")
-	warnings := rules.Warnings()
-	if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "the queue of limit second is never used") {
-		t.Errorf("warned of %v", warnings)
-	}
-	rules = rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, wait: 2s}]}]\n")
-	if len(rules.Warnings()) != 0 {
-		t.Errorf("warned of %v", rules.Warnings())
+func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
+	for text, says := range map[string]string{
+		"rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]":                            "the queue of limit second is never used",
+		"rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, wait: 2s}]}]":                  "",
+		"rules: [{name: a, match: {path: '/v/:id'}, per: everyone, limits: [{rate: 1/s}]}]":                                      `the segment ":id" stands for itself, as it is written; for a segment of any text write {id}`,
+		"rules: [{name: a, match: {path: '/v/<id>'}, per: everyone, limits: [{rate: 1/s}]}]":                                     `write {id}`,
+		"rules: [{name: a, match: {path: '/v/x:id'}, per: everyone, limits: [{rate: 1/s}]}]":                                     "",
+		"tiers: {a: {header X-Plan: a}, b: otherwise}\nrules: [{name: a, per: everyone, limits: [{rate: {a: 2/s, b: 1/s}}]}]":    "callers write header X-Plan themselves",
+		"tiers: {a: {address: 10.0.0.0/8}, b: otherwise}\nrules: [{name: a, per: everyone, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "",
+		"rules: [{name: a, per: address, limits: [{rate: 1/s}]}]":                                                                "limits by address alone",
+		"rules: [{name: a, per: address, limits: [{rate: 1/s, on_status: 401}]}]":                                                "",
+	} {
+		warnings := rulesOf(t, text+"\n").Warnings()
+		if says == "" && len(warnings) != 0 || says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), says)) {
+			t.Errorf("%s\nwarned of %v, want %s", text, warnings, says)
+		}
 	}
 }

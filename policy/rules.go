@@ -29,6 +29,7 @@ type Rules struct {
 	prefix4, prefix6 int
 	http             HTTPConfig
 	server           ServerConfig
+	serverAt         map[string]position
 	files            []string
 	warnings         Errors
 }
@@ -101,6 +102,12 @@ func (r *Rules) HTTP() HTTPConfig { return r.http }
 
 // Server is what the file says to penstock serve.
 func (r *Rules) Server() ServerConfig { return r.server }
+
+// ServerPlace is where a field of the server section stands in the file: the first line and column are 1; 0 if it does not.
+func (r *Rules) ServerPlace(field string) (line, column int) {
+	at := r.serverAt[field]
+	return at.line, at.column
+}
 
 // Paths says how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.paths }

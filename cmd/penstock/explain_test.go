@@ -237,8 +237,8 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 	}{
 		{"--config $RULES /a", exitOK, "a applies: the most specific"},
 		{"--config $RULES /b", exitOK, "none matches"},
-		{"--config $RULES --store $STORE /a", exitOK, "The store would allow it now."},
-		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "The store would deny it now."},
+		{"--config $RULES --store $STORE /a", exitOK, "It would be allowed now."},
+		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "It would be denied now."},
 		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "none matches"},
 		{"--config $RULES --from 203.0.113.7 /a", exitDenied, "deny: always refused"},
 		{"--config $RULES --from 198.51.100.7 /a", exitOK, "allow: never limited"},
