@@ -41,22 +41,18 @@ func hostname(host string) string {
 
 func (a *attributes) Header(name string) []string { return a.r.Header[name] }
 
-// Cookie is empty if the cookie is sent twice: it does not say whose the request is.
-func (a *attributes) Cookie(name string) string {
-	if found := a.r.CookiesNamed(name); len(found) == 1 {
-		return found[0].Value
+func (a *attributes) Cookie(name string) (values []string) {
+	for _, cookie := range a.r.CookiesNamed(name) {
+		values = append(values, cookie.Value)
 	}
-	return ""
+	return values
 }
 
-func (a *attributes) Query(name string) string {
+func (a *attributes) Query(name string) []string {
 	if a.query == nil {
 		a.query = a.r.URL.Query()
 	}
-	if values := a.query[name]; len(values) == 1 {
-		return values[0]
-	}
-	return ""
+	return a.query[name]
 }
 
 func (a *attributes) Address() netip.Addr {

@@ -374,12 +374,13 @@ func (q *request) cost(l *Limit) int64 {
 		return min(max(size/l.Body+min(size%l.Body, 1), c.min), c.max)
 	case c.header != "":
 		values := q.a.Header(c.header)
-		if len(values) != 1 {
+		if len(values) == 0 {
 			return c.min
 		}
+		// Callers write the header: what cannot be read, or stands there twice, costs as much as can be.
 		n, err := strconv.ParseInt(values[0], 10, 64)
-		if err != nil {
-			return c.min
+		if err != nil || len(values) > 1 {
+			return c.max
 		}
 		return min(max(n, c.min), c.max)
 	case c.methods != nil:
