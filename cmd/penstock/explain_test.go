@@ -245,7 +245,7 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 		{"--config $RULES --store redis://:hunter2@127.0.0.1:1 /a", exitUnreachable, "penstock: store unavailable"},
 		{"--config $RULES --store localhost /a", exitUsage, "it has no scheme; write redis://"},
 		{"--config $BROKEN /a", exitInvalid, "broken.yaml:"},
-		{"--config /none.yaml /a", exitInvalid, "penstock: policy: open /none.yaml: no such file"},
+		{"--config /none.yaml /a", exitInvalid, "/none.yaml: no such file"},
 		{"-H X-API-Key /a", exitUsage, "has no colon; write 'Name: value'"},
 		{"-H :a /a", exitUsage, "cannot be sent; write 'Name: value'"},
 		{"-H X(Y):a /a", exitUsage, "cannot be sent; write 'Name: value'"},
