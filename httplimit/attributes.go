@@ -41,7 +41,7 @@ func hostname(host string) (name string, ok bool) {
 	} else {
 		name, port, _ = strings.Cut(host, ":")
 		name = strings.TrimSuffix(name, ".")
-		ok = isHostname(name)
+		ok = isHostname(name) && (name != "" || host == "")
 	}
 	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
 }
@@ -56,7 +56,7 @@ func isHostname(name string) bool {
 		}
 		before = c
 	}
-	return name == "" || before != '.'
+	return before != '.' || name == ""
 }
 
 func (a *attributes) Header(name string) []string { return a.r.Header[name] }

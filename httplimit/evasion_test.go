@@ -23,28 +23,36 @@ func TestHeldRequestsGiveNothingBackThatNoLongerCounts(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, period = 5, 2 * time.Second
 				gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
-				release := make(chan struct{})
+				var release [4]chan struct{}
+				for i := range release {
+					release[i] = make(chan struct{})
+				}
 				guesses := 0
 				handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if r.URL.Path == "/held" {
-						<-release
+					if i := strings.TrimPrefix(r.URL.Path, "/held/"); i != r.URL.Path {
+						<-release[i[0]-'0']
 						return
 					}
 					guesses++
 					w.WriteHeader(http.StatusUnauthorized)
 				}))
 				ask := func(path string) { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", path, nil)) }
-				var held sync.WaitGroup
 				time.Sleep(time.Until(time.Now().Truncate(period).Add(period)))
-				for range 4 {
+				var held [4]sync.WaitGroup
+				for i := range held {
 					for range limit {
-						held.Go(func() { ask("/held") })
+						held[i].Go(func() { ask(fmt.Sprint("/held/", i)) })
 					}
 					time.Sleep(2 * period) // sliding windows remember the one before
 				}
-				close(release)
-				held.Wait()
-				for range 50 {
+				for i := range held {
+					for range 2 * limit {
+						ask("/guess")
+					}
+					close(release[i])
+					held[i].Wait()
+				}
+				for range 2 * limit {
 					ask("/guess")
 				}
 				if guesses > limit {
@@ -93,7 +101,7 @@ func TestAClientThatLeavesWithItsBodySentFreesItsPlace(t *testing.T) {
 		body, err := io.ReadAll(r.Body)
 		read <- fmt.Sprint(string(body), err)
 	})))
-	defer server.Close()
+	defer server.CloseClientConnections()
 	if _, err := http.Post(server.URL, "text/plain", strings.NewReader("hello")); err != nil || <-read != "hello<nil>" {
 		t.Fatal("the first request did not pass:", err)
 	}
@@ -148,7 +156,7 @@ func (broken) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
 
 // What servers read in different ways is not let through to one of them.
 func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: everyone, limits: [{rate: 0.0001/h, burst: 1}]}]\n")
+	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: everyone, limits: [{rate: 1/d, burst: 1}]}]\n")
 	handler := gate.Middleware(http.NotFoundHandler())
 	ask := func(method, host string) int {
 		r := httptest.NewRequest("POST", "/", nil)
@@ -197,4 +205,41 @@ func TestWhatIsUnansweredStaysCharged(t *testing.T) {
 		t.Errorf("%d requests passed; it should be 5", passed)
 	}
 	httplimit.Unanswered(httptest.NewRequest("GET", "/", nil)) // no limit applies: nothing happens
+}
+
+// A client that asks as soon as it has its answer finds what that gave back.
+func TestWhatIsGivenBackIsThereBeforeTheAnswer(t *testing.T) {
+	for _, answer := range []string{"header", "body", "flush", "nothing"} {
+		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
+		handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch answer {
+			case "header":
+				w.WriteHeader(http.StatusNoContent)
+			case "body":
+				io.WriteString(w, "hello")
+			case "flush":
+				w.(http.Flusher).Flush()
+			case "nothing":
+				return
+			}
+			if r.Header.Get("Inner") != "" {
+				return
+			}
+			// The client has its answer, and the handler goes on.
+			inner := httptest.NewRecorder()
+			again := httptest.NewRequest("POST", "/", nil)
+			again.Header.Set("Inner", "yes")
+			gate.Middleware(http.NotFoundHandler()).ServeHTTP(inner, again)
+			if inner.Code != 404 {
+				t.Errorf("%s: the client's next request was answered with %d", answer, inner.Code)
+			}
+		}))
+		for range 5 {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("POST", "/", nil))
+			if w.Code >= 400 {
+				t.Errorf("%s: a request was answered with %d", answer, w.Code)
+			}
+		}
+	}
 }

@@ -61,7 +61,7 @@ func (a *Admission) noteHolds() {
 	}
 }
 
-// Done ends the Admission. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
+// Done ends the Admission; whoever calls it before the response leaves has the client's next request find what is given back. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
 // status is given back. Slots are given back; costs are corrected to what was told by Settle or the response's header.
 func (a *Admission) Done(status int) {
 	if a.unknown.Load() {
@@ -72,6 +72,24 @@ func (a *Admission) Done(status int) {
 		a.settle(status)
 	}
 	a.free()
+}
+
+// answers gives back at once what is charged by status and not for this one.
+func (a *Admission) answers(status int) {
+	if a.unknown.Load() {
+		return
+	}
+	var corrections []penstock.Charge
+	a.granted = slices.DeleteFunc(a.granted, func(g grant) bool {
+		if g.limit.Status == nil || g.limit.Status.Has(status) {
+			return false
+		}
+		if c, ok := a.correction(&g, status); ok {
+			corrections = append(corrections, c)
+		}
+		return true
+	})
+	a.correct(corrections)
 }
 
 // settleTimeout bounds how long the corrections may take.
