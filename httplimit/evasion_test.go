@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -13,7 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
 )
 
 // Requests that are held open until their charge has run out have nothing to give back: otherwise they would store up room for guesses.
@@ -242,4 +245,31 @@ func TestWhatIsGivenBackIsThereBeforeTheAnswer(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A request whose slot was lost while it waited, as with the server's data, is not served beside the one that has it now.
+func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lost atomic.Bool
+		memory := memstore.New(memstore.Options{})
+		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if lost.Load() && len(charges) == 1 && charges[0].Limit.Algorithm.Holds && charges[0].Mode == penstock.Spend {
+				return penstock.Single(penstock.Status{RetryAfter: time.Second}), nil
+			}
+			return memory.Decide(ctx, charges)
+		})
+		gate, _ := gateOn(t, store, "rules: [{name: a, per: everyone, limits: [{in_flight: 9, expires: 3s}, {rate: 1/30s, burst: 1, wait: 60s}]}]\n")
+		served := 0
+		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+		ask := func() int {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+			return w.Code
+		}
+		ask()
+		time.AfterFunc(10*time.Second, func() { lost.Store(true) })
+		if status := ask(); status != 429 || served != 1 {
+			t.Errorf("answered with %d, %d served; want 429 and 1", status, served)
+		}
+	})
 }
