@@ -1,9 +1,12 @@
 package httplimit
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,8 +29,10 @@ type Admission struct {
 	limited    bool        // there is a Decision
 	context    carrier
 	actual     atomic.Int64 // the true cost plus 1, once told
+	unknown    atomic.Bool  // nobody knows how the request ended
 	body       *countedBody
 	granted    []grant // what may have to be corrected
+	settles    bool    // the true cost matters
 	renewal    *renewal
 }
 
@@ -55,7 +60,9 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 		g.turnAway(w, r, s, denial{reason: callerRefused})
 		a.free()
 		return nil
-	case len(v.Charges) > 0:
+	case len(v.Charges) == 0:
+		g.observe(Event{Outcome: Unlimited})
+	default:
 		if !a.decide(w, s) {
 			a.free()
 			return nil
@@ -70,6 +77,9 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 
 // canonical brings the path into the form that rules match.
 func (a *Admission) canonical(s *setup) error {
+	if err := readable(a.Request); err != nil {
+		return err
+	}
 	if u := a.Request.URL; u.RawPath == "" && u.Opaque == "" {
 		escaped := u.EscapedPath()
 		path, err := s.paths.Clean(escaped)
@@ -90,6 +100,29 @@ func (a *Admission) canonical(s *setup) error {
 	return nil
 }
 
+var (
+	errHost   = errors.New("the host is malformed; write a name or an address, and a port if need be")
+	errMethod = errors.New("the method is a known one in small letters; write it in capitals")
+)
+
+// readable tells of a host or a method that servers read in different ways.
+func readable(r *http.Request) error {
+	if _, ok := hostname(r.Host); !ok {
+		return errHost
+	}
+	switch r.Method {
+	case http.MethodGet, http.MethodPost:
+		return nil
+	}
+	switch upper := strings.ToUpper(r.Method); upper {
+	case r.Method:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
+		http.MethodOptions, http.MethodTrace:
+		return errMethod
+	}
+	return nil
+}
+
 // decide asks the store, and answers the request if it must not be served.
 func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
 	g, v, r := a.gate, a.verdict, a.Request
@@ -105,10 +138,10 @@ func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
 		a.deny(w, s, a.retryAfter())
 		return false
 	}
+	a.note(v.Charges, v.Limits, &d, start)
 	if wait := d.Wait(); wait > 0 && !a.wait(w, s, wait, latency) {
 		return false
 	}
-	a.note(v.Charges, v.Limits)
 	g.observe(a.event(Allowed, latency))
 	a.writeHeaders(s, false, 0)
 	return true
@@ -191,22 +224,26 @@ func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration
 	return s.headers.write(a.header, quotas, denied, retryAfter)
 }
 
-// wait waits for the request's turn. If its caller does not, what was booked is given back.
+// wait waits for the request's turn, and keeps its slots meanwhile. If its caller does not wait, or a slot is lost, what was booked is
+// given back.
 func (a *Admission) wait(w http.ResponseWriter, s *setup, wait, latency time.Duration) bool {
 	g := a.gate
 	if g.waiting.Add(1) > s.maxWaiting {
 		g.waiting.Add(-1)
-		g.observe(a.event(Denied, latency))
-		a.giveBack()
-		a.writeHeaders(s, true, wait)
-		g.turnAway(w, a.withContext(), s, denial{reason: overLimit, status: s.status, retryAfter: wait, retrySeconds: ceilSeconds(wait)})
+		a.leave(w, s, wait, latency)
 		return false
 	}
 	defer g.waiting.Add(-1)
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
+	a.renewHolds()
+	a.readAhead()
 	select {
 	case <-timer.C:
+		if a.renewal.hasLost() {
+			a.leave(w, s, time.Second, latency)
+			return false
+		}
 		return true
 	case <-a.Request.Context().Done():
 		g.observe(a.event(Abandoned, latency))
@@ -214,6 +251,53 @@ func (a *Admission) wait(w http.ResponseWriter, s *setup, wait, latency time.Dur
 		g.turnAway(w, a.Request, s, denial{reason: limitsUnknown})
 		return false
 	}
+}
+
+// leave turns a request away that would have had its turn, but cannot wait for it.
+func (a *Admission) leave(w http.ResponseWriter, s *setup, retry, latency time.Duration) {
+	a.gate.observe(a.event(Denied, latency))
+	a.giveBack()
+	seconds := a.writeHeaders(s, true, retry)
+	a.gate.turnAway(w, a.withContext(), s, denial{reason: overLimit, status: s.status, retryAfter: retry, retrySeconds: seconds})
+}
+
+// maxAhead is how much of a body is read while its request waits.
+const maxAhead = 16 << 10
+
+// readAhead reads a small body before its request's turn: net/http notices that a client has gone only when the body is read.
+func (a *Admission) readAhead() {
+	n := a.Request.ContentLength
+	if n <= 0 || n > maxAhead || a.Request.Body == nil {
+		return
+	}
+	read, err := io.ReadAll(a.Request.Body)
+	r := *a.Request
+	r.Body = &readBody{Reader: bytes.NewReader(read), err: err, Closer: a.Request.Body}
+	a.Request = &r
+}
+
+// A readBody is a body that was read before: what there was of it, and how it ended.
+type readBody struct {
+	*bytes.Reader
+	io.Closer
+	err error
+}
+
+func (b *readBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err == io.EOF && b.err != nil {
+		err = b.err
+	}
+	return n, err
+}
+
+// WriteTo is not that of the Reader, which knows no error.
+func (b *readBody) WriteTo(w io.Writer) (int64, error) {
+	n, err := b.Reader.WriteTo(w)
+	if err == nil {
+		err = b.err
+	}
+	return n, err
 }
 
 // try decides what is counted and reported, but not enforced.
@@ -227,7 +311,7 @@ func (a *Admission) try() {
 		}
 		l, outcome := t.Limits[d.Strictest()], ShadowAllowed
 		if d.Allowed {
-			a.note(t.Charges, t.Limits)
+			a.note(t.Charges, t.Limits, &d, start)
 		} else {
 			outcome = ShadowDenied
 		}
@@ -237,6 +321,9 @@ func (a *Admission) try() {
 
 // prepare makes the request ready to be served.
 func (a *Admission) prepare() {
+	for i := range a.granted {
+		a.settles = a.settles || a.granted[i].limit.Settled
+	}
 	for i := range a.granted {
 		if a.granted[i].limit.Body > 0 && a.Request.ContentLength < 0 && a.Request.Body != nil {
 			a.countBody()

@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -26,37 +25,54 @@ func (a *attributes) Path() string { return a.path }
 
 func (a *attributes) Host() string {
 	if a.host == "" {
-		a.host = hostname(a.r.Host)
+		a.host, _ = hostname(a.r.Host)
 	}
 	return a.host
 }
 
-// hostname is a host without its port and the dot at its end, in lower case.
-func hostname(host string) string {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
+// hostname is a host without its port and the dot at its end, in lower case. It is false if servers may read different things in it.
+func hostname(host string) (name string, ok bool) {
+	port := ""
+	if literal, is := strings.CutPrefix(host, "["); is {
+		name, port, ok = strings.Cut(literal, "]")
+		address, err := netip.ParseAddr(name)
+		ok = ok && err == nil && address.Is6() && address.Zone() == "" && (port == "" || port[0] == ':')
+		port = strings.TrimPrefix(port, ":")
+	} else {
+		name, port, _ = strings.Cut(host, ":")
+		name = strings.TrimSuffix(name, ".")
+		ok = isHostname(name) && (name != "" || host == "")
 	}
-	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
+}
+
+// isHostname tells whether a name is made of what names of hosts are made of, and of no empty parts.
+func isHostname(name string) bool {
+	before := byte('.')
+	for i := range len(name) {
+		c := name[i]
+		if !(c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && before != '.') {
+			return false
+		}
+		before = c
+	}
+	return before != '.' || name == ""
 }
 
 func (a *attributes) Header(name string) []string { return a.r.Header[name] }
 
-// Cookie is empty if the cookie is sent twice: it does not say whose the request is.
-func (a *attributes) Cookie(name string) string {
-	if found := a.r.CookiesNamed(name); len(found) == 1 {
-		return found[0].Value
+func (a *attributes) Cookie(name string) (values []string) {
+	for _, cookie := range a.r.CookiesNamed(name) {
+		values = append(values, cookie.Value)
 	}
-	return ""
+	return values
 }
 
-func (a *attributes) Query(name string) string {
+func (a *attributes) Query(name string) []string {
 	if a.query == nil {
 		a.query = a.r.URL.Query()
 	}
-	if values := a.query[name]; len(values) == 1 {
-		return values[0]
-	}
-	return ""
+	return a.query[name]
 }
 
 func (a *attributes) Address() netip.Addr {

@@ -20,8 +20,8 @@ type Options struct {
 	Rules func() *policy.Rules
 
 	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells their counters from others'.
-	Name   string
-	Key    func(*http.Request) string // default: ByAddress
+	Name   string                     // unrelated Gates on one store need different ones, as rules of their policies do
+	Key    func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
 	Limits []penstock.Limit
 	Closed bool              // refuse requests if the store gives no answer; default: let them pass
 	HTTP   policy.HTTPConfig // how requests are read and answered
@@ -192,6 +192,7 @@ const (
 	Denied                       // over a limit
 	FailedOpen                   // let pass: the store gave no answer
 	FailedClosed                 // turned away: the store gave no answer
+	Unlimited                    // no limit applies; no rule
 	Exempt                       // on the list of those who are never limited; no rule
 	Refused                      // on the list of those who are always refused; no rule
 	Malformed                    // its path cannot be read; no rule
@@ -201,7 +202,7 @@ const (
 	outcomes
 )
 
-var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "exempt", "refused", "malformed", "abandoned", "shadow_allowed", "shadow_denied"}
+var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed", "abandoned", "shadow_allowed", "shadow_denied"}
 
 func (o Outcome) String() string { return outcomeNames[o] }
 

@@ -664,3 +664,14 @@ func TestThePolicySaysHowDenialsRead(t *testing.T) {
 		}
 	}
 }
+
+func TestSettlingWhatCannotBeSettledIsAnError(t *testing.T) {
+	for cost, works := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
+		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
+		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := httplimit.Settle(r, 3); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
+				t.Errorf("cost: %s: %v", cost, err)
+			}
+		})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+	}
+}

@@ -14,19 +14,26 @@ func (g *Gate) Middleware(next http.Handler) http.Handler {
 			next.ServeHTTP(w, a.Request)
 			return
 		}
-		watched := &recorder{ResponseWriter: w}
+		watched := &recorder{ResponseWriter: w, admission: a}
 		defer func() { a.Done(watched.status) }() // also if the handler panics; then it may not have answered
 		next.ServeHTTP(watched, a.Request)
-		if watched.status == 0 {
-			watched.status = http.StatusOK // what the server sends for a handler that says nothing
-		}
+		watched.note(http.StatusOK) // what the server sends for a handler that says nothing
 	})
 }
 
 // A recorder notes the status of a response. http.ResponseController finds what it wraps.
 type recorder struct {
 	http.ResponseWriter
-	status int
+	admission *Admission
+	status    int
+}
+
+// note notes the final status, before the client learns of it: its next request finds what this one gives back.
+func (w *recorder) note(status int) {
+	if w.status == 0 {
+		w.status = status
+		w.admission.answers(status)
+	}
 }
 
 // Unwrap is for http.ResponseController.
@@ -34,23 +41,19 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // WriteHeader notes the status, unless it is an informational one.
 func (w *recorder) WriteHeader(status int) {
-	if w.status == 0 && (status >= 200 || status == http.StatusSwitchingProtocols) {
-		w.status = status
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		w.note(status)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *recorder) Write(p []byte) (int, error) {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
+	w.note(http.StatusOK)
 	return w.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher, for handlers that ask for it.
 func (w *recorder) Flush() {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
+	w.note(http.StatusOK)
 	http.NewResponseController(w.ResponseWriter).Flush()
 }

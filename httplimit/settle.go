@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -18,35 +19,77 @@ import (
 type grant struct {
 	charge penstock.Charge
 	limit  *policy.Limit
+	until  time.Time // by then nothing of it counts any more, so nothing can be given back
 }
 
-// note keeps those charges that may have to be corrected.
-func (a *Admission) note(charges []penstock.Charge, limits []*policy.Limit) {
+// note keeps those charges that may have to be corrected. They were made after start.
+func (a *Admission) note(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
 	for i, l := range limits {
 		c := &charges[i]
 		if l.Status != nil || l.Settled || c.Limit.Algorithm.Holds || l.Body > 0 && a.Request.ContentLength < 0 {
-			a.granted = append(a.granted, grant{*c, l})
+			a.granted = append(a.granted, grant{*c, l, start.Add(counts(c, d.Status(i)))})
 		}
 	}
+}
+
+// counts is how long a charge counts at least. What is given back later would come out of what others have used since.
+func counts(c *penstock.Charge, s penstock.Status) time.Duration {
+	if c.Limit.Algorithm.Is(penstock.TokenBucket) {
+		return s.Wait + atRate(c.Cost, &c.Limit)
+	}
+	if c.Limit.Algorithm.At != nil {
+		return s.ResetAfter
+	}
+	return min(s.ResetAfter, c.Limit.Period)
+}
+
+// atRate is how long units take at a limit's rate.
+func atRate(units int64, l *penstock.Limit) time.Duration {
+	t := float64(units) / float64(l.Count) * float64(l.Period)
+	if t >= math.MaxInt64/2 {
+		return math.MaxInt64 / 2
+	}
+	return time.Duration(t)
 }
 
 // noteHolds keeps the slots that the store may have lent.
 func (a *Admission) noteHolds() {
 	for i, l := range a.verdict.Limits {
 		if c := &a.verdict.Charges[i]; c.Limit.Algorithm.Holds {
-			a.granted = append(a.granted, grant{*c, l})
+			a.granted = append(a.granted, grant{charge: *c, limit: l})
 		}
 	}
 }
 
-// Done ends the Admission. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
+// Done ends the Admission; whoever calls it before the response leaves has the client's next request find what is given back. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
 // status is given back. Slots are given back; costs are corrected to what was told by Settle or the response's header.
 func (a *Admission) Done(status int) {
+	if a.unknown.Load() {
+		status = 0
+	}
 	a.renewal.stop()
 	if len(a.granted) > 0 {
 		a.settle(status)
 	}
 	a.free()
+}
+
+// answers gives back at once what is charged by status and not for this one.
+func (a *Admission) answers(status int) {
+	if a.unknown.Load() {
+		return
+	}
+	var corrections []penstock.Charge
+	a.granted = slices.DeleteFunc(a.granted, func(g grant) bool {
+		if g.limit.Status == nil || g.limit.Status.Has(status) {
+			return false
+		}
+		if c, ok := a.correction(&g, status); ok {
+			corrections = append(corrections, c)
+		}
+		return true
+	})
+	a.correct(corrections)
 }
 
 // settleTimeout bounds how long the corrections may take.
@@ -65,6 +108,8 @@ func (a *Admission) settle(status int) {
 
 // giveBack returns all that was charged for a request that is not served after all.
 func (a *Admission) giveBack() {
+	a.renewal.stop()
+	a.granted = nil
 	corrections := slices.Clone(a.verdict.Charges)
 	for i := range corrections {
 		corrections[i].Mode, corrections[i].Patience = penstock.Refund, 0
@@ -96,6 +141,8 @@ func (a *Admission) correction(g *grant, status int) (penstock.Charge, bool) {
 		cost = 0
 	}
 	switch {
+	case cost < c.Cost && !time.Now().Before(g.until):
+		return c, false
 	case cost < c.Cost:
 		c.Mode, c.Cost = penstock.Refund, c.Cost-cost
 	case cost > c.Cost:
@@ -126,7 +173,7 @@ func (a *Admission) trueCost(g *grant) int64 {
 }
 
 // Settle tells what a request really cost: those of its limits whose cost is settled afterwards are corrected to it once it has been
-// served. The last call counts. It fails if no limit applies to the request.
+// served: in a policy those that say cost.actual, of limits in code all. The last call counts. It fails if the request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
 // SettleContext is Settle for handlers that have the request's context only.
@@ -138,8 +185,19 @@ func SettleContext(ctx context.Context, actual int64) error {
 	if actual < 0 || actual > penstock.MaxCost {
 		return fmt.Errorf("%w: httplimit: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, actual, int64(penstock.MaxCost))
 	}
-	a.actual.Store(actual + 1)
-	return nil
+	if a.settles {
+		a.actual.Store(actual + 1)
+		return nil
+	}
+	return fmt.Errorf("%w: httplimit: no limit of the request is settled afterwards; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
+}
+
+// Unanswered tells that nobody knows how a request ended, whatever its handler answers: what is charged by status stays charged. A proxy calls
+// it when the upstream has the request, or may have it, and gives no answer.
+func Unanswered(r *http.Request) {
+	if a, ok := r.Context().Value(admissionKey{}).(*Admission); ok {
+		a.unknown.Store(true)
+	}
 }
 
 // A countedBody counts what is read of a body whose size nobody told.
@@ -179,10 +237,21 @@ type renewal struct {
 
 	mu    sync.Mutex // held while slots are renewed, so that none is renewed after it was given back
 	ended bool
+	lost  bool // a slot is somebody else's
 }
 
-// renewHolds has what the request holds renewed three times in the life of a hold.
+func (n *renewal) hasLost() bool {
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost
+}
+
+// renewHolds has what the request holds renewed three times in the life of a hold, from now on.
 func (a *Admission) renewHolds() {
+	a.renewal.stop()
 	n := &renewal{gate: a.gate}
 	for i := range a.granted {
 		c := &a.granted[i].charge
@@ -212,8 +281,10 @@ func (n *renewal) renew() {
 	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
 	defer cancel()
 	for i := range n.holds {
-		// A slot that cannot be renewed may be lent to others; the request it was for is not cut off for that.
-		n.gate.store.Decide(ctx, n.holds[i:i+1])
+		// A slot that cannot be renewed may be lent to others; a request that is being served is not cut off for that.
+		if d, err := n.gate.store.Decide(ctx, n.holds[i:i+1]); err == nil && !d.Allowed {
+			n.lost = true
+		}
 	}
 	n.timer.Reset(n.every)
 }

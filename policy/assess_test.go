@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -24,7 +25,7 @@ import (
 type asked struct {
 	method, host, path, address string
 	header                      http.Header
-	cookies, query              map[string]string
+	cookies, query              map[string][]string
 	body                        int64
 }
 
@@ -32,8 +33,8 @@ func (a asked) Method() string              { return cmp.Or(a.method, "GET") }
 func (a asked) Host() string                { return a.host }
 func (a asked) Path() string                { return cmp.Or(a.path, "/a") }
 func (a asked) Header(name string) []string { return a.header[name] }
-func (a asked) Cookie(name string) string   { return a.cookies[name] }
-func (a asked) Query(name string) string    { return a.query[name] }
+func (a asked) Cookie(name string) []string { return a.cookies[name] }
+func (a asked) Query(name string) []string  { return a.query[name] }
 func (a asked) BodySize() int64             { return a.body }
 
 func (a asked) Address() netip.Addr {
@@ -490,21 +491,21 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 		{asked{}.with("X-Api-Key", "abc"), "key:abc"},
 		{asked{}.with("X-Api-Key", "abc", "X-User", "alice"), "key:abc"},
 		{asked{}.with("X-Api-Key", "", "X-User", "alice"), "user:alice"},
-		{asked{}.with("X-User", "mallory"), "ip:192.0.2.1"},                     // not one of those that count
-		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "b"), "ip:192.0.2.1"},      // sent twice, it says nothing
-		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "ip:192.0.2.1"},      // even if both agree
-		{asked{}.with("X-User", "alice", "X-User", "mallory"), "ip:192.0.2.1"},  // one that counts is no use behind another
-		{asked{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},           // an imitation stays a key
-		{asked{}.with("X-Api-Key", "a,user:bob"), "key:a%2Cuser:bob"},           // and is never two
-		{asked{}.with("X-Api-Key", "unknown"), "key:unknown"},                   //
-		{asked{}.with("X-Api-Key", " a\tb\x00é%"), "key:%20a%09b%00%C3%A9%25"},  //
-		{asked{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},            //
-		{asked{}.with("X-Api-Key", long), "key:" + escape(long)},                //
-		{asked{}.with("X-Api-Key", escape(long)), "key:%23" + escape(long)[1:]}, // a hash is not taken for what it is of
-		{asked{cookies: map[string]string{"sid": "s1"}}, "session:s1"},          //
-		{asked{query: map[string]string{"access_token": "t1"}}, "token:t1"},     //
-		{asked{query: map[string]string{"access_token": ""}}, "ip:192.0.2.1"},   //
-		{asked{cookies: map[string]string{"sid": "s1"}}.with("X-User", "bob"), "user:bob"},
+		{asked{}.with("X-User", "mallory"), "ip:192.0.2.1"},                       // not one of those that count
+		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "b"), "ip:192.0.2.1"},        // sent twice, it says nothing
+		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "ip:192.0.2.1"},        // even if both agree
+		{asked{}.with("X-User", "alice", "X-User", "mallory"), "ip:192.0.2.1"},    // one that counts is no use behind another
+		{asked{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},             // an imitation stays a key
+		{asked{}.with("X-Api-Key", "a,user:bob"), "key:a%2Cuser:bob"},             // and is never two
+		{asked{}.with("X-Api-Key", "unknown"), "key:unknown"},                     //
+		{asked{}.with("X-Api-Key", " a\tb\x00é%"), "key:%20a%09b%00%C3%A9%25"},    //
+		{asked{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},              //
+		{asked{}.with("X-Api-Key", long), "key:" + escape(long)},                  //
+		{asked{}.with("X-Api-Key", escape(long)), "key:%23" + escape(long)[1:]},   // a hash is not taken for what it is of
+		{asked{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},        //
+		{asked{query: map[string][]string{"access_token": {"t1"}}}, "token:t1"},   //
+		{asked{query: map[string][]string{"access_token": {""}}}, "ip:192.0.2.1"}, //
+		{asked{cookies: map[string][]string{"sid": {"s1"}}}.with("X-User", "bob"), "user:bob"},
 	}
 	for _, row := range rows {
 		want(t, row.a, payer(t, rules, row.a), row.pays)
@@ -670,13 +671,13 @@ rules:
 	check(asked{method: "GET"}, "method-default", 1)
 	check(asked{method: "POST"}, "method-default", 5)
 	for value, units := range map[string]int64{
-		"10": 10, "50": 50, "51": 50, "1": 2, "0": 2, "-5": 2, "": 2, "ten": 2, "1e3": 2, "7.5": 2, " 7": 2, "+7": 7, "007": 7,
-		"9223372036854775807": 50, "99999999999999999999": 2, "-9223372036854775808": 2, "10\x00": 2,
+		"10": 10, "50": 50, "51": 50, "1": 2, "0": 2, "-5": 2, "": 50, "ten": 50, "1e3": 50, "7.5": 50, " 7": 50, "+7": 7, "007": 7,
+		"9223372036854775807": 50, "99999999999999999999": 50, "-9223372036854775808": 2, "10\x00": 50, "10,10": 50, "0x10": 50,
 	} {
 		check(asked{}.with("X-Cost", value), "header", units)
 	}
 	check(asked{}, "header", 2)
-	check(asked{}.with("X-Cost", "9", "X-Cost", "9"), "header", 2) // sent twice, it says nothing
+	check(asked{}.with("X-Cost", "9", "X-Cost", "9"), "header", 50) // nobody pays less by sending it twice
 	for size, units := range map[int64]int64{0: 1, 1: 1, 1023: 1, 1024: 1, 1025: 2, 10 << 10: 10, -1: 1} {
 		check(asked{body: size}, "body", units)
 		check(asked{body: size}, "body-min", max(units, 3))
@@ -904,7 +905,7 @@ func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
 		{"rate: 1/min, wait: 1h", "rate: 999999937/s", 2251799 * time.Microsecond, false},
 		{"rate: 1/min, wait: 1m", "algorithm: fixed-window", 0, false},
 		{"rate: 1/min, wait: 1m", "algorithm: leaky-bucket, burst: 5", time.Minute, true},
-		{"rate: 1/min, wait: 1m, algorithm: leaky-bucket", "algorithm: token-bucket", time.Minute, false},
+		{"rate: 1/min, wait: 1m, algorithm: leaky-bucket, burst: 1", "algorithm: token-bucket, burst: 1", time.Minute, false},
 	}
 	for _, row := range rows {
 		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{"+row.limit+", candidate: {"+row.candidate+"}}]}]")
@@ -971,14 +972,59 @@ rules: [{name: a, per: everyone, limits: [{rate: 1/s}]}]
 	}
 }
 
-func TestAQueueThatNobodyWaitsInIsWarnedOf(t *testing.T) {
-	rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]\n")
-	warnings := rules.Warnings()
-	if len(warnings) != 1 || !strings.Contains(warnings[0].Error(), "the queue of limit second is never used") {
-		t.Errorf("warned of %v", warnings)
+func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
+	for text, says := range map[string]string{
+		"rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]":                            "the queue of limit second is never used",
+		"rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, wait: 2s}]}]":                  "",
+		"rules: [{name: a, match: {path: '/v/:id'}, per: everyone, limits: [{rate: 1/s}]}]":                                      `the segment ":id" stands for itself, as it is written; for a segment of any text write {id}`,
+		"rules: [{name: a, match: {path: '/v/<id>'}, per: everyone, limits: [{rate: 1/s}]}]":                                     `write {id}`,
+		"rules: [{name: a, match: {path: '/v/x:id'}, per: everyone, limits: [{rate: 1/s}]}]":                                     "",
+		"tiers: {a: {header X-Plan: a}, b: otherwise}\nrules: [{name: a, per: everyone, limits: [{rate: {a: 2/s, b: 1/s}}]}]":    "callers write header X-Plan themselves",
+		"tiers: {a: {address: 10.0.0.0/8}, b: otherwise}\nrules: [{name: a, per: everyone, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "",
+		"rules: [{name: a, per: address, limits: [{rate: 1/s}]}]":                                                                "limits by address alone",
+		"rules: [{name: a, per: address, limits: [{rate: 1/s, on_status: 401}]}]":                                                "",
+	} {
+		warnings := rulesOf(t, text+"\n").Warnings()
+		if says == "" && len(warnings) != 0 || says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), says)) {
+			t.Errorf("%s\nwarned of %v, want %s", text, warnings, says)
+		}
 	}
-	rules = rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, wait: 2s}]}]\n")
-	if len(rules.Warnings()) != 0 {
-		t.Errorf("warned of %v", rules.Warnings())
+}
+
+// Whoever sends a cookie or a parameter twice does not get around what is said of it.
+func TestConditionsHoldIfAnyValueDoes(t *testing.T) {
+	rules := rulesOf(t, `
+deny: {query debug: "1"}
+rules:
+  - {name: csv, match: {query format: csv}, per: everyone, limits: [{rate: 1/s}]}
+  - {name: old, match: {path: /old, cookie plan: old}, per: everyone, limits: [{rate: 1/s}]}
+`)
+	want(t, "twice", charged(rules, asked{query: map[string][]string{"format": {"csv", "csv"}}}), []string{"csv.second everyone 1"})
+	want(t, "behind another", charged(rules, asked{query: map[string][]string{"format": {"json", "csv"}}}), []string{"csv.second everyone 1"})
+	want(t, "cookies", charged(rules, asked{path: "/old", cookies: map[string][]string{"plan": {"new", "old"}}}), []string{"old.second everyone 1"})
+	var v Verdict
+	rules.Assess(asked{query: map[string][]string{"debug": {"0", "1"}}}, &v)
+	want(t, "denied", v.Listed, Refused)
+}
+
+func TestPipesAreNoPolicies(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := exec.Command("mkfifo", pipe).Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(pipe); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
+		t.Errorf("said %v", err)
+	}
+	for _, text := range []string{
+		"deny: {address: {file: " + pipe + "}}\n",
+		"tokens: {key_file: " + pipe + ", audience: a, issuer: b}\n",
+	} {
+		config, err := Parse("policy.yaml", []byte(text+"rules: [{name: a, per: everyone, limits: [{rate: 1/s}]}]\n"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
+			t.Errorf("%s: said %v", text, err)
+		}
 	}
 }

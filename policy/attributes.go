@@ -7,10 +7,11 @@ type Attributes interface {
 	Method() string
 	Host() string // without the port, in lower case
 	Path() string // canonical, as Paths.Clean returns it
-	// Header returns all values of a header field, whose name is in the canonical form of net/http.
+	// Header returns all values of a header field, whose name is in the canonical form of net/http; Cookie and Query those of a cookie and of a
+	// parameter of the query.
 	Header(name string) []string
-	Cookie(name string) string
-	Query(name string) string
+	Cookie(name string) []string
+	Query(name string) []string
 	Address() netip.Addr // the client's; invalid if it has none
 	BodySize() int64     // bytes; -1 if it is not known beforehand
 }

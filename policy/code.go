@@ -23,9 +23,11 @@ func New(s Spec) (*Rules, error) {
 	if s.Payer == nil {
 		return nil, fmt.Errorf("%w: policy %q: it is not said who pays; set Payer", penstock.ErrInvalid, s.Name)
 	}
-	if !nameLike(s.Name) || len(s.Limits) == 0 || len(s.Limits) > maxLimits {
-		return nil, fmt.Errorf("%w: policy %q with %d limits; it needs a name of 1 to 64 of a-z, 0-9, '_', '.' and '-', and 1 to %d limits",
-			penstock.ErrInvalid, s.Name, len(s.Limits), maxLimits)
+	if !nameLike(s.Name) {
+		return nil, fmt.Errorf("%w: limits in code need a name, and %q is none; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", penstock.ErrInvalid, s.Name)
+	}
+	if len(s.Limits) == 0 || len(s.Limits) > maxLimits {
+		return nil, fmt.Errorf("%w: policy %q has %d limits; write 1 to %d", penstock.ErrInvalid, s.Name, len(s.Limits), maxLimits)
 	}
 	c := newCompiler(&Config{HTTP: s.HTTP})
 	c.http()

@@ -29,15 +29,23 @@ func Load(path string) (*Rules, error) {
 	return nil, err
 }
 
+// readFile reads a regular file: to open another, as a pipe, may last for ever.
 func readFile(path string, most int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.IsDir() {
+		return nil, fmt.Errorf("%s is a folder; name a file", path)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file; name one", path)
+	}
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	if info, err := file.Stat(); err == nil && info.IsDir() {
-		return nil, fmt.Errorf("%s is a folder; name a file", path)
-	}
 	text, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err == nil && int64(len(text)) > most {
 		err = fmt.Errorf("%s is longer than %d bytes; split it", path, most)

@@ -177,6 +177,9 @@ func (c *compiler) patience(l *Limit, config *LimitConfig) {
 	case most == 0:
 		c.fail(&config.Wait, "a request can wait for its turn only with token-bucket and leaky-bucket; remove wait, or change the algorithm")
 		return
+	case l.forms[0].Algorithm.Is(penstock.LeakyBucket) && l.forms[0].Burst == 0:
+		c.fail(&config.Wait, "the leaky bucket has no room for those who wait; say how many may, as in burst: 10")
+		return
 	case config.Wait > most:
 		c.fail(&config.Wait, "at this rate a request can wait %s at most; shorten wait", period(most.Truncate(time.Millisecond)))
 		return

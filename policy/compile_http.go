@@ -123,7 +123,16 @@ func tryTemplate(text string) error {
 	return nil
 }
 
-func (c *compiler) server() { c.rules.server = c.config.Server }
+// server keeps the settings of the service, which judges them itself, and where each stands.
+func (c *compiler) server() {
+	c.rules.server, c.rules.serverAt = c.config.Server, make(map[string]position)
+	v := reflect.ValueOf(&c.config.Server).Elem()
+	for name, field := range fieldsOf(v.Type()) {
+		if at, ok := c.at[v.Field(field).Addr().Interface()]; ok {
+			c.rules.serverAt[name] = at
+		}
+	}
+}
 
 func (c *compiler) tokens() {
 	if c.config.Tokens == nil {

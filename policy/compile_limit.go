@@ -53,7 +53,7 @@ func (c *compiler) payerOf(r *Rule, rule *RuleConfig, config *LimitConfig) *iden
 			}
 		}
 	}
-	if id.part.what == partAddress && id.only == nil && id.first == nil && id.all == nil {
+	if id.part.what == partAddress && id.only == nil && id.first == nil && id.all == nil && len(config.OnStatus) == 0 {
 		c.warn(per, "limits by address alone hit callers behind one NAT or proxy together, and those with many addresses evade them; put {first: [...]} with a better identity before it where there is one")
 	}
 	return id

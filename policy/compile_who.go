@@ -47,8 +47,22 @@ func (c *compiler) tiers() {
 		}
 		if !t.otherwise {
 			t.when = c.conditions(&e.Value, "tier")
+			c.chosenByCallers(e)
 		}
 		c.rules.tiers = append(c.rules.tiers, t)
+	}
+}
+
+// chosenByCallers warns of a tier that callers can choose: by a short value, which is no secret.
+func (c *compiler) chosenByCallers(e *Entry[Conditions]) {
+	for _, clauses := range e.Value.Any {
+		for i := range clauses {
+			clause := &clauses[i]
+			word, _, _ := strings.Cut(clause.Source, " ")
+			if len(clauses) == 1 && clause.Values.File == "" && (word == "header" || word == "cookie" || word == "query") {
+				c.warn(&clause.Source, "callers write %s themselves, and so choose tier %s, unless a proxy before this sets it; use a claim, or a list of keys in a file", clause.Source, e.Name)
+			}
+		}
 	}
 }
 

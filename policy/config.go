@@ -84,7 +84,7 @@ type CostConfig struct {
 
 // HTTPConfig says how HTTP requests are read and answered.
 type HTTPConfig struct {
-	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Addresses of proxies whose address header is believed: CIDRs, or unix for peers on a unix socket. Default: none."`
+	TrustedProxies Strings       `yaml:"trusted_proxies" jsonschema:"Addresses of proxies whose address header is believed: CIDRs, or unix for peers on a unix socket. Default: none."`
 	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies tell the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`
 	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"How many leading bits of an IPv4 address pay together: 8 to 32. Default: 32."`
 	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"How many leading bits of an IPv6 address pay together: 16 to 128. Default: 64."`

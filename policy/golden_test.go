@@ -168,14 +168,10 @@ func assessed(t *testing.T, rules *Rules, lines []string, sign func(claims strin
 	if err != nil {
 		return fmt.Sprintf("refused: %v\n", err)
 	}
-	a := asked{method: m[1], host: m[2], path: path, address: m[5], header: make(http.Header), cookies: make(map[string]string), query: make(map[string]string)}
+	a := asked{method: m[1], host: m[2], path: path, address: m[5], header: make(http.Header), cookies: make(map[string][]string)}
 	a.body, _ = strconv.ParseInt(cmp.Or(m[6], "0"), 10, 64)
-	query, err := url.ParseQuery(m[4])
-	if err != nil {
+	if a.query, err = url.ParseQuery(m[4]); err != nil {
 		t.Fatal(err)
-	}
-	for name, values := range query {
-		a.query[name] = values[0]
 	}
 	for _, line := range lines[1:] {
 		name, value, ok := strings.Cut(strings.TrimPrefix(line, "  "), ": ")
@@ -188,7 +184,7 @@ func assessed(t *testing.T, rules *Rules, lines []string, sign func(claims strin
 		a.header.Add(name, value)
 	}
 	for _, cookie := range (&http.Request{Header: a.header}).Cookies() {
-		a.cookies[cookie.Name] = cookie.Value
+		a.cookies[cookie.Name] = append(a.cookies[cookie.Name], cookie.Value)
 	}
 	var v Verdict
 	rules.Assess(a, &v)

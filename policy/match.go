@@ -275,6 +275,9 @@ func (c *compiler) pattern(p any, text string) ([]segment, bool) {
 			s.kind = segmentGlob
 			fallthrough
 		default:
+			if name := strings.Trim(text, ":<>"); text != name && wordLike(name) {
+				c.warn(p, "the segment %q stands for itself, as it is written; for a segment of any text write {%s}", clip(text), clip(name))
+			}
 			clean, ok := c.literal(p, s.text, i == len(parts)-1)
 			if !ok {
 				return nil, false

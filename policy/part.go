@@ -118,15 +118,11 @@ func token(s string) bool {
 func (q *request) text(s *part) (string, bool) {
 	text := ""
 	switch s.what {
-	case partHeader:
-		// A field that stands there twice may mean one thing here and another behind: it does not say who pays.
-		if values := q.a.Header(s.name); len(values) == 1 {
+	case partHeader, partCookie, partQuery:
+		// What stands there twice may mean one thing here and another behind: it does not say who pays.
+		if values := q.values(s); len(values) == 1 {
 			text = values[0]
 		}
-	case partCookie:
-		text = q.a.Cookie(s.name)
-	case partQuery:
-		text = q.a.Query(s.name)
 	case partClaim:
 		return q.claim(s.name)
 	case partSegment:
@@ -143,6 +139,17 @@ func (q *request) text(s *part) (string, bool) {
 		return q.payer(s.id), true
 	}
 	return text, text != ""
+}
+
+// values are those of a header, a cookie or a parameter.
+func (q *request) values(s *part) []string {
+	switch s.what {
+	case partCookie:
+		return q.a.Cookie(s.name)
+	case partQuery:
+		return q.a.Query(s.name)
+	}
+	return q.a.Header(s.name)
 }
 
 // address is the text under which the client's address pays.
@@ -196,8 +203,9 @@ func (q *request) passes(t *test) bool {
 			}
 		}
 		return false
-	case partHeader:
-		for _, text := range q.a.Header(t.part.name) {
+	case partHeader, partCookie, partQuery:
+		// Of several values any will do: nobody evades a rule by sending one twice.
+		for _, text := range q.values(&t.part) {
 			if text != "" && t.is(text) {
 				return true
 			}

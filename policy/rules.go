@@ -29,6 +29,7 @@ type Rules struct {
 	prefix4, prefix6 int
 	http             HTTPConfig
 	server           ServerConfig
+	serverAt         map[string]position
 	files            []string
 	warnings         Errors
 }
@@ -101,6 +102,12 @@ func (r *Rules) HTTP() HTTPConfig { return r.http }
 
 // Server is what the file says to penstock serve.
 func (r *Rules) Server() ServerConfig { return r.server }
+
+// ServerPlace is where a field of the server section stands in the file: the first line and column are 1; 0 if it does not.
+func (r *Rules) ServerPlace(field string) (line, column int) {
+	at := r.serverAt[field]
+	return at.line, at.column
+}
 
 // Paths says how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.paths }
@@ -367,12 +374,13 @@ func (q *request) cost(l *Limit) int64 {
 		return min(max(size/l.Body+min(size%l.Body, 1), c.min), c.max)
 	case c.header != "":
 		values := q.a.Header(c.header)
-		if len(values) != 1 {
+		if len(values) == 0 {
 			return c.min
 		}
+		// Callers write the header: what cannot be read, or stands there twice, costs as much as can be.
 		n, err := strconv.ParseInt(values[0], 10, 64)
-		if err != nil {
-			return c.min
+		if err != nil || len(values) > 1 {
+			return c.max
 		}
 		return min(max(n, c.min), c.max)
 	case c.methods != nil:

@@ -11,8 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -119,7 +117,7 @@ func (t Tokens) readKeys(dir string) (keys []tokenKey, err error) {
 		if name == "" {
 			return
 		}
-		data, e := readKeyFile(within(dir, name))
+		data, e := readFile(within(dir, name), keyBytesMax)
 		if e != nil {
 			err = errors.Join(err, fmt.Errorf("tokens.%s: %w; a name without / in front starts from the policy file's folder", field, e))
 			return
@@ -156,19 +154,6 @@ func within(dir, name string) string {
 		return name
 	}
 	return filepath.Join(dir, name)
-}
-
-func readKeyFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, keyBytesMax+1))
-	if err == nil && len(data) > keyBytesMax {
-		err = fmt.Errorf("%s: is more than 1 MiB; give a file of keys", name)
-	}
-	return data, err
 }
 
 // parsePEM reads public keys and certificates, and says what is wrong with each block that is neither.

@@ -75,7 +75,10 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	if err != nil {
 		return coded(exitUsage, err)
 	}
-	if e.store != "" {
+	if err := report.Judge(charges); err != nil {
+		return coded(exitUsage, err)
+	}
+	if e.store != "" && e.store != "memory" {
 		store, err := redisstore.Open(e.store, keys)
 		if err != nil {
 			return coded(exitUsage, err)

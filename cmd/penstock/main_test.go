@@ -184,7 +184,7 @@ func startProcess(t *testing.T, args ...string) *process {
 			return p
 		}
 	}
-	t.Fatal("the process ended")
+	t.Fatalf("the process ended, and never opened the gate: %v", p.Wait())
 	return nil
 }
 
@@ -241,7 +241,7 @@ func (p *process) await(t *testing.T, words string) {
 			return
 		}
 	}
-	t.Fatalf("the process ended, and never said %q", words)
+	t.Fatalf("the process ended, and never said %q: %v", words, p.Wait())
 }
 
 func TestHangupHasThePolicyReadAgain(t *testing.T) {

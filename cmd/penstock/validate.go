@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -76,6 +77,13 @@ func validate(file string) (found []finding, rules *policy.Rules) {
 	switch {
 	case err == nil:
 		defer rules.Close()
+		for _, m := range settings.Check(rules.Server()) {
+			line, column := rules.ServerPlace(m.Field)
+			found = append(found, finding{"error", file, line, column, m.Err.Error()})
+		}
+		if len(found) > 0 {
+			return found, nil
+		}
 		for _, w := range rules.Warnings() {
 			found = append(found, finding{"warning", w.File, w.Line, w.Column, w.Message})
 		}

@@ -90,7 +90,7 @@ func forms() map[string]*schema {
 		"CostConfig.max":     number(1, penstock.MaxCost),
 		"CostConfig.actual":  like(token),
 
-		"HTTPConfig.trusted_proxies": listOf(matching(`^(unix|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "10.0.0.0/8", "unix")),
+		"HTTPConfig.trusted_proxies": oneOrMore(matching(`^(unix|[0-9A-Fa-f:.]+(/[0-9]+)?)$`, "10.0.0.0/8", "unix")),
 		"HTTPConfig.address_header":  like(token, "X-Forwarded-For", "Forwarded", "X-Real-IP"),
 		"HTTPConfig.ipv4_prefix":     number(8, 32),
 		"HTTPConfig.ipv6_prefix":     number(16, 128),

@@ -152,7 +152,7 @@ tokens: {secret: 0123456789abcdef0123456789abcdef, algorithms: [HS256], leeway: 
 tokens: {secret: "${SECRET:-0123456789abcdef0123456789abcdef}", algorithms: [], issuer: 7, audience: true}, deny: {claim a.b: c}
 tokens: {jwks_url: "http://localhost/", refresh: 90s, issuer: i, audience: a}
 http: {trusted_proxies: [10.0.0.0/8, unix, "::1", "${P:-10.1.0.0/16}"], address_header: Forwarded, ipv4_prefix: 24, ipv6_prefix: "56"}
-http: {trusted_proxies: [], headers: x-ratelimit, reset: seconds, retry_jitter: 0}
+http: {trusted_proxies: 10.0.0.0/8, headers: x-ratelimit, reset: seconds, retry_jitter: 0}
 http: {headers: [draft-07, x-ratelimit], max_waiting: 1_000, denied: {status: "${S:-503}", body: text}}
 http: {denied: {status: 420, body: "<p>{{.Status}}</p>", content_type: text/html}, encoded_slash: keep, trailing_slash: ignore, case: ignore, path_parameters: strip}
 http: {}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -75,7 +76,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 	}
 	report.rules(reading)
 	for i := range v.Charges {
-		c, err := newCharge(v.Limits[i], &v.Charges[i], "enforced", keys)
+		c, err := newCharge(v.Limits[i], &v.Charges[i], "enforced", r.ContentLength, keys)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -87,7 +88,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 			kind = "candidate"
 		}
 		for i := range t.Charges {
-			c, err := newCharge(t.Limits[i], &t.Charges[i], kind, keys)
+			c, err := newCharge(t.Limits[i], &t.Charges[i], kind, r.ContentLength, keys)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -124,7 +125,7 @@ func (r *Report) rules(reading *httplimit.Reading) {
 	}
 }
 
-func newCharge(l *policy.Limit, c *penstock.Charge, kind string, keys redisstore.Options) (Charge, error) {
+func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, keys redisstore.Options) (Charge, error) {
 	key, err := redisstore.KeyOf(*c, keys)
 	if err != nil {
 		return Charge{}, err
@@ -144,11 +145,28 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, keys redisstore
 	if l.Status != nil {
 		notes = append(notes, "given back unless the answer's status counts")
 	}
+	if l.Body > 0 && size < 0 {
+		notes = append(notes, "the size is not known beforehand: one unit now, and the rest when the body has been read")
+	}
 	if l.Settled {
 		notes = append(notes, "corrected to the true cost afterwards")
 	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil
+}
+
+// Judge tells whether the request could never pass, since it costs more than a limit ever admits. It asks no store.
+func (r *Report) Judge(charges []penstock.Charge) error {
+	empty := Report{Charges: slices.Clone(r.Charges)}
+	if err := empty.Peek(context.Background(), memstore.New(memstore.Options{}), charges); err != nil {
+		return err
+	}
+	for i := range empty.Charges {
+		if retry := empty.Charges[i].RetryAfterMS; retry != nil && *retry < 0 {
+			r.Charges[i].RetryAfterMS, r.Allowed = retry, empty.Allowed
+		}
+	}
+	return nil
 }
 
 // Peek asks the store what it would answer now, and charges nothing.
@@ -224,9 +242,9 @@ func (r *Report) Print(out io.Writer) error {
 		fmt.Fprintf(out, "\nAll %d are charged, or none.\n", len(r.Charges))
 	}
 	if r.Allowed != nil && *r.Allowed {
-		fmt.Fprintf(out, "\nThe store would allow it now.\n")
+		fmt.Fprintf(out, "\nIt would be allowed now.\n")
 	} else if r.Allowed != nil {
-		fmt.Fprintf(out, "\nThe store would deny it now.\n")
+		fmt.Fprintf(out, "\nIt would be denied now.\n")
 	}
 	return nil
 }

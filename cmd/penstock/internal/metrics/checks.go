@@ -12,16 +12,16 @@ import (
 type checks struct{ metrics *Metrics }
 
 var (
-	requests = prometheus.NewDesc("rate_limiter_requests_total", "Requests that were decided, by the rule that mattered most and how that ended.",
-		[]string{"rule", "algorithm", "outcome"}, nil)
-	allowed = prometheus.NewDesc("rate_limiter_allowed_total", "Requests that were let through: within the limits, exempt, or without an answer.",
-		[]string{"rule", "algorithm"}, nil)
+	requests = prometheus.NewDesc("rate_limiter_requests_total", "Requests that were decided, by the limit that mattered most and how that ended.",
+		[]string{"rule", "limit", "algorithm", "outcome"}, nil)
+	allowed = prometheus.NewDesc("rate_limiter_allowed_total", "Requests that were let through: within the limits, without any, exempt, or without an answer of the store.",
+		[]string{"rule", "limit", "algorithm"}, nil)
 	rejected = prometheus.NewDesc("rate_limiter_rejected_total", "Requests that were turned away (over a limit, refused, malformed, without an answer), or that went away before they were let in.",
-		[]string{"rule", "algorithm"}, nil)
+		[]string{"rule", "limit", "algorithm"}, nil)
 	shadowAllowed = prometheus.NewDesc("rate_limiter_shadow_allowed_total", "Requests that limits on trial would have let through.",
-		[]string{"rule", "algorithm"}, nil)
+		[]string{"rule", "limit", "algorithm"}, nil)
 	shadowRejected = prometheus.NewDesc("rate_limiter_shadow_rejected_total", "Requests that limits on trial would have turned away.",
-		[]string{"rule", "algorithm"}, nil)
+		[]string{"rule", "limit", "algorithm"}, nil)
 )
 
 func (checks) Describe(ch chan<- *prometheus.Desc) {
@@ -35,7 +35,7 @@ func (checks) Describe(ch chan<- *prometheus.Desc) {
 func (c checks) Collect(ch chan<- prometheus.Metric) {
 	for rule, s := range *c.metrics.rules.Load() {
 		count := func(desc *prometheus.Desc, n uint64, more ...string) {
-			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{rule.Name, rule.Algorithm}, more...)...)
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{rule.Name, rule.Limit, rule.Algorithm}, more...)...)
 		}
 		var sums [2]uint64
 		for _, o := range outcomes {
@@ -56,5 +56,5 @@ func (c checks) Collect(ch chan<- prometheus.Metric) {
 
 // withoutRule tells outcomes that come before any rule is looked at.
 func withoutRule(o httplimit.Outcome) bool {
-	return o == httplimit.Exempt || o == httplimit.Refused || o == httplimit.Malformed
+	return o == httplimit.Unlimited || o == httplimit.Exempt || o == httplimit.Refused || o == httplimit.Malformed
 }

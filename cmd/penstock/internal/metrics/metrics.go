@@ -15,11 +15,11 @@ import (
 	"github.com/penstock/penstock/httplimit"
 )
 
-// A Rule is what decisions are counted by.
-type Rule struct{ Name, Algorithm string }
+// A Rule is what decisions are counted by: one of its limits.
+type Rule struct{ Name, Limit, Algorithm string }
 
 // other stands for rules that are not known (any more). No rule can have this name.
-var other = Rule{"(other)", "(other)"}
+var other = Rule{"(other)", "(other)", "(other)"}
 
 // outcomes are how a request may end.
 var outcomes = httplimit.Outcomes()
@@ -35,7 +35,7 @@ const (
 
 func sumOf(o httplimit.Outcome) sum {
 	switch o {
-	case httplimit.Allowed, httplimit.FailedOpen, httplimit.Exempt:
+	case httplimit.Allowed, httplimit.FailedOpen, httplimit.Exempt, httplimit.Unlimited:
 		return sumAllowed
 	case httplimit.ShadowAllowed, httplimit.ShadowDenied:
 		return sumShadow
@@ -74,7 +74,7 @@ func New(version string) *Metrics {
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
 		NativeHistogramMinResetDuration: time.Hour,
-	}, []string{"rule", "algorithm"})
+	}, []string{"rule", "limit", "algorithm"})
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_errors_total",
 		Help: "Checks that the store had no answer to.",
@@ -121,13 +121,13 @@ func (m *Metrics) SetRules(rules []Rule) {
 			all[rule] = (*old)[rule]
 			continue
 		}
-		all[rule] = &series{make([]atomic.Uint64, len(outcomes)), m.latency.WithLabelValues(rule.Name, rule.Algorithm)}
+		all[rule] = &series{make([]atomic.Uint64, len(outcomes)), m.latency.WithLabelValues(rule.Name, rule.Limit, rule.Algorithm)}
 	}
 	m.rules.Store(&all)
 	if old != nil {
 		for rule := range *old {
 			if all[rule] == nil {
-				m.latency.DeleteLabelValues(rule.Name, rule.Algorithm)
+				m.latency.DeleteLabelValues(rule.Name, rule.Limit, rule.Algorithm)
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/httplimit"
 )
 
-var search, login = Rule{"search", "tokenbucket"}, Rule{"login", "slidinglog"}
+var search, login = Rule{"search", "second", "tokenbucket"}, Rule{"login", "hour", "slidinglog"}
 
 func TestNamesAndHelpAreAsPrometheusWantsThem(t *testing.T) {
 	m := New("v1.2.3")
@@ -57,7 +57,7 @@ func TestRequestsAreAllowedAndRejectedTogetherInEveryScrape(t *testing.T) {
 	for w := range workers {
 		group.Go(func() {
 			for i := range each {
-				rule, outcome := []Rule{search, login, {"gone", "x"}}[i%3], outcomes[(i/3+w)%len(outcomes)]
+				rule, outcome := []Rule{search, login, {"gone", "y", "x"}}[i%3], outcomes[(i/3+w)%len(outcomes)]
 				if withoutRule(outcome) {
 					rule = Rule{}
 				}
@@ -99,7 +99,7 @@ func TestOutcomesAreLetThroughOrNot(t *testing.T) {
 		got, _ := sums(t, m)
 		want := "rate_limiter_rejected_total"
 		switch o.String() {
-		case "allowed", "failed_open", "exempt":
+		case "allowed", "failed_open", "unlimited", "exempt":
 			want = "rate_limiter_allowed_total"
 		case "shadow_allowed", "shadow_denied":
 			want = strings.Replace("rate_limiter_"+o.String()+"_total", "denied", "rejected", 1)
@@ -121,7 +121,7 @@ func TestTrafficMakesNoSeries(t *testing.T) {
 	_, before := sums(t, m)
 	const hostile = 100_000
 	for i := range hostile {
-		m.Check(Rule{fmt.Sprintf("search\n%d", i), "\xff"}, httplimit.Denied, time.Duration(i))
+		m.Check(Rule{fmt.Sprintf("search\n%d", i), "x", "\xff"}, httplimit.Denied, time.Duration(i))
 		m.Error(fmt.Sprint("dial tcp: lookup ", i))
 	}
 	if _, after := sums(t, m); after != before {
@@ -182,11 +182,11 @@ func TestPageHasTheNames(t *testing.T) {
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
 	page, _ := io.ReadAll(recorder.Body)
 	for _, line := range []string{
-		`rate_limiter_requests_total{algorithm="tokenbucket",outcome="denied",rule="search"} 1`,
-		`rate_limiter_allowed_total{algorithm="tokenbucket",rule="search"} 0`,
-		`rate_limiter_rejected_total{algorithm="tokenbucket",rule="search"} 1`,
-		`rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",rule="search",le="0.005"} 1`,
-		`rate_limiter_shadow_rejected_total{algorithm="tokenbucket",rule="search"} 0`,
+		`rate_limiter_requests_total{algorithm="tokenbucket",limit="second",outcome="denied",rule="search"} 1`,
+		`rate_limiter_allowed_total{algorithm="tokenbucket",limit="second",rule="search"} 0`,
+		`rate_limiter_rejected_total{algorithm="tokenbucket",limit="second",rule="search"} 1`,
+		`rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="search",le="0.005"} 1`,
+		`rate_limiter_shadow_rejected_total{algorithm="tokenbucket",limit="second",rule="search"} 0`,
 		`rate_limiter_errors_total{reason="unreached"} 0`,
 		`rate_limiter_waiting 2`,
 		`version="v1.2.3"`,

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -36,8 +38,10 @@ type Deps struct {
 // A Policy is what the service needs to know of the rules in force.
 type Policy struct {
 	File      string
-	Rules     []Rule // a row for each pair of a rule and an algorithm of its limits
-	OnFailure string // what becomes of requests when the store does not answer
+	Rules     []Rule   // a row for each limit
+	OnFailure string   // what becomes of requests when the store does not answer
+	Warnings  []string // what may not be meant
+	Server    policy.ServerConfig
 }
 
 // A Rule is what checks are counted by.
@@ -60,7 +64,7 @@ func (noRules) Middleware(next http.Handler) http.Handler { return next }
 func (noRules) Trusts(*http.Request) bool { return false }
 
 func (s *service) observe(e httplimit.Event) {
-	s.metrics.Check(Rule{Name: e.Rule, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
+	s.metrics.Check(Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
 	switch {
 	case e.Err == nil && e.Rule != "":
 		s.health.answered()
@@ -91,6 +95,17 @@ func (s *service) reloaded(policy Policy, err error) {
 	s.reloads++
 	s.metrics.SetRules(policy.Rules)
 	s.Log.Info("the policy file was taken up", "policy", policy.File, "rules", policy.count())
+	s.warn(policy)
+	if !reflect.DeepEqual(policy.Server, s.policy.Server) {
+		s.Log.Warn("the policy's server section has changed; it counts from the next start on", "policy", policy.File)
+	}
+}
+
+// warn tells what may not be meant in a policy.
+func (s *service) warn(policy Policy) {
+	for _, warning := range policy.Warnings {
+		s.Log.Warn(warning)
+	}
 }
 
 // reason is the kind of an error, of which there are few.

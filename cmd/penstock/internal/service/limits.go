@@ -106,23 +106,35 @@ func (g *limits) Close() error {
 func describe(rules *policy.Rules) Policy {
 	p := Policy{File: rules.Files()[0]}
 	open, closed := 0, 0
-	add := func(l *policy.Limit) { p.Rules = append(p.Rules, Rule{Name: l.Rule.Name, Algorithm: l.Algorithm}) }
+	add := func(l *policy.Limit) {
+		p.Rules = append(p.Rules, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
+	}
 	for _, rule := range rules.Rules() {
 		for _, l := range rule.Limits {
 			add(l)
 			if l.Candidate != nil {
 				add(l.Candidate)
 			}
-			if l.Closed {
+			switch {
+			case l.Shadow:
+			case l.Closed:
 				closed++
-			} else {
+			default:
 				open++
 			}
 		}
 	}
-	p.OnFailure = fmt.Sprintf("requests pass (%d limits open)", open)
-	if closed > 0 {
-		p.OnFailure = fmt.Sprintf("requests pass under %d limits and are refused under %d", open, closed)
+	switch {
+	case closed == 0:
+		p.OnFailure = "requests pass"
+	case open == 0:
+		p.OnFailure = "requests are refused"
+	default:
+		p.OnFailure = fmt.Sprintf("requests pass, but those under %d of %d limits are refused", closed, open+closed)
 	}
+	for _, w := range rules.Warnings() {
+		p.Warnings = append(p.Warnings, w.Error())
+	}
+	p.Server = rules.Server()
 	return p
 }

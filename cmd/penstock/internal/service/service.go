@@ -230,6 +230,7 @@ func (s *service) announce() {
 	for _, name := range set.Unknown {
 		o.Log.Warn("an environment variable means nothing; is it misspelt?", "name", name)
 	}
+	s.warn(s.policy)
 	addresses := Addresses{Listen: s.listen.Addr().String()}
 	if s.admin != nil {
 		addresses.Admin = s.admin.Addr().String()

@@ -1,0 +1,275 @@
+package httplimit_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+)
+
+// Requests that are held open until their charge has run out have nothing to give back: otherwise they would store up room for guesses.
+func TestHeldRequestsGiveNothingBackThatNoLongerCounts(t *testing.T) {
+	for _, algorithm := range []string{"token-bucket", "fixed-window", "anchored-window", "sliding-log", "sliding-window", "sub-window"} {
+		t.Run(algorithm, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const limit, period = 5, 2 * time.Second
+				gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
+				var release [4]chan struct{}
+				for i := range release {
+					release[i] = make(chan struct{})
+				}
+				guesses := 0
+				handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if i := strings.TrimPrefix(r.URL.Path, "/held/"); i != r.URL.Path {
+						<-release[i[0]-'0']
+						return
+					}
+					guesses++
+					w.WriteHeader(http.StatusUnauthorized)
+				}))
+				ask := func(path string) { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", path, nil)) }
+				time.Sleep(time.Until(time.Now().Truncate(period).Add(period)))
+				var held [4]sync.WaitGroup
+				for i := range held {
+					for range limit {
+						held[i].Go(func() { ask(fmt.Sprint("/held/", i)) })
+					}
+					time.Sleep(2 * period) // sliding windows remember the one before
+				}
+				for i := range held {
+					for range 2 * limit {
+						ask("/guess")
+					}
+					close(release[i])
+					held[i].Wait()
+				}
+				for range 2 * limit {
+					ask("/guess")
+				}
+				if guesses > limit {
+					t.Errorf("%d guesses were made at once; it should be %d at most", guesses, limit)
+				}
+			})
+		})
+	}
+}
+
+// A request that waits for its turn keeps its slot meanwhile, however long.
+func TestASlotIsKeptWhileItsRequestWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, _ := gateOf(t, `
+rules:
+  - name: a
+    per: everyone
+    limits:
+      - {name: slots, in_flight: 2, expires: 1s}
+      - {name: pace, rate: 1/5s, burst: 1, wait: 60s}
+`)
+		var now, most, served atomic.Int64
+		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+			most.Store(max(most.Load(), now.Add(1)))
+			time.Sleep(30 * time.Second)
+			now.Add(-1)
+			served.Add(1)
+		}))
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) })
+			time.Sleep(1300 * time.Millisecond)
+		}
+		all.Wait()
+		if most.Load() > 2 || served.Load() < 2 {
+			t.Errorf("%d requests were served, %d at once; it should be 2 at most", served.Load(), most.Load())
+		}
+	})
+}
+
+// A client that has sent a small body and goes away is noticed, as one without a body is.
+func TestAClientThatLeavesWithItsBodySentFreesItsPlace(t *testing.T) {
+	gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, wait: 24h}]}]\n")
+	read := make(chan string, 1)
+	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		read <- fmt.Sprint(string(body), err)
+	})))
+	defer server.CloseClientConnections()
+	if _, err := http.Post(server.URL, "text/plain", strings.NewReader("hello")); err != nil || <-read != "hello<nil>" {
+		t.Fatal("the first request did not pass:", err)
+	}
+	var clients []net.Conn
+	for range 20 {
+		c, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprint(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello")
+		clients = append(clients, c)
+	}
+	await := func(n int) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); gate.Waiting() != n; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d requests wait; it should be %d", gate.Waiting(), n)
+			}
+		}
+	}
+	await(20)
+	for _, c := range clients {
+		c.Close()
+	}
+	await(0)
+}
+
+func TestASmallBodyArrivesAfterItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 1, wait: 1m}]}]\n")
+		var bodies []string
+		handler := gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			var b strings.Builder
+			_, err := io.Copy(&b, r.Body)
+			bodies = append(bodies, fmt.Sprint(b.String(), " ", err))
+		}))
+		for _, body := range []io.Reader{strings.NewReader("one"), strings.NewReader("two"), io.MultiReader(strings.NewReader("th"), broken{})} {
+			r := httptest.NewRequest("POST", "/", body)
+			r.ContentLength = 3
+			handler.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		if got, want := strings.Join(bodies, ", "), "one <nil>, two <nil>, th broken"; got != want {
+			t.Errorf("the bodies were %s; want %s", got, want)
+		}
+	})
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
+
+// What servers read in different ways is not let through to one of them.
+func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
+	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: everyone, limits: [{rate: 1/d, burst: 1}]}]\n")
+	handler := gate.Middleware(http.NotFoundHandler())
+	ask := func(method, host string) int {
+		r := httptest.NewRequest("POST", "/", nil)
+		r.Method, r.Host = method, host
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w.Code
+	}
+	ask("POST", "api.example.com")
+	for _, host := range []string{"api.example.com", "API.example.com", "api.example.com.", "api.example.com:80", "api.example.com.:443", "api.example.com:", "[2001:db8::1]", "[2001:DB8::1]:80"} {
+		if status := ask("POST", host); status != 429 {
+			t.Errorf("host %q: %d; want 429", host, status)
+		}
+	}
+	n := 0
+	for _, host := range []string{"api.example.com:80:80", "api.example.com::80", "api.example.com:80:", "api.example.com..", "[api.example.com]", "[api.example.com]x",
+		"api%2eexample.com", "api.example.com:http", ".api.example.com", "api..example.com", "api.example.com/", "a@api.example.com", "api.example.com ", "[::1", "[::1]x",
+		"[fe80::1%25eth0]", "2001:db8::1", "api.example.com\x00", "\u0430pi.example.com", "api.example.com,b", "[127.0.0.1]", ".", ":::"} {
+		n++
+		if status := ask("POST", host); status != 400 {
+			t.Errorf("host %q: %d; want 400", host, status)
+		}
+	}
+	for method, want := range map[string]int{"post": 400, "Post": 400, "get": 400, "pATCH": 400, "POST": 429, "GET": 404, "brew": 404, "BREW": 404} {
+		n++
+		if status := ask(method, "api.example.com"); status != want {
+			t.Errorf("method %s: %d; want %d", method, status, want)
+		}
+	}
+	t.Logf("counted: %d hosts and methods of two meanings", n)
+}
+
+// If nobody knows how a request ended, its charge stays.
+func TestWhatIsUnansweredStaysCharged(t *testing.T) {
+	gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
+	passed := 0
+	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		passed++
+		httplimit.Unanswered(r)
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	for range 20 {
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+	}
+	if passed != 5 {
+		t.Errorf("%d requests passed; it should be 5", passed)
+	}
+	httplimit.Unanswered(httptest.NewRequest("GET", "/", nil)) // no limit applies: nothing happens
+}
+
+// A client that asks as soon as it has its answer finds what that gave back.
+func TestWhatIsGivenBackIsThereBeforeTheAnswer(t *testing.T) {
+	for _, answer := range []string{"header", "body", "flush", "nothing"} {
+		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
+		handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch answer {
+			case "header":
+				w.WriteHeader(http.StatusNoContent)
+			case "body":
+				io.WriteString(w, "hello")
+			case "flush":
+				w.(http.Flusher).Flush()
+			case "nothing":
+				return
+			}
+			if r.Header.Get("Inner") != "" {
+				return
+			}
+			// The client has its answer, and the handler goes on.
+			inner := httptest.NewRecorder()
+			again := httptest.NewRequest("POST", "/", nil)
+			again.Header.Set("Inner", "yes")
+			gate.Middleware(http.NotFoundHandler()).ServeHTTP(inner, again)
+			if inner.Code != 404 {
+				t.Errorf("%s: the client's next request was answered with %d", answer, inner.Code)
+			}
+		}))
+		for range 5 {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("POST", "/", nil))
+			if w.Code >= 400 {
+				t.Errorf("%s: a request was answered with %d", answer, w.Code)
+			}
+		}
+	}
+}
+
+// A request whose slot was lost while it waited, as with the server's data, is not served beside the one that has it now.
+func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lost atomic.Bool
+		memory := memstore.New(memstore.Options{})
+		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if lost.Load() && len(charges) == 1 && charges[0].Limit.Algorithm.Holds && charges[0].Mode == penstock.Spend {
+				return penstock.Single(penstock.Status{RetryAfter: time.Second}), nil
+			}
+			return memory.Decide(ctx, charges)
+		})
+		gate, _ := gateOn(t, store, "rules: [{name: a, per: everyone, limits: [{in_flight: 9, expires: 3s}, {rate: 1/30s, burst: 1, wait: 60s}]}]\n")
+		served := 0
+		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+		ask := func() int {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+			return w.Code
+		}
+		ask()
+		time.AfterFunc(10*time.Second, func() { lost.Store(true) })
+		if status := ask(); status != 429 || served != 1 {
+			t.Errorf("answered with %d, %d served; want 429 and 1", status, served)
+		}
+	})
+}
