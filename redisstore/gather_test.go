@@ -1,0 +1,393 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A gated client holds scripts back until it is told how they go on.
+type gatedClient struct {
+	redisstore.Client
+	scripts atomic.Int64
+	held    chan func(context.Context) error // what to do with the next script: nil lets it pass
+}
+
+func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	c.scripts.Add(1)
+	select {
+	case fate := <-c.held:
+		if fate != nil {
+			if err := fate(ctx); err != nil {
+				return "", err
+			}
+		}
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	return c.Client.EvalSha(ctx, digest, keys, args)
+}
+
+// pass lets the next n scripts pass.
+func (c *gatedClient) pass(n int) {
+	for range n {
+		c.held <- nil
+	}
+}
+
+type gathering struct {
+	*testing.T
+	client *gatedClient
+	store  *redisstore.Store
+	limit  penstock.Limit
+	asked  sync.WaitGroup
+}
+
+func newGathering(t *testing.T, client redisstore.Client) *gathering {
+	g := &gathering{T: t, client: &gatedClient{Client: client, held: make(chan func(context.Context) error)}, limit: penstock.PerHour(30)}
+	g.store = over(t, g.client, redisstore.Options{Prefix: aPrefix()})
+	return g
+}
+
+// An asked is a call under way.
+type asked struct {
+	cancel   context.CancelFunc
+	decision penstock.Decision
+	err      error
+	done     chan struct{}
+}
+
+func (g *gathering) ask(key string, cost int64) *asked {
+	ctx, cancel := context.WithCancel(context.Background())
+	return g.askIn(ctx, cancel, penstock.Charge{Key: key, Limit: g.limit, Cost: cost})
+}
+
+func (g *gathering) askIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *asked {
+	a := &asked{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(a.done)
+		a.decision, a.err = g.store.Decide(ctx, charges)
+	}()
+	return a
+}
+
+func (g *gathering) await(what string, ready func() bool) {
+	g.Helper()
+	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			g.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// fly makes two scripts fly, so that all others gather.
+func (g *gathering) fly() []*asked {
+	g.Helper()
+	first := []*asked{g.ask("a", 1), g.ask("b", 1)}
+	g.await("two scripts to fly", func() bool { return g.client.scripts.Load() == 2 })
+	return first
+}
+
+// gather waits until n callers wait.
+func (g *gathering) gathered(n int) {
+	g.Helper()
+	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
+}
+
+func (g *gathering) granted(calls []*asked) (granted int) {
+	g.Helper()
+	for _, a := range calls {
+		<-a.done
+		if a.err != nil {
+			g.Errorf("failed: %v", a.err)
+		} else if a.decision.Allowed {
+			granted++
+		}
+	}
+	return granted
+}
+
+func TestCallersThatWaitGoTogether(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	for i := range 60 {
+		calls = append(calls, g.ask(fmt.Sprint("key", i%3), 1+int64(i%2))) // 20 of each key: 30 units or fewer
+	}
+	g.gathered(60)
+	g.client.pass(3)
+	if granted := g.granted(calls); granted != 62 || g.client.scripts.Load() != 3 {
+		t.Errorf("%d of 62 were granted in %d scripts; want all in 3", granted, g.client.scripts.Load())
+	}
+	for _, key := range []string{"key0", "key1", "key2"} {
+		a := g.ask(key, 1)
+		g.client.pass(1)
+		if granted := g.granted([]*asked{a}); granted != 0 {
+			t.Errorf("%s: more was granted than its 30 units", key)
+		}
+	}
+}
+
+func TestNoMoreThan64GoTogether(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	for i := range 200 {
+		calls = append(calls, g.ask(fmt.Sprint(i), 1))
+	}
+	g.gathered(200)
+	g.client.pass(2 + 4)
+	if granted := g.granted(calls); granted != 202 || g.client.scripts.Load() != 6 {
+		t.Errorf("%d of 202 were granted in %d scripts; want all in 6", granted, g.client.scripts.Load())
+	}
+}
+
+// Whoever goes away before the script is sent is charged nothing, and others are served.
+func TestWhoLeavesBeforeItIsSentIsNotCharged(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	var leave []*asked
+	for range 10 {
+		calls = append(calls, g.ask("k", 1))
+		leave = append(leave, g.ask("k", 1))
+	}
+	g.gathered(20)
+	for _, a := range leave {
+		a.cancel()
+		<-a.done
+		if !errors.Is(a.err, context.Canceled) || errors.Is(a.err, penstock.ErrUnavailable) {
+			t.Errorf("who left was told %v", a.err)
+		}
+	}
+	g.gathered(10)
+	g.client.pass(3)
+	if granted := g.granted(calls); granted != 12 {
+		t.Errorf("%d of 12 were granted", granted)
+	}
+	a := g.ask("k", 20)
+	g.client.pass(1)
+	if g.granted([]*asked{a}) != 1 {
+		t.Error("who left was charged")
+	}
+}
+
+// A deadline that passes in the queue says that nothing was charged; one that passes later that nobody knows.
+func TestADeadlineInTheQueueIsUnreached(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	late := g.askIn(ctx, cancel, penstock.Charge{Key: "k", Limit: g.limit, Cost: 30})
+	<-late.done
+	var failure *redisstore.Error
+	if !errors.As(late.err, &failure) || failure.Class != redisstore.Unreached {
+		t.Errorf("in the queue: %v", late.err)
+	}
+	calls = append(calls, g.ask("k", 30)) // so nothing was charged
+	g.gathered(1)
+	g.client.pass(3)
+	if granted := g.granted(calls); granted != 3 {
+		t.Errorf("%d of 3 were granted", granted)
+	}
+}
+
+// Whoever goes away while the script is under way does not take it from the others.
+func TestOneCallersCancellationHarmsNoOther(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	leaves := g.ask("k", 1)
+	for range 9 {
+		calls = append(calls, g.ask("k", 1))
+	}
+	g.gathered(10)
+	go g.client.pass(2)
+	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
+	leaves.cancel()
+	<-leaves.done
+	if !errors.Is(leaves.err, context.Canceled) {
+		t.Errorf("who left was told %v", leaves.err)
+	}
+	g.client.pass(1)
+	if granted := g.granted(calls); granted != 11 {
+		t.Errorf("%d of 11 were granted", granted)
+	}
+	a := g.ask("k", 20) // of 30: the ten were charged, him that left included
+	g.client.pass(1)
+	if g.granted([]*asked{a}) != 1 {
+		t.Error("more than ten units were charged")
+	}
+}
+
+// A script that fails fails its callers, and nobody else; and it is not sent again.
+func TestAFailedScriptFailsItsCallersAlone(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	others := g.fly()
+	var together []*asked
+	for range 5 {
+		together = append(together, g.ask("k", 1))
+	}
+	g.gathered(5)
+	go g.client.pass(2)
+	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
+	later := g.ask("k", 1)
+	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
+	for _, a := range together {
+		<-a.done
+		var failure *redisstore.Error
+		if !errors.As(a.err, &failure) || failure.Class != redisstore.Unknown {
+			t.Errorf("one of the script's callers was told %v", a.err)
+		}
+	}
+	g.client.pass(1)
+	if granted := g.granted(append(others, later)); granted != 3 || g.client.scripts.Load() != 4 {
+		t.Errorf("%d of 3 others were granted, in %d scripts; want 3 in 4", granted, g.client.scripts.Load())
+	}
+}
+
+// A key that holds something else is the trouble of those who ask for it.
+func TestAPoisonedKeyFailsItsCallersAlone(t *testing.T) {
+	server := redistest.Start(t)
+	for _, poison := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
+		g := newGathering(t, dial(server.URL())(t))
+		key, err := redisstore.KeyOf(penstock.Charge{Key: "poisoned", Limit: g.limit}, redisstore.Options{Prefix: redisstore.PrefixOf(g.store)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := server.Do(poison[0], key, poison[1]); err != nil {
+			t.Fatal(err)
+		}
+		calls := g.fly()
+		var fail []*asked
+		for i := range 5 {
+			calls = append(calls, g.ask(fmt.Sprint(i), 1))
+			fail = append(fail, g.ask("poisoned", 1))
+		}
+		g.gathered(10)
+		g.client.pass(3)
+		if granted := g.granted(calls); granted != 7 {
+			t.Errorf("%q: %d of 7 were granted", poison, granted)
+		}
+		for _, a := range fail {
+			<-a.done
+			var failure *redisstore.Error
+			if !errors.As(a.err, &failure) || failure.Class != redisstore.Poisoned {
+				t.Errorf("%q: %v", poison, a.err)
+			}
+		}
+	}
+}
+
+// A script lasts as long as the most patient of its callers.
+func TestAScriptIsAsPatientAsItsMostPatientCaller(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	others := g.fly()
+	var deadlines []time.Time
+	var together []*asked
+	for i := range 3 {
+		deadline := time.Now().Add(time.Duration(i+1) * time.Hour)
+		deadlines = append(deadlines, deadline)
+		ctx, cancel := context.WithDeadline(context.Background(), deadline)
+		together = append(together, g.askIn(ctx, cancel, penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}))
+	}
+	g.gathered(3)
+	g.client.pass(2)
+	g.client.held <- func(ctx context.Context) error {
+		if deadline, ok := ctx.Deadline(); !ok || !deadline.Equal(deadlines[2]) {
+			t.Errorf("its deadline is %v; want %v", deadline, deadlines[2])
+		}
+		return nil
+	}
+	if granted := g.granted(append(others, together...)); granted != 5 {
+		t.Errorf("%d of 5 were granted", granted)
+	}
+}
+
+// Batches of all kinds go together, those of one kind in one script.
+func TestBatchesOfAllKindsGather(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	kinds := [][]penstock.Charge{
+		{{Limit: penstock.PerHour(10), Cost: 1}},
+		{{Limit: penstock.PerHour(10).With(penstock.SlidingLog), Cost: 1}},
+		{{Limit: penstock.InFlight(10, time.Minute), Cost: 1, Holder: "h"}},
+		{{Limit: penstock.PerHour(10), Cost: 1}, {Limit: penstock.PerDay(10), Cost: 1}},
+		{{Limit: penstock.PerHour(10), Cost: 1}, {Key: "everybody", Limit: penstock.PerDay(1000), Cost: 1}},
+		{{Limit: penstock.Every(time.Hour).With(penstock.LeakyBucket).WithBurst(9), Cost: 1, Holder: "h", Patience: 20 * time.Hour}},
+	}
+	for i := range 10 {
+		for n, kind := range kinds {
+			charges := make([]penstock.Charge, len(kind))
+			for c := range kind {
+				charges[c] = kind[c]
+				charges[c].Limit.Group = fmt.Sprint("g", n)
+				if charges[c].Key == "" {
+					charges[c].Key = fmt.Sprint("k", n)
+				}
+				if charges[c].Holder != "" {
+					charges[c].Holder = fmt.Sprint("h", i)
+				}
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			calls = append(calls, g.askIn(ctx, cancel, charges...))
+		}
+	}
+	g.gathered(len(kinds) * 10)
+	go g.client.pass(100)
+	if granted := g.granted(calls); granted != len(calls) {
+		t.Errorf("%d of %d were granted", granted, len(calls))
+	}
+	if scripts := g.client.scripts.Load(); scripts > 2+5 {
+		t.Errorf("they took %d scripts", scripts)
+	}
+}
+
+// On a Cluster those of one slot go together, and those of other slots do not wait for them.
+func TestOnAClusterOneSlotGathers(t *testing.T) {
+	cluster := redistest.StartCluster(t)
+	g := newGathering(t, dial("redis+cluster://" + strings.Join(cluster.Addrs(), ","))(t))
+	var calls []*asked
+	for range 2 {
+		calls = append(calls, g.ask("hot", 1))
+	}
+	g.await("two scripts to fly", func() bool { return g.client.scripts.Load() == 2 })
+	for range 20 {
+		calls = append(calls, g.ask("hot", 1))
+	}
+	g.gathered(20)
+	calls = append(calls, g.ask("another", 1))
+	g.await("another slot's script", func() bool { return g.client.scripts.Load() == 3 })
+	g.client.pass(4)
+	if granted := g.granted(calls); granted != 23 || g.client.scripts.Load() != 4 {
+		t.Errorf("%d of 23 were granted in %d scripts; want all in 4", granted, g.client.scripts.Load())
+	}
+}
+
+// Each decides by itself where that is asked for.
+func TestApartNobodyWaits(t *testing.T) {
+	server := redistest.Start(t)
+	client := &gatedClient{Client: dial(server.URL())(t), held: make(chan func(context.Context) error)}
+	g := &gathering{T: t, client: client, limit: penstock.PerHour(30), store: over(t, client, redisstore.Options{Prefix: aPrefix(), Apart: true})}
+	var calls []*asked
+	for range 20 {
+		calls = append(calls, g.ask("k", 1))
+	}
+	g.await("20 scripts", func() bool { return client.scripts.Load() == 20 })
+	client.pass(20)
+	if granted := g.granted(calls); granted != 20 {
+		t.Errorf("%d of 20 were granted", granted)
+	}
+}
