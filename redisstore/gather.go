@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -139,6 +140,7 @@ func (g *gatherer) fly(batch []*waiting) {
 		for _, w := range batch {
 			w.done <- struct{}{}
 		}
+		runtime.Gosched() // those who have their answers ask again, and go along
 		batch = g.next(batch[:0])
 		c.forget()
 	}
