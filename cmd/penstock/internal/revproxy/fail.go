@@ -18,6 +18,9 @@ const statusClientGone = 499
 
 // fail answers a request for which there is no response. The client is told whose fault it is and no more; the log, why.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if !errors.As(err, new(*unreached)) {
+		h.options.Unanswered(r)
+	}
 	status, detail := classify(r, err)
 	switch {
 	case status == statusClientGone:

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/upstream"
+	"github.com/penstock/penstock/httplimit"
 )
 
 // Options of Run.
@@ -188,6 +189,7 @@ func (s *service) proxy(gate Gate) (http.Handler, error) {
 		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
+		Unanswered:     httplimit.Unanswered,
 		Log:            s.Log,
 	})
 	s.later(proxy.Close)
