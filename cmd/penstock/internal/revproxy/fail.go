@@ -44,6 +44,8 @@ func classify(r *http.Request, err error) (status int, detail string) {
 		return http.StatusRequestEntityTooLarge, "the body is too large"
 	case errors.Is(broken, os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout, "the body came too slowly"
+	case r.Context().Err() != nil && context.Cause(r.Context()) != context.Canceled:
+		return http.StatusServiceUnavailable, "the gate closes"
 	case r.Context().Err() != nil:
 		return statusClientGone, ""
 	case broken != nil:

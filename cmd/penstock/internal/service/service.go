@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,9 +58,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log}}
 	var life context.Context // of requests and whatever else runs
-	life, s.cut = context.WithCancel(context.WithoutCancel(ctx))
+	life, s.cut = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer s.close()
-	defer s.cut()
+	defer s.cut(nil)
 	if err := s.open(life); err != nil {
 		return err
 	}
@@ -75,6 +76,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
+// errClosing is why requests are cut off.
+var errClosing = errors.New("the gate closes")
+
 type service struct {
 	Options
 	metrics *metrics.Metrics
@@ -88,9 +92,9 @@ type service struct {
 	listen, admin           net.Listener // admin is nil if it is off
 	gateServer, adminServer *http.Server
 	draining                atomic.Bool
-	active                  atomic.Int64 // requests, WebSockets among them
-	cut                     func()       // ends what is under way
-	closers                 []func()     // last first
+	active                  atomic.Int64            // requests, WebSockets among them
+	cut                     context.CancelCauseFunc // ends what is under way
+	closers                 []func()                // last first
 	gateEnded, adminEnded   chan struct{}
 	upstreamURL             string
 }
@@ -242,7 +246,7 @@ func (s *service) announce() {
 	}
 	onFailure := s.policy.OnFailure
 	if set.Store == "" {
-		onFailure = "memory does not fail; other gates have counters of their own"
+		onFailure = strings.TrimPrefix(onFailure+"; memory fails beyond 10 million counters, and is this gate's own", "; ")
 	}
 	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
 		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "if_store_fails", orNone(onFailure))
@@ -271,10 +275,13 @@ func (s *service) drain(delay time.Duration) {
 	if left := s.active.Load(); left > 0 {
 		s.Log.Warn("requests under way were cut off", "requests", left, "timeout", s.Settings.DrainTimeout)
 	}
+	s.cut(errClosing) // WebSockets too. Those who were not answered yet, as they waited for their turn, get a 503
+	last, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	s.gateServer.Shutdown(last)
 	s.gateServer.Close()
-	s.cut() // WebSockets too
 	<-s.gateEnded
-	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	last, cancel = context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	s.awaitIdle(last)
 	if s.admin != nil {
