@@ -117,6 +117,9 @@ func (s *service) open(life context.Context) error {
 	if err := s.reach(life); err != nil {
 		return err
 	}
+	var watching sync.WaitGroup
+	watching.Go(func() { s.health.watch(life, s.ping) })
+	s.later(watching.Wait)
 	gate, err := s.build(life)
 	if err != nil {
 		return err
@@ -147,8 +150,16 @@ func (s *service) reach(ctx context.Context) error {
 	if s.Settings.RequireStore {
 		return fmt.Errorf("store %s (%s): %w", s.Settings.StoreName(), s.Settings.Source("store"), err)
 	}
+	s.health.failing.Store(true)
 	s.Log.Warn("the store does not answer; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
 	return nil
+}
+
+// ping asks the store, for as long as a decision may.
+func (s *service) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
+	defer cancel()
+	return s.store.ping(ctx)
 }
 
 // build makes the gate.
@@ -314,9 +325,7 @@ func (s *service) checks() []admin.Check {
 			return admin.OK
 		}},
 		{Name: "store", Run: func(ctx context.Context) admin.State {
-			ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
-			defer cancel()
-			if s.health.failing.Load() || s.store.ping(ctx) != nil {
+			if s.health.failing.Load() || s.ping(ctx) != nil {
 				return admin.Degraded
 			}
 			return admin.OK

@@ -265,6 +265,9 @@ func TestStoreMayComeUpLater(t *testing.T) {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
 		return body == "gate ok\nstore ok\nok\n"
 	})
+	if len(r.log.lines("level=INFO", "the store answers again")) != 1 { // though no request came
+		t.Errorf("logged %s", r.log)
+	}
 	server.Pause()
 	defer server.Resume()
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
