@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -72,21 +73,27 @@ func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(logged)
 		h := &health{log: slog.New(slog.NewTextHandler(log, nil))}
-		asked, down := 0, errors.New("no answer")
+		var asked, up atomic.Int64
+		down := errors.New("no answer")
 		ctx, stop := context.WithCancel(t.Context())
-		go h.watch(ctx, func(context.Context) error { asked++; return down })
+		go h.watch(ctx, func(context.Context) error {
+			if asked.Add(1); up.Load() == 0 {
+				return down
+			}
+			return nil
+		})
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if asked > 0 {
-			t.Errorf("asked %d times while nothing was wrong", asked)
+		if n := asked.Load(); n > 0 {
+			t.Errorf("asked %d times while nothing was wrong", n)
 		}
 		h.failed(down, "unreached", "failed_open")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if asked < 59 || asked > 61 || !h.failing.Load() || log.lines("answers again") != nil {
-			t.Errorf("asked %d times in a minute without an answer; logged %s", asked, log)
+		if n := asked.Load(); n < 59 || n > 61 || !h.failing.Load() || log.lines("answers again") != nil {
+			t.Errorf("asked %d times in a minute without an answer; logged %s", n, log)
 		}
-		down = nil
+		up.Store(1)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if h.failing.Load() || len(log.lines("level=INFO", "the store answers again")) != 1 {
