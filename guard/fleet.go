@@ -33,6 +33,7 @@ type Fleet struct {
 
 	mu     sync.Mutex
 	counts []counted // ascending in time, descending in number: the first is the largest that is remembered
+	last   time.Time // when one was made
 }
 
 type counted struct {
@@ -90,6 +91,13 @@ func (f *Fleet) note(ctx context.Context) {
 func (f *Fleet) count(now time.Time, n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	// Time without an answer does not count: after an outage, instances come back one after the other.
+	if gap := now.Sub(f.last) - f.o.Every; !f.last.IsZero() && gap > 0 {
+		for i := range f.counts {
+			f.counts[i].at = f.counts[i].at.Add(gap)
+		}
+	}
+	f.last = now
 	// What is older than the memory goes, and what is not larger than this count is of no use any more.
 	for len(f.counts) > 0 && now.Sub(f.counts[0].at) > f.o.Memory {
 		f.counts = f.counts[1:]
