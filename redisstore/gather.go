@@ -189,39 +189,42 @@ func (s *Store) decideRows(ctx context.Context, c *call, batch []*waiting, scrip
 		if w.err = err; err != nil {
 			continue
 		}
-		n := rowSize(reply[0], len(w.charges))
-		if reply[0] == rowPoisoned {
+		kind := getNumber(reply)
+		n := rowSize(kind, len(w.charges))
+		if kind == rowPoisoned {
 			w.err = ReplyError("POISONED the state is malformed")
 		} else {
-			w.decision = decode(reply[1:n], w.charges)
+			w.decision = decode(reply[numberSize:n], w.charges)
 		}
 		reply = reply[n:]
 	}
 }
 
-// The first byte of what rows.lua replies to a batch.
+// What rows.lua replies to a batch begins with a number.
 const (
 	rowPlain    = 0 // plainSize bytes follow per charge
 	rowFull     = 1 // statusSize bytes
 	rowPoisoned = 2 // none
+
+	numberSize = 8
 )
 
-func rowSize(first byte, charges int) int {
-	switch first {
+func rowSize(kind int64, charges int) int {
+	switch kind {
 	case rowPlain:
-		return 1 + plainSize*charges
+		return numberSize + plainSize*charges
 	case rowFull:
-		return 1 + statusSize*charges
+		return numberSize + statusSize*charges
 	}
-	return 1
+	return numberSize
 }
 
 func rowsFit(reply string, batch []*waiting, order []int) bool {
 	for _, i := range order {
-		if reply == "" {
+		if len(reply) < numberSize {
 			return false
 		}
-		n := rowSize(reply[0], len(batch[i].charges))
+		n := rowSize(getNumber(reply), len(batch[i].charges))
 		if n > len(reply) {
 			return false
 		}

@@ -10,7 +10,7 @@ else
   virtual = VIRTUALTTL
 end
 
-local replies = {}
+local replies, filled = {}, 0 -- numbers: what kind of reply it is, and its parts
 for index = 1, #KEYS do
   local key, poisoned = KEYS[index], false
   local runs, @list{tag$}
@@ -31,7 +31,8 @@ for index = 1, #KEYS do
 @endeach
     for _ = 1, batches do
       if poisoned then
-        replies[#replies + 1] = '\2'
+        filled = filled + 1
+        replies[filled] = 2
       else
 @decide
 
@@ -43,9 +44,19 @@ for index = 1, #KEYS do
       end
 @endeach
       if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
-        replies[#replies + 1] = spack('<B@text{dd}', 0, @list{remaining$, reset$})
+        replies[filled + 1] = 0
+        filled = filled + 1
+@each
+        replies[filled + 1], replies[filled + 2] = remaining$, reset$
+        filled = filled + 2
+@endeach
       else
-        replies[#replies + 1] = spack('<B@text{ddddd}', 1, @list{granted$, remaining$, retry$, reset$, wait$})
+        replies[filled + 1] = 1
+        filled = filled + 1
+@each
+        replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5] = granted$, remaining$, retry$, reset$, wait$
+        filled = filled + 5
+@endeach
       end
       end
     end
@@ -58,4 +69,4 @@ for index = 1, #KEYS do
 @save
   end
 end
-return table.concat(replies)
+return spack('<' .. string.rep('d', filled), unpack(replies, 1, filled))
