@@ -240,7 +240,7 @@ func (s *Store) gatherer(ctx context.Context, c *call) (*gatherer, error) {
 		return nil, err
 	}
 	if sharded {
-		s.where.matters.Store(true)
+		s.where.sharded.Store(true)
 	}
 	switch {
 	case s.apart:

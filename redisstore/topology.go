@@ -17,12 +17,12 @@ import (
 // a batch with several keys are joined by '+'. It is "" on a single server, and while the Cluster has not said. It never waits, so that a
 // breaker can keep the shards apart.
 func (s *Store) Shard(charges []penstock.Charge) string {
-	if !s.where.matters.Load() || len(charges) == 0 {
+	if !s.where.sharded.Load() || len(charges) == 0 {
 		return ""
 	}
 	l := s.where.layout.Load()
 	if l == nil || time.Since(l.at) > layoutLife {
-		s.where.doubt(s)
+		s.where.ask(s)
 	}
 	if l == nil {
 		return ""
@@ -47,10 +47,10 @@ func (s *Store) slotOfKey(key string) uint16 {
 	return slotOf(s.appendTagged(room[:0], key))
 }
 
-// topology is which server of a Cluster keeps which slot. It is asked for in the background: when it is first wanted, when it is old, and when
-// a call has failed, which a failover makes happen.
+// topology is which server of a Cluster keeps which slot. It is asked for in the background, once somebody has wanted it: then, when it is old,
+// and when a call has failed, which a failover makes happen.
 type topology struct {
-	matters atomic.Bool // it is a Cluster
+	sharded atomic.Bool // it is a Cluster
 	layout  atomic.Pointer[layout]
 	asked   atomic.Int64 // when, in ns of the process
 }
@@ -77,11 +77,15 @@ func (l *layout) server(slot uint16) string {
 
 var begin = time.Now()
 
-// doubt has the layout asked for again, unless it was just now.
+// doubt has the layout asked for again, if anybody wants it.
 func (t *topology) doubt(s *Store) {
-	if !t.matters.Load() {
-		return
+	if t.asked.Load() != 0 {
+		t.ask(s)
 	}
+}
+
+// ask asks for the layout, unless that was just now.
+func (t *topology) ask(s *Store) {
 	now, last := int64(time.Since(begin)), t.asked.Load()
 	if last != 0 && now-last < int64(layoutGap) || !t.asked.CompareAndSwap(last, now) {
 		return
