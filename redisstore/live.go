@@ -20,9 +20,9 @@ else
   redis.call('ZREM', KEYS[1], ARGV[1])
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now))
-local last = redis.call('ZREVRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 if last[2] then
-  redis.call('PEXPIREAT', KEYS[1], last[2])
+  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', tonumber(last[2]) - now))
 end
 return tostring(redis.call('ZCARD', KEYS[1]))`
 
