@@ -121,7 +121,7 @@ func TestCallersThatWaitGoTogether(t *testing.T) {
 	g := newGathering(t, dial(server.URL())(t))
 	calls := g.fly()
 	for i := range 60 {
-		calls = append(calls, g.ask(fmt.Sprint("key", i%3), 1+int64(i%2))) // 20 of each key: 30 units or fewer
+		calls = append(calls, g.ask(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
 	}
 	g.gathered(60)
 	g.client.pass(3)
