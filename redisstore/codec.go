@@ -114,7 +114,7 @@ func (c *call) encodeRows(s *Store, now int64, batch []*waiting) []int {
 		run, before := 0, -1
 		for j := i; j >= 0; j = c.links[j].next {
 			c.order = append(c.order, j)
-			if before >= 0 && sameCharges(batch[j].charges, batch[before].charges) {
+			if before >= 0 && sameCharges(batch[j].charges, batch[before].charges, now) {
 				c.increment(run)
 			} else {
 				c.increment(runs)
@@ -144,10 +144,11 @@ func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
 }
 
-// sameCharges tells whether batches under one key ask the same.
-func sameCharges(a, b []charge) bool {
+// sameCharges tells whether batches of one group ask the same.
+func sameCharges(a, b []charge, now int64) bool {
 	for i := range a {
-		if a[i].plan != b[i].plan || a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
+		samePlan := a[i].plan == b[i].plan || *a[i].plan.Params(present(now, a[i].plan)) == *b[i].plan.Params(present(now, b[i].plan))
+		if !samePlan || a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
 			return false
 		}
 	}
