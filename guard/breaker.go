@@ -213,7 +213,6 @@ func (c *circuit) changed(_ string, from, to gobreaker.State) {
 		c.closed = time.Now()
 		c.pause.Store(nil)
 	}
-	c.failures, c.last = 0, failure{}
 	if c.options.Changed != nil {
 		c.options.Changed(c.shard, states[from], states[to])
 	}
