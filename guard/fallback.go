@@ -149,7 +149,7 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 	}
 	var few [4]penstock.Charge
 	b := failed{charges: charges}
-	b.locals = f.sort(&b, few[:0])
+	b.locals = f.sort(charges, &b.ways, few[:0])
 	if len(b.locals) > 0 {
 		if b.has(Closed) {
 			b.onlyAsk()
@@ -207,13 +207,13 @@ func (b *failed) deniable() bool {
 	return false
 }
 
-// sort finds out how each charge fails, and appends those that are decided here, with the limits that hold here.
-func (f *fallback) sort(b *failed, locals []penstock.Charge) []penstock.Charge {
+// sort writes how each charge fails, and appends those that are decided here, with the limits that hold here.
+func (f *fallback) sort(charges []penstock.Charge, ways *[penstock.MaxCharges]Failure, locals []penstock.Charge) []penstock.Charge {
 	n := f.instances()
-	for i := range b.charges {
-		c := &b.charges[i]
+	for i := range charges {
+		c := &charges[i]
 		s := f.settings(c)
-		b.ways[i] = s.OnFailure
+		ways[i] = s.OnFailure
 		var limit penstock.Limit
 		ok := false
 		switch {
@@ -227,10 +227,10 @@ func (f *fallback) sort(b *failed, locals []penstock.Charge) []penstock.Charge {
 			limit, ok = f.ceilings.of(&s.Ceiling, 1)
 		}
 		if !ok {
-			b.ways[i] = Closed
+			ways[i] = Closed
 			continue
 		}
-		b.ways[i] = Local
+		ways[i] = Local
 		local := *c
 		local.Limit = limit
 		if plan, err := limit.Plan(); err == nil {
