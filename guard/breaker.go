@@ -48,7 +48,7 @@ type BreakerOptions struct {
 	Failures int
 
 	// Pause is how long the breaker is open at first, give or take 20 %. Each time that the store fails again before it has been well
-	// for as long as the last pause, the next pause is twice as long, up to MaxPause. Defaults: 250 ms and 8 s.
+	// for four times the last pause, the next pause is twice as long, up to MaxPause. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
 	// LastingPause is how long it is open after an error that only a human can mend. Default: 30 s.
@@ -224,7 +224,7 @@ func (c *circuit) nextPause(from gobreaker.State) *pause {
 		p.until = time.Now().Add(c.options.LastingPause)
 		return p
 	}
-	if from == gobreaker.StateHalfOpen || time.Since(c.closed) < c.length {
+	if from == gobreaker.StateHalfOpen || time.Since(c.closed) < 4*c.length {
 		c.length = min(max(2*c.length, c.options.Pause), c.options.MaxPause)
 	} else {
 		c.length = c.options.Pause

@@ -285,11 +285,11 @@ func TestPauseDoublesUpToItsMostAndStartsAnewOnceTheStoreIsWell(t *testing.T) {
 			t.Fatalf("a store that was well for a second gets a pause of %v; want the longest", got)
 		}
 		c.recovered()
-		time.Sleep(10 * time.Second)
+		time.Sleep(40 * time.Second)
 		c.opened()
 		least, most := about(250 * time.Millisecond)
 		if got := c.untilAsked(); got < least || got > most {
-			t.Fatalf("a store that was well for 10 s gets a pause of %v; want the shortest", got)
+			t.Fatalf("a store that was well for 40 s gets a pause of %v; want the shortest", got)
 		}
 		t.Logf("counted: %d pauses of a breaker", pauses+2)
 	})
@@ -434,7 +434,7 @@ func TestFlappingStoreIsAskedLessAndLess(t *testing.T) {
 			}
 		}
 		for minute, n := range reached {
-			if n > 5*8 { // a pause of 8 s, and each time that it closes, five failures
+			if n > 5*10+5*6 { // five failures each time that it closes: after pauses of 6.4 s at least, and six shorter ones at first
 				t.Fatalf("in minute %d %d calls met the store while it was down: %v", minute, n, reached)
 			}
 		}

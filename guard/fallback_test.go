@@ -156,7 +156,9 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return 10 }, Limits: settings(map[string]guard.Settings{
 		"hour": {OnFailure: guard.Open, Ceiling: penstock.PerHour(100)},
 	})})(penstock.StoreFunc(down))
-	for _, key := range []string{"a", "b"} {
+	for i, key := range []string{"a", "b", "b"} {
+		limit := limit.WithName("hour")
+		limit.Group = fmt.Sprint("group", i)
 		granted := 0
 		for range 300 {
 			if d := decide(t, store, one(limit, key)...); d.Source != penstock.FromFallback {
@@ -229,6 +231,18 @@ func TestCallerWhoseDeadlinePassesWithTheStoreIsAnswered(t *testing.T) {
 	})
 }
 
+func TestCallerThatGoesAwayWhileTheStoreFailsIsNotAnswered(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	store := guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(
+		func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+			cancel()
+			return penstock.Decision{}, errDown
+		}))
+	if d, err := store.Decide(ctx, one(penstock.PerHour(1), "k")); err != context.Canceled {
+		t.Fatalf("%v, %v; want the caller's own error", d, err)
+	}
+}
+
 var dividable = map[string]*algorithm.Algorithm{
 	"token": penstock.TokenBucket, "leaky": penstock.LeakyBucket, "fixed": penstock.FixedWindow, "anchored": penstock.AnchoredWindow,
 	"sliding": penstock.SlidingWindow, "log": penstock.SlidingLog, "sub": penstock.SubWindow(6), "slots": penstock.Concurrency,
@@ -247,7 +261,7 @@ func capacity(t *testing.T, store penstock.Store, limit penstock.Limit) int64 {
 }
 
 func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
-	const tries = 20_000
+	const tries = 5000
 	random := rand.New(rand.NewPCG(4, 0))
 	tried := 0
 	for range tries {
@@ -357,6 +371,31 @@ func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
 		})
 	}
 	t.Logf("counted: %d algorithms shadowed", len(dividable))
+}
+
+func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
+	c := newFaulty()
+	options := guard.FallbackOptions{Floor: 2}
+	a, b := guard.Fallback(options)(c), guard.Fallback(options)(c)
+	charge := penstock.Charge{Limit: penstock.PerDay(10).With(penstock.SlidingLog), Cost: 3}
+	decide(t, a, charge)
+	charge.Mode = penstock.Refund
+	decide(t, b, charge)
+	decide(t, a, charge) // b has given it back already
+	c.breaks(down)
+	charge.Mode = penstock.Peek
+	if d := decide(t, a, charge); d.Remaining() != 2 {
+		t.Fatalf("%d left of a share of 5; want 2", d.Remaining())
+	}
+}
+
+func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
+	limit := penstock.Limit{Name: "l", Count: 252_288_000_000, Period: 8 * 365 * 24 * time.Hour, Burst: 100}
+	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
+	d := decide(t, store, penstock.Charge{Limit: limit, Cost: 1, Patience: 24 * time.Hour}) // by the share, 125 ms is the longest
+	if !d.Allowed {
+		t.Fatal(d)
+	}
 }
 
 func TestHoldsOutliveAnOutage(t *testing.T) {
