@@ -1,5 +1,5 @@
 -- The twins and the prelude are parts of scripts: what a part uses without defining it is defined by another.
--- Whole scripts are checked too, by scripts/composed/luacheckrc.
+-- Whole scripts are checked too, by scripts/luacheckrc.
 std = "lua51"
 max_line_length = 140
 ignore = {

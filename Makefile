@@ -57,9 +57,9 @@ lint:
 	@scripts/need luacheck lua-check
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
 	for dir in $(modules); do (cd $$dir && go vet ./... && go run $(STATICCHECK) ./...); done
-	@rm -rf bin/lua && go run ./scripts/composed bin/lua
+	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore -lua $(CURDIR)/bin/lua >/dev/null
 	luacheck -q --no-color algorithm examples redisstore/prelude.lua
-	luacheck -q --no-color --config scripts/composed/luacheckrc bin/lua
+	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 
 format:
 	gofmt -w .

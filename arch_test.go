@@ -34,7 +34,6 @@ var mayImport = []struct {
 	{"httplimit", []string{".", "algorithm", "policy", "github.com/dunglas/httpsfv"}},
 	{"internal/redistest", nil},
 	{"scripts/summary", nil},
-	{"scripts/composed", []string{".", "redisstore"}},
 }
 
 // mayTest are the packages that exist for tests, and so may import package testing.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"slices"
@@ -70,5 +69,3 @@ func gatherSection(r *report) error {
 	}
 	return nil
 }
-
-var _ = context.Background

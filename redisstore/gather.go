@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -139,6 +140,7 @@ func (g *gatherer) fly(batch []*waiting) {
 		for _, w := range batch {
 			w.done <- struct{}{}
 		}
+		runtime.Gosched() // those who have their answers ask again, and go along
 		batch = g.next(batch[:0])
 		c.forget()
 	}
@@ -187,39 +189,42 @@ func (s *Store) decideRows(ctx context.Context, c *call, batch []*waiting, scrip
 		if w.err = err; err != nil {
 			continue
 		}
-		n := rowSize(reply[0], len(w.charges))
-		if reply[0] == rowPoisoned {
+		kind := getNumber(reply)
+		n := rowSize(kind, len(w.charges))
+		if kind == rowPoisoned {
 			w.err = ReplyError("POISONED the state is malformed")
 		} else {
-			w.decision = decode(reply[1:n], w.charges)
+			w.decision = decode(reply[numberSize:n], w.charges)
 		}
 		reply = reply[n:]
 	}
 }
 
-// The first byte of what rows.lua replies to a batch.
+// What rows.lua replies to a batch begins with a number.
 const (
 	rowPlain    = 0 // plainSize bytes follow per charge
 	rowFull     = 1 // statusSize bytes
 	rowPoisoned = 2 // none
+
+	numberSize = 8
 )
 
-func rowSize(first byte, charges int) int {
-	switch first {
+func rowSize(kind int64, charges int) int {
+	switch kind {
 	case rowPlain:
-		return 1 + plainSize*charges
+		return numberSize + plainSize*charges
 	case rowFull:
-		return 1 + statusSize*charges
+		return numberSize + statusSize*charges
 	}
-	return 1
+	return numberSize
 }
 
 func rowsFit(reply string, batch []*waiting, order []int) bool {
 	for _, i := range order {
-		if reply == "" {
+		if len(reply) < numberSize {
 			return false
 		}
-		n := rowSize(reply[0], len(batch[i].charges))
+		n := rowSize(getNumber(reply), len(batch[i].charges))
 		if n > len(reply) {
 			return false
 		}
@@ -230,15 +235,20 @@ func rowsFit(reply string, batch []*waiting, order []int) bool {
 
 // gatherer is where the call's charges may have to wait: one for a single server, one for each slot of a Cluster; nil if there is none.
 func (s *Store) gatherer(ctx context.Context, c *call) (*gatherer, error) {
-	if s.apart {
-		return nil, nil
-	}
 	sharded, err := s.client.Sharded(ctx)
-	if err != nil || !sharded {
-		return &s.whole, err
+	if err != nil {
+		return nil, err
 	}
-	c.buf = s.appendKey(c.buf[:0], c.charges[0].Key, c.charges[0].plan)
-	return s.parts.of(s, slotOf(c.buf)), nil
+	if sharded {
+		s.where.sharded.Store(true)
+	}
+	switch {
+	case s.apart:
+		return nil, nil
+	case !sharded:
+		return &s.whole, nil
+	}
+	return s.parts.of(s, s.slotOfKey(c.charges[0].Key)), nil
 }
 
 // gatherers are those of a Cluster's slots, made as they are needed.

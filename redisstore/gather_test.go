@@ -121,7 +121,7 @@ func TestCallersThatWaitGoTogether(t *testing.T) {
 	g := newGathering(t, dial(server.URL())(t))
 	calls := g.fly()
 	for i := range 60 {
-		calls = append(calls, g.ask(fmt.Sprint("key", i%3), 1+int64(i%2))) // 20 of each key: 30 units or fewer
+		calls = append(calls, g.ask(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
 	}
 	g.gathered(60)
 	g.client.pass(3)
@@ -358,7 +358,7 @@ func TestBatchesOfAllKindsGather(t *testing.T) {
 // On a Cluster those of one slot go together, and those of other slots do not wait for them.
 func TestOnAClusterOneSlotGathers(t *testing.T) {
 	cluster := redistest.StartCluster(t)
-	g := newGathering(t, dial("redis+cluster://" + strings.Join(cluster.Addrs(), ","))(t))
+	g := newGathering(t, dial("redis+cluster://"+strings.Join(cluster.Addrs(), ","))(t))
 	var calls []*asked
 	for range 2 {
 		calls = append(calls, g.ask("hot", 1))

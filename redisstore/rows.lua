@@ -10,7 +10,7 @@ else
   virtual = VIRTUALTTL
 end
 
-local replies = {}
+local replies, filled = {}, 0 -- numbers: what kind of reply it is, and its parts
 for index = 1, #KEYS do
   local key, poisoned = KEYS[index], false
   local runs, @list{tag$}
@@ -31,31 +31,40 @@ for index = 1, #KEYS do
 @endeach
     for _ = 1, batches do
       if poisoned then
-        replies[#replies + 1] = '\2'
+        filled = filled + 1
+        replies[filled] = 2
       else
 @decide
 
 @each
-      if keep$ == 0 then
-        left$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
-      elseif keep$ > 0 then
-        left$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
-      end
+        if keep$ == 0 then
+          left$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
+        elseif keep$ > 0 then
+          left$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
+        end
 @endeach
-      if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
-        replies[#replies + 1] = spack('<B@text{dd}', 0, @list{remaining$, reset$})
-      else
-        replies[#replies + 1] = spack('<B@text{ddddd}', 1, @list{granted$, remaining$, retry$, reset$, wait$})
-      end
+        if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
+          replies[filled + 1] = 0
+          filled = filled + 1
+@each
+          replies[filled + 1], replies[filled + 2] = remaining$, reset$
+          filled = filled + 2
+@endeach
+        else
+          replies[filled + 1] = 1
+          filled = filled + 1
+@each
+          replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5] = granted$, remaining$, retry$, reset$, wait$
+          filled = filled + 5
+@endeach
+        end
       end
     end
   end
 
-  if not poisoned then
 @each
-    local keep$, t$1, t$2, t$3, t$4, t$5, t$6 = left$, s$1, s$2, s$3, s$4, s$5, s$6
+  local keep$, t$1, t$2, t$3, t$4, t$5, t$6 = left$, s$1, s$2, s$3, s$4, s$5, s$6
 @endeach
 @save
-  end
 end
-return table.concat(replies)
+return spack('<' .. string.rep('d', filled), unpack(replies, 1, filled))
