@@ -49,7 +49,7 @@ func TestGuardedRedisObeysTheLaw(t *testing.T) {
 	t.Cleanup(func() { redis.Close() })
 	storetest.Run(t, func(*testing.T) penstock.Store {
 		return penstock.Wrap(redis, guard.Fallback(guard.FallbackOptions{}), guard.Breaker(guard.BreakerOptions{}),
-			guard.Timeout(guard.TimeoutOptions{After: time.Second}))
+			guard.Timeout(guard.TimeoutOptions{After: time.Minute}))
 	})
 }
 

@@ -66,6 +66,19 @@ func TestCallerThatGoesAwayIsNoTimeout(t *testing.T) {
 	})
 }
 
+func TestErrorOfTheStoreItselfIsPassedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(
+			func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+				<-ctx.Done()
+				return penstock.Decision{}, errDown
+			})).Decide(t.Context(), one(penstock.PerSecond(1), "k"))
+		if err != errDown {
+			t.Fatalf("%v; want %v", err, errDown)
+		}
+	})
+}
+
 func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 8
