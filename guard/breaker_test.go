@@ -383,40 +383,44 @@ func TestLastingErrorOpensAtOnceAndForLong(t *testing.T) {
 }
 
 func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
-	c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
-	c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		if charges[0].Key[0] == 'b' {
-			return penstock.Decision{}, errDown
-		}
-		return c.store.Decide(ctx, charges)
-	})
-	limit := ready(t, penstock.PerSecond(1))
-	open := map[byte]int{}
-	for i := range 3000 {
-		key := fmt.Sprintf("%c%d", 'a'+i%3, i)
-		if _, err := c.Decide(t.Context(), one(limit, key)); errors.Is(err, guard.ErrOpen) {
-			open[key[0]]++
-			if !strings.Contains(err.Error(), `"b"`) {
-				t.Fatalf("%q does not name the shard", err)
+	synctest.Test(t, func(t *testing.T) { // so that no pause ends
+		c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
+		c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Key[0] == 'b' {
+				return penstock.Decision{}, errDown
+			}
+			return c.store.Decide(ctx, charges)
+		})
+		limit := ready(t, penstock.PerSecond(1))
+		open := map[byte]int{}
+		for i := range 3000 {
+			key := fmt.Sprintf("%c%d", 'a'+i%3, i)
+			if _, err := c.Decide(t.Context(), one(limit, key)); errors.Is(err, guard.ErrOpen) {
+				open[key[0]]++
+				if !strings.Contains(err.Error(), `"b"`) {
+					t.Fatalf("%q does not name the shard", err)
+				}
 			}
 		}
-	}
-	if open['a'] != 0 || open['b'] < 990 || open['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
-		t.Fatalf("a %d, b %d, c %d open, changes %v; want that b alone is open", open['a'], open['b'], open['c'], c.changes)
-	}
-	t.Log("counted: 3000 decisions on three shards, one of them dead")
+		if open['a'] != 0 || open['b'] < 990 || open['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
+			t.Fatalf("a %d, b %d, c %d open, changes %v; want that b alone is open", open['a'], open['b'], open['c'], c.changes)
+		}
+		t.Log("counted: 3000 decisions on three shards, one of them dead")
+	})
 }
 
 func TestNamesOfShardsAreBounded(t *testing.T) {
-	c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key }})
-	limit := ready(t, penstock.PerSecond(1))
-	c.breaks(fails(errDown))
-	for i := range 3000 {
-		c.Decide(t.Context(), one(limit, fmt.Sprint(i)))
-	}
-	if !slices.Equal(c.changes, []string{"closed-open"}) {
-		t.Fatalf("%v; want that the names beyond the bound share one breaker", c.changes)
-	}
+	synctest.Test(t, func(t *testing.T) { // so that no pause ends
+		c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key }})
+		limit := ready(t, penstock.PerSecond(1))
+		c.breaks(fails(errDown))
+		for i := range 3000 {
+			c.Decide(t.Context(), one(limit, fmt.Sprint(i)))
+		}
+		if !slices.Equal(c.changes, []string{"closed-open"}) {
+			t.Fatalf("%v; want that the names beyond the bound share one breaker", c.changes)
+		}
+	})
 }
 
 func TestFlappingStoreIsAskedLessAndLess(t *testing.T) {
