@@ -49,6 +49,7 @@ var mayRequire = []string{
 	"github.com/MicahParks/jwkset", // policy: by which keys
 	"github.com/fsnotify/fsnotify", // policy: when the file changes
 	"github.com/dunglas/httpsfv",   // httplimit: what servers say of their limits
+	"github.com/sony/gobreaker/v2", // guard: when to stop asking a store that fails
 	"github.com/anishathalye/porcupine",
 	"pgregory.net/rapid",
 }

@@ -1,30 +1,81 @@
-// Package guard wraps stores: each guard is a Store around a Store, and gives an answer, or a better one, where the store alone would not.
 package guard
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
 )
 
-// Timeout gives a decision this long, waiting for connections included. Later than that the error wraps penstock.ErrUnavailable; the
-// charges may have been made. A d of 0 or less sets no bound.
-func Timeout(d time.Duration) penstock.Decorator {
+// ErrShed says that too many decisions were under way for one more to be asked for. Nothing was charged. It comes with
+// penstock.ErrUnavailable.
+var ErrShed = errors.New("too many decisions are under way")
+
+// TimeoutOptions configure Timeout. The zero value is useful.
+type TimeoutOptions struct {
+	// After is how long a decision may take, waiting for connections included. Default: 25 ms. Below 0: any time.
+	After time.Duration
+
+	// InFlight is how many decisions may be under way at once. Default: 4096, which is 160,000 a second of the default After each.
+	InFlight int
+}
+
+// Timeout bounds how long a decision takes and how many are under way: a store that hangs can hold InFlight callers for After, and no
+// more. It needs a store that ends with its context, as those of redisstore do.
+//
+// What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have been made. What exceeds InFlight is not
+// asked for at all: its error wraps ErrShed too.
+func Timeout(o TimeoutOptions) penstock.Decorator {
+	if o.After == 0 {
+		o.After = 25 * time.Millisecond
+	}
+	if o.InFlight <= 0 {
+		o.InFlight = 4096
+	}
 	return func(next penstock.Store) penstock.Store {
-		if d <= 0 {
-			return next
-		}
-		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			bounded, cancel := context.WithTimeout(ctx, d)
-			defer cancel()
-			decision, err := next.Decide(bounded, charges)
-			if err != nil && bounded.Err() != nil && ctx.Err() == nil && !errors.Is(err, penstock.ErrUnavailable) {
-				err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, d, err)
-			}
-			return decision, err
-		})
+		return &timeout{next: next, after: o.After, most: int64(o.InFlight), shed: &shedError{o.InFlight}}
 	}
 }
+
+type timeout struct {
+	next     penstock.Store
+	after    time.Duration
+	most     int64
+	shed     error
+	underWay atomic.Int64
+}
+
+func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	defer t.underWay.Add(-1)
+	if t.underWay.Add(1) > t.most {
+		if err := ctx.Err(); err != nil {
+			return penstock.Decision{}, err
+		}
+		return penstock.Decision{}, t.shed
+	}
+	if t.after < 0 {
+		return t.next.Decide(ctx, charges)
+	}
+	bounded, cancel := context.WithTimeout(ctx, t.after)
+	defer cancel()
+	d, err := t.next.Decide(bounded, charges)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil && !errors.Is(err, penstock.ErrUnavailable) {
+		err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, t.after, err)
+	}
+	return d, err
+}
+
+// A shedError tells nothing of the store, so no breaker counts it.
+type shedError struct{ most int }
+
+func (e *shedError) Error() string {
+	return fmt.Sprintf("%v: %v: %d; raise TimeoutOptions.InFlight, or find out why the store is slow", penstock.ErrUnavailable, ErrShed, e.most)
+}
+
+func (e *shedError) Unwrap() []error { return []error{penstock.ErrUnavailable, ErrShed} }
+
+// Counts tells that the error is not the store's.
+func (e *shedError) Counts() bool { return false }

@@ -23,7 +23,7 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 		}
 		store := d.Store
 		if s.Store != "" {
-			store = guard.Timeout(s.StoreTimeout)(store)
+			store = guard.Timeout(guard.TimeoutOptions{After: s.StoreTimeout})(store)
 		}
 		gate, err := httplimit.New(httplimit.Options{Store: store, Rules: g.rules, Observe: d.Observe})
 		if err != nil {

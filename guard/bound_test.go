@@ -1,0 +1,312 @@
+package guard_test
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+var seedOfBound = flag.Int64("bound.seed", -1, "only this seed of the tests of Fallback's bound")
+
+// A fleet is instances that share a store.
+type fleet struct {
+	*faulty
+	instances []penstock.Store
+	charge    penstock.Charge
+	admitted  []admitted
+	balanced  int // the instance that admits next, if the load is balanced
+	asks      int64
+}
+
+type admitted struct {
+	at    time.Time
+	units int64
+}
+
+// newFleet is n instances that believe they are known.
+func newFleet(n, known int, limit penstock.Limit) *fleet {
+	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Limit: limit, Cost: 1}}
+	for range n {
+		f.instances = append(f.instances, guard.Fallback(guard.FallbackOptions{Instances: func() int { return known }})(f.faulty))
+	}
+	return f
+}
+
+// ask has one instance decide on a cost.
+func (f *fleet) ask(t *testing.T, instance int, cost int64) bool {
+	c := f.charge
+	c.Cost = cost
+	f.asks++
+	d, err := f.instances[instance].Decide(t.Context(), []penstock.Charge{c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Allowed {
+		f.admitted = append(f.admitted, admitted{time.Now(), cost})
+	}
+	return d.Allowed
+}
+
+// next asks the instance whose turn it is: each admits as much as the others.
+func (f *fleet) next(t *testing.T) {
+	if f.ask(t, f.balanced, 1) {
+		f.balanced = (f.balanced + 1) % len(f.instances)
+	}
+}
+
+// atOnceFrom is the most units beyond a rate that were admitted in any interval since start: a bucket that leaks at the rate.
+func (f *fleet) atOnceFrom(start time.Time, perSecond float64) (most float64) {
+	level, last := 0.0, start
+	for _, a := range f.admitted {
+		if a.at.Before(start) {
+			continue
+		}
+		level = max(0, level-perSecond*a.at.Sub(last).Seconds()) + float64(a.units)
+		most, last = max(most, level), a.at
+	}
+	return most
+}
+
+// inWindow is the most units that were admitted in any window: of this length and aligned to it, or beginning anywhere.
+func (f *fleet) inWindow(length time.Duration, aligned bool) (most int64) {
+	sum, first := int64(0), 0
+	for _, a := range f.admitted {
+		for ; first < len(f.admitted); first++ {
+			b := f.admitted[first]
+			if aligned && b.at.Truncate(length).Equal(a.at.Truncate(length)) || !aligned && a.at.Sub(b.at) < length {
+				break
+			}
+			sum -= b.units
+		}
+		sum += a.units
+		most = max(most, sum)
+	}
+	return most
+}
+
+// A load is a random arrival of requests.
+type load struct {
+	*rand.Rand
+	gap time.Duration // between two arrivals on average
+}
+
+func (l load) during(d time.Duration, arrive func()) {
+	for end := time.Now().Add(d); ; {
+		time.Sleep(time.Duration(l.ExpFloat64() * float64(l.gap)))
+		if time.Now().After(end) {
+			return
+		}
+		for range 1 + l.IntN(3)*l.IntN(4) { // some come together
+			arrive()
+		}
+	}
+}
+
+// seeded runs a simulation for each seed, and prints what replays one that fails.
+func seeded(t *testing.T, seeds int, name string, simulate func(t *testing.T, random *rand.Rand)) {
+	tried := 0
+	for seed := range uint64(seeds) {
+		if *seedOfBound >= 0 && seed != uint64(*seedOfBound) {
+			continue
+		}
+		tried++
+		synctest.Test(t, func(t *testing.T) {
+			defer func() {
+				if t.Failed() {
+					t.Logf("replay: go test ./guard -run %s -bound.seed=%d", name, seed)
+				}
+			}()
+			random := rand.New(rand.NewPCG(seed, 1))
+			time.Sleep(time.Duration(random.Int64N(int64(time.Hour)))) // at any phase of a window
+			simulate(t, random)
+		})
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("counted: %d seeds of %s", tried, name)
+}
+
+func bucket(random *rand.Rand) (limit penstock.Limit, burst, perSecond float64) {
+	limit = penstock.Limit{Name: "l", Count: 1 + random.Int64N(100), Period: time.Duration(1+random.IntN(3)) * time.Second}
+	limit.Burst = 1 + random.Int64N(2*limit.Count)
+	return limit, float64(limit.Burst), float64(limit.Count) / limit.Period.Seconds()
+}
+
+func (f *fleet) load(random *rand.Rand, perSecond float64) load {
+	return load{random, time.Duration(float64(2*time.Second) / perSecond / (0.3 + 3*random.Float64()))}
+}
+
+// In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w) and n units of rounding, whatever the load.
+func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
+	tightest := 0.0
+	seeded(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
+		limit, burst, perSecond := bucket(random)
+		n := 1 + random.IntN(12)
+		known := max(1, n+random.IntN(5)-2)
+		f := newFleet(n, known, ready(t, limit))
+		load := f.load(random, perSecond*float64(n)/float64(known))
+		costs := 1 + random.Int64N(3)
+		anyone := func() { f.ask(t, random.IntN(n), 1+random.Int64N(costs)) }
+		load.during(2*time.Second, anyone)
+		f.breaks(down)
+		start := time.Now()
+		load.during(time.Duration(1+random.IntN(20))*time.Second, anyone)
+		factor := float64(n) / float64(known)
+		got, bound := f.atOnceFrom(start, factor*perSecond), factor*burst+float64(n)
+		if got > bound+1e-6 {
+			t.Errorf("%d instances that believe they are %d, limit %v: %.3f units at once; the bound is %.3f", n, known, limit, got, bound)
+		}
+		tightest = max(tightest, got/bound)
+		if asked := f.asked.Load(); asked != f.asks {
+			t.Errorf("the store was asked %d times for %d decisions", asked, f.asks)
+		}
+	})
+	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
+	if *seedOfBound < 0 && tightest < 0.9 {
+		t.Errorf("no seed came near the bound")
+	}
+}
+
+// Under balanced load, the beginning of an outage mints nothing: any interval that contains it has B + r·w and n units of rounding, as if
+// there had been no outage. Its end may mint one B.
+func TestSwitchMintsNothingUnderBalancedLoad(t *testing.T) {
+	tightest := 0.0
+	seeded(t, 300, "TestSwitchMintsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
+		limit, burst, perSecond := bucket(random)
+		n := 1 + random.IntN(12)
+		f := newFleet(n, n, ready(t, limit))
+		load := f.load(random, perSecond)
+		start := time.Now()
+		next := func() { f.next(t) }
+		load.during(time.Duration(random.Int64N(int64(5*time.Second))), next)
+		f.breaks(down)
+		load.during(time.Duration(random.Int64N(int64(5*time.Second))), next)
+		got, bound := f.atOnceFrom(start, perSecond), burst+float64(n)
+		if got > bound+1e-6 {
+			t.Errorf("%d instances, limit %v: %.3f units at once over the beginning; the bound is %.3f", n, limit, got, bound)
+		}
+		tightest = max(tightest, got/bound)
+		f.breaks(nil)
+		asked := f.asked.Load()
+		before := f.asks
+		load.during(5*time.Second, next)
+		if got, bound := f.atOnceFrom(start, perSecond), 2*burst+float64(n); got > bound+1e-6 {
+			t.Errorf("%d instances, limit %v: %.3f units at once over the end; the bound is %.3f", n, limit, got, bound)
+		}
+		if f.asked.Load()-asked != f.asks-before {
+			t.Errorf("after the outage the store was asked %d times for %d decisions", f.asked.Load()-asked, f.asks-before)
+		}
+	})
+	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
+	if *seedOfBound < 0 && tightest < 0.9 {
+		t.Errorf("no seed came near the bound")
+	}
+}
+
+// If one instance had all of the load, the others' shares come on top: (n-1)/n of the burst.
+func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
+	tightest := 0.0
+	seeded(t, 200, "TestSwitchUnderFullSkewMintsTheOthersShares", func(t *testing.T, random *rand.Rand) {
+		limit, burst, perSecond := bucket(random)
+		n := 2 + random.IntN(8)
+		f := newFleet(n, n, ready(t, limit))
+		start := time.Now()
+		for f.ask(t, 0, 1) {
+		}
+		f.breaks(down)
+		if f.ask(t, 0, 1) {
+			t.Errorf("the instance that has admitted all admits more")
+		}
+		f.load(random, perSecond).during(3*time.Second, func() { f.ask(t, random.IntN(n), 1) })
+		got, bound := f.atOnceFrom(start, perSecond), burst+burst*float64(n-1)/float64(n)+float64(n)
+		if got > bound+1e-6 {
+			t.Errorf("%d instances, limit %v: %.3f units at once; the bound is %.3f", n, limit, got, bound)
+		}
+		tightest = max(tightest, got/bound)
+	})
+	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
+}
+
+// The windows obey the same: what n instances admit in one window exceeds the limit by less than a unit each.
+func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
+	seeded(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
+		kinds := []string{"fixed", "log", "sub", "slots"}
+		kind := kinds[random.IntN(len(kinds))]
+		limit := penstock.Limit{Name: "l", Algorithm: dividable[kind], Count: 1 + random.Int64N(60), Period: time.Duration(1+random.IntN(3)) * time.Second}
+		n := 1 + random.IntN(12)
+		f := newFleet(n, n, ready(t, limit))
+		load := f.load(random, float64(limit.Count)/limit.Period.Seconds())
+		next := func() {
+			f.charge.Holder = fmt.Sprint(f.asks) // each a holder of its own, that dies at once
+			f.next(t)
+		}
+		load.during(time.Duration(random.Int64N(int64(6*time.Second))), next)
+		f.breaks(down)
+		load.during(6*time.Second, next)
+		if got, most := f.inWindow(limit.Period, kind == "fixed"), limit.Count+int64(n); got > most {
+			t.Errorf("%d instances, limit %v: %d in one window; the bound is %d", n, limit, got, most)
+		}
+	})
+}
+
+// One instance that is alone answers in the outage as the store would have.
+func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
+	names := []string{}
+	for name := range dividable {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	seeded(t, 300, "TestOneInstanceAnswersAsTheStoreWould", func(t *testing.T, random *rand.Rand) {
+		f, reference := newFaulty(), memstore.New(memstore.Options{})
+		store := guard.Fallback(guard.FallbackOptions{})(f)
+		var limits []penstock.Limit
+		for range 3 {
+			name := names[random.IntN(len(names))]
+			limits = append(limits, ready(t, penstock.Limit{Name: fmt.Sprintf("l%d", len(limits)), Group: "g", Algorithm: dividable[name],
+				Count: 1 + random.Int64N(20), Burst: 1 + random.Int64N(20), Period: time.Second}))
+		}
+		for step := range 200 {
+			if step == 100 {
+				f.breaks(down)
+			}
+			time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))).Truncate(time.Microsecond))
+			var batch []penstock.Charge
+			for _, i := range random.Perm(3)[:1+random.IntN(3)] {
+				c := penstock.Charge{Key: "k", Limit: limits[i], Cost: random.Int64N(6), Holder: fmt.Sprint(random.IntN(4))}
+				rare := random.IntN(4) > 0
+				switch c.Mode = penstock.Mode(random.IntN(6)); {
+				case c.Mode == penstock.Reset && rare,
+					c.Mode == penstock.Draw && limits[i].Algorithm.Holds,      // one that renews is not remembered
+					c.Mode == penstock.Refund && limits[i].Algorithm.Bookable: // the memory keeps the fraction of a unit that is forgiven
+					c.Mode = penstock.Spend
+				}
+				if c.Mode == penstock.Spend {
+					c.Patience = time.Duration(random.IntN(2)*random.IntN(500)) * time.Millisecond
+				}
+				batch = append(batch, c)
+			}
+			got, err1 := store.Decide(t.Context(), batch)
+			want, err2 := reference.Decide(context.Background(), batch)
+			if err := cmp.Or(err1, err2); err != nil {
+				t.Fatal(err)
+			}
+			for i := range batch {
+				if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
+					t.Fatalf("step %d: %v of charge %d, cost %d of %v: allowed %v, %+v; the store would say %v, %+v", step, batch[i].Mode, i,
+						batch[i].Cost, batch[i].Limit, got.Allowed, got.Status(i), want.Allowed, want.Status(i))
+				}
+			}
+		}
+	})
+}

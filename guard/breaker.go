@@ -1,0 +1,324 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/penstock/penstock"
+)
+
+// ErrOpen says that a breaker did not ask the store, since it has failed lately. Nothing was charged. It comes with
+// penstock.ErrUnavailable.
+var ErrOpen = errors.New("the breaker is open")
+
+// A State is what a breaker lets pass.
+type State uint8
+
+// The states of a breaker.
+const (
+	StateClosed   State = iota // everything passes
+	StateOpen                  // nothing passes
+	StateHalfOpen              // a few calls pass, to see how the store is
+)
+
+var stateNames = [...]string{"closed", "open", "half_open"}
+
+func (s State) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return fmt.Sprintf("state(%d)", uint8(s))
+}
+
+// BreakerOptions configure Breaker. The zero value is useful.
+type BreakerOptions struct {
+	// Shard names the part of the store that decides a batch: each part has a breaker of its own, up to 1024 of them; further names
+	// share one. Default: the store has one part, whose name is "".
+	Shard func([]penstock.Charge) string
+
+	// Failures is how many failures in a row open the breaker. Default: 5.
+	Failures int
+
+	// Pause is how long the breaker is open at first, give or take 20 %. Each time that the store fails again before it has been well
+	// for four times the last pause, the next pause is twice as long, up to MaxPause. Defaults: 250 ms and 8 s.
+	Pause, MaxPause time.Duration
+
+	// LastingPause is how long it is open after an error that only a human can mend. Default: 30 s.
+	LastingPause time.Duration
+
+	// Changed is told of every change, one at a time for each shard. The breaker waits for it: it must be quick, and not ask the
+	// Store. Default: nobody is told.
+	Changed func(shard string, from, to State)
+}
+
+// Breaker asks a store that fails no longer, and finds out with few calls when it is well again. While the breaker is open, an error that
+// wraps ErrOpen comes at once.
+//
+// It opens after Failures failures in a row, when half of at least 20 calls of the last 250 ms have failed, and at once on an error that is
+// Lasting. After its pause one call in 50 ms passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close
+// it, one failure opens it again.
+//
+// A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is learnt from what the store may not have
+// seen: the caller's own cancellation, penstock.ErrInvalid, and errors whose Counts() is false.
+func Breaker(o BreakerOptions) penstock.Decorator {
+	if o.Failures <= 0 {
+		o.Failures = 5
+	}
+	if o.Pause <= 0 {
+		o.Pause = 250 * time.Millisecond
+	}
+	if o.MaxPause <= 0 {
+		o.MaxPause = 8 * time.Second
+	}
+	o.MaxPause = max(o.MaxPause, o.Pause)
+	if o.LastingPause <= 0 {
+		o.LastingPause = 30 * time.Second
+	}
+	return func(next penstock.Store) penstock.Store {
+		b := &breaker{options: o, next: next, rest: newCircuit("", next, &o)}
+		b.circuits.Store(&map[string]*circuit{"": b.rest})
+		return b
+	}
+}
+
+const (
+	maxCircuits = 1024
+
+	rateWindow  = 250 * time.Millisecond // in which half of at least rateCalls must fail
+	rateBuckets = 5
+	rateCalls   = 20
+
+	probeEvery = 50 * time.Millisecond
+	probes     = 1 + 2 + 4 + 8 // successes that close a breaker
+)
+
+type breaker struct {
+	options BreakerOptions
+	next    penstock.Store
+	rest    *circuit // of the store that has one part, and of names beyond maxCircuits
+
+	circuits atomic.Pointer[map[string]*circuit] // never changed, only replaced
+	mu       sync.Mutex                          // for replacing it
+}
+
+func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if b.options.Shard == nil {
+		return b.rest.decide(ctx, charges)
+	}
+	return b.circuit(b.options.Shard(charges)).decide(ctx, charges)
+}
+
+func (b *breaker) circuit(shard string) *circuit {
+	if c := (*b.circuits.Load())[shard]; c != nil {
+		return c
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	known := *b.circuits.Load()
+	if c := known[shard]; c != nil {
+		return c
+	}
+	if len(known) >= maxCircuits {
+		return b.rest
+	}
+	known = maps.Clone(known)
+	known[shard] = newCircuit(shard, b.next, &b.options)
+	b.circuits.Store(&known)
+	return known[shard]
+}
+
+// A circuit is the breaker of one shard. The library's machine knows when to open and when to close; how long to pause and whom to let
+// pass then is decided here, before the machine is asked.
+type circuit struct {
+	shard   string
+	next    penstock.Store
+	options *BreakerOptions
+	machine *gobreaker.CircuitBreaker[struct{}]
+	pause   atomic.Pointer[pause] // nil while closed
+
+	// Under the machine's lock, which it holds when it calls succeeded, trips and changed.
+	failures int
+	last     failure
+	length   time.Duration // of the last pause, before its jitter
+	closed   time.Time
+}
+
+func newCircuit(shard string, next penstock.Store, o *BreakerOptions) *circuit {
+	c := &circuit{shard: shard, next: next, options: o}
+	c.machine = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
+		Interval:      rateWindow,
+		BucketPeriod:  rateWindow / rateBuckets,
+		Timeout:       o.Pause / 2, // less than any pause: the pauses here are what counts
+		MaxRequests:   probes,
+		IsExcluded:    func(err error) bool { return err == errNothingLearnt },
+		IsSuccessful:  c.succeeded,
+		ReadyToTrip:   c.trips,
+		OnStateChange: c.changed,
+	})
+	return c
+}
+
+func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
+	if p := c.pause.Load(); p != nil && !p.lets() {
+		return d, p.refuse(ctx)
+	}
+	asked := false
+	c.machine.Execute(func() (none struct{}, verdict error) {
+		asked = true
+		d, err = c.next.Decide(ctx, charges)
+		return none, judge(ctx, err)
+	})
+	if !asked { // the state has changed meanwhile
+		return d, c.pause.Load().refuse(ctx)
+	}
+	return d, err
+}
+
+// succeeded is told what judge said of a call that tells of the store's health.
+func (c *circuit) succeeded(verdict error) bool {
+	if verdict == nil {
+		c.failures = 0
+		if p := c.pause.Load(); p != nil {
+			p.succeeded.Add(1)
+		}
+		return true
+	}
+	c.failures++
+	c.last = failure{cause: verdict} // as of a store that panics
+	if f, ok := verdict.(*failure); ok {
+		c.last = *f
+	}
+	return false
+}
+
+// trips counts failures in a row itself, since the machine forgets those of slow calls and those before its window.
+func (c *circuit) trips(n gobreaker.Counts) bool {
+	calls := n.TotalSuccesses + n.TotalFailures
+	return c.last.lasting || c.failures >= c.options.Failures || calls >= rateCalls && 2*n.TotalFailures >= calls
+}
+
+func (c *circuit) changed(_ string, from, to gobreaker.State) {
+	switch to {
+	case gobreaker.StateOpen:
+		c.pause.Store(c.nextPause(from))
+	case gobreaker.StateClosed:
+		c.closed = time.Now()
+		c.pause.Store(nil)
+	}
+	if c.options.Changed != nil {
+		c.options.Changed(c.shard, states[from], states[to])
+	}
+}
+
+func (c *circuit) nextPause(from gobreaker.State) *pause {
+	p := &pause{err: &openError{c.shard, c.last.cause}, slot: -1}
+	if c.last.lasting {
+		p.until = time.Now().Add(c.options.LastingPause)
+		return p
+	}
+	if from == gobreaker.StateHalfOpen || time.Since(c.closed) < 4*c.length {
+		c.length = min(max(2*c.length, c.options.Pause), c.options.MaxPause)
+	} else {
+		c.length = c.options.Pause
+	}
+	p.until = time.Now().Add(time.Duration(float64(c.length) * (0.8 + 0.4*rand.Float64())))
+	return p
+}
+
+var states = map[gobreaker.State]State{
+	gobreaker.StateClosed: StateClosed, gobreaker.StateOpen: StateOpen, gobreaker.StateHalfOpen: StateHalfOpen,
+}
+
+// A pause is a time without calls, and what follows: a few, until the breaker is closed or opens anew.
+type pause struct {
+	until     time.Time
+	err       error
+	succeeded atomic.Int64
+
+	mu   sync.Mutex
+	slot int64 // of probeEvery since until
+	left int64 // calls that may still pass in the slot
+}
+
+// lets tells whether a call may pass.
+func (p *pause) lets() bool {
+	over := time.Since(p.until)
+	if over < 0 {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if slot := int64(over / probeEvery); slot != p.slot {
+		p.slot, p.left = slot, p.succeeded.Load()+1
+	}
+	if p.left == 0 {
+		return false
+	}
+	p.left--
+	return true
+}
+
+// refuse is the error of a call that does not pass. It may be called on nil: the breaker has been closed meanwhile.
+func (p *pause) refuse(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if p == nil {
+		return &openError{cause: ErrOpen}
+	}
+	return p.err
+}
+
+// An openError quotes why the breaker opened, but does not wrap it: nothing was sent this time.
+type openError struct {
+	shard string
+	cause error
+}
+
+func (e *openError) Error() string {
+	shard := ""
+	if e.shard != "" {
+		shard = fmt.Sprintf(" for %q", e.shard)
+	}
+	return fmt.Sprintf("%v: %v%s, the last failure was: %v", penstock.ErrUnavailable, ErrOpen, shard, e.cause)
+}
+
+func (e *openError) Unwrap() []error { return []error{penstock.ErrUnavailable, ErrOpen} }
+
+// judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or a *failure.
+func judge(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, penstock.ErrUnavailable) || wentAway(ctx, err) {
+		return errNothingLearnt
+	}
+	var counting interface{ Counts() bool }
+	if errors.As(err, &counting) && !counting.Counts() {
+		return errNothingLearnt
+	}
+	var lasting interface{ Lasting() bool }
+	return &failure{err, errors.As(err, &lasting) && lasting.Lasting()}
+}
+
+// wentAway tells whether an error is that the caller has cancelled its call.
+func wentAway(ctx context.Context, err error) bool {
+	return ctx.Err() == context.Canceled && errors.Is(err, context.Canceled)
+}
+
+var errNothingLearnt = errors.New("nothing learnt")
+
+type failure struct {
+	cause   error
+	lasting bool
+}
+
+func (f *failure) Error() string { return f.cause.Error() }

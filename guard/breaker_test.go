@@ -1,0 +1,521 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// A circuit is a breaker around a faulty store, and what it told of its changes.
+type circuit struct {
+	*faulty
+	penstock.Store
+	*testing.T
+	charges []penstock.Charge
+
+	mu      sync.Mutex
+	changes []string
+}
+
+func newCircuit(t *testing.T, o guard.BreakerOptions) *circuit {
+	c := &circuit{faulty: newFaulty(), T: t, charges: one(ready(t, penstock.PerSecond(1)), "k")}
+	o.Changed = func(shard string, from, to guard.State) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.changes = append(c.changes, fmt.Sprintf("%s%v-%v", shard, from, to))
+	}
+	c.Store = guard.Breaker(o)(c.faulty)
+	return c
+}
+
+func (c *circuit) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	return c.Store.Decide(ctx, charges)
+}
+
+// ask tells whether a question has reached the store.
+func (c *circuit) ask() bool {
+	c.Helper()
+	before := c.asked.Load()
+	_, err := c.Decide(c.Context(), c.charges)
+	reached := c.asked.Load() > before
+	if open := errors.Is(err, guard.ErrOpen); open == reached || open && !errors.Is(err, penstock.ErrUnavailable) {
+		c.Fatalf("%v, while the store was asked: %v", err, reached)
+	}
+	return reached
+}
+
+// reach asks n times and wants to reach the store as often as that.
+func (c *circuit) reach(n, want int) {
+	c.Helper()
+	got := 0
+	for range n {
+		if c.ask() {
+			got++
+		}
+	}
+	if got != want {
+		c.Fatalf("%d of %d questions reached the store; want %d", got, n, want)
+	}
+}
+
+// opened has the store fail until the breaker is open.
+func (c *circuit) opened() {
+	c.Helper()
+	c.breaks(fails(errDown))
+	for n := 0; c.ask(); n++ {
+		if n == 100 {
+			c.Fatal("the breaker stays closed")
+		}
+	}
+}
+
+// untilAsked is how long no question reaches the store, to the millisecond.
+func (c *circuit) untilAsked() time.Duration {
+	c.Helper()
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		if c.ask() {
+			return time.Since(start)
+		}
+		if time.Since(start) > time.Hour {
+			c.Fatal("no question has reached the store for an hour")
+		}
+	}
+}
+
+// recovered mends the store and asks until the breaker is closed.
+func (c *circuit) recovered() {
+	c.breaks(nil)
+	for !slices.Contains(c.changes[len(c.changes)-1:], "half_open-closed") {
+		time.Sleep(10 * time.Millisecond)
+		c.ask()
+	}
+}
+
+func about(d time.Duration) (least, most time.Duration) {
+	return d - d/5, d + d/5 + time.Millisecond
+}
+
+func TestBreakerObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.Breaker(guard.BreakerOptions{})(memstore.New(memstore.Options{}))
+	})
+}
+
+func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		for range 20 { // four in a row do not
+			c.breaks(fails(errDown))
+			c.reach(4, 4)
+			c.breaks(nil)
+			c.reach(5, 5) // a denial is a success
+			time.Sleep(time.Second)
+		}
+		c.breaks(fails(errDown))
+		c.reach(1000, 5)
+		_, err := c.Decide(t.Context(), c.charges)
+		if !strings.Contains(err.Error(), "connection refused") {
+			t.Fatalf("%q does not say what the failure was", err)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := c.Decide(gone, c.charges); err != context.Canceled {
+			t.Fatalf("a caller that went away gets %v; want its own error", err)
+		}
+	})
+}
+
+func TestFailuresFarApartAndSlowOnesOpenTheBreakerToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.breaks(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(time.Second) // longer than the window of the rate
+			return penstock.Decision{}, errDown
+		})
+		for i := range 5 {
+			if !c.ask() {
+				t.Fatalf("open after %d failures", i)
+			}
+			time.Sleep(time.Minute)
+		}
+		c.Store.Decide(t.Context(), c.charges) // half-open by now: this one fails too
+		c.reach(10, 0)
+	})
+}
+
+func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		every  int // this many-th call fails
+		period time.Duration
+		opens  bool
+	}{
+		{"half, fast", 2, time.Millisecond, true},
+		{"a third, fast", 3, time.Millisecond, false},
+		{"half, too slow to be 20 in 250 ms", 2, 20 * time.Millisecond, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCircuit(t, guard.BreakerOptions{})
+				reached := 0
+				for i := range 500 {
+					c.breaks(nil)
+					if i%row.every == row.every-1 {
+						c.breaks(fails(errDown))
+					}
+					if c.ask() {
+						reached++
+					}
+					if opened := len(c.changes) > 0; opened && !row.opens {
+						t.Fatalf("opened at call %d", i)
+					} else if opened {
+						break
+					}
+					time.Sleep(row.period)
+				}
+				if row.opens && reached != 20 {
+					t.Fatalf("%d calls reached the store; want 20", reached)
+				}
+			})
+		})
+	}
+}
+
+type lastingError struct{ error }
+
+func (lastingError) Lasting() bool   { return true }
+func (e lastingError) Unwrap() error { return e.error }
+
+type uncountedError struct{ error }
+
+func (uncountedError) Counts() bool    { return false }
+func (e uncountedError) Unwrap() error { return e.error }
+
+func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
+	canceled, cancel := context.WithCancel(context.Background())
+	cancel()
+	expired, cancel := context.WithTimeout(context.Background(), -1)
+	defer cancel()
+	for _, row := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+	}{
+		{"cancelled by the caller", canceled, context.Canceled},
+		{"cancelled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
+		{"past the caller's deadline, and not asked", expired, context.DeadlineExceeded},
+		{"invalid", context.Background(), fmt.Errorf("%w: cost", penstock.ErrInvalid)},
+		{"does not count", context.Background(), uncountedError{errDown}},
+		{"does not count, wrapped", context.Background(), fmt.Errorf("guard: %w", uncountedError{errDown})},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c := newCircuit(t, guard.BreakerOptions{})
+			c.breaks(fails(row.err))
+			for range 1000 {
+				if _, err := c.Decide(row.ctx, c.charges); err != row.err {
+					t.Fatalf("%v; want %v", err, row.err)
+				}
+			}
+			if c.asked.Load() != 1000 || len(c.changes) > 0 {
+				t.Fatalf("asked %d times, %v; want 1000 and no change", c.asked.Load(), c.changes)
+			}
+			for range 5 { // and neither does it keep a failing store's breaker closed
+				c.breaks(fails(errDown))
+				c.Decide(t.Context(), c.charges)
+				c.breaks(fails(row.err))
+				c.Decide(row.ctx, c.charges)
+			}
+			if len(c.changes) != 1 {
+				t.Fatalf("%v; want that five failures open it, whatever came between", c.changes)
+			}
+		})
+	}
+	t.Run("shed", func(t *testing.T) {
+		shed := guard.Timeout(guard.TimeoutOptions{InFlight: 1})
+		store := shed(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			return penstock.Decision{}, nil
+		}))
+		var inner penstock.Store
+		nested := shed(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			return inner.Decide(ctx, charges) // one is under way, so this one is shed
+		}))
+		inner = nested
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.breaks(nested.Decide)
+		for range 1000 {
+			if _, err := c.Decide(t.Context(), c.charges); !errors.Is(err, guard.ErrShed) {
+				t.Fatalf("%v; want ErrShed", err)
+			}
+		}
+		if _, err := store.Decide(t.Context(), c.charges); err != nil || len(c.changes) > 0 {
+			t.Fatal(err, c.changes)
+		}
+	})
+}
+
+func TestPauseDoublesUpToItsMostAndStartsAnewOnceTheStoreIsWell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.opened()
+		pauses := 0
+		for want := 250 * time.Millisecond; pauses < 12; want = min(2*want, 8*time.Second) {
+			least, most := about(want)
+			if got := c.untilAsked(); got < least || got > most {
+				t.Fatalf("pause %d lasts %v; want %v ± 20 %%", pauses, got, want)
+			}
+			pauses++
+		}
+		c.recovered()
+		time.Sleep(time.Second) // less than the last pause
+		c.opened()
+		if got := c.untilAsked(); got < 6*time.Second {
+			t.Fatalf("a store that was well for a second gets a pause of %v; want the longest", got)
+		}
+		c.recovered()
+		time.Sleep(40 * time.Second)
+		c.opened()
+		least, most := about(250 * time.Millisecond)
+		if got := c.untilAsked(); got < least || got > most {
+			t.Fatalf("a store that was well for 40 s gets a pause of %v; want the shortest", got)
+		}
+		t.Logf("counted: %d pauses of a breaker", pauses+2)
+	})
+}
+
+func TestHalfOpenBreakerLetsOneThenTwoThenFourThenEightPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.opened()
+		c.breaks(nil)
+		c.untilAsked()
+		passed := []int{1, 0, 0, 0}
+		for ms := range 200 {
+			for c.changes[len(c.changes)-1] != "half_open-closed" && c.ask() {
+				passed[ms/50]++
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if !slices.Equal(passed, []int{1, 2, 4, 8}) {
+			t.Fatalf("%v calls passed in each 50 ms; want 1, 2, 4, 8", passed)
+		}
+		if want := []string{"closed-open", "open-half_open", "half_open-closed"}; !slices.Equal(c.changes, want) {
+			t.Fatalf("%v; want %v", c.changes, want)
+		}
+		c.reach(1000, 1000)
+	})
+}
+
+func TestAFailedProbeOpensTheBreakerAgain(t *testing.T) {
+	for after := range 15 {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCircuit(t, guard.BreakerOptions{})
+			c.opened()
+			c.breaks(nil)
+			c.untilAsked()
+			for passed := 1; passed < after; {
+				if c.ask() {
+					passed++
+				}
+				time.Sleep(time.Millisecond)
+			}
+			c.breaks(fails(errDown))
+			c.untilAsked()
+			c.reach(100, 0)
+			time.Sleep(300 * time.Millisecond) // the pause has doubled: at least 400 ms
+			c.reach(100, 0)
+		})
+	}
+	t.Log("counted: 15 probes that failed")
+}
+
+func TestProbesThatHangLetOneCallPassPer50ms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.opened()
+		c.breaks(hangs)
+		ctx, cancel := context.WithCancel(t.Context())
+		before := c.asked.Load()
+		for range 5000 {
+			go c.Decide(ctx, c.charges)
+			time.Sleep(time.Millisecond)
+		}
+		if hung := c.asked.Load() - before; hung > 15 {
+			t.Fatalf("%d calls hang in a store that is probed; want 15 at most", hung)
+		}
+		cancel()
+		synctest.Wait()
+		c.breaks(nil)
+		c.untilAsked() // cancelled probes have said nothing; new ones pass
+	})
+}
+
+func TestLastingErrorOpensAtOnceAndForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		c.reach(100, 100)
+		c.breaks(fails(fmt.Errorf("guard: %w", lastingError{errDown})))
+		c.reach(100, 1)
+		for range 3 { // as long each time
+			if got := c.untilAsked(); got < 30*time.Second || got > 30*time.Second+time.Millisecond {
+				t.Fatalf("asked again after %v; want 30s", got)
+			}
+		}
+		c.breaks(fails(errDown))
+		c.untilAsked()
+		least, most := about(250 * time.Millisecond)
+		if got := c.untilAsked(); got < least || got > most {
+			t.Fatalf("an ordinary failure pauses for %v; want %v to %v", got, least, most)
+		}
+	})
+}
+
+func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // so that no pause ends
+		c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
+		c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Key[0] == 'b' {
+				return penstock.Decision{}, errDown
+			}
+			return c.store.Decide(ctx, charges)
+		})
+		limit := ready(t, penstock.PerSecond(1))
+		open := map[byte]int{}
+		for i := range 3000 {
+			key := fmt.Sprintf("%c%d", 'a'+i%3, i)
+			if _, err := c.Decide(t.Context(), one(limit, key)); errors.Is(err, guard.ErrOpen) {
+				open[key[0]]++
+				if !strings.Contains(err.Error(), `"b"`) {
+					t.Fatalf("%q does not name the shard", err)
+				}
+			}
+		}
+		if open['a'] != 0 || open['b'] < 990 || open['c'] != 0 || !slices.Equal(c.changes, []string{"bclosed-open"}) {
+			t.Fatalf("a %d, b %d, c %d open, changes %v; want that b alone is open", open['a'], open['b'], open['c'], c.changes)
+		}
+		t.Log("counted: 3000 decisions on three shards, one of them dead")
+	})
+}
+
+func TestNamesOfShardsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // so that no pause ends
+		c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key }})
+		limit := ready(t, penstock.PerSecond(1))
+		c.breaks(fails(errDown))
+		for i := range 3000 {
+			c.Decide(t.Context(), one(limit, fmt.Sprint(i)))
+		}
+		if !slices.Equal(c.changes, []string{"closed-open"}) {
+			t.Fatalf("%v; want that the names beyond the bound share one breaker", c.changes)
+		}
+	})
+}
+
+func TestFlappingStoreIsAskedLessAndLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCircuit(t, guard.BreakerOptions{})
+		var reached [5]int // failures seen in each minute
+		for start := time.Now(); time.Since(start) < 5*time.Minute; time.Sleep(time.Millisecond) {
+			down := time.Since(start)/(700*time.Millisecond)%2 == 0
+			c.breaks(nil)
+			if down {
+				c.breaks(fails(errDown))
+			}
+			if c.ask() && down {
+				reached[time.Since(start)/time.Minute]++
+			}
+		}
+		for minute, n := range reached {
+			if n > 5*10+5*6 { // five failures each time that it closes: after pauses of 6.4 s at least, and six shorter ones at first
+				t.Fatalf("in minute %d %d calls met the store while it was down: %v", minute, n, reached)
+			}
+		}
+		t.Logf("counted: 300000 calls to a store that goes and comes every 700 ms (failures met per minute: %v)", reached)
+	})
+}
+
+func TestBreakerFindsBackAfterAnyFault(t *testing.T) {
+	const seeds = 100
+	for seed := range uint64(seeds) {
+		synctest.Test(t, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(seed, 0))
+			c := newCircuit(t, guard.BreakerOptions{})
+			c.Store = guard.Breaker(guard.BreakerOptions{})(guard.Timeout(guard.TimeoutOptions{})(c.faulty))
+			faults := []fault{nil, fails(errDown), hangs, fails(lastingError{errDown}), func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if random.IntN(2) == 0 {
+					return penstock.Decision{}, errDown
+				}
+				return c.store.Decide(ctx, charges)
+			}}
+			gap := time.Duration(1+random.IntN(200)) * time.Millisecond
+			for range 20 {
+				c.breaks(faults[random.IntN(len(faults))])
+				for start, length := time.Now(), time.Duration(random.Int64N(int64(20*time.Second))); time.Since(start) < length; time.Sleep(gap) {
+					c.ask()
+				}
+			}
+			c.breaks(nil)
+			for start := time.Now(); time.Since(start) < 30*time.Second+15*gap+time.Second; time.Sleep(gap) {
+				c.ask()
+			}
+			for range 100 {
+				if !c.ask() {
+					t.Fatalf("seed %d: the store is well for long, and is not asked", seed)
+				}
+			}
+		})
+	}
+	t.Logf("counted: %d seeds of 20 faults each, after which the breaker closed", seeds)
+}
+
+func TestBreakerUnderManyCallers(t *testing.T) {
+	c := newCircuit(t, guard.BreakerOptions{Pause: time.Millisecond, MaxPause: 4 * time.Millisecond})
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for i := range 20_000 {
+				if i%1000 == 0 {
+					c.breaks(nil)
+				} else if i%1000 == 500 {
+					c.breaks(fails(errDown))
+				}
+				c.Decide(t.Context(), c.charges)
+			}
+		})
+	}
+	callers.Wait()
+	legal := map[string]bool{"closed-open open-half_open": true, "open-half_open half_open-open": true,
+		"open-half_open half_open-closed": true, "half_open-open open-half_open": true, "half_open-closed closed-open": true}
+	for i := range len(c.changes) - 1 {
+		if step := c.changes[i] + " " + c.changes[i+1]; !legal[step] {
+			t.Fatalf("change %d: %s", i, step)
+		}
+	}
+	t.Logf("counted: 160000 calls of 8 callers at once (%d changes)", len(c.changes))
+}
+
+func BenchmarkBreakerClosed(b *testing.B) {
+	benchmark(b, guard.Breaker(guard.BreakerOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+}
+
+func BenchmarkBreakerClosedOfAShard(b *testing.B) {
+	shard := func([]penstock.Charge) string { return "127.0.0.1:6379" }
+	benchmark(b, guard.Breaker(guard.BreakerOptions{Shard: shard})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+}
+
+func BenchmarkBreakerOpen(b *testing.B) {
+	store := guard.Breaker(guard.BreakerOptions{Pause: time.Hour})(penstock.StoreFunc(fails(errDown)))
+	benchmark(b, store, one(ready(b, penstock.PerSecond(100)), "k"))
+}

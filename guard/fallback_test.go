@@ -1,0 +1,529 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// down answers no question, except that callers that went away are told so.
+func down(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return penstock.Decision{}, err
+	}
+	return penstock.Decision{}, errDown
+}
+
+func TestFallbackObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.Fallback(guard.FallbackOptions{Instances: func() int { return 3 }})(memstore.New(memstore.Options{}))
+	})
+}
+
+func TestLocalAnswersOfOneInstanceObeyTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(down))
+	})
+}
+
+func TestGuardedRedisObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return penstock.Wrap(redis, guard.Fallback(guard.FallbackOptions{}), guard.Breaker(guard.BreakerOptions{}),
+			guard.Timeout(guard.TimeoutOptions{After: time.Minute}))
+	})
+}
+
+// settings guard limits by their names.
+func settings(by map[string]guard.Settings) func(*penstock.Limit) guard.Settings {
+	return func(l *penstock.Limit) guard.Settings { return by[l.Name] }
+}
+
+func failing(open, closed, local string) func(*penstock.Limit) guard.Settings {
+	return settings(map[string]guard.Settings{
+		open: {OnFailure: guard.Open}, closed: {OnFailure: guard.Closed}, local: {OnFailure: guard.Local},
+	})
+}
+
+func decide(t *testing.T, store penstock.Store, charges ...penstock.Charge) penstock.Decision {
+	t.Helper()
+	d, err := store.Decide(t.Context(), charges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.Len() != len(charges) {
+		t.Fatalf("%d statuses for %d charges", d.Len(), len(charges))
+	}
+	return d
+}
+
+func TestEachLimitFailsInItsOwnWay(t *testing.T) {
+	const year = 365 * 24 * time.Hour
+	charge := func(name string) penstock.Charge {
+		return penstock.Charge{Key: "k", Cost: 1, Limit: ready(t, penstock.Limit{Name: name, Count: 2, Period: year})}
+	}
+	open, closed, local, other := charge("open"), charge("closed"), charge("local"), charge("other")
+	tried := 0
+	for _, row := range []struct {
+		name    string
+		batch   []penstock.Charge
+		times   int // asked this often before
+		allowed bool
+		source  penstock.Source
+		retry   []time.Duration // of each charge; -1: more than an hour
+		left    []int64
+	}{
+		{"open", []penstock.Charge{open}, 9, true, penstock.FromOpen, []time.Duration{0}, []int64{2}},
+		{"closed", []penstock.Charge{closed}, 0, false, penstock.FromClosed, []time.Duration{time.Second}, []int64{0}},
+		{"local", []penstock.Charge{local}, 1, true, penstock.FromFallback, []time.Duration{0}, []int64{0}},
+		{"local, exhausted", []penstock.Charge{local}, 2, false, penstock.FromFallback, []time.Duration{-1}, []int64{0}},
+		{"by default", []penstock.Charge{other}, 1, true, penstock.FromFallback, []time.Duration{0}, []int64{0}},
+		{"local and open", []penstock.Charge{local, open}, 1, true, penstock.FromFallback, []time.Duration{0, 0}, []int64{0, 2}},
+		{"local and open, exhausted", []penstock.Charge{open, local, other}, 2, false, penstock.FromFallback, []time.Duration{0, -1, -1}, []int64{2, 0, 0}},
+		{"closed and open", []penstock.Charge{open, closed}, 0, false, penstock.FromClosed, []time.Duration{0, time.Second}, []int64{2, 0}},
+		{"closed, open and local", []penstock.Charge{local, closed, open}, 3, false, penstock.FromClosed, []time.Duration{0, time.Second, 0}, []int64{2, 0, 2}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			store := guard.Fallback(guard.FallbackOptions{Limits: failing("open", "closed", "local")})(penstock.StoreFunc(down))
+			for range row.times {
+				decide(t, store, row.batch...)
+			}
+			d := decide(t, store, row.batch...)
+			if d.Allowed != row.allowed || d.Source != row.source {
+				t.Fatalf("allowed %v from %v; want %v from %v", d.Allowed, d.Source, row.allowed, row.source)
+			}
+			for i := range row.batch {
+				s, granted := d.Status(i), int64(0)
+				if row.allowed {
+					granted = 1
+				}
+				long := row.retry[i] < 0 && s.RetryAfter > time.Hour && s.RetryAfter < penstock.Never
+				if s.RetryAfter != row.retry[i] && !long || s.Remaining != row.left[i] || s.Granted != granted {
+					t.Errorf("charge %d: %+v; want granted %d, %d left, retry after %v", i, s, granted, row.left[i], row.retry[i])
+				}
+			}
+		})
+		tried++
+	}
+	t.Logf("counted: %d mixtures of ways to fail", tried)
+}
+
+func TestWhatCannotBeDeniedIsAnErrorWhereTheLimitIsClosed(t *testing.T) {
+	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.Closed})(penstock.StoreFunc(down))
+	c := one(penstock.PerSecond(1), "k")
+	for mode := range penstock.Reset + 1 {
+		c[0].Mode = mode
+		d, err := store.Decide(t.Context(), c)
+		deniable := mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek
+		if deniable != (err == nil && !d.Allowed) || deniable == (err == errDown) {
+			t.Errorf("%v: %v, %v", mode, d, err)
+		}
+	}
+}
+
+func TestModesOfAnOpenLimit(t *testing.T) {
+	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.Open})(penstock.StoreFunc(down))
+	c := penstock.Charge{Key: "k", Limit: penstock.PerSecond(3), Cost: 2}
+	for mode, granted := range []int64{2, 2, 0, 2, 2, 0} {
+		c.Mode = penstock.Mode(mode)
+		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != granted {
+			t.Errorf("%v: %+v from %v; want %d granted", c.Mode, d.Status(0), d.Source, granted)
+		}
+	}
+}
+
+func TestCeilingBoundsAnOpenLimit(t *testing.T) {
+	limit := ready(t, penstock.PerHour(1))
+	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return 10 }, Limits: settings(map[string]guard.Settings{
+		"hour": {OnFailure: guard.Open, Ceiling: penstock.PerHour(100)},
+	})})(penstock.StoreFunc(down))
+	for i, key := range []string{"a", "b", "b"} {
+		limit := limit.WithName("hour")
+		limit.Group = fmt.Sprint("group", i)
+		granted := 0
+		for range 300 {
+			if d := decide(t, store, one(limit, key)...); d.Source != penstock.FromFallback {
+				t.Fatalf("from %v", d.Source)
+			} else if d.Allowed {
+				granted++
+			}
+		}
+		if granted != 100 {
+			t.Fatalf("%d granted; want the ceiling of 100, undivided", granted)
+		}
+	}
+	invalid := guard.Fallback(guard.FallbackOptions{Limits: settings(map[string]guard.Settings{
+		"hour": {OnFailure: guard.Open, Ceiling: penstock.Limit{Count: -1}},
+	})})(penstock.StoreFunc(down))
+	if d := decide(t, invalid, one(limit, "k")...); d.Allowed || d.Source != penstock.FromClosed {
+		t.Fatalf("%v from %v; want that a ceiling that cannot be computed with denies", d, d.Source)
+	}
+}
+
+func TestOnlyAnUnavailableStoreIsAnsweredFor(t *testing.T) {
+	c := newFaulty()
+	store := guard.Fallback(guard.FallbackOptions{})(c)
+	limit := ready(t, penstock.PerHour(1))
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	other := errors.New("other")
+	for _, row := range []struct {
+		ctx  context.Context
+		err  error
+		want error
+	}{
+		{t.Context(), penstock.ErrInvalid, penstock.ErrInvalid},
+		{t.Context(), context.DeadlineExceeded, context.DeadlineExceeded},
+		{t.Context(), other, other},
+		{canceled, context.Canceled, context.Canceled},
+		{canceled, errDown, context.Canceled},
+	} {
+		c.breaks(fails(row.err))
+		if d, err := store.Decide(row.ctx, one(limit, "k")); err != row.want {
+			t.Errorf("%v: %v, %v; want %v", row.err, d, err, row.want)
+		}
+	}
+	c.breaks(fails(errDown))
+	for _, way := range []guard.Failure{guard.Open, guard.Closed, guard.Local} { // whatever the store has not seen
+		store := guard.Fallback(guard.FallbackOptions{OnFailure: way})(c)
+		for _, wrong := range [][]penstock.Charge{nil, {{Limit: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
+			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {
+				t.Errorf("%v: %+v is answered with %v; want ErrInvalid", way, wrong, err)
+			}
+		}
+	}
+}
+
+func TestCallerWhoseDeadlinePassesWithTheStoreIsAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := guard.Fallback(guard.FallbackOptions{})(guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(
+			func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				<-ctx.Done()
+				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, ctx.Err())
+			})))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if d, err := store.Decide(ctx, one(penstock.PerHour(1), "k")); err != nil || !d.Allowed || d.Source != penstock.FromFallback {
+			t.Fatalf("%v, %v from %v; want an answer", d, err, d.Source)
+		}
+		if d, err := store.Decide(ctx, one(penstock.PerHour(1), "other")); err != context.DeadlineExceeded {
+			t.Fatalf("a caller that comes too late is told %v, %v; want its own error", d, err)
+		}
+	})
+}
+
+func TestCallerThatGoesAwayWhileTheStoreFailsIsNotAnswered(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	store := guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(
+		func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+			cancel()
+			return penstock.Decision{}, errDown
+		}))
+	if d, err := store.Decide(ctx, one(penstock.PerHour(1), "k")); err != context.Canceled {
+		t.Fatalf("%v, %v; want the caller's own error", d, err)
+	}
+}
+
+var dividable = map[string]*algorithm.Algorithm{
+	"token": penstock.TokenBucket, "leaky": penstock.LeakyBucket, "fixed": penstock.FixedWindow, "anchored": penstock.AnchoredWindow,
+	"sliding": penstock.SlidingWindow, "log": penstock.SlidingLog, "sub": penstock.SubWindow(6), "slots": penstock.Concurrency,
+	"calendar": penstock.CalendarWindow(algorithm.Month, time.UTC),
+}
+
+// capacity is how much of a limit a fresh key is granted at once.
+func capacity(t *testing.T, store penstock.Store, limit penstock.Limit) int64 {
+	t.Helper()
+	c := penstock.Charge{Limit: limit, Cost: penstock.MaxCost, Mode: penstock.Draw, Holder: "h"}
+	if limit.Algorithm == penstock.LeakyBucket {
+		c.Mode, c.Cost = penstock.Peek, 0
+	}
+	d := decide(t, store, c)
+	return d.Status(0).Granted + d.Status(0).Remaining
+}
+
+func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
+	const tries = 5000
+	random := rand.New(rand.NewPCG(4, 0))
+	tried := 0
+	for range tries {
+		n := 1 + random.IntN(40)
+		limit := penstock.Limit{Name: "l", Period: time.Duration(1+random.Int64N(algorithm.MaxPeriod>>random.IntN(45))) * time.Microsecond}
+		limit.Count = 1 + random.Int64N(1<<(1+random.IntN(50)))
+		if random.IntN(2) == 0 {
+			limit.Burst = random.Int64N(1 << (1 + random.IntN(50)))
+		}
+		for name, a := range dividable {
+			limit.Algorithm = a
+			if limit.Validate() != nil {
+				continue
+			}
+			store := guard.Fallback(guard.FallbackOptions{Floor: n})(penstock.StoreFunc(down))
+			whole := capacity(t, memstore.New(memstore.Options{Shards: 1}), limit)
+			part := capacity(t, store, limit)
+			over := part*int64(n) - whole
+			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst is too fine at the new rate
+			if part < 1 || over > int64(n)-1 || over < 0 && !lowered {
+				t.Fatalf("%s %+v in %d parts of %d: %d more than the %d", name, limit, n, part, over, whole)
+			}
+			tried++
+		}
+	}
+	t.Logf("counted: %d limits divided", tried)
+}
+
+func TestShareOfARateIsExact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := ready(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1}) // 3 instances: 10/3 a second
+		store := guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(down))
+		granted := 0
+		for start := time.Now(); time.Since(start) < 3*time.Minute; {
+			d := decide(t, store, one(limit, "k")...)
+			if d.Allowed {
+				granted++
+			}
+			time.Sleep(max(d.RetryAfter(), 0) + time.Microsecond)
+		}
+		if granted < 600 || granted > 601 {
+			t.Fatalf("%d granted in 3 minutes; want 600", granted)
+		}
+	})
+}
+
+func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
+	for name, a := range dividable {
+		t.Run(name, func(t *testing.T) {
+			c := newFaulty()
+			store := guard.Fallback(guard.FallbackOptions{Floor: 2})(c)
+			limit := ready(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
+			left := func(want int64) {
+				t.Helper()
+				c.breaks(down)
+				d := decide(t, store, penstock.Charge{Limit: limit, Mode: penstock.Peek, Holder: "peek"})
+				if got := d.Status(0).Remaining; got != want {
+					t.Fatalf("%d left; want %d", got, want)
+				}
+				c.breaks(nil)
+			}
+			do := func(mode penstock.Mode, cost int64, holder string) {
+				t.Helper()
+				ask := penstock.Charge{Limit: limit, Mode: mode, Cost: cost, Holder: holder}
+				if a == penstock.LeakyBucket {
+					ask.Patience = 24 * time.Hour
+				}
+				decide(t, store, ask)
+			}
+			share := int64(10)
+			if a == penstock.LeakyBucket {
+				share = 11 // of 20 that wait and the one that leaves
+			}
+			left(share)
+			do(penstock.Peek, 5, "a")
+			do(penstock.Spend, 0, "a")
+			do(penstock.Spend, 100, "a") // denied
+			left(share)
+			do(penstock.Spend, 3, "a")
+			left(share - 3)
+			if a.Holds {
+				do(penstock.Spend, 3, "a") // renewed
+				left(share - 3)
+			}
+			do(penstock.Force, 2, "b")
+			left(share - 5)
+			do(penstock.Refund, 1, "b")
+			left(share - 4)
+			do(penstock.Refund, 1, "nobody")
+			if a.Holds || a == penstock.LeakyBucket {
+				left(share - 4)
+			} else {
+				left(share - 3)
+			}
+			do(penstock.Reset, 0, "")
+			left(share)
+			do(penstock.Force, 18, "c")
+			if a == penstock.LeakyBucket {
+				do(penstock.Draw, 3, "d")
+				left(0)
+				return
+			}
+			do(penstock.Draw, 100, "d") // the last 2
+			left(0)
+			do(penstock.Refund, 18, "c")
+			left(share - 2)
+		})
+	}
+	t.Logf("counted: %d algorithms shadowed", len(dividable))
+}
+
+func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
+	c := newFaulty()
+	options := guard.FallbackOptions{Floor: 2}
+	a, b := guard.Fallback(options)(c), guard.Fallback(options)(c)
+	charge := penstock.Charge{Limit: penstock.PerDay(10).With(penstock.SlidingLog), Cost: 3}
+	decide(t, a, charge)
+	charge.Mode = penstock.Refund
+	decide(t, b, charge)
+	decide(t, a, charge) // b has given it back already
+	c.breaks(down)
+	charge.Mode = penstock.Peek
+	if d := decide(t, a, charge); d.Remaining() != 2 {
+		t.Fatalf("%d left of a share of 5; want 2", d.Remaining())
+	}
+}
+
+func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
+	limit := penstock.Limit{Name: "l", Count: 252_288_000_000, Period: 8 * 365 * 24 * time.Hour, Burst: 100}
+	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
+	d := decide(t, store, penstock.Charge{Limit: limit, Cost: 1, Patience: 24 * time.Hour}) // by the share, 125 ms is the longest
+	if !d.Allowed {
+		t.Fatal(d)
+	}
+}
+
+func TestHoldsOutliveAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newFaulty()
+		store := guard.Fallback(guard.FallbackOptions{Floor: 2})(c)
+		l, err := penstock.NewLimiter(store, "jobs", penstock.InFlight(4, time.Minute)) // a share of 2
+		if err != nil {
+			t.Fatal(err)
+		}
+		acquire := func(allowed bool) *penstock.Hold {
+			t.Helper()
+			h, err := l.Acquire(t.Context(), "k")
+			if (err == nil) != allowed {
+				t.Fatalf("acquire: %v; want allowed %v", err, allowed)
+			}
+			return h
+		}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, b, extra := acquire(true), acquire(true), acquire(true) // more than the share: the load was not balanced
+		c.breaks(down)
+		for range 6 { // five minutes of an outage
+			acquire(false)
+			time.Sleep(25 * time.Second)
+			must(a.Renew(t.Context()))
+			must(b.Renew(t.Context()))
+			must(extra.Renew(t.Context()))
+			time.Sleep(25 * time.Second)
+		}
+		must(extra.Release(t.Context()))
+		acquire(false)
+		must(a.Release(t.Context()))
+		local := acquire(true)
+		c.breaks(nil)
+		must(local.Renew(t.Context())) // the store learns of it
+		must(b.Renew(t.Context()))
+		d, err := l.Peek(t.Context(), "k")
+		if err != nil || d.Remaining() != 2 {
+			t.Fatalf("%v, %v; want 2 slots left in the store", d, err)
+		}
+	})
+}
+
+func TestCostAboveTheShareIsNotNever(t *testing.T) {
+	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(down))
+	limit := ready(t, penstock.PerHour(8))
+	for cost, want := range map[int64]time.Duration{2: 0, 3: time.Second, 8: time.Second, 9: penstock.Never} {
+		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Limit: limit, Cost: cost})
+		if d.RetryAfter() != want {
+			t.Errorf("cost %d of a share of 2: retry after %v; want %v", cost, d.RetryAfter(), want)
+		}
+	}
+}
+
+func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
+	c := newFaulty()
+	store := guard.Fallback(guard.FallbackOptions{MaxKeys: 2, Limits: failing("open", "closed", "local")})(c)
+	charge := func(name, key string) penstock.Charge { return one(penstock.PerHour(4).WithName(name), key)[0] }
+	for i := range 100 {
+		decide(t, store, charge("open", fmt.Sprint(i)), charge("closed", fmt.Sprint(i)))
+	}
+	decide(t, store, charge("local", "a"))
+	c.breaks(down)
+	for i, want := range []penstock.Source{penstock.FromFallback, penstock.FromFallback, penstock.FromClosed, penstock.FromClosed} {
+		if d := decide(t, store, charge("local", string(rune('a'+i)))); d.Source != want || d.Allowed != (want == penstock.FromFallback) {
+			t.Fatalf("key %d: %v from %v; want %v", i, d, d.Source, want)
+		}
+	}
+	if d := decide(t, store, charge("local", "a"), charge("open", "z")); d.Source != penstock.FromFallback || !d.Allowed {
+		t.Fatalf("a known key is told %v from %v; want that it is decided as ever", d, d.Source)
+	}
+	force := charge("local", "new")
+	force.Mode = penstock.Force
+	if _, err := store.Decide(t.Context(), []penstock.Charge{force}); !errors.Is(err, penstock.ErrUnavailable) {
+		t.Fatalf("what cannot be denied, with a full memory: %v; want the store's error", err)
+	}
+}
+
+func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
+	n := 2
+	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return n }})(penstock.StoreFunc(down))
+	limit := ready(t, penstock.Limit{Name: "l", Count: 16, Period: 8 * 365 * 24 * time.Hour})
+	granted := 0
+	for _, now := range []struct{ n, total int }{{2, 8}, {4, 8}, {8, 8}, {0, 16}, {-1, 16}, {2, 16}} {
+		n = now.n
+		for range 20 {
+			if d := decide(t, store, one(limit, "k")...); d.Allowed {
+				granted++
+			}
+		}
+		if granted != now.total {
+			t.Fatalf("%d instances: %d granted; want %d", now.n, granted, now.total)
+		}
+	}
+}
+
+func BenchmarkFallbackShadow(b *testing.B) {
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(atOnce), one(ready(b, penstock.PerSecond(1_000_000)), "k"))
+}
+
+func BenchmarkFallbackShadowOfThree(b *testing.B) {
+	limits := []penstock.Limit{penstock.PerSecond(1_000_000), penstock.PerMinute(60_000_000), penstock.PerDay(1e9)}
+	var charges []penstock.Charge
+	for _, l := range limits {
+		charges = append(charges, one(ready(b, l), "k")...)
+	}
+	statuses := make([]penstock.Status, 3)
+	granted := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.NewDecision(statuses), nil
+	})
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(granted), charges)
+}
+
+func BenchmarkFallbackWithoutLocal(b *testing.B) {
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.Open})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+}
+
+func BenchmarkFallbackLocal(b *testing.B) {
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(fails(errDown))),
+		one(ready(b, penstock.PerSecond(1_000_000_000)), "k"))
+}
+
+func BenchmarkFallbackOpen(b *testing.B) {
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.Open})(penstock.StoreFunc(fails(errDown))),
+		one(ready(b, penstock.PerSecond(100)), "k"))
+}

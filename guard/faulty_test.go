@@ -1,0 +1,67 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A faulty store works until it is given a fault: what then stands between the caller and the store.
+type faulty struct {
+	store penstock.Store
+	fault atomic.Pointer[fault]
+	asked atomic.Int64
+}
+
+type fault func(context.Context, []penstock.Charge) (penstock.Decision, error)
+
+func newFaulty() *faulty { return &faulty{store: memstore.New(memstore.Options{})} }
+
+func (f *faulty) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	f.asked.Add(1)
+	if fault := f.fault.Load(); fault != nil {
+		return (*fault)(ctx, charges)
+	}
+	return f.store.Decide(ctx, charges)
+}
+
+// breaks gives the store a fault, or with nil mends it.
+func (f *faulty) breaks(by fault) {
+	if by == nil {
+		f.fault.Store(nil)
+		return
+	}
+	f.fault.Store(&by)
+}
+
+// fails answers every question with an error.
+func fails(err error) fault {
+	return func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, err }
+}
+
+// hangs answers no question, as a server that was stopped: the store ends with the context.
+func hangs(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+	<-ctx.Done()
+	return penstock.Decision{}, ctx.Err()
+}
+
+var errDown = fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
+
+// ready is a limit as a Limiter has it.
+func ready(t testing.TB, limit penstock.Limit) penstock.Limit {
+	t.Helper()
+	limit, err := limit.Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return limit
+}
+
+// one is a batch of one unit under a key.
+func one(limit penstock.Limit, key string) []penstock.Charge {
+	return []penstock.Charge{{Key: key, Limit: limit, Cost: 1}}
+}

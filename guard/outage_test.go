@@ -1,0 +1,79 @@
+package guard_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A real server is stopped, and another time killed: every question is answered, the breaker keeps callers from waiting, and when the server
+// is back, it is asked again.
+func TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
+	t.Parallel()
+	for _, outage := range []struct {
+		name       string
+		begin, end func(*redistest.Server)
+	}{
+		{"stopped", (*redistest.Server).Pause, (*redistest.Server).Resume},
+		{"killed", (*redistest.Server).Kill, func(s *redistest.Server) {
+			if err := s.Restart(); err != nil {
+				t.Error(err)
+			}
+		}},
+	} {
+		t.Run(outage.name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			redis, err := redisstore.Open(server.URL(), redisstore.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { redis.Close() })
+			var changes []string // one caller, so one at a time
+			store := penstock.Wrap(redis, guard.Fallback(guard.FallbackOptions{}),
+				guard.Breaker(guard.BreakerOptions{
+					Shard: redis.Shard, MaxPause: 500 * time.Millisecond,
+					Changed: func(_ string, from, to guard.State) { changes = append(changes, to.String()) },
+				}),
+				guard.Timeout(guard.TimeoutOptions{After: 250 * time.Millisecond}))
+			limit := ready(t, penstock.Limit{Name: "l", Count: 1_000_000, Period: 8 * 365 * 24 * time.Hour})
+			answered := map[penstock.Source]int{}
+			ask := func() penstock.Source {
+				d := decide(t, store, one(limit, "k")...)
+				if !d.Allowed {
+					t.Fatalf("denied: %v from %v", d, d.Source)
+				}
+				answered[d.Source]++
+				return d.Source
+			}
+			until := func(source penstock.Source, state string) {
+				t.Helper()
+				for deadline := time.Now().Add(20 * time.Second); ask() != source || len(changes) == 0 || changes[len(changes)-1] != state; {
+					if time.Now().After(deadline) {
+						t.Fatalf("no answer from %v with a breaker %s; it went %v", source, state, changes)
+					}
+				}
+			}
+			for range 100 {
+				ask()
+			}
+			outage.begin(server)
+			until(penstock.FromFallback, "open")
+			for range 10_000 {
+				ask()
+			}
+			outage.end(server)
+			until(penstock.FromStore, "closed")
+			if changes[0] != "open" || !slices.Contains(changes, "half_open") {
+				t.Errorf("the breaker went %v", changes)
+			}
+			t.Logf("counted: %d questions answered in an outage (%d by the server around it; the breaker went %v)",
+				answered[penstock.FromFallback], answered[penstock.FromStore], changes)
+		})
+	}
+}

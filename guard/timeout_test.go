@@ -1,0 +1,156 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+func TestTimeoutObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.Timeout(guard.TimeoutOptions{After: time.Minute})(memstore.New(memstore.Options{}))
+	})
+}
+
+func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		after  time.Duration
+		caller time.Duration // its own deadline; 0: none
+		ends   time.Duration
+		isDown bool
+	}{
+		{"by default", 0, 0, 25 * time.Millisecond, true},
+		{"as told", time.Second, 0, time.Second, true},
+		{"the caller's deadline is later", time.Second, time.Minute, time.Second, true},
+		{"the caller's deadline is earlier", time.Second, 10 * time.Millisecond, 10 * time.Millisecond, false},
+		{"not bounded", -1, time.Hour, time.Hour, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx := t.Context()
+				if row.caller > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, row.caller)
+					defer cancel()
+				}
+				store := guard.Timeout(guard.TimeoutOptions{After: row.after})(penstock.StoreFunc(hangs))
+				start := time.Now()
+				_, err := store.Decide(ctx, one(penstock.PerSecond(1), "k"))
+				if took := time.Since(start); took != row.ends || errors.Is(err, penstock.ErrUnavailable) != row.isDown ||
+					!errors.Is(err, context.DeadlineExceeded) {
+					t.Fatalf("ended after %v with %v; want %v, unavailable: %v", took, err, row.ends, row.isDown)
+				}
+			})
+		})
+	}
+}
+
+func TestCallerThatGoesAwayIsNoTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hangs)).Decide(ctx, one(penstock.PerSecond(1), "k"))
+		if !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatalf("%v; want the caller's own cancellation", err)
+		}
+	})
+}
+
+func TestErrorOfTheStoreItselfIsPassedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(
+			func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+				<-ctx.Done()
+				return penstock.Decision{}, errDown
+			})).Decide(t.Context(), one(penstock.PerSecond(1), "k"))
+		if err != errDown {
+			t.Fatalf("%v; want %v", err, errDown)
+		}
+	})
+}
+
+func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 8
+		hung := newFaulty()
+		hung.breaks(hangs)
+		store := guard.Timeout(guard.TimeoutOptions{InFlight: most})(hung)
+		limit := penstock.PerSecond(1)
+		ended := make(chan error, most)
+		for i := range most {
+			go func() {
+				_, err := store.Decide(t.Context(), one(limit, fmt.Sprint(i)))
+				ended <- err
+			}()
+		}
+		synctest.Wait()
+		shed := 0
+		for range 100 {
+			start := time.Now()
+			_, err := store.Decide(t.Context(), one(limit, "one more"))
+			if !errors.Is(err, guard.ErrShed) || !errors.Is(err, penstock.ErrUnavailable) || time.Since(start) != 0 {
+				t.Fatalf("%v after %v; want ErrShed at once", err, time.Since(start))
+			}
+			shed++
+		}
+		if asked := hung.asked.Load(); asked != most {
+			t.Fatalf("the store was asked %d times; want %d", asked, most)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := store.Decide(gone, one(limit, "k")); !errors.Is(err, context.Canceled) || errors.Is(err, guard.ErrShed) {
+			t.Fatalf("a caller that went away gets %v; want its own error", err)
+		}
+		for range most {
+			if err := <-ended; errors.Is(err, guard.ErrShed) || !errors.Is(err, penstock.ErrUnavailable) {
+				t.Fatalf("%v; want a timeout", err)
+			}
+		}
+		hung.breaks(nil)
+		if d, err := store.Decide(t.Context(), one(limit, "afterwards")); err != nil || !d.Allowed {
+			t.Fatalf("%v, %v; want that there is room again", d, err)
+		}
+		t.Logf("counted: %d decisions shed beyond the %d in flight", shed, most)
+	})
+}
+
+func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
+	store := guard.Timeout(guard.TimeoutOptions{InFlight: 1})(penstock.StoreFunc(
+		func(context.Context, []penstock.Charge) (penstock.Decision, error) { panic("broken") }))
+	for range 2 {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Fatal("the panic was swallowed, or the decision shed")
+				}
+			}()
+			store.Decide(t.Context(), one(penstock.PerSecond(1), "k"))
+		}()
+	}
+}
+
+// atOnce is a store that answers at once, so that a benchmark measures what stands around it.
+var atOnce = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	return penstock.Single(penstock.Status{Granted: 1}), nil
+})
+
+func benchmark(b *testing.B, store penstock.Store, charges []penstock.Charge) {
+	b.ReportAllocs()
+	for b.Loop() {
+		store.Decide(b.Context(), charges)
+	}
+}
+
+func BenchmarkTimeout(b *testing.B) {
+	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+}
