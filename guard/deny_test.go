@@ -1,0 +1,458 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+func TestDenyCacheObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.NewDenyCache(memstore.New(memstore.Options{}), guard.DenyOptions{})
+	})
+}
+
+func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
+}
+
+// counting is a store that counts the questions, and may hold each answer back.
+type counting struct {
+	penstock.Store
+	asked  atomic.Int64
+	before func(context.Context, []penstock.Charge) error
+}
+
+func (c *counting) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	c.asked.Add(1)
+	if c.before != nil {
+		if err := c.before(ctx, charges); err != nil {
+			return penstock.Decision{}, err
+		}
+	}
+	return c.Store.Decide(ctx, charges)
+}
+
+func newCounting() *counting { return &counting{Store: memstore.New(memstore.Options{})} }
+
+// decide fails the test if there is no decision.
+func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock.Decision {
+	t.Helper()
+	d, err := s.Decide(t.Context(), charges)
+	if err != nil {
+		t.Fatalf("%v: %v", charges, err)
+	}
+	return d
+}
+
+// answered checks the verdict and who gave it.
+func answered(t testing.TB, d penstock.Decision, allowed bool, source penstock.Source) {
+	t.Helper()
+	if d.Allowed != allowed || d.Source != source {
+		t.Fatalf("allowed %v by %v, want %v by %v: %v", d.Allowed, d.Source, allowed, source, d)
+	}
+}
+
+const (
+	yes, no   = true, false
+	fromStore = penstock.FromStore
+	fromCache = penstock.FromDenyCache
+)
+
+func spend(key string, limit penstock.Limit, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Limit: limit, Cost: cost}
+}
+
+func refund(key string, limit penstock.Limit, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Limit: limit, Cost: cost, Mode: penstock.Refund}
+}
+
+func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		limit := penstock.PerSecond(10)
+		answered(t, decide(t, cache, spend("k", limit, 10)), yes, fromStore)
+		first := decide(t, cache, spend("k", limit, 1))
+		answered(t, first, no, fromStore)
+		time.Sleep(60 * time.Millisecond)
+		later := decide(t, cache, spend("k", limit, 1))
+		answered(t, later, no, fromCache)
+		if want := 40 * time.Millisecond; first.RetryAfter() != 100*time.Millisecond || later.RetryAfter() != want {
+			t.Fatalf("RetryAfter is %v, and %v after 60ms, want 100ms and %v", first.RetryAfter(), later.RetryAfter(), want)
+		}
+		if got, want := later.Status(0).ResetAfter, first.Status(0).ResetAfter-60*time.Millisecond; got != want {
+			t.Fatalf("ResetAfter is %v, want %v", got, want)
+		}
+		time.Sleep(39*time.Millisecond + 897*time.Microsecond) // 0.1 % and 2 µs before the end, and 1 more
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		time.Sleep(time.Microsecond)
+		asked := store.asked.Load()
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		time.Sleep(102 * time.Microsecond)
+		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		if got := store.asked.Load() - asked; got != 2 {
+			t.Fatalf("the store was asked %d times, want 2", got)
+		}
+	})
+}
+
+func TestOlderThanMaxAgeNoDenialIsBelieved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		limits := func(l *penstock.Limit) guard.Settings {
+			return guard.Settings{DenyFor: map[string]time.Duration{"long": 5 * time.Second, "never": -1}[l.Name]}
+		}
+		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: 2 * time.Second, Limits: limits})
+		for name, age := range map[string]time.Duration{"usual": 2 * time.Second, "long": 5 * time.Second, "never": 0} {
+			for _, cost := range []int64{1, 99} { // 99 never fit
+				key := fmt.Sprint(cost)
+				limit := penstock.PerDay(3).WithName(name)
+				decide(t, cache, spend(key, limit, 3))
+				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+				if age > 0 {
+					time.Sleep(age - 1)
+					answered(t, decide(t, cache, spend(key, limit, cost)), no, fromCache)
+					time.Sleep(1)
+				}
+				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+			}
+		}
+	})
+}
+
+func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	limit := penstock.PerDay(10)
+	charge := func(mode penstock.Mode, cost int64, patience time.Duration) penstock.Charge {
+		return penstock.Charge{Key: "k", Limit: limit, Mode: mode, Cost: cost, Patience: patience}
+	}
+	for i, step := range []struct {
+		mode     penstock.Mode
+		cost     int64
+		patience time.Duration
+		allowed  bool
+		source   penstock.Source
+	}{
+		{penstock.Spend, 8, 0, yes, fromStore},
+		{penstock.Spend, 5, 0, no, fromStore},
+		{penstock.Spend, 5, 0, no, fromCache},
+		{penstock.Spend, 10, 0, no, fromCache},
+		{penstock.Peek, 7, 0, no, fromCache},
+		{penstock.Spend, 11, 0, no, fromStore}, // never, not soon
+		{penstock.Spend, 11, 0, no, fromStore}, // what is known of 5 is worth more
+		{penstock.Spend, 5, 0, no, fromCache},
+		{penstock.Draw, 5, 0, yes, fromStore}, // 2
+		{penstock.Spend, 0, 0, yes, fromStore},
+		{penstock.Spend, 2, 0, no, fromStore},
+		{penstock.Spend, 2, 0, no, fromCache},
+		{penstock.Draw, 2, 0, no, fromStore},
+		{penstock.Draw, 7, 0, no, fromCache},
+		{penstock.Draw, 0, 0, yes, fromStore},
+		{penstock.Spend, 1, 0, no, fromCache},
+		{penstock.Peek, 0, 0, yes, fromStore},
+		{penstock.Spend, 1, time.Second, no, fromStore},
+		{penstock.Spend, 1, time.Second, no, fromCache},
+		{penstock.Spend, 1, time.Minute, no, fromStore},
+		{penstock.Spend, 3, time.Second, no, fromCache},
+		{penstock.Spend, 1, 0, no, fromCache},               // beside it
+		{penstock.Spend, 1, 23 * time.Hour, yes, fromStore}, // books
+		{penstock.Force, 1, 0, yes, fromStore},
+		{penstock.Spend, 1, 0, no, fromCache},
+	} {
+		if d := decide(t, cache, charge(step.mode, step.cost, step.patience)); d.Allowed != step.allowed || d.Source != step.source {
+			t.Fatalf("step %d %+v: %v by %v", i, step, d, d.Source)
+		}
+	}
+}
+
+func TestDrawSaysNothingOfPatientSpends(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerMinute(10)
+	decide(t, cache, spend("k", limit, 10))
+	draw := penstock.Charge{Key: "k", Limit: limit, Cost: 1, Mode: penstock.Draw, Patience: 30 * time.Second}
+	answered(t, decide(t, cache, draw), no, fromStore)
+	patient := spend("k", limit, 1)
+	patient.Patience = 20 * time.Second
+	answered(t, decide(t, cache, patient), yes, fromStore)
+}
+
+func TestNeverIsNotToldToComeBack(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(10)
+	decide(t, cache, spend("k", limit, 10))
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	if d := decide(t, cache, spend("k", limit, 11)); d.RetryAfter() != penstock.Never {
+		t.Fatalf("11 of 10 are answered with %v", d)
+	}
+	decide(t, cache, spend("other", limit, 11))
+	d := decide(t, cache, spend("other", limit, 12))
+	answered(t, d, no, fromCache)
+	if d.RetryAfter() != penstock.Never {
+		t.Fatalf("12 of 10 are answered with %v", d)
+	}
+}
+
+func TestRefundAndResetAreObeyedAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []penstock.Mode{penstock.Refund, penstock.Reset} {
+		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		limit, other := penstock.PerDay(10), penstock.PerHour(10)
+		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
+		for range 2 {
+			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromCache)
+			decide(t, cache, penstock.Charge{Key: "k", Limit: limit, Cost: 2, Mode: mode})
+			answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), yes, fromStore)
+			if mode == penstock.Reset {
+				decide(t, cache, spend("k", limit, 8))
+			}
+		}
+	}
+}
+
+func TestRefundWhoseOutcomeIsUnknownForgetsToo(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	limit := penstock.PerDay(10)
+	decide(t, cache, spend("k", limit, 10))
+	decide(t, cache, spend("k", limit, 1))
+	lost := fmt.Errorf("%w: the reply was lost", penstock.ErrUnavailable)
+	store.before = func(ctx context.Context, charges []penstock.Charge) error {
+		if charges[0].Mode != penstock.Refund {
+			return nil
+		}
+		_, _ = store.Store.Decide(ctx, charges)
+		return lost
+	}
+	if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+}
+
+// A denial that was under way while units were given back is not remembered.
+func TestDenialFromBeforeARefundIsNotRememberedAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(slowAnswers{store}, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		done := make(chan penstock.Decision)
+		go func() { done <- decide(t, cache, spend("k", limit, 1)) }()
+		time.Sleep(time.Millisecond) // denied, and the answer is under way
+		decide(t, store, refund("k", limit, 1))
+		if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 0)}); err != nil {
+			t.Fatal(err)
+		}
+		answered(t, <-done, no, fromStore)
+		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+	})
+}
+
+// slowAnswers are 10 ms under way, except a Refund's.
+type slowAnswers struct{ penstock.Store }
+
+func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	d, err := s.Store.Decide(ctx, charges)
+	if charges[0].Mode != penstock.Refund {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return d, err
+}
+
+func TestRetryAfterCountsFromTheQuestionForTheVerdictAndFromTheAnswerForTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := penstock.PerSecond(10)
+		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		decide(t, cache, spend("k", limit, 10))
+		time.Sleep(40 * time.Millisecond) // 50 with the way back: 50 ms are left
+		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
+			t.Fatal(d)
+		}
+		time.Sleep(35 * time.Millisecond) // 45 since the question
+		d := decide(t, cache, spend("k", limit, 1))
+		answered(t, d, no, fromCache)
+		if want := 15 * time.Millisecond; d.RetryAfter() != want {
+			t.Fatalf("RetryAfter is %v, want %v: as if counted by who got the answer", d.RetryAfter(), want)
+		}
+		time.Sleep(5 * time.Millisecond)
+		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+	})
+}
+
+func TestAnotherPlanIsAnotherEntry(t *testing.T) {
+	t.Parallel()
+	zone := time.FixedZone("noon", int((12*time.Hour - time.Since(time.Now().UTC().Truncate(24*time.Hour))).Seconds()))
+	calendar := penstock.CalendarWindow(algorithm.Day, zone)
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	for i, pair := range [][2]penstock.Limit{
+		{penstock.PerDay(10), penstock.PerDay(20)},
+		{penstock.PerDay(10).WithBurst(5), penstock.PerDay(10).WithBurst(20)},
+		{penstock.PerDay(10).With(penstock.AnchoredWindow), penstock.PerDay(20).With(penstock.AnchoredWindow)},
+		{penstock.PerDay(10).With(penstock.SubWindow(3)), penstock.PerDay(20).With(penstock.SubWindow(3))},
+		{penstock.PerDay(10).With(calendar), penstock.PerDay(20).With(calendar)},
+	} {
+		key := fmt.Sprint(i)
+		decide(t, cache, spend(key, pair[0], 5))
+		decide(t, cache, penstock.Charge{Key: key, Limit: pair[0], Cost: 5, Mode: penstock.Force})
+		answered(t, decide(t, cache, spend(key, pair[0], 1)), no, fromStore)
+		answered(t, decide(t, cache, spend(key, pair[0], 1)), no, fromCache)
+		answered(t, decide(t, cache, spend(key, pair[1], 1)), yes, fromStore)
+		ready, err := pair[0].Ready() // the same in all that counts
+		if err != nil {
+			t.Fatal(err)
+		}
+		answered(t, decide(t, cache, spend(key, ready, 1)), no, fromCache)
+	}
+}
+
+func TestSlotsAreNeverDeniedFromMemory(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	slots, rate := penstock.InFlight(1, time.Minute), penstock.PerDay(1)
+	hold := func(holder string) penstock.Charge {
+		return penstock.Charge{Key: "k", Limit: slots, Cost: 1, Holder: holder}
+	}
+	answered(t, decide(t, cache, hold("a")), yes, fromStore)
+	for range 3 {
+		answered(t, decide(t, cache, hold("b")), no, fromStore)
+		answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+	}
+	decide(t, cache, spend("k", rate, 1))
+	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // both deny
+	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+	decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
+	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // the rate only: it will not change
+	d := decide(t, cache, hold("c"), spend("k", rate, 1))
+	answered(t, d, no, fromCache)
+	if d.Len() != 2 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining != 1 || d.Status(1).RetryAfter == 0 {
+		t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+	}
+}
+
+func TestBatchIsDeniedAsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		second, day := penstock.PerSecond(10), penstock.PerDay(10)
+		batch := func(a, b int64) []penstock.Charge {
+			return []penstock.Charge{spend("k", second, a), spend("k", day, b)}
+		}
+		decide(t, cache, batch(10, 4)...)
+		first := decide(t, cache, batch(1, 2)...)
+		answered(t, first, no, fromStore)
+		time.Sleep(20 * time.Millisecond)
+		d := decide(t, cache, batch(1, 2)...)
+		answered(t, d, no, fromCache)
+		if d.Len() != 2 || d.Status(0).RetryAfter != 80*time.Millisecond || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 6 ||
+			d.Status(1).ResetAfter != first.Status(1).ResetAfter-20*time.Millisecond {
+			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+		}
+		answered(t, decide(t, cache, batch(3, 1)...), no, fromCache)
+		answered(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), no, fromStore) // another order
+		answered(t, decide(t, cache, spend("k", second, 1), spend("other", day, 2)), no, fromStore)
+		answered(t, decide(t, cache, spend("k", second, 1)), no, fromStore) // another batch
+		answered(t, decide(t, cache, batch(1, 7)...), no, fromStore)        // 7 of the day would not fit either
+		d = decide(t, cache, batch(1, 7)...)
+		answered(t, d, no, fromCache)
+		if d.Status(0).RetryAfter == 0 || d.Status(1).RetryAfter == 0 {
+			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+		}
+		time.Sleep(80 * time.Millisecond)
+		answered(t, decide(t, cache, batch(1, 2)...), yes, fromStore)
+	})
+}
+
+func TestAnswersOfFallbacksAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	for source := penstock.FromStore; source <= penstock.FromClosed; source++ {
+		store := newCounting()
+		cache := guard.NewDenyCache(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			d, err := store.Decide(ctx, charges)
+			d.Source = source
+			return d, err
+		}), guard.DenyOptions{})
+		for range 3 {
+			decide(t, cache, spend("k", penstock.PerDay(1), 1))
+		}
+		want := int64(3)
+		if source == penstock.FromStore {
+			want = 2
+		}
+		if got := store.asked.Load(); got != want {
+			t.Errorf("denials from %v: the store was asked %d times, want %d", source, got, want)
+		}
+	}
+}
+
+func TestErrorsAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	limit := penstock.PerDay(1)
+	decide(t, cache, spend("k", limit, 1))
+	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
+	for range 2 {
+		if _, err := cache.Decide(t.Context(), []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	store.before = nil
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache) // what is known is known without the store
+}
+
+func TestForgetForgetsEverything(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(1)
+	for range 2 {
+		for i := range 100 {
+			decide(t, cache, spend(fmt.Sprint(i), limit, 1))
+			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 2)), no, fromStore)
+			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 2)), no, fromCache)
+		}
+		if s := cache.Stats(); s.Entries != 100 {
+			t.Fatalf("%+v", s)
+		}
+		cache.Forget()
+		if s := cache.Stats(); s.Entries != 0 {
+			t.Fatalf("%+v", s)
+		}
+	}
+}
+
+var _ = strings.Repeat
+var _ = rand.N[int]
+var _ sync.Mutex
