@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -437,11 +437,13 @@ func TestForgetForgetsEverything(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerDay(1)
+	for i := range 100 {
+		decide(t, cache, spend(fmt.Sprint(i), limit, 1))
+	}
 	for range 2 {
 		for i := range 100 {
-			decide(t, cache, spend(fmt.Sprint(i), limit, 1))
-			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 2)), no, fromStore)
-			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 2)), no, fromCache)
+			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 1)), no, fromCache)
 		}
 		if s := cache.Stats(); s.Entries != 100 {
 			t.Fatalf("%+v", s)
@@ -453,6 +455,279 @@ func TestForgetForgetsEverything(t *testing.T) {
 	}
 }
 
-var _ = strings.Repeat
-var _ = rand.N[int]
-var _ sync.Mutex
+// gate is a store whose answers wait until it is opened.
+type gate struct {
+	*counting
+	open chan struct{}
+}
+
+func newGate() *gate {
+	g := &gate{counting: newCounting(), open: make(chan struct{})}
+	close(g.open)
+	g.before = func(context.Context, []penstock.Charge) error { <-g.open; return nil }
+	return g
+}
+
+// crowd is n callers who come at one time, after a denial has ended and while the store is held.
+func crowd(t *testing.T, g *gate, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
+	g.open = make(chan struct{})
+	g.asked.Store(0)
+	decisions := make(chan penstock.Decision, n)
+	for range n {
+		go func() { decisions <- decide(t, cache, charge) }()
+	}
+	synctest.Wait()
+	if got := g.asked.Load(); got != 1 {
+		t.Fatalf("%d of %d ask when a denial has ended, want 1", got, n)
+	}
+	return decisions
+}
+
+func TestOneAsksWhenADenialEndsAndTheOthersHearIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers = 100
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, callers, spend("k", limit, 1))
+		close(g.open)
+		heard := 0
+		for range callers {
+			d := <-decisions
+			if d.Allowed {
+				t.Fatal(d)
+			}
+			if d.Source == fromCache {
+				heard++
+			}
+		}
+		if got := g.asked.Load(); got != 1 || heard != callers-1 || cache.Stats().Waited != callers-1 {
+			t.Fatalf("the store was asked %d times, %d were answered by its answer, %d waited", got, heard, cache.Stats().Waited)
+		}
+	})
+}
+
+func TestAfterAGrantThoseWhoWaitedGetWhatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers, units = 100, 7
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerSecond(units).With(penstock.FixedWindow)
+		decide(t, cache, spend("k", limit, units))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, callers, spend("k", limit, 1))
+		close(g.open)
+		allowed := 0
+		for range callers {
+			if d := <-decisions; d.Allowed {
+				allowed++
+			}
+		}
+		if allowed != units {
+			t.Fatalf("%d allowed, want %d", allowed, units)
+		}
+	})
+}
+
+func TestWhoAsksForLessWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 7))
+		decide(t, cache, spend("k", limit, 5))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, 3, spend("k", limit, 5))
+		less := make(chan penstock.Decision)
+		go func() { less <- decide(t, cache, spend("k", limit, 3)) }()
+		synctest.Wait()
+		if got := g.asked.Load(); got != 2 {
+			t.Fatalf("%d ask, want one for 5 and one for 3", got)
+		}
+		close(g.open)
+		answered(t, <-less, yes, fromStore)
+		for range 3 {
+			<-decisions
+		}
+	})
+}
+
+func TestWhoWaitsLeavesWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, 1, spend("k", limit, 1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		close(g.open)
+		answered(t, <-decisions, no, fromStore)
+	})
+}
+
+func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		held := make(chan struct{})
+		store.before = func(context.Context, []penstock.Charge) error {
+			if store.asked.Load() == 3 {
+				<-held
+				panic("broken")
+			}
+			return nil
+		}
+		go func() {
+			defer func() { _ = recover() }()
+			decide(t, cache, spend("k", limit, 1))
+		}()
+		synctest.Wait()
+		others := make(chan penstock.Decision)
+		go func() { others <- decide(t, cache, spend("k", limit, 1)) }()
+		synctest.Wait()
+		close(held)
+		answered(t, <-others, no, fromStore)
+	})
+}
+
+// Who gave units back can spend them, whatever others learn meanwhile.
+func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxEntries: 64})
+	limit := penstock.PerDay(10)
+	var rounds, local atomic.Int64
+	var owners, others sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 8 {
+		key := fmt.Sprint(i)
+		decide(t, cache, spend(key, limit, 10))
+		for range 2 { // who only ask for more than is ever given back
+			others.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						if d := decide(t, cache, spend(key, limit, 2)); d.Source == fromCache {
+							local.Add(1)
+						}
+						decide(t, cache, penstock.Charge{Key: key, Limit: limit, Cost: 1, Mode: penstock.Peek})
+					}
+				}
+			})
+		}
+		owners.Go(func() {
+			for range 2000 {
+				if d := decide(t, cache, spend(key, limit, 1)); d.Allowed {
+					t.Errorf("key %s: more than its limit: %v", key, d)
+				}
+				decide(t, cache, refund(key, limit, 1))
+				if d := decide(t, cache, spend(key, limit, 1)); !d.Allowed {
+					t.Errorf("key %s: its own refund is denied, by %v", key, d.Source)
+				}
+				rounds.Add(1)
+			}
+		})
+	}
+	owners.Wait()
+	close(stop)
+	others.Wait()
+	t.Logf("counted: %d refunds spent at once by who gave them back (%d denials answered locally meanwhile)", rounds.Load(), local.Load())
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	const keys, entries = 1_000_000, 4096
+	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxEntries: entries, MaxAge: time.Hour})
+	limit, err := penstock.PerDay(10).Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	charges := []penstock.Charge{spend("", limit, 1)}
+	most := int64(0)
+	for i := range keys {
+		charges[0].Key = strconv.Itoa(i)
+		if _, err := cache.Decide(t.Context(), charges); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, cache.Stats().Entries)
+	}
+	s := cache.Stats()
+	if most > entries || s.Entries != entries || s.Remembered != keys || s.Evicted != keys-entries {
+		t.Fatalf("at most %d entries, %+v", most, s)
+	}
+	t.Logf("counted: %d denied keys in a cache of %d", keys, most)
+}
+
+func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	limit := penstock.PerDay(1)
+	other := limit.WithName("other")
+	grouped := limit
+	grouped.Group = "group"
+	long := strings.Repeat("x", penstock.MaxKey-1)
+	keys := []string{"", "\x00", "\x00\x00", "a", "b", "ab", "ba", "a\nday", "a:day", "{a}", "day", long, long + "x", long + "y", "y" + long}
+	for i := range 3000 {
+		keys = append(keys, fmt.Sprint(i))
+	}
+	for _, key := range keys {
+		for _, limit := range []penstock.Limit{limit, other, grouped} {
+			answered(t, decide(t, cache, spend(key, limit, 1)), yes, fromStore)
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromCache)
+		}
+	}
+	// Batches of the same counters in other pairs and orders are other batches.
+	batches := 0
+	for i := range 60 {
+		for j := range 60 {
+			if i == j {
+				continue
+			}
+			batch := []penstock.Charge{spend(keys[i], limit, 1), spend(keys[j], other, 1)}
+			answered(t, decide(t, cache, batch...), no, fromStore)
+			answered(t, decide(t, cache, batch...), no, fromCache)
+			batches++
+		}
+	}
+	t.Logf("counted: %d keys and batches told apart", 3*len(keys)+batches)
+}
+
+func TestInvalidChargesAreRefusedThoughTheirKeyIsDenied(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(10)
+	decide(t, cache, spend("k", limit, 10))
+	decide(t, cache, spend("k", limit, 1))
+	impatient := spend("k", limit, 1)
+	impatient.Patience = -1
+	for _, batch := range [][]penstock.Charge{
+		{spend("k", limit, -1)},
+		{spend("k", limit, penstock.MaxCost+1)},
+		{spend("k", limit, 1), spend("k", limit, 1)},
+		{impatient},
+		{},
+	} {
+		if d, err := cache.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%+v: %v, %v", batch, d, err)
+		}
+	}
+}
