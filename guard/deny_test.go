@@ -190,6 +190,52 @@ func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
 	}
 }
 
+func TestPatientDenialsEndSoonerAndStandBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		limit := penstock.PerSecond(10)
+		decide(t, cache, spend("k", limit, 10))
+		patient := spend("k", limit, 1)
+		patient.Patience = 50 * time.Millisecond
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		d := decide(t, cache, patient)
+		answered(t, d, no, fromStore)
+		if d.RetryAfter() != 50*time.Millisecond {
+			t.Fatal(d)
+		}
+		time.Sleep(49 * time.Millisecond)
+		answered(t, decide(t, cache, patient), no, fromCache)
+		time.Sleep(11 * time.Millisecond)
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		answered(t, decide(t, cache, patient), yes, fromStore)
+	})
+}
+
+func TestPatienceMeansNothingToWindows(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(1).With(penstock.AnchoredWindow)
+	patient := spend("k", limit, 1)
+	patient.Patience = time.Minute
+	decide(t, cache, spend("k", limit, 1))
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	answered(t, decide(t, cache, patient), no, fromCache)
+}
+
+func TestWhoHasGoneIsToldSoThoughTheAnswerIsKnown(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(1)
+	for range 2 {
+		decide(t, cache, spend("k", limit, 1))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if d, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.Canceled) {
+		t.Fatal(d, err)
+	}
+}
+
 func TestDrawSaysNothingOfPatientSpends(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
@@ -354,6 +400,9 @@ func TestSlotsAreNeverDeniedFromMemory(t *testing.T) {
 	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
 	decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
 	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // the rate only: it will not change
+	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} { // who comes and goes forgets no denial of the rate
+		decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: mode, Holder: "e"})
+	}
 	d := decide(t, cache, hold("c"), spend("k", rate, 1))
 	answered(t, d, no, fromCache)
 	if d.Len() != 2 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining != 1 || d.Status(1).RetryAfter == 0 {
@@ -575,6 +624,28 @@ func TestWhoWaitsLeavesWithItsContext(t *testing.T) {
 	})
 }
 
+func TestWhoWaitedIsNotDeniedByTheDenialOfMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 7))
+		decide(t, cache, spend("k", limit, 5))
+		time.Sleep(time.Second)
+		decide(t, g, refund("k", limit, 3)) // elsewhere: 6 are left
+		more := crowd(t, g, cache, 1, spend("k", limit, 9))
+		less := make(chan penstock.Decision)
+		go func() { less <- decide(t, cache, spend("k", limit, 5)) }()
+		synctest.Wait()
+		if cache.Stats().Waited != 1 {
+			t.Fatal("nobody waits")
+		}
+		close(g.open)
+		answered(t, <-more, no, fromStore)
+		answered(t, <-less, yes, fromStore)
+	})
+}
+
 func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
@@ -702,10 +773,12 @@ func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
 			if i == j {
 				continue
 			}
-			batch := []penstock.Charge{spend(keys[i], limit, 1), spend(keys[j], other, 1)}
-			answered(t, decide(t, cache, batch...), no, fromStore)
-			answered(t, decide(t, cache, batch...), no, fromCache)
-			batches++
+			for _, second := range []penstock.Limit{limit, other} {
+				batch := []penstock.Charge{spend(keys[i], limit, 1), spend(keys[j], second, 1)}
+				answered(t, decide(t, cache, batch...), no, fromStore)
+				answered(t, decide(t, cache, batch...), no, fromCache)
+				batches++
+			}
 		}
 	}
 	t.Logf("counted: %d keys and batches told apart", 3*len(keys)+batches)
