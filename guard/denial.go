@@ -134,7 +134,7 @@ func samePlan(a, b *penstock.Plan) bool {
 	}
 	x, y := &a.Limit, &b.Limit
 	if x.Algorithm.At != nil || y.Algorithm.At != nil {
-		return x.Algorithm == y.Algorithm && x.Count == y.Count && x.Burst == y.Burst
+		return x.Algorithm == y.Algorithm && x.Count == y.Count && x.Period == y.Period && x.Burst == y.Burst
 	}
 	return *a.Params(0) == *b.Params(0)
 }

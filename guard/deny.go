@@ -11,12 +11,12 @@ import (
 // DenyOptions of a DenyCache. The zero value is useful.
 type DenyOptions struct {
 	// MaxAge is how long a denial is remembered at most, and so how late it can be noticed that units came back by another way than
-	// time and this guard: a Refund or Reset by another process, a limit that was changed, a counter or a holder's clock that was lost.
-	// Default: 1 s.
+	// time or this guard. Default: 1 s.
 	MaxAge time.Duration
 
 	// MaxEntries is how many denials are remembered at most, rounded up to a power of two of at least 8. Beyond, the one that ends
-	// first is forgotten, which costs a question. Each takes about 160 bytes, and 80 more per charge beyond the first. Default: 65,536.
+	// first is forgotten, which costs a question. Each takes about 160 bytes, 80 more per charge beyond the first, and the plan of a limit
+	// that was not made Ready. Default: 65,536.
 	MaxEntries int
 
 	// Limits says what is different for a limit: its Settings' DenyFor is its MaxAge. Default: nothing. It is called for each denial
@@ -198,11 +198,14 @@ func stable(retryAfter time.Duration) time.Duration {
 func (d *DenyCache) maxAgeOf(plan *penstock.Plan) time.Duration {
 	if d.limits != nil {
 		if age := d.limits(&plan.Limit).DenyFor; age != 0 {
-			return age
+			return min(age, longest)
 		}
 	}
-	return d.maxAge
+	return min(d.maxAge, longest)
 }
+
+// longest is a time after which nothing is remembered, and that can be added to one.
+const longest time.Duration = 1 << 61
 
 // now is the time by a clock that no one can set, in ns.
 func (d *DenyCache) now() int64 { return int64(time.Since(d.start)) }

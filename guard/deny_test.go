@@ -135,7 +135,7 @@ func TestOlderThanMaxAgeNoDenialIsBelieved(t *testing.T) {
 				if age > 0 {
 					time.Sleep(age - 1)
 					answered(t, decide(t, cache, spend(key, limit, cost)), no, fromCache)
-					time.Sleep(1)
+					time.Sleep(time.Nanosecond)
 				}
 				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
 			}
@@ -400,7 +400,7 @@ func TestSlotsAreNeverDeniedFromMemory(t *testing.T) {
 	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
 	decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
 	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // the rate only: it will not change
-	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} { // who comes and goes forgets no denial of the rate
+	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {      // who comes and goes forgets no denial of the rate
 		decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: mode, Holder: "e"})
 	}
 	d := decide(t, cache, hold("c"), spend("k", rate, 1))
@@ -672,6 +672,50 @@ func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
 		synctest.Wait()
 		close(held)
 		answered(t, <-others, no, fromStore)
+	})
+}
+
+// One key, far over its limit, on a store that takes 1 ms to answer.
+func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const requests, perSecond, seconds = 100_000, 10, 10
+		store := newCounting()
+		store.before = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		limit := made(t, penstock.PerSecond(perSecond))
+		var allowed atomic.Int64
+		for range requests {
+			time.Sleep(seconds * time.Second / requests)
+			go func() {
+				if d := decide(t, cache, spend("k", limit, 1)); d.Allowed {
+					allowed.Add(1)
+				}
+			}()
+		}
+		time.Sleep(time.Second)
+		// Per unit that comes back: who asks, who came within its 1 ms and then asks too, and who comes before the first of those is answered.
+		const most = perSecond*(seconds+1)*2*(requests/seconds/1000+1) + perSecond
+		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.asked.Load() > most {
+			t.Errorf("%d of %d allowed, the store was asked %d times, want at most %d", n, requests, store.asked.Load(), most)
+		}
+		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was asked %d times)", requests, allowed.Load(), store.asked.Load())
+	})
+}
+
+func TestDenyForMayBeForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, ever := range []time.Duration{penstock.Never, penstock.Never - 1} {
+			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: ever})
+			limit := penstock.PerDay(1)
+			key := fmt.Sprint(ever)
+			decide(t, cache, spend(key, limit, 1))
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromStore)
+			time.Sleep(23 * time.Hour)
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromCache)
+			answered(t, decide(t, cache, spend("never", limit.WithName("other"), 2)), no, fromStore)
+			time.Sleep(24 * time.Hour)
+			answered(t, decide(t, cache, spend("never", limit.WithName("other"), 2)), no, fromCache)
+		}
 	})
 }
 
