@@ -196,12 +196,13 @@ func stable(retryAfter time.Duration) time.Duration {
 }
 
 func (d *DenyCache) maxAgeOf(plan *penstock.Plan) time.Duration {
+	age := d.maxAge
 	if d.limits != nil {
-		if age := d.limits(&plan.Limit).DenyFor; age != 0 {
-			return min(age, longest)
+		if own := d.limits(&plan.Limit).DenyFor; own != 0 {
+			age = own
 		}
 	}
-	return min(d.maxAge, longest)
+	return min(age, longest)
 }
 
 // longest is a time after which nothing is remembered, and that can be added to one.

@@ -504,6 +504,53 @@ func TestForgetForgetsEverything(t *testing.T) {
 	}
 }
 
+func TestForgetForgetsWhatIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		limit := penstock.PerDay(1)
+		decide(t, cache, spend("k", limit, 1))
+		go func() {
+			time.Sleep(time.Millisecond)
+			cache.Forget()
+		}()
+		for range 2 {
+			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		}
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+	})
+}
+
+func TestDenialThatEndsOnItsWayIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		limit := penstock.PerSecond(50)
+		decide(t, cache, spend("k", limit, 50))
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore) // 10 ms too early
+		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
+			t.Fatalf("%+v", s)
+		}
+	})
+}
+
+func TestLongBatchesAndWrongAnswersAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
+	wrong := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
+	for n, store := range map[int]penstock.Store{2: wrong, 9: newCounting()} {
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		var charges []penstock.Charge
+		for i := range n {
+			charges = append(charges, spend(fmt.Sprint(i), penstock.PerDay(1), 1))
+		}
+		for range 3 {
+			decide(t, cache, charges...)
+		}
+		if s := cache.Stats(); s.Remembered != 0 {
+			t.Errorf("a batch of %d: %+v", n, s)
+		}
+	}
+}
+
 // gate is a store whose answers wait until it is opened.
 type gate struct {
 	*counting
@@ -713,8 +760,10 @@ func TestDenyForMayBeForEver(t *testing.T) {
 			time.Sleep(23 * time.Hour)
 			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromCache)
 			answered(t, decide(t, cache, spend("never", limit.WithName("other"), 2)), no, fromStore)
-			time.Sleep(24 * time.Hour)
+			time.Sleep(200 * 24 * time.Hour)
 			answered(t, decide(t, cache, spend("never", limit.WithName("other"), 2)), no, fromCache)
+			answered(t, decide(t, cache, spend("late", limit, 2)), no, fromStore)
+			answered(t, decide(t, cache, spend("late", limit, 2)), no, fromCache)
 		}
 	})
 }
