@@ -32,22 +32,23 @@ func Deny(o DenyOptions) penstock.Decorator {
 // A DenyCache answers by itself what the store has just denied. Who is over a limit then costs the store nothing, however often it comes.
 //
 // A denial is remembered until the charge may be granted: until its RetryAfter, counted from before the question was sent and shortened
-// by 0.1 % and 2 µs for clocks that differ, and for MaxAge at most. Until then whoever asks for as much or more, with as little patience or less,
-// is denied; who asks for less asks the store. Decisions that the cache made are FromDenyCache.
+// by 0.1 % and 2 µs for clocks that differ, and for MaxAge at most. Until then whoever asks for as much or more, with as little patience
+// or less, is denied; who asks for less asks the store. Decisions that the cache made are FromDenyCache.
 //
 // The verdict is exact: the store would deny too, since other charges only take units away. The exceptions end with the denial's age,
 // MaxAge at most after they happened: units given back by others (a Refund, a Reset, a batch over several slots of a Cluster that failed,
-// a lease below this guard), changed numbers of a limit, lost state, and a clock of the store that leaps ahead. A Refund or Reset through this
-// guard is obeyed at once: what comes after its answer is not denied by what was known before.
+// a lease below this guard) or after the answer was lost, changed numbers of a limit, lost state, a clock of the store that leaps ahead.
+// A Refund or Reset through this guard is obeyed at once: what comes after its answer is not denied by what was known before.
 //
-// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. So RetryAfter never is too long by more
+// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. So RetryAfter is never too long by more
 // than the answer was under way; it is too short where others have spent meanwhile, or where more is asked than was denied. Never is
 // Never: what exceeds its limit is not told to come back.
 //
 // A batch is denied if its charges are those of a remembered one: the same limits and keys in the same order, those that were denied
-// asking for as much or more, the others for as much or less. Its other charges' statuses are what the store said of them.
-// Batches of more than 8 charges are always asked, as are those that were denied by a Concurrency limit, whose slots may be released at
-// any time, or with a Force, Refund or Reset among them. Denials that did not come from the store itself are not remembered.
+// asking for as much or more, the others for as much or less. What its statuses say of the others was so when the store was asked; by now
+// they may stand in the way too. Batches of more than 8 charges are always asked, as are those that were denied by a Concurrency limit,
+// whose slots may be released at any time, or with a Force, Refund or Reset among them. Denials that did not come from the store itself
+// are not remembered.
 //
 // When a denial ends, the first to come asks the store. Those that come before its answer wait for it, no longer than their contexts; then
 // they are answered by it if it denies them, or ask too.

@@ -745,7 +745,8 @@ func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.asked.Load() > most {
 			t.Errorf("%d of %d allowed, the store was asked %d times, want at most %d", n, requests, store.asked.Load(), most)
 		}
-		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was asked %d times)", requests, allowed.Load(), store.asked.Load())
+		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was asked %d times)",
+			requests, allowed.Load(), store.asked.Load())
 	})
 }
 
@@ -810,7 +811,8 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	owners.Wait()
 	close(stop)
 	others.Wait()
-	t.Logf("counted: %d refunds spent at once by who gave them back (%d denials answered locally meanwhile)", rounds.Load(), local.Load())
+	t.Logf("counted: %d refunds spent at once by who gave them back (%d cached denials meanwhile)",
+		rounds.Load(), local.Load())
 }
 
 func TestMemoryIsBounded(t *testing.T) {
