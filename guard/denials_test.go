@@ -1,0 +1,42 @@
+package guard
+
+import "testing"
+
+// In one set, under one tag: only the whole key tells.
+func TestDenialsOfOneTagAreToldApart(t *testing.T) {
+	table := newDenials(1)
+	if len(table.sets) != 1 {
+		t.Fatalf("%d sets for one entry", len(table.sets))
+	}
+	var put []*denial
+	for i := range uint64(waysPerSet) {
+		e := &denial{key: denialKey{low: i<<32 | 1, high: i * 3}, until: int64(100 + i)}
+		table.put(e, nil, nil)
+		put = append(put, e)
+	}
+	for _, e := range put {
+		if got := table.find(e.key); got != e {
+			t.Errorf("%v finds %v", e.key, got)
+		}
+		if got := table.find(denialKey{e.key.low, e.key.high + 1}); got != nil {
+			t.Errorf("a key that was never put finds %v", got)
+		}
+	}
+}
+
+func TestWhatEndsFirstIsForgottenFirst(t *testing.T) {
+	table := newDenials(8)
+	for i, until := range []int64{80, 30, 90, 60, 50, 70, 40, 99} {
+		table.put(&denial{key: denialKey{low: uint64(2 * i)}, until: until}, nil, nil)
+	}
+	for i, want := range []uint64{1, 6, 4} { // those of 30, 40, 50
+		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, until: 1000, answered: 35}
+		table.put(e, nil, nil)
+		if table.find(denialKey{low: 2 * want}) != nil || table.find(e.key) != e {
+			t.Errorf("the denial %d ends first and is still there, or the new one is not", want)
+		}
+	}
+	if n, evicted := table.entries.Load(), table.evicted.Load(); n != 8 || evicted != 2 {
+		t.Errorf("%d entries, %d evicted while they held; want 8 and 2", n, evicted)
+	}
+}

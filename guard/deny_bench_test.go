@@ -1,0 +1,87 @@
+package guard_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// What a decision costs around a store that answers at once, and what memstore takes for the same.
+func BenchmarkDeny(b *testing.B) {
+	granted := penstock.Single(penstock.Status{Granted: 1, Remaining: 9})
+	grants := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return granted, nil })
+	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
+	denies := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
+	limit, other := made(b, penstock.PerDay(1)), made(b, penstock.PerHour(1))
+	one := []penstock.Charge{{Key: "user-1234567", Limit: limit, Cost: 1}}
+	two := []penstock.Charge{{Key: "user-1234567", Limit: limit, Cost: 1}, {Key: "user-1234567", Limit: other, Cost: 1}}
+	full := guard.NewDenyCache(denies, guard.DenyOptions{MaxAge: time.Hour})
+	for i := range 65_536 {
+		_, _ = full.Decide(b.Context(), []penstock.Charge{{Key: strconv.Itoa(i), Limit: limit, Cost: 1}})
+	}
+	memory := func() penstock.Store { return memstore.New(memstore.Options{}) }
+	cached := func(next penstock.Store) penstock.Store {
+		return guard.NewDenyCache(next, guard.DenyOptions{MaxAge: time.Hour})
+	}
+	for _, c := range []struct {
+		name    string
+		store   penstock.Store
+		charges []penstock.Charge
+	}{
+		{"granted/bare", grants, one},
+		{"granted/guarded", cached(grants), one},
+		{"granted/guarded-2-charges", cached(grants), two},
+		{"denied/guarded", cached(memory()), one},
+		{"denied/guarded-full", full, one},
+		{"denied/guarded-2-charges", cached(memory()), two},
+		{"denied/memstore", memory(), one},
+		{"denied/memstore-2-charges", memory(), two},
+	} {
+		run := func(b *testing.B, next func() bool) {
+			for next() {
+				if _, err := c.store.Decide(context.Background(), c.charges); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+		for range 2 {
+			_, _ = c.store.Decide(b.Context(), c.charges)
+		}
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			run(b, b.Loop)
+		})
+		b.Run(c.name+"/parallel", func(b *testing.B) {
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) { run(b, pb.Next) })
+		})
+	}
+	b.Run("remembered", func(b *testing.B) {
+		b.ReportAllocs()
+		cache := cached(denies)
+		charge := []penstock.Charge{{Limit: limit, Cost: 1}}
+		keys := make([]string, 1<<18)
+		for i := range keys {
+			keys[i] = strconv.Itoa(i)
+		}
+		for i := 0; b.Loop(); i++ {
+			charge[0].Key = keys[i%len(keys)]
+			_, _ = cache.Decide(b.Context(), charge)
+		}
+	})
+}
+
+// made is a limit as a Limiter has it.
+func made(b testing.TB, limit penstock.Limit) penstock.Limit {
+	b.Helper()
+	limit, err := limit.Ready()
+	if err != nil {
+		b.Fatal(err)
+	}
+	return limit
+}

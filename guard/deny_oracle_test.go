@@ -1,0 +1,287 @@
+package guard_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A trace is what random callers do, by a seed, on a guarded store.
+type trace struct {
+	t      *testing.T
+	seed   uint64
+	rand   *rand.Rand
+	limits []penstock.Limit
+	store  *memstore.Store  // bare
+	cache  *guard.DenyCache // around it
+	twin   *memstore.Store  // sees the same charges, at the same times, without a cache
+	step   int
+	grain  time.Duration // of pauses: stores read their clocks in µs, each from its own beginning
+	log    []string
+
+	local, exact, sooner, patient, batches int // denials by the cache, and of which kind
+}
+
+func newTrace(t *testing.T, seed uint64, grain time.Duration, o guard.DenyOptions) *trace {
+	r := rand.New(rand.NewPCG(seed, 1))
+	tr := &trace{t: t, seed: seed, grain: grain, rand: r, store: memstore.New(memstore.Options{}), twin: memstore.New(memstore.Options{})}
+	tr.cache = guard.NewDenyCache(tr.store, o)
+	algorithms := []*algorithm.Algorithm{
+		penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
+		penstock.SlidingLog, penstock.SubWindow(1 + r.IntN(6)), penstock.CalendarWindow(algorithm.Day, time.UTC), penstock.Concurrency,
+	}
+	for i := range 3 {
+		limit := penstock.Limit{
+			Name:      fmt.Sprintf("limit-%d", i),
+			Algorithm: algorithms[r.IntN(len(algorithms))],
+			Count:     1 + r.Int64N(12),
+			Period:    []time.Duration{700 * time.Microsecond, 37 * time.Millisecond, time.Second, 10 * time.Second, time.Hour}[r.IntN(5)],
+		}
+		if limit.Algorithm.Bookable && r.IntN(2) == 0 || limit.Algorithm.Holds {
+			limit.Burst = 1 + r.Int64N(15)
+		}
+		if limit.Algorithm.Holds {
+			limit.Period = max(limit.Period, 37*time.Millisecond)
+		}
+		if limit.Algorithm == penstock.LeakyBucket {
+			limit.Burst = r.Int64N(8)
+		}
+		limit, err := limit.Ready()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr.limits = append(tr.limits, limit)
+	}
+	return tr
+}
+
+// pause lets some time pass, often about as much as the limits need.
+func (tr *trace) pause() {
+	switch tr.rand.IntN(6) {
+	case 0:
+		tr.sleep(20 * time.Millisecond)
+	case 1:
+		tr.sleep(tr.limits[tr.rand.IntN(len(tr.limits))].Period / 4)
+	case 2:
+		tr.sleep(time.Millisecond)
+	case 3, 4:
+		tr.sleep(3 * time.Microsecond)
+	}
+}
+
+func (tr *trace) sleep(below time.Duration) {
+	time.Sleep(time.Duration(tr.rand.Int64N(int64(below)) + 1).Truncate(tr.grain))
+}
+
+// charges are a random batch of the mode, or with Spend of all modes that ask.
+func (tr *trace) charges(mode penstock.Mode) []penstock.Charge {
+	var charges []penstock.Charge
+	first := tr.rand.IntN(len(tr.limits))
+	n := 1
+	if tr.rand.IntN(3) == 0 {
+		n += tr.rand.IntN(len(tr.limits))
+	}
+	key := fmt.Sprint("key-", tr.rand.IntN(2))
+	for i := range n {
+		limit := tr.limits[(first+i)%len(tr.limits)]
+		c := penstock.Charge{Key: key, Limit: limit, Cost: 1, Mode: mode}
+		switch tr.rand.IntN(4) {
+		case 0:
+			c.Cost = tr.rand.Int64N(limit.Count + 3)
+		case 1:
+			c.Cost = 1 + tr.rand.Int64N(3)
+		}
+		if mode == penstock.Spend {
+			c.Mode = []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek}[tr.rand.IntN(5)]
+		}
+		if tr.rand.IntN(3) == 0 {
+			c.Patience = min(time.Duration(tr.rand.Int64N(int64(limit.Period)))/2, time.Hour)
+		}
+		if limit.Algorithm.Holds || tr.rand.IntN(4) == 0 {
+			c.Holder = fmt.Sprint("holder-", tr.rand.IntN(6))
+		}
+		charges = append(charges, c)
+	}
+	return charges
+}
+
+func (tr *trace) decide(s penstock.Store, charges []penstock.Charge) penstock.Decision {
+	d, err := s.Decide(tr.t.Context(), charges)
+	if err != nil {
+		tr.fatal("%v", err)
+	}
+	return d
+}
+
+func (tr *trace) fatal(format string, args ...any) {
+	tr.t.Helper()
+	tr.t.Fatalf("seed %d, step %d, limits %v: %s\nthe last steps:\n%v", tr.seed, tr.step, tr.limits, fmt.Sprintf(format, args...), tr.log)
+}
+
+func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
+	line := fmt.Sprintf("%v by %v:", time.Now().Format("15:04:05.000000000"), d.Source)
+	for i, c := range charges {
+		line += fmt.Sprintf(" %v %s %s cost %d patience %v: %+v;", c.Mode, c.Key, c.Limit.Name, c.Cost, c.Patience, d.Status(i))
+	}
+	tr.log = append(tr.log, line+"\n")
+	if len(tr.log) > 12 {
+		tr.log = tr.log[1:]
+	}
+}
+
+// mode is what the next step does: mostly ask.
+func (tr *trace) mode(frees bool) penstock.Mode {
+	switch n := tr.rand.IntN(40); {
+	case n == 0 && frees:
+		return penstock.Reset
+	case n <= 2 && frees:
+		return penstock.Refund
+	case n == 3:
+		return penstock.Force
+	}
+	return penstock.Spend
+}
+
+// Every decision through the cache is compared with that of a store without one, which sees the same. With all refunds going through the
+// cache there is no false denial.
+func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
+	t.Parallel()
+	const steps = 400
+	seeds := seeds(1000)
+	var all trace
+	for seed := range uint64(seeds) {
+		synctest.Test(t, func(t *testing.T) {
+			maxAge := []time.Duration{0, 50 * time.Millisecond, time.Hour}[seed%3]
+			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5)})
+			for tr.step = range steps {
+				tr.pause()
+				charges := tr.charges(tr.mode(true))
+				d, want := tr.decide(tr.cache, charges), tr.decide(tr.twin, charges)
+				tr.note(d, charges)
+				tr.compare(charges, d, want)
+			}
+			all.add(tr)
+		})
+	}
+	if all.exact < all.local/20 || all.sooner == 0 || all.patient == 0 || all.batches == 0 || all.local < seeds {
+		t.Errorf("the traces are too easy: %+v", all)
+	}
+	t.Logf("counted: %d cached denials equal to the store's (0 false; %d batches, %d patient; %d told to come back too soon, "+
+		"%d to the microsecond)", all.local, all.batches, all.patient, all.sooner, all.exact)
+}
+
+// compare demands the same verdict, and of cached denials a RetryAfter that is not too long; what the store answered must be equal.
+func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
+	if d.Allowed != want.Allowed || d.Len() != want.Len() {
+		tr.fatal("allowed %v by %v; the store alone: %v", d.Allowed, d.Source, want.Allowed)
+	}
+	for i := range charges {
+		got, truth := d.Status(i), want.Status(i)
+		if d.Source == penstock.FromStore {
+			if got != truth {
+				tr.fatal("charge %d: %+v from the guarded store; the store alone: %+v", i, got, truth)
+			}
+			continue
+		}
+		if got.Granted != 0 || got.Wait != 0 || got.RetryAfter > truth.RetryAfter {
+			tr.fatal("charge %d: the cache says %+v, the store %+v", i, got, truth)
+		}
+		if (got.RetryAfter == penstock.Never) != (truth.RetryAfter == penstock.Never) && len(charges) == 1 {
+			tr.fatal("charge %d: the cache says %+v, the store %+v", i, got, truth)
+		}
+	}
+	if d.Source == penstock.FromDenyCache {
+		tr.local++
+		switch {
+		case len(charges) > 1:
+			tr.batches++
+		case d.RetryAfter() < want.RetryAfter():
+			tr.sooner++
+		default:
+			tr.exact++
+		}
+		if charges[0].Patience > 0 && charges[0].Limit.Algorithm.Bookable {
+			tr.patient++
+		}
+	}
+}
+
+func (tr *trace) add(other *trace) {
+	tr.local += other.local
+	tr.exact += other.exact
+	tr.sooner += other.sooner
+	tr.patient += other.patient
+	tr.batches += other.batches
+}
+
+// Units that others give back are noticed when the denial is MaxAge old, or earlier.
+func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
+	t.Parallel()
+	const steps = 400
+	seeds := seeds(1000)
+	local, wrong, latest := 0, 0, time.Duration(0)
+	for seed := range uint64(seeds) {
+		synctest.Test(t, func(t *testing.T) {
+			maxAge := []time.Duration{20 * time.Millisecond, 300 * time.Millisecond, time.Second}[seed%3]
+			tr := newTrace(t, seed, time.Nanosecond, guard.DenyOptions{MaxAge: maxAge})
+			freed := time.Now().Add(-time.Hour) // the last time
+			for tr.step = range steps {
+				tr.pause()
+				if mode := tr.mode(true); mode == penstock.Refund || mode == penstock.Reset {
+					tr.decide(tr.store, tr.charges(mode)) // not through the cache
+					freed = time.Now()
+					continue
+				}
+				charges := tr.charges(tr.mode(false))
+				asks := make([]penstock.Charge, len(charges))
+				copy(asks, charges)
+				for i := range asks {
+					asks[i].Cost, asks[i].Mode = costToPeek(&asks[i])
+				}
+				truth := tr.decide(tr.store, asks)
+				d := tr.decide(tr.cache, charges)
+				tr.note(d, charges)
+				if d.Source != penstock.FromDenyCache {
+					continue
+				}
+				local++
+				if truth.Allowed {
+					wrong++
+					late := time.Since(freed)
+					latest = max(latest, late)
+					if late >= maxAge {
+						tr.fatal("denied %v after units came back; MaxAge is %v", late, maxAge)
+					}
+				}
+			}
+		})
+	}
+	if wrong == 0 || local < seeds {
+		t.Errorf("the traces are too easy: %d cached denials, %d of them false", local, wrong)
+	}
+	t.Logf("counted: %d cached denials while others give units back (%d false, the latest %v after that)", local, wrong, latest)
+}
+
+// costToPeek asks what the charge would be answered, without charging it.
+func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
+	if c.Mode == penstock.Draw {
+		return min(c.Cost, 1), penstock.Peek
+	}
+	return c.Cost, penstock.Peek
+}
+
+// seeds is how many traces are tried.
+func seeds(n int) int {
+	if os.Getenv("PENSTOCK_SOAK") != "" {
+		return 100 * n
+	}
+	return n
+}

@@ -1,0 +1,901 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+func TestDenyCacheObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.NewDenyCache(memstore.New(memstore.Options{}), guard.DenyOptions{})
+	})
+}
+
+func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
+}
+
+// counting is a store that counts the questions, and may hold each answer back.
+type counting struct {
+	penstock.Store
+	asked  atomic.Int64
+	before func(context.Context, []penstock.Charge) error
+}
+
+func (c *counting) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	c.asked.Add(1)
+	if c.before != nil {
+		if err := c.before(ctx, charges); err != nil {
+			return penstock.Decision{}, err
+		}
+	}
+	return c.Store.Decide(ctx, charges)
+}
+
+func newCounting() *counting { return &counting{Store: memstore.New(memstore.Options{})} }
+
+// decide fails the test if there is no decision.
+func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock.Decision {
+	t.Helper()
+	d, err := s.Decide(t.Context(), charges)
+	if err != nil {
+		t.Fatalf("%v: %v", charges, err)
+	}
+	return d
+}
+
+// answered checks the verdict and who gave it.
+func answered(t testing.TB, d penstock.Decision, allowed bool, source penstock.Source) {
+	t.Helper()
+	if d.Allowed != allowed || d.Source != source {
+		t.Fatalf("allowed %v by %v, want %v by %v: %v", d.Allowed, d.Source, allowed, source, d)
+	}
+}
+
+const (
+	yes, no   = true, false
+	fromStore = penstock.FromStore
+	fromCache = penstock.FromDenyCache
+)
+
+func spend(key string, limit penstock.Limit, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Limit: limit, Cost: cost}
+}
+
+func refund(key string, limit penstock.Limit, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Limit: limit, Cost: cost, Mode: penstock.Refund}
+}
+
+func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		limit := penstock.PerSecond(10)
+		answered(t, decide(t, cache, spend("k", limit, 10)), yes, fromStore)
+		first := decide(t, cache, spend("k", limit, 1))
+		answered(t, first, no, fromStore)
+		time.Sleep(60 * time.Millisecond)
+		later := decide(t, cache, spend("k", limit, 1))
+		answered(t, later, no, fromCache)
+		if want := 40 * time.Millisecond; first.RetryAfter() != 100*time.Millisecond || later.RetryAfter() != want {
+			t.Fatalf("RetryAfter is %v, and %v after 60ms, want 100ms and %v", first.RetryAfter(), later.RetryAfter(), want)
+		}
+		if got, want := later.Status(0).ResetAfter, first.Status(0).ResetAfter-60*time.Millisecond; got != want {
+			t.Fatalf("ResetAfter is %v, want %v", got, want)
+		}
+		time.Sleep(39*time.Millisecond + 897*time.Microsecond) // 0.1 % and 2 µs before the end, and 1 more
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		time.Sleep(time.Microsecond)
+		asked := store.asked.Load()
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		time.Sleep(102 * time.Microsecond)
+		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		if got := store.asked.Load() - asked; got != 2 {
+			t.Fatalf("the store was asked %d times, want 2", got)
+		}
+	})
+}
+
+func TestOlderThanMaxAgeNoDenialIsBelieved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		limits := func(l *penstock.Limit) guard.Settings {
+			return guard.Settings{DenyFor: map[string]time.Duration{"long": 5 * time.Second, "never": -1}[l.Name]}
+		}
+		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: 2 * time.Second, Limits: limits})
+		for name, age := range map[string]time.Duration{"usual": 2 * time.Second, "long": 5 * time.Second, "never": 0} {
+			for _, cost := range []int64{1, 99} { // 99 never fit
+				key := fmt.Sprint(cost)
+				limit := penstock.PerDay(3).WithName(name)
+				decide(t, cache, spend(key, limit, 3))
+				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+				if age > 0 {
+					time.Sleep(age - 1)
+					answered(t, decide(t, cache, spend(key, limit, cost)), no, fromCache)
+					time.Sleep(time.Nanosecond)
+				}
+				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+			}
+		}
+	})
+}
+
+func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	limit := penstock.PerDay(10)
+	charge := func(mode penstock.Mode, cost int64, patience time.Duration) penstock.Charge {
+		return penstock.Charge{Key: "k", Limit: limit, Mode: mode, Cost: cost, Patience: patience}
+	}
+	for i, step := range []struct {
+		mode     penstock.Mode
+		cost     int64
+		patience time.Duration
+		allowed  bool
+		source   penstock.Source
+	}{
+		{penstock.Spend, 8, 0, yes, fromStore},
+		{penstock.Spend, 5, 0, no, fromStore},
+		{penstock.Spend, 5, 0, no, fromCache},
+		{penstock.Spend, 10, 0, no, fromCache},
+		{penstock.Peek, 7, 0, no, fromCache},
+		{penstock.Spend, 11, 0, no, fromStore}, // never, not soon
+		{penstock.Spend, 11, 0, no, fromStore}, // what is known of 5 is worth more
+		{penstock.Spend, 5, 0, no, fromCache},
+		{penstock.Draw, 5, 0, yes, fromStore}, // 2
+		{penstock.Spend, 0, 0, yes, fromStore},
+		{penstock.Spend, 2, 0, no, fromStore},
+		{penstock.Spend, 2, 0, no, fromCache},
+		{penstock.Draw, 2, 0, no, fromStore},
+		{penstock.Draw, 7, 0, no, fromCache},
+		{penstock.Draw, 0, 0, yes, fromStore},
+		{penstock.Spend, 1, 0, no, fromCache},
+		{penstock.Peek, 0, 0, yes, fromStore},
+		{penstock.Spend, 1, time.Second, no, fromStore},
+		{penstock.Spend, 1, time.Second, no, fromCache},
+		{penstock.Spend, 1, time.Minute, no, fromStore},
+		{penstock.Spend, 3, time.Second, no, fromCache},
+		{penstock.Spend, 1, 0, no, fromCache},               // beside it
+		{penstock.Spend, 1, 23 * time.Hour, yes, fromStore}, // books
+		{penstock.Force, 1, 0, yes, fromStore},
+		{penstock.Spend, 1, 0, no, fromCache},
+	} {
+		if d := decide(t, cache, charge(step.mode, step.cost, step.patience)); d.Allowed != step.allowed || d.Source != step.source {
+			t.Fatalf("step %d %+v: %v by %v", i, step, d, d.Source)
+		}
+	}
+}
+
+func TestPatientDenialsEndSoonerAndStandBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		limit := penstock.PerSecond(10)
+		decide(t, cache, spend("k", limit, 10))
+		patient := spend("k", limit, 1)
+		patient.Patience = 50 * time.Millisecond
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		d := decide(t, cache, patient)
+		answered(t, d, no, fromStore)
+		if d.RetryAfter() != 50*time.Millisecond {
+			t.Fatal(d)
+		}
+		time.Sleep(49 * time.Millisecond)
+		answered(t, decide(t, cache, patient), no, fromCache)
+		time.Sleep(11 * time.Millisecond)
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		answered(t, decide(t, cache, patient), yes, fromStore)
+	})
+}
+
+func TestPatienceMeansNothingToWindows(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(1).With(penstock.AnchoredWindow)
+	patient := spend("k", limit, 1)
+	patient.Patience = time.Minute
+	decide(t, cache, spend("k", limit, 1))
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	answered(t, decide(t, cache, patient), no, fromCache)
+}
+
+func TestWhoHasGoneIsToldSoThoughTheAnswerIsKnown(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(1)
+	for range 2 {
+		decide(t, cache, spend("k", limit, 1))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if d, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.Canceled) {
+		t.Fatal(d, err)
+	}
+}
+
+func TestDrawSaysNothingOfPatientSpends(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerMinute(10)
+	decide(t, cache, spend("k", limit, 10))
+	draw := penstock.Charge{Key: "k", Limit: limit, Cost: 1, Mode: penstock.Draw, Patience: 30 * time.Second}
+	answered(t, decide(t, cache, draw), no, fromStore)
+	patient := spend("k", limit, 1)
+	patient.Patience = 20 * time.Second
+	answered(t, decide(t, cache, patient), yes, fromStore)
+}
+
+func TestNeverIsNotToldToComeBack(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(10)
+	decide(t, cache, spend("k", limit, 10))
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	if d := decide(t, cache, spend("k", limit, 11)); d.RetryAfter() != penstock.Never {
+		t.Fatalf("11 of 10 are answered with %v", d)
+	}
+	decide(t, cache, spend("other", limit, 11))
+	d := decide(t, cache, spend("other", limit, 12))
+	answered(t, d, no, fromCache)
+	if d.RetryAfter() != penstock.Never {
+		t.Fatalf("12 of 10 are answered with %v", d)
+	}
+}
+
+func TestRefundAndResetAreObeyedAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []penstock.Mode{penstock.Refund, penstock.Reset} {
+		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		limit, other := penstock.PerDay(10), penstock.PerHour(10)
+		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
+		for range 2 {
+			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromCache)
+			decide(t, cache, penstock.Charge{Key: "k", Limit: limit, Cost: 2, Mode: mode})
+			answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), yes, fromStore)
+			if mode == penstock.Reset {
+				decide(t, cache, spend("k", limit, 8))
+			}
+		}
+	}
+}
+
+func TestRefundWhoseOutcomeIsUnknownForgetsToo(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	limit := penstock.PerDay(10)
+	decide(t, cache, spend("k", limit, 10))
+	decide(t, cache, spend("k", limit, 1))
+	lost := fmt.Errorf("%w: the reply was lost", penstock.ErrUnavailable)
+	store.before = func(ctx context.Context, charges []penstock.Charge) error {
+		if charges[0].Mode != penstock.Refund {
+			return nil
+		}
+		_, _ = store.Store.Decide(ctx, charges)
+		return lost
+	}
+	if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+}
+
+// A denial that was under way while units were given back is not remembered.
+func TestDenialFromBeforeARefundIsNotRememberedAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(slowAnswers{store}, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		done := make(chan penstock.Decision)
+		go func() { done <- decide(t, cache, spend("k", limit, 1)) }()
+		time.Sleep(time.Millisecond) // denied, and the answer is under way
+		decide(t, store, refund("k", limit, 1))
+		if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 0)}); err != nil {
+			t.Fatal(err)
+		}
+		answered(t, <-done, no, fromStore)
+		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+	})
+}
+
+// slowAnswers are 10 ms under way, except a Refund's.
+type slowAnswers struct{ penstock.Store }
+
+func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	d, err := s.Store.Decide(ctx, charges)
+	if charges[0].Mode != penstock.Refund {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return d, err
+}
+
+func TestRetryAfterCountsFromTheQuestionForTheVerdictAndFromTheAnswerForTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		limit := penstock.PerSecond(10)
+		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		decide(t, cache, spend("k", limit, 10))
+		time.Sleep(40 * time.Millisecond) // 50 with the way back: 50 ms are left
+		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
+			t.Fatal(d)
+		}
+		time.Sleep(35 * time.Millisecond) // 45 since the question
+		d := decide(t, cache, spend("k", limit, 1))
+		answered(t, d, no, fromCache)
+		if want := 15 * time.Millisecond; d.RetryAfter() != want {
+			t.Fatalf("RetryAfter is %v, want %v: as if counted by who got the answer", d.RetryAfter(), want)
+		}
+		time.Sleep(5 * time.Millisecond)
+		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+	})
+}
+
+func TestAnotherPlanIsAnotherEntry(t *testing.T) {
+	t.Parallel()
+	zone := time.FixedZone("noon", int((12*time.Hour - time.Since(time.Now().UTC().Truncate(24*time.Hour))).Seconds()))
+	calendar := penstock.CalendarWindow(algorithm.Day, zone)
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	for i, pair := range [][2]penstock.Limit{
+		{penstock.PerDay(10), penstock.PerDay(20)},
+		{penstock.PerDay(10).WithBurst(5), penstock.PerDay(10).WithBurst(20)},
+		{penstock.PerDay(10).With(penstock.AnchoredWindow), penstock.PerDay(20).With(penstock.AnchoredWindow)},
+		{penstock.PerDay(10).With(penstock.SubWindow(3)), penstock.PerDay(20).With(penstock.SubWindow(3))},
+		{penstock.PerDay(10).With(calendar), penstock.PerDay(20).With(calendar)},
+	} {
+		key := fmt.Sprint(i)
+		decide(t, cache, spend(key, pair[0], 5))
+		decide(t, cache, penstock.Charge{Key: key, Limit: pair[0], Cost: 5, Mode: penstock.Force})
+		answered(t, decide(t, cache, spend(key, pair[0], 1)), no, fromStore)
+		answered(t, decide(t, cache, spend(key, pair[0], 1)), no, fromCache)
+		answered(t, decide(t, cache, spend(key, pair[1], 1)), yes, fromStore)
+		ready, err := pair[0].Ready() // the same in all that counts
+		if err != nil {
+			t.Fatal(err)
+		}
+		answered(t, decide(t, cache, spend(key, ready, 1)), no, fromCache)
+	}
+}
+
+func TestSlotsAreNeverDeniedFromMemory(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	slots, rate := penstock.InFlight(1, time.Minute), penstock.PerDay(1)
+	hold := func(holder string) penstock.Charge {
+		return penstock.Charge{Key: "k", Limit: slots, Cost: 1, Holder: holder}
+	}
+	answered(t, decide(t, cache, hold("a")), yes, fromStore)
+	for range 3 {
+		answered(t, decide(t, cache, hold("b")), no, fromStore)
+		answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+	}
+	decide(t, cache, spend("k", rate, 1))
+	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // both deny
+	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+	decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
+	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // the rate only: it will not change
+	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {      // who comes and goes forgets no denial of the rate
+		decide(t, cache, penstock.Charge{Key: "k", Limit: slots, Cost: 1, Mode: mode, Holder: "e"})
+	}
+	d := decide(t, cache, hold("c"), spend("k", rate, 1))
+	answered(t, d, no, fromCache)
+	if d.Len() != 2 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining != 1 || d.Status(1).RetryAfter == 0 {
+		t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+	}
+}
+
+func TestBatchIsDeniedAsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+		second, day := penstock.PerSecond(10), penstock.PerDay(10)
+		batch := func(a, b int64) []penstock.Charge {
+			return []penstock.Charge{spend("k", second, a), spend("k", day, b)}
+		}
+		decide(t, cache, batch(10, 4)...)
+		first := decide(t, cache, batch(1, 2)...)
+		answered(t, first, no, fromStore)
+		time.Sleep(20 * time.Millisecond)
+		d := decide(t, cache, batch(1, 2)...)
+		answered(t, d, no, fromCache)
+		if d.Len() != 2 || d.Status(0).RetryAfter != 80*time.Millisecond || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 6 ||
+			d.Status(1).ResetAfter != first.Status(1).ResetAfter-20*time.Millisecond {
+			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+		}
+		answered(t, decide(t, cache, batch(3, 1)...), no, fromCache)
+		answered(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), no, fromStore) // another order
+		answered(t, decide(t, cache, spend("k", second, 1), spend("other", day, 2)), no, fromStore)
+		answered(t, decide(t, cache, spend("k", second, 1)), no, fromStore) // another batch
+		answered(t, decide(t, cache, batch(1, 7)...), no, fromStore)        // 7 of the day would not fit either
+		d = decide(t, cache, batch(1, 7)...)
+		answered(t, d, no, fromCache)
+		if d.Status(0).RetryAfter == 0 || d.Status(1).RetryAfter == 0 {
+			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
+		}
+		time.Sleep(80 * time.Millisecond)
+		answered(t, decide(t, cache, batch(1, 2)...), yes, fromStore)
+	})
+}
+
+func TestAnswersOfFallbacksAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	for source := penstock.FromStore; source <= penstock.FromClosed; source++ {
+		store := newCounting()
+		cache := guard.NewDenyCache(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			d, err := store.Decide(ctx, charges)
+			d.Source = source
+			return d, err
+		}), guard.DenyOptions{})
+		for range 3 {
+			decide(t, cache, spend("k", penstock.PerDay(1), 1))
+		}
+		want := int64(3)
+		if source == penstock.FromStore {
+			want = 2
+		}
+		if got := store.asked.Load(); got != want {
+			t.Errorf("denials from %v: the store was asked %d times, want %d", source, got, want)
+		}
+	}
+}
+
+func TestErrorsAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	limit := penstock.PerDay(1)
+	decide(t, cache, spend("k", limit, 1))
+	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
+	for range 2 {
+		if _, err := cache.Decide(t.Context(), []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	store.before = nil
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
+	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache) // what is known is known without the store
+}
+
+func TestForgetForgetsEverything(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(1)
+	for i := range 100 {
+		decide(t, cache, spend(fmt.Sprint(i), limit, 1))
+	}
+	for range 2 {
+		for i := range 100 {
+			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend(fmt.Sprint(i), limit, 1)), no, fromCache)
+		}
+		if s := cache.Stats(); s.Entries != 100 {
+			t.Fatalf("%+v", s)
+		}
+		cache.Forget()
+		if s := cache.Stats(); s.Entries != 0 {
+			t.Fatalf("%+v", s)
+		}
+	}
+}
+
+func TestForgetForgetsWhatIsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		limit := penstock.PerDay(1)
+		decide(t, cache, spend("k", limit, 1))
+		go func() {
+			time.Sleep(time.Millisecond)
+			cache.Forget()
+		}()
+		for range 2 {
+			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		}
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+	})
+}
+
+func TestDenialThatEndsOnItsWayIsNotRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
+		limit := penstock.PerSecond(50)
+		decide(t, cache, spend("k", limit, 50))
+		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore) // 10 ms too early
+		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
+			t.Fatalf("%+v", s)
+		}
+	})
+}
+
+func TestLongBatchesAndWrongAnswersAreNotRemembered(t *testing.T) {
+	t.Parallel()
+	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
+	wrong := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
+	for n, store := range map[int]penstock.Store{2: wrong, 9: newCounting()} {
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		var charges []penstock.Charge
+		for i := range n {
+			charges = append(charges, spend(fmt.Sprint(i), penstock.PerDay(1), 1))
+		}
+		for range 3 {
+			decide(t, cache, charges...)
+		}
+		if s := cache.Stats(); s.Remembered != 0 {
+			t.Errorf("a batch of %d: %+v", n, s)
+		}
+	}
+}
+
+// gate is a store whose answers wait until it is opened.
+type gate struct {
+	*counting
+	open chan struct{}
+}
+
+func newGate() *gate {
+	g := &gate{counting: newCounting(), open: make(chan struct{})}
+	close(g.open)
+	g.before = func(context.Context, []penstock.Charge) error { <-g.open; return nil }
+	return g
+}
+
+// crowd is n callers who come at one time, after a denial has ended and while the store is held.
+func crowd(t *testing.T, g *gate, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
+	g.open = make(chan struct{})
+	g.asked.Store(0)
+	decisions := make(chan penstock.Decision, n)
+	for range n {
+		go func() { decisions <- decide(t, cache, charge) }()
+	}
+	synctest.Wait()
+	if got := g.asked.Load(); got != 1 {
+		t.Fatalf("%d of %d ask when a denial has ended, want 1", got, n)
+	}
+	return decisions
+}
+
+func TestOneAsksWhenADenialEndsAndTheOthersHearIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers = 100
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, callers, spend("k", limit, 1))
+		close(g.open)
+		heard := 0
+		for range callers {
+			d := <-decisions
+			if d.Allowed {
+				t.Fatal(d)
+			}
+			if d.Source == fromCache {
+				heard++
+			}
+		}
+		if got := g.asked.Load(); got != 1 || heard != callers-1 || cache.Stats().Waited != callers-1 {
+			t.Fatalf("the store was asked %d times, %d were answered by its answer, %d waited", got, heard, cache.Stats().Waited)
+		}
+	})
+}
+
+func TestAfterAGrantThoseWhoWaitedGetWhatIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const callers, units = 100, 7
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerSecond(units).With(penstock.FixedWindow)
+		decide(t, cache, spend("k", limit, units))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, callers, spend("k", limit, 1))
+		close(g.open)
+		allowed := 0
+		for range callers {
+			if d := <-decisions; d.Allowed {
+				allowed++
+			}
+		}
+		if allowed != units {
+			t.Fatalf("%d allowed, want %d", allowed, units)
+		}
+	})
+}
+
+func TestWhoAsksForLessWaitsForNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 7))
+		decide(t, cache, spend("k", limit, 5))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, 3, spend("k", limit, 5))
+		less := make(chan penstock.Decision)
+		go func() { less <- decide(t, cache, spend("k", limit, 3)) }()
+		synctest.Wait()
+		if got := g.asked.Load(); got != 2 {
+			t.Fatalf("%d ask, want one for 5 and one for 3", got)
+		}
+		close(g.open)
+		answered(t, <-less, yes, fromStore)
+		for range 3 {
+			<-decisions
+		}
+	})
+}
+
+func TestWhoWaitsLeavesWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		decisions := crowd(t, g, cache, 1, spend("k", limit, 1))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		close(g.open)
+		answered(t, <-decisions, no, fromStore)
+	})
+}
+
+func TestWhoWaitedIsNotDeniedByTheDenialOfMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGate()
+		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 7))
+		decide(t, cache, spend("k", limit, 5))
+		time.Sleep(time.Second)
+		decide(t, g, refund("k", limit, 3)) // elsewhere: 6 are left
+		more := crowd(t, g, cache, 1, spend("k", limit, 9))
+		less := make(chan penstock.Decision)
+		go func() { less <- decide(t, cache, spend("k", limit, 5)) }()
+		synctest.Wait()
+		if cache.Stats().Waited != 1 {
+			t.Fatal("nobody waits")
+		}
+		close(g.open)
+		answered(t, <-more, no, fromStore)
+		answered(t, <-less, yes, fromStore)
+	})
+}
+
+func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		limit := penstock.PerDay(10)
+		decide(t, cache, spend("k", limit, 10))
+		decide(t, cache, spend("k", limit, 1))
+		time.Sleep(time.Second)
+		held := make(chan struct{})
+		store.before = func(context.Context, []penstock.Charge) error {
+			if store.asked.Load() == 3 {
+				<-held
+				panic("broken")
+			}
+			return nil
+		}
+		go func() {
+			defer func() { _ = recover() }()
+			decide(t, cache, spend("k", limit, 1))
+		}()
+		synctest.Wait()
+		others := make(chan penstock.Decision)
+		go func() { others <- decide(t, cache, spend("k", limit, 1)) }()
+		synctest.Wait()
+		close(held)
+		answered(t, <-others, no, fromStore)
+	})
+}
+
+// One key, far over its limit, on a store that takes 1 ms to answer.
+func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const requests, perSecond, seconds = 100_000, 10, 10
+		store := newCounting()
+		store.before = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
+		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		limit := made(t, penstock.PerSecond(perSecond))
+		var allowed atomic.Int64
+		for range requests {
+			time.Sleep(seconds * time.Second / requests)
+			go func() {
+				if d := decide(t, cache, spend("k", limit, 1)); d.Allowed {
+					allowed.Add(1)
+				}
+			}()
+		}
+		time.Sleep(time.Second)
+		// Per unit that comes back: who asks, who came within its 1 ms and then asks too, and who comes before the first of those is answered.
+		const most = perSecond*(seconds+1)*2*(requests/seconds/1000+1) + perSecond
+		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.asked.Load() > most {
+			t.Errorf("%d of %d allowed, the store was asked %d times, want at most %d", n, requests, store.asked.Load(), most)
+		}
+		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was asked %d times)",
+			requests, allowed.Load(), store.asked.Load())
+	})
+}
+
+func TestDenyForMayBeForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, ever := range []time.Duration{penstock.Never, penstock.Never - 1} {
+			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: ever})
+			limit := penstock.PerDay(1)
+			key := fmt.Sprint(ever)
+			decide(t, cache, spend(key, limit, 1))
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromStore)
+			time.Sleep(23 * time.Hour)
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromCache)
+			answered(t, decide(t, cache, spend("never", limit.WithName("other"), 2)), no, fromStore)
+			time.Sleep(200 * 24 * time.Hour)
+			answered(t, decide(t, cache, spend("never", limit.WithName("other"), 2)), no, fromCache)
+			answered(t, decide(t, cache, spend("late", limit, 2)), no, fromStore)
+			answered(t, decide(t, cache, spend("late", limit, 2)), no, fromCache)
+		}
+	})
+}
+
+// Who gave units back can spend them, whatever others learn meanwhile.
+func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxEntries: 64})
+	limit := penstock.PerDay(10)
+	var rounds, local atomic.Int64
+	var owners, others sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range 8 {
+		key := fmt.Sprint(i)
+		decide(t, cache, spend(key, limit, 10))
+		for range 2 { // who only ask for more than is ever given back
+			others.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						if d := decide(t, cache, spend(key, limit, 2)); d.Source == fromCache {
+							local.Add(1)
+						}
+						decide(t, cache, penstock.Charge{Key: key, Limit: limit, Cost: 1, Mode: penstock.Peek})
+					}
+				}
+			})
+		}
+		owners.Go(func() {
+			for range 2000 {
+				if d := decide(t, cache, spend(key, limit, 1)); d.Allowed {
+					t.Errorf("key %s: more than its limit: %v", key, d)
+				}
+				decide(t, cache, refund(key, limit, 1))
+				if d := decide(t, cache, spend(key, limit, 1)); !d.Allowed {
+					t.Errorf("key %s: its own refund is denied, by %v", key, d.Source)
+				}
+				rounds.Add(1)
+			}
+		})
+	}
+	owners.Wait()
+	close(stop)
+	others.Wait()
+	t.Logf("counted: %d refunds spent at once by who gave them back (%d cached denials meanwhile)",
+		rounds.Load(), local.Load())
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	t.Parallel()
+	const keys, entries = 1_000_000, 4096
+	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxEntries: entries, MaxAge: time.Hour})
+	limit, err := penstock.PerDay(10).Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	charges := []penstock.Charge{spend("", limit, 1)}
+	most := int64(0)
+	for i := range keys {
+		charges[0].Key = strconv.Itoa(i)
+		if _, err := cache.Decide(t.Context(), charges); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, cache.Stats().Entries)
+	}
+	s := cache.Stats()
+	if most > entries || s.Entries != entries || s.Remembered != keys || s.Evicted != keys-entries {
+		t.Fatalf("at most %d entries, %+v", most, s)
+	}
+	t.Logf("counted: %d denied keys in a cache of %d", keys, most)
+}
+
+func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
+	t.Parallel()
+	store := newCounting()
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	limit := penstock.PerDay(1)
+	other := limit.WithName("other")
+	grouped := limit
+	grouped.Group = "group"
+	long := strings.Repeat("x", penstock.MaxKey-1)
+	keys := []string{"", "\x00", "\x00\x00", "a", "b", "ab", "ba", "a\nday", "a:day", "{a}", "day", long, long + "x", long + "y", "y" + long}
+	for i := range 3000 {
+		keys = append(keys, fmt.Sprint(i))
+	}
+	for _, key := range keys {
+		for _, limit := range []penstock.Limit{limit, other, grouped} {
+			answered(t, decide(t, cache, spend(key, limit, 1)), yes, fromStore)
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromStore)
+			answered(t, decide(t, cache, spend(key, limit, 1)), no, fromCache)
+		}
+	}
+	// Batches of the same counters in other pairs and orders are other batches.
+	batches := 0
+	for i := range 60 {
+		for j := range 60 {
+			if i == j {
+				continue
+			}
+			for _, second := range []penstock.Limit{limit, other} {
+				batch := []penstock.Charge{spend(keys[i], limit, 1), spend(keys[j], second, 1)}
+				answered(t, decide(t, cache, batch...), no, fromStore)
+				answered(t, decide(t, cache, batch...), no, fromCache)
+				batches++
+			}
+		}
+	}
+	t.Logf("counted: %d keys and batches told apart", 3*len(keys)+batches)
+}
+
+func TestInvalidChargesAreRefusedThoughTheirKeyIsDenied(t *testing.T) {
+	t.Parallel()
+	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
+	limit := penstock.PerDay(10)
+	decide(t, cache, spend("k", limit, 10))
+	decide(t, cache, spend("k", limit, 1))
+	impatient := spend("k", limit, 1)
+	impatient.Patience = -1
+	for _, batch := range [][]penstock.Charge{
+		{spend("k", limit, -1)},
+		{spend("k", limit, penstock.MaxCost+1)},
+		{spend("k", limit, 1), spend("k", limit, 1)},
+		{impatient},
+		{},
+	} {
+		if d, err := cache.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%+v: %v, %v", batch, d, err)
+		}
+	}
+}
