@@ -331,7 +331,7 @@ func (a *Admission) prepare() {
 		}
 	}
 	a.renewHolds()
-	if a.limited {
+	if a.limited || len(a.granted) > 0 {
 		a.Request = a.withContext()
 	}
 }
@@ -376,7 +376,7 @@ func (a *Admission) withContext() *http.Request {
 // DecisionOf is what the limits said of the request that has this context. It is false if no limit applied.
 func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 	if a, ok := ctx.Value(admissionKey{}).(*Admission); ok {
-		return a.Decision, true
+		return a.Decision, a.limited
 	}
 	return penstock.Decision{}, false
 }

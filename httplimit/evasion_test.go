@@ -273,3 +273,20 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		}
 	})
 }
+
+func TestShadowsStayChargedToo(t *testing.T) {
+	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: everyone, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
+	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := httplimit.DecisionOf(r.Context()); ok {
+			t.Error("there is a decision, and no limit applies")
+		}
+		httplimit.Unanswered(r)
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	for range 20 {
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
+	}
+	if denied := seen.count(httplimit.ShadowDenied); denied != 15 {
+		t.Errorf("%d of 20 would have been denied; it should be 15", denied)
+	}
+}

@@ -47,6 +47,12 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.Class, e.Cause)
 }
 
+// Counts tells whether the error says something of the server, and not of one key. A breaker goes by it.
+func (e *Error) Counts() bool { return e.Class != Poisoned }
+
+// Lasting tells whether somebody must change something before the store can answer: asking again soon is of no use.
+func (e *Error) Lasting() bool { return e.Class == Refused }
+
 func (e *Error) Unwrap() []error { return []error{penstock.ErrUnavailable, e.Cause} }
 
 // classes are the beginnings of error replies, as Redis 7 and Valkey word them. Redis before 7 put a script's errors behind

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -139,6 +140,7 @@ func (g *gatherer) fly(batch []*waiting) {
 		for _, w := range batch {
 			w.done <- struct{}{}
 		}
+		runtime.Gosched() // those who have their answers ask again, and go along
 		batch = g.next(batch[:0])
 		c.forget()
 	}
@@ -230,15 +232,20 @@ func rowsFit(reply string, batch []*waiting, order []int) bool {
 
 // gatherer is where the call's charges may have to wait: one for a single server, one for each slot of a Cluster; nil if there is none.
 func (s *Store) gatherer(ctx context.Context, c *call) (*gatherer, error) {
-	if s.apart {
-		return nil, nil
-	}
 	sharded, err := s.client.Sharded(ctx)
-	if err != nil || !sharded {
-		return &s.whole, err
+	if err != nil {
+		return nil, err
 	}
-	c.buf = s.appendKey(c.buf[:0], c.charges[0].Key, c.charges[0].plan)
-	return s.parts.of(s, slotOf(c.buf)), nil
+	if sharded {
+		s.where.matters.Store(true)
+	}
+	switch {
+	case s.apart:
+		return nil, nil
+	case !sharded:
+		return &s.whole, nil
+	}
+	return s.parts.of(s, s.slotOfKey(c.charges[0].Key)), nil
 }
 
 // gatherers are those of a Cluster's slots, made as they are needed.

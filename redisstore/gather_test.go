@@ -358,7 +358,7 @@ func TestBatchesOfAllKindsGather(t *testing.T) {
 // On a Cluster those of one slot go together, and those of other slots do not wait for them.
 func TestOnAClusterOneSlotGathers(t *testing.T) {
 	cluster := redistest.StartCluster(t)
-	g := newGathering(t, dial("redis+cluster://" + strings.Join(cluster.Addrs(), ","))(t))
+	g := newGathering(t, dial("redis+cluster://"+strings.Join(cluster.Addrs(), ","))(t))
 	var calls []*asked
 	for range 2 {
 		calls = append(calls, g.ask("hot", 1))

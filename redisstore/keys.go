@@ -16,7 +16,7 @@ import (
 //
 // The braces make one hash slot of all that a key pays. Inside them stands the key in an encoding that is injective and
 // has no brace: letters, digits and -_.~:@/=+,;!*'()& as they are, other bytes as %XX. A key longer than
-// maxTag bytes stands as %# and its SHA-256; the empty key as %_. With Options.Secret every key stands as %# and its HMAC.
+// maxTag bytes stands as %# and its SHA-256; the empty key as %_; what is the store's own as %@. With Options.Secret every key stands as %# and its HMAC.
 const (
 	schemaVersion = "1"
 	maxTag        = 128
@@ -38,6 +38,19 @@ func letter(c byte) bool {
 
 // appendKey appends the name under which the state of a plan's limit is kept for key.
 func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
+	b = s.appendTagged(b, key)
+	b = append(b, plan.Limit.Group...)
+	if plan.Limit.Algorithm.Collection {
+		b = append(b, ':')
+		b = append(b, plan.Limit.Name...)
+		b = append(b, ':')
+		b = append(b, plan.Limit.Algorithm.Name...)
+	}
+	return b
+}
+
+// appendTagged appends how all names begin of what key pays: with the prefix, and what makes the slot.
+func (s *Store) appendTagged(b []byte, key string) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, '{')
 	switch {
@@ -51,15 +64,7 @@ func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
 	default:
 		b = appendTag(b, key)
 	}
-	b = append(b, '}')
-	b = append(b, plan.Limit.Group...)
-	if plan.Limit.Algorithm.Collection {
-		b = append(b, ':')
-		b = append(b, plan.Limit.Name...)
-		b = append(b, ':')
-		b = append(b, plan.Limit.Algorithm.Name...)
-	}
-	return b
+	return append(b, '}')
 }
 
 func appendTag(b []byte, key string) []byte {

@@ -46,6 +46,7 @@ type Store struct {
 	apart bool
 	whole gatherer  // of a single server
 	parts gatherers // of a Cluster
+	where topology  // of a Cluster
 }
 
 // New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
@@ -111,6 +112,9 @@ func (s *Store) Close() error { return s.client.Close() }
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)
+	if err != nil {
+		s.where.doubt(s)
+	}
 	if err == nil || errors.Is(err, penstock.ErrInvalid) {
 		c.forget()
 		s.calls.Put(c) // after a failure, the client may still hold what is left of it

@@ -152,8 +152,8 @@ func TestShellsUnderstandTheirCompletion(t *testing.T) {
 // A process is the program as one.
 type process struct {
 	*exec.Cmd
-	lines  *bufio.Scanner
-	listen string
+	lines         *bufio.Scanner
+	listen, admin string
 }
 
 func startProcess(t *testing.T, args ...string) *process {
@@ -175,12 +175,12 @@ func startProcess(t *testing.T, args ...string) *process {
 	})
 	p.lines = bufio.NewScanner(pipe)
 	for p.lines.Scan() {
-		var line struct{ Msg, Listen string }
+		var line struct{ Msg, Listen, Admin string }
 		if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil {
 			t.Fatalf("%q is not JSON: %v", p.lines.Text(), err)
 		}
 		if line.Msg == "the gate is open" {
-			p.listen = line.Listen
+			p.listen, p.admin = line.Listen, line.Admin
 			return p
 		}
 	}

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -82,6 +84,7 @@ func validate(file string) (found []finding, rules *policy.Rules) {
 			found = append(found, finding{"error", file, line, column, m.Err.Error()})
 		}
 		if len(found) > 0 {
+			slices.SortFunc(found, func(a, b finding) int { return cmp.Or(a.Line-b.Line, a.Column-b.Column) })
 			return found, nil
 		}
 		for _, w := range rules.Warnings() {

@@ -34,6 +34,32 @@ func TestEveryMistakeIsShownWithItsPlaceAndRemedy(t *testing.T) {
 	}
 }
 
+func TestMistakesOfTheServerSectionAreShownLikewise(t *testing.T) {
+	const file = "testdata/five-settings.yaml"
+	code, out, err := command("validate", file)
+	if code != exitInvalid || err != "" || strings.Contains(out, "hunter2") {
+		t.Errorf("exit status %d, %s; want %d:\n%s", code, err, exitInvalid, out)
+	}
+	want := []string{"5:13: upstream ", "6:11: listen ", "7:18: store_timeout ", "8:15: max_header ", "9:15: log_format "}
+	lines := slices.Collect(strings.Lines(out))
+	for i, line := range lines {
+		if i >= len(want) || !strings.HasPrefix(line, file+":"+want[i]) || !strings.Contains(line, "; write ") {
+			t.Errorf("not in the form file:line:column: setting: mistake; remedy: %s", line)
+		}
+	}
+	if len(lines) != len(want) {
+		t.Errorf("shown are %d mistakes; want %d:\n%s", len(lines), len(want), out)
+	}
+	code, out, _ = command("validate", "-o", "json", file)
+	var told findings
+	if err := json.Unmarshal([]byte(out), &told); err != nil || code != exitInvalid || *told.Valid || len(told.Findings) != len(want) {
+		t.Errorf("programs are told, with exit status %d: %v in %s", code, err, out)
+	}
+	if _, _, err := command("serve", "--config", file); !strings.Contains(err, "log_format") && !strings.Contains(err, "log-format") {
+		t.Errorf("serve takes it: %s", err)
+	}
+}
+
 // findings are what validate -o json prints.
 type findings struct {
 	Valid    *bool

@@ -32,10 +32,14 @@ func Handler(next http.Handler, o Options) http.Handler {
 		control := http.NewResponseController(w)
 		pw := &writer{ResponseWriter: w, control: control, stall: o.Stall, http2: r.ProtoMajor == 2}
 		if r.Body != nil && r.Body != http.NoBody {
-			// Even if next never reads the body: the server does before it answers, to keep the connection.
-			control.SetReadDeadline(time.Now().Add(o.Stall))
+			if pw.http2 {
+				control.SetReadDeadline(time.Time{}) // the server's own would run while next does other things
+			} else {
+				// Even if next never reads the body: the server does before it answers, to keep the connection.
+				control.SetReadDeadline(time.Now().Add(o.Stall))
+			}
 			r = r.WithContext(r.Context()) // a copy: the server looks at its own request's Body
-			r.Body = &body{ReadCloser: r.Body, control: control, pace: o, left: o.Stall}
+			r.Body = &body{ReadCloser: r.Body, control: control, pace: o, left: o.Stall, http2: pw.http2}
 			pw.stall *= 2 // the first write may begin with that reading
 		}
 		next.ServeHTTP(pw, r)
@@ -51,6 +55,7 @@ type body struct {
 	control *http.ResponseController
 	pace    Options
 	left    time.Duration
+	http2   bool
 	ended   bool
 }
 
@@ -61,12 +66,20 @@ func (b *body) Read(p []byte) (int, error) {
 	start := time.Now()
 	b.control.SetReadDeadline(start.Add(b.left))
 	n, err := b.ReadCloser.Read(p)
+	b.stop()
 	b.ended = err != nil
 	if b.pace.Rate > 0 {
 		earned := time.Duration(n) * time.Second / time.Duration(b.pace.Rate)
 		b.left = min(b.left-time.Since(start)+earned, b.pace.Stall)
 	}
 	return n, err
+}
+
+// stop matters to HTTP/2 only, where a deadline that passes ends the body for good even while nobody waits for it.
+func (b *body) stop() {
+	if b.http2 {
+		b.control.SetReadDeadline(time.Time{})
+	}
 }
 
 // A writer is a response's. Each write may take so long; between writes no time runs.

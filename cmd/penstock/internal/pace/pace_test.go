@@ -48,7 +48,10 @@ func serve(t *testing.T, o Options, test func(s *site)) {
 		protocols := new(http.Protocols)
 		protocols.SetHTTP1(true)
 		protocols.SetUnencryptedHTTP2(true)
-		server := &http.Server{Handler: Handler(handler, o), Protocols: protocols}
+		server := &http.Server{
+			Handler: Handler(handler, o), Protocols: protocols,
+			ReadTimeout: 2 * o.Stall, IdleTimeout: 24 * time.Hour, // as package service has them
+		}
 		ended := make(chan struct{})
 		go func() {
 			server.Serve(listener)
@@ -115,28 +118,76 @@ func TestBodyMayComeAsSlowlyAsTheRateAndPauseAsLongAsTheStall(t *testing.T) {
 }
 
 func TestTimeThatTheHandlerTakesIsNotTheClients(t *testing.T) {
-	serve(t, Options{Stall: 10 * time.Second, Rate: 1000}, func(s *site) {
-		s.handle = func(w http.ResponseWriter, r *http.Request) {
-			var n int
-			p := make([]byte, 10)
-			for {
-				time.Sleep(time.Minute) // an upstream that takes its time
-				m, err := r.Body.Read(p)
-				n += m
-				if err != nil {
-					s.found <- outcome{read: int64(n), err: err}
-					return
+	for _, version := range []int{1, 2} {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 1000}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				var n int
+				p := make([]byte, 10)
+				for {
+					time.Sleep(time.Minute) // an upstream that takes its time
+					m, err := r.Body.Read(p)
+					n += m
+					if err != nil {
+						s.found <- outcome{read: int64(n), err: err}
+						return
+					}
 				}
 			}
+			client := s.client(version)
+			defer client.CloseIdleConnections()
+			res, err := client.Post("http://h/", "", strings.NewReader(strings.Repeat("x", 100)))
+			if got := <-s.found; got.read != 100 || got.err != io.EOF || err != nil || res.ProtoMajor != version {
+				s.Errorf("HTTP/%d: %d bytes were read, then %v, %v; want 100 and EOF", version, got.read, got.err, err)
+			}
+		})
+	}
+}
+
+func TestLargeBodyMayWaitForTheHandler(t *testing.T) {
+	const size = 8 << 20 // more than fits in any window
+	for _, version := range []int{1, 2} {
+		serve(t, Options{Stall: time.Second, Rate: 1000}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Hour)
+				s.readAll(w, r)
+			}
+			client := s.client(version)
+			defer client.CloseIdleConnections()
+			_, err := client.Post("http://h/", "", strings.NewReader(strings.Repeat("x", size)))
+			if got := <-s.found; got.read != size || got.err != nil || err != nil {
+				s.Errorf("HTTP/%d: %d bytes were read, then %v, %v; want %d", version, got.read, got.err, err, size)
+			}
+		})
+	}
+}
+
+func TestBodyThatStallsIsCutOffInBothVersions(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		for _, pause := range []time.Duration{0, time.Hour} { // of the handler, before it reads
+			serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+				s.handle = func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(pause)
+					s.readAll(w, r)
+					w.WriteHeader(http.StatusRequestTimeout)
+				}
+				client := s.client(version)
+				defer client.CloseIdleConnections()
+				body, feed := io.Pipe()
+				defer feed.Close()
+				go func() {
+					res, err := client.Post("http://h/", "", body)
+					if err == nil {
+						res.Body.Close()
+					}
+				}()
+				feed.Write(make([]byte, 1000))
+				if got := <-s.found; !errors.Is(got.err, os.ErrDeadlineExceeded) || got.read != 1000 || got.at != 10*time.Second {
+					s.Errorf("HTTP/%d, read after %v: %d bytes, then %v after %v; want 1000, and a deadline after 10 s",
+						version, pause, got.read, got.err, got.at)
+				}
+			})
 		}
-		conn := s.dial()
-		defer conn.Close()
-		go io.Copy(io.Discard, conn)
-		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n%s", strings.Repeat("x", 100))
-		if got := <-s.found; got.read != 100 || got.err != io.EOF {
-			s.Errorf("%d bytes were read, then %v; want 100 and EOF", got.read, got.err)
-		}
-	})
+	}
 }
 
 func TestDeniedRequestIsAnsweredThoughItsBodyNeverComes(t *testing.T) {

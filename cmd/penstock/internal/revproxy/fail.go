@@ -18,6 +18,9 @@ const statusClientGone = 499
 
 // fail answers a request for which there is no response. The client is told whose fault it is and no more; the log, why.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if !errors.As(err, new(*unreached)) {
+		h.options.Unanswered(r)
+	}
 	status, detail := classify(r, err)
 	switch {
 	case status == statusClientGone:
@@ -41,6 +44,8 @@ func classify(r *http.Request, err error) (status int, detail string) {
 		return http.StatusRequestEntityTooLarge, "the body is too large"
 	case errors.Is(broken, os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout, "the body came too slowly"
+	case r.Context().Err() != nil && context.Cause(r.Context()) != context.Canceled:
+		return http.StatusServiceUnavailable, "the gate closes"
 	case r.Context().Err() != nil:
 		return statusClientGone, ""
 	case broken != nil:

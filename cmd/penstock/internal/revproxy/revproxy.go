@@ -41,6 +41,10 @@ type Options struct {
 	// MaxBody is how many bytes a request's body may have. 0: any.
 	MaxBody int64
 
+	// Unanswered is told of requests that the upstream has, or may have, and that it gave no answer to: the answer that they get is the
+	// proxy's own. Default: nobody is.
+	Unanswered func(r *http.Request)
+
 	// TLS is for https. Default: TLS 1.2 or later, and the system's roots.
 	TLS *tls.Config
 
@@ -66,11 +70,14 @@ func New(o Options) *Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
+	if h.options.Unanswered == nil {
+		h.options.Unanswered = func(*http.Request) {}
+	}
 	h.target, h.transport = dial(o)
 	proxy := func(modify func(*http.Response) error) http.Handler {
 		return &httputil.ReverseProxy{
 			Rewrite:        h.rewrite,
-			Transport:      h.transport,
+			Transport:      tracked{h.transport},
 			ModifyResponse: modify,
 			ErrorHandler:   h.fail,
 			ErrorLog:       slog.NewLogLogger(brokenOff{h.log.Handler(), &h.failures}, slog.LevelWarn),

@@ -377,6 +377,49 @@ func TestTrailersPassBothWays(t *testing.T) {
 	}
 }
 
+func TestNobodyLiesInTrailers(t *testing.T) {
+	for _, trusted := range []bool{false, true} {
+		o := revproxy.Options{Trusted: func(*http.Request) bool { return trusted }}
+		for _, version := range []int{1, 2} {
+			server := httptest.NewUnstartedServer(http.HandlerFunc(echo))
+			server.EnableHTTP2 = true
+			server.Config.Protocols = new(http.Protocols)
+			server.Config.Protocols.SetHTTP1(true)
+			server.Config.Protocols.SetUnencryptedHTTP2(true)
+			server.Start()
+			t.Cleanup(server.Close)
+			scheme := map[int]string{1: "http", 2: "h2c"}[version]
+			site := front(t, o, scheme+strings.TrimPrefix(server.URL, "http"))
+			got := rawSeen(t, site, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"+
+				"Trailer: X-Forwarded-For, X-Real-IP, Forwarded, X_API_Key, X-K, X-Missing\r\n\r\n5\r\nhello\r\n0\r\n"+
+				"X-Forwarded-For: 6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\nForwarded: for=6.6.6.6\r\nX_API_Key: b\r\nX-K: v\r\n"+
+				"X-Forwarded-Host: unannounced\r\nX_K: unannounced\r\n\r\n")
+			delete(got.Trailer, "X-Missing")
+			if want := (http.Header{"X-K": {"v"}}); fmt.Sprint(got.Trailer) != fmt.Sprint(want) || got.Body != "hello" {
+				t.Errorf("%s, trusted %v: the upstream got %q and trailers %v; want hello and %v", scheme, trusted, got.Body, got.Trailer, want)
+			}
+		}
+	}
+}
+
+// Upstreams that make variables of headers cannot tell '_' from '-': what rules have read must be what these get.
+func TestNoHeaderPassesForAnother(t *testing.T) {
+	site := front(t, revproxy.Options{}, upstream(t, echo))
+	aliases := []string{"X_API_Key", "x_api_key", "X-API_Key", "X_API-Key", "_X-API-Key", "X-API-Key_", "User_Agent", "Content_Length", "Upgrade_", "_"}
+	for _, alias := range aliases {
+		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-API-Key: a\r\n"+alias+": 7\r\n\r\n")
+		for name := range got.Header {
+			if strings.Contains(name, "_") {
+				t.Errorf("with %s the upstream got %v", alias, got.Header)
+			}
+		}
+		if got.Header.Get("X-API-Key") != "a" {
+			t.Errorf("with %s the upstream got X-API-Key %q", alias, got.Header["X-Api-Key"])
+		}
+	}
+	t.Logf("counted: %d headers with an underscore", len(aliases))
+}
+
 func TestLargeBodiesPassUnchanged(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		http.NewResponseController(w).EnableFullDuplex() // it answers while it still reads

@@ -15,18 +15,25 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 		pr.Out.Host = pr.In.Host
 	}
 	h.setForwarded(pr)
+	for name := range pr.Out.Header {
+		if isAmbiguous(name) {
+			delete(pr.Out.Header, name)
+		}
+	}
 	if pr.Out.Header["Upgrade"] != nil && !isWebSocket(pr.Out.Header) {
 		// Through any other protocol (h2c above all), a client could send the upstream more requests that nobody sees.
 		pr.Out.Header.Del("Upgrade")
 		pr.Out.Header.Del("Connection")
 		pr.Out.Header.Del("Http2-Settings")
 	}
-	pr.Out.Trailer = pr.In.Trailer // filled when the body has been read
+	pr.Out.Trailer = nil
 	if pr.Out.Body != nil {
+		trailers := newTrailers(pr.In.Trailer)
+		pr.Out.Trailer = trailers.out
 		if h.options.MaxBody > 0 {
 			pr.Out.Body = http.MaxBytesReader(nil, pr.Out.Body, h.options.MaxBody)
 		}
-		pr.Out.Body = &body{ReadCloser: pr.Out.Body}
+		pr.Out.Body = &body{ReadCloser: pr.Out.Body, trailers: trailers}
 	}
 }
 
@@ -35,7 +42,7 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	trusted := h.options.Trusted != nil && h.options.Trusted(pr.In)
 	for name := range pr.Out.Header {
-		if isForwarded(name) && (!trusted || strings.Contains(name, "_")) {
+		if !trusted && isForwarded(name) {
 			delete(pr.Out.Header, name)
 		}
 	}
@@ -54,27 +61,57 @@ func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	}
 }
 
-// isForwarded tells whether a header says where a request came from. Upstreams that know headers as variables (CGI, WSGI) cannot tell
-// '_' from '-', so nor does this.
+// isAmbiguous tells whether an upstream that knows headers as variables (CGI, WSGI) may take one for another, which the rules have read: it
+// cannot tell '_' from '-'.
+func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
+
+// isForwarded tells whether a header says where a request came from.
 func isForwarded(name string) bool {
 	if c := name[0] | 0x20; c != 'x' && c != 'f' {
 		return false
 	}
-	name = strings.ToLower(strings.ReplaceAll(name, "_", "-"))
+	name = strings.ToLower(name)
 	return strings.HasPrefix(name, "x-forwarded-") || name == "x-real-ip" || name == "forwarded"
 }
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
+// trailers are what follows the client's body, without what no header may say: nobody's trailers tell where a request came from.
+type trailers struct{ in, out http.Header }
+
+func newTrailers(in http.Header) trailers {
+	t := trailers{in: in}
+	for name := range in {
+		if !isAmbiguous(name) && !isForwarded(name) {
+			if t.out == nil {
+				t.out = make(http.Header)
+			}
+			t.out[name] = nil // announced
+		}
+	}
+	return t
+}
+
+// fill is called when the body has been read: now they are known.
+func (t trailers) fill() {
+	for name := range t.out {
+		t.out[name] = t.in[name]
+	}
+}
+
 // A body is the client's, and remembers why it broke off.
 type body struct {
 	io.ReadCloser
-	broken atomic.Pointer[error]
+	trailers trailers
+	broken   atomic.Pointer[error]
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
+	switch {
+	case err == io.EOF:
+		b.trailers.fill()
+	case err != nil:
 		b.broken.CompareAndSwap(nil, &err)
 	}
 	return n, err

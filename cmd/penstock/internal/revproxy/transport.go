@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -46,6 +48,24 @@ func dial(o Options) (*url.URL, *http.Transport) {
 	}
 	return &target, t
 }
+
+// A tracked transport knows which requests failed before there was a connection to send them on.
+type tracked struct{ *http.Transport }
+
+func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
+	var connected atomic.Bool
+	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }}
+	res, err := t.Transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
+	if err != nil && !connected.Load() {
+		err = &unreached{err}
+	}
+	return res, err
+}
+
+// unreached is an error after which it is certain that the upstream got nothing of the request.
+type unreached struct{ error }
+
+func (e *unreached) Unwrap() error { return e.error }
 
 // bufferSize is how much of a response's body is held at once.
 const bufferSize = 32 << 10

@@ -23,7 +23,7 @@ func tlsOf(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get}
 	if s.TLSClientCA != "" {
-		pem, err := os.ReadFile(s.TLSClientCA)
+		pem, err := settings.ReadFile(s.TLSClientCA)
 		config.ClientCAs = x509.NewCertPool()
 		if err == nil && !config.ClientCAs.AppendCertsFromPEM(pem) {
 			err = fmt.Errorf("%s holds no certificate in PEM form", s.TLSClientCA)
@@ -73,7 +73,15 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 
 func (c *certificates) load() error {
 	stamps := c.look() // before reading: a change meanwhile is noticed later
-	pair, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	cert, err := settings.ReadFile(c.certFile)
+	if err != nil {
+		return err
+	}
+	key, err := settings.ReadFile(c.keyFile)
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		return err
 	}

@@ -69,8 +69,9 @@ func (s *service) observe(e httplimit.Event) {
 	case e.Err == nil && e.Rule != "":
 		s.health.answered()
 	case e.Err != nil && e.Outcome != httplimit.Abandoned:
-		s.metrics.Error(reason(e.Err))
-		s.health.failed(e.Err, e.Outcome.String())
+		reason := reason(e.Err)
+		s.metrics.Error(reason)
+		s.health.failed(e.Err, reason, e.Outcome.String())
 	}
 }
 

@@ -58,8 +58,8 @@ rules:
 	for series, least := range map[string]int{
 		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_open",rule="open"}`:     outages * outage,
 		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_closed",rule="closed"}`: outages * outage,
-		`rate_limiter_errors_total{reason="unreached"}`:                                              2 * outage,
-		`rate_limiter_errors_total{reason="timeout"}`:                                                2 * outage,
+		`rate_limiter_errors_total{reason="unreached"}`:                                                          2 * outage,
+		`rate_limiter_errors_total{reason="timeout"}`:                                                            2 * outage,
 	} {
 		var n int
 		if _, err := fmt.Sscan(r.metric(series), &n); err != nil || n < least {

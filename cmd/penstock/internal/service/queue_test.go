@@ -28,6 +28,34 @@ func seeing(gate Builder, see func(penstock.Charge, penstock.Decision)) Builder 
 	}
 }
 
+func TestWhoeverStillWaitsWhenTheGateClosesIsTold(t *testing.T) {
+	const policy = `
+rules: [{name: queue, match: {path: /queue}, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, wait: 2h}]}]
+`
+	reached := make(chan struct{}, 1)
+	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			reached <- struct{}{}
+			<-r.Context().Done()
+		}
+	}), policy, map[string]string{"drain-timeout": "100ms"})
+	if res := r.mustSend("GET", "/queue"); res.StatusCode != 200 {
+		t.Fatalf("the first got %s", res.Status)
+	}
+	for _, path := range []string{"/queue", "/slow"} {
+		conn := r.dial()
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", path)
+		defer func() {
+			if status, body, err := readResponse(conn); status != 503 || err != nil {
+				t.Errorf("%s got %d %s, %v; want 503", path, status, body, err)
+			}
+		}()
+	}
+	await(t, "one to wait", func() bool { return r.metric("rate_limiter_waiting") == "1" })
+	<-reached
+	r.wait()
+}
+
 func TestClientWhoLeavesTheQueueFreesItsPlace(t *testing.T) {
 	const policy = `
 rules: [{name: queue, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, wait: 2h}]}]

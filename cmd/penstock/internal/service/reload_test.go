@@ -7,6 +7,54 @@ import (
 	"testing"
 )
 
+func TestWarningsOfAPolicyAreLogged(t *testing.T) {
+	const warned = "rules: [{name: all, per: address, limits: [{rate: 10/s}]}]\n" // offices share an address
+	const good = "rules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n"
+	flags := limitedBy(t, warned, nil)
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	again := func(text string) {
+		replaceFile(t, flags["config"], text)
+		reload <- nil
+		reload <- nil // is taken when the first has been seen to
+	}
+	warnings := func() int { return len(r.log.lines("level=WARN", "rules.yaml:1:")) }
+	if warnings() != 1 {
+		t.Errorf("at the start: %s", r.log)
+	}
+	again(good)
+	before := warnings() // the watcher may have seen the file, too
+	again(good + "# changed\n")
+	if warnings() != before {
+		t.Errorf("of what is good: %s", r.log)
+	}
+	again(warned)
+	if warnings() == before {
+		t.Errorf("after the reload: %s", r.log)
+	}
+}
+
+func TestChangedServerSectionIsToldToCountFromTheNextStart(t *testing.T) {
+	const rules = "rules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n"
+	flags := limitedBy(t, rules+"server: {drain_timeout: 1s}\n", nil)
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	for _, c := range []struct {
+		text string
+		told bool
+	}{
+		{rules + "server: {drain_timeout: 1s} # the same\n", false},
+		{rules + "server: {drain_timeout: 2s}\n", true},
+	} {
+		replaceFile(t, flags["config"], c.text)
+		reload <- nil
+		reload <- nil
+		if told := r.log.lines("level=WARN", "server section has changed; it counts from the next start on") != nil; told != c.told {
+			t.Errorf("after %q it is told: %v:\n%s", c.text, told, r.log)
+		}
+	}
+}
+
 func TestBrokenPolicyChangesNothing(t *testing.T) {
 	const one = "rules: [{name: one, per: {key: header X-API-Key}, limits: [{rate: 1/d}]}]\n"
 	const two = "rules: [{name: two, per: {key: header X-API-Key}, limits: [{rate: 2/d}]}]\n"

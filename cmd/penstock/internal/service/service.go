@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/upstream"
+	"github.com/penstock/penstock/httplimit"
 )
 
 // Options of Run.
@@ -56,9 +58,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log}}
 	var life context.Context // of requests and whatever else runs
-	life, s.cut = context.WithCancel(context.WithoutCancel(ctx))
+	life, s.cut = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer s.close()
-	defer s.cut()
+	defer s.cut(nil)
 	if err := s.open(life); err != nil {
 		return err
 	}
@@ -74,6 +76,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 }
 
+// errClosing is why requests are cut off.
+var errClosing = errors.New("the gate closes")
+
 type service struct {
 	Options
 	metrics *metrics.Metrics
@@ -87,9 +92,9 @@ type service struct {
 	listen, admin           net.Listener // admin is nil if it is off
 	gateServer, adminServer *http.Server
 	draining                atomic.Bool
-	active                  atomic.Int64 // requests, WebSockets among them
-	cut                     func()       // ends what is under way
-	closers                 []func()     // last first
+	active                  atomic.Int64            // requests, WebSockets among them
+	cut                     context.CancelCauseFunc // ends what is under way
+	closers                 []func()                // last first
 	gateEnded, adminEnded   chan struct{}
 	upstreamURL             string
 }
@@ -112,6 +117,9 @@ func (s *service) open(life context.Context) error {
 	if err := s.reach(life); err != nil {
 		return err
 	}
+	var watching sync.WaitGroup
+	watching.Go(func() { s.health.watch(life, s.ping) })
+	s.later(watching.Wait)
 	gate, err := s.build(life)
 	if err != nil {
 		return err
@@ -142,8 +150,16 @@ func (s *service) reach(ctx context.Context) error {
 	if s.Settings.RequireStore {
 		return fmt.Errorf("store %s (%s): %w", s.Settings.StoreName(), s.Settings.Source("store"), err)
 	}
+	s.health.failing.Store(true)
 	s.Log.Warn("the store does not answer; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
 	return nil
+}
+
+// ping asks the store, for as long as a decision may.
+func (s *service) ping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
+	defer cancel()
+	return s.store.ping(ctx)
 }
 
 // build makes the gate.
@@ -188,6 +204,7 @@ func (s *service) proxy(gate Gate) (http.Handler, error) {
 		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
+		Unanswered:     httplimit.Unanswered,
 		Log:            s.Log,
 	})
 	s.later(proxy.Close)
@@ -240,7 +257,7 @@ func (s *service) announce() {
 	}
 	onFailure := s.policy.OnFailure
 	if set.Store == "" {
-		onFailure = "memory does not fail; other gates have counters of their own"
+		onFailure = strings.TrimPrefix(onFailure+"; memory fails beyond 10 million counters, and is this gate's own", "; ")
 	}
 	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
 		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "if_store_fails", orNone(onFailure))
@@ -269,10 +286,13 @@ func (s *service) drain(delay time.Duration) {
 	if left := s.active.Load(); left > 0 {
 		s.Log.Warn("requests under way were cut off", "requests", left, "timeout", s.Settings.DrainTimeout)
 	}
+	s.cut(errClosing) // WebSockets too. Those who were not answered yet, as they waited for their turn, get a 503
+	last, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	s.gateServer.Shutdown(last)
 	s.gateServer.Close()
-	s.cut() // WebSockets too
 	<-s.gateEnded
-	last, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	last, cancel = context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	s.awaitIdle(last)
 	if s.admin != nil {
@@ -305,9 +325,7 @@ func (s *service) checks() []admin.Check {
 			return admin.OK
 		}},
 		{Name: "store", Run: func(ctx context.Context) admin.State {
-			ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
-			defer cancel()
-			if s.health.failing.Load() || s.store.ping(ctx) != nil {
+			if s.health.failing.Load() || s.ping(ctx) != nil {
 				return admin.Degraded
 			}
 			return admin.OK

@@ -40,6 +40,14 @@ func TestServiceSaysInOneLineWhatItDoes(t *testing.T) {
 	}
 }
 
+func TestMemoryDoesNotClaimThatItNeverFails(t *testing.T) {
+	r := startLimited(t, nil, "rules: [{name: all, per: everyone, limits: [{rate: 1/s}]}]\n", nil)
+	const want = `if_store_fails="requests pass; memory fails beyond 10 million counters, and is this gate's own"`
+	if len(r.log.lines("the gate is open", want)) != 1 {
+		t.Errorf("no line says %s: %s", want, r.log)
+	}
+}
+
 func TestRequestsPassAndAreNotLogged(t *testing.T) {
 	r := start(t, hello, nil, nil)
 	before := r.log.String()
@@ -257,6 +265,9 @@ func TestStoreMayComeUpLater(t *testing.T) {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
 		return body == "gate ok\nstore ok\nok\n"
 	})
+	if len(r.log.lines("level=INFO", "the store answers again")) != 1 { // though no request came
+		t.Errorf("logged %s", r.log)
+	}
 	server.Pause()
 	defer server.Resume()
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {

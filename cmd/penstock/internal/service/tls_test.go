@@ -9,11 +9,14 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"io"
+	"maps"
 	"math/big"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -132,6 +135,30 @@ func TestChangedCertificateIsTakenUpAndABrokenOneIsNot(t *testing.T) {
 	})
 	if len(r.log.lines("level=ERROR")) != 1 {
 		t.Errorf("logged %s", r.log)
+	}
+}
+
+func TestCertificateOfAPipeIsRefused(t *testing.T) {
+	a := newAuthority(t)
+	a.issue(2)
+	pipe := a.path("pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Skip(err)
+	}
+	files := map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem"), "tls-client-ca": a.path("ca.pem")}
+	for name := range files {
+		flags := maps.Clone(files)
+		flags[name] = pipe
+		ended := make(chan error, 1)
+		go func() { ended <- Run(t.Context(), options(t, nil, flags)) }()
+		select {
+		case err := <-ended:
+			if err == nil || !strings.Contains(err.Error(), "pipe is no regular file; name one") {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("with a pipe as %s the start does not end", name)
+		}
 	}
 }
 

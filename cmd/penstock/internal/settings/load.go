@@ -85,7 +85,7 @@ func (r Row) find(flags, env, file map[string]string, name string) (given, error
 			return given{text, alias.Name}, nil
 		}
 		if path := env[alias.Name+"_FILE"]; r.Secret && path != "" {
-			held, err := os.ReadFile(path)
+			held, err := ReadFile(path)
 			text := strings.TrimRight(string(held), "\r\n")
 			if err == nil && text == "" {
 				err = fmt.Errorf("%s is empty; write the value into it", path)
@@ -99,12 +99,24 @@ func (r Row) find(flags, env, file map[string]string, name string) (given, error
 	return given{r.Default, defaults}, nil
 }
 
+// ReadFile reads a regular file: to open another, as a pipe, may last for ever.
+func ReadFile(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file; name one", path)
+	}
+	return os.ReadFile(path)
+}
+
 // show is the value for an error message, if it may be shown.
 func (r Row) show(text string) string {
 	if r.Secret || text == "" {
 		return ""
 	}
-	return fmt.Sprintf(" %q", text)
+	return fmt.Sprintf(" %q", withoutUser(text))
 }
 
 func environment(environ []string) map[string]string {

@@ -121,7 +121,7 @@ func setUpstream(s *Settings, text string) error {
 		return nil
 	}
 	if !strings.Contains(text, "://") && !strings.HasPrefix(text, "unix:") {
-		return fmt.Errorf("it has no scheme; write http://%s", text)
+		return fmt.Errorf("it has no scheme; write http://%s", withoutUser(text))
 	}
 	u, err := url.Parse(text)
 	switch {
@@ -182,6 +182,21 @@ func withoutSecrets(text string) string {
 	}
 	rest, _, _ = strings.Cut(rest, "?")
 	return scheme + "://" + rest
+}
+
+// withoutUser is a text without what may be a user's name and password: what stands before the last "@", but for a scheme. Nor is a query
+// left, where tokens stand.
+func withoutUser(text string) string {
+	if at := strings.LastIndex(text, "@"); at >= 0 {
+		scheme, _, ok := strings.Cut(text[:at], "://")
+		if text = "(hidden)" + text[at:]; ok && !strings.Contains(scheme, ":") {
+			text = scheme + "://" + text
+		}
+	}
+	if before, _, ok := strings.Cut(text, "?"); ok {
+		text = before + "?(hidden)"
+	}
+	return text
 }
 
 // sameAddress tells whether two addresses of this machine are certainly the same: the port is, and the hosts are any or loopback.

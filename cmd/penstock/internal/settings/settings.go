@@ -88,6 +88,8 @@ func (s *Settings) String() string {
 		switch {
 		case row.Name == "store":
 			text = s.StoreName()
+		case row.Name == "upstream":
+			text = withoutUser(text)
 		case row.Secret && text != "":
 			text = "(hidden)"
 		}

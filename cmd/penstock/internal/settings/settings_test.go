@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/penstock/penstock/policy"
@@ -246,6 +247,50 @@ func TestSecretsAreNeverShown(t *testing.T) {
 		}
 	}
 	t.Logf("counted: %d texts without a secret in them", shown)
+}
+
+func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
+	shown := 0
+	values := []string{
+		"http://u:hunter2@host", "u:hunter2@host", "http://u:hunter2@host:x", "ftp://u:hunter2@host", "http://u:hunter2@", "http://u:hun@ter2@host",
+		"http://u:hun://ter2@host", "u:hun://ter2@host", "http://u:ter2%zz@host", "unix:u:hunter2@x", "http://host/?token=hunter2", "http://:hunter2@host?x@y",
+	}
+	for _, row := range Table {
+		for _, value := range values {
+			s, err := load(map[string]string{"demo": "true", row.Name: value})
+			texts := []string{errorText(err)}
+			if row.Name == "upstream" {
+				texts = append(texts, s.String())
+				var file policy.ServerConfig
+				file.Upstream = value
+				for _, mistake := range Check(file) {
+					texts = append(texts, mistake.Err.Error())
+				}
+			}
+			for _, text := range texts {
+				if shown++; strings.Contains(text, "ter2") {
+					t.Errorf("with %s %s it is shown: %s", row.Name, value, text)
+				}
+			}
+		}
+	}
+	if _, err := load(map[string]string{"upstream": "http://u:hunter2@host:99999"}); !strings.Contains(errorText(err), "http://(hidden)@host:99999") {
+		t.Errorf("what is no secret is hidden: %v", err)
+	}
+	t.Logf("counted: %d texts without a URL's user in them", shown)
+}
+
+func TestSecretFileIsARegularFile(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Skip(err)
+	}
+	for _, path := range []string{pipe, t.TempDir(), os.DevNull} {
+		_, err := load(map[string]string{}, "PENSTOCK_SECRET_FILE="+path)
+		if err == nil || !strings.Contains(err.Error(), path+" is no regular file; name one") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
 }
 
 func errorText(err error) string {

@@ -1,0 +1,145 @@
+package service
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// ending tells when a request has left a gate.
+type ending struct {
+	Gate
+	ended chan struct{}
+}
+
+func (e ending) Middleware(next http.Handler) http.Handler {
+	next = e.Gate.Middleware(next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { e.ended <- struct{}{} }()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// What is charged for success alone must not be free for those who see to it that the gate never learns of the success.
+func TestWhoeverPreventsTheAnswerPaysForIt(t *testing.T) {
+	const policy = `
+rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
+`
+	const tries, paid = 20, 2
+	for _, c := range []struct {
+		name  string
+		flags map[string]string
+		// try sends a request that the upstream gets, and prevents its answer; or it gets the status 429.
+		try    func(r *running, i int, reached <-chan struct{}) (status int)
+		status int // of the gate's own answer; 0 if there is none
+	}{
+		{"hangs up", nil, func(r *running, _ int, reached <-chan struct{}) int {
+			ctx, hangUp := context.WithCancel(t.Context())
+			defer hangUp()
+			go func() {
+				select {
+				case <-reached:
+					hangUp()
+				case <-ctx.Done():
+				}
+			}()
+			request, _ := http.NewRequestWithContext(ctx, "GET", "http://"+r.Listen, nil)
+			res, err := http.DefaultTransport.RoundTrip(request)
+			if err != nil {
+				return 0
+			}
+			res.Body.Close()
+			return res.StatusCode
+		}, 0},
+		{"sends a last chunk that is malformed", nil, func(r *running, i int, reached <-chan struct{}) int {
+			conn := r.dial()
+			defer conn.Close()
+			fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+			if i < paid { // the gate reads what comes with a request that it denies
+				<-reached
+			}
+			fmt.Fprint(conn, "zz\r\n\r\n")
+			status, _, _ := readResponse(conn)
+			return status
+		}, 400},
+		{"makes the upstream take too long", map[string]string{"upstream-header-timeout": "50ms"}, func(r *running, _ int, _ <-chan struct{}) int {
+			return r.mustSend("GET", "/").StatusCode
+		}, 504},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var served atomic.Int64
+			reached, over := make(chan struct{}, tries), make(chan struct{})
+			upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				served.Add(1)
+				reached <- struct{}{}
+				io.Copy(io.Discard, r.Body)
+				select {
+				case <-r.Context().Done():
+				case <-over:
+				}
+			})
+			flags := limitedBy(t, policy, c.flags)
+			limits, ended := limitsOf(t, flags, nil), make(chan struct{}, tries)
+			r := start(t, upstream, flags, func(life context.Context, d Deps) (Gate, Policy, error) {
+				gate, policy, err := limits(life, d)
+				return ending{gate, ended}, policy, err
+			})
+			t.Cleanup(func() { close(over) })
+			for i := range tries {
+				want := c.status
+				if i >= paid {
+					want = 429
+				}
+				if status := c.try(r, i, reached); status != want {
+					t.Errorf("try %d got %d; want %d", i+1, status, want)
+				}
+				select {
+				case <-ended: // and what had to be given back is
+				case <-time.After(patience):
+					t.Fatalf("try %d does not end", i+1)
+				}
+			}
+			if served.Load() != paid {
+				t.Errorf("%d reached the upstream; want %d", served.Load(), paid)
+			}
+			t.Logf("counted: %d answers prevented or denied", tries)
+		})
+	}
+}
+
+func TestWhatNeverReachedTheUpstreamIsGivenBack(t *testing.T) {
+	const policy = `
+rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
+`
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := nobody.Addr().String()
+	nobody.Close()
+	r := startLimited(t, nil, policy, map[string]string{"upstream": "http://" + address, "demo": "false"})
+	const tries = 10
+	for i := range tries {
+		if res := r.mustSend("GET", "/"); res.StatusCode != 502 {
+			t.Fatalf("try %d, with nobody there, got %s", i+1, res.Status)
+		}
+	}
+	back, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Skip("somebody else has the address now: ", err)
+	}
+	server := &http.Server{Handler: hello}
+	go server.Serve(back)
+	defer server.Close()
+	for i, want := range []int{200, 200, 429} {
+		if res := r.mustSend("GET", "/"); res.StatusCode != want {
+			t.Errorf("request %d, with the upstream back, got %s; want %d", i+1, res.Status, want)
+		}
+	}
+	t.Logf("counted: %d requests that cost nothing", tries)
+}
