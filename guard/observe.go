@@ -32,19 +32,20 @@ func Observe(f func(Event)) penstock.Decorator {
 		if f == nil {
 			return next
 		}
-		return &observer{next, f}
+		return &observer{next, f, time.Now()}
 	}
 }
 
 type observer struct {
 	next penstock.Store
 	f    func(Event)
+	zero time.Time // since when the clock is read: half the price of what time it is
 }
 
 func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	start := time.Now()
+	start := time.Since(o.zero)
 	d, err := o.next.Decide(ctx, charges)
-	e := Event{Charges: len(charges), Latency: time.Since(start)}
+	e := Event{Charges: len(charges), Latency: time.Since(o.zero) - start}
 	if err != nil {
 		e.Err, e.Class = err, classOf(ctx, err)
 	} else {

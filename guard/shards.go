@@ -126,6 +126,7 @@ type piece struct {
 	tried   int             // shards that have denied it
 	retry   time.Duration   // by which its denial is answered
 	soonest int             // the shard which that is of
+	sure    bool            // that all shards together deny it
 	left    [maxParts]int64 // of each shard, as far as known
 	cost    [maxParts]int64 // of each shard, where it is about all
 }
@@ -411,9 +412,26 @@ func (j *job) spend(ctx context.Context) error {
 			return nil
 		}
 		if !j.turn() {
-			return passed
+			if passed != nil {
+				return passed
+			}
+			return j.makeSure(ctx)
 		}
 	}
+}
+
+// makeSure asks all shards of the charges that were denied by some, while another limit denies the batch anyway.
+func (j *job) makeSure(ctx context.Context) error {
+	for i := range j.charges {
+		c, p := &j.charges[i], &j.pieces[i]
+		if !p.spends(c) || p.status.RetryAfter == 0 || p.sure {
+			continue
+		}
+		if err := j.ask(ctx, i, asking(c)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (j *job) addSpend(i int) {
@@ -462,6 +480,7 @@ func (j *job) read(d *penstock.Decision) {
 				p.sum(d.Status(k), j.where[k])
 				k++
 			}
+			p.sure = p.way != evenly || !p.together(j.charges[i].Cost)
 			if p.way != byLeft {
 				p.retry = p.status.RetryAfter
 			} else if p.status.RetryAfter != 0 {
@@ -480,7 +499,7 @@ func (p *piece) readOne(s penstock.Status, shard int) {
 		s.RetryAfter = p.retry
 	}
 	n := int64(p.parts.n())
-	if s.RetryAfter != 0 && int64(p.tried) == n-1 {
+	if p.sure = s.RetryAfter != 0 && (p.tried == len(p.parts.limits)-1 || p.way == byPatient); p.sure {
 		s.Remaining = p.sumLeft()
 	} else {
 		s.Remaining = max(s.Remaining, min(s.Remaining*n, p.parts.capacity-s.Granted))
