@@ -169,7 +169,7 @@ func (j *job) begin(s *splitter, charges []penstock.Charge, first int, parts *pa
 // end forgets what belongs to the caller.
 func (j *job) end() {
 	j.charges = nil
-	clear(j.batch[:cap(j.batch)])
+	j.clear()
 	for i := range j.pieces {
 		j.pieces[i].parts = nil
 	}
@@ -260,7 +260,10 @@ func (j *job) add(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge
 	return c
 }
 
-func (j *job) clear() { j.batch, j.whose, j.where = j.batch[:0], j.whose[:0], j.where[:0] }
+func (j *job) clear() {
+	clear(j.batch)
+	j.batch, j.whose, j.where = j.batch[:0], j.whose[:0], j.where[:0]
+}
 
 // send asks the store what was added.
 func (j *job) send(ctx context.Context) (penstock.Decision, error) {
@@ -472,7 +475,7 @@ func (j *job) read(d *penstock.Decision) {
 			p.status = d.Status(k)
 			k++
 		case p.one(&j.charges[i]):
-			p.readOne(d.Status(k), j.where[k])
+			p.readOne(d.Status(k), j.where[k], j.charges[i].Cost)
 			k++
 		default:
 			p.status = penstock.Status{}
@@ -490,7 +493,7 @@ func (j *job) read(d *penstock.Decision) {
 	}
 }
 
-func (p *piece) readOne(s penstock.Status, shard int) {
+func (p *piece) readOne(s penstock.Status, shard int, cost int64) {
 	p.left[shard] = s.Remaining
 	if s.RetryAfter != 0 {
 		if s.RetryAfter < p.retry {
@@ -499,7 +502,9 @@ func (p *piece) readOne(s penstock.Status, shard int) {
 		s.RetryAfter = p.retry
 	}
 	n := int64(p.parts.n())
-	if p.sure = s.RetryAfter != 0 && (p.tried == len(p.parts.limits)-1 || p.way == byPatient); p.sure {
+	p.sure = false
+	if s.RetryAfter != 0 && (p.tried == p.parts.n()-1 || p.way == byPatient) {
+		p.sure = !p.together(cost)
 		s.Remaining = p.sumLeft()
 	} else {
 		s.Remaining = max(s.Remaining, min(s.Remaining*n, p.parts.capacity-s.Granted))
@@ -579,7 +584,7 @@ func (j *job) askOne(ctx context.Context, i int, mode penstock.Mode, cost int64)
 	d, err := j.send(ctx)
 	if err == nil {
 		granted = d.Status(0).Granted
-		p.readOne(d.Status(0), p.shard())
+		p.readOne(d.Status(0), p.shard(), cost)
 	}
 	return granted, err
 }
