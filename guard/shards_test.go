@@ -128,6 +128,54 @@ func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
 	}, unlike...)
 }
 
+func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	redis, err := redisstore.Open("redis+cluster://"+strings.Join(cluster.Addrs(), ","), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	var mu sync.Mutex
+	by := map[string]int{}
+	store := split(6)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		mu.Lock()
+		by[redis.Shard(charges)]++
+		mu.Unlock()
+		return redis.Decide(ctx, charges)
+	}))
+	limit := ready(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: 1999, Period: 365 * 24 * time.Hour})
+	decide(t, store, penstock.Charge{Key: "k", Limit: limit, Mode: penstock.Reset})
+	for deadline := time.Now().Add(20 * time.Second); redis.Shard(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the Cluster has not said which server keeps what")
+		}
+	}
+	clear(by)
+	var granted, asked atomic.Int64
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for asked.Add(1) <= 2100 {
+				d, err := store.Decide(t.Context(), one(limit, "k"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				granted.Add(d.Status(0).Granted)
+			}
+		})
+	}
+	all.Wait()
+	if granted.Load() != 1999 {
+		t.Errorf("%d of 1999 units were granted", granted.Load())
+	}
+	if len(by) < 2 {
+		t.Errorf("one server decides all: %v", by)
+	}
+	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(by))
+}
+
 // A clock is moved by hand.
 type clock struct{ atomic.Int64 }
 
