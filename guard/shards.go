@@ -25,23 +25,26 @@ type SplitOptions struct {
 // than it is ever admitted. S is 32 at most, and no more than the units that there are to divide.
 //
 // A Spend asks one shard at random, and where that denies, the others one after the other, so every unit can be had: a caller is denied
-// when each shard has denied it. One call does while there is much left; a denial takes S. Put Deny inside Split: then a shard that is
-// known to be empty is not asked. A cost that no shard has, but all together have, is taken from several in one batch: exactly where
-// nobody interferes, and else it may be denied in vain.
+// when each shard has denied it. One call does while there is much left; a denial takes S, each with a Timeout of its own if that is
+// inside. Put Deny inside too: then a shard that is known to be empty is not asked. A cost that no shard has, but all together have, is
+// taken from several in one batch; where others spend meanwhile, it may be denied in vain.
 //
 // What else differs from a limit that is not split:
 //
-//   - Remaining and ResetAfter of a Spend or Draw that was granted are estimates, by the shard that was asked. Those of a Peek and of a
-//     denial are sums.
+//   - Remaining of a Spend or Draw that was granted is an estimate: that of the shard that was asked, times S. That of a Peek and of a
+//     denial is the sum of all. ResetAfter is that of the shards that were asked last.
 //   - RetryAfter is when the first shard will have the cost, if nobody else asks. The units of a shard come back S times as slowly, so
 //     that may be up to S times as late; a TokenBucket that is never idle has up to S-1 units less in use.
 //   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first.
 //   - Draw takes what one shard has.
 //   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They are not atomic with the rest of
 //     their batch: asked before it, or done after it was allowed.
+//   - What is forced beyond the limit is owed by the shards that it fell to; the others go on.
 //   - Concurrency: a hold begins at the shard that its Holder's hash names, and is found again from there. If it was lent by another, and is
-//     renewed when its first shard has room again, then it takes slots of both until Period later. A hold must not change its cost.
-//   - A limit whose Shards change is a fresh one.
+//     renewed when its first shard has room again, then it takes slots of both until Period later. A hold must not change its cost;
+//     one of more slots than a shard has takes the same of each, or is denied.
+//   - An AnchoredWindow begins at the first charge of each shard.
+//   - A limit whose Shards change is another one, in part or whole: up to as much again is admitted once.
 //
 // In a batch of several charges the shard of each split one takes its place, all or nothing as ever; the batch is asked again, with other
 // shards, while no other limit denies. The shards that a batch needs at once may be 64 at most; else the error wraps penstock.ErrInvalid.
@@ -256,6 +259,10 @@ func (j *job) add(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge
 	c.Mode, c.Cost = mode, cost
 	if p := j.pieces[i].parts; p != nil {
 		c.Key, c.Limit = shardKey(c.Key, shard), p.limits[shard]
+		if c.Patience > 0 {
+			plan, _ := c.Limit.Plan() // it is ready
+			c.Patience = min(c.Patience, plan.MaxPatience())
+		}
 	}
 	return c
 }
@@ -533,7 +540,7 @@ func (p *piece) turn(c *penstock.Charge) bool {
 		p.way = byLeft
 		p.byLeft(c.Cost)
 		return true
-	case c.Patience > 0 && p.retry != penstock.Never:
+	case c.Patience > 0 && p.retry != penstock.Never && p.parts.limits[0].Algorithm.Bookable:
 		p.way = byPatient
 		p.start, p.tried = p.soonest, 0
 		p.evenly(c.Cost)
