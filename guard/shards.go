@@ -40,8 +40,8 @@ type SplitOptions struct {
 //   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They are not atomic with the rest of
 //     their batch: asked before it, or done after it was allowed.
 //   - What is forced beyond the limit is owed by the shards that it fell to; the others go on.
-//   - Concurrency: a hold begins at the shard that its Holder's hash names, and is found again from there. If it was lent by another, and is
-//     renewed when its first shard has room again, then it takes slots of both until Period later. A hold must not change its cost;
+//   - Concurrency: a hold begins at the shard that its Holder's hash names, and is found again from there. If it was lent by another, and
+//     is renewed when its first shard has room again, then it takes slots of both until Period later. A hold must not change its cost;
 //     one of more slots than a shard has takes the same of each, or is denied.
 //   - An AnchoredWindow begins at the first charge of each shard.
 //   - A limit whose Shards change is another one, in part or whole: up to as much again is admitted once.
