@@ -1,0 +1,137 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+func TestObservedStoreObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(*testing.T) penstock.Store {
+		return guard.Observe(func(guard.Event) {})(memstore.New(memstore.Options{}))
+	})
+}
+
+func TestEventTellsWhatTheCallerWasTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var events []guard.Event
+		c := newFaulty()
+		store := guard.Observe(func(e guard.Event) { events = append(events, e) })(c)
+		wide, tight := ready(t, penstock.PerHour(100)), ready(t, penstock.PerDay(2))
+		batch := []penstock.Charge{{Key: "k", Limit: wide, Cost: 1}, {Key: "k", Limit: tight, Cost: 1}}
+		for range 3 {
+			decide(t, store, batch...)
+		}
+		c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(7 * time.Millisecond)
+			d := penstock.Single(penstock.Status{})
+			d.Source = penstock.FromLease
+			return d, nil
+		})
+		decide(t, store, batch[:1]...)
+		c.breaks(fails(errDown))
+		for _, charges := range [][]penstock.Charge{batch, nil} {
+			if _, err := store.Decide(t.Context(), charges); err != errDown {
+				t.Fatalf("got %v; want the store's error as it is", err)
+			}
+		}
+		for i, want := range []struct {
+			limit   string
+			charges int
+			allowed bool
+			source  penstock.Source
+			latency time.Duration
+			err     error
+			class   string
+		}{
+			{"day", 2, true, penstock.FromStore, 0, nil, ""},
+			{"day", 2, true, penstock.FromStore, 0, nil, ""},
+			{"day", 2, false, penstock.FromStore, 0, nil, ""},
+			{"hour", 1, true, penstock.FromLease, 7 * time.Millisecond, nil, ""},
+			{"hour", 2, false, penstock.FromStore, 0, errDown, "other"},
+			{"", 0, false, penstock.FromStore, 0, errDown, "other"},
+		} {
+			e, name := events[i], ""
+			if e.Limit != nil {
+				name = e.Limit.Name
+			}
+			if name != want.limit || e.Charges != want.charges || e.Allowed != want.allowed || e.Source != want.source ||
+				e.Latency != want.latency || e.Err != want.err || e.Class != want.class {
+				t.Errorf("event %d: limit %q, %+v; want %+v", i, name, e, want)
+			}
+		}
+	})
+}
+
+type classError struct{ error }
+
+func (classError) ClassName() string { return "loading" }
+
+func TestErrorsHaveClasses(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	unavailable := func(cause error) error { return fmt.Errorf("%w: %w", penstock.ErrUnavailable, cause) }
+	var got string
+	c := newFaulty()
+	store := guard.Observe(func(e guard.Event) { got = e.Class })(c)
+	rows := []struct {
+		ctx  context.Context
+		err  error
+		want string
+	}{
+		{t.Context(), penstock.ErrInvalid, "invalid"},
+		{t.Context(), unavailable(guard.ErrShed), "shed"},
+		{t.Context(), unavailable(guard.ErrOpen), "open"},
+		{t.Context(), unavailable(context.DeadlineExceeded), "timeout"},
+		{t.Context(), unavailable(os.ErrDeadlineExceeded), "timeout"},
+		{t.Context(), context.DeadlineExceeded, "timeout"},
+		{canceled, context.Canceled, "canceled"},
+		{t.Context(), unavailable(context.Canceled), "other"}, // the store's own
+		{t.Context(), errors.New("?"), "other"},
+		{t.Context(), unavailable(classError{context.DeadlineExceeded}), "loading"},
+	}
+	for _, row := range rows {
+		c.breaks(fails(row.err))
+		if store.Decide(row.ctx, one(penstock.PerHour(1), "k")); got != row.want {
+			t.Errorf("%v is %q; want %q", row.err, got, row.want)
+		}
+	}
+	t.Logf("counted: %d classes of errors", len(rows))
+}
+
+func TestObservingAllocatesNothing(t *testing.T) {
+	store := guard.Observe(func(guard.Event) {})(granting)
+	charges := one(ready(t, penstock.PerHour(1)), "k")
+	if n := testing.AllocsPerRun(100, func() { store.Decide(context.Background(), charges) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if next := guard.Observe(nil)(memstore.New(memstore.Options{})); slices.Contains([]any{nil}, any(next)) {
+		t.Error("nobody observes, and there is no store")
+	}
+}
+
+// granting answers at once.
+var granting = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	return penstock.Single(penstock.Status{Granted: 1, Remaining: 1}), nil
+})
+
+func BenchmarkObserve(b *testing.B) {
+	store := guard.Observe(func(guard.Event) {})(granting)
+	charges := one(ready(b, penstock.PerHour(1)), "k")
+	ctx := context.Background()
+	b.ReportAllocs()
+	for b.Loop() {
+		store.Decide(ctx, charges)
+	}
+}
