@@ -14,13 +14,13 @@ type denial struct {
 	version  uint64
 	until    int64 // when the first of its charges may be granted, or it is too old
 	answered int64
-	parts    []part
-	single   [1]part // where the part of a single charge lies
+	parts    []deniedCharge
+	single   [1]deniedCharge // where the part of a single charge lies
 	asked    atomic.Pointer[chan struct{}]
 }
 
-// A part is one charge of a denial, and its answer.
-type part struct {
+// A deniedCharge is one charge of a denial, and its answer.
+type deniedCharge struct {
 	plan     *penstock.Plan
 	cost     int64 // the least that is denied; of a part that was not, what was asked
 	most     int64 // the largest cost that this answers
@@ -78,7 +78,7 @@ func (e *denial) answer(now int64) penstock.Decision {
 }
 
 // after is the part's status, so long after the store gave it.
-func (p *part) after(gone time.Duration) penstock.Status {
+func (p *deniedCharge) after(gone time.Duration) penstock.Status {
 	s := p.status
 	if s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 		s.RetryAfter = max(s.RetryAfter-gone, time.Microsecond)

@@ -174,7 +174,7 @@ func (d *DenyCache) remember(q *question, charges []penstock.Charge, decision *p
 	e.parts = e.single[:0]
 	for i := range charges {
 		plan, status := q.plans[i], decision.Status(i)
-		p := part{plan: plan, cost: need(&charges[i]), patience: patience(&charges[i], plan), status: status}
+		p := deniedCharge{plan: plan, cost: need(&charges[i]), patience: patience(&charges[i], plan), status: status}
 		if status.RetryAfter > 0 {
 			age := d.maxAgeOf(plan)
 			if plan.Limit.Algorithm.Holds || age < 0 {
@@ -221,12 +221,12 @@ const (
 	frees             // gives units back
 )
 
-// maxParts is the most charges of a batch whose denial is remembered.
-const maxParts = 8
+// maxRemembered is the most charges of a batch whose denial is remembered.
+const maxRemembered = 8
 
 func lotOf(charges []penstock.Charge, plans []*penstock.Plan) lot {
 	lot := passes
-	if len(charges) <= maxParts {
+	if len(charges) <= maxRemembered {
 		lot = asks
 	}
 	for i := range charges {

@@ -64,18 +64,6 @@ func failing(open, closed, local string) func(*penstock.Limit) guard.Settings {
 	})
 }
 
-func decide(t *testing.T, store penstock.Store, charges ...penstock.Charge) penstock.Decision {
-	t.Helper()
-	d, err := store.Decide(t.Context(), charges)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d.Len() != len(charges) {
-		t.Fatalf("%d statuses for %d charges", d.Len(), len(charges))
-	}
-	return d
-}
-
 func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	charge := func(name string) penstock.Charge {
