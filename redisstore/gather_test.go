@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,7 +48,6 @@ type gathering struct {
 	client *gatedClient
 	store  *redisstore.Store
 	limit  penstock.Limit
-	asked  sync.WaitGroup
 }
 
 func newGathering(t *testing.T, client redisstore.Client) *gathering {
