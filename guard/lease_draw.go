@@ -34,8 +34,7 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 		return l.next.Decide(ctx, charges)
 	}
 	p.note(l.life, now, cost)
-	if p.take(now, cost, l.options.Exact) {
-		k.counts.spent += cost
+	if k.takeLocked(p, now, cost, l.options.Exact) {
 		d = p.answer(now, cost)
 		if p.left()*10 <= p.block*3 && p.flight == nil && now >= p.quiet && l.drawLocked(ctx, k, p, now, 0) == nil {
 			p.quiet = now + l.life/16
@@ -66,8 +65,7 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	}
 	k.mu.Lock()
 	now = l.now()
-	if p.take(now, cost, l.options.Exact) {
-		k.counts.spent += cost
+	if k.takeLocked(p, now, cost, l.options.Exact) {
 		d = p.answer(now, cost)
 		k.mu.Unlock()
 		return d, nil
@@ -197,7 +195,7 @@ func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock
 	}
 	if extra != nil {
 		k.back++
-		refunds = append(refunds, refund{pool: p, charges: extra, within: l.life / 2})
+		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
 	}
 	if p.demand*float64(lasts-now) < leastBlock*float64(l.life/2) { // such blocks are not worth it
 		p.direct = now + l.life/2
@@ -275,7 +273,7 @@ type refund struct {
 	pool    *leasePool
 	charges []penstock.Charge
 	units   int64         // of each limit
-	within  time.Duration // afterwards it would not be right
+	until   time.Duration // afterwards it would not be right
 }
 
 // returnLocked takes a block away and appends its refund, if something of it still counts in the store.
@@ -283,10 +281,10 @@ func (l *Lease) returnLocked(k *leasedKey, p *leasePool, b *leaseBlock, now time
 	if b.left == 0 {
 		return refunds
 	}
-	r := refund{pool: p, units: b.left, within: b.travel()}
+	r := refund{pool: p, units: b.left, until: now + b.travel()}
 	for i := range p.parts {
 		part := &p.parts[i]
-		units := part.returnable(b.left, b.resets[i], now+r.within, l.options.Exact)
+		units := part.returnable(b.left, b.resets[i], r.until, l.options.Exact)
 		r.units = min(r.units, units)
 		if units > 0 {
 			r.charges = append(r.charges, penstock.Charge{Key: k.name.key, Limit: part.limit, Cost: units, Mode: penstock.Refund})
@@ -323,7 +321,7 @@ func (l *Lease) emptiedLocked(k *leasedKey) (refunds []refund) {
 
 // giveBack makes a refund. Without an answer the units are lost: it is not repeated.
 func (l *Lease) giveBack(ctx context.Context, k *leasedKey, r refund) {
-	ctx, cancel := context.WithTimeout(ctx, r.within)
+	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
 	defer cancel()
 	d, err := l.next.Decide(ctx, r.charges)
 	k.mu.Lock()

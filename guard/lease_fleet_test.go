@@ -413,4 +413,3 @@ func allHold(leases []*guard.Lease, units int64) bool {
 	}
 	return true
 }
-

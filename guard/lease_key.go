@@ -239,33 +239,46 @@ func (p *leasePool) note(life, now time.Duration, cost int64) {
 	p.used = now
 }
 
-// take spends the cost, from the older block first, or nothing.
-func (p *leasePool) take(now time.Duration, cost int64, exact bool) bool {
-	old, young := p.spendable(&p.blocks[0], now, exact), p.spendable(&p.blocks[1], now, exact)
+// takeLocked spends the cost, from the older block first, or nothing.
+func (k *leasedKey) takeLocked(p *leasePool, now time.Duration, cost int64, exact bool) bool {
+	if exact {
+		k.counts.expired += p.drain(now)
+	}
+	old, young := p.blocks[0].spendable(now), p.blocks[1].spendable(now)
 	if old+young < cost {
 		return false
 	}
 	first := min(old, cost)
 	p.blocks[0].left -= first
 	p.blocks[1].left -= cost - first
+	k.counts.spent += cost
 	return true
 }
 
 // spendable is how much of a block may be spent now.
-func (p *leasePool) spendable(b *leaseBlock, now time.Duration, exact bool) int64 {
-	if b.left == 0 || now >= b.expires {
+func (b *leaseBlock) spendable(now time.Duration) int64 {
+	if now >= b.expires {
 		return 0
 	}
-	if !exact {
-		return b.left
-	}
-	units := b.left
-	for i := range p.parts {
-		if part := &p.parts[i]; part.kind == drains {
-			units = min(units, part.flow(b.resets[i]-now-time.Microsecond)) // the reset was rounded up
+	return b.left
+}
+
+// drain takes off the blocks what has drained in the store, and tells how much. The first units drain first, so the last are left.
+func (p *leasePool) drain(now time.Duration) (gone int64) {
+	for j := range p.blocks {
+		b := &p.blocks[j]
+		if b.left == 0 {
+			continue
+		}
+		for i := range p.parts {
+			if part := &p.parts[i]; part.kind == drains {
+				left := min(b.left, part.flow(b.resets[i]-now-time.Microsecond)) // the reset was rounded up
+				gone += b.left - left
+				b.left = left
+			}
 		}
 	}
-	return units
+	return gone
 }
 
 // answer is the decision on a batch that was answered here.
@@ -306,13 +319,13 @@ func (part *leasePart) end(s penstock.Status) time.Duration {
 	return s.ResetAfter
 }
 
-// returnable is how many of the units that are left still count in the store, and will while the refund travels.
-func (part *leasePart) returnable(left int64, reset, now time.Duration, exact bool) int64 {
+// returnable is how many of the units that are left count in the store for so long.
+func (part *leasePart) returnable(left int64, reset, until time.Duration, exact bool) int64 {
 	switch {
-	case part.kind != drains && now < reset:
+	case part.kind != drains && until < reset:
 		return left
 	case part.kind == drains && !exact:
-		return min(left, part.flow(reset-now))
+		return min(left, part.flow(reset-until))
 	}
 	return 0
 }

@@ -117,4 +117,3 @@ func BenchmarkLease(b *testing.B) {
 		})
 	}
 }
-
