@@ -75,20 +75,22 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 
 // passAndUnlock lets the store decide a batch. If that has probably too little left, it first gets back what is here.
 func (l *Lease) passAndUnlock(ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, charges []penstock.Charge) (penstock.Decision, error) {
+	held := p.left() > 0
 	var refunds []refund
-	if p.left() > 0 && !l.options.Exact {
-		for i := range p.parts {
-			if p.parts[i].left < charges[0].Cost {
-				refunds = l.emptyLocked(k, p, now, nil)
-				break
-			}
-		}
+	if held && !l.options.Exact && p.short(charges[0].Cost) {
+		refunds = l.emptyLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
 	for _, r := range refunds {
 		l.giveBack(context.WithoutCancel(ctx), k, r)
 	}
-	return l.next.Decide(ctx, charges)
+	d, err := l.next.Decide(ctx, charges)
+	if held && err == nil && d.Source == penstock.FromStore {
+		k.mu.Lock()
+		p.hear(&d)
+		k.mu.Unlock()
+	}
+	return d, err
 }
 
 // drawLocked starts a draw that brings what is held up to a block, if that is worth it and the block serves the cost.
@@ -146,6 +148,7 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 		p.direct = now + l.life/2
 	case !d.Allowed:
 		f.denial, f.denied = d, true
+		p.hear(&d)
 		p.quiet = now + l.life/16
 		if d.Source != penstock.FromStore {
 			p.direct = now + l.life

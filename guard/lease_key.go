@@ -62,7 +62,7 @@ type leasePart struct {
 	plan  *penstock.Plan
 	limit penstock.Limit // ready
 	kind  forgets
-	left  int64         // in the store after the last draw
+	left  int64         // in the store, when it last said so
 	reset time.Duration // when nothing is used there any more
 }
 
@@ -237,6 +237,23 @@ func (p *leasePool) note(life, now time.Duration, cost int64) {
 	}
 	p.asked += cost
 	p.used = now
+}
+
+// hear notes what the store says is left.
+func (p *leasePool) hear(d *penstock.Decision) {
+	for i := range p.parts {
+		p.parts[i].left = d.Status(i).Remaining
+	}
+}
+
+// short tells whether the store had less than the cost left when it last said so.
+func (p *leasePool) short(cost int64) bool {
+	for i := range p.parts {
+		if p.parts[i].left < cost {
+			return true
+		}
+	}
+	return false
 }
 
 // takeLocked spends the cost, from the older block first, or nothing.
