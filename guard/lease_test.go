@@ -318,6 +318,49 @@ func TestKeysBeyondTheMostPass(t *testing.T) {
 	})
 }
 
+// What an instance holds drains in the store as time passes. Given back later, it would be others' units.
+func TestUnitsThatHaveDrainedAreNotGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := ready(t, penstock.PerSecond(4000))
+		for busy(t, l, one(limit, "k"), 1000, time.Millisecond); l.Stats().Live < 400; {
+			busy(t, l, one(limit, "k"), 1, time.Millisecond)
+		}
+		time.Sleep(400 * time.Millisecond)
+		if n := left(t, store, limit, "k"); n != 4000 {
+			t.Fatalf("%d left; the bucket should have drained", n)
+		}
+		decide(t, store, penstock.Charge{Key: "k", Limit: limit, Cost: 4000})
+		time.Sleep(200 * time.Millisecond)
+		if s, n := l.Stats(), left(t, store, limit, "k"); n > 800 || s.Live != 0 || s.Expired < 400 {
+			t.Errorf("%d left of a bucket that was emptied and refilled 800 since; %+v", n, s)
+		}
+	})
+}
+
+func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := guard.LeaseOptions{Limits: leasing(100)}
+		l := newLease(t, memstore.New(memstore.Options{}), o)
+		second, minute := ready(t, penstock.PerSecond(10_000)), ready(t, penstock.PerMinute(100_000))
+		second.Group, minute.Group = "g", "g"
+		second, minute = ready(t, second.WithName("second")), ready(t, minute.WithName("minute"))
+		leased := 0
+		for range 3000 {
+			alone, _ := busy(t, l, one(second, "k"), 1, time.Millisecond)
+			both, _ := busy(t, l, []penstock.Charge{{Key: "k", Limit: second, Cost: 1}, {Key: "k", Limit: minute, Cost: 1}}, 1, time.Millisecond)
+			leased += alone + both
+			if live := l.Stats().Live; live > o.Excess(second) {
+				t.Fatalf("%d units are held; the bound is %d", live, o.Excess(second))
+			}
+		}
+		if leased < 2000 {
+			t.Errorf("%d of 6000 leased", leased)
+		}
+	})
+}
+
 // Costs of any size, some larger than a block, until nothing is left.
 func TestSingleCallerIsAnsweredAsByTheStoreAlone(t *testing.T) {
 	asked, leased := 0, 0
