@@ -95,7 +95,7 @@ func (l *Lease) passAndUnlock(ctx context.Context, k *leasedKey, p *leasePool, n
 
 // drawLocked starts a draw that brings what is held up to a block, if that is worth it and the block serves the cost.
 func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, cost int64) *flight {
-	if k.unmaking > 0 || now < p.direct || !p.known || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
+	if k.unmaking > 0 || now < p.direct || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
 		return nil
 	}
 	block := l.blockOf(p)

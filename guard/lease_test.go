@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -359,6 +360,85 @@ func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
 			t.Errorf("%d of 6000 leased", leased)
 		}
 	})
+}
+
+// If one instance gave back what has not drained, what the others hold would drain sooner than they think.
+func TestExactLeasesOfABucketAreNotGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		o := guard.LeaseOptions{Limits: leasing(1000), Exact: true}
+		a, b := newLease(t, store, o), newLease(t, store, o)
+		limit := ready(t, penstock.PerSecond(2000).WithBurst(4000))
+		for i := 0; a.Stats().Live < 200 || b.Stats().Live < 450; i++ {
+			busy(t, a, one(limit, "k"), 1, 0)
+			busy(t, b, one(limit, "k"), 1, time.Millisecond)
+			if i == 20_000 {
+				t.Fatalf("%+v, %+v", a.Stats(), b.Stats())
+			}
+		}
+		if err := a.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(250 * time.Millisecond)
+		admitted, leased := 0, 0
+		for {
+			d := decide(t, b, one(limit, "k")...)
+			if !d.Allowed {
+				break
+			}
+			if d.Source == penstock.FromLease {
+				leased++
+			}
+			admitted++
+		}
+		if admitted > 4000 || leased < 50 {
+			t.Errorf("%d admitted at once, %d of them leased; the burst is 4000", admitted, leased)
+		}
+	})
+}
+
+func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
+	t.Parallel()
+	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	t.Run("memory", func(t *testing.T) { manySpenders(t, memstore.New(memstore.Options{})) })
+	t.Run("redis", func(t *testing.T) { manySpenders(t, redis) })
+}
+
+func manySpenders(t *testing.T, store penstock.Store) {
+	l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000), Life: 100 * time.Millisecond})
+	limit := yearly(t, "a", 300_000)
+	var allowed, leased atomic.Int64
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for {
+				d, err := l.Decide(t.Context(), one(limit, "k"))
+				if err != nil {
+					t.Error(err)
+				}
+				if err != nil || !d.Allowed {
+					return
+				}
+				allowed.Add(1)
+				if d.Source == penstock.FromLease {
+					leased.Add(1)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, rest := l.Stats(), left(t, store, limit, "k")
+	if allowed.Load()+rest+s.Expired+s.Lost != limit.Count || leased.Load() != s.Spent || s.Live != 0 {
+		t.Errorf("%d allowed, %d left; %+v", allowed.Load(), rest, s)
+	}
+	t.Logf("%d of %d leased, %d left; %+v", leased.Load(), allowed.Load(), rest, s)
 }
 
 // Costs of any size, some larger than a block, until nothing is left.
