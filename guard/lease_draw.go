@@ -74,7 +74,9 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 }
 
 // passAndUnlock lets the store decide a batch. If that has probably too little left, it first gets back what is here.
-func (l *Lease) passAndUnlock(ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, charges []penstock.Charge) (penstock.Decision, error) {
+func (l *Lease) passAndUnlock(
+	ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, charges []penstock.Charge,
+) (penstock.Decision, error) {
 	held := p.left() > 0
 	var refunds []refund
 	if held && !l.options.Exact && p.short(charges[0].Cost) {

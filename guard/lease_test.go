@@ -120,7 +120,8 @@ func TestLeaseSaysWhatIsLeftHereAndThere(t *testing.T) {
 		limit := yearly(t, "a", 100_000)
 		for i := range int64(5000) {
 			d := decide(t, l, one(limit, "k")...)
-			if s := d.Status(0); s.Granted != 1 || s.Remaining != limit.Count-i-1 || s.RetryAfter != 0 || s.ResetAfter <= year-time.Minute || s.ResetAfter > year {
+			if s := d.Status(0); s.Granted != 1 || s.Remaining != limit.Count-i-1 || s.RetryAfter != 0 ||
+				s.ResetAfter <= year-time.Minute || s.ResetAfter > year {
 				t.Fatalf("answer %d from the %v: %+v", i, d.Source, s)
 			}
 			time.Sleep(time.Millisecond)
