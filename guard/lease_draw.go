@@ -1,0 +1,427 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// A flight is a draw under way. Its outcome is set before done is closed: an error, a denial, or neither, and then who waits
+// looks for what it needs.
+type flight struct {
+	done     chan struct{}
+	size     int64 // asked for
+	promised int64 // to those who wait
+	denial   penstock.Decision
+	denied   bool
+	err      error
+}
+
+// spend answers a batch from what is leased, with a draw if need be, or lets it pass.
+func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
+	if err := ctx.Err(); err != nil {
+		return d, err
+	}
+	cost := charges[0].Cost
+	k.mu.Lock()
+	now := l.now() // not earlier: to get the lock may take long
+	p := k.poolLocked(l, plans, now)
+	if p == nil {
+		k.mu.Unlock()
+		return l.next.Decide(ctx, charges)
+	}
+	p.note(l.life, now, cost)
+	if k.takeLocked(p, now, cost, l.options.Exact) {
+		d = p.answer(now, cost)
+		if p.left()*10 <= p.block*3 && p.flight == nil && now >= p.quiet && l.drawLocked(ctx, k, p, now, 0) == nil {
+			p.quiet = now + l.life/16
+		}
+		k.mu.Unlock()
+		return d, nil
+	}
+	f := p.flight
+	if f == nil {
+		f = l.drawLocked(ctx, k, p, now, cost)
+	}
+	if f == nil || f.promised+cost > f.size+p.left() {
+		return l.passAndUnlock(ctx, k, p, now, charges)
+	}
+	f.promised += cost
+	k.mu.Unlock()
+
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return d, ctx.Err()
+	}
+	if f.err != nil {
+		return d, f.err
+	}
+	if f.denied && cost == 1 {
+		return f.denial, nil
+	}
+	k.mu.Lock()
+	now = l.now()
+	if k.takeLocked(p, now, cost, l.options.Exact) {
+		d = p.answer(now, cost)
+		k.mu.Unlock()
+		return d, nil
+	}
+	return l.passAndUnlock(ctx, k, p, now, charges)
+}
+
+// passAndUnlock lets the store decide a batch. If that has probably too little left, it first gets back what is here.
+func (l *Lease) passAndUnlock(
+	ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, charges []penstock.Charge,
+) (penstock.Decision, error) {
+	held := p.left() > 0
+	var refunds []refund
+	if held && !l.options.Exact && p.short(charges[0].Cost) {
+		refunds = l.emptyLocked(k, p, now, nil)
+	}
+	k.mu.Unlock()
+	for _, r := range refunds {
+		l.giveBack(context.WithoutCancel(ctx), k, r)
+	}
+	d, err := l.next.Decide(ctx, charges)
+	if held && err == nil && d.Source == penstock.FromStore {
+		k.mu.Lock()
+		p.hear(&d)
+		k.mu.Unlock()
+	}
+	return d, err
+}
+
+// drawLocked starts a draw that brings what is held up to a block, if that is worth it and the block serves the cost.
+func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, cost int64) *flight {
+	if k.unmaking > 0 || now < p.direct || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
+		return nil
+	}
+	block := l.blockOf(p)
+	size := block - p.held()
+	if block < leastBlock || size < 1 || cost > block-p.coming || k.sharedLocked(p) || !l.begin() {
+		return nil
+	}
+	f := &flight{done: make(chan struct{}), size: size}
+	p.flight, p.block = f, block
+	go l.draw(context.WithoutCancel(ctx), k, p, f)
+	return f
+}
+
+// blockOf is the size of a pool's block now.
+func (l *Lease) blockOf(p *leasePool) int64 {
+	block := int64(min(p.demand, penstock.MaxCost))
+	for i := range p.parts {
+		part := &p.parts[i]
+		block = min(block, l.options.largest(part.plan))
+		if part.kind != drains && part.limit.Period < l.life {
+			block = min(block, int64(p.demand*float64(part.limit.Period)/float64(l.life)))
+		}
+	}
+	return block
+}
+
+// draw asks the store and tells those who wait.
+func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight) {
+	defer l.work.Done()
+	charges := make([]penstock.Charge, len(p.parts))
+	for i := range charges {
+		charges[i] = penstock.Charge{Key: k.name.key, Limit: p.parts[i].limit, Cost: f.size, Mode: penstock.Draw}
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.life) // after which an answer is of no use
+	defer cancel()
+	sent := l.now()
+	d, err := l.next.Decide(bounded, charges)
+	if err != nil && !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, penstock.ErrInvalid) {
+		err = fmt.Errorf("%w: a draw of %d units within %v: %v", penstock.ErrUnavailable, f.size, l.life, err)
+	}
+
+	k.mu.Lock()
+	now := l.now()
+	p.flight = nil
+	k.counts.draws++
+	var refunds []refund
+	switch {
+	case err != nil:
+		f.err = err
+		p.direct = now + l.life/2
+	case !d.Allowed:
+		f.denial, f.denied = d, true
+		p.hear(&d)
+		p.quiet = now + l.life/16
+		if d.Source != penstock.FromStore {
+			p.direct = now + l.life
+		}
+	case d.Source != penstock.FromStore:
+		units := least(&d, f.size)
+		k.counts.drawn += units
+		k.counts.lost += units
+		p.direct = now + l.life
+	default:
+		refunds = l.receiveLocked(k, p, f, &d, sent, now)
+	}
+	k.mu.Unlock()
+	close(f.done)
+	for _, r := range refunds {
+		l.giveBack(ctx, k, r)
+	}
+}
+
+// receiveLocked keeps what a draw has brought. What it brought unequally, too late, or after Close, is to be given back.
+func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock.Decision, sent, now time.Duration) (refunds []refund) {
+	b := leaseBlock{left: least(d, f.size), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
+	if b.left < f.size {
+		p.quiet = now + l.life/16
+	}
+	k.counts.drawn += b.left
+	lasts, drained := b.expires, false
+	var extra []penstock.Charge
+	for i := range p.parts {
+		part, s := &p.parts[i], d.Status(i)
+		part.left, part.reset, b.resets[i] = s.Remaining, sent+s.ResetAfter, sent+part.end(s)
+		if part.kind != drains {
+			b.expires = min(b.expires, b.resets[i])
+			lasts = min(lasts, b.expires)
+		} else if l.options.Exact && b.resets[i] < lasts {
+			lasts, drained = b.resets[i], true
+		}
+		more := s.Granted - b.left
+		if more <= 0 || part.kind == drains && l.options.Exact {
+			continue
+		}
+		extra = append(extra, penstock.Charge{Key: k.name.key, Limit: part.limit, Cost: more, Mode: penstock.Refund})
+		part.left += more
+		if part.kind == drains {
+			b.resets[i] -= time.Duration(float64(more)/float64(part.limit.Count)*float64(part.limit.Period)) + 1
+		}
+	}
+	if extra != nil {
+		k.back++
+		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
+	}
+	if p.demand*float64(lasts-now) < leastBlock*float64(l.life/2) { // such blocks are not worth it
+		p.direct = now + l.life/2
+		if !drained {
+			p.direct = min(p.direct, lasts) // the next window may be
+		}
+	}
+	for i := range p.blocks {
+		if old := &p.blocks[i]; now >= old.expires {
+			refunds = l.returnLocked(k, p, old, now, refunds)
+		}
+	}
+	if p.blocks[0].left == 0 {
+		p.blocks[0], p.blocks[1] = p.blocks[1], leaseBlock{}
+	}
+	if l.closed.Load() || now >= b.expires || p.blocks[1].left > 0 {
+		return l.returnLocked(k, p, &b, now, refunds)
+	}
+	free := 0
+	if p.blocks[0].left > 0 {
+		free = 1
+	}
+	p.blocks[free] = b
+	l.armLocked(k, p, now)
+	return refunds
+}
+
+// armLocked sets the timer to when something of the pool is due, if nobody asks until then.
+func (l *Lease) armLocked(k *leasedKey, p *leasePool, now time.Duration) {
+	due := now + l.life
+	for i := range p.blocks {
+		if p.blocks[i].left > 0 {
+			due = min(due, p.blocks[i].due(), p.used+l.life/2)
+		}
+	}
+	wait := max(due-now, 0)
+	if p.timer == nil {
+		p.timer = time.AfterFunc(wait, func() { l.due(k, p) })
+	} else {
+		p.timer.Reset(wait)
+	}
+}
+
+// due gives back what nobody needs, and what expires soon.
+func (l *Lease) due(k *leasedKey, p *leasePool) {
+	if !l.begin() {
+		return
+	}
+	defer l.work.Done()
+	var refunds []refund
+	k.mu.Lock()
+	now := l.now()
+	for i := range p.blocks {
+		if b := &p.blocks[i]; b.left > 0 && (now >= b.due() || now-p.used >= l.life/2) {
+			refunds = l.returnLocked(k, p, b, now, refunds)
+		}
+	}
+	if p.left() > 0 {
+		l.armLocked(k, p, now)
+	}
+	k.mu.Unlock()
+	for _, r := range refunds {
+		l.giveBack(context.Background(), k, r)
+	}
+}
+
+// travel is how long a refund may be on its way.
+func (b *leaseBlock) travel() time.Duration { return (b.expires - b.sent) / 16 }
+
+// due is when it is high time to give a block back.
+func (b *leaseBlock) due() time.Duration { return b.expires - 2*b.travel() }
+
+// A refund gives units of a pool back.
+type refund struct {
+	pool    *leasePool
+	charges []penstock.Charge
+	units   int64         // of each limit
+	until   time.Duration // afterwards it would not be right
+}
+
+// returnLocked takes a block away and appends its refund, if something of it still counts in the store.
+func (l *Lease) returnLocked(k *leasedKey, p *leasePool, b *leaseBlock, now time.Duration, refunds []refund) []refund {
+	if b.left == 0 {
+		return refunds
+	}
+	r := refund{pool: p, units: b.left, until: now + b.travel()}
+	for i := range p.parts {
+		part := &p.parts[i]
+		units := part.returnable(b.left, b.resets[i], r.until, l.options.Exact)
+		r.units = min(r.units, units)
+		if units > 0 {
+			r.charges = append(r.charges, penstock.Charge{Key: k.name.key, Limit: part.limit, Cost: units, Mode: penstock.Refund})
+		}
+	}
+	k.counts.expired += b.left - r.units
+	p.coming += r.units
+	b.left = 0
+	if len(r.charges) == 0 {
+		return refunds
+	}
+	k.back++
+	return append(refunds, r)
+}
+
+func (l *Lease) emptyLocked(k *leasedKey, p *leasePool, now time.Duration, refunds []refund) []refund {
+	for i := range p.blocks {
+		refunds = l.returnLocked(k, p, &p.blocks[i], now, refunds)
+	}
+	return refunds
+}
+
+// emptiedLocked are the refunds of all that is leased under a key.
+func (l *Lease) emptiedLocked(k *leasedKey) (refunds []refund) {
+	now := l.now()
+	for _, p := range k.pools {
+		if p.timer != nil {
+			p.timer.Stop()
+		}
+		refunds = l.emptyLocked(k, p, now, refunds)
+	}
+	return refunds
+}
+
+// giveBack makes a refund. Without an answer the units are lost: it is not repeated.
+func (l *Lease) giveBack(ctx context.Context, k *leasedKey, r refund) {
+	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
+	defer cancel()
+	d, err := l.next.Decide(ctx, r.charges)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.pool.coming -= r.units
+	if err != nil || d.Source != penstock.FromStore {
+		k.counts.lost += r.units
+	} else {
+		returned := least(&d, r.units)
+		k.counts.returned += returned
+		k.counts.expired += r.units - returned
+	}
+	if k.back--; k.back == 0 && k.settled != nil {
+		close(k.settled)
+		k.settled = nil
+	}
+}
+
+// forget lets a batch pass that takes back what was charged, once what is leased under its keys is back in the store.
+func (l *Lease) forget(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	for i := range charges {
+		c := &charges[i]
+		if c.Mode != penstock.Refund && c.Mode != penstock.Reset {
+			continue
+		}
+		group := c.Limit.Group
+		if group == "" {
+			group = c.Limit.Name
+		}
+		s := l.shard(c.Key)
+		s.mu.RLock()
+		k := s.keys[leaseName{c.Key, group}]
+		s.mu.RUnlock()
+		if k == nil {
+			continue
+		}
+		k.mu.Lock()
+		k.unmaking++
+		k.mu.Unlock()
+		defer func() {
+			k.mu.Lock()
+			k.unmaking--
+			k.mu.Unlock()
+		}()
+		if err := l.settle(ctx, k); err != nil {
+			return penstock.Decision{}, err
+		}
+	}
+	return l.next.Decide(ctx, charges)
+}
+
+// settle waits until nothing of a key is drawn, leased or on its way back. Nothing new is drawn meanwhile.
+func (l *Lease) settle(ctx context.Context, k *leasedKey) error {
+	for {
+		k.mu.Lock()
+		wait := k.underWayLocked()
+		refunds := l.emptiedLocked(k)
+		k.mu.Unlock()
+		if wait == nil && len(refunds) == 0 {
+			return nil
+		}
+		for _, r := range refunds {
+			l.giveBack(context.WithoutCancel(ctx), k, r)
+		}
+		if wait == nil {
+			continue
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// underWayLocked is closed when a draw or the refunds that are under way have ended. It is nil if there are none.
+func (k *leasedKey) underWayLocked() <-chan struct{} {
+	for _, p := range k.pools {
+		if p.flight != nil {
+			return p.flight.done
+		}
+	}
+	if k.back == 0 {
+		return nil
+	}
+	if k.settled == nil {
+		k.settled = make(chan struct{})
+	}
+	return k.settled
+}
+
+// least is the number of units that every charge of a batch was granted, at most so many.
+func least(d *penstock.Decision, atMost int64) int64 {
+	for i := range d.Len() {
+		atMost = min(atMost, d.Status(i).Granted)
+	}
+	return max(atMost, 0)
+}

@@ -1,0 +1,415 @@
+package guard_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A leaseFleet is instances with leases over one store. It notes when what was admitted: by the store when it was charged, by a lease when
+// it was spent.
+type leaseFleet struct {
+	t     *testing.T
+	seed  uint64
+	store penstock.Store
+	limit penstock.Limit
+	start time.Time
+	o     guard.LeaseOptions
+
+	mu       sync.Mutex
+	admitted []admission
+	drawn    int64 // by the store
+	vanished int64 // of it: answers that did not arrive
+	crashes  int
+	pauses   int
+}
+
+type admission struct {
+	at    time.Duration
+	units int64
+}
+
+func newLeaseFleet(t *testing.T, seed uint64, limit penstock.Limit, n int, o guard.LeaseOptions) *leaseFleet {
+	o.Instances = func() int { return n }
+	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: ready(t, limit), start: time.Now(), o: o}
+}
+
+func (f *leaseFleet) admit(units int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.admitted = append(f.admitted, admission{time.Since(f.start), units})
+}
+
+// A member is one instance, and its link to the store. A crash cuts the link; a pause stops everything in it.
+type member struct {
+	fleet *leaseFleet
+	lease *guard.Lease
+
+	mu       sync.Mutex
+	rng      *rand.Rand
+	dead     bool
+	until    time.Time // paused
+	drawn    int64     // that the store granted and the lease was told
+	returned int64
+	spent    int64
+}
+
+func (f *leaseFleet) member(stream uint64) *member {
+	m := &member{fleet: f, rng: rand.New(rand.NewPCG(f.seed, stream))}
+	m.lease = guard.NewLease(penstock.StoreFunc(m.ask), f.o)
+	return m
+}
+
+// awake waits until the instance is not paused.
+func (m *member) awake() (alive bool) {
+	for {
+		m.mu.Lock()
+		wait := time.Until(m.until)
+		dead := m.dead
+		m.mu.Unlock()
+		if wait <= 0 {
+			return !dead
+		}
+		time.Sleep(wait)
+	}
+}
+
+// ask takes the way to the store and back. A client whose context has ended sends nothing.
+func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	there, back := m.delay(), m.delay()
+	time.Sleep(there)
+	if !m.awake() {
+		return penstock.Decision{}, errDown
+	}
+	d, err := m.fleet.store.Decide(ctx, charges)
+	if err != nil {
+		return d, err
+	}
+	mode, granted := charges[0].Mode, d.Status(0).Granted
+	m.fleet.mu.Lock()
+	if mode == penstock.Draw {
+		m.fleet.drawn += granted
+	}
+	m.fleet.mu.Unlock()
+	if mode == penstock.Spend && d.Allowed {
+		m.fleet.admit(granted)
+	}
+	lost := m.chance(200)
+	if lost {
+		time.Sleep(30 * time.Millisecond)
+	} else {
+		time.Sleep(back)
+	}
+	alive := m.awake()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case lost || !alive:
+		if mode == penstock.Draw {
+			m.fleet.mu.Lock()
+			m.fleet.vanished += granted
+			m.fleet.mu.Unlock()
+		}
+		return penstock.Decision{}, errDown
+	case mode == penstock.Draw:
+		m.drawn += granted
+	case mode == penstock.Refund:
+		m.returned += granted
+	}
+	return d, nil
+}
+
+func (m *member) chance(one int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rng.IntN(one) == 0
+}
+
+func (m *member) delay() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Duration(m.rng.IntN(3000)) * time.Microsecond
+}
+
+// run asks at rates that change, for so long, and pauses now and then; for longer than a Life, too.
+func (m *member) run(long time.Duration, pausing bool) {
+	rates := []time.Duration{300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}
+	end := time.Now().Add(long)
+	for time.Now().Before(end) {
+		m.mu.Lock()
+		every, phase := rates[m.rng.IntN(len(rates))], time.Duration(100+m.rng.IntN(1900))*time.Millisecond
+		cost := int64(1 + m.rng.IntN(3)/2)
+		if pausing && m.rng.IntN(4) == 0 {
+			m.until = time.Now().Add(time.Duration(m.rng.IntN(2500)) * time.Millisecond)
+			m.fleet.mu.Lock()
+			m.fleet.pauses++
+			m.fleet.mu.Unlock()
+		}
+		m.mu.Unlock()
+		for stop := time.Now().Add(phase); time.Now().Before(stop) && time.Now().Before(end); time.Sleep(every) {
+			if !m.awake() {
+				return
+			}
+			m.spend(cost)
+		}
+	}
+}
+
+func (m *member) spend(cost int64) (d penstock.Decision, err error) {
+	d, err = m.lease.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: m.fleet.limit, Cost: cost}})
+	if err == nil && d.Source == penstock.FromLease {
+		m.fleet.admit(cost)
+		m.mu.Lock()
+		m.spent += cost
+		m.mu.Unlock()
+	}
+	return d, err
+}
+
+// crash cuts the link, and checks that no unit is unaccounted for.
+func (m *member) crash() {
+	m.mu.Lock()
+	m.dead = true
+	m.mu.Unlock()
+	m.balance()
+}
+
+func (m *member) balance() {
+	s := m.lease.Stats()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent != m.spent {
+		m.fleet.t.Errorf("seed %d: %+v does not add up; %d units were answered from the lease", m.fleet.seed, s, m.spent)
+	}
+	if s.Drawn > m.drawn || s.Returned > m.returned { // the lease has yet to be told, at most
+		m.fleet.t.Errorf("seed %d: %+v; but %d units were drawn and %d returned", m.fleet.seed, s, m.drawn, m.returned)
+	}
+}
+
+// play runs n instances with crashes and pauses.
+func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
+	rng := rand.New(rand.NewPCG(f.seed, 1<<40))
+	var total guard.LeaseStats
+	var seats sync.WaitGroup
+	for seat := range n {
+		life := make([]time.Duration, 0, 8)
+		for rest := long; rest > 0; {
+			stretch := time.Duration(1+rng.IntN(8)) * time.Second
+			life = append(life, min(stretch, rest))
+			rest -= stretch
+		}
+		seats.Go(func() {
+			for i, stretch := range life {
+				m := f.member(uint64(seat*1000 + i))
+				m.run(stretch, true)
+				last := i == len(life)-1
+				if !last {
+					m.crash()
+				} else if m.awake(); m.lease.Close(context.Background()) != nil {
+					f.t.Errorf("seed %d: not closed", f.seed)
+				}
+				m.balance()
+				s := m.lease.Stats()
+				if last && (s.Live != 0 || s.Drawn != m.drawn) {
+					f.t.Errorf("seed %d: %+v after Close; %d were drawn", f.seed, s, m.drawn)
+				}
+				f.mu.Lock()
+				total.Drawn, total.Spent = total.Drawn+m.drawn, total.Spent+s.Spent
+				if !last {
+					f.crashes++
+				}
+				f.mu.Unlock()
+			}
+		})
+	}
+	seats.Wait()
+	time.Sleep(10 * time.Second) // what is under way ends
+	for _, a := range f.admitted {
+		all += a.units
+	}
+	if total.Drawn+f.vanished > f.drawn {
+		f.t.Errorf("seed %d: %d units were drawn, the store granted %d", f.seed, total.Drawn+f.vanished, f.drawn)
+	}
+	return total.Spent, all
+}
+
+// excess is the most that was admitted in any interval beyond what a bucket of that burst and rate allows.
+func (f *leaseFleet) excess() int64 {
+	rate := float64(f.limit.Count) / float64(f.limit.Period)
+	burst := float64(max(f.limit.Burst, f.limit.Count))
+	if f.limit.Burst > 0 {
+		burst = float64(f.limit.Burst)
+	}
+	most, level := -burst, 0.0 // the level of a bucket that every unit goes through
+	var last time.Duration
+	for _, a := range f.admitted {
+		level = max(level-rate*float64(a.at-last), 0) + float64(a.units)
+		last = a.at
+		most = max(most, level-burst)
+	}
+	return int64(most + 0.99) // times are exact to the microsecond
+}
+
+// inWindows is the most that was admitted in a window, aligned or, with slide, wherever it begins.
+func (f *leaseFleet) inWindows(slide bool) (most int64) {
+	period := f.limit.Period
+	since := f.start.UnixNano()
+	var sum int64
+	first := 0
+	for i, a := range f.admitted {
+		for {
+			old := f.admitted[first].at
+			if slide && a.at-old < period || !slide && (since+int64(old))/int64(period) == (since+int64(a.at))/int64(period) {
+				break
+			}
+			sum -= f.admitted[first].units
+			if first++; first > i {
+				break
+			}
+		}
+		sum += a.units
+		most = max(most, sum)
+	}
+	return most
+}
+
+func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
+	t.Parallel()
+	runs, crashes, pauses := 0, 0, 0
+	var leased, all, most int64
+	for _, exact := range []bool{false, true} {
+		for n := 1; n <= 8; n++ {
+			for range 3 {
+				seed := rand.Uint64()
+				synctest.Test(t, func(t *testing.T) {
+					rng := rand.New(rand.NewPCG(seed, 0))
+					limit := penstock.PerSecond(50 + rng.Int64N(4000)).WithBurst(100 + rng.Int64N(4000))
+					f := newLeaseFleet(t, seed, limit, n, guard.LeaseOptions{Limits: leasing(2 + rng.Int64N(200)), Exact: exact})
+					spent, admitted := f.play(n, 12*time.Second)
+					bound := f.o.Excess(f.limit)
+					excess := f.excess()
+					if excess > bound {
+						t.Errorf("seed %d: %d instances, exact %v, %v: %d units beyond the limit; the bound is %d", seed, n, exact, limit, excess, bound)
+					}
+					if bound > 0 {
+						most = max(most, excess*100/bound)
+					}
+					runs, crashes, pauses, leased, all = runs+1, crashes+f.crashes, pauses+f.pauses, leased+spent, all+admitted
+				})
+			}
+		}
+	}
+	if leased*5 < all {
+		t.Errorf("only %d of %d units were spent from leases", leased, all)
+	}
+	t.Logf("counted: %d runs of fleets with leases (%d crashes, %d pauses; %d of %d units leased; at most %d%% of a bound reached)",
+		runs, crashes, pauses, leased, all, most)
+}
+
+func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	var leased, all int64
+	for _, a := range []struct {
+		limit penstock.Limit
+		slide bool
+	}{
+		{penstock.Limit{Name: "fixed", Algorithm: penstock.FixedWindow}, false},
+		{penstock.Limit{Name: "sliding", Algorithm: penstock.SlidingWindow}, false},
+		{penstock.Limit{Name: "sub", Algorithm: penstock.SubWindow(4)}, true},
+	} {
+		for range 8 {
+			seed := rand.Uint64()
+			synctest.Test(t, func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 0))
+				n := 1 + rng.IntN(8)
+				limit := a.limit
+				limit.Period = time.Duration(700+rng.IntN(5000)) * time.Millisecond
+				limit.Count = 100 + rng.Int64N(10_000)
+				f := newLeaseFleet(t, seed, limit, n, guard.LeaseOptions{Limits: leasing(2 + rng.Int64N(200))})
+				spent, admitted := f.play(n, 12*time.Second)
+				if most := f.inWindows(a.slide); most > limit.Count {
+					t.Errorf("seed %d: %d instances, %v: %d units in a window", seed, n, limit, most)
+				}
+				runs, leased, all = runs+1, leased+spent, all+admitted
+			})
+		}
+	}
+	if leased*5 < all {
+		t.Errorf("only %d of %d units were spent from leases", leased, all)
+	}
+	t.Logf("counted: %d runs of fleets with leased windows (%d of %d units leased)", runs, leased, all)
+}
+
+// The worst case: every instance holds a block when the bucket has drained, and then all of it is spent in a moment.
+func TestBoundOfLeasesIsReached(t *testing.T) {
+	t.Parallel()
+	for _, exact := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const n, burst = 8, 4000
+			store := memstore.New(memstore.Options{})
+			o := guard.LeaseOptions{Limits: leasing(1000), Instances: func() int { return n }, Exact: exact}
+			limit := ready(t, penstock.PerSecond(burst))
+			bound := int64(n * burst / 4 / n)
+			if got := o.Excess(limit); !exact && got != bound {
+				t.Fatalf("the excess is said to be %d; want %d", got, bound)
+			}
+			var leases []*guard.Lease
+			for range n {
+				leases = append(leases, newLease(t, store, o))
+			}
+			for round := range 2000 {
+				for _, l := range leases {
+					if round > 800 && l.Stats().Live > bound/n*9/10 {
+						continue // it holds a block
+					}
+					if _, err := l.Decide(t.Context(), one(limit, "k")); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if round > 800 && allHold(leases, bound/n*9/10) {
+					break
+				}
+				time.Sleep(2500 * time.Microsecond)
+			}
+			time.Sleep(300 * time.Millisecond) // drains what they hold
+			admitted := int64(0)
+			for _, l := range leases {
+				for {
+					d, err := l.Decide(t.Context(), one(limit, "k"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !d.Allowed {
+						break
+					}
+					admitted++
+				}
+			}
+			excess := admitted - burst
+			t.Logf("exact %v: %d units beyond the burst of %d at once; n·b is %d", exact, excess, burst, bound)
+			if exact && excess > 0 {
+				t.Errorf("exact leases admitted %d units beyond the burst", excess)
+			}
+			if !exact && (excess > bound || excess < bound/2) {
+				t.Errorf("%d units beyond the burst; want at most %d and at least half of it", excess, bound)
+			}
+		})
+	}
+}
+
+func allHold(leases []*guard.Lease, units int64) bool {
+	for _, l := range leases {
+		if l.Stats().Live < units {
+			return false
+		}
+	}
+	return true
+}

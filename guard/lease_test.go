@@ -1,0 +1,498 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// leasing leases every limit up to so many units.
+func leasing(units int64) func(*penstock.Limit) guard.Settings {
+	return func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: units} }
+}
+
+func newLease(t testing.TB, store penstock.Store, o guard.LeaseOptions) *guard.Lease {
+	l := guard.NewLease(store, o)
+	t.Cleanup(func() {
+		if err := l.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func TestLeaseObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	storetest.Run(t, func(t *testing.T) penstock.Store {
+		return newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(100)})
+	})
+}
+
+func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	storetest.Run(t, func(t *testing.T) penstock.Store {
+		return newLease(t, redis, guard.LeaseOptions{Limits: leasing(100)})
+	})
+}
+
+// busy asks for one unit each pause, so often, and counts who answered.
+func busy(t testing.TB, store penstock.Store, charges []penstock.Charge, n int, pause time.Duration) (leased, allowed int) {
+	t.Helper()
+	for range n {
+		d, err := store.Decide(t.Context(), charges)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.Allowed {
+			allowed++
+		}
+		if d.Source == penstock.FromLease {
+			leased++
+		}
+		time.Sleep(pause)
+	}
+	return leased, allowed
+}
+
+func TestBusyKeyIsAnsweredHere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := ready(t, penstock.PerSecond(10_000))
+		busy(t, l, one(limit, "k"), 1000, time.Millisecond)
+		store.asked.Store(0)
+		leased, allowed := busy(t, l, one(limit, "k"), 10_000, time.Millisecond)
+		if asked := store.asked.Load(); leased != 10_000 || allowed != 10_000 || asked > 50 {
+			t.Errorf("%d of 10,000 leased, %d allowed, the store was asked %d times; want all, all, and at most 50", leased, allowed, asked)
+		}
+	})
+}
+
+func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		leased, _ := busy(t, l, one(ready(t, penstock.PerSecond(10_000)), "k"), 100, 400*time.Millisecond)
+		if leased > 0 || store.asked.Load() != 100 || l.Stats().Draws != 0 {
+			t.Errorf("%d leased, the store was asked %d times; want none and 100", leased, store.asked.Load())
+		}
+	})
+}
+
+const year = 365 * 24 * time.Hour
+
+// yearly is a limit whose units do not come back while a test looks.
+func yearly(t testing.TB, name string, n int64) penstock.Limit {
+	return ready(t, penstock.Limit{Name: name, Group: "g", Algorithm: penstock.AnchoredWindow, Count: n, Period: year})
+}
+
+// left is what a store has left of a limit.
+func left(t testing.TB, store penstock.Store, limit penstock.Limit, key string) int64 {
+	t.Helper()
+	d, err := store.Decide(context.Background(), []penstock.Charge{{Key: key, Limit: limit, Mode: penstock.Peek}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Status(0).Remaining
+}
+
+func TestLeaseSaysWhatIsLeftHereAndThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(1000)})
+		limit := yearly(t, "a", 100_000)
+		for i := range int64(5000) {
+			d := decide(t, l, one(limit, "k")...)
+			if s := d.Status(0); s.Granted != 1 || s.Remaining != limit.Count-i-1 || s.RetryAfter != 0 ||
+				s.ResetAfter <= year-time.Minute || s.ResetAfter > year {
+				t.Fatalf("answer %d from the %v: %+v", i, d.Source, s)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if l.Stats().Spent < 4000 {
+			t.Errorf("%+v", l.Stats())
+		}
+	})
+}
+
+func TestUnusedUnitsComeBack(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *guard.Lease){
+		"when nobody asks": func(*testing.T, *guard.Lease) { time.Sleep(501 * time.Millisecond); synctest.Wait() },
+		"by Close": func(t *testing.T, l *guard.Lease) {
+			if err := l.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memstore.New(memstore.Options{})
+				l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+				limit := yearly(t, "a", 100_000)
+				busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+				if live := l.Stats().Live; live == 0 || left(t, store, limit, "k") != 98_000-live {
+					t.Fatalf("%d live, %d left", live, left(t, store, limit, "k"))
+				}
+				end(t, l)
+				if s := l.Stats(); s.Live != 0 || s.Returned == 0 || left(t, store, limit, "k") != 98_000 {
+					t.Errorf("%d left; %+v", left(t, store, limit, "k"), s)
+				}
+			})
+		})
+	}
+}
+
+func TestRefundAndResetSeeNothingLeased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := yearly(t, "a", 100_000)
+		c := one(limit, "k")
+		c[0].Mode, c[0].Cost = penstock.Refund, 5
+		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		if d := decide(t, l, c...); d.Status(0).Granted != 5 || d.Remaining() != 98_005 || l.Stats().Live != 0 {
+			t.Errorf("after a refund: %v; %+v", d, l.Stats())
+		}
+		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		c[0].Mode = penstock.Reset
+		if d := decide(t, l, c...); d.Remaining() != 100_000 || l.Stats().Live != 0 {
+			t.Errorf("after a reset: %v; %+v", d, l.Stats())
+		}
+		time.Sleep(2 * time.Second)
+		if n := left(t, store, limit, "k"); n != 100_000 {
+			t.Errorf("%d are left after the reset", n)
+		}
+	})
+}
+
+// The store answers at once, but the first caller of each draw is held up.
+func TestOneDrawServesAllWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := yearly(t, "a", 100_000)
+		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		time.Sleep(501 * time.Millisecond) // the lease is given back
+		synctest.Wait()
+		store.asked.Store(0)
+		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(10 * time.Millisecond)
+			return store.store.Decide(ctx, charges)
+		})
+		var all sync.WaitGroup
+		gone, leave := context.WithCancel(t.Context())
+		for i := range 50 {
+			all.Go(func() {
+				ctx := t.Context()
+				if i%10 == 0 {
+					ctx = gone
+				}
+				d, err := l.Decide(ctx, one(limit, "k"))
+				if i%10 == 0 && err != context.Canceled || i%10 != 0 && (err != nil || d.Source != penstock.FromLease) {
+					t.Errorf("caller %d: %v from %v, %v", i, d, d.Source, err)
+				}
+			})
+		}
+		synctest.Wait()
+		leave()
+		all.Wait()
+		if asked := store.asked.Load(); asked != 1 {
+			t.Errorf("the store was asked %d times; want once", asked)
+		}
+	})
+}
+
+func TestFailedDrawIsItsCallersError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := yearly(t, "a", 100_000)
+		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		for _, fault := range []fault{fails(errDown), hangs} {
+			time.Sleep(501 * time.Millisecond) // the lease is given back
+			synctest.Wait()
+			store.breaks(fault)
+			if d, err := l.Decide(t.Context(), one(limit, "k")); !errors.Is(err, penstock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v, %v", d, err)
+			}
+			store.breaks(nil)
+			busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		}
+		if leased, _ := busy(t, l, one(limit, "k"), 100, time.Millisecond); leased != 100 {
+			t.Errorf("%d of 100 leased once the store is back", leased)
+		}
+	})
+}
+
+func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := yearly(t, "a", 100_000)
+		late := func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			d, err := store.store.Decide(ctx, charges)
+			if charges[0].Mode == penstock.Draw {
+				time.Sleep(1001 * time.Millisecond)
+			}
+			return d, err
+		}
+		store.breaks(late)
+		if leased, _ := busy(t, l, one(limit, "k"), 3000, time.Millisecond); leased > 0 {
+			t.Errorf("%d units were spent from leases older than their life", leased)
+		}
+		time.Sleep(2 * time.Second)
+		if s := l.Stats(); s.Drawn == 0 || left(t, store.store, limit, "k") != 97_000 {
+			t.Errorf("%d left; %+v", left(t, store.store, limit, "k"), s)
+		}
+	})
+}
+
+func TestLimitsOfABatchAreDrawnEqually(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		few, many := yearly(t, "few", 2000), yearly(t, "many", 100_000)
+		batch := []penstock.Charge{{Key: "k", Limit: few, Cost: 1}, {Key: "k", Limit: many, Cost: 1}}
+		leased, allowed := busy(t, l, batch, 3000, time.Millisecond)
+		if allowed != 2000 || leased < 1500 {
+			t.Errorf("%d allowed, %d leased; want 2000, most of them leased", allowed, leased)
+		}
+		if a, b := left(t, store, few, "k"), left(t, store, many, "k"); a != 0 || b != 98_000 {
+			t.Errorf("%d and %d are left; want 0 and 98,000: %+v", a, b, l.Stats())
+		}
+	})
+}
+
+func TestOtherAnswersThanTheStoresAreNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			d, err := store.store.Decide(ctx, charges)
+			d.Source = penstock.FromFallback
+			return d, err
+		})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		leased, allowed := busy(t, l, one(yearly(t, "a", 100_000), "k"), 3000, time.Millisecond)
+		if s := l.Stats(); leased > 0 || allowed != 3000 || s.Lost == 0 || s.Draws > 4 {
+			t.Errorf("%d leased, %d allowed, %+v", leased, allowed, s)
+		}
+	})
+}
+
+func TestKeysBeyondTheMostPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(1000), MaxKeys: 10})
+		limit := yearly(t, "a", 100_000)
+		for i := range 20_000 {
+			if d := decide(t, l, one(limit, fmt.Sprint("k", i%100))...); !d.Allowed {
+				t.Fatal(d)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		if s := l.Stats(); s.Keys != 10 || s.Spent == 0 {
+			t.Errorf("%+v; want 10 keys, leased", s)
+		}
+		time.Sleep(3 * time.Second)
+		for i := range 10_000 {
+			decide(t, l, one(limit, fmt.Sprint("new", i))...)
+			time.Sleep(time.Millisecond)
+		}
+		if s := l.Stats(); s.Keys > 10 || s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent == 0 {
+			t.Errorf("%+v after other keys", s)
+		}
+	})
+}
+
+// What an instance holds drains in the store as time passes. Given back later, it would be others' units.
+func TestUnitsThatHaveDrainedAreNotGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		limit := ready(t, penstock.PerSecond(4000))
+		for busy(t, l, one(limit, "k"), 1000, time.Millisecond); l.Stats().Live < 400; {
+			busy(t, l, one(limit, "k"), 1, time.Millisecond)
+		}
+		time.Sleep(400 * time.Millisecond)
+		if n := left(t, store, limit, "k"); n != 4000 {
+			t.Fatalf("%d left; the bucket should have drained", n)
+		}
+		decide(t, store, penstock.Charge{Key: "k", Limit: limit, Cost: 4000})
+		time.Sleep(200 * time.Millisecond)
+		if s, n := l.Stats(), left(t, store, limit, "k"); n > 800 || s.Live != 0 || s.Expired < 400 {
+			t.Errorf("%d left of a bucket that was emptied and refilled 800 since; %+v", n, s)
+		}
+	})
+}
+
+func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := guard.LeaseOptions{Limits: leasing(100)}
+		l := newLease(t, memstore.New(memstore.Options{}), o)
+		second, minute := ready(t, penstock.PerSecond(10_000)), ready(t, penstock.PerMinute(100_000))
+		second.Group, minute.Group = "g", "g"
+		second, minute = ready(t, second.WithName("second")), ready(t, minute.WithName("minute"))
+		leased := 0
+		for range 3000 {
+			alone, _ := busy(t, l, one(second, "k"), 1, time.Millisecond)
+			both, _ := busy(t, l, []penstock.Charge{{Key: "k", Limit: second, Cost: 1}, {Key: "k", Limit: minute, Cost: 1}}, 1, time.Millisecond)
+			leased += alone + both
+			if live := l.Stats().Live; live > o.Excess(second) {
+				t.Fatalf("%d units are held; the bound is %d", live, o.Excess(second))
+			}
+		}
+		if leased < 2000 {
+			t.Errorf("%d of 6000 leased", leased)
+		}
+	})
+}
+
+// If one instance gave back what has not drained, what the others hold would drain sooner than they think.
+func TestExactLeasesOfABucketAreNotGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		o := guard.LeaseOptions{Limits: leasing(1000), Exact: true}
+		a, b := newLease(t, store, o), newLease(t, store, o)
+		limit := ready(t, penstock.PerSecond(2000).WithBurst(4000))
+		for i := 0; a.Stats().Live < 200 || b.Stats().Live < 450; i++ {
+			busy(t, a, one(limit, "k"), 1, 0)
+			busy(t, b, one(limit, "k"), 1, time.Millisecond)
+			if i == 20_000 {
+				t.Fatalf("%+v, %+v", a.Stats(), b.Stats())
+			}
+		}
+		if err := a.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(250 * time.Millisecond)
+		admitted, leased := 0, 0
+		for {
+			d := decide(t, b, one(limit, "k")...)
+			if !d.Allowed {
+				break
+			}
+			if d.Source == penstock.FromLease {
+				leased++
+			}
+			admitted++
+		}
+		if admitted > 4000 || leased < 50 {
+			t.Errorf("%d admitted at once, %d of them leased; the burst is 4000", admitted, leased)
+		}
+	})
+}
+
+func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
+	t.Parallel()
+	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	t.Run("memory", func(t *testing.T) { manySpenders(t, memstore.New(memstore.Options{})) })
+	t.Run("redis", func(t *testing.T) { manySpenders(t, redis) })
+}
+
+func manySpenders(t *testing.T, store penstock.Store) {
+	l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000), Life: 100 * time.Millisecond})
+	limit := yearly(t, "a", 300_000)
+	var allowed, leased atomic.Int64
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for {
+				d, err := l.Decide(t.Context(), one(limit, "k"))
+				if err != nil {
+					t.Error(err)
+				}
+				if err != nil || !d.Allowed {
+					return
+				}
+				allowed.Add(1)
+				if d.Source == penstock.FromLease {
+					leased.Add(1)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := l.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, rest := l.Stats(), left(t, store, limit, "k")
+	if allowed.Load()+rest+s.Expired+s.Lost != limit.Count || leased.Load() != s.Spent || s.Live != 0 {
+		t.Errorf("%d allowed, %d left; %+v", allowed.Load(), rest, s)
+	}
+	t.Logf("%d of %d leased, %d left; %+v", leased.Load(), allowed.Load(), rest, s)
+}
+
+// Costs of any size, some larger than a block, until nothing is left.
+func TestSingleCallerIsAnsweredAsByTheStoreAlone(t *testing.T) {
+	asked, leased := 0, 0
+	for range 50 {
+		seed := rand.Uint64()
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 0))
+			l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(2 + rng.Int64N(50))})
+			bare := memstore.New(memstore.Options{})
+			c := one(yearly(t, "a", 200+rng.Int64N(5000)), "k")
+			for i := range 4000 {
+				c[0].Cost = 1 + rng.Int64N(3)
+				if rng.IntN(20) == 0 {
+					c[0].Cost = rng.Int64N(80)
+				}
+				d, want := decide(t, l, c...), decide(t, bare, c...)
+				if d.Allowed != want.Allowed || d.Status(0).Granted != want.Status(0).Granted {
+					t.Fatalf("seed %d, question %d for %d units: %v from %v; the store alone: %v; %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
+				}
+				if d.Source == penstock.FromLease {
+					leased++
+				}
+				asked++
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	t.Logf("counted: %d questions answered as by the store alone (%d from leases)", asked, leased)
+}
+
+func BenchmarkLease(b *testing.B) {
+	for _, exact := range []bool{false, true} {
+		b.Run(fmt.Sprintf("exact=%v", exact), func(b *testing.B) {
+			l := newLease(b, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(1 << 40), Exact: exact})
+			limit := ready(b, penstock.PerSecond(1_000_000).WithBurst(100_000_000_000)) // its bucket is in use
+			c := one(limit, "user:42")
+			for end := time.Now().Add(time.Second); time.Now().Before(end); {
+				l.Decide(b.Context(), c)
+			}
+			b.ReportAllocs()
+			leased := 0
+			for b.Loop() {
+				d, err := l.Decide(b.Context(), c)
+				if err != nil || !d.Allowed {
+					b.Fatal(d, err)
+				}
+				if d.Source == penstock.FromLease {
+					leased++
+				}
+			}
+			b.ReportMetric(100*float64(leased)/float64(b.N), "%leased")
+		})
+	}
+}
