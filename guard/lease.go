@@ -259,9 +259,9 @@ func (l *Lease) begin() bool {
 type shape uint8
 
 const (
-	passes  shape = iota
-	spends        // may be answered by a lease
-	unmakes       // takes back what was charged
+	unleased shape = iota
+	spends         // may be answered by a lease
+	unmakes        // takes back what was charged
 )
 
 // shapeOf finds a batch's shape and, if it spends, appends the plans of its limits to plans.
@@ -272,24 +272,24 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 		}
 	}
 	if len(charges) == 0 || len(charges) > penstock.MaxCharges {
-		return nil, passes
+		return nil, unleased
 	}
 	first := &charges[0]
 	if first.Cost < 1 || first.Cost > penstock.MaxCost || len(first.Key) > penstock.MaxKey {
-		return nil, passes
+		return nil, unleased
 	}
 	for i := range charges {
 		c := &charges[i]
 		if c.Mode != penstock.Spend || c.Patience != 0 || c.Holder != "" || c.Cost != first.Cost || i > 0 && c.Key != first.Key {
-			return nil, passes
+			return nil, unleased
 		}
 		plan, err := c.Limit.Plan()
 		if err != nil || i > 0 && plan.Limit.Group != plans[0].Limit.Group {
-			return nil, passes
+			return nil, unleased
 		}
 		for _, other := range plans {
 			if other.Tag == plan.Tag {
-				return nil, passes // the store says what is wrong
+				return nil, unleased // the store says what is wrong
 			}
 		}
 		plans = append(plans, plan)

@@ -10,7 +10,7 @@ import (
 // Options of Standard. The zero value is what a careful operator would choose.
 type Options struct {
 	Timeout TimeoutOptions // 25 ms for a decision
-	Breaker BreakerOptions // one for each shard that the store names
+	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 1 s here, so that a store is found back within that
 
 	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer. Default: Local.
 	OnFailure Failure
@@ -25,6 +25,9 @@ type Options struct {
 	// DenyFor is how long a denial is remembered at most. Default: 1 s, within which a refund elsewhere is noticed. Below 0: not at all.
 	DenyFor time.Duration
 
+	// Lease says how quota is drawn in advance, for limits whose Settings have a Lease. Its Limits and Instances are those of Standard.
+	Lease LeaseOptions
+
 	// Observe is told of every decision. It must be quick. Default: nobody is told.
 	Observe func(Event)
 }
@@ -33,10 +36,11 @@ type Options struct {
 type Guarded struct {
 	penstock.Store
 	fleet *Fleet
+	lease *Lease
 }
 
-// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny, Fallback, Split, Breaker, Timeout. Of a store that has
-// them, it uses
+// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny, Lease, Fallback, Split, Breaker, Timeout. Of a store
+// that has them, it uses
 //
 //	Shard(charges []penstock.Charge) string                                              for a breaker for each shard
 //	Live(ctx context.Context, instance string, life time.Duration) (int, error)          to count instances, for Local
@@ -57,9 +61,14 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		g.fleet = NewFleet(FleetOptions{Live: counted.Live, Floor: o.Instances})
 		instances = g.fleet.Instances
 	}
+	if o.Breaker.MaxPause == 0 {
+		o.Breaker.MaxPause = time.Second
+	}
+	o.Lease.Limits, o.Lease.Instances = o.Limits, instances
 	guards := []penstock.Decorator{
 		Observe(o.Observe),
 		Deny(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}),
+		g.leased(o.Lease),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: instances, Floor: o.Instances}),
 		Split(SplitOptions{Limits: o.Limits}),
 		Breaker(o.Breaker),
@@ -72,6 +81,17 @@ func Standard(store penstock.Store, o Options) *Guarded {
 	return g
 }
 
+// leased puts a Lease around a store, if there may be limits that are leased.
+func (g *Guarded) leased(o LeaseOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store {
+		if o.Limits == nil {
+			return next
+		}
+		g.lease = NewLease(next, o)
+		return g.lease
+	}
+}
+
 // Instances is how many instances share the store, as far as is known.
 func (g *Guarded) Instances() int {
 	if g.fleet == nil {
@@ -80,8 +100,13 @@ func (g *Guarded) Instances() int {
 	return g.fleet.Instances()
 }
 
-// Close ends the counting of instances. It does not close the store.
+// Close gives back what is leased, within a second, and ends the counting of instances. It does not close the store.
 func (g *Guarded) Close() {
+	if g.lease != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = g.lease.Close(ctx) // what cannot be given back expires
+	}
 	if g.fleet != nil {
 		g.fleet.Close()
 	}

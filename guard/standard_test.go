@@ -57,6 +57,32 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 	t.Logf("counted: %d decisions through all guards as without them", decided)
 }
 
+// A limit that may be leased is, and its units are given back at the end: the limit holds over all.
+func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		limit := ready(t, penstock.PerHour(100_000).With(penstock.FixedWindow))
+		g := guard.Standard(store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: 100} }})
+		leased, granted := 0, int64(0)
+		for range 20_000 {
+			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "hot", Limit: limit, Cost: 1}})
+			if err != nil || !d.Allowed {
+				t.Fatal(d, err)
+			}
+			granted++
+			if d.Source == penstock.FromLease {
+				leased++
+			}
+			time.Sleep(time.Millisecond)
+		}
+		g.Close()
+		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "hot", Limit: limit, Mode: penstock.Peek}})
+		if used := 100_000 - d.Remaining(); err != nil || used != granted || leased < 15_000 {
+			t.Errorf("%d were granted, %d by leases, and %d are used: %v", granted, leased, used, err)
+		}
+	})
+}
+
 // While Redis is killed, stopped and back again, every question is answered in time, and by Redis again within a second of its return.
 func TestStandardGoesThroughAnOutage(t *testing.T) {
 	server := redistest.Start(t)
