@@ -1,5 +1,14 @@
--- What row.lua and rows.lua have in common: to load the numbers of a batch's limits from their string, to make its charges, and
--- to save what they left. GET and POISON stand for what differs.
+-- What harnesses have in common: to read the time; and row.lua and rows.lua to load the numbers of a batch's limits from their string, to
+-- make its charges, and to save what they left. GET and POISON stand for what differs.
+@clock
+if now == 0 then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  virtual = VIRTUALTTL
+end
+@endclock
+
 @load
 -- A string begins with the time, in seconds, until which it certainly lives. Entries follow: a word of the limit's tag and
 -- the count of its numbers, then these; trailing zeros are not stored. Usually the entries of this batch are all there is,

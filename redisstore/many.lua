@@ -3,12 +3,7 @@
 local args = ARGV[1]
 local now, batches, at = sunpack('<dI2', args)
 local virtual = 0
-if now == 0 then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
-  virtual = VIRTUALTTL
-end
+@clock
 
 -- A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as loaded.
 local strings, saved = {}, {}

@@ -18,12 +18,7 @@ else
   end
 @endeach
 end
-if now == 0 then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
-  virtual = VIRTUALTTL
-end
+@clock
 
 @load
 

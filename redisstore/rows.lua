@@ -3,12 +3,7 @@
 -- trouble of its own callers.
 local args, virtual = ARGV[1], 0
 local now, at = sunpack('<d', args)
-if now == 0 then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-else
-  virtual = VIRTUALTTL
-end
+@clock
 
 local replies, filled = {}, 0 -- numbers: what kind of reply it is, and its parts
 for index = 1, #KEYS do

@@ -180,7 +180,7 @@ func composeMany(algorithms []*algorithm.Algorithm) string {
 		fmt.Fprintf(&asks, "\n  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end",
 			number, a.Name, rest)
 	}
-	harness := strings.NewReplacer("\n  ASK\n", asks.String()+"\n", "\n    SAVE\n", saves.String()+"\n").Replace(manyLua)
+	harness := strings.NewReplacer("\n  ASK\n", asks.String()+"\n", "\n    SAVE\n", saves.String()+"\n").Replace(include(manyLua))
 	var fragments strings.Builder
 	for _, a := range algorithms {
 		fragments.WriteString(a.Lua + "\n")
@@ -194,10 +194,7 @@ func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 	if together {
 		text, get, poison = rowsLua, "redis.pcall('GET', key)", "poisoned = true"
 	}
-	for _, m := range cells.FindAllStringSubmatch(cellsLua, -1) {
-		text = strings.Replace(text, "@"+m[1]+"\n", m[2], 1)
-	}
-	text = strings.NewReplacer("GET\n", get+"\n", "POISON\n", poison+"\n").Replace(uncomment(text))
+	text = strings.NewReplacer("GET\n", get+"\n", "POISON\n", poison+"\n").Replace(uncomment(include(text)))
 	if len(algorithms) == 1 {
 		text = several.ReplaceAllString(text, "")
 	} else {
@@ -223,11 +220,19 @@ func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 }
 
 var (
-	cells   = regexp.MustCompile(`(?ms)^@(load|decide|save)\n(.*?)^@end(?:load|decide|save)\n`)
+	cells   = regexp.MustCompile(`(?ms)^@(clock|load|decide|save)\n(.*?)^@end(?:clock|load|decide|save)\n`)
 	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@endeach\n`)
 	several = regexp.MustCompile(`(?ms)^@several\n(.*?)^@endseveral\n`)
 	lists   = regexp.MustCompile(`@(list|text|all|cat)\{([^}]*)\}`)
 )
+
+// include writes the parts of cells.lua where a harness names them.
+func include(harness string) string {
+	for _, m := range cells.FindAllStringSubmatch(cellsLua, -1) {
+		harness = strings.Replace(harness, "@"+m[1]+"\n", m[2], 1)
+	}
+	return harness
+}
 
 // repeat writes a template once per charge, with the charge's number for $.
 func repeat(template, separator string, n int) string {
