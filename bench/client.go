@@ -138,16 +138,37 @@ const (
 	clientWindow = 250 * time.Millisecond
 )
 
+// takeTurns measures callers side by side, window by window, so that what disturbs one disturbs all.
+func takeTurns(all []*caller, goroutines int, names []string) error {
+	for round := range clientRounds + 1 {
+		for _, c := range all {
+			if round <= 1 { // the first connects
+				c.reset()
+			}
+			if err := c.run(goroutines, clientWindow, names); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// coldNames are the keys that the callers' decisions are spread over.
+func coldNames() []string {
+	names := make([]string, coldKeys)
+	for i := range names {
+		names[i] = key(i)
+	}
+	return names
+}
+
 func clientSection(r *report) error {
 	server, err := redistest.Launch()
 	if err != nil {
 		return err
 	}
 	defer server.Close()
-	names := make([]string, coldKeys)
-	for i := range names {
-		names[i] = key(i)
-	}
+	names := coldNames()
 	all, err := callers(server)
 	if err != nil {
 		return err
@@ -158,18 +179,8 @@ func clientSection(r *report) error {
 	r.title("Client: decisions on distinct keys through the library (80th percentile of %d windows; ratio: median of windows side by side)", clientRounds)
 	r.row("goroutines", "", "decisions/s", "/ redis_rate", "allocations")
 	for _, goroutines := range []int{1, 64, 512} {
-		for _, c := range all {
-			c.rates, c.allocs = nil, nil
-		}
-		for round := range clientRounds + 1 {
-			for _, c := range all {
-				if err := c.run(goroutines, clientWindow, names); err != nil {
-					return err
-				}
-				if round == 0 { // connects
-					c.rates, c.allocs = nil, nil
-				}
-			}
+		if err := takeTurns(all, goroutines, names); err != nil {
+			return err
 		}
 		peer := all[0]
 		for i, c := range all {

@@ -18,10 +18,7 @@ func gatherSection(r *report) error {
 		return err
 	}
 	defer server.Close()
-	names := make([]string, coldKeys)
-	for i := range names {
-		names[i] = key(i)
-	}
+	names := coldNames()
 	var all []*caller
 	for _, apart := range []bool{true, false} {
 		store, err := redisstore.Open(server.URL(), redisstore.Options{Apart: apart})
@@ -44,18 +41,8 @@ func gatherSection(r *report) error {
 		least float64
 	}{{"distinct", names, 1.4}, {"hot", names[:1], 5}} {
 		for _, goroutines := range []int{64, 512} {
-			for _, c := range all {
-				c.reset()
-			}
-			for round := range clientRounds + 1 {
-				for _, c := range all {
-					if err := c.run(goroutines, clientWindow, load.names); err != nil {
-						return err
-					}
-					if round == 0 {
-						c.reset()
-					}
-				}
+			if err := takeTurns(all, goroutines, load.names); err != nil {
+				return err
 			}
 			for _, c := range all {
 				ratio := median(ratios(c.rates, all[0].rates))
