@@ -77,9 +77,11 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 
 // canonical brings the path into the form that rules match.
 func (a *Admission) canonical(s *setup) error {
-	if err := readable(a.Request); err != nil {
+	host, err := readable(a.Request)
+	if err != nil {
 		return err
 	}
+	a.attributes.host = host
 	if u := a.Request.URL; u.RawPath == "" && u.Opaque == "" {
 		escaped := u.EscapedPath()
 		path, err := s.paths.Clean(escaped)
@@ -105,22 +107,23 @@ var (
 	errMethod = errors.New("the method is a known one in small letters; write it in capitals")
 )
 
-// readable tells of a host or a method that servers read in different ways.
-func readable(r *http.Request) error {
-	if _, ok := hostname(r.Host); !ok {
-		return errHost
+// readable is the request's host, or an error if servers read it or the method in different ways.
+func readable(r *http.Request) (host string, err error) {
+	host, ok := hostname(r.Host)
+	if !ok {
+		return "", errHost
 	}
 	switch r.Method {
 	case http.MethodGet, http.MethodPost:
-		return nil
+		return host, nil
 	}
 	switch upper := strings.ToUpper(r.Method); upper {
 	case r.Method:
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
 		http.MethodOptions, http.MethodTrace:
-		return errMethod
+		return "", errMethod
 	}
-	return nil
+	return host, nil
 }
 
 // decide asks the store, and answers the request if it must not be served.

@@ -23,12 +23,7 @@ func (a *attributes) Method() string { return a.r.Method }
 
 func (a *attributes) Path() string { return a.path }
 
-func (a *attributes) Host() string {
-	if a.host == "" {
-		a.host, _ = hostname(a.r.Host)
-	}
-	return a.host
-}
+func (a *attributes) Host() string { return a.host }
 
 // hostname is a host without its port and the dot at its end, in lower case. It is false if servers may read different things in it.
 func hostname(host string) (name string, ok bool) {
