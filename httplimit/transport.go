@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -103,7 +104,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if t.Cost != nil {
 		cost = t.Cost(r)
 	}
-	left := orDefault(t.MaxWait, 30*time.Second)
+	left := cmp.Or(t.MaxWait, 30*time.Second)
 	waited, err := t.turn(r.Context(), key, cost, left)
 	if err != nil {
 		if r.Body != nil {
@@ -233,7 +234,7 @@ func (t *Transport) charge(ctx context.Context, key string, cost int64, end time
 func (t *Transport) heed(key string, answer *http.Response) (pause time.Duration, said bool) {
 	now := time.Now()
 	pause, said = serverSays(answer.StatusCode, answer.Header, now)
-	if pause = min(pause, orDefault(t.MaxPause, 5*time.Minute)); pause <= 0 {
+	if pause = min(pause, cmp.Or(t.MaxPause, 5*time.Minute)); pause <= 0 {
 		return 0, said
 	}
 	until := now.Add(pause)
@@ -286,7 +287,7 @@ func (t *Transport) makeRoomLocked(now time.Time) {
 func (t *Transport) join() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.waiting >= orDefault(t.MaxWaiting, 1000) {
+	if t.waiting >= cmp.Or(t.MaxWaiting, 1000) {
 		return false
 	}
 	t.waiting++
@@ -360,10 +361,3 @@ func keep(answer *http.Response) bool {
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
-
-func orDefault[T int | time.Duration](value, otherwise T) T {
-	if value == 0 {
-		return otherwise
-	}
-	return value
-}

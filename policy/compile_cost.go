@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
@@ -86,12 +87,12 @@ func (c *compiler) costFields(l *Limit, k *CostConfig) {
 	if k.Body < 0 {
 		c.fail(&k.Body, "the size is %d; write for how many bytes one unit is charged, as in 64KB", k.Body)
 	}
-	l.cost.header = httpHeader(k.Header)
+	l.cost.header = http.CanonicalHeaderKey(k.Header)
 	if k.Actual != "" {
 		if !token(k.Actual) {
 			c.fail(&k.Actual, "%q cannot be the name of a header; use letters, digits and -", clip(k.Actual))
 		}
-		l.Actual, l.Settled = httpHeader(k.Actual), true
+		l.Actual, l.Settled = http.CanonicalHeaderKey(k.Actual), true
 	}
 }
 

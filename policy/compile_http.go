@@ -59,7 +59,7 @@ func (c *compiler) http() {
 	}
 	r.http = *h
 	r.http.IPv4Prefix, r.http.IPv6Prefix = r.prefix4, r.prefix6
-	r.http.AddressHeader = cmp.Or(httpHeader(h.AddressHeader), "X-Forwarded-For")
+	r.http.AddressHeader = cmp.Or(http.CanonicalHeaderKey(h.AddressHeader), "X-Forwarded-For")
 	r.http.Reset = cmp.Or(h.Reset, "epoch")
 	r.http.MaxWaiting = cmp.Or(h.MaxWaiting, 1000)
 	r.http.Denied.Status = cmp.Or(h.Denied.Status, 429)
@@ -183,5 +183,3 @@ func (c *compiler) tokenField(err error) any {
 	}
 	return c.config.Tokens
 }
-
-func httpHeader(name string) string { return http.CanonicalHeaderKey(name) }

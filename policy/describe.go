@@ -337,7 +337,7 @@ func (t *Tokens) text(v *verifier) string {
 	if u, err := url.Parse(t.JWKSURL); err == nil && t.JWKSURL != "" {
 		// The rest of it may hold a password.
 		bare := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
-		keys = append(keys, bare.String()+", read every "+period(orDuration(t.Refresh, keyRefresh)))
+		keys = append(keys, bare.String()+", read every "+period(cmp.Or(t.Refresh, keyRefresh)))
 	}
 	text := "in " + list(in, "or") + "; signed with a key of " + list(keys, "or")
 	if len(keys) == 0 {
@@ -352,7 +352,7 @@ func (t *Tokens) text(v *verifier) string {
 	if t.Audience != "" {
 		text += "; audience " + plain(t.Audience)
 	}
-	return text + "; clocks may differ by " + period(orDuration(t.Leeway, tokenLeeway))
+	return text + "; clocks may differ by " + period(cmp.Or(t.Leeway, tokenLeeway))
 }
 
 // text says who pays: the first that a request has.

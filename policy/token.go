@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func newVerifier(t Tokens, dir string) (*verifier, error) {
 		jwt.WithStrictDecoding(),
 		jwt.WithExpirationRequired(),
 		jwt.WithIssuedAt(),
-		jwt.WithLeeway(orDuration(t.Leeway, tokenLeeway)),
+		jwt.WithLeeway(cmp.Or(t.Leeway, tokenLeeway)),
 		jwt.WithTimeFunc(func() time.Time { return v.now() }),
 	}
 	if t.Issuer != "" {
@@ -128,7 +129,7 @@ func newVerifier(t Tokens, dir string) (*verifier, error) {
 	v.checks = jwt.NewValidator(options...)
 	v.keys.Store(&tokenKeys{list: keys})
 	if t.JWKSURL != "" {
-		v.issuer = newKeyFetcher(t.JWKSURL, orDuration(t.Refresh, keyRefresh), t.Algorithms)
+		v.issuer = newKeyFetcher(t.JWKSURL, cmp.Or(t.Refresh, keyRefresh), t.Algorithms)
 	}
 	return v, nil
 }
@@ -251,10 +252,10 @@ func (t Tokens) mistakes() (mistakes []error) {
 	wrong := func(field, format string, args ...any) {
 		mistakes = append(mistakes, fmt.Errorf("tokens."+field+": "+format, args...))
 	}
-	if t.Header != "" && !isHTTPName(t.Header) {
+	if t.Header != "" && !token(t.Header) {
 		wrong("header", "%q is no name of a header; write one such as Authorization", t.Header)
 	}
-	if t.Cookie != "" && !isHTTPName(t.Cookie) {
+	if t.Cookie != "" && !token(t.Cookie) {
 		wrong("cookie", "%q is no name of a cookie; write one such as session_token", t.Cookie)
 	}
 	if t.Secret != "" && t.hasPublicKeys() {
@@ -363,22 +364,4 @@ func wrongKeyURL(address string) error {
 
 func isLoopback(host string) bool {
 	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
-}
-
-// isHTTPName says whether a name can be a header's or a cookie's: both are an RFC 9110 token.
-func isHTTPName(name string) bool {
-	for _, b := range []byte(name) {
-		letter := 'a' <= b|0x20 && b|0x20 <= 'z' || '0' <= b && b <= '9'
-		if !letter && strings.IndexByte("!#$%&'*+-.^_`|~", b) < 0 {
-			return false
-		}
-	}
-	return true
-}
-
-func orDuration(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }
