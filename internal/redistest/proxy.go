@@ -3,13 +3,14 @@ package redistest
 import (
 	"bytes"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
 
 // A Proxy stands before a server, has every command executed, and can lose
 // what the server answers: the one fault after which a caller cannot know
-// whether its command ran.
+// whether its command ran. It can also part some clients from the server.
 //
 // Bytes do not vanish from the middle of a connection. So a connection that
 // has lost one reply hears nothing more; a client must open another.
@@ -22,6 +23,8 @@ type Proxy struct {
 	network, upstream string
 	lose, cut         bool
 	only              []byte // lower case
+	parted            []string
+	healed            chan struct{} // closed when parted changes
 	conns             map[net.Conn]struct{}
 	closed            bool
 }
@@ -33,7 +36,7 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{})}
+	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{}), healed: make(chan struct{})}
 	p.ended.Go(p.accept)
 	return p, nil
 }
@@ -56,12 +59,30 @@ func (p *Proxy) Only(match string) {
 	p.set(func() { p.only = bytes.ToLower([]byte(match)) })
 }
 
+// Part holds all that passes between the server and the clients whose IP
+// addresses are given, in both directions, as a network does that loses every
+// packet: nothing arrives, and no connection ends. The next call replaces the
+// list; what was held then arrives, however late.
+func (p *Proxy) Part(clients ...string) {
+	p.set(func() {
+		if p.closed {
+			return
+		}
+		p.parted = slices.Clone(clients)
+		close(p.healed)
+		p.healed = make(chan struct{})
+	})
+}
+
 // Lost counts the connections that have lost a reply.
 func (p *Proxy) Lost() int64 { return p.lost.Load() }
 
 // Close ends the listener and all connections; a second call does nothing.
 func (p *Proxy) Close() {
 	p.set(func() {
+		if !p.closed {
+			close(p.healed)
+		}
 		p.closed = true
 		_ = p.listener.Close()
 		for c := range p.conns {
@@ -95,6 +116,7 @@ func (p *Proxy) accept() {
 // serve ends when either side has closed its connection.
 func (p *Proxy) serve(client net.Conn) {
 	defer p.drop(client)
+	p.pass(client)
 	p.mu.Lock()
 	network, upstream := p.network, p.upstream
 	p.mu.Unlock()
@@ -121,6 +143,20 @@ func (p *Proxy) keep(conns ...net.Conn) bool {
 	return !p.closed
 }
 
+// pass waits while the client is parted from the server.
+func (p *Proxy) pass(client net.Conn) {
+	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
+	for {
+		p.mu.Lock()
+		parted, healed := !p.closed && slices.Contains(p.parted, host), p.healed
+		p.mu.Unlock()
+		if !parted {
+			return
+		}
+		<-healed
+	}
+}
+
 func (p *Proxy) drop(c net.Conn) {
 	_ = c.Close()
 	p.set(func() { delete(p.conns, c) })
@@ -144,6 +180,7 @@ func (l *link) requests() {
 		if err != nil {
 			return
 		}
+		l.proxy.pass(l.client)
 		recent = l.note(append(recent, buf[:n]...))
 		if _, err := l.server.Write(buf[:n]); err != nil {
 			return
@@ -172,6 +209,7 @@ func (l *link) replies() {
 		if err != nil {
 			return
 		}
+		l.proxy.pass(l.client)
 		switch l.fate() {
 		case swallowed:
 			continue

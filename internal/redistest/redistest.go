@@ -33,6 +33,7 @@ const (
 type Server struct {
 	Socket string // path of the unix socket
 	Addr   string // host:port, "" when the server listens on the socket only
+	Source string // the IP address from which it reaches other servers, "" when that is any
 
 	dir  string
 	args []string
@@ -40,6 +41,8 @@ type Server struct {
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed once cmd has ended
+
+	clusterID string // "" while nobody has asked
 }
 
 // Launch starts a server without persistence on a unix socket and a free
