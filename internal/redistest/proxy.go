@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // A Proxy stands before a server, has every command executed, and can lose
@@ -23,6 +24,7 @@ type Proxy struct {
 	network, upstream string
 	lose, cut         bool
 	only              []byte // lower case
+	delay             time.Duration
 	parted            []string
 	healed            chan struct{} // closed when parted changes
 	conns             map[net.Conn]struct{}
@@ -74,6 +76,10 @@ func (p *Proxy) Part(clients ...string) {
 	})
 }
 
+// Delay has the first answer on each new connection come that much later:
+// making a connection takes time, using it does not.
+func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.delay = by }) }
+
 // Lost counts the connections that have lost a reply.
 func (p *Proxy) Lost() int64 { return p.lost.Load() }
 
@@ -118,7 +124,7 @@ func (p *Proxy) serve(client net.Conn) {
 	defer p.drop(client)
 	p.pass(client)
 	p.mu.Lock()
-	network, upstream := p.network, p.upstream
+	network, upstream, delay := p.network, p.upstream, p.delay
 	p.mu.Unlock()
 	server, err := net.DialTimeout(network, upstream, answerLimit)
 	if err != nil {
@@ -128,7 +134,7 @@ func (p *Proxy) serve(client net.Conn) {
 	if !p.keep(client, server) {
 		return
 	}
-	l := &link{proxy: p, client: client, server: server}
+	l := &link{proxy: p, client: client, server: server, delay: delay}
 	p.ended.Go(l.requests)
 	l.replies()
 }
@@ -166,6 +172,7 @@ func (p *Proxy) drop(c net.Conn) {
 type link struct {
 	proxy          *Proxy
 	client, server net.Conn
+	delay          time.Duration // of the first reply
 
 	matched bool // a request since the last spared reply matches; guarded by proxy.mu
 	deaf    bool // a reply was swallowed; only replies uses it
@@ -204,10 +211,13 @@ func (l *link) note(sent []byte) []byte {
 
 func (l *link) replies() {
 	buf := make([]byte, 64<<10)
-	for {
+	for first := true; ; first = false {
 		n, err := l.server.Read(buf)
 		if err != nil {
 			return
+		}
+		if first {
+			time.Sleep(l.delay)
 		}
 		l.proxy.pass(l.client)
 		switch l.fate() {
