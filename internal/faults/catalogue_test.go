@@ -1,0 +1,6 @@
+package faults
+
+import "slices"
+
+// The catalogue, by families.
+var catalogue = slices.Concat(down, slow)

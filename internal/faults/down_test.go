@@ -1,0 +1,27 @@
+package faults
+
+// The server is not there.
+var down = []row{
+	{
+		id: "F1", name: "down at start",
+		first: kill, begin: func(*lab) {}, end: restart,
+	},
+	{
+		id: "F2", name: "killed",
+		args:  []string{"--appendonly", "yes", "--appendfsync", "always"}, // it remembers
+		begin: kill, end: restart,
+	},
+	{
+		id: "F28", name: "restarted without its memory",
+		begin: func(l *lab) { kill(l); restart(l) }, end: func(*lab) {},
+		answered: byAnybody, forgets: 1,
+	},
+}
+
+func kill(l *lab) { l.to.primary().Kill() }
+
+func restart(l *lab) {
+	if err := l.to.primary().Restart(); err != nil {
+		l.Fatal(err)
+	}
+}
