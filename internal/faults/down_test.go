@@ -4,7 +4,8 @@ package faults
 var down = []row{
 	{
 		id: "F1", name: "down at start",
-		first: kill, begin: func(*lab) {}, end: restart,
+		prepare: kill, absent: true,
+		begin: nothing, end: restart,
 	},
 	{
 		id: "F2", name: "killed",
@@ -13,7 +14,7 @@ var down = []row{
 	},
 	{
 		id: "F28", name: "restarted without its memory",
-		begin: func(l *lab) { kill(l); restart(l) }, end: func(*lab) {},
+		begin: func(l *lab) { kill(l); restart(l) }, end: nothing,
 		answered: byAnybody, forgets: 1,
 	},
 }

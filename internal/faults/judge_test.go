@@ -16,6 +16,7 @@ func (l *lab) judge() {
 	for _, w := range l.load.wrong {
 		l.Error(w)
 	}
+	l.judgeSources()
 	l.judgeErrors()
 	l.judgeBounds()
 	l.judgeWaiting()
@@ -25,6 +26,17 @@ func (l *lab) judge() {
 	l.Logf("%v seed %d", l.load, l.seed)
 	l.Logf("counted: %d faults survived", l.cycles)
 	l.Logf("counted: %d decisions in faults (%d reached the store)", len(l.load.latencies[during]), l.reached)
+}
+
+// judgeSources checks that nothing that was asked during the fault was answered as if there were none, or none as if there were one.
+func (l *lab) judgeSources() {
+	answers := l.load.answers[during]
+	switch stored := answers[penstock.FromStore]; {
+	case l.row.answered == byPolicies && !l.row.partial && stored > 0:
+		l.Errorf("%d questions of %d were answered by the store during the fault", stored, len(l.load.latencies[during]))
+	case l.row.answered == byStore && answers[penstock.FromFallback]+answers[penstock.FromOpen]+answers[penstock.FromClosed] > stored:
+		l.Errorf("most questions were not answered by the store: %v", l.load)
+	}
 }
 
 // judgeBounds compares what was admitted of each key with its bound: units by the store for each time that it began anew, and what each

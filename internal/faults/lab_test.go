@@ -29,20 +29,22 @@ func TestMain(m *testing.M) {
 
 // A row is one fault.
 type row struct {
-	id, name string   // F2, killed
-	on       []kind   // where it is tried; default: a single server
-	way      way      // what stands before a single server
-	args     []string // of each single server
+	id, name string        // F2, killed
+	on       []kind        // where it is tried; default: a single server
+	way      way           // what stands before a single server
+	args     []string      // of each single server
+	deadline time.Duration // of a decision; default: what the lab finds right
 
-	first func(l *lab) // before there are instances: then nobody waits for the store before the fault
-	begin func(l *lab) // the fault
-	end   func(l *lab) // mends it
+	prepare func(l *lab) // the target, before there are instances
+	absent  bool         // then the store does not answer from the first
+	begin   func(l *lab) // the fault; it has begun when this returns
+	end     func(l *lab) // mends it
+	also    func(l *lab) // what else must hold in the end
 
-	sees     []redisstore.Class // errors of which each must come to an instance. Unknown and Unreached may come always: the machine may be slow
 	answered answered           // who answers during the fault
-	partial  bool               // some questions reach the store during the fault, so that breakers may close
+	sees     []redisstore.Class // errors of which each must come to an instance. Unknown and Unreached may come always: the machine may be slow
+	partial  bool               // some questions are answered by the store during the fault
 	forgets  int                // how often the store begins anew
-	also     func(l *lab)       // what else must hold in the end
 }
 
 // answered says who answers during a fault.
@@ -51,7 +53,7 @@ type answered int
 const (
 	byPolicies answered = iota // each policy in its way, on each instance
 	byStore                    // the store, as always
-	byAnybody
+	byAnybody                  // it is over too soon to tell, or comes and goes
 )
 
 // A lab runs a row.
@@ -63,7 +65,6 @@ type lab struct {
 	deadline time.Duration // of a decision
 	to       *target
 	load     *load
-	began    time.Time     // when the fault did
 	faulty   time.Duration // for how long there was one
 	reached  int64         // questions that reached the store meanwhile
 	cycles   int           // how often the fault comes
@@ -73,6 +74,7 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 	for i := range catalogue {
 		r := &catalogue[i]
 		t.Run(strings.ReplaceAll(r.id+" "+r.name, " ", "_"), func(t *testing.T) {
+			t.Parallel()
 			if r.on == nil {
 				r.on = []kind{single}
 			}
@@ -88,11 +90,14 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 
 func newLab(t *testing.T, r *row) *lab {
 	l := &lab{T: t, row: r, seed: *seedFlag, deadline: 100 * time.Millisecond, cycles: 1}
-	if l.seed == 0 {
-		l.seed = rand.Uint64N(1 << 32)
-	}
 	if soaking {
 		l.deadline, l.cycles = 25*time.Millisecond, 5
+	}
+	if r.deadline != 0 {
+		l.deadline = r.deadline
+	}
+	if l.seed == 0 {
+		l.seed = rand.Uint64N(1 << 32)
 	}
 	l.rng = rand.New(rand.NewPCG(l.seed, 1))
 	t.Cleanup(func() {
@@ -105,8 +110,8 @@ func newLab(t *testing.T, r *row) *lab {
 
 func (l *lab) run(k kind) {
 	l.to = start(l.T, k, l.row.way, l.row.args)
-	if l.row.first != nil {
-		l.row.first(l)
+	if l.row.prepare != nil {
+		l.row.prepare(l)
 	}
 	var all []*instance
 	for range instances {
@@ -114,7 +119,7 @@ func (l *lab) run(k kind) {
 	}
 	l.load = startLoad(all, l.seed)
 	l.Cleanup(l.load.stop)
-	if l.row.first == nil {
+	if !l.row.absent {
 		l.awaitStore()
 	}
 	for range l.cycles {
@@ -127,10 +132,9 @@ func (l *lab) run(k kind) {
 // cycle begins the fault and ends it.
 func (l *lab) cycle() {
 	l.asksFor(l.rng.IntN(200)) // so that the fault meets the load anywhere
-	l.load.begin(during)
-	l.began = time.Now()
-	reached := l.reaches()
 	l.row.begin(l)
+	l.load.begin(during)
+	began, reached := time.Now(), l.reaches()
 	switch l.row.answered {
 	case byPolicies:
 		l.await("every policy answers in its way", func() bool {
@@ -139,9 +143,9 @@ func (l *lab) cycle() {
 	case byStore:
 		l.awaitStore()
 	}
-	l.row.end(l)
-	l.faulty += time.Since(l.began)
+	l.faulty += time.Since(began)
 	l.reached += l.reaches() - reached
+	l.row.end(l)
 	l.load.begin(after)
 	l.awaitStore()
 }
@@ -203,6 +207,8 @@ func (l *lab) do(commands ...string) {
 		}
 	}
 }
+
+func nothing(*lab) {}
 
 // do is a step of a row that is nothing but commands.
 func do(commands ...string) func(*lab) { return func(l *lab) { l.Helper(); l.do(commands...) } }

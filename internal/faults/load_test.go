@@ -34,11 +34,11 @@ type load struct {
 	instances []*instance
 	stopping  atomic.Bool
 	ended     sync.WaitGroup
-	asked     [len(policies)]atomic.Int64
 
 	mu        sync.Mutex
+	picked    [len(policies)]int64 // how often
 	phase     phase
-	fresh     map[answerer]int // answers since the phase began
+	fresh     map[answerer]int // answers to questions since the phase began
 	grants    map[account]*grants
 	answers   [phases][sources]int
 	latencies [phases][]time.Duration
@@ -94,43 +94,53 @@ func (l *load) begin(p phase) {
 	clear(l.fresh)
 }
 
-// since counts the answers of a source since the phase began.
+// since counts the answers of a source to questions since the phase began.
 func (l *load) since(instance, policy int, source penstock.Source) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fresh[answerer{instance, policy, source}]
 }
 
-// pick picks who pays next, on instance i.
-func (l *load) pick(i int, rng *rand.Rand) account {
+// pickLocked picks who pays next, on instance i.
+func (l *load) pickLocked(i int, p phase, rng *rand.Rand) account {
 	policy := rng.IntN(len(policies))
-	n := l.asked[policy].Add(1)/perKey + rng.Int64N(keysAtAll)
-	l.mu.Lock()
-	first := l.phase == before
-	l.mu.Unlock()
-	if n%4 == 3 && first != (i == 0) {
+	l.picked[policy]++
+	n := l.picked[policy]/perKey + rng.Int64N(keysAtAll)
+	if n%4 == 3 && (p == before) != (i == 0) {
 		n--
 	}
 	return account{policy, fmt.Sprint("k", n)}
 }
 
+// begins begins a question on instance i: in which phase, under which account, and what of that was granted until now.
+func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.pickLocked(i, l.phase, rng)
+	if l.grants[a] == nil {
+		l.grants[a] = new(grants)
+	}
+	return l.phase, *l.grants[a], a
+}
+
 func (l *load) ask(i int, rng *rand.Rand) {
-	a := l.pick(i, rng)
+	asked, known, a := l.begins(i, rng)
 	charge := [1]penstock.Charge{{Key: a.key, Limit: policies[a.policy].limit, Cost: 1}}
-	known := l.of(a)
 	start := time.Now()
 	d, err := l.instances[i].store.Decide(context.Background(), charge[:])
 	took := time.Since(start)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.latencies[l.phase] = append(l.latencies[l.phase], took)
+	l.latencies[asked] = append(l.latencies[asked], took)
 	if err != nil {
 		l.wrong = append(l.wrong, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[a.policy].name, err))
 		return
 	}
-	l.answers[l.phase][d.Source]++
-	l.fresh[answerer{i, a.policy, d.Source}]++
+	l.answers[asked][d.Source]++
+	if asked == l.phase {
+		l.fresh[answerer{i, a.policy, d.Source}]++
+	}
 	g := l.grants[a]
 	switch {
 	case !d.Allowed:
@@ -145,18 +155,6 @@ func (l *load) ask(i int, rng *rand.Rand) {
 				i, had, a.key, share))
 		}
 	}
-}
-
-// of is what was granted of an account until now.
-func (l *load) of(a account) grants {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g := l.grants[a]
-	if g == nil {
-		g = new(grants)
-		l.grants[a] = g
-	}
-	return *g
 }
 
 // asks is how many questions were answered.
