@@ -145,8 +145,8 @@ func (l *lab) cycle() {
 	}
 	l.faulty += time.Since(began)
 	l.reached += l.reaches() - reached
-	l.row.end(l)
 	l.load.begin(after)
+	l.row.end(l)
 	l.awaitStore()
 }
 

@@ -40,7 +40,7 @@ type load struct {
 	phase     phase
 	fresh     map[answerer]int // answers to questions since the phase began
 	grants    map[account]*grants
-	answers   [phases][sources]int
+	answers   [phases][sources]int // to questions whose phase had not ended yet
 	latencies [phases][]time.Duration
 	wrong     []string
 }
@@ -137,8 +137,8 @@ func (l *load) ask(i int, rng *rand.Rand) {
 		l.wrong = append(l.wrong, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[a.policy].name, err))
 		return
 	}
-	l.answers[asked][d.Source]++
 	if asked == l.phase {
+		l.answers[asked][d.Source]++
 		l.fresh[answerer{i, a.policy, d.Source}]++
 	}
 	g := l.grants[a]
