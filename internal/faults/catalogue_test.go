@@ -3,4 +3,4 @@ package faults
 import "slices"
 
 // The catalogue, by families.
-var catalogue = slices.Concat(down, slow)
+var catalogue = slices.Concat(down, slow, refusing, lost)

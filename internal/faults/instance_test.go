@@ -30,7 +30,7 @@ func openInstance(t *testing.T, url string, deadline time.Duration) *instance {
 	i := &instance{spy: newSpy(store)}
 	i.store = guard.Standard(i.spy, guard.Options{
 		Timeout:   guard.TimeoutOptions{After: deadline},
-		Breaker:   guard.BreakerOptions{Changed: i.changed},
+		Breaker:   guard.BreakerOptions{LastingPause: time.Second, Changed: i.changed}, // by default it is 30 s, which is long for a test
 		Limits:    settingsOf,
 		Instances: instances,
 	})

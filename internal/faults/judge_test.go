@@ -50,7 +50,7 @@ func (l *lab) judgeBounds() {
 	defer direct.Close()
 	forgets := l.row.forgets * l.cycles
 	unknown, most := l.unknown(), [len(policies)]int{}
-	accounts, charged, lost := 0, 0, 0
+	accounts, lost := 0, 0
 	for a, g := range l.load.grants {
 		p := &policies[a.policy]
 		stored, minted := 0, 0
@@ -70,10 +70,11 @@ func (l *lab) judgeBounds() {
 			l.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d answers were lost", p.name, used, a.key, stored, unknown[a])
 		}
 		accounts++
-		charged += used
+		l.charged += used - stored
 		lost += unknown[a]
 	}
-	l.Logf("counted: %d keys within their bounds (the most of a key: %v of %d; %d units used, %d answers lost)", accounts, named(most), units, charged, lost)
+	l.Logf("counted: %d keys within their bounds (the most of a key: %v of %d; %d answers lost, %d of them charged)",
+		accounts, named(most), units, lost, l.charged)
 }
 
 // used is how much of a key is used, by the store itself.
@@ -102,16 +103,15 @@ func (l *lab) unknown() map[account]int {
 
 // judgeErrors compares the errors that instances saw with what the row says.
 func (l *lab) judgeErrors() {
-	expected := []string{redisstore.Unknown.String(), redisstore.Unreached.String()}
 	seen := l.classes()
 	for _, c := range l.row.sees {
-		expected = append(expected, c.String())
 		if seen[c.String()] == 0 {
 			l.Errorf("no instance saw an error of class %v, but %v", c, seen)
 		}
 	}
+	expected := slices.Concat([]redisstore.Class{redisstore.Unknown, redisstore.Unreached}, l.row.sees, l.row.may)
 	for class := range seen {
-		if !slices.Contains(expected, class) {
+		if !slices.ContainsFunc(expected, func(c redisstore.Class) bool { return c.String() == class }) {
 			l.Errorf("an instance saw an error of class %s: %v", class, l.example(class))
 		}
 	}

@@ -42,7 +42,8 @@ type row struct {
 	also    func(l *lab) // what else must hold in the end
 
 	answered answered           // who answers during the fault
-	sees     []redisstore.Class // errors of which each must come to an instance. Unknown and Unreached may come always: the machine may be slow
+	sees     []redisstore.Class // errors of which each must come to an instance
+	may      []redisstore.Class // and those that may. Unknown and Unreached may always: the machine may be slow
 	partial  bool               // some questions are answered by the store during the fault
 	forgets  int                // how often the store begins anew
 }
@@ -68,6 +69,8 @@ type lab struct {
 	faulty   time.Duration // for how long there was one
 	reached  int64         // questions that reached the store meanwhile
 	cycles   int           // how often the fault comes
+	charged  int           // units that no answer tells of, in the end
+	undo     func()        // what a row's begin leaves to undo
 }
 
 func TestLimitsHoldThroughEveryFault(t *testing.T) {
@@ -209,6 +212,8 @@ func (l *lab) do(commands ...string) {
 }
 
 func nothing(*lab) {}
+
+func undo(l *lab) { l.undo() }
 
 // do is a step of a row that is nothing but commands.
 func do(commands ...string) func(*lab) { return func(l *lab) { l.Helper(); l.do(commands...) } }
