@@ -3,4 +3,4 @@ package faults
 import "slices"
 
 // The catalogue, by families.
-var catalogue = slices.Concat(down, slow, refusing, lost)
+var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, timed)

@@ -22,13 +22,13 @@ var down = []row{
 	},
 	{
 		id: "F28", name: "restarted without its memory",
-		begin: func(l *lab) { kill(l); restart(l) }, end: nothing,
+		begin: kill, lasts: restart, end: nothing,
 		answered: byAnybody, forgets: 1,
 	},
 	{
 		id: "F30", name: "moved elsewhere",
 		way:   toxic,
-		begin: move, end: nothing,
+		begin: nothing, lasts: move, end: nothing,
 		answered: byAnybody, forgets: 1, // the new one knows nothing
 	},
 }
@@ -46,7 +46,7 @@ func move(l *lab) {
 	s := redistest.Start(l.T)
 	kill(l)
 	l.to.servers[0], l.to.direct = s, s.URL()
-	if err := l.to.toxics.Update(&toxiproxy.Proxy{Listen: l.to.toxics.Listen, Upstream: s.Addr, Enabled: true}); err != nil {
-		l.Fatal(err)
-	}
+	l.await("the address is free", func() bool { // it is let go for a moment
+		return l.to.toxics.Update(&toxiproxy.Proxy{Listen: l.to.toxics.Listen, Upstream: s.Addr, Enabled: true}) == nil
+	})
 }

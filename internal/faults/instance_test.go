@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -65,13 +66,13 @@ type spy struct {
 	latest          atomic.Int64 // how long after its deadline a question ended, at most, in ns
 
 	mu      sync.Mutex
-	classes map[string]int  // errors, by redisstore.Class
-	unknown map[account]int // questions that may have been charged
-	example map[string]error
+	classes map[string]int      // errors, by redisstore.Class
+	texts   map[string][]string // a few of each class
+	unknown map[account]int     // questions that may have been charged
 }
 
 func newSpy(store *redisstore.Store) *spy {
-	return &spy{Store: store, classes: map[string]int{}, unknown: map[account]int{}, example: map[string]error{}}
+	return &spy{Store: store, classes: map[string]int{}, texts: map[string][]string{}, unknown: map[account]int{}}
 }
 
 func (s *spy) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -100,8 +101,8 @@ func (s *spy) failed(charges []penstock.Charge, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.classes[class]++
-	if s.example[class] == nil {
-		s.example[class] = err
+	if text := err.Error(); len(s.texts[class]) < 5 && !slices.Contains(s.texts[class], text) {
+		s.texts[class] = append(s.texts[class], text)
 	}
 	if class == redisstore.Unknown.String() || class == "other" {
 		for i := range charges {

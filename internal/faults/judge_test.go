@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -18,14 +19,19 @@ func (l *lab) judge() {
 	}
 	l.judgeSources()
 	l.judgeErrors()
-	l.judgeBounds()
-	l.judgeWaiting()
 	if l.row.also != nil {
 		l.row.also(l)
 	}
+	l.judgeBounds()
+	l.judgeWaiting()
+	if l.row.charges && l.charged == 0 {
+		l.Error("no question without an answer was charged: it was not the answers that were lost")
+	}
+	l.Log(l.errors())
 	l.Logf("%v seed %d", l.load, l.seed)
 	l.Logf("counted: %d faults survived", l.cycles)
 	l.Logf("counted: %d decisions in faults (%d reached the store)", len(l.load.latencies[during]), l.reached)
+	l.Logf("counted: %d charges without an answer, none twice", l.charged)
 }
 
 // judgeSources checks that nothing that was asked during the fault was answered as if there were none, or none as if there were one.
@@ -70,7 +76,7 @@ func (l *lab) judgeBounds() {
 			l.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d answers were lost", p.name, used, a.key, stored, unknown[a])
 		}
 		accounts++
-		l.charged += used - stored
+		l.charged += max(used-stored, 0)
 		lost += unknown[a]
 	}
 	l.Logf("counted: %d keys within their bounds (the most of a key: %v of %d; %d answers lost, %d of them charged)",
@@ -112,7 +118,7 @@ func (l *lab) judgeErrors() {
 	expected := slices.Concat([]redisstore.Class{redisstore.Unknown, redisstore.Unreached}, l.row.sees, l.row.may)
 	for class := range seen {
 		if !slices.ContainsFunc(expected, func(c redisstore.Class) bool { return c.String() == class }) {
-			l.Errorf("an instance saw an error of class %s: %v", class, l.example(class))
+			l.Errorf("an instance saw errors of class %s: %s", class, l.texts(class))
 		}
 	}
 }
@@ -129,23 +135,22 @@ func (l *lab) classes() map[string]int {
 	return all
 }
 
-// example is an error of a class.
-func (l *lab) example(class string) error {
+// texts are a few errors of a class.
+func (l *lab) texts(class string) (all []string) {
 	for _, i := range l.load.instances {
 		i.spy.mu.Lock()
-		err := i.spy.example[class]
+		all = append(all, i.spy.texts[class]...)
 		i.spy.mu.Unlock()
-		if err != nil {
-			return err
-		}
 	}
-	return nil
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 func (l *lab) errors() string {
 	text := ""
-	for _, class := range slices.Sorted(maps.Keys(l.classes())) {
-		text += fmt.Sprintf("%d errors of class %s, as %v\n", l.classes()[class], class, l.example(class))
+	seen := l.classes()
+	for _, class := range slices.Sorted(maps.Keys(seen)) {
+		text += fmt.Sprintf("%d errors of class %s, as\n\t%s\n", seen[class], class, strings.Join(l.texts(class), "\n\t"))
 	}
 	return text
 }
@@ -165,7 +170,7 @@ func (l *lab) judgeWaiting() {
 	}
 	l.Logf("no question ended later than %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), l.deadline, l.classes())
 	const failures, probeEvery = 5, 50 * time.Millisecond
-	pass := int64(l.cycles*(failures+callers) + l.cycles + int(l.faulty/probeEvery))
+	pass := int64(l.cycles*(failures+l.callers) + l.cycles + int(l.faulty/probeEvery))
 	if most := pass * instances * int64(l.to.shards); l.row.answered == byPolicies && !l.row.partial && l.reached > most {
 		l.Errorf("%d questions reached the store in %v of its fault; breakers let %d pass", l.reached, l.faulty, most)
 	}

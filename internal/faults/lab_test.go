@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -34,16 +35,20 @@ type row struct {
 	way      way           // what stands before a single server
 	args     []string      // of each single server
 	deadline time.Duration // of a decision; default: what the lab finds right
+	callers  int           // on each instance; default: 2
 
 	prepare func(l *lab) // the target, before there are instances
+	clocked bool         // the single server has a clock that steps: l.to.clock
 	absent  bool         // then the store does not answer from the first
 	begin   func(l *lab) // the fault; it has begun when this returns
+	lasts   func(l *lab) // what happens during it
 	end     func(l *lab) // mends it
 	also    func(l *lab) // what else must hold in the end
 
 	answered answered           // who answers during the fault
 	sees     []redisstore.Class // errors of which each must come to an instance
 	may      []redisstore.Class // and those that may. Unknown and Unreached may always: the machine may be slow
+	charges  bool               // some questions without an answer are charged
 	partial  bool               // some questions are answered by the store during the fault
 	forgets  int                // how often the store begins anew
 }
@@ -60,17 +65,21 @@ const (
 // A lab runs a row.
 type lab struct {
 	*testing.T
-	row      *row
-	seed     uint64
-	rng      *rand.Rand
-	deadline time.Duration // of a decision
-	to       *target
-	load     *load
-	faulty   time.Duration // for how long there was one
-	reached  int64         // questions that reached the store meanwhile
-	cycles   int           // how often the fault comes
-	charged  int           // units that no answer tells of, in the end
-	undo     func()        // what a row's begin leaves to undo
+	row         *row
+	seed        uint64
+	rng         *rand.Rand
+	deadline    time.Duration // of a decision
+	to          *target
+	load        *load
+	faulty      time.Duration // for how long there was one
+	reached     int64         // questions that reached the store meanwhile
+	callers     int           // on each instance
+	cycles      int           // how often the fault comes
+	charged     int           // units that no answer tells of, in the end
+	kills       int           // and further counts of rows
+	mark        int64
+	authorities [2]*authority
+	undo        func() // what a row's begin leaves to undo
 }
 
 func TestLimitsHoldThroughEveryFault(t *testing.T) {
@@ -96,9 +105,7 @@ func newLab(t *testing.T, r *row) *lab {
 	if soaking {
 		l.deadline, l.cycles = 25*time.Millisecond, 5
 	}
-	if r.deadline != 0 {
-		l.deadline = r.deadline
-	}
+	l.deadline, l.callers = cmp.Or(r.deadline, l.deadline), cmp.Or(r.callers, 2)
 	if l.seed == 0 {
 		l.seed = rand.Uint64N(1 << 32)
 	}
@@ -112,7 +119,7 @@ func newLab(t *testing.T, r *row) *lab {
 }
 
 func (l *lab) run(k kind) {
-	l.to = start(l.T, k, l.row.way, l.row.args)
+	l.to = start(l.T, k, l.row)
 	if l.row.prepare != nil {
 		l.row.prepare(l)
 	}
@@ -120,7 +127,7 @@ func (l *lab) run(k kind) {
 	for range instances {
 		all = append(all, openInstance(l.T, l.to.url, l.deadline))
 	}
-	l.load = startLoad(all, l.seed)
+	l.load = startLoad(all, l.callers, l.seed)
 	l.Cleanup(l.load.stop)
 	if !l.row.absent {
 		l.awaitStore()
@@ -138,6 +145,9 @@ func (l *lab) cycle() {
 	l.row.begin(l)
 	l.load.begin(during)
 	began, reached := time.Now(), l.reaches()
+	if l.row.lasts != nil {
+		l.row.lasts(l)
+	}
 	switch l.row.answered {
 	case byPolicies:
 		l.await("every policy answers in its way", func() bool {
@@ -145,6 +155,8 @@ func (l *lab) cycle() {
 		})
 	case byStore:
 		l.awaitStore()
+	case byAnybody:
+		l.asksFor(200)
 	}
 	l.faulty += time.Since(began)
 	l.reached += l.reaches() - reached
@@ -181,6 +193,9 @@ func (l *lab) asksFor(n int) {
 	n += l.load.asks()
 	l.await(fmt.Sprint(n, " questions are answered"), func() bool { return l.load.asks() >= n })
 }
+
+// asks is what a fault lasts for.
+func asks(n int) func(*lab) { return func(l *lab) { l.Helper(); l.asksFor(n) } }
 
 // await waits for a condition, and ends the test if it does not come.
 func (l *lab) await(what string, ok func() bool) {

@@ -58,13 +58,12 @@ type grants struct {
 }
 
 const (
-	callers   = 2 // on each instance
 	pace      = 4 * time.Millisecond
 	perKey    = 3 * units // times that a key is asked for
 	keysAtAll = 4         // that are asked for at a time
 )
 
-func startLoad(all []*instance, seed uint64) *load {
+func startLoad(all []*instance, callers int, seed uint64) *load {
 	l := &load{instances: all, fresh: map[answerer]int{}, grants: map[account]*grants{}}
 	for i := range all {
 		for c := range callers {

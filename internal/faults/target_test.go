@@ -37,12 +37,13 @@ type target struct {
 
 	toxics   *toxiproxy.Proxy    // of way toxic
 	lossy    *redistest.Proxy    // of way lossy
+	clock    *redistest.Clock    // of a clocked server
 	sentinel *redistest.Sentinel // of kind sentinel
 	cluster  *redistest.Cluster  // of kind cluster
 }
 
-// start starts a target of which each server has these arguments.
-func start(t *testing.T, k kind, w way, args []string) *target {
+// start starts the target of a row.
+func start(t *testing.T, k kind, r *row) *target {
 	t.Helper()
 	switch k {
 	case sentinel:
@@ -54,9 +55,15 @@ func start(t *testing.T, k kind, w way, args []string) *target {
 		url := "redis+cluster://" + strings.Join(c.Addrs(), ",")
 		return &target{kind: k, servers: c.Nodes, url: url, direct: url, shards: 3, cluster: c}
 	}
-	s := redistest.Start(t, args...)
-	to := &target{kind: k, servers: []*redistest.Server{s}, url: "redis://" + s.Addr, direct: s.URL(), shards: 1}
-	switch w {
+	to := &target{kind: k, shards: 1}
+	var s *redistest.Server
+	if r.clocked {
+		s, to.clock = redistest.StartClocked(t, r.args...)
+	} else {
+		s = redistest.Start(t, r.args...)
+	}
+	to.servers, to.url, to.direct = []*redistest.Server{s}, "redis://"+s.Addr, s.URL()
+	switch r.way {
 	case toxic:
 		to.toxics = startToxics(t, s.Addr)
 		to.url = "redis://" + to.toxics.Listen
