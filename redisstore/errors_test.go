@@ -2,6 +2,8 @@ package redisstore_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
@@ -532,5 +534,26 @@ func TestErrorsNameTheirClass(t *testing.T) {
 			!errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, cause) {
 			t.Errorf("class %d: %v", class, err)
 		}
+	}
+}
+
+// A broken client fails always in the same way.
+type broken struct {
+	redisstore.Client
+	err error
+}
+
+func (b broken) Sharded(context.Context) (bool, error) { return false, nil }
+
+func (b broken) EvalSha(context.Context, string, []string, []string) (string, error) { return "", b.err }
+
+// What a handshake refuses was not sent, also by a client that was connected before.
+func TestWrongCertificateIsUnreached(t *testing.T) {
+	t.Parallel()
+	certificate := &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}
+	for _, cause := range []error{certificate, fmt.Errorf("dial: %w", certificate)} {
+		store := over(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		wantClass(t, cause.Error(), err, redisstore.Unreached)
 	}
 }
