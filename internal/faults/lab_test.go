@@ -19,8 +19,15 @@ var seedFlag = flag.Uint64("seed", 0, "the seed of the rows, as a failure prints
 // soaking tells whether to take the time to find what is rare.
 var soaking = os.Getenv("PENSTOCK_SOAK") != ""
 
-// TestMain lets more rows run at once than there are processors: they wait most of the time.
+// TestMain lets more rows run at once than there are processors: they wait most of the time. It is also the program of process_test.go.
 func TestMain(m *testing.M) {
+	if url := os.Getenv("PENSTOCK_FAULTS_CHILD"); url != "" {
+		if err := childMain(url, os.Getenv("PENSTOCK_FAULTS_LIMIT")); err != nil {
+			fmt.Fprintln(os.Stderr, "child:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", "8")
