@@ -472,6 +472,9 @@ func TestEveryRightIsNeeded(t *testing.T) {
 		letIn(t, s, strings.Join(others, " "))
 		err := useEveryCommand(t, asLimiter(s.Addr)[0].client(t))
 		wantClass(t, "without "+right, err, redisstore.Refused)
+		if !strings.Contains(fmt.Sprint(err), strings.TrimPrefix(right, "+")) {
+			t.Errorf("the error does not name %s: %v", right, err)
+		}
 	}
 }
 
@@ -545,7 +548,9 @@ type broken struct {
 
 func (b broken) Sharded(context.Context) (bool, error) { return false, nil }
 
-func (b broken) EvalSha(context.Context, string, []string, []string) (string, error) { return "", b.err }
+func (b broken) EvalSha(context.Context, string, []string, []string) (string, error) {
+	return "", b.err
+}
 
 // What a handshake refuses was not sent, also by a client that was connected before.
 func TestWrongCertificateIsUnreached(t *testing.T) {
