@@ -54,7 +54,6 @@ func (l *lab) judgeBounds() {
 		l.Fatal(err)
 	}
 	defer direct.Close()
-	forgets := l.row.forgets * l.cycles
 	unknown, most := l.unknown(), [len(policies)]int{}
 	accounts, lost := 0, 0
 	for a, g := range l.load.grants {
@@ -67,12 +66,13 @@ func (l *lab) judgeBounds() {
 				l.Errorf("policy %s: instance %d admitted %d of %s without the store; its bound is %d", p.name, i, g.minted[i], a.key, p.mints)
 			}
 		}
+		forgets := l.row.forgets * (g.last - g.first)
 		if bound := units * (1 + forgets); stored > bound {
 			l.Errorf("policy %s: the store admitted %d of %s; its bound is %d", p.name, stored, a.key, bound)
 		}
 		most[a.policy] = max(most[a.policy], stored+minted)
 		used := l.used(direct, a)
-		if used > stored+unknown[a] || used < stored && forgets == 0 {
+		if used > stored+unknown[a] || used < stored && l.row.forgets == 0 {
 			l.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d answers were lost", p.name, used, a.key, stored, unknown[a])
 		}
 		accounts++

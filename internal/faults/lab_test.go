@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set("test.parallel", "8")
+		_ = flag.Set("test.parallel", map[bool]string{false: "8", true: "4"}[soaking])
 	}
 	os.Exit(m.Run())
 }
@@ -110,7 +110,7 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 func newLab(t *testing.T, r *row) *lab {
 	l := &lab{T: t, row: r, seed: *seedFlag, deadline: 100 * time.Millisecond, cycles: 1}
 	if soaking {
-		l.deadline, l.cycles = 25*time.Millisecond, 5
+		l.deadline, l.cycles = 25*time.Millisecond, 20
 	}
 	l.deadline, l.callers = cmp.Or(r.deadline, l.deadline), cmp.Or(r.callers, 2)
 	if l.seed == 0 {
@@ -149,6 +149,7 @@ func (l *lab) run(k kind) {
 // cycle begins the fault and ends it.
 func (l *lab) cycle() {
 	l.asksFor(l.rng.IntN(200)) // so that the fault meets the load anywhere
+	l.load.breaks()
 	l.row.begin(l)
 	l.load.begin(during)
 	began, reached := time.Now(), l.reaches()
@@ -169,6 +170,7 @@ func (l *lab) cycle() {
 	l.reached += l.reaches() - reached
 	l.load.begin(after)
 	l.row.end(l)
+	l.load.mended()
 	l.awaitStore()
 }
 

@@ -38,6 +38,8 @@ type load struct {
 	mu        sync.Mutex
 	picked    [len(policies)]int64 // how often
 	phase     phase
+	begun     int              // faults
+	over      int              // of them
 	fresh     map[answerer]int // answers to questions since the phase began
 	grants    map[account]*grants
 	answers   [phases][sources]int // to questions whose phase had not ended yet
@@ -54,7 +56,7 @@ type answerer struct {
 // grants are the units of a key that were admitted.
 type grants struct {
 	store, minted [instances]int // by the store, and without it
-	denied        int
+	first, last   int            // faults that were over when it was first asked for, and that had begun when it was last answered
 }
 
 const (
@@ -93,6 +95,10 @@ func (l *load) begin(p phase) {
 	clear(l.fresh)
 }
 
+// breaks says that a fault begins, and mended that it is over.
+func (l *load) breaks() { l.mu.Lock(); defer l.mu.Unlock(); l.begun++ }
+func (l *load) mended() { l.mu.Lock(); defer l.mu.Unlock(); l.over++ }
+
 // since counts the answers of a source to questions since the phase began.
 func (l *load) since(instance, policy int, source penstock.Source) int {
 	l.mu.Lock()
@@ -117,7 +123,7 @@ func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
 	defer l.mu.Unlock()
 	a := l.pickLocked(i, l.phase, rng)
 	if l.grants[a] == nil {
-		l.grants[a] = new(grants)
+		l.grants[a] = &grants{first: l.over}
 	}
 	return l.phase, *l.grants[a], a
 }
@@ -141,9 +147,9 @@ func (l *load) ask(i int, rng *rand.Rand) {
 		l.fresh[answerer{i, a.policy, d.Source}]++
 	}
 	g := l.grants[a]
+	g.last = l.begun
 	switch {
 	case !d.Allowed:
-		g.denied++
 	case d.Source == penstock.FromStore:
 		g.store[i]++
 	default:
