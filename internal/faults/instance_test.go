@@ -57,6 +57,9 @@ type account struct {
 	key    string
 }
 
+// timesAsked is the key under which a question's context counts how often the store was asked.
+type timesAsked struct{}
+
 // A spy stands where the guards end, and sees what they ask of the store and what becomes of it.
 type spy struct {
 	*redisstore.Store // whose Shard and Live the guards use
@@ -77,6 +80,9 @@ func newSpy(store *redisstore.Store) *spy {
 
 func (s *spy) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	s.asked.Add(1)
+	if times, ok := ctx.Value(timesAsked{}).(*atomic.Int64); ok {
+		times.Add(1)
+	}
 	s.underWay.Add(1)
 	defer s.underWay.Add(-1)
 	deadline, ok := ctx.Deadline()

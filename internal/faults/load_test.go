@@ -131,13 +131,17 @@ func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
 func (l *load) ask(i int, rng *rand.Rand) {
 	asked, known, a := l.begins(i, rng)
 	charge := [1]penstock.Charge{{Key: a.key, Limit: policies[a.policy].limit, Cost: 1}}
+	var times atomic.Int64
 	start := time.Now()
-	d, err := l.instances[i].store.Decide(context.Background(), charge[:])
+	d, err := l.instances[i].store.Decide(context.WithValue(context.Background(), timesAsked{}, &times), charge[:])
 	took := time.Since(start)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.latencies[asked] = append(l.latencies[asked], took)
+	if n := times.Load(); n > 1 {
+		l.wrong = append(l.wrong, fmt.Sprintf("instance %d asked the store %d times for one unit of %s", i, n, a.key))
+	}
 	if err != nil {
 		l.wrong = append(l.wrong, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[a.policy].name, err))
 		return
