@@ -9,7 +9,7 @@ import (
 )
 
 // The catalogue, by families. Its numbers go from F1 to F30.
-var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, timed)
+var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
 
 // elsewhere are faults that have no row, or more than one: where they are tested, as "file: test", or why they are not.
 var elsewhere = map[string][]string{
@@ -18,12 +18,9 @@ var elsewhere = map[string][]string{
 	"F4":  {"redisstore/faults_test.go: TestEveryCallEndsWhateverTheServerDoes", "guard/outage_test.go: TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled"},
 	"F5":  {"redisstore/errors_test.go: TestServerThatIsLoadingIsUnready"},
 	"F7":  {"redisstore/errors_test.go: TestServerThatCannotDecideSaysSoForEveryCharge"}, // denials too
-	"F8":  {"why not: it needs a Cluster whose slots move"},
 	"F9":  {"redisstore/errors_test.go: TestClusterWithoutAPrimaryIsDown"},
 	"F11": {"why not: Redis is not asked for its maxmemory-policy; whoever evicts keys forgets as much as F28"},
 	"F12": {"redisstore/faults_test.go: TestForgottenScriptsAreSentAgainAndChargeOnce"},
-	"F13": {"why not: it needs a Sentinel or a Cluster"},
-	"F14": {"why not: it needs a Sentinel or a Cluster"},
 	"F15": {"redisstore/faults_test.go: TestLostAnswerNeverChargesTwice"},
 	"F17": {"redisstore/errors_test.go: TestEveryRightIsNeeded", "redisstore/errors_test.go: TestStrangersAreRefused"},
 	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/lease_pause_test.go: TestStoppedInstanceSpendsNothingOld"},

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strconv"
 	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
 )
 
 // Everybody comes at once, or over and over.
@@ -53,9 +55,11 @@ func storm(l *lab) {
 }
 
 // received is how many connections the server has accepted.
-func (l *lab) received() int64 {
+func (l *lab) received() int64 { l.Helper(); return l.receivedBy(l.to.primary()) }
+
+func (l *lab) receivedBy(s *redistest.Server) int64 {
 	l.Helper()
-	reply, err := l.to.primary().Do("INFO", "stats")
+	reply, err := s.Do("INFO", "stats")
 	if err != nil {
 		l.Fatal(err)
 	}

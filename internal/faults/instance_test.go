@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/rueidis"
 )
 
 // An instance is one of the programs that share a target: the guards that every user has, and a spy between them and the store.
@@ -20,11 +21,12 @@ type instance struct {
 	spy   *spy
 
 	opened, closed atomic.Int64 // how often breakers did
+	shards         sync.Map     // whose breakers opened: by name, true
 }
 
-func openInstance(t *testing.T, url string, deadline time.Duration) *instance {
+func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Duration) *instance {
 	t.Helper()
-	store, err := redisstore.Open(url, redisstore.Options{})
+	store, err := redisstore.New(redisstore.Dial(option), redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,10 +44,11 @@ func openInstance(t *testing.T, url string, deadline time.Duration) *instance {
 	return i
 }
 
-func (i *instance) changed(_ string, _, to guard.State) {
+func (i *instance) changed(shard string, _, to guard.State) {
 	switch to {
 	case guard.StateOpen:
 		i.opened.Add(1)
+		i.shards.Store(shard, true)
 	case guard.StateClosed:
 		i.closed.Add(1)
 	}

@@ -29,6 +29,7 @@ func (l *lab) judge() {
 	}
 	l.Log(l.errors())
 	l.Logf("%v seed %d", l.load, l.seed)
+	l.Logf("the store decided for everybody %v after the end of the fault", l.back)
 	l.Logf("counted: %d faults survived", l.cycles)
 	l.Logf("counted: %d decisions in faults (%d reached the store)", len(l.load.latencies[during]), l.reached)
 	l.Logf("counted: %d charges without an answer, none twice", l.charged)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/rueidis"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the seed of the rows, as a failure prints it; default: another for each run")
@@ -43,6 +44,8 @@ type row struct {
 	args     []string      // of each single server
 	deadline time.Duration // of a decision; default: what the lab finds right
 	callers  int           // on each instance; default: 2
+	cycles   int           // in a soak; default: 20
+	parted   bool          // nodes of a Sentinel's group or a Cluster can be parted from each other
 
 	prepare func(l *lab) // the target, before there are instances
 	clocked bool         // the single server has a clock that steps: l.to.clock
@@ -50,7 +53,10 @@ type row struct {
 	begin   func(l *lab) // the fault; it has begun when this returns
 	lasts   func(l *lab) // what happens during it
 	end     func(l *lab) // mends it
-	also    func(l *lab) // what else must hold in the end
+	settle  func(l *lab) // once the store decides again: makes the target ready for the next fault
+
+	option func(l *lab, instance int) rueidis.ClientOption // how an instance reaches the target; default: by its URL
+	also   func(l *lab)                                    // what else must hold in the end
 
 	answered answered           // who answers during the fault
 	sees     []redisstore.Class // errors of which each must come to an instance
@@ -86,7 +92,9 @@ type lab struct {
 	kills       int           // and further counts of rows
 	mark        int64
 	authorities [2]*authority
-	undo        func() // what a row's begin leaves to undo
+	undo        func()          // what a row's begin leaves to undo
+	back        []time.Duration // how long after the end of each fault the store decided for everybody
+	group       group           // what rows on several servers remember
 }
 
 func TestLimitsHoldThroughEveryFault(t *testing.T) {
@@ -110,7 +118,7 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 func newLab(t *testing.T, r *row) *lab {
 	l := &lab{T: t, row: r, seed: *seedFlag, deadline: 100 * time.Millisecond, cycles: 1}
 	if soaking {
-		l.deadline, l.cycles = 25*time.Millisecond, 20
+		l.deadline, l.cycles = 25*time.Millisecond, cmp.Or(r.cycles, 20)
 	}
 	l.deadline, l.callers = cmp.Or(r.deadline, l.deadline), cmp.Or(r.callers, 2)
 	if l.seed == 0 {
@@ -131,8 +139,8 @@ func (l *lab) run(k kind) {
 		l.row.prepare(l)
 	}
 	var all []*instance
-	for range instances {
-		all = append(all, openInstance(l.T, l.to.url, l.deadline))
+	for i := range instances {
+		all = append(all, openInstance(l.T, l.optionOf(i), l.deadline))
 	}
 	l.load = startLoad(all, l.callers, l.seed)
 	l.Cleanup(l.load.stop)
@@ -171,7 +179,23 @@ func (l *lab) cycle() {
 	l.load.begin(after)
 	l.row.end(l)
 	l.load.mended()
+	mended := time.Now()
 	l.awaitStore()
+	l.back = append(l.back, time.Since(mended))
+	if l.row.settle != nil && len(l.back) < l.cycles { // another will come
+		l.row.settle(l)
+	}
+}
+
+func (l *lab) optionOf(i int) rueidis.ClientOption {
+	if l.row.option != nil {
+		return l.row.option(l, i)
+	}
+	option, err := redisstore.ParseURL(l.to.url)
+	if err != nil {
+		l.Fatal(err)
+	}
+	return option
 }
 
 // enough answers of a kind, from each instance and for each policy.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -107,9 +108,11 @@ func rights(t testing.TB) string {
 }
 
 // fill keeps the last place for one client, who makes room again.
-func fill(l *lab) {
+func fill(l *lab) { l.undo = fillServer(l, l.to.primary()) }
+
+func fillServer(l *lab, s *redistest.Server) (empty func()) {
 	l.Helper()
-	conn, err := net.Dial("unix", l.to.primary().Socket)
+	conn, err := net.Dial("unix", s.Socket)
 	if err != nil {
 		l.Fatal(err)
 	}
@@ -124,7 +127,7 @@ func fill(l *lab) {
 	}
 	do("CONFIG SET maxclients 1")
 	do("CLIENT KILL TYPE normal")
-	l.undo = func() {
+	return func() {
 		do("CONFIG SET maxclients 1000")
 		conn.Close()
 	}

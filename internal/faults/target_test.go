@@ -40,6 +40,7 @@ type target struct {
 	clock    *redistest.Clock    // of a clocked server
 	sentinel *redistest.Sentinel // of kind sentinel
 	cluster  *redistest.Cluster  // of kind cluster
+	proxies  []*redistest.Proxy  // before the nodes of a cluster that can be parted
 }
 
 // start starts the target of a row.
@@ -47,13 +48,23 @@ func start(t *testing.T, k kind, r *row) *target {
 	t.Helper()
 	switch k {
 	case sentinel:
-		s := redistest.StartSentinel(t)
+		begin := redistest.StartSentinel
+		if r.parted {
+			begin = redistest.StartProxiedSentinel
+		}
+		s := begin(t)
 		url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
 		return &target{kind: k, servers: []*redistest.Server{s.Primary, s.Replica}, url: url, direct: url, shards: 1, sentinel: s}
 	case cluster:
-		c := redistest.StartCluster(t)
-		url := "redis+cluster://" + strings.Join(c.Addrs(), ",")
-		return &target{kind: k, servers: c.Nodes, url: url, direct: url, shards: 3, cluster: c}
+		to := &target{kind: k, shards: 3}
+		if r.parted {
+			to.cluster, to.proxies = redistest.StartProxiedCluster(t)
+		} else {
+			to.cluster = redistest.StartCluster(t)
+		}
+		to.servers, to.url = to.cluster.Nodes, "redis+cluster://"+strings.Join(to.cluster.Addrs(), ",")
+		to.direct = to.url
+		return to
 	}
 	to := &target{kind: k, shards: 1}
 	var s *redistest.Server

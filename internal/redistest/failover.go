@@ -3,6 +3,7 @@ package redistest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -106,5 +107,125 @@ func (s *Sentinel) Announce(addr string) error {
 			}
 		}
 	}
+	return nil
+}
+
+// Rejoin has the old primary follow the new one, started again if it is down,
+// and returns when the sentinels see both well.
+func (s *Sentinel) Rejoin() error {
+	if err := s.Replica.revive(); err != nil {
+		return err
+	}
+	if _, err := s.Replica.Do("REPLICAOF", "127.0.0.1", portOf(s.addrOf(s.Primary))); err != nil {
+		return err
+	}
+	if err := await(readyLimit, s.Replica.inSync); err != nil {
+		return s.Replica.explain(err)
+	}
+	for _, watcher := range s.Sentinels {
+		if err := await(readyLimit, watcher.watches); err != nil {
+			return watcher.explain(err)
+		}
+	}
+	return nil
+}
+
+// Demote exchanges Primary and Replica behind the sentinels' backs and tells
+// them afterwards where the primary is. Clients of the old one stay connected.
+func (s *Sentinel) Demote() error {
+	if _, err := s.Replica.Do("REPLICAOF", "NO", "ONE"); err != nil {
+		return err
+	}
+	if _, err := s.Primary.Do("REPLICAOF", "127.0.0.1", portOf(s.addrOf(s.Replica))); err != nil {
+		return err
+	}
+	s.Primary, s.Replica = s.Replica, s.Primary
+	return s.Announce(s.addrOf(s.Primary))
+}
+
+// Rejoin has a node that is down or was replaced follow the primary of its
+// slots, and returns when it is in sync and all nodes see the cluster well.
+func (c *Cluster) Rejoin(n *Server) error {
+	if err := n.revive(); err != nil {
+		return err
+	}
+	if err := n.await("slave"); err != nil {
+		return err
+	}
+	if err := await(readyLimit, n.inSync); err != nil {
+		return n.explain(err)
+	}
+	return c.Whole()
+}
+
+// Whole returns when all nodes see all slots served.
+func (c *Cluster) Whole() error {
+	for _, n := range c.Nodes {
+		err := await(readyLimit, func() error {
+			state, err := n.Do("CLUSTER", "INFO")
+			if err == nil && fieldsOf(state)["cluster_state"] != "ok" {
+				err = errors.New("a node does not see all slots served")
+			}
+			return err
+		})
+		if err != nil {
+			return n.explain(err)
+		}
+	}
+	return nil
+}
+
+// revive restarts a server that is down.
+func (s *Server) revive() error {
+	if _, done := s.process(); !isClosed(done) {
+		return nil
+	}
+	return s.Restart()
+}
+
+// Readdress has the primary answer at another address and no longer at the one
+// before, and tells the sentinels: no failover is announced. The group must be
+// proxied.
+func (s *Sentinel) Readdress() error {
+	p, err := NewProxy("tcp", s.Primary.Addr)
+	if err != nil {
+		return err
+	}
+	before := s.proxies[s.Primary]
+	s.proxies[s.Primary] = p
+	if err := s.Announce(p.Addr()); err != nil {
+		return err
+	}
+	before.Close()
+	_, err = s.Replica.Do("REPLICAOF", "127.0.0.1", portOf(p.Addr()))
+	return err
+}
+
+// Readdress has a node answer at another address and no longer at the one
+// before, once all others know. The cluster must be proxied.
+func (c *Cluster) Readdress(n *Server) error {
+	p, err := NewProxy("tcp", n.Addr)
+	if err != nil {
+		return err
+	}
+	i := slices.Index(c.Nodes, n)
+	before := c.proxies[i]
+	c.proxies[i] = p
+	if _, err := n.Do("CONFIG", "SET", "cluster-announce-port", portOf(p.Addr())); err != nil {
+		return err
+	}
+	for _, other := range c.Nodes {
+		err := await(readyLimit, func() error {
+			known, err := other.Do("CLUSTER", "NODES")
+			if err == nil && !strings.Contains(fmt.Sprint(known), ":"+portOf(p.Addr())+"@") {
+				err = errors.New("a node does not know the new address")
+			}
+			return err
+		})
+		if err != nil {
+			return other.explain(err)
+		}
+	}
+	before.Close()
 	return nil
 }
