@@ -31,7 +31,7 @@ import (
 //
 //	db                      the database number
 //	password_file           a file that holds the password
-//	dial_timeout            how long connecting may take (5s)
+//	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: who to trust, and who to be
 //	server_name             the name that the certificate must have
 //	insecure_skip_verify    true accepts any certificate: for tests only
@@ -91,7 +91,7 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 		return option, errMalformed
 	}
 	option = rueidis.ClientOption{DisableCache: true, DisableRetry: true, ClientName: "penstock"}
-	option.Dialer.Timeout = 5 * time.Second
+	option.Dialer.Timeout = time.Second
 	option.Dialer.KeepAlive = time.Second
 	option.ConnWriteTimeout = time.Second
 	option.Username = u.User.Username()
