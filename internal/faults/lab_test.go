@@ -119,7 +119,8 @@ func newLab(t *testing.T, r *row) *lab {
 	l.rng = rand.New(rand.NewPCG(l.seed, 1))
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("to run this row again: cd internal/faults && go test -run '^%s$' -seed %d", strings.ReplaceAll(t.Name(), "/", "$/^"), l.seed)
+			soak := map[bool]string{true: "PENSTOCK_SOAK=1 "}[soaking]
+			t.Logf("to run this row again: cd internal/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), l.seed)
 		}
 	})
 	return l
@@ -181,7 +182,9 @@ const enough = 10
 func (l *lab) awaitStore() {
 	l.Helper()
 	l.await("the store decides", func() bool {
-		return l.every(func(i, p int) bool { return l.load.since(i, p, penstock.FromStore) >= enough })
+		return l.every(func(i, p int) bool {
+			return l.load.since(i, p, penstock.FromStore)+l.load.since(i, p, penstock.FromLease) >= enough
+		})
 	})
 }
 
