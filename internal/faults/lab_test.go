@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/redisstore"
+	"github.com/rs/zerolog"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the seed of the rows, as a failure prints it; default: another for each run")
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
+	zerolog.SetGlobalLevel(zerolog.Disabled) // some of toxiproxy writes to standard output
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", map[bool]string{false: "8", true: "4"}[soaking])
 	}
