@@ -11,8 +11,8 @@ var down = []row{
 	{
 		id: "F1", name: "down at start",
 		prepare: kill, absent: true,
-		begin: nothing, end: restart,
-		sees: []redisstore.Class{redisstore.Unreached},
+		begin: kill, end: restart,
+		sees: []redisstore.Class{redisstore.Unreached}, forgets: 1,
 	},
 	{
 		id: "F2", name: "killed",

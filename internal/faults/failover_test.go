@@ -9,14 +9,15 @@ var inBetween = []redisstore.Class{redisstore.Unready}
 var failovers = []row{
 	{
 		id: "F2", name: "the primary killed", on: groups, cycles: inSoak,
-		begin: func(l *lab) { l.choose().victim.Kill() }, end: takenOver, settle: rejoined,
-		may: inBetween, partial: true,
+		begin: func(l *lab) { l.choose().victim.Kill() }, lasts: fallenBack, end: takenOver, settle: rejoined,
+		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesWhatWasUnderWay,
 	},
 	{
 		id: "F4", name: "the primary stopped", on: groups, cycles: inSoak,
-		begin: func(l *lab) { l.choose().victim.Pause() }, end: takenOver, settle: func(l *lab) { l.group.victim.Resume(); rejoined(l) },
-		may: inBetween, partial: true,
+		begin: func(l *lab) { l.choose().victim.Pause() }, lasts: fallenBack, end: takenOver,
+		settle:   func(l *lab) { l.group.victim.Resume(); rejoined(l) },
+		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesWhatWasUnderWay,
 	},
 	{

@@ -48,7 +48,7 @@ func (l *lab) judgeSources() {
 
 // judgeBounds compares what was admitted of each key with its bound: units by the store for each time that it began anew, and what each
 // instance may mint. Where the store kept its memory, that must also agree with the answers: an answer that was lost may have been
-// charged, once, and nothing else may.
+// charged, once, and nothing else may, but what is held in advance.
 func (l *lab) judgeBounds() {
 	direct, err := redisstore.Open(l.to.direct, redisstore.Options{})
 	if err != nil {
@@ -68,20 +68,22 @@ func (l *lab) judgeBounds() {
 			}
 		}
 		forgets := l.row.forgets * (g.last - g.first)
-		if bound := units * (1 + forgets); stored > bound {
+		if bound := p.units() * (1 + forgets); stored > bound {
 			l.Errorf("policy %s: the store admitted %d of %s; its bound is %d", p.name, stored, a.key, bound)
 		}
 		most[a.policy] = max(most[a.policy], stored+minted)
 		used := l.used(direct, a)
-		if used > stored+unknown[a] || used < stored && l.row.forgets == 0 {
+		if used > stored+unknown[a] && p.settings.Lease == 0 || used < stored && l.row.forgets == 0 {
 			l.Errorf("policy %s: %d units of %s are used; %d were admitted, and %d answers were lost", p.name, used, a.key, stored, unknown[a])
 		}
 		accounts++
-		l.charged += max(used-stored, 0)
+		if p.settings.Lease == 0 {
+			l.charged += max(used-stored, 0)
+		}
 		lost += unknown[a]
 	}
-	l.Logf("counted: %d keys within their bounds (the most of a key: %v of %d; %d answers lost, %d of them charged)",
-		accounts, named(most), units, lost, l.charged)
+	l.Logf("counted: %d keys within their bounds (the most of a key: %v; %d answers lost, %d of them charged)",
+		accounts, named(most), lost, l.charged)
 }
 
 // used is how much of a key is used, by the store itself.
@@ -92,7 +94,7 @@ func (l *lab) used(direct *redisstore.Store, a account) int {
 	if err != nil {
 		l.Fatalf("how much of %s is used: %v", a.key, err)
 	}
-	return units - int(d.Status(0).Remaining)
+	return policies[a.policy].units() - int(d.Status(0).Remaining)
 }
 
 // unknown is how many questions may have been charged without an answer, by account.
@@ -195,7 +197,7 @@ func (l *lab) judgeLatency() {
 func named(counts [len(policies)]int) string {
 	text := ""
 	for p, n := range counts {
-		text += fmt.Sprintf("%s %d, ", policies[p].name, n)
+		text += fmt.Sprintf("%s %d of %d, ", policies[p].name, n, policies[p].units())
 	}
 	return text[:len(text)-2]
 }

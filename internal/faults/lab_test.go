@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
+	"github.com/rs/zerolog"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the seed of the rows, as a failure prints it; default: another for each run")
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
+	zerolog.SetGlobalLevel(zerolog.Disabled) // some of toxiproxy writes to standard output
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set("test.parallel", map[bool]string{false: "8", true: "4"}[soaking])
 	}
@@ -127,7 +129,8 @@ func newLab(t *testing.T, r *row) *lab {
 	l.rng = rand.New(rand.NewPCG(l.seed, 1))
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("to run this row again: cd internal/faults && go test -run '^%s$' -seed %d", strings.ReplaceAll(t.Name(), "/", "$/^"), l.seed)
+			soak := map[bool]string{true: "PENSTOCK_SOAK=1 "}[soaking]
+			t.Logf("to run this row again: cd internal/faults && %sgo test -run '^%s$' -seed %d", soak, strings.ReplaceAll(t.Name(), "/", "$/^"), l.seed)
 		}
 	})
 	return l
@@ -205,7 +208,9 @@ const enough = 10
 func (l *lab) awaitStore() {
 	l.Helper()
 	l.await("the store decides", func() bool {
-		return l.every(func(i, p int) bool { return l.load.since(i, p, penstock.FromStore) >= enough })
+		return l.every(func(i, p int) bool {
+			return l.load.since(i, p, penstock.FromStore)+l.load.since(i, p, penstock.FromLease) >= enough
+		})
 	})
 }
 

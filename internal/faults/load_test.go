@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // A phase of a run.
@@ -55,14 +56,13 @@ type answerer struct {
 
 // grants are the units of a key that were admitted.
 type grants struct {
-	store, minted [instances]int // by the store, and without it
+	store, minted [instances]int // by the store or from what it has lent, and without it
 	first, last   int            // faults that were over when it was first asked for, and that had begun when it was last answered
 }
 
 const (
-	pace      = 4 * time.Millisecond
-	perKey    = 3 * units // times that a key is asked for
-	keysAtAll = 4         // that are asked for at a time
+	pace   = 4 * time.Millisecond
+	thirst = 3 // how much more of a key is asked for than there is
 )
 
 func startLoad(all []*instance, callers int, seed uint64) *load {
@@ -107,11 +107,12 @@ func (l *load) since(instance, policy int, source penstock.Source) int {
 }
 
 // pickLocked picks who pays next, on instance i.
-func (l *load) pickLocked(i int, p phase, rng *rand.Rand) account {
+func (l *load) pickLocked(i int, rng *rand.Rand) account {
 	policy := rng.IntN(len(policies))
 	l.picked[policy]++
-	n := l.picked[policy]/perKey + rng.Int64N(keysAtAll)
-	if n%4 == 3 && (p == before) != (i == 0) {
+	p := &policies[policy]
+	n := l.picked[policy]/int64(thirst*p.units()) + rng.Int64N(p.keys)
+	if n%4 == 3 && (l.phase == before) != (i == 0) {
 		n--
 	}
 	return account{policy, fmt.Sprint("k", n)}
@@ -121,7 +122,7 @@ func (l *load) pickLocked(i int, p phase, rng *rand.Rand) account {
 func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := l.pickLocked(i, l.phase, rng)
+	a := l.pickLocked(i, rng)
 	if l.grants[a] == nil {
 		l.grants[a] = &grants{first: l.over}
 	}
@@ -154,14 +155,15 @@ func (l *load) ask(i int, rng *rand.Rand) {
 	g.last = l.begun
 	switch {
 	case !d.Allowed:
-	case d.Source == penstock.FromStore:
+	case d.Source == penstock.FromStore || d.Source == penstock.FromLease:
 		g.store[i]++
 	default:
 		g.minted[i]++
 		// What the store had granted to this instance counts in its share.
-		if had := known.store[i] + known.minted[i]; policies[a.policy].name == "local" && had >= share {
-			l.wrong = append(l.wrong, fmt.Sprintf("instance %d had admitted %d of %s, more than its share of %d, and admitted one more by itself",
-				i, had, a.key, share))
+		p := &policies[a.policy]
+		if had := known.store[i] + known.minted[i]; p.settings.OnFailure == guard.Local && had >= p.mints {
+			l.wrong = append(l.wrong, fmt.Sprintf("policy %s: instance %d had admitted %d of %s, its share is %d, and admitted one more by itself",
+				p.name, i, had, a.key, p.mints))
 		}
 	}
 }

@@ -5,12 +5,9 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Of every key, in every run.
 const (
-	units     = 12 // may be admitted
-	ceiling   = 5  // may be admitted by an instance without the store, where that has a ceiling
 	instances = 3
-	share     = units / instances
+	unbounded = -1
 )
 
 // A policy is a limit that fails in its own way. Its units do not come back within a run, so that what was admitted of a key can be counted.
@@ -20,16 +17,19 @@ type policy struct {
 	settings guard.Settings
 	answers  penstock.Source // who answers for it without the store
 	mints    int             // how many units of a key an instance admits without the store, at most
+	keys     int64           // that are asked for at a time
 }
-
-const unbounded = -1
 
 var policies = [...]policy{
-	{"open", perDay(units, "open"), guard.Settings{OnFailure: guard.Open}, penstock.FromOpen, unbounded},
-	{"ceiling", perDay(units, "ceiling"), guard.Settings{OnFailure: guard.Open, Ceiling: perDay(ceiling, "day")}, penstock.FromFallback, ceiling},
-	{"closed", perDay(units, "closed"), guard.Settings{OnFailure: guard.Closed}, penstock.FromClosed, 0},
-	{"local", perDay(units, "local"), guard.Settings{OnFailure: guard.Local}, penstock.FromFallback, share},
+	{"open", perDay(12, "open"), guard.Settings{OnFailure: guard.Open}, penstock.FromOpen, unbounded, 4},
+	{"ceiling", perDay(12, "ceiling"), guard.Settings{OnFailure: guard.Open, Ceiling: perDay(5, "day")}, penstock.FromFallback, 5, 4},
+	{"closed", perDay(12, "closed"), guard.Settings{OnFailure: guard.Closed}, penstock.FromClosed, 0, 4},
+	{"local", perDay(12, "local"), guard.Settings{OnFailure: guard.Local}, penstock.FromFallback, 12 / instances, 4},
+	{"leased", perDay(120, "leased"), guard.Settings{OnFailure: guard.Local, Lease: 10}, penstock.FromFallback, 120 / instances, 1}, // and drawn in advance
 }
+
+// units of a key may be admitted.
+func (p *policy) units() int { return int(p.limit.Count) }
 
 // perDay is a limit as a Limiter has it.
 func perDay(n int64, name string) penstock.Limit {

@@ -36,7 +36,7 @@ var reshards = []row{
 		id: "F9", name: "a shard is dead, and the Cluster goes on without", on: []kind{cluster}, cycles: inSoak,
 		prepare: func(l *lab) { l.onAll("CONFIG SET cluster-require-full-coverage no"); alone(l) },
 		begin:   killAlone, lasts: othersDecide, end: restartAlone,
-		partial: true, may: inBetween,
+		answered: byAnybody, may: inBetween,
 		forgets: 1,
 		also:    onlyItsShard,
 	},
