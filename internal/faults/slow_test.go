@@ -28,11 +28,10 @@ var slow = []row{
 		answered: byAnybody,
 	},
 	{
-		id: "F3", name: "slower than the deadline",
+		id: "F3", name: "far slower than the deadline",
 		way:   toxic,
-		begin: func(l *lab) { poison(`{"type": "latency", "attributes": {"latency": ` + ms(3*l.deadline) + `}}`)(l) },
-		end:   cure,
-		sees:  unknown,
+		begin: poison(`{"type": "latency", "attributes": {"latency": 3000}}`), end: cure,
+		sees: unknown,
 	},
 	{
 		id: "F3", name: "a narrow way",

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server's clock steps.
+// The server's clock steps. By minutes: beyond the stall, and too short to refill a unit of the policies.
 var timed = []row{
 	{
 		id: "F19", name: "clock back a little",
@@ -21,15 +21,15 @@ var timed = []row{
 		answered: byStore, also: withoutError,
 	},
 	{
-		id: "F19", name: "clock back an hour",
+		id: "F19", name: "clock back by minutes",
 		clocked: true, deadline: patient,
-		begin: step(-time.Hour), end: step(0),
+		begin: step(-2 * time.Minute), end: step(0),
 		answered: byStore, also: withoutError,
 	},
 	{
-		id: "F20", name: "clock forward ten minutes",
+		id: "F20", name: "clock forward by minutes",
 		clocked: true, deadline: patient,
-		begin: step(10 * time.Minute), end: step(0),
+		begin: step(2 * time.Minute), end: step(0),
 		answered: byStore, also: withoutError,
 	},
 	{
