@@ -14,9 +14,9 @@ var unknown = []redisstore.Class{redisstore.Unknown}
 var slow = []row{
 	{
 		id: "F3", name: "slow, within the deadline",
-		way:   toxic,
+		way: toxic, deadline: patient,
 		begin: poison(`{"type": "latency", "attributes": {"latency": 5, "jitter": 4}}`), end: cure,
-		answered: byStore,
+		answered: byStore, also: withoutError,
 	},
 	{
 		id: "F3", name: "slow, around the deadline",
@@ -41,9 +41,9 @@ var slow = []row{
 	},
 	{
 		id: "F3", name: "answers in pieces",
-		way:   toxic,
+		way: toxic, deadline: patient,
 		begin: poison(`{"type": "slicer", "attributes": {"average_size": 8, "size_variation": 4, "delay": 100}}`), end: cure,
-		answered: byStore,
+		answered: byStore, also: withoutError,
 	},
 	{
 		id: "F4", name: "stopped",
