@@ -14,9 +14,9 @@ var unknown = []redisstore.Class{redisstore.Unknown}
 var slow = []row{
 	{
 		id: "F3", name: "slow, within the deadline",
-		way:   toxic,
+		way: toxic, deadline: patient,
 		begin: poison(`{"type": "latency", "attributes": {"latency": 5, "jitter": 4}}`), end: cure,
-		answered: byStore,
+		answered: byStore, also: withoutError,
 	},
 	{
 		id: "F3", name: "slow, around the deadline",
@@ -28,11 +28,10 @@ var slow = []row{
 		answered: byAnybody,
 	},
 	{
-		id: "F3", name: "slower than the deadline",
+		id: "F3", name: "far slower than the deadline",
 		way:   toxic,
-		begin: func(l *lab) { poison(`{"type": "latency", "attributes": {"latency": ` + ms(3*l.deadline) + `}}`)(l) },
-		end:   cure,
-		sees:  unknown,
+		begin: poison(`{"type": "latency", "attributes": {"latency": 3000}}`), end: cure,
+		sees: unknown,
 	},
 	{
 		id: "F3", name: "a narrow way",
@@ -42,9 +41,9 @@ var slow = []row{
 	},
 	{
 		id: "F3", name: "answers in pieces",
-		way:   toxic,
+		way: toxic, deadline: patient,
 		begin: poison(`{"type": "slicer", "attributes": {"average_size": 8, "size_variation": 4, "delay": 100}}`), end: cure,
-		answered: byStore,
+		answered: byStore, also: withoutError,
 	},
 	{
 		id: "F4", name: "stopped",

@@ -10,9 +10,10 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
 )
 
-// The server's clock steps.
+// The server's clock steps. By minutes: beyond the stall, and too short to refill a unit of the policies.
 var timed = []row{
 	{
 		id: "F19", name: "clock back a little",
@@ -21,15 +22,15 @@ var timed = []row{
 		answered: byStore, also: withoutError,
 	},
 	{
-		id: "F19", name: "clock back an hour",
+		id: "F19", name: "clock back by minutes",
 		clocked: true, deadline: patient,
-		begin: step(-time.Hour), end: step(0),
+		begin: step(-2 * time.Minute), end: step(0),
 		answered: byStore, also: withoutError,
 	},
 	{
-		id: "F20", name: "clock forward ten minutes",
+		id: "F20", name: "clock forward by minutes",
 		clocked: true, deadline: patient,
-		begin: step(10 * time.Minute), end: step(0),
+		begin: step(2 * time.Minute), end: step(0),
 		answered: byStore, also: withoutError,
 	},
 	{
@@ -60,22 +61,24 @@ func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, clock := redistest.StartClocked(t)
+	server, clock := redistest.StartClocked(t)
 	var granted atomic.Int64
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	began := time.Now()
+	var spies []*spy
 	for range instances {
-		g, shut, err := openLeasing(s.URL())
+		g, s, shut, err := openLeasing(server.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer shut()
+		spies = append(spies, s)
 		all.Go(func() {
 			for ctx.Err() == nil {
 				d, err := g.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}})
-				if err != nil || d.Source == penstock.FromClosed {
-					t.Errorf("no decision: %v, %v", d.Source, err)
+				if err != nil {
+					t.Error(err)
 					return
 				}
 				if d.Allowed {
@@ -101,6 +104,13 @@ func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
+	for _, s := range spies {
+		for class, texts := range s.texts {
+			if class != redisstore.Unknown.String() && class != redisstore.Unreached.String() { // which a slow machine may see
+				t.Errorf("errors of class %s: %v", class, texts)
+			}
+		}
+	}
 	bound := burst + int64(rate*time.Since(began).Seconds()) + forward*burst + burst/4/children*instances // the last is leased
 	if got := granted.Load(); got > bound {
 		t.Errorf("%d units were admitted; the bound is %d", got, bound)
