@@ -8,42 +8,40 @@ var inBetween = []redisstore.Class{redisstore.Unready}
 // Another server takes over.
 var failovers = []row{
 	{
-		id: "F2", name: "the primary killed", on: groups, cycles: inSoak,
-		begin: func(l *lab) { l.choose().victim.Kill() }, lasts: fallenBack, end: takenOver, settle: rejoined,
+		id: "F2", name: "the primary killed", on: groups, cycles: 1, rounds: inSoak,
+		begin: func(l *lab) { l.choose().victim.Kill() }, lasts: fallenBack, end: takenOver,
 		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesWhatWasUnderWay,
 	},
 	{
-		id: "F4", name: "the primary stopped", on: groups, cycles: inSoak,
+		id: "F4", name: "the primary stopped", on: groups, cycles: 1, rounds: inSoak,
 		begin: func(l *lab) { l.choose().victim.Pause() }, lasts: fallenBack, end: takenOver,
-		settle:   func(l *lab) { l.group.victim.Resume(); rejoined(l) },
 		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesWhatWasUnderWay,
 	},
 	{
-		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: inSoak,
-		begin: func(l *lab) { l.choose(); l.group.acked = l.granted(); l.check(l.to.sentinel.Demote()) }, end: (*lab).mayLose, settle: rejoined,
+		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
+		begin: func(l *lab) { l.fork(); l.check(l.to.sentinel.Demote()) }, end: (*lab).mayLose,
 		answered: byAnybody, sees: inBetween,
 		forgets: 1, also: losesNoMoreThanMayBe,
 	},
 	{
-		id: "F13", name: "a failover by hand that loses nothing", on: []kind{cluster}, cycles: inSoak,
-		begin: nothing, lasts: func(l *lab) { l.choose(); l.check(l.to.cluster.Promote(l.group.heir)) }, end: nothing, settle: rejoined,
+		id: "F13", name: "a failover by hand that loses nothing", on: []kind{cluster}, cycles: 1, rounds: inSoak,
+		begin: nothing, lasts: func(l *lab) { l.choose(); l.check(l.to.cluster.Promote(l.group.heir)) }, end: nothing,
 		answered: byAnybody, may: inBetween,
 	},
 	{
-		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: inSoak,
+		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
 		begin: nothing, lasts: func(l *lab) {
-			l.choose()
-			l.group.acked = l.granted()
+			l.fork()
 			l.check(l.to.sentinel.Failover()) // the old primary grants on until it is told
 			l.mayLose()
-		}, end: nothing, settle: rejoined,
+		}, end: nothing,
 		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesNoMoreThanMayBe,
 	},
 	{
-		id: "F13", name: "a failover that loses what was granted", on: groups, parted: true, cycles: inSoak,
+		id: "F13", name: "a failover that loses what was granted", on: groups, parted: true, cycles: 1, rounds: inSoak,
 		begin: nothing, lasts: func(l *lab) {
 			deaf(l)
 			l.asksFor(300)
@@ -51,12 +49,12 @@ var failovers = []row{
 			takenOver(l)
 			l.mayLose()
 			hearing(l)
-		}, end: nothing, settle: rejoined,
+		}, end: nothing,
 		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesSome,
 	},
 	{
-		id: "F30", name: "the primary moves to another address", on: groups, parted: true, cycles: inSoak,
+		id: "F30", name: "the primary moves to another address", on: groups, parted: true, cycles: 1, rounds: inSoak,
 		begin: nothing, lasts: moveAddress, end: nothing,
 		answered: byAnybody, may: inBetween,
 	},

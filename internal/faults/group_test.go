@@ -14,7 +14,8 @@ import (
 // What rows on Sentinel and Cluster have in common.
 var groups = []kind{sentinel, cluster}
 
-// inSoak is how often a fault comes in a soak from which a group of servers needs seconds to recover.
+// inSoak is how often a fault comes in a soak from which a group of servers needs seconds to recover. Where one server has taken another's place,
+// each fault has a new group: sentinels may take a second failover soon after the first for a reason for a third.
 const inSoak = 4
 
 // A group is what rows remember of their Sentinel's group or Cluster.
@@ -70,16 +71,6 @@ func (to *target) wholeWithout(n *redistest.Server) error {
 	return rest.Whole()
 }
 
-// rejoined waits until the victim follows the one that took its place.
-func rejoined(l *lab) {
-	l.Helper()
-	if l.to.sentinel != nil {
-		l.check(l.to.sentinel.Rejoin())
-	} else {
-		l.check(l.to.cluster.Rejoin(l.group.victim))
-	}
-}
-
 // granted are the units that the store has granted until now.
 func (l *lab) granted() map[account]int {
 	l.load.mu.Lock()
@@ -93,11 +84,19 @@ func (l *lab) granted() map[account]int {
 	return all
 }
 
-// deaf has the replica hear nothing of its primary any more.
-func deaf(l *lab) {
+// fork notes what the replica knows: what the store grants from now on may be lost.
+func (l *lab) fork() *group {
 	l.Helper()
 	g := l.choose()
 	g.acked = l.granted()
+	l.check(g.heir.CatchUp(g.victim))
+	return g
+}
+
+// deaf has the replica hear nothing of its primary any more.
+func deaf(l *lab) {
+	l.Helper()
+	g := l.fork()
 	if l.to.sentinel != nil {
 		l.to.sentinel.Proxy(g.victim).Part(g.heir.Source)
 		return

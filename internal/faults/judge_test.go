@@ -182,8 +182,15 @@ func (l *lab) judgeWaiting() {
 // slack is for a busy machine.
 const slack = 200 * time.Millisecond
 
+// backSlack is how long the store may take to decide again for everybody after the end of a fault: of a group of servers, whose clients have to
+// learn who serves, and breakers that ask every second, on a busy machine.
+const backSlack = 5 * time.Second
+
 // judgeLatency is for runs that have the machine for themselves, more or less.
 func (l *lab) judgeLatency() {
+	if took := slices.Max(l.back); l.to.kind != single && took > backSlack {
+		l.Errorf("the store decided for everybody only %v after the end of the fault", took)
+	}
 	for p := range phases {
 		if took := p99(l.load.latencies[p]); took > l.deadline+slack {
 			l.Errorf("%s the fault, 1 %% of the answers took longer than %v; the deadline is %v", phaseNames[p], took, l.deadline)

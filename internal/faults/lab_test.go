@@ -47,6 +47,7 @@ type row struct {
 	deadline time.Duration // of a decision; default: what the lab finds right
 	callers  int           // on each instance; default: 2
 	cycles   int           // in a soak; default: 20
+	rounds   int           // in a soak, each with a new target; default: 1
 	parted   bool          // nodes of a Sentinel's group or a Cluster can be parted from each other
 
 	prepare func(l *lab) // the target, before there are instances
@@ -55,7 +56,6 @@ type row struct {
 	begin   func(l *lab) // the fault; it has begun when this returns
 	lasts   func(l *lab) // what happens during it
 	end     func(l *lab) // mends it
-	settle  func(l *lab) // once the store decides again: makes the target ready for the next fault
 
 	option func(l *lab, instance int) rueidis.ClientOption // how an instance reaches the target; default: by its URL
 	also   func(l *lab)                                    // what else must hold in the end
@@ -107,11 +107,17 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 			if r.on == nil {
 				r.on = []kind{single}
 			}
+			rounds := 1
+			if soaking {
+				rounds = max(r.rounds, 1)
+			}
 			for _, k := range r.on {
-				t.Run(string(k), func(t *testing.T) {
-					t.Parallel()
-					newLab(t, r).run(k)
-				})
+				for range rounds {
+					t.Run(string(k), func(t *testing.T) {
+						t.Parallel()
+						newLab(t, r).run(k)
+					})
+				}
 			}
 		})
 	}
@@ -185,9 +191,6 @@ func (l *lab) cycle() {
 	mended := time.Now()
 	l.awaitStore()
 	l.back = append(l.back, time.Since(mended))
-	if l.row.settle != nil && len(l.back) < l.cycles { // another will come
-		l.row.settle(l)
-	}
 }
 
 func (l *lab) optionOf(i int) rueidis.ClientOption {

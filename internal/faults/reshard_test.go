@@ -18,24 +18,24 @@ import (
 // The slots of a Cluster move, or nobody keeps them.
 var reshards = []row{
 	{
-		id: "F8", name: "slots move to and fro", on: []kind{cluster},
+		id: "F8", name: "slots move to and fro", on: []kind{cluster}, cycles: inSoak,
 		deadline: patient,
 		begin:    nothing, lasts: moveSlots(ownPrimaries), end: nothing,
 		answered: byStore,
 		also:     withoutError,
 	},
 	{
-		id: "F12", name: "slots move to a server that knows no script", on: []kind{cluster},
+		id: "F12", name: "slots move to a server that knows no script", on: []kind{cluster}, cycles: 1, rounds: inSoak,
 		deadline: patient,
-		cycles:   1,
 		begin:    nothing, lasts: moveSlots(newPrimary), end: nothing,
 		answered: byStore,
 		also:     withoutError,
 	},
 	{
 		id: "F9", name: "a shard is dead, and the Cluster goes on without", on: []kind{cluster}, cycles: inSoak,
-		prepare: func(l *lab) { l.onAll("CONFIG SET cluster-require-full-coverage no"); alone(l) },
-		begin:   killAlone, lasts: othersDecide, end: restartAlone,
+		deadline: patient,
+		prepare:  func(l *lab) { l.onAll("CONFIG SET cluster-require-full-coverage no"); alone(l) },
+		begin:    killAlone, lasts: othersDecide, end: restartAlone,
 		answered: byAnybody, may: inBetween,
 		forgets: 1,
 		also:    onlyItsShard,

@@ -23,17 +23,17 @@ const minority = "127.0.9.1"
 // serve before the split is over.
 var splits = []row{
 	{
-		id: "F14", name: "two primaries", on: groups, parted: true, cycles: inSoak,
+		id: "F14", name: "two primaries", on: groups, parted: true, cycles: 1, rounds: inSoak,
 		option: onBothSides,
-		begin:  split, lasts: servedOnBothSides, end: healed, settle: rejoined,
+		begin:  split, lasts: servedOnBothSides, end: healed,
 		answered: byAnybody, may: inBetween,
 		forgets: 1, also: losesNoMoreThanMayBe, // the limit once more for the second primary
 	},
 	{
-		id: "F14", name: "two primaries that want replicas", on: []kind{sentinel}, parted: true, cycles: inSoak,
+		id: "F14", name: "two primaries that want replicas", on: []kind{sentinel}, parted: true, cycles: 1, rounds: inSoak,
 		option:  onBothSides,
 		prepare: func(l *lab) { l.onAll("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-max-lag 2") },
-		begin:   split, lasts: nobodyServes, end: healed, settle: rejoined,
+		begin:   split, lasts: nobodyServes, end: healed,
 		sees: inBetween, partial: true,
 		forgets: 1, also: losesNoMoreThanMayBe,
 	},
@@ -93,8 +93,7 @@ func (w *way0) set(shut bool) {
 
 // split parts the primary and the first instance from all others.
 func split(l *lab) {
-	g := l.choose()
-	g.acked = l.granted()
+	g := l.fork()
 	if l.to.cluster != nil {
 		l.to.cluster.Part([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
 		return

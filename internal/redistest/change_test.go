@@ -20,6 +20,13 @@ func ask(t *testing.T, addr string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
+func caughtUp(t *testing.T, replica, primary *Server) {
+	t.Helper()
+	if err := replica.CatchUp(primary); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestSlotsMoveWithTheirKeysWhileClientsGoOn(t *testing.T) {
 	t.Parallel()
 	t.Run("plain", func(t *testing.T) { t.Parallel(); moveSlots(t, StartCluster(t)) })
@@ -101,7 +108,7 @@ func TestPartedReplicaLosesAcknowledgedWrites(t *testing.T) {
 	old := c.Nodes[0]
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
-	want(t, old, int64(1), "WAIT", "1", "5000")
+	caughtUp(t, replica, old)
 	proxies[0].Part(replica.Source)
 	want(t, old, int64(2), "INCR", key)
 	old.Kill()
@@ -118,7 +125,7 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	old := c.Nodes[0]
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
-	want(t, old, int64(1), "WAIT", "1", "5000")
+	caughtUp(t, replica, old)
 	c.Part([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
 	want(t, old, int64(2), "INCR", key)
 	if _, err := call("tcp", proxies[0].Addr(), 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -160,7 +167,7 @@ func TestSentinelsExchangePrimaryAndReplica(t *testing.T) {
 			s := row.start(t)
 			first := s.Primary
 			want(t, first, "OK", "SET", "k", "v")
-			want(t, first, int64(1), "WAIT", "1", "5000")
+			caughtUp(t, s.Replica, first)
 			if err := row.change(s); err != nil {
 				t.Fatal(err)
 			}
@@ -177,7 +184,7 @@ func TestPartedPrimaryIsReplacedAndGoesOn(t *testing.T) {
 	s := StartProxiedSentinel(t)
 	old := s.Primary
 	want(t, old, int64(1), "INCR", "n")
-	want(t, old, int64(1), "WAIT", "1", "5000")
+	caughtUp(t, s.Replica, old)
 	cut := []string{s.Replica.Source}
 	for _, watcher := range s.Sentinels {
 		cut = append(cut, watcher.Source)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -45,6 +46,34 @@ func (s *Server) await(role string) error {
 		return s.explain(err)
 	}
 	return nil
+}
+
+// CatchUp returns when the replica has heard all that the primary has done
+// until now.
+func (s *Server) CatchUp(primary *Server) error {
+	now, err := primary.offset("master_repl_offset")
+	if err != nil {
+		return err
+	}
+	err = await(readyLimit, func() error {
+		heard, err := s.offset("slave_repl_offset")
+		if err == nil && heard < now {
+			err = fmt.Errorf("the replica is at %d, its primary was at %d", heard, now)
+		}
+		return err
+	})
+	if err != nil {
+		return s.explain(err)
+	}
+	return nil
+}
+
+func (s *Server) offset(name string) (int64, error) {
+	fields, err := s.info("replication")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(fields[name], 10, 64)
 }
 
 // Failover has the sentinels make the replica primary while both are well. It
@@ -141,21 +170,6 @@ func (s *Sentinel) Demote() error {
 	}
 	s.Primary, s.Replica = s.Replica, s.Primary
 	return s.Announce(s.addrOf(s.Primary))
-}
-
-// Rejoin has a node that is down or was replaced follow the primary of its
-// slots, and returns when it is in sync and all nodes see the cluster well.
-func (c *Cluster) Rejoin(n *Server) error {
-	if err := n.revive(); err != nil {
-		return err
-	}
-	if err := n.await("slave"); err != nil {
-		return err
-	}
-	if err := await(readyLimit, n.inSync); err != nil {
-		return n.explain(err)
-	}
-	return c.Whole()
 }
 
 // Whole returns when all nodes see all slots served.
