@@ -41,7 +41,7 @@ func (c *connecting) watch(option *rueidis.ClientOption) {
 			c.making.Add(-1)
 			return nil, err
 		}
-		return &fresh{Conn: conn, made: sync.OnceFunc(func() { c.making.Add(-1) })}, nil
+		return &fresh{Conn: conn, made: sync.OnceFunc(func() { c.making.Add(-1) }), opened: make(chan struct{})}, nil
 	}
 }
 
@@ -52,25 +52,43 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// A fresh connection is made once it has had an answer, or has ended.
+// A fresh connection is made once it has had an answer, or has ended. Nothing is heard before something was said: a server that is full says so
+// before it is asked, and rueidis panics at an answer to no question. It asks none where the call's context ends with the dialing.
 type fresh struct {
 	net.Conn
 	made func()
-	old  bool // only for Read
+	old  bool // something was heard; only for Read
+
+	open   atomic.Bool
+	opened chan struct{} // closed once something was said, or the connection has ended
 }
 
 func (f *fresh) Read(b []byte) (int, error) {
-	n, err := f.Conn.Read(b)
-	if !f.old {
-		f.old = true
-		f.made()
+	if f.old {
+		return f.Conn.Read(b)
 	}
+	<-f.opened
+	n, err := f.Conn.Read(b)
+	f.old = true
+	f.made()
 	return n, err
 }
 
+func (f *fresh) Write(b []byte) (int, error) {
+	f.opens()
+	return f.Conn.Write(b)
+}
+
 func (f *fresh) Close() error {
+	f.opens()
 	f.made()
 	return f.Conn.Close()
+}
+
+func (f *fresh) opens() {
+	if !f.open.Load() && f.open.CompareAndSwap(false, true) {
+		close(f.opened)
+	}
 }
 
 // idle tells whether no connection is being made, so that calls end with their context by themselves.

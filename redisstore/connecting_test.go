@@ -2,7 +2,9 @@ package redisstore_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -93,4 +95,55 @@ func cutAll(t *testing.T, p *redistest.Proxy, ask func()) {
 		ask()
 	}
 	p.Cut(false)
+}
+
+// A server that is full says so before it is asked. Where the call's context has ended with the dialing, rueidis asks nothing, and panics at such
+// an answer: the program would end.
+func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
+			_ = conn.Close()
+		}
+	}()
+	var full atomic.Bool
+	option, err := redisstore.ParseURL("redis://" + server.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		if !full.Load() {
+			return dialer.DialContext(ctx, "tcp", address)
+		}
+		conn, err := dialer.DialContext(ctx, "tcp", l.Addr().String())
+		<-ctx.Done()
+		return conn, err
+	}
+	client := redisstore.Dial(option)
+	defer client.Close()
+	store := over(t, client, redisstore.Options{Apart: true})
+	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+	eventually(t, 10*time.Second, func() error { _, err := store.Decide(within(t, time.Second), charges); return err })
+	full.Store(true)
+	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
+		t.Fatal(err)
+	}
+	const calls = 1000
+	for i := range calls {
+		if _, err := store.Decide(within(t, time.Millisecond), charges); !errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	t.Logf("counted: %d calls to a server that is full and speaks first", calls)
 }
