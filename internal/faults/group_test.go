@@ -16,7 +16,7 @@ var groups = []kind{sentinel, cluster}
 
 // inSoak is how often a fault comes in a soak from which a group of servers needs seconds to recover. Where one server has taken another's place,
 // each fault has a new group: sentinels may take a second failover soon after the first for a reason for a third.
-const inSoak = 4
+const inSoak = 8
 
 // A group is what rows remember of their Sentinel's group or Cluster.
 type group struct {
