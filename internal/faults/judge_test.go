@@ -184,7 +184,7 @@ const slack = 200 * time.Millisecond
 
 // backSlack is how long the store may take to decide again for everybody after the end of a fault: of a group of servers, whose clients have to
 // learn who serves, and breakers that ask every second, on a busy machine.
-const backSlack = 5 * time.Second
+const backSlack = 10 * time.Second
 
 // judgeLatency is for runs that have the machine for themselves, more or less.
 func (l *lab) judgeLatency() {
