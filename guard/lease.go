@@ -227,11 +227,11 @@ func (o *LeaseOptions) largest(plan *penstock.Plan) int64 {
 	if o.Limits == nil || forgetting(plan.Limit.Algorithm) == never {
 		return 0
 	}
-	size := plan.Limit.Count
-	if plan.Limit.Burst > 0 && plan.Limit.Algorithm.Is(penstock.TokenBucket) {
-		size = plan.Limit.Burst
+	lease := o.Limits(&plan.Limit).Lease
+	if lease < leastBlock {
+		return 0
 	}
-	return min(o.Limits(&plan.Limit).Lease, size/4/int64(o.instances()))
+	return min(lease, plan.Capacity/4/int64(o.instances()))
 }
 
 func (o *LeaseOptions) instances() int {

@@ -714,15 +714,10 @@ func makeParts(limit penstock.Limit, n int) *parts {
 	if l.Burst == 0 && (l.Algorithm.Is(penstock.TokenBucket) || l.Algorithm.Is(penstock.Concurrency)) {
 		l.Burst = l.Count
 	}
-	most := l.Count
+	capacity := plan.Capacity
+	most := capacity
 	if l.Burst > 0 {
-		most = min(most, l.Burst)
-	}
-	capacity := l.Count
-	if l.Algorithm.Is(penstock.TokenBucket) {
-		most, capacity = l.Burst, l.Burst
-	} else if l.Algorithm.Holds {
-		most, capacity = l.Burst, l.Burst
+		most = min(most, l.Burst) // a part with none would have the default
 	}
 	for n = int(min(int64(n), most, maxParts)); n > 1; n-- {
 		p := &parts{capacity: capacity, least: capacity / int64(n), holds: l.Algorithm.Holds}
