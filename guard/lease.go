@@ -84,7 +84,10 @@ type Lease struct {
 	swept int64          // how many keys were
 }
 
-const leaseShards = 64
+const (
+	leaseShards = 64
+	leaseLife   = time.Second // if nobody says
+)
 
 type leaseShard struct {
 	mu   sync.RWMutex
@@ -96,7 +99,7 @@ type leaseName struct{ key, group string }
 // NewLease puts a Lease around store.
 func NewLease(store penstock.Store, o LeaseOptions) *Lease {
 	if o.Life <= 0 {
-		o.Life = time.Second
+		o.Life = leaseLife
 	}
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000

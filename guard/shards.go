@@ -65,7 +65,7 @@ const maxParts = 32
 type splitter struct {
 	limits func(*penstock.Limit) Settings
 	next   penstock.Store
-	parts  partings
+	parts  divided[*parts]
 	jobs   sync.Pool
 }
 
@@ -104,7 +104,7 @@ func (s *splitter) partsOf(limit *penstock.Limit) *parts {
 	if n <= 1 {
 		return nil
 	}
-	return s.parts.of(limit, n)
+	return s.parts.by(n, limit, makeParts)
 }
 
 // A job is a batch with a split charge while it is decided.
@@ -749,33 +749,4 @@ func onePart(l penstock.Limit, n, i int) (penstock.Limit, bool) {
 	}
 	ready, err := l.Ready()
 	return ready, err == nil
-}
-
-// partings remember parts: up to maxShares of them, and then they start anew. The zero value is empty.
-type partings struct {
-	mu    sync.RWMutex
-	known map[parting]*parts
-}
-
-type parting struct {
-	limit penstock.Limit
-	n     int
-}
-
-func (s *partings) of(limit *penstock.Limit, n int) *parts {
-	of := parting{*limit, n}
-	s.mu.RLock()
-	p, ok := s.known[of]
-	s.mu.RUnlock()
-	if ok {
-		return p
-	}
-	p = makeParts(*limit, n)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.known == nil || len(s.known) >= maxShares {
-		s.known = make(map[parting]*parts)
-	}
-	s.known[of] = p
-	return p
 }
