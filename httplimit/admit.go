@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -162,7 +163,7 @@ func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latenc
 	deciding := v.Limits[0]
 	outcome := FailedOpen
 	for _, l := range v.Limits {
-		if l.Closed {
+		if l.Guard.OnFailure == guard.Closed {
 			deciding, outcome = l, FailedClosed
 			break
 		}

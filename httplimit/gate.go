@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -20,11 +21,11 @@ type Options struct {
 	Rules func() *policy.Rules
 
 	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells their counters from others'.
-	Name   string                     // unrelated Gates on one store need different ones, as rules of their policies do
-	Key    func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
-	Limits []penstock.Limit
-	Closed bool              // refuse requests if the store gives no answer; default: let them pass
-	HTTP   policy.HTTPConfig // how requests are read and answered
+	Name      string                     // unrelated Gates on one store need different ones, as rules of their policies do
+	Key       func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
+	Limits    []penstock.Limit
+	OnFailure guard.Failure     // what happens to requests while the store gives no answer; default: guard.Local
+	HTTP      policy.HTTPConfig // how requests are read and answered
 
 	// Denied, if set, answers requests that are denied, refused or malformed. The fields that tell of limits stand in the response's header already; DenialOf
 	// gives the details.
@@ -85,7 +86,7 @@ func inCode(o Options) (*policy.Rules, error) {
 		key = ByAddress
 	}
 	return policy.New(policy.Spec{
-		Name: o.Name, Limits: o.Limits, Closed: o.Closed, HTTP: o.HTTP,
+		Name: o.Name, Limits: o.Limits, OnFailure: o.OnFailure, HTTP: o.HTTP,
 		Payer: func(a policy.Attributes) string { return key(a.(*attributes).r) },
 	})
 }

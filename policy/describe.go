@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // String says what the policy means, as people would read it aloud: what holds for all requests, and then each rule in the order of the
@@ -216,7 +217,7 @@ func (d *description) limit(r *Rules, l *Limit, payer bool) {
 		d.say("    waits", "up to "+period(l.Patience))
 	}
 	if !l.Shadow {
-		d.say("    no store", map[bool]string{true: "requests are refused", false: "requests pass"}[l.Closed])
+		d.say("    no store", withoutStore[l.Guard.OnFailure])
 		d.say("    headers", map[bool]string{true: "tell of it", false: "do not tell of it"}[l.Shown && !slices.Contains(r.http.Headers, "none")])
 	}
 	if c := l.Candidate; c != nil {
@@ -226,6 +227,11 @@ func (d *description) limit(r *Rules, l *Limit, payer bool) {
 		}
 		d.say("    candidate", append([]string{how}, c.admits(r)...)...)
 	}
+}
+
+// withoutStore is what becomes of requests while the store gives no answer.
+var withoutStore = map[guard.Failure]string{
+	guard.Open: "requests pass", guard.Closed: "requests are refused", guard.Local: "this process decides, by its share of the limit",
 }
 
 // admits are the numbers of a limit, in a line for each tier if they differ.

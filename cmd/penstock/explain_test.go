@@ -50,7 +50,7 @@ rules    ride-request applies: the most specific
    pays                key:a
    limit               10 per 1s, burst 20 (tokenbucket)
    cost                1
-   if the store fails  let pass
+   if the store fails  decided here, by this process' share of the limit
    key in the store    ps1{key:a}ride-request
 `,
 		"json": `{
@@ -72,7 +72,7 @@ rules    ride-request applies: the most specific
       "rate": "10 per 1s, burst 20 (tokenbucket)",
       "algorithm": "tokenbucket",
       "cost": 1,
-      "on_failure": "open",
+      "on_failure": "local",
       "kind": "enforced",
       "key": "ps1{key:a}ride-request"
     }

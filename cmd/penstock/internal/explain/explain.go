@@ -136,10 +136,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	}
 	charge := Charge{
 		Rule: l.Rule.Name, Limit: l.Name, Payer: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
-		OnFailure: "open", Kind: kind, Key: key,
-	}
-	if l.Closed {
-		charge.OnFailure = "closed"
+		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key,
 	}
 	var notes []string
 	if l.Status != nil {
@@ -262,7 +259,7 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   note\t%s\n", c.Note)
 	}
 	if c.Kind == "enforced" {
-		fmt.Fprintf(w, "   if the store fails\t%s\n", map[string]string{"open": "let pass", "closed": "refused with status 503"}[c.OnFailure])
+		fmt.Fprintf(w, "   if the store fails\t%s\n", map[string]string{"open": "let pass", "closed": "refused with status 503", "local": "decided here, by this process' share of the limit"}[c.OnFailure])
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Remaining != nil {
