@@ -75,12 +75,13 @@ func (s *service) observe(e httplimit.Event) {
 	switch e.Source {
 	case penstock.FromStore:
 		s.health.answered(decided)
-		return
-	case penstock.FromOpen:
-		s.alarm.passed(e.Rule)
-	}
-	if s.Settings.Store == "" { // what does not come from memory is because it is full
-		s.unanswered(errMemoryFull, "other")
+	case penstock.FromFallback, penstock.FromOpen, penstock.FromClosed:
+		if e.Source == penstock.FromOpen {
+			s.alarm.passed(e.Rule)
+		}
+		if s.Settings.Store == "" { // of Redis the guards tell
+			s.unanswered(errMemoryFull, "other")
+		}
 	}
 }
 

@@ -52,7 +52,7 @@ func (s *service) breakerChanged(shard string, from, to guard.State) {
 	}
 }
 
-// errMemoryFull stands for what memory does not tell.
+// errMemoryFull is why memory leaves a question unanswered.
 var errMemoryFull = errors.New("memory has no room for more counters")
 
 // An alarm says that requests pass which nobody counts: at once, then with how many they were since, every interval.
