@@ -55,6 +55,10 @@ type LimitConfig struct {
 	OnStatus  Strings          `yaml:"on_status" jsonschema:"Charges only requests that are answered with one of these: 401, 5xx, 400-499."`
 	Wait      time.Duration    `yaml:"wait" jsonschema:"How long a request may wait for its turn (token-bucket, leaky-bucket). Default: 0, which denies at once."`
 	OnFailure string           `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: local, open or closed. Default: as the policy says."`
+	Ceiling   string           `yaml:"ceiling" jsonschema:"With on_failure: open: how much each payer may have from each process while the store gives no answer, as a rate. Default: all it asks for."`
+	Lease     int64            `yaml:"lease" jsonschema:"How many units a process may draw in advance at once, for payers that are busy. Default: none."`
+	Shards    int              `yaml:"shards" jsonschema:"In how many counters the limit is split, for payers that keep a whole server busy: 2 to 32. Default: one counter."`
+	DenyFor   *time.Duration   `yaml:"deny_for" jsonschema:"How long a denial may be remembered without asking the store, at most; 0s remembers none. Default: 1s."`
 	Shadow    bool             `yaml:"shadow" jsonschema:"Counts and reports what the limit would deny, and denies nothing."`
 	Candidate *CandidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is tried beside it with counters of its own, and never enforced."`
 	Headers   *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
