@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"reflect"
@@ -67,21 +68,20 @@ func (noRules) Trusts(*http.Request) bool { return false }
 
 func (s *service) observe(e httplimit.Event) {
 	s.metrics.Check(Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
-	trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied
-	if e.Rule == "" || e.Err != nil || trial {
+	// What guards of Redis find unanswered they tell themselves, but for what cannot be asked.
+	if e.Err != nil && e.Outcome != httplimit.Abandoned && (s.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
+		s.unanswered(e.Err, "other")
+	}
+	undecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
+	if trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied; trial || undecided {
 		return
 	}
 	s.metrics.Decided(e.Source)
 	switch e.Source {
 	case penstock.FromStore:
 		s.health.answered(decided)
-	case penstock.FromFallback, penstock.FromOpen, penstock.FromClosed:
-		if e.Source == penstock.FromOpen {
-			s.alarm.passed(e.Rule)
-		}
-		if s.Settings.Store == "" { // of Redis the guards tell
-			s.unanswered(errMemoryFull, "other")
-		}
+	case penstock.FromOpen:
+		s.alarm.passed(e.Rule)
 	}
 }
 

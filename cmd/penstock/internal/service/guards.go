@@ -32,10 +32,13 @@ func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) penstock.
 	return g
 }
 
-// unanswered is told of each question that the store gave no answer to.
+// unanswered is told of each question that the store gave no answer to, and which kind that is of.
 func (s *service) unanswered(err error, class string) {
-	if class == "canceled" { // nobody waits for the answer
+	switch {
+	case class == "canceled": // nobody waits for the answer
 		return
+	case errors.Is(err, penstock.ErrInvalid):
+		class = "invalid"
 	}
 	s.metrics.Error(class)
 	s.health.failed(err, class)
@@ -51,9 +54,6 @@ func (s *service) breakerChanged(shard string, from, to guard.State) {
 		s.Log.Warn("the breaker is open: the store is asked seldom until it answers", "shard", shard)
 	}
 }
-
-// errMemoryFull is why memory leaves a question unanswered.
-var errMemoryFull = errors.New("memory has no room for more counters")
 
 // An alarm says that requests pass which nobody counts: at once, then with how many they were since, every interval.
 type alarm struct {
