@@ -10,7 +10,7 @@ import (
 // Options of Standard. The zero value is what a careful operator would choose.
 type Options struct {
 	Timeout TimeoutOptions // 25 ms for a decision
-	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 1 s here, so that a store is found back within that
+	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 500 ms here, so that a store is found back within 1 s
 
 	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer. Default: Local.
 	OnFailure Failure
@@ -70,7 +70,7 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		instances = g.fleet.Instances
 	}
 	if o.Breaker.MaxPause == 0 {
-		o.Breaker.MaxPause = time.Second
+		o.Breaker.MaxPause = time.Second / 2
 	}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, instances
 	g.Store = penstock.Wrap(store,

@@ -227,6 +227,46 @@ func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
 	}
 }
 
+// However long a store was away, and in whatever way: a second after its return the breaker is closed and all answers are its own.
+func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
+	slowest, outages := time.Duration(0), 0
+	for seed := range seeds(60) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(uint64(seed), 3))
+			store := newFaulty()
+			g := guard.Standard(store, guard.Options{})
+			defer g.Close()
+			limit := ready(t, penstock.PerHour(1_000_000))
+			var all sync.WaitGroup
+			ask := func() {
+				all.Go(func() {
+					if _, err := g.Decide(t.Context(), one(limit, "k")); err != nil {
+						t.Errorf("seed %d: %v", seed, err)
+					}
+				})
+			}
+			for range 3 {
+				store.breaks([]fault{hangs, fails(errDown)}[rng.IntN(2)])
+				for end := time.Now().Add(time.Duration(rng.Int64N(int64(20 * time.Second)))); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+					ask()
+				}
+				store.breaks(nil)
+				back := time.Now()
+				for ; g.Stats().Breakers[""] != guard.StateClosed; time.Sleep(5 * time.Millisecond) {
+					ask()
+				}
+				took := time.Since(back)
+				if slowest = max(slowest, took); took > time.Second {
+					t.Errorf("seed %d: it took %v", seed, took)
+				}
+				outages++
+			}
+			all.Wait()
+		})
+	}
+	t.Logf("counted: %d outages after which the store was found back (the slowest time was %v)", outages, slowest)
+}
+
 func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	store := &sharded{Store: memstore.New(memstore.Options{})}
 	g := guard.Standard(store, guard.Options{})
