@@ -18,11 +18,25 @@ func (g *Gate) guard(store penstock.Store) {
 		g.store = store
 		return
 	}
-	o := guard.FallbackOptions{Limits: g.settings}
 	if _, memory := store.(*memstore.Store); memory {
-		o = guard.FallbackOptions{OnFailure: guard.Closed, Limits: g.settingsOfMemory}
+		g.store = spare(noteErrors(store), guard.Fallback(guard.FallbackOptions{OnFailure: guard.Closed, Limits: g.settingsOfMemory}))
+		return
 	}
-	g.store = penstock.Wrap(store, guard.Fallback(o), noteErrors)
+	g.store = penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: g.settings}), noteErrors)
+}
+
+// spare has a guard answer where the store gives no answer. The guard does not see the store's answers, so it must not need them.
+func spare(store penstock.Store, guard penstock.Decorator) penstock.Store {
+	failed := guard(penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.ErrUnavailable
+	}))
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := store.Decide(ctx, charges)
+		if errors.Is(err, penstock.ErrUnavailable) {
+			return failed.Decide(ctx, charges)
+		}
+		return d, err
+	})
 }
 
 func (g *Gate) settings(limit *penstock.Limit) guard.Settings {

@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,6 +207,33 @@ rules:
 	})
 }
 
+func TestWhoLeavesAQueueGivesBackOnlyWhatWasCounted(t *testing.T) {
+	const text = `
+rules:
+  - name: mail
+    per: everyone
+    limits:
+      - {name: local, rate: 1/s, burst: 1, wait: 5s}
+      - {name: open, rate: 5/h, on_failure: open}
+      - {name: slots, in_flight: 5, on_failure: open}
+`
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		store.down.Store(true)
+		h := gate.Middleware(answer(200))
+		send(h, "GET", "/")
+		ctx, leave := context.WithCancel(t.Context())
+		var gone sync.WaitGroup
+		gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
+		synctest.Wait()
+		store.asked = nil
+		leave()
+		gone.Wait()
+		if got, want := store.did(penstock.Refund), []string{"local", "slots"}; !slices.Equal(got, want) {
+			t.Errorf("given back were %v; want %v", got, want)
+		}
+	})
+}
+
 func TestLoginsAreCountedByTheirAnswersInAnOutageToo(t *testing.T) {
 	const text = `
 rules: [{name: login, per: everyone, limits: [{rate: 3/h, algorithm: sliding-log, on_status: 401}]}]
@@ -324,6 +352,21 @@ func TestWhoWentAwayIsAbandonedAndNotDecidedLocally(t *testing.T) {
 	})
 }
 
+func TestSlotOfACallerWhoWentAwayIsGivenBack(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	store := newFlaky()
+	gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := store.Decide(ctx, charges)
+		leave()
+		return d, cmp.Or(ctx.Err(), err)
+	}), "rules: [{name: a, per: everyone, limits: [{in_flight: 1}]}]")
+	h := gate.Middleware(answer(200))
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+	if got := store.did(penstock.Refund); seen.count(httplimit.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
+		t.Errorf("%d abandoned, and given back were %v; want 1 and its slot", seen.count(httplimit.Abandoned), got)
+	}
+}
+
 // Memory fails only when it is full, and there is no other to fall back to.
 func TestFullMemoryIsClosedToNewPayersUnlessTheLimitIsOpen(t *testing.T) {
 	gate, seen := gateOn(t, memstore.New(memstore.Options{MaxKeys: 1, Shards: 1}), `
@@ -347,7 +390,7 @@ rules:
 	}
 }
 
-func TestAStoreWithGuardsGetsNoOthers(t *testing.T) {
+func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
 	store := newFlaky()
 	store.down.Store(true)
 	all := guard.Standard(store, guard.Options{OnFailure: guard.Closed})

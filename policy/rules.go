@@ -23,7 +23,7 @@ type Rules struct {
 	allow    []condition
 	deny     []condition
 	payers   int
-	settings map[counter]guard.Settings
+	settings map[string][]named // by rule
 	verifier *verifier
 	tokens   Tokens // without the secret
 
@@ -80,25 +80,36 @@ type Limit struct {
 // Forms are the limit's numbers: one, or one for each tier.
 func (l *Limit) Forms() []penstock.Limit { return slices.Clone(l.forms) }
 
-// A counter is what limits share who have both names: all forms of one limit.
-type counter struct{ group, name string }
-
 // Settings say how a limit of a charge is guarded: they are what guard.Options.Limits wants. Of limits that are not the Rules' own they are zero. What is a
 // shadow or a candidate is neither leased nor split, and not counted while the store gives no answer.
 func (r *Rules) Settings(limit *penstock.Limit) guard.Settings {
-	return r.settings[counter{limit.Group, limit.Name}]
+	rule := r.settings[limit.Group]
+	for i := range rule {
+		if rule[i].limit == limit.Name {
+			return rule[i].settings
+		}
+	}
+	return guard.Settings{}
+}
+
+// named are the settings of a limit, by its name within the rule.
+type named struct {
+	limit    string
+	settings guard.Settings
 }
 
 // keepSettings makes the guards' settings ready to be found.
 func (r *Rules) keepSettings() {
-	r.settings = make(map[counter]guard.Settings)
+	r.settings = make(map[string][]named, len(r.rules))
 	for _, rule := range r.rules {
+		var all []named
 		for _, l := range rule.Limits {
-			r.settings[counter{rule.Name, l.Name}] = l.Guard
+			all = append(all, named{l.Name, l.Guard})
 			if c := l.Candidate; c != nil {
-				r.settings[counter{rule.Name, c.Name}] = c.Guard
+				all = append(all, named{c.Name, c.Guard})
 			}
 		}
+		r.settings[rule.Name] = all
 	}
 }
 

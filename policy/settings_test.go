@@ -49,7 +49,7 @@ rules:
 func TestSettingsAreWhatTheFileSays(t *testing.T) {
 	rules := rulesOf(t, `on_failure: open
 rules:
-  - {name: a, per: everyone, limits: [{rate: 100/s, ceiling: "500/s, burst 50", lease: 20, deny_for: 5s}, {rate: 100/min, lease: 9, shards: 4, deny_for: 0s}]}
+  - {name: a, per: everyone, limits: [{rate: 100/s, ceiling: "500/s, burst 50", lease: 20, deny_for: 5s}, {rate: 100/min, lease: 9, shards: 4, deny_for: 0s}, {rate: 1/h, shadow: true}]}
   - {name: b, always: true, per: everyone, shadow: true, limits: [{rate: 100/s, lease: 20, shards: 4, deny_for: 5s, on_failure: local}]}
   - {name: c, always: true, per: everyone, limits: [{rate: 100/s, shards: 4, candidate: {rate: 5/s}}]}
 `)
