@@ -19,12 +19,6 @@ const (
 	soon     = time.Second
 )
 
-// An outage begins with a fault. Then Redis returns, and later all gates decide by it again.
-type outage struct {
-	flush                 bool // nothing but what Redis knew is lost
-	fault, returned, back time.Time
-}
-
 // A limit of what may pass.
 type most struct {
 	units int64
@@ -44,28 +38,24 @@ func inTime(d time.Duration) int64 { return burst + int64(math.Floor(rate*d.Seco
 // fromShares is what all gates together let through by their shares in any time that is so long: each of them may round its burst up.
 func fromShares(d time.Duration) int64 { return inTime(d) + gates - 1 }
 
-// bound is how much of what was admitted in a second a policy lets through: while decisions are Redis', and while there is no Redis, what each allows; in
-// between, some gates or requests may have one and some the other.
-func bound(policy string, outages []outage, c count) most {
-	d := c.to.Sub(c.from)
-	redis, alone, lost := true, false, int64(0)
-	for _, o := range outages {
-		before := !o.back.IsZero() && c.from.After(o.back)
-		after := c.to.Before(o.fault)
-		switch {
-		case before || after:
-		case o.flush:
-			lost++
-		default:
-			alone = true
-			redis = c.from.Before(o.fault) || !o.returned.IsZero() && c.to.After(o.returned)
+// A second is what was seen in one.
+type second struct {
+	store   bool // Redis decided, or a denial of it that was remembered
+	without bool // it was decided without Redis
+	lost    bool // Redis has lost what it knew, or its bucket has had time to fill
+}
+
+// bound is how much of what was admitted a policy lets through in a second: what Redis admits in that time, and what the policy lets through
+// without it. Where both decided, at one gate or for one request the one and elsewhere the other, both may have admitted what they may.
+func (s second) bound(policy string, c count) most {
+	m, d := most{}, c.to.Sub(c.from)
+	if s.store {
+		m.units = inTime(d)
+		if s.lost {
+			m.units += burst
 		}
 	}
-	m := most{}
-	if redis {
-		m.units = inTime(d) + lost*burst
-	}
-	if alone {
+	if s.without {
 		switch policy {
 		case "open":
 			m.any = true
@@ -76,18 +66,20 @@ func bound(policy string, outages []outage, c count) most {
 	return m
 }
 
-// total is how much a policy lets through in all: at the end of an outage Redis' bucket is full again, and until all gates have found it, they
-// go on by their shares too.
-func total(policy string, outages []outage, d time.Duration) most {
+// total is how much a policy lets through in all: what one limit admits in that time; a burst more wherever Redis' bucket has had time to fill, or is
+// lost; and in the seconds in which some decided by Redis and some without, what the policy lets through without it.
+func total(policy string, seconds []second, d time.Duration) most {
 	m := most{units: inTime(d)}
-	for _, o := range outages {
-		m.units += burst
+	for _, s := range seconds {
+		if s.lost || s.store && s.without {
+			m.units += burst
+		}
 		switch {
-		case o.flush:
+		case !s.without:
 		case policy == "open":
 			m.any = true
-		case policy == "local":
-			m.units += fromShares(o.back.Sub(o.returned)) - burst
+		case policy == "local" && s.store:
+			m.units += fromShares(time.Second)
 		}
 	}
 	return m

@@ -88,20 +88,25 @@ func run(binary string, short bool) (wrong []string, err error) {
 	}
 	defer second.end()
 	second.pause(calm)
-	second.outage("killed, its replica is to take over", sentinel.Primary.Kill, 0, func() error { return promoted(sentinel.Replica) })
+	second.outage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return promoted(sentinel) })
 	second.pause(calm)
 	second.end()
 	return append(first.wrong, second.wrong...), errors.Join(first.err, second.err)
 }
 
-// promoted waits until a replica is the primary.
-func promoted(replica *redistest.Server) error {
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if role, err := replica.Do("ROLE"); err == nil && role.([]any)[0] == "master" {
-			return nil
+// promoted waits until all Sentinels name the replica as the primary.
+func promoted(s *redistest.Sentinel) error {
+	named := 0
+	for end := time.Now().Add(15 * time.Second); named < len(s.Sentinels); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			return errors.New("the replica has not taken over")
+		}
+		address, err := s.Sentinels[named].Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", redistest.MasterName)
+		if pair, ok := address.([]any); err == nil && ok && len(pair) == 2 && fmt.Sprint(pair[0], ":", pair[1]) == s.Replica.Addr {
+			named++
 		}
 	}
-	return errors.New("the replica has not taken over")
+	return nil
 }
 
 func build(dir string) (string, error) {

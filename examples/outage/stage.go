@@ -19,7 +19,8 @@ type stage struct {
 	seen   sync.WaitGroup
 
 	mu      sync.Mutex
-	outages []outage
+	lost    bool // Redis has just lost what it knew
+	seconds []second
 	totals  [len(policies)]int64 // admitted
 	wrong   []string
 	err     error
@@ -38,7 +39,7 @@ func begin(name, binary, store string, strict bool) (*stage, error) {
 		s.gates = append(s.gates, g)
 	}
 	s.load = startLoad(s.gates)
-	if _, err := s.awaitRedis(); err != nil {
+	if _, err := s.awaitRedis(time.Second); err != nil {
 		s.load.end()
 		s.stopGates()
 		return nil, err
@@ -56,7 +57,6 @@ func (s *stage) pause(d time.Duration) { time.Sleep(d) }
 // outage has Redis fail for a while, and waits until decisions are its own again after it is back.
 func (s *stage) outage(what string, begin func(), last time.Duration, end func() error) {
 	s.say("Redis is " + what)
-	i := s.begins(time.Now())
 	begin()
 	time.Sleep(last)
 	if err := end(); err != nil {
@@ -64,13 +64,12 @@ func (s *stage) outage(what string, begin func(), last time.Duration, end func()
 		return
 	}
 	returned := time.Now()
-	s.change(i, func(o *outage) { o.returned = returned })
-	back, err := s.awaitRedis()
+	s.forgot()
+	back, err := s.awaitRedis(0)
 	if err != nil {
 		s.fail(err)
 		return
 	}
-	s.change(i, func(o *outage) { o.back = back })
 	took := back.Sub(returned)
 	s.say(fmt.Sprintf("Redis is back, and all decisions are its own after %v", took.Round(time.Millisecond)))
 	if s.strict && took > soon {
@@ -81,51 +80,46 @@ func (s *stage) outage(what string, begin func(), last time.Duration, end func()
 // flush has Redis forget all it knows, scripts too. That is no outage.
 func (s *stage) flush(redis *redistest.Server) error {
 	s.say("Redis is flushed, with its scripts")
-	now := time.Now()
 	if _, err := redis.Do("SCRIPT", "FLUSH"); err != nil {
 		return err
 	}
-	if _, err := redis.Do("FLUSHALL"); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.outages = append(s.outages, outage{flush: true, fault: now, returned: now, back: time.Now()})
-	return nil
+	s.forgot()
+	_, err := redis.Do("FLUSHALL")
+	return err
 }
 
-func (s *stage) begins(at time.Time) int {
+// forgot notes that Redis' buckets may be full.
+func (s *stage) forgot() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.outages = append(s.outages, outage{fault: at})
-	return len(s.outages) - 1
+	s.lost = true
 }
 
-func (s *stage) change(i int, by func(*outage)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	by(&s.outages[i])
-}
-
-// awaitRedis returns when in the last moment all gates have decided by Redis, and nothing without it.
-func (s *stage) awaitRedis() (time.Time, error) {
+// awaitRedis returns when all gates decide by Redis, and have done so for some time, and nothing without it. It tells since when.
+func (s *stage) awaitRedis(some time.Duration) (since time.Time, err error) {
 	before := make([]measures, len(s.gates))
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(25 * time.Millisecond) {
 		settled := true
 		for i, g := range s.gates {
 			now, err := measure([]*gate{g})
 			if err != nil {
-				return time.Time{}, err
+				return since, err
 			}
 			new := now.since(before[i])
 			settled = settled && before[i].sources != nil && new.sources["store"] > 0 && new.without() == 0
 			before[i] = now
 		}
-		if settled {
-			return time.Now(), nil
+		switch now := time.Now(); {
+		case !settled:
+			since = time.Time{}
+		case since.IsZero():
+			since = now
+		}
+		if settled && time.Since(since) >= some {
+			return since, nil
 		}
 	}
-	return time.Time{}, errors.New("the gates do not find Redis")
+	return since, errors.New("the gates do not find Redis")
 }
 
 // watch prints and judges each second.
@@ -137,7 +131,7 @@ func (s *stage) watch() {
 		s.fail(err)
 		return
 	}
-	for from := s.start; ; {
+	for {
 		select {
 		case <-s.stop:
 			return
@@ -149,31 +143,38 @@ func (s *stage) watch() {
 			return
 		}
 		counts, to := s.load.take(), time.Now()
-		s.second(from, to, counts, now.since(before))
-		before, from = now, to
+		s.judge(to, counts, now.since(before))
+		before = now
 	}
 }
 
-// second prints and judges what was seen in a second.
-func (s *stage) second(from, to time.Time, counts [len(policies)]count, m measures) {
+// judge prints and judges what was seen in a second.
+func (s *stage) judge(to time.Time, counts [len(policies)]count, m measures) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	seen := second{store: m.sources["store"]+m.sources["deny_cache"] > 0, without: m.without() > 0, lost: s.lost}
+	s.seconds, s.lost = append(s.seconds, seen), false
+	if n := len(s.seconds); n > 1 { // gates and clients do not count in the same moment
+		before := s.seconds[n-2]
+		seen = second{seen.store || before.store, seen.without || before.without, seen.lost || before.lost}
+	}
+	at := fmt.Sprintf("second %.0f", to.Sub(s.start).Seconds())
 	row := fmt.Sprintf("%6.0f s ", to.Sub(s.start).Seconds())
 	for p, c := range counts {
 		s.totals[p] += c.admitted
-		most := bound(policies[p], s.outages, c)
+		most := seen.bound(policies[p], c)
 		row += fmt.Sprintf("%6d ≤ %-6s", c.admitted, most)
 		if c.admitted > most.units && !most.any {
-			s.wrong = append(s.wrong, fmt.Sprintf("second %.0f: %s let %d through; at most %v should pass", to.Sub(s.start).Seconds(), policies[p], c.admitted, most))
+			s.wrong = append(s.wrong, fmt.Sprintf("%s: %s let %d through; at most %v should pass", at, policies[p], c.admitted, most))
 		}
 		if c.failed > 0 || c.refused > 0 && policies[p] != "closed" {
-			s.wrong = append(s.wrong, fmt.Sprintf("second %.0f: %d requests of %s failed, and %d were refused", to.Sub(s.start).Seconds(), c.failed, policies[p], c.refused))
+			s.wrong = append(s.wrong, fmt.Sprintf("%s: %d requests of %s failed, and %d were refused", at, c.failed, policies[p], c.refused))
 		}
 	}
 	p99 := m.p99()
 	fmt.Printf("%s   %-58s %6.1f ms\n", row, m.shares(), p99*1000)
 	if s.strict && p99 > (deadline+slack).Seconds() {
-		s.wrong = append(s.wrong, fmt.Sprintf("second %.0f: the p99 of decisions is %.1f ms; it should be at most %v", to.Sub(s.start).Seconds(), p99*1000, deadline+slack))
+		s.wrong = append(s.wrong, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; it should be at most %v", at, p99*1000, deadline+slack))
 	}
 }
 
@@ -191,7 +192,7 @@ func (s *stage) end() {
 		s.totals[p] += c.admitted
 	}
 	for p, policy := range policies {
-		most := total(policy, s.outages, passed)
+		most := total(policy, s.seconds, passed)
 		fmt.Printf("%-7s let %d through; at most %v should pass in %.1f s\n", policy, s.totals[p], most, passed.Seconds())
 		if !most.any && s.totals[p] > most.units {
 			s.judged("%s let %d through; at most %v should pass in %v", policy, s.totals[p], most, passed)
