@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -49,7 +50,11 @@ type Charge struct {
 	Cost         int64  `json:"cost"`
 	WaitMS       int64  `json:"wait_ms,omitempty"`
 	OnFailure    string `json:"on_failure"`
-	Kind         string `json:"kind"` // enforced, shadow or candidate
+	Ceiling      string `json:"ceiling,omitempty"` // with on_failure open
+	Lease        int64  `json:"lease,omitempty"`
+	Shards       int    `json:"shards,omitempty"`
+	DenyForMS    *int64 `json:"deny_for_ms,omitempty"` // 0: never
+	Kind         string `json:"kind"`                  // enforced, shadow or candidate
 	Note         string `json:"note,omitempty"`
 	Key          string `json:"key"` // in Redis
 	Remaining    *int64 `json:"remaining,omitempty"`
@@ -138,6 +143,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 		Rule: l.Rule.Name, Limit: l.Name, Payer: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
 		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key,
 	}
+	charge.guards(&l.Guard)
 	var notes []string
 	if l.Status != nil {
 		notes = append(notes, "given back unless the answer's status counts")
@@ -150,6 +156,17 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil
+}
+
+// guards tells how the limit is guarded.
+func (c *Charge) guards(s *guard.Settings) {
+	c.Lease, c.Shards = s.Lease, s.Shards
+	if s.DenyFor != 0 {
+		c.DenyForMS = new(max(s.DenyFor, 0).Milliseconds())
+	}
+	if s.Ceiling.Algorithm != nil {
+		_, c.Ceiling, _ = strings.Cut(s.Ceiling.String(), ": ")
+	}
 }
 
 // Judge tells whether the request could never pass, since it costs more than a limit ever admits. It asks no store.
@@ -258,8 +275,21 @@ func (c *Charge) print(out io.Writer, label string) {
 	if c.Note != "" {
 		fmt.Fprintf(w, "   note\t%s\n", c.Note)
 	}
+	if c.Lease > 0 {
+		fmt.Fprintf(w, "   leased\tup to %d drawn in advance\n", c.Lease)
+	}
+	if c.Shards > 0 {
+		fmt.Fprintf(w, "   split\tin %d counters, with ~00 to ~%02d behind the payer\n", c.Shards, c.Shards-1)
+	}
+	switch deny := c.DenyForMS; {
+	case deny == nil:
+	case *deny == 0:
+		fmt.Fprintf(w, "   denials\tnever remembered\n")
+	default:
+		fmt.Fprintf(w, "   denials\tremembered up to %v\n", time.Duration(*deny)*time.Millisecond)
+	}
 	if c.Kind == "enforced" {
-		fmt.Fprintf(w, "   if the store fails\t%s\n", map[string]string{"open": "let pass", "closed": "refused with status 503", "local": "decided here, by this process' share of the limit"}[c.OnFailure])
+		fmt.Fprintf(w, "   if the store fails\t%s\n", c.withoutStore())
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Remaining != nil {
@@ -276,4 +306,17 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
 	}
 	w.Flush()
+}
+
+// withoutStore is what becomes of the request while the store gives no answer.
+func (c *Charge) withoutStore() string {
+	switch {
+	case c.OnFailure == guard.Closed.String():
+		return "refused with status 503"
+	case c.OnFailure == guard.Local.String():
+		return "decided here, by this process' share of the limit"
+	case c.Ceiling != "":
+		return "let pass, to each payer from each process " + c.Ceiling
+	}
+	return "let pass"
 }
