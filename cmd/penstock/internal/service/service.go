@@ -84,6 +84,7 @@ type service struct {
 	metrics *metrics.Metrics
 	health  health
 	alarm   alarm
+	memory  memory
 	store   store
 	policy  Policy // that it began with
 
@@ -118,6 +119,7 @@ func (s *service) open(life context.Context) error {
 	if err := s.reach(life); err != nil {
 		return err
 	}
+	s.memory = memory{log: s.Log, ask: s.store.memory}
 	var watching sync.WaitGroup
 	watching.Go(func() { s.watch(life) })
 	s.later(watching.Wait)
@@ -165,8 +167,10 @@ func (s *service) ping(ctx context.Context) error {
 
 // watch looks each second after what no request may come to tell of, until ctx ends.
 func (s *service) watch(ctx context.Context) {
-	tick := time.NewTicker(time.Second)
+	tick, seldom := time.NewTicker(time.Second), time.NewTicker(memoryEvery)
 	defer tick.Stop()
+	defer seldom.Stop()
+	s.memory.look(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -174,6 +178,8 @@ func (s *service) watch(ctx context.Context) {
 		case <-tick.C:
 			s.health.look(ctx, s.ping)
 			s.alarm.remind()
+		case <-seldom.C:
+			s.memory.look(ctx)
 		}
 	}
 }
