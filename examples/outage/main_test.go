@@ -49,7 +49,12 @@ func TestAnOutageThatGoesWrongIsFoundOut(t *testing.T) {
 	fine := [len(policies)]count{admitted(200), admitted(200), admitted(200)}
 	byRedis := measures{map[string]int64{"store": 600}, map[float64]int64{0.025: 600, math.Inf(1): 600}}
 	without := measures{map[string]int64{"fallback": 200, "open": 200, "closed": 200}, map[float64]int64{0.001: 600, math.Inf(1): 600}}
-	s := &stage{start: time.Now(), strict: true}
+	fine[1].refused = 5
+	slow := measures{byRedis.sources, map[float64]int64{0.025: 500, 0.05: 599, math.Inf(1): 600}}
+	s := &stage{start: time.Now()}
+	s.judge(time.Now(), fine, without)
+	s.judge(time.Now(), [len(policies)]count{admitted(400), admitted(220), admitted(430)}, slow) // clients have counted later than gates
+	s.strict, s.seconds = true, nil
 	s.judge(time.Now(), fine, byRedis)
 	if s.wrong != nil {
 		t.Errorf("what is as it should be is judged: %q", s.wrong)
@@ -63,7 +68,6 @@ func TestAnOutageThatGoesWrongIsFoundOut(t *testing.T) {
 	s.judge(time.Now(), fine, without) // the second before was Redis'
 	s.judge(time.Now(), fine, without)
 	s.judge(time.Now(), [len(policies)]count{admitted(9000), {}, admitted(221)}, without)
-	slow := measures{byRedis.sources, map[float64]int64{0.025: 500, 0.05: 599, math.Inf(1): 600}}
 	s.judge(time.Now(), fine, slow)
 	want := []string{"local let 300 through", "requests of open failed, and 1 were refused", "1 requests of local failed", "closed let 200 through", "the p99"}
 	for i, what := range want {

@@ -45,5 +45,7 @@ func TestAStoreThatMayForgetOrIsFullIsTold(t *testing.T) {
 func TestTheGateLooksAtItsStoresMemory(t *testing.T) {
 	redis := redistest.Start(t, "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
 	r := startLimited(t, hello, "rules: [{name: all, per: everyone, limits: [{rate: 2/d}]}]\n", map[string]string{"store": redis.URL()})
-	await(t, "the line", func() bool { return len(r.log.lines("level=WARN", "throw counters away", "maxmemory_policy=allkeys-lru")) == 1 })
+	await(t, "the line", func() bool {
+		return len(r.log.lines("level=WARN", "throw counters away", "maxmemory_policy=allkeys-lru")) == 1
+	})
 }
