@@ -49,10 +49,10 @@ func TestAnOutageThatGoesWrongIsFoundOut(t *testing.T) {
 	fine := [len(policies)]count{admitted(200), admitted(200), admitted(200)}
 	byRedis := measures{map[string]int64{"store": 600}, map[float64]int64{0.025: 600, math.Inf(1): 600}}
 	without := measures{map[string]int64{"fallback": 200, "open": 200, "closed": 200}, map[float64]int64{0.001: 600, math.Inf(1): 600}}
-	fine[1].refused = 5
+	alone := [len(policies)]count{admitted(400), {refused: 400}, admitted(221)}
 	slow := measures{byRedis.sources, map[float64]int64{0.025: 500, 0.05: 599, math.Inf(1): 600}}
 	s := &stage{start: time.Now()}
-	s.judge(time.Now(), fine, without)
+	s.judge(time.Now(), alone, without)
 	s.judge(time.Now(), [len(policies)]count{admitted(400), admitted(220), admitted(430)}, slow) // clients have counted later than gates
 	s.strict, s.seconds = true, nil
 	s.judge(time.Now(), fine, byRedis)
