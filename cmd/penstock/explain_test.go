@@ -144,7 +144,8 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 				}
 				slices.Sort(told)
 				told = slices.Compact(told)
-				if written := keysOf(t, redis); !slices.Equal(told, written) {
+				written := slices.DeleteFunc(keysOf(t, redis), func(key string) bool { return strings.HasSuffix(key, "{%@}instances") }) // of no request
+				if !slices.Equal(told, written) {
 					t.Errorf("key %.20q: explain names %q\nin Redis stand %q", key, told, written)
 				}
 				compared += len(told)

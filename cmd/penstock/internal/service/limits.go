@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rides"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
@@ -22,10 +23,7 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 		if err := g.load(s, d); err != nil {
 			return nil, Policy{}, err
 		}
-		store := d.Store
-		if s.Store != "" {
-			store = guard.Timeout(guard.TimeoutOptions{After: s.StoreTimeout})(store)
-		}
+		store := d.Store(func(limit *penstock.Limit) guard.Settings { return g.rules().Settings(limit) })
 		gate, err := httplimit.New(httplimit.Options{Store: store, Rules: g.rules, Observe: d.Observe})
 		if err != nil {
 			g.Close()
