@@ -42,28 +42,36 @@ type Rule struct {
 
 // A Charge is what a limit demands.
 type Charge struct {
-	Rule         string `json:"rule"`
-	Limit        string `json:"limit"`
-	Payer        string `json:"payer"`
-	Rate         string `json:"rate"`
-	Algorithm    string `json:"algorithm"`
-	Cost         int64  `json:"cost"`
-	WaitMS       int64  `json:"wait_ms,omitempty"`
-	OnFailure    string `json:"on_failure"`
-	Ceiling      string `json:"ceiling,omitempty"` // with on_failure open
-	Lease        int64  `json:"lease,omitempty"`
-	Shards       int    `json:"shards,omitempty"`
-	DenyForMS    *int64 `json:"deny_for_ms,omitempty"` // 0: never
-	Kind         string `json:"kind"`                  // enforced, shadow or candidate
-	Note         string `json:"note,omitempty"`
-	Key          string `json:"key"` // in Redis
-	Remaining    *int64 `json:"remaining,omitempty"`
-	RetryAfterMS *int64 `json:"retry_after_ms,omitempty"` // -1: never
-	TurnAfterMS  *int64 `json:"turn_after_ms,omitempty"`  // how long it would wait now
+	Rule         string  `json:"rule"`
+	Limit        string  `json:"limit"`
+	Payer        string  `json:"payer"`
+	Rate         string  `json:"rate"`
+	Algorithm    string  `json:"algorithm"`
+	Cost         int64   `json:"cost"`
+	WaitMS       int64   `json:"wait_ms,omitempty"`
+	OnFailure    string  `json:"on_failure"`
+	Ceiling      string  `json:"ceiling,omitempty"` // with on_failure open
+	Lease        int64   `json:"lease,omitempty"`
+	Shards       int     `json:"shards,omitempty"`
+	DenyForMS    *int64  `json:"deny_for_ms,omitempty"` // 0: never
+	Kind         string  `json:"kind"`                  // enforced, shadow or candidate
+	Note         string  `json:"note,omitempty"`
+	Key          string  `json:"key"` // in Redis
+	Remaining    *int64  `json:"remaining,omitempty"`
+	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
+	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // how long it would wait now
+	Bounds       []Bound `json:"bounds,omitempty"`         // of what is enforced
 }
 
-// Explain reads a request. The options are those of the store whose keys are named.
-func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Report, []penstock.Charge, error) {
+// A Bound says how much the limit admits at most in one situation: guard.Bound for programs.
+type Bound struct {
+	When string `json:"when"`
+	Over *int64 `json:"over"` // units beyond the limit itself; null: no number holds
+	Text string `json:"text"`
+}
+
+// Explain reads a request. The options are those of the store whose keys are named; the bounds are for so many instances.
+func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
 	reading, err := httplimit.Read(rules, r)
 	if err != nil {
 		return nil, nil, err
@@ -85,6 +93,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 		if err != nil {
 			return nil, nil, err
 		}
+		c.Bounds = boundsOf(rules, v.Charges[i].Limit, instances)
 		report.Charges = append(report.Charges, c)
 	}
 	for _, t := range v.Trials {
@@ -101,6 +110,18 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 		}
 	}
 	return report, v.Charges, nil
+}
+
+func boundsOf(rules *policy.Rules, limit penstock.Limit, instances int) (all []Bound) {
+	options := guard.Options{Limits: rules.Settings, Instances: instances}
+	for _, b := range options.Bounds(limit) {
+		bound := Bound{When: b.When, Text: b.Text}
+		if b.Over != guard.Unbounded {
+			bound.Over = &b.Over
+		}
+		all = append(all, bound)
+	}
+	return all
 }
 
 func (r *Report) rules(reading *httplimit.Reading) {
@@ -304,6 +325,13 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   retry after\tnever: it costs more than the limit\n")
 	default:
 		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
+	}
+	w.Flush()
+	if len(c.Bounds) > 0 {
+		fmt.Fprintf(out, "   at most\n")
+	}
+	for _, b := range c.Bounds {
+		fmt.Fprintf(w, "     %s\t%s\n", b.When, b.Text)
 	}
 	w.Flush()
 }

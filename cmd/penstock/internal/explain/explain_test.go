@@ -56,7 +56,7 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	if from := r.Header.Get("From"); from != "" {
 		r.RemoteAddr = from + ":1024"
 	}
-	report, charges, err := Explain(rules, r, redisstore.Options{})
+	report, charges, err := Explain(rules, r, redisstore.Options{}, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,6 +211,11 @@ rules:
 		"denials             remembered up to 1m30s",
 		"if the store fails  decided here, by this process' share of the limit",
 		"if the store fails  let pass\n",
+		"     leased         24 units more: a block of 8 for each of 3 instances, which may lie unspent for 1s\n",
+		"     store fails    everything passes, and is not counted\n",
+		"     store fails    nothing passes\n",
+		"     split          no more: 16 counters of a part each\n",
+		"     denials        no more; what is given back elsewhere is seen within 1m30s\n",
 	} {
 		if n := strings.Count(out.String(), line); n != 1 {
 			t.Errorf("%q stands there %d times; want once", line, n)
