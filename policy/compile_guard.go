@@ -22,7 +22,7 @@ func (c *compiler) guards(l *Limit, config *LimitConfig) {
 	if config.OnFailure != "" {
 		l.Guard.OnFailure = c.failure(&config.OnFailure)
 	}
-	if c.written(&config.Ceiling) || config.Ceiling != "" {
+	if config.Ceiling != "" {
 		c.ceiling(l, config)
 	}
 	if c.written(&config.Lease) || config.Lease != 0 {
