@@ -195,7 +195,7 @@ func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock
 		extra = append(extra, penstock.Charge{Key: k.name.key, Limit: part.limit, Cost: more, Mode: penstock.Refund})
 		part.left += more
 		if part.kind == drains {
-			b.resets[i] -= time.Duration(float64(more)/float64(part.limit.Count)*float64(part.limit.Period)) + 1
+			b.resets[i] -= time.Duration(part.drain(more)) + 1
 		}
 	}
 	if extra != nil {
