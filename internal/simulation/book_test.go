@@ -189,6 +189,15 @@ func (b *book) undid(charges []penstock.Charge) {
 	}
 }
 
+// late is told of what a server did when its caller had gone: what is given back then is not any more what was taken.
+func (b *book) late(charges []penstock.Charge) {
+	for _, c := range charges {
+		if c.Mode == penstock.Refund {
+			b.pardon(pardon{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Limit.Name, units: c.Cost})
+		}
+	}
+}
+
 // last is when the last pardon was, or a time long ago.
 func (b *book) last() time.Duration {
 	b.mu.Lock()

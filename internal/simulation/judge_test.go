@@ -181,8 +181,9 @@ func check(l penstock.Limit, admitted []admission, pardons []pardon, slack int64
 		return pour(l, float64(l.Burst), admitted, pardons, extra)
 	case l.Algorithm.Is(penstock.LeakyBucket):
 		return pour(l, 1, admitted, pardons, extra)
-	case l.Algorithm.Is(penstock.FixedWindow) && l.Algorithm.Name == penstock.FixedWindow.Name && l.Algorithm != penstock.AnchoredWindow,
-		l.Algorithm.Is(penstock.SlidingWindow):
+	case l.Algorithm.Is(penstock.SlidingWindow) && slices.ContainsFunc(pardons, func(p pardon) bool { return p.step < 0 }):
+		return within(admitted, pardons, 2*float64(n)+extra, long(l.Period)) // its windows are not aligned any more
+	case l.Algorithm == penstock.FixedWindow, l.Algorithm.Is(penstock.SlidingWindow):
 		return within(admitted, pardons, float64(n)+extra, func(first, a *admission) bool { return period(first) == period(a) })
 	case l.Algorithm == penstock.AnchoredWindow:
 		return worse(within(admitted, pardons, 2*float64(n)+extra, long(l.Period)),

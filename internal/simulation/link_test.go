@@ -52,15 +52,16 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	c, _ := ctx.Value(callKey{}).(*call)
 	charges = slices.Clone(charges) // the request may arrive when its caller has gone
 	var d penstock.Decision
-	err := l.ask(ctx, charges, func() (err error) {
+	do := func() (err error) {
 		d, err = l.w.server.decide(c, charges)
+		if ctx.Err() != nil && err == nil && d.Allowed {
+			l.w.book.late(charges)
+		}
 		return err
-	})
+	}
+	err := l.ask(ctx, charges, do)
 	if l.w.breaks.replays && errors.Is(err, errBroken) {
-		err = l.ask(ctx, charges, func() (err error) {
-			d, err = l.w.server.decide(c, charges)
-			return err
-		})
+		err = l.ask(ctx, charges, do)
 	}
 	if err != nil {
 		return penstock.Decision{}, err

@@ -192,8 +192,11 @@ func somePhase(rng *rand.Rand, p *plan) phase {
 	limit := p.policies[h.policy].limit
 	h.gap = time.Duration(float64(limit.Period) / float64(limit.Count) / logUniform(rng, 0.3, 6))
 	h.gap = min(max(h.gap, 50*time.Microsecond), longestPhase/time.Duration(h.asks))
-	if h.gap < 2*time.Millisecond {
-		h.asks *= 3 // what is dense enough for leases is worth more of them
+	if p.policies[h.policy].settings.Lease > 0 && rng.IntN(2) == 0 {
+		h.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
+	}
+	if h.gap < 4*time.Millisecond {
+		h.asks *= 4 // what is dense enough for leases is worth more of them
 	}
 	h.after = logTime(rng, time.Millisecond, 10*time.Second)
 	return h

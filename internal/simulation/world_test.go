@@ -78,10 +78,13 @@ func (w *world) join() *instance {
 	if w.breaks.staysOpen {
 		breaker.Pause = time.Hour
 	}
-	life := time.Duration(0)
+	denyFor := w.plan.denyFor
+	if w.breaks.denyFor > 0 {
+		denyFor = w.breaks.denyFor
+	}
 	i.g = guard.Standard(i.link, guard.Options{
-		Limits: w.plan.settingsOf, Instances: w.plan.floor, DenyFor: w.plan.denyFor, Breaker: breaker,
-		Lease: guard.LeaseOptions{Exact: w.plan.exact, Life: life},
+		Limits: w.plan.settingsOf, Instances: w.plan.floor, DenyFor: denyFor, Breaker: breaker,
+		Timeout: guard.TimeoutOptions{After: w.breaks.timeout}, Lease: guard.LeaseOptions{Exact: w.plan.exact},
 	})
 	w.fleet = append(w.fleet, i)
 	return i
