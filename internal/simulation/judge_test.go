@@ -83,6 +83,8 @@ func (b *book) groups(p *plan) (groups []*group) {
 			continue
 		case s.OnFailure == guard.Open && s.Ceiling.Count == 0:
 			continue // without bound
+		case a.clock%a.policy.limit.Period.Microseconds() == 0:
+			continue // the instance's clock may differ by 1 µs: in which window it was is not known
 		}
 		g := known[n]
 		if g == nil {

@@ -22,7 +22,7 @@ var (
 
 // seeds is how many seeds are simulated by make test; the soak simulates for as long as soakFor.
 const (
-	seeds   = 4000
+	seeds   = 500
 	soakFor = 5 * time.Minute
 )
 
