@@ -33,6 +33,7 @@ var mayImport = []struct {
 		"github.com/fsnotify/fsnotify"}},
 	{"httplimit", []string{".", "algorithm", "memstore", "guard", "policy", "github.com/dunglas/httpsfv"}},
 	{"internal/redistest", nil},
+	{"internal/simulation", nil},
 	{"scripts/summary", nil},
 }
 

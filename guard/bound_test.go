@@ -247,6 +247,9 @@ func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
 		tightest = max(tightest, got/bound)
 	})
 	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
+	if *seedOfBound < 0 && tightest < 0.9 {
+		t.Errorf("no seed came near the bound")
+	}
 }
 
 // The windows obey the same: what n instances admit in one window exceeds the limit by less than a unit each.

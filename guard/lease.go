@@ -66,8 +66,9 @@ type LeaseOptions struct {
 // Less than the limit is admitted while instances hold leases that they do not spend: at most n·b at a time, for at most Life.
 //
 // These hold apart from what others do to the store: a Reset elsewhere, or a Refund elsewhere of what was spent, adds what it forgives, and
-// up to n·b that are given back later. If an answer to a draw is lost, its units are lost. Clocks that stand still while the machine
-// is suspended do not count that time.
+// up to n·b that are given back later; so does a store that loses its state or whose clock leaps. If an answer to a draw is lost, its units are
+// lost. What is given back and reaches the store only after its sender has given up, as a server that hung gets it, adds what it forgives: a
+// block at most. Clocks that stand still while the machine is suspended do not count that time.
 type Lease struct {
 	options LeaseOptions
 	next    penstock.Store

@@ -35,7 +35,8 @@ type SplitOptions struct {
 //     denial is the sum of all. ResetAfter is that of the shards that were asked last.
 //   - RetryAfter is when the first shard will have the cost, if nobody else asks. The units of a shard come back S times as slowly, so
 //     that may be up to S times as late; a TokenBucket that is never idle has up to S-1 units less in use.
-//   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first.
+//   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first. If it needs
+//     several, it waits for the last of them, and so uses later what the others had for it sooner.
 //   - Draw takes what one shard has.
 //   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They are not atomic with the rest of
 //     their batch: asked before it, or done after it was allowed.
