@@ -137,6 +137,9 @@ func (g *gatherer) fly(batch []*waiting) {
 			g.store.decideMany(ctx, c, batch)
 		}
 		cancel()
+		if slices.ContainsFunc(batch, func(w *waiting) bool { return w.err != nil }) {
+			c = new(call) // the client may still hold the old one, and send late what is in it then
+		}
 		for _, w := range batch {
 			w.done <- struct{}{}
 		}

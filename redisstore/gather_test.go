@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -388,4 +390,60 @@ func TestApartNobodyWaits(t *testing.T) {
 	if granted := g.granted(calls); granted != 20 {
 		t.Errorf("%d of 20 were granted", granted)
 	}
+}
+
+// A hoarder fails every other script, and keeps what it was given: clients do so with what they have not sent when a context ends.
+type hoarder struct {
+	redisstore.Client
+	mu    sync.Mutex
+	calls int
+	kept  [][2][]string // what it was given, and what that was
+}
+
+func (h *hoarder) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
+	time.Sleep(time.Millisecond) // so that others gather
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.calls++; h.calls%2 == 0 {
+		return h.Client.EvalSha(context.Background(), "", keys, args)
+	}
+	given, was := slices.Concat(keys, args), []string{}
+	for _, s := range given {
+		was = append(was, strings.Clone(s))
+	}
+	h.kept = append(h.kept, [2][]string{given, was})
+	return "", errors.New("lost")
+}
+
+type answering struct{ redisstore.Client }
+
+func (answering) EvalSha(context.Context, string, []string, []string) (string, error) { return "", nil }
+func (answering) Sharded(context.Context) (bool, error)                               { return false, nil }
+func (answering) Close() error                                                        { return nil }
+
+// Otherwise a script that is sent late charges for others, or twice.
+func TestWhatAFailedScriptWasGivenStaysAsItWas(t *testing.T) {
+	t.Parallel()
+	client := &hoarder{Client: answering{}}
+	store := over(t, client, redisstore.Options{})
+	var all sync.WaitGroup
+	for who := range 16 {
+		all.Go(func() {
+			for i := range 50 {
+				key := fmt.Sprint("key ", who, i)
+				batch := []penstock.Charge{
+					{Key: key, Limit: penstock.PerHour(30), Cost: int64(who)},
+					{Key: key, Limit: penstock.PerDay(99).With(penstock.SlidingLog), Cost: int64(i % 30)},
+				}
+				_, _ = store.Decide(context.Background(), batch[:1+(who+i)%2])
+			}
+		})
+	}
+	all.Wait()
+	for i, k := range client.kept {
+		if !slices.Equal(k[0], k[1]) {
+			t.Fatalf("script %d of %d was given %q; later that is %q", i, len(client.kept), k[1], k[0])
+		}
+	}
+	t.Logf("counted: %d failed scripts, with what they were given", len(client.kept))
 }
