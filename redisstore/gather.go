@@ -14,27 +14,35 @@ import (
 // A gatherer has two scripts under way at most. Callers that come meanwhile wait, and go together in the next script: back-pressure
 // gathers them, and no timer. Each has the answer that it would have had alone, in some order.
 type gatherer struct {
-	store  *Store
-	mu     sync.Mutex
-	flying int
-	queue  []*bunch // the first goes next
+	store   *Store
+	mu      sync.Mutex
+	flying  int      // scripts under way
+	bunches int      // of them, for bunches
+	queue   []*bunch // the first goes next
 }
 
-const maxFlying = 2
+const (
+	maxFlying = 2
+	worthy    = 8 // asks of a bunch that goes although another is under way: fewer cost the two sides more than they do for them
+)
 
 // decide decides the call's charges as soon as they may fly.
 func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, error) {
 	g.mu.Lock()
-	if g.flying < maxFlying {
+	if g.flying < maxFlying && g.bunches == 0 && len(g.queue) == 0 {
 		g.flying++
 		g.mu.Unlock()
 		d, err := g.store.alone(ctx, c)
-		if next := g.next(); next != nil {
+		if next := g.next(0); next != nil {
 			go g.fly(next)
 		}
 		return d, err
 	}
 	done := g.joinLocked(ctx, c)
+	if g.flying < maxFlying && g.worthyLocked() {
+		g.flying++
+		go g.fly(g.takeLocked())
+	}
 	g.mu.Unlock()
 	if ctx.Done() == nil {
 		<-done
@@ -88,17 +96,29 @@ func (g *gatherer) leave(w *waiting, cause error) error {
 	return notSent(cause)
 }
 
-// next takes the bunch out that goes next. If there is none, there is one script less under way.
-func (g *gatherer) next() *bunch {
+// worthyLocked tells whether the next bunch goes although another is under way.
+func (g *gatherer) worthyLocked() bool {
+	return len(g.queue) > 1 || len(g.queue) == 1 && len(g.queue[0].asks) >= worthy
+}
+
+func (g *gatherer) takeLocked() *bunch {
+	b := g.queue[0]
+	g.queue = slices.Delete(g.queue, 0, 1)
+	g.bunches++
+	return b
+}
+
+// next takes the bunch that goes in place of a script that has come back, of so many bunches. If there is none, there is one script less
+// under way.
+func (g *gatherer) next(bunches int) *bunch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.queue) == 0 {
+	g.bunches -= bunches
+	if len(g.queue) == 0 || g.bunches > 0 && !g.worthyLocked() {
 		g.flying--
 		return nil
 	}
-	b := g.queue[0]
-	g.queue = slices.Delete(g.queue, 0, 1)
-	return b
+	return g.takeLocked()
 }
 
 // fly decides a bunch, and then those that came meanwhile, until nobody waits.
@@ -115,7 +135,7 @@ func (g *gatherer) fly(b *bunch) {
 		close(b.done)
 		b.free()
 		runtime.Gosched() // those who have their answers ask again, and go along
-		b = g.next()
+		b = g.next(1)
 		c.forget()
 	}
 }

@@ -161,7 +161,8 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 	}
 	decisions = make([]penstock.Decision, len(batches))
 	var c call
-	for b := g.next(); b != nil; b = g.next() {
+	for len(g.queue) > 0 {
+		b := g.takeLocked()
 		if b.script != nil {
 			s.decideRows(ctx, &c, b)
 		} else {
