@@ -95,7 +95,7 @@ func (g *gathering) fly() []*asked {
 	return first
 }
 
-// gather waits until n callers wait.
+// gathered waits until n callers wait.
 func (g *gathering) gathered(n int) {
 	g.Helper()
 	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
@@ -146,6 +146,60 @@ func TestNoMoreThan64GoTogether(t *testing.T) {
 	g.client.pass(2 + 4)
 	if granted := g.granted(calls); granted != 202 || g.client.scripts.Load() != 6 {
 		t.Errorf("%d of 202 were granted in %d scripts; want all in 6", granted, g.client.scripts.Load())
+	}
+}
+
+// However many ask the same, they go together, and each has an answer of its own.
+func TestThoseWhoAskTheSameGoTogether(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	for range 200 {
+		calls = append(calls, g.ask("k", 1))
+	}
+	g.gathered(200)
+	g.client.pass(3)
+	if granted := g.granted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
+		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
+	}
+	left := make(map[int64]int)
+	for _, a := range calls[2:] {
+		if a.decision.Allowed {
+			left[a.decision.Remaining()]++
+		} else if status := a.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
+			t.Errorf("a denied one was told %+v", status)
+		}
+	}
+	for n := range int64(30) {
+		if left[n] != 1 {
+			t.Errorf("%d callers were told that %d units are left; want one", left[n], n)
+		}
+	}
+}
+
+// While a bunch is under way, another one waits unless it is worth a script; it never waits for itself to grow.
+func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	calls = append(calls, g.ask("c", 1))
+	g.gathered(1)
+	g.client.pass(1)
+	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	for i := range 7 {
+		calls = append(calls, g.ask(fmt.Sprint(i), 1))
+	}
+	g.gathered(7)
+	g.client.pass(1) // of two that are under way
+	calls = append(calls, g.ask("0", 1))
+	g.gathered(8) // as it asks what another asks
+	calls = append(calls, g.ask("7", 1))
+	g.await("the small bunch to have grown", func() bool { return g.client.scripts.Load() == 4 })
+	calls = append(calls, g.ask("8", 1))
+	g.gathered(1)
+	go g.client.pass(3)
+	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
+		t.Errorf("%d of %d were granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
 	}
 }
 

@@ -109,11 +109,12 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
 		batches := make([][]penstock.Charge, 1)
 		if rng.IntN(4) == 0 {
-			batches = make([][]penstock.Charge, 2+rng.IntN(6))
+			batches = make([][]penstock.Charge, 2+rng.IntN(6)<<rng.IntN(4))
 		}
+		same := rng.IntN(3) // callers often ask the same
 		for i := range batches {
-			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(3) == 0 {
-				batches[i] = batches[i-1] // callers often ask the same
+			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(same+2) > 0 {
+				batches[i] = batches[i-1]
 			}
 		}
 		got, order, err := redis.decideList(context.Background(), batches)
