@@ -6,6 +6,7 @@ import (
 	"math/rand"
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -52,15 +53,18 @@ func lease(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64
 
 func leases(*penstock.Limit) guard.Settings { return guard.Settings{Lease: leased} }
 
-// standard is guard.Standard as it comes: nothing is leased.
+// patient is a deadline that passes on no machine, however busy: what the fallback answers is fast, and not what is measured.
+var patient = guard.TimeoutOptions{After: time.Second}
+
+// standard is guard.Standard as it comes, but for its deadline: nothing is leased.
 func standard(store *redisstore.Store, _ penstock.Limit) (penstock.Store, int64, func()) {
-	g := guard.Standard(store, guard.Options{})
+	g := guard.Standard(store, guard.Options{Timeout: patient})
 	return g, 0, g.Close
 }
 
 // leasing is guard.Standard where the limit has a lease.
 func leasing(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64, func()) {
-	g := guard.Standard(store, guard.Options{Limits: leases})
+	g := guard.Standard(store, guard.Options{Timeout: patient, Limits: leases})
 	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
 }
 

@@ -26,7 +26,8 @@ type call struct {
 	keys    []string
 	args    []string
 
-	waiting waiting // where the call goes together with others
+	waiting waiting     // where the call goes together with others
+	timer   *time.Timer // of a caller that waits; nil before one did
 }
 
 const (

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock/penstock"
 )
@@ -44,19 +45,48 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 		go g.fly(g.takeLocked())
 	}
 	g.mu.Unlock()
-	if ctx.Done() == nil {
-		<-done
-	} else {
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return penstock.Decision{}, unavailable(ctx, g.leave(&c.waiting, ctx.Err()))
-		}
+	if err := c.wait(ctx, done); err != nil {
+		return penstock.Decision{}, unavailable(ctx, g.leave(&c.waiting, err))
 	}
 	if c.waiting.err != nil {
 		return penstock.Decision{}, unavailable(ctx, c.waiting.err)
 	}
 	return c.waiting.decision, nil
+}
+
+// wait returns nil when done is closed, or what ended ctx before.
+func (c *call) wait(ctx context.Context, done <-chan struct{}) error {
+	lazy, ok := ctx.(interface {
+		Lazy() (done <-chan struct{}, deadline time.Time)
+	})
+	if !ok {
+		if ctx.Done() == nil {
+			<-done
+			return nil
+		}
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	// The caller's context would make a timer for this one wait.
+	gone, deadline := lazy.Lazy()
+	if c.timer == nil {
+		c.timer = time.NewTimer(time.Until(deadline))
+	} else {
+		c.timer.Reset(time.Until(deadline))
+	}
+	defer c.timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-gone:
+		return ctx.Err()
+	case <-c.timer.C:
+		return context.DeadlineExceeded
+	}
 }
 
 // joinLocked puts the call into a bunch that is still to go, and says what tells that it is decided.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -250,6 +251,48 @@ func TestADeadlineInTheQueueIsUnreached(t *testing.T) {
 	g.client.pass(3)
 	if granted := g.granted(calls); granted != 3 {
 		t.Errorf("%d of 3 were granted", granted)
+	}
+}
+
+// A deadline that tells itself without a timer of its own ends the wait as well: that of guard.Timeout.
+func TestALazyDeadlineEndsTheWait(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	charges := []penstock.Charge{{Key: "k", Limit: g.limit, Cost: 30}}
+	late := guard.Timeout(guard.TimeoutOptions{After: 20 * time.Millisecond})(g.store)
+	for range 2 {
+		_, err := late.Decide(context.Background(), charges)
+		var failure *redisstore.Error
+		if !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+			!errors.As(err, &failure) || failure.Class != redisstore.Unreached {
+			t.Errorf("in the queue: %v", err)
+		}
+	}
+	patient := guard.Timeout(guard.TimeoutOptions{After: time.Hour})(g.store)
+	ctx, cancel := context.WithCancel(context.Background())
+	left := make(chan error)
+	go func() {
+		_, err := patient.Decide(ctx, charges)
+		left <- err
+	}()
+	g.gathered(1)
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+		t.Errorf("who left was told %v", err)
+	}
+	served := make(chan error)
+	go func() { // nothing was charged, and nothing is left of the deadlines before
+		d, err := patient.Decide(context.Background(), charges)
+		if err == nil && !d.Allowed {
+			err = errors.New(d.String())
+		}
+		served <- err
+	}()
+	g.gathered(1)
+	g.client.pass(3)
+	if err := <-served; err != nil || g.granted(calls) != 2 {
+		t.Errorf("who waited was told %v", err)
 	}
 }
 
