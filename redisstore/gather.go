@@ -24,7 +24,7 @@ type gatherer struct {
 
 const (
 	maxFlying = 2
-	worthy    = 8 // asks of a bunch that goes although another is under way: fewer cost the two sides more than they do for them
+	worthy    = 8 // asks that a bunch needs to go although another is under way; as many cost the server some 25 µs, and a script 10
 )
 
 // decide decides the call's charges as soon as they may fly.
@@ -101,8 +101,11 @@ func (g *gatherer) joinLocked(ctx context.Context, c *call) <-chan struct{} {
 		script = g.store.scripts.find(rows, c.charges)
 	}
 	for i := len(g.queue) - 1; i >= 0; i-- {
-		if b := g.queue[i]; b.script == script && b.join(ctx, w, c.charges) {
-			return b.done
+		if b := g.queue[i]; b.script == script { // the last of its kind: those before are full
+			if b.join(ctx, w, c.charges) {
+				return b.done
+			}
+			break
 		}
 	}
 	b := bunches.Get().(*bunch)
@@ -151,7 +154,7 @@ func (g *gatherer) next(bunches int) *bunch {
 	return g.takeLocked()
 }
 
-// fly decides a bunch, and then those that came meanwhile, until nobody waits.
+// fly decides a bunch, and then those that came meanwhile, until none is to go.
 func (g *gatherer) fly(b *bunch) {
 	c := new(call)
 	for b != nil {
