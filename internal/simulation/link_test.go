@@ -79,9 +79,10 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 }
 
 // Live implements what guard.Fleet asks. It is kept by the first node.
-func (l *link) Live(ctx context.Context, instance string, life time.Duration) (n int, err error) {
+func (l *link) Live(ctx context.Context, instance string, life time.Duration) (int, error) {
+	n := 0
 	first := []penstock.Charge{{Key: l.w.server.keyOf(0)}}
-	err = l.ask(ctx, first, func() error {
+	err := l.ask(ctx, first, func() error {
 		n = l.w.server.note(instance, life)
 		return nil
 	})
