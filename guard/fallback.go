@@ -74,12 +74,11 @@ func Fallback(o FallbackOptions) penstock.Decorator {
 }
 
 type fallback struct {
-	options  FallbackOptions
-	next     penstock.Store
-	local    *memstore.Store
-	blank    *memstore.Store // in which nothing is ever used
-	shares   shares
-	ceilings shares
+	options FallbackOptions
+	next    penstock.Store
+	local   *memstore.Store
+	blank   *memstore.Store // in which nothing is ever used
+	shares  divided[share]
 }
 
 // comeBack is the RetryAfter where nobody knows better.
@@ -117,9 +116,9 @@ func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
 		if mode == penstock.Peek || f.settings(c).OnFailure != Local {
 			continue
 		}
-		if share, ok := f.shares.of(&c.Limit, n); ok {
-			one := [1]penstock.Charge{{Key: c.Key, Limit: share, Cost: cost, Mode: mode, Holder: c.Holder}}
-			if mode == penstock.Force && n > 1 && !share.Algorithm.Holds {
+		if share := f.shares.by(n, &c.Limit, makeShare); share.ok {
+			one := [1]penstock.Charge{{Key: c.Key, Limit: share.limit, Cost: cost, Mode: mode, Holder: c.Holder}}
+			if mode == penstock.Force && n > 1 && !share.limit.Algorithm.Holds {
 				fill(&one[0])
 			}
 			f.local.Decide(context.Background(), one[:]) // if the memory is full, it does not know
@@ -227,26 +226,25 @@ func (f *fallback) sort(charges []penstock.Charge, ways *[penstock.MaxCharges]Fa
 		c := &charges[i]
 		s := f.settings(c)
 		ways[i] = s.OnFailure
-		var limit penstock.Limit
-		ok := false
+		var mine share
 		switch {
 		case s.OnFailure == Local:
-			limit, ok = f.shares.of(&c.Limit, n)
+			mine = f.shares.by(n, &c.Limit, makeShare)
 		case s.OnFailure == Open && s.Ceiling == (penstock.Limit{}):
 			continue
 		case s.OnFailure == Open:
 			s.Ceiling.Group = c.Limit.Group
 			s.Ceiling = s.Ceiling.WithName(c.Limit.Name)
-			limit, ok = f.ceilings.of(&s.Ceiling, 1)
+			mine = f.shares.by(1, &s.Ceiling, makeShare)
 		}
-		if !ok {
+		if !mine.ok {
 			ways[i] = Closed
 			continue
 		}
 		ways[i] = Local
 		local := *c
-		local.Limit = limit
-		if plan, err := limit.Plan(); err == nil {
+		local.Limit = mine.limit
+		if plan, err := mine.limit.Plan(); err == nil {
 			local.Patience = min(c.Patience, plan.MaxPatience())
 		}
 		locals = append(locals, local)

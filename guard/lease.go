@@ -85,7 +85,10 @@ type Lease struct {
 	swept int64          // how many keys were
 }
 
-const leaseShards = 64
+const (
+	leaseShards = 64
+	leaseLife   = time.Second // if nobody says
+)
 
 type leaseShard struct {
 	mu   sync.RWMutex
@@ -97,7 +100,7 @@ type leaseName struct{ key, group string }
 // NewLease puts a Lease around store.
 func NewLease(store penstock.Store, o LeaseOptions) *Lease {
 	if o.Life <= 0 {
-		o.Life = time.Second
+		o.Life = leaseLife
 	}
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000
@@ -228,11 +231,11 @@ func (o *LeaseOptions) largest(plan *penstock.Plan) int64 {
 	if o.Limits == nil || forgetting(plan.Limit.Algorithm) == never {
 		return 0
 	}
-	size := plan.Limit.Count
-	if plan.Limit.Burst > 0 && plan.Limit.Algorithm.Is(penstock.TokenBucket) {
-		size = plan.Limit.Burst
+	lease := o.Limits(&plan.Limit).Lease
+	if lease < leastBlock {
+		return 0
 	}
-	return min(o.Limits(&plan.Limit).Lease, size/4/int64(o.instances()))
+	return min(lease, plan.Capacity/4/int64(o.instances()))
 }
 
 func (o *LeaseOptions) instances() int {

@@ -116,8 +116,11 @@ func (c *compiler) fits(l *Limit, k *CostConfig, at any) {
 		}
 		if worst > most {
 			who := "the limit"
-			if _, ok := at.(*CandidateConfig); ok {
+			switch at.(type) {
+			case *CandidateConfig:
 				who = "the candidate"
+			case *string:
+				who = "the ceiling"
 			}
 			c.fail(at, "a request costs up to %d and %s admits at most %d at once, so it would always be denied; raise the limit or its burst, or lower the cost", worst, who, most)
 			return
