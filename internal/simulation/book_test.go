@@ -14,17 +14,18 @@ import (
 type book struct {
 	start time.Time
 
-	mu        sync.Mutex
-	ahead     time.Duration // the server's clock
-	admitted  []admission
-	released  []release
-	pardons   []pardon
-	incidents []string
-	problems  []string
-	decisions int
-	faults    int
-	sources   [6]int
-	judged    map[string]float64 // by bound: how much of it was reached
+	mu         sync.Mutex
+	ahead      time.Duration // the server's clock
+	admitted   []admission
+	released   []release
+	pardons    []pardon
+	situations []situation
+	incidents  []string
+	problems   []string
+	decisions  int
+	faults     int
+	sources    [6]int
+	judged     map[string]float64 // by bound: how much of it was reached
 }
 
 // A call is one decision that somebody asked an instance for.
@@ -70,6 +71,7 @@ type pardon struct {
 	limit string            // "": all
 	units int64             // so many; 0: all
 	step  time.Duration     // or what the clock leapt
+	until time.Duration     // from when on it is forgiven, and before, only allowed; 0: at once
 }
 
 func newBook(ahead time.Duration) *book {

@@ -203,7 +203,7 @@ func (w *world) arrive(h *phase) {
 		}
 	}
 	ctx, cancel := context.Background(), func() {}
-	if w.rng.IntN(10) == 0 {
+	if w.rng.IntN(10) == 0 && !w.plan.patient {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(w.rng.Int64N(int64(2*timeout))))
 	}
 	linger := time.Duration(w.rng.ExpFloat64() * float64(time.Second))
