@@ -45,11 +45,6 @@ func (d *divided[P]) by(n int, limit *penstock.Limit, make func(limit penstock.L
 type share struct {
 	limit penstock.Limit
 	ok    bool
-
-	// A bucket's share is also kept with the Burst of the whole. An instance that has let in more than its share remembers that much at
-	// most, so that it can be given back, and is forgiven what exceeds the share when that is asked.
-	wide   penstock.Limit
-	bucket bool
 }
 
 func makeShare(limit penstock.Limit, n int) share {
@@ -66,13 +61,11 @@ func makeShare(limit penstock.Limit, n int) share {
 		if l.Burst == 0 {
 			l.Burst = l.Count
 		}
-		burst := l.Burst
 		l.Burst = ceil(l.Burst, parts)
-		return slower(l, parts).widened(burst)
+		return slower(l, parts)
 	case algorithm.Is(penstock.LeakyBucket):
-		burst := l.Burst
 		l.Burst = ceil(l.Burst+1, parts) - 1 // one leaves while Burst wait
-		return slower(l, parts).widened(burst)
+		return slower(l, parts)
 	default:
 		l.Count, l.Burst = ceil(l.Count, parts), ceil(l.Burst, parts)
 		return tryShare(l)
@@ -100,16 +93,7 @@ func slower(l penstock.Limit, n int64) share {
 
 func tryShare(l penstock.Limit) share {
 	ready, err := l.Ready()
-	return share{limit: ready, ok: err == nil, wide: ready}
-}
-
-// widened is the share of a bucket with that burst, if it is not too fine to compute with.
-func (s share) widened(burst int64) share {
-	if wide := tryShare(s.limit.WithBurst(burst)); s.ok && wide.ok {
-		s.wide = wide.limit
-	}
-	s.bucket = true
-	return s
+	return share{ready, err == nil}
 }
 
 // ceil is a/b rounded up.

@@ -14,10 +14,9 @@ import (
 func (b *book) judge(p *plan) {
 	most := p.most()
 	for _, g := range b.groups(p) {
-		limit, slack, pardons := g.policy.limit, int64(0), []pardon(nil)
+		limit, slack, pardons := g.policy.limit, int64(0), b.pardonsOf(g)
 		switch {
 		case g.inst == together:
-			pardons = b.pardonsOf(g)
 			slack = p.excess(g.policy, most, len(pardons) > 0)
 		case g.policy.settings.OnFailure == guard.Local:
 			limit = share(limit, g.counted)
@@ -104,6 +103,7 @@ func (b *book) groups(p *plan) (groups []*group) {
 func (b *book) pardonsOf(g *group) (of []pardon) {
 	for _, p := range b.pardons {
 		switch {
+		case p.inst != g.inst:
 		case p.limit != "" && p.limit != g.policy.limit.Name:
 		case p.keys != nil && !p.keys(g.key) && g.policy.settings.Shards < 2:
 		default:

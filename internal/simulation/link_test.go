@@ -14,7 +14,8 @@ import (
 
 // A link is an instance's network: all that it asks the store goes through it. It sends nothing twice.
 type link struct {
-	w *world
+	w  *world
+	id int
 
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -66,6 +67,7 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	if err != nil {
 		return penstock.Decision{}, err
 	}
+	l.w.book.gaveBack(l.id, charges)
 	if charges[0].Mode == penstock.Draw && d.Allowed {
 		units := d.Status(0).Granted
 		for i := range charges {

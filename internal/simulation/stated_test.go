@@ -11,20 +11,25 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 )
 
 // found is how long after an outage the last instance has found the store again.
 const found = 1500 * time.Millisecond
 
-// outagePlan is a plan in which the store fails all instances at once, and their number is known.
+// outagePlan is a plan in which the store fails all instances at once, one time after another, and their number is known.
 func outagePlan(seed uint64) *plan {
 	p := newPlan(seed)
-	p.floor, p.early, p.patient = p.instances, false, true
+	p.nodes, p.floor, p.early, p.patient = 1, p.instances, false, true
 	rng := rand.New(rand.NewPCG(seed, 3))
 	kinds := []faultKind{refuses, hangs, killed, cutAll, refuses, killed, forgets, failsOver, clockSteps}
+	slices.SortFunc(p.faults, func(x, y fault) int { return cmp.Compare(x.at, y.at) })
 	for i := range p.faults {
 		f := &p.faults[i]
+		if f.node = 0; i+1 < len(p.faults) {
+			f.long = min(f.long, p.faults[i+1].at-f.at-1)
+		}
 		f.kind = kinds[rng.IntN(len(kinds))]
 		if f.kind == clockSteps {
 			f.size = 0.5 + f.size/2 // forward: what a step back does to windows is the algorithms' affair
@@ -62,17 +67,29 @@ func (b *book) stated(p *plan) {
 		}
 		l := n.policy.limit
 		slack := over["leased"] + int64(p.instances) // a unit each, since shares are rounded up
-		if len(b.pardons) > 0 {
+		if b.last() >= 0 {
 			slack = max(slack, p.excess(n.policy, p.instances, true)+int64(p.instances))
 		}
 		var pardons []pardon
-		for _, s := range b.situations {
+		for i, s := range b.situations {
+			if s.when == "store returns" { // an instance that was idle finds it when it is asked again
+				next := time.Duration(1<<62 - 1)
+				if k := slices.IndexFunc(b.situations[i:], func(s situation) bool { return s.when == "store fails" }); k >= 0 {
+					next = b.situations[i+k].at
+				}
+				for j := range admitted {
+					if a := &admitted[j]; a.source == penstock.FromFallback && a.charged > s.at && a.charged < next {
+						s.until = max(s.until, a.at)
+					}
+				}
+			}
 			units := over[s.when]
 			if s.when == "store returns" && l.Algorithm.Bookable && n.policy.settings.OnFailure == guard.Local {
 				units += int64(float64(l.Count) / float64(l.Period) * float64(found) * float64(p.instances-1) / float64(p.instances))
 			}
 			pardons = append(pardons, pardon{at: s.at, units: max(units, 1), until: s.until})
 		}
+		slices.SortStableFunc(pardons, func(x, y pardon) int { return cmp.Compare(x.until, y.until) })
 		v := check(l, admitted, pardons, slack)
 		b.judged[l.Algorithm.Name] = max(b.judged[l.Algorithm.Name], v.reached/v.bound)
 		if v.reached > v.bound {
@@ -92,7 +109,6 @@ func (b *book) situation(when string, long time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.situations = append(b.situations, situation{when, b.now(), b.now() + long})
-	slices.SortStableFunc(b.situations, func(x, y situation) int { return cmp.Compare(x.until, y.until) })
 }
 
 // What is stated of a limit holds for all that the fleet admits together, over the beginnings and the ends of outages.
