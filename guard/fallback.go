@@ -45,8 +45,8 @@ type FallbackOptions struct {
 // the limit by at most n-1 units. (The buckets are not rounded but in their Burst: the rate is divided exactly.) While the store is away, m
 // instances that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
 //
-// While the store is well, what it grants is charged to the memory too, as far as the share has it, so that each instance begins an outage
-// with what it has let in itself, and owes nothing. If the load was balanced, the beginning mints nothing; if all of it went to one
+// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself;
+// of a bucket, with an empty share at worst: it owes nothing, and what is given back meanwhile is in its share again. If the load was balanced, the beginning mints nothing; if all of it went to one
 // instance, the others together may admit (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the end, nothing is
 // charged to the store afterwards: an interval that contains it may see one more Burst or Count, and until the last instance has found the
 // store again, the shares of those that have not. Holds lent in the outage are not known to the store, so until they are renewed there,
@@ -118,7 +118,7 @@ func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
 		}
 		if share := f.shares.by(n, &c.Limit, makeShare); share.ok {
 			one := [1]penstock.Charge{{Key: c.Key, Limit: share.limit, Cost: cost, Mode: mode, Holder: c.Holder}}
-			if mode == penstock.Force && n > 1 && !share.limit.Algorithm.Holds {
+			if mode == penstock.Force && n > 1 && share.limit.Algorithm.Bookable {
 				fill(&one[0])
 			}
 			f.local.Decide(context.Background(), one[:]) // if the memory is full, it does not know
@@ -126,11 +126,11 @@ func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
 	}
 }
 
-// fill has a charge take no more than the share has. What is beyond is not owed, or else an instance that has had most of the load would
-// deny for as long again. Holds are lent as they are: they end by themselves.
+// fill has a charge of a bucket take no more than the share has. What is beyond is not owed, or else an instance that has had most of the load
+// would deny for as long again. (Windows and holds end by themselves; and an instance that is alone answers as the store would.)
 func fill(c *penstock.Charge) {
 	c.Mode = penstock.Draw
-	if plan, err := c.Limit.Plan(); err == nil && c.Limit.Algorithm.Bookable {
+	if plan, err := c.Limit.Plan(); err == nil {
 		c.Patience = plan.MaxPatience() // what waits in the store's queue waits in this one too
 	}
 }

@@ -370,10 +370,13 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 		}
 		return []deed{{limit, penstock.Spend, 1}}
 	}
+	gone := make([]int64, n)
 	idle := func() int64 {
 		units := int64(n * block)
-		for _, w := range witnesses {
-			units += w.lost.Swap(0) // they are in nobody's hands any more
+		for i, w := range witnesses { // what is in nobody's hands any more comes on top
+			s := stores[i].(*guard.Guarded).LeaseStats()
+			units += w.lost.Swap(0) + s.Expired + s.Lost - gone[i]
+			gone[i] = s.Expired + s.Lost
 		}
 		return units
 	}

@@ -14,17 +14,18 @@ import (
 type book struct {
 	start time.Time
 
-	mu        sync.Mutex
-	ahead     time.Duration // the server's clock
-	admitted  []admission
-	released  []release
-	pardons   []pardon
-	incidents []string
-	problems  []string
-	decisions int
-	faults    int
-	sources   [6]int
-	judged    map[string]float64 // by bound: how much of it was reached
+	mu         sync.Mutex
+	ahead      time.Duration // the server's clock
+	admitted   []admission
+	released   []release
+	pardons    []pardon
+	situations []situation
+	incidents  []string
+	problems   []string
+	decisions  int
+	faults     int
+	sources    [6]int
+	judged     map[string]float64 // by bound: how much of it was reached
 }
 
 // A call is one decision that somebody asked an instance for.
@@ -66,10 +67,12 @@ type release struct {
 // A pardon is what a fault makes good: units that were charged and are not any more.
 type pardon struct {
 	at    time.Duration
+	inst  int               // an instance's, or together
 	keys  func(string) bool // nil: all
 	limit string            // "": all
 	units int64             // so many; 0: all
 	step  time.Duration     // or what the clock leapt
+	until time.Duration     // from when on it is forgiven, and before, only allowed; 0: at once
 }
 
 func newBook(ahead time.Duration) *book {
@@ -164,11 +167,22 @@ func (b *book) release(holder string) {
 	b.released = append(b.released, release{b.now(), holder})
 }
 
-func (b *book) pardon(p pardon) {
+func (b *book) pardon(p pardon) { b.pardonOf(together, p) }
+
+func (b *book) pardonOf(inst int, p pardon) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p.at = b.now()
+	p.at, p.inst = b.now(), inst
 	b.pardons = append(b.pardons, p)
+}
+
+// gaveBack is told of refunds that an instance knows of: they are in its share again.
+func (b *book) gaveBack(inst int, charges []penstock.Charge) {
+	for _, c := range charges {
+		if c.Mode == penstock.Refund && c.Cost > 0 {
+			b.pardonOf(inst, pardon{keys: func(key string) bool { return key == base(c.Key) }, limit: c.Limit.Name, units: c.Cost})
+		}
+	}
 }
 
 func (b *book) stepped(by time.Duration) {
@@ -202,10 +216,12 @@ func (b *book) late(charges []penstock.Charge) {
 func (b *book) last() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.pardons) == 0 {
-		return -time.Hour
+	for _, p := range slices.Backward(b.pardons) {
+		if p.inst == together {
+			return p.at
+		}
 	}
-	return b.pardons[len(b.pardons)-1].at
+	return -time.Hour
 }
 
 func (c *call) String() string {

@@ -54,6 +54,27 @@ func someFault(rng *rand.Rand, p *plan, within time.Duration) fault {
 // begin has a fault happen, and returns how it ends; nil if that needs nothing.
 func (w *world) begin(f *fault) (end func()) {
 	w.book.faults++
+	end = w.happen(f)
+	switch f.kind {
+	case refuses, hangs, killed, cutAll:
+		w.book.situation("store fails", 0)
+		mend := end
+		end = func() {
+			mend()
+			w.book.situation("store returns", found)
+			if f.kind == killed {
+				w.book.situation("store forgets", 0)
+			}
+		}
+	case forgets, failsOver:
+		w.book.situation("store forgets", 0)
+	case clockSteps:
+		w.book.situation("clock forward", 0)
+	}
+	return end
+}
+
+func (w *world) happen(f *fault) (end func()) {
 	kind := faultNames[f.kind]
 	one := func(change, back func(*link)) func() {
 		i := w.some(f.inst)

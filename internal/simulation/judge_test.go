@@ -14,10 +14,9 @@ import (
 func (b *book) judge(p *plan) {
 	most := p.most()
 	for _, g := range b.groups(p) {
-		limit, slack, pardons := g.policy.limit, int64(0), []pardon(nil)
+		limit, slack, pardons := g.policy.limit, int64(0), b.pardonsOf(g)
 		switch {
 		case g.inst == together:
-			pardons = b.pardonsOf(g)
 			slack = p.excess(g.policy, most, len(pardons) > 0)
 		case g.policy.settings.OnFailure == guard.Local:
 			limit = share(limit, g.counted)
@@ -104,6 +103,7 @@ func (b *book) groups(p *plan) (groups []*group) {
 func (b *book) pardonsOf(g *group) (of []pardon) {
 	for _, p := range b.pardons {
 		switch {
+		case p.inst != g.inst:
 		case p.limit != "" && p.limit != g.policy.limit.Name:
 		case p.keys != nil && !p.keys(g.key) && g.policy.settings.Shards < 2:
 		default:
@@ -203,9 +203,10 @@ func pour(l penstock.Limit, burst float64, admitted []admission, pardons []pardo
 	var booked time.Duration // what was charged before this is forgiven
 	for i := range admitted {
 		a := &admitted[i]
-		for len(pardons) > 0 && pardons[0].at <= a.at {
+		for len(pardons) > 0 && pardons[0].forgiven() <= a.at {
 			p := pardons[0]
 			pardons = pardons[1:]
+			p.at = p.forgiven()
 			level, last = max(0, level-rate*float64(p.at-last)), p.at
 			switch {
 			case p.step != 0:
@@ -221,9 +222,22 @@ func pour(l penstock.Limit, burst float64, admitted []admission, pardons []pardo
 			continue
 		}
 		level, last = max(0, level-rate*float64(a.at-last))+float64(a.units), a.at
-		v = worse(v, verdict{level, v.bound, a.at})
+		v = worse(v, verdict{level - allowed(pardons, a.at), v.bound, a.at})
 	}
 	return v
+}
+
+// forgiven is from when on.
+func (p *pardon) forgiven() time.Duration { return max(p.at, p.until) }
+
+// allowed is what will be forgiven and may be admitted by now.
+func allowed(pardons []pardon, now time.Duration) (units float64) {
+	for _, p := range pardons {
+		if p.until > 0 && p.at <= now {
+			units += float64(p.units)
+		}
+	}
+	return units
 }
 
 // within sums up what was admitted from each admission to those that are together with it.
@@ -233,7 +247,7 @@ func within(admitted []admission, pardons []pardon, bound float64, together func
 	left := make([]int64, len(admitted))
 	for i := range admitted {
 		a := &admitted[i]
-		for len(pardons) > 0 && pardons[0].at <= a.at {
+		for len(pardons) > 0 && pardons[0].forgiven() <= a.at {
 			p := pardons[0]
 			pardons = pardons[1:]
 			units := p.units
@@ -251,7 +265,7 @@ func within(admitted []admission, pardons []pardon, bound float64, together func
 			sum -= left[first]
 			first++
 		}
-		v = worse(v, verdict{float64(sum), bound, a.at})
+		v = worse(v, verdict{float64(sum) - allowed(pardons, a.at), bound, a.at})
 	}
 	return v
 }

@@ -14,7 +14,8 @@ import (
 
 // A link is an instance's network: all that it asks the store goes through it. It sends nothing twice.
 type link struct {
-	w *world
+	w  *world
+	id int
 
 	mu      sync.Mutex
 	rng     *rand.Rand
@@ -66,6 +67,7 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	if err != nil {
 		return penstock.Decision{}, err
 	}
+	l.w.book.gaveBack(l.id, charges)
 	if charges[0].Mode == penstock.Draw && d.Allowed {
 		units := d.Status(0).Granted
 		for i := range charges {
@@ -79,9 +81,10 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 }
 
 // Live implements what guard.Fleet asks. It is kept by the first node.
-func (l *link) Live(ctx context.Context, instance string, life time.Duration) (n int, err error) {
+func (l *link) Live(ctx context.Context, instance string, life time.Duration) (int, error) {
+	n := 0
 	first := []penstock.Charge{{Key: l.w.server.keyOf(0)}}
-	err = l.ask(ctx, first, func() error {
+	err := l.ask(ctx, first, func() error {
 		n = l.w.server.note(instance, life)
 		return nil
 	})

@@ -25,6 +25,7 @@ type plan struct {
 	denyFor   time.Duration
 	exact     bool // leases
 	early     bool // the load begins before the instances know of each other
+	patient   bool // no caller has a deadline of its own, after which the fallback answers
 	phases    []phase
 	faults    []fault
 }

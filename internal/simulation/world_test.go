@@ -71,7 +71,7 @@ func simulate(t *testing.T, p *plan, breaks breakage) *book {
 func (w *world) join() *instance {
 	i := &instance{id: w.born}
 	w.born++
-	i.link = &link{w: w, rng: rand.New(rand.NewPCG(w.plan.seed, 1000+uint64(i.id))), oneWay: w.plan.oneWay}
+	i.link = &link{w: w, id: i.id, rng: rand.New(rand.NewPCG(w.plan.seed, 1000+uint64(i.id))), oneWay: w.plan.oneWay}
 	breaker := guard.BreakerOptions{Changed: func(shard string, from, to guard.State) {
 		w.book.incident("breaker of instance %d for node %s: %v", i.id, shard, to)
 	}}
@@ -203,7 +203,7 @@ func (w *world) arrive(h *phase) {
 		}
 	}
 	ctx, cancel := context.Background(), func() {}
-	if w.rng.IntN(10) == 0 {
+	if w.rng.IntN(10) == 0 && !w.plan.patient {
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(w.rng.Int64N(int64(2*timeout))))
 	}
 	linger := time.Duration(w.rng.ExpFloat64() * float64(time.Second))
