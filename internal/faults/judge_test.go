@@ -60,8 +60,8 @@ func (l *lab) judgeBounds() {
 		for i := range instances {
 			stored += g.store[i]
 			minted += g.minted[i]
-			if p.mints != unbounded && g.minted[i] > p.mints {
-				l.Errorf("policy %s: instance %d admitted %d of %s without the store; its bound is %d", p.name, i, g.minted[i], a.key, p.mints)
+			if bound := p.mints + p.returns()*(g.last-g.first); p.mints != unbounded && g.minted[i] > bound {
+				l.Errorf("policy %s: instance %d admitted %d of %s without the store; its bound is %d", p.name, i, g.minted[i], a.key, bound)
 			}
 		}
 		forgets := l.row.forgets * (g.last - g.first)
