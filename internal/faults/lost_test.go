@@ -10,6 +10,13 @@ import (
 // The server decides, and something is lost. The judge sees that nothing is charged twice.
 var lost = []row{
 	{
+		id: "F11", name: "all keys evicted",
+		deadline: patient,
+		begin:    do("FLUSHALL"), end: nothing,
+		answered: byStore, forgets: 1,
+		also: withoutError,
+	},
+	{
 		id: "F12", name: "scripts forgotten",
 		deadline: patient,
 		begin:    forgetScripts, lasts: asks(500), end: undo,
