@@ -17,7 +17,7 @@ var lost = []row{
 		also: withoutError,
 	},
 	{
-		id: "F12", name: "scripts forgotten",
+		id: "F12", name: "scripts forgotten", onMore: groups,
 		deadline: patient,
 		begin:    forgetScripts, lasts: asks(500), end: undo,
 		answered: byStore,
@@ -46,8 +46,10 @@ func forgetScripts(l *lab) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {
-			if _, err := l.to.primary().Do("SCRIPT", "FLUSH"); err != nil {
-				l.Errorf("SCRIPT FLUSH: %v", err)
+			for _, s := range l.to.servers {
+				if _, err := s.Do("SCRIPT", "FLUSH"); err != nil {
+					l.Errorf("SCRIPT FLUSH: %v", err)
+				}
 			}
 			select {
 			case <-stop:
