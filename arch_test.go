@@ -29,10 +29,11 @@ var mayImport = []struct {
 	{"redisstore", []string{".", "algorithm", "github.com/redis/rueidis"}},
 	{"redisstore/goredis", []string{"redisstore", "github.com/redis/go-redis/v9"}},
 	{"guard", []string{".", "algorithm", "memstore", "github.com/sony/gobreaker/v2"}},
-	{"policy", []string{".", "algorithm", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset",
+	{"policy", []string{".", "algorithm", "guard", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset",
 		"github.com/fsnotify/fsnotify"}},
-	{"httplimit", []string{".", "algorithm", "policy", "github.com/dunglas/httpsfv"}},
+	{"httplimit", []string{".", "algorithm", "memstore", "guard", "policy", "github.com/dunglas/httpsfv"}},
 	{"internal/redistest", nil},
+	{"internal/simulation", nil},
 	{"scripts/summary", nil},
 }
 

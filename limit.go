@@ -117,6 +117,9 @@ type Plan struct {
 	// ID does so among all limits.
 	ID [2]uint64
 
+	// Capacity is how many units the limit grants at once when none is used. A larger cost is never granted.
+	Capacity int64
+
 	params algorithm.Params
 }
 
@@ -164,12 +167,23 @@ func (l Limit) Plan() (*Plan, error) {
 	}
 	state := sha256.Sum256([]byte(l.Name + "\n" + l.Algorithm.Name))
 	whole := sha256.Sum256([]byte(l.Group + "\n" + l.Name + "\n" + l.Algorithm.Name))
-	return &Plan{
+	plan := &Plan{
 		Limit:  l,
 		Tag:    binary.LittleEndian.Uint32(state[:]) &^ 127,
 		ID:     [2]uint64{binary.LittleEndian.Uint64(whole[:]), binary.LittleEndian.Uint64(whole[8:])},
 		params: params,
-	}, nil
+	}
+	plan.Capacity = plan.fresh()
+	return plan, nil
+}
+
+// fresh is what remains of the limit when nothing is used.
+func (p *Plan) fresh() int64 {
+	var out algorithm.Outcome
+	now := time.Now().UnixMicro() // where parameters depend on it, what remains does not
+	cells := p.Limit.Algorithm.NewCells()
+	cells.Step(cells.Add(), p.Params(now), &algorithm.Ask{Mode: Peek}, now, false, &out)
+	return out.Remaining
 }
 
 // Ready returns the limit with its defaults filled in and its Plan kept, so that charges of it cost no

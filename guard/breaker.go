@@ -69,6 +69,10 @@ type BreakerOptions struct {
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is learnt from what the store may not have
 // seen: the caller's own cancellation, penstock.ErrInvalid, and errors whose Counts() is false.
 func Breaker(o BreakerOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store { return newBreaker(next, o) }
+}
+
+func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 	if o.Failures <= 0 {
 		o.Failures = 5
 	}
@@ -82,11 +86,9 @@ func Breaker(o BreakerOptions) penstock.Decorator {
 	if o.LastingPause <= 0 {
 		o.LastingPause = 30 * time.Second
 	}
-	return func(next penstock.Store) penstock.Store {
-		b := &breaker{options: o, next: next, rest: newCircuit("", next, &o)}
-		b.circuits.Store(&map[string]*circuit{"": b.rest})
-		return b
-	}
+	b := &breaker{options: o, next: next, rest: newCircuit("", next, &o)}
+	b.circuits.Store(&map[string]*circuit{"": b.rest})
+	return b
 }
 
 const (
@@ -133,6 +135,16 @@ func (b *breaker) circuit(shard string) *circuit {
 	known[shard] = newCircuit(shard, b.next, &b.options)
 	b.circuits.Store(&known)
 	return known[shard]
+}
+
+// states are those of all shards that were asked for, and of "".
+func (b *breaker) states() map[string]State {
+	circuits := *b.circuits.Load()
+	states := make(map[string]State, len(circuits))
+	for shard, c := range circuits {
+		states[shard] = c.pause.Load().state()
+	}
+	return states
 }
 
 // A circuit is the breaker of one shard. The library's machine knows when to open and when to close; how long to pause and whom to let
@@ -246,6 +258,17 @@ type pause struct {
 	mu   sync.Mutex
 	slot int64 // of probeEvery since until
 	left int64 // calls that may still pass in the slot
+}
+
+// state is that of a breaker with this pause, or with none.
+func (p *pause) state() State {
+	switch {
+	case p == nil:
+		return StateClosed
+	case time.Since(p.until) < 0:
+		return StateOpen
+	}
+	return StateHalfOpen
 }
 
 // lets tells whether a call may pass.

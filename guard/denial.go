@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
 )
 
 // A denial is a batch that the store has denied. It never changes.
@@ -120,11 +119,7 @@ func mostFor(plan *penstock.Plan, denied penstock.Status) int64 {
 	if denied.RetryAfter == penstock.Never {
 		return penstock.MaxCost
 	}
-	var fresh algorithm.Outcome
-	now := time.Now().UnixMicro()
-	cells := plan.Limit.Algorithm.NewCells()
-	cells.Step(cells.Add(), plan.Params(now), &algorithm.Ask{Mode: penstock.Peek}, now, false, &fresh)
-	return fresh.Remaining
+	return plan.Capacity
 }
 
 // samePlan tells whether two plans of one counter say the same.

@@ -64,7 +64,7 @@ type DenyCache struct {
 // NewDenyCache makes a DenyCache around a store. It starts no goroutine and needs no Close.
 func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxAge <= 0 {
-		o.MaxAge = time.Second
+		o.MaxAge = denyFor
 	}
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
@@ -205,6 +205,9 @@ func (d *DenyCache) maxAgeOf(plan *penstock.Plan) time.Duration {
 	}
 	return min(age, longest)
 }
+
+// denyFor is how long a denial is remembered at most, if nobody says.
+const denyFor = time.Second
 
 // longest is a time after which nothing is remembered, and that can be added to one.
 const longest time.Duration = 1 << 61

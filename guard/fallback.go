@@ -45,11 +45,12 @@ type FallbackOptions struct {
 // the limit by at most n-1 units. (The buckets are not rounded but in their Burst: the rate is divided exactly.) While the store is away, m
 // instances that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
 //
-// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in
-// itself. If the load was balanced, the beginning mints nothing; if all of it went to one instance, the others together may admit
-// (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the end, nothing is charged to the store afterwards: an
-// interval that contains it may see one more Burst or Count. Holds lent in the outage are not known to the store, so until they
-// are renewed there, Concurrency may lend up to twice its slots.
+// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself;
+// of a bucket, with an empty share at worst: it owes nothing, and what is given back meanwhile is in its share again. If the load was balanced, the beginning mints nothing; if all of it went to one
+// instance, the others together may admit (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the end, nothing is
+// charged to the store afterwards: an interval that contains it may see one more Burst or Count, and until the last instance has found the
+// store again, the shares of those that have not. Holds lent in the outage are not known to the store, so until they are renewed there,
+// Concurrency may lend up to twice its slots.
 //
 // A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
 // alone. Where n changes in an outage, what was used stays used, within the new share.
@@ -73,12 +74,11 @@ func Fallback(o FallbackOptions) penstock.Decorator {
 }
 
 type fallback struct {
-	options  FallbackOptions
-	next     penstock.Store
-	local    *memstore.Store
-	blank    *memstore.Store // in which nothing is ever used
-	shares   shares
-	ceilings shares
+	options FallbackOptions
+	next    penstock.Store
+	local   *memstore.Store
+	blank   *memstore.Store // in which nothing is ever used
+	shares  divided[share]
 }
 
 // comeBack is the RetryAfter where nobody knows better.
@@ -116,10 +116,22 @@ func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
 		if mode == penstock.Peek || f.settings(c).OnFailure != Local {
 			continue
 		}
-		if share, ok := f.shares.of(&c.Limit, n); ok {
-			one := [1]penstock.Charge{{Key: c.Key, Limit: share, Cost: cost, Mode: mode, Holder: c.Holder}}
+		if share := f.shares.by(n, &c.Limit, makeShare); share.ok {
+			one := [1]penstock.Charge{{Key: c.Key, Limit: share.limit, Cost: cost, Mode: mode, Holder: c.Holder}}
+			if mode == penstock.Force && n > 1 && share.limit.Algorithm.Bookable {
+				fill(&one[0])
+			}
 			f.local.Decide(context.Background(), one[:]) // if the memory is full, it does not know
 		}
+	}
+}
+
+// fill has a charge of a bucket take no more than the share has. What is beyond is not owed, or else an instance that has had most of the load
+// would deny for as long again. (Windows and holds end by themselves; and an instance that is alone answers as the store would.)
+func fill(c *penstock.Charge) {
+	c.Mode = penstock.Draw
+	if plan, err := c.Limit.Plan(); err == nil {
+		c.Patience = plan.MaxPatience() // what waits in the store's queue waits in this one too
 	}
 }
 
@@ -214,26 +226,25 @@ func (f *fallback) sort(charges []penstock.Charge, ways *[penstock.MaxCharges]Fa
 		c := &charges[i]
 		s := f.settings(c)
 		ways[i] = s.OnFailure
-		var limit penstock.Limit
-		ok := false
+		var mine share
 		switch {
 		case s.OnFailure == Local:
-			limit, ok = f.shares.of(&c.Limit, n)
+			mine = f.shares.by(n, &c.Limit, makeShare)
 		case s.OnFailure == Open && s.Ceiling == (penstock.Limit{}):
 			continue
 		case s.OnFailure == Open:
 			s.Ceiling.Group = c.Limit.Group
 			s.Ceiling = s.Ceiling.WithName(c.Limit.Name)
-			limit, ok = f.ceilings.of(&s.Ceiling, 1)
+			mine = f.shares.by(1, &s.Ceiling, makeShare)
 		}
-		if !ok {
+		if !mine.ok {
 			ways[i] = Closed
 			continue
 		}
 		ways[i] = Local
 		local := *c
-		local.Limit = limit
-		if plan, err := limit.Plan(); err == nil {
+		local.Limit = mine.limit
+		if plan, err := mine.limit.Plan(); err == nil {
 			local.Patience = min(c.Patience, plan.MaxPatience())
 		}
 		locals = append(locals, local)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -31,6 +32,8 @@ type Fleet struct {
 	stop context.CancelFunc
 	done chan struct{}
 
+	known atomic.Int64 // instances
+
 	mu     sync.Mutex
 	counts []counted // ascending in time, descending in number: the first is the largest that is remembered
 	last   time.Time // when one was made
@@ -52,19 +55,13 @@ func NewFleet(o FleetOptions) *Fleet {
 	o.Floor = max(o.Floor, 1)
 	ctx, stop := context.WithCancel(context.Background())
 	f := &Fleet{o: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
+	f.known.Store(int64(o.Floor))
 	go f.run(ctx)
 	return f
 }
 
 // Instances is how many there are: the largest count that is remembered. The last one is kept for as long as no other comes.
-func (f *Fleet) Instances() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.counts) == 0 {
-		return f.o.Floor
-	}
-	return max(f.counts[0].n, f.o.Floor)
-}
+func (f *Fleet) Instances() int { return int(f.known.Load()) }
 
 func (f *Fleet) run(ctx context.Context) {
 	defer close(f.done)
@@ -106,6 +103,7 @@ func (f *Fleet) count(now time.Time, n int) {
 		f.counts = f.counts[:len(f.counts)-1]
 	}
 	f.counts = append(f.counts, counted{now, n})
+	f.known.Store(int64(max(f.counts[0].n, f.o.Floor)))
 }
 
 // Close takes this instance out of the count, as far as the store answers within a second.

@@ -66,8 +66,9 @@ type LeaseOptions struct {
 // Less than the limit is admitted while instances hold leases that they do not spend: at most n·b at a time, for at most Life.
 //
 // These hold apart from what others do to the store: a Reset elsewhere, or a Refund elsewhere of what was spent, adds what it forgives, and
-// up to n·b that are given back later. If an answer to a draw is lost, its units are lost. Clocks that stand still while the machine
-// is suspended do not count that time.
+// up to n·b that are given back later; so does a store that loses its state or whose clock leaps. If an answer to a draw is lost, its units are
+// lost. What is given back and reaches the store only after its sender has given up, as a server that hung gets it, adds what it forgives: a
+// block at most. Clocks that stand still while the machine is suspended do not count that time.
 type Lease struct {
 	options LeaseOptions
 	next    penstock.Store
@@ -84,7 +85,10 @@ type Lease struct {
 	swept int64          // how many keys were
 }
 
-const leaseShards = 64
+const (
+	leaseShards = 64
+	leaseLife   = time.Second // if nobody says
+)
 
 type leaseShard struct {
 	mu   sync.RWMutex
@@ -96,7 +100,7 @@ type leaseName struct{ key, group string }
 // NewLease puts a Lease around store.
 func NewLease(store penstock.Store, o LeaseOptions) *Lease {
 	if o.Life <= 0 {
-		o.Life = time.Second
+		o.Life = leaseLife
 	}
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000
@@ -227,11 +231,11 @@ func (o *LeaseOptions) largest(plan *penstock.Plan) int64 {
 	if o.Limits == nil || forgetting(plan.Limit.Algorithm) == never {
 		return 0
 	}
-	size := plan.Limit.Count
-	if plan.Limit.Burst > 0 && plan.Limit.Algorithm.Is(penstock.TokenBucket) {
-		size = plan.Limit.Burst
+	lease := o.Limits(&plan.Limit).Lease
+	if lease < leastBlock {
+		return 0
 	}
-	return min(o.Limits(&plan.Limit).Lease, size/4/int64(o.instances()))
+	return min(lease, plan.Capacity/4/int64(o.instances()))
 }
 
 func (o *LeaseOptions) instances() int {

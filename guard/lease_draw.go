@@ -83,8 +83,8 @@ func (l *Lease) passAndUnlock(
 		refunds = l.emptyLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
-	for _, r := range refunds {
-		l.giveBack(context.WithoutCancel(ctx), k, r)
+	if err := l.giveBackFirst(ctx, k, refunds); err != nil {
+		return penstock.Decision{}, err
 	}
 	d, err := l.next.Decide(ctx, charges)
 	if held && err == nil && d.Source == penstock.FromStore {
@@ -195,7 +195,7 @@ func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock
 		extra = append(extra, penstock.Charge{Key: k.name.key, Limit: part.limit, Cost: more, Mode: penstock.Refund})
 		part.left += more
 		if part.kind == drains {
-			b.resets[i] -= time.Duration(float64(more)/float64(part.limit.Count)*float64(part.limit.Period)) + 1
+			b.resets[i] -= time.Duration(part.drain(more)) + 1
 		}
 	}
 	if extra != nil {
@@ -345,6 +345,30 @@ func (l *Lease) giveBack(ctx context.Context, k *leasedKey, r refund) {
 	}
 }
 
+// giveBackFirst makes refunds, and waits for them no longer than the caller does. They are made in any case.
+func (l *Lease) giveBackFirst(ctx context.Context, k *leasedKey, refunds []refund) error {
+	if len(refunds) == 0 {
+		return nil
+	}
+	done := make(chan struct{})
+	tracked := l.begin() // or else it is closed, and who closes it does not wait for this
+	go func() {
+		defer close(done)
+		if tracked {
+			defer l.work.Done()
+		}
+		for _, r := range refunds {
+			l.giveBack(context.WithoutCancel(ctx), k, r)
+		}
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // forget lets a batch pass that takes back what was charged, once what is leased under its keys is back in the store.
 func (l *Lease) forget(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	for i := range charges {
@@ -388,8 +412,8 @@ func (l *Lease) settle(ctx context.Context, k *leasedKey) error {
 		if wait == nil && len(refunds) == 0 {
 			return nil
 		}
-		for _, r := range refunds {
-			l.giveBack(context.WithoutCancel(ctx), k, r)
+		if err := l.giveBackFirst(ctx, k, refunds); err != nil {
+			return err
 		}
 		if wait == nil {
 			continue

@@ -62,6 +62,7 @@ type leasePart struct {
 	plan  *penstock.Plan
 	limit penstock.Limit // ready
 	kind  forgets
+	parts int           // counters that the limit is split in: what was drawn drains from one, by its part of the rate
 	left  int64         // in the store, when it last said so
 	reset time.Duration // when nothing is used there any more
 }
@@ -180,7 +181,9 @@ func (k *leasedKey) poolLocked(l *Lease, plans []*penstock.Plan, now time.Durati
 		if err != nil {
 			return nil
 		}
-		p.parts[i] = leasePart{plan: plan, limit: limit, kind: forgetting(limit.Algorithm)}
+		p.parts[i] = leasePart{
+			plan: plan, limit: limit, kind: forgetting(limit.Algorithm), parts: max(l.options.Limits(&limit).Shards, 1),
+		}
 	}
 	k.pools = append(k.pools, p)
 	return p
@@ -324,8 +327,13 @@ func (part *leasePart) flow(d time.Duration) int64 {
 	if d <= 0 {
 		return 0
 	}
-	units := float64(d) / float64(part.limit.Period) * float64(part.limit.Count) * (1 - 1e-12)
+	units := float64(d) / part.drain(1) * (1 - 1e-12)
 	return int64(min(units, penstock.MaxCost))
+}
+
+// drain is how long so many units take to drain, in ns.
+func (part *leasePart) drain(units int64) float64 {
+	return float64(units) / float64(part.limit.Count) * float64(part.limit.Period) * float64(part.parts)
 }
 
 // end is when the store forgets what it has just charged, after the question was sent; of a bucket, the last of it.

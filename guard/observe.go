@@ -20,7 +20,8 @@ type Event struct {
 	Latency time.Duration
 
 	// Err is why there was no decision, or nil. Class names its kind, for metrics: what the error's ClassName() string says if it has one,
-	// or else "canceled" (the caller went away), "invalid", "shed", "open", "timeout" or "other". It is "" without an error.
+	// or else "canceled" (the caller went away), "invalid", "shed" (too much is under way), "open" (the breaker is), "timeout" or "other". It
+	// is "" without an error.
 	Err   error
 	Class string
 }
@@ -34,6 +35,18 @@ func Observe(f func(Event)) penstock.Decorator {
 		}
 		return &observer{next, f, time.Now()}
 	}
+}
+
+// unanswered reports to f every question that ends with an error here.
+func unanswered(f func(Event)) penstock.Decorator {
+	if f == nil {
+		return Observe(nil)
+	}
+	return Observe(func(e Event) {
+		if e.Err != nil {
+			f(e)
+		}
+	})
 }
 
 type observer struct {

@@ -35,7 +35,8 @@ type SplitOptions struct {
 //     denial is the sum of all. ResetAfter is that of the shards that were asked last.
 //   - RetryAfter is when the first shard will have the cost, if nobody else asks. The units of a shard come back S times as slowly, so
 //     that may be up to S times as late; a TokenBucket that is never idle has up to S-1 units less in use.
-//   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first.
+//   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first. If it needs
+//     several, it waits for the last of them, and so uses later what the others had for it sooner.
 //   - Draw takes what one shard has.
 //   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They are not atomic with the rest of
 //     their batch: asked before it, or done after it was allowed.
@@ -65,7 +66,7 @@ const maxParts = 32
 type splitter struct {
 	limits func(*penstock.Limit) Settings
 	next   penstock.Store
-	parts  partings
+	parts  divided[*parts]
 	jobs   sync.Pool
 }
 
@@ -104,7 +105,7 @@ func (s *splitter) partsOf(limit *penstock.Limit) *parts {
 	if n <= 1 {
 		return nil
 	}
-	return s.parts.of(limit, n)
+	return s.parts.by(n, limit, makeParts)
 }
 
 // A job is a batch with a split charge while it is decided.
@@ -714,15 +715,10 @@ func makeParts(limit penstock.Limit, n int) *parts {
 	if l.Burst == 0 && (l.Algorithm.Is(penstock.TokenBucket) || l.Algorithm.Is(penstock.Concurrency)) {
 		l.Burst = l.Count
 	}
-	most := l.Count
+	capacity := plan.Capacity
+	most := capacity
 	if l.Burst > 0 {
-		most = min(most, l.Burst)
-	}
-	capacity := l.Count
-	if l.Algorithm.Is(penstock.TokenBucket) {
-		most, capacity = l.Burst, l.Burst
-	} else if l.Algorithm.Holds {
-		most, capacity = l.Burst, l.Burst
+		most = min(most, l.Burst) // a part with none would have the default
 	}
 	for n = int(min(int64(n), most, maxParts)); n > 1; n-- {
 		p := &parts{capacity: capacity, least: capacity / int64(n), holds: l.Algorithm.Holds}
@@ -754,33 +750,4 @@ func onePart(l penstock.Limit, n, i int) (penstock.Limit, bool) {
 	}
 	ready, err := l.Ready()
 	return ready, err == nil
-}
-
-// partings remember parts: up to maxShares of them, and then they start anew. The zero value is empty.
-type partings struct {
-	mu    sync.RWMutex
-	known map[parting]*parts
-}
-
-type parting struct {
-	limit penstock.Limit
-	n     int
-}
-
-func (s *partings) of(limit *penstock.Limit, n int) *parts {
-	of := parting{*limit, n}
-	s.mu.RLock()
-	p, ok := s.known[of]
-	s.mu.RUnlock()
-	if ok {
-		return p
-	}
-	p = makeParts(*limit, n)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.known == nil || len(s.known) >= maxShares {
-		s.known = make(map[parting]*parts)
-	}
-	s.known[of] = p
-	return p
 }

@@ -10,7 +10,7 @@ import (
 // Options of Standard. The zero value is what a careful operator would choose.
 type Options struct {
 	Timeout TimeoutOptions // 25 ms for a decision
-	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 1 s here, so that a store is found back within that
+	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 500 ms here, so that a store is found back within 1 s
 
 	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer. Default: Local.
 	OnFailure Failure
@@ -30,17 +30,25 @@ type Options struct {
 
 	// Observe is told of every decision. It must be quick. Default: nobody is told.
 	Observe func(Event)
+
+	// Unanswered is told of every question that the store gave no answer to, and why, before the Fallback answers it: decisions, and what a
+	// Lease draws or gives back. Nothing was charged where the class is "open" or "shed"; a store's own classes say it of theirs. It must
+	// be quick. Default: nobody is told.
+	Unanswered func(Event)
 }
 
 // A Guarded is a store with all guards around it. Make one with Standard.
 type Guarded struct {
 	penstock.Store
-	fleet *Fleet
-	lease *Lease
+	floor   int
+	fleet   *Fleet     // nil if the store cannot count instances
+	deny    *DenyCache // nil if no denial is remembered
+	lease   *Lease     // nil if nothing is leased
+	breaker *breaker
 }
 
-// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny, Lease, Fallback, Split, Breaker, Timeout. Of a store
-// that has them, it uses
+// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny, Lease, Fallback, Unanswered, Split, Breaker,
+// Timeout. Of a store that has them, it uses
 //
 //	Shard(charges []penstock.Charge) string                                              for a breaker for each shard
 //	Live(ctx context.Context, instance string, life time.Duration) (int, error)          to count instances, for Local
@@ -48,7 +56,7 @@ type Guarded struct {
 // as redisstore.Store has. The order matters: what is remembered as denied costs the store nothing, whether it answers or not; what is answered by the
 // Fallback is never remembered; a split limit's shards have the breakers of the servers that keep them; and an open breaker spends no deadline.
 func Standard(store penstock.Store, o Options) *Guarded {
-	g := &Guarded{}
+	g := &Guarded{floor: o.Instances}
 	if named, ok := store.(interface {
 		Shard(charges []penstock.Charge) string
 	}); ok && o.Breaker.Shard == nil {
@@ -62,27 +70,35 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		instances = g.fleet.Instances
 	}
 	if o.Breaker.MaxPause == 0 {
-		o.Breaker.MaxPause = time.Second
+		o.Breaker.MaxPause = time.Second / 2
 	}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, instances
-	guards := []penstock.Decorator{
+	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		Deny(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}),
-		g.leased(o.Lease),
+		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}),
+		g.leasing(o.Lease),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: instances, Floor: o.Instances}),
+		unanswered(o.Unanswered),
 		Split(SplitOptions{Limits: o.Limits}),
-		Breaker(o.Breaker),
+		g.breaking(o.Breaker),
 		Timeout(o.Timeout),
-	}
-	if o.DenyFor < 0 {
-		guards = append(guards[:1], guards[2:]...)
-	}
-	g.Store = penstock.Wrap(store, guards...)
+	)
 	return g
 }
 
-// leased puts a Lease around a store, if there may be limits that are leased.
-func (g *Guarded) leased(o LeaseOptions) penstock.Decorator {
+// denying puts a DenyCache around a store, if denials may be remembered.
+func (g *Guarded) denying(o DenyOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store {
+		if o.MaxAge < 0 {
+			return next
+		}
+		g.deny = NewDenyCache(next, o)
+		return g.deny
+	}
+}
+
+// leasing puts a Lease around a store, if there may be limits that are leased.
+func (g *Guarded) leasing(o LeaseOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
@@ -92,12 +108,38 @@ func (g *Guarded) leased(o LeaseOptions) penstock.Decorator {
 	}
 }
 
+func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store {
+		g.breaker = newBreaker(next, o)
+		return g.breaker
+	}
+}
+
 // Instances is how many instances share the store, as far as is known.
 func (g *Guarded) Instances() int {
 	if g.fleet == nil {
-		return 1
+		return max(g.floor, 1)
 	}
 	return g.fleet.Instances()
+}
+
+// Stats tell how the guards fare.
+type Stats struct {
+	Deny     DenyStats
+	Lease    LeaseStats
+	Breakers map[string]State // by the shard's name; that of "" is there from the start
+}
+
+// Stats tells how the guards fare. It looks at every key that is leased, so it is not for every request.
+func (g *Guarded) Stats() Stats {
+	s := Stats{Breakers: g.breaker.states()}
+	if g.deny != nil {
+		s.Deny = g.deny.Stats()
+	}
+	if g.lease != nil {
+		s.Lease = g.lease.Stats()
+	}
+	return s
 }
 
 // Close gives back what is leased, within a second, and ends the counting of instances. It does not close the store.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -139,6 +141,130 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 		until("when it is back", penstock.FromStore)
 	}
 	t.Logf("counted: %d questions answered through outages (the slowest took %v)", asked.Load(), time.Duration(slowest.Load()))
+}
+
+// Callers have answers, and yet everybody who asks is told of each question that the store left open.
+func TestWhatTheStoreDoesNotAnswerIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		var answers, told []string
+		g := guard.Standard(store, guard.Options{
+			Breaker: guard.BreakerOptions{Failures: 3},
+			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Class) },
+			Unanswered: func(e guard.Event) {
+				if e.Limit == nil || e.Limit.Name != "hour" || e.Charges != 1 {
+					t.Errorf("the event tells of %d charges to %v", e.Charges, e.Limit)
+				}
+				told = append(told, e.Class)
+			},
+		})
+		defer g.Close()
+		limit := ready(t, penstock.PerHour(1000))
+		ask := func(ctx context.Context) { g.Decide(ctx, one(limit, "k")) }
+		ask(t.Context())
+		store.breaks(fails(errors.Join(errDown, classError{errDown})))
+		ask(t.Context())
+		store.breaks(hangs)
+		ask(t.Context())
+		gone, leave := context.WithCancel(t.Context())
+		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			leave()
+			return hangs(ctx, charges)
+		})
+		ask(gone)
+		store.breaks(fails(errDown))
+		ask(t.Context())
+		ask(t.Context())
+		if want := []string{"loading", "timeout", "canceled", "other", "open"}; !slices.Equal(told, want) {
+			t.Errorf("told %q; want %q", told, want)
+		}
+		if want := []string{"store", "fallback", "fallback", "storecanceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
+			t.Errorf("answered by %q; want %q", answers, want)
+		}
+		t.Logf("counted: %d questions without an answer of the store, each told", len(told))
+	})
+}
+
+func TestStandardTellsHowItsGuardsFare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &sharded{Store: memstore.New(memstore.Options{})}
+		g := guard.Standard(store, guard.Options{Limits: settings(map[string]guard.Settings{"day": {Lease: 100}})})
+		hour, day := ready(t, penstock.PerHour(1)), ready(t, penstock.PerDay(100_000))
+		for range 3 {
+			g.Decide(t.Context(), one(hour, "denied"))
+		}
+		for range 100 {
+			g.Decide(t.Context(), one(hour, "dead"))
+		}
+		for range 2000 {
+			g.Decide(t.Context(), one(day, "leased"))
+			time.Sleep(time.Millisecond)
+		}
+		s := g.Stats()
+		if s.Deny.Entries != 1 || s.Lease.Keys != 1 || s.Lease.Drawn < 1000 || s.Lease.Drawn != s.Lease.Spent+s.Lease.Live+s.Lease.Returned+s.Lease.Expired {
+			t.Errorf("%+v", s)
+		}
+		want := map[string]guard.State{"": guard.StateClosed, "denied": guard.StateClosed, "leased": guard.StateClosed, "dead": guard.StateHalfOpen}
+		if !maps.Equal(s.Breakers, want) {
+			t.Errorf("the breakers are %v; want %v", s.Breakers, want)
+		}
+		g.Decide(t.Context(), one(hour, "dead"))
+		if s := g.Stats(); s.Breakers["dead"] != guard.StateOpen {
+			t.Errorf("after one more failure the breakers are %v", s.Breakers)
+		}
+		g.Close()
+		if s := g.Stats().Lease; s.Live != 0 || s.Returned == 0 {
+			t.Errorf("after Close: %+v", s)
+		}
+	})
+}
+
+func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
+	g := guard.Standard(memstore.New(memstore.Options{}), guard.Options{DenyFor: -1, Instances: 3})
+	defer g.Close()
+	if s := g.Stats(); s.Deny.Entries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
+		t.Errorf("%+v of %d instances", s, g.Instances())
+	}
+}
+
+// However long a store was away, and in whatever way: a second after its return the breaker is closed and all answers are its own.
+func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
+	slowest, outages := time.Duration(0), 0
+	for seed := range seeds(60) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(uint64(seed), 3))
+			store := newFaulty()
+			g := guard.Standard(store, guard.Options{})
+			defer g.Close()
+			limit := ready(t, penstock.PerHour(1_000_000))
+			var all sync.WaitGroup
+			ask := func() {
+				all.Go(func() {
+					if _, err := g.Decide(t.Context(), one(limit, "k")); err != nil {
+						t.Errorf("seed %d: %v", seed, err)
+					}
+				})
+			}
+			for range 3 {
+				store.breaks([]fault{hangs, fails(errDown)}[rng.IntN(2)])
+				for end := time.Now().Add(time.Duration(rng.Int64N(int64(20 * time.Second)))); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+					ask()
+				}
+				store.breaks(nil)
+				back := time.Now()
+				for ; g.Stats().Breakers[""] != guard.StateClosed; time.Sleep(5 * time.Millisecond) {
+					ask()
+				}
+				took := time.Since(back)
+				if slowest = max(slowest, took); took > time.Second {
+					t.Errorf("seed %d: it took %v", seed, took)
+				}
+				outages++
+			}
+			all.Wait()
+		})
+	}
+	t.Logf("counted: %d outages after which the store was found back (the slowest time was %v)", outages, slowest)
 }
 
 func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {

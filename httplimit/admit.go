@@ -30,6 +30,7 @@ type Admission struct {
 	context    carrier
 	actual     atomic.Int64 // the true cost plus 1, once told
 	unknown    atomic.Bool  // nobody knows how the request ended
+	question   question
 	body       *countedBody
 	granted    []grant // what may have to be corrected
 	settles    bool    // the true cost matters
@@ -128,20 +129,24 @@ func readable(r *http.Request) (host string, err error) {
 
 // decide asks the store, and answers the request if it must not be served.
 func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
-	g, v, r := a.gate, a.verdict, a.Request
+	g, v := a.gate, a.verdict
+	a.question.Context = a.Request.Context()
 	start := time.Now()
-	d, err := g.store.Decide(r.Context(), v.Charges)
+	d, err := g.store.Decide(&a.question, v.Charges)
 	latency := time.Since(start)
 	if err != nil {
 		return a.undecided(w, s, err, latency)
 	}
 	a.Decision, a.limited = d, true
 	if !d.Allowed {
-		g.observe(a.event(Denied, latency))
-		a.deny(w, s, a.retryAfter())
+		a.denied(w, s, latency)
 		return false
 	}
 	a.note(v.Charges, v.Limits, &d, start)
+	if d.Source == penstock.FromOpen {
+		g.observe(a.event(FailedOpen, latency))
+		return true
+	}
 	if wait := d.Wait(); wait > 0 && !a.wait(w, s, wait, latency) {
 		return false
 	}
@@ -152,37 +157,28 @@ func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
 
 // event tells of the decision by the limit that mattered most.
 func (a *Admission) event(outcome Outcome, latency time.Duration) Event {
-	l := a.verdict.Limits[a.Decision.Strictest()]
-	return Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: a.Decision.Source, Latency: latency}
+	l := a.strictest()
+	return Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: a.Decision.Source, Latency: latency, Err: a.question.err}
 }
 
-// undecided applies the policy for a store that gives no answer: one limit that is closed closes the gate.
-func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latency time.Duration) bool {
-	v := a.verdict
-	deciding := v.Limits[0]
-	outcome := FailedOpen
-	for _, l := range v.Limits {
-		if l.Closed {
-			deciding, outcome = l, FailedClosed
-			break
-		}
+func (a *Admission) strictest() *policy.Limit { return a.verdict.Limits[a.Decision.Strictest()] }
+
+// denied turns away a request that the decision denies.
+func (a *Admission) denied(w http.ResponseWriter, s *setup, latency time.Duration) {
+	outcome := Denied
+	if a.Decision.Source == penstock.FromClosed {
+		outcome = FailedClosed
 	}
-	if a.Request.Context().Err() != nil && errors.Is(err, a.Request.Context().Err()) {
-		outcome = Abandoned
+	a.gate.observe(a.event(outcome, latency))
+	if unanswered(a.Decision.Source) {
+		a.noteHolds(a.verdict.Charges, a.verdict.Limits)
+		a.settle(0)
 	}
-	a.gate.observe(Event{Rule: deciding.Rule.Name, Limit: deciding.Name, Algorithm: deciding.Algorithm, Outcome: outcome, Latency: latency, Err: err})
-	// What the store was asked it may have done: slots are given back when the request ends, or at once.
-	a.noteHolds()
-	if outcome == FailedOpen {
-		a.Decision, a.limited = penstock.Decision{Allowed: true, Source: penstock.FromOpen}, true
-		return true
+	if outcome == FailedClosed {
+		a.shut(w, s, a.strictest())
+		return
 	}
-	a.Decision, a.limited = penstock.Decision{Source: penstock.FromClosed}, true
-	a.settle(0)
-	const retry = time.Second
-	a.header["Retry-After"] = []string{"1"}
-	a.gate.turnAway(w, a.Request, s, denial{reason: limitsUnknown, rule: deciding.Rule.Name, policies: []string{deciding.Policy}, retryAfter: retry, retrySeconds: 1})
-	return false
+	a.deny(w, s, a.retryAfter())
 }
 
 // deny answers a request that is over a limit.
@@ -220,9 +216,12 @@ func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration
 	var room [8]quota
 	quotas := room[:0]
 	for i, l := range a.verdict.Limits {
-		if l.Shown {
-			quotas = append(quotas, quota{policy: s.policies[l][a.verdict.Form(l)], status: a.status(i)})
+		if !l.Shown || uncounted(l, a.Decision.Source) {
+			continue
 		}
+		q := quota{policy: s.policies[l][a.verdict.Form(l)], status: a.status(i)}
+		q.status.Remaining = min(q.status.Remaining, q.policy.limit) // a ceiling may have more
+		quotas = append(quotas, q)
 	}
 	return s.headers.write(a.header, quotas, denied, retryAfter)
 }
@@ -309,7 +308,8 @@ func (a *Admission) try() {
 		t := &a.verdict.Trials[i]
 		start := time.Now()
 		d, err := a.gate.store.Decide(a.Request.Context(), t.Charges)
-		if err != nil {
+		if err != nil || d.Source == penstock.FromOpen || d.Source == penstock.FromClosed {
+			a.noteHolds(t.Charges, t.Limits)
 			continue
 		}
 		l, outcome := t.Limits[d.Strictest()], ShadowAllowed

@@ -9,9 +9,34 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/redisstore"
 )
+
+// A gate over Redis, with all guards: limits hold while Redis does not answer, each as the policy says.
+func ExampleNew() {
+	rules, err := policy.Load("rules.yaml")
+	if err != nil {
+		log.Fatal(err)
+	}
+	store, err := redisstore.Open("redis://localhost:6379", redisstore.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer store.Close()
+	// Of a policy.Watcher w: func(l *penstock.Limit) guard.Settings { return w.Rules().Settings(l) }
+	guarded := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 2})
+	defer guarded.Close()
+	gate, err := httplimit.New(httplimit.Options{Store: guarded, Rules: func() *policy.Rules { return rules }})
+	if err != nil {
+		log.Fatal(err)
+	}
+	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "hello") })
+	log.Fatal(http.ListenAndServe(":8080", gate.Middleware(api)))
+}
 
 // A client that sends at most 100 requests a minute to each host, waits where a server asks it to, and tries again twice.
 func ExampleTransport() {

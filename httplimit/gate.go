@@ -8,23 +8,26 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 )
 
 // Options of a Gate. Limits come from Rules, or from Name, Key and Limits.
 type Options struct {
-	// Store counts. memstore.New makes one for this process, redisstore.Open one for many.
+	// Store counts. memstore.New makes one for this process, redisstore.Open one for many; put guard.Standard around the latter, with the Rules'
+	// Settings as its Limits. Without, New puts a guard.Fallback around it, so that limits fail as they say; but as nobody counts the
+	// instances then, each has the whole of a local limit. With a memstore, which fails only when it is full, local is as closed.
 	Store penstock.Store
 
 	// Rules are those to apply now; they are asked for at every request, as by (*policy.Watcher).Rules.
 	Rules func() *policy.Rules
 
 	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells their counters from others'.
-	Name   string                     // unrelated Gates on one store need different ones, as rules of their policies do
-	Key    func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
-	Limits []penstock.Limit
-	Closed bool              // refuse requests if the store gives no answer; default: let them pass
-	HTTP   policy.HTTPConfig // how requests are read and answered
+	Name      string                     // unrelated Gates on one store need different ones, as rules of their policies do
+	Key       func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
+	Limits    []penstock.Limit
+	OnFailure guard.Failure     // what happens to requests while the store gives no answer, unless it has guards; default: guard.Local
+	HTTP      policy.HTTPConfig // how requests are read and answered
 
 	// Denied, if set, answers requests that are denied, refused or malformed. The fields that tell of limits stand in the response's header already; DenialOf
 	// gives the details.
@@ -55,7 +58,8 @@ func New(o Options) (*Gate, error) {
 	if (o.Rules == nil) == (len(o.Limits) == 0) {
 		return nil, fmt.Errorf("%w: httplimit: limits come from Rules or from Limits; set one of the two", penstock.ErrInvalid)
 	}
-	g := &Gate{store: o.Store, rules: o.Rules, denied: o.Denied, observe: o.Observe}
+	g := &Gate{rules: o.Rules, denied: o.Denied, observe: o.Observe}
+	g.guard(o.Store)
 	if g.observe == nil {
 		g.observe = func(Event) {}
 	}
@@ -85,7 +89,7 @@ func inCode(o Options) (*policy.Rules, error) {
 		key = ByAddress
 	}
 	return policy.New(policy.Spec{
-		Name: o.Name, Limits: o.Limits, Closed: o.Closed, HTTP: o.HTTP,
+		Name: o.Name, Limits: o.Limits, OnFailure: o.OnFailure, HTTP: o.HTTP,
 		Payer: func(a policy.Attributes) string { return key(a.(*attributes).r) },
 	})
 }
@@ -142,7 +146,11 @@ func newSetup(rules *policy.Rules) (*setup, error) {
 	for _, rule := range rules.Rules() {
 		for _, limit := range rule.Limits {
 			for _, form := range limit.Forms() {
-				s.policies[limit] = append(s.policies[limit], newQuotaPolicy(limit.Policy, form))
+				plan, err := form.Plan()
+				if err != nil {
+					return nil, err
+				}
+				s.policies[limit] = append(s.policies[limit], newQuotaPolicy(limit.Policy, plan))
 			}
 		}
 	}
@@ -179,9 +187,9 @@ type Event struct {
 	Limit     string // within the rule
 	Algorithm string
 	Outcome   Outcome
-	Source    penstock.Source
-	Latency   time.Duration // of the decision
-	Err       error         // of the store, with FailedOpen and FailedClosed
+	Source    penstock.Source // who decided: with FromFallback, Allowed and Denied are by this process alone
+	Latency   time.Duration   // of the decision
+	Err       error           // of the store, if it gave no answer. A store with guards tells guard.Options.Unanswered instead
 }
 
 // An Outcome is what became of a request.
@@ -190,7 +198,7 @@ type Outcome uint8
 const (
 	Allowed       Outcome = iota // within all limits
 	Denied                       // over a limit
-	FailedOpen                   // let pass: the store gave no answer
+	FailedOpen                   // let pass and not counted: the store gave no answer
 	FailedClosed                 // turned away: the store gave no answer
 	Unlimited                    // no limit applies; no rule
 	Exempt                       // on the list of those who are never limited; no rule

@@ -484,39 +484,6 @@ func TestCallerWhoLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
 	})
 }
 
-// failing is a store that gives no answers.
-var failing = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
-	return penstock.Decision{}, fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
-})
-
-func TestStoreThatFailsOpensOrClosesByLimit(t *testing.T) {
-	const text = `
-rules:
-  - name: open
-    match: {path: /open}
-    per: address
-    limits: [{rate: 1/h}, {rate: 5/d, on_failure: open}]
-  - name: closed
-    match: {path: /closed}
-    per: address
-    limits: [{rate: 1/h}, {rate: 5/d, on_failure: closed}]
-`
-	gate, seen := gateOn(t, failing, text)
-	h := gate.Middleware(answer(200))
-	for range 5 {
-		if got := send(h, "GET", "/open").Code; got != 200 {
-			t.Errorf("open: status %d, not 200", got)
-		}
-		w := send(h, "GET", "/closed")
-		if w.Code != 503 || w.Header().Get("Retry-After") == "" {
-			t.Errorf("closed: status %d with Retry-After %q, not 503 with one", w.Code, w.Header().Get("Retry-After"))
-		}
-	}
-	if o, c := seen.count(httplimit.FailedOpen), seen.count(httplimit.FailedClosed); o != 5 || c != 5 {
-		t.Errorf("observed %d failed open and %d closed, not 5 and 5", o, c)
-	}
-}
-
 func TestListsComeFirst(t *testing.T) {
 	gate, seen := gateOf(t, `
 allow: [{header X-API-Key: friend}]

@@ -26,6 +26,10 @@ type grant struct {
 func (a *Admission) note(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
 	for i, l := range limits {
 		c := &charges[i]
+		if uncounted(l, d.Source) {
+			a.noteHolds(charges[i:i+1], limits[i:i+1])
+			continue
+		}
 		if l.Status != nil || l.Settled || c.Limit.Algorithm.Holds || l.Body > 0 && a.Request.ContentLength < 0 {
 			a.granted = append(a.granted, grant{*c, l, start.Add(counts(c, d.Status(i)))})
 		}
@@ -52,10 +56,10 @@ func atRate(units int64, l *penstock.Limit) time.Duration {
 	return time.Duration(t)
 }
 
-// noteHolds keeps the slots that the store may have lent.
-func (a *Admission) noteHolds() {
-	for i, l := range a.verdict.Limits {
-		if c := &a.verdict.Charges[i]; c.Limit.Algorithm.Holds {
+// noteHolds keeps the slots that the store may have lent although it gave no answer: they are given back when the request ends, or at once.
+func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
+	for i, l := range limits {
+		if c := &charges[i]; c.Limit.Algorithm.Holds {
 			a.granted = append(a.granted, grant{charge: *c, limit: l})
 		}
 	}
@@ -110,9 +114,12 @@ func (a *Admission) settle(status int) {
 func (a *Admission) giveBack() {
 	a.renewal.stop()
 	a.granted = nil
-	corrections := slices.Clone(a.verdict.Charges)
-	for i := range corrections {
-		corrections[i].Mode, corrections[i].Patience = penstock.Refund, 0
+	var corrections []penstock.Charge
+	for i, c := range a.verdict.Charges {
+		if !uncounted(a.verdict.Limits[i], a.Decision.Source) || c.Limit.Algorithm.Holds {
+			c.Mode, c.Patience = penstock.Refund, 0
+			corrections = append(corrections, c)
+		}
 	}
 	a.correct(corrections)
 }

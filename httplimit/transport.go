@@ -58,7 +58,8 @@ type Transport struct {
 	MaxPause time.Duration
 
 	// FailClosed says not to send requests while the Limiter's store is unavailable. By default they are sent: what they need from
-	// the server matters more than that the limit is kept exactly, and the server says by itself when it has enough.
+	// the server matters more than that the limit is kept exactly, and the server says by itself when it has enough. A store with
+	// guard.Standard around it decides by its own settings instead.
 	FailClosed bool
 
 	// Retries is how often a request is sent again that was answered with 429, or 503 if it is idempotent, and

@@ -750,7 +750,7 @@ rules:
     limits:
       - {rate: {premium: 100/s, free: 10/s}, burst: {premium: 500}, wait: 2s, candidate: {rate: 20/s}}
       - {name: month, rate: {premium: 1M per calendar month, free: 1000 per calendar month}, zone: Europe/Berlin, shadow: true}
-  - {name: login, match: {method: POST, path: /login}, per: address, limits: [{rate: 5/m, algorithm: sliding-log, on_status: 401}]}
+  - {name: login, match: {method: POST, path: /login}, per: address, limits: [{rate: 5/m, algorithm: sliding-log, on_status: 401, deny_for: 5s, on_failure: open, ceiling: 9/s}]}
   - {name: upload, match: {method: [POST, PUT], path: /files/*}, per: rider, limits: [{rate: 100/s, algorithm: leaky-bucket, burst: 200, cost: {body: 64KB}}]}
   - {name: trial, shadow: true, match: {path: /files/**}, per: rider, limits: [{rate: 1/s}, {in_flight: 2}]}
   - {name: health, match: {path: /health}, unlimited: true}

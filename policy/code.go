@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // A Spec is a policy of one rule, made in code: some limits, for every request.
@@ -13,8 +14,10 @@ type Spec struct {
 	Name   string                  // of the rule
 	Payer  func(Attributes) string // the key that pays; it is used as it is
 	Limits []penstock.Limit        // decided together
-	Closed bool                    // refuse if the store gives no answer; default: let pass
 	HTTP   HTTPConfig
+
+	// OnFailure is what happens to the Limits' charges while the store gives no answer. Default: guard.Local.
+	OnFailure guard.Failure
 }
 
 // New makes Rules of a Spec. The true cost of a request may be told afterwards for all of its limits that can give units back. An error
@@ -28,6 +31,9 @@ func New(s Spec) (*Rules, error) {
 	}
 	if len(s.Limits) == 0 || len(s.Limits) > maxLimits {
 		return nil, fmt.Errorf("%w: policy %q has %d limits; write 1 to %d", penstock.ErrInvalid, s.Name, len(s.Limits), maxLimits)
+	}
+	if s.OnFailure == guard.ByDefault {
+		s.OnFailure = guard.Local
 	}
 	c := newCompiler(&Config{HTTP: s.HTTP})
 	c.http()
@@ -43,8 +49,8 @@ func New(s Spec) (*Rules, error) {
 			errs = append(errs, fmt.Errorf("policy %q: %w", s.Name, err))
 			continue
 		}
-		l := &Limit{Rule: rule, Name: ready.Name, Policy: s.Name + "." + ready.Name, Algorithm: ready.Algorithm.Name, Closed: s.Closed,
-			Shown: true, forms: []penstock.Limit{ready}, per: payer, cost: cost{units: 1}}
+		l := &Limit{Rule: rule, Name: ready.Name, Policy: s.Name + "." + ready.Name, Algorithm: ready.Algorithm.Name,
+			Guard: guard.Settings{OnFailure: s.OnFailure}, Shown: true, forms: []penstock.Limit{ready}, per: payer, cost: cost{units: 1}}
 		l.Settled = !ready.Algorithm.Holds && !ready.Algorithm.Is(penstock.LeakyBucket)
 		if slices.ContainsFunc(rule.Limits, func(other *Limit) bool { return other.Name == l.Name }) {
 			errs = append(errs, fmt.Errorf("%w: policy %q has two limits called %q; rename one by WithName", penstock.ErrInvalid, s.Name, l.Name))
@@ -56,5 +62,6 @@ func New(s Spec) (*Rules, error) {
 	}
 	rule.matchers = []*matcher{{rule: rule, path: []segment{{kind: segmentRest}}}}
 	c.rules.rules, c.rules.general = []*Rule{rule}, rule.matchers
+	c.rules.keepSettings()
 	return c.rules, nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // Load reads and compiles a policy from a YAML file, with the variables of the process. Names of files in it are relative to its folder.
@@ -80,7 +81,7 @@ type compiler struct {
 	payers     int
 	ways       int // in which rules match
 	listLines  int // read from files of values
-	failClosed bool
+	onFailure  guard.Failure
 }
 
 func newCompiler(config *Config) *compiler {
@@ -95,7 +96,7 @@ func (c *compiler) compile() {
 	if c.config.Version != 1 && (c.config.Version != 0 || c.written(&c.config.Version)) {
 		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
 	}
-	c.failClosed = c.oneOf(&c.config.OnFailure, "on_failure", "open", "closed") == "closed"
+	c.onFailure = c.failure(&c.config.OnFailure)
 	c.rules.all = c.oneOf(&c.config.Apply, "apply", "most-specific", "all") == "all"
 	c.http()
 	c.server()
@@ -106,6 +107,7 @@ func (c *compiler) compile() {
 	c.rules.deny = c.conditions(&c.config.Deny, "deny")
 	c.ruleList()
 	c.rules.payers = c.payers
+	c.rules.keepSettings()
 	c.rules.warnings = c.rules.warnings.sorted()
 }
 

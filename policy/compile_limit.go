@@ -10,10 +10,6 @@ import (
 
 func (c *compiler) limit(r *Rule, rule *RuleConfig, config *LimitConfig) *Limit {
 	l := &Limit{Rule: r, Shadow: config.Shadow || rule.Shadow, Patience: config.Wait}
-	l.Closed = c.failClosed
-	if config.OnFailure != "" {
-		l.Closed = c.oneOf(&config.OnFailure, "on_failure", "open", "closed") == "closed"
-	}
 	l.per = c.payerOf(r, rule, config)
 	c.shapeOf(l, config.shape(), config.Name)
 	if config.Name != "" && !nameLike(config.Name) {
@@ -27,6 +23,7 @@ func (c *compiler) limit(r *Rule, rule *RuleConfig, config *LimitConfig) *Limit 
 	c.costs(l, config)
 	c.outcomes(l, config)
 	c.patience(l, config)
+	c.guards(l, config)
 	if config.Candidate != nil {
 		l.Candidate = c.candidate(l, config)
 	}
@@ -203,6 +200,7 @@ func (c *compiler) candidate(l *Limit, config *LimitConfig) *Limit {
 	}
 	candidate := *l
 	candidate.Shadow, candidate.Shown, candidate.forms, candidate.parts, candidate.zone = true, false, nil, 0, ""
+	candidate.Guard = shadowed(l.Guard)
 	c.shapeOf(&candidate, config.candidate(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !nameLike(candidate.Name) && nameLike(l.Name) {
 		c.fail(can, "the limit's name %q is too long to have a candidate, whose name is 10 letters longer; shorten it", l.Name)

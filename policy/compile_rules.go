@@ -38,6 +38,7 @@ func (c *compiler) ruleList() {
 	}
 	c.overlaps(matchers)
 	c.together()
+	c.leasedAlone()
 	slices.SortStableFunc(matchers, specificity)
 	c.rules.index = make(map[string][]*matcher)
 	for i, m := range matchers {
@@ -78,19 +79,34 @@ func (c *compiler) overlaps(matchers []*matcher) {
 	}
 }
 
-// together checks that no request can have too many charges.
+// together checks that no request can have too many charges. Each shard of a limit may be one.
 func (c *compiler) together() {
-	always, most := 0, 0
-	for _, r := range c.rules.rules {
-		if r.Always {
-			always += len(r.Limits)
-		} else {
-			most = max(most, len(r.Limits))
+	atOnce := func(count func(*Rule) int) int {
+		always, most := 0, 0
+		for _, r := range c.rules.rules {
+			if r.Always {
+				always += count(r)
+			} else {
+				most = max(most, count(r))
+			}
 		}
+		return always + most
 	}
-	if n := always + most; n > maxLimits {
-		c.fail(&c.config.Rules, "a request could meet %d limits at once, as rules with always: true apply together; the most are %d", n, maxLimits)
+	limits, counters := atOnce(func(r *Rule) int { return len(r.Limits) }), atOnce((*Rule).counters)
+	switch {
+	case limits > maxLimits:
+		c.fail(&c.config.Rules, "a request could meet %d limits at once, as rules with always: true apply together; the most are %d", limits, maxLimits)
+	case counters > maxLimits:
+		c.fail(&c.config.Rules, "a request could meet %d counters at once, those of a limit with shards being several; the most are %d: write fewer shards", counters, maxLimits)
 	}
+}
+
+// counters are how many a rule's limits have.
+func (r *Rule) counters() (n int) {
+	for _, l := range r.Limits {
+		n += max(l.Guard.Shards, 1)
+	}
+	return n
 }
 
 func (c *compiler) rule(config *RuleConfig) *Rule {
@@ -117,6 +133,7 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 		c.ownName(r, l, &config.Limits[i])
 		r.Limits = append(r.Limits, l)
 	}
+	c.leasedTogether(r, config)
 	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
 		c.identityOf(&config.Per) // for its mistakes: no limit uses it
 	}

@@ -8,7 +8,7 @@ import "time"
 type Config struct {
 	Version    int                   `yaml:"version" jsonschema:"The version of this format: 1, which is also the default."`
 	Apply      string                `yaml:"apply" jsonschema:"Which rules are applied to a request: most-specific (default), the one that says most and those with always, or all that match."`
-	OnFailure  string                `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: open (default) lets requests pass, closed refuses them. A limit may say otherwise."`
+	OnFailure  string                `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: local (default) has this process decide by its share of the limits, open lets requests pass, closed refuses them. A limit may say otherwise."`
 	Identities Named[IdentityConfig] `yaml:"identities" jsonschema:"Who pays, by name. Limits and lists refer to these names."`
 	Tokens     *Tokens               `yaml:"tokens" jsonschema:"How tokens (JWT) are verified. Only claims of verified tokens are ever used."`
 	Tiers      Named[Conditions]     `yaml:"tiers" jsonschema:"Classes of callers, such as free and premium. The first whose conditions hold is the caller's; 'otherwise' as condition always holds."`
@@ -54,7 +54,11 @@ type LimitConfig struct {
 	Cost      CostConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
 	OnStatus  Strings          `yaml:"on_status" jsonschema:"Charges only requests that are answered with one of these: 401, 5xx, 400-499."`
 	Wait      time.Duration    `yaml:"wait" jsonschema:"How long a request may wait for its turn (token-bucket, leaky-bucket). Default: 0, which denies at once."`
-	OnFailure string           `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: open or closed. Default: as the policy says."`
+	OnFailure string           `yaml:"on_failure" jsonschema:"What happens when the store gives no answer: local, open or closed. Default: as the policy says."`
+	Ceiling   string           `yaml:"ceiling" jsonschema:"With on_failure: open: how much each payer may have from each process while the store gives no answer, as a rate. Default: all it asks for."`
+	Lease     int64            `yaml:"lease" jsonschema:"How many units a process may draw in advance at once, for payers that are busy. Default: none."`
+	Shards    int              `yaml:"shards" jsonschema:"In how many counters the limit is split, for payers that keep a whole server busy: 2 to 32. Default: one counter."`
+	DenyFor   *time.Duration   `yaml:"deny_for" jsonschema:"How long a denial may be remembered without asking the store, at most; 0s remembers none. Default: 1s."`
 	Shadow    bool             `yaml:"shadow" jsonschema:"Counts and reports what the limit would deny, and denies nothing."`
 	Candidate *CandidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is tried beside it with counters of its own, and never enforced."`
 	Headers   *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
@@ -116,7 +120,8 @@ type ServerConfig struct {
 	Prefix                 string `yaml:"prefix" jsonschema:"How the names of keys begin; default ps."`
 	Secret                 string `yaml:"secret" jsonschema:"Hides identities in Redis; default none. PENSTOCK_SECRET_FILE is a better place."`
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Do not start without the store; default false."`
-	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 100ms."`
+	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 25ms."`
+	Instances              *int64 `yaml:"instances" jsonschema:"How many gates there are at least, to share the limits while the store gives no answer; default 1."`
 	Admin                  string `yaml:"admin" jsonschema:"Host:port of metrics and health, or off; default 127.0.0.1:9180."`
 	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof there; default false."`
 	TLSCert                string `yaml:"tls_cert" jsonschema:"PEM file of the certificate chain; default none, plain HTTP."`

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // String says what the policy means, as people would read it aloud: what holds for all requests, and then each rule in the order of the
@@ -216,7 +217,7 @@ func (d *description) limit(r *Rules, l *Limit, payer bool) {
 		d.say("    waits", "up to "+period(l.Patience))
 	}
 	if !l.Shadow {
-		d.say("    no store", map[bool]string{true: "requests are refused", false: "requests pass"}[l.Closed])
+		d.guards(l)
 		d.say("    headers", map[bool]string{true: "tell of it", false: "do not tell of it"}[l.Shown && !slices.Contains(r.http.Headers, "none")])
 	}
 	if c := l.Candidate; c != nil {
@@ -228,6 +229,32 @@ func (d *description) limit(r *Rules, l *Limit, payer bool) {
 	}
 }
 
+// guards says what stands between the limit and the store.
+func (d *description) guards(l *Limit) {
+	g := &l.Guard
+	if g.Lease > 0 {
+		d.say("    leased", fmt.Sprintf("up to %d drawn in advance", g.Lease))
+	}
+	if g.Shards > 0 {
+		d.say("    split", fmt.Sprintf("in %d counters", g.Shards))
+	}
+	if g.DenyFor > 0 {
+		d.say("    denials", "remembered up to "+period(g.DenyFor))
+	} else if g.DenyFor < 0 {
+		d.say("    denials", "never remembered")
+	}
+	text := withoutStore[g.OnFailure]
+	if g.Ceiling.Algorithm != nil {
+		text += ", to each payer from each process " + rateText(g.Ceiling)
+	}
+	d.say("    no store", text)
+}
+
+// withoutStore is what becomes of requests while the store gives no answer.
+var withoutStore = map[guard.Failure]string{
+	guard.Open: "requests pass", guard.Closed: "requests are refused", guard.Local: "this process decides, by its share of the limit",
+}
+
 // admits are the numbers of a limit, in a line for each tier if they differ.
 func (l *Limit) admits(r *Rules) []string {
 	number := func(i int) string {
@@ -237,17 +264,23 @@ func (l *Limit) admits(r *Rules) []string {
 			return fmt.Sprintf("%d in flight", f.Count)
 		case unit != "":
 			return fmt.Sprintf("%d per calendar %s", f.Count, unit)
-		case f.Algorithm.Is(penstock.TokenBucket):
-			f.Burst = cmp.Or(f.Burst, f.Count)
 		}
-		_, text, _ := strings.Cut(f.String(), ": ")
-		text, _, _ = strings.Cut(text, " (") // the algorithm
-		return text
+		return rateText(f)
 	}
 	if len(l.forms) == 1 {
 		return []string{number(0)}
 	}
 	return r.perTier(number)
+}
+
+// rateText is a limit's rate, without its name and algorithm.
+func rateText(f penstock.Limit) string {
+	if f.Algorithm.Is(penstock.TokenBucket) {
+		f.Burst = cmp.Or(f.Burst, f.Count)
+	}
+	_, text, _ := strings.Cut(f.String(), ": ")
+	text, _, _ = strings.Cut(text, " (")
+	return text
 }
 
 // perTier is a line for each tier.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 func TestDescriptionsTellNoSecrets(t *testing.T) {
@@ -95,7 +96,7 @@ rules: [{name: a, per: everyone, limits: [{rate: 100/s, cost: {methods: {GET: 1,
 }
 
 func TestRulesMadeInCodeAreDescribed(t *testing.T) {
-	rules, err := New(Spec{Name: "code", Payer: func(Attributes) string { return "x" }, Closed: true, Limits: []penstock.Limit{
+	rules, err := New(Spec{Name: "code", Payer: func(Attributes) string { return "x" }, OnFailure: guard.Closed, Limits: []penstock.Limit{
 		penstock.PerSecond(10).WithBurst(20), penstock.PerDay(100).With(penstock.SubWindow(24)), penstock.InFlight(5, time.Minute),
 	}})
 	if err != nil {

@@ -64,6 +64,7 @@ var structsOfPage = []struct {
 		"rules: [{name: a, per: client, limits: [{in_flight: 5, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, algorithm: sub-window, %s}]}]",
 		"rules: [{name: a, per: client, limits: [{rate: 100 per calendar month, %s}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, on_failure: open, %s}]}]",
 	}},
 	{"in `cost`", reflect.TypeFor[CostConfig](), []string{
 		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {%s}}]}]",

@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -10,12 +12,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
 )
 
 // lineEnds are what YAML takes for the end of a line.
 var lineEnds = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
 
-// Whatever a file says: nothing panics, mistakes have places in the file, and rules that were compiled demand only charges that a store takes.
+// Whatever a file says: nothing panics, mistakes have places in the file, and rules that were compiled demand only charges that a store takes,
+// and guards by their settings.
 func FuzzParse(f *testing.F) {
 	f.Add(richPolicy)
 	for _, g := range goldens(f) {
@@ -57,6 +62,12 @@ func FuzzParse(f *testing.F) {
 		if !utf8.ValidString(rules.String()) {
 			t.Fatalf("the description is not UTF-8: %q", rules.String())
 		}
+		guarded, broken := guard.Standard(memstore.New(memstore.Options{Shards: 1}), guard.Options{Limits: rules.Settings}), guard.Standard(
+			penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+				return penstock.Decision{}, penstock.ErrUnavailable
+			}), guard.Options{Limits: rules.Settings})
+		defer guarded.Close()
+		defer broken.Close()
 		r := rand.New(rand.NewPCG(1, 1))
 		var v Verdict
 		for range 20 {
@@ -68,6 +79,16 @@ func FuzzParse(f *testing.F) {
 				}
 				if _, err := penstock.Prepare(batch.Charges, nil); err != nil {
 					t.Fatalf("%v demands what no store takes: %v", a, err)
+				}
+				for _, store := range []penstock.Store{guarded, broken} {
+					for _, mode := range []penstock.Mode{penstock.Spend, penstock.Force, penstock.Refund} {
+						for i := range batch.Charges {
+							batch.Charges[i].Mode = mode
+						}
+						if _, err := store.Decide(t.Context(), batch.Charges); errors.Is(err, penstock.ErrInvalid) {
+							t.Fatalf("%v demands what no guard takes: %v", a, err)
+						}
+					}
 				}
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // Rules are a compiled policy. They never change and may be used by many goroutines at once. Compile or Load makes them; Close ends
@@ -22,6 +23,7 @@ type Rules struct {
 	allow    []condition
 	deny     []condition
 	payers   int
+	settings map[string][]named // by rule
 	verifier *verifier
 	tokens   Tokens // without the secret
 
@@ -55,18 +57,18 @@ type Rule struct {
 // A Limit is one limit of a rule.
 type Limit struct {
 	Rule      *Rule
-	Name      string        // within its rule
-	Policy    string        // its public name: the rule's, a dot, and its own
-	Algorithm string        // its algorithm's name
-	Patience  time.Duration // how long a request may wait for its turn
-	Closed    bool          // refuse if the store gives no answer; otherwise let pass
-	Shadow    bool          // counted and reported, never enforced
-	Shown     bool          // responses tell of it
-	Actual    string        // the response header with the true cost
-	Settled   bool          // the true cost is told afterwards, by the header Actual or by the handler
-	Body      int64         // one unit for each begun part of the body of this many bytes; 0: the body does not matter
-	Status    *Statuses     // charges only requests that are answered so; nil: all
-	Candidate *Limit        // tried beside it
+	Name      string         // within its rule
+	Policy    string         // its public name: the rule's, a dot, and its own
+	Algorithm string         // its algorithm's name
+	Patience  time.Duration  // how long a request may wait for its turn
+	Guard     guard.Settings // for the guards around a store. OnFailure is Open, Closed or Local; see Rules.Settings
+	Shadow    bool           // counted and reported, never enforced
+	Shown     bool           // responses tell of it
+	Actual    string         // the response header with the true cost
+	Settled   bool           // the true cost is told afterwards, by the header Actual or by the handler
+	Body      int64          // one unit for each begun part of the body of this many bytes; 0: the body does not matter
+	Status    *Statuses      // charges only requests that are answered so; nil: all
+	Candidate *Limit         // tried beside it
 
 	forms []penstock.Limit // by tier; one if they do not differ
 	parts int              // of a sub-window
@@ -77,6 +79,39 @@ type Limit struct {
 
 // Forms are the limit's numbers: one, or one for each tier.
 func (l *Limit) Forms() []penstock.Limit { return slices.Clone(l.forms) }
+
+// Settings say how a limit of a charge is guarded: they are what guard.Options.Limits wants. Of limits that are not the Rules' own they are zero. What is a
+// shadow or a candidate is neither leased nor split, and not counted while the store gives no answer.
+func (r *Rules) Settings(limit *penstock.Limit) guard.Settings {
+	rule := r.settings[limit.Group]
+	for i := range rule {
+		if rule[i].limit == limit.Name {
+			return rule[i].settings
+		}
+	}
+	return guard.Settings{}
+}
+
+// named are the settings of a limit, by its name within the rule.
+type named struct {
+	limit    string
+	settings guard.Settings
+}
+
+// keepSettings makes the guards' settings ready to be found.
+func (r *Rules) keepSettings() {
+	r.settings = make(map[string][]named, len(r.rules))
+	for _, rule := range r.rules {
+		var all []named
+		for _, l := range rule.Limits {
+			all = append(all, named{l.Name, l.Guard})
+			if c := l.Candidate; c != nil {
+				all = append(all, named{c.Name, c.Guard})
+			}
+		}
+		r.settings[rule.Name] = all
+	}
+}
 
 type cost struct {
 	units    int64

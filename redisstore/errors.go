@@ -48,6 +48,14 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.Class, e.Cause)
 }
 
+// ClassName is the Class, as metrics have it: its name, or "timeout" for an Unknown that is a matter of time.
+func (e *Error) ClassName() string {
+	if e.Class == Unknown && timedOut(e.Cause) {
+		return "timeout"
+	}
+	return e.Class.String()
+}
+
 // Counts tells whether the error says something of the server, and not of one key. A breaker goes by it.
 func (e *Error) Counts() bool { return e.Class != Poisoned }
 
@@ -76,6 +84,14 @@ func unavailable(ctx context.Context, err error) error {
 		return ctx.Err()
 	}
 	return &Error{Class: classify(err), Cause: err}
+}
+
+func timedOut(err error) bool {
+	timeout, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && timeout.Timeout()
 }
 
 // errNotSent marks what went wrong before anything was sent.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -97,7 +98,7 @@ func (g *gathering) fly() []*asked {
 	return first
 }
 
-// gather waits until n callers wait.
+// gathered waits until n callers wait.
 func (g *gathering) gathered(n int) {
 	g.Helper()
 	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
@@ -151,6 +152,60 @@ func TestNoMoreThan64GoTogether(t *testing.T) {
 	}
 }
 
+// However many ask the same, they go together, and each has an answer of its own.
+func TestThoseWhoAskTheSameGoTogether(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	for range 200 {
+		calls = append(calls, g.ask("k", 1))
+	}
+	g.gathered(200)
+	g.client.pass(3)
+	if granted := g.granted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
+		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
+	}
+	left := make(map[int64]int)
+	for _, a := range calls[2:] {
+		if a.decision.Allowed {
+			left[a.decision.Remaining()]++
+		} else if status := a.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
+			t.Errorf("a denied one was told %+v", status)
+		}
+	}
+	for n := range int64(30) {
+		if left[n] != 1 {
+			t.Errorf("%d callers were told that %d units are left; want one", left[n], n)
+		}
+	}
+}
+
+// While a bunch is under way, another one waits unless it is worth a script; it never waits for itself to grow.
+func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	calls = append(calls, g.ask("c", 1))
+	g.gathered(1)
+	g.client.pass(1)
+	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	for i := range 7 {
+		calls = append(calls, g.ask(fmt.Sprint(i), 1))
+	}
+	g.gathered(7)
+	g.client.pass(1) // of two that are under way
+	calls = append(calls, g.ask("0", 1))
+	g.gathered(8) // as it asks what another asks
+	calls = append(calls, g.ask("7", 1))
+	g.await("the small bunch to have grown", func() bool { return g.client.scripts.Load() == 4 })
+	calls = append(calls, g.ask("8", 1))
+	g.gathered(1)
+	go g.client.pass(3)
+	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
+		t.Errorf("%d of %d were granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
+	}
+}
+
 // Whoever goes away before the script is sent is charged nothing, and others are served.
 func TestWhoLeavesBeforeItIsSentIsNotCharged(t *testing.T) {
 	server := redistest.Start(t)
@@ -198,6 +253,48 @@ func TestADeadlineInTheQueueIsUnreached(t *testing.T) {
 	g.client.pass(3)
 	if granted := g.granted(calls); granted != 3 {
 		t.Errorf("%d of 3 were granted", granted)
+	}
+}
+
+// A deadline that tells itself without a timer of its own ends the wait as well: that of guard.Timeout.
+func TestALazyDeadlineEndsTheWait(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	charges := []penstock.Charge{{Key: "k", Limit: g.limit, Cost: 30}}
+	late := guard.Timeout(guard.TimeoutOptions{After: 20 * time.Millisecond})(g.store)
+	for range 2 {
+		_, err := late.Decide(context.Background(), charges)
+		var failure *redisstore.Error
+		if !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+			!errors.As(err, &failure) || failure.Class != redisstore.Unreached {
+			t.Errorf("in the queue: %v", err)
+		}
+	}
+	patient := guard.Timeout(guard.TimeoutOptions{After: time.Hour})(g.store)
+	ctx, cancel := context.WithCancel(context.Background())
+	left := make(chan error)
+	go func() {
+		_, err := patient.Decide(ctx, charges)
+		left <- err
+	}()
+	g.gathered(1)
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+		t.Errorf("who left was told %v", err)
+	}
+	served := make(chan error)
+	go func() { // nothing was charged, and nothing is left of the deadlines before
+		d, err := patient.Decide(context.Background(), charges)
+		if err == nil && !d.Allowed {
+			err = errors.New(d.String())
+		}
+		served <- err
+	}()
+	g.gathered(1)
+	g.client.pass(3)
+	if err := <-served; err != nil || g.granted(calls) != 2 {
+		t.Errorf("who waited was told %v", err)
 	}
 }
 

@@ -232,6 +232,8 @@ func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 		return repeat(each.FindStringSubmatch(block)[1], "", len(algorithms))
 	})
 	text = strings.ReplaceAll(text, "COUNT", strconv.Itoa(len(algorithms)))
+	additive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.Additive })
+	text = strings.ReplaceAll(text, "ADDITIVE", strconv.FormatBool(additive))
 	text = lists.ReplaceAllStringFunc(text, func(list string) string {
 		m := lists.FindStringSubmatch(list)
 		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}[m[1]], len(algorithms))

@@ -47,6 +47,7 @@ type Store struct {
 	whole gatherer  // of a single server
 	parts gatherers // of a Cluster
 	where topology  // of a Cluster
+	clock clock     // the server's
 }
 
 // New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.

@@ -85,7 +85,7 @@ func boundsOf(t *testing.T, row settings.Row, n *int) string {
 	case "size":
 		spell, steps = func(n int64) string { return strconv.FormatInt(n, 10) }, []string{"1MB", "1048576GB"}
 	case "number":
-		spell, steps = func(n int64) string { return strconv.FormatInt(n, 10) }, []string{"1000000"}
+		spell, steps = func(n int64) string { return strconv.FormatInt(n, 10) }, []string{"10000", "1000000"}
 	default:
 		return ""
 	}

@@ -27,8 +27,8 @@ func newExplain() *cobra.Command {
 		Use:   "explain [flags] URL-OR-PATH",
 		Short: "Tell what a policy makes of one request",
 		Long: "explain tells which rules match a request, who pays, which limits are charged, in what order, and under which keys of\n" +
-			"the store. It charges nothing. With --store it also asks what is left. The exit status is 0 if the request would be let in\n" +
-			"as far as is known, and 3 if not.\n\n" +
+			"the store, and how much each limit admits at most, whatever happens. It charges nothing. With --store it also asks what is\n" +
+			"left. The exit status is 0 if the request would be let in as far as is known, and 3 if not.\n\n" +
 			"Without a policy it explains the demo's. The secret that hides identities in Redis is found where serve finds it:\n" +
 			"in PENSTOCK_SECRET, PENSTOCK_SECRET_FILE or the policy's server section.",
 		Example: "  penstock explain -X POST /api/rides/request -H 'X-API-Key: a'\n" +
@@ -45,6 +45,7 @@ func newExplain() *cobra.Command {
 	f.Int64Var(&e.size, "size", 0, "the size of its body, in bytes; -1: not known beforehand")
 	f.StringVar(&e.store, "store", "", "the URL of Redis, to ask what is left")
 	f.StringVar(&e.prefix, "prefix", "", "how the names of keys begin, as for serve (PENSTOCK_PREFIX)")
+	f.StringVar(&e.instances, "instances", "", "how many gates there are, for the bounds (PENSTOCK_INSTANCES; default 1)")
 	f.StringVarP(&e.output, "output", "o", "text", "text for people, json for programs")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -52,9 +53,9 @@ func newExplain() *cobra.Command {
 }
 
 type explanation struct {
-	config, method, from, store, prefix, output string
-	headers                                     []string
-	size                                        int64
+	config, method, from, store, prefix, instances, output string
+	headers                                                []string
+	size                                                   int64
 }
 
 func (e *explanation) run(c *cobra.Command, target string) error {
@@ -65,13 +66,14 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	if err != nil {
 		return coded(exitUsage, err)
 	}
-	rules, keys, err := e.policy(c)
+	rules, s, err := e.policy(c)
 	if err != nil {
 		return err
 	}
 	defer rules.Close()
 	rules.Start(nil)
-	report, charges, err := explain.Explain(rules, request, keys)
+	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.Secret}
+	report, charges, err := explain.Explain(rules, request, keys, int(s.Instances))
 	if err != nil {
 		return coded(exitUsage, err)
 	}
@@ -101,15 +103,15 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	return err
 }
 
-// policy is the one to explain, and how serve would name its keys.
-func (e *explanation) policy(c *cobra.Command) (rules *policy.Rules, keys redisstore.Options, err error) {
+// policy is the one to explain, with serve's settings that matter here.
+func (e *explanation) policy(c *cobra.Command) (rules *policy.Rules, s settings.Settings, err error) {
 	given := make(map[string]string)
-	for name, text := range map[string]string{"config": e.config, "prefix": e.prefix} {
+	for name, text := range map[string]string{"config": e.config, "prefix": e.prefix, "instances": e.instances} {
 		if c.Flags().Changed(name) {
 			given[name] = text
 		}
 	}
-	s, err := settings.Load(settings.Sources{
+	s, err = settings.Load(settings.Sources{
 		Flags:   given,
 		Environ: os.Environ(),
 		File: func(path string) (server policy.ServerConfig, err error) {
@@ -118,13 +120,13 @@ func (e *explanation) policy(c *cobra.Command) (rules *policy.Rules, keys rediss
 			}
 			return server, err
 		},
-		Only: []string{"prefix", "secret"},
+		Only: []string{"prefix", "secret", "instances"},
 	})
 	if err == nil && rules == nil {
 		fmt.Fprintln(c.ErrOrStderr(), "penstock: no --config: these are the demo's rules")
 		rules, err = rides.Rules()
 	}
-	return rules, redisstore.Options{Prefix: s.Prefix, Secret: s.Secret}, err
+	return rules, s, err
 }
 
 // request is the request that the flags describe, as a server would have it.

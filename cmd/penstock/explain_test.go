@@ -50,8 +50,15 @@ rules    ride-request applies: the most specific
    pays                key:a
    limit               10 per 1s, burst 20 (tokenbucket)
    cost                1
-   if the store fails  let pass
+   if the store fails  decided here, by this process' share of the limit
    key in the store    ps1{key:a}ride-request
+   at most
+     always         20 at once, and 10 per 1s
+     denials        no more; what is given back elsewhere is seen within 1s
+     store fails    no more, while this is the only instance
+     store returns  20 units more around the end, since nothing is charged afterwards
+     store forgets  20 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)
+     clock forward  20 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill
 `,
 		"json": `{
   "method": "POST",
@@ -72,9 +79,41 @@ rules    ride-request applies: the most specific
       "rate": "10 per 1s, burst 20 (tokenbucket)",
       "algorithm": "tokenbucket",
       "cost": 1,
-      "on_failure": "open",
+      "on_failure": "local",
       "kind": "enforced",
-      "key": "ps1{key:a}ride-request"
+      "key": "ps1{key:a}ride-request",
+      "bounds": [
+        {
+          "when": "always",
+          "over": 0,
+          "text": "20 at once, and 10 per 1s"
+        },
+        {
+          "when": "denials",
+          "over": 0,
+          "text": "no more; what is given back elsewhere is seen within 1s"
+        },
+        {
+          "when": "store fails",
+          "over": 0,
+          "text": "no more, while this is the only instance"
+        },
+        {
+          "when": "store returns",
+          "over": 20,
+          "text": "20 units more around the end, since nothing is charged afterwards"
+        },
+        {
+          "when": "store forgets",
+          "over": 20,
+          "text": "20 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)"
+        },
+        {
+          "when": "clock forward",
+          "over": 20,
+          "text": "20 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill"
+        }
+      ]
     }
   ]
 }
@@ -87,6 +126,25 @@ rules    ride-request applies: the most specific
 		if note != "penstock: no --config: these are the demo's rules\n" {
 			t.Errorf("-o %s: noted %q", output, note)
 		}
+	}
+}
+
+func TestBoundsAreForSoManyGates(t *testing.T) {
+	t.Setenv("PENSTOCK_INSTANCES", "4")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "store fails    shares of 4 instances: 0 units more by rounding, and at the beginning up to 15 if"},
+		{[]string{"--instances", "3"}, "store fails    shares of 3 instances: 1 unit more by rounding, and at the beginning up to 13 if"},
+	} {
+		code, out, _ := command(append([]string{"explain", "-X", "POST", "/api/rides/request"}, c.args...)...)
+		if code != exitOK || !strings.Contains(out, c.want) {
+			t.Errorf("%v: exit status %d, %s\nwant %s", c.args, code, out, c.want)
+		}
+	}
+	if code, _, note := command("explain", "--instances", "none", "/"); code != exitInvalid || !strings.Contains(note, "instances") {
+		t.Errorf("exit status %d, %s", code, note)
 	}
 }
 
@@ -144,7 +202,8 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 				}
 				slices.Sort(told)
 				told = slices.Compact(told)
-				if written := keysOf(t, redis); !slices.Equal(told, written) {
+				written := slices.DeleteFunc(keysOf(t, redis), func(key string) bool { return strings.HasSuffix(key, "{%@}instances") }) // of no request
+				if !slices.Equal(told, written) {
 					t.Errorf("key %.20q: explain names %q\nin Redis stand %q", key, told, written)
 				}
 				compared += len(told)

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
 )
 
 // operations is a page, and its tables by their first column's head: the cells of each row.
@@ -81,7 +83,7 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 }
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
-	p := startProcess(t, "--admin=127.0.0.1:0")
+	p := startProcess(t, "--admin=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // memory has some less
 	res, err := http.Get("http://" + p.admin + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -109,6 +111,7 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	for head, want := range map[string][]string{
 		"outcome": values("rate_limiter_requests_total", "outcome"),
 		"reason":  values("rate_limiter_errors_total", "reason"),
+		"source":  values("rate_limiter_decisions_total", "source"),
 	} {
 		var said []string
 		for _, cells := range tables[head] {

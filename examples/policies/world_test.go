@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -15,16 +16,43 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
-// play lets a test ask a service behind a policy, in a time that passes only while all wait.
+// play lets a test ask a service behind a policy, in a time that passes only while all wait: by itself, with all guards around its store, and with guards
+// around a store that never answers, all limits being local. The same holds each time.
 func play(t *testing.T, name string, test func(*testing.T, *world)) {
 	t.Helper()
-	rules := load(t, name+".yaml")
-	synctest.Test(t, func(t *testing.T) { test(t, open(t, rules, memstore.New(memstore.Options{}))) })
+	t.Run("memory", func(t *testing.T) {
+		rules := load(t, name+".yaml")
+		synctest.Test(t, func(t *testing.T) { test(t, open(t, rules, memstore.New(memstore.Options{}))) })
+	})
+	t.Run("guarded", func(t *testing.T) {
+		rules := load(t, name+".yaml")
+		synctest.Test(t, func(t *testing.T) {
+			store := guard.Standard(memstore.New(memstore.Options{}), guard.Options{Limits: rules.Settings})
+			defer store.Close()
+			test(t, open(t, rules, store))
+		})
+	})
+	if name == "contractual-quotas" {
+		return // its shadow gives back what it counted, and a shadow does not count without its store
+	}
+	t.Run("outage", func(t *testing.T) {
+		rules := loadLocal(t, name+".yaml")
+		synctest.Test(t, func(t *testing.T) {
+			store := guard.Standard(down, guard.Options{Limits: func(limit *penstock.Limit) guard.Settings {
+				s := rules.Settings(limit)
+				s.OnFailure = guard.Local // shadows and candidates too, which would not count
+				return s
+			}})
+			defer store.Close()
+			test(t, open(t, rules, store))
+		})
+	})
 }
 
 // A world is a service behind a policy.
@@ -52,6 +80,33 @@ func load(t *testing.T, file string) *policy.Rules {
 	t.Helper()
 	t.Setenv("JWKS_URL", issuer().URL)
 	rules, err := policy.Load(file)
+	return started(t, rules, err)
+}
+
+// loadLocal loads a policy as if all its limits were local.
+func loadLocal(t *testing.T, file string) *policy.Rules {
+	t.Helper()
+	t.Setenv("JWKS_URL", issuer().URL)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := policy.Parse(file, text, os.LookupEnv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.OnFailure = "local"
+	for i := range config.Rules {
+		for j := range config.Rules[i].Limits {
+			config.Rules[i].Limits[j].OnFailure, config.Rules[i].Limits[j].Ceiling = "", ""
+		}
+	}
+	rules, err := config.Compile()
+	return started(t, rules, err)
+}
+
+func started(t *testing.T, rules *policy.Rules, err error) *policy.Rules {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}

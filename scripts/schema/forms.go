@@ -67,7 +67,7 @@ func forms() map[string]*schema {
 	list := map[string]*schema{
 		"Config.version":    words("1"),
 		"Config.apply":      words("most-specific", "all"),
-		"Config.on_failure": words("open", "closed"),
+		"Config.on_failure": words("local", "open", "closed"),
 		"Config.identities": named(identityNames, ref("identity")),
 		"Config.tiers":      named(tierNames("otherwise"), tierConditions()),
 		"Config.allow":      conditions(),
@@ -81,7 +81,10 @@ func forms() map[string]*schema {
 
 		"LimitConfig.name":       ref("name"),
 		"LimitConfig.on_status":  oneOrMore(anyOf(number(100, 599), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
-		"LimitConfig.on_failure": words("open", "closed"),
+		"LimitConfig.on_failure": words("local", "open", "closed"),
+		"LimitConfig.ceiling":    ref("rate"),
+		"LimitConfig.lease":      number(2, penstock.MaxCost),
+		"LimitConfig.shards":     number(2, 32),
 
 		"CostConfig.units":   number(0, penstock.MaxCost),
 		"CostConfig.methods": some(named(&schema{Pattern: token}, number(0, penstock.MaxCost))),

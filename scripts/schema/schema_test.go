@@ -167,6 +167,8 @@ rules: [{name: a, always: true, shadow: true, per: {all: [address, {m: method}]}
 rules: [{name: a, per: everyone, limits: [{rate: "3/s, burst 10"}, {rate: 1_000 PER minute, burst: 10k}, {rate: 10-H, burst: "1,000"}, {rate: 5 writes per 2 days, burst: "${B:-7}"}]}]
 rules: [{name: a, per: everyone, limits: [{rate: "${RATE:-10}/s"}, {rate: 1M per calendar week, zone: Europe/Berlin}, {rate: 10/1h30m, algorithm: sub-window, parts: 60}]}]
 rules: [{name: a, per: everyone, limits: [{in_flight: 5, expires: 500ms}, {name: b, in_flight: "10k"}, {name: c, in_flight: "${N:-5}", expires: 1h0.5m}]}]
+rules: [{name: a, per: everyone, limits: [{rate: 99/s, on_failure: open, ceiling: "${C:-1k/s, burst 5}", deny_for: 0}, {rate: 99/m, shards: "2", deny_for: 1h30m}]}]
+rules: [{name: a, per: everyone, limits: [{rate: 99/s, lease: 1_000}, {rate: 99/m, lease: "${L:-2}"}]}]
 rules: [{name: a, per: everyone, limits: [{rate: 10/s, wait: 2s}, {rate: 10/m, algorithm: leaky-bucket, burst: 5, wait: 0}]}]
 rules: [{name: a, per: everyone, limits: [{rate: 99/s, cost: 2}, {rate: 99/m, cost: "3"}, {rate: 99/h, cost: "${C:-4}"}, {rate: 99/d, cost: {units: 0}}]}]
 rules: [{name: a, per: everyone, limits: [{rate: 99/s, cost: {methods: {get: 1, otherwise: "5"}}}, {rate: 99/m, cost: {header: X-C, min: 0, max: 9, actual: X-D}}, {rate: 99/h, cost: {body: 64 kib}}, {rate: 9/d, cost: {body: 512}}]}]
@@ -392,6 +394,8 @@ func TestBoundsAreTheCompilers(t *testing.T) {
 		{"http.max_waiting", "{http: {max_waiting: %d}, " + oneRule},
 		{"http.denied.status", "{http: {denied: {status: %d}}, " + oneRule},
 		{"rules.limits.parts", "{rules: [{name: a, per: everyone, limits: [{rate: 10/m, algorithm: sub-window, parts: %d}]}]}"},
+		{"rules.limits.shards", "{rules: [{name: a, per: everyone, limits: [{rate: 99/m, shards: %d}]}]}"},
+		{"rules.limits.lease", "{rules: [{name: a, per: everyone, limits: [{rate: 99/m, lease: %d}]}]}"},
 		{"rules.limits.cost.units", "{rules: [{name: a, per: everyone, limits: [{rate: 2251799813685248/d, algorithm: fixed-window, cost: {units: %d}}]}]}"},
 		{"rules.limits.cost.methods", "{rules: [{name: a, per: everyone, limits: [{rate: 2251799813685248/d, algorithm: fixed-window, cost: {methods: {GET: %d}}}]}]}"},
 		{"rules.limits.cost.min", "{rules: [{name: a, per: everyone, limits: [{rate: 2251799813685248/d, algorithm: fixed-window, cost: {header: X, min: %d, max: 2251799813685248}}]}]}"},

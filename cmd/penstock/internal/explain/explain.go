@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -41,24 +42,36 @@ type Rule struct {
 
 // A Charge is what a limit demands.
 type Charge struct {
-	Rule         string `json:"rule"`
-	Limit        string `json:"limit"`
-	Payer        string `json:"payer"`
-	Rate         string `json:"rate"`
-	Algorithm    string `json:"algorithm"`
-	Cost         int64  `json:"cost"`
-	WaitMS       int64  `json:"wait_ms,omitempty"`
-	OnFailure    string `json:"on_failure"`
-	Kind         string `json:"kind"` // enforced, shadow or candidate
-	Note         string `json:"note,omitempty"`
-	Key          string `json:"key"` // in Redis
-	Remaining    *int64 `json:"remaining,omitempty"`
-	RetryAfterMS *int64 `json:"retry_after_ms,omitempty"` // -1: never
-	TurnAfterMS  *int64 `json:"turn_after_ms,omitempty"`  // how long it would wait now
+	Rule         string  `json:"rule"`
+	Limit        string  `json:"limit"`
+	Payer        string  `json:"payer"`
+	Rate         string  `json:"rate"`
+	Algorithm    string  `json:"algorithm"`
+	Cost         int64   `json:"cost"`
+	WaitMS       int64   `json:"wait_ms,omitempty"`
+	OnFailure    string  `json:"on_failure"`
+	Ceiling      string  `json:"ceiling,omitempty"` // with on_failure open
+	Lease        int64   `json:"lease,omitempty"`
+	Shards       int     `json:"shards,omitempty"`
+	DenyForMS    *int64  `json:"deny_for_ms,omitempty"` // 0: never
+	Kind         string  `json:"kind"`                  // enforced, shadow or candidate
+	Note         string  `json:"note,omitempty"`
+	Key          string  `json:"key"` // in Redis
+	Remaining    *int64  `json:"remaining,omitempty"`
+	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
+	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // how long it would wait now
+	Bounds       []Bound `json:"bounds,omitempty"`         // of what is enforced
 }
 
-// Explain reads a request. The options are those of the store whose keys are named.
-func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Report, []penstock.Charge, error) {
+// A Bound says how much the limit admits at most in one situation: guard.Bound for programs.
+type Bound struct {
+	When string `json:"when"`
+	Over *int64 `json:"over"` // units beyond the limit itself; null: no number holds
+	Text string `json:"text"`
+}
+
+// Explain reads a request. The options are those of the store whose keys are named; the bounds are for so many instances.
+func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
 	reading, err := httplimit.Read(rules, r)
 	if err != nil {
 		return nil, nil, err
@@ -80,6 +93,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 		if err != nil {
 			return nil, nil, err
 		}
+		c.Bounds = boundsOf(rules, v.Charges[i].Limit, instances)
 		report.Charges = append(report.Charges, c)
 	}
 	for _, t := range v.Trials {
@@ -96,6 +110,18 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options) (*Re
 		}
 	}
 	return report, v.Charges, nil
+}
+
+func boundsOf(rules *policy.Rules, limit penstock.Limit, instances int) (all []Bound) {
+	options := guard.Options{Limits: rules.Settings, Instances: instances}
+	for _, b := range options.Bounds(limit) {
+		bound := Bound{When: b.When, Text: b.Text}
+		if b.Over != guard.Unbounded {
+			bound.Over = &b.Over
+		}
+		all = append(all, bound)
+	}
+	return all
 }
 
 func (r *Report) rules(reading *httplimit.Reading) {
@@ -136,11 +162,9 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	}
 	charge := Charge{
 		Rule: l.Rule.Name, Limit: l.Name, Payer: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
-		OnFailure: "open", Kind: kind, Key: key,
+		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key,
 	}
-	if l.Closed {
-		charge.OnFailure = "closed"
-	}
+	charge.guards(&l.Guard)
 	var notes []string
 	if l.Status != nil {
 		notes = append(notes, "given back unless the answer's status counts")
@@ -153,6 +177,17 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil
+}
+
+// guards tells how the limit is guarded.
+func (c *Charge) guards(s *guard.Settings) {
+	c.Lease, c.Shards = s.Lease, s.Shards
+	if s.DenyFor != 0 {
+		c.DenyForMS = new(max(s.DenyFor, 0).Milliseconds())
+	}
+	if s.Ceiling.Algorithm != nil {
+		_, c.Ceiling, _ = strings.Cut(s.Ceiling.String(), ": ")
+	}
 }
 
 // Judge tells whether the request could never pass, since it costs more than a limit ever admits. It asks no store.
@@ -261,8 +296,21 @@ func (c *Charge) print(out io.Writer, label string) {
 	if c.Note != "" {
 		fmt.Fprintf(w, "   note\t%s\n", c.Note)
 	}
+	if c.Lease > 0 {
+		fmt.Fprintf(w, "   leased\tup to %d drawn in advance\n", c.Lease)
+	}
+	if c.Shards > 0 {
+		fmt.Fprintf(w, "   split\tin %d counters, with ~00 to ~%02d behind the payer\n", c.Shards, c.Shards-1)
+	}
+	switch deny := c.DenyForMS; {
+	case deny == nil:
+	case *deny == 0:
+		fmt.Fprintf(w, "   denials\tnever remembered\n")
+	default:
+		fmt.Fprintf(w, "   denials\tremembered up to %v\n", time.Duration(*deny)*time.Millisecond)
+	}
 	if c.Kind == "enforced" {
-		fmt.Fprintf(w, "   if the store fails\t%s\n", map[string]string{"open": "let pass", "closed": "refused with status 503"}[c.OnFailure])
+		fmt.Fprintf(w, "   if the store fails\t%s\n", c.withoutStore())
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Remaining != nil {
@@ -279,4 +327,24 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
 	}
 	w.Flush()
+	if len(c.Bounds) > 0 {
+		fmt.Fprintf(out, "   at most\n")
+	}
+	for _, b := range c.Bounds {
+		fmt.Fprintf(w, "     %s\t%s\n", b.When, b.Text)
+	}
+	w.Flush()
+}
+
+// withoutStore is what becomes of the request while the store gives no answer.
+func (c *Charge) withoutStore() string {
+	switch {
+	case c.OnFailure == guard.Closed.String():
+		return "refused with status 503"
+	case c.OnFailure == guard.Local.String():
+		return "decided here, by this process' share of the limit"
+	case c.Ceiling != "":
+		return "let pass, to each payer from each process " + c.Ceiling
+	}
+	return "let pass"
 }

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http/httptest"
 	"slices"
@@ -55,7 +56,7 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	if from := r.Header.Get("From"); from != "" {
 		r.RemoteAddr = from + ":1024"
 	}
-	report, charges, err := Explain(rules, r, redisstore.Options{})
+	report, charges, err := Explain(rules, r, redisstore.Options{}, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,4 +184,54 @@ func printed(t *testing.T, r *Report) string {
 		t.Fatal(err)
 	}
 	return b.String()
+}
+
+func TestReportTellsHowLimitsAreGuarded(t *testing.T) {
+	const text = `
+rules:
+  - name: a
+    per: everyone
+    limits:
+      - {rate: 100/s, lease: 20, on_failure: open, ceiling: "500/s, burst 50"}
+      - {rate: 5k/h, lease: 9, shards: 16, deny_for: 0s, on_failure: closed}
+      - {rate: 9k/d, lease: 9, deny_for: 1m30s, candidate: {rate: 1/s}}
+      - {name: free, rate: 9k per calendar day, lease: 9, on_failure: open}
+`
+	report, _ := explained(t, text, "/")
+	var out strings.Builder
+	if err := report.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"leased              up to 20 drawn in advance",
+		"if the store fails  let pass, to each payer from each process 500 per 1s, burst 50 (tokenbucket)",
+		"split               in 16 counters, with ~00 to ~15 behind the payer",
+		"denials             never remembered",
+		"if the store fails  refused with status 503",
+		"denials             remembered up to 1m30s",
+		"if the store fails  decided here, by this process' share of the limit",
+		"if the store fails  let pass\n",
+		"     leased         24 units more: a block of 8 for each of 3 instances, which may lie unspent for 1s\n",
+		"     store fails    everything passes, and is not counted\n",
+		"     store fails    nothing passes\n",
+		"     split          no more: 16 counters of a part each\n",
+		"     denials        no more; what is given back elsewhere is seen within 1m30s\n",
+	} {
+		if n := strings.Count(out.String(), line); n != 1 {
+			t.Errorf("%q stands there %d times; want once", line, n)
+		}
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+	for i, want := range []string{
+		`"on_failure":"open","ceiling":"500 per 1s, burst 50 (tokenbucket)","lease":20,"kind"`,
+		`"on_failure":"closed","lease":9,"shards":16,"deny_for_ms":0,"kind"`,
+		`"on_failure":"local","lease":9,"deny_for_ms":90000,"kind"`,
+		`"on_failure":"open","lease":9,"kind"`,
+	} {
+		if got, err := json.Marshal(report.Charges[i]); err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("limit %d is %s, %v; want %s in it", i+1, got, err, want)
+		}
+	}
 }

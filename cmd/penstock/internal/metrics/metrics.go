@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 )
 
@@ -44,7 +45,7 @@ func sumOf(o httplimit.Outcome) sum {
 }
 
 // reasons that errors are counted by; others are counted as the last.
-var reasons = []string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "invalid", "other"}
+var reasons = []string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "open", "shed", "invalid", "other"}
 
 // Metrics of one gate. Methods may be called by many goroutines at once.
 type Metrics struct {
@@ -52,6 +53,10 @@ type Metrics struct {
 	latency  *prometheus.HistogramVec
 	rules    atomic.Pointer[map[Rule]*series]
 	errors   []prometheus.Counter // by reason
+
+	indeterminate  prometheus.Counter
+	decisions      []prometheus.Counter // by source
+	breakerChanges *prometheus.CounterVec
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
@@ -69,7 +74,7 @@ func New(version string) *Metrics {
 	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "rate_limiter_latency_seconds",
 		Help:    "How long checks took, until there was an answer or none.",
-		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1},
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .03, .05, .1, .25, .5, 1},
 
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
@@ -77,10 +82,28 @@ func New(version string) *Metrics {
 	}, []string{"rule", "limit", "algorithm"})
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_errors_total",
-		Help: "Checks that the store had no answer to.",
+		Help: "Questions that the store had no answer to.",
 	}, []string{"reason"})
 	for _, reason := range reasons {
 		m.errors = append(m.errors, failures.WithLabelValues(reason))
+	}
+	m.indeterminate = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "rate_limiter_indeterminate_total",
+		Help: "Questions that the store may have answered, and charged for, though no answer came.",
+	})
+	decisions := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_decisions_total",
+		Help: "Requests that a limit was asked about, by who decided.",
+	}, []string{"source"})
+	for _, source := range sources {
+		m.decisions = append(m.decisions, decisions.WithLabelValues(source.String()))
+	}
+	m.breakerChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_breaker_changes_total",
+		Help: "How often breakers closed, opened and half opened.",
+	}, []string{"to"})
+	for _, state := range []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen} {
+		m.breakerChanges.WithLabelValues(state.String())
 	}
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
@@ -101,7 +124,7 @@ func New(version string) *Metrics {
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(checks{m}, m.latency, failures, m.reloadOK, m.reloadTime, reloads, build,
+	m.registry.MustRegister(checks{m}, m.latency, failures, m.indeterminate, decisions, m.reloadOK, m.reloadTime, reloads, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.SetRules(nil)
 	return m
@@ -146,13 +169,16 @@ func (m *Metrics) Check(rule Rule, outcome httplimit.Outcome, latency time.Durat
 	}
 }
 
-// Error counts a check that the store had no answer to.
+// Error counts a question that the store had no answer to.
 func (m *Metrics) Error(reason string) {
 	i := slices.Index(reasons, reason)
 	if i < 0 {
 		i = len(reasons) - 1
 	}
 	m.errors[i].Inc()
+	if slices.Contains(perhaps, reasons[i]) {
+		m.indeterminate.Inc()
+	}
 }
 
 // Waiting says who knows how many requests wait for their turn. It is called once.

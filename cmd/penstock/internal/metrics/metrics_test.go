@@ -21,6 +21,7 @@ func TestNamesAndHelpAreAsPrometheusWantsThem(t *testing.T) {
 	m := New("v1.2.3")
 	m.SetRules([]Rule{search})
 	m.Check(search, httplimit.Allowed, time.Millisecond)
+	m.Guards(faring)
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)

@@ -10,9 +10,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // A Gate is what requests must pass on their way to the upstream. If it has a method Close, that is called after the last request.
@@ -28,12 +28,15 @@ type Builder func(ctx context.Context, d Deps) (Gate, Policy, error)
 
 // Deps are what the service has for a gate.
 type Deps struct {
-	Store    penstock.Store
+	Store    Store
 	Observe  func(httplimit.Event)
 	Waiting  func(now func() int) // is told who knows how many requests wait for their turn
 	Reloaded func(Policy, error)  // is told when the policy file was read again
 	Log      *slog.Logger
 }
+
+// A Store gives what the service counts in, with guards around it that ask for the settings of each limit. It is called once.
+type Store func(limits func(*penstock.Limit) guard.Settings) penstock.Store
 
 // A Policy is what the service needs to know of the rules in force.
 type Policy struct {
@@ -65,13 +68,20 @@ func (noRules) Trusts(*http.Request) bool { return false }
 
 func (s *service) observe(e httplimit.Event) {
 	s.metrics.Check(Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
-	switch {
-	case e.Err == nil && e.Rule != "":
-		s.health.answered()
-	case e.Err != nil && e.Outcome != httplimit.Abandoned:
-		reason := reason(e.Err)
-		s.metrics.Error(reason)
-		s.health.failed(e.Err, reason, e.Outcome.String())
+	// What guards of Redis find unanswered they tell themselves, but for what cannot be asked.
+	if e.Err != nil && e.Outcome != httplimit.Abandoned && (s.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
+		s.unanswered(e.Err, "other")
+	}
+	undecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
+	if trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied; trial || undecided {
+		return
+	}
+	s.metrics.Decided(e.Source)
+	switch e.Source {
+	case penstock.FromStore:
+		s.health.answered(decided)
+	case penstock.FromOpen:
+		s.alarm.passed(e.Rule)
 	}
 }
 
@@ -107,19 +117,4 @@ func (s *service) warn(policy Policy) {
 	for _, warning := range policy.Warnings {
 		s.Log.Warn(warning)
 	}
-}
-
-// reason is the kind of an error, of which there are few.
-func reason(err error) string {
-	var failure *redisstore.Error
-	known := errors.As(err, &failure)
-	switch {
-	case errors.Is(err, context.DeadlineExceeded) && (!known || failure.Class == redisstore.Unknown):
-		return "timeout"
-	case known:
-		return failure.Class.String()
-	case errors.Is(err, penstock.ErrInvalid):
-		return "invalid"
-	}
-	return "other"
 }

@@ -12,61 +12,84 @@ import (
 // interval, not one for every request.
 type health struct {
 	log     *slog.Logger
+	prefix  string // of the store's keys
 	failing atomic.Bool
 
 	mu       sync.Mutex
 	failures int64                // since the last line
 	lines    map[string]time.Time // the last of each reason, of which there are few
 	latest   time.Time            // failure
+	barred   bool                 // the store does not let the gate do what it must, until it decides again
 }
 
 // interval is between two lines with one reason, and how long there must be no failure before all is well.
 const interval = 10 * time.Second
 
-// failed notes a decision that the store did not make, why, and what became of the request.
-func (h *health) failed(err error, reason, outcome string) {
+// failed notes a question that the store did not answer, and why.
+func (h *health) failed(err error, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
 	h.failing.Store(true)
 	h.failures++
+	right := rightFor(err, h.prefix)
+	h.barred = h.barred || right != ""
+	told := h.lines[reason]
+	if reason == "open" { // so the reason has been told before
+		told = h.latestLine()
+	}
 	h.latest = now
-	if line, ok := h.lines[reason]; ok && now.Sub(line) < interval {
+	if !told.IsZero() && now.Sub(told) < interval {
 		return
 	}
-	h.log.Error("the store does not answer", "requests", h.failures, "outcome", outcome, "reason", reason, "err", err)
+	line := []any{"questions", h.failures, "reason", reason, "err", err}
+	if right != "" {
+		line = append(line, "needs", right)
+	}
+	h.log.Error("the store does not answer", line...)
 	if h.lines == nil {
 		h.lines = make(map[string]time.Time)
 	}
 	h.failures, h.lines[reason] = 0, now
 }
 
-// answered notes that the store made a decision, or was there when it was asked.
-func (h *health) answered() {
+func (h *health) latestLine() (latest time.Time) {
+	for _, line := range h.lines {
+		if line.After(latest) {
+			latest = line
+		}
+	}
+	return latest
+}
+
+// A sign of life is how the store has answered.
+type sign uint8
+
+const (
+	ponged  sign = iota // it was there when it was asked
+	decided             // it made a decision
+)
+
+// answered notes a sign of life.
+func (h *health) answered(how sign) {
 	if !h.failing.Load() {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.barred = h.barred && how != decided; h.barred {
+		return
+	}
 	if h.failing.Load() && time.Since(h.latest) >= interval {
 		h.failing.Store(false)
-		h.log.Info("the store answers again", "requests_meanwhile", h.failures)
+		h.log.Info("the store answers again", "questions_meanwhile", h.failures)
 		h.failures, h.lines = 0, nil
 	}
 }
 
-// watch asks the store each second while it fails, until ctx ends: perhaps no request comes that would find it back.
-func (h *health) watch(ctx context.Context, ping func(context.Context) error) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if h.failing.Load() && ping(ctx) == nil {
-				h.answered()
-			}
-		}
+// look asks the store while it fails: perhaps no request comes that would find it back.
+func (h *health) look(ctx context.Context, ping func(context.Context) error) {
+	if h.failing.Load() && ping(ctx) == nil {
+		h.answered(ponged)
 	}
 }

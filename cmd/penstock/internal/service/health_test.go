@@ -3,12 +3,19 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/redisstore"
 )
 
 func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
@@ -18,25 +25,25 @@ func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
 		const seconds, each = 35, 100
 		for range seconds {
 			for range each {
-				h.failed(errors.New("no answer"), "unreached", "failed_open")
-				h.answered() // some still do
+				h.failed(errors.New("no answer"), "unreached")
+				h.answered(ponged) // some still do
 			}
 			time.Sleep(time.Second)
 		}
 		if n := len(log.lines("level=ERROR", "the store does not answer")); n != 4 {
 			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*each, seconds, n, log)
 		}
-		if !strings.Contains(log.String(), "requests=1000") || !h.failing.Load() {
+		if !strings.Contains(log.String(), "questions=1000") || !h.failing.Load() {
 			t.Errorf("logged %s", log)
 		}
 		for range 20 {
-			h.answered()
+			h.answered(ponged)
 			time.Sleep(time.Second)
 		}
 		if n := len(log.lines("level=INFO", "the store answers again")); n != 1 || h.failing.Load() {
 			t.Errorf("its end made %d lines:\n%s", n, log)
 		}
-		h.failed(errors.New("no answer"), "unreached", "failed_open")
+		h.failed(errors.New("no answer"), "unreached")
 		if n := len(log.lines("level=ERROR")); n != 5 {
 			t.Errorf("the next outage was not told at once:\n%s", log)
 		}
@@ -52,7 +59,7 @@ func TestNewReasonIsToldAtOnce(t *testing.T) {
 		for second := range 10 {
 			for i := range 100 {
 				reason := reasons[i%min(second+1, len(reasons))]
-				h.failed(errors.New("no answer"), reason, "failed_open")
+				h.failed(errors.New("no answer"), reason)
 			}
 			for i, reason := range reasons {
 				want := 0
@@ -69,14 +76,27 @@ func TestNewReasonIsToldAtOnce(t *testing.T) {
 	})
 }
 
+// watched is a service that does nothing but look after its store.
+func watched(t *testing.T, ping func(context.Context) error) (*service, *logged) {
+	log := new(logged)
+	logger := slog.New(slog.NewTextHandler(log, nil))
+	s := &service{health: health{log: logger, prefix: "ps"}, alarm: alarm{log: logger}, store: store{ping: ping}, metrics: metrics.New("")}
+	s.Settings.Store, s.Settings.StoreTimeout = "redis://localhost", time.Second
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.watch(ctx)
+	}()
+	t.Cleanup(func() { stop(); <-ended })
+	return s, log
+}
+
 func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log := new(logged)
-		h := &health{log: slog.New(slog.NewTextHandler(log, nil))}
 		var asked, up atomic.Int64
 		down := errors.New("no answer")
-		ctx, stop := context.WithCancel(t.Context())
-		go h.watch(ctx, func(context.Context) error {
+		s, log := watched(t, func(context.Context) error {
 			if asked.Add(1); up.Load() == 0 {
 				return down
 			}
@@ -87,18 +107,132 @@ func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
 		if n := asked.Load(); n > 0 {
 			t.Errorf("asked %d times while nothing was wrong", n)
 		}
-		h.failed(down, "unreached", "failed_open")
+		s.unanswered(down, "unreached")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := asked.Load(); n < 59 || n > 61 || !h.failing.Load() || log.lines("answers again") != nil {
+		if n := asked.Load(); n < 59 || n > 61 || !s.health.failing.Load() || log.lines("answers again") != nil {
 			t.Errorf("asked %d times in a minute without an answer; logged %s", n, log)
 		}
 		up.Store(1)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if h.failing.Load() || len(log.lines("level=INFO", "the store answers again")) != 1 {
+		if s.health.failing.Load() || len(log.lines("level=INFO", "the store answers again")) != 1 {
 			t.Errorf("logged %s", log)
 		}
-		stop()
 	})
+}
+
+// A ping is no proof that the store lets the gate decide.
+func TestAStoreThatLacksARightIsNotFoundBackByAPing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := watched(t, func(context.Context) error { return nil })
+		s.unanswered(&redisstore.Error{
+			Class: redisstore.Refused, Cause: redisstore.ReplyError("NOPERM User limiter has no permissions to run the 'evalsha' command"),
+		}, "refused")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if !s.health.failing.Load() || len(log.lines("level=ERROR", "the store does not answer", "needs=+evalsha")) != 1 {
+			t.Errorf("logged %s", log)
+		}
+		s.observe(httplimit.Event{Rule: "a", Outcome: httplimit.Allowed, Source: penstock.FromFallback})
+		if !s.health.failing.Load() {
+			t.Error("the fallback's answer is taken for the store's")
+		}
+		s.observe(httplimit.Event{Rule: "a", Outcome: httplimit.Allowed, Source: penstock.FromStore})
+		if s.health.failing.Load() || len(log.lines("level=INFO", "the store answers again")) != 1 {
+			t.Errorf("logged %s", log)
+		}
+	})
+}
+
+func TestAnOpenBreakerIsNotNewsBesideItsReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := watched(t, func(context.Context) error { return errors.New("no answer") })
+		for range 350 {
+			s.unanswered(errors.New("no answer"), "timeout")
+			for range 10 {
+				s.unanswered(guard.ErrOpen, "open")
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if open, all := len(log.lines("reason=open")), len(log.lines("level=ERROR")); open != 0 || all != 4 {
+			t.Errorf("%d lines of %d tell of the breaker:\n%s", open, all, log)
+		}
+		for range 300 { // whatever is open stays so for a while, and nothing else is known
+			s.unanswered(guard.ErrOpen, "open")
+			time.Sleep(100 * time.Millisecond)
+		}
+		if open := len(log.lines("reason=open")); open < 2 || open > 4 {
+			t.Errorf("in 30 s, %d lines tell of the breaker:\n%s", open, log)
+		}
+	})
+}
+
+func TestRequestsThatPassUnlimitedSoundTheAlarm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := watched(t, func(context.Context) error { return nil })
+		const line = "requests pass without limits"
+		told := func() (n, requests int) {
+			for _, line := range log.lines("level=ERROR", "critical=true", line, "rule=search") {
+				_, after, _ := strings.Cut(line, "requests=")
+				count := 0
+				fmt.Sscan(after, &count)
+				n, requests = n+1, requests+count
+			}
+			return n, requests
+		}
+		pass := func(n int) {
+			for range n {
+				s.observe(httplimit.Event{Rule: "search", Outcome: httplimit.FailedOpen, Source: penstock.FromOpen})
+			}
+		}
+		s.observe(httplimit.Event{Rule: "search", Outcome: httplimit.ShadowAllowed, Source: penstock.FromOpen})
+		s.observe(httplimit.Event{Rule: "search", Outcome: httplimit.Allowed, Source: penstock.FromFallback})
+		s.observe(httplimit.Event{Outcome: httplimit.Unlimited})
+		if n, _ := told(); n != 0 {
+			t.Errorf("told, while nothing passes that should not: %s", log)
+		}
+		pass(1)
+		if n, requests := told(); n != 1 || requests != 1 {
+			t.Errorf("the first is told in %d lines", n)
+		}
+		for range 35 {
+			pass(100)
+			time.Sleep(time.Second)
+		}
+		time.Sleep(20 * time.Second)
+		if n, requests := told(); n != 5 || requests != 3501 {
+			t.Errorf("of 3501 requests in 35 s, %d are told in %d lines; want 5:\n%s", requests, n, log)
+		}
+		pass(1)
+		if n, requests := told(); n != 6 || requests != 3502 {
+			t.Errorf("when it begins again, %d lines tell of it", n)
+		}
+		t.Logf("counted: %d requests without limits, told in 6 lines", 3502)
+	})
+}
+
+func TestTheRightThatIsMissingIsNamed(t *testing.T) {
+	refused := func(text string) error {
+		return &redisstore.Error{Class: redisstore.Refused, Cause: redisstore.ReplyError(text)}
+	}
+	rows := []struct {
+		err  error
+		want string
+	}{
+		{refused("NOPERM this user has no permissions to run the 'evalsha' command"), "+evalsha"},
+		{refused("NOPERM User x has no permissions to run the 'cluster|slots' command"), "+cluster|slots"},
+		{refused("NOPERM this user has no permissions to access one of the keys used as arguments"), "~shop*"},
+		{refused("NOPERM No permissions to access a key"), "~shop*"},
+		{refused("WRONGPASS invalid username-password pair or user is disabled."), "the store's setting with a user and password that are let in"},
+		{refused("ERR The user executing the script can't run this command or subcommand script"), "a command that the scripts run; docs/architecture.md has them all"},
+		{&redisstore.Error{Class: redisstore.Unready, Cause: redisstore.ReplyError("LOADING")}, ""},
+		{errors.New("run the 'x' command"), ""},
+	}
+	for _, row := range rows {
+		if got := rightFor(row.err, "shop"); got != row.want {
+			t.Errorf("%v needs %q; want %q", row.err, got, row.want)
+		}
+	}
+	t.Logf("counted: %d errors and what mends them", len(rows))
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rides"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/guard"
@@ -21,10 +23,7 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 		if err := g.load(s, d); err != nil {
 			return nil, Policy{}, err
 		}
-		store := d.Store
-		if s.Store != "" {
-			store = guard.Timeout(guard.TimeoutOptions{After: s.StoreTimeout})(store)
-		}
+		store := d.Store(func(limit *penstock.Limit) guard.Settings { return g.rules().Settings(limit) })
 		gate, err := httplimit.New(httplimit.Options{Store: store, Rules: g.rules, Observe: d.Observe})
 		if err != nil {
 			g.Close()
@@ -105,7 +104,7 @@ func (g *limits) Close() error {
 // describe is what the service needs to know of rules.
 func describe(rules *policy.Rules) Policy {
 	p := Policy{File: rules.Files()[0]}
-	open, closed := 0, 0
+	ways := make(map[guard.Failure]int)
 	add := func(l *policy.Limit) {
 		p.Rules = append(p.Rules, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
 	}
@@ -115,26 +114,38 @@ func describe(rules *policy.Rules) Policy {
 			if l.Candidate != nil {
 				add(l.Candidate)
 			}
-			switch {
-			case l.Shadow:
-			case l.Closed:
-				closed++
-			default:
-				open++
+			if !l.Shadow {
+				ways[l.Guard.OnFailure]++
 			}
 		}
 	}
-	switch {
-	case closed == 0:
-		p.OnFailure = "requests pass"
-	case open == 0:
-		p.OnFailure = "requests are refused"
-	default:
-		p.OnFailure = fmt.Sprintf("requests pass, but those under %d of %d limits are refused", closed, open+closed)
-	}
+	p.OnFailure = onFailure(ways)
 	for _, w := range rules.Warnings() {
 		p.Warnings = append(p.Warnings, w.Error())
 	}
 	p.Server = rules.Server()
 	return p
+}
+
+// onFailure tells what becomes of requests when the store does not answer, by how many limits fail in each way.
+func onFailure(ways map[guard.Failure]int) string {
+	switch local, open, closed := ways[guard.Local], ways[guard.Open], ways[guard.Closed]; local + open + closed {
+	case open:
+		return "requests pass"
+	case closed:
+		return "requests are refused"
+	case local:
+		return "limits hold locally, by this gate's share"
+	default:
+		var each []string
+		for _, way := range []struct {
+			limits int
+			text   string
+		}{{local, "%d hold locally, by this gate's share"}, {open, "%d let requests pass"}, {closed, "%d refuse them"}} {
+			if way.limits > 0 {
+				each = append(each, fmt.Sprintf(way.text, way.limits))
+			}
+		}
+		return fmt.Sprintf("of %d limits, %s", local+open+closed, strings.Join(each, ", "))
+	}
 }

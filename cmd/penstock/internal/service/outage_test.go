@@ -10,24 +10,32 @@ import (
 func TestGateGoesOnWithoutItsStore(t *testing.T) {
 	const policy = `
 rules:
-  - {name: open, match: {path: /open}, per: everyone, limits: [{rate: 1/d}]}
-  - {name: closed, match: {path: /closed}, per: everyone, limits: [{rate: 1/d, on_failure: closed}]}
+  - {name: open, match: {path: /open}, per: {key: header X-API-Key}, limits: [{rate: 1/d, on_failure: open}]}
+  - {name: closed, match: {path: /closed}, per: {key: header X-API-Key}, limits: [{rate: 1/d, on_failure: closed}]}
+  - {name: local, match: {path: /local}, per: {key: header X-API-Key}, limits: [{rate: 1/d}]}
 `
-	const outages, outage = 3, 3 // requests of each kind
+	const outages, outage = 3, 3
 	redis := redistest.Start(t)
 	redis.Kill()
 	r := startLimited(t, hello, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"})
+	caller := 0
+	// twice is what somebody new gets who asks twice.
+	twice := func(path string) string {
+		caller++
+		key := fmt.Sprint("X-API-Key: ", caller)
+		first, second := r.mustSend("GET", path, key), r.mustSend("GET", path, key)
+		if first.StatusCode == 503 && first.Header.Get("Retry-After") == "" {
+			t.Errorf("%s gets a 503 that does not say when to come back", path)
+		}
+		return fmt.Sprint(first.StatusCode, " ", second.StatusCode)
+	}
 	down := func(what string) {
 		t.Helper()
 		for range outage {
-			if res := r.mustSend("GET", "/open"); res.StatusCode != 200 {
-				t.Errorf("%s, what is open got %s", what, res.Status)
-			}
-			if res := r.mustSend("GET", "/closed"); res.StatusCode != 503 || res.Header.Get("Retry-After") == "" {
-				t.Errorf("%s, what is closed got %s, Retry-After %q", what, res.Status, res.Header.Get("Retry-After"))
-			}
-			if res := r.mustSend("GET", "/other"); res.StatusCode != 200 {
-				t.Errorf("%s, what nobody limits got %s", what, res.Status)
+			for path, want := range map[string]string{"/open": "200 200", "/closed": "503 503", "/local": "200 429", "/other": "200 200"} {
+				if got := twice(path); got != want {
+					t.Errorf("%s, %s gets %s; want %s", what, path, got, want)
+				}
 			}
 		}
 		if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
@@ -36,8 +44,12 @@ rules:
 	}
 	up := func(what string) {
 		t.Helper()
-		for _, path := range []string{"/open", "/closed"} {
-			await(t, what+", limits to count again", func() bool { return r.mustSend("GET", path).StatusCode == 429 })
+		const state, decisions = `rate_limiter_breaker_state{shard="(store)"}`, `rate_limiter_decisions_total{source="store"}`
+		for _, path := range []string{"/open", "/closed", "/local"} {
+			await(t, what+", Redis to decide again", func() bool {
+				before := r.metric(decisions)
+				return twice(path) == "200 429" && r.metric(decisions) != before && r.metric(state) == "0"
+			})
 		}
 	}
 	down("without a store from the beginning")
@@ -56,18 +68,28 @@ rules:
 	redis.Resume()
 	up("after it hung")
 	for series, least := range map[string]int{
-		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_open",rule="open"}`:     outages * outage,
-		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_closed",rule="closed"}`: outages * outage,
-		`rate_limiter_errors_total{reason="unreached"}`:                                                          2 * outage,
-		`rate_limiter_errors_total{reason="timeout"}`:                                                            2 * outage,
+		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_open",rule="open"}`:     2 * outages * outage,
+		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_closed",rule="closed"}`: 2 * outages * outage,
+		`rate_limiter_decisions_total{source="open"}`:                                                            2 * outages * outage,
+		`rate_limiter_decisions_total{source="closed"}`:                                                          2 * outages * outage,
+		`rate_limiter_decisions_total{source="fallback"}`:                                                        2 * outages * outage,
+		`rate_limiter_errors_total{reason="unreached"}`:                                                          2,
+		`rate_limiter_errors_total{reason="timeout"}`:                                                            5,
+		`rate_limiter_errors_total{reason="open"}`:                                                               outages * outage,
+		`rate_limiter_indeterminate_total`:                                                                       5,
+		`rate_limiter_breaker_changes_total{to="open"}`:                                                          outages,
+		`rate_limiter_breaker_changes_total{to="closed"}`:                                                        outages,
 	} {
 		var n int
 		if _, err := fmt.Sscan(r.metric(series), &n); err != nil || n < least {
 			t.Errorf("%s is %d, %v; want at least %d", series, n, err, least)
 		}
 	}
-	if n := len(r.log.lines("level=ERROR", "the store does not answer")); n == 0 || n > 5 {
+	if n := len(r.log.lines("level=ERROR", "the store does not answer")); n == 0 || n > 8 {
 		t.Errorf("that made %d lines in the log:\n%s", n, r.log)
 	}
-	t.Logf("counted: %d requests without a store (%d outages)", 3*outages*outage, outages)
+	if n := len(r.log.lines("level=ERROR", "requests pass without limits", "critical=true", "rule=open")); n == 0 || n > 4 {
+		t.Errorf("what passed unlimited made %d lines in the log:\n%s", n, r.log)
+	}
+	t.Logf("counted: %d callers without a store (%d outages)", 4*outages*outage, outages)
 }

@@ -11,19 +11,23 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 )
 
 // seeing shows what the store decides.
 func seeing(gate Builder, see func(penstock.Charge, penstock.Decision)) Builder {
 	return func(life context.Context, d Deps) (Gate, Policy, error) {
-		store := d.Store
-		d.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			decision, err := store.Decide(ctx, charges)
-			if err == nil {
-				see(charges[0], decision)
-			}
-			return decision, err
-		})
+		guarded := d.Store
+		d.Store = func(limits func(*penstock.Limit) guard.Settings) penstock.Store {
+			store := guarded(limits)
+			return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				decision, err := store.Decide(ctx, charges)
+				if err == nil {
+					see(charges[0], decision)
+				}
+				return decision, err
+			})
+		}
 		return gate(life, d)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,7 +55,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log}}
+	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}}
 	var life context.Context // of requests and whatever else runs
 	life, s.cut = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer s.close()
@@ -83,6 +82,8 @@ type service struct {
 	Options
 	metrics *metrics.Metrics
 	health  health
+	alarm   alarm
+	memory  memory
 	store   store
 	policy  Policy // that it began with
 
@@ -117,8 +118,9 @@ func (s *service) open(life context.Context) error {
 	if err := s.reach(life); err != nil {
 		return err
 	}
+	s.memory = memory{log: s.Log, ask: s.store.memory}
 	var watching sync.WaitGroup
-	watching.Go(func() { s.health.watch(life, s.ping) })
+	watching.Go(func() { s.watch(life) })
 	s.later(watching.Wait)
 	gate, err := s.build(life)
 	if err != nil {
@@ -162,6 +164,25 @@ func (s *service) ping(ctx context.Context) error {
 	return s.store.ping(ctx)
 }
 
+// watch looks each second after what no request may come to tell of, until ctx ends.
+func (s *service) watch(ctx context.Context) {
+	tick, seldom := time.NewTicker(time.Second), time.NewTicker(memoryEvery)
+	defer tick.Stop()
+	defer seldom.Stop()
+	s.memory.look(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.health.look(ctx, s.ping)
+			s.alarm.remind()
+		case <-seldom.C:
+			s.memory.look(ctx)
+		}
+	}
+}
+
 // build makes the gate.
 func (s *service) build(life context.Context) (Gate, error) {
 	if s.Gate == nil {
@@ -169,7 +190,7 @@ func (s *service) build(life context.Context) (Gate, error) {
 	}
 	s.metrics.Loaded(time.Now()) // or the process ends
 	gate, policy, err := s.Gate(life, Deps{
-		Store:    s.store,
+		Store:    s.guarded,
 		Observe:  s.observe,
 		Waiting:  s.metrics.Waiting,
 		Reloaded: s.reloaded,
@@ -257,7 +278,7 @@ func (s *service) announce() {
 	}
 	onFailure := s.policy.OnFailure
 	if set.Store == "" {
-		onFailure = strings.TrimPrefix(onFailure+"; memory fails beyond 10 million counters, and is this gate's own", "; ")
+		onFailure = "memory is this gate's own, and full at 10 million counters: then new payers are refused, but where on_failure is open"
 	}
 	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
 		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "if_store_fails", orNone(onFailure))

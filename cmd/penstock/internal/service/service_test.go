@@ -42,7 +42,7 @@ func TestServiceSaysInOneLineWhatItDoes(t *testing.T) {
 
 func TestMemoryDoesNotClaimThatItNeverFails(t *testing.T) {
 	r := startLimited(t, nil, "rules: [{name: all, per: everyone, limits: [{rate: 1/s}]}]\n", nil)
-	const want = `if_store_fails="requests pass; memory fails beyond 10 million counters, and is this gate's own"`
+	const want = `if_store_fails="memory is this gate's own, and full at 10 million counters: then new payers are refused, but where on_failure is open"`
 	if len(r.log.lines("the gate is open", want)) != 1 {
 		t.Errorf("no line says %s: %s", want, r.log)
 	}
@@ -312,12 +312,12 @@ func TestWhatCannotStartLeavesNothingBehind(t *testing.T) {
 }
 
 func TestChecksOfTheGateAreCounted(t *testing.T) {
+	full := fmt.Errorf("%w: memory is full", penstock.ErrUnavailable)
 	var deps Deps
 	r := start(t, nil, nil, func(_ context.Context, d Deps) (Gate, Policy, error) {
 		deps = d
 		return noRules{}, Policy{Rules: []Rule{{Name: "a", Algorithm: "x"}}}, nil
 	})
-	outage := fmt.Errorf("%w: no answer", penstock.ErrUnavailable)
 	for _, c := range []struct {
 		event httplimit.Event
 		want  string
@@ -328,10 +328,12 @@ func TestChecksOfTheGateAreCounted(t *testing.T) {
 		{httplimit.Event{Outcome: httplimit.ShadowAllowed}, `rate_limiter_shadow_allowed_total{algorithm="x",limit="",rule="a"} 1`},
 		{httplimit.Event{Outcome: httplimit.Refused}, `rate_limiter_rejected_total{algorithm="x",limit="",rule="a"} 2`},
 		{httplimit.Event{Outcome: httplimit.Exempt}, `rate_limiter_allowed_total{algorithm="x",limit="",rule="a"} 2`},
-		{httplimit.Event{Outcome: httplimit.FailedOpen, Err: outage}, `outcome="failed_open",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: outage}, `outcome="failed_closed",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: context.DeadlineExceeded}, `rate_limiter_errors_total{reason="timeout"} 1`},
-		{httplimit.Event{Outcome: httplimit.Abandoned, Err: context.Canceled}, `rate_limiter_errors_total{reason="other"} 2`},
+		{httplimit.Event{Outcome: httplimit.Allowed, Source: penstock.FromLease}, `rate_limiter_decisions_total{source="lease"} 1`},
+		{httplimit.Event{Outcome: httplimit.FailedOpen, Source: penstock.FromOpen, Err: full}, `outcome="failed_open",rule="a"} 1`},
+		{httplimit.Event{Outcome: httplimit.FailedClosed, Source: penstock.FromClosed, Err: full}, `rate_limiter_decisions_total{source="closed"} 1`},
+		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: full}, `outcome="failed_closed",rule="a"} 2`},
+		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: penstock.ErrInvalid}, `rate_limiter_errors_total{reason="invalid"} 1`},
+		{httplimit.Event{Outcome: httplimit.Abandoned, Err: context.Canceled}, `rate_limiter_decisions_total{source="store"} 4`},
 	} {
 		c.event.Rule, c.event.Algorithm = "a", "x"
 		deps.Observe(c.event)
@@ -341,6 +343,9 @@ func TestChecksOfTheGateAreCounted(t *testing.T) {
 	}
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("while the store fails the gate says %q", body)
+	}
+	if n := r.metric(`rate_limiter_errors_total{reason="other"}`); n != "3" {
+		t.Errorf("what memory did not decide is counted %s times; want 3", n)
 	}
 	deps.Reloaded(Policy{}, errors.New("line 3: no"))
 	deps.Reloaded(Policy{Rules: []Rule{{Name: "b", Algorithm: "x"}}}, nil)

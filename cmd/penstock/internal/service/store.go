@@ -12,8 +12,9 @@ import (
 // A store is where counters live, and what the service needs of it besides.
 type store struct {
 	penstock.Store
-	ping  func(ctx context.Context) error
-	close func()
+	ping   func(ctx context.Context) error
+	memory func(ctx context.Context) (redisstore.Memory, error) // nil if it is this process'
+	close  func()
 }
 
 // openStore does not connect. Its error wraps penstock.ErrInvalid, and shows no password.
@@ -29,5 +30,5 @@ func openStore(s settings.Settings) (store, error) {
 	if err != nil {
 		return store{}, err
 	}
-	return store{Store: redis, ping: redis.Ping, close: func() { redis.Close() }}, nil
+	return store{Store: redis, ping: redis.Ping, memory: redis.Memory, close: func() { redis.Close() }}, nil
 }

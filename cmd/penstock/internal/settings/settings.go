@@ -27,6 +27,7 @@ type Settings struct {
 	Secret       []byte
 	RequireStore bool
 	StoreTimeout time.Duration
+	Instances    int64 // that there are at least
 
 	Admin string // "" is off
 	Pprof bool

@@ -57,9 +57,12 @@ var Table = []Row{
 		Help: "if set, identities stand in Redis only as their HMAC with it; gates that share limits share it"},
 	{Name: "require-store", Default: "false", set: toggle(func(s *Settings) *bool { return &s.RequireStore }),
 		Help: "do not start without the store. Otherwise the gate starts, says so, and uses the store as soon as it answers"},
-	{Name: "store-timeout", Default: "100ms", Value: "duration",
+	{Name: "store-timeout", Default: "25ms", Value: "duration",
 		set:  duration(func(s *Settings) *time.Duration { return &s.StoreTimeout }, false, time.Minute),
-		Help: "how long a decision may wait for the store"},
+		Help: "how long a decision may wait for the store; then it is made without, as on_failure says"},
+	{Name: "instances", Default: "1", Value: "number", set: size(func(s *Settings) *int64 { return &s.Instances }, false, 10_000),
+		Help: "how many gates there are at least: with on_failure local, each allows its share while the store gives no answer. Those on one Redis are counted " +
+			"too, and the larger number holds"},
 
 	{Name: "admin", Default: "127.0.0.1:9180", Value: "host:port", set: setAdmin,
 		Help: "where /metrics, /livez and /readyz are; off for nowhere. To open it to others, write their side's host, as in 0.0.0.0:9180"},

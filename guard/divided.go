@@ -8,37 +8,43 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// shares remember the n-th parts of limits, ready for use: up to maxShares of one n, and then they start anew. The zero value is empty.
-type shares struct {
+// divided remembers what n-th parts were made of limits, ready for use: up to maxDivided of them, and then it starts anew. The zero value is
+// empty.
+type divided[P any] struct {
 	mu    sync.RWMutex
-	n     int
-	known map[penstock.Limit]share
+	known map[division]P
 }
 
-const maxShares = 4096
+const maxDivided = 4096
 
+type division struct {
+	limit penstock.Limit
+	n     int
+}
+
+// by is the limit divided by n, which make does if it is not known.
+func (d *divided[P]) by(n int, limit *penstock.Limit, make func(limit penstock.Limit, n int) P) P {
+	of := division{*limit, n}
+	d.mu.RLock()
+	p, ok := d.known[of]
+	d.mu.RUnlock()
+	if ok {
+		return p
+	}
+	p = make(*limit, n)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.known == nil || len(d.known) >= maxDivided {
+		d.known = map[division]P{}
+	}
+	d.known[of] = p
+	return p
+}
+
+// A share is the part of a limit that one instance has, or !ok if it is none that can be computed with.
 type share struct {
 	limit penstock.Limit
 	ok    bool
-}
-
-// of is the n-th part of a limit, or false if it is none that can be computed with.
-func (s *shares) of(limit *penstock.Limit, n int) (penstock.Limit, bool) {
-	s.mu.RLock()
-	known, ok := s.known[*limit]
-	ok = ok && s.n == n
-	s.mu.RUnlock()
-	if ok {
-		return known.limit, known.ok
-	}
-	made := makeShare(*limit, n)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.n != n || len(s.known) >= maxShares {
-		s.n, s.known = n, make(map[penstock.Limit]share)
-	}
-	s.known[*limit] = made
-	return made.limit, made.ok
 }
 
 func makeShare(limit penstock.Limit, n int) share {

@@ -1,0 +1,114 @@
+package service
+
+import (
+	"errors"
+	"log/slog"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// guarded is the store as gates have it. Memory needs no guards: it is here, and cannot hang.
+func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) penstock.Store {
+	redis, ok := s.store.Store.(*redisstore.Store)
+	if !ok {
+		return s.store.Store
+	}
+	g := guard.Standard(redis, guard.Options{
+		Timeout:    guard.TimeoutOptions{After: s.Settings.StoreTimeout},
+		Breaker:    guard.BreakerOptions{Changed: s.breakerChanged},
+		Limits:     limits,
+		Instances:  int(s.Settings.Instances),
+		Unanswered: func(e guard.Event) { s.unanswered(e.Err, e.Class) },
+	})
+	s.later(g.Close) // gives back what is leased, and leaves the fleet
+	s.metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: redis.ClockSteps})
+	return g
+}
+
+// unanswered is told of each question that the store gave no answer to, and which kind that is of.
+func (s *service) unanswered(err error, class string) {
+	switch {
+	case class == "canceled": // nobody waits for the answer
+		return
+	case errors.Is(err, penstock.ErrInvalid):
+		class = "invalid"
+	}
+	s.metrics.Error(class)
+	s.health.failed(err, class)
+}
+
+func (s *service) breakerChanged(shard string, from, to guard.State) {
+	s.metrics.BreakerChanged(to)
+	shard = metrics.Shard(shard)
+	switch {
+	case to == guard.StateClosed:
+		s.Log.Info("the breaker is closed: the store is asked again", "shard", shard)
+	case from == guard.StateClosed:
+		s.Log.Warn("the breaker is open: the store is asked seldom until it answers", "shard", shard)
+	}
+}
+
+// An alarm says that requests pass which nobody counts: at once, then with how many they were since, every interval.
+type alarm struct {
+	log *slog.Logger
+
+	mu       sync.Mutex
+	requests int64  // since the last line
+	rule     string // of the last one
+	next     time.Time
+}
+
+func (a *alarm) passed(rule string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests++
+	a.rule = rule
+	a.soundLocked()
+}
+
+// remind tells of those that were held back, if it is time: perhaps no other follows.
+func (a *alarm) remind() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.requests > 0 {
+		a.soundLocked()
+	}
+}
+
+func (a *alarm) soundLocked() {
+	now := time.Now()
+	if now.Before(a.next) {
+		return
+	}
+	a.log.Error("requests pass without limits, since the store does not answer", "critical", true, "requests", a.requests, "rule", a.rule)
+	a.requests, a.next = 0, now.Add(interval)
+}
+
+var runs = regexp.MustCompile(`run the '([^']+)' command`)
+
+// rightFor is what the store's administrator must grant so that an error ends, as ACL SETUSER takes it, or in words. It is "" if that is not
+// what the error is about.
+func rightFor(err error, prefix string) string {
+	var failure *redisstore.Error
+	if !errors.As(err, &failure) || !failure.Lasting() {
+		return ""
+	}
+	text := failure.Cause.Error()
+	if command := runs.FindStringSubmatch(text); command != nil {
+		return "+" + command[1]
+	}
+	switch {
+	case strings.Contains(text, "NOPERM") && strings.Contains(text, "key"):
+		return "~" + prefix + "*"
+	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
+		return "the store's setting with a user and password that are let in"
+	}
+	return "a command that the scripts run; docs/architecture.md has them all"
+}

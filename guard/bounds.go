@@ -1,0 +1,179 @@
+package guard
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/penstock/penstock"
+)
+
+// A Bound says how much a limit admits at most in one situation.
+type Bound struct {
+	// When is the situation: "always", "leased", "split", "denials", "store fails", "store returns", "store forgets" or "clock forward".
+	When string
+
+	// Over is how many units more than the limit itself all instances together may admit under one key, in any interval that the
+	// situation touches. Unbounded: any number.
+	Over int64
+
+	// Text is the same in words.
+	Text string
+}
+
+// Unbounded as Over says that there is no bound.
+const Unbounded = math.MaxInt64
+
+// Bounds are what Standard with these Options promises of a limit, one for each situation that there may be. What a limit itself admits is the first:
+// docs/algorithms.md has the formulas. While Standard counts more instances than Options.Instances, put in that number.
+//
+// It is nil for a limit that is not valid.
+func (o Options) Bounds(limit penstock.Limit) []Bound {
+	plan, err := limit.Plan()
+	if err != nil {
+		return nil
+	}
+	b := bounds{plan: plan, n: max(int64(o.Instances), 1)}
+	if o.Limits != nil {
+		b.settings = o.Limits(&plan.Limit)
+	}
+	if b.settings.OnFailure == ByDefault {
+		b.settings.OnFailure = o.OnFailure
+	}
+	if b.settings.DenyFor == 0 {
+		b.settings.DenyFor = o.DenyFor
+	}
+	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.n) }
+	all := []Bound{{"always", 0, own(plan)}}
+	if block := o.Lease.largest(plan); block >= leastBlock {
+		all = append(all, b.leased(o.Lease, block))
+	}
+	if p := makeParts(plan.Limit, b.settings.Shards); p != nil {
+		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: %d counters of a part each", len(p.limits))})
+	}
+	if b.settings.DenyFor >= 0 {
+		all = append(all, b.denials())
+	}
+	all = append(all, b.failing()...)
+	capacity := plan.Capacity
+	all = append(all,
+		Bound{"store forgets", capacity, fmt.Sprintf("%s more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)",
+			units(capacity))})
+	if !plan.Limit.Algorithm.Holds {
+		all = append(all, Bound{"clock forward", capacity, fmt.Sprintf("%s more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill",
+			units(capacity))})
+	} else {
+		all = append(all, Bound{"clock forward", capacity, "holds end early by as much as the store's clock leaps forward; back: none, and they end late by up to 5s"})
+	}
+	return all
+}
+
+type bounds struct {
+	plan     *penstock.Plan
+	settings Settings
+	n        int64 // instances
+}
+
+// own is what a limit itself admits.
+func own(plan *penstock.Plan) string {
+	l, a := &plan.Limit, plan.Limit.Algorithm
+	_, rate, _ := strings.Cut(l.WithBurst(0).String(), ": ")
+	rate, _, _ = strings.Cut(rate, " (")
+	switch {
+	case a.Is(penstock.TokenBucket):
+		return fmt.Sprintf("%d at once, and %s", plan.Capacity, rate)
+	case a.Is(penstock.LeakyBucket):
+		return fmt.Sprintf("1 at once, and %s, evenly spaced; %d may wait", rate, l.Burst)
+	case a.Is(penstock.Concurrency):
+		return fmt.Sprintf("%d at a time", plan.Capacity)
+	case a.At != nil:
+		return fmt.Sprintf("%d in each calendar window, so up to %d around its end", l.Count, 2*l.Count)
+	case a.Is(penstock.FixedWindow), a.Is(penstock.AnchoredWindow):
+		return fmt.Sprintf("%s in each window, so up to %d around its end", rate, 2*l.Count)
+	case a.Is(penstock.SlidingWindow):
+		return fmt.Sprintf("%s by estimate, and less than %d in any such time", rate, 2*l.Count)
+	case a.Is(penstock.SlidingLog), a.Is(penstock.SubWindow(1)):
+		return rate + ", wherever that begins"
+	}
+	return fmt.Sprintf("%d at once, and what its algorithm %q says", plan.Capacity, a.Name)
+}
+
+func (b *bounds) leased(o LeaseOptions, block int64) Bound {
+	over := o.Excess(b.plan.Limit)
+	text := fmt.Sprintf("no more; up to %s may lie unspent at each instance for %v", units(block), cmp.Or(o.Life, leaseLife))
+	if over > 0 {
+		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may lie unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, leaseLife))
+	}
+	return Bound{"leased", over, text}
+}
+
+func (b *bounds) denials() Bound {
+	return Bound{"denials", 0, fmt.Sprintf("no more; what is given back elsewhere is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
+}
+
+// failing says what holds while the store gives no answer, and when it does again.
+func (b *bounds) failing() []Bound {
+	const fails, returns = "store fails", "store returns"
+	capacity := b.plan.Capacity
+	switch b.settings.OnFailure {
+	case Open:
+		if b.settings.Ceiling == (penstock.Limit{}) {
+			return []Bound{{fails, Unbounded, "everything passes, and is not counted"}}
+		}
+		ceiling, err := b.settings.Ceiling.Plan()
+		if err != nil {
+			return []Bound{{fails, 0, "nothing passes: the ceiling is not valid"}}
+		}
+		return []Bound{{fails, Unbounded, fmt.Sprintf("at each instance %s", own(ceiling))}}
+	case Closed:
+		return []Bound{{fails, 0, "nothing passes"}}
+	}
+	if b.plan.Limit.Algorithm.Holds {
+		shares := b.shares() - capacity
+		return []Bound{
+			{fails, shares + b.uneven(), fmt.Sprintf("%s more: shares of %s, rounded up, besides those lent before", units(shares+b.uneven()), b.instances())},
+			{returns, capacity, fmt.Sprintf("%s more, until what was lent meanwhile is renewed or released", units(capacity))},
+		}
+	}
+	over := b.shares() - capacity + b.uneven()
+	text := "no more, while this is the only instance"
+	if b.n > 1 {
+		text = fmt.Sprintf("shares of %s: %s more by rounding, and at the beginning up to %d if only one of them had requests before",
+			b.instances(), units(b.shares()-capacity), b.uneven())
+	}
+	return []Bound{
+		{fails, over, text},
+		{returns, capacity, fmt.Sprintf("%s more around the end, since nothing is charged afterwards", units(capacity))},
+	}
+}
+
+// shares is the capacity of all shares together.
+func (b *bounds) shares() int64 {
+	share := makeShare(b.plan.Limit, int(b.n))
+	if !share.ok {
+		return 0 // which is closed
+	}
+	plan, err := share.limit.Plan()
+	if err != nil {
+		return 0
+	}
+	return plan.Capacity * b.n
+}
+
+// uneven is what the others may have left of their shares when one instance has used all of the limit.
+func (b *bounds) uneven() int64 { return b.plan.Capacity - ceil(b.plan.Capacity, b.n) }
+
+func (b *bounds) instances() string {
+	if b.n == 1 {
+		return "1 instance"
+	}
+	return fmt.Sprintf("%d instances", b.n)
+}
+
+func units(n int64) string {
+	if n == 1 {
+		return "1 unit"
+	}
+	return fmt.Sprintf("%d units", n)
+}

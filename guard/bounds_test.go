@@ -1,0 +1,98 @@
+package guard_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+)
+
+// What each setting promises, in numbers and in words; that the numbers hold is what the tests of bounds measure.
+func TestBoundsOfEachSetting(t *testing.T) {
+	bucket := penstock.PerSecond(10).WithBurst(200)
+	for _, c := range []struct {
+		limit     penstock.Limit
+		settings  guard.Settings
+		instances int
+		when      string
+		over      int64
+		text      string
+	}{
+		{bucket, guard.Settings{}, 1, "always", 0, "200 at once, and 10 per 1s"},
+		{bucket, guard.Settings{}, 1, "store fails", 0, "no more, while this is the only instance"},
+		{bucket, guard.Settings{}, 3, "store fails", 134, "shares of 3 instances: 1 unit more by rounding, and at the beginning up to 133 if only one of them had requests before"},
+		{bucket, guard.Settings{}, 3, "store returns", 200, "200 units more around the end, since nothing is charged afterwards"},
+		{bucket, guard.Settings{OnFailure: guard.Closed}, 3, "store fails", 0, "nothing passes"},
+		{bucket, guard.Settings{OnFailure: guard.Open}, 3, "store fails", guard.Unbounded, "everything passes, and is not counted"},
+		{bucket, guard.Settings{OnFailure: guard.Open, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
+		{bucket, guard.Settings{Lease: 100}, 2, "leased", 50, "50 units more: a block of 25 for each of 2 instances, which may lie unspent for 1s"},
+		{bucket, guard.Settings{Lease: 10}, 1, "leased", 10, "10 units more: a block of 10 for each of 1 instance, which may lie unspent for 1s"},
+		{bucket, guard.Settings{Shards: 64}, 1, "split", 0, "no more: 32 counters of a part each"},
+		{bucket, guard.Settings{}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 1s"},
+		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 5s"},
+		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},
+		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; up to 2 units may lie unspent at each instance for 1s"},
+		{penstock.PerMinute(10).With(penstock.SlidingWindow), guard.Settings{}, 1, "always", 0, "10 per 1m by estimate, and less than 20 in any such time"},
+		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever that begins"},
+		{penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), guard.Settings{}, 1, "always", 0, "1 at once, and 10 per 1m, evenly spaced; 5 may wait"},
+		{penstock.PerDay(7).With(penstock.CalendarWindow(algorithm.Month, time.UTC)), guard.Settings{}, 1, "always", 0, "7 in each calendar window, so up to 14 around its end"},
+		{penstock.InFlight(9, time.Minute), guard.Settings{}, 1, "always", 0, "9 at a time"},
+		{penstock.InFlight(9, time.Minute), guard.Settings{}, 3, "store fails", 6, "6 units more: shares of 3 instances, rounded up, besides those lent before"},
+	} {
+		options := guard.Options{Instances: c.instances, Limits: func(*penstock.Limit) guard.Settings { return c.settings }}
+		found := false
+		for _, b := range options.Bounds(c.limit) {
+			if b.When == c.when {
+				found = true
+				if b.Over != c.over || b.Text != c.text {
+					t.Errorf("%v, %d instances, %s: %d, %q; want %d, %q", c.limit, c.instances, c.when, b.Over, b.Text, c.over, c.text)
+				}
+			}
+		}
+		if !found {
+			t.Errorf("%v: no bound for %q", c.limit, c.when)
+		}
+	}
+}
+
+func TestWhatDoesNotApplyHasNoBound(t *testing.T) {
+	situations := func(o guard.Options, limit penstock.Limit) string {
+		var all []string
+		for _, b := range o.Bounds(limit) {
+			all = append(all, b.When)
+		}
+		return strings.Join(all, ", ")
+	}
+	settings := func(s guard.Settings) guard.Options {
+		return guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }}
+	}
+	for _, c := range []struct{ got, want string }{
+		{situations(guard.Options{}, penstock.PerSecond(9)), "always, denials, store fails, store returns, store forgets, clock forward"},
+		{situations(guard.Options{DenyFor: -1, OnFailure: guard.Closed}, penstock.PerSecond(9)), "always, store fails, store forgets, clock forward"},
+		{situations(settings(guard.Settings{DenyFor: -1, Lease: 100, Shards: 9, OnFailure: guard.Open}), penstock.PerSecond(7).With(penstock.LeakyBucket)),
+			"always, store fails, store forgets, clock forward"}, // a leaky bucket is neither leased nor split
+		{situations(guard.Options{}, penstock.Limit{}), ""},
+	} {
+		if c.got != c.want {
+			t.Errorf("bounds for %s; want %s", c.got, c.want)
+		}
+	}
+}
+
+func ExampleOptions_Bounds() {
+	limit := penstock.PerSecond(100)
+	for _, b := range (guard.Options{Instances: 4}).Bounds(limit) {
+		fmt.Printf("%s: %s\n", b.When, b.Text)
+	}
+	// Output:
+	// always: 100 at once, and 100 per 1s
+	// denials: no more; what is given back elsewhere is seen within 1s
+	// store fails: shares of 4 instances: 0 units more by rounding, and at the beginning up to 75 if only one of them had requests before
+	// store returns: 100 units more around the end, since nothing is charged afterwards
+	// store forgets: 100 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)
+	// clock forward: 100 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill
+}

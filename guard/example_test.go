@@ -1,0 +1,49 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+// A store that is usually Redis, with all guards around it: while it gives no answer, each instance goes on with its share of the limits.
+func ExampleStandard() {
+	redis := newFaulty() // redisstore.Open makes a real one
+	store := guard.Standard(redis, guard.Options{
+		Instances: 4, // at least; Redis counts them too
+		Limits: func(l *penstock.Limit) guard.Settings {
+			if l.Name == "login" {
+				return guard.Settings{OnFailure: guard.Closed}
+			}
+			return guard.Settings{}
+		},
+		Unanswered: func(e guard.Event) { fmt.Println("no answer:", e.Class) },
+	})
+	defer store.Close()
+
+	ctx := context.Background()
+	search, err := penstock.NewLimiter(store, "search", penstock.PerMinute(100).WithName("search"))
+	if err != nil {
+		panic(err)
+	}
+	login, err := penstock.NewLimiter(store, "login", penstock.PerMinute(5).WithName("login"))
+	if err != nil {
+		panic(err)
+	}
+	ask := func(l *penstock.Limiter) {
+		d, err := l.Allow(ctx, "user-17")
+		fmt.Println(d.Allowed, d.Source, d.Remaining(), err)
+	}
+	ask(search)
+	redis.breaks(fails(errDown))
+	ask(search) // one was spent of this instance's share of 25 already
+	ask(login)
+	// Output:
+	// true store 99 <nil>
+	// no answer: other
+	// true fallback 23 <nil>
+	// no answer: other
+	// false closed 0 <nil>
+}

@@ -1,0 +1,50 @@
+package guard_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A block comes from one shard, which drains by its part of the rate only: what has drained there is not there any more.
+func TestExactLeaseOfASplitLimitAddsNothing(t *testing.T) {
+	t.Parallel()
+	tried := 0
+	for _, shards := range []int{2, 4, 16} {
+		for _, pause := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond} {
+			synctest.Test(t, func(t *testing.T) {
+				const burst = 4000
+				settings := func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: 400, Shards: shards} }
+				store := guard.Split(guard.SplitOptions{Limits: settings})(memstore.New(memstore.Options{}))
+				l := newLease(t, store, guard.LeaseOptions{Limits: settings, Exact: true})
+				limit := ready(t, penstock.PerSecond(burst))
+				ask := func(s penstock.Store, cost int64) bool {
+					c := one(limit, "k")
+					c[0].Cost = cost
+					return decide(t, s, c...).Allowed
+				}
+				for range 800 {
+					ask(l, 1)
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(pause)
+				admitted := int64(0)
+				for ask(l, 1) {
+					admitted++
+				}
+				for ask(store, 1) {
+					admitted++
+				}
+				if admitted > burst {
+					t.Errorf("%d shards, after %v: %d units at once; the burst is %d", shards, pause, admitted, burst)
+				}
+				tried++
+			})
+		}
+	}
+	t.Logf("counted: %d bursts from exact leases of split limits", tried)
+}

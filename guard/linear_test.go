@@ -1,0 +1,476 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// What concurrent clients of guarded stores hear must be what they would have heard, had all calls been made one after another: exactly, where
+// no lease is; and with leases, as if up to so many units were always in somebody's hands. Redis' clock stands still here, so limits are counters.
+
+const countClients = 8
+
+var countLimits = []penstock.Limit{
+	{Name: "token", Group: "g", Count: 60, Period: time.Hour},
+	{Name: "window", Group: "g", Algorithm: penstock.FixedWindow, Count: 80, Period: time.Hour},
+	{Name: "log", Group: "g", Algorithm: penstock.SlidingLog, Count: 50, Period: time.Hour},
+}
+
+// A count is what callers were granted of each limit.
+type count [3]int64
+
+// A deed is a charge of a limit.
+type deed struct {
+	limit int
+	mode  penstock.Mode
+	cost  int64
+}
+
+func (d deed) String() string {
+	return fmt.Sprintf("%v %d of %s", d.mode, d.cost, countLimits[d.limit].Name)
+}
+
+// lost is the deed of a server that loses all.
+const lost = -1
+
+// A heard is what a client was told: nothing, if nobody knows whether the deeds were done.
+type heard struct {
+	unknown bool
+	excused bool // a denial by a deny cache, while something was given back
+	allowed bool
+	source  penstock.Source
+	granted [3]int64 // of each deed
+	left    [3]int64
+}
+
+// countModel is the sequential specification. Of each limit, up to idle units may be leased and not spent.
+func countModel(idle int64) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return count{} },
+		Step: func(state, input, output any) (bool, any) {
+			return state.(count).do(input.([]deed), output.(heard), idle)
+		},
+		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v -> %+v", input, output) },
+	}
+}
+
+// do tells whether an answer is legal, and what has been granted then.
+func (c count) do(deeds []deed, h heard, idle int64) (legal bool, next count) {
+	if deeds[0].limit == lost {
+		return true, count{}
+	}
+	next = c
+	fits, must := true, true // it may be granted; it may not be denied
+	for i, d := range deeds {
+		count, used := countLimits[d.limit].Count, c[d.limit]
+		free := max(count-used, 0)
+		cost := d.cost
+		switch d.mode {
+		case penstock.Spend, penstock.Peek:
+			fits, must = fits && cost <= free, must && cost+idle <= free
+		case penstock.Draw:
+			fits, must = fits && free > 0, must && idle < free
+			if cost = min(cost, free); idle > 0 {
+				cost = h.granted[i]
+			}
+		case penstock.Refund:
+			cost = -min(cost, used)
+		case penstock.Reset:
+			cost = -used
+		}
+		if d.mode != penstock.Peek {
+			next[d.limit] += cost
+		}
+		granted := max(cost, -cost)
+		if d.mode == penstock.Reset || d.mode == penstock.Peek {
+			granted = 0
+		}
+		if h.allowed && !h.unknown && h.granted[i] != granted {
+			return false, c
+		}
+		left := max(count-next[d.limit], 0)
+		if h.allowed && h.source == penstock.FromStore && !h.unknown && (h.left[i] > left || h.left[i] < left-idle) {
+			return false, c
+		}
+	}
+	switch {
+	case h.unknown && !fits, !h.unknown && !h.allowed:
+		return h.unknown || h.excused || !must, c
+	default:
+		return fits, next
+	}
+}
+
+// A countHistory is what clients asked and heard, and when.
+type countHistory struct {
+	start   time.Time
+	mu      sync.Mutex
+	ops     []porcupine.Operation
+	sources [6]int
+}
+
+// record has a client ask, and tells whether the store was asked; if not, nothing has happened.
+func (h *countHistory) record(store penstock.Store, who int, key string, deeds []deed) (asked bool) {
+	charges := make([]penstock.Charge, len(deeds))
+	for i, d := range deeds {
+		charges[i] = penstock.Charge{Key: key, Limit: countLimits[d.limit], Mode: d.mode, Cost: d.cost}
+	}
+	op := porcupine.Operation{ClientId: who, Input: deeds, Call: int64(time.Since(h.start))}
+	var reached atomic.Bool
+	d, err := store.Decide(context.WithValue(context.Background(), reachedKey{}, &reached), charges)
+	op.Return = int64(time.Since(h.start))
+	if (err != nil || d.Source == penstock.FromClosed) && !reached.Load() {
+		return false
+	}
+	out := heard{allowed: d.Allowed, source: d.Source}
+	if err != nil || d.Source == penstock.FromClosed {
+		out, op.Return = heard{unknown: true}, math.MaxInt64 // done at any time from then on, or never
+	} else {
+		for i := range deeds {
+			s := d.Status(i)
+			out.granted[i], out.left[i] = s.Granted, s.Remaining
+		}
+	}
+	op.Output = out
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sources[out.source]++
+	h.ops = append(h.ops, op)
+	return true
+}
+
+// A witness stands before a store, and sees what is asked and what has no answer.
+type witness struct {
+	penstock.Store
+	lost atomic.Int64 // units that were drawn or given back, maybe
+}
+
+type reachedKey struct{}
+
+func (w *witness) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	d, err := w.Store.Decide(ctx, charges)
+	if e, ok := errors.AsType[*redisstore.Error](err); ok && e.Class == redisstore.Unreached {
+		return d, err
+	}
+	if reached, ok := ctx.Value(reachedKey{}).(*atomic.Bool); ok {
+		reached.Store(true)
+	}
+	if m := charges[0].Mode; err != nil && (m == penstock.Draw || m == penstock.Refund) {
+		w.lost.Add(charges[0].Cost)
+	}
+	return d, err
+}
+
+// loses notes that the server has lost all at some time since.
+func (h *countHistory) loses(since time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, porcupine.Operation{ClientId: countClients, Input: []deed{{limit: lost}}, Output: heard{},
+		Call: int64(since.Sub(h.start)), Return: int64(time.Since(h.start))})
+}
+
+// excuse excuses what a deny cache denied while a Refund or Reset was under way: it forgets when that is answered.
+func (h *countHistory) excuse() (n int) {
+	for i := range h.ops {
+		op := &h.ops[i]
+		out := op.Output.(heard)
+		for _, back := range h.ops {
+			gives := slices.ContainsFunc(back.Input.([]deed), func(d deed) bool { return d.mode == penstock.Refund || d.mode == penstock.Reset })
+			if out.source == penstock.FromDenyCache && gives && back.Call < op.Return && back.Return > op.Call {
+				out.excused = true
+			}
+		}
+		if out.excused {
+			op.Output = out
+			n++
+		}
+	}
+	return n
+}
+
+func (h *countHistory) unknown() (n int) {
+	for _, op := range h.ops {
+		if op.Output.(heard).unknown {
+			n++
+		}
+	}
+	return n
+}
+
+func (h *countHistory) String() string {
+	slices.SortFunc(h.ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+	var s strings.Builder
+	for _, op := range h.ops {
+		fmt.Fprintf(&s, "client %d, %d to %d: %v -> %+v\n", op.ClientId, op.Call, op.Return, op.Input, op.Output)
+	}
+	return s.String()
+}
+
+// countHistories has clients ask the stores at once, again and again under new keys, and checks each history. A batch is what a client asks;
+// disturb, if any, goes on meanwhile.
+func countHistories(
+	t *testing.T, what string, histories, ops int, idle func() int64, stores []penstock.Store,
+	batch func(*rand.Rand) []deed, pause time.Duration, disturb func(h *countHistory, stop <-chan struct{}),
+) (sources [6]int) {
+	t.Helper()
+	operations, unknown, excused, undecided := 0, 0, 0, 0
+	for range histories {
+		h, seed, key := &countHistory{start: time.Now()}, rand.Uint64(), fmt.Sprint("k", rand.Uint64())
+		stop := make(chan struct{})
+		var clients, disturber sync.WaitGroup
+		if disturb != nil {
+			disturber.Go(func() { disturb(h, stop) })
+		}
+		for who := range countClients {
+			rng := rand.New(rand.NewPCG(seed, uint64(who)))
+			clients.Go(func() {
+				for range ops {
+					for !h.record(stores[who%len(stores)], who, key, batch(rng)) {
+						time.Sleep(time.Millisecond)
+					}
+					if pause > 0 {
+						time.Sleep(time.Duration(rng.Int64N(int64(pause))))
+					}
+				}
+			})
+		}
+		clients.Wait()
+		close(stop)
+		disturber.Wait()
+		operations += len(h.ops)
+		unknown += h.unknown()
+		excused += h.excuse()
+		for i, n := range h.sources {
+			sources[i] += n
+		}
+		switch porcupine.CheckOperationsTimeout(countModel(idle()), h.ops, 5*time.Second) {
+		case porcupine.Illegal:
+			t.Fatalf("seed %d: no order of these calls explains what was heard\n%v", seed, h)
+		case porcupine.Unknown:
+			undecided++
+		}
+	}
+	t.Logf("counted: %d histories of concurrent clients through guards (%s: %d operations, %d unknown; %d by the store, %d by deny caches of "+
+		"which %d excused, %d by leases; %d were too much to check)", histories, what, operations, unknown, sources[penstock.FromStore],
+		sources[penstock.FromDenyCache], excused, sources[penstock.FromLease], undecided)
+	if undecided > histories/5 {
+		t.Errorf("%d of %d histories were too much to check", undecided, histories)
+	}
+	return sources
+}
+
+// none of the units is idle.
+func none() int64 { return 0 }
+
+// spendsAndAsks is a batch of what takes units or asks.
+func spendsAndAsks(rng *rand.Rand) []deed {
+	modes := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek}
+	var deeds []deed
+	for _, limit := range rng.Perm(len(countLimits))[:1+rng.IntN(3)*rng.IntN(2)] {
+		deeds = append(deeds, deed{limit, modes[rng.IntN(len(modes))], 1 + rng.Int64N(4)})
+	}
+	return deeds
+}
+
+// anything is a batch of all that there is.
+func anything(rng *rand.Rand) []deed {
+	deeds := spendsAndAsks(rng)
+	for i := range deeds {
+		switch rng.IntN(24) {
+		case 0:
+			deeds[i].mode = penstock.Refund
+		case 1:
+			deeds[i].mode = penstock.Force
+		case 2:
+			if rng.IntN(4) == 0 {
+				deeds[i].mode, deeds[i].cost = penstock.Reset, 0
+			}
+		}
+	}
+	return deeds
+}
+
+// guarded is so many instances over a server, of which the clock stands still. A question may take long, since the machine may be busy.
+func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.Store {
+	stores, _ := witnessedStores(t, n, url, o)
+	return stores
+}
+
+func witnessedStores(t *testing.T, n int, url string, o guard.Options) (stores []penstock.Store, witnesses []*witness) {
+	t.Helper()
+	now := time.Now()
+	o.OnFailure, o.Timeout.After = guard.Closed, 10*time.Second
+	for range n {
+		redis, err := redisstore.Open(url, redisstore.Options{Now: func() time.Time { return now }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { redis.Close() })
+		w := &witness{Store: redis}
+		g := guard.Standard(w, o)
+		t.Cleanup(g.Close)
+		stores, witnesses = append(stores, g), append(witnesses, w)
+	}
+	return stores, witnesses
+}
+
+func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	countHistories(t, "no deny cache", seeds(150), 25, none, guardedStores(t, 2, server.URL(), guard.Options{DenyFor: -1}), anything, 0, nil)
+	sources := countHistories(t, "one instance", seeds(150), 25, none, guardedStores(t, 1, server.URL(), guard.Options{}), anything, 0, nil)
+	if sources[penstock.FromDenyCache] == 0 {
+		t.Error("the deny cache has denied nothing")
+	}
+}
+
+// Where nothing is given back, the deny caches of several instances are exact too.
+func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	sources := countHistories(t, "three instances", seeds(150), 25, none, guardedStores(t, 3, server.URL(), guard.Options{}), spendsAndAsks, 0, nil)
+	if sources[penstock.FromDenyCache] == 0 {
+		t.Error("the deny caches have denied nothing")
+	}
+}
+
+// With leases, no more is granted than without, and what is denied would be denied if the instances' blocks were spent: n·b units.
+func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	const n, block = 2, 5
+	stores, witnesses := witnessedStores(t, n, server.URL(), guard.Options{
+		Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: block} },
+		Lease:  guard.LeaseOptions{Life: 10 * time.Millisecond}, Instances: n,
+	})
+	spends := func(rng *rand.Rand) []deed {
+		limit := rng.IntN(2) // those that are leased
+		switch rng.IntN(12) {
+		case 0:
+			return []deed{{limit, penstock.Peek, 0}}
+		case 1:
+			return []deed{{0, penstock.Spend, 1}, {1, penstock.Spend, 1}}
+		}
+		return []deed{{limit, penstock.Spend, 1}}
+	}
+	gone := make([]int64, n)
+	idle := func() int64 {
+		units := int64(n * block)
+		for i, w := range witnesses { // what is in nobody's hands any more comes on top
+			s := stores[i].(*guard.Guarded).LeaseStats()
+			units += w.lost.Swap(0) + s.Expired + s.Lost - gone[i]
+			gone[i] = s.Expired + s.Lost
+		}
+		return units
+	}
+	sources := countHistories(t, "leases", seeds(100), 40, idle, stores, spends, 400*time.Microsecond, nil)
+	if sources[penstock.FromLease] == 0 {
+		t.Error("nothing was answered by a lease")
+	}
+}
+
+// Answers are lost on their way, and callers told that all is closed: what they asked was done once, at some time, or not at all.
+func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
+	t.Parallel()
+	proxy := behindProxy(t, redistest.Start(t))
+	stores := guardedStores(t, 2, "redis://"+proxy.Addr(), guard.Options{
+		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond},
+	})
+	countHistories(t, "lost answers", seeds(60), 12, none, stores, spendsAndAsks, 0, func(_ *countHistory, stop <-chan struct{}) {
+		select {
+		case <-stop:
+			return
+		case <-time.After(rand.N(4 * time.Millisecond)):
+		}
+		before := proxy.Lost()
+		proxy.Cut(true)
+		for end := time.Now().Add(20 * time.Millisecond); proxy.Lost() == before && time.Now().Before(end); {
+			runtime.Gosched()
+		}
+		proxy.Cut(false)
+	})
+}
+
+// A server that is killed and comes back empty has lost all at one time; what was under way then, and what a breaker keeps from being asked, is
+// unknown.
+func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	stores := guardedStores(t, 2, server.URL(), guard.Options{
+		DenyFor: -1, // a denial that is remembered outlives what it was about
+		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
+	})
+	countHistories(t, "restarts", seeds(10), 12, none, stores, spendsAndAsks, 0, func(h *countHistory, stop <-chan struct{}) {
+		select {
+		case <-stop:
+			return
+		case <-time.After(rand.N(3 * time.Millisecond)):
+		}
+		since := time.Now()
+		server.Kill()
+		if err := server.Restart(); err != nil {
+			t.Error(err)
+		}
+		h.loses(since)
+	})
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		d := decide(t, stores[0], one(ready(t, countLimits[0]), "at last")...)
+		if d.Source == penstock.FromStore {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the server is not found again")
+		}
+	}
+}
+
+func behindProxy(t *testing.T, server *redistest.Server) *redistest.Proxy {
+	t.Helper()
+	proxy, err := redistest.NewProxy("unix", server.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	proxy.Only("EVAL")
+	return proxy
+}
+
+// The check finds a deny cache that remembers what was given back elsewhere, and a store that grants what others hold.
+func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
+	t.Parallel()
+	for name, model := range map[string]porcupine.Model{"exact": countModel(0), "leased": countModel(10)} {
+		ops := func(h ...heard) (ops []porcupine.Operation) {
+			for i, out := range h {
+				ops = append(ops, porcupine.Operation{Input: []deed{{0, penstock.Spend, 1}}, Output: out, Call: int64(2 * i), Return: int64(2*i + 1)})
+			}
+			return ops
+		}
+		granted := heard{allowed: true, source: penstock.FromLease, granted: [3]int64{1}}
+		if porcupine.CheckOperations(model, ops(granted, heard{})) {
+			t.Errorf("%s: a denial of what is there is legal", name)
+		}
+		if porcupine.CheckOperations(model, ops(slices.Repeat([]heard{granted}, 61)...)) {
+			t.Errorf("%s: 61 units of 60 are legal", name)
+		}
+		if !porcupine.CheckOperations(model, ops(append(slices.Repeat([]heard{granted}, 60), heard{})...)) {
+			t.Errorf("%s: 60 units of 60 are illegal", name)
+		}
+	}
+}

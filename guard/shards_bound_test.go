@@ -1,0 +1,82 @@
+package guard_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A burst of all units at once is granted in full: not one unit too many, and none denied in vain. Had a denial by the first shard been the answer, then
+// as many as chance throws together beyond a shard's part would have been: √(N·S(1-1/S)/2π) of them. What each of them costs instead is
+// a few questions more.
+func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
+		units, shards, runs := row.units, row.shards, row.runs
+		vain, probes := 0.0, 0
+		for range runs {
+			asked, first := 0, map[string]int{}
+			store := memstore.New(memstore.Options{})
+			counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if asked++; asked == 1 {
+					first[charges[0].Key]++
+				}
+				return store.Decide(ctx, charges)
+			})
+			limit := ready(t, penstock.PerDay(int64(units)).With(penstock.FixedWindow))
+			s := split(shards)(counting)
+			for i := range units + 100 {
+				asked = 0
+				if d := decide(t, s, one(limit, "k")...); d.Allowed != (i < units) {
+					t.Fatalf("%d units in %d shards, spend %d: %v", units, shards, i, d)
+				}
+				if i < units {
+					probes += asked - 1
+				}
+				if i == units-1 {
+					for _, n := range first {
+						vain += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
+					}
+				}
+			}
+		}
+		formula := math.Sqrt(float64(units) * float64(shards) * (1 - 1/float64(shards)) / (2 * math.Pi))
+		t.Logf("%5d units in %2d shards: 0 too many, 0 in vain; %.1f would have been (the formula says %.1f); %.3f questions more per unit", units, shards,
+			vain, formula, float64(probes)/float64(runs*units))
+		if vain < formula/2 || vain > 2*formula {
+			t.Errorf("%.1f of %d units were thrown together in %d shards; want about %.1f: the shards are not chosen evenly", vain, units, shards, formula)
+		}
+		t.Logf("counted: %d spends of split limits held against their bound", runs*(units+100))
+	}
+}
+
+// Under more load than fits, a split bucket admits Burst + r·w, and no less than S units under it.
+func TestSplitBucketIsUsedToItsBound(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{2, 4, 16, 32} {
+		synctest.Test(t, func(t *testing.T) {
+			const count, seconds = 100, 20
+			settings := func(*penstock.Limit) guard.Settings { return guard.Settings{Shards: shards} }
+			g := guard.Standard(memstore.New(memstore.Options{}), guard.Options{Limits: settings})
+			limit := ready(t, penstock.PerSecond(count))
+			admitted, start := 0, time.Now()
+			for time.Since(start) < seconds*time.Second {
+				if decide(t, g, one(limit, "k")...).Allowed {
+					admitted++
+				}
+				time.Sleep(time.Millisecond)
+			}
+			most := count + count*seconds
+			if admitted > most || admitted < most-shards-1 {
+				t.Errorf("%d shards: %d units in %d s; want %d, or %d less at most", shards, admitted, seconds, most, shards+1)
+			}
+			t.Logf("%2d shards: %d units in %d s; the bound is %d (%.1f %%)", shards, admitted, seconds, most, 100*float64(admitted)/float64(most))
+		})
+	}
+}

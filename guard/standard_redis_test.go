@@ -1,0 +1,206 @@
+package guard_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// patient is the options of a guard whose store may be slow, since the machine may be busy.
+func patient(o guard.Options) guard.Options {
+	o.Timeout.After = 10 * time.Second
+	return o
+}
+
+func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, o := range map[string]guard.Options{
+		"as it is":       {Observe: func(guard.Event) {}},
+		"leased":         {Limits: leasing(100), Instances: 2},
+		"leased exactly": {Limits: leasing(100), Lease: guard.LeaseOptions{Exact: true}, DenyFor: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redis, err := redisstore.Open(server.URL(), redisstore.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { redis.Close() })
+			g := guard.Standard(redis, patient(o))
+			t.Cleanup(g.Close)
+			storetest.Run(t, func(*testing.T) penstock.Store { return g })
+		})
+	}
+}
+
+// A random caller asks for batches of few limits under few keys.
+type caller struct {
+	*rand.Rand
+	limits []penstock.Limit
+}
+
+var anyAlgorithm = []*algorithm.Algorithm{
+	penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SlidingLog,
+	penstock.SubWindow(5), penstock.CalendarWindow(algorithm.Day, time.UTC), penstock.Concurrency,
+}
+
+func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
+	c := &caller{Rand: rand.New(rand.NewPCG(seed, 1))}
+	for i := range 3 {
+		limit := penstock.Limit{Name: fmt.Sprint("l", i), Algorithm: anyAlgorithm[c.IntN(len(anyAlgorithm))], Count: 1 + c.Int64N(12),
+			Period: periods[c.IntN(len(periods))]}
+		if c.IntN(2) == 0 {
+			limit.Group = "g"
+		}
+		if limit.Algorithm.Bookable || limit.Algorithm.Holds {
+			limit.Burst = 1 + c.Int64N(15)
+		}
+		c.limits = append(c.limits, ready(t, limit))
+	}
+	return c
+}
+
+func (c *caller) batch() (batch []penstock.Charge) {
+	key := fmt.Sprint("k", c.IntN(2))
+	for _, i := range c.Perm(len(c.limits))[:1+c.IntN(3)*c.IntN(2)] {
+		charge := penstock.Charge{Key: key, Limit: c.limits[i], Cost: c.Int64N(5)}
+		if c.IntN(4) == 0 {
+			charge.Mode = penstock.Mode(c.IntN(6))
+		}
+		if charge.Mode == penstock.Reset && c.IntN(3) > 0 {
+			charge.Mode = penstock.Refund
+		}
+		if charge.Limit.Algorithm.Holds || c.IntN(4) == 0 {
+			charge.Holder = fmt.Sprint("h", c.IntN(3))
+		}
+		if c.IntN(4) == 0 {
+			plan, _ := charge.Limit.Plan()
+			charge.Patience = min(time.Duration(c.IntN(500))*time.Millisecond, plan.MaxPatience())
+		}
+		batch = append(batch, charge)
+	}
+	return batch
+}
+
+// same compares two decisions: in every field, or if a deny cache made the first, in what was decided.
+func same(got, want penstock.Decision) error {
+	for i := range want.Len() {
+		g, w := got.Status(i), want.Status(i)
+		if got.Allowed != want.Allowed || g.Granted != w.Granted || got.Source == penstock.FromStore && g != w {
+			return fmt.Errorf("charge %d: allowed %v, %+v by %v; the memory says %v, %+v", i, got.Allowed, g, got.Source, want.Allowed, w)
+		}
+	}
+	return nil
+}
+
+// While its clock stands, leaps and steps back, Redis behind all guards answers in every field as the bare memory does.
+func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var clock atomic.Int64
+	now := func() time.Time { return time.UnixMicro(clock.Load()) }
+	redis, err := redisstore.Open(server.URL(), redisstore.Options{Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	// A deny cache goes by true time, and would not see this clock leap.
+	g := guard.Standard(redis, patient(guard.Options{DenyFor: -1, Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{} }}))
+	t.Cleanup(g.Close)
+	decided := 0
+	for range seeds(100) {
+		seed := rand.Uint64()
+		c := newCaller(t, seed, 7*time.Millisecond, time.Second, time.Minute, 10*time.Hour)
+		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15))
+		memory := memstore.New(memstore.Options{Now: now, Linger: time.Hour})
+		for step := range 100 {
+			switch c.IntN(10) {
+			case 0, 1, 2:
+				clock.Add(c.Int64N(3 * c.limits[c.IntN(3)].Period.Microseconds()))
+			case 3, 4:
+				clock.Add(c.Int64N(2000))
+			case 5:
+				clock.Add(-c.Int64N(3_000_000))
+			}
+			batch := c.batch()
+			for i := range batch {
+				batch[i].Key += fmt.Sprint("-", seed)
+			}
+			got, err1 := g.Decide(t.Context(), batch)
+			want, err2 := memory.Decide(t.Context(), batch)
+			if err1 != nil || err2 != nil {
+				t.Fatal(err1, err2)
+			}
+			if err := same(got, want); err != nil || got.Source != penstock.FromStore {
+				t.Fatalf("seed %d, step %d, %+v: by %v: %v", seed, step, batch, got.Source, err)
+			}
+			decided++
+		}
+	}
+	t.Logf("counted: %d decisions through all guards on Redis as by the bare memory", decided)
+}
+
+// In true time, with the deny cache, the same is decided: what it denies by itself, the memory would have denied before it was asked.
+func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var decided, cached atomic.Int64
+	t.Run("traces", func(t *testing.T) {
+		for trace := range 8 {
+			t.Run(fmt.Sprint(trace), func(t *testing.T) {
+				t.Parallel()
+				var read time.Time // the clock, when Redis last decided
+				redis, err := redisstore.Open(server.URL(), redisstore.Options{Now: func() time.Time { read = time.Now(); return read }})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { redis.Close() })
+				g := guard.Standard(redis, patient(guard.Options{DenyFor: time.Hour}))
+				t.Cleanup(g.Close)
+				var at time.Time
+				memory := memstore.New(memstore.Options{Now: func() time.Time { return at }, Linger: time.Hour})
+				for range seeds(4) {
+					seed := rand.Uint64()
+					c := newCaller(t, seed, 7*time.Millisecond, 40*time.Millisecond, 200*time.Millisecond, time.Hour)
+					for step := range 150 {
+						time.Sleep(time.Duration(c.Int64N(int64(2 * time.Millisecond))))
+						batch := c.batch()
+						for i := range batch {
+							batch[i].Key += fmt.Sprint("-", seed)
+						}
+						at = time.Now()
+						got, err1 := g.Decide(t.Context(), batch)
+						if got.Source == penstock.FromStore {
+							at = read
+						} else {
+							cached.Add(1)
+						}
+						want, err2 := memory.Decide(t.Context(), batch)
+						if err1 != nil || err2 != nil {
+							t.Fatal(err1, err2)
+						}
+						if err := same(got, want); err != nil {
+							t.Fatalf("seed %d, step %d, %+v: by %v: %v", seed, step, batch, got.Source, err)
+						}
+						decided.Add(1)
+					}
+				}
+			})
+		}
+	})
+	t.Logf("counted: %d decisions through all guards on Redis as by the bare memory (%d by the deny cache)", decided.Load(), cached.Load())
+	if cached.Load() == 0 {
+		t.Error("the deny cache has denied nothing")
+	}
+}

@@ -1,0 +1,118 @@
+package simulation
+
+import (
+	"flag"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+var (
+	onlySeed  = flag.Int64("simulation.seed", -1, "only this seed of the simulation, with its trace")
+	firstSeed = flag.Uint64("simulation.first", 0, "the first seed")
+)
+
+// seeds is how many seeds are simulated by make test; the soak simulates for as long as soakFor.
+const (
+	seeds   = 500
+	soakFor = 5 * time.Minute
+)
+
+// A tally sums up runs.
+type tally struct {
+	mu        sync.Mutex
+	seeds     int
+	decisions int
+	faults    int
+	hours     float64
+	sources   [6]int
+	kinds     [faultKinds]int
+	judged    map[string]float64
+}
+
+func (s *tally) add(p *plan, b *book) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seeds++
+	s.decisions += b.decisions
+	s.faults += b.faults
+	s.hours += b.now().Hours()
+	for i, n := range b.sources {
+		s.sources[i] += n
+	}
+	for _, f := range p.faults {
+		s.kinds[f.kind]++
+	}
+	for kind, reached := range b.judged {
+		s.judged[kind] = max(s.judged[kind], reached)
+	}
+}
+
+func TestFleetKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	sum := &tally{judged: make(map[string]float64)}
+	if *onlySeed >= 0 {
+		run(t, uint64(*onlySeed), sum)
+		return
+	}
+	var mu sync.Mutex
+	next, end := *firstSeed, time.Now().Add(soakFor)
+	take := func() (uint64, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		seed := next
+		next++
+		if os.Getenv("PENSTOCK_SOAK") != "" {
+			return seed, time.Now().Before(end)
+		}
+		return seed, seed < *firstSeed+seeds
+	}
+	t.Run("seeds", func(t *testing.T) {
+		for range runtime.GOMAXPROCS(0) {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				for seed, more := take(); more && !t.Failed(); seed, more = take() {
+					run(t, seed, sum)
+				}
+			})
+		}
+	})
+	sum.log(t)
+}
+
+func run(t *testing.T, seed uint64, sum *tally) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlan(seed)
+		b := simulate(t, p, breakage{})
+		sum.add(p, b)
+		if *onlySeed >= 0 {
+			t.Logf("%v%s", p, strings.Join(b.incidents, "\n"))
+		}
+		if len(b.problems) > 0 {
+			t.Errorf("seed %d; replay: go test ./internal/simulation -run TestFleetKeepsItsPromises -simulation.seed %d\n%v%s\n\n%s", seed, seed, p,
+				strings.Join(tail(b.incidents, 60), "\n"), strings.Join(b.problems[:min(len(b.problems), 3)], "\n"))
+		}
+	})
+}
+
+func tail(lines []string, n int) []string { return lines[max(0, len(lines)-n):] }
+
+func (s *tally) log(t *testing.T) {
+	t.Logf("counted: %d seeds of a fleet's life", s.seeds)
+	t.Logf("counted: %d virtual hours of fleets", int(s.hours))
+	t.Logf("counted: %d decisions in fleets (%d by the store, %d by deny caches, %d by leases, %d by fallbacks, %d open, %d closed)", s.decisions,
+		s.sources[penstock.FromStore], s.sources[penstock.FromDenyCache], s.sources[penstock.FromLease], s.sources[penstock.FromFallback],
+		s.sources[penstock.FromOpen], s.sources[penstock.FromClosed])
+	t.Logf("counted: %d faults in fleets (%v of each kind)", s.faults, s.kinds)
+	for _, kind := range slices.Sorted(maps.Keys(s.judged)) {
+		t.Logf("at most %3.0f %% of the bound: %s", 100*s.judged[kind], kind)
+	}
+}

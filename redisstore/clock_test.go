@@ -1,0 +1,193 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A timekeeper is a server that knows nothing but the time, which may be wrong.
+type timekeeper struct {
+	redisstore.Client
+	wrong       time.Duration // by how much its clock is ahead
+	there, back time.Duration // how long a question is under way, and its answer
+	down        bool
+}
+
+// A wanderer is a timekeeper whose ways are never the same.
+type wanderer struct {
+	timekeeper
+	mu  sync.Mutex
+	rng *rand.Rand
+}
+
+func (w *wanderer) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	w.mu.Lock()
+	way := timekeeper{there: time.Duration(w.rng.Int64N(int64(2 * time.Second))), back: time.Duration(w.rng.Int64N(int64(2 * time.Second)))}
+	w.mu.Unlock()
+	return way.Eval(ctx, script, keys, args)
+}
+
+func (s *timekeeper) Eval(context.Context, string, []string, []string) (string, error) {
+	time.Sleep(s.there)
+	now := time.Now().Add(s.wrong)
+	time.Sleep(s.back)
+	if s.down {
+		return "", errors.New("no answer")
+	}
+	return fmt.Sprintf("3 %d %06d", now.Unix(), now.Nanosecond()/1000), nil
+}
+
+// A clock that only runs a little fast or slow, behind a network that is slow at times, never seems to step; a step that is larger than what the
+// network may hide is always seen, and as what it is.
+func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
+	steps, readings := 0, 0
+	for seed := range uint64(200) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			server := &timekeeper{wrong: time.Duration(rng.Int64N(int64(time.Hour)))}
+			store := over(t, server, redisstore.Options{})
+			var back, forward int64
+			slowest := time.Duration(0)
+			drift := float64(rng.IntN(1001)-500) / 1e6
+			for i := range 100 {
+				pause := time.Duration(rng.Int64N(int64(10 * time.Second)))
+				time.Sleep(pause)
+				server.wrong += time.Duration(float64(pause) * drift)
+				before := slowest
+				server.there, server.back = time.Duration(rng.Int64N(int64(200*time.Millisecond))), time.Duration(rng.Int64N(int64(200*time.Millisecond)))
+				slowest = server.there + server.back
+				if i > 0 && rng.IntN(4) == 0 {
+					// What the trips may hide, and what clocks may differ in.
+					size := before + slowest + 101*time.Millisecond + (pause+before+slowest)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
+					if rng.IntN(2) == 0 {
+						server.wrong -= size
+						back++
+					} else {
+						server.wrong += size
+						forward++
+					}
+					steps++
+				}
+				if n, err := store.Live(t.Context(), "i", time.Minute); n != 3 || err != nil {
+					t.Fatalf("seed %d: %d, %v", seed, n, err)
+				}
+				readings++
+				if b, f := store.ClockSteps(); b != back || f != forward {
+					t.Fatalf("seed %d: counted %d back and %d ahead; there were %d and %d", seed, b, f, back, forward)
+				}
+			}
+		})
+	}
+	t.Logf("counted: %d steps of a server's clock (%d readings)", steps, readings)
+}
+
+func TestAClockThatIsNotSeenDoesNotStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &timekeeper{}
+		store := over(t, server, redisstore.Options{})
+		look := func() { store.Live(t.Context(), "i", time.Minute) }
+		look()
+		server.down, server.wrong = true, -time.Hour
+		for range 10 {
+			time.Sleep(5 * time.Second)
+			look()
+		}
+		if back, forward := store.ClockSteps(); back+forward != 0 {
+			t.Errorf("without an answer, %d and %d steps were counted", back, forward)
+		}
+		server.down = false
+		look()
+		look()
+		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
+			t.Errorf("counted %d back and %d ahead; there was one back, meanwhile", back, forward)
+		}
+		for _, step := range []time.Duration{99 * time.Millisecond, -99 * time.Millisecond} { // too small
+			server.wrong += step
+			look()
+		}
+		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
+			t.Errorf("counted %d back and %d ahead; less than 100 ms is no step", back, forward)
+		}
+		for _, step := range []time.Duration{101 * time.Millisecond, -101 * time.Millisecond} {
+			server.wrong += step
+			look()
+		}
+		if back, forward := store.ClockSteps(); back != 2 || forward != 1 {
+			t.Errorf("counted %d back and %d ahead; more than 100 ms is a step", back, forward)
+		}
+	})
+}
+
+func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
+	for seed := range uint64(50) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 2))
+			store := over(t, &wanderer{rng: rand.New(rand.NewPCG(seed, 3))}, redisstore.Options{})
+			var all sync.WaitGroup
+			for range 50 {
+				all.Go(func() { store.Live(t.Context(), "i", time.Minute) })
+				time.Sleep(time.Duration(rng.Int64N(int64(500 * time.Millisecond))))
+			}
+			all.Wait()
+			if back, forward := store.ClockSteps(); back+forward != 0 {
+				t.Errorf("seed %d: counted %d back and %d ahead; the clock never stepped", seed, back, forward)
+			}
+		})
+	}
+}
+
+func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &timekeeper{}
+		store := over(t, server, redisstore.Options{})
+		for range 100 {
+			for _, late := range []time.Duration{1, -1} {
+				store.Live(t.Context(), "i", time.Minute)
+				time.Sleep(time.Hour)
+				server.wrong += late * 3 * time.Second
+			}
+		}
+		if back, forward := store.ClockSteps(); back+forward != 0 {
+			t.Errorf("counted %d back and %d ahead; the clock never stepped", back, forward)
+		}
+	})
+}
+
+func TestTheClockOfARealServerIsRead(t *testing.T) {
+	t.Parallel()
+	store := open(t, redistest.Start(t).URL(), redisstore.Options{})
+	for range 20 {
+		if n, err := store.Live(t.Context(), "i", time.Minute); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if back, forward := store.ClockSteps(); back+forward != 0 {
+		t.Logf("the machine's clock has stepped %d times", back+forward) // it may have
+	}
+}
+
+func TestClassesOfErrorsAreNamedForMetrics(t *testing.T) {
+	rows := []struct {
+		err  redisstore.Error
+		want string
+	}{
+		{redisstore.Error{Class: redisstore.Unknown, Cause: errors.New("reset by peer")}, "unknown"},
+		{redisstore.Error{Class: redisstore.Unknown, Cause: fmt.Errorf("gone: %w", context.DeadlineExceeded)}, "timeout"},
+		{redisstore.Error{Class: redisstore.Unreached, Cause: context.DeadlineExceeded}, "unreached"},
+		{redisstore.Error{Class: redisstore.Refused, Cause: redisstore.ReplyError("NOPERM")}, "refused"},
+	}
+	for _, row := range rows {
+		if got := row.err.ClassName(); got != row.want {
+			t.Errorf("%v is %q; want %q", &row.err, got, row.want)
+		}
+	}
+}
