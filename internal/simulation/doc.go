@@ -18,6 +18,9 @@
 //   - liveness: after a quiet time, a unit of every limit under every key is granted by the store.
 //   - the end: no goroutine is left.
 //
+// Where all instances lose the store at once, and know how many they are, all that they admit together is held against what guard.Options.Bounds
+// states, over the beginnings and the ends of the outages.
+//
 // The judges are tested too: fleets with guards that are broken on purpose must be found out.
 //
 // A seed that fails prints what replays its plan, and the trace of the key that failed. Guards choose some things by chance of their own (how
