@@ -6,7 +6,7 @@ SHELL := bash
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FUZZTIME ?= 30s
-SOAKTIME ?= 60m
+SOAKTIME ?= 30m
 
 # The folders of all modules of the workspace.
 modules = $(shell go list -m -f '{{.Dir}}')
@@ -30,10 +30,11 @@ test: tools
 race: tools
 	for dir in $(modules); do (cd $$dir && go test -race -count=1 -timeout 30m ./...); done
 
-## soak: the random tests for as long as SOAKTIME
+## soak: the random tests and the failure catalogue at length; each part has SOAKTIME at most
 soak: tools
 	@go build -o bin/summary ./scripts/summary
-	@PENSTOCK_SOAK=1 go test -json -count=1 -timeout $(SOAKTIME) ./... | bin/summary
+	@{ for dir in . internal/faults; do (cd $$dir && PENSTOCK_SOAK=1 go test -json -count=1 -timeout $(SOAKTIME) ./...) || failed=1; done; \
+	exit $${failed:-0}; } | bin/summary
 
 ## fuzz: each fuzz target for FUZZTIME
 fuzz: tools

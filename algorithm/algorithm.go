@@ -132,6 +132,11 @@ type Algorithm struct {
 	// Holds says that asks need a Holder.
 	Holds bool
 
+	// Additive says that Spends add up: where one of k times a cost is granted, with no patience, k of the cost by itself at the same moment are
+	// granted too, and leave the same state and the same last outcome. Each of these has the cost less remaining than the one before, and a
+	// reset that is later by the quotient of the whole, rounded down or up. Stores then may decide many callers at once.
+	Additive bool
+
 	// Prepare checks a limit and computes its parameters. A mistake is reported in the words of the limit's author.
 	Prepare func(Limit) (Params, error)
 
@@ -161,6 +166,11 @@ func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Param
 		Name: name, Lua: lua, Prepare: prepare, Numbers: 6,
 		NewCells: func() Cells { return &cells[S]{step: step} },
 	}
+}
+
+func additive(a *Algorithm) *Algorithm {
+	a.Additive = true
+	return a
 }
 
 type cells[S any] struct {

@@ -22,15 +22,15 @@ var fixedWindowLua string
 //	        counts in the window that the clock now shows
 //
 // When the limit changes, what was used in the running window stays used, in the window that the new limit names.
-var FixedWindow = Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+var FixedWindow = additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
-})
+}))
 
 // AnchoredWindow is [FixedWindow] with windows that begin at a key's first spend and last for Period.
 // Its bound is the same; clients do not all start over at the same moment.
-var AnchoredWindow = Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+var AnchoredWindow = additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignFirst}, l.check()
-})
+}))
 
 // A CalendarUnit is the length of a calendar window.
 type CalendarUnit uint8
@@ -52,13 +52,13 @@ func (u CalendarUnit) Period() time.Duration {
 // The time is the store's and the calendar the caller's: the caller names the two windows nearest to its own
 // clock. While both clocks agree within half a window the answer is exact.
 func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
-	a := Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+	a := additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 		if zone == nil {
 			return Params{}, errors.New("a calendar window needs a time zone; use time.UTC")
 		}
 		l.Period = unit.Period().Microseconds()
 		return Params{l.Count, 0, 0, alignCalendar}, l.check()
-	})
+	}))
 	a.At = func(p Params, now int64) Params {
 		p[1], p[2] = unit.edges(time.UnixMicro(now).In(zone))
 		return p

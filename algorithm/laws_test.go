@@ -138,8 +138,8 @@ type subject struct {
 
 	limits []Limit // that it is tried with; nil: with any
 
-	bookable, holds, queues bool
-	kin                     []*Algorithm // they share its stored states
+	bookable, holds, queues, additive bool
+	kin                               []*Algorithm // they share its stored states
 }
 
 // values is a stepper as a Step.
@@ -186,6 +186,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 func bucketSubject() subject {
 	a := subject{
 		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), bookable: true, grain: func(Limit) int64 { return 1 },
+		additive: TokenBucket.Additive,
 	}
 	a.room = func(l Limit) int64 {
 		if l.Burst == 0 {
@@ -204,6 +205,7 @@ func queueSubject() subject {
 	a := subject{
 		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), bookable: true, queues: true,
 		room: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
+		additive: LeakyBucket.Additive,
 	}
 	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
 	return a
@@ -212,13 +214,14 @@ func queueSubject() subject {
 func windowSubject() subject {
 	return subject{
 		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), room: count, heal: period, bound: windowBound(period),
-		grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow},
+		grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.Additive,
 	}
 }
 
 func anchoredSubject() subject {
 	a := windowSubject()
 	a.name, a.prepare, a.grain = "fixedwindow/anchored", AnchoredWindow.Prepare, func(Limit) int64 { return 1 }
+	a.additive = AnchoredWindow.Additive
 	return a
 }
 
@@ -237,13 +240,14 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 	a.heal = func(Limit) int64 { return unit.Period().Microseconds() }
 	a.bound = windowBound(func(Limit) int64 { return shortest })
 	a.grain = func(Limit) int64 { return 0 }
+	a.additive = calendar.Additive
 	a.kin = []*Algorithm{calendar, CalendarWindow(Day, time.UTC), CalendarWindow(Month, where), FixedWindow}
 	return a
 }
 
 func slidingSubject() subject {
 	return subject{
-		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period,
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.Additive,
 		heal: func(l Limit) int64 { return 2 * l.Period },
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
@@ -258,7 +262,7 @@ func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
 		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), room: count, grain: width,
-		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound,
+		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, additive: SubWindow(n).Additive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))
@@ -311,6 +315,8 @@ func those(where func(subject) bool) []subject {
 
 // counters are the subjects whose use belongs to nobody in particular.
 func counters(a subject) bool { return !a.holds && !a.queues }
+
+func additives(a subject) bool { return a.additive }
 
 func bounded(a subject) bool { return a.bound != nil }
 
@@ -1084,6 +1090,48 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
 	}
 	return alike(parts, whole, r.now+d(0, 2*r.heal(r.limit)))
 }}
+
+// What Algorithm.Additive promises, in any state.
+var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
+	r := begin(a, d)
+	if err := r.turmoil(func(Ask, Outcome) error { return nil }); err != nil {
+		return err
+	}
+	ask, times := Ask{Mode: Spend, Cost: r.fitting()}, d(2, 30)
+	if d.oneIn(2) {
+		ask.Cost = max(min(ask.Cost, r.peek(r.now).Remaining/times), 1)
+	}
+	one, sum := r.twin(), r.twin()
+	total := sum.ask(Ask{Mode: Spend, Cost: ask.Cost * times})
+	if !total.OK() {
+		return nil
+	}
+	var last Outcome
+	least, most := int64(math.MaxInt64), int64(0)
+	for i := range times {
+		out := one.ask(ask)
+		if out.Granted != ask.Cost || out.Wait != 0 {
+			return one.broken("%d times the cost is granted at once, but not one by one", times)
+		}
+		if i > 0 && out.Remaining != last.Remaining-ask.Cost {
+			return one.broken("of %d that remained, a spend left %d", last.Remaining, out.Remaining)
+		}
+		if i > 0 {
+			least, most = min(least, out.ResetAfter-last.ResetAfter), max(most, out.ResetAfter-last.ResetAfter)
+		}
+		last = out
+	}
+	if most-least > 1 {
+		return one.broken("the steps of its reset differ by %d", most-least)
+	}
+	total.Granted = last.Granted
+	if total != last || !reflect.DeepEqual(one.state, sum.state) {
+		return sum.broken("one by one the answer is %+v and the state %+v; as a sum it is %+v and %+v", last, one.state, total, sum.state)
+	}
+	return nil
+}}
+
+func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, those(additives)) }
 
 func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, those(counters)) }
 

@@ -27,6 +27,7 @@ var tokenBucketLua string
 var TokenBucket = func() *Algorithm {
 	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
 	a.Bookable = true
+	a.Additive = true
 	return a
 }()
 

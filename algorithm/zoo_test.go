@@ -104,6 +104,8 @@ func zoo() []beast {
 			{Count: 999_983, Period: 999_999_937, Burst: 2_251_000}, {Count: 7919, Period: 86_399_999_999, Burst: 26_000}}},
 		{"an emission interval is rounded to whole µs", admittedCostStaysWithinTheBound, bucket, intervalRounded, []Limit{
 			{Count: 3, Period: 10}, {Count: 7, Period: 1000, Burst: 1}, {Count: 7919, Period: 1_000_000}}},
+		{"a bucket charges a fee for each spend", spendsAddUp, bucket, feePerSpend, nil},
+		{"a reset is rounded up to milliseconds", spendsAddUp, bucket, resetRounded, []Limit{{Count: 7, Period: 1000, Burst: 100}}},
 		{"the reset is always a full refill away", resetAfterIsTight, bucket, resetAlwaysFull, nil},
 		{"a window's length is rounded down to whole seconds", resetAfterIsTight, anchored, wholeSeconds,
 			[]Limit{{Count: 3, Period: 1_500_000}, {Count: 1, Period: 500_000}, {Count: 5, Period: 59_900_000}}},
@@ -460,4 +462,20 @@ func anybodyReleases(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 		a.Holder = s.holds[0].holder
 	}
 	return concurrency(s, p, a, now)
+}
+
+// A bucket that books a unit for the work of each spend.
+func feePerSpend(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, a, now)
+	if a.Mode == Spend && out.Granted > 0 {
+		next.Level++
+	}
+	return out, next
+}
+
+// A bucket that answers its reset in whole milliseconds.
+func resetRounded(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	out, next := values(tokenBucket)(s, p, a, now)
+	out.ResetAfter = cdiv(out.ResetAfter, 1000) * 1000
+	return out, next
 }

@@ -46,7 +46,7 @@ func BenchmarkClient(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
-				if err := c.allow(context.Background(), names[i%coldKeys]); err != nil {
+				if _, err := c.allow(context.Background(), names[i%coldKeys]); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -56,7 +56,7 @@ func BenchmarkClient(b *testing.B) {
 			b.SetParallelism(32)
 			b.RunParallel(func(pb *testing.PB) {
 				for i := 0; pb.Next(); i++ {
-					if err := c.allow(context.Background(), names[i%coldKeys]); err != nil {
+					if _, err := c.allow(context.Background(), names[i%coldKeys]); err != nil {
 						b.Fatal(err)
 					}
 				}

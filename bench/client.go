@@ -22,99 +22,131 @@ import (
 // A caller decides one request of a key; goroutines call it at once.
 type caller struct {
 	name  string
-	allow func(ctx context.Context, key string) error
+	allow func(ctx context.Context, key string) (allowed bool, err error)
+	bound func(d time.Duration) int64 // how many requests of a key its limit allows within d
 	close func()
 
-	rates, allocs []float64 // of each window, per second and per decision
-	p50, p99      []float64 // of each window, µs
+	excess int64 // what a key may have beyond that, within any d
+
+	rates, allocs []float64    // of each window, per second and per decision
+	p50, p99      []float64    // of each window, µs
+	over          []int64      // of each window: how many were allowed beyond the bound
+	allowed       []float64    // of each window: the share
+	aside         atomic.Int64 // how many were decided without the store, as it was too slow
+
+	took     [][]int64      // ns of the last window's decisions, by goroutine; memory that is used again
+	admitted []atomic.Int32 // by the last window, of each of the names
 }
 
-func (c *caller) reset() { c.rates, c.allocs, c.p50, c.p99 = nil, nil, nil, nil }
+func (c *caller) reset() {
+	c.rates, c.allocs, c.p50, c.p99, c.over, c.allowed = nil, nil, nil, nil, nil, nil
+}
 
 // limitOf allows the client's whole run.
 const limitOf = 1_000_000
 
 func callers(server *redistest.Server) ([]*caller, error) {
-	pool := func() *redis.Client {
-		return redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket, PoolSize: 64})
-	}
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
 	if err != nil {
 		return nil, err
 	}
-	own, err := ofStore("penstock", store)
+	own, err := ofStore("penstock", store, penstock.PerDay(limitOf))
 	if err != nil {
 		return nil, err
 	}
 	own.close = func() { _ = store.Close() }
 
-	client := pool()
+	client := pooled(server)
 	if store, err = redisstore.New(goredis.New(client), redisstore.Options{Prefix: "gr"}); err != nil {
 		return nil, err
 	}
-	adapted, err := ofStore("penstock over go-redis", store)
+	adapted, err := ofStore("penstock over go-redis", store, penstock.PerDay(limitOf))
 	if err != nil {
 		return nil, err
 	}
 	adapted.close = func() { _ = client.Close() }
 
-	peer := pool()
-	limiter := redis_rate.NewLimiter(peer)
-	limit := redis_rate.Limit{Rate: limitOf, Burst: limitOf, Period: 24 * time.Hour}
-	return []*caller{{
-		name: "redis_rate v10",
-		allow: func(ctx context.Context, key string) error {
-			_, err := limiter.Allow(ctx, key, limit)
-			return err
-		},
-		close: func() { _ = peer.Close() },
-	}, own, adapted}, nil
+	peer, err := ofRedisRate(pooled(server), redis_rate.Limit{Rate: limitOf, Burst: limitOf, Period: 24 * time.Hour})
+	return []*caller{peer, own, adapted}, err
 }
 
-func ofStore(name string, store penstock.Store) (*caller, error) {
-	limiter, err := penstock.NewLimiter(store, "search", penstock.PerDay(limitOf))
+func ofRedisRate(client *redis.Client, limit redis_rate.Limit) (*caller, error) {
+	limiter := redis_rate.NewLimiter(client)
+	return &caller{
+		name: "redis_rate v10",
+		allow: func(ctx context.Context, key string) (bool, error) {
+			r, err := limiter.Allow(ctx, key, limit)
+			return err == nil && r.Allowed > 0, err
+		},
+		bound: bucketBound(int64(limit.Burst), int64(limit.Rate), limit.Period),
+		close: func() { _ = client.Close() },
+	}, nil
+}
+
+// ofStore decides by a token bucket.
+func ofStore(name string, store penstock.Store, limit penstock.Limit) (*caller, error) {
+	limiter, err := penstock.NewLimiter(store, "search", limit)
 	if err != nil {
 		return nil, err
 	}
-	return &caller{name: name, allow: func(ctx context.Context, key string) error {
-		_, err := limiter.Allow(ctx, key)
-		return err
-	}}, nil
+	c := &caller{name: name, bound: bucketBound(limit.Count, limit.Count, limit.Period), close: func() {}}
+	c.allow = func(ctx context.Context, key string) (bool, error) {
+		d, err := limiter.Allow(ctx, key)
+		if d.Source == penstock.FromFallback {
+			c.aside.Add(1)
+		}
+		return d.Allowed, err
+	}
+	return c, nil
 }
 
-// run lets so many goroutines decide as fast as they can, for about d, on keys that all differ.
+func bucketBound(burst, count int64, period time.Duration) func(time.Duration) int64 {
+	return func(d time.Duration) int64 { return burst + int64(float64(count)*d.Seconds()/period.Seconds()) }
+}
+
+// run lets so many goroutines decide as fast as they can, for about d, of names in turn. Of what is measured, little is the measuring: a
+// goroutine reads the clock once per decision, and notes in a slice of its own.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	var (
 		wait     sync.WaitGroup
-		ops      atomic.Int64
 		stop     atomic.Bool
 		failed   atomic.Value
 		from, to runtime.MemStats
-		mu       sync.Mutex
 	)
-	took50 := hdrhistogram.New(1, 60_000_000, 3) // µs
-	time.AfterFunc(d, func() { stop.Store(true) })
+	for len(c.took) < goroutines {
+		c.took = append(c.took, make([]int64, 0, 1<<20/goroutines))
+	}
+	if len(c.admitted) != len(names) {
+		c.admitted = make([]atomic.Int32, len(names))
+	}
+	for i := range c.admitted {
+		c.admitted[i].Store(0)
+	}
+	ops := make([]int64, goroutines)
+	runtime.GC() // what the others left
 	runtime.ReadMemStats(&from)
+	time.AfterFunc(d, func() { stop.Store(true) })
 	begin := time.Now()
 	for g := range goroutines {
 		wait.Go(func() {
-			n, took := int64(0), make([]int64, 0, 1<<14)
+			n, took := int64(0), c.took[g][:0]
+			asked := time.Since(begin)
 			for i := g; !stop.Load(); i += goroutines {
-				asked := time.Now()
-				if err := c.allow(context.Background(), names[i%len(names)]); err != nil {
+				allowed, err := c.allow(context.Background(), names[i%len(names)])
+				if err != nil {
 					failed.CompareAndSwap(nil, failure{err})
 					return
 				}
-				if n++; len(took) < cap(took) {
-					took = append(took, time.Since(asked).Microseconds())
+				if n++; allowed {
+					c.admitted[i%len(names)].Add(1)
 				}
+				answered := time.Since(begin)
+				if len(took) < cap(took) {
+					took = append(took, int64(answered-asked))
+				}
+				asked = answered
 			}
-			ops.Add(n)
-			mu.Lock()
-			defer mu.Unlock()
-			for _, us := range took {
-				took50.RecordValue(us)
-			}
+			ops[g], c.took[g] = n, took
 		})
 	}
 	wait.Wait()
@@ -123,11 +155,37 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	if f := failed.Load(); f != nil {
 		return fmt.Errorf("%s: %w", c.name, f.(failure).error)
 	}
-	c.rates = append(c.rates, float64(ops.Load())/took.Seconds())
-	c.p50 = append(c.p50, float64(took50.ValueAtPercentile(50)))
-	c.p99 = append(c.p99, float64(took50.ValueAtPercentile(99)))
-	c.allocs = append(c.allocs, float64(to.Mallocs-from.Mallocs)/float64(ops.Load()))
+	all := int64(0)
+	h := hdrhistogram.New(1, 60_000_000_000, 3) // ns
+	for g := range goroutines {
+		all += ops[g]
+		for _, ns := range c.took[g] {
+			_ = h.RecordValue(ns)
+		}
+	}
+	c.rates = append(c.rates, float64(all)/took.Seconds())
+	c.p50 = append(c.p50, float64(h.ValueAtPercentile(50))/1000)
+	c.p99 = append(c.p99, float64(h.ValueAtPercentile(99))/1000)
+	c.allocs = append(c.allocs, float64(to.Mallocs-from.Mallocs)/float64(all))
+	allowed, over := c.count(names, took)
+	c.allowed, c.over = append(c.allowed, float64(allowed)/float64(all)), append(c.over, over)
 	return nil
+}
+
+// count is how many were allowed, and how many of them beyond what their keys may have within d.
+func (c *caller) count(names []string, d time.Duration) (allowed, over int64) {
+	keys := make(map[string]int64, len(names))
+	for i := range c.admitted {
+		if n := int64(c.admitted[i].Load()); n > 0 {
+			keys[names[i]] += n
+			allowed += n
+		}
+	}
+	bound := c.bound(d)
+	for _, n := range keys {
+		over += max(n-bound, 0)
+	}
+	return allowed, over
 }
 
 // A failure is an error of any type in an atomic.Value.

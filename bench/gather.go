@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -19,40 +20,73 @@ func gatherSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	var all []*caller
-	for _, apart := range []bool{true, false} {
-		store, err := redisstore.Open(server.URL(), redisstore.Options{Apart: apart})
-		if err != nil {
-			return err
-		}
-		defer store.Close()
-		name := map[bool]string{true: "apart", false: "together"}[apart]
-		c, err := ofStore(name, store)
-		if err != nil {
-			return err
-		}
-		all = append(all, c)
-	}
 	r.title("Gathering: decisions of callers that go together, beside the same store with each apart (%d windows, one core for the client)", clientRounds)
-	r.row("keys", "goroutines", "", "decisions/s", "/ apart", "p50 µs", "p99 µs", "allocations")
+	r.row(loadColumns...)
 	for _, load := range []struct {
-		name  string
-		names []string
-		least float64
-	}{{"distinct", names, 1.4}, {"hot", names[:1], 5}} {
+		name        string
+		names       []string
+		limit       penstock.Limit
+		least, p99s float64
+	}{
+		{"distinct", names, penstock.PerDay(limitOf), 1.4, 1},
+		{"hot", names[:1], penstock.PerHour(3_600_000_000), 5, 1},         // all are allowed, their resets in equal steps
+		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000), 0, 0}, // resets in steps that differ: decided one by one
+		{"hot, over", names[:1], penstock.PerSecond(1000), 0, 0},          // nearly all are denied
+	} {
 		for _, goroutines := range []int{64, 512} {
+			apart, together, err := bareStores(server, load.limit)
+			if err != nil {
+				return err
+			}
+			all := []*caller{apart, together}
 			if err := takeTurns(all, goroutines, load.names); err != nil {
 				return err
 			}
-			for _, c := range all {
-				ratio := median(ratios(c.rates, all[0].rates))
-				rates := slices.Sorted(slices.Values(c.rates))
-				r.row(load.name, strconv.Itoa(goroutines), c.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(ratio),
-					number(median(c.p50)), number(median(c.p99)), number(median(c.allocs)))
+			reportLoad(r, load.name, goroutines, all)
+			what := fmt.Sprintf("gather: %s, %d callers: ", load.name, goroutines)
+			if load.least > 0 {
+				r.atLeast(what+"decisions / apart", median(ratios(together.rates, apart.rates)), load.least)
+				r.atMost(what+"p99 / apart", median(ratios(together.p99, apart.p99)), load.p99s)
 			}
-			r.atLeast(fmt.Sprintf("gather: %s keys, %d callers: decisions / apart", load.name, goroutines), median(ratios(all[1].rates, all[0].rates)), load.least)
-			r.atMost(fmt.Sprintf("gather: %s keys, %d callers: p99 / apart", load.name, goroutines), median(ratios(all[1].p99, all[0].p99)), 1)
+			r.atMost(what+"over-admission", float64(slices.Max(together.over)), 0)
+			for _, c := range all {
+				c.close()
+			}
 		}
 	}
 	return nil
+}
+
+// bareStores are a store that sends each batch by itself, and the default one, whose callers go together. They share no counters.
+func bareStores(server *redistest.Server, limit penstock.Limit) (apart, together *caller, err error) {
+	if apart, err = ofOptions("apart", server, redisstore.Options{Apart: true, Prefix: "apart"}, limit); err != nil {
+		return nil, nil, err
+	}
+	together, err = ofOptions("together", server, redisstore.Options{Prefix: "together"}, limit)
+	return apart, together, err
+}
+
+func ofOptions(name string, server *redistest.Server, o redisstore.Options, limit penstock.Limit) (*caller, error) {
+	store, err := redisstore.Open(server.URL(), o)
+	if err != nil {
+		return nil, err
+	}
+	c, err := ofStore(name, store, limit)
+	if err != nil {
+		return nil, err
+	}
+	c.close = func() { _ = store.Close() }
+	return c, nil
+}
+
+var loadColumns = []string{"keys", "callers", "", "decisions/s", "/ first", "p50 µs", "p99 µs", "allocations", "allowed %", "over-admitted", "fallback"}
+
+// reportLoad prints what callers did under a load, the first being what the others are compared with.
+func reportLoad(r *report, name string, goroutines int, all []*caller) {
+	for _, c := range all {
+		rates := slices.Sorted(slices.Values(c.rates))
+		r.row(name, strconv.Itoa(goroutines), c.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(median(ratios(c.rates, all[0].rates))),
+			number(median(c.p50)), number(median(c.p99)), number(median(c.allocs)), number(100*median(c.allowed)),
+			strconv.FormatInt(slices.Max(c.over), 10), strconv.FormatInt(c.aside.Load(), 10))
+	}
 }

@@ -1,7 +1,8 @@
 // The bench program compares Penstock with what it replaces, on this machine, in ratios that hold on any: the server's work per decision,
-// memory per key, decisions per second through a client and what gathering adds, decisions in memory, and requests through the service. It needs redis-server in the PATH.
+// memory per key, decisions per second through a client, what gathering and guards add, other libraries beside it, decisions in memory, and requests
+// through the service. It needs redis-server in the PATH.
 //
-//	go run . [-only redis,space,client,gather,memory,proxy]
+//	go run . [-only redis,space,client,gather,guards,peers,memory,proxy]
 //
 // Cases are measured in turns, in many short windows, and compared by the quantile that other programs disturb least. The last lines
 // say which goals were met; the exit status is 1 if one was missed.
@@ -15,7 +16,7 @@ import (
 )
 
 func main() {
-	only := flag.String("only", "redis,space,client,gather,memory,proxy", "which sections to run")
+	only := flag.String("only", strings.Join(order, ","), "which sections to run")
 	bare := flag.String("bare-proxy", "", "be the proxy that the service is compared with, to this upstream; the proxy section runs it")
 	flag.Parse()
 	if *bare != "" {
@@ -26,7 +27,7 @@ func main() {
 	for _, name := range strings.Split(*only, ",") {
 		section, ok := sections[name]
 		if !ok {
-			fmt.Fprintf(os.Stderr, "bench: there is no section %q; there are redis, space, client, gather, memory and proxy\n", name)
+			fmt.Fprintf(os.Stderr, "bench: there is no section %q; there are %s\n", name, strings.Join(order, ", "))
 			os.Exit(2)
 		}
 		if err := section(&r); err != nil {
@@ -39,11 +40,15 @@ func main() {
 	}
 }
 
+var order = []string{"redis", "space", "client", "gather", "guards", "peers", "memory", "proxy"}
+
 var sections = map[string]func(*report) error{
 	"redis":  redisSection,
 	"space":  spaceSection,
 	"client": clientSection,
 	"gather": gatherSection,
+	"guards": guardsSection,
+	"peers":  peersSection,
 	"memory": memorySection,
 	"proxy":  proxySection,
 }

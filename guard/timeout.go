@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,13 +60,85 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	if t.after < 0 {
 		return t.next.Decide(ctx, charges)
 	}
-	bounded, cancel := context.WithTimeout(ctx, t.after)
-	defer cancel()
+	bounded := &deadline{Context: ctx, at: time.Now().Add(t.after)}
+	defer bounded.end()
 	d, err := t.next.Decide(bounded, charges)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil && !errors.Is(err, penstock.ErrUnavailable) {
 		err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, t.after, err)
 	}
 	return d, err
+}
+
+// A deadline is a context with a deadline that costs nothing before somebody asks for its Done. A store that has a cheaper way to wait than a
+// timer for each caller uses Lazy instead.
+type deadline struct {
+	context.Context // the caller's
+	at              time.Time
+
+	mu     sync.Mutex
+	real   context.Context // once it was asked for
+	cancel context.CancelFunc
+	ended  bool
+}
+
+// Lazy is what Done would tell: the caller's Done, and the deadline.
+func (d *deadline) Lazy() (done <-chan struct{}, at time.Time) { return d.Context.Done(), d.at }
+
+func (d *deadline) Deadline() (time.Time, bool) {
+	if at, ok := d.Context.Deadline(); ok && at.Before(d.at) {
+		return at, true
+	}
+	return d.at, true
+}
+
+func (d *deadline) Done() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.real == nil {
+		d.real, d.cancel = context.WithDeadline(d.Context, d.at)
+		if d.ended {
+			d.cancel()
+		}
+	}
+	return d.real.Done()
+}
+
+func (d *deadline) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.real != nil {
+		return d.real.Err()
+	}
+	if err := d.Context.Err(); err != nil {
+		return err
+	}
+	if !time.Now().Before(d.at) {
+		return context.DeadlineExceeded
+	}
+	if d.ended {
+		return context.Canceled
+	}
+	return nil
+}
+
+func (d *deadline) Value(key any) any {
+	d.mu.Lock()
+	real := d.real
+	d.mu.Unlock()
+	if real != nil {
+		return real.Value(key)
+	}
+	return d.Context.Value(key)
+}
+
+// end cancels it: the decision is over.
+func (d *deadline) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
+	if d.cancel != nil {
+		d.cancel()
+	}
 }
 
 // A shedError tells nothing of the store, so no breaker counts it.

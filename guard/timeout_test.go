@@ -154,3 +154,56 @@ func benchmark(b *testing.B, store penstock.Store, charges []penstock.Charge) {
 func BenchmarkTimeout(b *testing.B) {
 	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
 }
+
+// The context that a store is given is one like any other, although it has no timer before somebody asks for its Done.
+func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
+	type key struct{}
+	synctest.Test(t, func(t *testing.T) {
+		parent, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Hour)
+		defer cancel()
+		var kept, child context.Context
+		store := guard.Timeout(guard.TimeoutOptions{After: time.Second})(penstock.StoreFunc(
+			func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if at, ok := ctx.Deadline(); !ok || time.Until(at) != time.Second || ctx.Err() != nil || ctx.Value(key{}) != "value" {
+					t.Errorf("its deadline is in %v, its error %v, its value %v", time.Until(at), ctx.Err(), ctx.Value(key{}))
+				}
+				kept = ctx
+				if charges[0].Key != "asks for Done" {
+					return penstock.Decision{}, nil
+				}
+				var end context.CancelFunc
+				child, end = context.WithCancel(ctx)
+				t.Cleanup(end)
+				time.Sleep(time.Second)
+				if synctest.Wait(); ctx.Err() != context.DeadlineExceeded || child.Err() != context.DeadlineExceeded || ctx.Value(key{}) != "value" {
+					t.Errorf("after its deadline its error is %v, its child's %v, its value %v", ctx.Err(), child.Err(), ctx.Value(key{}))
+				}
+				return penstock.Decision{}, nil
+			}))
+		for _, name := range []string{"asks for Done", "does not"} {
+			if _, err := store.Decide(parent, one(penstock.PerSecond(1), name)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-kept.Done():
+			default:
+				t.Errorf("%s: it goes on after the decision", name)
+			}
+		}
+		if err := kept.Err(); err != context.Canceled {
+			t.Errorf("after the decision its error is %v", err)
+		}
+		late := guard.Timeout(guard.TimeoutOptions{After: time.Second})(penstock.StoreFunc(
+			func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+				time.Sleep(time.Second)
+				return penstock.Decision{}, ctx.Err()
+			}))
+		if _, err := late.Decide(parent, one(penstock.PerSecond(1), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
+			t.Errorf("late, without having asked for Done: %v", err)
+		}
+		cancel()
+		if _, err := late.Decide(parent, one(penstock.PerSecond(1), "k")); !errors.Is(err, context.Canceled) {
+			t.Errorf("the caller went away: %v", err)
+		}
+	})
+}

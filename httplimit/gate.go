@@ -146,7 +146,11 @@ func newSetup(rules *policy.Rules) (*setup, error) {
 	for _, rule := range rules.Rules() {
 		for _, limit := range rule.Limits {
 			for _, form := range limit.Forms() {
-				s.policies[limit] = append(s.policies[limit], newQuotaPolicy(limit.Policy, form))
+				plan, err := form.Plan()
+				if err != nil {
+					return nil, err
+				}
+				s.policies[limit] = append(s.policies[limit], newQuotaPolicy(limit.Policy, plan))
 			}
 		}
 	}

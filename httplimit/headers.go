@@ -102,7 +102,7 @@ type quotaPolicy struct {
 	spare  time.Duration // how long a bucket takes to refill all units but one, rounded down
 }
 
-// newQuotaPolicy prepares a valid limit for headers, under a name of a-z, 0-9, '_', '.' and '-'. q and w are
+// newQuotaPolicy prepares a limit for headers, under a name of a-z, 0-9, '_', '.' and '-'. q and w are
 //
 //	TokenBucket     the burst, and how long the bucket takes to fill
 //	LeakyBucket     the places, which are the queue and the one that leaves, and how long they take to empty
@@ -111,27 +111,17 @@ type quotaPolicy struct {
 //
 // w is in whole seconds. A bucket's is rounded up; below a second, where rounding would tell a fraction of the true rate, it is left out.
 // So it is for windows that do not last whole seconds, and for calendar months.
-func newQuotaPolicy(name string, limit penstock.Limit) *quotaPolicy {
-	p := &quotaPolicy{name: name, limit: limit.Count}
+func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
+	limit := plan.Limit
+	p := &quotaPolicy{name: name, limit: plan.Capacity}
 	a := limit.Algorithm
-	if a == nil {
-		a = penstock.TokenBucket
-	}
 	window := int64(0)
 	unit := ""
 	switch {
 	case a.Holds:
 		unit = `;qu="concurrent-requests"`
-		if limit.Burst > 0 {
-			p.limit = limit.Burst
-		}
 	case a.Is(penstock.TokenBucket), a.Is(penstock.LeakyBucket):
 		p.bucket = true
-		if a.Is(penstock.LeakyBucket) {
-			p.limit = limit.Burst + 1
-		} else if limit.Burst > 0 {
-			p.limit = limit.Burst
-		}
 		if whole, rest := refill(p.limit, limit); whole+rest >= time.Second {
 			window = ceilSeconds(whole + rest)
 		}

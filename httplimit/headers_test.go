@@ -229,7 +229,7 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 		for i := range n {
 			limits[i], statuses[i] = drawLimit(rt), drawStatus(rt)
 			limits[i].Name = fmt.Sprintf("%s.%d", limits[i].Name, i)
-			quotas[i] = quota{newQuotaPolicy(limits[i].Name, limits[i]), statuses[i]}
+			quotas[i] = quota{quotaPolicyOf(limits[i].Name, limits[i]), statuses[i]}
 			denied = denied || statuses[i].RetryAfter > 0
 			retryAfter = max(retryAfter, statuses[i].RetryAfter)
 		}
@@ -463,7 +463,7 @@ Retry-After: 30`},
 				t.Fatalf("%v: %v", c.limit, err)
 			}
 			h := make(http.Header)
-			write.write(h, []quota{{newQuotaPolicy("x", c.limit), d.Status(0)}}, !d.Allowed, d.RetryAfter())
+			write.write(h, []quota{{quotaPolicyOf("x", c.limit), d.Status(0)}}, !d.Allowed, d.RetryAfter())
 			var lines strings.Builder
 			for _, name := range []string{"RateLimit-Policy", "RateLimit", "Retry-After"} {
 				if h.Get(name) != "" {
@@ -478,6 +478,14 @@ Retry-After: 30`},
 	}
 }
 
+func quotaPolicyOf(name string, limit penstock.Limit) *quotaPolicy {
+	plan, err := limit.WithName("l").Plan()
+	if err != nil {
+		panic(err)
+	}
+	return newQuotaPolicy(name, plan)
+}
+
 // A bucket fills in a whole number of seconds, rounded up, however little is missing; what fills in less than one has no w.
 func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
 	for _, c := range []struct {
@@ -490,15 +498,15 @@ func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
 		{penstock.Limit{Count: 3, Period: 2_999_997 * time.Microsecond, Burst: 1}, `"x";q=1`},
 		{penstock.Limit{Count: 1, Period: time.Microsecond, Burst: 1 << 51}, `"x";q=999999999999999;w=2251799814`},
 	} {
-		if got := newQuotaPolicy("x", c.limit).item; got != c.want {
+		if got := quotaPolicyOf("x", c.limit).item; got != c.want {
 			t.Errorf("%v: %s; want %s", c.limit, got, c.want)
 		}
 	}
 }
 
 func TestAllDialectsOfOneDenial(t *testing.T) {
-	second := newQuotaPolicy("search.second", penstock.PerSecond(10))
-	day := newQuotaPolicy("search.day", penstock.PerDay(10_000).With(penstock.FixedWindow))
+	second := quotaPolicyOf("search.second", penstock.PerSecond(10))
+	day := quotaPolicyOf("search.day", penstock.PerDay(10_000).With(penstock.FixedWindow))
 	quotas := []quota{
 		{second, penstock.Status{Remaining: 0, RetryAfter: 70 * time.Millisecond, ResetAfter: 970 * time.Millisecond}},
 		{day, penstock.Status{Remaining: 9120, ResetAfter: 40111200 * time.Millisecond}},
@@ -542,7 +550,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 }
 
 func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
-	policy := newQuotaPolicy("x", penstock.PerMinute(1))
+	policy := quotaPolicyOf("x", penstock.PerMinute(1))
 	h := mustHeaders(t, headerSettings{})
 	for _, c := range []struct {
 		retryAfter time.Duration
@@ -610,7 +618,7 @@ func TestAnEmptyBucketTellsWhenTheNextUnitComes(t *testing.T) {
 			}
 			return d.Status(0)
 		}
-		policy := newQuotaPolicy("x", limit)
+		policy := quotaPolicyOf("x", limit)
 		ask(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
 		now = now.Add(time.Duration(rapid.Int64Range(0, 1_000_000).Draw(rt, "later")) * time.Microsecond)
 		empty := ask(penstock.Peek, 0)
@@ -673,7 +681,7 @@ func FuzzRateLimitIsAStructuredField(f *testing.F) {
 		if retry < 0 {
 			status.RetryAfter = penstock.Never
 		}
-		q := quota{newQuotaPolicy(name, limit), status}
+		q := quota{quotaPolicyOf(name, limit), status}
 		h := make(http.Header)
 		mustHeaders(t, headerSettings{}).write(h, []quota{q, q}, false, 0)
 
@@ -710,9 +718,9 @@ func wantLine(t *testing.T, h http.Header, name string, list httpsfv.List) {
 
 func BenchmarkHeaders(b *testing.B) {
 	quotas := []quota{
-		{newQuotaPolicy("search.second", penstock.PerSecond(10)), penstock.Status{Remaining: 9, ResetAfter: 100 * time.Millisecond}},
-		{newQuotaPolicy("search.day", penstock.PerDay(10_000)), penstock.Status{Remaining: 9120, ResetAfter: 7 * time.Hour}},
-		{newQuotaPolicy("all.in-flight", penstock.InFlight(500, time.Minute)), penstock.Status{Remaining: 499, ResetAfter: time.Minute}},
+		{quotaPolicyOf("search.second", penstock.PerSecond(10)), penstock.Status{Remaining: 9, ResetAfter: 100 * time.Millisecond}},
+		{quotaPolicyOf("search.day", penstock.PerDay(10_000)), penstock.Status{Remaining: 9120, ResetAfter: 7 * time.Hour}},
+		{quotaPolicyOf("all.in-flight", penstock.InFlight(500, time.Minute)), penstock.Status{Remaining: 499, ResetAfter: time.Minute}},
 	}
 	for _, c := range []struct {
 		name     string

@@ -99,14 +99,11 @@ func (c *compiler) costFields(l *Limit, k *CostConfig) {
 // fits complains of a fixed cost that the limit could never admit.
 func (c *compiler) fits(l *Limit, k *CostConfig, at any) {
 	for i := range l.forms {
-		f := &l.forms[i]
-		most := f.Count
-		switch {
-		case f.Algorithm.Is(penstock.TokenBucket):
-			most = cmp.Or(f.Burst, f.Count)
-		case f.Algorithm.Is(penstock.LeakyBucket):
-			most = f.Burst + 1
+		plan, err := l.forms[i].Plan()
+		if err != nil {
+			continue // which has been told
 		}
+		most := plan.Capacity
 		worst := l.cost.units
 		if k.Header != "" || k.Body != 0 {
 			worst = l.cost.min

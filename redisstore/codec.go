@@ -26,20 +26,9 @@ type call struct {
 	keys    []string
 	args    []string
 
-	// of batches that go together
-	groups map[group]int // where each string's batches begin, in links
-	links  []link
-	order  []int
+	waiting waiting     // where the call goes together with others
+	timer   *time.Timer // of a caller that waits; nil before one did
 }
-
-// A group is what batches have in common that follow each other: a string, and the places of their limits in it.
-type group struct {
-	key, name string
-	tags      [maxRow]uint32
-}
-
-// A link is a batch of a group, or the group itself, and which comes next.
-type link struct{ first, last, next int }
 
 const (
 	headerSize = 8 + 2               // now, batches
@@ -77,82 +66,39 @@ func (c *call) encode(s *Store, now int64, script *script) {
 	c.view(at)
 }
 
-// encodeRows packs batches that go together for rows.lua, those of one string one after the other. It returns their order.
-func (c *call) encodeRows(s *Store, now int64, batch []*waiting) []int {
-	if c.groups == nil {
-		c.groups = make(map[group]int, maxTogether)
-	}
-	clear(c.groups)
-	c.links, c.order = c.links[:0], c.order[:0]
-	for i, w := range batch {
-		g := group{key: w.charges[0].Key, name: w.charges[0].plan.Limit.Group}
-		for j := range w.charges {
-			g.tags[j] = w.charges[j].plan.Tag
-		}
-		head, known := c.groups[g]
-		if !known {
-			head = i
-			c.groups[g] = i
-		}
-		c.links = append(c.links, link{first: head, last: i, next: -1})
-		if known {
-			c.links[c.links[head].last].next = i
-			c.links[head].last = i
-		}
-	}
+// encodeRows packs a bunch for rows.lua.
+func (c *call) encodeRows(s *Store, now int64, b *bunch) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = appendNumber(c.buf, now)
-	for i, w := range batch {
-		if c.links[i].first != i {
-			continue
-		}
-		runs := len(c.buf)
-		c.buf = append(c.buf, 0, 0)
-		for j := range w.charges {
-			c.buf = binary.LittleEndian.AppendUint32(c.buf, w.charges[j].plan.Tag)
-		}
-		run, before := 0, -1
-		for j := i; j >= 0; j = c.links[j].next {
-			c.order = append(c.order, j)
-			if before >= 0 && sameCharges(batch[j].charges, batch[before].charges, now) {
-				c.increment(run)
-			} else {
-				c.increment(runs)
-				run = len(c.buf)
-				c.buf = append(c.buf, 1, 0)
-				for k := range batch[j].charges {
-					c.appendRowCharge(&batch[j].charges[k], now)
-				}
+	asks := 0 // where in buf stands how many the string has
+	for first, a := range b.inOrder {
+		if first {
+			asks = len(c.buf)
+			c.buf = append(c.buf, 0, 0)
+			for i := range a.charges {
+				c.buf = binary.LittleEndian.AppendUint32(c.buf, a.charges[i].plan.Tag)
 			}
-			before = j
+		}
+		c.increment(asks)
+		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(a.callers)))
+		for i := range a.charges {
+			c.appendRowCharge(&a.charges[i], now)
 		}
 	}
 	at := len(c.buf)
 	c.ends = append(c.ends, at)
-	for i, w := range batch {
-		if c.links[i].first == i {
-			c.buf = s.appendKey(c.buf, w.charges[0].Key, w.charges[0].plan)
+	for first, a := range b.inOrder {
+		if first {
+			c.buf = s.appendKey(c.buf, a.charges[0].Key, a.charges[0].plan)
 			c.ends = append(c.ends, len(c.buf))
 		}
 	}
 	c.view(at)
-	return c.order
 }
 
 // increment adds one to the count at a place in buf.
 func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
-}
-
-// sameCharges tells whether batches of one group ask the same.
-func sameCharges(a, b []charge, now int64) bool {
-	for i := range a {
-		samePlan := a[i].plan == b[i].plan || *a[i].plan.Params(present(now, a[i].plan)) == *b[i].plan.Params(present(now, b[i].plan))
-		if !samePlan || a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
-			return false
-		}
-	}
-	return true
 }
 
 func (c *call) appendRowCharge(ch *charge, now int64) {

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -102,7 +103,8 @@ func classify(err error) Class {
 	var reply ReplyError
 	if !errors.As(err, &reply) {
 		var op *net.OpError
-		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" {
+		var certificate *tls.CertificateVerificationError
+		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) {
 			return Unreached
 		}
 		return Unknown

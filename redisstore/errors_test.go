@@ -2,6 +2,8 @@ package redisstore_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
@@ -470,6 +472,9 @@ func TestEveryRightIsNeeded(t *testing.T) {
 		letIn(t, s, strings.Join(others, " "))
 		err := useEveryCommand(t, asLimiter(s.Addr)[0].client(t))
 		wantClass(t, "without "+right, err, redisstore.Refused)
+		if !strings.Contains(fmt.Sprint(err), strings.TrimPrefix(right, "+")) {
+			t.Errorf("the error does not name %s: %v", right, err)
+		}
 	}
 }
 
@@ -532,5 +537,28 @@ func TestErrorsNameTheirClass(t *testing.T) {
 			!errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, cause) {
 			t.Errorf("class %d: %v", class, err)
 		}
+	}
+}
+
+// A broken client fails always in the same way.
+type broken struct {
+	redisstore.Client
+	err error
+}
+
+func (b broken) Sharded(context.Context) (bool, error) { return false, nil }
+
+func (b broken) EvalSha(context.Context, string, []string, []string) (string, error) {
+	return "", b.err
+}
+
+// What a handshake refuses was not sent, also by a client that was connected before.
+func TestWrongCertificateIsUnreached(t *testing.T) {
+	t.Parallel()
+	certificate := &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}
+	for _, cause := range []error{certificate, fmt.Errorf("dial: %w", certificate)} {
+		store := over(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		wantClass(t, cause.Error(), err, redisstore.Unreached)
 	}
 }

@@ -5,7 +5,9 @@ func Waiting(s *Store) (n int) {
 	count := func(g *gatherer) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		n += len(g.queue)
+		for _, b := range g.queue {
+			n += b.callers
+		}
 	}
 	count(&s.whole)
 	if list := s.parts.list.Load(); list != nil {

@@ -15,222 +15,212 @@ import (
 // A gatherer has two scripts under way at most. Callers that come meanwhile wait, and go together in the next script: back-pressure
 // gathers them, and no timer. Each has the answer that it would have had alone, in some order.
 type gatherer struct {
-	store  *Store
-	mu     sync.Mutex
-	flying int
-	queue  []*waiting
+	store   *Store
+	mu      sync.Mutex
+	flying  int      // scripts under way
+	bunches int      // of them, for bunches
+	queue   []*bunch // the first goes next
 }
 
 const (
-	maxFlying   = 2
-	maxTogether = 64 // batches in a script: some 200 µs of the server
+	maxFlying = 2
+	worthy    = 8 // asks that a bunch needs to go although another is under way; as many cost the server some 25 µs, and a script 10
 )
-
-// A waiting batch. It has charges of its own, as its caller may leave and use theirs again.
-type waiting struct {
-	charges  []charge
-	copies   []penstock.Charge
-	script   *script // of rows.lua; nil if the batch is not of a row
-	deadline time.Time
-	gone     bool // out of the queue
-	done     chan struct{}
-
-	decision penstock.Decision
-	err      error
-}
-
-var waitings = sync.Pool{New: func() any { return &waiting{done: make(chan struct{}, 1)} }}
 
 // decide decides the call's charges as soon as they may fly.
 func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, error) {
 	g.mu.Lock()
-	if g.flying < maxFlying {
+	if g.flying < maxFlying && g.bunches == 0 && len(g.queue) == 0 {
 		g.flying++
 		g.mu.Unlock()
 		d, err := g.store.alone(ctx, c)
-		if next := g.next(nil); next != nil {
+		if next := g.next(0); next != nil {
 			go g.fly(next)
 		}
 		return d, err
 	}
-	w := g.enqueueLocked(ctx, c)
+	done := g.joinLocked(ctx, c)
+	if g.flying < maxFlying && g.worthyLocked() {
+		g.flying++
+		go g.fly(g.takeLocked())
+	}
 	g.mu.Unlock()
+	if err := c.wait(ctx, done); err != nil {
+		return penstock.Decision{}, unavailable(ctx, g.leave(&c.waiting, err))
+	}
+	if c.waiting.err != nil {
+		return penstock.Decision{}, unavailable(ctx, c.waiting.err)
+	}
+	return c.waiting.decision, nil
+}
+
+// wait returns nil when done is closed, or what ended ctx before.
+func (c *call) wait(ctx context.Context, done <-chan struct{}) error {
+	lazy, ok := ctx.(interface {
+		Lazy() (done <-chan struct{}, deadline time.Time)
+	})
+	if !ok {
+		if ctx.Done() == nil {
+			<-done
+			return nil
+		}
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	// The caller's context would make a timer for this one wait.
+	gone, deadline := lazy.Lazy()
+	if c.timer == nil {
+		c.timer = time.NewTimer(time.Until(deadline))
+	} else {
+		c.timer.Reset(time.Until(deadline))
+	}
+	defer c.timer.Stop()
 	select {
-	case <-w.done:
-	case <-ctx.Done():
-		return penstock.Decision{}, unavailable(ctx, g.leave(w, ctx.Err()))
+	case <-done:
+		return nil
+	case <-gone:
+		return ctx.Err()
+	case <-c.timer.C:
+		return context.DeadlineExceeded
 	}
-	d, err := w.decision, w.err
-	w.free()
-	if err != nil {
-		return penstock.Decision{}, unavailable(ctx, err)
-	}
-	return d, nil
 }
 
-func (g *gatherer) enqueueLocked(ctx context.Context, c *call) *waiting {
-	w := waitings.Get().(*waiting)
-	w.copies = w.copies[:0]
-	for i := range c.charges {
-		w.copies = append(w.copies, *c.charges[i].Charge)
+// joinLocked puts the call into a bunch that is still to go, and says what tells that it is decided.
+func (g *gatherer) joinLocked(ctx context.Context, c *call) <-chan struct{} {
+	w := &c.waiting
+	w.err = nil
+	if n := len(g.queue); n > 0 && g.queue[n-1].joinRecent(ctx, w, c.charges) {
+		return w.bunch.done
 	}
-	w.charges = w.charges[:0]
-	for i := range c.charges {
-		w.charges = append(w.charges, charge{&w.copies[i], c.charges[i].plan})
+	var script *script
+	if isRow(c.charges) {
+		script = g.store.scripts.find(rows, c.charges)
 	}
-	if isRow(w.charges) {
-		w.script = g.store.scripts.find(rows, w.charges)
+	for i := len(g.queue) - 1; i >= 0; i-- {
+		if b := g.queue[i]; b.script == script { // the last of its kind: those before are full
+			if b.join(ctx, w, c.charges) {
+				return b.done
+			}
+			break
+		}
 	}
-	w.deadline, _ = ctx.Deadline()
-	g.queue = append(g.queue, w)
-	return w
+	b := bunches.Get().(*bunch)
+	b.script, b.done = script, make(chan struct{})
+	g.queue = append(g.queue, b)
+	b.join(ctx, w, c.charges)
+	return b.done
 }
 
-// leave takes a batch out whose caller goes away. If it is under way it is left to itself, and nobody knows what became of it.
+// leave takes a caller out that goes away. If it is under way it is left to itself, and nobody knows what became of it.
 func (g *gatherer) leave(w *waiting, cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if w.gone {
+	i := slices.Index(g.queue, w.bunch)
+	if i < 0 || !w.bunch.leave(w) {
 		return cause
 	}
-	i := slices.Index(g.queue, w)
-	g.queue = slices.Delete(g.queue, i, i+1)
+	if w.bunch.callers == 0 {
+		g.queue = slices.Delete(g.queue, i, i+1)
+	}
 	return notSent(cause)
 }
 
-// next takes those out of the queue that go together next: the first, and others of its row. If there are none, there is one script less
+// worthyLocked tells whether the next bunch goes although another is under way.
+func (g *gatherer) worthyLocked() bool {
+	return len(g.queue) > 1 || len(g.queue) == 1 && len(g.queue[0].asks) >= worthy
+}
+
+func (g *gatherer) takeLocked() *bunch {
+	b := g.queue[0]
+	g.queue = slices.Delete(g.queue, 0, 1)
+	g.bunches++
+	return b
+}
+
+// next takes the bunch that goes in place of a script that has come back, of so many bunches. If there is none, there is one script less
 // under way.
-func (g *gatherer) next(batch []*waiting) []*waiting {
+func (g *gatherer) next(bunches int) *bunch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.queue) == 0 {
+	g.bunches -= bunches
+	if len(g.queue) == 0 || g.bunches > 0 && !g.worthyLocked() {
 		g.flying--
 		return nil
 	}
-	charges, rest := 0, g.queue[:0]
-	for i, w := range g.queue {
-		if len(batch) == maxTogether {
-			rest = append(rest, g.queue[i:]...)
-			break
-		}
-		if len(batch) > 0 && (w.script != batch[0].script || charges+len(w.charges) > 4*maxTogether) {
-			rest = append(rest, w)
-			continue
-		}
-		w.gone = true
-		charges += len(w.charges)
-		batch = append(batch, w)
-	}
-	clear(g.queue[len(rest):])
-	g.queue = rest
-	return batch
+	return g.takeLocked()
 }
 
-// fly decides batches together, and then those that came meanwhile, until nobody waits.
-func (g *gatherer) fly(batch []*waiting) {
+// fly decides a bunch, and then those that came meanwhile, until none is to go.
+func (g *gatherer) fly(b *bunch) {
 	c := new(call)
-	for batch != nil {
-		ctx, cancel := patience(batch)
-		if script := batch[0].script; script != nil {
-			g.store.decideRows(ctx, c, batch, script)
+	for b != nil {
+		ctx, cancel := b.patience()
+		var err error
+		if b.script != nil {
+			err = g.store.decideRows(ctx, c, b)
 		} else {
-			g.store.decideMany(ctx, c, batch)
+			err = g.store.decideMany(ctx, c, b)
 		}
 		cancel()
-		for _, w := range batch {
-			w.done <- struct{}{}
+		close(b.done)
+		b.free()
+		if err != nil {
+			c = new(call) // the client may still hold the old one, and send late what is in it then
 		}
 		runtime.Gosched() // those who have their answers ask again, and go along
-		batch = g.next(batch[:0])
+		b = g.next(1)
 		c.forget()
 	}
 }
 
-// patience is a context for a script that several wait for: it lasts as long as the most patient does.
-func patience(batch []*waiting) (context.Context, context.CancelFunc) {
-	latest := time.Time{}
-	for _, w := range batch {
-		if w.deadline.IsZero() {
-			return context.Background(), func() {}
-		}
-		if w.deadline.After(latest) {
-			latest = w.deadline
-		}
-	}
-	return context.WithDeadline(context.Background(), latest)
-}
-
-// decideMany decides batches of any kind in a script of many.lua.
-func (s *Store) decideMany(ctx context.Context, c *call, batch []*waiting) {
+// decideMany decides batches of any kind in a script of many.lua. The error is that of the script.
+func (s *Store) decideMany(ctx context.Context, c *call, b *bunch) error {
 	c.charges, c.batches = c.charges[:0], c.batches[:0]
-	for _, w := range batch {
-		c.charges = append(c.charges, w.charges...)
-		c.batches = append(c.batches, len(w.charges))
+	for _, a := range b.inOrder {
+		for range a.callers {
+			c.charges = append(c.charges, a.charges...)
+			c.batches = append(c.batches, len(a.charges))
+		}
 	}
 	reply, err := s.eval(ctx, c, s.scripts.find(many, c.charges))
-	for _, w := range batch {
-		if w.err = err; err == nil {
-			size := statusSize * len(w.charges)
-			w.decision = decode(reply[:size], w.charges)
-			reply = reply[size:]
+	for _, a := range b.inOrder {
+		for _, w := range a.callers {
+			if w.err = err; err == nil {
+				size := statusSize * len(a.charges)
+				w.decision = decode(reply[:size], a.charges)
+				reply = reply[size:]
+			}
 		}
 	}
+	return err
 }
 
-// decideRows decides batches of one row in a script of rows.lua.
-func (s *Store) decideRows(ctx context.Context, c *call, batch []*waiting, script *script) {
-	order := c.encodeRows(s, s.given(), batch)
-	reply, err := s.send(ctx, c, script)
-	if err == nil && !rowsFit(reply, batch, order) {
-		err = fmt.Errorf("the script replied %d bytes for %d batches", len(reply), len(batch))
-	}
-	for _, i := range order {
-		w := batch[i]
-		if w.err = err; err != nil {
-			continue
+// decideRows decides batches of one row in a script of rows.lua. The error is that of the script.
+func (s *Store) decideRows(ctx context.Context, c *call, b *bunch) error {
+	c.encodeRows(s, s.given(), b)
+	reply, err := s.send(ctx, c, b.script)
+	if err == nil {
+		answers := answers{text: reply}
+		for _, a := range b.inOrder {
+			for _, w := range a.callers {
+				answers.next(a.charges, w)
+			}
 		}
-		kind := getNumber(reply)
-		n := rowSize(kind, len(w.charges))
-		if kind == rowPoisoned {
-			w.err = ReplyError("POISONED the state is malformed")
-		} else {
-			w.decision = decode(reply[numberSize:n], w.charges)
+		if answers.text == "" && !answers.short {
+			return nil
 		}
-		reply = reply[n:]
+		err = fmt.Errorf("the script replied %d bytes for %d batches", len(reply), b.callers)
 	}
-}
-
-// What rows.lua replies to a batch begins with a number.
-const (
-	rowPlain    = 0 // plainSize bytes follow per charge
-	rowFull     = 1 // statusSize bytes
-	rowPoisoned = 2 // none
-
-	numberSize = 8
-)
-
-func rowSize(kind int64, charges int) int {
-	switch kind {
-	case rowPlain:
-		return numberSize + plainSize*charges
-	case rowFull:
-		return numberSize + statusSize*charges
-	}
-	return numberSize
-}
-
-func rowsFit(reply string, batch []*waiting, order []int) bool {
-	for _, i := range order {
-		if len(reply) < numberSize {
-			return false
+	for _, a := range b.inOrder {
+		for _, w := range a.callers {
+			w.err = err
 		}
-		n := rowSize(getNumber(reply), len(batch[i].charges))
-		if n > len(reply) {
-			return false
-		}
-		reply = reply[n:]
 	}
-	return reply == ""
+	return err
 }
 
 // gatherer is where the call's charges may have to wait: one for a single server, one for each slot of a Cluster; nil if there is none.
@@ -268,12 +258,4 @@ func (g *gatherers) of(s *Store, slot uint16) *gatherer {
 		found = list[slot].Load()
 	}
 	return found
-}
-
-func (w *waiting) free() {
-	w.script, w.gone, w.err = nil, false, nil
-	w.decision = penstock.Decision{}
-	clear(w.copies)
-	clear(w.charges)
-	waitings.Put(w)
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -95,7 +98,7 @@ func (g *gathering) fly() []*asked {
 	return first
 }
 
-// gather waits until n callers wait.
+// gathered waits until n callers wait.
 func (g *gathering) gathered(n int) {
 	g.Helper()
 	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
@@ -149,6 +152,60 @@ func TestNoMoreThan64GoTogether(t *testing.T) {
 	}
 }
 
+// However many ask the same, they go together, and each has an answer of its own.
+func TestThoseWhoAskTheSameGoTogether(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	for range 200 {
+		calls = append(calls, g.ask("k", 1))
+	}
+	g.gathered(200)
+	g.client.pass(3)
+	if granted := g.granted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
+		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
+	}
+	left := make(map[int64]int)
+	for _, a := range calls[2:] {
+		if a.decision.Allowed {
+			left[a.decision.Remaining()]++
+		} else if status := a.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
+			t.Errorf("a denied one was told %+v", status)
+		}
+	}
+	for n := range int64(30) {
+		if left[n] != 1 {
+			t.Errorf("%d callers were told that %d units are left; want one", left[n], n)
+		}
+	}
+}
+
+// While a bunch is under way, another one waits unless it is worth a script; it never waits for itself to grow.
+func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	calls = append(calls, g.ask("c", 1))
+	g.gathered(1)
+	g.client.pass(1)
+	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	for i := range 7 {
+		calls = append(calls, g.ask(fmt.Sprint(i), 1))
+	}
+	g.gathered(7)
+	g.client.pass(1) // of two that are under way
+	calls = append(calls, g.ask("0", 1))
+	g.gathered(8) // as it asks what another asks
+	calls = append(calls, g.ask("7", 1))
+	g.await("the small bunch to have grown", func() bool { return g.client.scripts.Load() == 4 })
+	calls = append(calls, g.ask("8", 1))
+	g.gathered(1)
+	go g.client.pass(3)
+	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
+		t.Errorf("%d of %d were granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
+	}
+}
+
 // Whoever goes away before the script is sent is charged nothing, and others are served.
 func TestWhoLeavesBeforeItIsSentIsNotCharged(t *testing.T) {
 	server := redistest.Start(t)
@@ -196,6 +253,48 @@ func TestADeadlineInTheQueueIsUnreached(t *testing.T) {
 	g.client.pass(3)
 	if granted := g.granted(calls); granted != 3 {
 		t.Errorf("%d of 3 were granted", granted)
+	}
+}
+
+// A deadline that tells itself without a timer of its own ends the wait as well: that of guard.Timeout.
+func TestALazyDeadlineEndsTheWait(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	charges := []penstock.Charge{{Key: "k", Limit: g.limit, Cost: 30}}
+	late := guard.Timeout(guard.TimeoutOptions{After: 20 * time.Millisecond})(g.store)
+	for range 2 {
+		_, err := late.Decide(context.Background(), charges)
+		var failure *redisstore.Error
+		if !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
+			!errors.As(err, &failure) || failure.Class != redisstore.Unreached {
+			t.Errorf("in the queue: %v", err)
+		}
+	}
+	patient := guard.Timeout(guard.TimeoutOptions{After: time.Hour})(g.store)
+	ctx, cancel := context.WithCancel(context.Background())
+	left := make(chan error)
+	go func() {
+		_, err := patient.Decide(ctx, charges)
+		left <- err
+	}()
+	g.gathered(1)
+	cancel()
+	if err := <-left; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+		t.Errorf("who left was told %v", err)
+	}
+	served := make(chan error)
+	go func() { // nothing was charged, and nothing is left of the deadlines before
+		d, err := patient.Decide(context.Background(), charges)
+		if err == nil && !d.Allowed {
+			err = errors.New(d.String())
+		}
+		served <- err
+	}()
+	g.gathered(1)
+	g.client.pass(3)
+	if err := <-served; err != nil || g.granted(calls) != 2 {
+		t.Errorf("who waited was told %v", err)
 	}
 }
 
@@ -388,4 +487,60 @@ func TestApartNobodyWaits(t *testing.T) {
 	if granted := g.granted(calls); granted != 20 {
 		t.Errorf("%d of 20 were granted", granted)
 	}
+}
+
+// A hoarder fails every other script, and keeps what it was given: clients do so with what they have not sent when a context ends.
+type hoarder struct {
+	redisstore.Client
+	mu    sync.Mutex
+	calls int
+	kept  [][2][]string // what it was given, and what that was
+}
+
+func (h *hoarder) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
+	time.Sleep(time.Millisecond) // so that others gather
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.calls++; h.calls%2 == 0 {
+		return h.Client.EvalSha(context.Background(), "", keys, args)
+	}
+	given, was := slices.Concat(keys, args), []string{}
+	for _, s := range given {
+		was = append(was, strings.Clone(s))
+	}
+	h.kept = append(h.kept, [2][]string{given, was})
+	return "", errors.New("lost")
+}
+
+type answering struct{ redisstore.Client }
+
+func (answering) EvalSha(context.Context, string, []string, []string) (string, error) { return "", nil }
+func (answering) Sharded(context.Context) (bool, error)                               { return false, nil }
+func (answering) Close() error                                                        { return nil }
+
+// Otherwise a script that is sent late charges for others, or twice.
+func TestWhatAFailedScriptWasGivenStaysAsItWas(t *testing.T) {
+	t.Parallel()
+	client := &hoarder{Client: answering{}}
+	store := over(t, client, redisstore.Options{})
+	var all sync.WaitGroup
+	for who := range 16 {
+		all.Go(func() {
+			for i := range 50 {
+				key := fmt.Sprint("key ", who, i)
+				batch := []penstock.Charge{
+					{Key: key, Limit: penstock.PerHour(30), Cost: int64(who)},
+					{Key: key, Limit: penstock.PerDay(99).With(penstock.SlidingLog), Cost: int64(i % 30)},
+				}
+				_, _ = store.Decide(context.Background(), batch[:1+(who+i)%2])
+			}
+		})
+	}
+	all.Wait()
+	for i, k := range client.kept {
+		if !slices.Equal(k[0], k[1]) {
+			t.Fatalf("script %d of %d was given %q; later that is %q", i, len(client.kept), k[1], k[0])
+		}
+	}
+	t.Logf("counted: %d failed scripts, with what they were given", len(client.kept))
 }

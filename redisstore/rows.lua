@@ -8,29 +8,43 @@ local now, at = sunpack('<d', args)
 local replies, filled = {}, 0 -- numbers: what kind of reply it is, and its parts
 for index = 1, #KEYS do
   local key, poisoned = KEYS[index], false
-  local runs, @list{tag$}
-  runs, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
+  local asks, @list{tag$}
+  asks, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
 @load
 
   local @list{left$} = @list{UNCHANGED}
-  for _ = 1, runs do -- of batches that are equal
-    local batches, @list{mode$, cost$, a$, b$, c$}
+  for _ = 1, asks do
+    local callers, @list{mode$, each$, a$, b$, c$}
     local @list{d$, patience$, who$} = @list{0, 0, 0}
-    batches, at = sunpack('<I2', args, at)
+    callers, at = sunpack('<I2', args, at)
 @each
-    mode$, cost$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
+    mode$, each$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
     if mode$ >= 128 then
       mode$ = mode$ - 128
       d$, patience$, who$, at = sunpack('<ddd', args, at)
     end
 @endeach
-    for _ = 1, batches do
-      if poisoned then
-        filled = filled + 1
-        replies[filled] = 2
-      else
+    if poisoned then
+      replies[filled + 1], replies[filled + 2], replies[filled + 3] = 2, 3, callers - 1
+      filled = filled + 3
+@each
+      replies[filled + 1], replies[filled + 2] = 0, 0
+      filled = filled + 2
+@endeach
+      callers = 0
+    end
+
+    -- After one was granted, as many more as there is room for are decided at once: as their sum, if that is known to do what they do
+    -- one by one. Their answers lie between the first and the last in equal steps, or else they are decided one by one.
+    local sum, summing = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and each$ > 0}
+    local @list{before$, until$}
+    while callers > 0 do
+      local @list{cost$} = @list{each$ * sum}
 @decide
 
+      if sum > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == before$ - cost$ and fmod(reset$ - until$, sum) == 0}) then
+        sum, summing = 1, false
+      else
 @each
         if keep$ == 0 then
           left$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
@@ -38,20 +52,46 @@ for index = 1, #KEYS do
           left$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
         end
 @endeach
-        if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
+        callers = callers - sum
+        local same = false
+        if sum > 1 then
+          replies[filled + 1], replies[filled + 2] = 3, sum
+          filled = filled + 2
+@each
+          replies[filled + 1], replies[filled + 2] = each$, (reset$ - until$) / sum
+          filled = filled + 2
+@endeach
+          sum = 1
+        elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
+          same = @all{keep$ < 0}
           replies[filled + 1] = 0
           filled = filled + 1
 @each
           replies[filled + 1], replies[filled + 2] = remaining$, reset$
           filled = filled + 2
 @endeach
+          if summing then
+            sum = math.max(math.min(callers, @list{div(remaining$, each$)}), 1)
+            @list{before$} = @list{remaining$}
+            @list{until$} = @list{reset$}
+          end
         else
+          same = @all{keep$ < 0}
           replies[filled + 1] = 1
           filled = filled + 1
 @each
           replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5] = granted$, remaining$, retry$, reset$, wait$
           filled = filled + 5
 @endeach
+        end
+        if same and callers > 0 then -- nothing has changed: the others are answered alike
+          replies[filled + 1], replies[filled + 2] = 3, callers
+          filled = filled + 2
+@each
+          replies[filled + 1], replies[filled + 2] = 0, 0
+          filled = filled + 2
+@endeach
+          callers = 0
         end
       end
     end

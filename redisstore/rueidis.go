@@ -3,23 +3,32 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
 )
 
-// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it.
-func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
+// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. Calls with a deadline cost some microseconds more than
+// with Open, which knows when connections are made: rueidis lets calls wait for them past their deadline.
+func NewRueidis(client rueidis.Client) Client { return rueidisClient{client, nil} }
 
-type rueidisClient struct{ rueidis.Client }
+type rueidisClient struct {
+	rueidis.Client
+	connecting *connecting
+}
 
 func (c rueidisClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	return result(c.Do(ctx, c.B().Evalsha().Sha1(digest).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()))
+	text, err := c.do(ctx, c.B().Evalsha().Sha1(digest).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
+	if _, replied := err.(ReplyError); err != nil && !replied {
+		c.mend(keys[0])
+	}
+	return text, err
 }
 
 func (c rueidisClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	return result(c.Do(ctx, c.B().Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()))
+	return c.do(ctx, c.B().Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
 }
 
 func (c rueidisClient) Sharded(context.Context) (bool, error) {
@@ -27,11 +36,26 @@ func (c rueidisClient) Sharded(context.Context) (bool, error) {
 }
 
 func (c rueidisClient) Ping(ctx context.Context) error {
-	_, err := result(c.Do(ctx, c.B().Ping().Build()))
+	_, err := c.do(ctx, c.B().Ping().Build())
 	return err
 }
 
 func (c rueidisClient) Close() error { return nil }
+
+func (c rueidisClient) do(ctx context.Context, command rueidis.Completed) (string, error) {
+	if ctx.Done() == nil || c.connecting.idle() {
+		return result(c.Do(ctx, command))
+	}
+	return leaving(ctx, func() (string, error) { return result(c.Do(ctx, command)) })
+}
+
+// mend makes the connection to the server that keeps a key. What it asks changes nothing, and needs no right that the scripts do not.
+func (c rueidisClient) mend(key string) {
+	key = strings.Clone(key)
+	c.connecting.mend(func(ctx context.Context) {
+		c.Do(ctx, c.B().Get().Key(key).Build())
+	})
+}
 
 func result(r rueidis.RedisResult) (string, error) {
 	text, err := r.ToString()
@@ -45,11 +69,16 @@ func result(r rueidis.RedisResult) (string, error) {
 const redialPause = 100 * time.Millisecond
 
 // Dial makes a Client that connects when it is first used, and tries again until it can. ParseURL makes the option.
-func Dial(option rueidis.ClientOption) Client { return &dialed{option: option} }
+func Dial(option rueidis.ClientOption) Client {
+	d := &dialed{option: option}
+	d.connecting.watch(&d.option)
+	return d
+}
 
 // dialed is a rueidis client that does not exist before its server does.
 type dialed struct {
-	option rueidis.ClientOption
+	option     rueidis.ClientOption
+	connecting connecting
 
 	mu      sync.Mutex
 	client  rueidis.Client
@@ -74,7 +103,7 @@ func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
 		if d.closed {
 			return rueidisClient{}, notSent(errClosed)
 		}
-		return rueidisClient{d.client}, nil
+		return rueidisClient{d.client, &d.connecting}, nil
 	}
 	a := d.attempt
 	if a == nil || !a.ended.IsZero() && time.Since(a.ended) > redialPause {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -59,6 +60,33 @@ func (s *script) index(a *algorithm.Algorithm) byte {
 	}
 	return byte(i)
 }
+
+// explain names the right that a script's user lacks: Redis 7.0 says only in which line it is needed.
+func (s *script) explain(err error) error {
+	if reply, ok := errors.AsType[ReplyError](err); !ok || !strings.Contains(string(reply), "can't run this command") {
+		return err
+	}
+	where := scriptLine.FindStringSubmatch(err.Error())
+	if where == nil {
+		return err
+	}
+	n, _ := strconv.Atoi(where[1])
+	for line := range strings.Lines(s.text) {
+		if n--; n > 0 {
+			continue
+		}
+		if command := scriptCommand.FindStringSubmatch(line); command != nil {
+			err = fmt.Errorf("%w; the user needs the right +%s", err, strings.ToLower(command[1]))
+		}
+		break
+	}
+	return err
+}
+
+var (
+	scriptLine    = regexp.MustCompile(`on @user_script:(\d+)`)
+	scriptCommand = regexp.MustCompile(`call\('([A-Z]+)'`)
+)
 
 // A library holds the scripts composed so far.
 type library struct {
@@ -204,6 +232,8 @@ func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 		return repeat(each.FindStringSubmatch(block)[1], "", len(algorithms))
 	})
 	text = strings.ReplaceAll(text, "COUNT", strconv.Itoa(len(algorithms)))
+	additive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.Additive })
+	text = strings.ReplaceAll(text, "ADDITIVE", strconv.FormatBool(additive))
 	text = lists.ReplaceAllStringFunc(text, func(list string) string {
 		m := lists.FindStringSubmatch(list)
 		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}[m[1]], len(algorithms))

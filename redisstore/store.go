@@ -196,6 +196,9 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 	if isNoScript(err) {
 		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
 	}
+	if err != nil {
+		err = script.explain(err)
+	}
 	return reply, err
 }
 

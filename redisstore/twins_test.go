@@ -109,11 +109,12 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
 		batches := make([][]penstock.Charge, 1)
 		if rng.IntN(4) == 0 {
-			batches = make([][]penstock.Charge, 2+rng.IntN(6))
+			batches = make([][]penstock.Charge, 2+rng.IntN(6)<<rng.IntN(4))
 		}
+		same := rng.IntN(3) // callers often ask the same
 		for i := range batches {
-			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(3) == 0 {
-				batches[i] = batches[i-1] // callers often ask the same
+			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(same+2) > 0 {
+				batches[i] = batches[i-1]
 			}
 		}
 		got, order, err := redis.decideList(context.Background(), batches)
@@ -146,39 +147,38 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 		return []penstock.Decision{d}, []int{0}, err
 	}
 	g := gatherer{store: s}
+	calls := make([]call, len(batches))
 	index := make(map[*waiting]int)
 	for i, batch := range batches {
 		plans, err := penstock.Prepare(batch, nil)
 		if err != nil {
 			return nil, nil, err
 		}
-		var c call
 		for j := range batch {
-			c.charges = append(c.charges, charge{&batch[j], plans[j]})
+			calls[i].charges = append(calls[i].charges, charge{&batch[j], plans[j]})
 		}
-		index[g.enqueueLocked(ctx, &c)] = i
+		g.joinLocked(ctx, &calls[i])
+		index[&calls[i].waiting] = i
 	}
 	decisions = make([]penstock.Decision, len(batches))
 	var c call
-	for together := g.next(nil); together != nil; together = g.next(nil) {
-		served := make([]int, len(together))
-		for i := range served {
-			served[i] = i
-		}
-		if script := together[0].script; script != nil {
-			s.decideRows(ctx, &c, together, script)
-			served = c.order
+	for len(g.queue) > 0 {
+		b := g.takeLocked()
+		if b.script != nil {
+			s.decideRows(ctx, &c, b)
 		} else {
-			s.decideMany(ctx, &c, together)
+			s.decideMany(ctx, &c, b)
 		}
-		for _, i := range served {
-			w := together[i]
-			decisions[index[w]] = w.decision
-			order = append(order, index[w])
-			if w.err != nil {
-				return nil, nil, w.err
+		for _, a := range b.inOrder {
+			for _, w := range a.callers {
+				decisions[index[w]] = w.decision
+				order = append(order, index[w])
+				if w.err != nil {
+					return nil, nil, w.err
+				}
 			}
 		}
+		b.free()
 	}
 	return decisions, order, nil
 }

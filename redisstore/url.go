@@ -31,7 +31,7 @@ import (
 //
 //	db                      the database number
 //	password_file           a file that holds the password
-//	dial_timeout            how long connecting may take (5s)
+//	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: who to trust, and who to be
 //	server_name             the name that the certificate must have
 //	insecure_skip_verify    true accepts any certificate: for tests only
@@ -48,6 +48,9 @@ func ParseURL(text string) (rueidis.ClientOption, error) {
 	}
 	return option, nil
 }
+
+// sentinelsEvery is how often the Sentinels are asked where the primary is, besides listening to what they say.
+const sentinelsEvery = time.Second
 
 var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
 
@@ -88,7 +91,7 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 		return option, errMalformed
 	}
 	option = rueidis.ClientOption{DisableCache: true, DisableRetry: true, ClientName: "penstock"}
-	option.Dialer.Timeout = 5 * time.Second
+	option.Dialer.Timeout = time.Second
 	option.Dialer.KeepAlive = time.Second
 	option.ConnWriteTimeout = time.Second
 	option.Username = u.User.Username()
@@ -110,6 +113,9 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 		if option.Sentinel.MasterSet == "" {
 			return option, errors.New("a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster")
 		}
+		// Otherwise a client that has missed the one message about a new primary stays with the old one for ever, as it does when the
+		// Sentinels are told of another address: there is no such message then.
+		option.Sentinel.TopologyRefreshInterval = sentinelsEvery
 		option.Sentinel.Username, option.Sentinel.Password = query.Get("sentinel_username"), query.Get("sentinel_password")
 	}
 	if transport != "unix" {
@@ -194,6 +200,7 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool) e
 		}
 		option.Dialer.Timeout = timeout
 	}
+	option.Sentinel.Dialer = option.Dialer
 	if secure {
 		return parseTLS(option, query)
 	}

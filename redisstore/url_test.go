@@ -37,7 +37,7 @@ func fields(o rueidis.ClientOption) string {
 			fmt.Fprintf(&s, ", %s %v", f.name, f.value)
 		}
 	}
-	if o.Dialer.Timeout != 5*time.Second {
+	if o.Dialer.Timeout != time.Second {
 		fmt.Fprintf(&s, ", dial %v", o.Dialer.Timeout)
 	}
 	if c := o.TLSConfig; c != nil {

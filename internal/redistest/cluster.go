@@ -14,6 +14,7 @@ type Cluster struct {
 	Nodes []*Server // primaries first, as long as nothing failed over
 
 	proxies []*Proxy // one before each node, or none
+	buses   []*Proxy // likewise, before the port on which nodes talk to each other
 }
 
 // LaunchCluster returns when every node sees all slots served and every
@@ -35,6 +36,9 @@ func LaunchCluster() (*Cluster, error) {
 // order of Nodes. Nodes announce their proxy's port, so clients that follow
 // CLUSTER SLOTS or MOVED stay behind the proxies. So does replication: without
 // [Proxy.Only] a fault hits it as well. Close closes the proxies too.
+//
+// Each node reaches the others from an address of its own, [Server.Source], so
+// that [Cluster.Part] can part it from them.
 func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
 	c := new(Cluster)
 	for range 2 * primaries {
@@ -94,7 +98,7 @@ func (c *Cluster) Primaries() []*Server {
 
 // Close ends all nodes and proxies.
 func (c *Cluster) Close() {
-	for _, p := range c.proxies {
+	for _, p := range append(c.proxies, c.buses...) {
 		p.Close()
 	}
 	for _, n := range c.Nodes {
@@ -108,16 +112,33 @@ func (c *Cluster) addProxied() error {
 		return err
 	}
 	c.proxies = append(c.proxies, p)
+	bus, err := NewProxy("tcp", "")
+	if err != nil {
+		return err
+	}
+	c.buses = append(c.buses, bus)
+	source := sourceOf(len(c.Nodes))
 	s, err := launch(func(dir string, port int) ([]string, error) {
 		args, err := clusterNode(dir, port)
-		return append(args, "--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", portOf(p.Addr())), err
+		return append(args, "--bind-source-addr", source, "--cluster-announce-ip", "127.0.0.1",
+			"--cluster-announce-port", portOf(p.Addr()), "--cluster-announce-bus-port", portOf(bus.Addr())), err
 	})
 	if err != nil {
 		return err
 	}
+	s.Source = source
 	p.stand("tcp", s.Addr)
+	bus.stand("tcp", net.JoinHostPort("127.0.0.1", option(s.args, "--cluster-port")))
 	c.Nodes = append(c.Nodes, s)
 	return nil
+}
+
+// bus is the port on which the others reach node i.
+func (c *Cluster) bus(i int) string {
+	if c.buses != nil {
+		return portOf(c.buses[i].Addr())
+	}
+	return option(c.Nodes[i].args, "--cluster-port")
 }
 
 // joined makes one cluster of the nodes, or closes them.
@@ -154,8 +175,7 @@ func (c *Cluster) meet() error {
 	addrs := c.Addrs()
 	for i, n := range c.Nodes {
 		for j := range i {
-			bus := option(c.Nodes[j].args, "--cluster-port")
-			if _, err := n.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[j]), bus); err != nil {
+			if _, err := n.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[j]), c.bus(j)); err != nil {
 				return err
 			}
 		}

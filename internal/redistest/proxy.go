@@ -3,13 +3,15 @@ package redistest
 import (
 	"bytes"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // A Proxy stands before a server, has every command executed, and can lose
 // what the server answers: the one fault after which a caller cannot know
-// whether its command ran.
+// whether its command ran. It can also part some clients from the server.
 //
 // Bytes do not vanish from the middle of a connection. So a connection that
 // has lost one reply hears nothing more; a client must open another.
@@ -22,6 +24,9 @@ type Proxy struct {
 	network, upstream string
 	lose, cut         bool
 	only              []byte // lower case
+	delay             time.Duration
+	parted            []string
+	healed            chan struct{} // closed when parted changes
 	conns             map[net.Conn]struct{}
 	closed            bool
 }
@@ -33,7 +38,7 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{})}
+	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{}), healed: make(chan struct{})}
 	p.ended.Go(p.accept)
 	return p, nil
 }
@@ -56,12 +61,34 @@ func (p *Proxy) Only(match string) {
 	p.set(func() { p.only = bytes.ToLower([]byte(match)) })
 }
 
+// Part holds all that passes between the server and the clients whose IP
+// addresses are given, in both directions, as a network does that loses every
+// packet: nothing arrives, and no connection ends. The next call replaces the
+// list; what was held then arrives, however late.
+func (p *Proxy) Part(clients ...string) {
+	p.set(func() {
+		if p.closed {
+			return
+		}
+		p.parted = slices.Clone(clients)
+		close(p.healed)
+		p.healed = make(chan struct{})
+	})
+}
+
+// Delay has the first answer on each new connection come that much later:
+// making a connection takes time, using it does not.
+func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.delay = by }) }
+
 // Lost counts the connections that have lost a reply.
 func (p *Proxy) Lost() int64 { return p.lost.Load() }
 
 // Close ends the listener and all connections; a second call does nothing.
 func (p *Proxy) Close() {
 	p.set(func() {
+		if !p.closed {
+			close(p.healed)
+		}
 		p.closed = true
 		_ = p.listener.Close()
 		for c := range p.conns {
@@ -95,8 +122,9 @@ func (p *Proxy) accept() {
 // serve ends when either side has closed its connection.
 func (p *Proxy) serve(client net.Conn) {
 	defer p.drop(client)
+	p.pass(client)
 	p.mu.Lock()
-	network, upstream := p.network, p.upstream
+	network, upstream, delay := p.network, p.upstream, p.delay
 	p.mu.Unlock()
 	server, err := net.DialTimeout(network, upstream, answerLimit)
 	if err != nil {
@@ -106,7 +134,7 @@ func (p *Proxy) serve(client net.Conn) {
 	if !p.keep(client, server) {
 		return
 	}
-	l := &link{proxy: p, client: client, server: server}
+	l := &link{proxy: p, client: client, server: server, delay: delay}
 	p.ended.Go(l.requests)
 	l.replies()
 }
@@ -121,6 +149,20 @@ func (p *Proxy) keep(conns ...net.Conn) bool {
 	return !p.closed
 }
 
+// pass waits while the client is parted from the server.
+func (p *Proxy) pass(client net.Conn) {
+	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
+	for {
+		p.mu.Lock()
+		parted, healed := !p.closed && slices.Contains(p.parted, host), p.healed
+		p.mu.Unlock()
+		if !parted {
+			return
+		}
+		<-healed
+	}
+}
+
 func (p *Proxy) drop(c net.Conn) {
 	_ = c.Close()
 	p.set(func() { delete(p.conns, c) })
@@ -130,6 +172,7 @@ func (p *Proxy) drop(c net.Conn) {
 type link struct {
 	proxy          *Proxy
 	client, server net.Conn
+	delay          time.Duration // of the first reply
 
 	matched bool // a request since the last spared reply matches; guarded by proxy.mu
 	deaf    bool // a reply was swallowed; only replies uses it
@@ -144,6 +187,7 @@ func (l *link) requests() {
 		if err != nil {
 			return
 		}
+		l.proxy.pass(l.client)
 		recent = l.note(append(recent, buf[:n]...))
 		if _, err := l.server.Write(buf[:n]); err != nil {
 			return
@@ -167,11 +211,15 @@ func (l *link) note(sent []byte) []byte {
 
 func (l *link) replies() {
 	buf := make([]byte, 64<<10)
-	for {
+	for first := true; ; first = false {
 		n, err := l.server.Read(buf)
 		if err != nil {
 			return
 		}
+		if first {
+			time.Sleep(l.delay)
+		}
+		l.proxy.pass(l.client)
 		switch l.fate() {
 		case swallowed:
 			continue

@@ -33,13 +33,17 @@ const (
 type Server struct {
 	Socket string // path of the unix socket
 	Addr   string // host:port, "" when the server listens on the socket only
+	Source string // the IP address from which it reaches other servers, "" when that is any
 
 	dir  string
 	args []string
+	env  []string // besides the program's own
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed once cmd has ended
+
+	clusterID string // "" while nobody has asked
 }
 
 // Launch starts a server without persistence on a unix socket and a free
@@ -116,6 +120,21 @@ func (s *Server) Restart() error {
 	})
 }
 
+// Relaunch is Restart with more arguments, from then on, and returns as soon as the server answers anything: it may be loading.
+func (s *Server) Relaunch(args ...string) error {
+	if _, done := s.process(); !isClosed(done) {
+		return fmt.Errorf("redistest: relaunch: process %d still runs", s.PID())
+	}
+	s.args = append(s.args, args...)
+	return await(readyLimit, func() error {
+		err := s.startUntil(s.answers)
+		if err != nil && !errors.Is(err, errPortTaken) {
+			return giveUp{err}
+		}
+		return err
+	})
+}
+
 // CommandStats says how often the command ran, and for how many microseconds
 // in all. A subcommand is named as Redis does: "config|get".
 func (s *Server) CommandStats(cmd string) (calls, usec int64, err error) {
@@ -158,6 +177,16 @@ type recipe func(dir string, port int) ([]string, error)
 var errPortTaken = errors.New("redistest: the port was taken meanwhile")
 
 func launch(r recipe) (*Server, error) {
+	return launchEnv(func(dir string, port int) (args, env []string, err error) {
+		args, err = r(dir, port)
+		return args, nil, err
+	})
+}
+
+// An envRecipe also names what stands in the server's environment.
+type envRecipe func(dir string, port int) (args, env []string, err error)
+
+func launchEnv(r envRecipe) (*Server, error) {
 	var s *Server
 	err := errPortTaken
 	for tries := 0; tries < 5 && errors.Is(err, errPortTaken); tries++ {
@@ -166,7 +195,7 @@ func launch(r recipe) (*Server, error) {
 	return s, err
 }
 
-func launchOnce(r recipe) (*Server, error) {
+func launchOnce(r envRecipe) (*Server, error) {
 	port, err := freePort()
 	if err != nil {
 		return nil, err
@@ -176,7 +205,7 @@ func launchOnce(r recipe) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{dir: dir, Socket: filepath.Join(dir, "redis.sock")}
-	if s.args, err = r(dir, port); err == nil {
+	if s.args, s.env, err = r(dir, port); err == nil {
 		err = s.start()
 	}
 	if err != nil {
@@ -189,8 +218,10 @@ func launchOnce(r recipe) (*Server, error) {
 	return s, nil
 }
 
-// start returns once the server answers; after an error no process is left.
-func (s *Server) start() error {
+// start returns once the server executes commands; after an error no process is left.
+func (s *Server) start() error { return s.startUntil(s.ready) }
+
+func (s *Server) startUntil(ready func() error) error {
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -200,6 +231,7 @@ func (s *Server) start() error {
 
 	cmd, done := exec.Command("redis-server", s.args...), make(chan struct{})
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), s.env...)
 	if err := startTied(cmd); err != nil {
 		return fmt.Errorf("redistest: start redis-server: %w", err)
 	}
@@ -215,7 +247,7 @@ func (s *Server) start() error {
 		if isClosed(done) {
 			return giveUp{errors.New("redis-server ended at once")}
 		}
-		return s.ready()
+		return ready()
 	})
 	if err == nil {
 		return nil
@@ -231,6 +263,15 @@ func (s *Server) start() error {
 func (s *Server) ready() error {
 	_, err := s.Do("PING")
 	if reply, ok := errors.AsType[replyError](err); ok && !strings.HasPrefix(string(reply), "LOADING") {
+		return nil
+	}
+	return err
+}
+
+// answers is nil once the server answers, be it that it is loading.
+func (s *Server) answers() error {
+	_, err := s.Do("PING")
+	if _, ok := errors.AsType[replyError](err); ok {
 		return nil
 	}
 	return err

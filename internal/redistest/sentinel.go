@@ -11,11 +11,18 @@ import (
 // MasterName is the name under which the sentinels watch the primary.
 const MasterName = "gate"
 
+const (
+	downAfter       = "500"  // ms of silence
+	failoverTimeout = "3000" // ms
+)
+
 // A Sentinel is a primary and its replica, watched by three sentinels of which
 // two must agree before the replica takes over.
 type Sentinel struct {
 	Primary, Replica *Server
 	Sentinels        []*Server
+
+	proxies map[*Server]*Proxy // before the primary and the replica, or none
 }
 
 // LaunchSentinel returns when all sentinels know each other and a replica fit
@@ -27,6 +34,27 @@ func LaunchSentinel() (*Sentinel, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// LaunchProxiedSentinel is LaunchSentinel with a [Proxy] before the primary
+// and one before the replica, whose addresses are the only ones that the
+// sentinels name. The primary and its replica, and all sentinels, reach each
+// other through them, each from an address of its own, [Server.Source], by
+// which [Proxy.Part] can part them.
+func LaunchProxiedSentinel() (*Sentinel, error) {
+	s := &Sentinel{proxies: make(map[*Server]*Proxy)}
+	if err := s.launch(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// StartProxiedSentinel is LaunchProxiedSentinel for a test.
+func StartProxiedSentinel(t testing.TB) *Sentinel {
+	t.Helper()
+	s, err := LaunchProxiedSentinel()
+	return started(t, s, err)
 }
 
 // StartSentinel is LaunchSentinel for a test.
@@ -45,6 +73,9 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
+// Proxy is what stands before the primary or the replica; nil without proxies.
+func (s *Sentinel) Proxy(of *Server) *Proxy { return s.proxies[of] }
+
 // Close ends the sentinels first, so that none starts a failover.
 func (s *Sentinel) Close() {
 	for _, server := range append(s.Sentinels[:len(s.Sentinels):len(s.Sentinels)], s.Replica, s.Primary) {
@@ -52,25 +83,33 @@ func (s *Sentinel) Close() {
 			server.Close()
 		}
 	}
+	for _, p := range s.proxies {
+		p.Close()
+	}
 }
 
 func (s *Sentinel) launch() (err error) {
-	if s.Primary, err = Launch(); err != nil {
+	if s.Primary, err = s.launchData(0); err != nil {
 		return err
 	}
-	primaryPort := portOf(s.Primary.Addr)
-	if s.Replica, err = Launch("--replicaof", "127.0.0.1", primaryPort); err != nil {
+	primaryPort := portOf(s.addrOf(s.Primary))
+	if s.Replica, err = s.launchData(1, "--replicaof", "127.0.0.1", primaryPort); err != nil {
 		return err
 	}
 	// Sentinels ask the primary for its replicas at once, then only every 10 s.
 	if err := await(readyLimit, s.Replica.inSync); err != nil {
 		return s.Replica.explain(err)
 	}
-	for range 3 {
-		watcher, err := launch(sentinelOf(primaryPort))
+	for i := range 3 {
+		source := ""
+		if s.proxies != nil {
+			source = sourceOf(2 + i)
+		}
+		watcher, err := launch(sentinelOf(primaryPort, source))
 		if err != nil {
 			return err
 		}
+		watcher.Source = source
 		s.Sentinels = append(s.Sentinels, watcher)
 	}
 	for _, watcher := range s.Sentinels {
@@ -79,6 +118,36 @@ func (s *Sentinel) launch() (err error) {
 		}
 	}
 	return nil
+}
+
+// launchData starts the primary or the replica, behind a proxy if there are to be some.
+func (s *Sentinel) launchData(number int, args ...string) (*Server, error) {
+	if s.proxies == nil {
+		return Launch(args...)
+	}
+	p, err := NewProxy("tcp", "")
+	if err != nil {
+		return nil, err
+	}
+	source := sourceOf(number)
+	server, err := Launch(append(args, "--bind-source-addr", source,
+		"--replica-announce-ip", "127.0.0.1", "--replica-announce-port", portOf(p.Addr()))...)
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	server.Source = source
+	p.stand("tcp", server.Addr)
+	s.proxies[server] = p
+	return server, nil
+}
+
+// addrOf is where others reach the primary or the replica.
+func (s *Sentinel) addrOf(server *Server) string {
+	if p := s.proxies[server]; p != nil {
+		return p.Addr()
+	}
+	return server.Addr
 }
 
 // watches is nil once a sentinel could take part in a failover.
@@ -104,14 +173,19 @@ func (s *Server) watches() error {
 	return nil
 }
 
-func sentinelOf(primaryPort string) recipe {
+func sentinelOf(primaryPort, source string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		conf := filepath.Join(dir, "sentinel.conf") // a sentinel keeps its state in it
 		text := fmt.Sprintf("sentinel monitor %[1]s 127.0.0.1 %[2]s 2\n"+
-			"sentinel down-after-milliseconds %[1]s 500\n"+
-			"sentinel failover-timeout %[1]s 3000\n", MasterName, primaryPort)
-		return []string{conf, "--sentinel", "--dir", dir, "--bind", "127.0.0.1",
+			"sentinel down-after-milliseconds %[1]s %[3]s\n"+
+			"sentinel failover-timeout %[1]s %[4]s\n", MasterName, primaryPort, downAfter, failoverTimeout)
+		args := []string{conf, "--sentinel", "--dir", dir, "--bind", "127.0.0.1",
 			"--port", strconv.Itoa(port), "--unixsocket", filepath.Join(dir, "redis.sock"),
-		}, os.WriteFile(conf, []byte(text), 0o600)
+		}
+		if source != "" {
+			args = append(args, "--bind-source-addr", source)
+			text += "sentinel announce-ip 127.0.0.1\n" // or it would announce that one, where it does not listen
+		}
+		return args, os.WriteFile(conf, []byte(text), 0o600)
 	}
 }

@@ -62,9 +62,22 @@ func (a adapter) once(ctx context.Context, command, script string, keys, args []
 	cmd := unrepeated{redis.NewCmd(ctx, words...)}
 	cmd.SetFirstKeyPos(3)
 	if err := a.process(ctx, cmd); err != nil {
-		return "", reply(err)
+		err = reply(err)
+		a.doubt(ctx, err)
+		return "", err
 	}
 	return cmd.Text()
+}
+
+// doubt has a Cluster's client ask who keeps what, in the background, where a call has failed and no answer says why. go-redis does so when it sends
+// a command once more, which scripts are not, and would stay with a dead primary for as long as its ClusterStateReloadInterval says.
+func (a adapter) doubt(ctx context.Context, err error) {
+	if _, replied := err.(redisstore.ReplyError); replied {
+		return
+	}
+	if c, ok := a.client.(*redis.ClusterClient); ok {
+		c.ReloadState(ctx)
+	}
 }
 
 // process sends a command and ends with ctx at the latest. A command that is left behind ends with the client's own timeouts.

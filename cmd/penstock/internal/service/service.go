@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -279,7 +278,7 @@ func (s *service) announce() {
 	}
 	onFailure := s.policy.OnFailure
 	if set.Store == "" {
-		onFailure = strings.TrimPrefix(onFailure+"; memory fails beyond 10 million counters, and is this gate's own", "; ")
+		onFailure = "memory is this gate's own, and full at 10 million counters: then new payers are refused, but where on_failure is open"
 	}
 	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
 		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "if_store_fails", orNone(onFailure))

@@ -42,7 +42,7 @@ func TestServiceSaysInOneLineWhatItDoes(t *testing.T) {
 
 func TestMemoryDoesNotClaimThatItNeverFails(t *testing.T) {
 	r := startLimited(t, nil, "rules: [{name: all, per: everyone, limits: [{rate: 1/s}]}]\n", nil)
-	const want = `if_store_fails="limits hold locally, by this gate's share; memory fails beyond 10 million counters, and is this gate's own"`
+	const want = `if_store_fails="memory is this gate's own, and full at 10 million counters: then new payers are refused, but where on_failure is open"`
 	if len(r.log.lines("the gate is open", want)) != 1 {
 		t.Errorf("no line says %s: %s", want, r.log)
 	}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const leased = 100 // units drawn at once, at most
+
+// A guarded store is compared with a bare one, of which it should be at least a multiple.
+type guarded struct {
+	name  string
+	wrap  func(*redisstore.Store, penstock.Limit) (store penstock.Store, excess int64, end func())
+	least float64
+}
+
+func (g guarded) caller(server *redistest.Server, prefix string, limit penstock.Limit) (*caller, error) {
+	inner, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: prefix})
+	if err != nil {
+		return nil, err
+	}
+	store, excess, end := g.wrap(inner, limit)
+	c, err := ofStore(g.name, store, limit)
+	if err != nil {
+		return nil, err
+	}
+	c.excess = excess
+	c.close = func() {
+		end()
+		_ = inner.Close()
+	}
+	return c, nil
+}
+
+func deny(store *redisstore.Store, _ penstock.Limit) (penstock.Store, int64, func()) {
+	return guard.NewDenyCache(store, guard.DenyOptions{}), 0, func() {}
+}
+
+func lease(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64, func()) {
+	o := guard.LeaseOptions{Limits: leases}
+	l := guard.NewLease(store, o)
+	return l, o.Excess(limit), func() { _ = l.Close(context.Background()) }
+}
+
+func leases(*penstock.Limit) guard.Settings { return guard.Settings{Lease: leased} }
+
+// patient is a deadline that passes on no machine, however busy: what the fallback answers is fast, and not what is measured.
+var patient = guard.TimeoutOptions{After: time.Second}
+
+// standard is guard.Standard as it comes, but for its deadline: nothing is leased.
+func standard(store *redisstore.Store, _ penstock.Limit) (penstock.Store, int64, func()) {
+	g := guard.Standard(store, guard.Options{Timeout: patient})
+	return g, 0, g.Close
+}
+
+// leasing is guard.Standard where the limit has a lease.
+func leasing(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64, func()) {
+	g := guard.Standard(store, guard.Options{Timeout: patient, Limits: leases})
+	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
+}
+
+// zipf are names, some far more often than others: of the k-th, a share of 1/k^1.1.
+func zipf(names []string) []string {
+	z := rand.NewZipf(rand.New(rand.NewSource(1)), 1.1, 1, uint64(len(names)-1))
+	list := make([]string, 1<<17)
+	for i := range list {
+		list[i] = names[z.Uint64()]
+	}
+	return list
+}
+
+// guardsSection compares what guards answer by themselves with the bare store, one core for the client. A bare store sends each batch by itself;
+// that of the guards gathers, as is its default.
+func guardsSection(r *report) error {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	server, err := redistest.Launch()
+	if err != nil {
+		return err
+	}
+	defer server.Close()
+	names := coldNames()
+	hundred, plenty := penstock.PerSecond(100), penstock.PerHour(3_600_000_000)
+	r.title("Guards: decisions around a store, beside the bare store with each apart (%d windows, one core for the client)", clientRounds)
+	r.row(loadColumns...)
+	for _, load := range []struct {
+		name   string
+		names  []string
+		limit  penstock.Limit
+		guards []guarded
+	}{
+		{"over 100/s", names[:1], hundred, []guarded{{"deny", deny, 15}}},
+		{"hot", names[:1], plenty, []guarded{{"lease of 100", lease, 8}}},
+		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000), []guarded{{"lease of 100", lease, 0}}},
+		{"Zipf(1.1), 100/s", zipf(names), hundred, []guarded{{"standard", standard, 2}, {"standard, leases", leasing, 0}}},
+	} {
+		for _, goroutines := range []int{64, 512} {
+			apart, together, err := bareStores(server, load.limit)
+			if err != nil {
+				return err
+			}
+			all := []*caller{apart, together}
+			for i, g := range load.guards {
+				c, err := g.caller(server, fmt.Sprint("guarded", i), load.limit)
+				if err != nil {
+					return err
+				}
+				all = append(all, c)
+			}
+			if err := takeTurns(all, goroutines, load.names); err != nil {
+				return err
+			}
+			reportLoad(r, load.name, goroutines, all)
+			for i, g := range load.guards {
+				c := all[2+i]
+				what := fmt.Sprintf("guards: %s, %s, %d callers: ", g.name, load.name, goroutines)
+				if g.least > 0 {
+					r.atLeast(what+"decisions / bare", median(ratios(c.rates, apart.rates)), g.least)
+				}
+				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
+			}
+			for _, c := range all {
+				c.close()
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,332 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// F21 and F22: the program itself is stopped, killed, or told to end. It holds quota in advance, and a slot.
+
+const (
+	leased   = 50 // units in advance, at most
+	children = 2  // at a time, at most
+)
+
+var (
+	daily    = perDay(10_000, "daily")
+	windowed = penstock.Limit{Name: "windowed", Algorithm: penstock.FixedWindow, Count: 400, Period: time.Second}
+	slots    = penstock.InFlight(1, time.Second)
+)
+
+func leasing(limit *penstock.Limit) guard.Settings {
+	if limit.Name == slots.Name {
+		return guard.Settings{OnFailure: guard.Closed}
+	}
+	return guard.Settings{OnFailure: guard.Closed, Lease: leased}
+}
+
+// openLeasing is an instance with leases, and patience: these faults are not the store's.
+func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
+	store, err := redisstore.Open(url, redisstore.Options{})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	s := newSpy(store)
+	g := guard.Standard(s, guard.Options{Limits: leasing, Instances: children, DenyFor: 50 * time.Millisecond,
+		Timeout: guard.TimeoutOptions{After: patient}})
+	return g, s, func() {
+		g.Close()
+		_ = store.Close()
+	}, nil
+}
+
+// childMain is the program that the tests of this file start: it takes a slot and then spends a unit after the other of a limit, and says of
+// each who granted it, and between which times. At SIGTERM it ends as a program should.
+func childMain(url, limitName string) error {
+	g, _, shut, err := openLeasing(url)
+	if err != nil {
+		return err
+	}
+	limit := daily
+	if limitName == windowed.Name {
+		limit = windowed
+	}
+	told, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	limiter, err := penstock.NewLimiter(g, "slots", slots)
+	if err != nil {
+		return err
+	}
+	hold, err := limiter.Acquire(told, "k")
+	if err != nil {
+		return err
+	}
+	for parent := os.Getppid(); told.Err() == nil && os.Getppid() == parent; { // nobody's child has nothing to tell
+		at := time.Now()
+		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}})
+		if err != nil {
+			return err
+		}
+		if d.Allowed {
+			fmt.Println(uint8(d.Source), at.UnixMicro(), time.Now().UnixMicro())
+		}
+		time.Sleep(500 * time.Microsecond)
+	}
+	if err := hold.Release(context.Background()); err != nil {
+		return err
+	}
+	shut()
+	return nil
+}
+
+// A grant is a unit that was spent, between two times in µs.
+type grant struct {
+	source   penstock.Source
+	from, to int64
+}
+
+// A child is a program of childMain, and what it has spent so far.
+type child struct {
+	cmd   *exec.Cmd
+	ended chan error
+
+	mu     sync.Mutex
+	grants []grant
+}
+
+func startChild(t *testing.T, url string, limit penstock.Limit) *child {
+	t.Helper()
+	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan error, 1)}
+	c.cmd.Env = append(os.Environ(), "PENSTOCK_FAULTS_CHILD="+url, "PENSTOCK_FAULTS_LIMIT="+limit.Name)
+	c.cmd.Stderr = os.Stderr
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			var g grant
+			if _, err := fmt.Sscan(lines.Text(), &g.source, &g.from, &g.to); err == nil {
+				c.mu.Lock()
+				c.grants = append(c.grants, g)
+				c.mu.Unlock()
+			}
+		}
+		c.ended <- c.cmd.Wait()
+	}()
+	t.Cleanup(func() { _ = c.cmd.Process.Kill() })
+	return c
+}
+
+// spent is what the child has spent so far, and how much of it from a lease.
+func (c *child) spent() (grants []grant, leased int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range c.grants {
+		if g.source == penstock.FromLease {
+			leased++
+		}
+	}
+	return c.grants[:len(c.grants):len(c.grants)], leased
+}
+
+// awaitLeased waits until the child lives on its lease.
+func (c *child) awaitLeased(t *testing.T, more int) {
+	t.Helper()
+	_, had := c.spent()
+	eventually(t, func() bool {
+		_, leased := c.spent()
+		return leased >= had+more
+	}, "no child spends from a lease")
+}
+
+func eventually(t *testing.T, ok func() bool, otherwise string) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("not within 30 s: " + otherwise)
+		}
+	}
+}
+
+// usedDaily is what is used of the daily limit, by the store itself.
+func usedDaily(t *testing.T, store *redisstore.Store) int {
+	t.Helper()
+	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: daily, Mode: penstock.Peek}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(daily.Count - d.Status(0).Remaining)
+}
+
+func times(short, soak int) int {
+	if soaking {
+		return soak
+	}
+	return short
+}
+
+// startStore is a server, and the ways to look at it from outside.
+func startStore(t *testing.T) (*redistest.Server, *redisstore.Store, *penstock.Limiter) {
+	t.Helper()
+	s := redistest.Start(t)
+	store, err := redisstore.Open(s.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	limiter, err := penstock.NewLimiter(store, "slots", slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, store, limiter
+}
+
+// F22: at most a block per key is lost, and the slot is free again when its time is over.
+func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
+	t.Parallel()
+	s, store, limiter := startStore(t)
+	lost, kills := 0, times(2, 60)
+	for range kills {
+		before := usedDaily(t, store)
+		c := startChild(t, s.URL(), daily)
+		c.awaitLeased(t, 100)
+		_ = c.cmd.Process.Kill()
+		<-c.ended
+		grants, _ := c.spent()
+		used := usedDaily(t, store) - before
+		if used < len(grants)-1 || used > len(grants)+leased+1 { // one that was killed before it could say what it got, one that has drained
+			t.Errorf("%d units are used, and %d were spent; a program may lose %d", used, len(grants), leased)
+		}
+		lost += used - len(grants)
+		eventually(t, func() bool {
+			hold, err := limiter.Acquire(t.Context(), "k")
+			return err == nil && hold.Release(t.Context()) == nil
+		}, "the dead program's slot is not free")
+		if usedDaily(t, store) > int(daily.Count)*3/4 {
+			reset(t, store)
+		}
+	}
+	t.Logf("counted: %d programs killed (%d units lost)", kills, lost)
+}
+
+// F22: a program that is told to end gives back what it holds. On a machine so busy that this takes too long, it loses that as if it had been
+// killed: a refund that comes late could forgive what others have used.
+func TestProgramThatIsToldToEndGivesAllBack(t *testing.T) {
+	t.Parallel()
+	s, store, limiter := startStore(t)
+	ends, whole := times(2, 60), 0
+	for tries := 0; whole < ends; tries++ {
+		if tries == 3*ends {
+			t.Fatalf("only %d of %d programs gave everything back", whole, tries)
+		}
+		before := usedDaily(t, store)
+		c := startChild(t, s.URL(), daily)
+		c.awaitLeased(t, 100)
+		_ = c.cmd.Process.Signal(syscall.SIGTERM)
+		if err := <-c.ended; err != nil {
+			t.Fatal(err)
+		}
+		hold, err := limiter.Acquire(t.Context(), "k")
+		if err != nil {
+			t.Errorf("the slot of a program that has ended is not free: %v", err)
+		} else if err := hold.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		grants, _ := c.spent()
+		used := usedDaily(t, store) - before
+		if used < len(grants)-5 || used > len(grants)+leased { // a unit drains in 9 s
+			t.Errorf("%d units are used, and %d were spent", used, len(grants))
+		}
+		if used <= len(grants) {
+			whole++
+		}
+		if usedDaily(t, store) > int(daily.Count)*3/4 {
+			reset(t, store)
+		}
+	}
+	t.Logf("counted: %d programs told to end", ends)
+}
+
+func reset(t *testing.T, store *redisstore.Store) {
+	t.Helper()
+	if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: daily, Mode: penstock.Reset}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// F21: a program is stopped while it holds a lease, for longer than that lasts. Then it spends nothing of it: what was drawn in a window
+// would be too much in a later one, of which others have had all.
+func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
+	t.Parallel()
+	s, _, _ := startStore(t)
+	stopped := startChild(t, s.URL(), windowed)
+	other, _, shut, err := openLeasing(s.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shut()
+	var mu sync.Mutex
+	var grants []grant
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() {
+		for ctx.Err() == nil {
+			at := time.Now()
+			d, err := other.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: windowed, Cost: 1}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if d.Allowed {
+				mu.Lock()
+				grants = append(grants, grant{d.Source, at.UnixMicro(), time.Now().UnixMicro()})
+				mu.Unlock()
+			}
+			time.Sleep(500 * time.Microsecond)
+		}
+	})
+	stops := times(3, 60)
+	for range stops {
+		stopped.awaitLeased(t, 20)
+		_ = stopped.cmd.Process.Signal(syscall.SIGSTOP)
+		time.Sleep(1500 * time.Millisecond) // one and a half lives of a lease
+		_ = stopped.cmd.Process.Signal(syscall.SIGCONT)
+	}
+	stopped.awaitLeased(t, 20)
+	cancel()
+	all.Wait()
+	_ = stopped.cmd.Process.Kill()
+	<-stopped.ended
+	mine, leasedUnits := stopped.spent()
+	windows := map[int64]int64{}
+	for _, g := range append(mine, grants...) {
+		if period := windowed.Period.Microseconds(); g.from/period == g.to/period { // otherwise it may belong to either
+			windows[g.to/period]++
+		}
+	}
+	most := int64(0)
+	for _, n := range windows {
+		most = max(most, n)
+		if n > windowed.Count {
+			t.Errorf("%d units were admitted in a window of %d", n, windowed.Count)
+		}
+	}
+	t.Logf("counted: %d stops of a program with a lease (%d units leased there, %d at most in a window of %d)", stops, leasedUnits, most, windowed.Count)
+}

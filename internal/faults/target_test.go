@@ -1,0 +1,105 @@
+package faults
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/Shopify/toxiproxy/v2"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/rs/zerolog"
+)
+
+// A kind of target.
+type kind string
+
+const (
+	single   kind = "single"
+	sentinel kind = "sentinel"
+	cluster  kind = "cluster"
+)
+
+// A way is what stands between the instances and a single server.
+type way int
+
+const (
+	straight way = iota
+	toxic        // a toxiproxy, which delays, holds and cuts
+	lossy        // a redistest.Proxy, which has commands executed and loses the answers
+)
+
+// A target is where the counters are.
+type target struct {
+	kind    kind
+	servers []*redistest.Server // that keep counters: the primaries first, as long as nothing failed over
+	url     string              // by which the instances reach it
+	direct  string              // by which the judge does, past any proxy
+	shards  int                 // in how many parts it is, each with a breaker of its own
+
+	toxics   *toxiproxy.Proxy    // of way toxic
+	lossy    *redistest.Proxy    // of way lossy
+	clock    *redistest.Clock    // of a clocked server
+	sentinel *redistest.Sentinel // of kind sentinel
+	cluster  *redistest.Cluster  // of kind cluster
+	proxies  []*redistest.Proxy  // before the nodes of a cluster that can be parted
+}
+
+// start starts the target of a row.
+func start(t *testing.T, k kind, r *row) *target {
+	t.Helper()
+	switch k {
+	case sentinel:
+		begin := redistest.StartSentinel
+		if r.parted {
+			begin = redistest.StartProxiedSentinel
+		}
+		s := begin(t)
+		url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
+		return &target{kind: k, servers: []*redistest.Server{s.Primary, s.Replica}, url: url, direct: url, shards: 1, sentinel: s}
+	case cluster:
+		to := &target{kind: k, shards: 3}
+		if r.parted {
+			to.cluster, to.proxies = redistest.StartProxiedCluster(t)
+		} else {
+			to.cluster = redistest.StartCluster(t)
+		}
+		to.servers, to.url = to.cluster.Nodes, "redis+cluster://"+strings.Join(to.cluster.Addrs(), ",")
+		to.direct = to.url
+		return to
+	}
+	to := &target{kind: k, shards: 1}
+	var s *redistest.Server
+	if r.clocked {
+		s, to.clock = redistest.StartClocked(t, r.args...)
+	} else {
+		s = redistest.Start(t, r.args...)
+	}
+	to.servers, to.url, to.direct = []*redistest.Server{s}, "redis://"+s.Addr, s.URL()
+	switch r.way {
+	case toxic:
+		to.toxics = startToxics(t, s.Addr)
+		to.url = "redis://" + to.toxics.Listen
+	case lossy:
+		p, err := redistest.NewProxy("unix", s.Socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Close)
+		to.lossy = p
+		to.url = "redis://" + p.Addr()
+	}
+	return to
+}
+
+// primary is the server that the fault befalls.
+func (to *target) primary() *redistest.Server { return to.servers[0] }
+
+func startToxics(t *testing.T, upstream string) *toxiproxy.Proxy {
+	t.Helper()
+	server := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
+	p := toxiproxy.NewProxy(server, "redis", "127.0.0.1:0", upstream)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	return p
+}

@@ -1,0 +1,213 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ask runs a command as a client does that follows redirections.
+func ask(t *testing.T, addr string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command("redis-cli", append([]string{"-c", "-p", portOf(addr)}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s, %v", args, out, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func caughtUp(t *testing.T, replica, primary *Server) {
+	t.Helper()
+	if err := replica.CatchUp(primary); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSlotsMoveWithTheirKeysWhileClientsGoOn(t *testing.T) {
+	t.Parallel()
+	t.Run("plain", func(t *testing.T) { t.Parallel(); moveSlots(t, StartCluster(t)) })
+	t.Run("proxied", func(t *testing.T) { t.Parallel(); c, _ := StartProxiedCluster(t); moveSlots(t, c) })
+}
+
+func moveSlots(t *testing.T, c *Cluster) {
+	key := setOwnKey(t, c.Nodes[0])
+	slot, err := c.Slot(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Owner(slot) != c.Nodes[0] {
+		t.Fatalf("the owner of slot %d is %v", slot, c.Owner(slot))
+	}
+	added, err := c.Grow()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, c.Nodes[0], int64(2), "INCR", key)
+	halves, n := 0, 2
+	err = c.Move(slot, slot+1, added, func(half int) {
+		if half != slot {
+			return
+		}
+		halves++
+		n++
+		if got := ask(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
+			t.Errorf("INCR on the move, call %d: %s", halves, got)
+		}
+	})
+	if err != nil || halves != 2 {
+		t.Errorf("moved with %d calls on the way, %v", halves, err)
+	}
+	if c.Owner(slot) != added || c.Owner(slot+1) != added || c.Owner(slot+2) == added {
+		t.Errorf("slots belong to %v and %v", c.Owner(slot), c.Owner(slot+1))
+	}
+	want(t, added, fmt.Sprint(n), "GET", key)
+	if _, err := c.Nodes[0].Do("GET", key); err == nil || !strings.HasPrefix(err.Error(), "MOVED") {
+		t.Errorf("the old owner: %v", err)
+	}
+}
+
+func TestReplicaIsPromotedByHandAndByDeath(t *testing.T) {
+	t.Parallel()
+	c := StartCluster(t)
+	old := c.Nodes[0]
+	key := setOwnKey(t, old)
+	slot, _ := c.Slot(key)
+	replica := c.Replica(old)
+	if replica != c.Nodes[primaries] {
+		t.Fatalf("the replica is %v", replica)
+	}
+	if err := c.Promote(replica); err != nil {
+		t.Fatal(err)
+	}
+	want(t, replica, "1", "GET", key)
+	if c.Owner(slot) != replica || c.Replica(replica) != old {
+		t.Error("the roles were not exchanged")
+	}
+	if err := await(readyLimit, old.inSync); err != nil {
+		t.Fatal(err)
+	}
+	replica.Kill()
+	if err := old.Promoted(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, old, "1", "GET", key)
+	restart(t, replica)
+	if err := replica.await("slave"); err != nil {
+		t.Error(err)
+	}
+}
+
+// What the replica has not heard of when its primary dies is lost, though it was acknowledged.
+func TestPartedReplicaLosesAcknowledgedWrites(t *testing.T) {
+	t.Parallel()
+	c, proxies := StartProxiedCluster(t)
+	old := c.Nodes[0]
+	key := setOwnKey(t, old)
+	replica := c.Replica(old)
+	caughtUp(t, replica, old)
+	proxies[0].Part(replica.Source)
+	want(t, old, int64(2), "INCR", key)
+	old.Kill()
+	if err := replica.Promoted(); err != nil {
+		t.Fatal(err)
+	}
+	proxies[0].Part()
+	want(t, replica, "1", "GET", key)
+}
+
+func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
+	t.Parallel()
+	c, proxies := StartProxiedCluster(t)
+	old := c.Nodes[0]
+	key := setOwnKey(t, old)
+	replica := c.Replica(old)
+	caughtUp(t, replica, old)
+	c.Part([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
+	want(t, old, int64(2), "INCR", key)
+	if _, err := call("tcp", proxies[0].Addr(), 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("from the far side: %v", err)
+	}
+	through(t, proxies[1], "PONG", "PING")
+	if err := replica.Promoted(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, replica, int64(2), "INCR", key)
+	err := await(readyLimit, func() error {
+		if _, err := old.Do("INCR", key); err == nil || !strings.HasPrefix(err.Error(), "CLUSTERDOWN") {
+			return fmt.Errorf("the minority answers %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	c.Heal()
+	if err := old.await("slave"); err != nil {
+		t.Error(err)
+	}
+	want(t, replica, "2", "GET", key)
+}
+
+func TestSentinelsExchangePrimaryAndReplica(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name   string
+		start  func(testing.TB) *Sentinel
+		change func(*Sentinel) error
+	}{
+		{"by hand", StartProxiedSentinel, (*Sentinel).Failover},
+		{"by death", StartSentinel, func(s *Sentinel) error { s.Primary.Kill(); return s.Follow() }},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			s := row.start(t)
+			first := s.Primary
+			want(t, first, "OK", "SET", "k", "v")
+			caughtUp(t, s.Replica, first)
+			if err := row.change(s); err != nil {
+				t.Fatal(err)
+			}
+			if s.Replica != first || s.Primary == first {
+				t.Fatal("nothing was exchanged")
+			}
+			want(t, s.Primary, "v", "GET", "k")
+		})
+	}
+}
+
+func TestPartedPrimaryIsReplacedAndGoesOn(t *testing.T) {
+	t.Parallel()
+	s := StartProxiedSentinel(t)
+	old := s.Primary
+	want(t, old, int64(1), "INCR", "n")
+	caughtUp(t, s.Replica, old)
+	cut := []string{s.Replica.Source}
+	for _, watcher := range s.Sentinels {
+		cut = append(cut, watcher.Source)
+	}
+	s.Proxy(old).Part(cut...)
+	if err := s.Follow(); err != nil {
+		t.Fatal(err)
+	}
+	through(t, s.Proxy(old), int64(2), "INCR", "n")
+	through(t, s.Proxy(s.Primary), int64(2), "INCR", "n")
+}
+
+func TestSentinelsNameAnotherAddress(t *testing.T) {
+	t.Parallel()
+	s := StartSentinel(t)
+	p, err := NewProxy("tcp", s.Primary.Addr)
+	started(t, p, err)
+	if err := s.Announce(p.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	for _, watcher := range s.Sentinels {
+		if err := watcher.names(p.Addr()); err != nil {
+			t.Error(err)
+		}
+	}
+}

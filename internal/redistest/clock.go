@@ -1,0 +1,56 @@
+package redistest
+
+import (
+	_ "embed"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+//go:embed clock/shim.c
+var clockShim []byte
+
+// A Clock is what a server takes for the time of day. Its monotonic clock is nobody's to change.
+type Clock struct{ file string }
+
+// LaunchClocked is Launch of a server whose clock can be set. It needs gcc, and Linux.
+func LaunchClocked(args ...string) (*Server, *Clock, error) {
+	var c Clock
+	s, err := launchEnv(func(dir string, port int) ([]string, []string, error) {
+		c.file = filepath.Join(dir, "clock")
+		shim := filepath.Join(dir, "shim")
+		if err := c.Set(0); err != nil {
+			return nil, nil, err
+		}
+		if err := os.WriteFile(shim+".c", clockShim, 0o600); err != nil {
+			return nil, nil, err
+		}
+		if out, err := exec.Command("gcc", "-O1", "-shared", "-fPIC", "-o", shim+".so", shim+".c").CombinedOutput(); err != nil {
+			return nil, nil, fmt.Errorf("redistest: compile the clock: %w\n%s", err, out)
+		}
+		return append(defaults(dir, port), args...), []string{"LD_PRELOAD=" + shim + ".so", "CLOCK_FILE=" + c.file}, nil
+	})
+	return s, &c, err
+}
+
+// StartClocked is LaunchClocked for a test.
+func StartClocked(t testing.TB, args ...string) (*Server, *Clock) {
+	t.Helper()
+	s, c, err := LaunchClocked(args...)
+	return started(t, s, err), c
+}
+
+// Set has the server's clock go so much before the system's, or behind it, at once.
+func (c *Clock) Set(ahead time.Duration) error {
+	f, err := os.OpenFile(c.file, os.O_CREATE|os.O_WRONLY, 0o600) // written in place: the server has mapped it
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.Write(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())))
+	return err
+}

@@ -1,0 +1,199 @@
+package redistest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Slot is the slot of a key.
+func (c *Cluster) Slot(key string) (int, error) {
+	err := errors.New("redistest: no node answers")
+	for _, n := range c.Nodes {
+		var slot any
+		if slot, err = n.Do("CLUSTER", "KEYSLOT", key); err == nil {
+			return int(slot.(int64)), nil
+		}
+	}
+	return 0, err
+}
+
+// Owner is the primary that keeps the slot, by its own word; nil if none does.
+func (c *Cluster) Owner(slot int) *Server {
+	for _, p := range c.Primaries() {
+		if me, err := p.myself(); err == nil && me.keeps(slot) {
+			return p
+		}
+	}
+	return nil
+}
+
+// Replica is a node that follows the primary; nil if none does. The primary
+// may be down.
+func (c *Cluster) Replica(of *Server) *Server {
+	id := of.id()
+	for _, n := range c.Nodes {
+		if me, err := n.myself(); err == nil && me.follows == id {
+			return n
+		}
+	}
+	return nil
+}
+
+// Grow adds a primary that keeps no slot, has no replica and knows no script. It
+// returns when all nodes know it.
+func (c *Cluster) Grow() (*Server, error) {
+	if c.proxies != nil {
+		if err := c.addProxied(); err != nil {
+			return nil, err
+		}
+	} else {
+		s, err := launch(clusterNode)
+		if err != nil {
+			return nil, err
+		}
+		c.Nodes = append(c.Nodes, s)
+	}
+	last := len(c.Nodes) - 1
+	added, addrs := c.Nodes[last], c.Addrs()
+	if _, err := added.Do("CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(len(c.Nodes))); err != nil {
+		return nil, err
+	}
+	for i := range last {
+		if _, err := added.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[i]), c.bus(i)); err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range c.Nodes {
+		err := await(readyLimit, func() error {
+			known, err := n.Do("CLUSTER", "NODES")
+			if err == nil && (!strings.Contains(fmt.Sprint(known), added.id()) || strings.Contains(fmt.Sprint(known), "handshake")) {
+				err = errors.New("a node does not know the new one yet")
+			}
+			return err
+		})
+		if err != nil {
+			return nil, n.explain(err)
+		}
+	}
+	return added, await(readyLimit, func() error {
+		state, err := added.Do("CLUSTER", "INFO")
+		if err == nil && fieldsOf(state)["cluster_state"] != "ok" {
+			err = errors.New("the new node does not see the cluster whole yet")
+		}
+		return err
+	})
+}
+
+// Move gives the slots from first to last to another primary, keys and all,
+// while clients go on. Half, unless nil, is called with each slot while that is
+// on the move: after each of its keys, and at least once.
+func (c *Cluster) Move(first, last int, to *Server, half func(slot int)) error {
+	if half == nil {
+		half = func(int) {}
+	}
+	for slot := first; slot <= last; slot++ {
+		if from := c.Owner(slot); from == nil {
+			return fmt.Errorf("redistest: nobody keeps slot %d", slot)
+		} else if from != to {
+			if err := c.move(slot, from, to, half); err != nil {
+				return fmt.Errorf("redistest: move slot %d: %w", slot, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) move(slot int, from, to *Server, half func(int)) error {
+	number := strconv.Itoa(slot)
+	if _, err := to.Do("CLUSTER", "SETSLOT", number, "IMPORTING", from.id()); err != nil {
+		return err
+	}
+	if _, err := from.Do("CLUSTER", "SETSLOT", number, "MIGRATING", to.id()); err != nil {
+		return err
+	}
+	half(slot)
+	for {
+		reply, err := from.Do("CLUSTER", "GETKEYSINSLOT", number, "1")
+		if err != nil {
+			return err
+		}
+		keys, _ := reply.([]any)
+		if len(keys) == 0 {
+			break
+		}
+		if _, err := from.Do("MIGRATE", "127.0.0.1", portOf(to.Addr), keys[0].(string), "0", "5000"); err != nil {
+			return err
+		}
+		half(slot)
+	}
+	nodes := slices.DeleteFunc(c.Primaries(), func(n *Server) bool { return n == to || n == from })
+	for _, n := range append([]*Server{to, from}, nodes...) { // first who has it: so it is never without an owner
+		if _, err := n.Do("CLUSTER", "SETSLOT", number, "NODE", to.id()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// id is the node's name in its cluster; it is remembered, for when it is down.
+func (s *Server) id() string {
+	s.mu.Lock()
+	known := s.clusterID
+	s.mu.Unlock()
+	if known != "" {
+		return known
+	}
+	reply, _ := s.Do("CLUSTER", "MYID")
+	known, _ = reply.(string)
+	s.mu.Lock()
+	s.clusterID = known
+	s.mu.Unlock()
+	return known
+}
+
+// A membership is what a node says of itself.
+type membership struct {
+	follows string // the id of its primary
+	ranges  [][2]int
+}
+
+func (s *Server) myself() (membership, error) {
+	reply, err := s.Do("CLUSTER", "NODES")
+	if err != nil {
+		return membership{}, err
+	}
+	for line := range strings.Lines(fmt.Sprint(reply)) {
+		words := strings.Fields(line)
+		if len(words) < 8 || !strings.Contains(words[2], "myself") {
+			continue
+		}
+		var me membership
+		if words[3] != "-" {
+			me.follows = words[3]
+		}
+		for _, r := range words[8:] {
+			first, last, found := strings.Cut(r, "-")
+			if strings.HasPrefix(r, "[") {
+				continue // on the move
+			}
+			if !found {
+				last = first
+			}
+			from, err1 := strconv.Atoi(first)
+			to, err2 := strconv.Atoi(last)
+			if err := errors.Join(err1, err2); err != nil {
+				return me, err
+			}
+			me.ranges = append(me.ranges, [2]int{from, to})
+		}
+		return me, nil
+	}
+	return membership{}, fmt.Errorf("redistest: CLUSTER NODES does not name the node itself: %v", reply)
+}
+
+func (m membership) keeps(slot int) bool {
+	return slices.ContainsFunc(m.ranges, func(r [2]int) bool { return r[0] <= slot && slot <= r[1] })
+}

@@ -1,0 +1,149 @@
+package redisstore_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/go-redis/v9"
+)
+
+// A call that finds a connection being made waits for it no longer than its own context says, also when it is made for another call that has
+// more patience.
+func TestCallsDoNotWaitForOthersConnections(t *testing.T) {
+	t.Parallel()
+	for name, client := range map[string]func(t testing.TB, addr string) redisstore.Client{
+		"url": func(t testing.TB, addr string) redisstore.Client { return dial("redis://" + addr)(t) },
+		"rueidis": func(t testing.TB, addr string) redisstore.Client {
+			option, err := redisstore.ParseURL("redis://" + addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rueidisClient(t, option)
+		},
+		"go-redis": func(t testing.TB, addr string) redisstore.Client {
+			return goRedisClient(t, redis.NewClient(&redis.Options{Addr: addr}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			to := oneBehindProxy(t)
+			p := to.proxies[0]
+			store := over(t, client(t, p.Addr()), redisstore.Options{})
+			charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+			ask := func(patience time.Duration) error {
+				_, err := store.Decide(within(t, patience), charges)
+				return err
+			}
+			eventually(t, 10*time.Second, func() error { return ask(time.Second) })
+
+			cutAll(t, p, func() { _ = ask(time.Second) })
+			p.Lose(true) // also the answers to greetings
+			patient, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			var waiting atomic.Int64
+			for range 8 { // so that all connections are being made
+				waiting.Add(1)
+				go func() {
+					defer waiting.Add(-1)
+					_, _ = store.Live(patient, "i", time.Minute)
+				}()
+			}
+			lost := p.Lost()
+			await(t, "a greeting to be lost", func() bool { return p.Lost() > lost })
+			for i := range 10 {
+				if err := ask(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
+					t.Fatalf("call %d: %v", i, err)
+				}
+			}
+			if waiting.Load() == 0 {
+				t.Error("the calls have waited for as long as those with more patience")
+			}
+		})
+	}
+}
+
+// A connection that takes longer to make than a call may wait is made for those who come later.
+func TestSlowConnectionIsMadeForThoseWhoComeLater(t *testing.T) {
+	t.Parallel()
+	to := oneBehindProxy(t)
+	p := to.proxies[0]
+	store := over(t, dial("redis://"+p.Addr())(t), redisstore.Options{})
+	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+	ask := func() error {
+		_, err := store.Decide(within(t, 30*time.Millisecond), charges)
+		return err
+	}
+	eventually(t, 10*time.Second, ask)
+	cutAll(t, p, func() { _ = ask() })
+	p.Delay(100 * time.Millisecond) // each new connection
+	eventually(t, 10*time.Second, ask)
+}
+
+// cutAll ends all connections of a store behind a proxy.
+func cutAll(t *testing.T, p *redistest.Proxy, ask func()) {
+	t.Helper()
+	p.Cut(true)
+	for range 10 {
+		ask()
+	}
+	p.Cut(false)
+}
+
+// A server that is full says so before it is asked. Where the call's context has ended with the dialing, rueidis asks nothing, and panics at such
+// an answer: the program would end.
+func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
+			_ = conn.Close()
+		}
+	}()
+	var full atomic.Bool
+	option, err := redisstore.ParseURL("redis://" + server.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		if !full.Load() {
+			return dialer.DialContext(ctx, "tcp", address)
+		}
+		conn, err := dialer.DialContext(ctx, "tcp", l.Addr().String())
+		<-ctx.Done()
+		return conn, err
+	}
+	client := redisstore.Dial(option)
+	defer client.Close()
+	store := over(t, client, redisstore.Options{Apart: true})
+	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+	eventually(t, 10*time.Second, func() error { _, err := store.Decide(within(t, time.Second), charges); return err })
+	full.Store(true)
+	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
+		t.Fatal(err)
+	}
+	const calls = 1000
+	for i := range calls {
+		if _, err := store.Decide(within(t, time.Millisecond), charges); !errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	t.Logf("counted: %d calls to a server that is full and speaks first", calls)
+}
