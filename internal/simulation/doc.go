@@ -13,7 +13,7 @@
 //   - once: no call was charged more than it asked for.
 //   - deadline: every decision ended in time, to the nanosecond.
 //   - denial: what a deny cache denied, the store would have denied too.
-//   - recovery: 1.5 s after the last fault, every instance is answered by every server again.
+//   - recovery: a second after the last fault, every instance is answered by every server again.
 //   - leases: what was drawn is spent, returned, expired, lost or there; and nothing is spent that was not drawn.
 //   - liveness: after a quiet time, a unit of every limit under every key is granted by the store.
 //   - the end: no goroutine is left.

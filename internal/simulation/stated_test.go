@@ -12,7 +12,7 @@ import (
 )
 
 // found is how long after an outage the last instance has found the store again.
-const found = 1500 * time.Millisecond
+const found = time.Second
 
 // outagePlan is a plan in which the store fails all instances at once, one time after another, and their number is known.
 func outagePlan(seed uint64) *plan {
@@ -76,7 +76,7 @@ func (b *book) stated(p *plan) {
 				}
 				for j := range admitted {
 					if a := &admitted[j]; a.source == penstock.FromFallback && a.charged > s.at && a.charged < next {
-						s.until = max(s.until, a.at)
+						s.until = max(s.until, a.at+1)
 					}
 				}
 			}
