@@ -102,7 +102,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 			}
 
 			store.breaks(nil)
-			for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 				for _, g := range all {
 					c := one(ready(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")
 					decide(t, g, c...)
@@ -263,4 +263,52 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 		})
 	}
 	t.Logf("counted: %d hot instances that had their share in an outage", tried)
+}
+
+// When the store is back, it has the whole Burst again, and grants at the full rate to those that have found it; the others go on with their shares
+// until they have, for a second at most. Together that is Burst + (n-1)/n·r·1 s beyond the limit.
+func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
+	t.Parallel()
+	tightest, runs := 0.0, 0
+	for range seeds(30) {
+		synctest.Test(t, func(t *testing.T) {
+			const rate, burst, found = 1000, 10, 1.0
+			store := &countedStore{faulty: newFaulty()}
+			all := newQuartet(t, func() penstock.Store { return store })
+			limit := ready(t, penstock.PerSecond(rate).WithBurst(burst))
+			start := time.Now()
+			var grants []grant
+			load := func(long time.Duration, instances []*guard.Guarded) {
+				for end := time.Now().Add(long); time.Now().Before(end); time.Sleep(time.Millisecond) {
+					for _, g := range instances {
+						for {
+							d := decide(t, g, one(limit, "k")...)
+							if !d.Allowed {
+								break
+							}
+							grants = append(grants, grant{time.Since(start), d.Source})
+						}
+					}
+				}
+			}
+			load(time.Second, all)
+			store.breaks(fails(errDown))
+			load(4*time.Second, all[1:]) // the first is idle, and will find the store at once
+			time.Sleep(2 * time.Second)
+			load(time.Millisecond, all[1:]) // the others have just found that it is still away
+			store.breaks(nil)
+			back := time.Since(start)
+			load(3*time.Second, all)
+			got := mostAtOnce(grants, back-2*time.Second, time.Hour, rate)
+			bound := burst + quartet + burst + found*rate*(quartet-1)/quartet
+			if got > bound {
+				t.Errorf("%.1f units beyond the rate around the end of an outage; the bound is %.1f", got, bound)
+			}
+			tightest, runs = max(tightest, got/bound), runs+1
+		})
+	}
+	t.Logf("counted: %d ends of outages (at most %.0f %% of the bound)", runs, 100*tightest)
+	if tightest < 0.5 {
+		t.Errorf("only %.0f %% of the bound were reached", 100*tightest)
+	}
 }

@@ -46,11 +46,12 @@ type FallbackOptions struct {
 // instances that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
 //
 // While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself;
-// of a bucket, with an empty share at worst: it owes nothing, and what is given back meanwhile is in its share again. If the load was balanced, the beginning mints nothing; if all of it went to one
-// instance, the others together may admit (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the end, nothing is
-// charged to the store afterwards: an interval that contains it may see one more Burst or Count, and until the last instance has found the
-// store again, the shares of those that have not. Holds lent in the outage are not known to the store, so until they are renewed there,
-// Concurrency may lend up to twice its slots.
+// of a bucket, with an empty share at worst: it owes nothing, and what is given back meanwhile is in its share again. If the load was
+// balanced, the beginning mints nothing; if all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count,
+// where the limit is a window) more. At the end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst
+// or Count, and until the last instance has found the store again (with Standard, within a second of being asked), the shares of those that
+// have not. While only some instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage
+// are not known to the store, so until they are renewed there, Concurrency may lend up to twice its slots.
 //
 // A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
 // alone. Where n changes in an outage, what was used stays used, within the new share.

@@ -13,10 +13,13 @@
 //   - once: no call was charged more than it asked for.
 //   - deadline: every decision ended in time, to the nanosecond.
 //   - denial: what a deny cache denied, the store would have denied too.
-//   - recovery: 1.5 s after the last fault, every instance is answered by every server again.
+//   - recovery: a second after the last fault, every instance is answered by every server again.
 //   - leases: what was drawn is spent, returned, expired, lost or there; and nothing is spent that was not drawn.
 //   - liveness: after a quiet time, a unit of every limit under every key is granted by the store.
 //   - the end: no goroutine is left.
+//
+// Where all instances lose the store at once, and know how many they are, all that they admit together is held against what guard.Options.Bounds
+// states, over the beginnings and the ends of the outages.
 //
 // The judges are tested too: fleets with guards that are broken on purpose must be found out.
 //

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,10 +21,11 @@ var (
 	firstSeed = flag.Uint64("simulation.first", 0, "the first seed")
 )
 
-// seeds is how many seeds are simulated by make test; the soak simulates for as long as soakFor.
+// So many seeds are simulated by make test; the soak simulates for as long as soakFor.
 const (
-	seeds   = 500
-	soakFor = 5 * time.Minute
+	seeds       = 500
+	statedSeeds = 300
+	soakFor     = 5 * time.Minute
 )
 
 // A tally sums up runs.
@@ -58,49 +60,54 @@ func (s *tally) add(p *plan, b *book) {
 
 func TestFleetKeepsItsPromises(t *testing.T) {
 	t.Parallel()
+	simulateSeeds(t, seeds, newPlan, nil)
+}
+
+// simulateSeeds simulates the plans of so many seeds, and judges them by more if there is more.
+func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more func(*book, *plan)) {
 	sum := &tally{judged: make(map[string]float64)}
+	name := t.Name()
+	run := func(t *testing.T, seed uint64) {
+		synctest.Test(t, func(t *testing.T) {
+			p := planOf(seed)
+			b := simulate(t, p, breakage{})
+			if more != nil {
+				more(b, p)
+			}
+			sum.add(p, b)
+			if *onlySeed >= 0 {
+				t.Logf("%v%s", p, strings.Join(b.incidents, "\n"))
+			}
+			if len(b.problems) > 0 {
+				t.Errorf("seed %d; replay: go test ./internal/simulation -run %s -simulation.seed %d\n%v%s\n\n%s", seed, name, seed, p,
+					strings.Join(tail(b.incidents, 60), "\n"), strings.Join(b.problems[:min(len(b.problems), 3)], "\n"))
+			}
+		})
+	}
 	if *onlySeed >= 0 {
-		run(t, uint64(*onlySeed), sum)
+		run(t, uint64(*onlySeed))
 		return
 	}
-	var mu sync.Mutex
-	next, end := *firstSeed, time.Now().Add(soakFor)
-	take := func() (uint64, bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		seed := next
-		next++
-		if os.Getenv("PENSTOCK_SOAK") != "" {
-			return seed, time.Now().Before(end)
-		}
-		return seed, seed < *firstSeed+seeds
+	if testing.Short() {
+		n /= 5
 	}
+	var next atomic.Uint64
+	end := time.Now().Add(soakFor)
 	t.Run("seeds", func(t *testing.T) {
 		for range runtime.GOMAXPROCS(0) {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
-				for seed, more := take(); more && !t.Failed(); seed, more = take() {
-					run(t, seed, sum)
+				for !t.Failed() {
+					seed := next.Add(1) - 1
+					if soaking := os.Getenv("PENSTOCK_SOAK") != ""; soaking && time.Now().After(end) || !soaking && seed >= n {
+						return
+					}
+					run(t, *firstSeed+seed)
 				}
 			})
 		}
 	})
 	sum.log(t)
-}
-
-func run(t *testing.T, seed uint64, sum *tally) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPlan(seed)
-		b := simulate(t, p, breakage{})
-		sum.add(p, b)
-		if *onlySeed >= 0 {
-			t.Logf("%v%s", p, strings.Join(b.incidents, "\n"))
-		}
-		if len(b.problems) > 0 {
-			t.Errorf("seed %d; replay: go test ./internal/simulation -run TestFleetKeepsItsPromises -simulation.seed %d\n%v%s\n\n%s", seed, seed, p,
-				strings.Join(tail(b.incidents, 60), "\n"), strings.Join(b.problems[:min(len(b.problems), 3)], "\n"))
-		}
-	})
 }
 
 func tail(lines []string, n int) []string { return lines[max(0, len(lines)-n):] }

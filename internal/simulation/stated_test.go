@@ -3,12 +3,8 @@ package simulation
 import (
 	"cmp"
 	"math/rand/v2"
-	"runtime"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -16,7 +12,7 @@ import (
 )
 
 // found is how long after an outage the last instance has found the store again.
-const found = 1500 * time.Millisecond
+const found = time.Second
 
 // outagePlan is a plan in which the store fails all instances at once, one time after another, and their number is known.
 func outagePlan(seed uint64) *plan {
@@ -49,6 +45,7 @@ func (b *book) stated(p *plan) {
 	o := guard.Options{
 		Limits: p.settingsOf, Instances: p.instances, DenyFor: p.denyFor, Lease: guard.LeaseOptions{Exact: p.exact},
 	}
+	clear(b.judged)
 	type name struct {
 		policy *policy
 		key    string
@@ -79,7 +76,7 @@ func (b *book) stated(p *plan) {
 				}
 				for j := range admitted {
 					if a := &admitted[j]; a.source == penstock.FromFallback && a.charged > s.at && a.charged < next {
-						s.until = max(s.until, a.at)
+						s.until = max(s.until, a.at+1)
 					}
 				}
 			}
@@ -114,44 +111,5 @@ func (b *book) situation(when string, long time.Duration) {
 // What is stated of a limit holds for all that the fleet admits together, over the beginnings and the ends of outages.
 func TestFleetAdmitsWhatIsStated(t *testing.T) {
 	t.Parallel()
-	sum := &tally{judged: make(map[string]float64)}
-	one := func(t *testing.T, seed uint64) {
-		synctest.Test(t, func(t *testing.T) {
-			p := outagePlan(seed)
-			b := simulate(t, p, breakage{})
-			clear(b.judged)
-			b.stated(p)
-			sum.add(p, b)
-			if len(b.problems) > 0 {
-				t.Errorf("seed %d; replay: go test ./internal/simulation -run TestFleetAdmitsWhatIsStated -simulation.seed %d\n%v%s\n\n%s", seed, seed, p,
-					strings.Join(tail(b.incidents, 60), "\n"), strings.Join(b.problems[:min(len(b.problems), 3)], "\n"))
-			}
-		})
-	}
-	if *onlySeed >= 0 {
-		one(t, uint64(*onlySeed))
-		return
-	}
-	var mu sync.Mutex
-	next := *firstSeed
-	t.Run("seeds", func(t *testing.T) {
-		for range runtime.GOMAXPROCS(0) {
-			t.Run("", func(t *testing.T) {
-				t.Parallel()
-				for !t.Failed() {
-					mu.Lock()
-					seed := next
-					next++
-					mu.Unlock()
-					if seed >= *firstSeed+statedSeeds {
-						return
-					}
-					one(t, seed)
-				}
-			})
-		}
-	})
-	sum.log(t)
+	simulateSeeds(t, statedSeeds, outagePlan, (*book).stated)
 }
-
-const statedSeeds = 1000

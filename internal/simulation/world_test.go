@@ -343,7 +343,7 @@ func (w *world) recover() {
 		})
 	}
 	w.book.incident("all is well")
-	const every, within, enough = 10 * time.Millisecond, 1500 * time.Millisecond, 16
+	const every, within, enough = 10 * time.Millisecond, time.Second, 16
 	end := w.book.now() + within
 	var probes sync.WaitGroup
 	for _, i := range w.fleet {

@@ -1,0 +1,53 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// What is leased goes back to the store before it decides on what the lease cannot serve. That takes the caller no longer than it wants to wait.
+func TestCallerOfALeaseWaitsNoLongerThanItsDeadline(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund, penstock.Reset} {
+		synctest.Test(t, func(t *testing.T) {
+			var refunds atomic.Int64
+			memory := memstore.New(memstore.Options{})
+			slow := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if charges[0].Mode == penstock.Refund {
+					refunds.Add(1)
+					time.Sleep(50 * time.Millisecond)
+				}
+				return memory.Decide(ctx, charges)
+			})
+			l := newLease(t, slow, guard.LeaseOptions{Limits: leasing(100)})
+			limit := ready(t, penstock.PerDay(1000).With(penstock.FixedWindow))
+			for range 500 {
+				decide(t, l, one(limit, "k")...)
+				time.Sleep(time.Millisecond)
+			}
+			if l.Stats().Live == 0 {
+				t.Fatal("nothing is leased")
+			}
+			charge := penstock.Charge{Key: "k", Limit: limit, Cost: 1000, Mode: mode}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			defer cancel()
+			start := time.Now()
+			_, err := l.Decide(ctx, []penstock.Charge{charge})
+			if took := time.Since(start); took > 10*time.Millisecond || !errors.Is(err, context.DeadlineExceeded) || refunds.Load() == 0 {
+				t.Errorf("%v: after %v, with %d refunds: %v; want the deadline's error after 10ms", mode, took, refunds.Load(), err)
+			}
+			time.Sleep(time.Second)
+			if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Returned == 0 {
+				t.Errorf("%v: %+v: what was leased is not back", mode, s)
+			}
+		})
+	}
+}
