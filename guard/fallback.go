@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -45,13 +46,13 @@ type FallbackOptions struct {
 // the limit by at most n-1 units. (The buckets are not rounded but in their Burst: the rate is divided exactly.) While the store is away, m
 // instances that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
 //
-// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself;
-// of a bucket, with an empty share at worst: it owes nothing, and what is given back meanwhile is in its share again. If the load was
-// balanced, the beginning mints nothing; if all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count,
-// where the limit is a window) more. At the end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst
-// or Count, and until the last instance has found the store again (with Standard, within a second of being asked), the shares of those that
-// have not. While only some instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage
-// are not known to the store, so until they are renewed there, Concurrency may lend up to twice its slots.
+// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself.
+// (Of a bucket, one that has let in more than its share owes as much again at most.) If the load was balanced, the beginning mints nothing; if
+// all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the
+// end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst or Count, and until the last instance has
+// found the store again (with Standard, within a second of being asked), the shares of those that have not. While only some instances are cut
+// off, their shares come on top of what the store grants to the others. Holds lent in the outage are not known to the store, so until they
+// are renewed there, Concurrency may lend up to twice its slots.
 //
 // A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
 // alone. Where n changes in an outage, what was used stays used, within the new share.
@@ -118,23 +119,32 @@ func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
 			continue
 		}
 		if share := f.shares.by(n, &c.Limit, makeShare); share.ok {
-			one := [1]penstock.Charge{{Key: c.Key, Limit: share.limit, Cost: cost, Mode: mode, Holder: c.Holder}}
-			if mode == penstock.Force && n > 1 && share.limit.Algorithm.Bookable {
-				fill(&one[0])
+			one := [1]penstock.Charge{{Key: c.Key, Limit: share.limit, Cost: cost, Mode: mode, Holder: cmp.Or(c.Holder, anonymous)}}
+			if mode == penstock.Refund {
+				one[0].Holder = c.Holder
 			}
-			f.local.Decide(context.Background(), one[:]) // if the memory is full, it does not know
+			d, err := f.local.Decide(context.Background(), one[:]) // if the memory is full, it does not know
+			if err == nil && mode == penstock.Force && n > 1 && share.limit.Algorithm.Bookable {
+				f.forgive(&one[0], d.Status(0))
+			}
 		}
 	}
 }
 
-// fill has a charge of a bucket take no more than the share has. What is beyond is not owed, or else an instance that has had most of the load
-// would deny for as long again. (Windows and holds end by themselves; and an instance that is alone answers as the store would.)
-func fill(c *penstock.Charge) {
-	c.Mode = penstock.Draw
-	if plan, err := c.Limit.Plan(); err == nil {
-		c.Patience = plan.MaxPatience() // what waits in the store's queue waits in this one too
+// forgive takes back what a bucket was forced beyond twice its share, or else an instance that has had most of the load would deny for as long.
+// (Windows and holds end by themselves; and an instance that is alone answers as the store would.)
+func (f *fallback) forgive(forced *penstock.Charge, s penstock.Status) {
+	l := &forced.Limit
+	used := float64(s.ResetAfter) / float64(l.Period) * float64(l.Count)
+	if over := int64(used) - 2*(l.Burst+1); over > 0 {
+		back := [1]penstock.Charge{*forced}
+		back[0].Mode, back[0].Cost = penstock.Refund, min(over, forced.Cost)
+		f.local.Decide(context.Background(), back[:])
 	}
 }
+
+// anonymous holds the places of those who do not say who they are: only a holder can leave a queue.
+const anonymous = "\x00anonymous"
 
 // echo is what the memory is charged for a charge that the store has granted; Peek: nothing.
 func echo(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.Mode, cost int64) {
