@@ -197,13 +197,13 @@ const (
 )
 
 // takeTurns measures callers side by side, window by window, so that what disturbs one disturbs all.
-func takeTurns(all []*caller, goroutines int, names []string) error {
+func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {
 			if round <= 1 { // the first connects
 				c.reset()
 			}
-			if err := c.run(goroutines, clientWindow, names); err != nil {
+			if err := c.run(goroutines, window, names); err != nil {
 				return err
 			}
 		}
@@ -237,7 +237,7 @@ func clientSection(r *report) error {
 	r.title("Client: decisions on distinct keys through the library (80th percentile of %d windows; ratio: median of windows side by side)", clientRounds)
 	r.row("goroutines", "", "decisions/s", "/ redis_rate", "allocations")
 	for _, goroutines := range []int{1, 64, 512} {
-		if err := takeTurns(all, goroutines, names); err != nil {
+		if err := takeTurns(all, goroutines, names, clientWindow); err != nil {
 			return err
 		}
 		peer := all[0]

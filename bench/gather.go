@@ -39,7 +39,7 @@ func gatherSection(r *report) error {
 				return err
 			}
 			all := []*caller{apart, together}
-			if err := takeTurns(all, goroutines, load.names); err != nil {
+			if err := takeTurns(all, goroutines, load.names, clientWindow); err != nil {
 				return err
 			}
 			reportLoad(r, load.name, goroutines, all)

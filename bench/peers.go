@@ -40,7 +40,7 @@ func peersSection(r *report) error {
 	r.title("Peers: decisions on distinct keys (%d windows, one core for the client; go-redis with 64 connections)", clientRounds)
 	r.row(loadColumns...)
 	for _, goroutines := range []int{64, 512} {
-		if err := takeTurns(all, goroutines, names); err != nil {
+		if err := takeTurns(all, goroutines, names, clientWindow); err != nil {
 			return err
 		}
 		reportLoad(r, "distinct", goroutines, all)

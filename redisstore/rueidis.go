@@ -10,8 +10,10 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. Calls with a deadline cost some microseconds more than
-// with Open, which knows when connections are made: rueidis lets calls wait for them past their deadline.
+// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. Dial and Open guard against what rueidis does with new
+// connections, and NewRueidis cannot: calls with a deadline cost some microseconds more here, since rueidis may have them wait past it; and it panics
+// if a server that is full says so to a connection whose first command was given up. Set the option's DisableRetry, and with Sentinel its
+// TopologyRefreshInterval.
 func NewRueidis(client rueidis.Client) Client { return rueidisClient{client, nil} }
 
 type rueidisClient struct {

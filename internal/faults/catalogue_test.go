@@ -19,7 +19,7 @@ var elsewhere = map[string][]string{
 	"F5":  {"redisstore/errors_test.go: TestServerThatIsLoadingIsUnready"},
 	"F7":  {"redisstore/errors_test.go: TestServerThatCannotDecideSaysSoForEveryCharge"}, // denials too
 	"F9":  {"redisstore/errors_test.go: TestClusterWithoutAPrimaryIsDown"},
-	"F11": {"why not: Redis is not asked for its maxmemory-policy; whoever evicts keys forgets as much as F28"},
+	"F11": {"redisstore/memory_test.go: TestMemoryTellsWhetherCountersMayVanish"},
 	"F12": {"redisstore/faults_test.go: TestForgottenScriptsAreSentAgainAndChargeOnce"},
 	"F15": {"redisstore/faults_test.go: TestLostAnswerNeverChargesTwice"},
 	"F17": {"redisstore/errors_test.go: TestEveryRightIsNeeded", "redisstore/errors_test.go: TestStrangersAreRefused"},

@@ -11,13 +11,13 @@ var failovers = []row{
 		id: "F2", name: "the primary killed", on: groups, cycles: 1, rounds: inSoak,
 		begin: func(l *lab) { l.choose().victim.Kill() }, lasts: fallenBack, end: takenOver,
 		answered: byAnybody, may: inBetween,
-		forgets: 1, also: losesWhatWasUnderWay,
+		forgets: 1, also: func(l *lab) { losesWhatWasUnderWay(l); shardsFollow(l) },
 	},
 	{
 		id: "F4", name: "the primary stopped", on: groups, cycles: 1, rounds: inSoak,
 		begin: func(l *lab) { l.choose().victim.Pause() }, lasts: fallenBack, end: takenOver,
 		answered: byAnybody, may: inBetween,
-		forgets: 1, also: losesWhatWasUnderWay,
+		forgets: 1, also: func(l *lab) { losesWhatWasUnderWay(l); shardsFollow(l) },
 	},
 	{
 		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,

@@ -168,6 +168,30 @@ func losesWhatWasUnderWay(l *lab) {
 	l.Logf("counted: %d failovers (%d units lost, at most %d were under way)", l.cycles, lost, l.cycles*instances*l.callers)
 }
 
+// shardsFollow checks that breakers go by the server that took over: their names of shards are asked for again within 10 s.
+func shardsFollow(l *lab) {
+	if l.to.cluster == nil || !soaking {
+		return
+	}
+	l.group.victim.Resume() // if it is stopped, whom this asks would wait for it
+	for a := range l.load.grants {
+		if l.to.cluster.Owner(l.slotOf(a)) != l.group.heir {
+			continue
+		}
+		charges := []penstock.Charge{{Key: a.key, Limit: policies[a.policy].limit}}
+		l.await("every instance knows who took over", func() bool {
+			for _, in := range l.load.instances {
+				if in.spy.Shard(charges) != l.group.heir.Addr {
+					return false
+				}
+			}
+			return true
+		})
+		return
+	}
+	l.Error("no key is kept by the server that took over")
+}
+
 // fallenBack waits until every instance has answered without the store. With a Cluster, not each policy need have: it goes by the key.
 func fallenBack(l *lab) {
 	l.await("every instance has fallen back", func() bool {

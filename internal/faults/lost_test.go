@@ -10,7 +10,14 @@ import (
 // The server decides, and something is lost. The judge sees that nothing is charged twice.
 var lost = []row{
 	{
-		id: "F12", name: "scripts forgotten",
+		id: "F11", name: "all keys evicted",
+		deadline: patient,
+		begin:    do("FLUSHALL"), end: nothing,
+		answered: byStore, forgets: 1,
+		also: withoutError,
+	},
+	{
+		id: "F12", name: "scripts forgotten", onMore: groups,
 		deadline: patient,
 		begin:    forgetScripts, lasts: asks(500), end: undo,
 		answered: byStore,
@@ -39,8 +46,10 @@ func forgetScripts(l *lab) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		for {
-			if _, err := l.to.primary().Do("SCRIPT", "FLUSH"); err != nil {
-				l.Errorf("SCRIPT FLUSH: %v", err)
+			for _, s := range l.to.servers {
+				if _, err := s.Do("SCRIPT", "FLUSH"); err != nil {
+					l.Errorf("SCRIPT FLUSH: %v", err)
+				}
 			}
 			select {
 			case <-stop:

@@ -31,6 +31,10 @@ var policies = [...]policy{
 // units of a key may be admitted.
 func (p *policy) units() int { return int(p.limit.Count) }
 
+// returns is how many units of a key an instance may have drawn in advance, beyond what its share remembers, and give back to it in a fault: what it
+// holds and what is on its way.
+func (p *policy) returns() int { return 2 * int(p.settings.Lease) }
+
 // perDay is a limit as a Limiter has it.
 func perDay(n int64, name string) penstock.Limit {
 	limit, err := penstock.PerDay(n).WithName(name).Ready()

@@ -43,12 +43,12 @@ var refusing = []row{
 		sees: unready,
 	},
 	{
-		id: "F7", name: "too few replicas",
-		begin: do("CONFIG SET min-replicas-to-write 1"), end: do("CONFIG SET min-replicas-to-write 0"),
+		id: "F7", name: "too few replicas", onMore: groups,
+		begin: do("CONFIG SET min-replicas-to-write 2"), end: do("CONFIG SET min-replicas-to-write 0"),
 		sees: unready,
 	},
 	{
-		id: "F10", name: "out of memory",
+		id: "F10", name: "out of memory", onMore: groups,
 		begin: do("CONFIG SET maxmemory 1"), end: do("CONFIG SET maxmemory 0"),
 		sees: []redisstore.Class{redisstore.Full},
 	},

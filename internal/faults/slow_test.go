@@ -67,7 +67,7 @@ var slow = []row{
 		partial: true, sees: unknown,
 	},
 	{
-		id: "F4", name: "writes paused",
+		id: "F4", name: "writes paused", onMore: groups,
 		begin: do("CLIENT PAUSE 60000 WRITE"), end: do("CLIENT UNPAUSE"),
 		sees: unknown,
 	},

@@ -127,7 +127,8 @@ func nobodyServes(l *lab) {
 		state, err := l.group.victim.Do("INFO", "replication")
 		return err == nil && strings.Contains(fmt.Sprint(state), "min_slaves_good_slaves:0")
 	})
-	l.mayLose() // what it has granted until then
+	l.asksFor(200) // so that all its answers have come
+	l.mayLose()
 	l.load.begin(during)
 }
 
