@@ -49,10 +49,10 @@ type FallbackOptions struct {
 // While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself.
 // (Of a bucket, one that has let in more than its share owes as much again at most.) If the load was balanced, the beginning mints nothing; if
 // all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the
-// end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst or Count, and until the last instance has
-// found the store again (with Standard, within a second of being asked), the shares of those that have not. While only some instances are cut
-// off, their shares come on top of what the store grants to the others. Holds lent in the outage are not known to the store, so until they
-// are renewed there, Concurrency may lend up to twice its slots.
+// end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst or Count, what was booked for later,
+// and until the last instance has found the store again (with Standard, within a second of being asked), the shares of those that have
+// not. While only some instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage are
+// not known to the store, so until they are renewed there, Concurrency may lend up to twice its slots.
 //
 // A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
 // alone. Where n changes in an outage, what was used stays used, within the new share.

@@ -18,6 +18,8 @@ func (b *book) judge(p *plan) {
 		switch {
 		case g.inst == together:
 			slack = p.excess(g.policy, most, len(pardons) > 0)
+		case g.policy.settings.OnFailure == guard.Local && g.changed && limit.Algorithm.Is(penstock.LeakyBucket):
+			continue // those who wait when the share changes were told when to go by the old one
 		case g.policy.settings.OnFailure == guard.Local:
 			limit = share(limit, g.counted)
 		default:
@@ -52,6 +54,7 @@ type group struct {
 	key      string
 	inst     int
 	counted  int // the fewest instances that this one knew of
+	changed  bool
 	admitted []admission
 }
 
@@ -91,6 +94,7 @@ func (b *book) groups(p *plan) (groups []*group) {
 			known[n] = g
 			groups = append(groups, g)
 		}
+		g.changed = g.changed || g.counted != a.counted
 		g.counted = min(g.counted, a.counted)
 		g.admitted = append(g.admitted, a)
 	}

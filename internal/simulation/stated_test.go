@@ -69,18 +69,24 @@ func (b *book) stated(p *plan) {
 		}
 		var pardons []pardon
 		for i, s := range b.situations {
+			booked := int64(0)
 			if s.when == "store returns" { // an instance that was idle finds it when it is asked again
 				next := time.Duration(1<<62 - 1)
 				if k := slices.IndexFunc(b.situations[i:], func(s situation) bool { return s.when == "store fails" }); k >= 0 {
 					next = b.situations[i+k].at
 				}
 				for j := range admitted {
-					if a := &admitted[j]; a.source == penstock.FromFallback && a.charged > s.at && a.charged < next {
+					switch a := &admitted[j]; {
+					case a.source != penstock.FromFallback || a.charged >= next || a.at <= s.at:
+					case a.charged < a.at:
+						booked += a.units // by who had not found it yet, for later
+						fallthrough
+					default:
 						s.until = max(s.until, a.at+1)
 					}
 				}
 			}
-			units := over[s.when]
+			units := over[s.when] + booked
 			if s.when == "store returns" && l.Algorithm.Bookable && n.policy.settings.OnFailure == guard.Local {
 				units += int64(float64(l.Count) / float64(l.Period) * float64(found) * float64(p.instances-1) / float64(p.instances))
 			}
