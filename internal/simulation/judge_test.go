@@ -215,7 +215,7 @@ func pour(l penstock.Limit, burst float64, admitted []admission, pardons []pardo
 			switch {
 			case p.step != 0:
 				level, booked = max(0, level-rate*float64(max(p.step, 0))), p.at
-			case p.units > 0:
+			case p.units > 0 && (p.until > 0 || !l.Algorithm.Is(penstock.LeakyBucket)): // a queue that goes back begins anew
 				level = max(0, level-float64(p.units))
 				booked = p.at
 			default:

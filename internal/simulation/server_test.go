@@ -39,13 +39,14 @@ type node struct {
 	health health
 	store  *memstore.Store
 	now    time.Time // by which the store decides
-	log    []entry   // what was charged, for a replica that lags
+	log    []entry   // what was asked, for a replica that lags
 }
 
 type entry struct {
 	at      time.Time // true
 	clock   time.Time // the server's
 	charges []penstock.Charge
+	granted bool // a denial may mend a state
 }
 
 func newServer(nodes int, ahead time.Duration, b *book) *server {
@@ -97,14 +98,11 @@ func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, 
 		return d, err
 	}
 	s.book.charged(c, charges, &d, s.clockLocked())
-	if !d.Allowed {
-		return d, nil
-	}
 	at, clock := time.Now(), s.clockLocked()
 	for i, n := range s.nodes {
 		mine := slices.DeleteFunc(slices.Clone(charges), func(c penstock.Charge) bool { return c.Mode == penstock.Peek || s.nodeOf(c.Key) != i })
 		if len(mine) > 0 {
-			n.log = append(n.log, entry{at, clock, mine})
+			n.log = append(n.log, entry{at, clock, mine, d.Allowed})
 		}
 	}
 	return d, nil
@@ -235,7 +233,9 @@ func (s *server) failOver(n int, lag time.Duration) {
 	since := time.Now().Add(-lag)
 	for _, e := range old.log {
 		if e.at.After(since) {
-			s.book.undid(e.charges)
+			if e.granted {
+				s.book.undid(e.charges)
+			}
 			continue
 		}
 		if _, err := fresh.decide(e.clock, e.charges); err != nil {
