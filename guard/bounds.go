@@ -52,7 +52,7 @@ func (o Options) Bounds(limit penstock.Limit) []Bound {
 	if p := makeParts(plan.Limit, b.settings.Shards); p != nil {
 		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: %d counters of a part each", len(p.limits))})
 	}
-	if b.settings.DenyFor >= 0 {
+	if o.DenyFor >= 0 && b.settings.DenyFor >= 0 && !plan.Limit.Algorithm.Holds {
 		all = append(all, b.denials())
 	}
 	all = append(all, b.failing()...)
@@ -136,16 +136,35 @@ func (b *bounds) failing() []Bound {
 			{returns, capacity, fmt.Sprintf("%s more, until what was lent meanwhile is renewed or released", units(capacity))},
 		}
 	}
-	over := b.shares() - capacity + b.uneven()
-	text := "no more, while this is the only instance"
-	if b.n > 1 {
-		text = fmt.Sprintf("shares of %s: %s more by rounding, and at the beginning up to %d if only one of them had requests before",
-			b.instances(), units(b.shares()-capacity), b.uneven())
-	}
+	over, text := b.sharing()
 	return []Bound{
 		{fails, over, text},
-		{returns, capacity, fmt.Sprintf("%s more around the end, since nothing is charged afterwards", units(capacity))},
+		{returns, b.returning(), fmt.Sprintf("%s more around the end: nothing is charged afterwards, and the last instance finds the store a second later",
+			units(b.returning()))},
 	}
+}
+
+// sharing is what the instances admit by their shares.
+func (b *bounds) sharing() (over int64, text string) {
+	text = "no more, while this is the only instance"
+	if b.n > 1 {
+		rounding := b.shares() - b.plan.Capacity
+		over = rounding + b.uneven()
+		text = fmt.Sprintf("shares of %s: %s more by rounding, and at the beginning up to %d if only one of them had requests before",
+			b.instances(), units(rounding), b.uneven())
+	}
+	if a := b.plan.Limit.Algorithm; a.Is(penstock.FixedWindow) || a.Is(penstock.SlidingWindow) {
+		over += b.plan.Capacity
+		text += fmt.Sprintf("; and %d where clocks differ, by which windows begin", b.plan.Capacity)
+	}
+	return over, text
+}
+
+// returning is what the shares admit before all instances have found the store again, within a second.
+func (b *bounds) returning() int64 {
+	l := &b.plan.Limit
+	second := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n)
+	return b.shares() + int64(math.Ceil(min(second, penstock.MaxCost)))
 }
 
 // shares is the capacity of all shares together.

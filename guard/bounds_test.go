@@ -25,7 +25,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{bucket, guard.Settings{}, 1, "always", 0, "200 at once, and 10 per 1s"},
 		{bucket, guard.Settings{}, 1, "store fails", 0, "no more, while this is the only instance"},
 		{bucket, guard.Settings{}, 3, "store fails", 134, "shares of 3 instances: 1 unit more by rounding, and at the beginning up to 133 if only one of them had requests before"},
-		{bucket, guard.Settings{}, 3, "store returns", 200, "200 units more around the end, since nothing is charged afterwards"},
+		{bucket, guard.Settings{}, 3, "store returns", 208, "208 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later"},
 		{bucket, guard.Settings{OnFailure: guard.Closed}, 3, "store fails", 0, "nothing passes"},
 		{bucket, guard.Settings{OnFailure: guard.Open}, 3, "store fails", guard.Unbounded, "everything passes, and is not counted"},
 		{bucket, guard.Settings{OnFailure: guard.Open, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
@@ -35,6 +35,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{bucket, guard.Settings{}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 1s"},
 		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 5s"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},
+		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "store fails", 10, "no more, while this is the only instance; and 10 where clocks differ, by which windows begin"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; up to 2 units may lie unspent at each instance for 1s"},
 		{penstock.PerMinute(10).With(penstock.SlidingWindow), guard.Settings{}, 1, "always", 0, "10 per 1m by estimate, and less than 20 in any such time"},
 		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever that begins"},
@@ -75,6 +76,7 @@ func TestWhatDoesNotApplyHasNoBound(t *testing.T) {
 		{situations(guard.Options{DenyFor: -1, OnFailure: guard.Closed}, penstock.PerSecond(9)), "always, store fails, store forgets, clock forward"},
 		{situations(settings(guard.Settings{DenyFor: -1, Lease: 100, Shards: 9, OnFailure: guard.Open}), penstock.PerSecond(7).With(penstock.LeakyBucket)),
 			"always, store fails, store forgets, clock forward"}, // a leaky bucket is neither leased nor split
+		{situations(guard.Options{}, penstock.InFlight(9, time.Minute)), "always, store fails, store returns, store forgets, clock forward"}, // no denial of it is remembered
 		{situations(guard.Options{}, penstock.Limit{}), ""},
 	} {
 		if c.got != c.want {
@@ -92,7 +94,7 @@ func ExampleOptions_Bounds() {
 	// always: 100 at once, and 100 per 1s
 	// denials: no more; what is given back elsewhere is seen within 1s
 	// store fails: shares of 4 instances: 0 units more by rounding, and at the beginning up to 75 if only one of them had requests before
-	// store returns: 100 units more around the end, since nothing is charged afterwards
+	// store returns: 175 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later
 	// store forgets: 100 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)
 	// clock forward: 100 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill
 }

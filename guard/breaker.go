@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -64,7 +65,7 @@ type BreakerOptions struct {
 //
 // It opens after Failures failures in a row, when half of at least 20 calls of the last 250 ms have failed, and at once on an error that is
 // Lasting. After its pause one call in 50 ms passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close
-// it, one failure opens it again.
+// it, one failure opens it again. In Standard, these calls are made even if no caller comes.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is learnt from what the store may not have
 // seen: the caller's own cancellation, penstock.ErrInvalid, and errors whose Counts() is false.
@@ -86,7 +87,8 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 	if o.LastingPause <= 0 {
 		o.LastingPause = 30 * time.Second
 	}
-	b := &breaker{options: o, next: next, rest: newCircuit("", next, &o)}
+	b := &breaker{options: o, next: next}
+	b.rest = newCircuit(b, "")
 	b.circuits.Store(&map[string]*circuit{"": b.rest})
 	return b
 }
@@ -98,6 +100,8 @@ const (
 	rateBuckets = 5
 	rateCalls   = 20
 
+	unused = time.Minute // after which a circuit is given up, when somebody looks
+
 	probeEvery = 50 * time.Millisecond
 	probes     = 1 + 2 + 4 + 8 // successes that close a breaker
 )
@@ -108,7 +112,21 @@ type breaker struct {
 	rest    *circuit // of the store that has one part, and of names beyond maxCircuits
 
 	circuits atomic.Pointer[map[string]*circuit] // never changed, only replaced
-	mu       sync.Mutex                          // for replacing it
+	mu       sync.Mutex                          // for replacing it, for sweeping, and for life
+	life     context.Context                     // of those who watch circuits that are not closed; nil: nobody does
+	watchers sync.WaitGroup
+}
+
+// watched has circuits watched from now on, until end is called: they close although no caller asks.
+func (b *breaker) watched() (end func()) {
+	life, cancel := context.WithCancel(context.Background())
+	b.life = life
+	return func() {
+		b.mu.Lock()
+		cancel() // now none begins any more
+		b.mu.Unlock()
+		b.watchers.Wait()
+	}
 }
 
 func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -128,18 +146,35 @@ func (b *breaker) circuit(shard string) *circuit {
 	if c := known[shard]; c != nil {
 		return c
 	}
+	known = b.inUseLocked(time.Now())
 	if len(known) >= maxCircuits {
 		return b.rest
 	}
-	known = maps.Clone(known)
-	known[shard] = newCircuit(shard, b.next, &b.options)
+	known[shard] = newCircuit(b, shard)
 	b.circuits.Store(&known)
 	return known[shard]
 }
 
-// states are those of all shards that were asked for, and of "".
+// inUseLocked are the circuits, without those that nobody has asked for unused: of servers that are gone. The last one stays.
+func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
+	known := maps.Clone(*b.circuits.Load())
+	for shard, c := range known {
+		if c.asked.Swap(false) {
+			c.seen = now
+		}
+		if now.Sub(c.seen) > unused && len(known) > 1 {
+			delete(known, shard)
+		}
+	}
+	return known
+}
+
+// states are those of all shards that are in use.
 func (b *breaker) states() map[string]State {
-	circuits := *b.circuits.Load()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	circuits := b.inUseLocked(time.Now())
+	b.circuits.Store(&circuits)
 	states := make(map[string]State, len(circuits))
 	for shard, c := range circuits {
 		states[shard] = c.pause.Load().state()
@@ -150,11 +185,15 @@ func (b *breaker) states() map[string]State {
 // A circuit is the breaker of one shard. The library's machine knows when to open and when to close; how long to pause and whom to let
 // pass then is decided here, before the machine is asked.
 type circuit struct {
+	breaker *breaker
 	shard   string
 	next    penstock.Store
 	options *BreakerOptions
 	machine *gobreaker.CircuitBreaker[struct{}]
 	pause   atomic.Pointer[pause] // nil while closed
+	watched atomic.Bool           // somebody asks until it is closed
+	asked   atomic.Bool           // since somebody has looked
+	seen    time.Time             // when it was last found asked; under the breaker's lock
 
 	// Under the machine's lock, which it holds when it calls succeeded, trips and changed.
 	failures int
@@ -163,8 +202,9 @@ type circuit struct {
 	closed   time.Time
 }
 
-func newCircuit(shard string, next penstock.Store, o *BreakerOptions) *circuit {
-	c := &circuit{shard: shard, next: next, options: o}
+func newCircuit(b *breaker, shard string) *circuit {
+	o := &b.options
+	c := &circuit{breaker: b, shard: shard, next: b.next, options: o, seen: time.Now()}
 	c.machine = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Interval:      rateWindow,
 		BucketPeriod:  rateWindow / rateBuckets,
@@ -179,6 +219,9 @@ func newCircuit(shard string, next penstock.Store, o *BreakerOptions) *circuit {
 }
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
+	if !c.asked.Load() {
+		c.asked.Store(true)
+	}
 	if p := c.pause.Load(); p != nil && !p.lets() {
 		return d, p.refuse(ctx)
 	}
@@ -191,7 +234,44 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 	if !asked { // the state has changed meanwhile
 		return d, c.pause.Load().refuse(ctx)
 	}
+	if err != nil && c.pause.Load() != nil && c.watched.CompareAndSwap(false, true) {
+		c.watch(charges)
+	}
 	return d, err
+}
+
+// watch asks what is left of the charges, as far as the pauses let it, until the circuit is closed. So a caller who comes long after the store
+// did finds it closed.
+func (c *circuit) watch(charges []penstock.Charge) {
+	b := c.breaker
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.life == nil || b.life.Err() != nil {
+		return
+	}
+	peeks := slices.Clone(charges)
+	for i := range peeks {
+		peeks[i].Mode, peeks[i].Patience = penstock.Peek, 0
+	}
+	b.watchers.Go(func() {
+		defer c.watched.Store(false)
+		for c.pause.Load() != nil {
+			if _, err := c.decide(b.life, peeks); err == nil {
+				continue
+			}
+			wait := probeEvery
+			if p := c.pause.Load(); p != nil {
+				wait = max(wait, time.Until(p.until))
+			}
+			timer := time.NewTimer(wait)
+			select {
+			case <-timer.C:
+			case <-b.life.Done():
+				timer.Stop()
+				return
+			}
+		}
+	})
 }
 
 // succeeded is told what judge said of a call that tells of the store's health.
@@ -291,7 +371,7 @@ func (p *pause) lets() bool {
 
 // refuse is the error of a call that does not pass. It may be called on nil: the breaker has been closed meanwhile.
 func (p *pause) refuse(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if err := callersErr(ctx); err != nil {
 		return err
 	}
 	if p == nil {

@@ -56,6 +56,7 @@ type DenyCache struct {
 	next   penstock.Store
 	maxAge time.Duration
 	limits func(*penstock.Limit) Settings
+	after  time.Duration // how long a decision may take that waits for another's; 0: as long as its caller says
 	start  time.Time
 	table  *denials
 	waited atomic.Int64
@@ -140,6 +141,11 @@ func (d *DenyCache) ask(ctx context.Context, q *question, charges []penstock.Cha
 
 // askOnce asks for all who come while the answer is under way.
 func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
+	if d.after > 0 {
+		bounded := newDeadline(ctx, d.after)
+		defer bounded.end()
+		ctx = bounded
+	}
 	answered, first := ended.turn()
 	if first {
 		defer close(answered)
@@ -150,7 +156,10 @@ func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock
 	select {
 	case <-answered:
 	case <-ctx.Done():
-		return penstock.Decision{}, ctx.Err()
+		if err := callersErr(ctx); err != nil {
+			return penstock.Decision{}, err
+		}
+		return d.ask(ctx, q, charges) // for which there is no time left: a Fallback answers
 	}
 	d.prepare(q, charges)
 	if known := d.table.find(q.key); known != nil && q.sent < known.until && known.covers(q, charges) {

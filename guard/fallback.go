@@ -54,6 +54,8 @@ type FallbackOptions struct {
 // not. While only some instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage are
 // not known to the store, so until they are renewed there, Concurrency may lend up to twice its slots.
 //
+// Windows that begin by the clock begin by this process' own: where it differs from the store's, the beginning may see a window more.
+//
 // A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
 // alone. Where n changes in an outage, what was used stays used, within the new share.
 //
@@ -87,7 +89,7 @@ type fallback struct {
 const comeBack = time.Second
 
 func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if err := ctx.Err(); err != nil {
+	if err := callersErr(ctx); err != nil {
 		return penstock.Decision{}, err // here, since afterwards a deadline that passed may be the store's fault
 	}
 	d, err := f.next.Decide(ctx, charges)
@@ -100,8 +102,8 @@ func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penst
 	if !errors.Is(err, penstock.ErrUnavailable) {
 		return d, err
 	}
-	if ctx.Err() == context.Canceled {
-		return d, ctx.Err()
+	if callersErr(ctx) == context.Canceled {
+		return d, context.Canceled
 	}
 	return f.answer(charges, err)
 }

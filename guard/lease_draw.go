@@ -22,7 +22,7 @@ type flight struct {
 
 // spend answers a batch from what is leased, with a draw if need be, or lets it pass.
 func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
-	if err := ctx.Err(); err != nil {
+	if err := callersErr(ctx); err != nil {
 		return d, err
 	}
 	cost := charges[0].Cost
@@ -55,7 +55,7 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	select {
 	case <-f.done:
 	case <-ctx.Done():
-		return d, ctx.Err()
+		return l.late(ctx, charges)
 	}
 	if f.err != nil {
 		return d, f.err
@@ -83,16 +83,29 @@ func (l *Lease) passAndUnlock(
 		refunds = l.emptyLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
-	if err := l.giveBackFirst(ctx, k, refunds); err != nil {
-		return penstock.Decision{}, err
+	if l.giveBackFirst(ctx, k, refunds) != nil {
+		return l.late(ctx, charges)
 	}
 	d, err := l.next.Decide(ctx, charges)
-	if held && err == nil && d.Source == penstock.FromStore {
-		k.mu.Lock()
-		p.hear(&d)
-		k.mu.Unlock()
+	if err != nil || !held && d.Source == penstock.FromStore {
+		return d, err
 	}
-	return d, err
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d.Source == penstock.FromStore {
+		p.hear(&d)
+	} else {
+		p.direct = l.now() + l.life // what somebody else would lend is not the store's
+	}
+	return d, nil
+}
+
+// late decides a batch for which the time is over: the caller has gone away, or the store below says that it is not asked any more.
+func (l *Lease) late(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if err := callersErr(ctx); err != nil {
+		return penstock.Decision{}, err
+	}
+	return l.next.Decide(ctx, charges)
 }
 
 // drawLocked starts a draw that brings what is held up to a block, if that is worth it and the block serves the cost.
@@ -395,8 +408,8 @@ func (l *Lease) forget(ctx context.Context, charges []penstock.Charge) (penstock
 			k.unmaking--
 			k.mu.Unlock()
 		}()
-		if err := l.settle(ctx, k); err != nil {
-			return penstock.Decision{}, err
+		if l.settle(ctx, k) != nil {
+			return l.late(ctx, charges)
 		}
 	}
 	return l.next.Decide(ctx, charges)

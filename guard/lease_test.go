@@ -280,18 +280,30 @@ func TestLimitsOfABatchAreDrawnEqually(t *testing.T) {
 	})
 }
 
-func TestOtherAnswersThanTheStoresAreNotKept(t *testing.T) {
+// While somebody else answers for the store, a draw would only take from what there is to give.
+func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		batch := one(yearly(t, "a", 100_000), "k")
+		if leased, _ := busy(t, l, batch, 3000, time.Millisecond); leased == 0 {
+			t.Fatal("nothing is leased while all is well")
+		}
 		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := store.store.Decide(ctx, charges)
 			d.Source = penstock.FromFallback
 			return d, err
 		})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
-		leased, allowed := busy(t, l, one(yearly(t, "a", 100_000), "k"), 3000, time.Millisecond)
-		if s := l.Stats(); leased > 0 || allowed != 3000 || s.Lost == 0 || s.Draws > 4 {
-			t.Errorf("%d leased, %d allowed, %+v", leased, allowed, s)
+		before := l.Stats()
+		leased, allowed := busy(t, l, batch, 5000, time.Millisecond)
+		after := l.Stats()
+		if left := int(before.Live); leased > left || allowed != 5000 || after.Draws-before.Draws > 1 {
+			t.Errorf("%d leased of the %d that were here, %d allowed, %+v; before %+v", leased, left, allowed, after, before)
+		}
+		store.breaks(nil)
+		time.Sleep(2 * time.Second)
+		if leased, _ := busy(t, l, batch, 3000, time.Millisecond); leased == 0 {
+			t.Error("nothing is leased afterwards")
 		}
 	})
 }

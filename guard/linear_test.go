@@ -374,7 +374,7 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	idle := func() int64 {
 		units := int64(n * block)
 		for i, w := range witnesses { // what is in nobody's hands any more comes on top
-			s := stores[i].(*guard.Guarded).LeaseStats()
+			s := stores[i].(*guard.Guarded).Stats().Lease
 			units += w.lost.Swap(0) + s.Expired + s.Lost - gone[i]
 			gone[i] = s.Expired + s.Lost
 		}

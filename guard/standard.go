@@ -9,7 +9,7 @@ import (
 
 // Options of Standard. The zero value is what a careful operator would choose.
 type Options struct {
-	Timeout TimeoutOptions // 25 ms for a decision
+	Timeout TimeoutOptions // 25 ms for a decision, whatever it takes: several questions, or one that waits for another
 	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 500 ms here, so that a store is found back within 1 s
 
 	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer. Default: Local.
@@ -45,6 +45,7 @@ type Guarded struct {
 	deny    *DenyCache // nil if no denial is remembered
 	lease   *Lease     // nil if nothing is leased
 	breaker *breaker
+	unwatch func()
 }
 
 // Standard puts the guards around a store in their order, from the caller's side: Observe, Deny, Lease, Fallback, Unanswered, Split, Breaker,
@@ -62,22 +63,21 @@ func Standard(store penstock.Store, o Options) *Guarded {
 	}); ok && o.Breaker.Shard == nil {
 		o.Breaker.Shard = named.Shard
 	}
-	instances := func() int { return o.Instances }
 	if counted, ok := store.(interface {
 		Live(ctx context.Context, instance string, life time.Duration) (int, error)
 	}); ok {
 		g.fleet = NewFleet(FleetOptions{Live: counted.Live, Floor: o.Instances})
-		instances = g.fleet.Instances
 	}
 	if o.Breaker.MaxPause == 0 {
 		o.Breaker.MaxPause = time.Second / 2
 	}
-	o.Lease.Limits, o.Lease.Instances = o.Limits, instances
+	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}),
+		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}, o.Timeout.after()),
+		within(o.Timeout.after()),
 		g.leasing(o.Lease),
-		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: instances, Floor: o.Instances}),
+		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		unanswered(o.Unanswered),
 		Split(SplitOptions{Limits: o.Limits}),
 		g.breaking(o.Breaker),
@@ -87,12 +87,13 @@ func Standard(store penstock.Store, o Options) *Guarded {
 }
 
 // denying puts a DenyCache around a store, if denials may be remembered.
-func (g *Guarded) denying(o DenyOptions) penstock.Decorator {
+func (g *Guarded) denying(o DenyOptions, after time.Duration) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
 		}
 		g.deny = NewDenyCache(next, o)
+		g.deny.after = after
 		return g.deny
 	}
 }
@@ -111,6 +112,7 @@ func (g *Guarded) leasing(o LeaseOptions) penstock.Decorator {
 func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		g.breaker = newBreaker(next, o)
+		g.unwatch = g.breaker.watched()
 		return g.breaker
 	}
 }
@@ -127,7 +129,7 @@ func (g *Guarded) Instances() int {
 type Stats struct {
 	Deny     DenyStats
 	Lease    LeaseStats
-	Breakers map[string]State // by the shard's name; that of "" is there from the start
+	Breakers map[string]State // by the shard's name, of those that were asked within a minute or so; at first that of ""
 }
 
 // Stats tells how the guards fare. It looks at every key that is leased, so it is not for every request.
@@ -142,7 +144,7 @@ func (g *Guarded) Stats() Stats {
 	return s
 }
 
-// Close gives back what is leased, within a second, and ends the counting of instances. It does not close the store.
+// Close gives back what is leased, within a second, and ends what runs in the background. It does not close the store.
 func (g *Guarded) Close() {
 	if g.lease != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -152,4 +154,5 @@ func (g *Guarded) Close() {
 	if g.fleet != nil {
 		g.fleet.Close()
 	}
+	g.unwatch()
 }

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,18 +29,18 @@ type TimeoutOptions struct {
 // more. It needs a store that ends with its context, as those of redisstore do.
 //
 // What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have been made. What exceeds InFlight is not
-// asked for at all: its error wraps ErrShed too.
+// asked for at all: its error wraps ErrShed too. A breaker learns nothing from callers whose own deadline leaves the store less than half
+// of After.
 func Timeout(o TimeoutOptions) penstock.Decorator {
-	if o.After == 0 {
-		o.After = 25 * time.Millisecond
-	}
 	if o.InFlight <= 0 {
 		o.InFlight = 4096
 	}
 	return func(next penstock.Store) penstock.Store {
-		return &timeout{next: next, after: o.After, most: int64(o.InFlight), shed: &shedError{o.InFlight}}
+		return &timeout{next: next, after: o.after(), most: int64(o.InFlight), shed: &shedError{o.InFlight}}
 	}
 }
+
+func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, 25*time.Millisecond) }
 
 type timeout struct {
 	next     penstock.Store
@@ -52,7 +53,7 @@ type timeout struct {
 func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	defer t.underWay.Add(-1)
 	if t.underWay.Add(1) > t.most {
-		if err := ctx.Err(); err != nil {
+		if err := callersErr(ctx); err != nil {
 			return penstock.Decision{}, err
 		}
 		return penstock.Decision{}, t.shed
@@ -60,14 +61,64 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	if t.after < 0 {
 		return t.next.Decide(ctx, charges)
 	}
-	bounded := &deadline{Context: ctx, at: time.Now().Add(t.after)}
-	defer bounded.end()
+	bounded, inherited := ctx.(*deadline)
+	if !inherited {
+		bounded = newDeadline(ctx, t.after)
+		defer bounded.end()
+	} else if !time.Now().Before(bounded.at) {
+		return penstock.Decision{}, &uncounted{fmt.Errorf("%w: %v have passed before the store was asked: %w", penstock.ErrUnavailable, t.after,
+			context.DeadlineExceeded)}
+	}
 	d, err := t.next.Decide(bounded, charges)
-	if err != nil && bounded.Err() != nil && ctx.Err() == nil && !errors.Is(err, penstock.ErrUnavailable) {
+	if err == nil || bounded.Err() == nil {
+		return d, err
+	}
+	switch caller := callersErr(bounded); {
+	case caller == nil && !errors.Is(err, penstock.ErrUnavailable):
 		err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, t.after, err)
+	case caller == context.DeadlineExceeded && time.Until(bounded.at) > t.after/2:
+		err = &uncounted{err}
 	}
 	return d, err
 }
+
+// within gives each decision one deadline, whatever the guards below make of it: several questions, one after the other, or one that waits for
+// another. A Timeout below takes it over.
+func within(after time.Duration) penstock.Decorator {
+	return func(next penstock.Store) penstock.Store {
+		if after < 0 {
+			return next
+		}
+		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if _, inherited := ctx.(*deadline); inherited {
+				return next.Decide(ctx, charges)
+			}
+			bounded := newDeadline(ctx, after)
+			defer bounded.end()
+			return next.Decide(bounded, charges)
+		})
+	}
+}
+
+func newDeadline(ctx context.Context, after time.Duration) *deadline {
+	return &deadline{Context: ctx, at: time.Now().Add(after)}
+}
+
+// callersErr tells whether the caller has gone away, or wants to wait no longer. That the guards' own deadline has passed is not meant.
+func callersErr(ctx context.Context) error {
+	if bounded, ok := ctx.(*deadline); ok {
+		ctx = bounded.Context
+	}
+	return ctx.Err()
+}
+
+// An uncounted error tells nothing of the store, so no breaker counts it: there was little time, or none.
+type uncounted struct{ error }
+
+// Counts tells that the error is not the store's.
+func (*uncounted) Counts() bool { return false }
+
+func (e *uncounted) Unwrap() error { return e.error }
 
 // A deadline is a context with a deadline that costs nothing before somebody asks for its Done. A store that has a cheaper way to wait than a
 // timer for each caller uses Lazy instead.

@@ -87,9 +87,6 @@ func (b *book) stated(p *plan) {
 				}
 			}
 			units := over[s.when] + booked
-			if s.when == "store returns" && l.Algorithm.Bookable && n.policy.settings.OnFailure == guard.Local {
-				units += int64(float64(l.Count) / float64(l.Period) * float64(found) * float64(p.instances-1) / float64(p.instances))
-			}
 			pardons = append(pardons, pardon{at: s.at, units: max(units, 1), until: s.until})
 		}
 		slices.SortStableFunc(pardons, func(x, y pardon) int { return cmp.Compare(x.until, y.until) })

@@ -411,7 +411,7 @@ func (w *world) settle() {
 
 // account checks that no leased unit is unaccounted for, once an instance is closed.
 func (w *world) account(i *instance) {
-	s := i.g.LeaseStats()
+	s := i.g.Stats().Lease
 	i.link.mu.Lock()
 	drawn := i.link.drawn
 	i.link.mu.Unlock()

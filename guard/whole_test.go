@@ -1,0 +1,205 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+// A decision may need several questions, or wait for the answer to another's. Whatever it does, it has one deadline.
+func TestEveryDecisionHasOneDeadline(t *testing.T) {
+	limits := map[string]guard.Settings{
+		"plain": {}, "leased": {Lease: 100}, "split": {Shards: 8}, "both": {Lease: 100, Shards: 8}, "closed": {OnFailure: guard.Closed},
+	}
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		s := guard.Standard(store, guard.Options{Limits: func(l *penstock.Limit) guard.Settings { return limits[l.Name] }})
+		defer s.Close()
+		asked, late := 0, time.Duration(0)
+		ask := func(name string, mode penstock.Mode) {
+			charge := penstock.Charge{Key: "k", Limit: penstock.PerSecond(400).WithName(name), Cost: 1, Mode: mode}
+			start := time.Now()
+			if _, err := s.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+				t.Errorf("%v of %s: %v", mode, name, err)
+			}
+			if took := time.Since(start); took > 25*time.Millisecond {
+				t.Errorf("%v of %s took %v", mode, name, took)
+			} else {
+				late = max(late, took)
+			}
+			asked++
+		}
+		for round := range 4 {
+			for range 3000 { // beyond the limits, so that denials are remembered, and quota is drawn
+				for name := range limits {
+					ask(name, penstock.Spend)
+				}
+				time.Sleep(200 * time.Microsecond)
+			}
+			slow := time.Duration(20*round) * time.Millisecond // 0: for ever
+			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if slow == 0 {
+					return hangs(ctx, charges)
+				}
+				select {
+				case <-time.After(slow):
+					return store.store.Decide(ctx, charges)
+				case <-ctx.Done():
+					return penstock.Decision{}, ctx.Err()
+				}
+			})
+			var all sync.WaitGroup
+			var mu sync.Mutex
+			for name := range limits {
+				for i := range 40 {
+					all.Go(func() {
+						start := time.Now()
+						charge := penstock.Charge{Key: "k", Limit: penstock.PerSecond(400).WithName(name), Cost: 1}
+						if i%10 == 0 && name != "closed" {
+							charge.Mode = penstock.Refund
+						}
+						_, err := s.Decide(t.Context(), []penstock.Charge{charge})
+						mu.Lock()
+						defer mu.Unlock()
+						asked++
+						took := time.Since(start)
+						late = max(late, took)
+						if err != nil || took > 25*time.Millisecond {
+							t.Errorf("%v of %s while each answer takes %v: %v after %v", charge.Mode, name, slow, err, took)
+						}
+					})
+				}
+			}
+			all.Wait()
+			store.breaks(nil)
+			time.Sleep(3 * time.Second)
+		}
+		t.Logf("counted: %d decisions within their deadline (the slowest took %v)", asked, late)
+	})
+}
+
+// A caller who comes long after the store did finds the breaker closed, and so does a whole crowd.
+func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		s := guard.Standard(store, guard.Options{OnFailure: guard.Closed})
+		limit := ready(t, penstock.PerSecond(1_000_000))
+		store.breaks(fails(errDown))
+		for range 20 {
+			s.Decide(t.Context(), one(limit, "k"))
+		}
+		time.Sleep(time.Hour)
+		if asked := store.asked.Load(); asked > 4*3600 {
+			t.Errorf("the store was asked %d times in an hour in which it was dead", asked)
+		}
+		if state := s.Stats().Breakers[""]; state == guard.StateClosed {
+			t.Error("the breaker is closed while the store is dead")
+		}
+		store.breaks(nil)
+		time.Sleep(time.Second)
+		if state := s.Stats().Breakers[""]; state != guard.StateClosed {
+			t.Errorf("the breaker is %v a second after the store's return", state)
+		}
+		var all sync.WaitGroup
+		var denied atomic.Int64
+		for i := range 1000 {
+			all.Go(func() {
+				if d, err := s.Decide(t.Context(), one(limit, fmt.Sprint(i))); err != nil || d.Source != penstock.FromStore {
+					denied.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		if n := denied.Load(); n > 0 {
+			t.Errorf("%d of 1000 that came later were not decided by the store", n)
+		}
+		// What was asked meanwhile has charged nothing.
+		if d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Mode: penstock.Peek}}); err != nil || d.Status(0).Remaining != 1_000_000 {
+			t.Errorf("%+v, %v is left for one who was never let in", d, err)
+		}
+		store.breaks(fails(errDown))
+		for range 20 {
+			s.Decide(t.Context(), one(limit, "k"))
+		}
+		s.Close() // or the watch goes on, and the test never ends
+		asked := store.asked.Load()
+		time.Sleep(time.Hour)
+		if now := store.asked.Load(); now != asked {
+			t.Errorf("the store was asked %d times after Close", now-asked)
+		}
+	})
+}
+
+// Servers come and go; those that nobody asks any more are forgotten, and the breaker of none stays open for ever.
+func TestBreakersOfServersThatAreGoneAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &moving{faulty: newFaulty()}
+		s := guard.Standard(store, guard.Options{})
+		defer s.Close()
+		limit := ready(t, penstock.PerSecond(1_000_000))
+		servers := 0
+		for range 3000 {
+			servers++
+			store.at.Store(int64(servers))
+			if servers%2 == 0 {
+				store.breaks(fails(errDown))
+			}
+			for range 10 {
+				s.Decide(t.Context(), one(limit, "k"))
+			}
+			store.breaks(nil)
+			time.Sleep(time.Second)
+			if n := len(s.Stats().Breakers); n > 70 {
+				t.Fatalf("%d breakers after %d servers, of which each was asked for a second", n, servers)
+			}
+		}
+		store.at.Store(0)
+		time.Sleep(time.Second)
+		for range 3 {
+			s.Decide(t.Context(), one(limit, "k"))
+			time.Sleep(time.Minute)
+		}
+		if b := s.Stats().Breakers; len(b) != 1 || b["server 0"] != guard.StateClosed {
+			t.Errorf("%v; want the last server's alone", b)
+		}
+		t.Logf("counted: %d servers that came and went", servers)
+	})
+}
+
+type moving struct {
+	*faulty
+	at atomic.Int64
+}
+
+func (m *moving) Shard([]penstock.Charge) string { return fmt.Sprint("server ", m.at.Load()) }
+
+// A caller who gives the store next to no time learns nothing of its health. One who gives it more than half of it does.
+func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
+	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 12 * time.Millisecond: false, 13 * time.Millisecond: true, time.Minute: true} {
+		synctest.Test(t, func(t *testing.T) {
+			store := newFaulty()
+			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				_, err := hangs(ctx, charges)
+				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err) // as redisstore has it
+			})
+			s := guard.Standard(store, guard.Options{})
+			defer s.Close()
+			limit := ready(t, penstock.PerSecond(1000))
+			for range 50 {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				s.Decide(ctx, one(limit, "k"))
+				cancel()
+			}
+			if open := s.Stats().Breakers[""] != guard.StateClosed; open != opens {
+				t.Errorf("50 callers who waited for %v: the breaker is open: %v; want %v", patience, open, opens)
+			}
+		})
+	}
+}
