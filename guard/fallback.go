@@ -46,13 +46,15 @@ type FallbackOptions struct {
 // the limit by at most n-1 units. (The buckets are not rounded but in their Burst: the rate is divided exactly.) While the store is away, m
 // instances that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
 //
-// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself.
-// (Of a bucket, one that has let in more than its share owes as much again at most.) If the load was balanced, the beginning mints nothing; if
-// all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count, where the limit is a window) more. At the
-// end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst or Count, what was booked for later,
-// and until the last instance has found the store again (with Standard, within a second of being asked), the shares of those that have
-// not. While only some instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage are
-// not known to the store, so until they are renewed there, Concurrency may lend up to twice its slots.
+// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself. A
+// bucket remembers at most twice its share as used, so that an instance that has had most of the load does not deny for long. If the load was
+// balanced, the beginning mints nothing; if all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count, where
+// the limit is a window) more.
+//
+// At the end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst or Count, what was booked for later,
+// and until the last instance has found the store again (with Standard, within a second), the shares of those that have not. While only some
+// instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage are not known to the
+// store, so until they are renewed there, Concurrency may lend up to twice its slots.
 //
 // Windows that begin by the clock begin by this process' own: where it differs from the store's, the beginning may see a window more.
 //
