@@ -187,7 +187,7 @@ type Event struct {
 	Limit     string // within the rule
 	Algorithm string
 	Outcome   Outcome
-	Source    penstock.Source // who decided: with FromFallback, Allowed and Denied are by this process alone
+	Source    penstock.Source // who decided: with FromFallback, Allowed and Denied are by this process alone; FromStore with an Err is nobody
 	Latency   time.Duration   // of the decision
 	Err       error           // of the store, if it gave no answer. A store with guards tells guard.Options.Unanswered instead
 }

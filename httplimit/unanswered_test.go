@@ -330,8 +330,9 @@ func TestErrorsThatNoGuardAnswersForCloseWhatIsNotOpen(t *testing.T) {
 			t.Errorf("%s: status %d, Retry-After %q; want %d", path, w.Code, w.Header().Get("Retry-After"), want)
 		}
 		outcome := map[int]httplimit.Outcome{200: httplimit.FailedOpen, 503: httplimit.FailedClosed}[want]
-		if e := seen.list[0]; e.Outcome != outcome || !errors.Is(e.Err, wrong) {
-			t.Errorf("%s: observed %v with the error %v; want %v", path, e.Outcome, e.Err, outcome)
+		source := map[int]penstock.Source{200: penstock.FromOpen, 503: penstock.FromClosed}[want]
+		if e := seen.list[0]; e.Outcome != outcome || e.Source != source || !errors.Is(e.Err, wrong) {
+			t.Errorf("%s: observed %v from %v with the error %v; want %v from %v", path, e.Outcome, e.Source, e.Err, outcome, source)
 		}
 	}
 }
