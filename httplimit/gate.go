@@ -47,6 +47,7 @@ type Gate struct {
 	mu       sync.Mutex            // makes setups one at a time
 	setup    atomic.Pointer[setup] // for the rules seen last
 	waiting  atomic.Int64          // requests that wait for their turn
+	returns  atomic.Int64          // requests that were answered while their slots are given back
 	verdicts sync.Pool
 }
 

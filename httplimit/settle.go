@@ -113,6 +113,27 @@ func (a *Admission) corrections(status int) (all corrections) {
 	return all
 }
 
+// maxReturns is how many requests may be answered while what they hold is given back. Those beyond it are answered afterwards.
+const maxReturns = 1000
+
+// returnHolds gives back the slots of a request that is turned away since the store gave no answer. Its answer does not wait for the next.
+func (a *Admission) returnHolds() {
+	all := a.corrections(0)
+	if all.empty() {
+		return
+	}
+	g := a.gate
+	if g.returns.Add(1) > maxReturns {
+		defer g.returns.Add(-1)
+		a.correct(all)
+		return
+	}
+	go func() {
+		defer g.returns.Add(-1)
+		a.correct(all)
+	}()
+}
+
 // giveBack returns all that was charged for a request that is not served after all.
 func (a *Admission) giveBack() {
 	a.renewal.stop()

@@ -102,7 +102,7 @@ func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latenc
 	if a.Decision.Allowed {
 		return true
 	}
-	a.settle(0)
+	a.returnHolds()
 	a.shut(w, s, deciding)
 	return false
 }

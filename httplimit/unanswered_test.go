@@ -432,6 +432,60 @@ func slotOfACallerWhoWentAway(t *testing.T) {
 	}
 }
 
+// The store is asked a second time for a request that is turned away, and may be as slow as at first.
+func TestAnswerDoesNotWaitForSlotsThatAreGivenBack(t *testing.T) {
+	const text = `
+rules:
+  - {name: closed, match: {path: /closed}, per: everyone, limits: [{in_flight: 1, on_failure: closed}]}
+  - {name: local, match: {path: /local}, per: everyone, limits: [{in_flight: 1}, {rate: 1/h}]}
+`
+	const requests, most = 1200, 1000
+	for path, want := range map[string]int{"/closed": 503, "/local": 429} {
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			var waiting, returned atomic.Int64
+			gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if charges[0].Mode == penstock.Refund {
+					waiting.Add(1)
+					select {
+					case <-release:
+						returned.Add(1)
+					case <-ctx.Done():
+					}
+					waiting.Add(-1)
+				}
+				return penstock.Decision{}, errDown
+			}), text)
+			h := gate.Middleware(answer(200))
+			if path == "/local" { // which takes what there is
+				done := make(chan struct{})
+				go func() { send(h, "GET", path); close(done) }()
+				synctest.Wait()
+				<-done
+			}
+			var answered atomic.Int64
+			for range requests {
+				go func() {
+					if got := send(h, "GET", path).Code; got != want {
+						t.Errorf("%s: status %d; want %d", path, got, want)
+					}
+					answered.Add(1)
+				}()
+			}
+			synctest.Wait()
+			if n, held := answered.Load(), waiting.Load(); n != most || held != requests {
+				t.Errorf("%s: %d are answered while %d slots are given back; want %d, and %d", path, n, held, most, requests)
+			}
+			close(release)
+			synctest.Wait()
+			if n := returned.Load(); n != requests || answered.Load() != requests {
+				t.Errorf("%s: %d slots are given back, and %d answered; want %d", path, n, answered.Load(), requests)
+			}
+		})
+	}
+	t.Logf("counted: %d answers that did not wait for the store", 2*most)
+}
+
 // Memory fails only when it is full, and there is no other to fall back to.
 func TestFullMemoryIsClosedToNewPayersUnlessTheLimitIsOpen(t *testing.T) {
 	gate, seen := gateOn(t, memstore.New(memstore.Options{MaxKeys: 1, Shards: 1}), `
