@@ -172,7 +172,7 @@ func (a *Admission) denied(w http.ResponseWriter, s *setup, latency time.Duratio
 	a.gate.observe(a.event(outcome, latency))
 	if unanswered(a.Decision.Source) {
 		a.noteHolds(a.verdict.Charges, a.verdict.Limits)
-		a.settle(0)
+		a.returnHolds()
 	}
 	if outcome == FailedClosed {
 		a.shut(w, s, a.strictest())

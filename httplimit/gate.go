@@ -47,6 +47,7 @@ type Gate struct {
 	mu       sync.Mutex            // makes setups one at a time
 	setup    atomic.Pointer[setup] // for the rules seen last
 	waiting  atomic.Int64          // requests that wait for their turn
+	returns  atomic.Int64          // requests that were answered while their slots are given back
 	verdicts sync.Pool
 }
 
@@ -187,7 +188,7 @@ type Event struct {
 	Limit     string // within the rule
 	Algorithm string
 	Outcome   Outcome
-	Source    penstock.Source // who decided: with FromFallback, Allowed and Denied are by this process alone
+	Source    penstock.Source // who decided: with FromFallback, Allowed and Denied are by this process alone; FromStore with an Err is nobody
 	Latency   time.Duration   // of the decision
 	Err       error           // of the store, if it gave no answer. A store with guards tells guard.Options.Unanswered instead
 }

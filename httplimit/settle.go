@@ -19,6 +19,7 @@ import (
 type grant struct {
 	charge penstock.Charge
 	limit  *policy.Limit
+	source penstock.Source
 	until  time.Time // by then nothing of it counts any more, so nothing can be given back
 }
 
@@ -31,7 +32,7 @@ func (a *Admission) note(charges []penstock.Charge, limits []*policy.Limit, d *p
 			continue
 		}
 		if l.Status != nil || l.Settled || c.Limit.Algorithm.Holds || l.Body > 0 && a.Request.ContentLength < 0 {
-			a.granted = append(a.granted, grant{*c, l, start.Add(counts(c, d.Status(i)))})
+			a.granted = append(a.granted, grant{*c, l, d.Source, start.Add(counts(c, d.Status(i)))})
 		}
 	}
 }
@@ -83,56 +84,110 @@ func (a *Admission) answers(status int) {
 	if a.unknown.Load() {
 		return
 	}
-	var corrections []penstock.Charge
+	var all corrections
 	a.granted = slices.DeleteFunc(a.granted, func(g grant) bool {
 		if g.limit.Status == nil || g.limit.Status.Has(status) {
 			return false
 		}
 		if c, ok := a.correction(&g, status); ok {
-			corrections = append(corrections, c)
+			all.add(c, g.source)
 		}
 		return true
 	})
-	a.correct(corrections)
+	a.correct(all)
 }
 
 // settleTimeout bounds how long the corrections may take.
 const settleTimeout = time.Second
 
-func (a *Admission) settle(status int) {
-	var corrections []penstock.Charge
+func (a *Admission) settle(status int) { a.correct(a.corrections(status)) }
+
+// corrections are those of all that was granted, which is done with.
+func (a *Admission) corrections(status int) (all corrections) {
 	for i := range a.granted {
 		if c, ok := a.correction(&a.granted[i], status); ok {
-			corrections = append(corrections, c)
+			all.add(c, a.granted[i].source)
 		}
 	}
 	a.granted = nil
-	a.correct(corrections)
+	return all
+}
+
+// maxReturns is how many requests may be answered while what they hold is given back. Those beyond it are answered afterwards.
+const maxReturns = 1000
+
+// returnHolds gives back the slots of a request that is turned away since the store gave no answer. Its answer does not wait for the next.
+func (a *Admission) returnHolds() {
+	all := a.corrections(0)
+	if all.empty() {
+		return
+	}
+	g := a.gate
+	if g.returns.Add(1) > maxReturns {
+		defer g.returns.Add(-1)
+		a.correct(all)
+		return
+	}
+	go func() {
+		defer g.returns.Add(-1)
+		a.correct(all)
+	}()
 }
 
 // giveBack returns all that was charged for a request that is not served after all.
 func (a *Admission) giveBack() {
 	a.renewal.stop()
 	a.granted = nil
-	var corrections []penstock.Charge
+	var all corrections
 	for i, c := range a.verdict.Charges {
 		if !uncounted(a.verdict.Limits[i], a.Decision.Source) || c.Limit.Algorithm.Holds {
 			c.Mode, c.Patience = penstock.Refund, 0
-			corrections = append(corrections, c)
+			all.add(c, a.Decision.Source)
 		}
 	}
-	a.correct(corrections)
+	a.correct(all)
 }
 
-func (a *Admission) correct(corrections []penstock.Charge) {
+// corrections are charges that make others right.
+type corrections struct {
+	charges []penstock.Charge
+	local   []penstock.Charge // of what this process has counted, and the store has not
+}
+
+// add adds the correction of what that source granted. The store may have any slot: it was asked for it, or to renew it.
+func (s *corrections) add(c penstock.Charge, granted penstock.Source) {
+	if granted == penstock.FromFallback && !c.Limit.Algorithm.Holds {
+		s.local = append(s.local, c)
+	} else {
+		s.charges = append(s.charges, c)
+	}
+}
+
+func (s *corrections) empty() bool { return len(s.charges)+len(s.local) == 0 }
+
+// correct makes corrections. If the store cannot be asked, what was charged stays charged, and slots end by themselves. The local ones are for who
+// answers without the store: once that is back, they are dropped.
+func (a *Admission) correct(all corrections) {
+	if all.empty() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.Request.Context()), settleTimeout)
 	defer cancel()
-	for len(corrections) > 0 {
-		n := min(len(corrections), penstock.MaxCharges)
-		// If the store cannot be asked, what was charged stays charged, and slots end by themselves.
-		a.gate.store.Decide(ctx, corrections[:n])
-		corrections = corrections[n:]
+	for some := range slices.Chunk(all.charges, penstock.MaxCharges) {
+		a.gate.store.Decide(ctx, some)
 	}
+	for i := range all.local { // one at a time: each may have a server of its own
+		if one := all.local[i : i+1]; a.storeIsAway(ctx, one[0]) {
+			a.gate.store.Decide(ctx, one)
+		}
+	}
+}
+
+// storeIsAway tells whether a charge would be decided without the store now.
+func (a *Admission) storeIsAway(ctx context.Context, c penstock.Charge) bool {
+	c.Mode, c.Cost = penstock.Peek, 0
+	d, err := a.gate.store.Decide(ctx, []penstock.Charge{c})
+	return err == nil && d.Source == penstock.FromFallback
 }
 
 // correction is what makes a grant right.

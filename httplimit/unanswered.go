@@ -25,7 +25,9 @@ func (g *Gate) guard(store penstock.Store) {
 	g.store = penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: g.settings}), noteErrors)
 }
 
-// spare has a guard answer where the store gives no answer. The guard does not see the store's answers, so it must not need them.
+// spare has a guard answer where the store gives no answer, by the guard's own rules for contexts too. The guard does not see the store's answers, so it
+// must not need them. A Fallback around the store itself would do the same, and look up the settings of each limit at each request in vain, since it has
+// no memory to keep up: a tenth more for a request that memory decides.
 func spare(store penstock.Store, guard penstock.Decorator) penstock.Store {
 	failed := guard(penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
@@ -82,24 +84,25 @@ func uncounted(l *policy.Limit, s penstock.Source) bool {
 // that is not open closes the gate.
 func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latency time.Duration) bool {
 	v, ctx := a.verdict, a.Request.Context()
-	deciding, outcome := v.Limits[0], FailedOpen
+	deciding, e := v.Limits[0], Event{Outcome: FailedOpen, Source: penstock.FromOpen, Latency: latency, Err: err}
 	for _, l := range v.Limits {
 		if l.Guard.OnFailure != guard.Open {
-			deciding, outcome = l, FailedClosed
+			deciding, e.Outcome, e.Source = l, FailedClosed, penstock.FromClosed
 			break
 		}
 	}
+	a.Decision, a.limited = penstock.Decision{Allowed: e.Outcome == FailedOpen, Source: e.Source}, true
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		outcome = Abandoned
+		a.Decision = penstock.Decision{Source: penstock.FromClosed}
+		e.Outcome, e.Source = Abandoned, penstock.FromStore
 	}
-	a.gate.observe(Event{Rule: deciding.Rule.Name, Limit: deciding.Name, Algorithm: deciding.Algorithm, Outcome: outcome, Latency: latency, Err: err})
+	e.Rule, e.Limit, e.Algorithm = deciding.Rule.Name, deciding.Name, deciding.Algorithm
+	a.gate.observe(e)
 	a.noteHolds(v.Charges, v.Limits)
-	if outcome == FailedOpen {
-		a.Decision, a.limited = penstock.Decision{Allowed: true, Source: penstock.FromOpen}, true
+	if a.Decision.Allowed {
 		return true
 	}
-	a.Decision, a.limited = penstock.Decision{Source: penstock.FromClosed}, true
-	a.settle(0)
+	a.returnHolds()
 	a.shut(w, s, deciding)
 	return false
 }

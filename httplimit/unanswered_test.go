@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -174,6 +176,7 @@ func TestSlotsThatWereLentWithoutAnAnswerAreGivenBack(t *testing.T) {
 			if got := send(h, "GET", "/").Code; got != status {
 				t.Fatalf("on_failure: %s: status %d; want %d", way, got, status)
 			}
+			synctest.Wait()
 			want := []string{"in-flight"}
 			if status == 200 {
 				want = append(want, "tried")
@@ -217,21 +220,77 @@ rules:
       - {name: open, rate: 5/h, on_failure: open}
       - {name: slots, in_flight: 5, on_failure: open}
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
-		store.down.Store(true)
-		h := gate.Middleware(answer(200))
-		send(h, "GET", "/")
-		ctx, leave := context.WithCancel(t.Context())
-		var gone sync.WaitGroup
-		gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
-		synctest.Wait()
-		store.asked = nil
-		leave()
-		gone.Wait()
-		if got, want := store.did(penstock.Refund), []string{"local", "slots"}; !slices.Equal(got, want) {
-			t.Errorf("given back were %v; want %v", got, want)
-		}
-	})
+	for _, back := range []bool{false, true} {
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+			store.down.Store(true)
+			h := gate.Middleware(answer(200))
+			send(h, "GET", "/")
+			ctx, leave := context.WithCancel(t.Context())
+			var gone sync.WaitGroup
+			gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
+			synctest.Wait()
+			store.down.Store(!back)
+			store.asked = nil
+			leave()
+			gone.Wait()
+			given := store.did(penstock.Refund)
+			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || back && slices.Contains(given, "local") {
+				t.Errorf("store back: %t: given back were %v; want the slots, nothing open, and nothing local to a store that is back", back, given)
+			}
+			if back {
+				return
+			}
+			start := time.Now()
+			send(h, "GET", "/")
+			if waited := time.Since(start); waited != time.Second {
+				t.Errorf("the next in the queue waited %v; want 1s, as nobody is before it", waited)
+			}
+		})
+	}
+}
+
+// The store never had the charge, so what is given back to it would be others', and what is forced would be charged there alone.
+func TestWhatWasDecidedLocallyIsNotCorrectedInTheStore(t *testing.T) {
+	const text = `
+rules:
+  - name: a
+    per: everyone
+    limits:
+      - {name: login, rate: 50/h, on_status: 401}
+      - {name: settled, rate: 50/h, cost: {units: 2, actual: X-Cost}}
+      - {name: body, rate: 50/h, cost: {body: 1KB}}
+      - {name: ceiling, rate: 50/h, cost: {units: 2, actual: X-Cost}, on_failure: open, ceiling: 60/h}
+      - {name: slots, in_flight: 5}
+`
+	for _, away := range []bool{false, true} {
+		corrected := 0
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+			for _, cost := range []string{"1", "7"} {
+				store.down.Store(away)
+				store.asked = nil
+				h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					store.down.Store(false) // it is back before the answer
+					io.Copy(io.Discard, r.Body)
+					w.Header().Set("X-Cost", cost)
+					w.WriteHeader(200)
+				}))
+				r := httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", 3000)))
+				r.ContentLength = -1
+				h.ServeHTTP(httptest.NewRecorder(), r)
+				got := append(store.did(penstock.Refund), store.did(penstock.Force)...)
+				corrected += len(got)
+				slices.Sort(got)
+				want := []string{"slots"}
+				if !away {
+					want = []string{"body", "ceiling", "login", "settled", "slots"}
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("decided locally: %t, cost %s: corrected in the store were %v; want %v", away, cost, got, want)
+				}
+			}
+		})
+		t.Logf("counted: %d corrections in a store that is there (decided locally: %t)", corrected, away)
+	}
 }
 
 func TestLoginsAreCountedByTheirAnswersInAnOutageToo(t *testing.T) {
@@ -330,8 +389,9 @@ func TestErrorsThatNoGuardAnswersForCloseWhatIsNotOpen(t *testing.T) {
 			t.Errorf("%s: status %d, Retry-After %q; want %d", path, w.Code, w.Header().Get("Retry-After"), want)
 		}
 		outcome := map[int]httplimit.Outcome{200: httplimit.FailedOpen, 503: httplimit.FailedClosed}[want]
-		if e := seen.list[0]; e.Outcome != outcome || !errors.Is(e.Err, wrong) {
-			t.Errorf("%s: observed %v with the error %v; want %v", path, e.Outcome, e.Err, outcome)
+		source := map[int]penstock.Source{200: penstock.FromOpen, 503: penstock.FromClosed}[want]
+		if e := seen.list[0]; e.Outcome != outcome || e.Source != source || !errors.Is(e.Err, wrong) {
+			t.Errorf("%s: observed %v from %v with the error %v; want %v from %v", path, e.Outcome, e.Source, e.Err, outcome, source)
 		}
 	}
 }
@@ -353,6 +413,10 @@ func TestWhoWentAwayIsAbandonedAndNotDecidedLocally(t *testing.T) {
 }
 
 func TestSlotOfACallerWhoWentAwayIsGivenBack(t *testing.T) {
+	synctest.Test(t, slotOfACallerWhoWentAway)
+}
+
+func slotOfACallerWhoWentAway(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	store := newFlaky()
 	gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -362,9 +426,64 @@ func TestSlotOfACallerWhoWentAwayIsGivenBack(t *testing.T) {
 	}), "rules: [{name: a, per: everyone, limits: [{in_flight: 1}]}]")
 	h := gate.Middleware(answer(200))
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+	synctest.Wait()
 	if got := store.did(penstock.Refund); seen.count(httplimit.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
 		t.Errorf("%d abandoned, and given back were %v; want 1 and its slot", seen.count(httplimit.Abandoned), got)
 	}
+}
+
+// The store is asked a second time for a request that is turned away, and may be as slow as at first.
+func TestAnswerDoesNotWaitForSlotsThatAreGivenBack(t *testing.T) {
+	const text = `
+rules:
+  - {name: closed, match: {path: /closed}, per: everyone, limits: [{in_flight: 1, on_failure: closed}]}
+  - {name: local, match: {path: /local}, per: everyone, limits: [{in_flight: 1}, {rate: 1/h}]}
+`
+	const requests, most = 1200, 1000
+	for path, want := range map[string]int{"/closed": 503, "/local": 429} {
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			var waiting, returned atomic.Int64
+			gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if charges[0].Mode == penstock.Refund {
+					waiting.Add(1)
+					select {
+					case <-release:
+						returned.Add(1)
+					case <-ctx.Done():
+					}
+					waiting.Add(-1)
+				}
+				return penstock.Decision{}, errDown
+			}), text)
+			h := gate.Middleware(answer(200))
+			if path == "/local" { // which takes what there is
+				done := make(chan struct{})
+				go func() { send(h, "GET", path); close(done) }()
+				synctest.Wait()
+				<-done
+			}
+			var answered atomic.Int64
+			for range requests {
+				go func() {
+					if got := send(h, "GET", path).Code; got != want {
+						t.Errorf("%s: status %d; want %d", path, got, want)
+					}
+					answered.Add(1)
+				}()
+			}
+			synctest.Wait()
+			if n, held := answered.Load(), waiting.Load(); n != most || held != requests {
+				t.Errorf("%s: %d are answered while %d slots are given back; want %d, and %d", path, n, held, most, requests)
+			}
+			close(release)
+			synctest.Wait()
+			if n := returned.Load(); n != requests || answered.Load() != requests {
+				t.Errorf("%s: %d slots are given back, and %d answered; want %d", path, n, answered.Load(), requests)
+			}
+		})
+	}
+	t.Logf("counted: %d answers that did not wait for the store", 2*most)
 }
 
 // Memory fails only when it is full, and there is no other to fall back to.

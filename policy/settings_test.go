@@ -82,7 +82,7 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 	for _, rate := range []string{"rate: %d/s", "rate: %d/s, algorithm: leaky-bucket, burst: 50, wait: 1ms", "rate: %d/s, algorithm: fixed-window",
 		"rate: %d/s, algorithm: anchored-window", "rate: %d/s, algorithm: sliding-window", "rate: %d/s, algorithm: sub-window", "rate: %d/s, algorithm: sliding-log",
 		"rate: %d per calendar day", "in_flight: %d", "rate: %d/s, burst: 9"} {
-		for _, count := range []int{1, 2, 3, 7, 8, 9, 31, 32, 33, 1000} {
+		for _, count := range []int{1, 2, 3, 4, 7, 8, 9, 11, 12, 15, 16, 31, 32, 33, 1000} {
 			limit := fmt.Sprintf(rate, count)
 			compile := func(more string) (*Rules, error) {
 				c, err := Parse("policy.yaml", []byte("rules: [{name: a, per: everyone, limits: [{"+limit+more+"}]}]"), nil)
@@ -100,8 +100,11 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 				bounds := guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }}.Bounds(form)
 				return slices.ContainsFunc(bounds, func(b guard.Bound) bool { return b.When == when && strings.Contains(b.Text, text) })
 			}
-			if _, err := compile(", lease: 10"); (err == nil) != (can(guard.Settings{Lease: 10}, "leased", "")) {
-				t.Errorf("%s, lease: 10: the compiler says %v, and the guards disagree", limit, err)
+			for _, lease := range []int64{1, 2, 3, 10} {
+				asked++
+				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != (can(guard.Settings{Lease: lease}, "leased", "")) {
+					t.Errorf("%s, lease: %d: the compiler says %v, and the guards disagree", limit, lease, err)
+				}
 			}
 			for shards := 2; shards <= 33; shards++ {
 				asked++
@@ -110,7 +113,6 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 					t.Errorf("%s, shards: %d: the compiler says %v, and the guards disagree", limit, shards, err)
 				}
 			}
-			asked++
 		}
 	}
 	t.Logf("counted: %d settings of guards that compiler and guards agree on", asked)

@@ -269,6 +269,34 @@ func TestExplainChargesNothing(t *testing.T) {
 	t.Logf("counted: %d times that a request was explained and not charged", 2*asked)
 }
 
+// A limit that is split is charged to its shards alone; nothing ever stands under the key itself.
+func TestExplainAsksAllShardsOfALimitThatIsSplit(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, per: address, limits: [{rate: 6/h, shards: 3}, {rate: 100/d}, {name: slots, in_flight: 9, shards: 2}]}]")
+	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")
+	const units = 6
+	for used := range units + 1 {
+		e := explained(t, "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/")
+		var left []int64
+		for _, c := range e.Charges {
+			left = append(left, *c.Remaining)
+		}
+		if want := []int64{int64(units - used), int64(100 - used), 9}; !slices.Equal(left, want) || *e.Allowed != (used < units) {
+			t.Errorf("after %d requests: left are %v, allowed %t; want %v, %t", used, left, *e.Allowed, want, used < units)
+		}
+		res, err := http.Get("http://" + p.listen + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	code, out, errors := command("explain", "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/")
+	if code != exitDenied || !strings.Contains(out, "It would be denied now.") {
+		t.Errorf("exit status %d; want %d: %s%s", code, exitDenied, out, errors)
+	}
+	t.Logf("counted: %d peeks at a limit that is split", units+2)
+}
+
 func TestExitStatusOfExplainIsTheAnswer(t *testing.T) {
 	t.Setenv("PENSTOCK_CONFIG", "")
 	redis := redistest.Start(t)

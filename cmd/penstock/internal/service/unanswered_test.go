@@ -9,6 +9,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
 )
 
 // ending tells when a request has left a gate.
@@ -142,4 +146,52 @@ rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algori
 		}
 	}
 	t.Logf("counted: %d requests that cost nothing", tries)
+}
+
+// Guards do not answer for every error. Whoever passes then passes without limits too.
+func TestWhoPassesByAnErrorThatNoGuardAnswersForIsTold(t *testing.T) {
+	const text = `
+rules:
+  - {name: open, match: {path: /open}, per: everyone, limits: [{rate: 1/d, on_failure: open}]}
+  - {name: closed, match: {path: /closed}, per: everyone, limits: [{rate: 1/d, on_failure: closed}]}
+`
+	r := start(t, hello, nil, func(_ context.Context, d Deps) (Gate, Policy, error) {
+		config, err := policy.Parse("rules.yaml", []byte(text), nil)
+		if err != nil {
+			return nil, Policy{}, err
+		}
+		rules, err := config.Compile()
+		if err != nil {
+			return nil, Policy{}, err
+		}
+		gate, err := httplimit.New(httplimit.Options{
+			Store: penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+				return penstock.Decision{}, fmt.Errorf("%w: so it cannot be asked", penstock.ErrInvalid)
+			}),
+			Rules: func() *policy.Rules { return rules }, Observe: d.Observe,
+		})
+		return gate, Policy{}, err
+	})
+	const requests = 5
+	for range requests {
+		for path, want := range map[string]int{"/open": 200, "/closed": 503} {
+			if res := r.mustSend("GET", path); res.StatusCode != want {
+				t.Errorf("%s gets %s; want %d", path, res.Status, want)
+			}
+		}
+	}
+	for series, want := range map[string]string{
+		`rate_limiter_decisions_total{source="open"}`:   fmt.Sprint(requests),
+		`rate_limiter_decisions_total{source="closed"}`: fmt.Sprint(requests),
+		`rate_limiter_decisions_total{source="store"}`:  "0",
+		`rate_limiter_errors_total{reason="invalid"}`:   fmt.Sprint(2 * requests),
+	} {
+		if got := r.metric(series); got != want {
+			t.Errorf("%s is %q; want %s", series, got, want)
+		}
+	}
+	if n := len(r.log.lines("level=ERROR", "requests pass without limits", "critical=true", "rule=open")); n == 0 {
+		t.Errorf("that requests pass without limits is not told:\n%s", r.log)
+	}
+	t.Logf("counted: %d requests that the store could not be asked about", 2*requests)
 }
