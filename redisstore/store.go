@@ -48,6 +48,8 @@ type Store struct {
 	parts gatherers // of a Cluster
 	where topology  // of a Cluster
 	clock clock     // the server's
+
+	work *background // what outlasts calls
 }
 
 // New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
@@ -59,7 +61,8 @@ func New(client Client, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.client = client
+	s.client, s.work = client, newBackground()
+	s.where.begin = time.Now()
 	s.calls.New = func() any { return new(call) }
 	return s, nil
 }
@@ -101,8 +104,14 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the connections that Open made.
-func (s *Store) Close() error { return s.client.Close() }
+// Close ends what the store does in the background, and the connections that Open made, and waits until they have ended: for a second or so
+// where a server hangs. Scripts that callers have left behind on a client of the user's own end with their callers' deadlines, or with the client.
+func (s *Store) Close() error {
+	s.work.end()
+	err := s.client.Close()
+	s.work.wait()
+	return err
+}
 
 // Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges may have been made; nothing
 // but a script that the server did not know is ever sent twice.
