@@ -138,7 +138,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, unavailable(ctx, notSent(err))
+		return penstock.Decision{}, unavailable(ctx, tooLate(err))
 	}
 	if spread(charges) {
 		sharded, err := s.client.Sharded(ctx)
