@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -49,7 +50,8 @@ type Store struct {
 	where topology  // of a Cluster
 	clock clock     // the server's
 
-	work *background // what outlasts calls
+	work       *background  // what outlasts calls
+	givingBack atomic.Int64 // batches, there
 }
 
 // New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
@@ -118,7 +120,8 @@ func (s *Store) Close() error {
 //
 // On a Cluster, charges with different Keys are decided Key by Key, in the order of the charges, and those already
 // made are given back if a later one is denied: such a batch never admits more than it should, and may for one round trip keep others from
-// units that it then gives back. Charges that cannot be denied come last.
+// units that it then gives back. Charges that cannot be denied come last. What is to be given back when ctx ends is given back in the background,
+// within a second, for up to 256 batches at once; the error is of Unknown then.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)
