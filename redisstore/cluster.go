@@ -8,8 +8,10 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// giveBackTimeout bounds the time in which charges of a batch that failed are given back.
-const giveBackTimeout = time.Second
+const (
+	giveBackTimeout = time.Second // in which charges of a batch that failed are given back
+	maxGivingBack   = 256         // batches that may outlast their calls at once
+)
 
 // spread tells whether charges have different keys, and so may be kept on different servers.
 func spread(charges []penstock.Charge) bool {
@@ -37,7 +39,10 @@ func (s *Store) decideSpread(ctx context.Context, c *call, charges []penstock.Ch
 		}
 		d, err := s.run(ctx, c)
 		if err != nil {
-			return penstock.Decision{}, errors.Join(err, s.giveBack(ctx, made))
+			if back := s.giveBack(ctx, made); back != nil {
+				err = perhaps(ctx, errors.Join(err, back))
+			}
+			return penstock.Decision{}, err
 		}
 		for n, i := range group {
 			statuses[i] = d.Status(n)
@@ -60,7 +65,7 @@ func (s *Store) denySpread(ctx context.Context, c *call, charges []penstock.Char
 	denied []int, made []penstock.Charge,
 ) (penstock.Decision, error) {
 	if err := s.giveBack(ctx, made); err != nil {
-		return penstock.Decision{}, err
+		return penstock.Decision{}, perhaps(ctx, err)
 	}
 	peeks := make([]penstock.Charge, len(charges))
 	for i := range charges {
@@ -86,15 +91,44 @@ func (s *Store) denySpread(ctx context.Context, c *call, charges []penstock.Char
 	return penstock.NewDecision(statuses), nil
 }
 
-// giveBack refunds charges, even if ctx has ended. What cannot be given back stays charged.
+// giveBack refunds charges, and waits for that until ctx ends. Then it goes on in the background, for giveBackTimeout in all, unless as many do.
+// What cannot be given back stays charged.
 func (s *Store) giveBack(ctx context.Context, made []penstock.Charge) error {
 	if len(made) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
-	defer cancel()
-	_, err := s.Decide(ctx, made)
-	return err
+	refund := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, giveBackTimeout)
+		defer cancel()
+		_, err := s.Decide(ctx, made)
+		return err
+	}
+	done := make(chan error, 1)
+	if s.givingBack.Add(1) > maxGivingBack || !s.work.start(func(life context.Context) {
+		defer s.givingBack.Add(-1)
+		err := refund(life)
+		if err != nil && life.Err() != nil {
+			err = errClosed
+		}
+		done <- err
+	}) {
+		s.givingBack.Add(-1)
+		return refund(ctx)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// perhaps is the error of a batch that is charged in part, perhaps.
+func perhaps(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	return &Error{Class: Unknown, Cause: err}
 }
 
 // parts are the numbers of the charges, grouped by key; a key's charges that cannot be denied are a group of their own at

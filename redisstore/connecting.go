@@ -19,13 +19,15 @@ import (
 type connecting struct {
 	making  atomic.Int64 // connections that are dialed, or have not had their first answer
 	mending atomic.Bool
+	work    *background // where they are made, outside calls
 }
 
 // mendingTime is how long a connection may take that is made outside any call, and no longer than rueidis's Dialer.Timeout.
 const mendingTime = 5 * time.Second
 
-// watch has the option's connections counted.
+// watch has the option's connections counted, and ended with the background while they are being made: rueidis does not end those.
 func (c *connecting) watch(option *rueidis.ClientOption) {
+	c.work = newBackground()
 	dial := option.DialCtxFn
 	if before := option.DialFn; dial == nil && before != nil {
 		dial = func(_ context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -36,12 +38,24 @@ func (c *connecting) watch(option *rueidis.ClientOption) {
 	}
 	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 		c.making.Add(1)
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(c.work.life, cancel)()
 		conn, err := dial(ctx, address, dialer, config)
 		if err != nil {
 			c.making.Add(-1)
 			return nil, err
 		}
-		return &fresh{Conn: conn, made: sync.OnceFunc(func() { c.making.Add(-1) }), opened: make(chan struct{})}, nil
+		f := &fresh{Conn: conn, opened: make(chan struct{})}
+		unbind := context.AfterFunc(c.work.life, func() {
+			f.opens()
+			_ = conn.Close()
+		})
+		f.made = sync.OnceFunc(func() {
+			unbind()
+			c.making.Add(-1)
+		})
+		return f, nil
 	}
 }
 
@@ -94,17 +108,22 @@ func (f *fresh) opens() {
 // idle tells whether no connection is being made, so that calls end with their context by themselves.
 func (c *connecting) idle() bool { return c != nil && c.making.Load() == 0 }
 
-// leaving runs send, and leaves it to itself when ctx ends.
-func leaving(ctx context.Context, send func() (string, error)) (string, error) {
+// leaving runs send, and leaves it to the background when ctx ends.
+func (c *connecting) leaving(ctx context.Context, send func() (string, error)) (string, error) {
 	type answer struct {
 		text string
 		err  error
 	}
 	answered := make(chan answer, 1)
-	go func() {
+	run := func(context.Context) {
 		text, err := send()
 		answered <- answer{text, err}
-	}()
+	}
+	if c == nil {
+		go run(ctx) // its owner closes the client
+	} else if !c.work.start(run) {
+		return "", notSent(errClosed)
+	}
 	select {
 	case a := <-answered:
 		return a.text, a.err
@@ -118,10 +137,10 @@ func (c *connecting) mend(touch func(context.Context)) {
 	if c == nil || !c.mending.CompareAndSwap(false, true) {
 		return
 	}
-	go func() {
+	c.work.start(func(ctx context.Context) {
 		defer c.mending.Store(false)
-		ctx, cancel := context.WithTimeout(context.Background(), mendingTime)
+		ctx, cancel := context.WithTimeout(ctx, mendingTime)
 		defer cancel()
 		touch(ctx)
-	}()
+	})
 }

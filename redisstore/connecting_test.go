@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -146,4 +148,83 @@ func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
 		}
 	}
 	t.Logf("counted: %d calls to a server that is full and speaks first", calls)
+}
+
+// Close ends the connections that are being made, within a call or outside, and returns after those who make them.
+func TestCloseEndsConnectionsThatAreBeingMade(t *testing.T) {
+	t.Parallel()
+	for _, to := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
+		for _, row := range []struct {
+			name             string
+			connected, mutes bool // a connection was there before; connections are made, and never answered
+		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"a further", true, false}, {"a further, without an answer", true, true}} {
+			if row.connected && to != "redis://%s" {
+				continue
+			}
+			t.Run(fmt.Sprintf(to, "server")+"/"+row.name, func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t)
+				mute, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts connections, and nobody answers
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer mute.Close()
+				option, err := redisstore.ParseURL(fmt.Sprintf(to, server.Addr))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var down atomic.Bool
+				down.Store(!row.connected)
+				var dialing, open atomic.Int64
+				option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+					if !down.Load() {
+						return dialer.DialContext(ctx, "tcp", address)
+					}
+					dialing.Add(1)
+					defer dialing.Add(-1)
+					if !row.mutes {
+						<-ctx.Done()
+						return nil, ctx.Err()
+					}
+					conn, err := dialer.DialContext(ctx, "tcp", mute.Addr().String())
+					if err != nil {
+						return nil, err
+					}
+					open.Add(1)
+					return &noted{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
+				}
+				store := over(t, redisstore.Dial(option), redisstore.Options{})
+				charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+				ask := func() error {
+					_, err := store.Decide(within(t, 20*time.Millisecond), charges)
+					return err
+				}
+				if row.connected {
+					eventually(t, 10*time.Second, ask)
+					down.Store(true)
+					if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
+						t.Fatal(err)
+					}
+				}
+				await(t, "a connection to be made", func() bool { _ = ask(); return dialing.Load()+open.Load() > 0 })
+				if err := store.Close(); err != nil {
+					t.Error(err)
+				}
+				if dialing.Load() != 0 || open.Load() != 0 {
+					t.Errorf("the store is closed, and %d connections are being dialed, %d are open", dialing.Load(), open.Load())
+				}
+			})
+		}
+	}
+}
+
+// A noted connection tells when it is closed.
+type noted struct {
+	net.Conn
+	closed func()
+}
+
+func (c *noted) Close() error {
+	c.closed()
+	return c.Conn.Close()
 }

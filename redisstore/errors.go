@@ -18,7 +18,7 @@ const (
 	// Unknown: the answer was lost, the charges may have been made. A read timeout, a connection that broke, a context
 	// that ended after the script was sent.
 	Unknown Class = iota
-	// Unreached: no server was reached; nothing was charged.
+	// Unreached: no server was reached, or the deadline passed before the charges were sent (ClassName tells which); nothing was charged.
 	Unreached
 	// Unready: the server cannot decide now: loading, read-only, without quorum, moving slots. Nothing was charged.
 	Unready
@@ -45,11 +45,15 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.Class, e.Cause)
+	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.ClassName(), e.Cause)
 }
 
-// ClassName is the Class, as metrics have it: its name, or "timeout" for an Unknown that is a matter of time.
+// ClassName is the Class, as metrics have it: its name; "timeout" for an Unknown that is a matter of time; or "late" for an Unreached whose
+// deadline passed while others were being decided before it: the server may be there, and slow.
 func (e *Error) ClassName() string {
+	if e.Class == Unreached && errors.Is(e.Cause, errLate) {
+		return "late"
+	}
 	if e.Class == Unknown && timedOut(e.Cause) {
 		return "timeout"
 	}
@@ -97,7 +101,12 @@ func timedOut(err error) bool {
 // errNotSent marks what went wrong before anything was sent.
 var errNotSent = errors.New("nothing was sent")
 
+// errLate marks what was not sent since its time was over, whether or not a server could be reached.
+var errLate = errors.New("it was too late to send it")
+
 func notSent(err error) error { return fmt.Errorf("%w: %w", errNotSent, err) }
+
+func tooLate(err error) error { return notSent(fmt.Errorf("%w: %w", errLate, err)) }
 
 func classify(err error) Class {
 	var reply ReplyError

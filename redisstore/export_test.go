@@ -22,3 +22,5 @@ func Waiting(s *Store) (n int) {
 
 // PrefixOf is the prefix that a store was made with.
 func PrefixOf(s *Store) string { return s.prefix[:len(s.prefix)-len(schemaVersion)] }
+
+const MaxGivingBack = maxGivingBack

@@ -524,9 +524,96 @@ func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
 	if _, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that went away while it was served got %v, want its context's error", err)
 	}
-	if left := remaining(t, store, "a", limit); left != 10 {
-		t.Errorf("%d units are left of 10", left)
+	await(t, "the units to be back", func() bool { return remaining(t, store, "a", limit) == 10 })
+}
+
+// A stuck client is one of several servers: that of b fails, and that of any other key decides once and then hangs, until it is released.
+type stuck struct {
+	redisstore.Client
+	released     chan struct{}
+	hanging, max atomic.Int64
+	seen         sync.Map
+}
+
+func (s *stuck) Sharded(context.Context) (bool, error) { return true, nil }
+
+func (s *stuck) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	if strings.Contains(keys[0], "{b}") {
+		return "", errors.New("down")
 	}
+	if _, again := s.seen.LoadOrStore(strings.Clone(keys[0]), true); again {
+		s.max.Store(max(s.max.Load(), s.hanging.Add(1)))
+		defer s.hanging.Add(-1)
+		select {
+		case <-s.released:
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}
+	return s.Client.EvalSha(ctx, digest, keys, args)
+}
+
+// A batch whose charges cannot be given back in time ends with its context all the same. They are given back when the server comes to.
+func TestBatchEndsWithItsContextWhileItsGiveBackHangs(t *testing.T) {
+	t.Parallel()
+	client := dial(redistest.Start(t).URL())(t)
+	limit := slow("d", 10)
+	if _, err := over(t, client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
+		t.Fatal(err)
+	}
+	for try := range 20 { // the machine may be too busy to release it within a second
+		prefix := aPrefix()
+		stuck := &stuck{Client: client, released: make(chan struct{})}
+		store := over(t, stuck, redisstore.Options{Prefix: prefix})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)})
+			ended <- err
+		}()
+		await(t, "the give-back to hang", func() bool { return stuck.hanging.Load() == 1 || len(ended) == 1 })
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatalf("try %d: %v", try, err)
+		}
+		hangs := stuck.hanging.Load()
+		close(stuck.released)
+		if hangs == 1 {
+			await(t, "the units to be back", func() bool {
+				return remaining(t, over(t, client, redisstore.Options{Prefix: prefix}), "a", limit) == 10
+			})
+			return
+		}
+	}
+	t.Error("the call has never ended before its give-back")
+}
+
+// Only so many give-backs outlast their calls, and Close ends them. Nobody knows what became of such a batch.
+func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
+	t.Parallel()
+	limit := slow("d", 10)
+	stuck := &stuck{Client: dial(redistest.Start(t).URL())(t), released: make(chan struct{})}
+	store := over(t, stuck, redisstore.Options{})
+	const calls = redisstore.MaxGivingBack + 100
+	var all sync.WaitGroup
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(500*time.Millisecond))
+	defer cancel()
+	for i := range calls {
+		all.Go(func() {
+			_, err := store.Decide(ctx, []penstock.Charge{spend(fmt.Sprint("k", i), limit, 3), spend("b", limit, 1)})
+			if e, ok := errors.AsType[*redisstore.Error](err); !ok || e.Class != redisstore.Unknown && e.ClassName() != "late" { // on a slow machine
+				t.Errorf("a batch that is not given back: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	if n := stuck.hanging.Load(); n > redisstore.MaxGivingBack {
+		t.Errorf("%d give-backs outlast their calls", n)
+	}
+	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
+		t.Errorf("closed (%v), and %d give-backs go on", err, stuck.hanging.Load())
+	}
+	t.Logf("counted: %d batches whose give-backs hang (%d at once)", calls, stuck.max.Load())
 }
 
 // TestEveryKeyExpires charges at random on the server's own clock.

@@ -115,7 +115,8 @@ func (g *gatherer) joinLocked(ctx context.Context, c *call) <-chan struct{} {
 	return b.done
 }
 
-// leave takes a caller out that goes away. If it is under way it is left to itself, and nobody knows what became of it.
+// leave takes a caller out that goes away: it was too late to send it. If it is under way it is left to itself, and nobody knows what became
+// of it.
 func (g *gatherer) leave(w *waiting, cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -126,7 +127,7 @@ func (g *gatherer) leave(w *waiting, cause error) error {
 	if w.bunch.callers == 0 {
 		g.queue = slices.Delete(g.queue, i, i+1)
 	}
-	return notSent(cause)
+	return tooLate(cause)
 }
 
 // worthyLocked tells whether the next bunch goes although another is under way.

@@ -236,8 +236,8 @@ func TestWhoLeavesBeforeItIsSentIsNotCharged(t *testing.T) {
 	}
 }
 
-// A deadline that passes in the queue says that nothing was charged; one that passes later that nobody knows.
-func TestADeadlineInTheQueueIsUnreached(t *testing.T) {
+// A deadline that passes in the queue says that nothing was charged, and not that the server was out of reach.
+func TestADeadlineInTheQueueIsLate(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
 	calls := g.fly()
@@ -245,7 +245,8 @@ func TestADeadlineInTheQueueIsUnreached(t *testing.T) {
 	late := g.askIn(ctx, cancel, penstock.Charge{Key: "k", Limit: g.limit, Cost: 30})
 	<-late.done
 	var failure *redisstore.Error
-	if !errors.As(late.err, &failure) || failure.Class != redisstore.Unreached {
+	if !errors.As(late.err, &failure) || failure.Class != redisstore.Unreached || failure.ClassName() != "late" ||
+		strings.Contains(late.err.Error(), "unreached") || !errors.Is(late.err, context.DeadlineExceeded) {
 		t.Errorf("in the queue: %v", late.err)
 	}
 	calls = append(calls, g.ask("k", 30)) // so nothing was charged
@@ -267,7 +268,7 @@ func TestALazyDeadlineEndsTheWait(t *testing.T) {
 		_, err := late.Decide(context.Background(), charges)
 		var failure *redisstore.Error
 		if !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
-			!errors.As(err, &failure) || failure.Class != redisstore.Unreached {
+			!errors.As(err, &failure) || failure.Class != redisstore.Unreached || failure.ClassName() != "late" {
 			t.Errorf("in the queue: %v", err)
 		}
 	}

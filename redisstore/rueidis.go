@@ -48,7 +48,7 @@ func (c rueidisClient) do(ctx context.Context, command rueidis.Completed) (strin
 	if ctx.Done() == nil || c.connecting.idle() {
 		return result(c.Do(ctx, command))
 	}
-	return leaving(ctx, func() (string, error) { return result(c.Do(ctx, command)) })
+	return c.connecting.leaving(ctx, func() (string, error) { return result(c.Do(ctx, command)) })
 }
 
 // mend makes the connection to the server that keeps a key. What it asks changes nothing, and needs no right that the scripts do not.
@@ -111,7 +111,7 @@ func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
 	if a == nil || !a.ended.IsZero() && time.Since(a.ended) > redialPause {
 		a = &attempt{done: make(chan struct{})}
 		d.attempt = a
-		go d.dial(a)
+		d.connecting.work.start(func(context.Context) { d.dial(a) })
 	}
 	d.mu.Unlock()
 	select {
@@ -179,10 +179,13 @@ func (d *dialed) Ping(ctx context.Context) error {
 
 func (d *dialed) Close() error {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.closed = true
-	if d.client != nil {
-		d.client.Close()
+	client := d.client
+	d.mu.Unlock()
+	d.connecting.work.end()
+	if client != nil {
+		client.Close()
 	}
+	d.connecting.work.wait()
 	return nil
 }

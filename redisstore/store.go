@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -48,6 +49,9 @@ type Store struct {
 	parts gatherers // of a Cluster
 	where topology  // of a Cluster
 	clock clock     // the server's
+
+	work       *background  // what outlasts calls
+	givingBack atomic.Int64 // batches, there
 }
 
 // New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
@@ -59,7 +63,8 @@ func New(client Client, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.client = client
+	s.client, s.work = client, newBackground()
+	s.where.begin = time.Now()
 	s.calls.New = func() any { return new(call) }
 	return s, nil
 }
@@ -101,15 +106,22 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the connections that Open made.
-func (s *Store) Close() error { return s.client.Close() }
+// Close ends what the store does in the background, and the connections that Open made, and waits until they have ended: for a second or so
+// where a server hangs. Scripts that callers have left behind on a client of the user's own end with their callers' deadlines, or with the client.
+func (s *Store) Close() error {
+	s.work.end()
+	err := s.client.Close()
+	s.work.wait()
+	return err
+}
 
 // Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges may have been made; nothing
 // but a script that the server did not know is ever sent twice.
 //
 // On a Cluster, charges with different Keys are decided Key by Key, in the order of the charges, and those already
 // made are given back if a later one is denied: such a batch never admits more than it should, and may for one round trip keep others from
-// units that it then gives back. Charges that cannot be denied come last.
+// units that it then gives back. Charges that cannot be denied come last. What is to be given back when ctx ends is given back in the background,
+// within a second, for up to 256 batches at once; the error is of Unknown then.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)
@@ -129,7 +141,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, unavailable(ctx, notSent(err))
+		return penstock.Decision{}, unavailable(ctx, tooLate(err))
 	}
 	if spread(charges) {
 		sharded, err := s.client.Sharded(ctx)

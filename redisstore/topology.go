@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -22,6 +23,7 @@ func (s *Store) Shard(charges []penstock.Charge) string {
 	}
 	l := s.where.layout.Load()
 	if l == nil || time.Since(l.at) > layoutLife {
+		s.where.wanted.Store(true)
 		s.where.ask(s)
 	}
 	if l == nil {
@@ -52,13 +54,18 @@ func (s *Store) slotOfKey(key string) uint16 {
 type topology struct {
 	sharded atomic.Bool // it is a Cluster
 	layout  atomic.Pointer[layout]
-	asked   atomic.Int64 // when, in ns of the process
+	wanted  atomic.Bool
+	asking  atomic.Bool
+	begin   time.Time
+	next    atomic.Int64 // when it may be asked for again, in ns since begin
 }
 
 const (
-	layoutLife = 10 * time.Second
-	layoutGap  = time.Second / 2 // between two questions
-	layoutWait = time.Second     // for the answer
+	layoutLife  = 10 * time.Second
+	layoutGap   = time.Second / 2       // after one asking, before the next
+	layoutRest  = time.Minute           // after an answer that will be the same for long
+	layoutWait  = time.Second           // for all attempts of one asking
+	layoutPause = 50 * time.Millisecond // after the first attempt, and twice as long after each further one
 )
 
 // A layout is what the Cluster said.
@@ -75,31 +82,51 @@ func (l *layout) server(slot uint16) string {
 	return ""
 }
 
-var begin = time.Now()
-
 // doubt has the layout asked for again, if anybody wants it.
 func (t *topology) doubt(s *Store) {
-	if t.asked.Load() != 0 {
+	if t.wanted.Load() {
 		t.ask(s)
 	}
 }
 
-// ask asks for the layout, unless that was just now.
+// ask asks for the layout, unless that is being done, or was just now.
 func (t *topology) ask(s *Store) {
-	now, last := int64(time.Since(begin)), t.asked.Load()
-	if last != 0 && now-last < int64(layoutGap) || !t.asked.CompareAndSwap(last, now) {
+	if int64(time.Since(t.begin)) < t.next.Load() || !t.asking.CompareAndSwap(false, true) {
 		return
 	}
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), layoutWait)
-		defer cancel()
-		for ctx.Err() == nil { // one server after the other, as the slots have it: some may be dead
-			if l, err := s.askLayout(ctx); err == nil {
-				t.layout.Store(l)
-				return
+	s.work.start(func(ctx context.Context) { // or never again: the store was closed
+		rest := t.learn(ctx, s)
+		t.next.Store(int64(time.Since(t.begin) + rest))
+		t.asking.Store(false)
+	})
+}
+
+// learn asks one server after the other, as the slots have it, for some may be dead. It returns after how long to ask again.
+func (t *topology) learn(ctx context.Context, s *Store) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, layoutWait)
+	defer cancel()
+	for pause := layoutPause; ; pause *= 2 {
+		text, err := s.askLayout(ctx)
+		if err == nil {
+			l, err := parseLayout(text)
+			if err != nil {
+				return layoutRest
 			}
+			t.layout.Store(l)
+			return layoutGap
 		}
-	}()
+		if _, replied := errors.AsType[ReplyError](err); replied {
+			if c := classify(err); c == Refused || c == Rejected { // no right to ask, or no Cluster: several servers that a client takes for one
+				return layoutRest
+			}
+			return layoutGap
+		}
+		select {
+		case <-ctx.Done():
+			return layoutGap
+		case <-time.After(pause):
+		}
+	}
 }
 
 // layoutLua says on a line for each range of slots: the first, the last, and the address of its primary.
@@ -109,15 +136,11 @@ for i, range in ipairs(redis.call('CLUSTER', 'SLOTS')) do
 end
 return table.concat(lines, '\n')`
 
-func (s *Store) askLayout(ctx context.Context) (*layout, error) {
+func (s *Store) askLayout(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, layoutWait/4)
 	defer cancel()
 	key := fmt.Sprintf("%s{%%@%d}", s.prefix, rand.Uint32())
-	text, err := s.client.Eval(ctx, layoutLua, []string{key}, nil)
-	if err != nil {
-		return nil, err
-	}
-	return parseLayout(text)
+	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
 
 func parseLayout(text string) (*layout, error) {

@@ -2,9 +2,12 @@ package redisstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -121,4 +124,118 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 			t.Errorf("%.10q: %v", bad, err)
 		}
 	}
+}
+
+// A quizzed client is one of several servers that decides nothing, and notes how often it is asked for the layout.
+type quizzed struct {
+	redisstore.Client
+	answer         func(ctx context.Context) error
+	asked, at, max atomic.Int64 // at once
+}
+
+func (q *quizzed) Sharded(context.Context) (bool, error) { return true, nil }
+
+func (q *quizzed) EvalSha(context.Context, string, []string, []string) (string, error) {
+	return "", errors.New("the connection broke")
+}
+
+func (q *quizzed) Eval(ctx context.Context, _ string, _, _ []string) (string, error) {
+	q.max.Store(max(q.max.Load(), q.at.Add(1)))
+	defer q.at.Add(-1)
+	if q.asked.Add(1) > 10_000 {
+		<-ctx.Done() // a busy loop would not let the bubble's time pass
+	}
+	return "", q.answer(ctx)
+}
+
+func (q *quizzed) Close() error { return nil }
+
+// use asks the store all the time, as a breaker does.
+func use(store *redisstore.Store, during time.Duration) {
+	charges := []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}}
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		store.Shard(charges)
+		_, _ = store.Decide(context.Background(), charges)
+	}
+}
+
+// However many calls want the layout, and however fast the answer fails, it is asked for a few times a second, and by one goroutine at a time.
+func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
+	reply := func(text string) func(context.Context) error {
+		return func(context.Context) error { return redisstore.ReplyError(text) }
+	}
+	for _, row := range []struct {
+		name         string
+		answer       func(context.Context) error
+		least, most  int64 // questions in 30 s
+		laterAtLeast int64 // in a minute more
+	}{
+		{"all servers are dead", func(context.Context) error { return errors.New("refused") }, 60, 120, 100},
+		{"all servers hang", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, 30, 120, 60},
+		{"the Cluster is down", reply("CLUSTERDOWN the cluster is down"), 30, 60, 60},
+		{"no Cluster", reply("ERR This instance has cluster support disabled script: f"), 1, 1, 1},
+		{"no such command", reply("ERR Unknown Redis command called from script"), 1, 1, 1},
+		{"no right", reply("NOPERM this user has no permissions to run the 'cluster|slots' command"), 1, 1, 1},
+		{"no right in a script", reply("ERR The user executing the script can't run this command or subcommand"), 1, 1, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := &quizzed{answer: row.answer}
+				store := over(t, client, redisstore.Options{})
+				defer store.Close()
+				use(store, 30*time.Second)
+				asked := client.asked.Load()
+				if asked < row.least || asked > row.most {
+					t.Errorf("asked %d times in 30 s; want %d to %d", asked, row.least, row.most)
+				}
+				use(store, 65*time.Second)
+				if more := client.asked.Load() - asked; more < row.laterAtLeast {
+					t.Errorf("asked %d times in a minute more; want %d at least", more, row.laterAtLeast)
+				}
+				if client.max.Load() != 1 {
+					t.Errorf("%d asked at once", client.max.Load())
+				}
+				t.Logf("counted: %d questions for the layout", client.asked.Load())
+			})
+		})
+	}
+}
+
+// A healthy Ring of go-redis is several servers and no Cluster: one of them says so once.
+func TestARingIsAskedForItsLayoutOnce(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	store := over(t, goRedisClient(t, redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}})), redisstore.Options{})
+	defer store.Close()
+	use(store, 2*time.Second)
+	if asked, _, err := server.CommandStats("cluster|slots"); err != nil || asked != 1 {
+		t.Errorf("asked %d times, %v", asked, err)
+	}
+}
+
+// Close returns after the goroutine that asks for the layout, and there is none afterwards.
+func TestCloseEndsTheQuestionForTheLayout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := &quizzed{answer: func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(time.Millisecond)
+			return ctx.Err()
+		}}
+		store := over(t, client, redisstore.Options{})
+		use(store, 10*time.Millisecond)
+		if client.at.Load() != 1 {
+			t.Fatal("nobody asks")
+		}
+		closed := time.Now()
+		if err := store.Close(); err != nil || client.at.Load() != 0 {
+			t.Errorf("closed (%v), and %d still ask", err, client.at.Load())
+		}
+		if took := time.Since(closed); took != time.Millisecond { // of the bubble's time
+			t.Errorf("the question went on for %v", took)
+		}
+		use(store, 5*time.Second)
+		if asked := client.asked.Load(); asked != 1 {
+			t.Errorf("asked %d times", asked)
+		}
+	})
 }
