@@ -66,8 +66,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		bounded = newDeadline(ctx, t.after)
 		defer bounded.end()
 	} else if !time.Now().Before(bounded.at) {
-		return penstock.Decision{}, &uncounted{fmt.Errorf("%w: %v have passed before the store was asked: %w", penstock.ErrUnavailable, t.after,
-			context.DeadlineExceeded)}
+		return penstock.Decision{}, &lateError{t.after}
 	}
 	d, err := t.next.Decide(bounded, charges)
 	if err == nil || bounded.Err() == nil {
@@ -112,7 +111,7 @@ func callersErr(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// An uncounted error tells nothing of the store, so no breaker counts it: there was little time, or none.
+// An uncounted error tells nothing of the store, so no breaker counts it: its caller left it little time.
 type uncounted struct{ error }
 
 // Counts tells that the error is not the store's.
@@ -191,6 +190,23 @@ func (d *deadline) end() {
 		d.cancel()
 	}
 }
+
+// A lateError says that the decision's time was over before the store was asked.
+type lateError struct{ after time.Duration }
+
+func (e *lateError) Error() string {
+	return fmt.Sprintf("%v: %v have passed before the store was asked", penstock.ErrUnavailable, e.after)
+}
+
+func (e *lateError) Unwrap() []error {
+	return []error{penstock.ErrUnavailable, context.DeadlineExceeded}
+}
+
+// Counts tells that the error is not the store's: whoever used up the time has told of it.
+func (e *lateError) Counts() bool { return false }
+
+// ClassName is that of redisstore's errors of this kind: nothing was charged.
+func (e *lateError) ClassName() string { return "late" }
 
 // A shedError tells nothing of the store, so no breaker counts it.
 type shedError struct{ most int }

@@ -45,7 +45,7 @@ func sumOf(o httplimit.Outcome) sum {
 }
 
 // reasons that errors are counted by; others are counted as the last.
-var reasons = []string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "open", "shed", "invalid", "other"}
+var reasons = []string{"unknown", "unreached", "late", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "open", "shed", "invalid", "other"}
 
 // Metrics of one gate. Methods may be called by many goroutines at once.
 type Metrics struct {
