@@ -100,7 +100,10 @@ func boundsOf(t *testing.T, row settings.Row, n *int) string {
 		if accepts(spell(0)) {
 			return "0 to " + most
 		}
-		return "up to " + most
+		if row.Value == "number" {
+			return "1 to " + most
+		}
+		return "above 0, up to " + most
 	}
 	t.Errorf("the most that %s may be is none of %v", row.Name, steps)
 	return ""

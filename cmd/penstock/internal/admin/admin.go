@@ -3,6 +3,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -24,10 +25,10 @@ const (
 
 var stateNames = [...]string{"ok", "degraded", "down"}
 
-// A Check is a part of readiness.
+// A Check is a part of readiness. Run says how it is, and for ?verbose in which words; default: the state's name.
 type Check struct {
 	Name string
-	Run  func(ctx context.Context) State
+	Run  func(ctx context.Context) (State, string)
 }
 
 // Options of a handler.
@@ -77,8 +78,8 @@ func (o Options) ready(w http.ResponseWriter, r *http.Request) {
 	worst, names := OK, []string(nil)
 	var lines strings.Builder
 	for _, check := range o.Checks {
-		state := check.Run(r.Context())
-		fmt.Fprintf(&lines, "%s %s\n", check.Name, stateNames[state])
+		state, words := check.Run(r.Context())
+		fmt.Fprintf(&lines, "%s %s\n", check.Name, cmp.Or(words, stateNames[state]))
 		if state > worst {
 			worst, names = state, nil
 		}

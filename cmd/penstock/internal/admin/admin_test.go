@@ -24,13 +24,26 @@ func TestReadinessIsThatOfTheWorstCheck(t *testing.T) {
 		{Down, Down, "/livez", 200, "ok\n"},
 	} {
 		handler := New(Options{Checks: []Check{
-			{"store", func(context.Context) State { return c.store }},
-			{"gate", func(context.Context) State { return c.gate }},
+			{"store", func(context.Context) (State, string) { return c.store, "" }},
+			{"gate", func(context.Context) (State, string) { return c.gate, "" }},
 		}})
 		recorder := httptest.NewRecorder()
 		handler.ServeHTTP(recorder, httptest.NewRequest("GET", c.path, nil))
 		if recorder.Code != c.status || recorder.Body.String() != c.body {
 			t.Errorf("%s with store %v, gate %v: %d %q; want %d %q", c.path, c.store, c.gate, recorder.Code, recorder.Body, c.status, c.body)
+		}
+	}
+}
+
+func TestACheckHasWordsForThoseWhoAskForThem(t *testing.T) {
+	for path, want := range map[string]string{"/readyz": "ok\n", "/readyz?verbose": "policy refused: the rules of yesterday stay\nok\n"} {
+		handler := New(Options{Checks: []Check{
+			{"policy", func(context.Context) (State, string) { return OK, "refused: the rules of yesterday stay" }},
+		}})
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
+		if recorder.Code != 200 || recorder.Body.String() != want {
+			t.Errorf("%s: %d %q; want 200 %q", path, recorder.Code, recorder.Body, want)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"reflect"
@@ -79,7 +80,7 @@ func (s *service) observe(e httplimit.Event) {
 	s.metrics.Decided(e.Source)
 	switch e.Source {
 	case penstock.FromStore:
-		s.health.answered(decided)
+		s.health.answered()
 	case penstock.FromOpen:
 		s.alarm.passed(e.Rule)
 	}
@@ -91,6 +92,7 @@ func (s *service) loaded(policy Policy) {
 	defer s.mu.Unlock()
 	s.policy = policy
 	if s.reloads == 0 {
+		s.since = time.Now()
 		s.metrics.SetRules(policy.Rules)
 	}
 }
@@ -99,16 +101,37 @@ func (s *service) reloaded(policy Policy, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.metrics.Reloaded(err, time.Now())
+	s.refused = err != nil
 	if err != nil {
-		s.Log.Error("the policy file was not taken up; the rules stay as they were", "policy", policy.File, "err", err)
+		s.tellMistakes(policy.File, err)
 		return
 	}
 	s.reloads++
+	s.since = time.Now()
 	s.metrics.SetRules(policy.Rules)
 	s.Log.Info("the policy file was taken up", "policy", policy.File, "rules", policy.count())
 	s.warn(policy)
 	if !reflect.DeepEqual(policy.Server, s.policy.Server) {
 		s.Log.Warn("the policy's server section has changed; it counts from the next start on", "policy", policy.File)
+	}
+}
+
+// mostMistakes of a policy are logged: whoever mends it has the rest from penstock validate.
+const mostMistakes = 5
+
+func (s *service) tellMistakes(file string, err error) {
+	const line = "the policy file was not taken up; the rules stay as they were"
+	var mistakes policy.Errors
+	if !errors.As(err, &mistakes) {
+		s.Log.Error(line, "policy", file, "err", err)
+		return
+	}
+	s.Log.Error(line, "policy", file, "mistakes", len(mistakes))
+	for _, mistake := range mistakes[:min(len(mistakes), mostMistakes)] {
+		s.Log.Error(mistake.Error())
+	}
+	if more := len(mistakes) - mostMistakes; more > 0 {
+		s.Log.Error(fmt.Sprintf("and %d more; penstock validate shows all", more))
 	}
 }
 

@@ -55,43 +55,47 @@ func (s *service) breakerChanged(shard string, from, to guard.State) {
 	}
 }
 
-// An alarm says that requests pass which nobody counts: at once, then with how many they were since, every interval.
+// An alarm says that requests pass which nobody counts: at once, then with how many they were since, every interval; and when none has passed for
+// as long, how many they were in all.
 type alarm struct {
 	log *slog.Logger
 
-	mu       sync.Mutex
-	requests int64  // since the last line
-	rule     string // of the last one
-	next     time.Time
+	mu         sync.Mutex
+	since, all int64     // requests since the last line, and since the first
+	latest     time.Time // request
+	next       time.Time // line
 }
 
 func (a *alarm) passed(rule string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.requests++
-	a.rule = rule
-	a.soundLocked()
-}
-
-// remind tells of those that were held back, if it is time: perhaps no other follows.
-func (a *alarm) remind() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.requests > 0 {
-		a.soundLocked()
-	}
-}
-
-func (a *alarm) soundLocked() {
 	now := time.Now()
+	a.since++
+	a.all++
+	a.latest = now
 	if now.Before(a.next) {
 		return
 	}
-	a.log.Error("requests pass without limits, since the store does not answer", "critical", true, "requests", a.requests, "rule", a.rule)
-	a.requests, a.next = 0, now.Add(interval)
+	a.log.Error("requests pass without limits, since the store does not answer", "critical", true, "requests", a.since, "rule", rule)
+	a.since, a.next = 0, now.Add(interval)
 }
 
-var runs = regexp.MustCompile(`run the '([^']+)' command`)
+// quiet tells of the end, once it is certain.
+func (a *alarm) quiet() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all == 0 || time.Since(a.latest) < interval {
+		return
+	}
+	a.log.Warn("requests passed without limits, and do no more", "requests", a.all, "until", a.latest.UTC().Format(time.RFC3339))
+	a.since, a.all, a.next = 0, 0, time.Time{}
+}
+
+// Redis names a command that it does not let a user run; where it does not, as 7.0 in scripts, redisstore names the right.
+var (
+	runs  = regexp.MustCompile(`run the '([^']+)' command`)
+	needs = regexp.MustCompile(`needs the right (\+[a-z|]+)`)
+)
 
 // rightFor is what the store's administrator must grant so that an error ends, as ACL SETUSER takes it, or in words. It is "" if that is not
 // what the error is about.
@@ -103,6 +107,9 @@ func rightFor(err error, prefix string) string {
 	text := failure.Cause.Error()
 	if command := runs.FindStringSubmatch(text); command != nil {
 		return "+" + command[1]
+	}
+	if right := needs.FindStringSubmatch(text); right != nil {
+		return right[1]
 	}
 	switch {
 	case strings.Contains(text, "NOPERM") && strings.Contains(text, "key"):

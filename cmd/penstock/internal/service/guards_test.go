@@ -1,10 +1,12 @@
 package service
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -74,4 +76,83 @@ func TestTheRightThatTheStoreLacksStandsInTheLog(t *testing.T) {
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("the gate says %q", body)
 	}
+}
+
+// Redis may answer a PING, and make no decision.
+func TestAStoreThatDoesNotDecideIsNotTakenForOneThatDoes(t *testing.T) {
+	const policy = "rules: [{name: all, per: everyone, limits: [{rate: 2/d}]}]\n"
+	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +evalsha +eval +time +get"
+	for _, c := range []struct {
+		reason, breaks, mends string
+	}{
+		{"full", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"},
+		{"unready", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
+		{"refused", rights, rights + " +set"},
+	} {
+		t.Run(c.reason, func(t *testing.T) {
+			redis := redistest.Start(t)
+			do := func(command string) {
+				if _, err := redis.Do(strings.Fields(command)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			url := redis.URL()
+			if c.reason == "refused" {
+				url = "redis://gate:secret@" + redis.Addr
+			}
+			do(c.breaks)
+			flags := limitedBy(t, policy, map[string]string{"store": url, "require-store": "true"})
+			o := options(t, nil, flags)
+			o.Gate = limitsOf(t, flags, nil)
+			if err := Run(t.Context(), o); !errors.Is(err, penstock.ErrUnavailable) {
+				t.Fatalf("a gate that requires its store runs: %v", err)
+			}
+			delete(flags, "require-store")
+			r := start(t, hello, flags, o.Gate)
+			verbose := func() string { return r.mustGet("http://"+r.Admin+"/readyz?verbose", 200) }
+			want := "gate ok\nstore degraded: " + c.reason + "\npolicy ok\ndegraded: store\n"
+			for range 3 { // each after the watch has asked
+				asked := evals(t, redis)
+				await(t, "the gate to ask for itself", func() bool { return evals(t, redis) > asked })
+				if body := verbose(); body != want {
+					t.Errorf("the gate says %q; want %q", body, want)
+				}
+			}
+			if len(r.log.lines("the store answers again")) != 0 {
+				t.Errorf("logged %s", r.log)
+			}
+			do(c.mends)
+			await(t, "the store to decide", func() bool { return verbose() == "gate ok\nstore ok\npolicy ok\nok\n" })
+			if len(r.log.lines("level=INFO", "the store answers again")) != 1 { // though no request came
+				t.Errorf("logged %s", r.log)
+			}
+			do(c.breaks) // while the gate knows of nothing
+			if body := verbose(); body != want {
+				t.Errorf("at the next outage the gate says %q; want %q", body, want)
+			}
+		})
+	}
+}
+
+// evals counts what a server was asked to run, and did not.
+func evals(t *testing.T, redis *redistest.Server) (n int) {
+	t.Helper()
+	text, err := redis.Do("INFO", "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text.(string)) {
+		if strings.HasPrefix(line, "cmdstat_eval") {
+			for _, field := range strings.Split(line, ",") {
+				var calls int
+				for _, name := range []string{"failed_calls=", "rejected_calls="} {
+					if value, ok := strings.CutPrefix(strings.TrimSpace(field), name); ok {
+						fmt.Sscan(value, &calls)
+					}
+				}
+				n += calls
+			}
+		}
+	}
+	return n
 }

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -17,9 +18,9 @@ type health struct {
 
 	mu       sync.Mutex
 	failures int64                // since the last line
+	reason   string               // of the latest failure whose reason is known
 	lines    map[string]time.Time // the last of each reason, of which there are few
 	latest   time.Time            // failure
-	barred   bool                 // the store does not let the gate do what it must, until it decides again
 }
 
 // interval is between two lines with one reason, and how long there must be no failure before all is well.
@@ -32,18 +33,19 @@ func (h *health) failed(err error, reason string) {
 	now := time.Now()
 	h.failing.Store(true)
 	h.failures++
-	right := rightFor(err, h.prefix)
-	h.barred = h.barred || right != ""
 	told := h.lines[reason]
 	if reason == "open" { // so the reason has been told before
 		told = h.latestLine()
+	}
+	if reason != "open" || h.reason == "" {
+		h.reason = reason
 	}
 	h.latest = now
 	if !told.IsZero() && now.Sub(told) < interval {
 		return
 	}
 	line := []any{"questions", h.failures, "reason", reason, "err", err}
-	if right != "" {
+	if right := rightFor(err, h.prefix); right != "" {
 		line = append(line, "needs", right)
 	}
 	h.log.Error("the store does not answer", line...)
@@ -62,34 +64,60 @@ func (h *health) latestLine() (latest time.Time) {
 	return latest
 }
 
-// A sign of life is how the store has answered.
-type sign uint8
-
-const (
-	ponged  sign = iota // it was there when it was asked
-	decided             // it made a decision
-)
-
-// answered notes a sign of life.
-func (h *health) answered(how sign) {
+// answered notes that the store has made a decision.
+func (h *health) answered() {
 	if !h.failing.Load() {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.barred = h.barred && how != decided; h.barred {
-		return
-	}
 	if h.failing.Load() && time.Since(h.latest) >= interval {
 		h.failing.Store(false)
 		h.log.Info("the store answers again", "questions_meanwhile", h.failures)
-		h.failures, h.lines = 0, nil
+		h.failures, h.lines, h.reason = 0, nil, ""
 	}
 }
 
+// begin notes that the store gives no answer from the start on, and why. Somebody else tells.
+func (h *health) begin(reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reason = reason
+	h.failing.Store(true)
+}
+
 // look asks the store while it fails: perhaps no request comes that would find it back.
-func (h *health) look(ctx context.Context, ping func(context.Context) error) {
-	if h.failing.Load() && ping(ctx) == nil {
-		h.answered(ponged)
+func (h *health) look(ctx context.Context, decides func(context.Context) error) {
+	if !h.failing.Load() {
+		return
 	}
+	err := decides(ctx)
+	if err == nil {
+		h.answered()
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.failing.Load() {
+		h.reason = reasonOf(err)
+	}
+}
+
+// now is why the store fails, "" if it does not.
+func (h *health) now() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.failing.Load() {
+		return ""
+	}
+	return h.reason
+}
+
+// reasonOf is what kind an error of the store itself is of, as metrics have it.
+func reasonOf(err error) string {
+	var named interface{ ClassName() string }
+	if errors.As(err, &named) {
+		return named.ClassName()
+	}
+	return "other"
 }

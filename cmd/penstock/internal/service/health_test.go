@@ -26,7 +26,7 @@ func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
 		for range seconds {
 			for range each {
 				h.failed(errors.New("no answer"), "unreached")
-				h.answered(ponged) // some still do
+				h.answered() // some still do
 			}
 			time.Sleep(time.Second)
 		}
@@ -37,7 +37,7 @@ func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
 			t.Errorf("logged %s", log)
 		}
 		for range 20 {
-			h.answered(ponged)
+			h.answered()
 			time.Sleep(time.Second)
 		}
 		if n := len(log.lines("level=INFO", "the store answers again")); n != 1 || h.failing.Load() {
@@ -77,11 +77,11 @@ func TestNewReasonIsToldAtOnce(t *testing.T) {
 }
 
 // watched is a service that does nothing but look after its store.
-func watched(t *testing.T, ping func(context.Context) error) (*service, *logged) {
+func watched(t *testing.T, decides func(context.Context) error) (*service, *logged) {
 	log := new(logged)
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	s := &service{health: health{log: logger, prefix: "ps"}, alarm: alarm{log: logger}, store: store{ping: ping}, metrics: metrics.New("")}
-	s.Settings.Store, s.Settings.StoreTimeout = "redis://localhost", time.Second
+	s := &service{health: health{log: logger, prefix: "ps"}, alarm: alarm{log: logger}, store: store{decides: decides}, metrics: metrics.New("")}
+	s.Log, s.Settings.Store, s.Settings.StoreTimeout = logger, "redis://localhost", time.Second
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -122,27 +122,41 @@ func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
 	})
 }
 
-// A ping is no proof that the store lets the gate decide.
-func TestAStoreThatLacksARightIsNotFoundBackByAPing(t *testing.T) {
+func TestOnlyTheStoreItselfEndsItsOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, log := watched(t, func(context.Context) error { return nil })
-		s.unanswered(&redisstore.Error{
-			Class: redisstore.Refused, Cause: redisstore.ReplyError("NOPERM User limiter has no permissions to run the 'evalsha' command"),
-		}, "refused")
+		full := &redisstore.Error{Class: redisstore.Full, Cause: redisstore.ReplyError("OOM command not allowed")}
+		s, log := watched(t, func(context.Context) error { return full })
+		s.unanswered(&redisstore.Error{Class: redisstore.Unreached, Cause: errors.New("no route")}, "unreached")
+		if reason := s.health.now(); reason != "unreached" {
+			t.Errorf("it fails since it is %q", reason)
+		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if !s.health.failing.Load() || len(log.lines("level=ERROR", "the store does not answer", "needs=+evalsha")) != 1 {
-			t.Errorf("logged %s", log)
+		s.unanswered(guard.ErrOpen, "open")
+		if reason := s.health.now(); reason != "full" { // as it says itself; that the breaker is open is no reason
+			t.Errorf("after a minute it fails since it is %q; logged %s", reason, log)
 		}
+		time.Sleep(interval)
 		s.observe(httplimit.Event{Rule: "a", Outcome: httplimit.Allowed, Source: penstock.FromFallback})
-		if !s.health.failing.Load() {
+		if s.health.now() == "" {
 			t.Error("the fallback's answer is taken for the store's")
 		}
 		s.observe(httplimit.Event{Rule: "a", Outcome: httplimit.Allowed, Source: penstock.FromStore})
-		if s.health.failing.Load() || len(log.lines("level=INFO", "the store answers again")) != 1 {
+		if s.health.now() != "" || len(log.lines("level=INFO", "the store answers again")) != 1 {
 			t.Errorf("logged %s", log)
 		}
 	})
+}
+
+func TestABreakerIsToldOnceForAnOutage(t *testing.T) {
+	s, log := watched(t, func(context.Context) error { return nil })
+	states := []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen, guard.StateOpen, guard.StateHalfOpen, guard.StateClosed}
+	for i, to := range states[1:] {
+		s.breakerChanged("", states[i], to)
+	}
+	if open, closed := len(log.lines("the breaker is open")), len(log.lines("the breaker is closed")); open != 1 || closed != 1 {
+		t.Errorf("%d lines say that it is open, %d that it is closed:\n%s", open, closed, log)
+	}
 }
 
 func TestAnOpenBreakerIsNotNewsBesideItsReason(t *testing.T) {
@@ -172,14 +186,18 @@ func TestRequestsThatPassUnlimitedSoundTheAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := watched(t, func(context.Context) error { return nil })
 		const line = "requests pass without limits"
-		told := func() (n, requests int) {
-			for _, line := range log.lines("level=ERROR", "critical=true", line, "rule=search") {
+		counted := func(words ...string) (n, requests int) {
+			for _, line := range log.lines(words...) {
 				_, after, _ := strings.Cut(line, "requests=")
 				count := 0
 				fmt.Sscan(after, &count)
 				n, requests = n+1, requests+count
 			}
 			return n, requests
+		}
+		told := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
+		ended := func() (n, requests int) {
+			return counted("level=WARN", "requests passed without limits", "until=2000-01-01T00:00:34Z")
 		}
 		pass := func(n int) {
 			for range n {
@@ -200,12 +218,18 @@ func TestRequestsThatPassUnlimitedSoundTheAlarm(t *testing.T) {
 			pass(100)
 			time.Sleep(time.Second)
 		}
+		if n, requests := told(); n != 4 || requests != 3002 {
+			t.Errorf("in 35 s, %d lines tell of %d requests; want 4, with those before the last:\n%s", n, requests, log)
+		}
 		time.Sleep(20 * time.Second)
-		if n, requests := told(); n != 5 || requests != 3501 {
-			t.Errorf("of 3501 requests in 35 s, %d are told in %d lines; want 5:\n%s", requests, n, log)
+		if n, _ := told(); n != 4 {
+			t.Errorf("when it is over, it is told as if it were not:\n%s", log)
+		}
+		if n, requests := ended(); n != 1 || requests != 3501 || len(log.lines("critical")) != 4 {
+			t.Errorf("%d lines tell that %d requests passed; want 1, 3501:\n%s", n, requests, log)
 		}
 		pass(1)
-		if n, requests := told(); n != 6 || requests != 3502 {
+		if n, requests := told(); n != 5 || requests != 3003 {
 			t.Errorf("when it begins again, %d lines tell of it", n)
 		}
 		t.Logf("counted: %d requests without limits, told in 6 lines", 3502)
@@ -225,6 +249,7 @@ func TestTheRightThatIsMissingIsNamed(t *testing.T) {
 		{refused("NOPERM this user has no permissions to access one of the keys used as arguments"), "~shop*"},
 		{refused("NOPERM No permissions to access a key"), "~shop*"},
 		{refused("WRONGPASS invalid username-password pair or user is disabled."), "the store's setting with a user and password that are let in"},
+		{refused("ERR The user executing the script can't run this command or subcommand script: 1, on @user_script:4.; the user needs the right +set"), "+set"},
 		{refused("ERR The user executing the script can't run this command or subcommand script"), "a command that the scripts run; docs/architecture.md has them all"},
 		{&redisstore.Error{Class: redisstore.Unready, Cause: redisstore.ReplyError("LOADING")}, ""},
 		{errors.New("run the 'x' command"), ""},

@@ -83,7 +83,7 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 	for i, text := range broken {
 		replaceFile(t, flags["config"], text)
 		again()
-		if lines := r.log.lines("level=ERROR", "not taken up; the rules stay as they were", "policy="+flags["config"], "err="); len(lines) <= i {
+		if lines := r.log.lines("level=ERROR", "not taken up; the rules stay as they were", "policy="+flags["config"]); len(lines) <= i {
 			t.Errorf("after %.40q: logged %s", text, r.log)
 		}
 		if n := allowed(fmt.Sprint("broken", i)); n != 1 || r.metric(successful) != "0" || r.metric(failures) == "0" {
@@ -110,4 +110,45 @@ func TestBrokenPolicyChangesNothing(t *testing.T) {
 		return strings.Contains(r.mustGet("http://"+r.Admin+"/metrics", 200), `rule="one"`)
 	})
 	t.Logf("counted: %d broken policies that changed nothing", len(broken))
+}
+
+func TestMistakesOfAPolicyAreLinesOfTheirOwnAndFew(t *testing.T) {
+	const good = "rules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n"
+	flags := limitedBy(t, good, nil)
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	const header = "the policy file was not taken up"
+	for _, c := range []struct{ mistakes, told, more int }{{1, 1, 0}, {5, 5, 0}, {40, 5, 35}} {
+		text := "rules:\n"
+		for i := range c.mistakes {
+			text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: everyone, limits: [{rate: fast}]}\n", i, i)
+		}
+		before := r.log.String()
+		replaceFile(t, flags["config"], text)
+		reload <- nil
+		reload <- nil
+		log := new(logged)
+		log.Write([]byte(strings.TrimPrefix(r.log.String(), before)))
+		times := len(log.lines("level=ERROR", header, fmt.Sprintf("mistakes=%d", c.mistakes))) // the watcher may have seen the file, too
+		told, more := log.lines("level=ERROR", "rules.yaml:"), log.lines("level=ERROR", fmt.Sprintf("and %d more; penstock validate shows all", c.more))
+		if times == 0 || len(told) != times*c.told || len(more) != times*min(c.more, 1) {
+			t.Errorf("of %d mistakes, %d are told, and in %d lines that there are more:\n%s", c.mistakes, len(told), len(more), log)
+		}
+		for line := range strings.Lines(log.String()) {
+			if len(line) > 500 {
+				t.Errorf("a line of %d bytes: %.100s …", len(line), line)
+			}
+		}
+		body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200)
+		if !strings.Contains(body, "\npolicy refused: the rules of 20") || !strings.HasSuffix(body, "Z stay\nok\n") {
+			t.Errorf("with a broken policy the gate says %q", body)
+		}
+	}
+	replaceFile(t, flags["config"], good)
+	reload <- nil
+	reload <- nil
+	if body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); !strings.HasSuffix(body, "\npolicy ok\nok\n") {
+		t.Errorf("with a good one it says %q", body)
+	}
+	t.Log("counted: 46 mistakes in policies, of which 11 are told")
 }

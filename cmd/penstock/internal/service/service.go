@@ -88,7 +88,9 @@ type service struct {
 	policy  Policy // that it began with
 
 	mu      sync.Mutex
-	reloads int // of the policy file
+	reloads int       // of the policy file
+	since   time.Time // the rules in force are so
+	refused bool      // what the policy file holds now
 
 	listen, admin           net.Listener // admin is nil if it is off
 	gateServer, adminServer *http.Server
@@ -140,28 +142,28 @@ func (s *service) open(life context.Context) error {
 	return s.openListeners(life)
 }
 
-// reach asks whether the store is there.
+// reach asks whether the store decides. Connections must be made first, so it takes longer than a decision may.
 func (s *service) reach(ctx context.Context) error {
 	const patience = 3 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := s.store.ping(ctx)
+	err := s.store.decides(ctx)
 	if err == nil {
 		return nil
 	}
 	if s.Settings.RequireStore {
 		return fmt.Errorf("store %s (%s): %w", s.Settings.StoreName(), s.Settings.Source("store"), err)
 	}
-	s.health.failing.Store(true)
+	s.health.begin(reasonOf(err))
 	s.Log.Warn("the store does not answer; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
 	return nil
 }
 
-// ping asks the store, for as long as a decision may.
-func (s *service) ping(ctx context.Context) error {
+// decides asks whether the store does, for as long as a decision may.
+func (s *service) decides(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
 	defer cancel()
-	return s.store.ping(ctx)
+	return s.store.decides(ctx)
 }
 
 // watch looks each second after what no request may come to tell of, until ctx ends.
@@ -175,8 +177,8 @@ func (s *service) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.health.look(ctx, s.ping)
-			s.alarm.remind()
+			s.health.look(ctx, s.decides)
+			s.alarm.quiet()
 		case <-seldom.C:
 			s.memory.look(ctx)
 		}
@@ -339,17 +341,28 @@ func (s *service) awaitIdle(ctx context.Context) {
 // checks are what /readyz tells.
 func (s *service) checks() []admin.Check {
 	return []admin.Check{
-		{Name: "gate", Run: func(context.Context) admin.State {
+		{Name: "gate", Run: func(context.Context) (admin.State, string) {
 			if s.draining.Load() {
-				return admin.Down
+				return admin.Down, ""
 			}
-			return admin.OK
+			return admin.OK, ""
 		}},
-		{Name: "store", Run: func(ctx context.Context) admin.State {
-			if s.health.failing.Load() || s.ping(ctx) != nil {
-				return admin.Degraded
+		{Name: "store", Run: func(ctx context.Context) (admin.State, string) {
+			if reason := s.health.now(); reason != "" {
+				return admin.Degraded, "degraded: " + reason
 			}
-			return admin.OK
+			if err := s.decides(ctx); err != nil {
+				return admin.Degraded, "degraded: " + reasonOf(err)
+			}
+			return admin.OK, ""
+		}},
+		{Name: "policy", Run: func(context.Context) (admin.State, string) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.refused { // a restart, or another gate, would be worse off
+				return admin.OK, "refused: the rules of " + s.since.UTC().Format(time.RFC3339) + " stay"
+			}
+			return admin.OK, ""
 		}},
 	}
 }

@@ -263,7 +263,7 @@ func TestStoreMayComeUpLater(t *testing.T) {
 	}
 	await(t, "the store to be found", func() bool {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
-		return body == "gate ok\nstore ok\nok\n"
+		return body == "gate ok\nstore ok\npolicy ok\nok\n"
 	})
 	if len(r.log.lines("level=INFO", "the store answers again")) != 1 { // though no request came
 		t.Errorf("logged %s", r.log)

@@ -85,6 +85,20 @@ func size(field func(*Settings) *int64, zero bool, largest int64) setter {
 	}
 }
 
+func count(field func(*Settings) *int64, most int64) setter {
+	return func(s *Settings, text string) error {
+		n, err := strconv.ParseInt(text, 10, 64)
+		switch {
+		case err != nil && !errors.Is(err, strconv.ErrRange):
+			return fmt.Errorf("it is not a whole number; write one from 1 to %d", most)
+		case n < 1 || n > most:
+			return fmt.Errorf("it is out of bounds; write a whole number from 1 to %d", most)
+		}
+		*field(s) = n
+		return nil
+	}
+}
+
 func address(field func(*Settings) *string) setter {
 	return func(s *Settings, text string) error {
 		_, port, err := net.SplitHostPort(text)
@@ -150,7 +164,8 @@ func setStore(s *Settings, text string) error {
 		s.Store = ""
 	}
 	if s.Store != "" && !strings.Contains(s.Store, "://") {
-		return errors.New("it is not a URL; write redis://host:6379, or memory")
+		return errors.New("it is not a URL; write redis://host:6379, rediss://host:6379 for TLS, unix:///path/of.sock, redis+sentinel://host:26379/name, " +
+			"redis+cluster://host:6379, or memory")
 	}
 	return nil
 }

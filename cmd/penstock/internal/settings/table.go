@@ -49,8 +49,8 @@ var Table = []Row{
 	{Name: "demo", Default: "false", NotFile: true, set: toggle(func(s *Settings) *bool { return &s.Demo }),
 		Help: "bring a small upstream along, and rules if config is not set, to try limits on"},
 
-	{Name: "store", Value: "url", Secret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
-		Help: "where counters live: redis://host:6379, rediss://…, redis+sentinel://…, redis+cluster://…; memory (the default) is for one process"},
+	{Name: "store", Default: "memory", Value: "url", Secret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
+		Help: "where counters live: redis://host:6379, rediss://…, redis+sentinel://…, redis+cluster://…, unix:///path/of.sock; memory is for one process"},
 	{Name: "prefix", Default: "ps", Value: "text", set: text(func(s *Settings) *string { return &s.Prefix }),
 		Help: "how the names of keys in Redis begin; gates that share limits share it"},
 	{Name: "secret", Value: "text", Secret: true, set: func(s *Settings, text string) error { s.Secret = []byte(text); return nil },
@@ -60,7 +60,7 @@ var Table = []Row{
 	{Name: "store-timeout", Default: "25ms", Value: "duration",
 		set:  duration(func(s *Settings) *time.Duration { return &s.StoreTimeout }, false, time.Minute),
 		Help: "how long a decision may wait for the store; then it is made without, as on_failure says"},
-	{Name: "instances", Default: "1", Value: "number", set: size(func(s *Settings) *int64 { return &s.Instances }, false, 10_000),
+	{Name: "instances", Default: "1", Value: "number", set: count(func(s *Settings) *int64 { return &s.Instances }, 10_000),
 		Help: "how many gates there are at least: with on_failure local, each allows its share while the store gives no answer. Those on one Redis are counted " +
 			"too, and the larger number holds"},
 
@@ -105,7 +105,7 @@ var Table = []Row{
 	{Name: "max-body", Default: "0", Value: "size", set: size(func(s *Settings) *int64 { return &s.MaxBody }, true, 1<<50),
 		Help: "how large a request's body may be; more gets 413. The default, 0, is any: bodies stream through and are never held, and " +
 			"the upstream knows what it takes"},
-	{Name: "max-connections", Default: "10000", Value: "number", set: size(func(s *Settings) *int64 { return &s.MaxConnections }, false, 1e6),
+	{Name: "max-connections", Default: "10000", Value: "number", set: count(func(s *Settings) *int64 { return &s.MaxConnections }, 1e6),
 		Help: "how many clients may be connected; more wait in the kernel's queue until one leaves"},
 
 	{Name: "log-format", Default: "text", Value: "text|json",
