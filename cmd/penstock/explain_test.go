@@ -56,7 +56,7 @@ rules    ride-request applies: the most specific
      always         20 at once, and 10 per 1s
      denials        no more; what is given back elsewhere is seen within 1s
      store fails    no more, while this is the only instance
-     store returns  20 units more around the end, since nothing is charged afterwards
+     store returns  20 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later
      store forgets  20 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)
      clock forward  20 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill
 `,
@@ -101,7 +101,7 @@ rules    ride-request applies: the most specific
         {
           "when": "store returns",
           "over": 20,
-          "text": "20 units more around the end, since nothing is charged afterwards"
+          "text": "20 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later"
         },
         {
           "when": "store forgets",
