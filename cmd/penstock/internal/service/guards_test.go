@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -104,7 +105,10 @@ func TestAStoreThatDoesNotDecideIsNotTakenForOneThatDoes(t *testing.T) {
 			flags := limitedBy(t, policy, map[string]string{"store": url, "require-store": "true"})
 			o := options(t, nil, flags)
 			o.Gate = limitsOf(t, flags, nil)
-			if err := Run(t.Context(), o); !errors.Is(err, penstock.ErrUnavailable) {
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			o.Started = func(Addresses) { stop() }
+			if err := Run(ctx, o); !errors.Is(err, penstock.ErrUnavailable) {
 				t.Fatalf("a gate that requires its store runs: %v", err)
 			}
 			delete(flags, "require-store")
