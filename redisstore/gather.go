@@ -24,7 +24,11 @@ type gatherer struct {
 
 const (
 	maxFlying = 2
-	worthy    = 8 // asks that a bunch needs to go although another is under way; as many cost the server some 25 µs, and a script 10
+
+	// What a bunch needs to go although another is under way, so that neither side waits for the other: as many asks cost the server some
+	// 25 µs, and a script 10; as many callers keep the client as busy.
+	worthyAsks    = 8
+	worthyCallers = 24
 )
 
 // decide decides the call's charges as soon as they may fly.
@@ -132,7 +136,7 @@ func (g *gatherer) leave(w *waiting, cause error) error {
 
 // worthyLocked tells whether the next bunch goes although another is under way.
 func (g *gatherer) worthyLocked() bool {
-	return len(g.queue) > 1 || len(g.queue) == 1 && len(g.queue[0].asks) >= worthy
+	return len(g.queue) > 1 || len(g.queue) == 1 && (len(g.queue[0].asks) >= worthyAsks || g.queue[0].callers >= worthyCallers)
 }
 
 func (g *gatherer) takeLocked() *bunch {

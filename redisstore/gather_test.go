@@ -206,6 +206,28 @@ func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
 	}
 }
 
+// Many who ask the same do not wait for it either.
+func TestACrowdGoesBesideTheBunchUnderWay(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	calls = append(calls, g.ask("c", 1))
+	g.gathered(1)
+	g.client.pass(1)
+	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	for range 23 {
+		calls = append(calls, g.ask("hot", 1))
+	}
+	g.gathered(23)
+	g.client.pass(1) // of two that are under way
+	calls = append(calls, g.ask("hot", 1))
+	g.await("the crowd to have gone", func() bool { return g.client.scripts.Load() == 4 })
+	go g.client.pass(2)
+	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 4 {
+		t.Errorf("%d of %d were granted in %d scripts; want all in 4", granted, len(calls), g.client.scripts.Load())
+	}
+}
+
 // Whoever goes away before the script is sent is charged nothing, and others are served.
 func TestWhoLeavesBeforeItIsSentIsNotCharged(t *testing.T) {
 	server := redistest.Start(t)
