@@ -29,8 +29,8 @@ type TimeoutOptions struct {
 // more. It needs a store that ends with its context, as those of redisstore do.
 //
 // What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have been made. What exceeds InFlight is not
-// asked for at all: its error wraps ErrShed too. A breaker learns nothing from callers whose own deadline leaves the store less than half
-// of After.
+// asked for at all: its error wraps ErrShed too. A breaker learns nothing from questions that had less than half of After, as of callers with
+// deadlines of their own, or as the last of several for one decision.
 func Timeout(o TimeoutOptions) penstock.Decorator {
 	if o.InFlight <= 0 {
 		o.InFlight = 4096
@@ -61,21 +61,29 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	if t.after < 0 {
 		return t.next.Decide(ctx, charges)
 	}
+	left := t.after
 	bounded, inherited := ctx.(*deadline)
 	if !inherited {
 		bounded = newDeadline(ctx, t.after)
 		defer bounded.end()
-	} else if !time.Now().Before(bounded.at) {
+	} else if left = time.Until(bounded.at); left <= 0 {
 		return penstock.Decision{}, &lateError{t.after}
 	}
 	d, err := t.next.Decide(bounded, charges)
 	if err == nil || bounded.Err() == nil {
 		return d, err
 	}
-	switch caller := callersErr(bounded); {
-	case caller == nil && !errors.Is(err, penstock.ErrUnavailable):
-		err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, t.after, err)
-	case caller == context.DeadlineExceeded && time.Until(bounded.at) > t.after/2:
+	switch callersErr(bounded) {
+	case context.Canceled:
+		return d, err
+	case context.DeadlineExceeded: // the caller's own
+		left -= time.Until(bounded.at)
+	case nil:
+		if !errors.Is(err, penstock.ErrUnavailable) {
+			err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, t.after, err)
+		}
+	}
+	if left < t.after/2 {
 		err = &uncounted{err}
 	}
 	return d, err
@@ -111,7 +119,7 @@ func callersErr(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// An uncounted error tells nothing of the store, so no breaker counts it: its caller left it little time.
+// An uncounted error tells nothing of the store, so no breaker counts it: it had little time.
 type uncounted struct{ error }
 
 // Counts tells that the error is not the store's.

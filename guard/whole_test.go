@@ -203,3 +203,36 @@ func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
 		})
 	}
 }
+
+// A decision that asks many shards may run out of time though each answers soon. That is no failure of theirs.
+func TestManyQuestionsForOneDecisionDoNotOpenTheBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			select {
+			case <-time.After(7 * time.Millisecond):
+				return store.store.Decide(ctx, charges)
+			case <-ctx.Done():
+				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, ctx.Err())
+			}
+		})
+		s := guard.Standard(store, guard.Options{
+			DenyFor: -1, Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Shards: 8} },
+		})
+		defer s.Close()
+		limit, local := ready(t, penstock.PerDay(100)), 0
+		for range 300 {
+			if d, err := s.Decide(t.Context(), one(limit, "k")); err != nil {
+				t.Fatal(err)
+			} else if d.Source == penstock.FromFallback {
+				local++
+			}
+			if state := s.Stats().Breakers[""]; state != guard.StateClosed {
+				t.Fatalf("the breaker of a store that answers after 7ms is %v", state)
+			}
+		}
+		if local == 0 {
+			t.Error("no decision ran out of time; is the test still right?")
+		}
+	})
+}
