@@ -142,8 +142,10 @@ func (d *DenyCache) ask(ctx context.Context, q *question, charges []penstock.Cha
 // askOnce asks for all who come while the answer is under way.
 func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
 	if d.after > 0 {
-		bounded := newDeadline(ctx, d.after)
-		defer bounded.end()
+		bounded, own := deadlineOf(ctx, d.after)
+		if own {
+			defer bounded.end()
+		}
 		ctx = bounded
 	}
 	answered, first := ended.turn()

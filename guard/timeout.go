@@ -62,9 +62,8 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		return t.next.Decide(ctx, charges)
 	}
 	left := t.after
-	bounded, inherited := ctx.(*deadline)
-	if !inherited {
-		bounded = newDeadline(ctx, t.after)
+	bounded, own := deadlineOf(ctx, t.after)
+	if own {
 		defer bounded.end()
 	} else if left = time.Until(bounded.at); left <= 0 {
 		return penstock.Decision{}, &lateError{t.after}
@@ -97,18 +96,21 @@ func within(after time.Duration) penstock.Decorator {
 			return next
 		}
 		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			if _, inherited := ctx.(*deadline); inherited {
-				return next.Decide(ctx, charges)
+			bounded, own := deadlineOf(ctx, after)
+			if own {
+				defer bounded.end()
 			}
-			bounded := newDeadline(ctx, after)
-			defer bounded.end()
 			return next.Decide(bounded, charges)
 		})
 	}
 }
 
-func newDeadline(ctx context.Context, after time.Duration) *deadline {
-	return &deadline{Context: ctx, at: time.Now().Add(after)}
+// deadlineOf is the decision's deadline. If it has none yet, the caller owns it, and ends it.
+func deadlineOf(ctx context.Context, after time.Duration) (d *deadline, own bool) {
+	if d, inherited := ctx.(*deadline); inherited {
+		return d, false
+	}
+	return &deadline{Context: ctx, at: time.Now().Add(after)}, true
 }
 
 // callersErr tells whether the caller has gone away, or wants to wait no longer. That the guards' own deadline has passed is not meant.
