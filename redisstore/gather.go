@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A gatherer has two scripts under way at most. Callers that come meanwhile wait, and go together in the next script: back-pressure
-// gathers them, and no timer. Each has the answer that it would have had alone, in some order.
+// A gatherer has two scripts under way, or three if there is much to ask. Callers that come meanwhile wait, and go together in the next
+// script: back-pressure gathers them, and no timer. Each has the answer that it would have had alone, in some order.
 type gatherer struct {
 	store   *Store
 	mu      sync.Mutex
@@ -22,19 +22,19 @@ type gatherer struct {
 	queue   []*bunch // the first goes next
 }
 
+// What a bunch needs to go although others are under way, so that neither side waits for the other: as many asks cost the server some 25 µs, and a
+// script 10; as many callers keep the client as busy. With a third under way the server finds the next when it has answered one, however long the client
+// takes; it pays for itself only where there is much to ask.
 const (
-	maxFlying = 2
-
-	// What a bunch needs to go although another is under way, so that neither side waits for the other: as many asks cost the server some
-	// 25 µs, and a script 10; as many callers keep the client as busy.
-	worthyAsks    = 8
-	worthyCallers = 24
+	secondAsks    = 8
+	secondCallers = 24
+	thirdAsks     = 16
 )
 
 // decide decides the call's charges as soon as they may fly.
 func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, error) {
 	g.mu.Lock()
-	if g.flying < maxFlying && g.bunches == 0 && len(g.queue) == 0 {
+	if g.flying < 2 && g.bunches == 0 && len(g.queue) == 0 {
 		g.flying++
 		g.mu.Unlock()
 		d, err := g.store.alone(ctx, c)
@@ -44,7 +44,7 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 		return d, err
 	}
 	done := g.joinLocked(ctx, c)
-	if g.flying < maxFlying && g.worthyLocked() {
+	if g.worthyLocked(g.flying) {
 		g.flying++
 		go g.fly(g.takeLocked())
 	}
@@ -134,9 +134,20 @@ func (g *gatherer) leave(w *waiting, cause error) error {
 	return tooLate(cause)
 }
 
-// worthyLocked tells whether the next bunch goes although another is under way.
-func (g *gatherer) worthyLocked() bool {
-	return len(g.queue) > 1 || len(g.queue) == 1 && (len(g.queue[0].asks) >= worthyAsks || g.queue[0].callers >= worthyCallers)
+// worthyLocked tells whether the next bunch goes although so many others are under way.
+func (g *gatherer) worthyLocked(others int) bool {
+	if len(g.queue) == 0 {
+		return false
+	}
+	switch first := g.queue[0]; others {
+	case 0:
+		return true
+	case 1:
+		return len(g.queue) > 1 || len(first.asks) >= secondAsks || first.callers >= secondCallers
+	case 2:
+		return len(first.asks) >= thirdAsks
+	}
+	return false
 }
 
 func (g *gatherer) takeLocked() *bunch {
@@ -152,7 +163,7 @@ func (g *gatherer) next(bunches int) *bunch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.bunches -= bunches
-	if len(g.queue) == 0 || g.bunches > 0 && !g.worthyLocked() {
+	if !g.worthyLocked(g.bunches) {
 		g.flying--
 		return nil
 	}

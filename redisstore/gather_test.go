@@ -98,6 +98,17 @@ func (g *gathering) fly() []*asked {
 	return first
 }
 
+// flyThree makes three scripts fly, so that all others gather, however much they ask.
+func (g *gathering) flyThree() []*asked {
+	g.Helper()
+	calls := g.fly()
+	for i := range 16 {
+		calls = append(calls, g.ask(fmt.Sprint("many", i), 1))
+	}
+	g.await("three scripts to fly", func() bool { return g.client.scripts.Load() == 3 })
+	return calls
+}
+
 // gathered waits until n callers wait.
 func (g *gathering) gathered(n int) {
 	g.Helper()
@@ -141,14 +152,14 @@ func TestCallersThatWaitGoTogether(t *testing.T) {
 func TestNoMoreThan64GoTogether(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
-	calls := g.fly()
+	calls := g.flyThree()
 	for i := range 200 {
 		calls = append(calls, g.ask(fmt.Sprint(i), 1))
 	}
 	g.gathered(200)
-	g.client.pass(2 + 4)
-	if granted := g.granted(calls); granted != 202 || g.client.scripts.Load() != 6 {
-		t.Errorf("%d of 202 were granted in %d scripts; want all in 6", granted, g.client.scripts.Load())
+	g.client.pass(3 + 4)
+	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 7 {
+		t.Errorf("%d of %d were granted in %d scripts; want all in 7", granted, len(calls), g.client.scripts.Load())
 	}
 }
 
@@ -225,6 +236,31 @@ func TestACrowdGoesBesideTheBunchUnderWay(t *testing.T) {
 	go g.client.pass(2)
 	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 4 {
 		t.Errorf("%d of %d were granted in %d scripts; want all in 4", granted, len(calls), g.client.scripts.Load())
+	}
+}
+
+// Where there is much to ask a third script goes; not a fourth, and not for many who ask the same.
+func TestAThirdGoesIfThereIsMuchToAsk(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.fly()
+	for range 100 {
+		calls = append(calls, g.ask("hot", 1))
+	}
+	g.gathered(100)
+	for i := range 14 {
+		calls = append(calls, g.ask(fmt.Sprint(i), 1))
+	}
+	g.gathered(114)
+	calls = append(calls, g.ask("fifteen", 1))
+	g.await("a third script", func() bool { return g.client.scripts.Load() == 3 })
+	for i := range 40 {
+		calls = append(calls, g.ask(fmt.Sprint(i), 1))
+	}
+	g.gathered(40)
+	g.client.pass(4)
+	if granted := g.granted(calls); granted != 2+30+15+40 || g.client.scripts.Load() != 4 {
+		t.Errorf("%d of %d were granted in %d scripts; want 87 in 4", granted, len(calls), g.client.scripts.Load())
 	}
 }
 
@@ -439,7 +475,7 @@ func TestAScriptIsAsPatientAsItsMostPatientCaller(t *testing.T) {
 func TestBatchesOfAllKindsGather(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
-	calls := g.fly()
+	calls := g.flyThree()
 	kinds := [][]penstock.Charge{
 		{{Limit: penstock.PerHour(10), Cost: 1}},
 		{{Limit: penstock.PerHour(10).With(penstock.SlidingLog), Cost: 1}},
@@ -470,7 +506,7 @@ func TestBatchesOfAllKindsGather(t *testing.T) {
 	if granted := g.granted(calls); granted != len(calls) {
 		t.Errorf("%d of %d were granted", granted, len(calls))
 	}
-	if scripts := g.client.scripts.Load(); scripts > 2+5 {
+	if scripts := g.client.scripts.Load(); scripts > 3+5 {
 		t.Errorf("they took %d scripts", scripts)
 	}
 }
