@@ -155,9 +155,7 @@ func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock
 		return d.ask(ctx, q, charges)
 	}
 	d.waited.Add(1)
-	select {
-	case <-answered:
-	case <-ctx.Done():
+	if !await(ctx, answered) {
 		if err := callersErr(ctx); err != nil {
 			return penstock.Decision{}, err
 		}

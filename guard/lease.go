@@ -41,8 +41,9 @@ type LeaseOptions struct {
 //
 // A block is what the key needs here in half a Life, but at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count,
 // divided by the number of instances. Below 2, nothing is leased. A key passes until its demand has been seen for a quarter of a Life.
-// When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is left, and not behind more
-// callers than it can serve. At most one draw per key and combination of limits is under way.
+// When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is left. A draw asks for a block, and for as much
+// as those need who wait when it is sent; who comes later waits for a part of the block, and not behind more callers than it serves. At most
+// one draw per key and combination of limits is under way.
 // A limit that is charged in several combinations under a key is leased for one of them at a time.
 //
 // What is left is given back when nobody has asked for half a Life, shortly before it expires, and by Close; but only as far as it still

@@ -4,20 +4,64 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 
 	"github.com/penstock/penstock"
 )
 
-// A flight is a draw under way. Its outcome is set before done is closed: an error, a denial, or neither, and then who waits
-// looks for what it needs.
+// A flight is a draw under way. It asks for a block, and for what those need who wait when it is sent: theirs is not drawn in advance, but decided
+// by the store while they wait, as without a lease. Those who come later wait for a part of the block. Its outcome is set before done is closed:
+// an error, a denial, or neither.
 type flight struct {
-	done     chan struct{}
-	size     int64 // asked for
-	promised int64 // to those who wait
-	denial   penstock.Decision
-	denied   bool
-	err      error
+	done   chan struct{}
+	sent   bool
+	block  int64 // units in advance
+	early  party
+	late   party
+	over   time.Duration // when its answer was here
+	denial penstock.Decision
+	denied bool
+	err    error
+}
+
+// boardLocked lets a caller wait for the flight. If that brings too little, there is no party for it.
+func (f *flight) boardLocked(p *leasePool, cost int64) *party {
+	party, most := &f.early, int64(penstock.MaxCost/2)
+	if f.sent {
+		party, most = &f.late, f.block+p.left()
+	}
+	if cost > most-party.needs {
+		return nil
+	}
+	party.needs += cost
+	return party
+}
+
+// A party are those who wait for a flight, for units of one origin.
+type party struct {
+	needs int64 // of those who have not gone
+	share int64 // what is there for them, once the flight is over
+}
+
+// takeLocked lets a caller go, with its part if that is there, and with what is missing from the blocks; or with nothing.
+func (w *party) takeLocked(k *leasedKey, p *leasePool, now time.Duration, cost int64, exact bool) bool {
+	part := min(w.share, cost)
+	taken := part == cost || k.takeLocked(p, now, cost-part, exact)
+	if taken {
+		w.share -= part
+	}
+	w.leaveLocked(k, cost)
+	return taken
+}
+
+// leaveLocked lets a caller go. What the last leave behind is charged and not spent, as what a store grants to somebody who is gone.
+func (w *party) leaveLocked(k *leasedKey, cost int64) {
+	if w.needs -= cost; w.needs == 0 {
+		k.counts.spent -= w.share
+		k.counts.expired += w.share
+		w.share = 0
+	}
 }
 
 // spend answers a batch from what is leased, with a draw if need be, or lets it pass.
@@ -46,15 +90,19 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	if f == nil {
 		f = l.drawLocked(ctx, k, p, now, cost)
 	}
-	if f == nil || f.promised+cost > f.size+p.left() {
+	if f == nil {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
-	f.promised += cost
+	party := f.boardLocked(p, cost)
+	if party == nil {
+		return l.passAndUnlock(ctx, k, p, now, charges)
+	}
 	k.mu.Unlock()
 
-	select {
-	case <-f.done:
-	case <-ctx.Done():
+	if !await(ctx, f.done) {
+		k.mu.Lock()
+		party.leaveLocked(k, cost)
+		k.mu.Unlock()
 		return l.late(ctx, charges)
 	}
 	if f.err != nil {
@@ -64,13 +112,16 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 		return f.denial, nil
 	}
 	k.mu.Lock()
-	now = l.now()
-	if k.takeLocked(p, now, cost, l.options.Exact) {
-		d = p.answer(now, cost)
-		k.mu.Unlock()
-		return d, nil
+	now = f.over
+	if party.share < cost {
+		now = l.now()
 	}
-	return l.passAndUnlock(ctx, k, p, now, charges)
+	if !party.takeLocked(k, p, now, cost, l.options.Exact) {
+		return l.passAndUnlock(ctx, k, p, now, charges)
+	}
+	d = p.answer(now, cost)
+	k.mu.Unlock()
+	return d, nil
 }
 
 // passAndUnlock lets the store decide a batch. If that has probably too little left, it first gets back what is here.
@@ -118,7 +169,7 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	if block < leastBlock || size < 1 || cost > block-p.coming || k.sharedLocked(p) || !l.begin() {
 		return nil
 	}
-	f := &flight{done: make(chan struct{}), size: size}
+	f := &flight{done: make(chan struct{}), block: size}
 	p.flight, p.block = f, block
 	go l.draw(context.WithoutCancel(ctx), k, p, f)
 	return f
@@ -140,21 +191,28 @@ func (l *Lease) blockOf(p *leasePool) int64 {
 // draw asks the store and tells those who wait.
 func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight) {
 	defer l.work.Done()
+	runtime.Gosched() // those who are about to ask come along
+	k.mu.Lock()
+	f.sent = true
+	p.block = max(p.block, l.blockOf(p))
+	f.block = p.block - p.held() // what was there may be spent by now
+	size := f.block + f.early.needs
+	k.mu.Unlock()
 	charges := make([]penstock.Charge, len(p.parts))
 	for i := range charges {
-		charges[i] = penstock.Charge{Key: k.name.key, Limit: p.parts[i].limit, Cost: f.size, Mode: penstock.Draw}
+		charges[i] = penstock.Charge{Key: k.name.key, Limit: p.parts[i].limit, Cost: size, Mode: penstock.Draw}
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.life) // after which an answer is of no use
 	defer cancel()
 	sent := l.now()
 	d, err := l.next.Decide(bounded, charges)
 	if err != nil && !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, penstock.ErrInvalid) {
-		err = fmt.Errorf("%w: a draw of %d units within %v: %v", penstock.ErrUnavailable, f.size, l.life, err)
+		err = fmt.Errorf("%w: a draw of %d units within %v: %v", penstock.ErrUnavailable, size, l.life, err)
 	}
 
 	k.mu.Lock()
 	now := l.now()
-	p.flight = nil
+	p.flight, f.over = nil, now
 	k.counts.draws++
 	var refunds []refund
 	switch {
@@ -169,12 +227,12 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 			p.direct = now + l.life
 		}
 	case d.Source != penstock.FromStore:
-		units := least(&d, f.size)
+		units := least(&d, size)
 		k.counts.drawn += units
 		k.counts.lost += units
 		p.direct = now + l.life
 	default:
-		refunds = l.receiveLocked(k, p, f, &d, sent, now)
+		refunds = l.receiveLocked(k, p, f, &d, size, sent, now)
 	}
 	k.mu.Unlock()
 	close(f.done)
@@ -184,12 +242,21 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 }
 
 // receiveLocked keeps what a draw has brought. What it brought unequally, too late, or after Close, is to be given back.
-func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock.Decision, sent, now time.Duration) (refunds []refund) {
-	b := leaseBlock{left: least(d, f.size), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
-	if b.left < f.size {
+func (l *Lease) receiveLocked(
+	k *leasedKey, p *leasePool, f *flight, d *penstock.Decision, size int64, sent, now time.Duration,
+) (refunds []refund) {
+	units := least(d, size)
+	if units < size {
 		p.quiet = now + l.life/16
 	}
-	k.counts.drawn += b.left
+	room := p.block - p.held()
+	if units >= f.early.needs || units > room {
+		f.early.share = min(units, f.early.needs)
+	} // or else they look for it in the block, so that nothing is lost if it serves none of them
+	b := leaseBlock{left: min(units-f.early.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
+	k.counts.drawn += units
+	k.counts.spent += f.early.share
+	k.counts.expired += units - f.early.share - b.left // of those who left meanwhile
 	lasts, drained := b.expires, false
 	var extra []penstock.Charge
 	for i := range p.parts {
@@ -201,7 +268,7 @@ func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock
 		} else if l.options.Exact && b.resets[i] < lasts {
 			lasts, drained = b.resets[i], true
 		}
-		more := s.Granted - b.left
+		more := s.Granted - units
 		if more <= 0 || part.kind == drains && l.options.Exact {
 			continue
 		}
@@ -237,6 +304,10 @@ func (l *Lease) receiveLocked(k *leasedKey, p *leasePool, f *flight, d *penstock
 		free = 1
 	}
 	p.blocks[free] = b
+	if f.early.share == f.early.needs {
+		f.late.share = min(f.late.needs, k.spendableLocked(p, now, l.options.Exact))
+		k.spendLocked(p, now, f.late.share)
+	}
 	l.armLocked(k, p, now)
 	return refunds
 }

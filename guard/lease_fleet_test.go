@@ -1,8 +1,10 @@
 package guard_test
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -41,10 +43,10 @@ func newLeaseFleet(t *testing.T, seed uint64, limit penstock.Limit, n int, o gua
 	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: ready(t, limit), start: time.Now(), o: o}
 }
 
-func (f *leaseFleet) admit(units int64) {
+func (f *leaseFleet) admit(at time.Time, units int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.admitted = append(f.admitted, admission{time.Since(f.start), units})
+	f.admitted = append(f.admitted, admission{at.Sub(f.start), units})
 }
 
 // A member is one instance, and its link to the store. A crash cuts the link; a pause stops everything in it.
@@ -56,6 +58,7 @@ type member struct {
 	rng      *rand.Rand
 	dead     bool
 	until    time.Time // paused
+	decided  time.Time // by the store: the last draw that came back
 	drawn    int64     // that the store granted and the lease was told
 	returned int64
 	spent    int64
@@ -99,8 +102,9 @@ func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.D
 	}
 	m.fleet.mu.Unlock()
 	if mode == penstock.Spend && d.Allowed {
-		m.fleet.admit(granted)
+		m.fleet.admit(time.Now(), granted)
 	}
+	decided := time.Now()
 	lost := m.chance(200)
 	if lost {
 		time.Sleep(30 * time.Millisecond)
@@ -120,6 +124,7 @@ func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.D
 		return penstock.Decision{}, errDown
 	case mode == penstock.Draw:
 		m.drawn += granted
+		m.decided = decided
 	case mode == penstock.Refund:
 		m.returned += granted
 	}
@@ -162,13 +167,19 @@ func (m *member) run(long time.Duration, pausing bool) {
 	}
 }
 
+// spend asks for units. If that waits for a draw, it counts from when the store decided on that, as without a lease.
 func (m *member) spend(cost int64) (d penstock.Decision, err error) {
+	asked := time.Now()
 	d, err = m.lease.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: m.fleet.limit, Cost: cost}})
 	if err == nil && d.Source == penstock.FromLease {
-		m.fleet.admit(cost)
+		at := time.Now()
 		m.mu.Lock()
 		m.spent += cost
+		if at.After(asked) && m.decided.After(asked) {
+			at = m.decided
+		}
 		m.mu.Unlock()
+		m.fleet.admit(at, cost)
 	}
 	return d, err
 }
@@ -231,6 +242,7 @@ func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
 	}
 	seats.Wait()
 	time.Sleep(10 * time.Second) // what is under way ends
+	slices.SortStableFunc(f.admitted, func(a, b admission) int { return cmp.Compare(a.at, b.at) })
 	for _, a := range f.admitted {
 		all += a.units
 	}

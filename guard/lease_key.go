@@ -259,20 +259,29 @@ func (p *leasePool) short(cost int64) bool {
 	return false
 }
 
-// takeLocked spends the cost, from the older block first, or nothing.
+// takeLocked spends the cost or nothing.
 func (k *leasedKey) takeLocked(p *leasePool, now time.Duration, cost int64, exact bool) bool {
+	if k.spendableLocked(p, now, exact) < cost {
+		return false
+	}
+	k.spendLocked(p, now, cost)
+	return true
+}
+
+// spendableLocked is how much may be spent now.
+func (k *leasedKey) spendableLocked(p *leasePool, now time.Duration, exact bool) int64 {
 	if exact {
 		k.counts.expired += p.drain(now)
 	}
-	old, young := p.blocks[0].spendable(now), p.blocks[1].spendable(now)
-	if old+young < cost {
-		return false
-	}
-	first := min(old, cost)
+	return p.blocks[0].spendable(now) + p.blocks[1].spendable(now)
+}
+
+// spendLocked spends units that may be spent, from the older block first.
+func (k *leasedKey) spendLocked(p *leasePool, now time.Duration, units int64) {
+	first := min(p.blocks[0].spendable(now), units)
 	p.blocks[0].left -= first
-	p.blocks[1].left -= cost - first
-	k.counts.spent += cost
-	return true
+	p.blocks[1].left -= units - first
+	k.counts.spent += units
 }
 
 // spendable is how much of a block may be spent now.

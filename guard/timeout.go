@@ -121,6 +121,26 @@ func callersErr(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// await waits until something is done, and tells whether it is; false: the caller has gone away, or the decision's time is over.
+func await(ctx context.Context, done <-chan struct{}) bool {
+	var late <-chan time.Time
+	if bounded, ok := ctx.(*deadline); ok { // without the timer, and the context, that its Done makes
+		timer := time.NewTimer(time.Until(bounded.at))
+		defer timer.Stop()
+		ctx, late = bounded.Context, timer.C
+	} else if ctx.Done() == nil {
+		<-done
+		return true
+	}
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	case <-late:
+	}
+	return false
+}
+
 // An uncounted error tells nothing of the store, so no breaker counts it: it had little time.
 type uncounted struct{ error }
 
