@@ -27,15 +27,15 @@ type flight struct {
 
 // boardLocked lets a caller wait for the flight. If that brings too little, there is no party for it.
 func (f *flight) boardLocked(p *leasePool, cost int64) *party {
-	party, most := &f.early, int64(penstock.MaxCost/2)
+	w, most := &f.early, int64(penstock.MaxCost/2) // with a block it is still a cost
 	if f.sent {
-		party, most = &f.late, f.block+p.left()
+		w, most = &f.late, f.block+p.left()
 	}
-	if cost > most-party.needs {
+	if cost > most-w.needs {
 		return nil
 	}
-	party.needs += cost
-	return party
+	w.needs += cost
+	return w
 }
 
 // A party are those who wait for a flight, for units of one origin.
@@ -90,18 +90,18 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	if f == nil {
 		f = l.drawLocked(ctx, k, p, now, cost)
 	}
-	if f == nil {
-		return l.passAndUnlock(ctx, k, p, now, charges)
+	var mine *party
+	if f != nil {
+		mine = f.boardLocked(p, cost)
 	}
-	party := f.boardLocked(p, cost)
-	if party == nil {
+	if mine == nil {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
 	k.mu.Unlock()
 
 	if !await(ctx, f.done) {
 		k.mu.Lock()
-		party.leaveLocked(k, cost)
+		mine.leaveLocked(k, cost)
 		k.mu.Unlock()
 		return l.late(ctx, charges)
 	}
@@ -113,10 +113,10 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	}
 	k.mu.Lock()
 	now = f.over
-	if party.share < cost {
+	if mine.share < cost {
 		now = l.now()
 	}
-	if !party.takeLocked(k, p, now, cost, l.options.Exact) {
+	if !mine.takeLocked(k, p, now, cost, l.options.Exact) {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
 	d = p.answer(now, cost)

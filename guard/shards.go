@@ -25,9 +25,9 @@ type SplitOptions struct {
 // than it is ever admitted. S is 32 at most, and no more than the units that there are to divide.
 //
 // A Spend asks one shard at random, and where that denies, the others one after the other, so every unit can be had: a caller is denied
-// when each shard has denied it. One call does while there is much left; a denial takes S, each with a Timeout of its own if that is
-// inside. Put Deny inside too: then a shard that is known to be empty is not asked. A cost that no shard has, but all together have, is
-// taken from several in one batch; where others spend meanwhile, it may be denied in vain.
+// when each shard has denied it. One call does while there is much left; a denial takes S. Where the context's deadline leaves no time for another
+// call, a caller whom some shards have denied is denied, perhaps in vain. Put Deny inside too: then a shard that is known to be empty is not asked. A
+// cost that no shard has, but all together have, is taken from several in one batch; where others spend meanwhile, it may be denied in vain.
 //
 // What else differs from a limit that is not split:
 //
@@ -399,10 +399,17 @@ func asking(c *penstock.Charge) int64 {
 	return 0
 }
 
-// spend makes the charges that are not split and those that spend, all or none.
+// spend makes the charges that are not split and those that spend, all or none. Where the decision's deadline leaves no time for another question, the
+// denials until then stand.
 func (j *job) spend(ctx context.Context) error {
 	var passed error
+	deadline, limited := ctx.Deadline()
+	var longest time.Duration // that a question took
 	for {
+		var sent time.Time
+		if limited {
+			sent = time.Now()
+		}
 		j.clear()
 		for i := range j.charges {
 			j.addSpend(i)
@@ -422,12 +429,19 @@ func (j *job) spend(ctx context.Context) error {
 		if d.Allowed {
 			return nil
 		}
-		if !j.turn() {
-			if passed != nil {
-				return passed
-			}
-			return j.makeSure(ctx)
+		timely := true
+		if limited {
+			now := time.Now()
+			longest = max(longest, now.Sub(sent))
+			timely = deadline.Sub(now) > 2*longest // the next may take longer
 		}
+		if timely && j.turn() {
+			continue
+		}
+		if passed != nil || !timely {
+			return passed
+		}
+		return j.makeSure(ctx)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -563,6 +564,51 @@ func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
 	}
 	if failed == 0 {
 		t.Error("a spend whose outcome is unknown was made again")
+	}
+}
+
+// A denial asks one shard after the other. If the decision's time does not suffice for all of them, what some say is the answer, and no Fallback, which
+// would admit besides the store.
+func TestSplitDeniesByWhatItHadTimeToAsk(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		takes, deadline time.Duration // each question, and the decision
+		asked           int64         // of 8 shards
+	}{
+		{takes: 5 * time.Millisecond, asked: 8},
+		{takes: 5 * time.Millisecond, deadline: 100 * time.Millisecond, asked: 8},
+		{takes: 5 * time.Millisecond, deadline: 25 * time.Millisecond, asked: 3}, // since a fourth may take up to 10 ms
+		{takes: 20 * time.Millisecond, deadline: 25 * time.Millisecond, asked: 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			store := newFaulty()
+			splits := split(8)(store)
+			charges := one(ready(t, penstock.PerHour(80)), "k")
+			for range 80 {
+				if d := decide(t, splits, charges...); !d.Allowed {
+					t.Fatal(d)
+				}
+			}
+			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				time.Sleep(row.takes)
+				if err := ctx.Err(); err != nil {
+					return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err)
+				}
+				return store.store.Decide(ctx, charges)
+			})
+			store.asked.Store(0)
+			ctx := t.Context()
+			if row.deadline > 0 {
+				bounded, cancel := context.WithTimeout(ctx, row.deadline)
+				defer cancel()
+				ctx = bounded
+			}
+			d, err := splits.Decide(ctx, charges)
+			if asked := store.asked.Load(); err != nil || d.Allowed || d.RetryAfter() <= 0 || d.Source != penstock.FromStore || asked != row.asked {
+				t.Errorf("%v for a question, %v for all: %v from the %v, %v, after %d questions; want a denial after %d",
+					row.takes, row.deadline, d, d.Source, err, asked, row.asked)
+			}
+		})
 	}
 }
 
