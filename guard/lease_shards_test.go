@@ -1,6 +1,10 @@
 package guard_test
 
 import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,4 +51,41 @@ func TestExactLeaseOfASplitLimitAddsNothing(t *testing.T) {
 		}
 	}
 	t.Logf("counted: %d bursts from exact leases of split limits", tried)
+}
+
+// A draw has a deadline too, so that those who wait for it are answered by the store. What a Fallback admits in their place would come on top.
+func TestDrawEndsBeforeThoseWhoWaitForIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		both := func(*penstock.Limit) guard.Settings { return guard.Settings{Shards: 8, Lease: 100} }
+		g := guard.Standard(store, guard.Options{Limits: both, DenyFor: -1, OnFailure: guard.Local})
+		defer g.Close()
+		charges := one(ready(t, penstock.PerHour(800)), "k")
+		for range 1000 {
+			decide(t, g, charges...)
+			time.Sleep(time.Millisecond)
+		}
+		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(5 * time.Millisecond)
+			if err := ctx.Err(); err != nil {
+				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err)
+			}
+			return store.store.Decide(ctx, charges)
+		})
+		var all sync.WaitGroup
+		var decisions [6]atomic.Int64 // by source
+		for range 500 {
+			all.Go(func() {
+				if d, err := g.Decide(t.Context(), charges); err == nil && !d.Allowed {
+					decisions[d.Source].Add(1)
+				}
+			})
+			time.Sleep(time.Millisecond)
+		}
+		all.Wait()
+		if denied := decisions[penstock.FromStore].Load(); denied != 500 || g.Stats().Lease.Draws == 0 {
+			t.Errorf("of 500 the store denied %d; %d by the fallback, %+v", denied, decisions[penstock.FromFallback].Load(), g.Stats().Lease)
+		}
+	})
 }

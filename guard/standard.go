@@ -77,6 +77,7 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}, o.Timeout.after()),
 		within(o.Timeout.after()),
 		g.leasing(o.Lease),
+		within(o.Timeout.after()), // a draw is a decision of its own
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		unanswered(o.Unanswered),
 		Split(SplitOptions{Limits: o.Limits}),

@@ -132,8 +132,9 @@ func (b *book) charged(c *call, charges []penstock.Charge, d *penstock.Decision,
 	}
 }
 
-// admit notes what a call was granted.
+// admit notes what a call was granted. If it waited for a draw, that is when the store decided.
 func (b *book) admit(c *call, d *penstock.Decision, p *plan) {
+	drew := c.inst.link.lastDraw(&c.charges[0])
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range c.charges {
@@ -153,6 +154,9 @@ func (b *book) admit(c *call, d *penstock.Decision, p *plan) {
 			a.at, a.clock = c.at, c.clock
 		case penstock.FromLease:
 			a.clock += b.ahead.Microseconds()
+			if drew.at > c.began {
+				a.at, a.clock = drew.at, drew.clock
+			}
 		}
 		a.charged = a.at
 		wait := d.Status(i).Wait

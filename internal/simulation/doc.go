@@ -24,5 +24,5 @@
 // The judges are tested too: fleets with guards that are broken on purpose must be found out.
 //
 // A seed that fails prints what replays its plan, and the trace of the key that failed. Guards choose some things by chance of their own (how
-// long a breaker pauses, which shard is asked first), so a replay has the same faults at the same times, but need not fail the same way.
+// long a breaker pauses, which shard is asked first), so a replay has the same faults at the same times, but need not fail the same way, or each time.
 package simulation

@@ -27,6 +27,25 @@ type link struct {
 	dead    bool
 	counted int   // what Live was last told
 	drawn   int64 // units that the instance was told it drew
+	draws   map[drawName]moment
+}
+
+// A drawName is of what draws are for, by the first of their limits.
+type drawName struct{ key, limit string }
+
+func nameOf(c *penstock.Charge) drawName { return drawName{base(c.Key), c.Limit.Name} }
+
+// A moment is when the store decided.
+type moment struct {
+	at    time.Duration
+	clock int64 // by its clock, in µs
+}
+
+// lastDraw is when the store decided on the last draw that came back, for what the charge is for.
+func (l *link) lastDraw(c *penstock.Charge) (m moment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.draws[nameOf(c)]
 }
 
 var (
@@ -53,8 +72,10 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	c, _ := ctx.Value(callKey{}).(*call)
 	charges = slices.Clone(charges) // the request may arrive when its caller has gone
 	var d penstock.Decision
+	var decided moment
 	do := func() (err error) {
 		d, err = l.w.server.decide(c, charges)
+		decided = moment{l.w.book.now(), l.w.server.clock().UnixMicro()}
 		if ctx.Err() != nil && err == nil && d.Allowed {
 			l.w.book.late(charges)
 		}
@@ -75,6 +96,10 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 		}
 		l.mu.Lock()
 		l.drawn += units
+		if l.draws == nil {
+			l.draws = make(map[drawName]moment)
+		}
+		l.draws[nameOf(&charges[0])] = decided
 		l.mu.Unlock()
 	}
 	return l.w.breaks.falsify(charges, d), nil

@@ -101,11 +101,17 @@ func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, 
 	at, clock := time.Now(), s.clockLocked()
 	for i, n := range s.nodes {
 		mine := slices.DeleteFunc(slices.Clone(charges), func(c penstock.Charge) bool { return c.Mode == penstock.Peek || s.nodeOf(c.Key) != i })
-		if len(mine) > 0 {
+		if len(mine) > 0 && (d.Allowed || len(mine) == len(charges)) { // what others denied would be granted when this is played again
 			n.log = append(n.log, entry{at, clock, mine, d.Allowed})
 		}
 	}
 	return d, nil
+}
+
+func (s *server) clock() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.clockLocked()
 }
 
 func (s *server) clockLocked() time.Time { return time.Now().Add(s.ahead) }

@@ -79,7 +79,7 @@ func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more 
 				t.Logf("%v%s", p, strings.Join(b.incidents, "\n"))
 			}
 			if len(b.problems) > 0 {
-				t.Errorf("seed %d; replay: go test ./internal/simulation -run %s -simulation.seed %d\n%v%s\n\n%s", seed, name, seed, p,
+				t.Errorf("seed %d; replay: go test ./internal/simulation -run %s -simulation.seed %d -count 20\n%v%s\n\n%s", seed, name, seed, p,
 					strings.Join(tail(b.incidents, 60), "\n"), strings.Join(b.problems[:min(len(b.problems), 3)], "\n"))
 			}
 		})

@@ -18,6 +18,7 @@ const found = time.Second
 func outagePlan(seed uint64) *plan {
 	p := newPlan(seed)
 	p.nodes, p.floor, p.early, p.patient = 1, p.instances, false, true
+	p.oneWay = min(p.oneWay, time.Millisecond) // a decision that lacks the time for what it asks would be an outage of its own
 	rng := rand.New(rand.NewPCG(seed, 3))
 	kinds := []faultKind{refuses, hangs, killed, cutAll, refuses, killed, forgets, failsOver, clockSteps}
 	slices.SortFunc(p.faults, func(x, y fault) int { return cmp.Compare(x.at, y.at) })
