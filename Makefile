@@ -30,10 +30,12 @@ test: tools
 race: tools
 	for dir in $(modules); do (cd $$dir && go test -race -count=1 -timeout 30m ./...); done
 
-## soak: the random tests and the failure catalogue at length; each part has SOAKTIME at most
+## soak: the random tests and the failure catalogue at length; each package has SOAKTIME at most, and the longest begin first
+soak: export PENSTOCK_SOAK = 1
 soak: tools
 	@go build -o bin/summary ./scripts/summary
-	@{ for dir in . internal/faults; do (cd $$dir && PENSTOCK_SOAK=1 go test -json -count=1 -timeout $(SOAKTIME) ./...) || failed=1; done; \
+	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
+	(cd internal/faults && go test -json -count=1 -timeout $(SOAKTIME) ./...) || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
 ## fuzz: each fuzz target for FUZZTIME

@@ -281,7 +281,7 @@ func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 // seeds is how many traces are tried.
 func seeds(n int) int {
 	if os.Getenv("PENSTOCK_SOAK") != "" {
-		return 40 * n
+		return 20 * n
 	}
 	return n
 }

@@ -23,7 +23,7 @@ var elsewhere = map[string][]string{
 	"F12": {"redisstore/faults_test.go: TestForgottenScriptsAreSentAgainAndChargeOnce"},
 	"F15": {"redisstore/faults_test.go: TestLostAnswerNeverChargesTwice"},
 	"F17": {"redisstore/errors_test.go: TestEveryRightIsNeeded", "redisstore/errors_test.go: TestStrangersAreRefused"},
-	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/lease_pause_test.go: TestStoppedInstanceSpendsNothingOld"},
+	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/lease_flight_test.go: TestStoppedInstanceSpendsNothingOld"},
 	"F22": {"internal/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/faults/process_test.go: TestProgramThatIsToldToEndGivesAllBack"},
 	"F23": {"policy/watch_test.go: TestRulesAreNeverAMixtureOfTwoVersions", "policy/watch_test.go: TestBrokenFileChangesNothing", "httplimit/reload_test.go: TestReloadIsNeverAMixture"},
 	"F27": {"why not: instances do not count apart and sync later; what an outage let in is never charged to the store"},

@@ -25,7 +25,7 @@ var (
 const (
 	seeds       = 500
 	statedSeeds = 300
-	soakFor     = 5 * time.Minute
+	soakFor     = 3 * time.Minute
 )
 
 // A tally sums up runs.
