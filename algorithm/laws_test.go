@@ -1429,7 +1429,8 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	least, most := min(used, room), min(used, room)
 	switch a.name {
 	case "slidingwindow": // shares of windows are rounded against the caller: by 3 µs, and by a tick at either end
-		least = max(least-muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period)-1, 0)
+		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
+		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // what a window holds is capped, by finer ticks at less
 		most = min(room, used+min(muldiv(old.Count, 2*r.params[2]+1, limit.Period), Max)+2)
 	case "slidinglog": // each grant counts if it is younger than the new period
 		least, most = 0, 0
