@@ -118,7 +118,8 @@ func TestMistakesOfAPolicyAreLinesOfTheirOwnAndFew(t *testing.T) {
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, limitsOf(t, flags, reload))
 	const header = "the policy file was not taken up"
-	for _, c := range []struct{ mistakes, told, more int }{{1, 1, 0}, {5, 5, 0}, {40, 5, 35}} {
+	cases := []struct{ mistakes, told, more int }{{1, 1, 0}, {5, 5, 0}, {40, 5, 35}}
+	for _, c := range cases {
 		text := "rules:\n"
 		for i := range c.mistakes {
 			text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: everyone, limits: [{rate: fast}]}\n", i, i)
@@ -129,9 +130,15 @@ func TestMistakesOfAPolicyAreLinesOfTheirOwnAndFew(t *testing.T) {
 		reload <- nil
 		log := new(logged)
 		log.Write([]byte(strings.TrimPrefix(r.log.String(), before)))
-		times := len(log.lines("level=ERROR", header, fmt.Sprintf("mistakes=%d", c.mistakes))) // the watcher may have seen the file, too
+		times, all := 0, 0
+		for _, seen := range cases { // the watcher may have seen the file, too, or the one before it
+			times = len(log.lines("level=ERROR", header, fmt.Sprintf("mistakes=%d", seen.mistakes)))
+			if all += times * seen.told; seen == c {
+				break
+			}
+		}
 		told, more := log.lines("level=ERROR", "rules.yaml:"), log.lines("level=ERROR", fmt.Sprintf("and %d more; penstock validate shows all", c.more))
-		if times == 0 || len(told) != times*c.told || len(more) != times*min(c.more, 1) {
+		if times == 0 || len(told) != all || len(more) != times*min(c.more, 1) {
 			t.Errorf("of %d mistakes, %d are told, and in %d lines that there are more:\n%s", c.mistakes, len(told), len(more), log)
 		}
 		for line := range strings.Lines(log.String()) {
