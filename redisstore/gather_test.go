@@ -98,6 +98,16 @@ func (g *gathering) fly() []*asked {
 	return first
 }
 
+// flyBunch makes a bunch fly beside a script that is of one caller.
+func (g *gathering) flyBunch() []*asked {
+	g.Helper()
+	calls := append(g.fly(), g.ask("c", 1))
+	g.gathered(1)
+	g.client.pass(1)
+	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	return calls
+}
+
 // flyThree makes three scripts fly, so that all others gather, however much they ask.
 func (g *gathering) flyThree() []*asked {
 	g.Helper()
@@ -195,11 +205,7 @@ func TestThoseWhoAskTheSameGoTogether(t *testing.T) {
 func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
-	calls := g.fly()
-	calls = append(calls, g.ask("c", 1))
-	g.gathered(1)
-	g.client.pass(1)
-	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	calls := g.flyBunch()
 	for i := range 7 {
 		calls = append(calls, g.ask(fmt.Sprint(i), 1))
 	}
@@ -221,11 +227,7 @@ func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
 func TestACrowdGoesBesideTheBunchUnderWay(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
-	calls := g.fly()
-	calls = append(calls, g.ask("c", 1))
-	g.gathered(1)
-	g.client.pass(1)
-	g.await("the bunch", func() bool { return g.client.scripts.Load() == 3 })
+	calls := g.flyBunch()
 	for range 23 {
 		calls = append(calls, g.ask("hot", 1))
 	}
