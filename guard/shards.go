@@ -55,6 +55,9 @@ type SplitOptions struct {
 // LeakyBucket is not split, since it lets out one at a time.
 func Split(o SplitOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
+		if o.Limits == nil {
+			return next
+		}
 		s := &splitter{limits: o.Limits, next: next}
 		s.jobs.New = func() any { return new(job) }
 		return s
@@ -88,9 +91,6 @@ func (s *splitter) Decide(ctx context.Context, charges []penstock.Charge) (penst
 }
 
 func (s *splitter) firstSplit(charges []penstock.Charge) (int, *parts) {
-	if s.limits == nil {
-		return 0, nil
-	}
 	for i := range charges {
 		if p := s.partsOf(&charges[i].Limit); p != nil {
 			return i, p

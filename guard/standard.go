@@ -76,8 +76,7 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		Observe(o.Observe),
 		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}, o.Timeout.after()),
 		within(o.Timeout.after()),
-		g.leasing(o.Lease),
-		within(o.Timeout.after()), // a draw is a decision of its own
+		g.leasing(o.Lease, o.Timeout.after()),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		unanswered(o.Unanswered),
 		Split(SplitOptions{Limits: o.Limits}),
@@ -100,12 +99,12 @@ func (g *Guarded) denying(o DenyOptions, after time.Duration) penstock.Decorator
 }
 
 // leasing puts a Lease around a store, if there may be limits that are leased.
-func (g *Guarded) leasing(o LeaseOptions) penstock.Decorator {
+func (g *Guarded) leasing(o LeaseOptions, after time.Duration) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
 		}
-		g.lease = NewLease(next, o)
+		g.lease = NewLease(within(after)(next), o) // a draw is a decision of its own
 		return g.lease
 	}
 }

@@ -162,7 +162,13 @@ type deadline struct {
 }
 
 // Lazy is what Done would tell: the caller's Done, and the deadline.
-func (d *deadline) Lazy() (done <-chan struct{}, at time.Time) { return d.Context.Done(), d.at }
+func (d *deadline) Lazy() (done <-chan struct{}, at time.Time) {
+	if done = d.Context.Done(); done == nil {
+		return nil, d.at
+	}
+	at, _ = d.Deadline()
+	return done, at
+}
 
 func (d *deadline) Deadline() (time.Time, bool) {
 	if at, ok := d.Context.Deadline(); ok && at.Before(d.at) {
@@ -192,7 +198,7 @@ func (d *deadline) Err() error {
 	if err := d.Context.Err(); err != nil {
 		return err
 	}
-	if !time.Now().Before(d.at) {
+	if time.Until(d.at) <= 0 {
 		return context.DeadlineExceeded
 	}
 	if d.ended {

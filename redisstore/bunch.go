@@ -18,10 +18,12 @@ type bunch struct {
 	recent  int           // of asks
 	callers int
 	effort  int
-	done    chan struct{} // closed when all have their answers
 
-	latest  time.Time // of the callers' deadlines
-	endless bool      // if one has none
+	bell     *bell
+	told     bool      // that all have their answers
+	earliest time.Time // of the deadlines that nobody but the bell tells of; zero: there is none
+	latest   time.Time // of the callers' deadlines
+	endless  bool      // if one has none
 }
 
 // The server's effort for a bunch is bounded: an ask takes it some 3 µs, and each batch that asks the same again, or further charge,
@@ -46,19 +48,12 @@ type group struct {
 	tags      [maxRow]uint32
 }
 
-// A caller that is waiting, and later has its answer.
-type waiting struct {
-	bunch    *bunch
-	decision penstock.Decision
-	err      error
-}
-
 var bunches = sync.Pool{New: func() any { return &bunch{strings: make(map[group]int)} }}
 
 // join takes a caller in, if the server's effort allows.
-func (b *bunch) join(ctx context.Context, w *waiting, charges []charge) bool {
+func (b *bunch) join(w *waiting, charges []charge) bool {
 	if b.script == nil {
-		return b.add(ctx, w, charges) >= 0
+		return b.add(w, charges) >= 0
 	}
 	g := group{key: charges[0].Key, name: charges[0].plan.Limit.Group}
 	for i := range charges {
@@ -66,7 +61,7 @@ func (b *bunch) join(ctx context.Context, w *waiting, charges []charge) bool {
 	}
 	first, known := b.strings[g]
 	if !known {
-		i := b.add(ctx, w, charges)
+		i := b.add(w, charges)
 		if i >= 0 {
 			b.strings[g] = i
 			b.asks[i].first = true
@@ -76,11 +71,11 @@ func (b *bunch) join(ctx context.Context, w *waiting, charges []charge) bool {
 	last := first
 	for i := first; i >= 0; i = b.asks[i].next {
 		if sameCharges(b.asks[i].charges, charges) {
-			return b.again(ctx, w, i)
+			return b.again(w, i)
 		}
 		last = i
 	}
-	i := b.add(ctx, w, charges)
+	i := b.add(w, charges)
 	if i >= 0 {
 		b.asks[last].next = i
 	}
@@ -88,7 +83,7 @@ func (b *bunch) join(ctx context.Context, w *waiting, charges []charge) bool {
 }
 
 // joinRecent takes a caller in if it asks what the last one asked.
-func (b *bunch) joinRecent(ctx context.Context, w *waiting, charges []charge) bool {
+func (b *bunch) joinRecent(w *waiting, charges []charge) bool {
 	if b.script == nil || len(charges) != len(b.asks[b.recent].charges) {
 		return false
 	}
@@ -97,11 +92,11 @@ func (b *bunch) joinRecent(ctx context.Context, w *waiting, charges []charge) bo
 			return false
 		}
 	}
-	return sameCharges(b.asks[b.recent].charges, charges) && b.again(ctx, w, b.recent)
+	return sameCharges(b.asks[b.recent].charges, charges) && b.again(w, b.recent)
 }
 
 // add takes in a caller with an ask of its own, and says which it is; -1 if there is no room.
-func (b *bunch) add(ctx context.Context, w *waiting, charges []charge) int {
+func (b *bunch) add(w *waiting, charges []charge) int {
 	effort := askEffort + len(charges)
 	if len(b.asks) > 0 && b.effort+effort > maxEffort {
 		return -1
@@ -120,30 +115,33 @@ func (b *bunch) add(ctx context.Context, w *waiting, charges []charge) int {
 		a.charges = append(a.charges, charge{&a.copies[j], charges[j].plan})
 	}
 	a.first, a.next = b.script == nil, -1
-	b.take(ctx, w, i, effort)
+	b.take(w, i, effort)
 	return i
 }
 
 // again takes in a caller with an ask that is there.
-func (b *bunch) again(ctx context.Context, w *waiting, i int) bool {
+func (b *bunch) again(w *waiting, i int) bool {
 	effort := len(b.asks[i].charges)
 	if b.effort+effort > maxEffort {
 		return false
 	}
-	b.take(ctx, w, i, effort)
+	b.take(w, i, effort)
 	return true
 }
 
-func (b *bunch) take(ctx context.Context, w *waiting, i, effort int) {
+func (b *bunch) take(w *waiting, i, effort int) {
 	w.bunch = b
 	b.asks[i].callers = append(b.asks[i].callers, w)
 	b.recent = i
 	b.callers++
 	b.effort += effort
-	if deadline, ok := ctx.Deadline(); !ok {
+	if w.until.IsZero() {
 		b.endless = true
-	} else if deadline.After(b.latest) {
-		b.latest = deadline
+	} else if w.until.After(b.latest) {
+		b.latest = w.until
+	}
+	if w.lazy {
+		b.earliest = earlier(b.earliest, w.until)
 	}
 }
 

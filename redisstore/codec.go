@@ -26,8 +26,7 @@ type call struct {
 	keys    []string
 	args    []string
 
-	waiting waiting     // where the call goes together with others
-	timer   *time.Timer // of a caller that waits; nil before one did
+	waiting waiting // where the call goes together with others
 }
 
 const (

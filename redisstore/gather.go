@@ -17,9 +17,11 @@ import (
 type gatherer struct {
 	store   *Store
 	mu      sync.Mutex
-	flying  int      // scripts under way
-	bunches int      // of them, for bunches
-	queue   []*bunch // the first goes next
+	flying  int         // scripts under way
+	away    []*bunch    // of them, those that are for bunches
+	queue   []*bunch    // the first goes next
+	alarm   *time.Timer // that rings; nil before it was needed
+	alarmAt time.Time   // when it does; zero: not at all
 }
 
 // What a bunch needs to go although others are under way, so that neither side waits for the other: as many asks cost the server some 25 µs, and a
@@ -34,22 +36,23 @@ const (
 // decide decides the call's charges as soon as they may fly.
 func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, error) {
 	g.mu.Lock()
-	if g.flying < 2 && g.bunches == 0 && len(g.queue) == 0 {
+	if g.flying < 2 && len(g.away) == 0 && len(g.queue) == 0 {
 		g.flying++
 		g.mu.Unlock()
 		d, err := g.store.alone(ctx, c)
-		if next := g.next(0); next != nil {
+		if next := g.next(nil); next != nil {
 			go g.fly(next)
 		}
 		return d, err
 	}
-	done := g.joinLocked(ctx, c)
+	gone := c.waiting.expect(ctx)
+	b := g.joinLocked(c)
 	if g.worthyLocked(g.flying) {
 		g.flying++
 		go g.fly(g.takeLocked())
 	}
 	g.mu.Unlock()
-	if err := c.wait(ctx, done); err != nil {
+	if err := c.waiting.wait(ctx, gone, b); err != nil {
 		return penstock.Decision{}, unavailable(ctx, g.leave(&c.waiting, err))
 	}
 	if c.waiting.err != nil {
@@ -58,65 +61,36 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 	return c.waiting.decision, nil
 }
 
-// wait returns nil when done is closed, or what ended ctx before.
-func (c *call) wait(ctx context.Context, done <-chan struct{}) error {
-	lazy, ok := ctx.(interface {
-		Lazy() (done <-chan struct{}, deadline time.Time)
-	})
-	if !ok {
-		if ctx.Done() == nil {
-			<-done
-			return nil
-		}
-		select {
-		case <-done:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// joinLocked puts the call into a bunch that is still to go, and says what tells that it is decided.
+func (g *gatherer) joinLocked(c *call) *bell {
+	w := &c.waiting
+	if n := len(g.queue); n == 0 || !g.queue[n-1].joinRecent(w, c.charges) {
+		g.findLocked(w, c.charges)
 	}
-	// The caller's context would make a timer for this one wait.
-	gone, deadline := lazy.Lazy()
-	if c.timer == nil {
-		c.timer = time.NewTimer(time.Until(deadline))
-	} else {
-		c.timer.Reset(time.Until(deadline))
+	if w.lazy {
+		g.watchLocked(w.until)
 	}
-	defer c.timer.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-gone:
-		return ctx.Err()
-	case <-c.timer.C:
-		return context.DeadlineExceeded
-	}
+	return w.bunch.bell
 }
 
-// joinLocked puts the call into a bunch that is still to go, and says what tells that it is decided.
-func (g *gatherer) joinLocked(ctx context.Context, c *call) <-chan struct{} {
-	w := &c.waiting
-	w.err = nil
-	if n := len(g.queue); n > 0 && g.queue[n-1].joinRecent(ctx, w, c.charges) {
-		return w.bunch.done
-	}
+// findLocked puts a caller into a bunch of those that the same script decides.
+func (g *gatherer) findLocked(w *waiting, charges []charge) {
 	var script *script
-	if isRow(c.charges) {
-		script = g.store.scripts.find(rows, c.charges)
+	if isRow(charges) {
+		script = g.store.scripts.find(rows, charges)
 	}
 	for i := len(g.queue) - 1; i >= 0; i-- {
 		if b := g.queue[i]; b.script == script { // the last of its kind: those before are full
-			if b.join(ctx, w, c.charges) {
-				return b.done
+			if b.join(w, charges) {
+				return
 			}
 			break
 		}
 	}
 	b := bunches.Get().(*bunch)
-	b.script, b.done = script, make(chan struct{})
+	b.script, b.bell = script, newBell()
 	g.queue = append(g.queue, b)
-	b.join(ctx, w, c.charges)
-	return b.done
+	b.join(w, charges)
 }
 
 // leave takes a caller out that goes away: it was too late to send it. If it is under way it is left to itself, and nobody knows what became
@@ -153,17 +127,17 @@ func (g *gatherer) worthyLocked(others int) bool {
 func (g *gatherer) takeLocked() *bunch {
 	b := g.queue[0]
 	g.queue = slices.Delete(g.queue, 0, 1)
-	g.bunches++
+	g.away = append(g.away, b)
 	return b
 }
 
-// next takes the bunch that goes in place of a script that has come back, of so many bunches. If there is none, there is one script less
-// under way.
-func (g *gatherer) next(bunches int) *bunch {
+// next takes the bunch that goes in place of a script that has come back, which was that of a bunch or, if it is nil, of one caller. If there is
+// none, there is one script less under way.
+func (g *gatherer) next(back *bunch) *bunch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.bunches -= bunches
-	if !g.worthyLocked(g.bunches) {
+	g.away = slices.DeleteFunc(g.away, func(b *bunch) bool { return b == back })
+	if !g.worthyLocked(len(g.away)) {
 		g.flying--
 		return nil
 	}
@@ -182,13 +156,14 @@ func (g *gatherer) fly(b *bunch) {
 			err = g.store.decideMany(ctx, c, b)
 		}
 		cancel()
-		close(b.done)
-		b.free()
+		g.tell(b)
 		if err != nil {
 			c = new(call) // the client may still hold the old one, and send late what is in it then
 		}
 		runtime.Gosched() // those who have their answers ask again, and go along
-		b = g.next(1)
+		next := g.next(b)
+		b.free()
+		b = next
 		c.forget()
 	}
 }

@@ -81,6 +81,17 @@ func (g *gathering) askIn(ctx context.Context, cancel context.CancelFunc, charge
 	return a
 }
 
+// askWithin asks with a deadline that is told as guard.Timeout tells it.
+func (g *gathering) askWithin(after time.Duration, charge penstock.Charge) *asked {
+	store := guard.Timeout(guard.TimeoutOptions{After: after})(g.store)
+	a := &asked{done: make(chan struct{})}
+	go func() {
+		defer close(a.done)
+		a.decision, a.err = store.Decide(context.Background(), []penstock.Charge{charge})
+	}()
+	return a
+}
+
 func (g *gathering) await(what string, ready func() bool) {
 	g.Helper()
 	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(100 * time.Microsecond) {
@@ -356,6 +367,68 @@ func TestALazyDeadlineEndsTheWait(t *testing.T) {
 	g.client.pass(3)
 	if err := <-served; err != nil || g.granted(calls) != 2 {
 		t.Errorf("who waited was told %v", err)
+	}
+}
+
+// Of those that wait together each leaves when its own time is over: not charged if nothing was sent, or else not knowing. The others are answered.
+func TestEachLeavesTheCrowdWhenItsTimeIsOver(t *testing.T) {
+	server := redistest.Start(t)
+	for _, test := range []struct {
+		sent  bool
+		after time.Duration // of the first that leaves
+	}{{false, 20 * time.Millisecond}, {true, 500 * time.Millisecond}} {
+		g := newGathering(t, dial(server.URL())(t))
+		others := g.fly()
+		var leave, stay []*asked
+		for i := range 12 {
+			after, list := test.after+time.Duration(i)*300*time.Microsecond, &leave
+			if i%4 == 0 {
+				after, list = time.Hour, &stay
+			}
+			*list = append(*list, g.askWithin(after, penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}))
+			if i == 0 { // the most patient one is first
+				g.gathered(1)
+			}
+		}
+		left := len(stay)
+		if test.sent {
+			g.gathered(12)
+			g.client.pass(2)
+			g.await("the crowd's script", func() bool { return g.client.scripts.Load() == 3 })
+			left = 0
+		}
+		charged := len(stay)
+		for _, a := range leave {
+			<-a.done
+			var failure *redisstore.Error
+			switch {
+			case !errors.As(a.err, &failure) || !errors.Is(a.err, context.DeadlineExceeded):
+				t.Errorf("who left was told %v", a.err)
+			case failure.ClassName() == "timeout":
+				charged++
+			case failure.ClassName() != "late":
+				t.Errorf("who left was told %v: %v", failure.ClassName(), a.err)
+			}
+		}
+		if test.sent == (charged == len(stay)) {
+			t.Errorf("sent: %v, and %d of those who left were", test.sent, charged-len(stay))
+		}
+		g.gathered(left)
+		if !test.sent {
+			g.client.pass(2)
+		}
+		g.client.pass(1)
+		if granted := g.granted(append(others, stay...)); granted != 5 {
+			t.Errorf("%d of 5 who stayed were granted", granted)
+		}
+		fits := func(cost int) bool {
+			a := g.ask("k", int64(cost))
+			g.client.pass(1)
+			return g.granted([]*asked{a}) == 1
+		}
+		if !fits(30-charged) || fits(1) {
+			t.Errorf("the crowd has not used %d units", charged)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -82,8 +83,9 @@ type dialed struct {
 	option     rueidis.ClientOption
 	connecting connecting
 
+	ready atomic.Pointer[rueidisClient] // nil before it was connected, and when it is closed
+
 	mu      sync.Mutex
-	client  rueidis.Client
 	attempt *attempt
 	closed  bool
 }
@@ -98,14 +100,17 @@ type attempt struct {
 var errClosed = errors.New("the store was closed")
 
 // get returns the client, or waits for it until ctx ends. The attempt goes on for those who come later.
-func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
+func (d *dialed) get(ctx context.Context) (*rueidisClient, error) {
+	if c := d.ready.Load(); c != nil {
+		return c, nil
+	}
 	d.mu.Lock()
-	if d.client != nil || d.closed {
-		defer d.mu.Unlock()
-		if d.closed {
-			return rueidisClient{}, notSent(errClosed)
+	if c := d.ready.Load(); c != nil || d.closed {
+		d.mu.Unlock()
+		if c == nil {
+			return nil, notSent(errClosed)
 		}
-		return rueidisClient{d.client, &d.connecting}, nil
+		return c, nil
 	}
 	a := d.attempt
 	if a == nil || !a.ended.IsZero() && time.Since(a.ended) > redialPause {
@@ -117,10 +122,10 @@ func (d *dialed) get(ctx context.Context) (rueidisClient, error) {
 	select {
 	case <-a.done:
 	case <-ctx.Done():
-		return rueidisClient{}, notSent(ctx.Err())
+		return nil, notSent(ctx.Err())
 	}
 	if a.err != nil {
-		return rueidisClient{}, a.err
+		return nil, a.err
 	}
 	return d.get(ctx)
 }
@@ -133,7 +138,7 @@ func (d *dialed) dial(a *attempt) {
 		client.Close()
 		err = errClosed
 	} else if err == nil {
-		d.client = client
+		d.ready.Store(&rueidisClient{client, &d.connecting})
 	}
 	if reply, ok := rueidis.IsRedisErr(err); ok {
 		err = ReplyError(reply.Error())
@@ -180,11 +185,11 @@ func (d *dialed) Ping(ctx context.Context) error {
 func (d *dialed) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	client := d.client
+	c := d.ready.Swap(nil)
 	d.mu.Unlock()
 	d.connecting.work.end()
-	if client != nil {
-		client.Close()
+	if c != nil {
+		c.Client.Close()
 	}
 	d.connecting.work.wait()
 	return nil

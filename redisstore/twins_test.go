@@ -157,7 +157,8 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 		for j := range batch {
 			calls[i].charges = append(calls[i].charges, charge{&batch[j], plans[j]})
 		}
-		g.joinLocked(ctx, &calls[i])
+		calls[i].waiting.expect(ctx)
+		g.joinLocked(&calls[i])
 		index[&calls[i].waiting] = i
 	}
 	decisions = make([]penstock.Decision, len(batches))
