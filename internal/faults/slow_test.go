@@ -68,6 +68,11 @@ var slow = []row{
 	},
 	{
 		id: "F4", name: "writes paused", onMore: groups,
+		prepare: func(l *lab) {
+			if l.to.sentinel != nil {
+				l.check(l.to.sentinel.Tolerate(time.Minute)) // or else it fails over, if the pause is long
+			}
+		},
 		begin: do("CLIENT PAUSE 60000 WRITE"), end: do("CLIENT UNPAUSE"),
 		sees: unknown,
 	},

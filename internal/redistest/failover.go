@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Promote makes a replica the primary of its slots while both are well, and
@@ -134,6 +135,18 @@ func (s *Sentinel) Announce(addr string) error {
 			if _, err := watcher.Do("SENTINEL", "SET", MasterName, set[0], set[1]); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// Tolerate has all sentinels take the primary for dead only after so long a
+// silence. One whose writes are paused is silent to them: what they publish
+// waits, and their pings behind it.
+func (s *Sentinel) Tolerate(silence time.Duration) error {
+	for _, watcher := range s.Sentinels {
+		if _, err := watcher.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", fmt.Sprint(silence.Milliseconds())); err != nil {
+			return err
 		}
 	}
 	return nil
