@@ -19,8 +19,7 @@ type bunch struct {
 	callers int
 	effort  int
 
-	bell     *bell
-	told     bool      // that all have their answers
+	bell     *bell     // nil when all have their answers
 	earliest time.Time // of the deadlines that nobody but the bell tells of; zero: there is none
 	latest   time.Time // of the callers' deadlines
 	endless  bool      // if one has none

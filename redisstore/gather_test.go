@@ -73,21 +73,19 @@ func (g *gathering) ask(key string, cost int64) *asked {
 }
 
 func (g *gathering) askIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *asked {
-	a := &asked{cancel: cancel, done: make(chan struct{})}
-	go func() {
-		defer close(a.done)
-		a.decision, a.err = g.store.Decide(ctx, charges)
-	}()
-	return a
+	return g.askOf(ctx, cancel, g.store, charges...)
 }
 
 // askWithin asks with a deadline that is told as guard.Timeout tells it.
-func (g *gathering) askWithin(after time.Duration, charge penstock.Charge) *asked {
-	store := guard.Timeout(guard.TimeoutOptions{After: after})(g.store)
-	a := &asked{done: make(chan struct{})}
+func (g *gathering) askWithin(after time.Duration, charges ...penstock.Charge) *asked {
+	return g.askOf(context.Background(), nil, guard.Timeout(guard.TimeoutOptions{After: after})(g.store), charges...)
+}
+
+func (g *gathering) askOf(ctx context.Context, cancel context.CancelFunc, store penstock.Store, charges ...penstock.Charge) *asked {
+	a := &asked{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
-		a.decision, a.err = store.Decide(context.Background(), []penstock.Charge{charge})
+		a.decision, a.err = store.Decide(ctx, charges)
 	}()
 	return a
 }

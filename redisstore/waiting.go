@@ -85,7 +85,7 @@ func (g *gatherer) ring() {
 	var next time.Time
 	for _, list := range [...][]*bunch{g.away, g.queue} {
 		for _, b := range list {
-			if b.told || b.earliest.IsZero() {
+			if b.bell == nil || b.earliest.IsZero() {
 				continue
 			}
 			if !b.earliest.After(now) {
@@ -122,8 +122,8 @@ func (b *bunch) ring(now time.Time) {
 // tell wakes all who wait: they have their answers.
 func (g *gatherer) tell(b *bunch) {
 	g.mu.Lock()
-	b.told = true
 	last := b.bell
+	b.bell = nil
 	g.mu.Unlock()
 	close(last.rung)
 }
