@@ -117,7 +117,7 @@ func (c *compiler) test(part part, values *Values) test {
 			}
 			t.networks.add(network)
 		case part.what == partIdentity && !part.id.canBe(text):
-			c.fail(p, "%s%q is never who pays; write the whole key, which begins with its kind, as in %s", where, clip(text), part.id.name()+":"+clip(text))
+			c.fail(p, "%s%q is never who pays; write the whole key, which begins with its kind, as in %s", where, clip(text), part.id.keyLike(clip(text)))
 			return false
 		case part.what == partTier && !slices.ContainsFunc(c.rules.tiers, func(t tier) bool { return t.name == text }):
 			c.fail(p, "%sthere is no tier %q; %s", where, clip(text), suggestOf(text, c.rules.Tiers()))

@@ -102,9 +102,19 @@ func (id *identity) name() string {
 	return id.kind
 }
 
+// keyLike is a key of the identity, for those who wrote the value alone.
+func (id *identity) keyLike(value string) string {
+	if id.everyone {
+		return everyoneKey
+	}
+	return id.name() + ":" + value
+}
+
 // canBe tells whether a text can be the key of an identity, as far as its beginning says.
 func (id *identity) canBe(text string) bool {
 	switch {
+	case id == nobody:
+		return true
 	case id.everyone:
 		return text == everyoneKey
 	case text == unknownKey:
@@ -198,9 +208,9 @@ func (c *compiler) identityOf(config *IdentityConfig) *identity {
 		}
 		return nobody
 	case config.First != nil:
-		return c.compound(config, &identity{first: c.identityList(config.First)})
+		return c.compound(config, &identity{first: c.identityList("first", &config.First)})
 	case config.All != nil:
-		return c.compound(config, &identity{all: c.identityList(config.All)})
+		return c.compound(config, &identity{all: c.identityList("all", &config.All)})
 	}
 	return c.simple(config)
 }
@@ -211,6 +221,9 @@ const maxParts = 32
 func (c *compiler) compound(config *IdentityConfig, id *identity) *identity {
 	for _, one := range slices.Concat(id.first, id.all) {
 		id.size += max(one.size, 1)
+	}
+	if id.size == 0 {
+		return nobody
 	}
 	if id.size > maxParts {
 		c.fail(config, "who pays consists of %d parts, with all that they refer to; the most are %d", id.size, maxParts)
@@ -227,10 +240,13 @@ func (c *compiler) suggestIdentity(name string) string {
 	return suggestOf(name, known)
 }
 
-func (c *compiler) identityList(configs []IdentityConfig) []*identity {
-	list := make([]*identity, len(configs))
-	for i := range configs {
-		list[i] = c.identityOf(&configs[i])
+func (c *compiler) identityList(kind string, configs *[]IdentityConfig) []*identity {
+	if len(*configs) == 0 {
+		c.fail(configs, "the list of %s is empty; add who pays, as in {%[1]s: [{key: header X-API-Key}, address]}", kind)
+	}
+	list := make([]*identity, len(*configs))
+	for i := range list {
+		list[i] = c.identityOf(&(*configs)[i])
 	}
 	return list
 }

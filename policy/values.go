@@ -208,11 +208,8 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		c.decodeSource(d, value)
 		return
 	}
-	if len(c.First)+len(c.All) == 0 {
+	if c.First == nil && c.All == nil {
 		d.unread(c)
-	}
-	if value.Kind == yaml.SequenceNode && len(value.Content) == 0 {
-		d.fail(value, "the list of %s is empty; add who pays, as in {%s: [{key: header X-API-Key}, address]}", kind, kind)
 	}
 }
 
