@@ -139,7 +139,8 @@ type subject struct {
 	limits []Limit // that it is tried with; nil: with any
 
 	bookable, holds, queues, additive bool
-	kin                               []*Algorithm // they share its stored states
+	again                             func(p *Params, cost, remaining, reset int64) int64 // nil: it cannot be told
+	kin                               []*Algorithm                                        // they share its stored states
 }
 
 // values is a stepper as a Step.
@@ -186,7 +187,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 func bucketSubject() subject {
 	a := subject{
 		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), bookable: true, grain: func(Limit) int64 { return 1 },
-		additive: TokenBucket.Additive,
+		additive: TokenBucket.Additive, again: TokenBucket.Again,
 	}
 	a.room = func(l Limit) int64 {
 		if l.Burst == 0 {
@@ -1130,6 +1131,29 @@ var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 	}
 	return nil
 }}
+
+// What Algorithm.Again promises, in any state.
+var grantTellsWhenAgain = law{"a grant tells when again", func(a subject, d dice) error {
+	r := begin(a, d)
+	return r.turmoil(func(_ Ask, out Outcome) error {
+		if !out.OK() {
+			return nil
+		}
+		params, cost := r.paramsAt(r.now), r.anyCost()
+		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.would(Ask{Mode: Spend, Cost: cost}, r.now).RetryAfter
+		if truth == Never {
+			truth = 0 // to be asked for
+		}
+		if again > truth || again < truth-1 {
+			return r.broken("%d once more is said to be had after %d µs; it is after %d", cost, again, truth)
+		}
+		return nil
+	})
+}}
+
+func TestAGrantTellsWhenAgain(t *testing.T) {
+	prove(t, grantTellsWhenAgain, those(func(a subject) bool { return a.again != nil }))
+}
 
 func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, those(additives)) }
 

@@ -28,6 +28,7 @@ var TokenBucket = func() *Algorithm {
 	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
 	a.Bookable = true
 	a.Additive = true
+	a.Again = tokensAgain
 	return a
 }()
 
@@ -114,6 +115,15 @@ func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 		return bucket{capacity, at, unit, level - capacity}
 	}
 	return bucket{level, at, unit, 0}
+}
+
+// tokensAgain counts back from when the bucket is full: all tokens but the cost may be missing then.
+func tokensAgain(p *Params, cost, remaining, reset int64) int64 {
+	rate, unit, burst := p[0], p[1], p[2]
+	if cost <= remaining || cost > burst {
+		return 0
+	}
+	return max(reset-cdiv((burst-cost)*unit, rate), 0)
 }
 
 // drain brings a bucket up to now. It returns the level with its debt, the time at which it is right, how far that is

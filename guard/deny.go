@@ -20,8 +20,13 @@ type DenyOptions struct {
 	MaxEntries int
 
 	// Limits says what is different for a limit: its Settings' DenyFor is its MaxAge. Default: nothing. It is called for each denial
-	// that the store answers, by many goroutines at once.
+	// that is remembered, by many goroutines at once.
 	Limits func(*penstock.Limit) Settings
+
+	// Grants has denials remembered that follow from grants too: who takes the last tokens of a TokenBucket tells how long there are none.
+	// It needs a store whose Remaining and ResetAfter are exact, as those of redisstore and memstore are. Those of a Split or a Lease are
+	// not: Limits must tell which limits have Shards or a Lease. Default: false; Standard sets it.
+	Grants bool
 }
 
 // Deny remembers denials. See [DenyCache], which it puts around a store.
@@ -33,7 +38,8 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 // A denial is remembered until the charge may be granted: until its RetryAfter, counted from before the question was sent and shortened
 // by 0.1 % and 2 µs for clocks that differ, and for MaxAge at most. Until then whoever asks for as much or more, with as little patience
-// or less, is denied; who asks for less asks the store. Decisions that the cache made are FromDenyCache.
+// or less, is denied; who asks for less asks the store. Decisions that the cache made are FromDenyCache. With Grants, who takes the last tokens of
+// a bucket is followed by a denial that no one has asked for: a key over its limit then costs the store little more than what it grants.
 //
 // The verdict is exact: the store would deny too, since other charges only take units away. The exceptions end with the denial's age,
 // MaxAge at most after they happened: units given back by others (a Refund, a Reset, a batch over several slots of a Cluster that failed,
@@ -56,6 +62,7 @@ type DenyCache struct {
 	next   penstock.Store
 	maxAge time.Duration
 	limits func(*penstock.Limit) Settings
+	grants bool
 	after  time.Duration // how long a decision may take that waits for another's; 0: as long as its caller says
 	start  time.Time
 	table  *denials
@@ -70,7 +77,7 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, start: time.Now(), table: newDenials(o.MaxEntries)}
+	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, grants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
 }
 
 // Decide implements penstock.Store.
@@ -133,10 +140,36 @@ func (d *DenyCache) prepare(q *question, charges []penstock.Charge) {
 
 func (d *DenyCache) ask(ctx context.Context, q *question, charges []penstock.Charge) (penstock.Decision, error) {
 	decision, err := d.next.Decide(ctx, charges)
-	if err == nil && !decision.Allowed && decision.Source == penstock.FromStore {
+	switch {
+	case err != nil || decision.Source != penstock.FromStore:
+	case !decision.Allowed:
 		d.remember(q, charges, &decision)
+	case d.grants && len(charges) == 1:
+		if status, denied := d.again(q.plans[0], &charges[0], decision.Status(0)); denied {
+			again := penstock.Single(status)
+			d.remember(q, charges, &again)
+		}
 	}
 	return decision, err
+}
+
+// again is what the charge that was granted would be answered at the same moment, if that is known and is a denial.
+func (d *DenyCache) again(plan *penstock.Plan, c *penstock.Charge, granted penstock.Status) (status penstock.Status, denied bool) {
+	a := plan.Limit.Algorithm
+	if a.Again == nil || need(c) <= granted.Remaining || patience(c, plan) > 0 {
+		return status, false
+	}
+	if d.limits != nil {
+		if s := d.limits(&plan.Limit); s.Shards > 1 || s.Lease > 0 {
+			return status, false
+		}
+	}
+	retry := a.Again(plan.Params(0), need(c), granted.Remaining, granted.ResetAfter.Microseconds())
+	return penstock.Status{
+		Remaining:  granted.Remaining,
+		RetryAfter: time.Duration(retry) * time.Microsecond,
+		ResetAfter: granted.ResetAfter,
+	}, retry > 0
 }
 
 // askOnce asks for all who come while the answer is under way.

@@ -160,7 +160,7 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {
 			maxAge := []time.Duration{0, 50 * time.Millisecond, time.Hour}[seed%3]
-			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5)})
+			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5), Grants: seed%2 == 1})
 			for tr.step = range steps {
 				tr.pause()
 				charges := tr.charges(tr.mode(true))

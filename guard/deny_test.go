@@ -722,13 +722,87 @@ func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
 	})
 }
 
-// One key, far over its limit, on a store that takes 1 ms to answer.
-func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
+// Who takes the last tokens of a bucket tells how long there are none.
+func TestAGrantTellsOfTheDenialAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const requests, perSecond, seconds = 100_000, 10, 10
+		store := newCounting()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
+		limit := made(t, penstock.PerSecond(10))
+		answered(t, decide(t, cache, spend("k", limit, 7)), true, penstock.FromStore)
+		d := decide(t, cache, spend("k", limit, 8)) // 3 are left, so the next 7 are there in 400 ms, and 8 in 500
+		answered(t, d, false, penstock.FromDenyCache)
+		if s := d.Status(0); s != (penstock.Status{Remaining: 3, RetryAfter: 400 * time.Millisecond, ResetAfter: 700 * time.Millisecond}) {
+			t.Errorf("after 7 of 10 were taken, for 8 more: %+v", s)
+		}
+		answered(t, decide(t, cache, spend("k", limit, 3)), true, penstock.FromStore) // less than was taken is asked for
+		d = decide(t, cache, spend("k", limit, 3))
+		answered(t, d, false, penstock.FromDenyCache)
+		if d.RetryAfter() != 300*time.Millisecond {
+			t.Errorf("after all were taken, 3 more are there in %v", d.RetryAfter())
+		}
+		time.Sleep(300*time.Millisecond + time.Microsecond)
+		answered(t, decide(t, cache, spend("k", limit, 3)), true, penstock.FromStore)
+		answered(t, decide(t, cache, refund("k", limit, 3)), true, penstock.FromStore)
+		answered(t, decide(t, cache, spend("k", limit, 3)), true, penstock.FromStore)
+		if n := store.asked.Load(); n != 5 {
+			t.Errorf("the store was asked %d times", n)
+		}
+	})
+}
+
+func TestGrantsThatTellNothing(t *testing.T) {
+	settings := func(s guard.Settings) func(*penstock.Limit) guard.Settings {
+		return func(*penstock.Limit) guard.Settings { return s }
+	}
+	bucket, window := made(t, penstock.PerHour(10)), made(t, penstock.Limit{Name: "w", Algorithm: penstock.FixedWindow, Count: 10, Period: time.Hour})
+	patient := spend("k", bucket, 10)
+	patient.Patience = time.Minute
+	for _, c := range []struct {
+		name    string
+		options guard.DenyOptions
+		charges []penstock.Charge
+	}{
+		{"not wanted", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
+		{"of a split limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{Shards: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
+		{"of a leased limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{Lease: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
+		{"of a limit whose denials are not remembered", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyFor: -1})},
+			[]penstock.Charge{spend("k", bucket, 10)}},
+		{"of a window", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", window, 10)}},
+		{"with patience", guard.DenyOptions{Grants: true}, []penstock.Charge{patient}},
+		{"of a batch", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 10), spend("k", window, 10)}},
+		{"with as much left", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", bucket, 5)}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := newCounting()
+				cache := guard.NewDenyCache(store, c.options)
+				answered(t, decide(t, cache, c.charges...), true, penstock.FromStore)
+				for i := range c.charges {
+					c.charges[i].Cost, c.charges[i].Patience = 10, 0
+				}
+				answered(t, decide(t, cache, c.charges...), false, penstock.FromStore)
+			})
+		})
+	}
+}
+
+// One key, far over its limit, on a store that takes 1 ms to answer. Per unit that comes back the store is asked by the first, by who came within
+// its 1 ms and then asks too, and by who comes before the first of those is answered.
+func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
+	keyOverItsLimit(t, guard.DenyOptions{}, 2*(10+1))
+}
+
+// If grants tell, it is asked by the first alone.
+func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
+	keyOverItsLimit(t, guard.DenyOptions{Grants: true}, 1)
+}
+
+func keyOverItsLimit(t *testing.T, o guard.DenyOptions, perUnit int64) {
+	synctest.Test(t, func(t *testing.T) {
+		const requests, perSecond, seconds = 100_000, 100, 10
 		store := newCounting()
 		store.before = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
-		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		cache := guard.NewDenyCache(store, o)
 		limit := made(t, penstock.PerSecond(perSecond))
 		var allowed atomic.Int64
 		for range requests {
@@ -740,8 +814,7 @@ func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 			}()
 		}
 		time.Sleep(time.Second)
-		// Per unit that comes back: who asks, who came within its 1 ms and then asks too, and who comes before the first of those is answered.
-		const most = perSecond*(seconds+1)*2*(requests/seconds/1000+1) + perSecond
+		most := perSecond*(seconds+1)*perUnit + 2*perSecond
 		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.asked.Load() > most {
 			t.Errorf("%d of %d allowed, the store was asked %d times, want at most %d", n, requests, store.asked.Load(), most)
 		}

@@ -74,7 +74,7 @@ func Standard(store penstock.Store, o Options) *Guarded {
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits}, o.Timeout.after()),
+		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits, Grants: true}, o.Timeout.after()),
 		within(o.Timeout.after()),
 		g.leasing(o.Lease, o.Timeout.after()),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
