@@ -147,7 +147,8 @@ type Algorithm struct {
 	Bookable bool
 
 	// Again tells, by what is left after a grant and until its reset, when the cost would be granted to an ask at the same moment, without
-	// patience: its RetryAfter, or 1 µs less. 0: at once, or never, or that is not known. It is nil where an Outcome does not tell.
+	// patience: its RetryAfter, or 1 µs less. 0: at once, or never, or that is not known. p are those of Prepare, so it does not go with At. It is nil
+	// where an Outcome does not tell.
 	Again func(p *Params, cost, remaining, reset int64) int64
 
 	NewCells func() Cells
