@@ -224,16 +224,16 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 			}
 		}}})
 		defer s.Close()
-		charges := one(ready(t, penstock.PerSecond(10).WithBurst(1)), "k")
+		charges := one(ready(t, penstock.PerSecond(10).WithBurst(2)), "k")
 		var late atomic.Int64
 		for range 30 {
 			d := decide(t, s, charges...)
 			for d.Allowed {
 				d = decide(t, s, charges...)
 			}
-			time.Sleep(d.RetryAfter() + time.Millisecond)
+			time.Sleep(d.RetryAfter() + 101*time.Millisecond)
 			var all sync.WaitGroup
-			for range 20 { // the first is granted a unit, so the others ask too, with 10 ms left
+			for range 20 { // the first is granted one of two units, so the others ask too, with 10 ms left
 				all.Go(func() {
 					if d, err := s.Decide(t.Context(), charges); err == nil && d.Source == penstock.FromFallback {
 						late.Add(1)

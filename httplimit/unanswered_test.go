@@ -355,10 +355,11 @@ rules: [{name: login, per: everyone, limits: [{rate: 2/h, algorithm: sliding-log
 }
 
 func TestTrialsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
+	// Of each limit something is left: that nothing is left is known, and still told by the deny cache.
 	const text = `
 rules:
-  - {name: a, per: everyone, limits: [{rate: 9/h, candidate: {rate: 1/h}}, {name: maybe, rate: 1/h, shadow: true, on_failure: local}]}
-  - {name: b, always: true, shadow: true, per: everyone, limits: [{rate: 1/h, on_failure: closed}]}
+  - {name: a, per: everyone, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}
+  - {name: b, always: true, shadow: true, per: everyone, limits: [{rate: 3/h, on_failure: closed}]}
 `
 	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
 		h := gate.Middleware(answer(200))

@@ -162,7 +162,7 @@ rules:
       - {rate: 10/h, candidate: {rate: 5/h, algorithm: sliding-log}}
       - {rate: 50/d, algorithm: fixed-window}
       - {name: maybe, rate: 3/h, shadow: true}
-  - {name: tried, always: true, shadow: true, match: {path: /api/**}, per: address, limits: [{rate: 1/h}]}
+  - {name: tried, always: true, shadow: true, match: {path: /api/**}, per: address, limits: [{rate: 10/h}]}
 `
 
 func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
