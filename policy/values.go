@@ -208,7 +208,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		c.decodeSource(d, value)
 		return
 	}
-	if c.First == nil && c.All == nil {
+	if !c.set() {
 		d.unread(c)
 	}
 }
