@@ -1,4 +1,6 @@
 # make test is the one that matters. Everything here runs on a fresh Debian machine that has Go and apt-get.
+# PENSTOCK_TEST_SERVER=/path/to/valkey-server (an absolute path) has all of it run on that server, with its
+# client beside it; the default is redis-server of the PATH.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -72,5 +74,5 @@ schema:
 	cd scripts/schema && go run . ../../policy/schema.json
 
 tools:
-	@scripts/need redis-server redis-server
+	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server
 	@scripts/need gcc gcc libc6-dev

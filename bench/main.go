@@ -1,6 +1,6 @@
 // The bench program compares Penstock with what it replaces, on this machine, in ratios that hold on any: the server's work per decision,
 // memory per key, decisions per second through a client, what gathering and guards add, other libraries beside it, decisions in memory, and requests
-// through the service. It needs redis-server in the PATH.
+// through the service. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
 //
 //	go run . [-only redis,space,client,gather,guards,peers,memory,proxy]
 //

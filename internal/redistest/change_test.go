@@ -13,7 +13,7 @@ import (
 // ask runs a command as a client does that follows redirections.
 func ask(t *testing.T, addr string, args ...string) string {
 	t.Helper()
-	out, err := exec.Command("redis-cli", append([]string{"-c", "-p", portOf(addr)}, args...)...).CombinedOutput()
+	out, err := exec.Command(CLI(), append([]string{"-c", "-p", portOf(addr)}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s, %v", args, out, err)
 	}

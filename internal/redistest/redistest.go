@@ -1,5 +1,5 @@
-// Package redistest runs real Redis servers that nobody has to clean up: each
-// lives in a temporary folder, on ports the system picked, and dies with the
+// Package redistest runs real Redis or Valkey servers that nobody has to clean up:
+// each lives in a temporary folder, on ports the system picked, and dies with the
 // program that started it, even when that program is killed.
 //
 // Start, StartCluster, StartProxiedCluster and StartSentinel serve tests; their
@@ -29,7 +29,7 @@ const (
 	pollEvery   = 5 * time.Millisecond
 )
 
-// A Server is one redis-server process in a temporary folder.
+// A Server is one process of [Program] in a temporary folder.
 type Server struct {
 	Socket string // path of the unix socket
 	Addr   string // host:port, "" when the server listens on the socket only
@@ -47,7 +47,7 @@ type Server struct {
 }
 
 // Launch starts a server without persistence on a unix socket and a free
-// loopback port. Its arguments are redis-server's and win over the defaults.
+// loopback port. Its arguments are the program's and win over the defaults.
 func Launch(args ...string) (*Server, error) {
 	return launch(func(dir string, port int) ([]string, error) {
 		return append(defaults(dir, port), args...), nil
@@ -229,11 +229,11 @@ func (s *Server) startUntil(ready func() error) error {
 	defer log.Close()
 	before := len(s.Log())
 
-	cmd, done := exec.Command("redis-server", s.args...), make(chan struct{})
+	cmd, done := exec.Command(Program(), s.args...), make(chan struct{})
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), s.env...)
 	if err := startTied(cmd); err != nil {
-		return fmt.Errorf("redistest: start redis-server: %w", err)
+		return fmt.Errorf("redistest: start %s: %w", Program(), err)
 	}
 	go func() {
 		defer close(done)
@@ -245,7 +245,7 @@ func (s *Server) startUntil(ready func() error) error {
 
 	err = await(readyLimit, func() error {
 		if isClosed(done) {
-			return giveUp{errors.New("redis-server ended at once")}
+			return giveUp{fmt.Errorf("%s ended at once", Program())}
 		}
 		return ready()
 	})
@@ -296,7 +296,7 @@ func (s *Server) logFile() string { return filepath.Join(s.dir, "redis.log") }
 // explain adds the end of the server's log to err.
 func (s *Server) explain(err error) error {
 	lines := strings.Split(strings.TrimSpace(s.Log()), "\n")
-	return fmt.Errorf("%w\nlog of redis-server, last lines:\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	return fmt.Errorf("%w\nlog of the server, last lines:\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
 }
 
 func defaults(dir string, port int) []string {

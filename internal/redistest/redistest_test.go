@@ -201,9 +201,9 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 	}
 
 	// A client that follows MOVED stays behind the proxies.
-	out, err := exec.Command("redis-cli", "-c", "-p", portOf(proxies[0].Addr()), "SET", "foo", "bar").CombinedOutput()
+	out, err := exec.Command(CLI(), "-c", "-p", portOf(proxies[0].Addr()), "SET", "foo", "bar").CombinedOutput()
 	if strings.TrimSpace(string(out)) != "OK" {
-		t.Errorf("redis-cli -c: %s, %v", out, err)
+		t.Errorf("the client with -c: %s, %v", out, err)
 	}
 
 	p, key := proxies[1], setOwnKey(t, c.Nodes[1])
