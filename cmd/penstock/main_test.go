@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -266,4 +267,63 @@ func TestHangupHasThePolicyReadAgain(t *testing.T) {
 			t.Errorf("a hangup ended the process: %v", err)
 		}
 	}
+}
+
+// The reader of the log may go away at any time: with its terminal, or a log shipper that crashes.
+func TestGateOutlivesTheReaderOfItsLog(t *testing.T) {
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(os.Args[0], "serve", "--demo", "--listen=127.0.0.1:0", "--admin=127.0.0.1:0", "--log-format=json", "--config="+config)
+	c.Env, c.Stdout, c.Stderr = []string{"BE_PENSTOCK=1"}, write, write
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+	})
+	write.Close()
+	var open struct{ Msg, Listen, Admin string }
+	for lines := bufio.NewScanner(read); open.Msg != "the gate is open"; {
+		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &open) != nil {
+			t.Fatalf("the gate did not open: %s", lines.Text())
+		}
+	}
+	read.Close()
+	if err := os.WriteFile(config, []byte("rules: [\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lost := regexp.MustCompile(`(?m)^rate_limiter_log_lines_lost_total [1-9]`)
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		c.Process.Signal(syscall.SIGHUP) // has it log why it does not take up the policy
+		page := mustGet(t, "http://"+open.Admin+"/metrics")
+		if lost.MatchString(page) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no lost line was counted")
+		}
+	}
+	mustGet(t, "http://"+open.Listen+"/api/fares/estimate")
+	c.Process.Signal(syscall.SIGTERM)
+	if err := c.Wait(); err != nil {
+		t.Errorf("it did not drain: %v", err)
+	}
+}
+
+func mustGet(t *testing.T, url string) string {
+	t.Helper()
+	res, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != 200 {
+		t.Fatalf("%s: %s, %v", url, res.Status, err)
+	}
+	return string(body)
 }

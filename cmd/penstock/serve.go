@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
 	"github.com/penstock/penstock/cmd/penstock/internal/service"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/policy"
@@ -58,11 +59,14 @@ func newServe() *cobra.Command {
 			_, err := c.OutOrStdout().Write([]byte(s.String()))
 			return err
 		}
+		signal.Ignore(syscall.SIGPIPE) // or the gate would end with the reader of its log
+		sink := logsink.New(c.ErrOrStderr())
+		defer sink.Close()
 		hangup := make(chan os.Signal, 1)
 		signal.Notify(hangup, syscall.SIGHUP)
 		defer signal.Stop(hangup)
 		return service.Run(c.Context(), service.Options{
-			Settings: s, Gate: service.Limits(s, hangup), Log: newLog(s, c.ErrOrStderr()), Version: version(),
+			Settings: s, Gate: service.Limits(s, hangup), Log: newLog(s, sink, c.ErrOrStderr() == os.Stderr), LinesLost: sink.Lost, Version: version(),
 		})
 	}
 	return c
@@ -78,13 +82,14 @@ func serverSection(path string) (policy.ServerConfig, error) {
 	return rules.Server(), nil
 }
 
-func newLog(s settings.Settings, to io.Writer) *slog.Logger {
+// newLog makes the log in the format of the settings. stderr tells whether its lines end up on standard error, which may be a terminal.
+func newLog(s settings.Settings, to io.Writer, stderr bool) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // one of four, which are checked
 	switch {
 	case s.LogFormat == "json":
 		return slog.New(slog.NewJSONHandler(to, &slog.HandlerOptions{Level: level}))
-	case to == os.Stderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
+	case stderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
 		return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level}))
 	}
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))

@@ -189,6 +189,14 @@ func (m *Metrics) Waiting(now func() int) {
 	}, func() float64 { return float64(now()) }))
 }
 
+// LinesLost says who knows how many lines of the log were lost. It is called once.
+func (m *Metrics) LinesLost(now func() int64) {
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "rate_limiter_log_lines_lost_total",
+		Help: "Log lines that were not written: the reader of the log is gone or too slow, or the disk is full.",
+	}, func() float64 { return float64(now()) }))
+}
+
 // Loaded notes that the policy file was read for the first time.
 func (m *Metrics) Loaded(at time.Time) {
 	m.reloadOK.Set(1)

@@ -33,6 +33,9 @@ type Options struct {
 	// Log is told what those who run the gate need to know. Default: nobody is.
 	Log *slog.Logger
 
+	// LinesLost is how many lines of the log were not written. Default: there is no metric of it.
+	LinesLost func() int64
+
 	// Version is shown in the metrics.
 	Version string
 
@@ -56,6 +59,9 @@ func Run(ctx context.Context, o Options) error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}}
+	if o.LinesLost != nil {
+		s.metrics.LinesLost(o.LinesLost)
+	}
 	var life context.Context // of requests and whatever else runs
 	life, s.cut = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer s.close()

@@ -1,0 +1,78 @@
+// Package logsink writes log lines in the background. Whoever logs never waits for the reader of the log, and never fails with it.
+package logsink
+
+import (
+	"bytes"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxLines is how many lines may wait to be written. Those beyond it are lost.
+const maxLines = 1024
+
+// closeTimeout is how long Close waits for the lines that are left.
+const closeTimeout = time.Second
+
+// A Sink is an io.Writer for lines, one with each Write. It may be used by many goroutines at once.
+type Sink struct {
+	to    io.Writer
+	lost  atomic.Int64
+	ended chan struct{}
+
+	mu     sync.Mutex
+	lines  chan []byte
+	closed bool
+}
+
+// New makes a Sink. Close it after the last line.
+func New(to io.Writer) *Sink {
+	s := &Sink{to: to, lines: make(chan []byte, maxLines), ended: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+func (s *Sink) run() {
+	defer close(s.ended)
+	for line := range s.lines {
+		if _, err := s.to.Write(line); err != nil {
+			s.lost.Add(1)
+		}
+	}
+}
+
+// Write takes a copy of a line. It never blocks and never fails.
+func (s *Sink) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		s.lost.Add(1)
+		return len(line), nil
+	}
+	select {
+	case s.lines <- bytes.Clone(line):
+	default:
+		s.lost.Add(1)
+	}
+	return len(line), nil
+}
+
+// Lost is how many lines were not written: the reader of the log is gone or too slow, or the disk is full.
+func (s *Sink) Lost() int64 { return s.lost.Load() }
+
+// Close returns when all lines are written, or after a second.
+func (s *Sink) Close() {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.lines)
+	}
+	s.mu.Unlock()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-s.ended:
+	case <-timer.C:
+	}
+}

@@ -1,0 +1,68 @@
+package logsink
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+func TestLinesAreWrittenInOrderBeforeCloseReturns(t *testing.T) {
+	var out bytes.Buffer
+	s := New(&out)
+	var want strings.Builder
+	line := make([]byte, 0, 20)
+	for i := range maxLines {
+		line = fmt.Appendf(line[:0], "line %d\n", i) // the same memory each time, as handlers of slog do it
+		want.Write(line)
+		s.Write(line)
+	}
+	s.Close()
+	if out.String() != want.String() || s.Lost() != 0 {
+		t.Errorf("%d bytes were written, and %d lines lost; want %d bytes", out.Len(), s.Lost(), want.Len())
+	}
+	if s.Write([]byte("late\n")); s.Lost() != 1 {
+		t.Errorf("%d lines were lost; want the one after Close", s.Lost())
+	}
+}
+
+// stuck is the pipe of a reader that does not read.
+type stuck struct{ freed chan struct{} }
+
+func (w stuck) Write(p []byte) (int, error) {
+	<-w.freed
+	return len(p), nil
+}
+
+func TestStuckReaderDelaysNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pipe := stuck{make(chan struct{})}
+		s := New(pipe)
+		s.Write([]byte("the first is with the reader\n"))
+		synctest.Wait()
+		for range maxLines + 7 {
+			s.Write([]byte("line\n"))
+		}
+		if s.Lost() != 7 {
+			t.Errorf("%d lines were lost; want 7", s.Lost())
+		}
+		s.Close() // in the time of the test, after a second
+		close(pipe.freed)
+	})
+}
+
+type broken struct{}
+
+func (broken) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+func TestLinesThatCannotBeWrittenAreCounted(t *testing.T) {
+	s := New(broken{})
+	for range 3 {
+		s.Write([]byte("line\n"))
+	}
+	if s.Close(); s.Lost() != 3 {
+		t.Errorf("%d lines were lost; want 3", s.Lost())
+	}
+}
