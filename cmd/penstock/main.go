@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	_ "time/tzdata" // images without zone data are common, and zone: must work in them
 
 	"github.com/spf13/cobra"
 )
