@@ -213,7 +213,7 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 			"the rules have more than 100000 ways to match, each path at each host; write patterns instead"},
 		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
 			"policy.yaml:1:1: the file has 1048629 bytes; the largest has 1048576. Put long lists into files of their own: {file: NAME}"},
-		{"an alias bomb that nothing reads", bomb.String() + rule, `:1:1: there is no field "a0" here; `},
+		{"an alias bomb that nothing reads", bomb.String() + rule, "policy.yaml:5:45: the file has more than 100000 values, aliases included; "},
 		{"an alias bomb in a list of values", "deny: &d [" + strings.Repeat("{header X: [a, b, c, d, e, f, g, h, i, j]}, ", 200) + "]\ntiers:\n" +
 			func() (s string) {
 				for i := range 100 {

@@ -11,8 +11,13 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Load reads and compiles a policy from a YAML file, with the variables of the process. Names of files in it are relative to its folder.
+// Load reads and compiles a policy from a YAML file, with the variables of the process. Names of files in it are relative to its folder. A mistake of this package
+// that a file brings to light is an error, too: a *PanicError.
 func Load(path string) (*Rules, error) {
+	return recovered("load "+path, func() (*Rules, error) { return load(path) })
+}
+
+func load(path string) (*Rules, error) {
 	text, err := readFile(path, MaxFile)
 	if err != nil {
 		return nil, fmt.Errorf("%w: policy: %w", penstock.ErrInvalid, err)

@@ -19,7 +19,7 @@ import (
 const (
 	MaxFile  = 1 << 20 // bytes
 	maxDepth = 32      // levels of nesting
-	maxNodes = 100_000 // values, those that aliases repeat counted each time
+	maxNodes = 100_000 // values and names of fields, those that aliases repeat counted each time
 )
 
 // Parse reads a policy. The name is the file's, for messages. In scalars, ${NAME} and ${NAME:-default} stand for what env knows of NAME (nil: nothing
@@ -78,7 +78,6 @@ type decoder struct {
 	*source
 	env   func(string) (string, bool)
 	depth int
-	nodes int
 }
 
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
@@ -116,7 +115,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 		d.fail(start, "the file has no policy; begin with rules:")
 		return nil
 	}
-	return document.Content[0]
+	return d.resolved(document.Content[0])
 }
 
 // syntax turns what the YAML library says into a mistake with a position.
@@ -257,13 +256,6 @@ type custom interface {
 
 // value reads a node into what p points to.
 func (d *decoder) value(n *yaml.Node, p any) {
-	if d.nodes++; d.nodes > maxNodes {
-		if d.nodes == maxNodes+1 {
-			d.fail(n, "the file has more than %d values, aliases included; put long lists into files of their own", maxNodes)
-		}
-		d.unread(p)
-		return
-	}
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; nothing in a policy needs that", maxDepth)
 		d.unread(p)
@@ -272,9 +264,6 @@ func (d *decoder) value(n *yaml.Node, p any) {
 	}
 	defer func() { d.depth-- }()
 	d.note(p, n)
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
 		d.fail(n, "nothing stands here; give it a value, or remove the line")
 		d.unread(p)
@@ -451,8 +440,6 @@ func describe(n *yaml.Node) string {
 		return "a group of fields"
 	case yaml.SequenceNode:
 		return "a list"
-	case yaml.AliasNode:
-		return "an alias"
 	}
 	return strconv.Quote(clip(n.Value))
 }

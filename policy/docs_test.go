@@ -201,7 +201,7 @@ func TestConfigurationPageTellsTheBounds(t *testing.T) {
 	want := []string{
 		"the file | " + size(MaxFile),
 		"levels of nesting | " + number(maxDepth),
-		"values in the file; those of an alias count each time | " + number(maxNodes),
+		"values and names in the file; those of an alias count each time | " + number(maxNodes),
 		"rules | " + number(maxRules),
 		"ways to match: each path of a rule at each of its hosts | " + number(maxWays),
 		"limits that a request can meet | " + number(maxLimits),

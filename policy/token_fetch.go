@@ -131,7 +131,7 @@ func (f *keyFetcher) pause(ctx context.Context, next time.Duration) bool {
 
 // read reads the keys once.
 func (f *keyFetcher) read(ctx context.Context) ([]tokenKey, error) {
-	keys, err := f.get(ctx)
+	keys, err := recovered("read keys", func() ([]tokenKey, error) { return f.get(ctx) })
 	if err != nil {
 		return nil, fmt.Errorf("tokens.jwks_url: %w", err)
 	}

@@ -80,7 +80,7 @@ func Watch(path string, o WatchOptions) (*Watcher, error) {
 	if err != nil {
 		notices = nil // out of watches: polling finds what changes
 	}
-	return watch(path, o, Load, notices)
+	return watch(path, o, load, notices)
 }
 
 func watch(path string, o WatchOptions, load func(string) (*Rules, error), notices *fsnotify.Watcher) (*Watcher, error) {
@@ -204,7 +204,7 @@ func (w *Watcher) loadLocked() error {
 	for range loadTries {
 		w.followLocked()
 		w.tried = fingerprintOf(w.files)
-		rules, err := w.load(w.path)
+		rules, err := recovered("load "+w.path, func() (*Rules, error) { return w.load(w.path) })
 		if err != nil {
 			w.failed = err
 			if fingerprintOf(w.files) == w.tried {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy"
 )
 
 // Exit statuses. They are part of the interface: scripts count on them.
@@ -46,6 +47,9 @@ func exitStatus(c *cobra.Command, err error) int {
 	}
 	if known.cause != nil {
 		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+textOf(known.cause))
+		if panicked := (*policy.PanicError)(nil); errors.As(known.cause, &panicked) {
+			fmt.Fprintf(c.ErrOrStderr(), "%s", panicked.Stack)
+		}
 		if known.status == exitUsage {
 			fmt.Fprintln(c.ErrOrStderr(), c.CommandPath()+" --help tells more")
 		}

@@ -33,7 +33,10 @@ func newValidate() *cobra.Command {
 			all := []finding{}
 			invalid := 0
 			for _, file := range files {
-				found, rules := validate(file)
+				found, rules, err := validate(file)
+				if panicked := (*policy.PanicError)(nil); errors.As(err, &panicked) {
+					fmt.Fprintf(c.ErrOrStderr(), "%s", panicked.Stack)
+				}
 				if rules == nil {
 					invalid++
 				}
@@ -72,8 +75,8 @@ type finding struct {
 	Message  string `json:"message"`
 }
 
-func validate(file string) (found []finding, rules *policy.Rules) {
-	rules, err := policy.Load(file)
+func validate(file string) (found []finding, rules *policy.Rules, err error) {
+	rules, err = policy.Load(file)
 	var mistakes policy.Errors
 	var unread *fs.PathError
 	switch {
@@ -85,7 +88,7 @@ func validate(file string) (found []finding, rules *policy.Rules) {
 		}
 		if len(found) > 0 {
 			slices.SortFunc(found, func(a, b finding) int { return cmp.Or(a.Line-b.Line, a.Column-b.Column) })
-			return found, nil
+			return found, nil, nil
 		}
 		for _, w := range rules.Warnings() {
 			found = append(found, finding{"warning", w.File, w.Line, w.Column, w.Message})
@@ -99,7 +102,7 @@ func validate(file string) (found []finding, rules *policy.Rules) {
 	default:
 		found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
 	}
-	return found, rules
+	return found, rules, err
 }
 
 func describe(out io.Writer, file string, found []finding, rules *policy.Rules, verbose bool) {

@@ -123,7 +123,7 @@ func (s *service) tellMistakes(file string, err error) {
 	const line = "the policy file was not taken up; the rules stay as they were"
 	var mistakes policy.Errors
 	if !errors.As(err, &mistakes) {
-		s.Log.Error(line, "policy", file, "err", err)
+		s.Log.Error(line, append([]any{"policy", file, "err", err}, stackOf(err)...)...)
 		return
 	}
 	s.Log.Error(line, "policy", file, "mistakes", len(mistakes))
@@ -133,6 +133,14 @@ func (s *service) tellMistakes(file string, err error) {
 	if more := len(mistakes) - mostMistakes; more > 0 {
 		s.Log.Error(fmt.Sprintf("and %d more; penstock validate shows all", more))
 	}
+}
+
+// stackOf is an attribute of a log line with the stack of a panic, or none.
+func stackOf(err error) []any {
+	if panicked := (*policy.PanicError)(nil); errors.As(err, &panicked) {
+		return []any{"stack", string(panicked.Stack)}
+	}
+	return nil
 }
 
 // warn tells what may not be meant in a policy.

@@ -49,7 +49,7 @@ type limits struct {
 func (g *limits) load(s settings.Settings, d Deps) error {
 	keys := func(err error) {
 		if err != nil {
-			d.Log.Warn("the keys of tokens cannot be read; those that are known stay believed", "err", err)
+			d.Log.Warn("the keys of tokens cannot be read; those that are known stay believed", append([]any{"err", err}, stackOf(err)...)...)
 		}
 	}
 	if s.Config == "" {

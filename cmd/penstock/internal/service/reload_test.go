@@ -2,9 +2,12 @@ package service
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/policy"
 )
 
 func TestWarningsOfAPolicyAreLogged(t *testing.T) {
@@ -158,4 +161,24 @@ func TestMistakesOfAPolicyAreLinesOfTheirOwnAndFew(t *testing.T) {
 		t.Errorf("with a good one it says %q", body)
 	}
 	t.Log("counted: 46 mistakes in policies, of which 11 are told")
+}
+
+// What once ended a running gate: an alias as a source, a value that repeats itself, and a panic of whatever reads the file.
+func TestNoPolicyFileEndsARunningGate(t *testing.T) {
+	const good = "rules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n"
+	flags := limitedBy(t, good, nil)
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	for _, identities := range []string{"{a: {key: &s {header X-API-Key: [k1]}}, b: {key: *s}}", "&i {a: *i}"} {
+		replaceFile(t, flags["config"], "identities: "+identities+"\n"+good)
+		reload <- nil
+		reload <- nil
+		r.mustGet("http://"+r.Admin+"/livez", 200)
+	}
+	log := new(logged)
+	s := &service{Options: Options{Log: slog.New(slog.NewTextHandler(log, nil))}}
+	s.tellMistakes("rules.yaml", fmt.Errorf("reload: %w", &policy.PanicError{Doing: "load rules.yaml", Value: "index out of range", Stack: []byte("goroutine 1")}))
+	if len(log.lines("level=ERROR", "was not taken up", "index out of range", `stack="goroutine 1"`)) != 1 {
+		t.Errorf("the log has no stack: %s", log)
+	}
 }

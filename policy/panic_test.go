@@ -1,0 +1,65 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// panics stands for a reader with a mistake.
+func panics(string) (*Rules, error) { panic("index out of range") }
+
+func isPanic(t *testing.T, err error) {
+	t.Helper()
+	var panicked *PanicError
+	if !errors.As(err, &panicked) || !bytes.Contains(panicked.Stack, []byte("panic")) {
+		t.Fatalf("the error is %v, and should be a PanicError with its stack", err)
+	}
+}
+
+func TestAPanicWhileLoadingIsAnErrorAndNoWatcherBegins(t *testing.T) {
+	_, err := watch("rules.yaml", WatchOptions{}, panics, nil)
+	isPanic(t, err)
+}
+
+func TestAPanicWhileReloadingKeepsTheRules(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(path, []byte(version("first")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := false
+	var told witness
+	w, err := watch(path, WatchOptions{Poll: never, Notify: told.notify}, func(path string) (*Rules, error) {
+		if broken {
+			return panics(path)
+		}
+		return load(path)
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	broken = true
+	isPanic(t, w.Reload())
+	if versionOf(w) != "first" || len(told.all()) != 1 {
+		t.Fatalf("rules %s are in force, and %d loads were told", versionOf(w), len(told.all()))
+	}
+	isPanic(t, told.all()[0].Err)
+	broken = false
+	if err := w.Reload(); err != nil {
+		t.Fatalf("the next reload fails: %v", err)
+	}
+}
+
+func TestAPanicWhileReadingKeysIsReported(t *testing.T) {
+	f := newKeyFetcher("http://127.0.0.1/keys", time.Hour, nil)
+	f.client.Transport = roundTripper(func(*http.Request) (*http.Response, error) { panic("a key that nobody expected") })
+	reports := make(chan error, 1)
+	f.start(func(err error) { reports <- err }, func([]tokenKey) { t.Error("keys were read") })
+	defer f.close()
+	isPanic(t, <-reports)
+}
