@@ -105,6 +105,7 @@ func (b *bounds) leased(o LeaseOptions, block int64) Bound {
 	if over > 0 {
 		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may lie unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, leaseLife))
 	}
+	text += fmt.Sprintf("; of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*LeaseUtilization)
 	return Bound{"leased", over, text}
 }
 

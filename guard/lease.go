@@ -39,8 +39,9 @@ type LeaseOptions struct {
 // is leased under it back first, so keys that are often refunded gain nothing. An answer from a lease has the Source FromLease; its Remaining
 // is what is here, and what the store had left when it was last asked.
 //
-// A block is what the key needs here in half a Life, but at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count,
-// divided by the number of instances. Below 2, nothing is leased. A key passes until its demand has been seen for a quarter of a Life.
+// A block is what the key needs here in half of the time for which it may be spent: a Life, or the rest of the window (of a SubWindow's part), less
+// the time that the store takes to answer. It is at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count, divided by
+// the number of instances. Below 2, nothing is leased. A key passes until its demand has been seen for a quarter of a Life.
 // When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is left. A draw asks for a block, and for as much
 // as those need who wait when it is sent; who comes later waits for a part of the block, and not behind more callers than it serves. At most
 // one draw per key and combination of limits is under way.
@@ -64,7 +65,11 @@ type LeaseOptions struct {
 //     the number of instances does not matter. The price: in a bucket that is almost unused, a block drains before much of it is spent, so
 //     a key gains little until its bucket is in use; and buckets get nothing back, since that would make the units of others drain sooner.
 //
-// Less than the limit is admitted while instances hold leases that they do not spend: at most n·b at a time, for at most Life.
+// # The utilization
+//
+// Units that lie unspent at one instance are missing at another: at most n·b at a time, for at most Life. Of traffic below the limit the instances
+// together admit at least LeaseUtilization of what the store alone would admit of the same requests, for each algorithm, while the store answers.
+// (A SubWindow of n parts admits Count in n+1 parts in the long run, with and without leases.)
 //
 // These hold apart from what others do to the store: a Reset elsewhere, or a Refund elsewhere of what was spent, adds what it forgives, and
 // up to n·b that are given back later; so does a store that loses its state or whose clock leaps. If an answer to a draw is lost, its units are
@@ -167,6 +172,9 @@ func (l *Lease) Close(ctx context.Context) error {
 
 // closeAtOnce is how many keys Close gives back at once.
 const closeAtOnce = 32
+
+// LeaseUtilization is the least share of the traffic below a limit that is admitted with leases, of what the store alone would admit.
+const LeaseUtilization = 0.97
 
 // LeaseStats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost + Live.
 type LeaseStats struct {

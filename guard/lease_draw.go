@@ -137,14 +137,15 @@ func (l *Lease) passAndUnlock(
 	if l.giveBackFirst(ctx, k, refunds) != nil {
 		return l.late(ctx, charges)
 	}
+	sent := l.now()
 	d, err := l.next.Decide(ctx, charges)
-	if err != nil || !held && d.Source == penstock.FromStore {
+	if err != nil {
 		return d, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d.Source == penstock.FromStore {
-		p.hear(&d)
+		p.hear(&d, sent, l.now())
 	} else {
 		p.direct = l.now() + l.life // what somebody else would lend is not the store's
 	}
@@ -164,7 +165,7 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	if k.unmaking > 0 || now < p.direct || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
 		return nil
 	}
-	block := l.blockOf(p)
+	block := l.blockOf(p, now)
 	size := block - p.held()
 	if block < leastBlock || size < 1 || cost > block-p.coming || k.sharedLocked(p) || !l.begin() {
 		return nil
@@ -175,15 +176,11 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	return f
 }
 
-// blockOf is the size of a pool's block now.
-func (l *Lease) blockOf(p *leasePool) int64 {
-	block := int64(min(p.demand, penstock.MaxCost))
+// blockOf is the size of a pool's block now: the demand of half the time for which it may be spent.
+func (l *Lease) blockOf(p *leasePool, now time.Duration) int64 {
+	block := int64(min(p.demand*float64(p.lasts(l.life, now))/float64(l.life), penstock.MaxCost))
 	for i := range p.parts {
-		part := &p.parts[i]
-		block = min(block, l.options.largest(part.plan))
-		if part.kind != drains && part.limit.Period < l.life {
-			block = min(block, int64(p.demand*float64(part.limit.Period)/float64(l.life)))
-		}
+		block = min(block, l.options.largest(p.parts[i].plan))
 	}
 	return block
 }
@@ -194,7 +191,7 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 	runtime.Gosched() // those who are about to ask come along
 	k.mu.Lock()
 	f.sent = true
-	p.block = max(p.block, l.blockOf(p))
+	p.block = max(p.block, l.blockOf(p, l.now()))
 	f.block = p.block - p.held() // what was there may be spent by now
 	size := f.block + f.early.needs
 	k.mu.Unlock()
@@ -221,7 +218,7 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 		p.direct = now + l.life/2
 	case !d.Allowed:
 		f.denial, f.denied = d, true
-		p.hear(&d)
+		p.hear(&d, sent, now)
 		p.quiet = now + l.life/16
 		if d.Source != penstock.FromStore {
 			p.direct = now + l.life
@@ -246,6 +243,7 @@ func (l *Lease) receiveLocked(
 	k *leasedKey, p *leasePool, f *flight, d *penstock.Decision, size int64, sent, now time.Duration,
 ) (refunds []refund) {
 	units := least(d, size)
+	p.took(now - sent)
 	if units < size {
 		p.quiet = now + l.life/16
 	}
@@ -261,7 +259,8 @@ func (l *Lease) receiveLocked(
 	var extra []penstock.Charge
 	for i := range p.parts {
 		part, s := &p.parts[i], d.Status(i)
-		part.left, part.reset, b.resets[i] = s.Remaining, sent+s.ResetAfter, sent+part.end(s)
+		part.hear(s, sent)
+		b.resets[i] = sent + part.end(s)
 		if part.kind != drains {
 			b.expires = min(b.expires, b.resets[i])
 			lasts = min(lasts, b.expires)
@@ -282,12 +281,10 @@ func (l *Lease) receiveLocked(
 		k.back++
 		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
 	}
-	if p.demand*float64(lasts-now) < leastBlock*float64(l.life/2) { // such blocks are not worth it
+	if drained && p.demand*float64(lasts-now) < leastBlock*float64(l.life/2) { // such blocks are not worth it
 		p.direct = now + l.life/2
-		if !drained {
-			p.direct = min(p.direct, lasts) // the next window may be
-		}
 	}
+	b.travel = max((b.expires-sent)/16, 2*p.trip)
 	for i := range p.blocks {
 		if old := &p.blocks[i]; now >= old.expires {
 			refunds = l.returnLocked(k, p, old, now, refunds)
@@ -351,11 +348,8 @@ func (l *Lease) due(k *leasedKey, p *leasePool) {
 	}
 }
 
-// travel is how long a refund may be on its way.
-func (b *leaseBlock) travel() time.Duration { return (b.expires - b.sent) / 16 }
-
-// due is when it is high time to give a block back.
-func (b *leaseBlock) due() time.Duration { return b.expires - 2*b.travel() }
+// due is when it is high time to give a block back. Where the store is too slow for that, it is spent or expires.
+func (b *leaseBlock) due() time.Duration { return b.expires - min(2*b.travel, (b.expires-b.sent)/2) }
 
 // A refund gives units of a pool back.
 type refund struct {
@@ -370,7 +364,7 @@ func (l *Lease) returnLocked(k *leasedKey, p *leasePool, b *leaseBlock, now time
 	if b.left == 0 {
 		return refunds
 	}
-	r := refund{pool: p, units: b.left, until: now + b.travel()}
+	r := refund{pool: p, units: b.left, until: now + b.travel}
 	for i := range p.parts {
 		part := &p.parts[i]
 		units := part.returnable(b.left, b.resets[i], r.until, l.options.Exact)

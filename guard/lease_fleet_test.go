@@ -84,14 +84,17 @@ func (m *member) awake() (alive bool) {
 	}
 }
 
-// ask takes the way to the store and back. A client whose context has ended sends nothing.
+// ask takes the way to the store and back. A client whose context has ended sends nothing; what it has sent before arrives.
 func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	there, back := m.delay(), m.delay()
-	time.Sleep(there)
 	if !m.awake() {
 		return penstock.Decision{}, errDown
 	}
-	d, err := m.fleet.store.Decide(ctx, charges)
+	if ctx.Err() != nil {
+		return penstock.Decision{}, ctx.Err()
+	}
+	time.Sleep(there)
+	d, err := m.fleet.store.Decide(context.WithoutCancel(ctx), charges)
 	if err != nil {
 		return d, err
 	}
@@ -336,6 +339,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 		{penstock.Limit{Name: "fixed", Algorithm: penstock.FixedWindow}, false},
 		{penstock.Limit{Name: "sliding", Algorithm: penstock.SlidingWindow}, false},
 		{penstock.Limit{Name: "sub", Algorithm: penstock.SubWindow(4)}, true},
+		{penstock.Limit{Name: "short", Algorithm: penstock.SubWindow(60)}, true},
 	} {
 		for range 8 {
 			seed := rand.Uint64()

@@ -52,6 +52,7 @@ type leasePool struct {
 	since  time.Duration // the demand is measured anew
 
 	block  int64         // the last that was worth drawing
+	trip   time.Duration // how long the store takes to answer, about the slowest of late
 	used   time.Duration // when somebody last asked
 	direct time.Duration // until then nothing is drawn
 	quiet  time.Duration // until then nothing is drawn in advance
@@ -65,6 +66,8 @@ type leasePart struct {
 	parts int           // counters that the limit is split in: what was drawn drains from one, by its part of the rate
 	left  int64         // in the store, when it last said so
 	reset time.Duration // when nothing is used there any more
+	width time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
+	edge  time.Duration // when one of them ends, as the store last said; 0: it has not said yet
 }
 
 // A leaseBlock is what one draw has brought and is not spent yet.
@@ -72,6 +75,7 @@ type leaseBlock struct {
 	left    int64
 	sent    time.Duration // before it was asked for
 	expires time.Duration
+	travel  time.Duration   // how long a refund of it may be on its way
 	resets  []time.Duration // per limit: when the store has forgotten it: a bucket has drained, a window is over
 }
 
@@ -98,6 +102,17 @@ func forgetting(a *algorithm.Algorithm) forgets {
 }
 
 var subWindow = penstock.SubWindow(1)
+
+// widthOf is how long a window lasts, or a SubWindow's part: what was drawn in it must be spent in it. It is 0 for a bucket.
+func widthOf(plan *penstock.Plan) time.Duration {
+	switch forgetting(plan.Limit.Algorithm) {
+	case atReset:
+		return plan.Limit.Period
+	case after:
+		return time.Duration(plan.Params(0)[1]) * time.Microsecond
+	}
+	return 0
+}
 
 // track begins to watch a key, unless there are too many. It sweeps a little, so that keys that are idle make room.
 func (l *Lease) track(s *leaseShard, name leaseName) *leasedKey {
@@ -183,6 +198,7 @@ func (k *leasedKey) poolLocked(l *Lease, plans []*penstock.Plan, now time.Durati
 		}
 		p.parts[i] = leasePart{
 			plan: plan, limit: limit, kind: forgetting(limit.Algorithm), parts: max(l.options.Limits(&limit).Shards, 1),
+			width: widthOf(plan),
 		}
 	}
 	k.pools = append(k.pools, p)
@@ -242,11 +258,38 @@ func (p *leasePool) note(life, now time.Duration, cost int64) {
 	p.used = now
 }
 
-// hear notes what the store says is left.
-func (p *leasePool) hear(d *penstock.Decision) {
+// hear notes what the store has answered, and when it was asked.
+func (p *leasePool) hear(d *penstock.Decision, sent, now time.Duration) {
+	p.took(now - sent)
 	for i := range p.parts {
-		p.parts[i].left = d.Status(i).Remaining
+		p.parts[i].hear(d.Status(i), sent)
 	}
+}
+
+func (part *leasePart) hear(s penstock.Status, sent time.Duration) {
+	part.left = s.Remaining
+	if s.ResetAfter > 0 {
+		part.reset, part.edge = sent+s.ResetAfter, sent+part.end(s)
+	}
+}
+
+// took notes how long an answer was on its way.
+func (p *leasePool) took(trip time.Duration) { p.trip = max(trip, (3*p.trip+trip)/4) }
+
+// lasts is how long what is drawn now may be spent once it is here: for a Life, but only until the window ends. Windows are taken to follow one another.
+func (p *leasePool) lasts(life, now time.Duration) time.Duration {
+	for i := range p.parts {
+		part := &p.parts[i]
+		if part.width == 0 || part.edge == 0 {
+			continue
+		}
+		left := part.edge - now
+		if left <= 0 {
+			left = part.width - (-left)%part.width
+		}
+		life = min(life, left)
+	}
+	return max(life-2*p.trip, 0) // the next answer may take longer
 }
 
 // short tells whether the store had less than the cost left when it last said so.

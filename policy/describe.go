@@ -233,7 +233,8 @@ func (d *description) limit(r *Rules, l *Limit, payer bool) {
 func (d *description) guards(l *Limit) {
 	g := &l.Guard
 	if g.Lease > 0 {
-		d.say("    leased", fmt.Sprintf("up to %d drawn in advance", g.Lease))
+		d.say("    leased", fmt.Sprintf("up to %d drawn in advance", g.Lease),
+			fmt.Sprintf("of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*guard.LeaseUtilization))
 	}
 	if g.Shards > 0 {
 		d.say("    split", fmt.Sprintf("in %d counters", g.Shards))

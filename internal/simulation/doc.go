@@ -21,6 +21,9 @@
 // Where all instances lose the store at once, and know how many they are, all that they admit together is held against what guard.Options.Bounds
 // states, over the beginnings and the ends of the outages.
 //
+// Where nothing fails and the traffic is below a leased limit, what a fleet admits is compared with what the store alone would admit of the same
+// requests: at least guard.LeaseUtilization of it.
+//
 // The judges are tested too: fleets with guards that are broken on purpose must be found out.
 //
 // A seed that fails prints what replays its plan, and the trace of the key that failed. Guards choose some things by chance of their own (how

@@ -211,7 +211,7 @@ rules:
 		"denials             remembered up to 1m30s",
 		"if the store fails  decided here, by this process' share of the limit",
 		"if the store fails  let pass\n",
-		"     leased         24 units more: a block of 8 for each of 3 instances, which may lie unspent for 1s\n",
+		"     leased         24 units more: a block of 8 for each of 3 instances, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
 		"     store fails    everything passes, and is not counted\n",
 		"     store fails    nothing passes\n",
 		"     split          no more: 16 counters of a part each\n",

@@ -1,0 +1,180 @@
+package simulation
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A steadyLoad is random traffic under one key of a leased limit, below what that limit admits, while nothing fails.
+type steadyLoad struct {
+	limit     penstock.Limit
+	lease     int64
+	shards    int
+	exact     bool
+	instances int
+	skewed    bool    // four of five requests come to one instance
+	share     float64 // of what the limit admits in the long run
+	most      int64   // units of a request
+	requests  int
+}
+
+func (s *steadyLoad) String() string {
+	return fmt.Sprintf("%v, lease %d (exact %v), %d shards, %d instances (skewed %v), %.0f %% of the limit, costs up to %d",
+		s.limit, s.lease, s.exact, s.shards, s.instances, s.skewed, 100*s.share, s.most)
+}
+
+// gap is the mean time between two units.
+func (s *steadyLoad) gap() float64 {
+	gap := float64(s.limit.Period) / float64(s.limit.Count) / s.share
+	if a := s.limit.Algorithm; a.Is(penstock.SubWindow(1)) {
+		plan, _ := s.limit.Plan()
+		parts := float64(plan.Params(0)[2])
+		gap *= (parts + 1) / parts // units are free again a part later
+	}
+	return gap
+}
+
+// A yield is how many units were requested, and how many of them the store alone and the fleet admitted.
+type yield struct{ requested, alone, admitted, leased int64 }
+
+func (y *yield) add(other yield) {
+	y.requested += other.requested
+	y.alone += other.alone
+	y.admitted += other.admitted
+	y.leased += other.leased
+}
+
+// run is in virtual time. Each instance has all guards, and a network with latency of its own.
+func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	p := &plan{seed: seed, instances: s.instances, floor: s.instances, nodes: 1, exact: s.exact,
+		oneWay:   logTime(rng, 100*time.Microsecond, 2*time.Millisecond),
+		policies: []policy{{limit: s.limit, settings: guard.Settings{Lease: s.lease, Shards: s.shards}}}}
+	b := newBook(time.Duration(rng.Int64N(int64(time.Hour))))
+	w := &world{t: t, plan: p, book: b, server: newServer(1, b.ahead, b), rng: rng, asked: make(map[string]int)}
+	for range s.instances {
+		defer w.join().g.Close()
+	}
+	alone := memstore.New(memstore.Options{})
+	var mu sync.Mutex
+	var requests sync.WaitGroup
+	for range s.requests {
+		cost := 1 + rng.Int64N(s.most)
+		time.Sleep(time.Duration(rng.ExpFloat64() * s.gap() * float64(cost)))
+		i := rng.IntN(s.instances)
+		if s.skewed && rng.IntN(5) > 0 {
+			i = 0
+		}
+		charges := []penstock.Charge{{Key: "k", Limit: s.limit, Cost: cost}}
+		d, err := alone.Decide(context.Background(), charges)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y.requested += cost
+		if d.Allowed {
+			y.alone += cost
+		}
+		requests.Go(func() {
+			d, err := w.fleet[i].g.Decide(context.Background(), charges)
+			if err != nil {
+				t.Errorf("seed %d: %v", seed, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if d.Allowed {
+				y.admitted += cost
+			}
+			if d.Source == penstock.FromLease {
+				y.leased += cost
+			}
+		})
+	}
+	requests.Wait()
+	return y
+}
+
+// someLoad draws a limit of an algorithm, and its traffic.
+func someLoad(seed uint64, a *algorithm.Algorithm) *steadyLoad {
+	rng := rand.New(rand.NewPCG(seed, 8))
+	s := &steadyLoad{instances: 1 + rng.IntN(8), skewed: rng.IntN(3) == 0, share: 0.5 + 0.45*rng.Float64(), most: 1, requests: 3000}
+	if rng.IntN(4) == 0 {
+		s.most = 3
+	}
+	s.limit = penstock.Limit{Name: "l", Algorithm: a, Count: int64(logUniform(rng, 100, 3000))}
+	s.limit.Period = logTime(rng, 300*time.Millisecond, 10*time.Second).Truncate(time.Millisecond)
+	if a.Is(penstock.TokenBucket) {
+		s.limit.Burst = int64(float64(s.limit.Count) * logUniform(rng, 0.1, 2))
+		s.exact = rng.IntN(2) == 0
+	}
+	s.lease = int64(logUniform(rng, 2, 300))
+	if rng.IntN(3) == 0 {
+		s.shards = 2 + rng.IntN(7)
+	}
+	return s
+}
+
+var leasable = []*algorithm.Algorithm{
+	penstock.TokenBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SubWindow(4), penstock.SubWindow(10),
+	penstock.SubWindow(60),
+}
+
+// What leases cost is little: of traffic below a limit, a fleet with leases admits nearly what the store alone would.
+func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
+	t.Parallel()
+	var loads []*steadyLoad
+	for _, instances := range []int{1, 2, 4} {
+		for _, perSecond := range []float64{150, 180, 210, 240} {
+			loads = append(loads, &steadyLoad{instances: instances, share: perSecond / (300 * 10.0 / 11), most: 1, requests: 3000, lease: 50,
+				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}})
+		}
+	}
+	each := 8
+	if testing.Short() {
+		each = 2
+	} else if os.Getenv("PENSTOCK_SOAK") != "" {
+		each = 100
+	}
+	for _, a := range leasable {
+		for range each {
+			loads = append(loads, someLoad(*firstSeed+uint64(len(loads)), a))
+		}
+	}
+	sums, worst := make([]yield, len(leasable)), make([]float64, len(leasable))
+	for seed, s := range loads {
+		var y yield
+		synctest.Test(t, func(t *testing.T) { y = s.run(t, *firstSeed+uint64(seed)) })
+		if float64(y.admitted) < guard.LeaseUtilization*float64(y.alone) {
+			t.Errorf("seed %d, %v: %d of %d units admitted; the store alone admits %d", seed, s, y.admitted, y.requested, y.alone)
+		}
+		i := slices.Index(leasable, s.limit.Algorithm)
+		if i < 0 {
+			i = 5
+		}
+		sums[i].add(y)
+		if lost := 1 - float64(y.admitted)/float64(y.alone); lost > worst[i] {
+			worst[i] = lost
+		}
+	}
+	var all yield
+	for i, y := range sums {
+		all.add(y)
+		t.Logf("%s: %d units requested, %.2f %% of what the store alone admits, %.2f %% at worst, %.0f %% leased", leasable[i].Name, y.requested,
+			100*float64(y.admitted)/float64(y.alone), 100*(1-worst[i]), 100*float64(y.leased)/float64(y.admitted))
+	}
+	if all.leased*2 < all.admitted {
+		t.Errorf("only %d of %d units were leased", all.leased, all.admitted)
+	}
+	t.Logf("counted: %d loads of leased limits below what they admit", len(loads))
+}
