@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"strings"
 
 	"github.com/penstock/penstock"
@@ -68,18 +69,56 @@ func (e *Error) Lasting() bool { return e.Class == Refused }
 
 func (e *Error) Unwrap() []error { return []error{penstock.ErrUnavailable, e.Cause} }
 
-// classes are the beginnings of error replies, as Redis 7 and Valkey word them. Redis before 7 put a script's errors behind
-// "ERR Error running script … -CODE", which is matched too.
+// Hint is what the server's administrator must do so that a lasting error ends: "+set", or another right as ACL SETUSER takes it,
+// where PREFIX stands for Options.Prefix; or a sentence. It is "" for an error that does not last.
+func (e *Error) Hint() string {
+	if !e.Lasting() {
+		return ""
+	}
+	text := e.Cause.Error()
+	if m := missingRight.FindStringSubmatch(text); m != nil {
+		return "+" + m[1] + m[2]
+	}
+	for _, h := range hints {
+		if strings.Contains(text, h.part) {
+			return h.hint
+		}
+	}
+	return "a command that the scripts run; docs/operations.md has them all"
+}
+
+// missingRight finds a command as a server names it, or as a script of ours does.
+var missingRight = regexp.MustCompile(`run the '([^']+)' command|needs the right \+([a-z|]+)`)
+
+var hints = []struct{ part, hint string }{
+	{"access", "~PREFIX*"}, // one of the keys, in the words of every version
+	{"WRONGPASS", "the store's setting with a user and password that are let in"},
+	{"NOAUTH", "the store's setting with a user and password that are let in"},
+}
+
+// classes are the beginnings of error replies, as Redis and Valkey word them. Redis before 7 put a script's errors behind
+// "ERR Error running script … -CODE", which is matched too. Some clients leave "ERR " out, so it is not looked at.
 var classes = []struct {
 	code  string
 	class Class
 }{
 	{"MOVED ", Unready}, {"ASK ", Unready}, {"TRYAGAIN", Unready}, {"CLUSTERDOWN", Unready}, {"LOADING", Unready},
-	{"MASTERDOWN", Unready}, {"READONLY", Unready}, {"NOREPLICAS", Unready}, {"ERR max number of clients", Unready},
+	{"MASTERDOWN", Unready}, {"READONLY", Unready}, {"NOREPLICAS", Unready}, {"max number of clients", Unready},
 	{"MISCONF", Unready}, {"OOM ", Full}, {"BUSY ", Busy},
-	{"NOPERM", Refused}, {"NOAUTH", Refused}, {"WRONGPASS", Refused}, {"ERR The user executing the script", Refused},
-	{"ERR unknown command", Refused}, {"NOPROTO", Refused},
+	{"NOPERM", Refused}, {"NOAUTH", Refused}, {"WRONGPASS", Refused}, {"unknown command", Refused}, {"NOPROTO", Refused},
 	{"WRONGTYPE", Poisoned},
+}
+
+// classesInside are parts of error replies, for errors that a script meets.
+var classesInside = []struct {
+	part  string
+	class Class
+}{
+	{"The user executing the script can't", Refused},           // Redis 7.0
+	{"ACL failure in script", Refused},                         // Redis 7.2 and Valkey
+	{"command called from script", Refused},                    // one that the server does not have, or has under another name
+	{"Invalid command passed to redis.acl_check_cmd", Refused}, // likewise
+	{"data string too short", Poisoned}, {"POISONED ", Poisoned},
 }
 
 // unavailable makes the error that Decide returns of what the client returned.
@@ -118,17 +157,16 @@ func classify(err error) Class {
 		}
 		return Unknown
 	}
-	text := string(reply)
+	text := strings.TrimPrefix(string(reply), "ERR ")
 	for _, c := range classes {
 		if strings.HasPrefix(text, c.code) || strings.Contains(text, " -"+c.code) {
 			return c.class
 		}
 	}
-	if strings.Contains(text, "data string too short") || strings.Contains(text, "POISONED ") {
-		return Poisoned
-	}
-	if strings.Contains(text, "can't run this command") {
-		return Refused
+	for _, c := range classesInside {
+		if strings.Contains(text, c.part) {
+			return c.class
+		}
 	}
 	return Rejected
 }

@@ -1,5 +1,12 @@
 package redisstore
 
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
 // Waiting is how many callers wait for a script.
 func Waiting(s *Store) (n int) {
 	count := func(g *gatherer) {
@@ -24,3 +31,37 @@ func Waiting(s *Store) (n int) {
 func PrefixOf(s *Store) string { return s.prefix[:len(s.prefix)-len(schemaVersion)] }
 
 const MaxGivingBack = maxGivingBack
+
+// Rights are the rights that docs/operations.md says a user needs.
+type Rights struct {
+	Single  string // on one server, as +get +set
+	Cluster string // the others on a Cluster
+	GoRedis string // and go-redis' cluster client besides
+}
+
+// DocumentedRights reads them there.
+func DocumentedRights(t testing.TB) (r Rights) {
+	t.Helper()
+	text, err := os.ReadFile("../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile("(?m)^ACL SETUSER limiter (.*)$").FindAllStringSubmatch(string(text), -1) {
+		var found []string
+		for _, word := range strings.Fields(m[1]) {
+			if strings.HasPrefix(word, "+") {
+				found = append(found, word)
+			}
+		}
+		for _, list := range []*string{&r.Single, &r.Cluster, &r.GoRedis} {
+			if *list == "" {
+				*list = strings.Join(found, " ")
+				break
+			}
+		}
+	}
+	if r.GoRedis == "" {
+		t.Fatal("docs/operations.md does not have the rights of a server, a Cluster and go-redis")
+	}
+	return r
+}

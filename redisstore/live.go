@@ -11,21 +11,23 @@ import (
 
 // liveLua notes or forgets an instance in a sorted set, counts those that are not gone, and says what time it is there: by the server's
 // clock they come and go.
-const liveLua = `#!lua
-local time = redis.call('TIME')
+var liveLua = withRights(`#!lua
+local call = redis.call
+local time = call('TIME')
+RIGHTS
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life = tonumber(ARGV[2])
 if life > 0 then
-  redis.call('ZADD', KEYS[1], string.format('%.0f', now + life), ARGV[1])
+  call('ZADD', KEYS[1], string.format('%.0f', now + life), ARGV[1])
 else
-  redis.call('ZREM', KEYS[1], ARGV[1])
+  call('ZREM', KEYS[1], ARGV[1])
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now))
-local last = redis.call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now))
+local last = call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
 if last[2] then
-  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', tonumber(last[2]) - now))
+  call('PEXPIRE', KEYS[1], string.format('%.0f', tonumber(last[2]) - now))
 end
-return redis.call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`
+return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 
 const maxInstance = 128 // bytes of an instance's name
 
@@ -38,7 +40,7 @@ func (s *Store) Live(ctx context.Context, instance string, life time.Duration) (
 	sent := time.Now()
 	text, err := s.client.Eval(ctx, liveLua, []string{s.prefix + "{%@}instances"}, []string{instance, strconv.FormatInt(life.Milliseconds(), 10)})
 	if err != nil {
-		return 0, unavailable(ctx, err)
+		return 0, unavailable(ctx, explain(liveLua, err))
 	}
 	var n int
 	var seconds, micros int64

@@ -4,6 +4,7 @@ local args = ARGV[1]
 local now, batches, at = sunpack('<dI2', args)
 local virtual = 0
 @clock
+RIGHTS
 
 -- A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as loaded.
 local strings, saved = {}, {}

@@ -1,9 +1,14 @@
 -- Decides the batches of callers that went together: all are of one row of charges, as row.lua's, and each is all or nothing for
--- itself. The batches of one string follow each other: it is loaded once, and saved once. A string that cannot be read is the
--- trouble of its own callers.
+-- itself. The batches of one string follow each other: it is loaded once, and saved once. One of several strings that cannot be read
+-- is an error for its own callers only.
 local args, virtual = ARGV[1], 0
 local now, at = sunpack('<d', args)
 @clock
+local get = call
+if #KEYS > 1 then
+  RIGHTS
+  get = redis.pcall
+end
 
 local replies, filled = {}, 0 -- numbers: what kind of reply it is, and its parts
 for index = 1, #KEYS do

@@ -61,8 +61,8 @@ func (s *script) index(a *algorithm.Algorithm) byte {
 	return byte(i)
 }
 
-// explain names the right that a script's user lacks: Redis 7.0 says only in which line it is needed.
-func (s *script) explain(err error) error {
+// explain names the right that the script's user lacks: Redis 7.0 says only in which line it is needed.
+func explain(script string, err error) error {
 	if reply, ok := errors.AsType[ReplyError](err); !ok || !strings.Contains(string(reply), "can't run this command") {
 		return err
 	}
@@ -71,11 +71,11 @@ func (s *script) explain(err error) error {
 		return err
 	}
 	n, _ := strconv.Atoi(where[1])
-	for line := range strings.Lines(s.text) {
+	for line := range strings.Lines(script) {
 		if n--; n > 0 {
 			continue
 		}
-		if command := scriptCommand.FindStringSubmatch(line); command != nil {
+		if command := commands.FindStringSubmatch(line); command != nil {
 			err = fmt.Errorf("%w; the user needs the right +%s", err, strings.ToLower(command[1]))
 		}
 		break
@@ -84,8 +84,7 @@ func (s *script) explain(err error) error {
 }
 
 var (
-	scriptLine    = regexp.MustCompile(`on @user_script:(\d+)`)
-	scriptCommand = regexp.MustCompile(`call\('([A-Z]+)'`)
+	scriptLine = regexp.MustCompile(`on @user_script:(\d+)`)
 )
 
 // A library holds the scripts composed so far.
@@ -220,7 +219,7 @@ func composeMany(algorithms []*algorithm.Algorithm) string {
 func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 	text, get, poison := rowLua, "call('GET', key)", "return redis.error_reply('POISONED the state is malformed')"
 	if together {
-		text, get, poison = rowsLua, "redis.pcall('GET', key)", "poisoned = true"
+		text, get, poison = rowsLua, "get('GET', key)", "poisoned = true"
 	}
 	text = strings.NewReplacer("GET\n", get+"\n", "POISON\n", poison+"\n").Replace(uncomment(include(text)))
 	if len(algorithms) == 1 {
@@ -273,11 +272,44 @@ func repeat(template, separator string, n int) string {
 	return strings.Join(all, separator)
 }
 
+// commands finds those that a script runs.
+var commands = regexp.MustCompile(`\b(?:call|get)\('([A-Z]+)'`)
+
+// withRights writes, where RIGHTS stands in a script, statements that end it if its user may not run one of its commands. A script that writes
+// more than once needs them before it does: Redis would refuse the second write and keep the first. The error names the right, which Redis 7.0
+// does not.
+func withRights(text string) string {
+	before, after, found := strings.Cut(text, "RIGHTS\n")
+	if !found {
+		return text
+	}
+	var checks strings.Builder
+	checked := make(map[string]bool)
+	for _, m := range commands.FindAllStringSubmatch(text, -1) {
+		if arguments, ok := examples[m[1]]; ok && !checked[m[1]] {
+			checked[m[1]] = true
+			fmt.Fprintf(&checks, "not may('%s', %s) and '%s' or ", m[1], arguments, strings.ToLower(m[1]))
+		}
+	}
+	return before + "local may = redis.acl_check_cmd\nlocal missing = " + checks.String() + "nil\n" +
+		"if missing then return redis.error_reply('NOPERM the user needs the right +' .. missing) end\n" + after
+}
+
+// examples are arguments of the commands that scripts run, for asking whether the user may. They must be as many as the command takes: Redis 7.0
+// crashes where its key is missing. A command that is not here is not asked for.
+var examples = map[string]string{
+	"GET": "KEYS[1]", "SET": "KEYS[1], ''", "SETRANGE": "KEYS[1], '0', ''", "DEL": "KEYS[1]", "PEXPIRE": "KEYS[1], '1'",
+	"ZADD": "KEYS[1], '1', ''", "ZCARD": "KEYS[1]", "ZCOUNT": "KEYS[1], '1', '1'", "ZRANGE": "KEYS[1], '1', '1'",
+	"ZRANGEBYSCORE": "KEYS[1], '1', '1'", "ZREM": "KEYS[1], ''", "ZREMRANGEBYRANK": "KEYS[1], '1', '1'",
+	"ZREMRANGEBYSCORE": "KEYS[1], '1', '1'", "ZSCORE": "KEYS[1], ''", "INFO": "'memory'",
+}
+
 // finish puts the prelude's functions in line and its names in front, and numbers for constants.
 func finish(body string) string {
 	header, definitions, _ := strings.Cut(uncomment(preludeLua), "\nlocal function ")
 	functions := functionsOf("local function " + definitions)
 	body = inline(uncomment(body), functions)
+	body = withRights(body)
 	var used strings.Builder
 	for _, line := range strings.Split(header, "\n") {
 		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && mentions(body, name) {

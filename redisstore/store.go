@@ -209,7 +209,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
 	}
 	if err != nil {
-		err = script.explain(err)
+		err = explain(script.text, err)
 	}
 	return reply, err
 }

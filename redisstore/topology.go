@@ -143,6 +143,38 @@ func (s *Store) askLayout(ctx context.Context) (string, error) {
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
 
+// keyOfEachServer finds a key of the store's own that each server keeps: for each primary of a Cluster, by its address. Where there is no Cluster, or
+// several servers that a client takes for one, it is one key, by "".
+func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
+	one := map[string]string{"": s.prefix + "{%@}" + name}
+	sharded, err := s.client.Sharded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !sharded {
+		return one, nil
+	}
+	text, err := s.askLayout(ctx)
+	if _, replied := errors.AsType[ReplyError](err); replied && classify(err) == Rejected {
+		return one, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	l, err := parseLayout(text)
+	if err != nil {
+		return nil, err
+	}
+	keys := make(map[string]string)
+	for i := 0; len(keys) < len(l.servers) && i < 64*slots; i++ { // a server may have few slots
+		key := fmt.Sprintf("%s{%%@%d}%s", s.prefix, i, name)
+		if server := l.server(slotOf([]byte(key))); server != "" && keys[server] == "" {
+			keys[server] = key
+		}
+	}
+	return keys, nil
+}
+
 func parseLayout(text string) (*layout, error) {
 	l := &layout{at: time.Now()}
 	for line := range strings.Lines(text) {

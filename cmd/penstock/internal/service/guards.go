@@ -3,7 +3,6 @@ package service
 import (
 	"errors"
 	"log/slog"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -91,31 +90,11 @@ func (a *alarm) quiet() {
 	a.since, a.all, a.next = 0, 0, time.Time{}
 }
 
-// Redis names a command that it does not let a user run; where it does not, as 7.0 in scripts, redisstore names the right.
-var (
-	runs  = regexp.MustCompile(`run the '([^']+)' command`)
-	needs = regexp.MustCompile(`needs the right (\+[a-z|]+)`)
-)
-
-// rightFor is what the store's administrator must grant so that an error ends, as ACL SETUSER takes it, or in words. It is "" if that is not
-// what the error is about.
+// rightFor is what the store's administrator must do so that an error ends, as ACL SETUSER takes it, or in words. It is "" if the error does
+// not last.
 func rightFor(err error, prefix string) string {
-	var failure *redisstore.Error
-	if !errors.As(err, &failure) || !failure.Lasting() {
-		return ""
+	if failure, ok := errors.AsType[*redisstore.Error](err); ok {
+		return strings.Replace(failure.Hint(), "PREFIX", prefix, 1)
 	}
-	text := failure.Cause.Error()
-	if command := runs.FindStringSubmatch(text); command != nil {
-		return "+" + command[1]
-	}
-	if right := needs.FindStringSubmatch(text); right != nil {
-		return right[1]
-	}
-	switch {
-	case strings.Contains(text, "NOPERM") && strings.Contains(text, "key"):
-		return "~" + prefix + "*"
-	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"):
-		return "the store's setting with a user and password that are let in"
-	}
-	return "a command that the scripts run; docs/architecture.md has them all"
+	return ""
 }

@@ -248,9 +248,10 @@ func TestTheRightThatIsMissingIsNamed(t *testing.T) {
 		{refused("NOPERM User x has no permissions to run the 'cluster|slots' command"), "+cluster|slots"},
 		{refused("NOPERM this user has no permissions to access one of the keys used as arguments"), "~shop*"},
 		{refused("NOPERM No permissions to access a key"), "~shop*"},
+		{refused("ERR ACL failure in script: User x has no permissions to run the 'zadd' command script: 1, on @user_script:4."), "+zadd"},
 		{refused("WRONGPASS invalid username-password pair or user is disabled."), "the store's setting with a user and password that are let in"},
 		{refused("ERR The user executing the script can't run this command or subcommand script: 1, on @user_script:4.; the user needs the right +set"), "+set"},
-		{refused("ERR The user executing the script can't run this command or subcommand script"), "a command that the scripts run; docs/architecture.md has them all"},
+		{refused("ERR The user executing the script can't run this command or subcommand script"), "a command that the scripts run; docs/operations.md has them all"},
 		{&redisstore.Error{Class: redisstore.Unready, Cause: redisstore.ReplyError("LOADING")}, ""},
 		{errors.New("run the 'x' command"), ""},
 	}

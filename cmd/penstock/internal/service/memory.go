@@ -32,10 +32,18 @@ func (m *memory) look(ctx context.Context) {
 	}
 	evicts, scarce := now.Evicts(), now.Max > 0 && now.Used > now.Max/10*8
 	if evicts && !m.evicts {
-		m.log.Warn("the store may throw counters away when its memory is full; set maxmemory-policy to noeviction", "maxmemory_policy", now.Policy)
+		m.log.Warn("the store may throw counters away when its memory is full; set maxmemory-policy to noeviction", where(now, "maxmemory_policy", now.Policy)...)
 	}
 	if scarce && !m.scarce {
-		m.log.Warn("the store's memory is 80 % full", "used", now.Used, "maxmemory", now.Max)
+		m.log.Warn("the store's memory is 80 % full", where(now, "used", now.Used, "maxmemory", now.Max)...)
 	}
 	m.evicts, m.scarce = evicts, scarce
+}
+
+// where adds to a line which server of a Cluster it is about.
+func where(m redisstore.Memory, line ...any) []any {
+	if m.Server != "" {
+		line = append(line, "server", m.Server)
+	}
+	return line
 }

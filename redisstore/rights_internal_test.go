@@ -1,0 +1,222 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// A user that lacks one right is refused, whatever it asks: nothing is charged, no key is left without a TTL, and the error names the right.
+// Each right is taken away in turn from the documented ones, and each step of a trace that runs every command of the scripts is first tried
+// by the user without it, then made by one with all of them.
+func TestNothingIsWrittenWithoutARight(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	all := strings.Fields(DocumentedRights(t).Single)
+	mustDo(t, s, append(strings.Fields("ACL SETUSER whole on >secret ~limiter1* -@all"), all...)...)
+	dial := func(user string) Client {
+		option, err := ParseURL("redis://" + user + ":secret@" + s.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := Dial(option)
+		t.Cleanup(func() { _ = client.Close() })
+		return client
+	}
+	whole := dial("whole")
+	refused := 0
+	for _, right := range all {
+		user := "no" + strings.Map(func(c rune) rune { return map[bool]rune{true: c, false: -1}[c >= 'a' && c <= 'z'] }, right)
+		others := slices.DeleteFunc(slices.Clone(all), func(other string) bool { return other == right })
+		mustDo(t, s, append(strings.Fields("ACL SETUSER "+user+" on >secret ~limiter1* -@all"), others...)...)
+		mustDo(t, s, "FLUSHALL")
+		mustDo(t, s, "SCRIPT", "FLUSH")
+		n := tryWithout(t, s, right, dial(user), whole)
+		if n == 0 {
+			t.Errorf("%s is not needed by any step of the trace", right)
+		}
+		refused += n
+	}
+	t.Logf("counted: %d refusals without one of %d rights", refused, len(all))
+}
+
+// tryWithout returns how many steps were refused for want of the right.
+func tryWithout(t *testing.T, s *redistest.Server, right string, without, whole Client) (refused int) {
+	clock := time.Now()
+	missing, complete := storesOf(t, without, &clock), storesOf(t, whole, &clock)
+	for i, step := range everyCommand(&clock) {
+		name := fmt.Sprintf("step %d (%s) without %s", i, step.name, right)
+		before := dump(t, s)
+		err := step.run(missing)
+		if err == nil {
+			continue
+		}
+		refused++
+		var e *Error
+		if !errors.As(err, &e) || e.Class != Refused {
+			t.Errorf("%s: %v; want it refused", name, err)
+			e = &Error{Class: Refused, Cause: err}
+		}
+		if e.Hint() != right {
+			t.Errorf("%s: the hint is %q in %v", name, e.Hint(), err)
+		}
+		for key, state := range dump(t, s) {
+			if before[key] != state {
+				t.Errorf("%s: %q has changed from\n%s to\n%s", name, key, before[key], state)
+			}
+			delete(before, key)
+		}
+		for key := range before {
+			t.Errorf("%s: %q was deleted", name, key)
+		}
+		if err := step.run(complete); err != nil {
+			t.Fatalf("%s, with all rights: %v", name, err)
+		}
+	}
+	return refused
+}
+
+// stores are two of one user: one goes by the test's clock, the other by the server's.
+type stores struct{ given, own *Store }
+
+func storesOf(t *testing.T, client Client, clock *time.Time) stores {
+	given, err1 := New(client, Options{Prefix: "limiter", Now: func() time.Time { return *clock }})
+	own, err2 := New(client, Options{Prefix: "limiter"})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return stores{given, own}
+}
+
+// A commandStep asks a user's stores something.
+type commandStep struct {
+	name string
+	run  func(u stores) error
+}
+
+// everyCommand is a trace that makes the scripts run every command that stands in them, with each harness.
+func everyCommand(clock *time.Time) (steps []commandStep) {
+	ctx := context.Background()
+	add := func(name string, run func(u stores) error) {
+		steps = append(steps, commandStep{name, run})
+	}
+	decide := func(name string, charges ...penstock.Charge) {
+		add(name, func(u stores) error {
+			_, err := u.given.Decide(ctx, charges)
+			return err
+		})
+	}
+	together := func(name string, batches ...[]penstock.Charge) {
+		add(name, func(u stores) error {
+			if _, _, err := u.given.decideList(ctx, batches); err != nil {
+				return unavailable(ctx, err)
+			}
+			return nil
+		})
+	}
+	sleep := func(d time.Duration) {
+		add("time passes", func(stores) error {
+			*clock = clock.Add(d)
+			return nil
+		})
+	}
+
+	years := 8 * 365 * 24 * time.Hour
+	numbers := penstock.Limit{Name: "numbers", Group: "g", Count: 10, Period: years}
+	more := penstock.Limit{Name: "more", Group: "g", Count: 10, Period: years}
+	bucket := penstock.Limit{Name: "bucket", Count: 10, Period: years}
+	log, slots := penstock.PerMinute(10).With(penstock.SlidingLog), penstock.InFlight(10, time.Minute)
+	charge := func(key string, limit penstock.Limit, mode penstock.Mode, cost int64, holder string) penstock.Charge {
+		return penstock.Charge{Key: key, Limit: limit, Mode: mode, Cost: cost, Holder: holder}
+	}
+	one := func(c penstock.Charge) []penstock.Charge { return []penstock.Charge{c} }
+
+	add("by the server's time", func(u stores) error {
+		_, err := u.own.Decide(ctx, one(charge("time", numbers, penstock.Spend, 1, "")))
+		return err
+	})
+	decide("SET", charge("k", numbers, penstock.Spend, 2, ""))
+	decide("SETRANGE", charge("k", numbers, penstock.Refund, 1, ""))
+	decide("SET beside another", charge("k", more, penstock.Spend, 1, ""))
+	decide("SET of what is left", charge("k", numbers, penstock.Reset, 0, ""))
+	decide("DEL", charge("k", more, penstock.Reset, 0, ""))
+
+	// Several strings in one script: one is written in place, one anew, one deleted.
+	decide("a string to write in place", charge("a", numbers, penstock.Spend, 1, ""))
+	decide("a string to delete", charge("c", numbers, penstock.Spend, 1, ""))
+	rows := [][]penstock.Charge{
+		one(charge("a", numbers, penstock.Spend, 1, "")), one(charge("b", numbers, penstock.Spend, 1, "")), one(charge("c", numbers, penstock.Reset, 0, "")),
+	}
+	together("rows: in place, anew, deleted", rows...)
+	slices.Reverse(rows)
+	together("rows: deleted, anew, in place", rows...)
+	decide("many: strings", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Spend, 1, ""))
+	decide("many: strings, one deleted", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Reset, 0, ""))
+
+	// Collections beside strings, and several in one script.
+	for range 2 {
+		for _, holder := range []string{"a", "b", "c"} {
+			decide("sets and a string", charge("k", log, penstock.Spend, 3, ""), charge("k", slots, penstock.Spend, 3, holder),
+				charge("k", bucket, penstock.Spend, 1, ""))
+			sleep(time.Second)
+		}
+		decide("denied", charge("k", log, penstock.Spend, 3, ""), charge("k", slots, penstock.Spend, 3, "d"))
+		decide("given back", charge("k", log, penstock.Refund, 1, ""), charge("k", slots, penstock.Refund, 1, "c"))
+		together("sets of several callers", one(charge("l", log, penstock.Spend, 3, "")), one(charge("l", slots, penstock.Spend, 2, "a")),
+			one(charge("l", log, penstock.Spend, 1, "")), one(charge("l", bucket, penstock.Spend, 1, "")))
+		decide("deleted", charge("l", log, penstock.Reset, 0, ""), charge("l", slots, penstock.Reset, 0, ""), charge("l", bucket, penstock.Reset, 0, ""))
+		sleep(59 * time.Second) // some have expired
+	}
+	sleep(-time.Hour) // state is mended
+	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
+
+	add("instance", func(u stores) error {
+		_, err := u.given.Live(ctx, "a", time.Minute)
+		return err
+	})
+	add("instance leaves", func(u stores) error {
+		_, err := u.given.Live(ctx, "a", 0)
+		return err
+	})
+	add("memory", func(u stores) error {
+		_, err := u.given.Memory(ctx)
+		return err
+	})
+	add("ping", func(u stores) error {
+		return u.given.Ping(ctx)
+	})
+	return steps
+}
+
+// dump is all that a server keeps, by key. It fails the test if a key has no TTL.
+func dump(t *testing.T, s *redistest.Server) map[string]string {
+	t.Helper()
+	state := make(map[string]string)
+	for _, key := range mustDo(t, s, "KEYS", "*").([]any) {
+		expires := mustDo(t, s, "PEXPIRETIME", key.(string)).(int64)
+		if expires == -1 {
+			t.Errorf("key %q has no TTL", key)
+		}
+		if expires == -2 {
+			continue
+		}
+		state[key.(string)] = fmt.Sprintf("%d %q", expires, mustDo(t, s, "DUMP", key.(string)))
+	}
+	return state
+}
+
+func mustDo(t testing.TB, s *redistest.Server, args ...string) any {
+	t.Helper()
+	reply, err := s.Do(args...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return reply
+}
