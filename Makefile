@@ -13,7 +13,7 @@ SOAKTIME ?= 30m
 # The folders of all modules of the workspace.
 modules = $(shell go list -m -f '{{.Dir}}')
 
-.PHONY: run test race soak fuzz examples service bench lint format schema tools
+.PHONY: run test race soak fuzz examples service readme bench lint format tidy schema tools
 
 ## run: the gate with a demo upstream on port 8080, metrics on 9180
 run:
@@ -53,6 +53,10 @@ examples: tools
 service: tools
 	@scripts/run-service
 
+## readme: pastes the README's blocks in an empty folder, and installs what will be tagged from a module proxy of this tree
+readme: tools
+	@scripts/run-readme
+
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools
 	cd bench && go run .
@@ -69,9 +73,15 @@ lint:
 format:
 	gofmt -w .
 
+## tidy: go mod tidy of all modules; cmd/penstock requires a version that is not tagged yet, so it is tied to the tree meanwhile
+tidy:
+	for dir in $(modules); do (cd $$dir && if [ $$dir = $(CURDIR)/cmd/penstock ]; then \
+		go mod edit -replace github.com/penstock/penstock=../.. && go mod tidy && go mod edit -dropreplace github.com/penstock/penstock; \
+		else go mod tidy; fi); done
+
 ## schema: the JSON Schema of policies, anew from their structs
 schema:
-	cd scripts/schema && go run . ../../policy/schema.json
+	cd scripts && go run ./schema ../policy/schema.json
 
 tools:
 	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server

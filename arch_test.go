@@ -34,7 +34,6 @@ var mayImport = []struct {
 	{"httplimit", []string{".", "algorithm", "memstore", "guard", "policy", "github.com/dunglas/httpsfv"}},
 	{"internal/redistest", nil},
 	{"internal/simulation", nil},
-	{"scripts/summary", nil},
 }
 
 // mayTest are the packages that exist for tests, and so may import package testing.
@@ -150,6 +149,38 @@ func TestRequirementsStayFew(t *testing.T) {
 	}
 }
 
+// neverTagged are the modules of the workspace that nobody installs or imports.
+var neverTagged = []string{"bench", "examples", "internal/faults", "scripts"}
+
+// "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the version of the root that is required.
+func TestTaggedModulesCanBeInstalled(t *testing.T) {
+	here := strings.TrimSpace(output(t, "go", "list", "-f", "{{.Dir}}", "."))
+	for dir := range strings.Lines(output(t, "go", "list", "-m", "-f", "{{.Dir}}")) {
+		name, err := filepath.Rel(here, strings.TrimSpace(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(neverTagged, name) {
+			continue
+		}
+		var mod struct {
+			Require []struct{ Path, Version string }
+			Replace []any
+		}
+		if err := json.Unmarshal([]byte(output(t, "go", "mod", "edit", "-json", filepath.Join(name, "go.mod"))), &mod); err != nil {
+			t.Fatal(err)
+		}
+		if len(mod.Replace) > 0 {
+			t.Errorf("%s/go.mod replaces %v; go.work ties the modules of this tree", name, mod.Replace)
+		}
+		for _, r := range mod.Require {
+			if inModule(r.Path) != r.Path && strings.HasPrefix(r.Version, "v0.0.0") {
+				t.Errorf("%s/go.mod requires %s %s; require the version that both will be tagged with", name, r.Path, r.Version)
+			}
+		}
+	}
+}
+
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	for name, p := range packages(t) {
 		if p.Doc == "" {
@@ -160,7 +191,7 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 
 func TestEveryExportedNameIsDocumented(t *testing.T) {
 	for name, p := range packages(t) {
-		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "scripts/") {
+		if strings.HasPrefix(name, "internal/") {
 			continue
 		}
 		files := token.NewFileSet()

@@ -2,11 +2,9 @@ module github.com/penstock/penstock/cmd/penstock
 
 go 1.26.0
 
-replace github.com/penstock/penstock => ../../
-
 require (
 	github.com/lmittmann/tint v1.2.1
-	github.com/penstock/penstock v0.0.0
+	github.com/penstock/penstock v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/spf13/cobra v1.10.2
 	golang.org/x/net v0.62.0

@@ -1,5 +1,5 @@
-// The JSON Schema of policies: what makes it, and tests that hold it to what the compiler accepts. Never tagged.
-module github.com/penstock/penstock/scripts/schema
+// What the Makefile runs: the JSON Schema of policies, a module proxy made of the tree, mutants, the summary of a test run. Never tagged.
+module github.com/penstock/penstock/scripts
 
 go 1.26.0
 
@@ -8,15 +8,17 @@ require (
 	github.com/penstock/penstock v0.0.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	go.yaml.in/yaml/v4 v4.0.0
+	golang.org/x/mod v0.41.0
 )
 
 require (
 	github.com/MicahParks/jwkset v0.11.3 // indirect
 	github.com/fsnotify/fsnotify v1.10.1 // indirect
 	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
+	github.com/sony/gobreaker/v2 v2.4.0 // indirect
 	golang.org/x/sys v0.48.0 // indirect
 	golang.org/x/text v0.14.0 // indirect
 	golang.org/x/time v0.9.0 // indirect
 )
 
-replace github.com/penstock/penstock => ../../
+replace github.com/penstock/penstock => ../
