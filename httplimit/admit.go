@@ -54,6 +54,11 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	a.verdict = v
 	s.rules.Assess(&a.attributes, v)
 	switch {
+	case v.Unclear != "":
+		g.observe(Event{Outcome: Malformed})
+		g.turnAway(w, r, s, denial{reason: requestMalformed, detail: v.Unclear})
+		a.free()
+		return nil
 	case v.Listed == policy.Exempt:
 		g.observe(Event{Outcome: Exempt})
 	case v.Listed == policy.Refused:

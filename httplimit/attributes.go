@@ -15,7 +15,6 @@ type attributes struct {
 	host    string
 	address netip.Addr
 	located bool // address is known
-	query   url.Values
 }
 
 // Method, and what follows, implement policy.Attributes.
@@ -56,18 +55,44 @@ func isHostname(name string) bool {
 
 func (a *attributes) Header(name string) []string { return a.r.Header[name] }
 
+// Cookie reads more kindly than net/http: what that leaves out, an upstream may not.
 func (a *attributes) Cookie(name string) (values []string) {
-	for _, cookie := range a.r.CookiesNamed(name) {
-		values = append(values, cookie.Value)
+	for _, line := range a.r.Header["Cookie"] {
+		for pair := range strings.SplitSeq(line, ";") {
+			known, value, _ := strings.Cut(pair, "=")
+			if !strings.EqualFold(strings.TrimSpace(known), name) {
+				continue
+			}
+			value = strings.TrimSpace(value)
+			if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' {
+				value = value[1 : n-1]
+			}
+			values = append(values, value)
+		}
 	}
 	return values
 }
 
-func (a *attributes) Query(name string) []string {
-	if a.query == nil {
-		a.query = a.r.URL.Query()
+// Query reads more kindly than net/url: some servers end a parameter at a semicolon, take name[] for name, or do not mind an escape that is none.
+func (a *attributes) Query(name string) (values []string) {
+	query := a.r.URL.RawQuery
+	if query == "" {
+		return nil
 	}
-	return a.query[name]
+	unescaped := func(text string) string {
+		if plain, err := url.QueryUnescape(text); err == nil {
+			return plain
+		}
+		return text
+	}
+	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
+		known, value, _ := strings.Cut(pair, "=")
+		known, _, _ = strings.Cut(unescaped(known), "[")
+		if strings.EqualFold(strings.TrimSpace(known), name) {
+			values = append(values, unescaped(value))
+		}
+	}
+	return values
 }
 
 func (a *attributes) Address() netip.Addr {

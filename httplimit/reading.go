@@ -28,6 +28,8 @@ func Read(rules *policy.Rules, r *http.Request) (*Reading, error) {
 		return nil, fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
 	}
 	reading := &Reading{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(&a.attributes)}
-	rules.Assess(&a.attributes, &reading.Verdict)
+	if rules.Assess(&a.attributes, &reading.Verdict); reading.Verdict.Unclear != "" {
+		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, reading.Verdict.Unclear)
+	}
 	return reading, nil
 }

@@ -97,7 +97,9 @@ func (c *compiler) condition(clauses Condition, what string) (when condition) {
 		case part.needs(partSegment):
 			c.fail(&clause.Source, "%s goes by the request, whichever rule matches, and so not by a segment of a path; use a claim, a header or a list", what)
 		}
-		when = append(when, c.test(part, &clause.Values))
+		test := c.test(part, &clause.Values)
+		test.identifies = what != "match"
+		when = append(when, test)
 	}
 	return when
 }

@@ -203,6 +203,9 @@ func verdictText(t *testing.T, matching []*Rule, v *Verdict) string {
 		}
 		return cmp.Or(strings.Join(list, ", "), "none")
 	}
+	if v.Unclear != "" {
+		return "malformed: " + v.Unclear + "\n"
+	}
 	switch v.Listed {
 	case Refused:
 		return "refused: on the list deny\n"

@@ -119,10 +119,7 @@ func (q *request) text(s *part) (string, bool) {
 	text := ""
 	switch s.what {
 	case partHeader, partCookie, partQuery:
-		// What stands there twice may mean one thing here and another behind: it does not say who pays.
-		if values := q.values(s); len(values) == 1 {
-			text = values[0]
-		}
+		text = q.identifies(s)
 	case partClaim:
 		return q.claim(s.name)
 	case partSegment:
@@ -163,11 +160,12 @@ func (q *request) address() string {
 
 // A test is a part of a request and what it may be.
 type test struct {
-	part     part
-	anything bool
-	texts    map[string]struct{}
-	networks networks
-	file     string // where they were read from, as it was written
+	part       part
+	identifies bool // it says who the client is, and not only what is asked for
+	anything   bool
+	texts      map[string]struct{}
+	networks   networks
+	file       string // where they were read from, as it was written
 }
 
 // A condition holds if all of its tests do.
@@ -204,6 +202,10 @@ func (q *request) passes(t *test) bool {
 		}
 		return false
 	case partHeader, partCookie, partQuery:
+		if t.identifies {
+			text := q.identifies(&t.part)
+			return text != "" && t.is(text)
+		}
 		// Of several values any will do: nobody evades a rule by sending one twice.
 		for _, text := range q.values(&t.part) {
 			if text != "" && t.is(text) {

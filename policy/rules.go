@@ -180,6 +180,10 @@ const (
 
 // A Verdict is what Rules demand of one request. It may be used again for another.
 type Verdict struct {
+	// Unclear says that the request must be refused as malformed, and why: what identifies its client can be read in several ways, as a header that is sent twice. It is
+	// empty if nothing is wrong; otherwise the Verdict says nothing else. It has nothing that the client sent.
+	Unclear string
+
 	Listed  Listed
 	Matched []*Rule           // those that apply, in the order of the file
 	Charges []penstock.Charge // to be decided as one batch
@@ -215,11 +219,21 @@ type request struct {
 	holder  string
 	checked bool // the token was looked at
 	token   claims
+	unclear string // what identifies the client and can be read in several ways; the first that was found
 }
 
 // Assess finds what the rules demand of a request.
 func (r *Rules) Assess(a Attributes, v *Verdict) {
 	v.reset(r, a)
+	r.assess(a, v)
+	if v.request.unclear != "" && v.Listed != Refused {
+		why := v.request.unclear
+		v.reset(r, a)
+		v.Unclear = why
+	}
+}
+
+func (r *Rules) assess(a Attributes, v *Verdict) {
 	q := &v.request
 	switch {
 	case q.anyHolds(r.deny):
@@ -303,7 +317,7 @@ func (w *walk) next() bool {
 func (v *Verdict) reset(r *Rules, a Attributes) {
 	clear(v.Charges)
 	clear(v.Trials)
-	v.Listed, v.Tier = NotListed, ""
+	v.Unclear, v.Listed, v.Tier = "", NotListed, ""
 	v.Matched, v.Charges, v.Limits, v.Trials = v.Matched[:0], v.Charges[:0], v.Limits[:0], v.Trials[:0]
 	q := &v.request
 	payers := q.payers[:0]
@@ -436,7 +450,11 @@ func (q *request) claims() claims {
 		return q.token
 	}
 	q.checked = true
-	if token, ok := q.rules.verifier.find(q.a.Header); ok {
+	token, unclear := q.rules.verifier.find(q.a)
+	switch {
+	case unclear != "":
+		q.noteUnclear(unclear)
+	case token != "":
 		// A token that is not believed says nothing: the request is that of somebody without one.
 		q.token, _ = q.rules.verifier.verify(token)
 	}

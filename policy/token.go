@@ -21,11 +21,12 @@ import (
 // JWKSFile and JWKSURL must be given. What a token's own header says of keys (jku, x5u, jwk) is never looked at.
 type Tokens struct {
 	// Header is the request header that holds the token: "Bearer <token>" in Authorization and Proxy-Authorization, the bare
-	// token in any other. Default: Authorization, or none if Cookie is given. Sent twice, it names nobody.
+	// token in any other. Default: Authorization, or none if Cookie is given. A request that has it twice, or in a form that
+	// servers may read in different ways, is malformed.
 	Header string `yaml:"header" jsonschema:"The request header that holds the token, behind Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
 
 	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds none. Default: none.
-	// Sent twice, it names nobody.
+	// The same holds if it is sent twice.
 	Cookie string `yaml:"cookie" jsonschema:"The cookie that holds the token, for requests whose header holds none. Default: none."`
 
 	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512,
@@ -107,7 +108,7 @@ func newVerifier(t Tokens, dir string) (*verifier, error) {
 		return nil, err
 	}
 
-	v := &verifier{header: t.Header, cookie: t.Cookie, fixed: keys, now: time.Now}
+	v := &verifier{header: http.CanonicalHeaderKey(t.Header), cookie: t.Cookie, fixed: keys, now: time.Now}
 	if v.header == "" && v.cookie == "" {
 		v.header = "Authorization"
 	}
@@ -152,19 +153,42 @@ func (v *verifier) Close() {
 	}
 }
 
-// find is the one token that a request holds, given all lines of a header by its name. It is not verified.
-func (v *verifier) find(lines func(header string) []string) (token string, ok bool) {
+// find is the one token that a request holds, not verified yet; "" if it holds none. unclear says that what it holds can be read in several ways.
+func (v *verifier) find(a Attributes) (token, unclear string) {
 	if v.header != "" {
-		if found := lines(v.header); len(found) > 1 {
-			return "", false
-		} else if len(found) == 1 {
-			token = headerToken(v.header, found[0])
+		if token, unclear = v.inHeader(a.Header(v.header)); unclear != "" {
+			return "", "header " + v.header + " " + unclear
 		}
 	}
 	if token == "" && v.cookie != "" {
-		token = cookieToken(v.cookie, lines("Cookie"))
+		if token, unclear = one(a.Cookie(v.cookie)); unclear != "" {
+			return "", "cookie " + v.cookie + " " + unclear
+		}
 	}
-	return token, token != ""
+	return token, ""
+}
+
+func (v *verifier) inHeader(lines []string) (token, why string) {
+	if !isAuthorization(v.header) || len(lines) != 1 {
+		return one(lines)
+	}
+	text, why := authorization(lines[0])
+	token, _ = strings.CutPrefix(text, "bearer ")
+	if why != "" || token == text {
+		return "", why
+	}
+	return token, ""
+}
+
+// one is the token in the one value that there may be.
+func one(values []string) (token, why string) {
+	switch {
+	case len(values) > 1:
+		return "", fmt.Sprintf("is sent %d times", len(values))
+	case len(values) == 0 || values[0] == "":
+		return "", ""
+	}
+	return values[0], unclearToken(values[0])
 }
 
 // verify is what a token claims if it is believed, and otherwise why it is not.
@@ -220,31 +244,6 @@ func (v *verifier) choose(keys []tokenKey, token *jwt.Token) (any, error) {
 // skip them, so one token would have many spellings.
 func notInToken(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
-}
-
-// headerToken is the token in a line of a header, or nothing.
-func headerToken(name, line string) string {
-	line = strings.Trim(line, " \t")
-	if !strings.EqualFold(name, "Authorization") && !strings.EqualFold(name, "Proxy-Authorization") {
-		return line
-	}
-	scheme, token, _ := strings.Cut(line, " ")
-	if !strings.EqualFold(scheme, "Bearer") {
-		return ""
-	}
-	return strings.TrimLeft(token, " ")
-}
-
-// cookieToken is the token in the one cookie of a name, or nothing.
-func cookieToken(name string, lines []string) string {
-	if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, name+"=") }) {
-		return ""
-	}
-	r := http.Request{Header: http.Header{"Cookie": lines}}
-	if found := r.CookiesNamed(name); len(found) == 1 {
-		return strings.Trim(found[0].Value, " \t")
-	}
-	return ""
 }
 
 // mistakes are what is wrong with the fields in themselves, before any file is read.

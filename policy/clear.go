@@ -1,0 +1,133 @@
+package policy
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// What identifies a client must be readable in exactly one way: otherwise a request could be one client's for the rules and another's for the upstream. This file
+// decides which spellings of headers, cookies, parameters and tokens are. A request with any other is malformed.
+
+// identifies is the text of a header, a cookie or a parameter that says who the client is; "" if the request has none. If it can be read in several ways, the
+// request is noted as unclear.
+func (q *request) identifies(s *part) string {
+	values := q.values(s)
+	if len(values) == 0 {
+		return ""
+	}
+	text, why := values[0], ""
+	switch {
+	case len(values) > 1:
+		why = fmt.Sprintf("is sent %d times", len(values))
+	case s.what == partHeader && isAuthorization(s.name):
+		text, why = authorization(text)
+	case s.what == partCookie:
+		if decoded, err := url.PathUnescape(text); err == nil {
+			text = decoded // some servers do, and it must be the same client for them
+		}
+		why = unclear(text)
+	default:
+		why = unclear(text)
+	}
+	if why == "" && s.what != partQuery && strings.Contains(text, ",") && !(s.what == partHeader && hasCommas(s.name)) {
+		why = "has a comma, which some servers read as several values"
+	}
+	if why != "" {
+		q.noteUnclear(s.text() + " " + why)
+		return ""
+	}
+	return text
+}
+
+// noteUnclear notes why the request must not go on. The text never has what the client sent, which may be a secret.
+func (q *request) noteUnclear(why string) {
+	if q.unclear == "" {
+		q.unclear = why + "; send it once, plainly written"
+	}
+}
+
+// unclear says why servers may read a text in different ways, or nothing.
+func unclear(text string) string {
+	if text == "" {
+		return ""
+	}
+	if text[0] == ' ' || text[len(text)-1] == ' ' {
+		return "begins or ends with a space"
+	}
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return "has characters that cannot be printed"
+	}
+	return ""
+}
+
+// hasCommas tells whether a comma is an ordinary part of a header's one value.
+func hasCommas(header string) bool {
+	switch header {
+	case "Authorization", "Proxy-Authorization", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer", "Via", "Forwarded", "X-Forwarded-For":
+		return true
+	}
+	return false
+}
+
+func isAuthorization(header string) bool {
+	return strings.EqualFold(header, "Authorization") || strings.EqualFold(header, "Proxy-Authorization")
+}
+
+// jwtLike finds what a server that is not strict may take for a JSON Web Token.
+var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
+
+// authorization is the one form of what a header of that kind says: its scheme in lower case, a space, and the credentials. why says that it can be read in
+// several ways.
+func authorization(value string) (text, why string) {
+	if why := unclear(value); why != "" || value == "" {
+		return "", why
+	}
+	scheme, credentials, _ := strings.Cut(value, " ")
+	scheme, credentials = strings.ToLower(scheme), strings.TrimLeft(credentials, " ")
+	switch {
+	case scheme == "bearer":
+		why = unclearToken(credentials)
+	case jwtLike.MatchString(value):
+		why = "has a token that is not behind Bearer and a space"
+	case !token(scheme) || strings.HasPrefix(scheme, "bearer"):
+		why = "does not begin with a scheme and a space"
+	case scheme == "basic":
+		if _, err := base64.StdEncoding.Strict().DecodeString(credentials); err != nil {
+			why = "has credentials that are not written in base64 as they have to be"
+		}
+	}
+	return scheme + " " + credentials, why
+}
+
+// unclearToken says why servers may read a bearer token in different ways, or nothing. What has two dots or more is a JSON Web Token, signed or encrypted, or
+// nothing that is known: its parts have one spelling each (base64url without padding, RFC 7515).
+func unclearToken(text string) string {
+	dots := strings.Count(text, ".")
+	switch {
+	case text == "":
+		return "has no token behind Bearer"
+	case len(text) > tokenLengthMax:
+		return fmt.Sprintf("has a token of more than %d bytes", tokenLengthMax)
+	case strings.ContainsFunc(strings.TrimRight(text, "="), notInBearer):
+		return "has characters that no token has"
+	case dots < 2:
+		return ""
+	case dots != 2 && dots != 4:
+		return "has a token with too many or too few dots"
+	}
+	for i, part := range strings.Split(text, ".") {
+		mayBeEmpty := dots == 4 && i == 1 // the key of a direct encryption
+		if _, err := base64.RawURLEncoding.Strict().DecodeString(part); err != nil || part == "" && !mayBeEmpty {
+			return "has a token that is not written as a JSON Web Token has to be"
+		}
+	}
+	return ""
+}
+
+// notInBearer tells whether a letter is in no bearer token (RFC 6750, 2.1).
+func notInBearer(r rune) bool { return notInToken(r) && r != '~' && r != '+' && r != '/' }
