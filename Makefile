@@ -13,7 +13,7 @@ SOAKTIME ?= 30m
 # The folders of all modules of the workspace.
 modules = $(shell go list -m -f '{{.Dir}}')
 
-.PHONY: run test race soak fuzz examples service readme bench lint format tidy schema tools
+.PHONY: run test race soak fuzz examples service readme browsers bench lint format tidy schema tools
 
 ## run: the gate with a demo upstream on port 8080, metrics on 9180
 run:
@@ -56,6 +56,12 @@ service: tools
 ## readme: pastes the README's blocks in an empty folder, and installs what will be tagged from a module proxy of this tree
 readme: tools
 	@scripts/run-readme
+
+## browsers: what web pages of other origins see of limits, in Chromium
+browsers: tools
+	@scripts/need chromium chromium
+	cd cmd/penstock && go build -o ../../bin/penstock .
+	cd scripts && go run ./browsers ../bin/penstock
 
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools

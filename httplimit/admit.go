@@ -228,6 +228,7 @@ func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration
 		q.status.Remaining = min(q.status.Remaining, q.policy.limit) // a ceiling may have more
 		quotas = append(quotas, q)
 	}
+	s.cors.show(a.header, a.Request)
 	return s.headers.write(a.header, quotas, denied, retryAfter)
 }
 
@@ -346,6 +347,7 @@ func (a *Admission) prepare() {
 
 // turnAway answers a request that goes no further.
 func (g *Gate) turnAway(w http.ResponseWriter, r *http.Request, s *setup, d denial) {
+	s.cors.allow(w.Header(), r)
 	if g.denied == nil {
 		s.bodies.write(w, r, d)
 		return

@@ -107,7 +107,8 @@ type setup struct {
 	paths      policy.Paths
 	headers    *headers
 	bodies     *bodies
-	status     int // of a denial
+	cors       *cors // nil: no page may read the Gate's own answers
+	status     int   // of a denial
 	addresses  *addresses
 	maxWaiting int64
 	policies   map[*policy.Limit][]*quotaPolicy // by form
@@ -126,6 +127,7 @@ func newSetup(rules *policy.Rules) (*setup, error) {
 	if s.headers, err = newHeaders(headerSettings{dialects: dialects, resetSeconds: h.Reset == "seconds", jitter: h.RetryJitter}); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
 	}
+	s.cors = newCORS(h.CORS, dialects)
 	body := bodySettings{}
 	switch h.Denied.Body {
 	case "problem":

@@ -5,6 +5,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -54,6 +55,7 @@ func (c *compiler) http() {
 		c.fail(&h.RetryJitter, "retry_jitter is %s; the most is 1h", period(h.RetryJitter))
 	}
 	c.denied(&h.Denied)
+	c.cors(&h.CORS)
 	if h.MaxWaiting < 0 || h.MaxWaiting > 1_000_000 || h.MaxWaiting == 0 && c.written(&h.MaxWaiting) {
 		c.fail(&h.MaxWaiting, "max_waiting is %d; write 1 to 1000000", h.MaxWaiting)
 	}
@@ -101,6 +103,47 @@ func (c *compiler) denied(d *DeniedConfig) {
 	if mediaType, _, err := mime.ParseMediaType(d.ContentType); d.ContentType != "" && (err != nil || !strings.Contains(mediaType, "/")) {
 		c.fail(&d.ContentType, "%q is not a content type; write one such as application/json", clip(d.ContentType))
 	}
+}
+
+func (c *compiler) cors(h *CORSConfig) {
+	for i := range h.Origins {
+		text := h.Origins[i]
+		switch {
+		case text == "*" && len(h.Origins) > 1:
+			c.fail(&h.Origins[i], "* is every origin; keep it alone, or remove it")
+		case text == "*" && h.Credentials:
+			c.fail(&h.Credentials, "any page could act as its visitor: credentials and origins: * exclude each other; name the origins")
+		case text == "*":
+		case text == "null":
+			c.fail(&h.Origins[i], "null is the origin of every sandboxed page, whoever made it; name the origins")
+		case !isOrigin(text):
+			c.fail(&h.Origins[i], "%q is not an origin as browsers send it; write https://app.example.com, in small letters, with a port only if it is not "+
+				"the scheme's own, and without a path", clip(text))
+		case slices.Contains(h.Origins[:i], text):
+			c.fail(&h.Origins[i], "the origins have %s twice; keep one", text)
+		}
+	}
+	for i := range h.Expose {
+		if !token(h.Expose[i]) {
+			c.fail(&h.Expose[i], "%q cannot be the name of a header; write one such as X-Request-Id", clip(h.Expose[i]))
+		}
+	}
+	if c.written(h) && len(h.Origins) == 0 {
+		c.fail(h, "cors has no origins, so it does nothing; add origins: [https://app.example.com], or remove it")
+	}
+}
+
+// isOrigin tells whether a browser could send a text as an Origin.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != text || text != strings.ToLower(text) || u.Hostname() == "" {
+		return false
+	}
+	if strings.ContainsAny(u.Host, "*%_") || strings.HasSuffix(u.Host, ":") {
+		return false
+	}
+	port := u.Port()
+	return !(u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443")
 }
 
 // tryTemplate writes a template for each kind of denial: by a limit, without an answer of the store, by a list, and of what is malformed.

@@ -100,6 +100,7 @@ type HTTPConfig struct {
 	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
 	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by up to this, at random, so that callers do not all come back at once. Default: 0."`
 	Denied         DeniedConfig  `yaml:"denied" jsonschema:"How a denied request is answered."`
+	CORS           CORSConfig    `yaml:"cors" jsonschema:"Which web pages may read the answers that do not come from the upstream, and what they learn of limits. Default: none."`
 	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
 }
 
@@ -108,6 +109,13 @@ type DeniedConfig struct {
 	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
 	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`
 	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
+}
+
+// A CORSConfig says which web pages of other origins may read what the gate answers by itself. Without origins, none may.
+type CORSConfig struct {
+	Origins     Strings `yaml:"origins" jsonschema:"The origins of these pages, such as https://app.example.com, or * alone for any."`
+	Credentials bool    `yaml:"credentials" jsonschema:"Whether they may send cookies and other credentials, and still read the answer. Not with *. Default: false."`
+	Expose      Strings `yaml:"expose" jsonschema:"Headers of responses that they may read, besides those that tell of limits. Default: none."`
 }
 
 // ServerConfig is what penstock serve may find in the file: its settings, each as it would be written in a flag of that name. What is left

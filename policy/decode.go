@@ -395,7 +395,7 @@ func elsewhere(name string, known map[string]int) string {
 		has   reflect.Type
 	}{
 		{"limits", reflect.TypeFor[LimitConfig]()}, {"match", reflect.TypeFor[MatchConfig]()}, {"rules", reflect.TypeFor[RuleConfig]()},
-		{"http", reflect.TypeFor[HTTPConfig]()}, {"denied", reflect.TypeFor[DeniedConfig]()}, {"server", reflect.TypeFor[ServerConfig]()},
+		{"http", reflect.TypeFor[HTTPConfig]()}, {"denied", reflect.TypeFor[DeniedConfig]()}, {"cors", reflect.TypeFor[CORSConfig]()}, {"server", reflect.TypeFor[ServerConfig]()},
 		{"cost", reflect.TypeFor[CostConfig]()}, {"tokens", reflect.TypeFor[Tokens]()},
 	} {
 		_, here := known[place.field]

@@ -130,6 +130,13 @@ func (d *description) http(r *Rules) {
 		dialects += ", whose reset is in " + choose(h.Reset == "epoch", "seconds since 1970", "seconds from now")
 	}
 	d.say("headers", dialects)
+	if len(h.CORS.Origins) > 0 {
+		pages := "answers of the gate itself may be read by pages of " + some(h.CORS.Origins, "and")
+		if h.CORS.Origins[0] == "*" {
+			pages = "answers of the gate itself may be read by any page"
+		}
+		d.say("cors", pages+choose(h.CORS.Credentials, ", with credentials", ", without credentials"))
+	}
 	d.say("waiting", fmt.Sprintf("at most %d requests at once", h.MaxWaiting))
 }
 

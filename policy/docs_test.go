@@ -80,6 +80,10 @@ var structsOfPage = []struct {
 		"http: {denied: {%s}}\n" + aRule,
 		"http: {denied: {body: '<p>', %s}}\n" + aRule,
 	}},
+	{"in `cors`", reflect.TypeFor[CORSConfig](), []string{
+		"http: {cors: {%s}}\n" + aRule,
+		"http: {cors: {origins: https://a.example, %s}}\n" + aRule,
+	}},
 	{"in `tokens`", reflect.TypeFor[Tokens](), []string{
 		"tokens: {%s}\n" + aRule,
 		"tokens: {jwks_url: 'https://a/', %s}\n" + aRule,

@@ -37,6 +37,9 @@ const (
 )
 
 func (m *matcher) matches(q *request, path string) bool {
+	if q.preflight && len(m.methods) == 0 {
+		return false
+	}
 	return m.matchesMethod(q.a.Method()) && m.matchesHost(q.a.Host()) && matchesPath(m.path, path) && q.holds(m.where)
 }
 

@@ -211,15 +211,16 @@ func (v *Verdict) Form(l *Limit) int {
 
 // request is what has been found out about one.
 type request struct {
-	rules   *Rules
-	a       Attributes
-	matcher *matcher // of the rule at hand
-	payers  []string // by identity; "" if not asked for yet
-	tier    int      // -1 if not asked for yet
-	holder  string
-	checked bool // the token was looked at
-	token   claims
-	unclear string // what identifies the client and can be read in several ways; the first that was found
+	rules     *Rules
+	a         Attributes
+	matcher   *matcher // of the rule at hand
+	preflight bool     // a browser asks whether a page may send a request; only rules that name OPTIONS match it
+	payers    []string // by identity; "" if not asked for yet
+	tier      int      // -1 if not asked for yet
+	holder    string
+	checked   bool // the token was looked at
+	token     claims
+	unclear   string // what identifies the client and can be read in several ways; the first that was found
 }
 
 // Assess finds what the rules demand of a request.
@@ -324,7 +325,12 @@ func (v *Verdict) reset(r *Rules, a Attributes) {
 	for range r.payers {
 		payers = append(payers, "")
 	}
-	*q = request{rules: r, a: a, payers: payers, tier: -1}
+	*q = request{rules: r, a: a, preflight: isPreflight(a), payers: payers, tier: -1}
+}
+
+// isPreflight tells whether a browser asks by CORS whether a page may send a request. It carries no credentials, so the one who would pay is not known.
+func isPreflight(a Attributes) bool {
+	return a.Method() == http.MethodOptions && len(a.Header("Origin")) > 0 && len(a.Header("Access-Control-Request-Method")) > 0
 }
 
 func (v *Verdict) has(r *Rule) bool {

@@ -105,6 +105,8 @@ func forms() map[string]*schema {
 		"HTTPConfig.reset":           words("epoch", "seconds"),
 		"HTTPConfig.max_waiting":     number(1, 1_000_000),
 		"DeniedConfig.status":        number(400, 599),
+		"CORSConfig.origins":         oneOrMore(matching(`^(\*|[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]-]+)$`, "https://app.example.com", "*")),
+		"CORSConfig.expose":          oneOrMore(like(token, "X-Request-Id")),
 
 		"Tokens.header": like(token, "Authorization"),
 		"Tokens.cookie": like(token),

@@ -32,7 +32,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "path", r.URL.Path, "err", err, "unlogged", held)
 		}
 	}
-	problem(w, status, detail)
+	h.problem(w, r, status, detail)
 }
 
 func classify(r *http.Request, err error) (status int, detail string) {
@@ -56,8 +56,8 @@ func classify(r *http.Request, err error) (status int, detail string) {
 	return http.StatusBadGateway, "the upstream did not answer"
 }
 
-// problem answers with a problem (RFC 9457).
-func problem(w http.ResponseWriter, status int, detail string) {
+// problem answers a request with a problem (RFC 9457).
+func (h *Handler) problem(w http.ResponseWriter, r *http.Request, status int, detail string) {
 	text, _ := json.Marshal(struct {
 		Type   string `json:"type"`
 		Title  string `json:"title"`
@@ -65,6 +65,7 @@ func problem(w http.ResponseWriter, status int, detail string) {
 		Detail string `json:"detail"`
 	}{"about:blank", http.StatusText(status), status, detail})
 	header := w.Header()
+	h.options.Own(header, r)
 	header.Set("Content-Type", "application/problem+json")
 	header.Set("Content-Length", strconv.Itoa(len(text)))
 	header.Set("Cache-Control", "no-store")

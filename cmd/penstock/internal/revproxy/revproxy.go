@@ -45,6 +45,9 @@ type Options struct {
 	// proxy's own. Default: nobody is.
 	Unanswered func(r *http.Request)
 
+	// Own is called before the proxy answers by itself, and may add headers to that answer. Default: it adds none.
+	Own func(header http.Header, r *http.Request)
+
 	// TLS is for https. Default: TLS 1.2 or later, and the system's roots.
 	TLS *tls.Config
 
@@ -73,6 +76,9 @@ func New(o Options) *Handler {
 	if h.options.Unanswered == nil {
 		h.options.Unanswered = func(*http.Request) {}
 	}
+	if h.options.Own == nil {
+		h.options.Own = func(http.Header, *http.Request) {}
+	}
 	h.target, h.transport = dial(o)
 	proxy := func(modify func(*http.Response) error) http.Handler {
 		return &httputil.ReverseProxy{
@@ -100,13 +106,13 @@ func (h *Handler) Close() { h.transport.CloseIdleConnections() }
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodConnect || r.URL.Host != "":
-		problem(w, http.StatusMisdirectedRequest, "this is no forward proxy: write the path only")
+		h.problem(w, r, http.StatusMisdirectedRequest, "this is no forward proxy: write the path only")
 		return
 	case !strings.HasPrefix(r.URL.Path, "/"):
-		problem(w, http.StatusBadRequest, "the path does not begin with /")
+		h.problem(w, r, http.StatusBadRequest, "the path does not begin with /")
 		return
 	case h.options.MaxBody > 0 && r.ContentLength > h.options.MaxBody:
-		problem(w, http.StatusRequestEntityTooLarge, "the body is too large")
+		h.problem(w, r, http.StatusRequestEntityTooLarge, "the body is too large")
 		return
 	}
 	if r.ContentLength != 0 && r.ProtoMajor == 1 {

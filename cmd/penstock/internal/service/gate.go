@@ -22,6 +22,8 @@ type Gate interface {
 
 	// Trusts tells whether a request comes straight from a proxy that is believed in what it says of the way before it.
 	Trusts(r *http.Request) bool
+	// AllowOrigin sets the CORS headers of an answer that neither the gate nor the upstream gives.
+	AllowOrigin(header http.Header, r *http.Request)
 }
 
 // A Builder makes a gate of what the service has. Its context ends with the last request.
@@ -66,6 +68,8 @@ type noRules struct{}
 func (noRules) Middleware(next http.Handler) http.Handler { return next }
 
 func (noRules) Trusts(*http.Request) bool { return false }
+
+func (noRules) AllowOrigin(http.Header, *http.Request) {}
 
 func (s *service) observe(e httplimit.Event) {
 	s.metrics.Check(Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)

@@ -260,6 +260,8 @@ func (f gateFunc) Middleware(next http.Handler) http.Handler { return f(next) }
 
 func (gateFunc) Trusts(*http.Request) bool { return false }
 
+func (gateFunc) AllowOrigin(http.Header, *http.Request) {}
+
 // resetStreams begins streams on one connection and resets each at once, until the server has had enough.
 func resetStreams(r *running, n int) (sent int) {
 	conn := r.dial()

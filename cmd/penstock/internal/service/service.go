@@ -234,6 +234,7 @@ func (s *service) proxy(gate Gate) (http.Handler, error) {
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
 		Unanswered:     httplimit.Unanswered,
+		Own:            gate.AllowOrigin,
 		Log:            s.Log,
 	})
 	s.later(proxy.Close)

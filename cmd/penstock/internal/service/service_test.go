@@ -109,6 +109,8 @@ type watcher struct {
 
 func (g *watcher) Trusts(*http.Request) bool { return false }
 
+func (g *watcher) AllowOrigin(http.Header, *http.Request) {}
+
 func (g *watcher) Middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/denied") {

@@ -1,0 +1,84 @@
+package service
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+const corsPolicy = `
+http: {cors: {origins: https://app.example.com, expose: X-Request-Id}}
+deny: {header X-Banned: "yes"}
+rules: [{name: a, match: {path: /limited}, per: address, limits: [{rate: 1/h}]}]
+`
+
+func TestPagesOfOtherOriginsReadEveryAnswer(t *testing.T) {
+	preflights := make(chan string, 10)
+	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
+		header.Set("Access-Control-Expose-Headers", "X-Upstream")
+		if r.Method == http.MethodOptions {
+			header.Set("Access-Control-Allow-Methods", "PUT")
+			preflights <- r.URL.Path
+		}
+		if r.URL.Path == "/broken" {
+			panic(http.ErrAbortHandler)
+		}
+	}), corsPolicy, map[string]string{"max-body": "10B"})
+	const app = "https://app.example.com"
+	ask := func(method, path, body string, headers ...string) *http.Response {
+		t.Helper()
+		req, err := http.NewRequest(method, "http://"+r.Listen+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Origin", app)
+		for i := 0; i < len(headers); i += 2 {
+			req.Header.Set(headers[i], headers[i+1])
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+		return res
+	}
+	for _, c := range []struct {
+		method, path, body string
+		headers            []string
+		status             int
+		expose             string
+	}{
+		{"GET", "/limited", "", nil, 200, "RateLimit, RateLimit-Policy, Retry-After|X-Upstream"},
+		{"GET", "/limited", "", nil, 429, ""},
+		{"GET", "/a%00", "", nil, 400, ""},
+		{"GET", "/", "", []string{"X-Banned", "yes"}, 403, ""},
+		{"PUT", "/", strings.Repeat("a", 11), nil, 413, ""},
+		{"GET", "/broken", "", nil, 502, ""},
+	} {
+		res := ask(c.method, c.path, c.body, c.headers...)
+		if res.StatusCode != c.status || strings.Join(res.Header["Access-Control-Allow-Origin"], "|") != app {
+			t.Errorf("%s %s: %s %v; want %d that %s may read", c.method, c.path, res.Status, res.Header, c.status, app)
+		}
+		if c.status != 200 {
+			c.expose = "X-Request-Id, RateLimit, RateLimit-Policy, Retry-After"
+		} else {
+			c.expose = "X-Request-Id, " + c.expose
+		}
+		if got := strings.Join(res.Header["Access-Control-Expose-Headers"], "|"); got != c.expose {
+			t.Errorf("%s %s: it exposes %q; want %q", c.method, c.path, got, c.expose)
+		}
+		if c.status != 200 && res.Header.Get("Vary") != "Origin" {
+			t.Errorf("%s %s: Vary is %q", c.method, c.path, res.Header.Get("Vary"))
+		}
+	}
+	for range 3 {
+		res := ask("OPTIONS", "/limited", "", "Access-Control-Request-Method", "PUT")
+		if res.StatusCode != 200 || res.Header.Get("Access-Control-Allow-Methods") != "PUT" || <-preflights != "/limited" {
+			t.Errorf("a preflight got %s %v", res.Status, res.Header)
+		}
+	}
+}

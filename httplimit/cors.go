@@ -1,0 +1,94 @@
+package httplimit
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/policy"
+)
+
+// cors says which pages may read answers. Its nil value lets none.
+type cors struct {
+	origins     []string // of these pages; "*" alone is any
+	credentials bool     // they may send cookies, and still read the answer
+	expose      []string // the value of Access-Control-Expose-Headers, in one line
+}
+
+const (
+	headerAllowOrigin      = "Access-Control-Allow-Origin"
+	headerAllowCredentials = "Access-Control-Allow-Credentials"
+	headerExpose           = "Access-Control-Expose-Headers"
+)
+
+func newCORS(c policy.CORSConfig, dialects []Dialect) *cors {
+	if len(c.Origins) == 0 {
+		return nil
+	}
+	expose := slices.Clone(c.Expose)
+	add := func(names ...string) {
+		for _, name := range names {
+			if !slices.ContainsFunc(expose, func(there string) bool { return strings.EqualFold(there, name) }) {
+				expose = append(expose, name)
+			}
+		}
+	}
+	for _, d := range dialects {
+		switch d {
+		case Draft11, Draft07:
+			add("RateLimit", "RateLimit-Policy")
+		case Draft06:
+			add("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "RateLimit-Policy")
+		case XRateLimit:
+			add("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
+		}
+	}
+	add("Retry-After")
+	return &cors{origins: c.Origins, credentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}
+}
+
+// origin is the request's, if its pages may read answers; "" if not.
+func (c *cors) origin(r *http.Request) string {
+	if c == nil {
+		return ""
+	}
+	switch values := r.Header["Origin"]; {
+	case len(values) != 1:
+		return ""
+	case c.origins[0] == "*":
+		return "*"
+	case slices.Contains(c.origins, values[0]):
+		return values[0]
+	}
+	return ""
+}
+
+// allow sets the headers of an answer that is not the upstream's.
+func (c *cors) allow(h http.Header, r *http.Request) {
+	if c == nil {
+		return
+	}
+	if c.origins[0] != "*" {
+		h.Add("Vary", "Origin")
+	}
+	origin := c.origin(r)
+	if origin == "" {
+		return
+	}
+	h[headerAllowOrigin] = []string{origin}
+	if c.credentials {
+		h[headerAllowCredentials] = []string{"true"}
+	}
+	c.show(h, r)
+}
+
+// show exposes what a response says of limits. It is the upstream that says whether a page may read its response.
+func (c *cors) show(h http.Header, r *http.Request) {
+	if c.origin(r) != "" {
+		h[headerExpose] = c.expose[:1:1]
+	}
+}
+
+// AllowOrigin sets the CORS headers of an answer that the upstream does not give, as http.cors in the policy says. A proxy calls it before it answers by
+// itself. The Gate's own answers have these headers already.
+func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.now().cors.allow(h, r) }

@@ -1,0 +1,178 @@
+package httplimit_test
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// corsPolicy has an answer of the Gate itself for each reason: 429, 403, 400 and, with a store that fails, 503.
+const corsPolicy = `
+identities: {client: {key: header X-API-Key}}
+deny: {header X-Banned: "yes"}
+http: {cors: {%}}
+rules:
+  - {name: once, match: {path: /once}, per: everyone, limits: [{rate: 1/h, headers: true}]}
+  - {name: closed, match: {path: /closed}, per: everyone, limits: [{rate: 9/h, on_failure: closed, algorithm: fixed-window}]}
+`
+
+// failing fails to decide what is not limited by a token bucket.
+func failing(store penstock.Store) penstock.Store {
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		if !charges[0].Limit.Algorithm.Is(penstock.TokenBucket) {
+			return penstock.Decision{}, penstock.ErrUnavailable
+		}
+		return store.Decide(ctx, charges)
+	})
+}
+
+// ownAnswers are answers that the Gate gives to requests of an origin, by status.
+func ownAnswers(t *testing.T, cors string, headers ...string) map[int]http.Header {
+	t.Helper()
+	gate, _ := gateOn(t, failing(memstore.New(memstore.Options{})), strings.ReplaceAll(corsPolicy, "%", cors))
+	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", "the upstream's own")
+	}))
+	answers := make(map[int]http.Header)
+	for _, c := range []struct {
+		target string
+		status int
+		header []string
+	}{
+		{"/once", 200, nil}, {"/once", 429, nil}, {"/closed", 503, nil}, {"/a%00", 400, nil}, {"/", 403, []string{"X-Banned", "yes"}},
+	} {
+		w := send(h, "GET", c.target, append(c.header, headers...)...)
+		if w.Code != c.status {
+			t.Fatalf("%s: %d; want %d", c.target, w.Code, c.status)
+		}
+		answers[c.status] = w.Header()
+	}
+	return answers
+}
+
+func TestPagesOfNamedOriginsReadWhatTheGateAnswers(t *testing.T) {
+	const app = "https://app.example.com"
+	for _, c := range []struct {
+		name, cors         string
+		headers            []string
+		origin, credential string // as the Gate allows them
+		vary               string
+	}{
+		{"named", "origins: [https://other.example, " + app + "]", []string{"Origin", app}, app, "", "Origin"},
+		{"credentials", "origins: " + app + ", credentials: true", []string{"Origin", app}, app, "true", "Origin"},
+		{"any", `origins: "*"`, []string{"Origin", app}, "*", "", ""},
+		{"not named", "origins: " + app, []string{"Origin", "https://app.example.com.evil.example"}, "", "", "Origin"},
+		{"scheme", "origins: " + app + ", credentials: true", []string{"Origin", "http://app.example.com"}, "", "", "Origin"},
+		{"null", "origins: " + app, []string{"Origin", "null"}, "", "", "Origin"},
+		{"two", "origins: " + app, []string{"Origin", app, "Origin", app}, "", "", "Origin"},
+		{"no origin", "origins: " + app, nil, "", "", "Origin"},
+	} {
+		for status, h := range ownAnswers(t, c.cors, c.headers...) {
+			if status == 200 {
+				if got := h["Access-Control-Allow-Origin"]; len(got) != 1 || got[0] != "the upstream's own" {
+					t.Errorf("%s: the upstream's response allows %q", c.name, got)
+				}
+			} else if h.Get("Access-Control-Allow-Origin") != c.origin || h.Get("Access-Control-Allow-Credentials") != c.credential || h.Get("Vary") != c.vary {
+				t.Errorf("%s: %d has %v", c.name, status, h)
+			}
+			want := ""
+			if c.origin != "" {
+				want = "RateLimit, RateLimit-Policy, Retry-After"
+			}
+			if got := h.Get("Access-Control-Expose-Headers"); got != want {
+				t.Errorf("%s: %d exposes %q; want %q", c.name, status, got, want)
+			}
+		}
+	}
+}
+
+func TestPagesReadTheHeadersOfEachDialect(t *testing.T) {
+	for headers, want := range map[string]string{
+		"draft-07": "X-Request-Id, RateLimit, RateLimit-Policy, Retry-After",
+		"draft-06": "X-Request-Id, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, RateLimit-Policy, Retry-After",
+		"x-ratelimit, draft-11": "X-Request-Id, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, RateLimit, RateLimit-Policy, " +
+			"Retry-After",
+		"none": "X-Request-Id, Retry-After",
+	} {
+		gate, _ := gateOf(t, "http: {headers: ["+headers+"], cors: {origins: https://a.example, expose: X-Request-Id}}\nrules: [{name: a, per: address, limits: [{rate: 1/h}]}]")
+		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for _, status := range []int{200, 429} {
+			w := send(h, "GET", "/", "Origin", "https://a.example")
+			if got := w.Header().Get("Access-Control-Expose-Headers"); w.Code != status || got != want {
+				t.Errorf("%s: %d exposes %q; want %d, %q", headers, w.Code, got, status, want)
+			}
+		}
+	}
+}
+
+func TestHandlersOfDenialsAreReadByPagesToo(t *testing.T) {
+	rules := rulesOf(t, "http: {cors: {origins: https://a.example}}\nrules: [{name: a, per: address, limits: [{rate: 1/h}]}]")
+	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules },
+		Denied: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(418) })})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	send(h, "GET", "/", "Origin", "https://a.example")
+	if w := send(h, "GET", "/", "Origin", "https://a.example"); w.Code != 418 || w.Header().Get("Access-Control-Allow-Origin") != "https://a.example" {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	r := httptest.NewRequest("GET", "/", nil)
+	r.Header.Set("Origin", "https://a.example")
+	own := make(http.Header)
+	if gate.AllowOrigin(own, r); own.Get("Access-Control-Allow-Origin") != "https://a.example" {
+		t.Errorf("an answer of the proxy has %v", own)
+	}
+}
+
+// A browser sends a preflight before each request that is not simple, by itself and without credentials.
+func TestPreflightsAreFree(t *testing.T) {
+	gate, seen := gateOf(t, `
+identities: {client: {key: header X-API-Key}}
+deny: {address: 203.0.113.0/24}
+rules:
+  - {name: all, per: address, limits: [{rate: 1/h}]}
+  - {name: options, match: {path: /options, method: OPTIONS}, per: address, limits: [{rate: 1/h}]}
+`)
+	served := 0
+	h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
+	preflight := []string{"Origin", "https://a.example", "Access-Control-Request-Method", "POST"}
+	for range 3 {
+		if w := send(h, "OPTIONS", "/a", preflight...); w.Code != 200 || w.Header().Get("RateLimit") != "" {
+			t.Fatalf("a preflight got %d %v", w.Code, w.Header())
+		}
+	}
+	if served != 3 || seen.count(httplimit.Unlimited) != 3 {
+		t.Errorf("%d preflights were passed on, %d of them unlimited; want 3", served, seen.count(httplimit.Unlimited))
+	}
+	for _, c := range []struct {
+		method, target string
+		header         []string
+		first, second  int
+	}{
+		{"POST", "/a", preflight, 200, 429},          // nothing was charged before
+		{"OPTIONS", "/a", preflight[:2], 429, 429},   // not a preflight
+		{"OPTIONS", "/a", preflight[2:], 429, 429},   // not a preflight
+		{"OPTIONS", "/options", preflight, 200, 429}, // by a rule that names the method
+	} {
+		for _, want := range []int{c.first, c.second} {
+			if w := send(h, c.method, c.target, c.header...); w.Code != want {
+				t.Errorf("%s %s %v: %d; want %d", c.method, c.target, c.header, w.Code, want)
+			}
+		}
+	}
+	r := httptest.NewRequest("OPTIONS", "/a", nil)
+	r.Header = http.Header{"Origin": {"https://a.example"}, "Access-Control-Request-Method": {"POST"}}
+	r.RemoteAddr = "203.0.113.9:1"
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, r); w.Code != 403 {
+		t.Errorf("who is on the list deny got %d", w.Code)
+	}
+}

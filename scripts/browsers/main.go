@@ -1,0 +1,277 @@
+// Command browsers shows what a web page of another origin sees of limits. It runs the gate before an upstream, and lets pages in a real Chromium fetch through it.
+// The program to run is its only argument.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// patience is how long a browser may take for one page.
+const patience = 2 * time.Minute
+
+// The page fetches, one after another, and tells its own server what it saw.
+const page = `<!doctype html><title>fetch</title><script>
+const steps = [
+	["PUT", "/limited", {}], ["PUT", "/limited", {}], ["PUT", "/limited", {}],
+	["GET", "/a%00", {}],
+	["GET", "/free", {"X-Banned": "yes"}],
+	["GET", "/closed", {}],
+];
+(async () => {
+	const seen = [];
+	for (const [method, path, headers] of steps) {
+		try {
+			const r = await fetch("GATE" + path, {method, headers, credentials: "include"});
+			const body = await r.text();
+			const title = (r.headers.get("Content-Type") || "").includes("problem") ? JSON.parse(body).title : body;
+			seen.push([r.status, r.headers.get("RateLimit"), r.headers.get("RateLimit-Policy"), r.headers.get("Retry-After"), title].join(" | "));
+		} catch (e) {
+			seen.push(e.name);
+		}
+	}
+	await fetch("/seen", {method: "POST", body: JSON.stringify(seen)});
+})();
+</script>`
+
+const policy = `
+http: {cors: {origins: "http://%s", credentials: true}}
+deny: {header X-Banned: "yes"}
+rules:
+  - {name: limited, match: {path: /limited}, per: address, limits: [{rate: 2/h, algorithm: anchored-window}]}
+  - {name: closed, match: {path: /closed}, per: address, limits: [{rate: 2/h, on_failure: closed}]}
+`
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("browsers: ")
+	if len(os.Args) != 2 {
+		log.Fatal("usage: browsers PENSTOCK")
+	}
+	if err := run(os.Args[1]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(penstock string) error {
+	dir, err := os.MkdirTemp("", "browsers-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+
+	named, err := servePages()
+	if err != nil {
+		return err
+	}
+	other, err := servePages()
+	if err != nil {
+		return err
+	}
+	var preflights, requests atomic.Int64
+	upstream, err := serve(upstream(named.address, &preflights, &requests))
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, policy, named.address), 0o600); err != nil {
+		return err
+	}
+	gate, stop, err := startGate(penstock, "--config="+file, "--upstream=http://"+upstream)
+	if err != nil {
+		return err
+	}
+	defer stop()
+
+	// The pages of another origin go first: what they may not read is charged all the same.
+	const anonymous = "TypeError"
+	seen, err := other.visit(dir, gate)
+	if err != nil {
+		return err
+	}
+	if err := compare("a page of another origin", seen, []string{anonymous, anonymous, anonymous, anonymous, anonymous, anonymous}); err != nil {
+		return err
+	}
+	stop()
+	if gate, stop, err = startGate(penstock, "--config="+file, "--upstream=http://"+upstream); err != nil { // with new counters
+		return err
+	}
+	defer stop()
+	preflights.Store(0)
+	requests.Store(0)
+	if seen, err = named.visit(dir, gate); err != nil {
+		return err
+	}
+	const window = `"limited.hour";q=2;w=3600`
+	if err := compare("a page of the origin in http.cors", seen, []string{
+		`200 | "limited.hour";r=1;t=3600 | ` + window + ` |  | served`,
+		`200 | "limited.hour";r=0;t=* | ` + window + ` |  | served`,
+		`429 | "limited.hour";r=0;t=* | ` + window + ` | * | Quota Exceeded`,
+		`400 |  |  |  | Bad Request`,
+		`403 |  |  |  | Forbidden`,
+		`503 |  |  | 1 | Temporary Reduced Capacity`,
+	}); err != nil {
+		return err
+	}
+	if preflights.Load() < 2 || requests.Load() != 2 {
+		return fmt.Errorf("the upstream got %d preflights and %d requests; want some, and the 2 that were let in", preflights.Load(), requests.Load())
+	}
+	fmt.Printf("browsers: 12 fetches in Chromium from two origins, %d preflights passed on\n", preflights.Load())
+	return nil
+}
+
+// compare compares what a page saw. A * in want stands for a number.
+func compare(who string, seen, want []string) error {
+	if len(seen) != len(want) {
+		return fmt.Errorf("%s saw %d answers: %q", who, len(seen), seen)
+	}
+	for i, text := range want {
+		if got := seen[i]; got != text && !matches(text, got) {
+			return fmt.Errorf("%s saw, at fetch %d,\n\t%s\nand should see\n\t%s", who, i+1, got, text)
+		}
+	}
+	return nil
+}
+
+func matches(pattern, text string) bool {
+	for {
+		before, after, more := strings.Cut(pattern, "*")
+		rest, ok := strings.CutPrefix(text, before)
+		if !ok || !more {
+			return ok && rest == ""
+		}
+		number := strings.TrimLeft(rest, "0123456789")
+		if number == rest {
+			return false
+		}
+		pattern, text = after, number
+	}
+}
+
+// upstream answers preflights of one origin, as an API does that knows its pages.
+func upstream(origin string, preflights, requests *atomic.Int64) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header := w.Header()
+		header.Set("Vary", "Origin")
+		if r.Header.Get("Origin") == "http://"+origin {
+			header.Set("Access-Control-Allow-Origin", "http://"+origin)
+			header.Set("Access-Control-Allow-Credentials", "true")
+		}
+		if r.Method == http.MethodOptions {
+			preflights.Add(1)
+			header.Set("Access-Control-Allow-Methods", "GET, PUT")
+			header.Set("Access-Control-Allow-Headers", "X-Banned")
+			return
+		}
+		requests.Add(1)
+		io.WriteString(w, "served")
+	})
+}
+
+// serve serves until the program ends.
+func serve(h http.Handler) (address string, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	go http.Serve(l, h)
+	return l.Addr().String(), nil
+}
+
+// pages are of one origin.
+type pages struct {
+	address string
+	gate    atomic.Pointer[string]
+	seen    chan []string
+}
+
+func servePages() (*pages, error) {
+	p := &pages{seen: make(chan []string, 1)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		io.WriteString(w, strings.ReplaceAll(page, "GATE", "http://"+*p.gate.Load()))
+	})
+	mux.HandleFunc("POST /seen", func(_ http.ResponseWriter, r *http.Request) {
+		var seen []string
+		if err := json.NewDecoder(r.Body).Decode(&seen); err != nil {
+			seen = []string{err.Error()}
+		}
+		p.seen <- seen
+	})
+	var err error
+	p.address, err = serve(mux)
+	return p, err
+}
+
+// visit opens the page in a new browser, and returns what it saw.
+func (p *pages) visit(dir, gate string) ([]string, error) {
+	p.gate.Store(&gate)
+	profile, err := os.MkdirTemp(dir, "profile-")
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	browser := exec.CommandContext(ctx, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0", "--user-data-dir="+profile,
+		"http://"+p.address+"/")
+	browser.WaitDelay = 5 * time.Second // its children hold the pipe
+	var said strings.Builder
+	browser.Stderr = &said
+	if err := browser.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- browser.Wait() }()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	select {
+	case seen := <-p.seen:
+		return seen, nil
+	case err := <-ended:
+		ended <- err
+		return nil, fmt.Errorf("chromium ended and reported nothing: %v\n%s", err, said.String())
+	}
+}
+
+// startGate starts the gate, with a store that cannot be reached, so that limits which are closed then answer 503.
+func startGate(penstock string, args ...string) (address string, stop func(), err error) {
+	gate := exec.Command(penstock, append([]string{"serve", "--listen=127.0.0.1:0", "--admin=off", "--log-format=json", "--store=redis://127.0.0.1:1"}, args...)...)
+	pipe, err := gate.StderrPipe()
+	if err == nil {
+		err = gate.Start()
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	stop = func() {
+		gate.Process.Kill()
+		gate.Wait()
+	}
+	for lines := json.NewDecoder(pipe); ; {
+		var line struct{ Msg, Listen string }
+		if err := lines.Decode(&line); err != nil {
+			stop()
+			return "", nil, errors.Join(errors.New("the gate did not open"), err)
+		}
+		if line.Listen != "" {
+			go io.Copy(io.Discard, pipe)
+			return line.Listen, stop, nil
+		}
+	}
+}
