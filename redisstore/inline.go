@@ -2,7 +2,7 @@ package redisstore
 
 import (
 	"fmt"
-	"regexp"
+	"iter"
 	"strings"
 )
 
@@ -12,143 +12,220 @@ import (
 //   - one whose body is "return" and one expression stands for that expression, wherever it is called;
 //   - any other without a loop, where its call is a statement "a, b = f(…)" or "local a, b = f(…)" on one line.
 //
-// Others stay functions.
+// Others stay functions. Each step reads the text once: a first request may wait for a script to be composed.
 
 // A function is a Lua function as text.
 type function struct {
 	name       string
-	parameters string
+	parameters []string
 	body       string
 	expression string // if it is nothing else
 	loops      bool
+	assigned   map[string]bool // names that the body assigns
+	declared   map[string]bool // names that the body declares
 }
 
-var (
-	definition = regexp.MustCompile(`(?ms)^local function (\w+)\(([^)]*)\)\n(.*?)^end\n`)
-	comment    = regexp.MustCompile(`(?m)[ \t]*--.*$`)
-	blank      = regexp.MustCompile(`\n\s*\n`)
-	looping    = regexp.MustCompile(`\b(while|for|repeat)\b`)
-	returning  = regexp.MustCompile(`(?m)^(\s*)return (.*)$`)
-)
-
+// uncomment removes comments and empty lines.
 func uncomment(lua string) string {
-	return blank.ReplaceAllString(comment.ReplaceAllString(lua, ""), "\n")
-}
-
-// functionsOf reads the functions that a text defines at its top level.
-func functionsOf(lua string) []function {
-	var functions []function
-	for _, m := range definition.FindAllStringSubmatch(lua, -1) {
-		f := function{name: m[1], parameters: m[2], body: m[3]}
-		if body, ok := strings.CutPrefix(strings.TrimSpace(m[3]), "return "); ok && !strings.Contains(body, "\n") {
-			if values, _ := argumentsAt(body+")", 0); len(values) == 1 {
-				f.expression = body
-			}
+	var out strings.Builder
+	out.Grow(len(lua))
+	for line := range strings.Lines(lua) {
+		if code, _, commented := strings.Cut(line, "--"); commented {
+			line = strings.TrimRight(code, " \t") + "\n"
 		}
-		f.loops = looping.MatchString(f.body)
-		functions = append(functions, f)
+		if strings.TrimSpace(line) != "" {
+			out.WriteString(line)
+		}
 	}
-	return functions
+	return out.String()
 }
 
-// inline puts the functions in line in a text, the last defined first. A function that is still called then is defined in front.
-func inline(text string, functions []function) string {
-	for i := len(functions) - 1; i >= 0; i-- {
-		f := functions[i]
-		if f.expression != "" {
-			text = f.asExpression(text)
+// functionsOf reads the functions that a text defines at its top level, and puts others in line in them.
+func functionsOf(lua string, others []function) []function {
+	const begin, end = "local function ", "\nend\n"
+	var functions []function
+	for {
+		start := strings.Index(lua, begin)
+		if start < 0 {
+			return functions
+		}
+		if start > 0 && lua[start-1] != '\n' { // inside another
+			lua = lua[start+len(begin):]
 			continue
 		}
-		if !f.loops { // a return inside would leave the loop only
-			text = f.asStatement(text)
+		text, rest, _ := strings.Cut(lua[start+len(begin):], end)
+		lua = rest
+		head, body, _ := strings.Cut(text, ")\n")
+		name, parameters, _ := strings.Cut(head, "(")
+		functions = append(functions, newFunction(name, parameters, body+"\n", others))
+	}
+}
+
+func newFunction(name, parameters, body string, others []function) function {
+	f := function{name: name, parameters: strings.Split(parameters, ", ")}
+	f.loops = mentions(body, "while") || mentions(body, "for") || mentions(body, "repeat") // before others become blocks of it
+	body = replaceAllCalls(body, others)
+	f.body = body
+	if expression, ok := strings.CutPrefix(strings.TrimSpace(body), "return "); ok && !strings.Contains(expression, "\n") {
+		if values, _ := argumentsAt(expression+")", 0); len(values) == 1 {
+			f.expression = expression
 		}
-		if mentions(text, f.name) {
-			text = fmt.Sprintf("local function %s(%s)\n%send\n%s", f.name, f.parameters, f.body, text)
+	}
+	f.assigned, f.declared = make(map[string]bool), make(map[string]bool)
+	for line := range strings.Lines(body) {
+		line, local := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
+		names := line[:listEnd(line)]
+		if local {
+			note(f.declared, names)
+		}
+		if strings.HasSuffix(names, " ") && strings.HasPrefix(line[len(names):], "= ") {
+			note(f.assigned, names)
+		}
+	}
+	return f
+}
+
+// listEnd is how long the list of names is that a text begins with.
+func listEnd(text string) int {
+	for i := range len(text) {
+		if c := text[i]; !inName(c) && c != ',' && c != ' ' {
+			return i
+		}
+	}
+	return len(text)
+}
+
+func note(set map[string]bool, names string) {
+	for name := range strings.SplitSeq(names, ",") {
+		set[strings.TrimSpace(name)] = true
+	}
+}
+
+// inline puts functions in line in a text, the last defined first. A function that is still called then is defined in front.
+func inline(text string, functions []function) string {
+	for i := len(functions) - 1; i >= 0; i-- {
+		f := &functions[i]
+		if text = f.replaceCalls(text); mentions(text, f.name) {
+			text = "local function " + f.name + "(" + strings.Join(f.parameters, ", ") + ")\n" + f.body + "end\n" + text
 		}
 	}
 	return text
 }
 
-func mentions(text, name string) bool {
-	return regexp.MustCompile(`\b` + name + `\b`).MatchString(text)
+// replaceAllCalls puts functions in line, and leaves those calls that it cannot replace.
+func replaceAllCalls(text string, functions []function) string {
+	for i := len(functions) - 1; i >= 0; i-- {
+		text = functions[i].replaceCalls(text)
+	}
+	return text
 }
 
-// asStatement replaces the statements that assign what f returns. Its body becomes a block that is left by break.
-func (f function) asStatement(text string) string {
-	statement := regexp.MustCompile(`(?m)^([ \t]*)(local )?([\w, ]+) = ` + f.name + `\((.*)\)$`)
-	return statement.ReplaceAllStringFunc(text, func(line string) string {
-		m := statement.FindStringSubmatch(line)
-		indent, local, names, arguments := m[1], m[2], m[3], m[4]
-		if local != "" {
-			local = indent + "local " + names + "\n"
-		}
-		body, locals := f.bind(arguments)
-		block := func(results string) string {
-			body := returning.ReplaceAllString(body, "${1}"+results+" = ${2}\n${1}break")
-			return fmt.Sprintf("%srepeat\n%s%s%suntil true", indent, locals, body, indent)
-		}
-		if !f.hides(names) {
-			return local + block(names)
-		}
-		var results []string
-		for i := range strings.Split(names, ",") {
-			results = append(results, fmt.Sprintf("r%d", i+1))
-		}
-		all := strings.Join(results, ", ")
-		return fmt.Sprintf("%s%sdo\n%slocal %s\n%s\n%s%s = %s\n%send", local, indent, indent, all, block(all), indent, names, all, indent)
-	})
+func (f *function) replaceCalls(text string) string {
+	switch {
+	case f.expression != "":
+		return f.asExpression(text)
+	case f.loops: // a return inside would leave the loop only
+		return text
+	}
+	return f.asStatement(text)
 }
 
-var (
-	assigning = regexp.MustCompile(`(?m)^\s*(?:local )?([\w, ]+) = `)
-	declaring = regexp.MustCompile(`(?m)^\s*local ([\w, ]+)`)
-)
+// asStatement replaces the statements that assign what f returns.
+func (f *function) asStatement(text string) string {
+	var out strings.Builder
+	for from := 0; ; {
+		at := indexName(text, f.name+"(", from)
+		if at < 0 {
+			return finished(&out, text)
+		}
+		start := strings.LastIndexByte(text[:at], '\n') + 1
+		end := len(text)
+		if i := strings.IndexByte(text[at:], '\n'); i >= 0 {
+			end = at + i
+		}
+		code := strings.TrimLeft(text[start:at], " \t")
+		indent := text[start : at-len(code)]
+		names, local := strings.CutPrefix(code, "local ")
+		names, assigns := strings.CutSuffix(names, " = ")
+		if !assigns || listEnd(names) < len(names) || text[end-1] != ')' {
+			from = end
+			continue
+		}
+		if out.Len() == 0 {
+			out.Grow(len(text) + 4*len(f.body))
+		}
+		out.WriteString(text[:start])
+		f.writeStatement(&out, indent, names, text[at+len(f.name)+1:end-1], local)
+		text, from = text[end:], 0
+	}
+}
+
+// writeStatement writes f's body as a block that is left by break, and assigns names what it returns.
+func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, local bool) {
+	if local {
+		out.WriteString(indent + "local " + names + "\n")
+	}
+	body, locals := f.bind(arguments)
+	if !f.hides(names) {
+		writeBlock(out, indent, locals, body, names)
+		return
+	}
+	var results []string
+	for i := range strings.Count(names, ",") + 1 {
+		results = append(results, fmt.Sprintf("r%d", i+1))
+	}
+	all := strings.Join(results, ", ")
+	out.WriteString(indent + "do\n" + indent + "local " + all + "\n")
+	writeBlock(out, indent, locals, body, all)
+	out.WriteString("\n" + indent + names + " = " + all + "\n" + indent + "end")
+}
+
+// writeBlock writes a body that assigns results where it returned them.
+func writeBlock(out *strings.Builder, indent, locals, body, results string) {
+	out.WriteString(indent + "repeat\n" + locals)
+	for line := range strings.Lines(body) {
+		code := strings.TrimLeft(line, " \t")
+		if value, ok := strings.CutPrefix(code, "return "); ok {
+			space := line[:len(line)-len(code)]
+			line = space + results + " = " + value + space + "break\n"
+		}
+		out.WriteString(line)
+	}
+	out.WriteString(indent + "until true")
+}
 
 // bind gives f's parameters their arguments: by writing the argument's name for the parameter's where it is never assigned, and by
 // local variables otherwise.
-func (f function) bind(arguments string) (body, locals string) {
-	assigned, declared := namesIn(assigning, f.body), namesIn(declaring, f.body)
+func (f *function) bind(arguments string) (body, locals string) {
 	values, _ := argumentsAt(arguments+")", 0)
-	renamed := map[string]string{}
+	renamed := make(map[string]string)
 	var names, initial []string
-	for i, parameter := range strings.Split(f.parameters, ", ") {
+	for i, parameter := range f.parameters {
 		switch {
 		case i >= len(values):
 			names, initial = append(names, parameter), append(initial, "nil")
-		case simple.MatchString(values[i]) && !assigned[parameter] && !declared[values[i]] && parameter != "_":
+		case isName(values[i]) && !f.assigned[parameter] && !f.declared[values[i]] && parameter != "_":
 			renamed[parameter] = values[i]
-		case parameter != "_" || assigned["_"]:
+		case parameter != "_" || f.assigned["_"]:
 			names, initial = append(names, parameter), append(initial, values[i])
 		}
 	}
-	body = word.ReplaceAllStringFunc(f.body, func(name string) string {
-		if to, ok := renamed[name]; ok {
-			return to
-		}
-		return name
-	})
 	if len(names) > 0 {
 		locals = "local " + strings.Join(names, ", ") + " = " + strings.Join(initial, ", ") + "\n"
 	}
-	return body, locals
-}
-
-var word = regexp.MustCompile(`\b[A-Za-z_]\w*\b`)
-
-func namesIn(statements *regexp.Regexp, body string) map[string]bool {
-	names := map[string]bool{}
-	for _, m := range statements.FindAllStringSubmatch(body, -1) {
-		for _, name := range strings.Split(m[1], ",") {
-			names[strings.TrimSpace(name)] = true
-		}
-	}
-	return names
+	return replaceNames(f.body, renamed), locals
 }
 
 // hides tells whether one of the names may mean something else inside f.
-func (f function) hides(names string) bool {
-	for _, name := range strings.Split(names, ",") {
-		if name = strings.TrimSpace(name); mentions(f.parameters+"\n"+f.body, name) {
+func (f *function) hides(names string) bool {
+	for name := range strings.SplitSeq(names, ",") {
+		name = strings.TrimSpace(name)
+		for _, parameter := range f.parameters {
+			if parameter == name {
+				return true
+			}
+		}
+		if mentions(f.body, name) {
 			return true
 		}
 	}
@@ -156,28 +233,38 @@ func (f function) hides(names string) bool {
 }
 
 // asExpression replaces the calls of f by its expression.
-func (f function) asExpression(text string) string {
-	call := regexp.MustCompile(`\b` + f.name + `\(`)
-	parameter := regexp.MustCompile(`\b(` + strings.ReplaceAll(f.parameters, ", ", "|") + `)\b`)
+func (f *function) asExpression(text string) string {
+	var out strings.Builder
 	for {
-		at := call.FindStringIndex(text)
-		if at == nil {
-			return text
+		at := indexName(text, f.name+"(", 0)
+		if at < 0 {
+			return finished(&out, text)
 		}
-		arguments, end := argumentsAt(text, at[1])
-		values := map[string]string{}
-		for i, name := range strings.Split(f.parameters, ", ") {
-			values[name] = parenthesize(arguments[i])
+		if out.Len() == 0 {
+			out.Grow(len(text) + len(text)/4)
 		}
-		expression := parameter.ReplaceAllStringFunc(f.expression, func(name string) string { return values[name] })
-		text = text[:at[0]] + "(" + expression + ")" + text[end:]
+		arguments, end := argumentsAt(text, at+len(f.name)+1)
+		values := make(map[string]string, len(arguments))
+		for i, name := range f.parameters {
+			values[name] = parenthesize(f.asExpression(arguments[i]))
+		}
+		out.WriteString(text[:at])
+		out.WriteString("(" + replaceNames(f.expression, values) + ")")
+		text = text[end:]
 	}
 }
 
-var simple = regexp.MustCompile(`^\w+$`)
+// finished is what was written with the rest of a text behind it.
+func finished(out *strings.Builder, rest string) string {
+	if out.Len() == 0 {
+		return rest
+	}
+	out.WriteString(rest)
+	return out.String()
+}
 
 func parenthesize(expression string) string {
-	if simple.MatchString(expression) {
+	if isName(expression) {
 		return expression
 	}
 	return "(" + expression + ")"
@@ -200,4 +287,78 @@ func argumentsAt(text string, start int) (arguments []string, end int) {
 		}
 	}
 	panic("unreachable: a call without an end in a script of ours: " + text[start:min(start+40, len(text))])
+}
+
+// inName tells whether a character may stand in a name.
+func inName(c byte) bool { return letter(c) || c == '_' }
+
+// isName tells whether a text is a name, also one of a template, or a whole number.
+func isName(text string) bool {
+	for i := range len(text) {
+		if !inName(text[i]) && text[i] != '$' {
+			return false
+		}
+	}
+	return text != ""
+}
+
+// indexName is where a text has, from a place on, what begins with a name and is not the end of a longer one; -1 if nowhere.
+func indexName(text, begin string, from int) int {
+	for {
+		i := strings.Index(text[from:], begin)
+		if i < 0 {
+			return -1
+		}
+		if from += i; from == 0 || !inName(text[from-1]) {
+			return from
+		}
+		from++
+	}
+}
+
+// mentions tells whether a text has a name.
+func mentions(text, name string) bool {
+	for from := 0; ; {
+		i := indexName(text, name, from)
+		if i < 0 {
+			return false
+		}
+		if from = i + len(name); from == len(text) || !inName(text[from]) {
+			return true
+		}
+	}
+}
+
+// replaceNames writes other texts for names.
+func replaceNames(text string, others map[string]string) string {
+	if len(others) == 0 {
+		return text
+	}
+	var out strings.Builder
+	out.Grow(len(text) + len(text)/8)
+	written := 0
+	for start, name := range names(text) {
+		if other, ok := others[name]; ok {
+			out.WriteString(text[written:start])
+			out.WriteString(other)
+			written = start + len(name)
+		}
+	}
+	out.WriteString(text[written:])
+	return out.String()
+}
+
+// names goes through a text's names and numbers, and says where they are.
+func names(text string) iter.Seq2[int, string] {
+	return func(yield func(int, string) bool) {
+		for i := 0; i < len(text); i++ {
+			start := i
+			for i < len(text) && inName(text[i]) {
+				i++
+			}
+			if i > start && !yield(start, text[start:i]) {
+				return
+			}
+		}
+	}
 }

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"regexp"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,29 +63,44 @@ func (s *script) index(a *algorithm.Algorithm) byte {
 
 // explain names the right that the script's user lacks: Redis 7.0 says only in which line it is needed.
 func explain(script string, err error) error {
-	if reply, ok := errors.AsType[ReplyError](err); !ok || !strings.Contains(string(reply), "can't run this command") {
+	reply, ok := errors.AsType[ReplyError](err)
+	if !ok || !strings.Contains(string(reply), "can't run this command") {
 		return err
 	}
-	where := scriptLine.FindStringSubmatch(err.Error())
-	if where == nil {
-		return err
-	}
-	n, _ := strconv.Atoi(where[1])
+	_, where, _ := strings.Cut(string(reply), "on @user_script:")
+	digits := len(where) - len(strings.TrimLeft(where, "0123456789"))
+	n, _ := strconv.Atoi(where[:digits])
 	for line := range strings.Lines(script) {
-		if n--; n > 0 {
+		if n--; n != 0 {
 			continue
 		}
-		if command := commands.FindStringSubmatch(line); command != nil {
-			err = fmt.Errorf("%w; the user needs the right +%s", err, strings.ToLower(command[1]))
+		for command := range commandsIn(line) {
+			return fmt.Errorf("%w; the user needs the right +%s", err, strings.ToLower(command))
 		}
-		break
 	}
 	return err
 }
 
-var (
-	scriptLine = regexp.MustCompile(`on @user_script:(\d+)`)
-)
+// commandsIn goes through the commands that a script runs: call('GET', …), or get('GET', …).
+func commandsIn(script string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for {
+			before, rest, found := strings.Cut(script, "('")
+			if !found {
+				return
+			}
+			command, after, _ := strings.Cut(rest, "'")
+			script = rest
+			if !strings.HasSuffix(before, "call") && !strings.HasSuffix(before, "get") {
+				continue
+			}
+			if strings.Trim(command, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" && !yield(command) {
+				return
+			}
+			script = after
+		}
+	}
+}
 
 // A library holds the scripts composed so far.
 type library struct {
@@ -177,11 +192,19 @@ func isRow(charges []charge) bool {
 }
 
 // constants are written into scripts where their names stand: a local in Lua costs time at every call.
-var constants = map[string]int64{
+var constants = texts(map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
 	"MAX": algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
 	"SLACK": slackTTL, "LIVES": slackTTL*1000 - 2000, "VIRTUALTTL": virtualTTL,
+})
+
+func texts(numbers map[string]int64) map[string]string {
+	all := make(map[string]string, len(numbers))
+	for name, n := range numbers {
+		all[name] = strconv.FormatInt(n, 10)
+	}
+	return all
 }
 
 const (
@@ -193,87 +216,85 @@ const (
 	virtualTTL = 3_600_000
 )
 
-var capitals = regexp.MustCompile(`\b[A-Z]{3,}\b`)
+// harnesses are the templates with the parts of cells.lua that they name, without comments.
+var harnesses = sync.OnceValue(func() (h struct{ row, rows, many string }) {
+	cells := uncomment(cellsLua)
+	include := func(harness string) string {
+		harness = uncomment(harness)
+		for _, part := range [...]string{"clock", "load", "decide", "save"} {
+			_, text, _, _ := cutBlock(cells, part)
+			harness = strings.Replace(harness, "@"+part+"\n", text, 1)
+		}
+		return replaceNames(replaceAllCalls(harness, preludeOf().functions), constants)
+	}
+	h.row = strings.NewReplacer("GET\n", "call('GET', key)\n",
+		"POISON\n", "return redis.error_reply('POISONED the state is malformed')\n").Replace(include(rowLua))
+	h.rows = strings.NewReplacer("GET\n", "get('GET', key)\n", "POISON\n", "poisoned = true\n").Replace(include(rowsLua))
+	h.many = include(manyLua)
+	return h
+})
+
+// A prelude is what prelude.lua defines.
+type prelude struct {
+	names     []string // lines, "local name = …"
+	functions []function
+}
+
+var preludeOf = sync.OnceValue(func() prelude {
+	header, definitions, _ := strings.Cut(uncomment(preludeLua), "\nlocal function ")
+	definitions = replaceNames("local function "+definitions, constants)
+	return prelude{strings.Split(header, "\n"), functionsOf(definitions, nil)}
+})
 
 // composeMany writes the script of many.lua for a set of algorithms.
 func composeMany(algorithms []*algorithm.Algorithm) string {
-	var asks, saves strings.Builder
+	var fragments, asks, saves strings.Builder
 	for i, a := range algorithms {
 		number, rest := i, "who, unpack(cell, 7)"
 		if a.Collection {
 			number, rest = 128+i, "KEYS[key], ARGV[who] or ''"
-			fmt.Fprintf(&saves, "\n    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end", number, a.Name)
+			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end\n", number, a.Name)
 		}
-		fmt.Fprintf(&asks, "\n  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end",
+		fmt.Fprintf(&asks, "  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end\n",
 			number, a.Name, rest)
-	}
-	harness := strings.NewReplacer("\n  ASK\n", asks.String()+"\n", "\n    SAVE\n", saves.String()+"\n").Replace(include(manyLua))
-	var fragments strings.Builder
-	for _, a := range algorithms {
 		fragments.WriteString(a.Lua + "\n")
 	}
-	return finish(fragments.String() + harness)
+	harness := strings.NewReplacer("  ASK\n", asks.String(), "    SAVE\n", saves.String()).Replace(harnesses().many)
+	return finish(inline(replaceNames(uncomment(fragments.String()), constants), preludeOf().functions) + harness)
 }
 
 // composeRow writes the script of row.lua or, for batches that go together, of rows.lua for a sequence of algorithms.
 func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
-	text, get, poison := rowLua, "call('GET', key)", "return redis.error_reply('POISONED the state is malformed')"
+	text, n := harnesses().row, len(algorithms)
 	if together {
-		text, get, poison = rowsLua, "get('GET', key)", "poisoned = true"
+		text = harnesses().rows
 	}
-	text = strings.NewReplacer("GET\n", get+"\n", "POISON\n", poison+"\n").Replace(uncomment(include(text)))
-	if len(algorithms) == 1 {
-		text = several.ReplaceAllString(text, "")
-	} else {
-		text = several.ReplaceAllString(text, "$1")
-	}
-	text = each.ReplaceAllStringFunc(text, func(block string) string {
-		return repeat(each.FindStringSubmatch(block)[1], "", len(algorithms))
+	text = replaceBlocks(text, "several", func(block string) string {
+		if n == 1 {
+			return ""
+		}
+		return block
 	})
-	text = strings.ReplaceAll(text, "COUNT", strconv.Itoa(len(algorithms)))
+	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
+	text = expandLists(text, n)
 	additive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.Additive })
-	text = strings.ReplaceAll(text, "ADDITIVE", strconv.FormatBool(additive))
-	text = lists.ReplaceAllStringFunc(text, func(list string) string {
-		m := lists.FindStringSubmatch(list)
-		return repeat(m[2], map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}[m[1]], len(algorithms))
-	})
+	names := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(additive)}
 	var fragments strings.Builder
 	for i, a := range algorithms {
-		text = strings.ReplaceAll(text, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name+"(")
+		names = append(names, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name+"(")
 		if i == slices.IndexFunc(algorithms, a.Is) {
 			fragments.WriteString(a.Lua + "\n")
 		}
 	}
-	functions := functionsOf(uncomment(fragments.String()))
-	return finish(inline(text, functions))
-}
-
-var (
-	cells   = regexp.MustCompile(`(?ms)^@(clock|load|decide|save)\n(.*?)^@end(?:clock|load|decide|save)\n`)
-	each    = regexp.MustCompile(`(?ms)^@each\n(.*?)^@endeach\n`)
-	several = regexp.MustCompile(`(?ms)^@several\n(.*?)^@endseveral\n`)
-	lists   = regexp.MustCompile(`@(list|text|all|cat)\{([^}]*)\}`)
-)
-
-// include writes the parts of cells.lua where a harness names them.
-func include(harness string) string {
-	for _, m := range cells.FindAllStringSubmatch(cellsLua, -1) {
-		harness = strings.Replace(harness, "@"+m[1]+"\n", m[2], 1)
+	text = strings.NewReplacer(names...).Replace(text)
+	prelude := preludeOf()
+	functions := functionsOf(replaceNames(uncomment(fragments.String()), constants), prelude.functions)
+	text = inline(text, functions)
+	if slices.ContainsFunc(functions, prelude.calledIn) {
+		text = inline(text, prelude.functions)
 	}
-	return harness
+	return finish(text)
 }
-
-// repeat writes a template once per charge, with the charge's number for $.
-func repeat(template, separator string, n int) string {
-	var all []string
-	for i := range n {
-		all = append(all, strings.ReplaceAll(template, "$", strconv.Itoa(i+1)))
-	}
-	return strings.Join(all, separator)
-}
-
-// commands finds those that a script runs.
-var commands = regexp.MustCompile(`\b(?:call|get)\('([A-Z]+)'`)
 
 // withRights writes, where RIGHTS stands in a script, statements that end it if its user may not run one of its commands. A script that writes
 // more than once needs them before it does: Redis would refuse the second write and keep the first. The error names the right, which Redis 7.0
@@ -285,10 +306,10 @@ func withRights(text string) string {
 	}
 	var checks strings.Builder
 	checked := make(map[string]bool)
-	for _, m := range commands.FindAllStringSubmatch(text, -1) {
-		if arguments, ok := examples[m[1]]; ok && !checked[m[1]] {
-			checked[m[1]] = true
-			fmt.Fprintf(&checks, "not may('%s', %s) and '%s' or ", m[1], arguments, strings.ToLower(m[1]))
+	for command := range commandsIn(text) {
+		if arguments, ok := examples[command]; ok && !checked[command] {
+			checked[command] = true
+			fmt.Fprintf(&checks, "not may('%s', %s) and '%s' or ", command, arguments, strings.ToLower(command))
 		}
 	}
 	return before + "local may = redis.acl_check_cmd\nlocal missing = " + checks.String() + "nil\n" +
@@ -304,25 +325,76 @@ var examples = map[string]string{
 	"ZREMRANGEBYSCORE": "KEYS[1], '1', '1'", "ZSCORE": "KEYS[1], ''", "INFO": "'memory'",
 }
 
-// finish puts the prelude's functions in line and its names in front, and numbers for constants.
+// finish puts the prelude's names in front.
 func finish(body string) string {
-	header, definitions, _ := strings.Cut(uncomment(preludeLua), "\nlocal function ")
-	functions := functionsOf("local function " + definitions)
-	body = inline(uncomment(body), functions)
-	body = withRights(body)
-	var used strings.Builder
-	for _, line := range strings.Split(header, "\n") {
-		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && mentions(body, name) {
-			used.WriteString(line + "\n")
-		}
-	}
-	body = capitals.ReplaceAllStringFunc(body, func(name string) string {
-		if n, ok := constants[name]; ok {
-			return strconv.FormatInt(n, 10)
-		}
-		return name
-	})
 	// The first line makes Redis refuse the whole script on a replica, without memory or without quorum, rather than
 	// let a denial through because it writes nothing.
-	return "#!lua\n" + used.String() + body
+	body = withRights(body)
+	text := "#!lua\n"
+	for _, line := range preludeOf().names {
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && mentions(body, name) {
+			text += line + "\n"
+		}
+	}
+	return text + body
+}
+
+// calledIn tells whether a function calls one of the prelude's.
+func (p prelude) calledIn(f function) bool {
+	return slices.ContainsFunc(p.functions, func(of function) bool { return mentions(f.body, of.name) })
+}
+
+// cutBlock cuts a text around what stands between the lines "@name" and "@endname".
+func cutBlock(text, name string) (before, inside, after string, found bool) {
+	before, rest, found := strings.Cut(text, "@"+name+"\n")
+	inside, after, _ = strings.Cut(rest, "@end"+name+"\n")
+	return before, inside, after, found
+}
+
+// replaceBlocks writes other texts for blocks.
+func replaceBlocks(text, name string, other func(block string) string) string {
+	var out strings.Builder
+	out.Grow(4 * len(text))
+	for {
+		before, block, after, found := cutBlock(text, name)
+		out.WriteString(before)
+		if !found {
+			return out.String()
+		}
+		out.WriteString(other(block))
+		text = after
+	}
+}
+
+// separators stand between what a list in one line is written out to.
+var separators = map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}
+
+// expandLists writes out each "@list{…}" and its kin.
+func expandLists(text string, n int) string {
+	var out strings.Builder
+	out.Grow(2 * len(text))
+	for {
+		before, rest, found := strings.Cut(text, "@")
+		out.WriteString(before)
+		if !found {
+			return out.String()
+		}
+		name, rest, _ := strings.Cut(rest, "{")
+		template, rest, _ := strings.Cut(rest, "}")
+		out.WriteString(repeat(template, separators[name], n))
+		text = rest
+	}
+}
+
+// repeat writes a template once per charge, with the charge's number for $.
+func repeat(template, separator string, n int) string {
+	parts := strings.Split(template, "$")
+	var out strings.Builder
+	for i := range n {
+		if i > 0 {
+			out.WriteString(separator)
+		}
+		out.WriteString(strings.Join(parts, strconv.Itoa(i+1)))
+	}
+	return out.String()
 }
