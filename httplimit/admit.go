@@ -66,6 +66,9 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 		g.turnAway(w, r, s, denial{reason: callerRefused})
 		a.free()
 		return nil
+	case len(v.Unchecked) > 0 && !a.known(w, s):
+		a.free()
+		return nil
 	case len(v.Charges) == 0:
 		g.observe(Event{Outcome: Unlimited})
 	default:

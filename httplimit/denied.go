@@ -34,6 +34,7 @@ const (
 	limitsUnknown                        // 503: the store is unavailable, and a limit fails closed
 	callerRefused                        // 403: the caller is never let in
 	requestMalformed                     // 400: the request cannot be read; detail says why
+	tooManyNew                           // 429: the address brings too many new identities
 	denialReasons                        // how many there are
 )
 
@@ -49,6 +50,8 @@ var problems = [denialReasons]struct {
 		"Temporary Reduced Capacity", "Limits cannot be checked at the moment"},
 	callerRefused:    {http.StatusForbidden, "about:blank", "Forbidden", "Forbidden"},
 	requestMalformed: {http.StatusBadRequest, "about:blank", "Bad Request", "Bad request"},
+	tooManyNew: {http.StatusTooManyRequests, "https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota Exceeded",
+		"Too many new identities from this address"},
 }
 
 // bodies writes the bodies of denials. Make one with newBodies.
@@ -102,6 +105,7 @@ func newBodies(settings bodySettings) (*bodies, error) {
 		{reason: limitsUnknown, rule: "rule", retrySeconds: 1},
 		{reason: callerRefused},
 		{reason: requestMalformed},
+		{reason: tooManyNew, rule: "rule", policies: []string{"rule.limit"}, retryAfter: time.Second, retrySeconds: 1},
 	} {
 		if _, err := b.execute(&sample); err != nil {
 			return nil, fmt.Errorf("body: status %d: %w; the fields are .Status, .Rule, .Policies (none if no limit denied), "+
@@ -184,9 +188,12 @@ func (d *denial) problem() []byte {
 	if p.kind == "about:blank" {
 		out.Title = http.StatusText(out.Status)
 	}
+	if d.reason == tooManyNew {
+		out.Detail = p.plain + ". "
+	}
 	switch {
 	case out.RetryAfterMS > 0:
-		out.Detail = "Retry after " + (time.Duration(out.RetryAfterMS) * time.Millisecond).String() + "."
+		out.Detail += "Retry after " + (time.Duration(out.RetryAfterMS) * time.Millisecond).String() + "."
 	case d.retryAfter == penstock.Never:
 		out.Detail = "It costs more than the limit; do not retry."
 	}

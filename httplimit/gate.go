@@ -49,6 +49,8 @@ type Gate struct {
 	waiting  atomic.Int64          // requests that wait for their turn
 	returns  atomic.Int64          // requests that were answered while their slots are given back
 	verdicts sync.Pool
+
+	identities *identities // those that are known, whatever the rules
 }
 
 // New makes a Gate. An error wraps penstock.ErrInvalid.
@@ -59,7 +61,7 @@ func New(o Options) (*Gate, error) {
 	if (o.Rules == nil) == (len(o.Limits) == 0) {
 		return nil, fmt.Errorf("%w: httplimit: limits come from Rules or from Limits; set one of the two", penstock.ErrInvalid)
 	}
-	g := &Gate{rules: o.Rules, denied: o.Denied, observe: o.Observe}
+	g := &Gate{rules: o.Rules, denied: o.Denied, observe: o.Observe, identities: newIdentities()}
 	g.guard(o.Store)
 	if g.observe == nil {
 		g.observe = func(Event) {}
@@ -208,12 +210,13 @@ const (
 	Refused                      // on the list of those who are always refused; no rule
 	Malformed                    // its path cannot be read; no rule
 	Abandoned                    // its caller went away before it was decided, or while it waited
+	DeniedNew                    // one identity too many that its address had not brought before; asked of this process alone
 	ShadowAllowed                // by a limit that is a shadow or a candidate; the request went on
 	ShadowDenied                 // would have been denied by such a limit; the request went on
 	outcomes
 )
 
-var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed", "abandoned", "shadow_allowed", "shadow_denied"}
+var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed", "abandoned", "denied_new_identity", "shadow_allowed", "shadow_denied"}
 
 func (o Outcome) String() string { return outcomeNames[o] }
 

@@ -39,6 +39,7 @@ func (c *compiler) ruleList() {
 	c.overlaps(matchers)
 	c.together()
 	c.leasedAlone()
+	c.inventable()
 	slices.SortStableFunc(matchers, specificity)
 	c.rules.index = make(map[string][]*matcher)
 	for i, m := range matchers {
@@ -134,6 +135,9 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 		r.Limits = append(r.Limits, l)
 	}
 	c.leasedTogether(r, config)
+	if config.NewIdentities != "" {
+		c.newIdentities(r, config)
+	}
 	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
 		c.identityOf(&config.Per) // for its mistakes: no limit uses it
 	}

@@ -23,13 +23,14 @@ type Config struct {
 
 // A RuleConfig says when limits apply, who pays, and which limits.
 type RuleConfig struct {
-	Name      string         `yaml:"name" jsonschema:"Names the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
-	Match     MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
-	Always    bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, besides the most specific one."`
-	Unlimited bool           `yaml:"unlimited" jsonschema:"Instead of limits: what the rule matches is not limited by less specific rules."`
-	Shadow    bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule takes no other's place: less specific ones apply as without it."`
-	Per       IdentityConfig `yaml:"per" jsonschema:"Who pays, for limits that do not say."`
-	Limits    []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
+	Name          string         `yaml:"name" jsonschema:"Names the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
+	Match         MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
+	Always        bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, besides the most specific one."`
+	Unlimited     bool           `yaml:"unlimited" jsonschema:"Instead of limits: what the rule matches is not limited by less specific rules."`
+	Shadow        bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule takes no other's place: less specific ones apply as without it."`
+	Per           IdentityConfig `yaml:"per" jsonschema:"Who pays, for limits that do not say."`
+	NewIdentities string         `yaml:"new_identities" jsonschema:"How many new identities one address may bring to the rule, as a rate: 20/min. Identities that clients cannot invent do not count. Default: any number."`
+	Limits        []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
 }
 
 // A MatchConfig says which requests a rule is for. All that it names must hold.

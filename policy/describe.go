@@ -165,6 +165,9 @@ func (d *description) rule(r *Rules, rule *Rule) {
 	if len(payers) == 1 {
 		d.say("  who pays", rule.Limits[0].per.text())
 	}
+	if n := rule.newIdentities; n != nil {
+		d.say("  new identities", rateText(*n)+" of each address, in each process")
+	}
 	for _, l := range rule.Limits {
 		d.limit(r, l, len(payers) > 1)
 	}

@@ -173,7 +173,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 			var errs []error
 			for _, in := range s.in {
 				text := fmt.Sprintf(in, example)
-				if !strings.Contains(text, "identities:") {
+				if !strings.Contains(strings.ReplaceAll(text, "new_identities:", ""), "identities:") {
 					text = client + text
 				}
 				err := compiles(text)

@@ -17,7 +17,8 @@ type identity struct {
 	only     *test
 	first    []*identity
 	all      []*identity
-	size     int // how many parts it consists of, however deep; 0 counts as 1
+	at       *string // its source, where it was written
+	size     int     // how many parts it consists of, however deep; 0 counts as 1
 }
 
 // Keys that no other identity has: each of the others has a colon.
@@ -252,7 +253,7 @@ func (c *compiler) identityList(kind string, configs *[]IdentityConfig) []*ident
 }
 
 func (c *compiler) simple(config *IdentityConfig) *identity {
-	id := &identity{kind: config.Kind}
+	id := &identity{kind: config.Kind, at: &config.Source}
 	if !kindLike(config.Kind) {
 		c.fail(&config.Kind, "%q cannot be a kind, which stands in the key as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", clip(config.Kind))
 	}

@@ -50,8 +50,17 @@ type Rule struct {
 	Shadow    bool // counted and reported, never enforced
 	Limits    []*Limit
 
-	matchers []*matcher
-	order    int
+	matchers      []*matcher
+	order         int
+	newIdentities *penstock.Limit // how many new ones an address may bring; nil: any number
+}
+
+// NewIdentities is how many new identities one address may bring to the rule. It is false if that is not bounded.
+func (r *Rule) NewIdentities() (penstock.Limit, bool) {
+	if r.newIdentities == nil {
+		return penstock.Limit{}, false
+	}
+	return *r.newIdentities, true
 }
 
 // A Limit is one limit of a rule.
@@ -184,12 +193,13 @@ type Verdict struct {
 	// empty if nothing is wrong; otherwise the Verdict says nothing else. It has nothing that the client sent.
 	Unclear string
 
-	Listed  Listed
-	Matched []*Rule           // those that apply, in the order of the file
-	Charges []penstock.Charge // to be decided as one batch
-	Limits  []*Limit          // the limit of each charge
-	Trials  []Trial           // to be decided, each for itself, once the request has been allowed
-	Tier    string            // of the caller, if rules or limits asked for it
+	Listed    Listed
+	Matched   []*Rule             // those that apply, in the order of the file
+	Charges   []penstock.Charge   // to be decided as one batch
+	Limits    []*Limit            // the limit of each charge
+	Trials    []Trial             // to be decided, each for itself, once the request has been allowed
+	Unchecked []UncheckedIdentity // identities that may be new, of rules that bound how many may be; to be admitted before the charges are decided
+	Tier      string              // of the caller, if rules or limits asked for it
 
 	request request
 }
@@ -319,6 +329,7 @@ func (v *Verdict) reset(r *Rules, a Attributes) {
 	clear(v.Charges)
 	clear(v.Trials)
 	v.Unclear, v.Listed, v.Tier = "", NotListed, ""
+	v.Unchecked = v.Unchecked[:0]
 	v.Matched, v.Charges, v.Limits, v.Trials = v.Matched[:0], v.Charges[:0], v.Limits[:0], v.Trials[:0]
 	q := &v.request
 	payers := q.payers[:0]
@@ -346,6 +357,9 @@ func (v *Verdict) has(r *Rule) bool {
 func (v *Verdict) apply(m *matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
+	if m.rule.newIdentities != nil {
+		v.noteUnchecked(m.rule)
+	}
 	var shadow Trial
 	for _, l := range m.rule.Limits {
 		charge := v.request.charge(l)

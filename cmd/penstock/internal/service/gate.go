@@ -78,7 +78,7 @@ func (s *service) observe(e httplimit.Event) {
 		s.unanswered(e.Err, "other")
 	}
 	undecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
-	if trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied; trial || undecided {
+	if trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied; trial || undecided || e.Outcome == httplimit.DeniedNew {
 		return
 	}
 	s.metrics.Decided(e.Source)

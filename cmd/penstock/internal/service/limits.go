@@ -109,6 +109,9 @@ func describe(rules *policy.Rules) Policy {
 		p.Rules = append(p.Rules, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
 	}
 	for _, rule := range rules.Rules() {
+		if limit, ok := rule.NewIdentities(); ok {
+			p.Rules = append(p.Rules, Rule{Name: rule.Name, Limit: limit.Name, Algorithm: limit.Algorithm.Name})
+		}
 		for _, l := range rule.Limits {
 			add(l)
 			if l.Candidate != nil {

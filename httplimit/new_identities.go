@@ -1,0 +1,96 @@
+package httplimit
+
+import (
+	"context"
+	"hash/maphash"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// What identities knows at most, in each process.
+const (
+	mostIdentities = 128 << 10 // of a generation; there are two
+	mostAddresses  = 128 << 10 // that have brought new identities lately
+)
+
+// identities bounds how many new identities an address may bring to a rule. It remembers those that it has admitted: at least the last 131,072 that were used, and
+// at most twice as many, which takes up to 8 MB; one that it has forgotten is new again. The bounds of up to 131,072 addresses take up to 16 MB; beyond that
+// no new identity is admitted, and known ones are.
+//
+// The memory is this process's own: after a start all identities are new, and each process admits as many.
+type identities struct {
+	seed   maphash.Seed
+	counts *memstore.Store
+
+	mu         sync.Mutex
+	young, old map[uint64]struct{}
+}
+
+func newIdentities() *identities {
+	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Shards: 16, MaxKeys: mostAddresses})}
+}
+
+// admit tells whether an identity is known, or may be from now on, and if not when to ask again.
+func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
+	var h maphash.Hash
+	h.SetSeed(s.seed)
+	h.WriteString(u.Limit.Group)
+	h.WriteByte(0)
+	h.WriteString(u.Key)
+	sum := h.Sum64()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.knownLocked(sum) {
+		return true, 0
+	}
+	charge := [1]penstock.Charge{{Key: u.Address, Limit: u.Limit, Cost: 1}}
+	d, err := s.counts.Decide(context.Background(), charge[:])
+	switch {
+	case err != nil: // there are too many addresses
+		return false, time.Second
+	case !d.Allowed:
+		return false, d.RetryAfter()
+	}
+	s.addLocked(sum)
+	return true, 0
+}
+
+func (s *identities) knownLocked(sum uint64) bool {
+	if _, ok := s.young[sum]; ok {
+		return true
+	}
+	if _, ok := s.old[sum]; ok {
+		s.addLocked(sum)
+		return true
+	}
+	return false
+}
+
+func (s *identities) addLocked(sum uint64) {
+	if s.young == nil || len(s.young) >= mostIdentities {
+		s.young, s.old = make(map[uint64]struct{}), s.young
+	}
+	s.young[sum] = struct{}{}
+}
+
+// known tells whether the request's identities are known or may be new, and answers the request if one may not.
+func (a *Admission) known(w http.ResponseWriter, s *setup) bool {
+	for i := range a.verdict.Unchecked {
+		u := &a.verdict.Unchecked[i]
+		ok, retryAfter := a.gate.identities.admit(u)
+		if ok {
+			continue
+		}
+		a.gate.observe(Event{Rule: u.Rule.Name, Limit: u.Limit.Name, Algorithm: u.Limit.Algorithm.Name, Outcome: DeniedNew})
+		seconds := s.headers.write(a.header, nil, true, retryAfter)
+		a.gate.turnAway(w, a.Request, s, denial{reason: tooManyNew, status: s.status, rule: u.Rule.Name,
+			policies: []string{u.Rule.Name + "." + u.Limit.Name}, retryAfter: retryAfter, retrySeconds: seconds})
+		return false
+	}
+	return true
+}

@@ -1,0 +1,92 @@
+package httplimit_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+)
+
+const boundedNew = `
+identities: {client: {first: [{key: header X-API-Key}, address]}}
+rules:
+  - name: api
+    per: client
+    new_identities: 20/min
+    limits: [{rate: 5/h}]
+`
+
+// A flood of made-up keys fills neither the store nor anybody else's limits.
+func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memstore.New(memstore.Options{})
+		gate, seen := gateOn(t, store, boundedNew)
+		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		ask := func(address, key string) *httptest.ResponseRecorder {
+			r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
+			r.RemoteAddr = address + ":1"
+			if key != "" {
+				r.Header.Set("X-API-Key", key)
+			}
+			handler.ServeHTTP(w, r)
+			return w
+		}
+		ask("192.0.2.1", "known")
+		passed := 0
+		var last *httptest.ResponseRecorder
+		for i := range 10_000 {
+			if last = ask("192.0.2.1", fmt.Sprint("made up ", i)); last.Code == 200 {
+				passed++
+			}
+		}
+		if passed != 19 || store.Len() != 20 {
+			t.Errorf("%d of 10,000 made-up keys passed, and the store has %d counters; want 19 and 20", passed, store.Len())
+		}
+		if body := last.Body.String(); last.Code != 429 || last.Header().Get("Retry-After") != "3" || !strings.Contains(body, "Too many new identities from this address. Retry after 3s.") ||
+			!strings.Contains(body, `"violated-policies":["api.new-identities"]`) {
+			t.Errorf("it is answered with %d, %v, %s", last.Code, last.Header(), body)
+		}
+		if n := seen.count(httplimit.DeniedNew); n != 9981 {
+			t.Errorf("%d of the requests are observed as such", n)
+		}
+		if w := ask("192.0.2.1", "known"); w.Code != 200 {
+			t.Errorf("a known key from there has %d", w.Code)
+		}
+		if w := ask("192.0.2.1", ""); w.Code != 200 {
+			t.Errorf("the address itself has %d", w.Code)
+		}
+		if w := ask("192.0.2.2", "made up 9999"); w.Code != 200 {
+			t.Errorf("another address has %d", w.Code)
+		}
+		time.Sleep(3 * time.Second)
+		if first, second := ask("192.0.2.1", "later 1").Code, ask("192.0.2.1", "later 2").Code; first != 200 || second != 429 {
+			t.Errorf("after the time that Retry-After says: %d, then %d", first, second)
+		}
+	})
+}
+
+// Where all identities were issued, or are verified, nobody is new.
+func TestOnlyInventedIdentitiesAreNew(t *testing.T) {
+	gate, _ := gateOf(t, strings.ReplaceAll(strings.ReplaceAll(boundedNew, "[{key: header X-API-Key}", "[{user: {header X-User: [a, b]}}, {key: header X-API-Key}"), "20/min", "1/h"))
+	handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	ask := func(name, value string) int {
+		r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
+		r.Header.Set(name, value)
+		handler.ServeHTTP(w, r)
+		return w.Code
+	}
+	for _, row := range []struct {
+		name, value string
+		want        int
+	}{{"X-User", "a", 200}, {"X-User", "b", 200}, {"X-User", "c", 200}, {"X-API-Key", "a", 200}, {"X-API-Key", "b", 429}, {"X-API-Key", "a", 200}, {"X-User", "a", 200}} {
+		if got := ask(row.name, row.value); got != row.want {
+			t.Errorf("%s: %s: %d; want %d", row.name, row.value, got, row.want)
+		}
+	}
+}
