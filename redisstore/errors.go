@@ -152,7 +152,7 @@ func classify(err error) Class {
 	if !errors.As(err, &reply) {
 		var op *net.OpError
 		var certificate *tls.CertificateVerificationError
-		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) {
+		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || strangerAlert(err) {
 			return Unreached
 		}
 		return Unknown
@@ -169,6 +169,19 @@ func classify(err error) Class {
 		}
 	}
 	return Rejected
+}
+
+// strangerAlert tells whether a server has ended the TLS handshake because of the client's certificate: it has heard nothing else.
+func strangerAlert(err error) bool {
+	alert, ok := errors.AsType[tls.AlertError](err)
+	if !ok {
+		return false
+	}
+	switch uint8(alert) {
+	case 42, 43, 44, 45, 46, 48, 49, 116: // RFC 8446, 6.2: from bad_certificate to certificate_unknown, unknown_ca, access_denied, certificate_required
+		return true
+	}
+	return false
 }
 
 // isNoScript tells whether the server does not know a script: the one error that proves that sending it again is safe.

@@ -33,13 +33,22 @@ import (
 //	password_file           a file that holds the password
 //	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: who to trust, and who to be
-//	server_name             the name that the certificate must have
+//	server_name             the name that all certificates must have (the host or address that is dialled, of each server its own)
 //	insecure_skip_verify    true accepts any certificate: for tests only
 //	sentinel_username, sentinel_password
 //
 // An error wraps penstock.ErrInvalid and never shows the password.
-func ParseURL(text string) (rueidis.ClientOption, error) {
-	option, err := parseURL(text)
+func ParseURL(text string) (rueidis.ClientOption, error) { return readURL(text, os.ReadFile) }
+
+// CheckURL tells what is wrong with a URL, as ParseURL does, but reads no file: those may be on another machine.
+func CheckURL(text string) error {
+	_, err := readURL(text, nil)
+	return err
+}
+
+// readURL reads no file if there is no reader.
+func readURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOption, error) {
+	option, err := parseURL(text, file)
 	if err != nil {
 		if misread(text) {
 			err = errMalformed
@@ -61,7 +70,7 @@ func misread(text string) bool {
 	return !strings.Contains(authority, "@") && strings.Contains(tail, "@")
 }
 
-func parseURL(text string) (option rueidis.ClientOption, err error) {
+func parseURL(text string, file func(string) ([]byte, error)) (option rueidis.ClientOption, err error) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok || strings.ContainsAny(scheme, ":/?#@") {
 		return option, errors.New("it has no scheme; write redis://host:6379")
@@ -135,13 +144,13 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 	}
 	if path != "" {
 		if option.SelectDB, err = strconv.Atoi(path); err != nil || option.SelectDB < 0 {
-			return option, fmt.Errorf("the database %q is not a number", path)
+			return option, fmt.Errorf("the database is %q; it must be a whole number from 0 on", path)
 		}
 	}
 	if option.SelectDB != 0 && form == "cluster" {
 		return option, errors.New("a Cluster has no database but 0")
 	}
-	return option, parseOptions(&option, query, transport == "rediss")
+	return option, parseOptions(&option, query, transport == "rediss", file)
 }
 
 // cutAuthority splits what follows :// before the path, the query or the end.
@@ -180,14 +189,15 @@ func addresses(hosts, port string) ([]string, error) {
 var urlOptions = []string{"db", "password_file", "dial_timeout", "ca", "cert", "key", "server_name", "insecure_skip_verify",
 	"sentinel_username", "sentinel_password"}
 
-func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool) error {
+// parseOptions reads the options, and the files that they name if file is not nil.
+func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool, file func(string) ([]byte, error)) error {
 	for name := range query {
 		if !slices.Contains(urlOptions, name) {
 			return fmt.Errorf("the option %q is not known; there are %s", name, strings.Join(urlOptions, ", "))
 		}
 	}
-	if file := query.Get("password_file"); file != "" {
-		password, err := os.ReadFile(file)
+	if name := query.Get("password_file"); name != "" && file != nil {
+		password, err := file(name)
 		if err != nil {
 			return fmt.Errorf("password_file: %w", err)
 		}
@@ -202,7 +212,7 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool) e
 	}
 	option.Sentinel.Dialer = option.Dialer
 	if secure {
-		return parseTLS(option, query)
+		return parseTLS(option, query, file)
 	}
 	for _, name := range []string{"ca", "cert", "key", "server_name", "insecure_skip_verify"} {
 		if query.Has(name) {
@@ -212,12 +222,8 @@ func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool) e
 	return nil
 }
 
-func parseTLS(option *rueidis.ClientOption, query url.Values) error {
-	host, _, _ := net.SplitHostPort(option.InitAddress[0])
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: host}
-	if name := query.Get("server_name"); name != "" {
-		config.ServerName = name
-	}
+func parseTLS(option *rueidis.ClientOption, query url.Values, file func(string) ([]byte, error)) error {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: query.Get("server_name")} // if empty: the host that is dialled
 	if text := query.Get("insecure_skip_verify"); text != "" {
 		skip, err := strconv.ParseBool(text)
 		if err != nil {
@@ -225,18 +231,21 @@ func parseTLS(option *rueidis.ClientOption, query url.Values) error {
 		}
 		config.InsecureSkipVerify = skip
 	}
-	if file := query.Get("ca"); file != "" {
-		pem, err := os.ReadFile(file)
+	if name := query.Get("ca"); name != "" && file != nil {
+		pem, err := file(name)
 		if err != nil {
 			return fmt.Errorf("ca: %w", err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("ca: %s holds no certificate in PEM form", file)
+			return fmt.Errorf("ca: %s holds no certificate in PEM form", name)
 		}
 	}
-	if query.Has("cert") || query.Has("key") {
-		pair, err := tls.LoadX509KeyPair(query.Get("cert"), query.Get("key"))
+	if query.Has("cert") != query.Has("key") {
+		return errors.New("cert and key belong together; write both or neither")
+	}
+	if query.Has("cert") && file != nil {
+		pair, err := keyPair(query.Get("cert"), query.Get("key"), file)
 		if err != nil {
 			return fmt.Errorf("cert and key: %w", err)
 		}
@@ -247,4 +256,16 @@ func parseTLS(option *rueidis.ClientOption, query url.Values) error {
 		option.Sentinel.TLSConfig = config
 	}
 	return nil
+}
+
+func keyPair(cert, key string, file func(string) ([]byte, error)) (tls.Certificate, error) {
+	public, err := file(cert)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	private, err := file(key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(public, private)
 }

@@ -175,7 +175,8 @@ func (c *Cluster) meet() error {
 	addrs := c.Addrs()
 	for i, n := range c.Nodes {
 		for j := range i {
-			if _, err := n.Do("CLUSTER", "MEET", "127.0.0.1", portOf(addrs[j]), c.bus(j)); err != nil {
+			host, port, _ := net.SplitHostPort(addrs[j])
+			if _, err := n.Do("CLUSTER", "MEET", host, port, c.bus(j)); err != nil {
 				return err
 			}
 		}

@@ -212,7 +212,9 @@ func launchOnce(r envRecipe) (*Server, error) {
 		_ = os.RemoveAll(dir)
 		return nil, err
 	}
-	if port := option(s.args, "--port"); port != "0" {
+	if port := option(s.args, "--tls-port"); port != "" {
+		s.Addr = net.JoinHostPort(option(s.args, "--bind"), port)
+	} else if port := option(s.args, "--port"); port != "0" {
 		s.Addr = net.JoinHostPort("127.0.0.1", port)
 	}
 	return s, nil

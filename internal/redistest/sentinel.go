@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,6 +24,7 @@ type Sentinel struct {
 	Sentinels        []*Server
 
 	proxies map[*Server]*Proxy // before the primary and the replica, or none
+	secured *TLS               // nil: they speak in the clear
 }
 
 // LaunchSentinel returns when all sentinels know each other and a replica fit
@@ -92,8 +94,11 @@ func (s *Sentinel) launch() (err error) {
 	if s.Primary, err = s.launchData(0); err != nil {
 		return err
 	}
-	primaryPort := portOf(s.addrOf(s.Primary))
-	if s.Replica, err = s.launchData(1, "--replicaof", "127.0.0.1", primaryPort); err != nil {
+	host, port, _ := net.SplitHostPort(s.addrOf(s.Primary))
+	if s.secured != nil {
+		host = s.secured.name(0)
+	}
+	if s.Replica, err = s.launchData(1, "--replicaof", host, port); err != nil {
 		return err
 	}
 	// Sentinels ask the primary for its replicas at once, then only every 10 s.
@@ -101,15 +106,10 @@ func (s *Sentinel) launch() (err error) {
 		return s.Replica.explain(err)
 	}
 	for i := range 3 {
-		source := ""
-		if s.proxies != nil {
-			source = sourceOf(2 + i)
-		}
-		watcher, err := launch(sentinelOf(primaryPort, source))
+		watcher, err := s.launchSentinel(2+i, host, port)
 		if err != nil {
 			return err
 		}
-		watcher.Source = source
 		s.Sentinels = append(s.Sentinels, watcher)
 	}
 	for _, watcher := range s.Sentinels {
@@ -122,6 +122,10 @@ func (s *Sentinel) launch() (err error) {
 
 // launchData starts the primary or the replica, behind a proxy if there are to be some.
 func (s *Sentinel) launchData(number int, args ...string) (*Server, error) {
+	if a := s.secured; a != nil {
+		args = append(args, "--replica-announce-ip", a.name(number))
+		return launch(a.secure(plain, a.host(number), []string{a.name(number)}, args...))
+	}
 	if s.proxies == nil {
 		return Launch(args...)
 	}
@@ -173,18 +177,41 @@ func (s *Server) watches() error {
 	return nil
 }
 
-func sentinelOf(primaryPort, source string) recipe {
+// launchSentinel starts a sentinel that watches the primary at host and port.
+func (s *Sentinel) launchSentinel(number int, host, port string) (*Server, error) {
+	if s.secured != nil {
+		// A client begins with the sentinels, by their addresses, also where they name the servers by host names.
+		own := s.secured.host(number)
+		return launch(s.secured.secure(sentinelOf(host, port, own, ""), own, []string{own}))
+	}
+	source := ""
+	if s.proxies != nil {
+		source = sourceOf(number)
+	}
+	watcher, err := launch(sentinelOf(host, port, "127.0.0.1", source))
+	if err == nil {
+		watcher.Source = source
+	}
+	return watcher, err
+}
+
+// sentinelOf is a sentinel at own that watches the primary at host and primaryPort.
+func sentinelOf(host, primaryPort, own, source string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		conf := filepath.Join(dir, "sentinel.conf") // a sentinel keeps its state in it
-		text := fmt.Sprintf("sentinel monitor %[1]s 127.0.0.1 %[2]s 2\n"+
+		text := ""
+		if net.ParseIP(host) == nil {
+			text = "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"
+		}
+		text += fmt.Sprintf("sentinel monitor %[1]s %[5]s %[2]s 2\n"+
 			"sentinel down-after-milliseconds %[1]s %[3]s\n"+
-			"sentinel failover-timeout %[1]s %[4]s\n", MasterName, primaryPort, downAfter, failoverTimeout)
-		args := []string{conf, "--sentinel", "--dir", dir, "--bind", "127.0.0.1",
+			"sentinel failover-timeout %[1]s %[4]s\n"+
+			"sentinel announce-ip %[6]s\n", MasterName, primaryPort, downAfter, failoverTimeout, host, own)
+		args := []string{conf, "--sentinel", "--dir", dir, "--bind", own,
 			"--port", strconv.Itoa(port), "--unixsocket", filepath.Join(dir, "redis.sock"),
 		}
 		if source != "" {
 			args = append(args, "--bind-source-addr", source)
-			text += "sentinel announce-ip 127.0.0.1\n" // or it would announce that one, where it does not listen
 		}
 		return args, os.WriteFile(conf, []byte(text), 0o600)
 	}

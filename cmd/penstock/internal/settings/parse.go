@@ -158,7 +158,7 @@ func setUpstream(s *Settings, text string) error {
 	return nil
 }
 
-// setStore leaves the URL itself to the store, which knows its forms.
+// setStore has the store, which knows its forms, check the URL. The files that it names are read when the store is opened.
 func setStore(s *Settings, text string) error {
 	if s.Store = text; text == "memory" {
 		s.Store = ""
@@ -166,6 +166,12 @@ func setStore(s *Settings, text string) error {
 	if s.Store != "" && !strings.Contains(s.Store, "://") {
 		return errors.New("it is not a URL; write redis://host:6379, rediss://host:6379 for TLS, unix:///path/of.sock, redis+sentinel://host:26379/name, " +
 			"redis+cluster://host:6379, or memory")
+	}
+	if s.Store == "" {
+		return nil
+	}
+	if err := redisstore.CheckURL(s.Store); err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": "))
 	}
 	return nil
 }

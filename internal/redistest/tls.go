@@ -1,0 +1,190 @@
+package redistest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// A TLS has servers speak TLS only, each with a certificate of its own from one authority.
+type TLS struct {
+	Clients  bool     // must show a certificate
+	Hostname string   // by which servers name each other, "" for their addresses
+	Also     []string // names in every certificate
+
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// Options are what a URL needs to speak to the servers: ca, and where clients must show one, cert and key.
+func (a *TLS) Options() url.Values {
+	options := url.Values{"ca": {filepath.Join(a.dir, "ca.pem")}}
+	if a.Clients {
+		options.Set("cert", filepath.Join(a.dir, "client.pem"))
+		options.Set("key", filepath.Join(a.dir, "client.key"))
+	}
+	return options
+}
+
+// StartTLS is Start of a server whose certificate is for the names of Also alone.
+func StartTLS(t testing.TB, a *TLS) *Server {
+	t.Helper()
+	a.begin(t)
+	s, err := launch(a.secure(plain, "127.0.0.1", nil))
+	return started(t, s, err)
+}
+
+// StartTLSCluster is StartCluster with nodes at addresses of their own.
+func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
+	t.Helper()
+	a.begin(t)
+	c := new(Cluster)
+	launchAll := func() (*Cluster, error) {
+		for i := range 2 * primaries {
+			host := a.host(i)
+			announce := []string{"--cluster-announce-ip", host, "--bind-source-addr", host, "--tls-cluster", "yes"}
+			names := []string{a.name(i)}
+			if a.Hostname != "" {
+				announce = append(announce, "--cluster-announce-hostname", a.Hostname, "--cluster-preferred-endpoint-type", "hostname")
+				if i == 0 { // a client begins with it, by its address
+					names = append(names, host)
+				}
+			}
+			s, err := launch(a.secure(clusterNode, host, names, announce...))
+			if err != nil {
+				c.Close()
+				return nil, err
+			}
+			c.Nodes = append(c.Nodes, s)
+		}
+		return c.joined()
+	}
+	c, err := launchAll()
+	return started(t, c, err)
+}
+
+// StartTLSSentinel is StartSentinel with servers and sentinels at addresses of their own.
+func StartTLSSentinel(t testing.TB, a *TLS) *Sentinel {
+	t.Helper()
+	a.begin(t)
+	s := &Sentinel{secured: a}
+	if err := s.launch(); err != nil {
+		s.Close()
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// host is where the server of this number listens.
+func (a *TLS) host(number int) string {
+	if a.Hostname != "" {
+		return "127.0.0.1"
+	}
+	return fmt.Sprintf("127.0.2.%d", number+1)
+}
+
+// name is by what that server is named to others.
+func (a *TLS) name(number int) string {
+	if a.Hostname != "" {
+		return a.Hostname
+	}
+	return a.host(number)
+}
+
+// secure has a recipe's server listen at host, by TLS, with a certificate for these names.
+func (a *TLS) secure(r recipe, host string, names []string, more ...string) recipe {
+	return func(dir string, port int) ([]string, error) {
+		args, err := r(dir, port)
+		if err != nil {
+			return nil, err
+		}
+		if err := a.certify(filepath.Join(dir, "server"), append(names, a.Also...)...); err != nil {
+			return nil, err
+		}
+		clients := map[bool]string{true: "yes", false: "no"}[a.Clients]
+		args = append(args, "--bind", host, "--protected-mode", "no", "--port", "0", "--tls-port", fmt.Sprint(port), "--tls-replication", "yes", "--tls-auth-clients", clients,
+			"--tls-ca-cert-file", filepath.Join(a.dir, "ca.pem"),
+			"--tls-cert-file", filepath.Join(dir, "server.pem"), "--tls-key-file", filepath.Join(dir, "server.key"))
+		return append(args, more...), nil
+	}
+}
+
+func plain(dir string, port int) ([]string, error) { return defaults(dir, port), nil }
+
+// begin makes the authority, and the certificate of clients.
+func (a *TLS) begin(t testing.TB) {
+	t.Helper()
+	a.dir = t.TempDir()
+	err := func() (err error) {
+		if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+			return err
+		}
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+		if err != nil {
+			return err
+		}
+		if a.cert, err = x509.ParseCertificate(der); err != nil {
+			return err
+		}
+		if err := writePEM(filepath.Join(a.dir, "ca.pem"), "CERTIFICATE", der); err != nil {
+			return err
+		}
+		return a.certify(filepath.Join(a.dir, "client"), "client")
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// certify writes a certificate for addresses and host names, and its key, to file.pem and file.key.
+func (a *TLS) certify(file string, names ...string) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "a server"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		return err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	if err := writePEM(file+".pem", "CERTIFICATE", der); err != nil {
+		return err
+	}
+	return writePEM(file+".key", "PRIVATE KEY", secret)
+}
+
+func writePEM(file, kind string, der []byte) error {
+	return os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
+}

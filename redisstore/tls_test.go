@@ -1,0 +1,94 @@
+package redisstore_test
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// secured are the URLs of a Cluster and of Sentinels that speak TLS only, each server with a certificate for its own address or name.
+func secured(t *testing.T, a redistest.TLS) map[string]string {
+	t.Helper()
+	ofCluster, ofSentinels := a, a
+	c, s := redistest.StartTLSCluster(t, &ofCluster), redistest.StartTLSSentinel(t, &ofSentinels)
+	return map[string]string{
+		"cluster":             "rediss+cluster://" + strings.Join(c.Addrs(), ",") + "?" + ofCluster.Options().Encode(),
+		"cluster by one node": "rediss+cluster://" + c.Addrs()[0] + "?" + ofCluster.Options().Encode(),
+		"sentinel":            "rediss+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName + "?" + ofSentinels.Options().Encode(),
+	}
+}
+
+// decideEverywhere decides under enough keys that each primary of a Cluster has some.
+func decideEverywhere(t *testing.T, url string) error {
+	t.Helper()
+	store := open(t, url, redisstore.Options{})
+	for i := range 30 {
+		if _, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend(fmt.Sprint("k", i), slow("d", 9), 1)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
+	t.Parallel()
+	for name, a := range map[string]redistest.TLS{
+		"by address, with client certificates": {Clients: true, Also: []string{"redis.test"}},
+		"by host name":                         {Hostname: "localhost", Also: []string{"redis.test"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for what, url := range secured(t, a) {
+				if err := decideEverywhere(t, url); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				if err := decideEverywhere(t, url+"&server_name=redis.test"); err != nil {
+					t.Errorf("%s, by a name of all: %v", what, err)
+				}
+				wantClass(t, what, decideEverywhere(t, url+"&server_name=other.test"), redisstore.Unreached)
+			}
+		})
+	}
+}
+
+func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
+	t.Parallel()
+	a := &redistest.TLS{Also: []string{"127.0.3.1", "redis.test"}}
+	url := "rediss://" + redistest.StartTLS(t, a).Addr + "?" + a.Options().Encode()
+	wantClass(t, "by its address", decideEverywhere(t, url), redisstore.Unreached)
+	for _, name := range []string{"127.0.3.1", "redis.test"} {
+		if err := decideEverywhere(t, url+"&server_name="+name); err != nil {
+			t.Errorf("by %s: %v", name, err)
+		}
+	}
+}
+
+// A server that wants a certificate says so when the client thinks that the handshake is over. A new connection to a node of a Cluster
+// meets that within a call.
+func TestClientWithoutACertificateIsUnreached(t *testing.T) {
+	t.Parallel()
+	a := &redistest.TLS{Clients: true, Also: []string{"127.0.0.1"}}
+	s := redistest.StartTLS(t, a)
+	options := a.Options()
+	options.Del("cert")
+	options.Del("key")
+	wantClass(t, "at the first connection", decideEverywhere(t, "rediss://"+s.Addr+"?"+options.Encode()), redisstore.Unreached)
+	for _, alert := range []uint8{42, 43, 44, 45, 46, 48, 49, 116} {
+		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
+		store := over(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		wantClass(t, cause.Error(), err, redisstore.Unreached)
+	}
+	for _, alert := range []uint8{0, 20, 80} { // the connection closes, or breaks, after it was good
+		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
+		store := over(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		wantClass(t, cause.Error(), err, redisstore.Unknown)
+	}
+}
