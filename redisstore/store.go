@@ -5,6 +5,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,19 @@ type Options struct {
 	// Now, if set, is the time by which everything is decided, instead of the server's. It is for tests, replay and
 	// simulation only: clocks of several processes differ. Keys live for an hour longer than they need.
 	Now func() time.Time
+}
+
+// Validate tells what is wrong with the options, as an error that wraps penstock.ErrInvalid.
+func (o Options) Validate() error {
+	if len(o.Prefix) > maxPrefix {
+		return fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefix)
+	}
+	for i, c := range []byte(o.Prefix) {
+		if !letter(c) && !strings.ContainsRune("-_.:", rune(c)) {
+			return fmt.Errorf("%w: redisstore: the prefix has %q at position %d; use letters, digits and -_.:", penstock.ErrInvalid, c, i+1)
+		}
+	}
+	return nil
 }
 
 // A Store is a penstock.Store on Redis.
@@ -71,18 +85,10 @@ func New(client Client, o Options) (*Store, error) {
 
 // newStore is a Store without a client.
 func newStore(o Options) (*Store, error) {
-	if o.Prefix == "" {
-		o.Prefix = "ps"
+	if err := o.Validate(); err != nil {
+		return nil, err
 	}
-	if len(o.Prefix) > maxPrefix {
-		return nil, fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefix)
-	}
-	for i, c := range []byte(o.Prefix) {
-		if !letter(c) && !strings.ContainsRune("-_.:", rune(c)) {
-			return nil, fmt.Errorf("%w: redisstore: the prefix %q has %q at position %d; use letters, digits and -_.:",
-				penstock.ErrInvalid, o.Prefix, c, i+1)
-		}
-	}
+	o.Prefix = cmp.Or(o.Prefix, "ps")
 	s := &Store{prefix: o.Prefix + schemaVersion, secret: o.Secret, now: o.Now, apart: o.Apart}
 	s.whole.store = s
 	return s, nil

@@ -220,8 +220,8 @@ func TestWrongURLsSayWhatIsWrong(t *testing.T) {
 		"rediss://h?insecure_skip_verify=yes":      `insecure_skip_verify is "yes"; it must be true or false`,
 		"rediss://h?ca=/no/file":                   "ca: open /no/file: no such file or directory",
 		"rediss://h?ca=" + dir + "/key.pem":        "ca: " + dir + "/key.pem holds no certificate in PEM form",
-		"rediss://h?cert=" + cert:                  "cert and key: open : no such file or directory",
-		"rediss://h?key=" + cert:                   "cert and key: open : no such file or directory",
+		"rediss://h?cert=" + cert:                  "cert and key belong together; write both or neither",
+		"rediss://h?key=" + cert:                   "cert and key belong together; write both or neither",
 		"rediss://h?cert=" + cert + "&key=" + cert: "cert and key: tls: found a certificate rather than a key in the PEM for the private key",
 	} {
 		_, err := redisstore.ParseURL(url)
@@ -230,6 +230,26 @@ func TestWrongURLsSayWhatIsWrong(t *testing.T) {
 		}
 		if _, err := redisstore.Open(url, redisstore.Options{}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("Open(%s): %v", url, err)
+		}
+	}
+}
+
+// CheckURL finds what is wrong without the files that a URL names.
+func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{
+		"rediss://h?ca=/no/file&cert=/no/cert&key=/no/key", "redis://h?password_file=/no/file", "redis+cluster://h1,h2", "unix:///run/redis.sock",
+	} {
+		if err := redisstore.CheckURL(url); err != nil {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	for _, url := range []string{
+		"", "h", "http://h", "redis://h/-1", "redis://h1,h2", "rediss://h?cert=/no/cert", "redis://h?ca=/no/file", "redis://h?dial_timeout=1",
+	} {
+		_, want := redisstore.ParseURL(url)
+		if err := redisstore.CheckURL(url); err == nil || !errors.Is(err, penstock.ErrInvalid) || err.Error() != fmt.Sprint(want) {
+			t.Errorf("%s: %v; want %v", url, err, want)
 		}
 	}
 }

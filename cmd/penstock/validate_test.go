@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -57,6 +59,34 @@ func TestMistakesOfTheServerSectionAreShownLikewise(t *testing.T) {
 	}
 	if _, _, err := command("serve", "--config", file); !strings.Contains(err, "log_format") && !strings.Contains(err, "log-format") {
 		t.Errorf("serve takes it: %s", err)
+	}
+}
+
+func TestStoresThatServeRefusesAreNotValid(t *testing.T) {
+	for _, setting := range []string{
+		"store: redis://a,b", "store: redis://localhost/-1", "store: redis://localhost?ttl=1", "store: http://localhost", "store: rediss://localhost?cert=a.pem",
+		"prefix: a b",
+	} {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		text := "rules:\n  - {name: all, per: everyone, limits: [{rate: 10/s}]}\nserver:\n  upstream: http://localhost:1\n  store: redis://localhost\n"
+		if name, _, _ := strings.Cut(setting, ":"); name == "store" {
+			text = strings.Replace(text, "store: redis://localhost", setting, 1)
+		} else {
+			text += "  " + setting + "\n"
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, _ := command("validate", file)
+		if code != exitInvalid || !strings.HasPrefix(out, file+":") {
+			t.Errorf("%s: validate ends with %d: %s", setting, code, out)
+		}
+		if code, _, err := command("serve", "--config", file); code != exitInvalid {
+			t.Errorf("%s: serve ends with %d: %s", setting, code, err)
+		}
+	}
+	if code, out, _ := command("validate", "testdata/store-elsewhere.yaml"); code != 0 {
+		t.Errorf("a store whose files are on another machine: %d, %s", code, out)
 	}
 }
 

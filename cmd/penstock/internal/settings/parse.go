@@ -11,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
 )
 
 type setter = func(s *Settings, text string) error
@@ -170,10 +173,20 @@ func setStore(s *Settings, text string) error {
 	if s.Store == "" {
 		return nil
 	}
-	if err := redisstore.CheckURL(s.Store); err != nil {
-		return errors.New(strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": "))
+	return plainly(redisstore.CheckURL(s.Store))
+}
+
+func setPrefix(s *Settings, text string) error {
+	s.Prefix = text
+	return plainly(redisstore.Options{Prefix: text}.Validate())
+}
+
+// plainly leaves out what kind of error it is: mistakes of settings say that themselves.
+func plainly(err error) error {
+	if err == nil {
+		return nil
 	}
-	return nil
+	return errors.New(strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": "))
 }
 
 // readPort makes an address of the PORT that platforms set.

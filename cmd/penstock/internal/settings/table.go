@@ -51,7 +51,7 @@ var Table = []Row{
 
 	{Name: "store", Default: "memory", Value: "url", Secret: true, Aliases: []Alias{{"REDIS_URL", nil}, {"REDIS_HOST", readRedisHost}}, set: setStore,
 		Help: "where counters live: redis://host:6379, rediss://…, redis+sentinel://…, redis+cluster://…, unix:///path/of.sock; memory is for one process"},
-	{Name: "prefix", Default: "ps", Value: "text", set: text(func(s *Settings) *string { return &s.Prefix }),
+	{Name: "prefix", Default: "ps", Value: "text", set: setPrefix,
 		Help: "how the names of keys in Redis begin; gates that share limits share it"},
 	{Name: "secret", Value: "text", Secret: true, set: func(s *Settings, text string) error { s.Secret = []byte(text); return nil },
 		Help: "if set, identities stand in Redis only as their HMAC with it; gates that share limits share it"},
