@@ -32,6 +32,7 @@ var mayImport = []struct {
 	{"policy", []string{".", "algorithm", "guard", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset",
 		"github.com/fsnotify/fsnotify"}},
 	{"httplimit", []string{".", "algorithm", "memstore", "guard", "policy", "github.com/dunglas/httpsfv"}},
+	{"internal/effort", nil},
 	{"internal/redistest", nil},
 	{"internal/simulation", nil},
 }

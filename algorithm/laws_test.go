@@ -16,23 +16,16 @@ import (
 	"time"
 	_ "time/tzdata" // the laws of calendars hold on machines without zones, too
 
+	"github.com/penstock/penstock/internal/effort"
 	"pgregory.net/rapid"
 )
 
 // The laws are what an algorithm promises, each written once for all algorithms: as a function from a subject and dice
 // to what is wrong. So a law can be proved for what we ship (here) and seen to fail for what is broken (zoo_test.go).
 
-// soak multiplies the cases where PENSTOCK_SOAK is set.
-func soak() int {
-	if os.Getenv("PENSTOCK_SOAK") != "" {
-		return 20
-	}
-	return 1
-}
-
 func TestMain(m *testing.M) {
 	flag.Parse()
-	checks := 400 * soak()
+	checks := effort.Of(150, 8000)
 	if testing.Short() {
 		checks = 50
 	}

@@ -3,9 +3,9 @@ package algorithm
 import (
 	"fmt"
 	"math/big"
-	"os"
-	"strconv"
 	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // The models are the algorithms as a textbook has them: exact fractions, every grant remembered, nothing converted, no time
@@ -320,14 +320,7 @@ func modelOf(a subject, l Limit) model {
 // The steps answer as their models do, in every field, over long traces with a limit that stays and a clock that never
 // steps back.
 func TestStepsEqualTheirModels(t *testing.T) {
-	seed := uint64(20260101)
-	if text := os.Getenv("PENSTOCK_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	asks := 20_000 * soak()
+	seed, asks := effort.Seed(), effort.Of(7000, 400_000)
 	if testing.Short() {
 		asks = 1000
 	}

@@ -3,7 +3,6 @@ package guard_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -157,7 +157,8 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 	const steps = 400
 	seeds := seeds(1000)
 	var all trace
-	for seed := range uint64(seeds) {
+	for i := range uint64(seeds) {
+		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			maxAge := []time.Duration{0, 50 * time.Millisecond, time.Hour}[seed%3]
 			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5), Grants: seed%2 == 1})
@@ -228,7 +229,8 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 	const steps = 400
 	seeds := seeds(1000)
 	local, wrong, latest := 0, 0, time.Duration(0)
-	for seed := range uint64(seeds) {
+	for i := range uint64(seeds) {
+		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			maxAge := []time.Duration{20 * time.Millisecond, 300 * time.Millisecond, time.Second}[seed%3]
 			tr := newTrace(t, seed, time.Nanosecond, guard.DenyOptions{MaxAge: maxAge})
@@ -278,10 +280,5 @@ func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	return c.Cost, penstock.Peek
 }
 
-// seeds is how many traces are tried.
-func seeds(n int) int {
-	if os.Getenv("PENSTOCK_SOAK") != "" {
-		return 20 * n
-	}
-	return n
-}
+// seeds is how many traces are tried: a third of n, since each run tries others, and 20 times n in a soak.
+func seeds(n int) int { return effort.Of((n+2)/3, 20*n) }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -30,9 +31,10 @@ func TestStandardObeysTheLaw(t *testing.T) {
 // Through all guards a trace has the decisions that the bare store gives it.
 func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 	decided := 0
-	for seed := range seeds(200) {
+	for i := range uint64(seeds(200)) {
+		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
-			rng := rand.New(rand.NewPCG(uint64(seed), 1))
+			rng := rand.New(rand.NewPCG(seed, 1))
 			bare := memstore.New(memstore.Options{})
 			// Here only this caller refunds, so a denial may be remembered for as long as it holds.
 			guarded := guard.Standard(memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
@@ -234,9 +236,10 @@ func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
 // However long a store was away, and in whatever way: a second after its return the breaker is closed and all answers are its own.
 func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 	slowest, outages := time.Duration(0), 0
-	for seed := range seeds(60) {
+	for i := range uint64(seeds(60)) {
+		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
-			rng := rand.New(rand.NewPCG(uint64(seed), 3))
+			rng := rand.New(rand.NewPCG(seed, 3))
 			store := newFaulty()
 			g := guard.Standard(store, guard.Options{})
 			defer g.Close()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -277,14 +277,6 @@ func (h *history) check(t *testing.T, seed uint64) porcupine.CheckResult {
 	return result
 }
 
-// soak is how many times longer than usual the random tests take.
-func soak() int {
-	if os.Getenv("PENSTOCK_SOAK") != "" {
-		return 20
-	}
-	return 1
-}
-
 // standing is a clock that stands still, which makes the counters' model exact.
 func standing() redisstore.Options {
 	now := time.Now()
@@ -318,7 +310,7 @@ func TestConcurrentDecisionsAreLinearizable(t *testing.T) {
 	t.Parallel()
 	s, o := redistest.Start(t), standing()
 	stores := []penstock.Store{open(t, s.URL(), o), over(t, bothClients(s)[1].client(t), o), open(t, "redis://"+s.Addr, o)}
-	n, ops := 300*soak(), 0
+	n, ops := effort.Of(100, 6000), 0
 	for i := range n {
 		h, seed := write(t, stores, linearOps, 1+i%linearKeys, someBatch)
 		ops += len(h.ops)
@@ -337,7 +329,7 @@ func TestDecisionsOfAClusterAreLinearizableByKey(t *testing.T) {
 		open(t, "redis+cluster://"+strings.Join(c.Addrs(), ","), o),
 		over(t, goRedisClient(t, redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})), o),
 	}
-	n := 50 * soak()
+	n := effort.Of(20, 1000)
 	for range n {
 		h, seed := write(t, stores, linearOps, 1, someBatch)
 		if h.check(t, seed) == porcupine.Illegal {
@@ -357,7 +349,7 @@ func TestLostAnswersLeaveDecisionsLinearizable(t *testing.T) {
 	stores := []penstock.Store{
 		open(t, "redis://"+p.Addr(), o), over(t, goRedisClient(t, redis.NewClient(&redis.Options{Addr: p.Addr()})), o),
 	}
-	n, unknown, undecided := 60*soak(), 0, 0
+	n, unknown, undecided := effort.Of(30, 1200), 0, 0
 	for range n {
 		stop := make(chan struct{})
 		var cutting sync.WaitGroup

@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 )
@@ -24,16 +24,13 @@ func TestTwins(t *testing.T) {
 	}
 	client := Dial(option)
 	t.Cleanup(func() { client.Close() })
-	for _, subject := range twinSubjects() {
+	for i, subject := range twinSubjects() {
 		t.Run(subject.name, func(t *testing.T) {
 			t.Parallel()
-			seed := rand.Uint64()
-			if text := os.Getenv("PENSTOCK_SEED"); text != "" {
-				fmt.Sscan(text, &seed)
-			}
+			seed := effort.Seed()
 			decided := 0
 			for trace := uint64(0); decided < twins(); trace++ {
-				n, err := runTwins(client, subject, rand.New(rand.NewPCG(seed, trace)))
+				n, err := runTwins(client, subject, rand.New(rand.NewPCG(seed, uint64(i)<<32|trace)))
 				if err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d go test -run 'TestTwins/%s' (trace %d): %v", seed, subject.name, trace, err)
 				}
@@ -45,12 +42,7 @@ func TestTwins(t *testing.T) {
 }
 
 // twins is how many batches are compared per subject.
-func twins() int {
-	if os.Getenv("PENSTOCK_SOAK") != "" {
-		return 1_000_000
-	}
-	return 50_000
-}
+func twins() int { return effort.Of(16_000, 1_000_000) }
 
 // A twinSubject is what a trace charges: one algorithm in several variants, or a mixture.
 type twinSubject struct {

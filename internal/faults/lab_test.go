@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/rueidis"
 	"github.com/rs/zerolog"
@@ -20,7 +21,7 @@ import (
 var seedFlag = flag.Uint64("seed", 0, "the seed of the rows, as a failure prints it; default: another for each run")
 
 // soaking tells whether to take the time to find what is rare.
-var soaking = os.Getenv("PENSTOCK_SOAK") != ""
+var soaking = effort.Soak
 
 // TestMain lets more rows run at once than there are processors: they wait most of the time. It is also the program of process_test.go.
 func TestMain(m *testing.M) {

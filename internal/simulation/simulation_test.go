@@ -3,7 +3,6 @@ package simulation
 import (
 	"flag"
 	"maps"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -14,17 +13,18 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 )
 
 var (
 	onlySeed  = flag.Int64("simulation.seed", -1, "only this seed of the simulation, with its trace")
-	firstSeed = flag.Uint64("simulation.first", 0, "the first seed")
+	firstSeed = flag.Uint64("simulation.first", effort.Seed(), "the first seed; default: another for each run")
 )
 
 // So many seeds are simulated by make test; the soak simulates for as long as soakFor.
 const (
-	seeds       = 500
-	statedSeeds = 300
+	seeds       = 170
+	statedSeeds = 100
 	soakFor     = 3 * time.Minute
 )
 
@@ -99,7 +99,7 @@ func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more 
 				t.Parallel()
 				for !t.Failed() {
 					seed := next.Add(1) - 1
-					if soaking := os.Getenv("PENSTOCK_SOAK") != ""; soaking && time.Now().After(end) || !soaking && seed >= n {
+					if effort.Soak && time.Now().After(end) || !effort.Soak && seed >= n {
 						return
 					}
 					run(t, *firstSeed+seed)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -143,7 +143,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	each := 8
 	if testing.Short() {
 		each = 2
-	} else if os.Getenv("PENSTOCK_SOAK") != "" {
+	} else if effort.Soak {
 		each = 100
 	}
 	for _, a := range leasable {
