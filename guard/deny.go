@@ -24,8 +24,9 @@ type DenyOptions struct {
 	Limits func(*penstock.Limit) Settings
 
 	// Grants has denials remembered that follow from grants too: who takes the last tokens of a TokenBucket tells how long there are none.
-	// It needs a store whose Remaining and ResetAfter are exact, as those of redisstore and memstore are. Those of a Split or a Lease are
-	// not: Limits must tell which limits have Shards or a Lease. Default: false; Standard sets it.
+	// It needs a store whose Remaining and ResetAfter are exact, as those of redisstore and memstore are. Those of a Split are not: Limits
+	// must tell which limits have Shards. Of a limit with a Lease, the grants of the store tell, and those of the Lease do not. Default: false;
+	// Standard sets it.
 	Grants bool
 }
 
@@ -160,7 +161,7 @@ func (d *DenyCache) again(plan *penstock.Plan, c *penstock.Charge, granted penst
 		return status, false
 	}
 	if d.limits != nil {
-		if s := d.limits(&plan.Limit); s.Shards > 1 || s.Lease > 0 {
+		if s := d.limits(&plan.Limit); s.Shards > 1 {
 			return status, false
 		}
 	}

@@ -764,7 +764,6 @@ func TestGrantsThatTellNothing(t *testing.T) {
 	}{
 		{"not wanted", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
 		{"of a split limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{Shards: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
-		{"of a leased limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{Lease: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
 		{"of a limit whose denials are not remembered", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyFor: -1})},
 			[]penstock.Charge{spend("k", bucket, 10)}},
 		{"of a window", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", window, 10)}},
@@ -789,20 +788,32 @@ func TestGrantsThatTellNothing(t *testing.T) {
 // One key, far over its limit, on a store that takes 1 ms to answer. Per unit that comes back the store is asked by the first, by who came within
 // its 1 ms and then asks too, and by who comes before the first of those is answered.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
-	keyOverItsLimit(t, guard.DenyOptions{}, 10, 2*(10+1))
+	keyOverItsLimit(t, denying(guard.DenyOptions{}), 10, 2*(10+1))
 }
 
 // If grants tell, it is asked by the first alone.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
-	keyOverItsLimit(t, guard.DenyOptions{Grants: true}, 100, 1)
+	keyOverItsLimit(t, denying(guard.DenyOptions{Grants: true}), 100, 1)
 }
 
-func keyOverItsLimit(t *testing.T, o guard.DenyOptions, perSecond, perUnit int64) {
+// It need not cost more where the limit is leased: a key of which nothing is left is not drawn for.
+func TestLeasedKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
+	keyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
+		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(50)})
+		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leasing(50)})
+	}, 100, 1)
+}
+
+func denying(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.Store {
+	return func(_ *testing.T, store penstock.Store) penstock.Store { return guard.NewDenyCache(store, o) }
+}
+
+func keyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penstock.Store, perSecond, perUnit int64) {
 	synctest.Test(t, func(t *testing.T) {
 		const requests, seconds = 100_000, 10
 		store := newCounting()
 		store.before = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
-		cache := guard.NewDenyCache(store, o)
+		cache := around(t, store)
 		limit := made(t, penstock.PerSecond(perSecond))
 		var allowed atomic.Int64
 		for range requests {

@@ -42,6 +42,10 @@ type LeaseOptions struct {
 // A block is what the key needs here in half of the time for which it may be spent: a Life, or the rest of the window (of a SubWindow's part), less
 // the time that the store takes to answer. It is at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count, divided by
 // the number of instances. Below 2, nothing is leased. A key passes until its demand has been seen for a quarter of a Life.
+//
+// A draw costs more than a request that passes. So nothing is drawn for a key that needs fewer than 4 units in that time (or than its limit lets
+// be drawn), for a request of more than half a block, and for half a Life where the store has fewer than 4 left: a Deny cache spares those requests.
+//
 // When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is left. A draw asks for a block, and for as much
 // as those need who wait when it is sent; who comes later waits for a part of the block, and not behind more callers than it serves. At most
 // one draw per key and combination of limits is under way.
@@ -232,8 +236,10 @@ func (o LeaseOptions) Excess(limit penstock.Limit) int64 {
 	return b * int64(o.instances())
 }
 
-// leastBlock is the smallest block that is worth a draw.
-const leastBlock = 2
+const (
+	leastBlock = 2 // the smallest block: a limit that allows less is not leased
+	worthDraw  = 4 // units for which a draw costs less than to ask for each, where the limit allows as many
+)
 
 // largest is the largest block of a limit; below leastBlock it is not leased.
 func (o *LeaseOptions) largest(plan *penstock.Plan) int64 {

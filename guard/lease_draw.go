@@ -72,7 +72,7 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	cost := charges[0].Cost
 	k.mu.Lock()
 	now := l.now() // not earlier: to get the lock may take long
-	p := k.poolLocked(l, plans, now)
+	p := k.poolLocked(l, charges, plans, now)
 	if p == nil {
 		k.mu.Unlock()
 		return l.next.Decide(ctx, charges)
@@ -145,7 +145,11 @@ func (l *Lease) passAndUnlock(
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if d.Source == penstock.FromStore {
-		p.hear(&d, sent, l.now())
+		now := l.now()
+		p.hear(&d, sent, now)
+		if p.scarce() {
+			p.direct = now + p.rest(l.life/2, now)
+		}
 	} else {
 		p.direct = l.now() + l.life // what somebody else would lend is not the store's
 	}
@@ -167,7 +171,7 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	}
 	block := l.blockOf(p, now)
 	size := block - p.held()
-	if block < leastBlock || size < 1 || cost > block-p.coming || k.sharedLocked(p) || !l.begin() {
+	if block < leastBlock || size < 1 || 2*cost > block-p.coming || k.sharedLocked(p) || !l.begin() {
 		return nil
 	}
 	f := &flight{done: make(chan struct{}), block: size}
@@ -176,13 +180,17 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	return f
 }
 
-// blockOf is the size of a pool's block now: the demand of half the time for which it may be spent.
+// blockOf is the size of a pool's block now: the demand of half the time for which it may be spent. It is 0 where that is not worth a draw.
 func (l *Lease) blockOf(p *leasePool, now time.Duration) int64 {
-	block := int64(min(p.demand*float64(p.lasts(l.life, now))/float64(l.life), penstock.MaxCost))
+	need := int64(min(p.demand*float64(p.lasts(l.life, now))/float64(l.life), penstock.MaxCost))
+	most := int64(penstock.MaxCost)
 	for i := range p.parts {
-		block = min(block, l.options.largest(p.parts[i].plan))
+		most = min(most, l.options.largest(p.parts[i].plan))
 	}
-	return block
+	if need < min(most, worthDraw) {
+		return 0
+	}
+	return min(need, most)
 }
 
 // draw asks the store and tells those who wait.
@@ -219,7 +227,7 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 	case !d.Allowed:
 		f.denial, f.denied = d, true
 		p.hear(&d, sent, now)
-		p.quiet = now + l.life/16
+		p.direct = now + p.rest(l.life/2, now)
 		if d.Source != penstock.FromStore {
 			p.direct = now + l.life
 		}
@@ -246,6 +254,9 @@ func (l *Lease) receiveLocked(
 	p.took(now - sent)
 	if units < size {
 		p.quiet = now + l.life/16
+	}
+	if units < min(size, worthDraw) { // the key is at its limit: a denial that is remembered costs less
+		p.direct = now + p.rest(l.life/2, now)
 	}
 	room := p.block - p.held()
 	if units >= f.early.needs || units > room {

@@ -25,7 +25,7 @@ func leasedOf(t *testing.T, store penstock.Store) (*Lease, *leasedKey, *leasePoo
 	k := l.find("k", plans)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p := k.poolLocked(l, plans, 0)
+	p := k.poolLocked(l, []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}}, plans, 0)
 	p.demand, p.known = 1000, true
 	return l, k, p
 }

@@ -17,6 +17,7 @@ type leasedKey struct {
 	mu       sync.Mutex
 	gone     bool // swept: no longer in its shard
 	pools    []*leasePool
+	first    [1]*leasePool // where a single one lies
 	counts   leaseCounts
 	unmaking int           // Refunds and Resets under way: nothing is drawn
 	back     int           // refunds under way
@@ -40,6 +41,7 @@ func (c *leaseCounts) add(other *leaseCounts) {
 // A leasePool is what was drawn for one combination of limits, and the demand for it.
 type leasePool struct {
 	parts  []leasePart
+	one    [1]leasePart  // where the part of a single limit lies
 	blocks [2]leaseBlock // the older first
 	flight *flight       // the draw under way
 	coming int64         // units on their way back: they count as held
@@ -172,7 +174,7 @@ func (k *leasedKey) liveLocked() (units int64) {
 }
 
 // poolLocked is the pool of a combination of limits. It is nil if they are not to be leased.
-func (k *leasedKey) poolLocked(l *Lease, plans []*penstock.Plan, now time.Duration) *leasePool {
+func (k *leasedKey) poolLocked(l *Lease, charges []penstock.Charge, plans []*penstock.Plan, now time.Duration) *leasePool {
 	if k.gone {
 		return nil
 	}
@@ -190,16 +192,19 @@ func (k *leasedKey) poolLocked(l *Lease, plans []*penstock.Plan, now time.Durati
 			return nil
 		}
 	}
-	p := &leasePool{parts: make([]leasePart, len(plans)), since: now, used: now}
+	p := &leasePool{since: now, used: now}
+	p.parts = p.one[:0]
 	for i, plan := range plans {
-		limit, err := plan.Limit.Ready()
+		limit, err := charges[i].Limit.Ready()
 		if err != nil {
 			return nil
 		}
-		p.parts[i] = leasePart{
-			plan: plan, limit: limit, kind: forgetting(limit.Algorithm), parts: max(l.options.Limits(&limit).Shards, 1),
-			width: widthOf(plan),
-		}
+		p.parts = append(p.parts, leasePart{
+			plan: plan, limit: limit, kind: forgetting(limit.Algorithm), parts: max(l.options.Limits(&limit).Shards, 1), width: widthOf(plan),
+		})
+	}
+	if k.pools == nil {
+		k.pools = k.first[:0]
 	}
 	k.pools = append(k.pools, p)
 	return p
@@ -276,20 +281,40 @@ func (part *leasePart) hear(s penstock.Status, sent time.Duration) {
 // took notes how long an answer was on its way.
 func (p *leasePool) took(trip time.Duration) { p.trip = max(trip, (3*p.trip+trip)/4) }
 
-// lasts is how long what is drawn now may be spent once it is here: for a Life, but only until the window ends. Windows are taken to follow one another.
-func (p *leasePool) lasts(life, now time.Duration) time.Duration {
+// rest is how long the windows of all limits last, at most so long. Windows are taken to follow one another.
+func (p *leasePool) rest(most, now time.Duration) time.Duration {
 	for i := range p.parts {
 		part := &p.parts[i]
 		if part.width == 0 || part.edge == 0 {
 			continue
 		}
-		left := part.edge - now
-		if left <= 0 {
-			left = part.width - (-left)%part.width
+		rest := part.edge - now
+		if rest <= 0 {
+			rest = part.width - (-rest)%part.width
 		}
-		life = min(life, left)
+		most = min(most, rest)
 	}
-	return max(life-2*p.trip, 0) // the next answer may take longer
+	return most
+}
+
+// lasts is how long what is drawn now may be spent once it is here: for a Life, but only until a window ends.
+func (p *leasePool) lasts(life, now time.Duration) time.Duration {
+	return max(p.rest(life, now)-2*p.trip, 0) // the next answer may take longer
+}
+
+// scarce tells whether the store has too little left for a draw, and will have when it is asked.
+func (p *leasePool) scarce() bool {
+	for i := range p.parts {
+		part := &p.parts[i]
+		left := part.left
+		if part.kind == drains {
+			left += part.flow(p.trip)
+		}
+		if left < worthDraw {
+			return true
+		}
+	}
+	return false
 }
 
 // short tells whether the store had less than the cost left when it last said so.

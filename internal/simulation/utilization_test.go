@@ -112,7 +112,8 @@ func someLoad(seed uint64, a *algorithm.Algorithm) *steadyLoad {
 	if rng.IntN(4) == 0 {
 		s.most = 3
 	}
-	s.limit = penstock.Limit{Name: "l", Algorithm: a, Count: int64(logUniform(rng, 100, 3000))}
+	s.limit = penstock.Limit{Name: "l", Algorithm: a, Count: int64(logUniform(rng, 100, 1500))}
+	s.requests = max(s.requests, 5*int(s.limit.Count))
 	s.limit.Period = logTime(rng, 300*time.Millisecond, 10*time.Second).Truncate(time.Millisecond)
 	if a.Is(penstock.TokenBucket) {
 		s.limit.Burst = int64(float64(s.limit.Count) * logUniform(rng, 0.1, 2))
@@ -173,7 +174,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 		t.Logf("%s: %d units requested, %.2f %% of what the store alone admits, %.2f %% at worst, %.0f %% leased", leasable[i].Name, y.requested,
 			100*float64(y.admitted)/float64(y.alone), 100*(1-worst[i]), 100*float64(y.leased)/float64(y.admitted))
 	}
-	if all.leased*2 < all.admitted {
+	if all.leased*4 < all.admitted {
 		t.Errorf("only %d of %d units were leased", all.leased, all.admitted)
 	}
 	t.Logf("counted: %d loads of leased limits below what they admit", len(loads))
