@@ -227,7 +227,7 @@ func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration
 		if !l.Shown || uncounted(l, a.Decision.Source) {
 			continue
 		}
-		q := quota{policy: s.policies[l][a.verdict.Form(l)], status: a.status(i)}
+		q := quota{policy: s.policies[l][a.verdict.Form(l)], status: a.status(i), share: a.Decision.Source == penstock.FromFallback}
 		q.status.Remaining = min(q.status.Remaining, q.policy.limit) // a ceiling may have more
 		quotas = append(quotas, q)
 	}
@@ -259,7 +259,7 @@ func (a *Admission) wait(w http.ResponseWriter, s *setup, wait, latency time.Dur
 	case <-a.Request.Context().Done():
 		g.observe(a.event(Abandoned, latency))
 		a.giveBack()
-		g.turnAway(w, a.Request, s, denial{reason: limitsUnknown})
+		g.turnAway(w, a.Request, s, denial{reason: callerCanceled})
 		return false
 	}
 }
@@ -269,7 +269,14 @@ func (a *Admission) leave(w http.ResponseWriter, s *setup, retry, latency time.D
 	a.gate.observe(a.event(Denied, latency))
 	a.giveBack()
 	seconds := a.writeHeaders(s, true, retry)
-	a.gate.turnAway(w, a.withContext(), s, denial{reason: overLimit, status: s.status, retryAfter: retry, retrySeconds: seconds})
+	d := denial{reason: overLimit, status: s.status, retryAfter: retry, retrySeconds: seconds}
+	for i, l := range a.verdict.Limits {
+		if a.Decision.Status(i).Wait > 0 {
+			d.policies = append(d.policies, l.Policy)
+			d.rule = l.Rule.Name
+		}
+	}
+	a.gate.turnAway(w, a.withContext(), s, d)
 }
 
 // maxAhead is how much of a body is read while its request waits.

@@ -32,13 +32,14 @@ type denialReason uint8
 const (
 	overLimit        denialReason = iota // 429: a limit denies it
 	limitsUnknown                        // 503: the store is unavailable, and a limit fails closed
+	callerCanceled                       // 503: its context ended before it was let in, as the client went away or the server closes
 	callerRefused                        // 403: the caller is never let in
 	requestMalformed                     // 400: the request cannot be read; detail says why
 	tooManyNew                           // 429: the address brings too many new identities
 	denialReasons                        // how many there are
 )
 
-// problems are the problem types of the draft's registration; about:blank, whose title is the status, is RFC 9457's own.
+// problems are the problem types of the draft's registration; about:blank, whose title is the status, is RFC 9457's own. plain says the same to people.
 var problems = [denialReasons]struct {
 	status      int
 	kind, title string
@@ -48,19 +49,22 @@ var problems = [denialReasons]struct {
 		"Too many requests"},
 	limitsUnknown: {http.StatusServiceUnavailable, "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
 		"Temporary Reduced Capacity", "Limits cannot be checked at the moment"},
-	callerRefused:    {http.StatusForbidden, "about:blank", "Forbidden", "Forbidden"},
+	callerCanceled:   {http.StatusServiceUnavailable, "about:blank", "Service Unavailable", "The request was canceled before it was let in"},
+	callerRefused:    {http.StatusForbidden, "about:blank", "Forbidden", "This client is on the deny list"},
 	requestMalformed: {http.StatusBadRequest, "about:blank", "Bad Request", "Bad request"},
 	tooManyNew: {http.StatusTooManyRequests, "https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota Exceeded",
 		"Too many new identities from this address"},
 }
 
-// bodies writes the bodies of denials. Make one with newBodies.
+// bodies writes the bodies of denials. Make one with newBodies. Only those that are over a limit can be customised: what is written for them would say
+// the wrong thing of others.
 type bodies struct {
-	text        bool               // plain text for everybody
-	template    *template.Template // nil: the built-in bodies
+	text        bool               // plain text for everybody over a limit
+	template    *template.Template // for them; nil: the built-in bodies
 	contentType string
 }
 
+// bodySettings are for requests over a limit.
 type bodySettings struct {
 	text        bool   // plain text, whatever is accepted; default: a problem, or text for those who would rather have that
 	template    string // of text/template, over the fields of templateData; empty: the built-in bodies
@@ -70,16 +74,16 @@ type bodySettings struct {
 // templateData is what a template can say.
 type templateData struct {
 	Status       int      // of the response
-	Rule         string   // that was applied; empty if none was
-	Policies     []string // names of the limits that stood in the way
-	RetryAfter   int64    // seconds, as the header says; 0: asking again will not help, or nothing is known
+	Rule         string   // of the limits that stood in the way
+	Policies     []string // their names, at least one
+	RetryAfter   int64    // seconds, as the header says; 0: asking again will not help
 	RetryAfterMS int64    // the same exactly, in milliseconds rounded up
 }
 
 // maxTemplateOut is how many bytes a template may write.
 const maxTemplateOut = 64 << 10
 
-// newBodies compiles the template, and tries it on a denial of each reason.
+// newBodies compiles the template, and tries it on denials.
 func newBodies(settings bodySettings) (*bodies, error) {
 	b := &bodies{contentType: settings.contentType, text: settings.text}
 	if settings.template == "" {
@@ -101,15 +105,11 @@ func newBodies(settings bodySettings) (*bodies, error) {
 	}
 	b.template = t
 	for _, sample := range []denial{
-		{reason: overLimit, rule: "rule", policies: []string{"rule.limit"}, retryAfter: time.Second, retrySeconds: 1},
-		{reason: limitsUnknown, rule: "rule", retrySeconds: 1},
-		{reason: callerRefused},
-		{reason: requestMalformed},
-		{reason: tooManyNew, rule: "rule", policies: []string{"rule.limit"}, retryAfter: time.Second, retrySeconds: 1},
+		{rule: "rule", policies: []string{"rule.limit"}, retryAfter: time.Second, retrySeconds: 1},
+		{rule: "rule", policies: []string{"rule.limit"}, retryAfter: penstock.Never},
 	} {
 		if _, err := b.execute(&sample); err != nil {
-			return nil, fmt.Errorf("body: status %d: %w; the fields are .Status, .Rule, .Policies (none if no limit denied), "+
-				".RetryAfter and .RetryAfterMS", sample.code(), err)
+			return nil, fmt.Errorf("body: %w; the fields are .Status, .Rule, .Policies, .RetryAfter and .RetryAfterMS", err)
 		}
 	}
 	return b, nil
@@ -135,11 +135,12 @@ func (b *bodies) write(w http.ResponseWriter, r *http.Request, d denial) {
 // render is the body for a client that accepts these types. A template is what it is, whatever is accepted; if it fails, the client
 // is told the problem.
 func (b *bodies) render(accept []string, d *denial) (body []byte, contentType string) {
-	if b.template != nil {
+	custom := d.reason == overLimit || d.reason == tooManyNew
+	if custom && b.template != nil {
 		if body, err := b.execute(d); err == nil {
 			return body, b.contentType
 		}
-	} else if b.text || prefersText(accept) {
+	} else if custom && b.text || prefersText(accept) {
 		return d.text(), typeText
 	}
 	return d.problem(), typeProblem
@@ -188,12 +189,12 @@ func (d *denial) problem() []byte {
 	if p.kind == "about:blank" {
 		out.Title = http.StatusText(out.Status)
 	}
-	if d.reason == tooManyNew {
-		out.Detail = p.plain + ". "
+	if d.detail == "" && d.reason != overLimit {
+		out.Detail = p.plain + "."
 	}
 	switch {
 	case out.RetryAfterMS > 0:
-		out.Detail += "Retry after " + (time.Duration(out.RetryAfterMS) * time.Millisecond).String() + "."
+		out.Detail = strings.TrimLeft(out.Detail+" Retry after "+(time.Duration(out.RetryAfterMS)*time.Millisecond).String()+".", " ")
 	case d.retryAfter == penstock.Never:
 		out.Detail = "It costs more than the limit; do not retry."
 	}

@@ -64,12 +64,15 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 			"Too many requests: a.b. Try again in 5400 s."},
 		{"an unavailable store", denial{reason: limitsUnknown, rule: "search", retryAfter: time.Second, retrySeconds: 3}, 503,
 			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
-				`"detail":"Retry after 1s.","retry_after_ms":1000}`,
+				`"detail":"Limits cannot be checked at the moment. Retry after 1s.","retry_after_ms":1000}`,
 			"Limits cannot be checked at the moment. Try again in 3 s."},
 		{"a refused caller", denial{reason: callerRefused}, 403,
-			`{"type":"about:blank","title":"Forbidden","status":403}`, "Forbidden."},
-		{"a caller refused with another status", denial{reason: callerRefused, status: 401}, 401,
-			`{"type":"about:blank","title":"Unauthorized","status":401}`, "Forbidden."},
+			`{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client is on the deny list."}`, "This client is on the deny list."},
+		{"a canceled request", denial{reason: callerCanceled}, 503,
+			`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was let in."}`,
+			"The request was canceled before it was let in."},
+		{"a malformed request", denial{reason: requestMalformed, detail: "the path has %00"}, 400,
+			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"the path has %00"}`, "Bad request: the path has %00."},
 	} {
 		builtIn := mustBodies(t, bodySettings{})
 		w := answerDenial(t, builtIn, "GET", "-", c.denial)
@@ -89,12 +92,33 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 	}
 }
 
-func TestTextIsForEverybodyIfThePolicySaysSo(t *testing.T) {
+func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
 	text := mustBodies(t, bodySettings{text: true})
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
-		w := answerDenial(t, text, "GET", accept, denial{reason: callerRefused})
-		if w.Body.String() != "Forbidden.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
+		w := answerDenial(t, text, "GET", accept, denial{policies: []string{"a.b"}})
+		if w.Body.String() != "Too many requests: a.b.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
 			t.Errorf("Accept: %s: %s %q", accept, w.Header().Get("Content-Type"), w.Body)
+		}
+	}
+}
+
+// What a policy writes for requests over a limit would say the wrong thing of all others.
+func TestEachReasonSaysWhatItIsWhateverTheTemplate(t *testing.T) {
+	for name, custom := range map[string]*bodies{
+		"text":     mustBodies(t, bodySettings{text: true}),
+		"template": mustBodies(t, bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
+	} {
+		for reason := range denialReasons {
+			if reason == overLimit || reason == tooManyNew {
+				continue
+			}
+			d := denial{reason: reason, detail: map[denialReason]string{requestMalformed: "why"}[reason]}
+			for _, accept := range []string{"-", "text/plain"} {
+				got, want := answerDenial(t, custom, "GET", accept, d), answerDenial(t, mustBodies(t, bodySettings{}), "GET", accept, d)
+				if got.Body.String() != want.Body.String() || got.Code != want.Code || got.Header().Get("Content-Type") != want.Header().Get("Content-Type") {
+					t.Errorf("%s, reason %d, Accept: %s: %d %s; want %d %s", name, reason, accept, got.Code, got.Body, want.Code, want.Body)
+				}
+			}
 		}
 	}
 }
@@ -197,7 +221,8 @@ func TestTemplatesAreTriedWhenTheyAreCompiled(t *testing.T) {
 	}{
 		{bodySettings{template: "{{.Status"}, "unclosed action"},
 		{bodySettings{template: "{{.Limit}}"}, "the fields are .Status, .Rule, .Policies"},
-		{bodySettings{template: "{{index .Policies 0}}"}, "status 503"},
+		{bodySettings{template: "{{index .Policies 1}}"}, "out of range"},
+		{bodySettings{template: "{{if not .RetryAfter}}{{.Never}}{{end}}"}, "the fields are .Status, .Rule, .Policies"},
 		{bodySettings{template: `{{printf "%70000d" 1}}`}, "more than 65536 bytes"},
 		{bodySettings{template: "x", contentType: "nonsense;"}, "not a content type"},
 		{bodySettings{template: "x", contentType: "text/html\r\nSet-Cookie: a=b"}, "not a content type"},

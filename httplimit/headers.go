@@ -89,6 +89,7 @@ func newHeaders(settings headerSettings) (*headers, error) {
 type quota struct {
 	policy *quotaPolicy
 	status penstock.Status
+	share  bool // the status is of a share of the limit, or of a ceiling instead of it
 }
 
 // A quotaPolicy is what a limit says of itself in every response. It is made once, by newQuotaPolicy.
@@ -98,8 +99,9 @@ type quotaPolicy struct {
 	item    string // of RateLimit-Policy
 	oldItem string // the same in drafts 06 and 07; empty if they have no words for it
 
-	bucket bool          // it refills steadily
-	spare  time.Duration // how long a bucket takes to refill all units but one, rounded down
+	bucket bool  // it refills steadily,
+	count  int64 // by so many units
+	period int64 // in so many µs
 }
 
 // newQuotaPolicy prepares a limit for headers, under a name of a-z, 0-9, '_', '.' and '-'. q and w are
@@ -121,11 +123,10 @@ func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
 	case a.Holds:
 		unit = `;qu="concurrent-requests"`
 	case a.Is(penstock.TokenBucket), a.Is(penstock.LeakyBucket):
-		p.bucket = true
-		if whole, rest := refill(p.limit, limit); whole+rest >= time.Second {
+		p.bucket, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
+		if whole, rest := p.refill(p.limit); whole+rest >= time.Second {
 			window = ceilSeconds(whole + rest)
 		}
-		p.spare, _ = refill(p.limit-1, limit)
 	case a.At != nil:
 		window = calendarSeconds(limit.Period)
 	case limit.Period%time.Second == 0:
@@ -157,9 +158,9 @@ func calendarSeconds(period time.Duration) int64 {
 }
 
 // refill is how long a bucket takes to refill units, rounded down to a microsecond, and the microsecond that rounds it up.
-func refill(units int64, limit penstock.Limit) (down, up time.Duration) {
-	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(limit.Period.Microseconds(), 0)))
-	count := uint64(max(limit.Count, 1))
+func (p *quotaPolicy) refill(units int64) (down, up time.Duration) {
+	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0)))
+	count := uint64(max(p.count, 1))
 	if hi >= count {
 		return maxRefill, 0
 	}
@@ -176,20 +177,32 @@ func refill(units int64, limit penstock.Limit) (down, up time.Duration) {
 // maxRefill is more than the 2^51 µs that a valid limit needs at most.
 const maxRefill time.Duration = 1 << 62
 
-// until is how long it takes until there is more quota. It is false if that would not help the request.
+// until is the draft's effective window: how long no more than what remains can be used. It is false if more would not help the request.
 //
-// What a status knows is when it would grant this request, or else when nothing is used any more. A bucket that is
-// empty has more quota long before it is full: a client that was told the latter would wait for a burst.
+// A status knows when it would grant a denied request, and when nothing is used any more. A bucket has its next unit before that; a window begins anew then.
+// Sliding windows, logs and shares of a bucket have more before that too, but nobody knows when. So they say more than need be, which the draft
+// allows. An empty share is taken for an empty bucket, so that nobody waits for a burst.
 func (q *quota) until() (time.Duration, bool) {
 	switch {
 	case q.status.RetryAfter == penstock.Never:
 		return 0, false
 	case q.status.RetryAfter != 0:
 		return q.status.RetryAfter, true
-	case q.policy.bucket && q.status.Remaining <= 0:
-		return max(q.status.ResetAfter-q.policy.spare, 0), true
+	case q.policy.bucket && (!q.share || q.status.Remaining <= 0):
+		return q.nextUnit(), true
 	}
 	return q.status.ResetAfter, true
+}
+
+// nextUnit is when a bucket has one unit more. A full one begins to refill when a unit is used.
+func (q *quota) nextUnit() time.Duration {
+	missing := q.policy.limit - max(q.status.Remaining, 0)
+	if missing <= 0 {
+		down, up := q.policy.refill(1)
+		return down + up
+	}
+	later, _ := q.policy.refill(missing - 1)
+	return max(q.status.ResetAfter-later, 0)
 }
 
 // stricter tells which of two quotas an older dialect speaks of: the one that denies for longer, or has the smaller share left.

@@ -182,8 +182,7 @@ func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) 
 	return limit.Count, 0, nil, false
 }
 
-// meantReset is when there must be more, in whole seconds; -1 if that is not to be said. For an empty bucket it may be one
-// microsecond late.
+// meantReset is when there must be more, in whole seconds; -1 if that is not to be said. For a bucket it may be one microsecond late.
 func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64) {
 	if status.RetryAfter == penstock.Never {
 		return -1, -1
@@ -192,15 +191,19 @@ func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64
 		n := ceilRat(ratOf(status.RetryAfter))
 		return n, n
 	}
-	after := ratOf(status.ResetAfter)
 	q, _, _, bucket := meantPolicy(limit)
-	if !bucket || status.Remaining > 0 {
+	after := ratOf(status.ResetAfter)
+	if !bucket {
 		n := ceilRat(after)
 		return n, n
 	}
-	after.Sub(after, new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(q-1, limit.Count)))
-	late := new(big.Rat).Add(after, ratOf(time.Microsecond))
-	return max(ceilRat(after), 0), max(ceilRat(late), 0)
+	units := func(n int64) *big.Rat { return new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(n, limit.Count)) }
+	late := func(x *big.Rat) *big.Rat { return new(big.Rat).Add(x, ratOf(time.Microsecond)) }
+	if status.Remaining >= q {
+		return ceilRat(units(1)), ceilRat(late(units(1)))
+	}
+	next := new(big.Rat).Sub(after, units(q-status.Remaining-1))
+	return max(ceilRat(next), 0), max(ceilRat(late(next)), 0)
 }
 
 func meantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
@@ -229,7 +232,7 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 		for i := range n {
 			limits[i], statuses[i] = drawLimit(rt), drawStatus(rt)
 			limits[i].Name = fmt.Sprintf("%s.%d", limits[i].Name, i)
-			quotas[i] = quota{quotaPolicyOf(limits[i].Name, limits[i]), statuses[i]}
+			quotas[i] = quota{policy: quotaPolicyOf(limits[i].Name, limits[i]), status: statuses[i]}
 			denied = denied || statuses[i].RetryAfter > 0
 			retryAfter = max(retryAfter, statuses[i].RetryAfter)
 		}
@@ -353,7 +356,7 @@ RateLimit: "x";r=0;t=1
 Retry-After: 1`},
 		{penstock.PerMinute(60), 30, 35, `
 RateLimit-Policy: "x";q=60;w=60
-RateLimit: "x";r=30;t=30
+RateLimit: "x";r=30;t=1
 then
 RateLimit-Policy: "x";q=60;w=60
 RateLimit: "x";r=30;t=5
@@ -463,7 +466,7 @@ Retry-After: 30`},
 				t.Fatalf("%v: %v", c.limit, err)
 			}
 			h := make(http.Header)
-			write.write(h, []quota{{quotaPolicyOf("x", c.limit), d.Status(0)}}, !d.Allowed, d.RetryAfter())
+			write.write(h, []quota{{policy: quotaPolicyOf("x", c.limit), status: d.Status(0)}}, !d.Allowed, d.RetryAfter())
 			var lines strings.Builder
 			for _, name := range []string{"RateLimit-Policy", "RateLimit", "Retry-After"} {
 				if h.Get(name) != "" {
@@ -508,8 +511,8 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 	second := quotaPolicyOf("search.second", penstock.PerSecond(10))
 	day := quotaPolicyOf("search.day", penstock.PerDay(10_000).With(penstock.FixedWindow))
 	quotas := []quota{
-		{second, penstock.Status{Remaining: 0, RetryAfter: 70 * time.Millisecond, ResetAfter: 970 * time.Millisecond}},
-		{day, penstock.Status{Remaining: 9120, ResetAfter: 40111200 * time.Millisecond}},
+		{policy: second, status: penstock.Status{Remaining: 0, RetryAfter: 70 * time.Millisecond, ResetAfter: 970 * time.Millisecond}},
+		{policy: day, status: penstock.Status{Remaining: 9120, ResetAfter: 40111200 * time.Millisecond}},
 	}
 	now := func() time.Time { return time.Unix(1_800_000_000, 1) }
 	for _, c := range []struct {
@@ -570,7 +573,7 @@ func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 	} {
 		var quotas []quota
 		for _, s := range c.statuses {
-			quotas = append(quotas, quota{policy, s})
+			quotas = append(quotas, quota{policy: policy, status: s})
 		}
 		out := make(http.Header)
 		n := h.write(out, quotas, true, c.retryAfter)
@@ -599,14 +602,16 @@ func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
 	}
 }
 
-// An empty bucket says when the next unit comes, not when it is full: then, and not before, it has one.
-func TestAnEmptyBucketTellsWhenTheNextUnitComes(t *testing.T) {
-	buckets := 0
+// The draft's effective window is "the number of seconds within which the client can use no more than the available quota": a client that uses it all has
+// one unit more then, and not before.
+func TestEffectiveWindowIsTheDrafts(t *testing.T) {
+	asked := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		limit := penstock.Limit{
 			Name: "x", Count: rapid.Int64Range(1, 1000).Draw(rt, "count"), Burst: rapid.Int64Range(1, 1000).Draw(rt, "burst"),
-			Period:    time.Duration(rapid.Int64Range(1, 100_000_000).Draw(rt, "µs")) * time.Microsecond,
-			Algorithm: rapid.SampledFrom([]*algorithm.Algorithm{penstock.TokenBucket, penstock.LeakyBucket}).Draw(rt, "algorithm"),
+			Period: time.Duration(rapid.Int64Range(1, 100_000_000).Draw(rt, "µs")) * time.Microsecond,
+			Algorithm: rapid.SampledFrom([]*algorithm.Algorithm{penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow,
+				penstock.AnchoredWindow}).Draw(rt, "algorithm"),
 		}
 		start := time.Unix(1_800_000_000, 0)
 		now := start
@@ -618,32 +623,32 @@ func TestAnEmptyBucketTellsWhenTheNextUnitComes(t *testing.T) {
 			}
 			return d.Status(0)
 		}
-		policy := quotaPolicyOf("x", limit)
+		q := quota{policy: quotaPolicyOf("x", limit)}
 		ask(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
 		now = now.Add(time.Duration(rapid.Int64Range(0, 1_000_000).Draw(rt, "later")) * time.Microsecond)
-		empty := ask(penstock.Peek, 0)
-		if empty.Remaining > 0 {
-			return
+		q.status = ask(penstock.Peek, 0)
+		if !q.policy.bucket && q.status.ResetAfter == 0 {
+			return // the window is over, and the next one has not begun
 		}
-		buckets++
-		q := quota{policy, empty}
+		asked++
 		until, ok := q.until()
 		if !ok {
-			rt.Fatalf("%v: %+v says nothing", limit, empty)
+			rt.Fatalf("%v: %+v says nothing", limit, q.status)
 		}
+		ask(penstock.Force, q.status.Remaining)
 		told := now.Add(until)
 		if until > 2*time.Microsecond {
 			now = told.Add(-2 * time.Microsecond)
 			if s := ask(penstock.Peek, 0); s.Remaining > 0 {
-				rt.Fatalf("%v: there is quota 2µs before %v, which it told: %+v, then %+v", limit, until, empty, s)
+				rt.Fatalf("%v: there is more 2µs before %v, which it told: %+v, then %+v", limit, until, q.status, s)
 			}
 		}
 		now = told
 		if s := ask(penstock.Peek, 0); s.Remaining < 1 {
-			rt.Fatalf("%v: after %v, which it told, there is nothing: %+v, then %+v", limit, until, empty, s)
+			rt.Fatalf("%v: after %v, which it told, there is no more: %+v, then %+v", limit, until, q.status, s)
 		}
 	})
-	t.Logf("counted: %d empty buckets asked when there is more", buckets)
+	t.Logf("counted: %d limits asked when there is more", asked)
 }
 
 func TestHeaderSettingsAreChecked(t *testing.T) {
@@ -681,7 +686,7 @@ func FuzzRateLimitIsAStructuredField(f *testing.F) {
 		if retry < 0 {
 			status.RetryAfter = penstock.Never
 		}
-		q := quota{quotaPolicyOf(name, limit), status}
+		q := quota{policy: quotaPolicyOf(name, limit), status: status}
 		h := make(http.Header)
 		mustHeaders(t, headerSettings{}).write(h, []quota{q, q}, false, 0)
 
@@ -718,9 +723,9 @@ func wantLine(t *testing.T, h http.Header, name string, list httpsfv.List) {
 
 func BenchmarkHeaders(b *testing.B) {
 	quotas := []quota{
-		{quotaPolicyOf("search.second", penstock.PerSecond(10)), penstock.Status{Remaining: 9, ResetAfter: 100 * time.Millisecond}},
-		{quotaPolicyOf("search.day", penstock.PerDay(10_000)), penstock.Status{Remaining: 9120, ResetAfter: 7 * time.Hour}},
-		{quotaPolicyOf("all.in-flight", penstock.InFlight(500, time.Minute)), penstock.Status{Remaining: 499, ResetAfter: time.Minute}},
+		{policy: quotaPolicyOf("search.second", penstock.PerSecond(10)), status: penstock.Status{Remaining: 9, ResetAfter: 100 * time.Millisecond}},
+		{policy: quotaPolicyOf("search.day", penstock.PerDay(10_000)), status: penstock.Status{Remaining: 9120, ResetAfter: 7 * time.Hour}},
+		{policy: quotaPolicyOf("all.in-flight", penstock.InFlight(500, time.Minute)), status: penstock.Status{Remaining: 499, ResetAfter: time.Minute}},
 	}
 	for _, c := range []struct {
 		name     string

@@ -277,7 +277,7 @@ func TestClientUnderstandsWhatTheServerSideWrites(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		limit, status := drawLimit(rt), drawStatus(rt)
 		status.Remaining = 0
-		q := quota{quotaPolicyOf(limit.Name, limit), status}
+		q := quota{policy: quotaPolicyOf(limit.Name, limit), status: status}
 		until, known := q.until()
 		now := time.Unix(1_800_000_000, 0)
 		for _, dialect := range Dialects() {

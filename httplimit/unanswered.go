@@ -92,7 +92,8 @@ func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latenc
 		}
 	}
 	a.Decision, a.limited = penstock.Decision{Allowed: e.Outcome == FailedOpen, Source: e.Source}, true
-	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+	canceled := ctx.Err() != nil && errors.Is(err, ctx.Err())
+	if canceled {
 		a.Decision = penstock.Decision{Source: penstock.FromClosed}
 		e.Outcome, e.Source = Abandoned, penstock.FromStore
 	}
@@ -103,7 +104,11 @@ func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latenc
 		return true
 	}
 	a.returnHolds()
-	a.shut(w, s, deciding)
+	if canceled {
+		a.gate.turnAway(w, a.Request, s, denial{reason: callerCanceled})
+	} else {
+		a.shut(w, s, deciding)
+	}
 	return false
 }
 

@@ -146,7 +146,7 @@ func isOrigin(text string) bool {
 	return !(u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443")
 }
 
-// tryTemplate writes a template for each kind of denial: by a limit, without an answer of the store, by a list, and of what is malformed.
+// tryTemplate writes a template for a request that may be sent again, and for one that costs more than its limit.
 func tryTemplate(text string) error {
 	t, err := template.New("body").Parse(text)
 	if err != nil {
@@ -158,7 +158,7 @@ func tryTemplate(text string) error {
 		Policies                 []string
 		RetryAfter, RetryAfterMS int64
 	}
-	for _, denial := range []fields{{429, "rule", []string{"rule.limit"}, 1, 1000}, {503, "rule", nil, 1, 1000}, {Status: 403}, {Status: 400}} {
+	for _, denial := range []fields{{429, "rule", []string{"rule.limit"}, 1, 1000}, {429, "rule", []string{"rule.limit"}, 0, 0}} {
 		if err := t.Execute(io.Discard, denial); err != nil {
 			return err
 		}

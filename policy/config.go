@@ -100,12 +100,12 @@ type HTTPConfig struct {
 	Headers        Strings       `yaml:"headers" jsonschema:"Which fields tell of limits: draft-11 (default), draft-07, draft-06, x-ratelimit, or none."`
 	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
 	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by up to this, at random, so that callers do not all come back at once. Default: 0."`
-	Denied         DeniedConfig  `yaml:"denied" jsonschema:"How a denied request is answered."`
+	Denied         DeniedConfig  `yaml:"denied" jsonschema:"How a request over a limit is answered."`
 	CORS           CORSConfig    `yaml:"cors" jsonschema:"Which web pages may read the answers that do not come from the upstream, and what they learn of limits. Default: none."`
 	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
 }
 
-// A DeniedConfig says how a denied request is answered.
+// A DeniedConfig says how a request over a limit is answered. Requests that are turned away for other reasons have an answer of their own.
 type DeniedConfig struct {
 	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
 	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`
