@@ -124,10 +124,12 @@ type subject struct {
 	at      func(Params, int64) Params // nil unless it has a calendar
 	step    func(s any, p Params, a Ask, now int64) (Outcome, any)
 
-	room  func(Limit) int64                // units that a fresh state has
-	heal  func(Limit) int64                // µs in which a state without debt is as good as fresh
-	bound func(l Limit, apart int64) int64 // cost that moments so far apart, and all between, can admit; nil: another law says
-	grain func(Limit) int64                // shifting a trace by this much changes nothing; 0: by nothing
+	room   func(Limit) int64                     // units that a fresh state has
+	heal   func(Limit) int64                     // µs in which a state without debt is as good as fresh
+	bound  func(l Limit, apart int64) int64      // cost that moments so far apart, and all between, can admit; nil: another law says
+	inTurn func(turns []turn, apart int64) int64 // the same of limits that take turns
+	window int64                                 // the shortest window of a calendar
+	grain  func(Limit) int64                     // shifting a trace by this much changes nothing; 0: by nothing
 
 	limits []Limit // that it is tried with; nil: with any
 
@@ -192,6 +194,7 @@ func bucketSubject() subject {
 	a.bound = func(l Limit, apart int64) int64 {
 		return a.room(l) + min(muldiv(apart, l.Count, l.Period), math.MaxInt64/2)
 	}
+	a.inTurn = ratesInTurn(a.room)
 	return a
 }
 
@@ -202,13 +205,16 @@ func queueSubject() subject {
 		additive: LeakyBucket.Additive,
 	}
 	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
+	a.inTurn = func(turns []turn, apart int64) int64 { // moments are rounded up to whole µs
+		return ratesInTurn(func(Limit) int64 { return 1 })(turns, apart+1)
+	}
 	return a
 }
 
 func windowSubject() subject {
 	return subject{
 		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), room: count, heal: period, bound: windowBound(period),
-		grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.Additive,
+		inTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.Additive,
 	}
 }
 
@@ -233,6 +239,7 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 	a.name, a.prepare, a.at = "fixedwindow/"+name+"/"+zone, calendar.Prepare, calendar.At
 	a.heal = func(Limit) int64 { return unit.Period().Microseconds() }
 	a.bound = windowBound(func(Limit) int64 { return shortest })
+	a.window = shortest
 	a.grain = func(Limit) int64 { return 0 }
 	a.additive = calendar.Additive
 	a.kin = []*Algorithm{calendar, CalendarWindow(Day, time.UTC), CalendarWindow(Month, where), FixedWindow}
@@ -242,7 +249,7 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 func slidingSubject() subject {
 	return subject{
 		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.Additive,
-		heal: func(l Limit) int64 { return 2 * l.Period },
+		heal: func(l Limit) int64 { return 2 * l.Period }, inTurn: ratesInTurn(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
 				return 2*l.Count - 1
@@ -256,7 +263,7 @@ func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
 		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), room: count, grain: width,
-		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, additive: SubWindow(n).Additive,
+		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, inTurn: windowsInTurn(true), additive: SubWindow(n).Additive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))
@@ -267,7 +274,7 @@ func subSubject(n int) subject {
 func logSubject() subject {
 	return subject{
 		name: "slidinglog", prepare: SlidingLog.Prepare, step: of(slidingLog), room: count, heal: period, bound: strictBound,
-		grain: func(Limit) int64 { return 1 },
+		inTurn: windowsInTurn(true), grain: func(Limit) int64 { return 1 },
 	}
 }
 
@@ -1403,7 +1410,7 @@ func TestARaisedLimitFreesTheDifference(t *testing.T) {
 	prove(t, raisedLimitFreesTheDifference, allSubjects())
 }
 
-// Whatever the limit becomes, used units stay used, and nobody waits longer for it than one refill of the new limit.
+// Whatever the limit becomes, used units stay used, and nobody waits longer for them than they need to come back at the new rate.
 var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, d dice) error {
 	r := begin(a, d)
 	var events []event
@@ -1420,7 +1427,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if r.state != nil && r.story[len(r.story)-1].out.Keep == Unchanged {
 		return nil // the state is older than now, and the time since counts at the new rate
 	}
-	old, used := r.limit, r.room(r.limit)-r.peek(r.now).Remaining
+	old, used, before := r.limit, r.room(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
 	if len(r.kin) > 0 && r.at == nil && d.oneIn(2) && r.kin[0].Name == "subwindow" {
 		n := int(d(1, MaxParts))
 		kin := subSubject(n)
@@ -1439,12 +1446,20 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if _, err := r.prepare(limit); err != nil {
 		return nil
 	}
+	if !r.countable([]turn{{limit: old, prepare: r.prepare}, {limit: limit, prepare: r.prepare}}) {
+		return nil
+	}
 	r.change(limit)
 	room := r.room(limit)
 	after := r.peek(r.now)
 	usedNow := room - after.Remaining
 	least, most := min(used, room), min(used, room)
 	switch a.name {
+	case "leakybucket": // those who wait keep their turns: the time until all have left stays
+		least, most = 0, room
+		if late := after.ResetAfter - before.ResetAfter; late < 0 || late > 2 {
+			return r.broken("all would have left after %d µs under %+v, and now after %d", before.ResetAfter, old, after.ResetAfter)
+		}
 	case "slidingwindow": // shares of windows are rounded against the caller: by 3 µs, and by a tick at either end
 		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
 		least = max(least-max(old.Count-Max/r.params[3], 0), 0) // what a window holds is capped, by finer ticks at less
@@ -1465,8 +1480,12 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		return r.broken("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
 	}
 	ask := Ask{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
-	if out := r.ask(ask); out.RetryAfter == Never || out.RetryAfter > r.heal(limit)+MaxStall {
-		return r.broken("%d units of %d must wait %d; one refill takes %d", ask.Cost, room, out.RetryAfter, r.heal(limit))
+	longest := min(times(max(used, usedNow)/room+2, r.heal(limit)), math.MaxInt64/2) + MaxStall
+	if a.queues {
+		longest = before.ResetAfter + r.heal(limit) + 2
+	}
+	if out := r.ask(ask); out.RetryAfter == Never || out.RetryAfter > longest {
+		return r.broken("%d units of %d must wait %d; %d were used, and one refill takes %d", ask.Cost, room, out.RetryAfter, used, r.heal(limit))
 	}
 	return nil
 }}
@@ -1818,23 +1837,26 @@ func TestClocksBehindNameAWindow(t *testing.T) {
 	prove(t, clocksBehindNameAWindow, calendarSubjects())
 }
 
-// A level in units of another size is never less, and more by little over two units, unless there is no room for it.
+// A level in parts of another size is never less, and more by less than two parts; by less than one where doubles are exact.
 func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	d := seeded(seed, 0)
-	slack := big.NewRat(33, 16)
 	for i := range 50_000 {
 		large := pick[int64](d, 1, MaxPeriod/2) // where doubles are coarse, and anywhere
-		old, unit := d(large, MaxPeriod), d(large, MaxPeriod)
-		limit := d(1, Max/2/unit) * unit
-		level := d(0, min(Max/2, times(limit/unit+1, old)))
-		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(unit))
-		if exact.Cmp(whole(limit)) > 0 {
-			exact = whole(limit)
+		old, parts := d(large, MaxPeriod), d(1, MaxPeriod)
+		level := d(0, Max)
+		exact := new(big.Rat).Mul(big.NewRat(level, old), whole(parts))
+		got := whole(convert(level, old, parts))
+		slack := whole(1)
+		if _, ok := product(old, parts, Max); !ok {
+			slack = big.NewRat(33, 16)
 		}
-		got := whole(convert(level, old, unit, limit))
-		if got.Cmp(exact) < 0 || got.Cmp(exact.Add(exact, slack)) > 0 {
-			t.Fatalf("case %d of seed %d: %d in units of 1/%d became %v in units of 1/%d, at most %d", i, seed, level, old, got, unit, limit)
+		if exact.Cmp(whole(Max)) >= 0 {
+			exact = whole(Max)
+		}
+		if got.Cmp(exact) < 0 && got.Cmp(whole(Max)) < 0 || got.Cmp(whole(Max)) > 0 || got.Cmp(exact.Add(exact, slack)) > 0 &&
+			got.Cmp(whole(Max)) < 0 {
+			t.Fatalf("case %d of seed %d: %d in parts of 1/%d became %v in parts of 1/%d", i, seed, level, old, got, parts)
 		}
 	}
 }

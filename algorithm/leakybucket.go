@@ -1,6 +1,9 @@
 package algorithm
 
-import _ "embed"
+import (
+	_ "embed"
+	"fmt"
+)
 
 //go:embed leakybucket.lua
 var leakyBucketLua string
@@ -12,30 +15,49 @@ var leakyBucketLua string
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them are at least
 //	        Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
-//	State   6 numbers: level, at, unit, debt (as TokenBucket), tail and places: the last holder in the queue and what it
-//	        took; absent while idle
+//	State   5 numbers: level (rate units per µs until all have left), at, rate, tail and taken: the last holder in the queue and
+//	        the units that it took; absent while idle
 //	Cost    O(1)
 //	Choose  in front of something that must never see two requests at once: shaping, outbound calls, batch jobs
 //	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
 //
 // A place can only be given back by the last in the queue, under its Holder, before the next one's turn, and by one that did
 // not go: whoever waits behind has been told when to go. Any other Refund changes nothing and is answered with Granted 0.
+//
+// When the limit changes, or several limits take turns, everyone keeps the turn that he was told. Whoever comes waits until all
+// have left, and has as many places behind them as the present limit's Burst holds. So departures are at least the shortest
+// Period/Count apart. The time until all have left is converted to the present rate, rounded up by less than two µs. What was taken under
+// another limit is given back in whole places of the present one, never more than was taken.
 var LeakyBucket = func() *Algorithm {
-	a := Define("leakybucket", leakyBucketLua, leakyBucket, func(l Limit) (Params, error) { return prepareBucket(l, 1) })
+	a := Define("leakybucket", leakyBucketLua, leakyBucket, func(l Limit) (Params, error) {
+		p, err := prepareBucket(l, 1)
+		if err == nil && p[0] > MaxPeriod {
+			return Params{}, fmt.Errorf("%d per %d µs is too fast for a queue: at most %d may leave in a µs", l.Count, l.Period, int64(MaxPeriod))
+		}
+		return p, err
+	})
 	a.Bookable = true
 	return a
 }()
 
 type queue struct {
-	bucket
-	Tail   int64 // HolderID of the last in the queue; 0 if unknown
-	Places int64 // that it took
+	Level int64 // Level/Rate is how many µs it takes until all have left
+	At    int64 // when Level was right
+	Rate  int64 // units per µs when it was written
+	Tail  int64 // HolderID of the last in the queue; 0 if unknown
+	Taken int64 // units that it took
 }
 
 func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	rate, unit, places, who := p[0], p[1], p[2], HolderID(a.Holder)
-	capacity, tail, taken := places*unit, s.Tail, s.Places
-	level, at, ahead, mended := drain(s.bucket, rate, unit, places, now)
+	capacity := places * unit
+	level, old, tail, taken := s.Level, s.Rate, s.Tail, s.Taken
+	if old != 0 && old != rate {
+		level = convert(level, old, rate)
+		taken = convert(taken, old, rate)
+		taken = max(taken-3, 0) // it was rounded up by less
+	}
+	level, at, ahead, mended := drain(rate, now, level, s.At)
 	room := capacity - level
 	before := level
 
@@ -58,20 +80,20 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 			} else if a.Mode != Peek {
 				out.Granted = min(a.Cost, room/unit)
 				level += out.Granted * unit
-				tail, taken = who, out.Granted
+				tail, taken = who, out.Granted*unit
 			}
 		}
 	case Force:
-		out.Granted = a.Cost
-		level = grow(level, a.Cost, unit)
-		if a.Cost > 0 {
-			tail, taken = who, a.Cost
+		out.Granted = min(a.Cost, (Max-level)/unit)
+		level += out.Granted * unit
+		if out.Granted > 0 {
+			tail, taken = who, out.Granted*unit
 		}
 	case Refund:
 		if who != 0 && who == tail {
-			out.Granted = min(a.Cost, taken, cdiv(level, unit))
-			level = shrink(level, out.Granted, unit)
-			taken -= out.Granted
+			out.Granted = min(a.Cost, taken/unit, cdiv(level, unit))
+			level = max(level-out.Granted*unit, 0)
+			taken -= out.Granted * unit
 		}
 	default: // Reset
 		level = 0
@@ -83,10 +105,10 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	if level > 0 {
 		out.ResetAfter = cdiv(level, rate) + ahead
 	}
-	if level == before && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if level == before && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, queue{bucket{min(level, capacity), at, unit, max(level-capacity, 0)}, tail, taken}
+	return out, queue{level, at, rate, tail, taken}
 }

@@ -1,8 +1,13 @@
-local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who, level, at, old, tail, taken, debt)
+local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who, level, at, old, tail, taken)
   local capacity = places * unit
   tail, taken = tail or 0, taken or 0
+  if old and old ~= rate then
+    level = convert(level, old, rate)
+    taken = convert(taken, old, rate)
+    taken = math.max(taken - 3, 0) -- it was rounded up by less
+  end
   local ahead, mended
-  level, at, ahead, mended = drain(rate, unit, places, now, level, at, old, debt)
+  level, at, ahead, mended = drain(rate, now, level, at)
   local room = capacity - level
   local before = level
 
@@ -24,20 +29,20 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
       elseif mode ~= PEEK then
         granted = math.min(cost, div(room, unit))
         level = level + granted * unit
-        tail, taken = who, granted
+        tail, taken = who, granted * unit
       end
     end
   elseif mode == FORCE then
-    granted = cost
-    level = math.min(level + cost * unit, MAX)
-    if cost > 0 then
-      tail, taken = who, cost
+    granted = math.min(cost, div(MAX - level, unit))
+    level = level + granted * unit
+    if granted > 0 then
+      tail, taken = who, granted * unit
     end
   elseif mode == REFUND then
     if who ~= 0 and who == tail then
-      granted = math.min(cost, taken, cdiv(level, unit))
+      granted = math.min(cost, div(taken, unit), cdiv(level, unit))
       level = math.max(level - granted * unit, 0)
-      taken = taken - granted
+      taken = taken - granted * unit
     end
   else
     level = 0
@@ -49,9 +54,9 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
   if level > 0 then
     reset = cdiv(level, rate) + ahead
   end
-  if level == before and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if level == before and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, wait, keep, math.min(level, capacity), at, unit, tail, taken, math.max(level - capacity, 0)
+  return granted, remaining, retry, reset, wait, keep, level, at, rate, tail, taken
 end

@@ -16,14 +16,19 @@ var tokenBucketLua string
 //
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was given back meanwhile;
 //	        patience moves cost to when its Wait ends, and the bound holds for those moments
-//	State   4 numbers: level (used units), at, unit, debt; absent while the bucket is full
+//	State   3 numbers: level (used units), at, unit; absent while the bucket is full
 //	Cost    O(1)
 //	Choose  for almost everything: smooth, allows bursts, cheapest state, exact retry times
 //	Clock   a step back of δ stalls the refill for min(δ, 5 s) at most and never makes tokens
 //
 // A token is Unit units, a microsecond refills Rate units, Rate/Unit = Count/Period reduced: no emission interval is
-// ever rounded. Burst·Unit must not pass 2^51. When the limit changes, used tokens stay used: they are
-// converted to the new unit, rounded against the caller by less than three units, and what exceeds a lowered burst is forgiven.
+// ever rounded. Burst·Unit must not pass 2^51.
+//
+// When the limit changes, or several limits take turns, used tokens stay used. Each limit refills at its own rate the time since
+// the last grant. A limit with a smaller Burst is full until the level has fallen below it. So limits in turn admit at most the largest
+// Burst + w·the largest rate; where they book, w counts from the booking. The level is converted to the present unit, rounded against the
+// caller: a grant after one of another limit costs less than one unit more (two, where the product of the two units passes 2^52). A
+// level counts as 2^52 units at most, so only more than twice the largest Burst that the present rate allows is cut off.
 var TokenBucket = func() *Algorithm {
 	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
 	a.Bookable = true
@@ -50,18 +55,21 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 	return Params{rate, unit, burst + extra}, nil
 }
 
-// bucket is the state of the token and leaky buckets. The zero value is fresh: nothing used.
+// bucket is the state of a token bucket. The zero value is fresh: nothing used.
 type bucket struct {
-	Level int64 // units used of the capacity
+	Level int64 // units used; above the capacity where some are booked or forced, or a larger limit has used them
 	At    int64 // when Level was right
 	Unit  int64 // units per token when it was written
-	Debt  int64 // units beyond the capacity: booked, or forced
 }
 
 func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 	rate, unit, burst := p[0], p[1], p[2]
 	capacity := burst * unit
-	level, at, ahead, mended := drain(s, rate, unit, burst, now)
+	level, old := s.Level, s.Unit
+	if old != 0 && old != unit {
+		level = convert(level, old, unit)
+	}
+	level, at, ahead, mended := drain(rate, now, level, s.At)
 	room := capacity - level
 	before := level
 
@@ -90,8 +98,8 @@ func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 			retry = cdiv(unit-room, rate) + ahead
 		}
 	case Force:
-		granted = a.Cost
-		level = grow(level, a.Cost, unit)
+		granted = min(a.Cost, (Max-level)/unit)
+		level += granted * unit
 	case Refund:
 		granted = min(a.Cost, level/unit)
 		level = shrink(level, a.Cost, unit)
@@ -107,14 +115,11 @@ func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 	}
 	// One by one: a whole Outcome would be made elsewhere first.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
-	if level == before && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if level == before && !(mended && (a.Mode != Peek || retry != 0)) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return s
 	}
-	if level > capacity {
-		return bucket{capacity, at, unit, level - capacity}
-	}
-	return bucket{level, at, unit, 0}
+	return bucket{level, at, unit}
 }
 
 // tokensAgain counts back from when the bucket is full: all tokens but the cost may be missing then.
@@ -126,15 +131,12 @@ func tokensAgain(p *Params, cost, remaining, reset int64) int64 {
 	return max(reset-cdiv((burst-cost)*unit, rate), 0)
 }
 
-// drain brings a bucket up to now. It returns the level with its debt, the time at which it is right, how far that is
-// ahead of now, and whether the state came from too far in the future and was mended.
-func drain(s bucket, rate, unit, burst, now int64) (level, at, ahead int64, mended bool) {
-	level, debt, at := s.Level, s.Debt, s.At
-	if s.Unit != unit && s.Unit != 0 {
-		level = convert(level, s.Unit, unit, burst*unit)
-		debt = convert(debt, s.Unit, unit, Max/2)
+// drain brings a level up to now. It returns the level, the time at which it is right, how far that is ahead of now, and
+// whether the state came from too far in the future and was mended.
+func drain(rate, now, level, at int64) (left, right, ahead int64, mended bool) {
+	if level == 0 {
+		return 0, now, 0, false
 	}
-	level = min(level, burst*unit) + debt
 	mended = at-now > MaxStall
 	if mended {
 		at = now
@@ -143,33 +145,25 @@ func drain(s bucket, rate, unit, burst, now int64) (level, at, ahead int64, mend
 		return level, at, at - now, mended
 	}
 	if float64(now-at)*float64(rate) >= float64(level) { // a product too large to be exact is larger than any level
-		level = 0
-	} else {
-		level -= (now - at) * rate
+		return 0, now, 0, mended
 	}
-	return level, now, 0, mended
+	return level - (now-at)*rate, now, 0, mended
 }
 
-// convert expresses a level counted in units of old per token in the present unit, rounded up, at most limit. The
-// fraction of a token is converted in doubles, as the twin must, with an error of less than two units.
-func convert(level, old, unit, limit int64) int64 {
-	tokens := level / old
-	if tokens >= limit/unit {
-		return limit
-	}
-	part := level - tokens*old
-	if part > 0 {
-		part = min(unit, int64(math.Ceil(float64(float64(part)/float64(old))*float64(unit)))+1)
-	}
-	return tokens*unit + part
-}
-
-// grow adds tokens to a level that never passes Max.
-func grow(level, tokens, unit int64) int64 {
-	if tokens > (Max-level)/unit {
+// convert expresses a level, counted in old parts of a whole, in parts of another size, rounded up, at most Max. Where the product
+// is too large to be exact it is computed in doubles, as the twin must, with an error of less than two parts.
+func convert(level, old, parts int64) int64 {
+	whole := level / old
+	if whole >= Max/parts {
 		return Max
 	}
-	return level + tokens*unit
+	rest := level - whole*old
+	if rest > Max/parts {
+		rest = min(parts, int64(math.Ceil(float64(float64(rest)/float64(old))*float64(parts)))+1)
+	} else if rest > 0 {
+		rest = cdiv(rest*parts, old)
+	}
+	return whole*parts + rest
 }
 
 // shrink takes tokens off a level that never passes zero.

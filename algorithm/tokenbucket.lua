@@ -1,7 +1,10 @@
-local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, level, at, old, debt)
+local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, level, at, old)
   local capacity = burst * unit
+  if old and old ~= unit then
+    level = convert(level, old, unit)
+  end
   local ahead, mended
-  level, at, ahead, mended = drain(rate, unit, burst, now, level, at, old, debt)
+  level, at, ahead, mended = drain(rate, now, level, at)
   local room = capacity - level
   local before = level
 
@@ -29,8 +32,8 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
       retry = cdiv(unit - room, rate) + ahead
     end
   elseif mode == FORCE then
-    granted = cost
-    level = math.min(level + cost * unit, MAX)
+    granted = math.min(cost, div(MAX - level, unit))
+    level = level + granted * unit
   elseif mode == REFUND then
     granted = math.min(cost, div(level, unit))
     level = math.max(level - cost * unit, 0)
@@ -44,12 +47,9 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
   if level > 0 then
     reset = cdiv(level, rate) + ahead
   end
-  if level == before and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if level == before and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset
-  if level > capacity then
-    return granted, remaining, retry, reset, wait, keep, capacity, at, unit, level - capacity
-  end
-  return granted, remaining, retry, reset, wait, keep, level, at, unit, 0
+  return granted, remaining, retry, reset, wait, keep, level, at, unit
 end

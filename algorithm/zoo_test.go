@@ -109,7 +109,8 @@ func zoo() []beast {
 		{"the reset is always a full refill away", resetAfterIsTight, bucket, resetAlwaysFull, nil},
 		{"a window's length is rounded down to whole seconds", resetAfterIsTight, anchored, wholeSeconds,
 			[]Limit{{Count: 3, Period: 1_500_000}, {Count: 1, Period: 500_000}, {Count: 5, Period: 59_900_000}}},
-		{"a lowered burst is not applied to what was used", limitChangeKeepsWhatWasUsed, bucket, levelNotClamped, nil},
+		{"a smaller burst forgives what a larger one has used", limitsInTurn, bucket, levelClamped, nil},
+		{"a place in a queue counts at the present rate", limitsInTurn, line, turnsMoved, nil},
 		{"a fixed window is mended by any step back across its edge", twoClocksMintNothing, fixed, mendedTooSoon, nil},
 		{"a queue lets its tail give back the places of others", departuresAreSpaced, line, tailGivesAll, nil},
 		{"a queue lets anybody give back a place", departuresAreSpaced, line, anybodyGives, nil},
@@ -128,7 +129,7 @@ func timeWrittenBackwards(s bucket, p Params, a Ask, now int64) (Outcome, bucket
 // The published bucket that adds elapsed times rate, even if time ran backwards.
 func elapsedNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	if back := s.At - now; back > 0 && s.Unit > 0 {
-		s.Debt += min(muldiv(back, p[0], 1), Max/4)
+		s.Level += min(muldiv(back, p[0], 1), Max/4)
 		s.At = now
 	}
 	return values(tokenBucket)(s, p, a, now)
@@ -348,7 +349,7 @@ func oneShort(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 func floatQuotients(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter > 0 && a.Patience == 0 {
-		level, _, ahead, _ := drain(s, p[0], p[1], p[2], now)
+		level, _, ahead, _ := drain(p[0], now, s.Level, s.At)
 		short := float64(a.need()) - float64(p[2]*p[1]-level)/float64(p[1])
 		out.RetryAfter = int64(math.Ceil(short/(float64(p[0])/float64(p[1])))) + ahead
 	}
@@ -405,12 +406,21 @@ func wholeSeconds(s window, p Params, a Ask, now int64) (Outcome, window) {
 	return out, next
 }
 
-// A level that keeps what the lowered burst cannot hold.
-func levelNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
-	if s.Unit == p[1] && s.Level > p[1]*p[2] {
-		s.Debt += s.Level - p[1]*p[2]
+// A level that is cut off at the present burst, as if what is beyond had never been used.
+func levelClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+	if s.Unit != 0 {
+		s.Level = min(convert(s.Level, s.Unit, p[1]), p[1]*p[2])
+		s.Unit = p[1]
 	}
 	return values(tokenBucket)(s, p, a, now)
+}
+
+// A queue as a number of places, whatever the interval at which those who have them were told to leave.
+func turnsMoved(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+	if s.Rate != 0 {
+		s.Rate = p[0]
+	}
+	return leakyBucket(s, p, a, now)
 }
 
 // A stored window is taken for one of the future as soon as it is not the present one.
@@ -423,13 +433,13 @@ func mendedTooSoon(s window, p Params, a Ask, now int64) (Outcome, window) {
 
 // The holder is compared, what it took is not.
 func tailGivesAll(s queue, p Params, a Ask, now int64) (Outcome, queue) {
-	s.Places = Max / 2
+	s.Taken = Max / 2
 	return leakyBucket(s, p, a, now)
 }
 
 // A cancel that lowers the queue's level, whoever's place it was.
 func anybodyGives(s queue, p Params, a Ask, now int64) (Outcome, queue) {
-	s.Tail, s.Places = HolderID(a.Holder), Max/2
+	s.Tail, s.Taken = HolderID(a.Holder), Max/2
 	return leakyBucket(s, p, a, now)
 }
 

@@ -119,7 +119,7 @@ func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d 
 		}
 		t.cells.Step(cell, params, &t.ask, now, true, &t.out)
 	}
-	s.keepLocked(t, cell, t.out.Keep, now)
+	s.keepLocked(t, cell, &t.out, now)
 	d.Answer(&t.out)
 	return nil
 }
@@ -147,7 +147,7 @@ func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now
 		out := &q.table.out
 		q.table.cells.Step(q.cell, q.params, &q.ask, now, false, out)
 		if !out.OK() {
-			s.keepLocked(q.table, q.cell, out.Keep, now)
+			s.keepLocked(q.table, q.cell, out, now)
 		}
 		q.keep = out.Keep
 		statuses[i] = penstock.StatusOf(out)
@@ -163,6 +163,7 @@ func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now
 		if q := &questions[i]; statuses[i].RetryAfter == 0 {
 			q.ask = algorithm.Ask{Mode: algorithm.Peek, Holder: q.ask.Holder}
 			q.table.cells.Step(q.cell, q.params, &q.ask, now, false, &q.table.out)
+			s.keepLocked(q.table, q.cell, &q.table.out, now)
 			statuses[i] = penstock.StatusOf(&q.table.out)
 		}
 	}
@@ -191,7 +192,7 @@ func (s *Store) commitLocked(questions []question, statuses []penstock.Status, n
 		q := &questions[i]
 		out := &q.table.out
 		q.table.cells.Step(q.cell, q.params, &q.ask, now, q.cell != fresh, out)
-		s.keepLocked(q.table, q.cell, out.Keep, now)
+		s.keepLocked(q.table, q.cell, out, now)
 		statuses[i] = penstock.StatusOf(out)
 	}
 	return nil
@@ -276,16 +277,18 @@ func (s *Store) removeLocked(t *table, cell uint32) {
 	s.keys.Add(-1)
 }
 
-// keepLocked notes how long a counter's state must be kept. One that equals a fresh state is not kept at all.
-func (s *Store) keepLocked(t *table, cell uint32, keep, now int64) {
-	if keep < 0 || cell == fresh {
+// keepLocked notes how long a counter's state must be kept: as the limit that asks sees it, and never shorter than another limit
+// has seen it. One that equals a fresh state is not kept at all.
+func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now int64) {
+	if cell == fresh {
 		return
 	}
-	if keep == 0 {
+	if out.Keep == 0 {
 		s.removeLocked(t, cell)
 		return
 	}
-	t.counters[cell].expires = now + keep + s.linger
+	c := &t.counters[cell]
+	c.expires = max(c.expires, now+max(out.Keep, out.ResetAfter)+s.linger)
 }
 
 // sweepLocked looks at the next two counters and removes those whose state has become fresh; at all of them, now and then,

@@ -61,31 +61,23 @@ local function never(mode, cost, count)
   return (mode == SPEND or mode == PEEK) and cost > count
 end
 
-local function convert(level, old, unit, limit)
-  local tokens = div(level, old)
-  if tokens >= div(limit, unit) then
-    return limit
+local function convert(level, old, parts)
+  local whole = div(level, old)
+  if whole >= div(MAX, parts) then
+    return MAX
   end
-  local part = level - tokens * old
-  if part > 0 then
-    part = math.min(unit, math.ceil(part / old * unit) + 1)
+  local rest = level - whole * old
+  if rest > div(MAX, parts) then
+    rest = math.min(parts, math.ceil(rest / old * parts) + 1)
+  elseif rest > 0 then
+    rest = cdiv(rest * parts, old)
   end
-  return tokens * unit + part
+  return whole * parts + rest
 end
 
-local function drain(rate, unit, burst, now, level, at, old, debt)
+local function drain(rate, now, level, at)
   if not level then
     return 0, now, 0, false
-  end
-  if old ~= unit then
-    level = convert(level, old, unit, burst * unit)
-    debt = convert(debt or 0, old, unit, MAX / 2)
-  end
-  if level > burst * unit then
-    level = burst * unit
-  end
-  if debt then
-    level = level + debt
   end
   local mended = at - now > MAXSTALL
   if mended then
@@ -95,9 +87,7 @@ local function drain(rate, unit, burst, now, level, at, old, debt)
     return level, at, at - now, mended
   end
   if (now - at) * rate >= level then -- a product too large to be exact is larger than any level
-    level = 0
-  else
-    level = level - (now - at) * rate
+    return 0, now, 0, mended
   end
-  return level, now, 0, mended
+  return level - (now - at) * rate, now, 0, mended
 end

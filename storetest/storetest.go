@@ -69,6 +69,8 @@ var laws = []law{
 		"whatever the old one has left behind.", changedAlgorithm},
 	{"a changed limit keeps what was used", "Raising a limit frees the difference and no more; lowering it below what was used leaves " +
 		"nothing.", changedLimit},
+	{"limits in turn forgive nothing", "Limits of one name that take turns over one key, as tiers do, admit together what the largest admits: what one has " +
+		"used counts for all, and a smaller one is full until what was used has come back.", limitsInTurn},
 	{"a hold is acquired, renewed and released", "A holder has its slots once, however often it spends; its own Refund gives them " +
 		"back, once; nobody else's does.", holds},
 	{"a hold ends when its holder dies", "A hold that is neither renewed nor released ends Period after its last Spend, and not earlier.", dyingHolds},

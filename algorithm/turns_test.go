@@ -1,0 +1,193 @@
+package algorithm
+
+import (
+	"testing"
+)
+
+// A turn is one of several limits that are asked in turn over one state: tiers, or a reload that not every instance has taken up.
+type turn struct {
+	limit   Limit
+	prepare func(Limit) (Params, error)
+	at      func(Params, int64) Params
+	kind    int   // of kin: how its windows are aligned, or how many parts they have
+	shorter int64 // the shortest window
+}
+
+// turnsOf are two or three limits, often alike in all but one number.
+func (r *run) turnsOf() []turn {
+	own := turn{limit: r.limit, prepare: r.prepare, at: r.at, kind: -1, shorter: r.shortest(r.limit)}
+	turns := []turn{own}
+	for range 6 {
+		if len(turns) == 3 || len(turns) == 2 && r.d.oneIn(2) {
+			break
+		}
+		t := own
+		switch r.d(0, 5) {
+		case 0:
+			t.limit.Count = max(t.limit.Count/r.d(2, 100), 1)
+		case 1:
+			t.limit.Period = max(t.limit.Period/r.d(2, 1000), 1000)
+		case 2:
+			t.limit.Burst = r.d(1, r.room(r.limit))
+		case 3:
+			t.limit.Burst = r.d(1, 10)
+			t.limit.Count = r.d(1, 10)
+		default:
+			t.limit = r.anyLimit(r.d)
+		}
+		if len(r.kin) > 0 && r.at == nil && r.d.oneIn(4) {
+			t.kind = int(r.d(0, int64(len(r.kin)-1)))
+			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].At
+		}
+		if _, err := t.prepare(t.limit); err == nil && r.countable(append(turns, t)) {
+			t.shorter = r.shortest(t.limit)
+			turns = append(turns, t)
+		}
+	}
+	return turns
+}
+
+// countable tells whether each rate can count what the largest limit may use.
+func (a subject) countable(turns []turn) bool {
+	room, heal := most(turns, a.room), most(turns, a.heal)
+	for _, t := range turns {
+		p, err := t.prepare(t.limit)
+		if err != nil || a.bookable && !a.queues && times(room, p[1]) > Max/2 || a.queues && times(heal+1, p[0]) > Max/2 {
+			return false
+		}
+	}
+	return true
+}
+
+// shortest is the shortest window of a limit.
+func (a subject) shortest(l Limit) int64 {
+	if a.at != nil {
+		return a.window
+	}
+	return l.Period
+}
+
+func (r *run) take(t turn) {
+	r.prepare, r.at = t.prepare, t.at
+	r.change(t.limit)
+}
+
+// most is the largest of some numbers, one per turn.
+func most(turns []turn, of func(Limit) int64) int64 {
+	n := int64(0)
+	for _, t := range turns {
+		n = max(n, of(t.limit))
+	}
+	return n
+}
+
+// ratesInTurn is the bound of what gives back units all the time: the largest room, and the largest rate.
+func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
+	return func(turns []turn, apart int64) int64 {
+		return most(turns, room) + most(turns, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), 8*Max) })
+	}
+}
+
+// windowsInTurn is the bound of windows: of each kind, one may end after each of its lengths.
+func windowsInTurn(strict bool) func([]turn, int64) int64 {
+	return func(turns []turn, apart int64) int64 {
+		type kind struct {
+			kind    int
+			shorter int64
+		}
+		ends, sum := map[kind]int64{}, int64(0)
+		for _, t := range turns {
+			k := kind{t.kind, t.shorter}
+			ends[k] = max(ends[k], min(times(cdiv(apart+1, t.shorter), t.limit.Count), 8*Max))
+		}
+		for _, n := range ends {
+			sum += n
+		}
+		if strict && len(ends) == 1 {
+			return sum
+		}
+		return most(turns, count) + sum
+	}
+}
+
+// Whatever limits take turns, what one of them has used counts for the others: together they admit what the largest admits.
+// What is denied is granted at the time that is named and not before, and waits no longer than its own limit needs for all that was used.
+var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice) error {
+	r := begin(a, d)
+	turns := r.turnsOf()
+	heal := int64(0)
+	for _, t := range turns {
+		r.take(t)
+		heal = max(heal, min(a.heal(t.limit), MaxPeriod))
+	}
+	var events []event
+	var tail string
+	live := map[string]hold{}
+	for range d(1, 40) {
+		t := pick(d, turns...)
+		r.take(t)
+		r.pass()
+		ask := r.anyAsk(Spend, Spend, Draw)
+		ask.Patience = 0
+		if a.queues {
+			ask.Cost = 1
+			ask.Patience = min(pick(d, 0, heal, d(0, heal)), r.longest())
+			if tail != "" && d.oneIn(5) {
+				ask.Mode, ask.Holder = Refund, tail
+			}
+		}
+		if a.holds {
+			ask.Holder = r.stranger()
+		}
+		out := r.ask(ask)
+		if ask.Mode == Refund {
+			if out.Granted > 0 {
+				events = events[:len(events)-1]
+			}
+			tail = ""
+			continue
+		}
+		if !out.OK() && out.RetryAfter != Never {
+			if at := r.would(ask, r.now+out.RetryAfter); !at.OK() {
+				return r.broken("at the time named, it is denied: %+v; the limits are %+v", at, turns)
+			}
+			if early := d(1, out.RetryAfter); r.would(ask, r.now+out.RetryAfter-early).RetryAfter != early {
+				return r.broken("%d µs before the time named, it is answered %+v; the limits are %+v", early,
+					r.would(ask, r.now+out.RetryAfter-early), turns)
+			}
+			if longest := times(most(turns, r.room)/r.room(r.limit)+2, a.heal(r.limit)); out.RetryAfter > longest && !a.queues && !a.holds ||
+				out.RetryAfter > a.heal(r.limit)+heal && (a.queues || a.holds) {
+				return r.broken("it must wait %d; the limits are %+v", out.RetryAfter, turns)
+			}
+		}
+		if out.Granted == 0 {
+			continue
+		}
+		if a.holds {
+			used := int64(0)
+			live[ask.Holder] = hold{expires: r.now + t.limit.Period, cost: out.Granted}
+			for _, h := range live {
+				if h.expires > r.now {
+					used += h.cost
+				}
+			}
+			if most := most(turns, a.room); used > most {
+				return r.broken("%d slots are held of %d; the limits are %+v", used, most, turns)
+			}
+			continue
+		}
+		tail = ask.Holder
+		events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
+	}
+	if a.holds {
+		return nil
+	}
+	if err := within(events, func(apart int64) int64 { return a.inTurn(turns, apart) }); err != nil {
+		return r.broken("%v; the limits are %+v", err, turns)
+	}
+	return nil
+}}
+
+func TestLimitsInTurnForgiveNothing(t *testing.T) {
+	prove(t, limitsInTurn, those(func(a subject) bool { return a.bookable }))
+}

@@ -1,0 +1,50 @@
+package memstore_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// Limits that take turns over one counter admit together what the largest admits, by any algorithm.
+func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
+	t.Parallel()
+	for _, turns := range storetest.SomeTurns() {
+		t.Run(turns[0].String(), func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(40) {
+				clock := aHand()
+				trial := storetest.Turns{
+					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: turns, Now: clock.Now, Advance: clock.advance,
+				}
+				if err := trial.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 300); err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+			}
+		})
+	}
+}
+
+// One client, by turns of a tier of 600 and one of 20 at once, at 10/s, as often as it can for 4 s.
+func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
+	t.Parallel()
+	clock := aHand()
+	s := memstore.New(memstore.Options{Now: clock.Now})
+	premium, otherwise := penstock.PerSecond(10).WithBurst(600), penstock.PerSecond(10).WithBurst(20)
+	admitted := 0
+	for range 40_000 {
+		for _, limit := range []penstock.Limit{premium, otherwise} {
+			if d := decide(t, s, spend("k", limit, 1)); d.Allowed {
+				admitted++
+			}
+		}
+		clock.advance(100 * time.Microsecond)
+	}
+	if bound := 600 + 4*10; admitted > bound || admitted < bound-1 {
+		t.Errorf("%d admitted in 4 s, want %d", admitted, bound)
+	}
+}
