@@ -52,7 +52,16 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	}
 	v := g.verdicts.Get().(*policy.Verdict)
 	a.verdict = v
-	s.rules.Assess(&a.attributes, v)
+	if !s.rules.AssessFirst(&a.attributes, v) {
+		if !a.decideFirst(w, s) {
+			a.free()
+			return nil
+		}
+		s.rules.AssessRest(&a.attributes, v)
+	}
+	if v.TokenError != nil {
+		g.tokenRejected(v.TokenError)
+	}
 	switch {
 	case v.Unclear != "":
 		g.observe(Event{Outcome: Malformed})

@@ -35,6 +35,10 @@ type Options struct {
 
 	// Observe, if set, is told of each decision. It is called by many goroutines at once, and must be quick.
 	Observe func(Event)
+
+	// TokenRejected, if set, is told of each request whose token is not believed, and why. Such a request is that of somebody without a token. It is called by many
+	// goroutines at once, and must be quick.
+	TokenRejected func(*policy.TokenError)
 }
 
 // A Gate lets requests pass, wait, or turns them away, as its limits say. Make one with New; it may be used by many goroutines at once.
@@ -43,6 +47,8 @@ type Gate struct {
 	rules   func() *policy.Rules
 	denied  http.Handler
 	observe func(Event)
+
+	tokenRejected func(*policy.TokenError)
 
 	mu       sync.Mutex            // makes setups one at a time
 	setup    atomic.Pointer[setup] // for the rules seen last
@@ -62,6 +68,9 @@ func New(o Options) (*Gate, error) {
 		return nil, fmt.Errorf("%w: httplimit: limits come from Rules or from Limits; set one of the two", penstock.ErrInvalid)
 	}
 	g := &Gate{rules: o.Rules, denied: o.Denied, observe: o.Observe, identities: newIdentities()}
+	if g.tokenRejected = o.TokenRejected; g.tokenRejected == nil {
+		g.tokenRejected = func(*policy.TokenError) {}
+	}
 	g.guard(o.Store)
 	if g.observe == nil {
 		g.observe = func(Event) {}

@@ -49,6 +49,9 @@ func (c *compiler) ruleList() {
 		} else {
 			c.rules.general = append(c.rules.general, m)
 		}
+		if m.rule.BeforeAuth {
+			c.rules.before = append(c.rules.before, m)
+		}
 	}
 }
 
@@ -111,7 +114,7 @@ func (r *Rule) counters() (n int) {
 }
 
 func (c *compiler) rule(config *RuleConfig) *Rule {
-	r := &Rule{Name: config.Name, Always: config.Always || c.rules.all, Unlimited: config.Unlimited, Shadow: config.Shadow, order: len(c.rules.rules)}
+	r := &Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.rules.all, Unlimited: config.Unlimited, Shadow: config.Shadow, order: len(c.rules.rules)}
 	switch {
 	case config.Name == "":
 		c.fail(c.orWritten(config, &config.Name), "the rule has no name; add one, as in name: search")
@@ -137,6 +140,9 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 	c.leasedTogether(r, config)
 	if config.NewIdentities != "" {
 		c.newIdentities(r, config)
+	}
+	if config.BeforeAuth {
+		c.beforeAuth(r, config)
 	}
 	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
 		c.identityOf(&config.Per) // for its mistakes: no limit uses it

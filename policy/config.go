@@ -26,6 +26,7 @@ type RuleConfig struct {
 	Name          string         `yaml:"name" jsonschema:"Names the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
 	Match         MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
 	Always        bool           `yaml:"always" jsonschema:"Applies the rule to every request that it matches, besides the most specific one."`
+	BeforeAuth    bool           `yaml:"before_auth" jsonschema:"Decides the rule by itself before a token is verified, so that forged tokens cost no more signature checks than it admits. It always applies; its limits go by address or everyone."`
 	Unlimited     bool           `yaml:"unlimited" jsonschema:"Instead of limits: what the rule matches is not limited by less specific rules."`
 	Shadow        bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule takes no other's place: less specific ones apply as without it."`
 	Per           IdentityConfig `yaml:"per" jsonschema:"Who pays, for limits that do not say."`

@@ -147,6 +147,8 @@ func (d *description) rule(r *Rules, rule *Rule) {
 	switch {
 	case rule.Shadow && !rule.Always:
 		when = "beside the most specific unless that is more specific"
+	case rule.BeforeAuth:
+		when = "always, and by itself before a token is verified"
 	case rule.Always:
 		when = "always"
 	}

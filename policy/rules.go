@@ -19,6 +19,7 @@ type Rules struct {
 	all      bool                  // every rule that matches applies
 	index    map[string][]*matcher // by the first segment of their paths, the most specific first
 	general  []*matcher            // those whose paths begin with a pattern, the most specific first
+	before   []*matcher            // of rules with before_auth
 	tiers    []tier
 	allow    []condition
 	deny     []condition
@@ -44,11 +45,12 @@ type tier struct {
 
 // A Rule says what is demanded of the requests that it matches.
 type Rule struct {
-	Name      string
-	Always    bool // applies besides the most specific rule
-	Unlimited bool
-	Shadow    bool // counted and reported, never enforced
-	Limits    []*Limit
+	Name       string
+	Always     bool // applies besides the most specific rule
+	BeforeAuth bool // decided by itself before a token is verified
+	Unlimited  bool
+	Shadow     bool // counted and reported, never enforced
+	Limits     []*Limit
 
 	matchers      []*matcher
 	order         int
@@ -193,6 +195,8 @@ type Verdict struct {
 	// empty if nothing is wrong; otherwise the Verdict says nothing else. It has nothing that the client sent.
 	Unclear string
 
+	TokenError *TokenError // why the request's token is not believed; nil if it is, has none, or nothing needs it
+
 	Listed    Listed
 	Matched   []*Rule             // those that apply, in the order of the file
 	Charges   []penstock.Charge   // to be decided as one batch
@@ -221,22 +225,32 @@ func (v *Verdict) Form(l *Limit) int {
 
 // request is what has been found out about one.
 type request struct {
-	rules     *Rules
-	a         Attributes
-	matcher   *matcher // of the rule at hand
-	preflight bool     // a browser asks whether a page may send a request; only rules that name OPTIONS match it
-	payers    []string // by identity; "" if not asked for yet
-	tier      int      // -1 if not asked for yet
-	holder    string
-	checked   bool // the token was looked at
-	token     claims
-	unclear   string // what identifies the client and can be read in several ways; the first that was found
+	rules      *Rules
+	a          Attributes
+	matcher    *matcher // of the rule at hand
+	preflight  bool     // a browser asks whether a page may send a request; only rules that name OPTIONS match it
+	payers     []string // by identity; "" if not asked for yet
+	tier       int      // -1 if not asked for yet
+	holder     string
+	checked    bool // the token was looked at
+	token      claims
+	tokenErr   *TokenError
+	waits      bool   // no signature is to be checked yet
+	unverified bool   // one would have been
+	granted    bool   // by the rules with before_auth, which are passed over
+	unclear    string // what identifies the client and can be read in several ways; the first that was found
 }
 
 // Assess finds what the rules demand of a request.
 func (r *Rules) Assess(a Attributes, v *Verdict) {
 	v.reset(r, a)
 	r.assess(a, v)
+	v.finish(r, a)
+}
+
+// finish makes a Verdict of what was assessed.
+func (v *Verdict) finish(r *Rules, a Attributes) {
+	v.TokenError = v.request.tokenErr
 	if v.request.unclear != "" && v.Listed != Refused {
 		why := v.request.unclear
 		v.reset(r, a)
@@ -260,6 +274,8 @@ func (r *Rules) assess(a Attributes, v *Verdict) {
 	for candidates := r.candidates(a.Path()); candidates.next(); {
 		m := candidates.at
 		switch {
+		case m.rule.BeforeAuth && q.granted:
+			continue
 		case m.rule.Always:
 		case m.rule.Shadow && (tried != nil || won != nil && byMatch(won, m) != 0), !m.rule.Shadow && won != nil:
 			continue
@@ -328,6 +344,7 @@ func (w *walk) next() bool {
 func (v *Verdict) reset(r *Rules, a Attributes) {
 	clear(v.Charges)
 	clear(v.Trials)
+	v.TokenError = nil
 	v.Unclear, v.Listed, v.Tier = "", NotListed, ""
 	v.Unchecked = v.Unchecked[:0]
 	v.Matched, v.Charges, v.Limits, v.Trials = v.Matched[:0], v.Charges[:0], v.Limits[:0], v.Trials[:0]
@@ -470,13 +487,16 @@ func (q *request) claims() claims {
 		return q.token
 	}
 	q.checked = true
-	token, unclear := q.rules.verifier.find(q.a)
+	verifier := q.rules.verifier
+	token, unclear := verifier.find(q.a)
 	switch {
 	case unclear != "":
 		q.noteUnclear(unclear)
+	case token != "" && q.waits && !verifier.knows(token):
+		q.unverified = true
 	case token != "":
 		// A token that is not believed says nothing: the request is that of somebody without one.
-		q.token, _ = q.rules.verifier.verify(token)
+		q.token, q.tokenErr = verifier.verify(token)
 	}
 	return q.token
 }

@@ -89,7 +89,7 @@ type verifier struct {
 	header, cookie string // at most one is empty
 
 	parser *jwt.Parser
-	checks *jwt.Validator // the parser's own
+	checks *jwt.Validator // of times, issuer and audience, which the parser leaves alone
 	fixed  []tokenKey     // from secret and files
 	keys   atomic.Pointer[tokenKeys]
 	issuer *keyFetcher // nil without a jwks_url
@@ -126,8 +126,8 @@ func newVerifier(t Tokens, dir string) (*verifier, error) {
 	if t.Audience != "" {
 		options = append(options, jwt.WithAudience(t.Audience))
 	}
-	v.parser = jwt.NewParser(options...)
 	v.checks = jwt.NewValidator(options...)
+	v.parser = jwt.NewParser(append(options, jwt.WithoutClaimsValidation())...)
 	v.keys.Store(&tokenKeys{list: keys})
 	if t.JWKSURL != "" {
 		v.issuer = newKeyFetcher(t.JWKSURL, cmp.Or(t.Refresh, keyRefresh), t.Algorithms)
@@ -191,29 +191,42 @@ func one(values []string) (token, why string) {
 	return values[0], unclearToken(values[0])
 }
 
-// verify is what a token claims if it is believed, and otherwise why it is not.
-func (v *verifier) verify(token string) (claims, error) {
-	if len(token) > tokenLengthMax {
-		return claims{}, fmt.Errorf("token of %d bytes: at most %d are read", len(token), tokenLengthMax)
+// knows tells whether to verify a token costs no signature check, since it was verified before.
+func (v *verifier) knows(token string) bool {
+	keys, sum := v.keys.Load(), sha256.Sum256([]byte(token))
+	if _, genuine := keys.seen.get(sum); genuine {
+		return true
+	}
+	_, forged := keys.forged.get(sum)
+	return forged
+}
+
+// verify is what a token claims if it is believed, and otherwise why it is not. Its signature is checked once, whatever that finds; the rest each time.
+func (v *verifier) verify(token string) (claims, *TokenError) {
+	if len(token) > tokenLengthMax || strings.ContainsFunc(token, notInToken) {
+		return claims{}, &TokenError{"malformed", errors.New("it is too long, or has letters that no JSON Web Token has")}
 	}
 	keys := v.keys.Load()
 	sum := sha256.Sum256([]byte(token))
-	if c, ok := keys.seen.get(sum); ok {
-		if err := v.checks.Validate(c); err != nil {
-			return claims{}, err
+	c, ok := keys.seen.get(sum)
+	if !ok {
+		if _, forged := keys.forged.get(sum); forged {
+			return claims{}, tokenError(jwt.ErrTokenSignatureInvalid)
 		}
-		return c, nil
+		_, err := v.parser.ParseWithClaims(token, &c, func(token *jwt.Token) (any, error) { return v.choose(keys.list, token) })
+		if err != nil {
+			e := tokenError(err)
+			if e.Reason == "signature" {
+				keys.forged.add(sum, claims{}, len(token))
+			}
+			return claims{}, e
+		}
+		keys.seen.add(sum, c, len(token))
 	}
-	if strings.ContainsFunc(token, notInToken) {
-		return claims{}, errors.New("token has letters that no token has")
+	if e := v.valid(c); e != nil {
+		return claims{}, e
 	}
-	c := new(claims)
-	_, err := v.parser.ParseWithClaims(token, c, func(token *jwt.Token) (any, error) { return v.choose(keys.list, token) })
-	if err != nil {
-		return claims{}, err
-	}
-	keys.seen.add(sum, *c, len(token))
-	return *c, nil
+	return c, nil
 }
 
 // choose gives the keys that may have signed a token: those of its algorithm, and of its key ID if both have one.

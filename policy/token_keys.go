@@ -18,11 +18,12 @@ import (
 	"github.com/MicahParks/jwkset"
 )
 
-// tokenKeys are the keys that are believed, and the tokens that they were seen to have signed. New keys come with a memory
+// tokenKeys are the keys that are believed, and the tokens that they were seen to have signed, or not. New keys come with a memory
 // of their own, so a token is never believed by a key that is gone.
 type tokenKeys struct {
-	list []tokenKey
-	seen seenTokens
+	list   []tokenKey
+	seen   seenTokens
+	forged seenTokens // tokens that none of these keys has signed; without claims
 }
 
 // A tokenKey verifies tokens of some algorithms.

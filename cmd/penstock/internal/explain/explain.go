@@ -27,6 +27,7 @@ type Report struct {
 	Address string   `json:"address"`
 	Tier    string   `json:"tier,omitempty"`
 	Listed  string   `json:"listed,omitempty"` // "allow" or "deny"
+	Doubts  []string `json:"doubts,omitempty"` // why the token, or a value that should have named the client, is not believed
 	Rules   []Rule   `json:"rules"`
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
 	Trials  []Charge `json:"trials,omitempty"`
@@ -87,6 +88,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, inst
 	case policy.Refused:
 		report.Listed = "deny"
 	}
+	report.Doubts = v.Doubts()
 	report.rules(reading)
 	for i := range v.Charges {
 		c, err := newCharge(v.Limits[i], &v.Charges[i], "enforced", r.ContentLength, keys)
@@ -244,6 +246,9 @@ func (r *Report) Print(out io.Writer) error {
 	fmt.Fprintf(w, "from\t%s\n", r.Address)
 	if r.Tier != "" {
 		fmt.Fprintf(w, "tier\t%s\n", r.Tier)
+	}
+	for _, doubt := range r.Doubts {
+		fmt.Fprintf(w, "doubt\t%s\n", doubt)
 	}
 	switch {
 	case r.Listed == "deny":

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
 )
 
 // A Rule is what decisions are counted by: one of its limits.
@@ -55,6 +56,7 @@ type Metrics struct {
 	errors   []prometheus.Counter // by reason
 
 	indeterminate  prometheus.Counter
+	tokensRejected *prometheus.CounterVec
 	decisions      []prometheus.Counter // by source
 	breakerChanges *prometheus.CounterVec
 
@@ -105,6 +107,13 @@ func New(version string) *Metrics {
 	for _, state := range []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen} {
 		m.breakerChanges.WithLabelValues(state.String())
 	}
+	m.tokensRejected = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_tokens_rejected_total",
+		Help: "Requests whose token was not believed, by why; they were limited as those without a token.",
+	}, []string{"reason"})
+	for _, reason := range policy.TokenReasons() {
+		m.tokensRejected.WithLabelValues(reason)
+	}
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
 		Help: "Whether the policy file was taken up when it was last read: 1 or 0.",
@@ -124,7 +133,7 @@ func New(version string) *Metrics {
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(checks{m}, m.latency, failures, m.indeterminate, decisions, m.reloadOK, m.reloadTime, reloads, build,
+	m.registry.MustRegister(checks{m}, m.latency, failures, m.indeterminate, m.tokensRejected, decisions, m.reloadOK, m.reloadTime, reloads, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.SetRules(nil)
 	return m
@@ -180,6 +189,9 @@ func (m *Metrics) Error(reason string) {
 		m.indeterminate.Inc()
 	}
 }
+
+// TokenRejected counts a request whose token was not believed.
+func (m *Metrics) TokenRejected(reason string) { m.tokensRejected.WithLabelValues(reason).Inc() }
 
 // Waiting says who knows how many requests wait for their turn. It is called once.
 func (m *Metrics) Waiting(now func() int) {

@@ -31,11 +31,12 @@ type Builder func(ctx context.Context, d Deps) (Gate, Policy, error)
 
 // Deps are what the service has for a gate.
 type Deps struct {
-	Store    Store
-	Observe  func(httplimit.Event)
-	Waiting  func(now func() int) // is told who knows how many requests wait for their turn
-	Reloaded func(Policy, error)  // is told when the policy file was read again
-	Log      *slog.Logger
+	Store         Store
+	Observe       func(httplimit.Event)
+	Waiting       func(now func() int)     // is told who knows how many requests wait for their turn
+	TokenRejected func(*policy.TokenError) // is told of each request whose token is not believed
+	Reloaded      func(Policy, error)      // is told when the policy file was read again
+	Log           *slog.Logger
 }
 
 // A Store gives what the service counts in, with guards around it that ask for the settings of each limit. It is called once.
@@ -87,6 +88,14 @@ func (s *service) observe(e httplimit.Event) {
 		s.health.answered()
 	case penstock.FromOpen:
 		s.alarm.passed(e.Rule)
+	}
+}
+
+// tokenRejected counts a token that is not believed, and logs one of many.
+func (s *service) tokenRejected(e *policy.TokenError) {
+	s.metrics.TokenRejected(e.Reason)
+	if held, due := s.tokens.Due(); due {
+		s.Log.Warn("a token is not believed; its request is limited as one without", "reason", e.Reason, "err", e, "not logged since", held)
 	}
 }
 

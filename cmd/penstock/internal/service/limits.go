@@ -24,7 +24,7 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 			return nil, Policy{}, err
 		}
 		store := d.Store(func(limit *penstock.Limit) guard.Settings { return g.rules().Settings(limit) })
-		gate, err := httplimit.New(httplimit.Options{Store: store, Rules: g.rules, Observe: d.Observe})
+		gate, err := httplimit.New(httplimit.Options{Store: store, Rules: g.rules, Observe: d.Observe, TokenRejected: d.TokenRejected})
 		if err != nil {
 			g.Close()
 			return nil, Policy{}, err

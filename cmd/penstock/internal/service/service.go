@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/pace"
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/upstream"
 	"github.com/penstock/penstock/httplimit"
@@ -58,7 +59,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}}
+	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}, tokens: seldom.Line{Every: 10 * time.Second}}
 	if o.LinesLost != nil {
 		s.metrics.LinesLost(o.LinesLost)
 	}
@@ -89,6 +90,7 @@ type service struct {
 	metrics *metrics.Metrics
 	health  health
 	alarm   alarm
+	tokens  seldom.Line // that are not believed
 	memory  memory
 	store   store
 	policy  Policy // that it began with
@@ -198,11 +200,12 @@ func (s *service) build(life context.Context) (Gate, error) {
 	}
 	s.metrics.Loaded(time.Now()) // or the process ends
 	gate, policy, err := s.Gate(life, Deps{
-		Store:    s.guarded,
-		Observe:  s.observe,
-		Waiting:  s.metrics.Waiting,
-		Reloaded: s.reloaded,
-		Log:      s.Log,
+		Store:         s.guarded,
+		Observe:       s.observe,
+		TokenRejected: s.tokenRejected,
+		Waiting:       s.metrics.Waiting,
+		Reloaded:      s.reloaded,
+		Log:           s.Log,
 	})
 	if err != nil {
 		return nil, err

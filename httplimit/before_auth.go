@@ -1,0 +1,27 @@
+package httplimit
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// decideFirst asks the store for what rules with before_auth charge. If it must not be served, it answers the request; what is granted stays charged, and its
+// limits are told of in no header.
+func (a *Admission) decideFirst(w http.ResponseWriter, s *setup) bool {
+	a.question.Context = a.Request.Context()
+	start := time.Now()
+	d, err := a.gate.store.Decide(&a.question, a.verdict.Charges)
+	latency := time.Since(start)
+	if err != nil {
+		if !a.undecided(w, s, err, latency) {
+			return false
+		}
+	} else if a.Decision, a.limited = d, true; !d.Allowed {
+		a.denied(w, s, latency)
+		return false
+	}
+	a.Decision, a.limited = penstock.Decision{}, false
+	return true
+}
