@@ -11,7 +11,7 @@ import (
 func TestPartsDoNotKnowEachOther(t *testing.T) {
 	const internal = "github.com/penstock/penstock/cmd/penstock/internal/"
 	together := []string{"service"}
-	shared := []string{"seldom"}
+	shared := []string{"seldom", "redact"}
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "./internal/...").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -311,6 +312,40 @@ func TestGateOutlivesTheReaderOfItsLog(t *testing.T) {
 	c.Process.Signal(syscall.SIGTERM)
 	if err := c.Wait(); err != nil {
 		t.Errorf("it did not drain: %v", err)
+	}
+}
+
+// An upstream that sends what nobody asked for has net/http say so, in the gate's own format and without what it sent.
+func TestLinesOfTheStandardLibraryAreInTheLogsFormat(t *testing.T) {
+	upstream, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer upstream.Close()
+	go func() {
+		for {
+			conn, err := upstream.Accept()
+			if err != nil {
+				return
+			}
+			http.ReadRequest(bufio.NewReader(conn))
+			io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nSECRET")
+		}
+	}()
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	p := startProcess(t, "--demo=false", "--config="+config, "--upstream=http://"+upstream.Addr().String())
+	for said := false; !said; {
+		mustGet(t, "http://"+p.listen+"/")
+		p.Process.Signal(syscall.SIGHUP) // for a line to read
+		for p.lines.Scan() {
+			var line struct{ Level, Msg, Err string }
+			if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil || strings.Contains(p.lines.Text(), "SECRET") {
+				t.Fatalf("logged is %s: %v", p.lines.Text(), err)
+			}
+			if said = said || line.Msg == "the standard library reports" && line.Level == "WARN"; line.Msg == "the policy file was taken up" {
+				break
+			}
+		}
 	}
 }
 

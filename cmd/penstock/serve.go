@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"log"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -62,11 +63,14 @@ func newServe() *cobra.Command {
 		signal.Ignore(syscall.SIGPIPE) // or the gate would end with the reader of its log
 		sink := logsink.New(c.ErrOrStderr())
 		defer sink.Close()
+		logger := newLog(s, sink, c.ErrOrStderr() == os.Stderr)
+		log.SetFlags(0)
+		log.SetOutput(service.StandardLog(logger))
 		hangup := make(chan os.Signal, 1)
 		signal.Notify(hangup, syscall.SIGHUP)
 		defer signal.Stop(hangup)
 		return service.Run(c.Context(), service.Options{
-			Settings: s, Gate: service.Limits(s, hangup), Log: newLog(s, sink, c.ErrOrStderr() == os.Stderr), LinesLost: sink.Lost, Version: version(),
+			Settings: s, Gate: service.Limits(s, hangup), Log: logger, LinesLost: sink.Lost, Version: version(),
 		})
 	}
 	return c

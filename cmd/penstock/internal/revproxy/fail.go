@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
 )
 
@@ -29,7 +30,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	case status >= 500:
 		if held, due := h.failures.Due(); due {
-			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "path", r.URL.Path, "err", err, "unlogged", held)
+			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "path", r.URL.Path, "err", redact.Quoted(err.Error()), "unlogged", held)
 		}
 	}
 	h.problem(w, r, status, detail)
@@ -56,8 +57,14 @@ func classify(r *http.Request, err error) (status int, detail string) {
 	return http.StatusBadGateway, "the upstream did not answer"
 }
 
-// problem answers a request with a problem (RFC 9457).
+// problem answers a request with a problem.
 func (h *Handler) problem(w http.ResponseWriter, r *http.Request, status int, detail string) {
+	h.options.Own(w.Header(), r)
+	Problem(w, status, detail)
+}
+
+// Problem answers with a problem (RFC 9457).
+func Problem(w http.ResponseWriter, status int, detail string) {
 	text, _ := json.Marshal(struct {
 		Type   string `json:"type"`
 		Title  string `json:"title"`
@@ -65,7 +72,6 @@ func (h *Handler) problem(w http.ResponseWriter, r *http.Request, status int, de
 		Detail string `json:"detail"`
 	}{"about:blank", http.StatusText(status), status, detail})
 	header := w.Header()
-	h.options.Own(header, r)
 	header.Set("Content-Type", "application/problem+json")
 	header.Set("Content-Length", strconv.Itoa(len(text)))
 	header.Set("Cache-Control", "no-store")
@@ -85,6 +91,6 @@ func (b brokenOff) Handle(ctx context.Context, record slog.Record) error {
 		return nil
 	}
 	thin := slog.NewRecord(record.Time, record.Level, "a response of the upstream broke off", 0)
-	thin.AddAttrs(slog.String("err", record.Message), slog.Int64("unlogged", held))
+	thin.AddAttrs(slog.String("err", redact.Quoted(record.Message)), slog.Int64("unlogged", held))
 	return b.Handler.Handle(ctx, thin)
 }

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -609,6 +610,88 @@ func TestResponseThatBreaksOffIsNeverTakenForAWholeOne(t *testing.T) {
 	}
 }
 
+// TestAmbiguousResponsesEndTheirConnection: RFC 9112, 6.1.
+func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
+	for _, c := range []struct {
+		name, head string
+		again      bool // the connection is used again
+	}{
+		{"clear", "Transfer-Encoding: chunked", true},
+		{"clear, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", true},
+		{"both", "Content-Length: 5\r\nTransfer-Encoding: chunked", false},
+		{"both, the other way", "transfer-encoding: chunked\r\nX: y\r\nCONTENT-LENGTH: 5\r\nConnection: keep-alive", false},
+		{"both, folded", "Content-Length: 5\r\nTransfer-Encoding:\r\n chunked", false},
+		{"both, with a long line", "X: " + strings.Repeat("Content-Length", 5000) + "\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
+		{"both, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
+	} {
+		for _, pieces := range []int{1 << 20, 7, 1} { // in how large pieces the response comes
+			if pieces == 1 && strings.Contains(c.name, "long") {
+				continue
+			}
+			status := "200 OK"
+			if strings.Contains(c.name, "interim") {
+				status = "103 Early Hints"
+			}
+			var connections atomic.Int64
+			response := "HTTP/1.1 " + status + "\r\n" + c.head + "\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+			up := listen(t, func(conn net.Conn) {
+				connections.Add(1)
+				conn.(*net.TCPConn).SetNoDelay(true)
+				r := bufio.NewReader(conn)
+				for {
+					for rest := response; rest != ""; {
+						n := min(pieces, len(rest))
+						io.WriteString(conn, rest[:n])
+						rest = rest[n:]
+					}
+					for line := ""; line != "GET / HTTP/1.1\r\n"; {
+						var err error
+						if line, err = r.ReadString('\n'); err != nil {
+							return
+						}
+					}
+				}
+			})
+			site := front(t, revproxy.Options{}, up)
+			for range 3 {
+				res, err := http.Get(site)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := io.ReadAll(res.Body)
+				res.Body.Close()
+				if string(body) != "hello" || err != nil || res.StatusCode != 200 {
+					t.Errorf("%s, in pieces of %d: %s %q, %v", c.name, pieces, res.Status, body, err)
+				}
+			}
+			if got := connections.Load(); (got == 1) != c.again || !c.again && got != 3 {
+				t.Errorf("%s, in pieces of %d: %d connections for 3 responses; used again should be %v", c.name, pieces, got, c.again)
+			}
+		}
+	}
+}
+
+func TestLogDoesNotQuoteResponses(t *testing.T) {
+	for _, response := range []string{
+		"SECRET\r\n\r\n",
+		"HTTP/1.1 SECRET\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nSECRET\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: SECRET\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: SECRET\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: A\r\n\r\n0\r\nSECRET\r\n\r\n",
+	} {
+		var log logged
+		up := listen(t, func(conn net.Conn) { io.WriteString(conn, response) })
+		if res, err := http.Get(front(t, revproxy.Options{Log: log.logger()}, up)); err == nil {
+			io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+		}
+		if got := log.String(); strings.Contains(got, "SECRET") || strings.Count(got, "level=WARN") != 1 {
+			t.Errorf("after %q it logs %s", response, got)
+		}
+	}
+}
+
 func TestClientThatGoesAwayIsGoneForTheUpstreamToo(t *testing.T) {
 	for _, started := range []bool{false, true} {
 		came, left := make(chan struct{}), make(chan struct{})
@@ -683,6 +766,8 @@ func TestUpstreamsOfAllKinds(t *testing.T) {
 	defer withTLS.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(withTLS.Certificate())
+	oldTLS := httptest.NewTLSServer(http.HandlerFunc(echo))
+	defer oldTLS.Close()
 
 	plain := httptest.NewUnstartedServer(http.HandlerFunc(echo))
 	plain.Config.Protocols = new(http.Protocols)
@@ -693,6 +778,7 @@ func TestUpstreamsOfAllKinds(t *testing.T) {
 	for _, c := range []struct{ upstream, proto string }{
 		{"unix:" + socket, "HTTP/1.1"},
 		{withTLS.URL, "HTTP/2.0"},
+		{oldTLS.URL, "HTTP/1.1"},
 		{strings.Replace(plain.URL, "http:", "h2c:", 1), "HTTP/2.0"},
 	} {
 		site := front(t, revproxy.Options{TLS: &tls.Config{RootCAs: roots}}, c.upstream)

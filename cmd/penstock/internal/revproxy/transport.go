@@ -17,9 +17,8 @@ func dial(o Options) (*url.URL, *http.Transport) {
 	target := *o.Upstream
 	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 30 * time.Second}
 	t := &http.Transport{
-		Proxy:                  nil, // HTTP_PROXY is not for requests to the upstream
-		DialContext:            dialer.DialContext,
-		TLSHandshakeTimeout:    o.ConnectTimeout,
+		Proxy:                  nil,                // HTTP_PROXY is not for requests to the upstream
+		DialContext:            dialer.DialContext, // h2c
 		ResponseHeaderTimeout:  o.HeaderTimeout,
 		ExpectContinueTimeout:  time.Second, // then the body is sent unasked
 		DisableCompression:     true,        // what the client asked for, it gets
@@ -35,6 +34,12 @@ func dial(o Options) (*url.URL, *http.Transport) {
 	t.Protocols.SetHTTP1(true)
 	t.Protocols.SetHTTP2(true)
 	switch target.Scheme {
+	case "http":
+		t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			return frame(dialer.DialContext(ctx, network, address))
+		}
+	case "https":
+		t.DialTLSContext = dialTLS(dialer, t.TLSClientConfig, o.ConnectTimeout)
 	case "h2c":
 		target.Scheme = "http"
 		t.Protocols.SetHTTP1(false)
@@ -42,11 +47,48 @@ func dial(o Options) (*url.URL, *http.Transport) {
 	case "unix":
 		socket := target.Path
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", socket)
+			return frame(dialer.DialContext(ctx, "unix", socket))
 		}
 		target = url.URL{Scheme: "http", Host: "localhost"}
 	}
 	return &target, t
+}
+
+func frame(conn net.Conn, err error) (net.Conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &framed{Conn: conn}, nil
+}
+
+// dialTLS connects, and frames what does not speak HTTP/2. net/http does the rest for a *tls.Conn that does.
+func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
+	config = config.Clone()
+	config.NextProtos = []string{"h2", "http/1.1"}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		plain, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		config := config.Clone()
+		if config.ServerName == "" {
+			config.ServerName, _, _ = net.SplitHostPort(address)
+		}
+		if timeout > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, timeout)
+			defer cancel()
+		}
+		conn := tls.Client(plain, config)
+		if err := conn.HandshakeContext(ctx); err != nil {
+			plain.Close()
+			return nil, err
+		}
+		if conn.ConnectionState().NegotiatedProtocol == "h2" {
+			return conn, nil
+		}
+		return &framed{Conn: conn}, nil
+	}
 }
 
 // A tracked transport knows which requests failed before there was a connection to send them on.
@@ -54,7 +96,12 @@ type tracked struct{ *http.Transport }
 
 func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 	var connected atomic.Bool
-	trace := &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }}
+	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		connected.Store(true)
+		if conn, ok := got.Conn.(*framed); ok {
+			conn.expect()
+		}
+	}}
 	res, err := t.Transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 	if err != nil && !connected.Load() {
 		err = &unreached{err}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
 )
 
@@ -29,7 +32,7 @@ func (s *service) newGateServer(handler http.Handler, config *tls.Config, life c
 		ReadHeaderTimeout: s.Settings.HeaderTimeout,
 		ReadTimeout:       s.readTimeout(),
 		IdleTimeout:       s.Settings.IdleTimeout,
-		MaxHeaderBytes:    int(s.Settings.MaxHeader),
+		MaxHeaderBytes:    int(s.Settings.MaxHeader), // the server reads 4 KB more; limitHeader is exact
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: 100,
 			SendPingTimeout:      s.Settings.StallTimeout, // a client that is silent for so long is asked whether it is there
@@ -39,6 +42,24 @@ func (s *service) newGateServer(handler http.Handler, config *tls.Config, life c
 		ErrorLog:                     serverLog(s.Log),
 		BaseContext:                  func(net.Listener) context.Context { return life },
 	}
+}
+
+// limitHeader answers 431 to requests whose line and headers have more than so many bytes, as HTTP/1.1 writes them.
+func limitHeader(gate Gate, most int64, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		size := len(r.Method) + len(" ") + len(r.RequestURI) + len(" HTTP/1.1\r\n") + len("Host: \r\n") + len(r.Host) + len("\r\n")
+		for name, values := range r.Header {
+			for _, value := range values {
+				size += len(name) + len(": \r\n") + len(value)
+			}
+		}
+		if int64(size) <= most {
+			next.ServeHTTP(w, r)
+			return
+		}
+		gate.AllowOrigin(w.Header(), r)
+		revproxy.Problem(w, http.StatusRequestHeaderFieldsTooLarge, fmt.Sprintf("the headers have more than %d bytes", most))
+	})
 }
 
 // readTimeout is for bodies of requests that the server answers by itself, as 417. Those of all others are watched by package pace.
@@ -112,6 +133,21 @@ func (w serverLines) Write(p []byte) (int, error) {
 	if bytes.Contains(p, []byte("panic")) {
 		level = slog.LevelError
 	}
-	w.log.Log(context.Background(), level, strings.TrimSpace(string(p)))
+	w.log.Log(context.Background(), level, redact.Quoted(strings.TrimSpace(string(p))))
+	return len(p), nil
+}
+
+// StandardLog takes, for log.SetOutput, what the standard library logs by itself: that an upstream sent what nobody asked for, above all.
+func StandardLog(l *slog.Logger) io.Writer { return &standardLines{log: l} }
+
+type standardLines struct {
+	log  *slog.Logger
+	line seldom.Line
+}
+
+func (w *standardLines) Write(p []byte) (int, error) {
+	if held, due := w.line.Due(); due {
+		w.log.Warn("the standard library reports", "err", redact.Quoted(strings.TrimSpace(string(p))), "unlogged", held)
+	}
 	return len(p), nil
 }

@@ -144,7 +144,7 @@ func (s *service) open(life context.Context) error {
 	if err != nil {
 		return err
 	}
-	handler := pace.Handler(s.counted(gate.Middleware(proxy)), pace.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	handler := pace.Handler(s.counted(limitHeader(gate, s.Settings.MaxHeader, gate.Middleware(proxy))), pace.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
 	s.gateServer = s.newGateServer(handler, tlsConfig, life)
 	s.adminServer = s.newAdminServer()
 	return s.openListeners(life)
