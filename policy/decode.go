@@ -38,13 +38,14 @@ func Parse(name string, text []byte, env func(string) (string, bool)) (*Config, 
 // A source is where a Config was written, so that its mistakes can be shown there.
 type source struct {
 	file   string
-	at     map[any]position // by pointer to what was written
-	broken map[any]bool     // by pointer to what could not be read, which was complained of
+	at     map[any]position  // by pointer to what was written
+	broken map[any]bool      // by pointer to what could not be read, which was complained of
+	values map[string]string // of variables that were put in, with their names; the values may be secrets
 	errs   Errors
 }
 
 func newSource(file string) *source {
-	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool)}
+	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool), values: make(map[string]string)}
 }
 
 type position struct{ line, column int }
@@ -55,7 +56,17 @@ func (s *source) fail(p any, format string, args ...any) {
 		return
 	}
 	at := s.at[p]
-	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: fmt.Sprintf(format, args...)})
+	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.masked(fmt.Sprintf(format, args...))})
+}
+
+// masked is a message with the names of variables in place of their values, but for those too short to be a secret.
+func (s *source) masked(message string) string {
+	for value, name := range s.values {
+		for _, shown := range []string{value, clip(value), strings.Trim(strconv.Quote(clip(value)), `"`)} {
+			message = strings.ReplaceAll(message, shown, "${"+name+"}")
+		}
+	}
+	return message
 }
 
 func (s *source) written(p any) bool {
@@ -76,14 +87,15 @@ func (s *source) err() error {
 // A decoder fills Go values from YAML. It goes on after a mistake, so that all are found at once.
 type decoder struct {
 	*source
-	env   func(string) (string, bool)
-	depth int
+	env    func(string) (string, bool)
+	depth  int
+	secret bool // the field that is being read holds one
 }
 
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: fmt.Sprintf(format, args...)})
+	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: d.masked(fmt.Sprintf(format, args...))})
 }
 
 func (d *decoder) parse(text []byte) *yaml.Node {
@@ -373,7 +385,9 @@ func (d *decoder) fields(content []*yaml.Node, p any) {
 			d.fail(content[i], "there is no field %q here; %s", clip(name), elsewhere(name, known))
 			continue
 		}
+		d.secret = name == "secret" || name == "store"
 		d.value(content[i+1], v.Field(field).Addr().Interface())
+		d.secret = false
 	}
 }
 
@@ -449,6 +463,7 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	if d.env == nil || !strings.Contains(text, "$") {
 		return text, ""
 	}
+	whole := strings.HasPrefix(text, "${") && strings.IndexByte(text, '}') == len(text)-1
 	var s strings.Builder
 	for {
 		before, after, found := strings.Cut(text, "$")
@@ -465,7 +480,7 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 			if !closed {
 				return "", "a ${ is not closed; write ${NAME}, or $$ for a dollar sign"
 			}
-			value, wrong := d.variable(inside)
+			value, wrong := d.variable(inside, whole)
 			if wrong != "" {
 				return "", wrong
 			}
@@ -481,20 +496,33 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	}
 }
 
-func (d *decoder) variable(inside string) (value, wrong string) {
+// variable is the value of what stands in ${}. If that is not the whole text, it may be a part of a secret with ${ in it, and is not told.
+func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
-	if !wordLike(name) || strings.ContainsAny(otherwise, "${") {
+	named := wordLike(name) && !strings.ContainsAny(otherwise, "${")
+	switch {
+	case !named && (d.secret || !whole):
+		return "", "what stands in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
+	case !named:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", clip(inside))
 	}
 	value, ok := d.env(name)
 	switch {
 	case value == "" && hasDefault:
 		return otherwise, ""
+	case !ok && d.secret && !whole:
+		return "", "a variable that is named in it is not set; set it, or write $$ for a dollar sign"
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)
 	}
+	if len(value) >= shortestSecret {
+		d.values[value] = name
+	}
 	return value, ""
 }
+
+// shortestSecret is how long the value of a variable is, in bytes, if messages do not show it.
+const shortestSecret = 8
 
 // clip shortens a text for a message.
 func clip(s string) string {

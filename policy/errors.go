@@ -53,7 +53,20 @@ func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))
 }
 
+// meant are words that people write for others.
+var meant = map[string]string{
+	"ip": "address", "ip_address": "address", "addr": "address", "client_ip": "address", "remote_addr": "address", "source_ip": "address",
+	"global": "everyone", "everybody": "everyone", "anyone": "everyone", "any": "everyone",
+	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
+	"default": "otherwise", "else": "otherwise", "blacklist": "deny", "blocklist": "deny", "whitelist": "allow", "allowlist": "allow",
+	"key": "per", "by": "per", "window": "rate", "quota": "rate", "requests": "rate", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",
+	"ttl": "expires", "timezone": "zone", "tz": "zone", "dry_run": "shadow", "log_only": "shadow",
+}
+
 func suggestOf(name string, known []string) string {
+	if word := meant[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
+		return fmt.Sprintf("did you mean %s?", word)
+	}
 	best, least := "", min(max(1, len(name)/3), 3)+1
 	var longer []string
 	for _, k := range known {
@@ -88,27 +101,30 @@ func list(names []string, and string) string {
 	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
 }
 
-// distance is how many letters must be changed, added or removed to get from a to b, up to about 3.
+// distance is how many letters must be changed, added, removed or swapped with the next to get from a to b, up to about 3.
 func distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {
 		return 4
 	}
 	a, b = strings.ToLower(a), strings.ToLower(b)
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
 		for j := range len(b) {
-			change := diagonal
-			if a[i] != b[j] {
+			if i == 0 {
+				rows[i][j+1] = j + 1
+				continue
+			}
+			change := rows[i-1][j]
+			if a[i-1] != b[j] {
 				change++
 			}
-			diagonal = row[j+1]
-			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+			rows[i][j+1] = min(change, rows[i][j]+1, rows[i-1][j+1]+1)
+			if i > 1 && j > 0 && a[i-1] == b[j-1] && a[i-2] == b[j] {
+				rows[i][j+1] = min(rows[i][j+1], rows[i-2][j-1]+1)
+			}
 		}
 	}
-	return row[len(b)]
+	return rows[len(a)][len(b)]
 }

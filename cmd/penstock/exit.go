@@ -68,6 +68,8 @@ func textOf(err error) string {
 
 func statusOf(err error) int {
 	switch {
+	case errors.Is(err, settings.ErrFlag):
+		return exitUsage
 	case errors.Is(err, settings.ErrInvalid), errors.Is(err, penstock.ErrInvalid):
 		return exitInvalid
 	case errors.Is(err, penstock.ErrUnavailable):

@@ -143,7 +143,7 @@ func TestBoundsAreForSoManyGates(t *testing.T) {
 			t.Errorf("%v: exit status %d, %s\nwant %s", c.args, code, out, c.want)
 		}
 	}
-	if code, _, note := command("explain", "--instances", "none", "/"); code != exitInvalid || !strings.Contains(note, "instances") {
+	if code, _, note := command("explain", "--instances", "none", "/"); code != exitUsage || !strings.Contains(note, "instances") {
 		t.Errorf("exit status %d, %s", code, note)
 	}
 }
@@ -342,7 +342,7 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 		{"-H :a /a", exitUsage, "cannot be sent; write 'Name: value'"},
 		{"-H X(Y):a /a", exitUsage, "cannot be sent; write 'Name: value'"},
 		{"--from nowhere /a", exitUsage, `"nowhere" is not an address; write 192.0.2.1`},
-		{"--prefix a/b /api/fares/estimate", exitInvalid, "the prefix"},
+		{"--prefix a/b /api/fares/estimate", exitUsage, "the prefix"},
 		{"-X G(T /a", exitUsage, "invalid method"},
 		{"-o xml /a", exitUsage, `there is no output "xml"; there are text and json`},
 		{"a", exitUsage, "neither a path nor a URL; write /path"},

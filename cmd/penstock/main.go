@@ -35,9 +35,11 @@ func newRoot() *cobra.Command {
 		Long: "penstock puts limits in front of HTTP APIs: exact ones, shared over Redis by any number of gates, or in memory.\n\n" +
 			"Exit status: 0 ok, 1 internal error, 2 usage, 3 denied, 4 invalid configuration, 5 store unreachable.",
 		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
+		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
 	root.AddCommand(newServe(), newValidate(), newExplain(), newSchema(), newVersion())
 	return root

@@ -52,7 +52,7 @@ func newServe() *cobra.Command {
 				given[name] = *value
 			}
 		}
-		s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection})
+		s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection, Incomplete: show})
 		if err != nil {
 			return err
 		}

@@ -18,12 +18,16 @@ func newVersion() *cobra.Command {
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), map[string]string{"version": version(), "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH})
 			}
-			_, err := fmt.Fprintf(c.OutOrStdout(), "penstock %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprint(c.OutOrStdout(), versionLine())
 			return err
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print it for programs")
 	return c
+}
+
+func versionLine() string {
+	return fmt.Sprintf("penstock %s (%s, %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // version is that of the module, or of the commit that it was built from.

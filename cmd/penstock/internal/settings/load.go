@@ -23,6 +23,9 @@ type Sources struct {
 
 	// Only names the settings that are wanted besides config; the others stay zero. Default: all.
 	Only []string
+
+	// Incomplete lets settings be missing that serve needs, as to show those that are there.
+	Incomplete bool
 }
 
 // Load puts the settings together: flags, else the environment, else the file, else defaults. An empty variable is as good as none. The
@@ -48,7 +51,11 @@ func Load(from Sources) (Settings, error) {
 			err = fmt.Errorf("it is empty; leave it out for the default, %s", row.Default)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s%s (%s): %w", row.Name, row.show(g.text), g.from(), err))
+			err = fmt.Errorf("%s%s (%s): %w", row.Name, row.show(g.text), g.from(), err)
+			if _, flag := from.Flags[row.Name]; flag {
+				err = flagError{err}
+			}
+			errs = append(errs, err)
 		}
 		if row.Name == "config" && s.Config != "" && from.File != nil { // the first row
 			server, err := from.File(s.Config)
@@ -59,7 +66,7 @@ func Load(from Sources) (Settings, error) {
 		}
 	}
 	err := errors.Join(errs...)
-	if err == nil && from.Only == nil {
+	if err == nil && from.Only == nil && !from.Incomplete {
 		err = s.check()
 	}
 	if err != nil {

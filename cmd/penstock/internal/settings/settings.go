@@ -13,6 +13,14 @@ import (
 // ErrInvalid is wrapped by errors about a setting that cannot be used.
 var ErrInvalid = errors.New("invalid configuration")
 
+// ErrFlag is wrapped besides by those about the value of a flag.
+var ErrFlag = errors.New("invalid flag")
+
+type flagError struct{ error }
+
+func (e flagError) Is(target error) bool { return target == ErrFlag }
+func (e flagError) Unwrap() error        { return e.error }
+
 // Settings of the service. [Load] makes them; [Table] says what each is, its default and its bounds.
 type Settings struct {
 	Config string // the policy's file; "" is none
