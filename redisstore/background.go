@@ -31,6 +31,19 @@ func (b *background) start(work func(ctx context.Context)) bool {
 	return true
 }
 
+// enter has wait wait for the caller too, until it leaves. After end it returns false.
+func (b *background) enter() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.life.Err() != nil {
+		return false
+	}
+	b.all.Add(1)
+	return true
+}
+
+func (b *background) leave() { b.all.Done() }
+
 // end ends the context of all. It does not wait for them: wait does.
 func (b *background) end() {
 	b.mu.Lock()

@@ -23,6 +23,10 @@ type bunch struct {
 	earliest time.Time // of the deadlines that nobody but the bell tells of; zero: there is none
 	latest   time.Time // of the callers' deadlines
 	endless  bool      // if one has none
+	left     int       // callers that have gone away while it is under way
+
+	life    context.Context // of the script, from when it is under way
+	abandon func()          // ends it
 }
 
 // The server's effort for a bunch is bounded: an ask takes it some 3 µs, and each batch that asks the same again, or further charge,
@@ -139,9 +143,31 @@ func (b *bunch) take(w *waiting, i, effort int) {
 	} else if w.until.After(b.latest) {
 		b.latest = w.until
 	}
-	if w.lazy {
+	if w.lazy != nil {
 		b.earliest = earlier(b.earliest, w.until)
 	}
+}
+
+// begin gives the script a context that ends with abandon. Its deadline is the latest of the
+// callers', and ends nothing.
+func (b *bunch) begin() {
+	b.life, b.abandon = context.WithCancel(context.Background())
+	if !b.endless {
+		b.life = dated{b.life, b.latest}
+	}
+}
+
+// A dated context has a deadline that does not end it.
+type dated struct {
+	context.Context
+	at time.Time
+}
+
+func (d dated) Deadline() (time.Time, bool) { return d.at, true }
+
+// has tells whether a caller is there.
+func (b *bunch) has(w *waiting) bool {
+	return slices.ContainsFunc(b.asks, func(a ask) bool { return slices.Contains(a.callers, w) })
 }
 
 // leave takes a caller out, or says that it is not there.
@@ -174,14 +200,6 @@ func (b *bunch) inOrder(yield func(first bool, a *ask) bool) {
 			first = false
 		}
 	}
-}
-
-// patience is a context for the script: it lasts as long as the most patient caller does.
-func (b *bunch) patience() (context.Context, context.CancelFunc) {
-	if b.endless {
-		return context.Background(), func() {}
-	}
-	return context.WithDeadline(context.Background(), b.latest)
 }
 
 func (b *bunch) free() {

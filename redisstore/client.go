@@ -2,11 +2,18 @@ package redisstore
 
 import "context"
 
-// A Client is the small part of a Redis client that a Store needs. This package makes one from a URL (Open) or from a
-// rueidis.Client (NewRueidis); package redisstore/goredis makes one from a go-redis client.
+// A Client is the small part of a Redis client that a Store needs. This package makes one from a
+// URL (Open) or from a rueidis.Client (NewRueidis); package redisstore/goredis makes one from a
+// go-redis client.
 //
-// A Client must send every script once, whatever befalls the answer: a lost answer may belong to a script that
-// ran, and running it again charges twice. Following a redirection (MOVED, ASK) is allowed, because that proves that nothing ran.
+// A Client must send every script once, whatever befalls the answer: a lost answer may belong to a
+// script that ran, and running it again charges twice. Following a redirection (MOVED, ASK) is
+// allowed, because that proves that nothing ran.
+//
+// A Store calls its Client on goroutines of their own, and lets its callers go at their deadlines,
+// so a Client may dial, and wait. The contexts that it is given end 5 s after the caller has gone,
+// and when the Store is closed. Their Err tells that the caller has gone: then nothing need be sent
+// any more.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns keys[0]. An error reply
 	// of Redis is returned as a ReplyError. Neither the slices nor the strings may be used after a nil error was returned.

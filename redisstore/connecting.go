@@ -3,31 +3,19 @@ package redisstore
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
-	"sync"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
 )
 
-// connecting is what rueidis leaves open about connections. It makes them within the call that finds that there is none, and has all others
-// wait for that one, whatever their contexts say. So while a connection is being made, calls are sent on goroutines of their own, and left behind
-// when their context ends; and since one that ends takes the half-made connection with it, a failed call has it made once more with more time.
-//
-// A nil one knows nothing of connections, and makes none.
-type connecting struct {
-	making  atomic.Int64 // connections that are dialed, or have not had their first answer
-	mending atomic.Bool
-	work    *background // where they are made, outside calls
-}
-
-// mendingTime is how long a connection may take that is made outside any call, and no longer than rueidis's Dialer.Timeout.
-const mendingTime = 5 * time.Second
-
-// watch has the option's connections counted, and ended with the background while they are being made: rueidis does not end those.
-func (c *connecting) watch(option *rueidis.ClientOption) {
-	c.work = newBackground()
+// guardConnections has the option's connections end with life, also while they are being made,
+// which rueidis does not do; and has each of them read what has come before it says that it was
+// late, and hear nothing before it has said something.
+func guardConnections(option *rueidis.ClientOption, life context.Context) {
 	dial := option.DialCtxFn
 	if before := option.DialFn; dial == nil && before != nil {
 		dial = func(_ context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
@@ -37,25 +25,19 @@ func (c *connecting) watch(option *rueidis.ClientOption) {
 		dial = dialTCP
 	}
 	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
-		c.making.Add(1)
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		defer context.AfterFunc(c.work.life, cancel)()
+		defer context.AfterFunc(life, cancel)()
 		conn, err := dial(ctx, address, dialer, config)
 		if err != nil {
-			c.making.Add(-1)
 			return nil, err
 		}
-		f := &fresh{Conn: conn, opened: make(chan struct{})}
-		unbind := context.AfterFunc(c.work.life, func() {
-			f.opens()
+		g := &guarded{Conn: conn, opened: make(chan struct{})}
+		g.unbind = context.AfterFunc(life, func() {
+			g.opens()
 			_ = conn.Close()
 		})
-		f.made = sync.OnceFunc(func() {
-			unbind()
-			c.making.Add(-1)
-		})
-		return f, nil
+		return g, nil
 	}
 }
 
@@ -66,81 +48,50 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// A fresh connection is made once it has had an answer, or has ended. Nothing is heard before something was said: a server that is full says so
-// before it is asked, and rueidis panics at an answer to no question. It asks none where the call's context ends with the dialing.
-type fresh struct {
+// A guarded connection hears nothing before something was said: a server that is full says so
+// before it is asked, and rueidis panics at an answer to no question. It asks none where the call's
+// context ends with the dialing.
+type guarded struct {
 	net.Conn
-	made func()
-	old  bool // something was heard; only for Read
+	unbind func() bool
+	old    bool // something was heard, so that rueidis ends it by itself; only for Read
 
 	open   atomic.Bool
 	opened chan struct{} // closed once something was said, or the connection has ended
 }
 
-func (f *fresh) Read(b []byte) (int, error) {
-	if f.old {
-		return f.Conn.Read(b)
+// lastLook is for how long a read goes on after its deadline: what is there already is read at
+// once. A process that was stopped finds its deadline passed before it could read.
+const lastLook = time.Millisecond
+
+func (g *guarded) Read(b []byte) (int, error) {
+	if !g.old {
+		<-g.opened
 	}
-	<-f.opened
-	n, err := f.Conn.Read(b)
-	f.old = true
-	f.made()
+	n, err := g.Conn.Read(b)
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && g.SetReadDeadline(time.Now().Add(lastLook)) == nil {
+		n, err = g.Conn.Read(b)
+	}
+	if !g.old {
+		g.old = true
+		g.unbind()
+	}
 	return n, err
 }
 
-func (f *fresh) Write(b []byte) (int, error) {
-	f.opens()
-	return f.Conn.Write(b)
+func (g *guarded) Write(b []byte) (int, error) {
+	g.opens()
+	return g.Conn.Write(b)
 }
 
-func (f *fresh) Close() error {
-	f.opens()
-	f.made()
-	return f.Conn.Close()
+func (g *guarded) Close() error {
+	g.opens()
+	g.unbind()
+	return g.Conn.Close()
 }
 
-func (f *fresh) opens() {
-	if !f.open.Load() && f.open.CompareAndSwap(false, true) {
-		close(f.opened)
+func (g *guarded) opens() {
+	if !g.open.Load() && g.open.CompareAndSwap(false, true) {
+		close(g.opened)
 	}
-}
-
-// idle tells whether no connection is being made, so that calls end with their context by themselves.
-func (c *connecting) idle() bool { return c != nil && c.making.Load() == 0 }
-
-// leaving runs send, and leaves it to the background when ctx ends.
-func (c *connecting) leaving(ctx context.Context, send func() (string, error)) (string, error) {
-	type answer struct {
-		text string
-		err  error
-	}
-	answered := make(chan answer, 1)
-	run := func(context.Context) {
-		text, err := send()
-		answered <- answer{text, err}
-	}
-	if c == nil {
-		go run(ctx) // its owner closes the client
-	} else if !c.work.start(run) {
-		return "", notSent(errClosed)
-	}
-	select {
-	case a := <-answered:
-		return a.text, a.err
-	case <-ctx.Done():
-		return "", ctx.Err()
-	}
-}
-
-// mend runs touch, which makes the connection that a call may have lacked, unless it runs already.
-func (c *connecting) mend(touch func(context.Context)) {
-	if c == nil || !c.mending.CompareAndSwap(false, true) {
-		return
-	}
-	c.work.start(func(ctx context.Context) {
-		defer c.mending.Store(false)
-		ctx, cancel := context.WithTimeout(ctx, mendingTime)
-		defer cancel()
-		touch(ctx)
-	})
 }

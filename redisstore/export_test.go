@@ -32,6 +32,9 @@ func PrefixOf(s *Store) string { return s.prefix[:len(s.prefix)-len(schemaVersio
 
 const MaxGivingBack = maxGivingBack
 
+// GivingBack is how many batches are being given back.
+func GivingBack(s *Store) int64 { return s.givingBack.Load() }
+
 // Rights are the rights that docs/operations.md says a user needs.
 type Rights struct {
 	Single  string // on one server, as +get +set

@@ -67,7 +67,7 @@ func (g *gatherer) joinLocked(c *call) *bell {
 	if n := len(g.queue); n == 0 || !g.queue[n-1].joinRecent(w, c.charges) {
 		g.findLocked(w, c.charges)
 	}
-	if w.lazy {
+	if w.lazy != nil {
 		g.watchLocked(w.until)
 	}
 	return w.bunch.bell
@@ -93,11 +93,17 @@ func (g *gatherer) findLocked(w *waiting, charges []charge) {
 	b.join(w, charges)
 }
 
-// leave takes a caller out that goes away: it was too late to send it. If it is under way it is left to itself, and nobody knows what became
-// of it.
+// leave takes a caller out that goes away: it was too late to send it. If it is under way, nobody
+// knows what became of it; once all its callers have gone, the script is left to itself.
 func (g *gatherer) leave(w *waiting, cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if b := w.bunch; slices.Contains(g.away, b) && b.has(w) {
+		if b.left++; b.left == b.callers {
+			b.abandon()
+		}
+		return cause
+	}
 	i := slices.Index(g.queue, w.bunch)
 	if i < 0 || !w.bunch.leave(w) {
 		return cause
@@ -128,6 +134,7 @@ func (g *gatherer) takeLocked() *bunch {
 	b := g.queue[0]
 	g.queue = slices.Delete(g.queue, 0, 1)
 	g.away = append(g.away, b)
+	b.begin()
 	return b
 }
 
@@ -148,15 +155,14 @@ func (g *gatherer) next(back *bunch) *bunch {
 func (g *gatherer) fly(b *bunch) {
 	c := new(call)
 	for b != nil {
-		ctx, cancel := b.patience()
 		var err error
 		if b.script != nil {
-			err = g.store.decideRows(ctx, c, b)
+			err = g.store.decideRows(b.life, c, b)
 		} else {
-			err = g.store.decideMany(ctx, c, b)
+			err = g.store.decideMany(b.life, c, b)
 		}
-		cancel()
 		g.tell(b)
+		b.abandon()
 		if err != nil {
 			c = new(call) // the client may still hold the old one, and send late what is in it then
 		}

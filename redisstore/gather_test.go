@@ -518,29 +518,40 @@ func TestAPoisonedKeyFailsItsCallersAlone(t *testing.T) {
 	}
 }
 
-// A script lasts as long as the most patient of its callers.
-func TestAScriptIsAsPatientAsItsMostPatientCaller(t *testing.T) {
+// A script goes on as long as one of its callers waits for it, and is given up with the last.
+func TestScriptIsGivenUpWithItsLastCaller(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
 	others := g.fly()
-	var deadlines []time.Time
 	var together []*asked
-	for i := range 3 {
-		deadline := time.Now().Add(time.Duration(i+1) * time.Hour)
-		deadlines = append(deadlines, deadline)
-		ctx, cancel := context.WithDeadline(context.Background(), deadline)
-		together = append(together, g.askIn(ctx, cancel, penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}))
+	for range 3 {
+		together = append(together, g.ask("k", 1))
 	}
 	g.gathered(3)
 	g.client.pass(2)
+	ended := make(chan struct{})
 	g.client.held <- func(ctx context.Context) error {
-		if deadline, ok := ctx.Deadline(); !ok || !deadline.Equal(deadlines[2]) {
-			t.Errorf("its deadline is %v; want %v", deadline, deadlines[2])
+		defer close(ended)
+		for i, a := range together {
+			if ctx.Err() != nil {
+				t.Errorf("given up with %d of 3 callers waiting", 3-i)
+			}
+			a.cancel()
+			<-a.done
 		}
-		return nil
+		if ctx.Err() == nil {
+			t.Error("it goes on without a caller")
+		}
+		return ctx.Err()
 	}
-	if granted := g.granted(append(others, together...)); granted != 5 {
-		t.Errorf("%d of 5 were granted", granted)
+	<-ended
+	if granted := g.granted(others); granted != 2 {
+		t.Errorf("%d of 2 were granted", granted)
+	}
+	for _, a := range together {
+		if !errors.Is(a.err, context.Canceled) {
+			t.Errorf("a caller that went away has %v", a.err)
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package redisstore
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,27 +10,20 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. Dial and Open guard against what rueidis does with new
-// connections, and NewRueidis cannot: calls with a deadline cost some microseconds more here, since rueidis may have them wait past it; and it panics
-// if a server that is full says so to a connection whose first command was given up. Set the option's DisableRetry, and with Sentinel its
+// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. Dial and
+// Open guard against a panic of rueidis's, at a server that is full and says so to a connection
+// before its first command; NewRueidis cannot. Set the option's DisableRetry, and with Sentinel its
 // TopologyRefreshInterval.
-func NewRueidis(client rueidis.Client) Client { return rueidisClient{client, nil} }
+func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
 
-type rueidisClient struct {
-	rueidis.Client
-	connecting *connecting
-}
+type rueidisClient struct{ rueidis.Client }
 
 func (c rueidisClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	text, err := c.do(ctx, c.B().Evalsha().Sha1(digest).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
-	if _, replied := err.(ReplyError); err != nil && !replied {
-		c.mend(keys[0])
-	}
-	return text, err
+	return result(c.Do(ctx, c.B().Evalsha().Sha1(digest).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()))
 }
 
 func (c rueidisClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	return c.do(ctx, c.B().Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build())
+	return result(c.Do(ctx, c.B().Eval().Script(script).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()))
 }
 
 func (c rueidisClient) Sharded(context.Context) (bool, error) {
@@ -39,26 +31,11 @@ func (c rueidisClient) Sharded(context.Context) (bool, error) {
 }
 
 func (c rueidisClient) Ping(ctx context.Context) error {
-	_, err := c.do(ctx, c.B().Ping().Build())
+	_, err := result(c.Do(ctx, c.B().Ping().Build()))
 	return err
 }
 
 func (c rueidisClient) Close() error { return nil }
-
-func (c rueidisClient) do(ctx context.Context, command rueidis.Completed) (string, error) {
-	if ctx.Done() == nil || c.connecting.idle() {
-		return result(c.Do(ctx, command))
-	}
-	return c.connecting.leaving(ctx, func() (string, error) { return result(c.Do(ctx, command)) })
-}
-
-// mend makes the connection to the server that keeps a key. What it asks changes nothing, and needs no right that the scripts do not.
-func (c rueidisClient) mend(key string) {
-	key = strings.Clone(key)
-	c.connecting.mend(func(ctx context.Context) {
-		c.Do(ctx, c.B().Get().Key(key).Build())
-	})
-}
 
 func result(r rueidis.RedisResult) (string, error) {
 	text, err := r.ToString()
@@ -71,17 +48,21 @@ func result(r rueidis.RedisResult) (string, error) {
 // redialPause is how long a failed connection attempt stands before the next is made.
 const redialPause = 100 * time.Millisecond
 
-// Dial makes a Client that connects when it is first used, and tries again until it can. ParseURL makes the option.
+// Dial makes a Client that connects in the background. If it cannot, it tries again when it is
+// used. ParseURL makes the option.
 func Dial(option rueidis.ClientOption) Client {
-	d := &dialed{option: option}
-	d.connecting.watch(&d.option)
+	d := &dialed{option: option, work: newBackground()}
+	guardConnections(&d.option, d.work.life)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.connectLocked()
 	return d
 }
 
 // dialed is a rueidis client that does not exist before its server does.
 type dialed struct {
-	option     rueidis.ClientOption
-	connecting connecting
+	option rueidis.ClientOption
+	work   *background // where it connects
 
 	ready atomic.Pointer[rueidisClient] // nil before it was connected, and when it is closed
 
@@ -112,22 +93,26 @@ func (d *dialed) get(ctx context.Context) (*rueidisClient, error) {
 		}
 		return c, nil
 	}
-	a := d.attempt
-	if a == nil || !a.ended.IsZero() && time.Since(a.ended) > redialPause {
-		a = &attempt{done: make(chan struct{})}
-		d.attempt = a
-		d.connecting.work.start(func(context.Context) { d.dial(a) })
-	}
+	a := d.connectLocked()
 	d.mu.Unlock()
-	select {
-	case <-a.done:
-	case <-ctx.Done():
-		return nil, notSent(ctx.Err())
+	if err := wait(ctx, a.done); err != nil {
+		return nil, notSent(err)
 	}
 	if a.err != nil {
 		return nil, a.err
 	}
 	return d.get(ctx)
+}
+
+// connectLocked begins an attempt to connect, unless there is one, or was just now.
+func (d *dialed) connectLocked() *attempt {
+	if a := d.attempt; a != nil && (a.ended.IsZero() || time.Since(a.ended) <= redialPause) {
+		return a
+	}
+	a := &attempt{done: make(chan struct{})}
+	d.attempt = a
+	d.work.start(func(context.Context) { d.dial(a) })
+	return a
 }
 
 func (d *dialed) dial(a *attempt) {
@@ -138,7 +123,7 @@ func (d *dialed) dial(a *attempt) {
 		client.Close()
 		err = errClosed
 	} else if err == nil {
-		d.ready.Store(&rueidisClient{client, &d.connecting})
+		d.ready.Store(&rueidisClient{client})
 	}
 	if reply, ok := rueidis.IsRedisErr(err); ok {
 		err = ReplyError(reply.Error())
@@ -151,19 +136,25 @@ func (d *dialed) dial(a *attempt) {
 }
 
 func (d *dialed) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	c, err := d.get(ctx)
-	if err != nil {
-		return "", err
-	}
-	return c.EvalSha(ctx, digest, keys, args)
+	return d.do(ctx, func(c *rueidisClient) (string, error) { return c.EvalSha(ctx, digest, keys, args) })
 }
 
 func (d *dialed) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	return d.do(ctx, func(c *rueidisClient) (string, error) { return c.Eval(ctx, script, keys, args) })
+}
+
+func (d *dialed) Ping(ctx context.Context) error {
+	_, err := d.do(ctx, func(c *rueidisClient) (string, error) { return "", c.Ping(ctx) })
+	return err
+}
+
+// do calls the client once it is connected.
+func (d *dialed) do(ctx context.Context, call func(*rueidisClient) (string, error)) (string, error) {
 	c, err := d.get(ctx)
 	if err != nil {
 		return "", err
 	}
-	return c.Eval(ctx, script, keys, args)
+	return call(c)
 }
 
 func (d *dialed) Sharded(ctx context.Context) (bool, error) {
@@ -174,23 +165,15 @@ func (d *dialed) Sharded(ctx context.Context) (bool, error) {
 	return c.Sharded(ctx)
 }
 
-func (d *dialed) Ping(ctx context.Context) error {
-	c, err := d.get(ctx)
-	if err != nil {
-		return err
-	}
-	return c.Ping(ctx)
-}
-
 func (d *dialed) Close() error {
 	d.mu.Lock()
 	d.closed = true
 	c := d.ready.Swap(nil)
 	d.mu.Unlock()
-	d.connecting.work.end()
+	d.work.end()
 	if c != nil {
 		c.Client.Close()
 	}
-	d.connecting.work.wait()
+	d.work.wait()
 	return nil
 }

@@ -77,7 +77,7 @@ func New(client Client, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.client, s.work = client, newBackground()
+	s.client, s.work = &detached{next: client, calls: newBackground()}, newBackground()
 	s.where.begin = time.Now()
 	s.calls.New = func() any { return new(call) }
 	return s, nil
@@ -112,8 +112,9 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close ends what the store does in the background, and the connections that Open made, and waits until they have ended: for a second or so
-// where a server hangs. Scripts that callers have left behind on a client of the user's own end with their callers' deadlines, or with the client.
+// Close ends what the store does in the background, and the connections that Open made, and waits
+// until they have ended: for a second or so where a server hangs. Scripts that callers have left
+// behind on a client of the user's own may take longer: they end with that client's timeouts.
 func (s *Store) Close() error {
 	s.work.end()
 	err := s.client.Close()

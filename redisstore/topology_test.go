@@ -159,7 +159,8 @@ func use(store *redisstore.Store, during time.Duration) {
 	}
 }
 
-// However many calls want the layout, and however fast the answer fails, it is asked for a few times a second, and by one goroutine at a time.
+// However many calls want the layout, and however fast the answer fails, it is asked for a few
+// times a second, and by one goroutine at a time, besides those that have been given up.
 func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 	reply := func(text string) func(context.Context) error {
 		return func(context.Context) error { return redisstore.ReplyError(text) }
@@ -171,7 +172,7 @@ func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 		laterAtLeast int64 // in a minute more
 	}{
 		{"all servers are dead", func(context.Context) error { return errors.New("refused") }, 60, 120, 100},
-		{"all servers hang", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, 30, 120, 60},
+		{"all servers hang", func(context.Context) error { time.Sleep(time.Second); return errors.New("timeout") }, 30, 120, 60},
 		{"the Cluster is down", reply("CLUSTERDOWN the cluster is down"), 30, 60, 60},
 		{"no Cluster", reply("ERR This instance has cluster support disabled script: f"), 1, 1, 1},
 		{"no such command", reply("ERR Unknown Redis command called from script"), 1, 1, 1},
@@ -192,7 +193,11 @@ func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 				if more := client.asked.Load() - asked; more < row.laterAtLeast {
 					t.Errorf("asked %d times in a minute more; want %d at least", more, row.laterAtLeast)
 				}
-				if client.max.Load() != 1 {
+				most := int64(1)
+				if row.name == "all servers hang" {
+					most = 4 // questions that were given up
+				}
+				if client.max.Load() > most {
 					t.Errorf("%d asked at once", client.max.Load())
 				}
 				t.Logf("counted: %d questions for the layout", client.asked.Load())

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -10,8 +11,9 @@ import (
 // A caller that is waiting, and later has its answer.
 type waiting struct {
 	bunch    *bunch
-	until    time.Time // its deadline; zero: it has none
-	lazy     bool      // its context does not tell when that has passed
+	lazy     lazy        // its context, if that has no timer
+	until    time.Time   // its deadline; zero: it has none
+	over     atomic.Bool // that has passed
 	decision penstock.Decision
 	err      error
 }
@@ -19,15 +21,14 @@ type waiting struct {
 // expect notes how long a caller waits. What it returns tells when it goes away before.
 func (w *waiting) expect(ctx context.Context) (gone <-chan struct{}) {
 	w.err = nil
-	lazy, ok := ctx.(interface {
-		Lazy() (done <-chan struct{}, deadline time.Time)
-	})
-	if w.lazy = ok; ok {
-		gone, w.until = lazy.Lazy()
-		return gone
+	w.over.Store(false)
+	w.lazy, _ = ctx.(lazy)
+	if w.lazy == nil {
+		w.until, _ = ctx.Deadline()
+		return ctx.Done()
 	}
-	w.until, _ = ctx.Deadline()
-	return ctx.Done()
+	gone, w.until = w.lazy.Lazy()
+	return gone
 }
 
 // wait returns nil when the caller has its answer, or what ended its patience before.
@@ -45,7 +46,7 @@ func (w *waiting) wait(ctx context.Context, gone <-chan struct{}, b *bell) error
 		if b.next == nil {
 			return nil
 		}
-		if w.lazy && !time.Now().Before(w.until) {
+		if w.over.Load() {
 			return context.DeadlineExceeded
 		}
 		b = b.next
@@ -103,20 +104,33 @@ func (g *gatherer) ring() {
 	}
 }
 
-// ring wakes all who wait, since the time of some is over.
+// ring wakes all who wait, if the time of some is over.
 func (b *bunch) ring(now time.Time) {
+	b.earliest = time.Time{}
+	over := false
+	for i := range b.asks {
+		for _, w := range b.asks[i].callers {
+			if w.lazy == nil || w.over.Load() {
+				continue
+			}
+			if !w.until.After(now) {
+				_, w.until = w.lazy.Lazy() // it may have been put off
+			}
+			if w.until.After(now) {
+				b.earliest = earlier(b.earliest, w.until)
+			} else {
+				w.over.Store(true)
+				over = true
+			}
+		}
+	}
+	if !over {
+		return
+	}
 	old := b.bell
 	b.bell = newBell()
 	old.next = b.bell
 	close(old.rung)
-	b.earliest = time.Time{}
-	for i := range b.asks {
-		for _, w := range b.asks[i].callers {
-			if w.lazy && w.until.After(now) {
-				b.earliest = earlier(b.earliest, w.until)
-			}
-		}
-	}
 }
 
 // tell wakes all who wait: they have their answers.

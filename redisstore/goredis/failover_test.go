@@ -14,8 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// With go-redis too, the store decides again after its primary was killed or stopped and a replica has taken over, though no call has more than
-// 25 ms for all that it does; and what it decided before is not forgotten.
+// With go-redis too, the store decides again after its primary was killed or stopped and a replica
+// has taken over, though no call has more time than the deadline for all that it does; and what it
+// decided before is not forgotten.
 func TestFailoversAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, how := range []struct {

@@ -5,35 +5,22 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/penstock/penstock/redisstore"
 	"github.com/redis/go-redis/v9"
 )
 
-// New makes a Client of a go-redis client of the user's own: *redis.Client, *redis.ClusterClient, a failover client or a
-// *redis.Ring. The user closes it. Scripts are sent once whatever the client's MaxRetries and MaxRedirects say; its
-// timeouts, pools and hooks are its own.
+// New makes a Client of a go-redis client of the user's own: *redis.Client, *redis.ClusterClient, a
+// failover client or a *redis.Ring. The user closes it. Scripts are sent once whatever the client's
+// MaxRetries and MaxRedirects say; its timeouts, pools and hooks are its own.
 //
-// Set ContextTimeoutEnabled in the client's options: without it go-redis does not watch a context while it waits for a server, and every
-// call whose context can end needs a goroutine of its own here.
-func New(client redis.UniversalClient) redisstore.Client {
-	return adapter{client: client, watches: watchesContext(client)}
-}
+// A call that its caller has given up goes on until the client's own timeouts end it (DialTimeout,
+// ReadTimeout, PoolTimeout), and holds a connection of the pool for as long. ReadTimeout is 3 s by
+// default; 1 s is enough for these scripts.
+func New(client redis.UniversalClient) redisstore.Client { return adapter{client} }
 
-type adapter struct {
-	client  redis.UniversalClient
-	watches bool // whether calls end with their context
-}
-
-func watchesContext(client redis.UniversalClient) bool {
-	switch c := client.(type) {
-	case *redis.Client:
-		return c.Options().ContextTimeoutEnabled
-	case *redis.ClusterClient:
-		return c.Options().ContextTimeoutEnabled
-	}
-	return false
-}
+type adapter struct{ client redis.UniversalClient }
 
 func (a adapter) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	return a.once(ctx, "evalsha", digest, keys, args)
@@ -61,7 +48,8 @@ func (a adapter) once(ctx context.Context, command, script string, keys, args []
 	}
 	cmd := unrepeated{redis.NewCmd(ctx, words...)}
 	cmd.SetFirstKeyPos(3)
-	if err := a.process(ctx, cmd); err != nil {
+	defer a.doubtLater(ctx)()
+	if err := a.client.Process(ctx, cmd); err != nil {
 		err = reply(err)
 		a.doubt(ctx, err)
 		return "", err
@@ -80,19 +68,15 @@ func (a adapter) doubt(ctx context.Context, err error) {
 	}
 }
 
-// process sends a command and ends with ctx at the latest. A command that is left behind ends with the client's own timeouts.
-func (a adapter) process(ctx context.Context, cmd redis.Cmder) error {
-	if a.watches || ctx.Done() == nil {
-		return a.client.Process(ctx, cmd)
+// doubtAfter is how long a call takes before somebody else is asked who keeps what, as when it
+// fails.
+const doubtAfter = 200 * time.Millisecond
+
+func (a adapter) doubtLater(ctx context.Context) (stop func() bool) {
+	if _, ok := a.client.(*redis.ClusterClient); !ok {
+		return func() bool { return true }
 	}
-	done := make(chan error, 1)
-	go func() { done <- a.client.Process(ctx, cmd) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return time.AfterFunc(doubtAfter, func() { a.doubt(ctx, nil) }).Stop
 }
 
 func (a adapter) Sharded(context.Context) (bool, error) {
@@ -104,7 +88,7 @@ func (a adapter) Sharded(context.Context) (bool, error) {
 }
 
 func (a adapter) Ping(ctx context.Context) error {
-	return reply(a.process(ctx, redis.NewStatusCmd(ctx, "ping")))
+	return reply(a.client.Process(ctx, redis.NewStatusCmd(ctx, "ping")))
 }
 
 func (adapter) Close() error { return nil }

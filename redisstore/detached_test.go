@@ -1,0 +1,196 @@
+package redisstore_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A heedless client takes an hour for a script, whatever its context says, until it is mended.
+type heedless struct {
+	redisstore.Client
+	mended       atomic.Bool
+	running, max atomic.Int64
+	given        atomic.Pointer[context.Context]
+}
+
+func (h *heedless) Sharded(context.Context) (bool, error) { return false, nil }
+
+func (h *heedless) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
+	if h.mended.Load() {
+		return "", redisstore.ReplyError("LOADING")
+	}
+	h.given.Store(&ctx)
+	n := h.running.Add(1)
+	defer h.running.Add(-1)
+	for m := h.max.Load(); n > m && !h.max.CompareAndSwap(m, n); m = h.max.Load() {
+	}
+	time.Sleep(time.Hour)
+	return "", errors.New("it took an hour")
+}
+
+func (h *heedless) Close() error { return nil }
+
+// Whatever a client does, callers go at their deadlines; and what they leave behind is bounded.
+func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := new(heedless)
+		store := over(t, client, redisstore.Options{Apart: true})
+		charges := []penstock.Charge{spend("k", penstock.PerHour(10), 1)}
+		decide := func() (time.Duration, redisstore.Class) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_, err := store.Decide(ctx, charges)
+			failure, ok := errors.AsType[*redisstore.Error](err)
+			if !ok {
+				t.Fatalf("%v; want an error of the store", err)
+			}
+			return time.Since(began), failure.Class
+		}
+		unknown, unreached := 0, 0
+		for range 2000 {
+			switch took, class := decide(); {
+			case class == redisstore.Unknown && took == 20*time.Millisecond:
+				unknown++
+			case class == redisstore.Unreached && took == 0:
+				unreached++
+			default:
+				t.Fatalf("a decision ends after %v as %v", took, class)
+			}
+		}
+		if unknown != 1024 || unreached != 976 || client.max.Load() != 1024 {
+			t.Errorf("%d callers waited for the deadline, %d were told at once, and %d calls ran; want 1024, 976 and 1024", unknown, unreached, client.max.Load())
+		}
+		client.mended.Store(true)
+		time.Sleep(time.Hour)
+		if _, class := decide(); class != redisstore.Unready {
+			t.Errorf("when all calls have ended, a decision ends as %v; want the client's error", class)
+		}
+	})
+}
+
+// The context of a call outlasts its caller by 5 s, and tells at once that the caller has gone. It
+// ends with the store.
+func TestContextOfACallOutlastsItsCaller(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		closes bool
+		goesOn time.Duration
+	}{{"the caller goes", false, 5 * time.Second}, {"the store is closed", true, time.Second}} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := new(heedless)
+				store := over(t, client, redisstore.Options{})
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+				defer cancel()
+				go store.Decide(ctx, []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+				synctest.Wait()
+				given := *client.given.Load()
+				if at, ok := given.Deadline(); given.Err() != nil || !ok || time.Until(at) != 20*time.Millisecond+time.Second {
+					t.Errorf("while the caller waits, the error is %v, the deadline in %v", given.Err(), time.Until(at))
+				}
+				time.Sleep(20 * time.Millisecond)
+				synctest.Wait()
+				gone := time.Now()
+				if given.Err() == nil {
+					t.Error("the caller has gone, and the context does not say so")
+				}
+				if row.closes {
+					time.AfterFunc(row.goesOn, func() { _ = store.Close() })
+				}
+				<-given.Done()
+				if took := time.Since(gone); took != row.goesOn {
+					t.Errorf("it ended after %v; want %v", took, row.goesOn)
+				}
+				time.Sleep(time.Hour) // the call ends
+			})
+		})
+	}
+}
+
+type panics struct{ heedless }
+
+func (*panics) EvalSha(context.Context, string, []string, []string) (string, error) { panic("a bug") }
+
+func TestPanicOfAClientIsAnError(t *testing.T) {
+	store := over(t, new(panics), redisstore.Options{})
+	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+	if failure, ok := errors.AsType[*redisstore.Error](err); !ok || failure.Class != redisstore.Unknown {
+		t.Errorf("%v; want an error of which the outcome is unknown", err)
+	}
+}
+
+// A stubborn connection takes for ever to be dialed, or to be closed, whatever contexts say.
+type stubborn struct {
+	net.Conn
+	closing *atomic.Int64
+	release chan struct{}
+}
+
+func (s *stubborn) Close() error {
+	s.closing.Add(1)
+	<-s.release
+	return s.Conn.Close()
+}
+
+// No caller dials or closes a connection: each goes at its deadline, although dialing and closing
+// take for ever.
+func TestNoCallerDialsOrCloses(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	option, err := redisstore.ParseURL("redis://" + server.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var holds atomic.Bool
+	var dialing, closing atomic.Int64
+	release := make(chan struct{})
+	option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		if holds.Load() {
+			dialing.Add(1)
+			<-release
+		}
+		conn, err := dialer.DialContext(ctx, "tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		return &stubborn{conn, &closing, release}, nil
+	}
+	store := over(t, redisstore.Dial(option), redisstore.Options{Apart: true})
+	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+	ask := func() error {
+		_, err := store.Decide(within(t, 20*time.Millisecond), charges)
+		return err
+	}
+	eventually(t, 10*time.Second, ask)
+	holds.Store(true)
+	server.Pause() // a call that is given up has its connection closed
+	await(t, "a connection to be closed", func() bool { _ = ask(); return closing.Load() > 0 })
+	server.Resume()
+	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a connection to be dialed", func() bool { _ = ask(); return dialing.Load() > 0 })
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			if err := ask(); !errors.Is(err, penstock.ErrUnavailable) {
+				t.Errorf("without a connection: %v", err)
+			}
+		})
+	}
+	all.Wait() // which would never end
+	close(release)
+	eventually(t, 10*time.Second, ask)
+}
