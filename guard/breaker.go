@@ -60,15 +60,17 @@ type BreakerOptions struct {
 	Changed func(shard string, from, to State)
 }
 
-// Breaker asks a store that fails no longer, and finds out with few calls when it is well again. While the breaker is open, an error that
-// wraps ErrOpen comes at once.
+// Breaker asks a store that fails no longer, and finds out with few calls when it is well again.
+// While the breaker is open, an error that wraps ErrOpen comes at once.
 //
-// It opens after Failures failures in a row, when half of at least 20 calls of the last 250 ms have failed, and at once on an error that is
-// Lasting. After its pause one call in 50 ms passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close
-// it, one failure opens it again. In Standard, these calls are made even if no caller comes.
+// It opens after Failures failures in a row, when half of at least 20 calls that began in the last
+// second have failed, and at once on an error that is Lasting. After its pause one call in 50 ms
+// passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close it, one
+// failure opens it again. In Standard, these calls are made even if no caller comes.
 //
-// A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is learnt from what the store may not have
-// seen: the caller's own cancellation, penstock.ErrInvalid, and errors whose Counts() is false.
+// A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is
+// learnt from what the store may not have seen: the caller's own cancellation, penstock.ErrInvalid,
+// and errors whose Counts() is false.
 func Breaker(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store { return newBreaker(next, o) }
 }
@@ -96,7 +98,7 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 const (
 	maxCircuits = 1024
 
-	rateWindow  = 250 * time.Millisecond // in which half of at least rateCalls must fail
+	rateWindow  = time.Second // in which half of at least rateCalls must begin, and fail: several times the deadline of a call
 	rateBuckets = 5
 	rateCalls   = 20
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -165,7 +166,7 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	}{
 		{"half, fast", 2, time.Millisecond, true},
 		{"a third, fast", 3, time.Millisecond, false},
-		{"half, too slow to be 20 in 250 ms", 2, 20 * time.Millisecond, false},
+		{"half, too slow to be 20 in a second", 2, 100 * time.Millisecond, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -518,4 +519,31 @@ func BenchmarkBreakerClosedOfAShard(b *testing.B) {
 func BenchmarkBreakerOpen(b *testing.B) {
 	store := guard.Breaker(guard.BreakerOptions{Pause: time.Hour})(penstock.StoreFunc(fails(errDown)))
 	benchmark(b, store, one(ready(b, penstock.PerSecond(100)), "k"))
+}
+
+// Where two of three calls wait for the deadline, the breaker opens, although the others succeed
+// between them.
+func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		var opened atomic.Bool
+		s := guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { opened.Store(true) }})(
+			guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if charges[0].Key == "hangs" {
+					return hangs(ctx, charges)
+				}
+				return store.Decide(ctx, charges)
+			})))
+		var all sync.WaitGroup
+		for range 200 {
+			for _, key := range []string{"hangs", "hangs", "does not"} {
+				all.Go(func() { s.Decide(t.Context(), one(penstock.PerSecond(1_000_000), key)) })
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if !opened.Load() {
+			t.Error("the breaker is closed, and most callers wait for the deadline")
+		}
+		all.Wait()
+	})
 }

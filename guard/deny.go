@@ -60,14 +60,14 @@ func Deny(o DenyOptions) penstock.Decorator {
 // When a denial ends, the first to come asks the store. Those that come before its answer wait for it, no longer than their contexts; then
 // they are answered by it if it denies them, or ask too.
 type DenyCache struct {
-	next   penstock.Store
-	maxAge time.Duration
-	limits func(*penstock.Limit) Settings
-	grants bool
-	after  time.Duration // how long a decision may take that waits for another's; 0: as long as its caller says
-	start  time.Time
-	table  *denials
-	waited atomic.Int64
+	next      penstock.Store
+	maxAge    time.Duration
+	limits    func(*penstock.Limit) Settings
+	grants    bool
+	deadlines *deadlines // of a decision that waits for another's; nil: as long as its caller says
+	start     time.Time
+	table     *denials
+	waited    atomic.Int64
 }
 
 // NewDenyCache makes a DenyCache around a store. It starts no goroutine and needs no Close.
@@ -175,8 +175,8 @@ func (d *DenyCache) again(plan *penstock.Plan, c *penstock.Charge, granted penst
 
 // askOnce asks for all who come while the answer is under way.
 func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
-	if d.after > 0 {
-		bounded, own := deadlineOf(ctx, d.after)
+	if d.deadlines != nil {
+		bounded, own := d.deadlines.deadlineOf(ctx)
 		if own {
 			defer bounded.end()
 		}

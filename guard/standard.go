@@ -9,7 +9,7 @@ import (
 
 // Options of Standard. The zero value is what a careful operator would choose.
 type Options struct {
-	Timeout TimeoutOptions // 25 ms for a decision, whatever it takes: several questions, or one that waits for another
+	Timeout TimeoutOptions // 250 ms for a decision, whatever it takes: several questions, or one that waits for another
 	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 500 ms here, so that a store is found back within 1 s
 
 	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer. Default: Local.
@@ -71,40 +71,43 @@ func Standard(store penstock.Store, o Options) *Guarded {
 	if o.Breaker.MaxPause == 0 {
 		o.Breaker.MaxPause = time.Second / 2
 	}
+	d := &deadlines{after: o.Timeout.after()}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits, Grants: true}, o.Timeout.after()),
-		within(o.Timeout.after()),
-		g.leasing(o.Lease, o.Timeout.after()),
+		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits, Grants: true}, d),
+		d.within,
+		g.leasing(o.Lease, d),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		unanswered(o.Unanswered),
 		Split(SplitOptions{Limits: o.Limits}),
 		g.breaking(o.Breaker),
-		Timeout(o.Timeout),
+		o.Timeout.timeout(d),
 	)
 	return g
 }
 
 // denying puts a DenyCache around a store, if denials may be remembered.
-func (g *Guarded) denying(o DenyOptions, after time.Duration) penstock.Decorator {
+func (g *Guarded) denying(o DenyOptions, p *deadlines) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
 		}
 		g.deny = NewDenyCache(next, o)
-		g.deny.after = after
+		if p.after > 0 {
+			g.deny.deadlines = p
+		}
 		return g.deny
 	}
 }
 
 // leasing puts a Lease around a store, if there may be limits that are leased.
-func (g *Guarded) leasing(o LeaseOptions, after time.Duration) penstock.Decorator {
+func (g *Guarded) leasing(o LeaseOptions, p *deadlines) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
 		}
-		g.lease = NewLease(within(after)(next), o) // a draw is a decision of its own
+		g.lease = NewLease(p.within(next), o) // a draw is a decision of its own
 		return g.lease
 	}
 }

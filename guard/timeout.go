@@ -18,36 +18,55 @@ var ErrShed = errors.New("too many decisions are under way")
 
 // TimeoutOptions configure Timeout. The zero value is useful.
 type TimeoutOptions struct {
-	// After is how long a decision may take, waiting for connections included. Default: 25 ms. Below 0: any time.
+	// After is how long a decision may take, waiting for connections included. Time in which this
+	// process did not run does not count, as when it is stopped, or its cores are busy with others.
+	// Default: 250 ms. Below 0: any time.
 	After time.Duration
 
-	// InFlight is how many decisions may be under way at once. Default: 4096, which is 160,000 a second of the default After each.
+	// InFlight is how many decisions may be under way at once. Default: 4096, which is 16,000 a
+	// second of the default After each.
 	InFlight int
 }
 
-// Timeout bounds how long a decision takes and how many are under way: a store that hangs can hold InFlight callers for After, and no
-// more. It needs a store that ends with its context, as those of redisstore do.
+// Timeout bounds how long a decision takes and how many are under way: a store that hangs can hold
+// InFlight callers for After, and no more. It needs a store that ends with its context, as those of
+// redisstore do.
 //
-// What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have been made. What exceeds InFlight is not
-// asked for at all: its error wraps ErrShed too. A breaker learns nothing from questions that had less than half of After, as of callers with
-// deadlines of their own, or as the last of several for one decision.
+// After is time in which this process ran. A timer that fires late tells of time that was lost; the
+// deadline is later by that time, less an eighth of it or 25 ms, whichever is shorter. So the
+// longest that a caller waits is After on a machine that has time for it; eight times After where
+// the process is starved all the while; and more only by pauses of more than 200 ms each, of which
+// there may be one for each 25 ms of After.
+//
+// What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have
+// been made. What exceeds InFlight is not asked for at all: its error wraps ErrShed too. A breaker
+// learns nothing from questions that had less than half of After, as of callers with deadlines of
+// their own, or as the last of several for one decision.
 func Timeout(o TimeoutOptions) penstock.Decorator {
+	return o.timeout(&deadlines{after: o.after()})
+}
+
+func (o TimeoutOptions) timeout(d *deadlines) penstock.Decorator {
 	if o.InFlight <= 0 {
 		o.InFlight = 4096
 	}
 	return func(next penstock.Store) penstock.Store {
-		return &timeout{next: next, after: o.after(), most: int64(o.InFlight), shed: &shedError{o.InFlight}}
+		return &timeout{next: next, deadlines: d, most: int64(o.InFlight), shed: &shedError{o.InFlight}}
 	}
 }
 
-func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, 25*time.Millisecond) }
+// defaultAfter is long enough for a process that shares its core with eight others:
+// docs/decisions/0012.
+const defaultAfter = 250 * time.Millisecond
+
+func (o TimeoutOptions) after() time.Duration { return cmp.Or(o.After, defaultAfter) }
 
 type timeout struct {
-	next     penstock.Store
-	after    time.Duration
-	most     int64
-	shed     error
-	underWay atomic.Int64
+	next      penstock.Store
+	deadlines *deadlines
+	most      int64
+	shed      error
+	underWay  atomic.Int64
 }
 
 func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -58,15 +77,17 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		}
 		return penstock.Decision{}, t.shed
 	}
-	if t.after < 0 {
+	after := t.deadlines.after
+	if after < 0 {
 		return t.next.Decide(ctx, charges)
 	}
-	left := t.after
-	bounded, own := deadlineOf(ctx, t.after)
+	bounded, own := t.deadlines.deadlineOf(ctx)
 	if own {
 		defer bounded.end()
-	} else if left = time.Until(bounded.at); left <= 0 {
-		return penstock.Decision{}, &lateError{t.after}
+	}
+	left := time.Until(bounded.until())
+	if left <= 0 {
+		return penstock.Decision{}, &lateError{after}
 	}
 	d, err := t.next.Decide(bounded, charges)
 	if err == nil || bounded.Err() == nil {
@@ -76,41 +97,48 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	case context.Canceled:
 		return d, err
 	case context.DeadlineExceeded: // the caller's own
-		left -= time.Until(bounded.at)
+		left -= time.Until(bounded.until())
 	case nil:
 		if !errors.Is(err, penstock.ErrUnavailable) {
-			err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, t.after, err)
+			err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, after, err)
 		}
 	}
-	if left < t.after/2 {
+	if left < after/2 {
 		err = &uncounted{err}
 	}
 	return d, err
 }
 
+// deadlines say how long decisions may take, by a clock that stands still while this process does
+// not run.
+type deadlines struct {
+	after    time.Duration
+	lateness lateness
+}
+
 // within gives each decision one deadline, whatever the guards below make of it: several questions, one after the other, or one that waits for
 // another. A Timeout below takes it over.
-func within(after time.Duration) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store {
-		if after < 0 {
-			return next
-		}
-		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			bounded, own := deadlineOf(ctx, after)
-			if own {
-				defer bounded.end()
-			}
-			return next.Decide(bounded, charges)
-		})
+func (t *deadlines) within(next penstock.Store) penstock.Store {
+	if t.after < 0 {
+		return next
 	}
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		bounded, own := t.deadlineOf(ctx)
+		if own {
+			defer bounded.end()
+		}
+		return next.Decide(bounded, charges)
+	})
 }
 
 // deadlineOf is the decision's deadline. If it has none yet, the caller owns it, and ends it.
-func deadlineOf(ctx context.Context, after time.Duration) (d *deadline, own bool) {
+func (t *deadlines) deadlineOf(ctx context.Context) (d *deadline, own bool) {
 	if d, inherited := ctx.(*deadline); inherited {
 		return d, false
 	}
-	return &deadline{Context: ctx, at: time.Now().Add(after)}, true
+	t.lateness.begin()
+	now := time.Now()
+	return &deadline{Context: ctx, lateness: &t.lateness, at: now.Add(t.after), lost: t.lateness.lost(now)}, true
 }
 
 // callersErr tells whether the caller has gone away, or wants to wait no longer. That the guards' own deadline has passed is not meant.
@@ -123,22 +151,31 @@ func callersErr(ctx context.Context) error {
 
 // await waits until something is done, and tells whether it is; false: the caller has gone away, or the decision's time is over.
 func await(ctx context.Context, done <-chan struct{}) bool {
-	var late <-chan time.Time
-	if bounded, ok := ctx.(*deadline); ok { // without the timer, and the context, that its Done makes
-		timer := time.NewTimer(time.Until(bounded.at))
-		defer timer.Stop()
-		ctx, late = bounded.Context, timer.C
-	} else if ctx.Done() == nil {
-		<-done
-		return true
+	bounded, ok := ctx.(*deadline)
+	if !ok {
+		select {
+		case <-done:
+			return true
+		case <-ctx.Done():
+			return false
+		}
 	}
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-	case <-late:
+	timer := time.NewTimer(time.Until(bounded.until())) // without the timer, and the context, that its Done makes
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return true
+		case <-bounded.Context.Done():
+			return false
+		case <-timer.C:
+		}
+		left := time.Until(bounded.until())
+		if left <= 0 {
+			return false
+		}
+		timer.Reset(left)
 	}
-	return false
 }
 
 // An uncounted error tells nothing of the store, so no breaker counts it: it had little time.
@@ -149,82 +186,114 @@ func (*uncounted) Counts() bool { return false }
 
 func (e *uncounted) Unwrap() error { return e.error }
 
-// A deadline is a context with a deadline that costs nothing before somebody asks for its Done. A store that has a cheaper way to wait than a
-// timer for each caller uses Lazy instead.
+// A deadline is a context with a deadline that costs nothing before somebody asks for its Done. A
+// store that has a cheaper way to wait than a timer for each caller uses Lazy instead.
+//
+// The deadline is put off by the time that this process loses. So whoever waits for it asks again
+// when it has come.
 type deadline struct {
 	context.Context // the caller's
-	at              time.Time
+	lateness        *lateness
+	at              time.Time     // if no time is lost
+	lost            time.Duration // when it was made
 
-	mu     sync.Mutex
-	real   context.Context // once it was asked for
-	cancel context.CancelFunc
-	ended  bool
+	mu       sync.Mutex
+	done     chan struct{} // once it was asked for
+	timer    *time.Timer   // that closes done
+	unfollow func() bool   // what closes done with the caller's context
+	err      error         // why it is over
 }
 
-// Lazy is what Done would tell: the caller's Done, and the deadline.
+// until is when the decision's time is over, if no more of it is lost.
+func (d *deadline) until() time.Time {
+	return d.at.Add(d.lateness.lost(time.Now()) - d.lost)
+}
+
+// Lazy is what Done would tell: the caller's Done, and the deadline. When that has come it may have
+// been put off: Lazy tells again.
 func (d *deadline) Lazy() (done <-chan struct{}, at time.Time) {
-	if done = d.Context.Done(); done == nil {
-		return nil, d.at
-	}
 	at, _ = d.Deadline()
-	return done, at
+	return d.Context.Done(), at
 }
 
 func (d *deadline) Deadline() (time.Time, bool) {
-	if at, ok := d.Context.Deadline(); ok && at.Before(d.at) {
+	until := d.until()
+	if at, ok := d.Context.Deadline(); ok && at.Before(until) {
 		return at, true
 	}
-	return d.at, true
+	return until, true
 }
 
 func (d *deadline) Done() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.real == nil {
-		d.real, d.cancel = context.WithDeadline(d.Context, d.at)
-		if d.ended {
-			d.cancel()
-		}
+	if d.done != nil {
+		return d.done
 	}
-	return d.real.Done()
+	d.done = make(chan struct{})
+	if d.errLocked() != nil {
+		close(d.done)
+		return d.done
+	}
+	d.unfollow = context.AfterFunc(d.Context, d.look)
+	d.timer = time.AfterFunc(time.Until(d.until()), d.look)
+	return d.done
+}
+
+// look closes done, if it is over.
+func (d *deadline) look() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err != nil {
+		return
+	}
+	if d.errLocked() == nil { // it was put off
+		d.timer.Reset(time.Until(d.until()))
+		return
+	}
+	d.closeLocked()
+}
+
+func (d *deadline) closeLocked() {
+	if d.done != nil {
+		d.timer.Stop()
+		d.unfollow()
+		close(d.done)
+	}
 }
 
 func (d *deadline) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.real != nil {
-		return d.real.Err()
+	was := d.err
+	err := d.errLocked()
+	if was == nil && err != nil {
+		d.closeLocked()
 	}
-	if err := d.Context.Err(); err != nil {
-		return err
-	}
-	if time.Until(d.at) <= 0 {
-		return context.DeadlineExceeded
-	}
-	if d.ended {
-		return context.Canceled
-	}
-	return nil
+	return err
 }
 
-func (d *deadline) Value(key any) any {
-	d.mu.Lock()
-	real := d.real
-	d.mu.Unlock()
-	if real != nil {
-		return real.Value(key)
+// errLocked tells whether it is over, and why. It stays so.
+func (d *deadline) errLocked() error {
+	if d.err == nil {
+		d.err = d.Context.Err()
 	}
-	return d.Context.Value(key)
+	if d.err == nil && time.Until(d.until()) <= 0 {
+		d.err = context.DeadlineExceeded
+	}
+	return d.err
 }
 
 // end cancels it: the decision is over.
 func (d *deadline) end() {
+	d.lateness.end()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ended = true
-	if d.cancel != nil {
-		d.cancel()
+	if d.err != nil {
+		return
 	}
+	d.err = context.Canceled
+	d.closeLocked()
 }
 
 // A lateError says that the decision's time was over before the store was asked.

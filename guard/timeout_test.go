@@ -29,7 +29,7 @@ func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 		ends   time.Duration
 		isDown bool
 	}{
-		{"by default", 0, 0, 25 * time.Millisecond, true},
+		{"by default", 0, 0, 250 * time.Millisecond, true},
 		{"as told", time.Second, 0, time.Second, true},
 		{"the caller's deadline is later", time.Second, time.Minute, time.Second, true},
 		{"the caller's deadline is earlier", time.Second, 10 * time.Millisecond, 10 * time.Millisecond, false},

@@ -29,7 +29,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 			if _, err := s.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
 				t.Errorf("%v of %s: %v", mode, name, err)
 			}
-			if took := time.Since(start); took > 25*time.Millisecond {
+			if took := time.Since(start); took > 250*time.Millisecond {
 				t.Errorf("%v of %s took %v", mode, name, took)
 			} else {
 				late = max(late, took)
@@ -43,7 +43,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 				}
 				time.Sleep(200 * time.Microsecond)
 			}
-			slow := time.Duration(20*round) * time.Millisecond // 0: for ever
+			slow := time.Duration(200*round) * time.Millisecond // 0: for ever
 			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if slow == 0 {
 					return hangs(ctx, charges)
@@ -71,7 +71,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 						asked++
 						took := time.Since(start)
 						late = max(late, took)
-						if err != nil || took > 25*time.Millisecond {
+						if err != nil || took > 250*time.Millisecond {
 							t.Errorf("%v of %s while each answer takes %v: %v after %v", charge.Mode, name, slow, err, took)
 						}
 					})
@@ -182,7 +182,7 @@ func (m *moving) Shard([]penstock.Charge) string { return fmt.Sprint("server ", 
 
 // A caller who gives the store next to no time learns nothing of its health. One who gives it more than half of it does.
 func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
-	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 12 * time.Millisecond: false, 13 * time.Millisecond: true, time.Minute: true} {
+	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newFaulty()
 			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -218,11 +218,12 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 			}
 		})
 		opened := 0
-		s := guard.Standard(store, guard.Options{Breaker: guard.BreakerOptions{Changed: func(_ string, _, to guard.State) {
+		breaker := guard.BreakerOptions{Changed: func(_ string, _, to guard.State) {
 			if to == guard.StateOpen {
 				opened++
 			}
-		}}})
+		}}
+		s := guard.Standard(store, guard.Options{Timeout: guard.TimeoutOptions{After: 25 * time.Millisecond}, Breaker: breaker})
 		defer s.Close()
 		charges := one(ready(t, penstock.PerSecond(10).WithBurst(2)), "k")
 		var late atomic.Int64

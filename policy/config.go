@@ -130,7 +130,7 @@ type ServerConfig struct {
 	Prefix                 string `yaml:"prefix" jsonschema:"How the names of keys begin; default ps."`
 	Secret                 string `yaml:"secret" jsonschema:"Hides identities in Redis; default none. PENSTOCK_SECRET_FILE is a better place."`
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Do not start without the store; default false."`
-	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 25ms."`
+	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 250ms."`
 	Instances              *int64 `yaml:"instances" jsonschema:"How many gates there are at least, to share the limits while the store gives no answer; default 1."`
 	Admin                  string `yaml:"admin" jsonschema:"Host:port of metrics and health, or off; default 127.0.0.1:9180."`
 	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof there; default false."`

@@ -14,8 +14,8 @@ const (
 	rate     = 200 // a second, of each policy
 	burst    = 20
 	asked    = 400 // a second, of each policy
-	deadline = 25 * time.Millisecond
-	slack    = 5 * time.Millisecond
+	deadline = 250 * time.Millisecond
+	slack    = 50 * time.Millisecond
 	soon     = time.Second
 )
 

@@ -47,10 +47,10 @@ func TestEachPolicyHasItsBound(t *testing.T) {
 
 func TestAnOutageThatGoesWrongIsFoundOut(t *testing.T) {
 	fine := [len(policies)]count{admitted(200), admitted(200), admitted(200)}
-	byRedis := measures{map[string]int64{"store": 600}, map[float64]int64{0.025: 600, math.Inf(1): 600}}
+	byRedis := measures{map[string]int64{"store": 600}, map[float64]int64{0.25: 600, math.Inf(1): 600}}
 	without := measures{map[string]int64{"fallback": 200, "open": 200, "closed": 200}, map[float64]int64{0.001: 600, math.Inf(1): 600}}
 	alone := [len(policies)]count{admitted(400), {refused: 400}, admitted(221)}
-	slow := measures{byRedis.sources, map[float64]int64{0.025: 500, 0.05: 599, math.Inf(1): 600}}
+	slow := measures{byRedis.sources, map[float64]int64{0.25: 500, 0.5: 599, math.Inf(1): 600}}
 	s := &stage{start: time.Now()}
 	s.judge(time.Now(), alone, without)
 	s.judge(time.Now(), [len(policies)]count{admitted(400), admitted(220), admitted(430)}, slow) // clients have counted later than gates
@@ -82,8 +82,8 @@ func TestMeasuresAreReadAsTheyAreServed(t *testing.T) {
 	const page = `# TYPE rate_limiter_decisions_total counter
 rate_limiter_decisions_total{source="store"} 1.2e+06
 rate_limiter_decisions_total{source="open"} 7
-rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="0.025"} 98
-rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="0.03"} 100
+rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="0.25"} 98
+rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="0.3"} 100
 rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="+Inf"} 100
 rate_limiter_waiting 0
 `
@@ -93,7 +93,7 @@ rate_limiter_waiting 0
 			t.Fatal(err)
 		}
 	}
-	if m.sources["store"] != 2_400_000 || m.without() != 14 || math.Abs(m.p99()-0.0275) > 1e-9 {
+	if m.sources["store"] != 2_400_000 || m.without() != 14 || math.Abs(m.p99()-0.275) > 1e-9 {
 		t.Errorf("read %v, p99 %v", m, m.p99())
 	}
 	if d := m.since(m); d.without() != 0 || d.p99() != 0 {

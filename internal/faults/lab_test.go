@@ -23,10 +23,15 @@ var seedFlag = flag.Uint64("seed", 0, "the seed of the rows, as a failure prints
 // soaking tells whether to take the time to find what is rare.
 var soaking = effort.Soak
 
-// TestMain lets more rows run at once than there are processors: they wait most of the time. It is also the program of process_test.go.
+// TestMain lets more rows run at once than there are processors: they wait most of the time. It is
+// also the program of process_test.go and busy_test.go.
 func TestMain(m *testing.M) {
 	if url := os.Getenv("PENSTOCK_FAULTS_CHILD"); url != "" {
-		if err := childMain(url, os.Getenv("PENSTOCK_FAULTS_LIMIT")); err != nil {
+		main, limit := childMain, os.Getenv("PENSTOCK_FAULTS_LIMIT")
+		if limit == busyName {
+			main = busyMain
+		}
+		if err := main(url, limit); err != nil {
 			fmt.Fprintln(os.Stderr, "child:", err)
 			os.Exit(1)
 		}
@@ -131,9 +136,9 @@ func TestLimitsHoldThroughEveryFault(t *testing.T) {
 }
 
 func newLab(t *testing.T, r *row) *lab {
-	l := &lab{T: t, row: r, seed: *seedFlag, deadline: 100 * time.Millisecond, cycles: 1}
+	l := &lab{T: t, row: r, seed: *seedFlag, deadline: 250 * time.Millisecond, cycles: 1}
 	if soaking {
-		l.deadline, l.cycles = 25*time.Millisecond, cmp.Or(r.cycles, 20)
+		l.deadline, l.cycles = 250*time.Millisecond, cmp.Or(r.cycles, 20)
 	}
 	l.deadline, l.callers = cmp.Or(r.deadline, l.deadline), cmp.Or(r.callers, 2)
 	if l.seed == 0 {

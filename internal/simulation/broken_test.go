@@ -54,7 +54,7 @@ func TestBrokenGuardsAreFoundOut(t *testing.T) {
 		{"a client replays what was lost", "once", breakage{replays: true}},
 		{"a fallback that is not divided", "bound", breakage{undivided: true}},
 		{"a breaker that stays open", "recovery", breakage{staysOpen: true}},
-		{"a timeout of 200 ms", "deadline", breakage{timeout: 200 * time.Millisecond}},
+		{"a timeout of 2 s", "deadline", breakage{timeout: 2 * time.Second}},
 		{"a denial that counts from the reply", "denial", breakage{answers: later(6 * time.Millisecond)}},
 		{"a denial that never ends", "liveness", breakage{denyFor: 100 * time.Hour, answers: later(50 * time.Hour)}},
 		{"a lease of a window that does not end with it", "bound", breakage{answers: func(charges []penstock.Charge, s *penstock.Status) {

@@ -41,7 +41,7 @@ type instance struct {
 }
 
 // timeout is how long the store may take, as guard.Timeout has it by default.
-const timeout = 25 * time.Millisecond
+const timeout = 250 * time.Millisecond
 
 // simulate runs a plan to its end, and judges it. It must be called in a bubble.
 func simulate(t *testing.T, p *plan, breaks breakage) *book {

@@ -76,7 +76,7 @@ func New(version string) *Metrics {
 	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "rate_limiter_latency_seconds",
 		Help:    "How long checks took, until there was an answer or none.",
-		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .03, .05, .1, .25, .5, 1},
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,

@@ -57,7 +57,7 @@ var Table = []Row{
 		Help: "if set, identities stand in Redis only as their HMAC with it; gates that share limits share it"},
 	{Name: "require-store", Default: "false", set: toggle(func(s *Settings) *bool { return &s.RequireStore }),
 		Help: "do not start without the store. Otherwise the gate starts, says so, and uses the store as soon as it answers"},
-	{Name: "store-timeout", Default: "25ms", Value: "duration",
+	{Name: "store-timeout", Default: "250ms", Value: "duration",
 		set:  duration(func(s *Settings) *time.Duration { return &s.StoreTimeout }, false, time.Minute),
 		Help: "how long a decision may wait for the store; then it is made without, as on_failure says"},
 	{Name: "instances", Default: "1", Value: "number", set: count(func(s *Settings) *int64 { return &s.Instances }, 10_000),
