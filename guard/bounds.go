@@ -50,7 +50,8 @@ func (o Options) Bounds(limit penstock.Limit) []Bound {
 		all = append(all, b.leased(o.Lease, block))
 	}
 	if p := makeParts(plan.Limit, b.settings.Shards); p != nil {
-		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: %d counters of a part each", len(p.limits))})
+		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: %d counters of a part each; where the limit was larger before, up to %s more, until they have drained",
+			len(p.limits), units(p.capacity-p.least))})
 	}
 	if o.DenyFor >= 0 && b.settings.DenyFor >= 0 && !plan.Limit.Algorithm.Holds {
 		all = append(all, b.denials())

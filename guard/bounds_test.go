@@ -31,7 +31,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{bucket, guard.Settings{OnFailure: guard.Open, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
 		{bucket, guard.Settings{Lease: 100}, 2, "leased", 50, "50 units more: a block of 25 for each of 2 instances, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
 		{bucket, guard.Settings{Lease: 10}, 1, "leased", 10, "10 units more: a block of 10 for each of 1 instance, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
-		{bucket, guard.Settings{Shards: 64}, 1, "split", 0, "no more: 32 counters of a part each"},
+		{bucket, guard.Settings{Shards: 64}, 1, "split", 0, "no more: 32 counters of a part each; where the limit was larger before, up to 194 units more, until they have drained"},
 		{bucket, guard.Settings{}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 1s"},
 		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 5s"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},

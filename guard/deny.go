@@ -51,6 +51,9 @@ func Deny(o DenyOptions) penstock.Decorator {
 // than the answer was under way; it is too short where others have spent meanwhile, or where more is asked than was denied. Never is
 // Never: what exceeds its limit is not told to come back.
 //
+// A denial counts for the limit that was denied, with its numbers: of limits of one name that take turns, as tiers do, none is denied by what is known
+// of another.
+//
 // A batch is denied if its charges are those of a remembered one: the same limits and keys in the same order, those that were denied
 // asking for as much or more, the others for as much or less. What its statuses say of the others was so when the store was asked; by now
 // they may stand in the way too. Batches of more than 8 charges are always asked, as are those that were denied by a Concurrency limit,

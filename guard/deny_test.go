@@ -750,6 +750,22 @@ func TestAGrantTellsOfTheDenialAfterIt(t *testing.T) {
 	})
 }
 
+// Tiers share a counter, but what the smaller is denied, the larger may have.
+func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newCounting()
+		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
+		small, large := made(t, penstock.PerHour(10).WithBurst(2)), made(t, penstock.PerHour(10).WithBurst(9))
+		answered(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
+		answered(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
+		for range 7 {
+			answered(t, decide(t, cache, spend("k", small, 1)), no, fromCache)
+			answered(t, decide(t, cache, spend("k", large, 1)), yes, fromStore)
+		}
+		answered(t, decide(t, cache, spend("k", large, 1)), no, fromCache)
+	})
+}
+
 func TestGrantsThatTellNothing(t *testing.T) {
 	settings := func(s guard.Settings) func(*penstock.Limit) guard.Settings {
 		return func(*penstock.Limit) guard.Settings { return s }

@@ -69,6 +69,10 @@ type LeaseOptions struct {
 //     the number of instances does not matter. The price: in a bucket that is almost unused, a block drains before much of it is spent, so
 //     a key gains little until its bucket is in use; and buckets get nothing back, since that would make the units of others drain sooner.
 //
+// Where limits of one Name and Group take turns under a key (tiers, a reload that not every instance has yet), only one of them holds units at an
+// instance at a time, and b is the largest block of any. If their rates or Periods differ, Exact and the windows admit up to n·b more too: what one
+// limit has drawn, another may let drain sooner.
+//
 // # The utilization
 //
 // Units that lie unspent at one instance are missing at another: at most n·b at a time, for at most Life. Of traffic below the limit the instances

@@ -2,12 +2,14 @@ package guard_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 )
@@ -78,5 +80,62 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 			}
 			t.Logf("%2d shards: %d units in %d s; the bound is %d (%.1f %%)", shards, admitted, seconds, most, 100*float64(admitted)/float64(most))
 		})
+	}
+}
+
+// After a split limit was lowered, each shard grants what it has not used of its part of the new limit, and no more: about √(units·S(1-1/S)/2π) more
+// than a limit that is not split, where as much was used as the new limit has; at most all but the part of one shard; and with what was used
+// before never more than the old limit.
+func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
+	t.Parallel()
+	const from, to, shards, runs = 150, 50, 8, 60
+	for _, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.SlidingWindow, penstock.SlidingLog} {
+		for _, used := range []int{20, 50, 120} {
+			more := 0.0
+			for range runs {
+				synctest.Test(t, func(t *testing.T) {
+					store := memstore.New(memstore.Options{})
+					of := map[string]int{} // of each shard
+					noting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+						d, err := store.Decide(ctx, charges)
+						if err == nil && d.Allowed {
+							of[charges[0].Key] += int(d.Status(0).Granted)
+						}
+						return d, err
+					})
+					s := split(shards)(noting)
+					old, lowered := ready(t, penstock.PerDay(from).With(a)), ready(t, penstock.PerDay(to).With(a))
+					for range used {
+						if !decide(t, s, one(old, "k")...).Allowed {
+							t.Fatal("denied by the old limit")
+						}
+					}
+					want, whole := 0, max(to-used, 0)
+					for i := range shards {
+						part := to / shards
+						if i < to%shards {
+							part++
+						}
+						want += max(part-of[fmt.Sprintf("k~%02d", i)], 0)
+					}
+					granted := 0
+					for range from {
+						if decide(t, s, one(lowered, "k")...).Allowed {
+							granted++
+						}
+					}
+					if granted != want || granted-whole > to-to/shards || used+granted > from {
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; the shards have %d left, and together %d", a.Name, used, from, to,
+							shards, granted, want, whole)
+					}
+					more += float64(granted-whole) / runs
+				})
+			}
+			t.Logf("%v: %d of %d used, lowered to %d in %d shards: %.1f units more than without", a.Name, used, from, to, shards, more)
+			formula := math.Sqrt(to * shards * (1 - 1.0/shards) / (2 * math.Pi))
+			if used == to && (more < formula/2 || more > 2*formula) {
+				t.Errorf("%v: %.1f units more than without Split; the formula says %.1f", a.Name, more, formula)
+			}
+		}
 	}
 }

@@ -214,7 +214,7 @@ rules:
 		"     leased         24 units more: a block of 8 for each of 3 instances, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
 		"     store fails    everything passes, and is not counted\n",
 		"     store fails    nothing passes\n",
-		"     split          no more: 16 counters of a part each\n",
+		"     split          no more: 16 counters of a part each; where the limit was larger before, up to 4688 units more, until they have drained\n",
 		"     denials        no more; what is given back elsewhere is seen within 1m30s\n",
 	} {
 		if n := strings.Count(out.String(), line); n != 1 {

@@ -1,0 +1,183 @@
+package guard_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/storetest"
+)
+
+// vague is a store whose denials do not say when to come back: where guards promise no exact RetryAfter, it is not checked.
+func vague(store penstock.Store) penstock.Store {
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := store.Decide(ctx, charges)
+		if err != nil || d.Allowed {
+			return d, err
+		}
+		s := d.Status(0)
+		s.RetryAfter = penstock.Never
+		return penstock.Single(s), nil
+	})
+}
+
+// Limits that take turns over one counter, as tiers do, keep the bound of the largest through each guard, and the guard's own.
+func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
+	t.Parallel()
+	type chain struct {
+		name  string
+		of    func(store *faulty) (guarded penstock.Store, end func())
+		slack func(penstock.Limit) int64
+	}
+	by := func(d penstock.Decorator) func(*faulty) (penstock.Store, func()) {
+		return func(store *faulty) (penstock.Store, func()) { return d(store), func() {} }
+	}
+	leased := func(o guard.LeaseOptions) func(*faulty) (penstock.Store, func()) {
+		return func(store *faulty) (penstock.Store, func()) {
+			l := guard.NewLease(store, o)
+			return vague(l), func() { _ = l.Close(context.Background()) }
+		}
+	}
+	standard := func(s guard.Settings) func(*faulty) (penstock.Store, func()) {
+		return func(store *faulty) (penstock.Store, func()) {
+			g := guard.Standard(store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }})
+			return vague(g), g.Close
+		}
+	}
+	lease := guard.LeaseOptions{Limits: leasing(100)}
+	cut := guard.Settings{Shards: 3}
+	chains := []chain{
+		{"deny", func(store *faulty) (penstock.Store, func()) {
+			return vague(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
+		}, nil},
+		{"fallback of a store that answers", by(guard.Fallback(guard.FallbackOptions{})), nil},
+		{"fallback of a store that does not", func(store *faulty) (penstock.Store, func()) {
+			store.breaks(fails(errDown))
+			return guard.Fallback(guard.FallbackOptions{})(store), func() {}
+		}, nil},
+		{"split", func(store *faulty) (penstock.Store, func()) { return vague(split(3)(store)), func() {} }, nil},
+		{"lease", leased(lease), lease.Excess},
+		{"exact lease", leased(guard.LeaseOptions{Limits: leasing(100), Exact: true}), lease.Excess},
+		{"standard", standard(guard.Settings{}), nil},
+		{"standard with shards", standard(cut), nil},
+		{"standard with a lease", standard(guard.Settings{Lease: 100}), lease.Excess},
+		{"standard with both", standard(guard.Settings{Lease: 100, Shards: 3}), lease.Excess},
+	}
+	seeds := 8
+	if testing.Short() {
+		seeds = 2
+	}
+	for _, c := range chains {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			trials := 0
+			for _, limits := range storetest.SomeTurns() {
+				for seed := range uint64(seeds) {
+					synctest.Test(t, func(t *testing.T) {
+						trial := storetest.Turns{Limits: limits, Now: time.Now, Advance: time.Sleep, Key: "k"}
+						for _, limit := range limits {
+							if c.slack != nil {
+								trial.Slack = max(trial.Slack, c.slack(limit))
+							}
+						}
+						var end func()
+						trial.Store, end = c.of(newFaulty())
+						defer end()
+						if err := trial.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), 300); err != nil {
+							t.Errorf("seed %d, %v: %v", seed, limits[0], err)
+						}
+						trials++
+					})
+				}
+			}
+			t.Logf("counted: %d trials of limits in turn through guards", trials)
+		})
+	}
+}
+
+// Busy tiers under one key, at several instances with leases: in all intervals at most n·b units more than the largest admits, as Lease says; of
+// windows of one length nothing more.
+func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
+	t.Parallel()
+	limit := func(count int64, period time.Duration) penstock.Limit {
+		return penstock.Limit{Name: "tier", Count: count, Period: period}
+	}
+	for _, row := range []struct {
+		name   string
+		limits []penstock.Limit
+		exact  bool
+	}{
+		{"bursts", []penstock.Limit{penstock.PerSecond(300).WithBurst(600), penstock.PerSecond(300).WithBurst(40)}, false},
+		{"rates", []penstock.Limit{penstock.PerSecond(500), penstock.PerSecond(50), penstock.PerMinute(600).WithBurst(80)}, false},
+		{"rates, exact", []penstock.Limit{penstock.PerSecond(500), penstock.PerSecond(50)}, true},
+		{"bursts, exact", []penstock.Limit{penstock.PerSecond(300).WithBurst(600), penstock.PerSecond(300).WithBurst(40)}, true},
+		{"fixed", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(100, time.Second).With(penstock.FixedWindow)}, false},
+		{"fixed, two lengths", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(1000, 5*time.Second).With(penstock.FixedWindow)}, false},
+		{"sliding", []penstock.Limit{limit(400, time.Second).With(penstock.SlidingWindow), limit(100, time.Second).With(penstock.SlidingWindow)}, false},
+		{"sub", []penstock.Limit{limit(400, time.Second).With(penstock.SubWindow(5)), limit(100, time.Second).With(penstock.SubWindow(5))}, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			const instances = 4
+			for i := range row.limits {
+				row.limits[i] = ready(t, row.limits[i].WithName("tier"))
+			}
+			for seed := range uint64(3) {
+				synctest.Test(t, func(t *testing.T) {
+					rng := rand.New(rand.NewPCG(seed, 11))
+					store := newFaulty()
+					o := guard.LeaseOptions{Limits: leasing(100), Instances: func() int { return instances }, Exact: row.exact}
+					var leases []*guard.Lease
+					for range instances {
+						l := guard.NewLease(store, o)
+						defer l.Close(context.Background())
+						leases = append(leases, l)
+					}
+					o.Exact = false // its promise is for limits of one rate
+					slack, lengths := int64(0), map[time.Duration]bool{}
+					for _, l := range row.limits {
+						lengths[l.Period] = true
+						slack = max(slack, o.Excess(l))
+					}
+					if row.limits[0].Algorithm.Is(penstock.FixedWindow) && len(lengths) > 1 {
+						slack = instances * 25
+					}
+					bound := storetest.InTurn(row.limits)
+					var at []time.Time
+					leased := 0
+					for range 2000 {
+						time.Sleep(time.Duration(rng.ExpFloat64() * float64(time.Millisecond)))
+						if rng.IntN(300) == 0 {
+							time.Sleep(time.Duration(rng.IntN(900)) * time.Millisecond)
+						}
+						l := row.limits[rng.IntN(len(row.limits))]
+						d, err := leases[rng.IntN(instances)].Decide(t.Context(), one(l, "k"))
+						if err != nil {
+							t.Fatal(err)
+						}
+						if d.Source == penstock.FromLease {
+							leased++
+						}
+						if d.Allowed {
+							at = append(at, time.Now())
+						}
+					}
+					for i := range at {
+						for j := range i + 1 {
+							if w := at[i].Sub(at[j]); int64(i-j+1) > bound(w)+slack {
+								t.Fatalf("seed %d: %d units within %v; the bound is %d and %d", seed, i-j+1, w, bound(w), slack)
+							}
+						}
+					}
+					if leased < 100 {
+						t.Errorf("seed %d: only %d of %d were leased", seed, leased, len(at))
+					}
+				})
+			}
+		})
+	}
+}
