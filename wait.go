@@ -18,7 +18,9 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 // WaitN blocks until the key may do n more, charges them and returns nil.
 //
 // Where the limits' algorithms can book the future (TokenBucket, LeakyBucket), the caller is given its turn at once and
-// sleeps until then: first come, first served. Windows cannot; there it asks again after RetryAfter and a little jitter.
+// sleeps until then. Who asks when another has been given its turn goes after it, at any instance. Callers that ask while the store decides on
+// one another may go in any order, and so may those of a TokenBucket that is split in shards. Windows cannot book; there the caller asks
+// again after RetryAfter and a little jitter, and no order is kept.
 // If ctx ends first, what was booked is given back and ctx's error returned. A DeniedError comes at once when n
 // can never fit, when its turn would come after ctx's deadline, or when the queue is full.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {

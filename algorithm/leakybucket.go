@@ -10,7 +10,8 @@ var leakyBucketLua string
 
 // LeakyBucket is a queue with a constant outflow: units leave Period/Count apart, and at most Burst of them wait
 // (default 0: nobody waits). An answer carries the Wait until the caller's turn; what finds the queue full, or a wait longer than
-// its patience, is denied. A cost of c takes c places in a row and leaves at the first. Source: the leaky
+// its patience, is denied. Places are given in the order in which the store decides: who asks when another has its answer stands behind it.
+// A cost of c takes c places in a row and leaves at the first. Source: the leaky
 // bucket as a queue, A. Tanenbaum, "Computer Networks", §5.4.
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them are at least

@@ -37,6 +37,7 @@ type SplitOptions struct {
 //     that may be up to S times as late; a TokenBucket that is never idle has up to S-1 units less in use.
 //   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first. If it needs
 //     several, it waits for the last of them, and so uses later what the others had for it sooner.
+//   - Patient callers wait at several shards, so they keep no order.
 //   - Draw takes what one shard has.
 //   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They are not atomic with the rest of
 //     their batch: asked before it, or done after it was allowed.

@@ -13,7 +13,8 @@ import (
 )
 
 // A gatherer has two scripts under way, or three if there is much to ask. Callers that come meanwhile wait, and go together in the next
-// script: back-pressure gathers them, and no timer. Each has the answer that it would have had alone, in some order.
+// script: back-pressure gathers them, and no timer. Each has the answer that it would have had alone, in some
+// order: only who asks when another has been answered is decided after it.
 type gatherer struct {
 	store   *Store
 	mu      sync.Mutex
