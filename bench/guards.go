@@ -16,6 +16,9 @@ import (
 
 const leased = 100 // units drawn at once, at most
 
+// leastWithLeases is the least that decisions of many keys with leases may be as fast as without: windows of one load differ by as much.
+const leastWithLeases = 0.85
+
 // A guarded store is compared with a bare one, of which it should be at least a multiple.
 type guarded struct {
 	name  string
@@ -129,10 +132,14 @@ func guardsSection(r *report) error {
 				}
 				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}
+			if n := len(load.guards); n > 1 { // the last has leases, the one before none
+				ratio := median(ratios(all[1+n].rates, all[n].rates))
+				r.atLeast(fmt.Sprintf("guards: %s, %d callers: decisions with leases / without", load.name, goroutines), ratio, leastWithLeases)
+			}
 			for _, c := range all {
 				c.close()
 			}
 		}
 	}
-	return nil
+	return utilization(r, server)
 }

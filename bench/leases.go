@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const (
+	steadyCount = 300 // units per second of a limit whose utilization is measured
+	steadyLease = 50
+	steadyTime  = 5 * time.Second
+)
+
+// A steady load is random traffic under one key, at so many instances, below the key's limit. The same requests are made of the store alone.
+type steady struct {
+	limit     penstock.Limit
+	instances int
+	perSecond int
+
+	requested, alone, admitted, leased atomic.Int64
+}
+
+// run spreads the load over the instances. A request does not wait for the one before.
+func (s *steady) run(alone penstock.Store, instances []penstock.Store, seed int64) error {
+	var requests sync.WaitGroup
+	var failed atomic.Pointer[error]
+	rng := rand.New(rand.NewSource(seed))
+	charges := []penstock.Charge{{Key: fmt.Sprint("steady", seed), Limit: s.limit, Cost: 1}}
+	decide := func(store penstock.Store, granted *atomic.Int64) {
+		d, err := store.Decide(context.Background(), charges)
+		if err != nil {
+			failed.Store(&err)
+		} else if d.Allowed {
+			granted.Add(1)
+		}
+		if d.Source == penstock.FromLease {
+			s.leased.Add(1)
+		}
+	}
+	begin := time.Now()
+	for at := time.Duration(0); at < steadyTime; at += time.Duration(rng.ExpFloat64() / float64(s.perSecond) * float64(time.Second)) {
+		time.Sleep(time.Until(begin.Add(at)))
+		s.requested.Add(1)
+		requests.Go(func() { decide(alone, &s.alone) })
+		store := instances[rng.Intn(len(instances))]
+		requests.Go(func() { decide(store, &s.admitted) })
+	}
+	requests.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// utilization measures what leases admit of traffic below a limit, beside what the store alone admits of it. Each load has a key of its own, and those
+// of one rate run at once.
+func utilization(r *report, server *redistest.Server) error {
+	alone, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: "alone"})
+	if err != nil {
+		return err
+	}
+	defer alone.Close()
+	settings := func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: steadyLease} }
+	fleets := map[int][]penstock.Store{}
+	for _, n := range []int{1, 4} {
+		for range n {
+			store, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: fmt.Sprint("fleet", n)})
+			if err != nil {
+				return err
+			}
+			defer store.Close()
+			g := guard.Standard(store, guard.Options{Timeout: patient, Limits: settings, Instances: n})
+			defer g.Close()
+			fleets[n] = append(fleets[n], g)
+		}
+	}
+	limit := penstock.PerSecond(steadyCount).WithName("steady")
+	kinds := []struct {
+		name  string
+		limit penstock.Limit
+	}{
+		{"token bucket", limit},
+		{"fixed window", limit.With(penstock.FixedWindow)},
+		{"sliding window", limit.With(penstock.SlidingWindow)},
+		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10))},
+	}
+	var loads []*steady
+	for _, perSecond := range []int{150, 210, 240} {
+		var together []*steady
+		for _, kind := range kinds {
+			for n := range fleets {
+				together = append(together, &steady{limit: kind.limit, instances: n, perSecond: perSecond})
+			}
+		}
+		errs := make(chan error, len(together))
+		for _, s := range together {
+			loads = append(loads, s)
+			key := int64(len(loads))
+			go func() { errs <- s.run(alone, fleets[s.instances], key) }()
+		}
+		for range together {
+			if err := <-errs; err != nil {
+				return err
+			}
+		}
+	}
+	r.title("Leases of %d, %d/s, below the limit: admitted, beside what the store alone admits of the same requests", steadyLease, steadyCount)
+	r.row("algorithm", "instances", "offered/s", "requests", "store %", "leases %", "leased %", "leases / store")
+	for _, kind := range kinds {
+		worst := 1.0
+		for _, s := range loads {
+			if s.limit.Algorithm != kind.limit.Algorithm {
+				continue
+			}
+			share := func(n int64) string { return number(100 * float64(n) / float64(s.requested.Load())) }
+			ratio := float64(s.admitted.Load()) / float64(s.alone.Load())
+			worst = min(worst, ratio)
+			r.row(kind.name, strconv.Itoa(s.instances), strconv.Itoa(s.perSecond), strconv.FormatInt(s.requested.Load(), 10), share(s.alone.Load()),
+				share(s.admitted.Load()), share(s.leased.Load()), number(ratio))
+		}
+		r.atLeast("guards: utilization of leases, "+kind.name+": admitted / by the store alone", worst, guard.LeaseUtilization)
+	}
+	return nil
+}
