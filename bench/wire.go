@@ -125,6 +125,13 @@ func (r *recorder) Eval(ctx context.Context, script string, keys, args []string)
 	return r.EvalSha(ctx, digest, keys, args)
 }
 
+func (r *recorder) Load(_ context.Context, _ string, scripts []redisstore.Script) error {
+	for _, script := range scripts {
+		r.scripts[script.Digest] = script.Text
+	}
+	return nil
+}
+
 func (r *recorder) Sharded(context.Context) (bool, error) { return false, nil }
 func (r *recorder) Ping(context.Context) error            { return nil }
 func (r *recorder) Close() error                          { return nil }

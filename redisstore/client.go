@@ -22,6 +22,10 @@ type Client interface {
 	// Eval runs a script by its text.
 	Eval(ctx context.Context, script string, keys, args []string) (string, error)
 
+	// Load has servers know scripts, by SCRIPT LOAD: the one that owns key or, if key is "", each one that the client knows of, replicas that
+	// may be promoted too. It goes on after a failure, and returns what failed. An answer other than the script's digest is an error.
+	Load(ctx context.Context, key string, scripts []Script) error
+
 	// Sharded tells whether keys are spread over several servers, so that a script may only touch keys of one hash tag.
 	Sharded(ctx context.Context) (bool, error)
 

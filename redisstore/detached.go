@@ -41,6 +41,11 @@ func (d *detached) Eval(ctx context.Context, script string, keys, args []string)
 	return d.run(ctx, func(ctx context.Context) (string, error) { return d.next.Eval(ctx, script, keys, args) })
 }
 
+func (d *detached) Load(ctx context.Context, key string, scripts []Script) error {
+	_, err := d.run(ctx, func(ctx context.Context) (string, error) { return "", d.next.Load(ctx, key, scripts) })
+	return err
+}
+
 func (d *detached) Ping(ctx context.Context) error {
 	_, err := d.run(ctx, func(ctx context.Context) (string, error) { return "", d.next.Ping(ctx) })
 	return err

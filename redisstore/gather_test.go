@@ -22,9 +22,15 @@ type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
 	held    chan func(context.Context) error // what to do with the next script: nil lets it pass
+
+	mu      sync.Mutex
+	unknown map[string]int // digest: how many calls the server did not know it for, which will be sent again
 }
 
 func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	if c.again(digest) {
+		return c.Client.EvalSha(ctx, digest, keys, args)
+	}
 	c.scripts.Add(1)
 	select {
 	case fate := <-c.held:
@@ -36,7 +42,27 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
-	return c.Client.EvalSha(ctx, digest, keys, args)
+	reply, err := c.Client.EvalSha(ctx, digest, keys, args)
+	if err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.unknown == nil {
+			c.unknown = make(map[string]int)
+		}
+		c.unknown[digest]++
+	}
+	return reply, err
+}
+
+// again tells whether a call has been held before.
+func (c *gatedClient) again(digest string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.unknown[digest] == 0 {
+		return false
+	}
+	c.unknown[digest]--
+	return true
 }
 
 // pass lets the next n scripts pass.

@@ -189,6 +189,9 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 		_, err := u.given.Memory(ctx)
 		return err
 	})
+	add("load", func(u stores) error {
+		return u.given.Load(ctx, numbers)
+	})
 	add("ping", func(u stores) error {
 		return u.given.Ping(ctx)
 	})

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 )
 
@@ -37,10 +38,9 @@ const (
 // A script is composed, once, of a harness and the fragments of some algorithms: for row.lua and rows.lua of one per charge in their
 // order, for many.lua of a set.
 type script struct {
+	Script
 	algorithms []*algorithm.Algorithm
 	kind       kind
-	text       string
-	digest     string
 }
 
 // A kind is a script's harness.
@@ -118,58 +118,61 @@ func (l *library) find(kind kind, charges []charge) *script {
 	if found := l.known(kind, charges); found != nil {
 		return found
 	}
-	made := &script{kind: kind}
+	var algorithms []*algorithm.Algorithm
 	for i := range charges {
-		if a := charges[i].plan.Limit.Algorithm; kind != many || !slices.ContainsFunc(made.algorithms, a.Is) {
-			made.algorithms = append(made.algorithms, a)
+		if a := charges[i].plan.Limit.Algorithm; kind != many {
+			algorithms = append(algorithms, a)
+		} else {
+			algorithms = add(algorithms, a)
 		}
 	}
-	if kind == many {
-		made.text = composeMany(made.algorithms)
-	} else {
-		made.text = composeRow(made.algorithms, kind == rows)
+	return l.makeLocked(kind, algorithms)
+}
+
+// known is the script of a kind that decides charges; of several, that of the fewest algorithms. It is nil if there is none.
+func (l *library) known(kind kind, charges []charge) (best *script) {
+	if scripts := l.scripts.Load(); scripts != nil {
+		for _, s := range *scripts {
+			if s.kind == kind && s.fits(charges) && (best == nil || len(s.algorithms) < len(best.algorithms)) {
+				best = s
+			}
+		}
 	}
-	sum := sha1.Sum([]byte(made.text))
-	made.digest = hex.EncodeToString(sum[:])
-	scripts := []*script{made}
+	return best
+}
+
+// makeLocked returns the script of a kind for just these algorithms, composing it if need be.
+func (l *library) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *script {
+	var all []*script
 	if known := l.scripts.Load(); known != nil {
-		scripts = append(scripts, *known...)
+		all = *known
 	}
-	l.scripts.Store(&scripts)
+	for _, s := range all {
+		if s.kind == kind && slices.EqualFunc(s.algorithms, algorithms, (*algorithm.Algorithm).Is) {
+			return s
+		}
+	}
+	made := &script{kind: kind, algorithms: algorithms}
+	if kind == many {
+		made.Text = composeMany(algorithms)
+	} else {
+		made.Text = composeRow(algorithms, kind == rows)
+	}
+	sum := sha1.Sum([]byte(made.Text))
+	made.Digest = hex.EncodeToString(sum[:])
+	all = append([]*script{made}, all...)
+	l.scripts.Store(&all)
 	return made
 }
 
-func (l *library) known(kind kind, charges []charge) *script {
-	if scripts := l.scripts.Load(); scripts != nil {
-		for _, s := range *scripts {
-			if s.kind == kind && s.fits(charges) {
-				return s
-			}
-		}
-	}
-	return nil
-}
-
-// fits tells whether the script was composed for just these charges' algorithms.
+// fits tells whether the script decides these charges: it is of just their algorithms or, if for any batches, has them.
 func (s *script) fits(charges []charge) bool {
-	if s.kind != many {
-		if len(charges) != len(s.algorithms) {
-			return false
-		}
-		for i, a := range s.algorithms {
-			if !charges[i].plan.Limit.Algorithm.Is(a) {
-				return false
-			}
-		}
-		return true
+	if s.kind != many && len(charges) != len(s.algorithms) {
+		return false
 	}
 	for i := range charges {
-		if !slices.ContainsFunc(s.algorithms, charges[i].plan.Limit.Algorithm.Is) {
-			return false
-		}
-	}
-	for _, a := range s.algorithms {
-		if !slices.ContainsFunc(charges, func(c charge) bool { return c.plan.Limit.Algorithm.Is(a) }) {
+		a := charges[i].plan.Limit.Algorithm
+		if s.kind != many && !a.Is(s.algorithms[i]) || s.kind == many && !slices.ContainsFunc(s.algorithms, a.Is) {
 			return false
 		}
 	}
@@ -182,13 +185,17 @@ func isRow(charges []charge) bool {
 		return false
 	}
 	for i := range charges {
-		limit := &charges[i].plan.Limit
-		if limit.Algorithm.Collection || limit.Algorithm.Numbers > maxNumbers || limit.Group != charges[0].plan.Limit.Group ||
-			charges[i].Key != charges[0].Key {
+		plan := charges[i].plan
+		if !fitsRow(plan) || plan.Limit.Group != charges[0].plan.Limit.Group || charges[i].Key != charges[0].Key {
 			return false
 		}
 	}
 	return true
+}
+
+// fitsRow tells whether a limit's state is few numbers.
+func fitsRow(plan *penstock.Plan) bool {
+	return !plan.Limit.Algorithm.Collection && plan.Limit.Algorithm.Numbers <= maxNumbers
 }
 
 // constants are written into scripts where their names stand: a local in Lua costs time at every call.

@@ -56,6 +56,7 @@ type Store struct {
 	secret  []byte
 	now     func() time.Time
 	scripts library
+	loads   loads
 	calls   sync.Pool
 
 	apart bool
@@ -208,17 +209,6 @@ func (s *Store) given() int64 {
 		return 0
 	}
 	return s.now().UnixMicro()
-}
-
-func (s *Store) send(ctx context.Context, c *call, script *script) (string, error) {
-	reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
-	if isNoScript(err) {
-		reply, err = s.client.Eval(ctx, script.text, c.keys, c.args)
-	}
-	if err != nil {
-		err = explain(script.text, err)
-	}
-	return reply, err
 }
 
 // forget lets go of what the caller passed in.

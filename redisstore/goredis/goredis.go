@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/penstock/penstock/redisstore"
@@ -100,4 +101,50 @@ func reply(err error) error {
 		return redisstore.ReplyError(answered.Error())
 	}
 	return err
+}
+
+// Load reaches every node of a Cluster or Ring, and one server otherwise: go-redis does not tell of
+// the replicas behind Sentinel.
+func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
+	on := func(ctx context.Context, node redis.Scripter) error {
+		for _, script := range scripts {
+			digest, err := node.ScriptLoad(ctx, script.Text).Result()
+			if err != nil {
+				return reply(err)
+			}
+			if err := script.Check(digest); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var mu sync.Mutex
+	var all []error
+	each := func(ctx context.Context, node *redis.Client) error { // the error would hide those of others
+		err := on(ctx, node)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, err)
+		return nil
+	}
+	var err error
+	switch c := a.client.(type) {
+	case *redis.ClusterClient:
+		if key != "" {
+			node, err := c.MasterForKey(ctx, key)
+			if err != nil {
+				return reply(err)
+			}
+			return on(ctx, node)
+		}
+		err = c.ForEachShard(ctx, each)
+	case *redis.Ring:
+		err = c.ForEachShard(ctx, each)
+	default:
+		return on(ctx, a.client)
+	}
+	if err != nil {
+		err = reply(err)
+	}
+	return errors.Join(append(all, err)...)
 }
