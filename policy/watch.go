@@ -49,6 +49,10 @@ type WatchOptions struct {
 	// Default: 50ms.
 	Settle time.Duration
 
+	// Ready is called with rules that were loaded, before they take effect, also with the first. They
+	// wait for it, so it must return soon. Default: nobody is called.
+	Ready func(*Rules)
+
 	// Notify is told of every load after the first, and once of each error, however often it is met. It is called by one
 	// goroutine at a time, and must not call Reload or Close. Default: nobody is told.
 	Notify func(Reload)
@@ -89,6 +93,9 @@ func watch(path string, o WatchOptions, load func(string) (*Rules, error), notic
 	}
 	if o.Settle <= 0 {
 		o.Settle = watchSettle
+	}
+	if o.Ready == nil {
+		o.Ready = func(*Rules) {}
 	}
 	if o.Notify == nil {
 		o.Notify = func(Reload) {}
@@ -219,6 +226,7 @@ func (w *Watcher) loadLocked() error {
 		}
 		w.failed = nil
 		rules.Start(w.options.Keys)
+		w.options.Ready(rules)
 		if old := w.rules.Swap(rules); old != nil {
 			old.Close()
 		}

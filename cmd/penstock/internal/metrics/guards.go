@@ -29,6 +29,7 @@ type Guards struct {
 	Stats      func() guard.Stats
 	Instances  func() int
 	ClockSteps func() (back, forward int64)
+	Scripts    func() (missing, loaded, evals int64)
 }
 
 var (
@@ -37,6 +38,7 @@ var (
 	leaseUnits   = prometheus.NewDesc("rate_limiter_lease_units_total", "Units of leases, by what became of them.", []string{"fate"}, nil)
 	instances    = prometheus.NewDesc("rate_limiter_instances", "Gates on this store, as far as is known.", nil, nil)
 	clockSteps   = prometheus.NewDesc("rate_limiter_clock_steps_total", "Steps that the store's clock was seen to make.", []string{"direction"}, nil)
+	scripts      = prometheus.NewDesc("rate_limiter_scripts_total", "Scripts that the store did not know (noscript), that were loaded (load), and that decisions carried (eval).", []string{"event"}, nil)
 )
 
 // Guards says whom to ask. It is called once.
@@ -44,7 +46,7 @@ func (m *Metrics) Guards(g Guards) { m.registry.MustRegister(g, m.breakerChanges
 
 // Describe implements prometheus.Collector.
 func (Guards) Describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{breakerState, denials, leaseUnits, instances, clockSteps} {
+	for _, desc := range []*prometheus.Desc{breakerState, denials, leaseUnits, instances, clockSteps, scripts} {
 		ch <- desc
 	}
 }
@@ -71,6 +73,10 @@ func (g Guards) Collect(ch chan<- prometheus.Metric) {
 	back, forward := g.ClockSteps()
 	counter(clockSteps, back, "back")
 	counter(clockSteps, forward, "forward")
+	missing, loaded, evals := g.Scripts()
+	counter(scripts, missing, "noscript")
+	counter(scripts, loaded, "load")
+	counter(scripts, evals, "eval")
 }
 
 // maxShards is how many parts of the store have a series of their own: a Cluster has one for each primary, and for those that are asked together.

@@ -21,6 +21,7 @@ var faring = Guards{
 	},
 	Instances:  func() int { return 4 },
 	ClockSteps: func() (back, forward int64) { return 2, 1 },
+	Scripts:    func() (missing, loaded, evals int64) { return 3, 4, 5 },
 }
 
 func pageOf(m *Metrics) string {
@@ -61,6 +62,9 @@ func TestGuardsTellHowTheyFare(t *testing.T) {
 		`rate_limiter_instances 4`,
 		`rate_limiter_clock_steps_total{direction="back"} 2`,
 		`rate_limiter_clock_steps_total{direction="forward"} 1`,
+		`rate_limiter_scripts_total{event="noscript"} 3`,
+		`rate_limiter_scripts_total{event="load"} 4`,
+		`rate_limiter_scripts_total{event="eval"} 5`,
 	}
 	for _, line := range lines {
 		if !strings.Contains(page, "\n"+line+"\n") {

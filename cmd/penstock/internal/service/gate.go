@@ -32,6 +32,7 @@ type Builder func(ctx context.Context, d Deps) (Gate, Policy, error)
 // Deps are what the service has for a gate.
 type Deps struct {
 	Store         Store
+	Load          func(...penstock.Limit) // has the store know the scripts of limits, before they take effect
 	Observe       func(httplimit.Event)
 	Waiting       func(now func() int)     // is told who knows how many requests wait for their turn
 	TokenRejected func(*policy.TokenError) // is told of each request whose token is not believed

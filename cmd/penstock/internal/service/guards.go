@@ -15,11 +15,10 @@ import (
 
 // guarded is the store as gates have it. Memory needs no guards: it is here, and cannot hang.
 func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) penstock.Store {
-	redis, ok := s.store.Store.(*redisstore.Store)
-	if !ok {
+	if s.scripts == nil {
 		return s.store.Store
 	}
-	g := guard.Standard(redis, guard.Options{
+	g := guard.Standard(s.scripts, guard.Options{
 		Timeout:    guard.TimeoutOptions{After: s.Settings.StoreTimeout},
 		Breaker:    guard.BreakerOptions{Changed: s.breakerChanged},
 		Limits:     limits,
@@ -27,7 +26,7 @@ func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) penstock.
 		Unanswered: func(e guard.Event) { s.unanswered(e.Err, e.Class) },
 	})
 	s.later(g.Close) // gives back what is leased, and leaves the fleet
-	s.metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: redis.ClockSteps})
+	s.metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: s.scripts.ClockSteps, Scripts: s.scripts.counts})
 	return g
 }
 

@@ -57,14 +57,19 @@ func (g *limits) load(s settings.Settings, d Deps) error {
 			return fmt.Errorf("%w: there is no policy; write --config rules.yaml, or --demo for one that comes along", settings.ErrInvalid)
 		}
 		rules, err := rides.Rules()
+		if err != nil {
+			return err
+		}
+		d.Load(limitsIn(rules)...)
 		g.rules = func() *policy.Rules { return rules }
-		return err
+		return nil
 	}
 	loaded := make(chan struct{})
 	defer close(loaded)
 	var err error
 	g.watcher, err = policy.Watch(s.Config, policy.WatchOptions{
-		Keys: keys,
+		Keys:  keys,
+		Ready: func(rules *policy.Rules) { d.Load(limitsIn(rules)...) },
 		Notify: func(r policy.Reload) {
 			<-loaded // the file may change at once
 			if r.Err != nil {
@@ -99,6 +104,26 @@ func (g *limits) Close() error {
 	}
 	g.reloading.Wait()
 	return g.watcher.Close()
+}
+
+// limitsIn are all limits that requests may be charged to, in the order of their charges: those on
+// trial are asked apart from the others.
+func limitsIn(rules *policy.Rules) (all []penstock.Limit) {
+	for _, rule := range rules.Rules() {
+		var trial []penstock.Limit
+		for _, l := range rule.Limits {
+			if l.Shadow {
+				trial = append(trial, l.Forms()...)
+			} else {
+				all = append(all, l.Forms()...)
+			}
+			if l.Candidate != nil {
+				trial = append(trial, l.Candidate.Forms()...)
+			}
+		}
+		all = append(all, trial...)
+	}
+	return all
 }
 
 // describe is what the service needs to know of rules.

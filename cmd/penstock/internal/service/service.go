@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/pace"
@@ -22,6 +23,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/upstream"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/redisstore"
 )
 
 // Options of Run.
@@ -93,7 +95,8 @@ type service struct {
 	tokens  seldom.Line // that are not believed
 	memory  memory
 	store   store
-	policy  Policy // that it began with
+	scripts *scripts // nil: the store is memory
+	policy  Policy   // that it began with
 
 	mu      sync.Mutex
 	reloads int       // of the policy file
@@ -125,13 +128,17 @@ func (s *service) open(life context.Context) error {
 		return err
 	}
 	s.later(s.store.close)
+	var watching sync.WaitGroup
+	s.later(watching.Wait)
+	if redis, ok := s.store.Store.(*redisstore.Store); ok {
+		s.scripts = &scripts{Store: redis, log: s.Log, decides: s.decides}
+		watching.Go(func() { s.scripts.retry(life) })
+	}
 	if err := s.reach(life); err != nil {
 		return err
 	}
 	s.memory = memory{log: s.Log, ask: s.store.memory}
-	var watching sync.WaitGroup
 	watching.Go(func() { s.watch(life) })
-	s.later(watching.Wait)
 	gate, err := s.build(life)
 	if err != nil {
 		return err
@@ -163,6 +170,7 @@ func (s *service) reach(ctx context.Context) error {
 		return fmt.Errorf("store %s (%s): %w", s.Settings.StoreName(), s.Settings.Source("store"), err)
 	}
 	s.health.begin(reasonOf(err))
+	s.scripts.begin(err)
 	s.Log.Warn("the store does not answer; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
 	return nil
 }
@@ -201,6 +209,7 @@ func (s *service) build(life context.Context) (Gate, error) {
 	s.metrics.Loaded(time.Now()) // or the process ends
 	gate, policy, err := s.Gate(life, Deps{
 		Store:         s.guarded,
+		Load:          func(limits ...penstock.Limit) { s.load(life, limits) },
 		Observe:       s.observe,
 		TokenRejected: s.tokenRejected,
 		Waiting:       s.metrics.Waiting,
@@ -215,6 +224,13 @@ func (s *service) build(life context.Context) (Gate, error) {
 	}
 	s.loaded(policy)
 	return gate, nil
+}
+
+// load has the store know the scripts of limits.
+func (s *service) load(ctx context.Context, limits []penstock.Limit) {
+	if s.scripts != nil {
+		s.scripts.load(ctx, limits)
+	}
 }
 
 // proxy makes what passes requests on, and with Demo the upstream too.

@@ -1,0 +1,133 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// scripts is the store with all scripts loaded that the policy can need. A store that is down at the
+// start is sent no decision before it has them.
+type scripts struct {
+	*redisstore.Store
+	log     *slog.Logger
+	decides func(context.Context) error // whether the store does
+
+	closed  atomic.Bool // to decisions: the store was down at the start, and may lack scripts
+	pending atomic.Bool // the store was down at the latest attempt
+
+	loading sync.Mutex // one attempt at a time
+
+	mu     sync.Mutex
+	limits []penstock.Limit // in force, or about to be
+	err    error            // of the latest attempt
+	told   bool             // that scripts cannot be loaded
+}
+
+const (
+	scriptsPatience = 3 * time.Second        // for one attempt
+	scriptsPause    = 200 * time.Millisecond // between attempts
+)
+
+func (s *scripts) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if s.closed.Load() {
+		return penstock.Decision{}, s.unavailable()
+	}
+	return s.Store.Decide(ctx, charges)
+}
+
+// unavailable is why nothing is sent: what the store was last found to lack. Nothing was charged.
+func (s *scripts) unavailable() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if failure, ok := errors.AsType[*redisstore.Error](s.err); ok && failure.Class != redisstore.Unknown && failure.Class != redisstore.Rejected {
+		return failure
+	}
+	return &redisstore.Error{Class: redisstore.Unreached, Cause: fmt.Errorf("its scripts are not loaded yet: %w", s.err)}
+}
+
+// begin notes that the store is down at the start.
+func (s *scripts) begin(err error) {
+	s.err = err
+	s.closed.Store(true)
+	s.pending.Store(true)
+}
+
+// load has the store know the scripts of limits. It returns when it does, or cannot be asked to.
+func (s *scripts) load(ctx context.Context, limits []penstock.Limit) {
+	s.mu.Lock()
+	s.limits = append(slices.Clone(limits), selfTest[0].Limit)
+	s.mu.Unlock()
+	if !s.closed.Load() {
+		s.try(ctx)
+	}
+}
+
+func (s *scripts) try(ctx context.Context) {
+	s.loading.Lock()
+	defer s.loading.Unlock()
+	s.mu.Lock()
+	limits := s.limits
+	s.mu.Unlock()
+	patient, cancel := context.WithTimeout(ctx, scriptsPatience)
+	defer cancel()
+	err := s.Load(patient, limits...)
+	if err != nil && ctx.Err() == nil {
+		if down := s.decides(ctx); down != nil {
+			s.mu.Lock()
+			s.err = down
+			s.mu.Unlock()
+			s.pending.Store(true)
+			return
+		}
+		s.tell(err)
+	}
+	s.closed.Store(false)
+	s.pending.Store(false)
+}
+
+// tell says once that the store decides, and cannot be made ready for it.
+func (s *scripts) tell(err error) {
+	s.mu.Lock()
+	told := s.told
+	s.told = true
+	s.mu.Unlock()
+	if told {
+		return
+	}
+	line := []any{"err", err}
+	if right := rightFor(err, ""); right != "" {
+		line = append(line, "needs", right)
+	}
+	s.log.Warn("the store's scripts could not be loaded; the first call that needs one has to send it", line...)
+}
+
+// retry tries again while the store is down, until ctx ends.
+func (s *scripts) retry(ctx context.Context) {
+	tick := time.NewTicker(scriptsPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.pending.Load() {
+			s.try(ctx)
+		}
+	}
+}
+
+// counts are what the metrics tell.
+func (s *scripts) counts() (missing, loaded, evals int64) {
+	stats := s.Scripts()
+	return stats.Missing, stats.Loaded, stats.Evals
+}
