@@ -113,7 +113,7 @@ func (c *compiler) compile() {
 	c.ruleList()
 	c.rules.payers = c.payers
 	c.rules.keepSettings()
-	c.rules.warnings = c.rules.warnings.sorted()
+	c.rules.warnings = c.rules.warnings.sorted().few()
 }
 
 // oneOf is a word out of a few; the first is the default.

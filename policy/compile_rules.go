@@ -32,7 +32,7 @@ func (c *compiler) ruleList() {
 			continue
 		}
 		for _, m := range rule.matchers {
-			m.order = len(matchers)
+			m.order, m.written = len(matchers), len(matchers)
 			matchers = append(matchers, m)
 		}
 	}
@@ -53,6 +53,7 @@ func (c *compiler) ruleList() {
 			c.rules.before = append(c.rules.before, m)
 		}
 	}
+	c.surprises(matchers)
 }
 
 // overlaps complains of rules that can never win.
@@ -199,12 +200,12 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 		}
 	}
 	where := c.condition(config.Where, "match")
-	paths := [][]segment{{{kind: segmentRest}}}
+	paths, places := [][]segment{{{kind: segmentRest}}}, []any{config}
 	if len(config.Path) > 0 {
-		paths = paths[:0]
+		paths, places = paths[:0], places[:0]
 		for i := range config.Path {
 			if path, ok := c.pattern(&config.Path[i], config.Path[i]); ok {
-				paths = append(paths, path)
+				paths, places = append(paths, path), append(places, &config.Path[i])
 			}
 		}
 	}
@@ -213,10 +214,10 @@ func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 		return nil
 	}
 	for _, host := range hosts {
-		for _, path := range paths {
-			list = append(list, &matcher{rule: r, host: host, path: path, methods: methods, where: where})
+		for i, path := range paths {
+			list = append(list, &matcher{rule: r, host: host, path: path, methods: methods, where: where, at: places[i]})
 			if slices.Contains(methods, http.MethodGet) && !slices.Contains(methods, http.MethodHead) {
-				list = append(list, &matcher{rule: r, host: host, path: path, methods: []string{http.MethodHead}, implied: true, where: where})
+				list = append(list, &matcher{rule: r, host: host, path: path, methods: []string{http.MethodHead}, implied: true, where: where, at: places[i]})
 			}
 		}
 	}

@@ -134,8 +134,8 @@ func (c *compiler) test(part part, values *Values) test {
 	for i := range values.Is {
 		add(&values.Is[i], "", values.Is[i])
 	}
-	if t.file = values.File; t.file != "" {
-		c.lines(&values.File, values.File, add)
+	if t.file = values.File; t.file != "" && c.lines(&values.File, values.File, add) && t.empty() {
+		c.warn(&values.File, "%s has no values, so nobody is in it; write some, or remove the line", clip(values.File))
 	}
 	return t
 }
@@ -147,13 +147,13 @@ const (
 	maxListBad   = 10        // bad lines that are told one by one
 )
 
-// lines reads a file with one value per line. # begins a comment.
-func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) {
+// lines reads a file with one value per line. # begins a comment. It is false if the file has a mistake.
+func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
 	path := c.path(name)
 	text, err := readFile(path, maxList)
 	if err != nil {
 		c.fail(p, "the file cannot be read: %v; a name without / in front starts from the policy's folder", err)
-		return
+		return false
 	}
 	c.rules.files = append(c.rules.files, path)
 	number, bad := 0, 0
@@ -161,7 +161,7 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 		number++
 		if c.listLines++; c.listLines > maxListLines {
 			c.fail(p, "the files of values have more than %d lines, those that are named twice counted twice; name fewer", maxListLines)
-			return
+			return false
 		}
 		value, _, _ := strings.Cut(line, "#")
 		if value = strings.TrimSpace(value); value == "" || add(p, fmt.Sprintf("%s:%d: ", name, number), value) {
@@ -169,7 +169,8 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 		}
 		if bad++; bad == maxListBad {
 			c.fail(p, "%s has more such lines; mend them all", name)
-			return
+			return false
 		}
 	}
+	return bad == 0
 }

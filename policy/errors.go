@@ -48,6 +48,29 @@ func (e Errors) sorted() Errors {
 	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
 }
 
+// mostAlike is how often one message is told at several places.
+const mostAlike = 5
+
+// few are the errors with one for each message that stands at more than mostAlike places: the first, which says so.
+func (e Errors) few() (list Errors) {
+	places := make(map[string]int)
+	for _, err := range e {
+		places[err.Message]++
+	}
+	for _, err := range e {
+		switch n := places[err.Message]; {
+		case n > mostAlike:
+			places[err.Message] = 0
+			first := *err
+			first.Message += fmt.Sprintf("; so it is in %d places", n)
+			list = append(list, &first)
+		case n > 0:
+			list = append(list, err)
+		}
+	}
+	return list
+}
+
 // suggest says which name was probably meant, or which there are.
 func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))

@@ -16,6 +16,8 @@ type matcher struct {
 	implied bool     // it matches HEAD because its rule names GET
 	where   condition
 	order   int // in the file, and once compiled by specificity
+	written int // in the file
+	at      any // where the path was written, or the rule
 }
 
 // A segment of a path pattern.

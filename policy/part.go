@@ -168,6 +168,9 @@ type test struct {
 	file       string // where they were read from, as it was written
 }
 
+// empty tells whether nothing passes.
+func (t *test) empty() bool { return !t.anything && len(t.texts)+len(t.networks) == 0 }
+
 // A condition holds if all of its tests do.
 type condition []test
 

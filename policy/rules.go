@@ -164,6 +164,18 @@ func (r *Rules) Files() []string { return slices.Clone(r.files) }
 // Warnings are what is not wrong, and may not be meant.
 func (r *Rules) Warnings() []*Error { return slices.Clone(r.warnings) }
 
+// EmptyDeny are the files of the list deny that have no values, as they are written: whoever they named is not refused any more.
+func (r *Rules) EmptyDeny() (files []string) {
+	for _, when := range r.deny {
+		for i := range when {
+			if t := &when[i]; t.file != "" && t.empty() {
+				files = append(files, t.file)
+			}
+		}
+	}
+	return files
+}
+
 // Start begins to read the keys at jwks_url, and waits for the first answer for at most two seconds; without one it does nothing. report, which may be
 // nil, is told how each reading ended, with nil if well. Until keys were read once, no token is believed.
 func (r *Rules) Start(report func(error)) {

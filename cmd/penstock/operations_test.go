@@ -84,6 +84,11 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	p := startProcess(t, "--admin=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // memory has some less
+	asked, err := http.Get("http://" + p.listen + "/api/fares/estimate")             // rules have a histogram once they have traffic
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked.Body.Close()
 	res, err := http.Get("http://" + p.admin + "/metrics")
 	if err != nil {
 		t.Fatal(err)

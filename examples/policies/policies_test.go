@@ -2,6 +2,7 @@ package policies
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/httplimit"
 )
 
 func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
@@ -38,6 +41,28 @@ func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
 }
 
 // Where limits guard something, no answer of the store means no; elsewhere requests pass.
+// What is guarded has one spelling.
+func TestGuardedPathsAreGuardedHoweverTheyAreSpelled(t *testing.T) {
+	files, err := filepath.Glob("*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		for _, w := range load(t, file).Warnings() {
+			if strings.Contains(w.Message, "the rule guards") || strings.Contains(w.Message, "takes requests away") || strings.Contains(w.Message, "one segment here") {
+				t.Error(w)
+			}
+		}
+	}
+	rules := load(t, "credential-stuffing.yaml")
+	for _, path := range []string{"/login", "/LOGIN", "/login/", "/Login/", "/oauth/Token", "/%4Cogin"} {
+		reading, err := httplimit.Read(rules, httptest.NewRequest("POST", path, nil))
+		if err != nil || len(reading.Verdict.Charges) != 1 {
+			t.Errorf("%s: %v, with %d charges", path, err, len(reading.Verdict.Charges))
+		}
+	}
+}
+
 func TestPoliciesFailClosedWhereItMatters(t *testing.T) {
 	for _, c := range []struct {
 		policy, method, path string

@@ -32,8 +32,15 @@ func (checks) Describe(ch chan<- *prometheus.Desc) {
 	ch <- shadowRejected
 }
 
+// manyRules is above how many limits those without any traffic have no series at all, rather than zeros.
+const manyRules = 500
+
 func (c checks) Collect(ch chan<- prometheus.Metric) {
-	for rule, s := range *c.metrics.rules.Load() {
+	rules := *c.metrics.rules.Load()
+	for rule, s := range rules {
+		if len(rules) > manyRules && rule != other && s.idle() {
+			continue
+		}
 		count := func(desc *prometheus.Desc, n uint64, more ...string) {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), append([]string{rule.Name, rule.Limit, rule.Algorithm}, more...)...)
 		}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -53,6 +54,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 	latency  *prometheus.HistogramVec
 	rules    atomic.Pointer[map[Rule]*series]
+	mu       sync.Mutex           // held while rules change, and while one gets its histogram
 	errors   []prometheus.Counter // by reason
 
 	indeterminate  prometheus.Counter
@@ -67,7 +69,17 @@ type Metrics struct {
 // series are those of one rule.
 type series struct {
 	outcomes []atomic.Uint64
-	latency  prometheus.Observer
+	latency  atomic.Pointer[prometheus.Observer] // nil until something is observed
+}
+
+// idle tells whether nothing was ever counted.
+func (s *series) idle() bool {
+	for i := range s.outcomes {
+		if s.outcomes[i].Load() > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // New makes Metrics that know no rules yet. The version is shown in rate_limiter_build_info.
@@ -146,6 +158,8 @@ func (m *Metrics) Handler() http.Handler {
 
 // SetRules says what rules there are from now on. Those that stay keep their counts; the series of those that go end.
 func (m *Metrics) SetRules(rules []Rule) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	old := m.rules.Load()
 	all := make(map[Rule]*series, len(rules)+1)
 	for _, rule := range append(slices.Clone(rules), other) {
@@ -153,7 +167,7 @@ func (m *Metrics) SetRules(rules []Rule) {
 			all[rule] = (*old)[rule]
 			continue
 		}
-		all[rule] = &series{make([]atomic.Uint64, len(outcomes)), m.latency.WithLabelValues(rule.Name, rule.Limit, rule.Algorithm)}
+		all[rule] = &series{outcomes: make([]atomic.Uint64, len(outcomes))}
 	}
 	m.rules.Store(&all)
 	if old != nil {
@@ -170,12 +184,35 @@ func (m *Metrics) Check(rule Rule, outcome httplimit.Outcome, latency time.Durat
 	rules := *m.rules.Load()
 	s := rules[rule]
 	if s == nil {
-		s = rules[other]
+		rule, s = other, rules[other]
 	}
 	s.outcomes[outcome].Add(1)
 	if latency > 0 {
-		s.latency.Observe(latency.Seconds())
+		m.observe(rule, s, latency)
 	}
+}
+
+// observe notes how long a check took. A rule has its histogram from the first on.
+func (m *Metrics) observe(rule Rule, s *series, latency time.Duration) {
+	histogram := s.latency.Load()
+	if histogram == nil {
+		if histogram = m.histogram(rule, s); histogram == nil {
+			return
+		}
+	}
+	(*histogram).Observe(latency.Seconds())
+}
+
+// histogram makes that of a rule; nil if the rule is gone.
+func (m *Metrics) histogram(rule Rule, s *series) *prometheus.Observer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if (*m.rules.Load())[rule] != s {
+		return nil
+	}
+	histogram := m.latency.WithLabelValues(rule.Name, rule.Limit, rule.Algorithm)
+	s.latency.CompareAndSwap(nil, &histogram)
+	return s.latency.Load()
 }
 
 // Error counts a question that the store had no answer to.

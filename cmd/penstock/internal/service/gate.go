@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -49,6 +50,7 @@ type Policy struct {
 	Rules     []Rule   // a row for each limit
 	OnFailure string   // what becomes of requests when the store does not answer
 	Warnings  []string // what may not be meant
+	EmptyDeny []string // files of the list deny without values
 	Server    policy.ServerConfig
 }
 
@@ -108,6 +110,7 @@ func (s *service) loaded(policy Policy) {
 	if s.reloads == 0 {
 		s.since = time.Now()
 		s.metrics.SetRules(policy.Rules)
+		s.emptyDeny = policy.EmptyDeny
 	}
 }
 
@@ -120,6 +123,12 @@ func (s *service) reloaded(policy Policy, err error) {
 		s.tellMistakes(policy.File, err)
 		return
 	}
+	for _, file := range policy.EmptyDeny {
+		if !slices.Contains(s.emptyDeny, file) {
+			s.Log.Error("a list of deny has become empty: whoever it named is no longer refused", "policy", policy.File, "list", file)
+		}
+	}
+	s.emptyDeny = policy.EmptyDeny
 	s.reloads++
 	s.since = time.Now()
 	s.metrics.SetRules(policy.Rules)
@@ -130,7 +139,7 @@ func (s *service) reloaded(policy Policy, err error) {
 	}
 }
 
-// mostMistakes of a policy are logged: whoever mends it has the rest from penstock validate.
+// mostMistakes of a policy, and most warnings, are logged: whoever mends it has the rest from penstock validate.
 const mostMistakes = 5
 
 func (s *service) tellMistakes(file string, err error) {
@@ -159,7 +168,10 @@ func stackOf(err error) []any {
 
 // warn tells what may not be meant in a policy.
 func (s *service) warn(policy Policy) {
-	for _, warning := range policy.Warnings {
+	for _, warning := range policy.Warnings[:min(len(policy.Warnings), mostMistakes)] {
 		s.Log.Warn(warning)
+	}
+	if more := len(policy.Warnings) - mostMistakes; more > 0 {
+		s.Log.Warn(fmt.Sprintf("and %d more of the kind; penstock validate shows all", more))
 	}
 }

@@ -151,7 +151,7 @@ func describe(rules *policy.Rules) Policy {
 	for _, w := range rules.Warnings() {
 		p.Warnings = append(p.Warnings, w.Error())
 	}
-	p.Server = rules.Server()
+	p.Server, p.EmptyDeny = rules.Server(), rules.EmptyDeny()
 	return p
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -161,6 +162,38 @@ func TestMistakesOfAPolicyAreLinesOfTheirOwnAndFew(t *testing.T) {
 		t.Errorf("with a good one it says %q", body)
 	}
 	t.Log("counted: 46 mistakes in policies, of which 11 are told")
+}
+
+func TestManyRulesStartWithFewLines(t *testing.T) {
+	text := "rules:\n"
+	for i := range 2000 {
+		text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: address, limits: [{rate: 10/s}]}\n", i, i)
+	}
+	flags := limitedBy(t, text, nil)
+	r := start(t, hello, flags, limitsOf(t, flags, nil))
+	if n := len(r.log.lines("")); n != 2 {
+		t.Errorf("the start of 2,000 rules has %d lines: %.1000s", n, r.log)
+	}
+	if n := len(r.log.lines("level=WARN", "so it is in 2000 places")); n != 1 {
+		t.Errorf("their warning: %.1000s", r.log)
+	}
+}
+
+func TestAListOfDenyThatBecomesEmptyIsToldLoudly(t *testing.T) {
+	flags := limitedBy(t, "deny: {address: {file: blocked.txt}}\nrules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n", nil)
+	list := filepath.Join(filepath.Dir(flags["config"]), "blocked.txt")
+	replaceFile(t, list, "192.0.2.1\n")
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	loud := func() int { return len(r.log.lines("level=ERROR", "has become empty", "list=blocked.txt")) }
+	for i, text := range []string{"192.0.2.1\n192.0.2.2\n", "# nobody\n", "# nobody at all\n", "192.0.2.1\n", ""} {
+		replaceFile(t, list, text)
+		reload <- nil
+		reload <- nil
+		if want := []int{0, 1, 1, 1, 2}[i]; loud() != want {
+			t.Errorf("after %q it was told %d times, not %d: %s", text, loud(), want, r.log)
+		}
+	}
 }
 
 // What once ended a running gate: an alias as a source, a value that repeats itself, and a panic of whatever reads the file.

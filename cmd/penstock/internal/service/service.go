@@ -98,10 +98,11 @@ type service struct {
 	scripts *scripts // nil: the store is memory
 	policy  Policy   // that it began with
 
-	mu      sync.Mutex
-	reloads int       // of the policy file
-	since   time.Time // the rules in force are so
-	refused bool      // what the policy file holds now
+	mu        sync.Mutex
+	reloads   int       // of the policy file
+	since     time.Time // the rules in force are so
+	emptyDeny []string  // of the rules in force
+	refused   bool      // what the policy file holds now
 
 	listen, admin           net.Listener // admin is nil if it is off
 	gateServer, adminServer *http.Server
