@@ -28,7 +28,8 @@ import (
 //   - RateLimit-Remaining or X-RateLimit-Remaining: 0 with a Reset, in seconds, as Unix time or as a date.
 //
 // The first of these that says for how long counts, in this order. A date is understood by the server's own clock if it sends
-// Date. Only Retry-After counts in an answer that a cache has kept (Age).
+// Date. Only Retry-After counts in an answer that a cache has kept (Age). A 429 that says none of this is taken for 1 second, and
+// for twice as long each time that the next request gets such a 429 too, up to MaxPause.
 //
 // A request whose turn would not come in time is not sent, and fails with a [NotSentError].
 type Transport struct {
@@ -69,7 +70,13 @@ type Transport struct {
 
 	mu      sync.Mutex
 	waiting int
-	pauses  map[string]time.Time // until when a key's server wants no more
+	pauses  map[string]pause
+}
+
+// A pause is what a key's server wants.
+type pause struct {
+	until  time.Time // then it wants requests again
+	silent int       // how many answers with 429 in a row did not say for how long
 }
 
 const (
@@ -231,53 +238,75 @@ func (t *Transport) charge(ctx context.Context, key string, cost int64, end time
 	return false, &NotSentError{key, 0, fmt.Errorf("its turn did not come: %w", err)}
 }
 
-// heed remembers how long the server wants no more requests, if it said.
-func (t *Transport) heed(key string, answer *http.Response) (pause time.Duration, said bool) {
+// heed remembers how long the server wants no more requests, if it said, or if it answers 429.
+func (t *Transport) heed(key string, answer *http.Response) (wait time.Duration, said bool) {
 	now := time.Now()
-	pause, said = serverSays(answer.StatusCode, answer.Header, now)
-	if pause = min(pause, cmp.Or(t.MaxPause, 5*time.Minute)); pause <= 0 {
-		return 0, said
-	}
-	until := now.Add(pause)
+	wait, said = serverSays(answer.StatusCode, answer.Header, now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if until.Before(t.pauses[key]) {
-		return pause, said
+	p, known := t.pauses[key]
+	switch {
+	case answer.StatusCode != http.StatusTooManyRequests || said:
+		p.silent = 0
+	case now.Before(p.until): // sent before the answer that said so
+		return p.until.Sub(now), true
+	default:
+		wait, said = firstBackoff<<min(p.silent, maxDoublings), true
+		p.silent++
 	}
-	if _, known := t.pauses[key]; !known && len(t.pauses) >= maxPauses {
+	wait = max(min(wait, cmp.Or(t.MaxPause, 5*time.Minute)), 0)
+	if until := now.Add(wait); until.After(p.until) {
+		p.until = until
+	}
+	t.keepLocked(key, p, known, now)
+	return wait, said
+}
+
+// How long the server of a 429 without a time is left alone: at first, and how often that is doubled at most.
+const (
+	firstBackoff = time.Second
+	maxDoublings = 30
+)
+
+// keepLocked remembers a pause, unless there is nothing in it.
+func (t *Transport) keepLocked(key string, p pause, known bool, now time.Time) {
+	if p.silent == 0 && !p.until.After(now) {
+		delete(t.pauses, key)
+		return
+	}
+	if !known && len(t.pauses) >= maxPauses {
 		t.makeRoomLocked(now)
 	}
 	if t.pauses == nil {
-		t.pauses = make(map[string]time.Time)
+		t.pauses = make(map[string]pause)
 	}
-	t.pauses[key] = until
-	return pause, said
+	t.pauses[key] = p
 }
 
 // pause is how long the key's server wants no more requests.
 func (t *Transport) pause(key string) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	until, ok := t.pauses[key]
+	p, ok := t.pauses[key]
 	if !ok {
 		return 0
 	}
-	pause := time.Until(until)
-	if pause <= 0 {
+	left := time.Until(p.until)
+	if left <= 0 && p.silent == 0 {
 		delete(t.pauses, key)
 	}
-	return pause
+	return left
 }
 
 // makeRoomLocked forgets the pauses that are over, or else the one that ends first.
 func (t *Transport) makeRoomLocked(now time.Time) {
 	var first string
 	var ends time.Time
-	for key, until := range t.pauses {
-		if !until.After(now) {
+	for key, p := range t.pauses {
+		if !p.until.After(now) {
 			delete(t.pauses, key)
-		} else if ends.IsZero() || until.Before(ends) {
-			first, ends = key, until
+		} else if ends.IsZero() || p.until.Before(ends) {
+			first, ends = key, p.until
 		}
 	}
 	if len(t.pauses) >= maxPauses {

@@ -222,14 +222,14 @@ func TestWhatServersDoNotSayIsNotHeeded(t *testing.T) {
 	answers := []*http.Response{
 		answered(200, "Retry-After", "7"),
 		answered(301, "Retry-After", "7"),
-		answered(429),
-		answered(429, "Retry-After", "-7"),
-		answered(429, "Retry-After", "+7"),
-		answered(429, "Retry-After", "7.5"),
-		answered(429, "Retry-After", "7 seconds"),
+		answered(503),
+		answered(503, "Retry-After", "-7"),
+		answered(503, "Retry-After", "+7"),
+		answered(503, "Retry-After", "7.5"),
+		answered(503, "Retry-After", "7 seconds"),
 		answered(429, "Retry-After", "0"),
 		answered(429, "Retry-After", "Sun, 06 Nov 1994 08:49:37 GMT"), // long ago
-		answered(429, "Retry-After", strings.Repeat("9", 65)),
+		answered(503, "Retry-After", strings.Repeat("9", 65)),
 		answered(200, "RateLimit", `"a";r=1;t=7`),
 		answered(200, "RateLimit", `"a";r=0`),
 		answered(200, "RateLimit", `"a";t=7`),
@@ -269,6 +269,51 @@ func TestWhatServersDoNotSayIsNotHeeded(t *testing.T) {
 		})
 	}
 	t.Logf("counted: %d answers that ask for nothing", len(answers))
+}
+
+// A server that says 429 and not for how long has had enough all the same.
+func TestA429WithoutATimeIsBackedOffFrom(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		answers []*http.Response // then 200
+		max     time.Duration
+		pauses  []time.Duration // after each
+	}{
+		{"doubling", []*http.Response{answered(429), answered(429), answered(429), answered(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
+		{"up to MaxPause", []*http.Response{answered(429), answered(429), answered(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
+		{"anew after another answer", []*http.Response{answered(429), answered(429), answered(200), answered(429)}, 0, []time.Duration{1e9, 2e9, 0, 1e9}},
+		{"anew after a time that the server said", []*http.Response{answered(429), answered(429, "Retry-After", "7"), answered(429)}, 0,
+			[]time.Duration{1e9, 7e9, 1e9}},
+		{"what cannot be read says nothing", []*http.Response{answered(429, "Retry-After", "soon"), answered(429, "Retry-After", "-7")}, 0, []time.Duration{1e9, 2e9}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(func(n int) *http.Response {
+				if n < len(c.answers) {
+					return c.answers[n]
+				}
+				return nil
+			})
+			client := &Transport{Base: s, MaxPause: c.max}
+			for i, want := range c.pauses {
+				mustSend(t, client, "http://a.example/")
+				if got := client.pause("a.example"); max(got, 0) != want {
+					t.Errorf("%s: after answer %d it pauses for %v; want %v", c.what, i+1, got, want)
+				}
+			}
+			if len(client.pauses) > 1 {
+				t.Errorf("%s: %d pauses are remembered", c.what, len(client.pauses))
+			}
+		})
+	}
+	// Requests that were sent together are one sign, not several.
+	synctest.Test(t, func(t *testing.T) {
+		client := &Transport{}
+		for range 5 {
+			if wait, said := client.heed("a.example", answered(429)); wait != time.Second || !said {
+				t.Errorf("one of five answers makes it wait for %v, %v; want 1s", wait, said)
+			}
+		}
+	})
 }
 
 // What this package writes, it understands: in each dialect the same wait.
@@ -629,7 +674,8 @@ func TestRetries(t *testing.T) {
 		{what: "not by default", answer: always, method: "GET", status: 429, sent: []time.Duration{0}},
 		{what: "so often", answer: always, method: "GET", retries: 2, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
 		{what: "not for another status", answer: first(500, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 500, sent: []time.Duration{0}},
-		{what: "not without a time", answer: first(429), method: "GET", retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "after a time of its own", answer: first(429), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 1e9}},
+		{what: "not without a time", answer: first(503), method: "GET", retries: 1, status: 503, sent: []time.Duration{0}},
 		{what: "not beyond MaxWait", answer: first(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5e9, status: 429, sent: []time.Duration{0}},
 		{what: "nor all together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
 		{what: "not if nothing may wait", answer: first(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
