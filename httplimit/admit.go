@@ -121,8 +121,9 @@ func (a *Admission) canonical(s *setup) error {
 }
 
 var (
-	errHost   = errors.New("the host is malformed; write a name or an address, and a port if need be")
-	errMethod = errors.New("the method is a known one in small letters; write it in capitals")
+	errHost      = errors.New("the host is malformed; write a name or an address, and a port if need be")
+	errMethod    = errors.New("the method is malformed; write a token, such as GET")
+	errLowMethod = errors.New("the method is a known one in small letters; write it in capitals")
 )
 
 // readable is the request's host, or an error if servers read it or the method in different ways.
@@ -139,9 +140,17 @@ func readable(r *http.Request) (host string, err error) {
 	case r.Method:
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
 		http.MethodOptions, http.MethodTrace:
+		return "", errLowMethod
+	}
+	if strings.ContainsFunc(r.Method, func(c rune) bool { return !isTokenChar(c) }) { // net/http does not look at that of HTTP/2
 		return "", errMethod
 	}
 	return host, nil
+}
+
+// isTokenChar tells what tokens are made of (RFC 9110, 5.6.2).
+func isTokenChar(c rune) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("!#$%&'*+-.^_`|~", c)
 }
 
 // decide asks the store, and answers the request if it must not be served.

@@ -183,7 +183,8 @@ func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
 			t.Errorf("host %q: %d; want 400", host, status)
 		}
 	}
-	for method, want := range map[string]int{"post": 400, "Post": 400, "get": 400, "pATCH": 400, "POST": 429, "GET": 404, "brew": 404, "BREW": 404} {
+	for method, want := range map[string]int{"post": 400, "Post": 400, "get": 400, "pATCH": 400, "POST": 429, "GET": 404, "brew": 404, "BREW": 404,
+		"P(OST": 400, "POST ": 400, "PO\nST": 400, "P\u00d6ST": 400, "POST\x00": 400, "/": 400, "M-SEARCH": 404} {
 		n++
 		if status := ask(method, "api.example.com"); status != want {
 			t.Errorf("method %s: %d; want %d", method, status, want)

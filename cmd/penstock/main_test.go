@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -167,8 +168,15 @@ type process struct {
 
 func startProcess(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{Cmd: exec.Command(os.Args[0], append([]string{"serve", "--demo", "--listen=127.0.0.1:0", "--admin=off", "--log-format=json"}, args...)...)}
-	p.Env = []string{"BE_PENSTOCK=1"}
+	return startProcessBy(t, nil, args...)
+}
+
+// startProcessBy has a command run the program.
+func startProcessBy(t *testing.T, by []string, args ...string) *process {
+	t.Helper()
+	all := slices.Concat(by, []string{os.Args[0], "serve", "--demo", "--listen=127.0.0.1:0", "--admin=off", "--log-format=json"}, args)
+	p := &process{Cmd: exec.Command(all[0], all[1:]...)}
+	p.Env = []string{"BE_PENSTOCK=1", "PATH=" + os.Getenv("PATH")}
 	pipe, err := p.StderrPipe()
 	if err == nil {
 		err = p.Start()
@@ -353,6 +361,30 @@ func TestLinesOfTheStandardLibraryAreInTheLogsFormat(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// A process that may open few descriptors keeps some for those who ask how it is.
+func TestHealthIsToldWhenClientsWouldTakeAllDescriptors(t *testing.T) {
+	block := make(chan struct{})
+	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-block }))
+	defer upstream.Close()
+	defer close(block)
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	p := startProcessBy(t, []string{"sh", "-c", `ulimit -n 100; exec "$0" "$@"`}, "--demo=false", "--admin=127.0.0.1:0", "--config="+config, "--upstream="+upstream.URL)
+	for range 200 {
+		conn, err := net.Dial("tcp", p.listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+	}
+	p.await(t, "all places for connections are taken")
+	for range 20 {
+		mustGet(t, "http://"+p.admin+"/livez")
+		mustGet(t, "http://"+p.admin+"/readyz")
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	}
 }
 

@@ -41,6 +41,9 @@ type Options struct {
 	// MaxBody is how many bytes a request's body may have. 0: any.
 	MaxBody int64
 
+	// MaxConnections is how many connections to the upstream may be open at once. Requests wait for one beyond that. 0: any.
+	MaxConnections int
+
 	// Unanswered is told of requests that the upstream has, or may have, and that it gave no answer to: the answer that they get is the
 	// proxy's own. Default: nobody is.
 	Unanswered func(r *http.Request)

@@ -23,6 +23,7 @@ func dial(o Options) (*url.URL, *http.Transport) {
 		ExpectContinueTimeout:  time.Second, // then the body is sent unasked
 		DisableCompression:     true,        // what the client asked for, it gets
 		MaxIdleConnsPerHost:    1024,
+		MaxConnsPerHost:        o.MaxConnections,
 		IdleConnTimeout:        90 * time.Second,
 		MaxResponseHeaderBytes: 256 << 10,
 		TLSClientConfig:        o.TLS,

@@ -254,6 +254,38 @@ func TestRapidResetsHoldNoMoreThanTheirStreams(t *testing.T) {
 	t.Logf("counted: %d streams begun and reset (at most %d under way at once)", sent, most.Load())
 }
 
+// net/http checks the method of HTTP/1.1 only.
+func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
+	r := startLimited(t, hello, "rules: [{name: a, per: address, limits: [{rate: 1/h}]}]", nil)
+	ask := func(method string) (status string) {
+		conn := r.dial()
+		io.WriteString(conn, http2.ClientPreface)
+		framer := http2.NewFramer(conn, conn)
+		framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+		framer.WriteSettings()
+		var block bytes.Buffer
+		encoder := hpack.NewEncoder(&block)
+		for _, f := range [][2]string{{":method", method}, {":scheme", "http"}, {":authority", "h"}, {":path", "/"}} {
+			encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+		}
+		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true})
+		for {
+			frame, err := framer.ReadFrame()
+			if err != nil {
+				t.Fatalf("%q: %v", method, err)
+			}
+			if headers, ok := frame.(*http2.MetaHeadersFrame); ok {
+				return headers.PseudoValue("status")
+			}
+		}
+	}
+	for _, c := range [][2]string{{"P(OST", "400"}, {"P/OST", "400"}, {"POST", "200"}, {"POST", "429"}, {"P(OST", "400"}} {
+		if status := ask(c[0]); status != c[1] {
+			t.Errorf("%s: %s; want %s", c[0], status, c[1])
+		}
+	}
+}
+
 type gateFunc func(http.Handler) http.Handler
 
 func (f gateFunc) Middleware(next http.Handler) http.Handler { return f(next) }

@@ -86,9 +86,6 @@ func (s *service) newAdminServer() *http.Server {
 	return server
 }
 
-// adminConnections is how many may be open to the admin address.
-const adminConnections = 100
-
 func (s *service) openListeners(ctx context.Context) error {
 	listen := func(name, address string, places int64) (net.Listener, error) {
 		var config net.ListenConfig
@@ -105,11 +102,11 @@ func (s *service) openListeners(ctx context.Context) error {
 		}), nil
 	}
 	var err error
-	if s.listen, err = listen("listen", s.Settings.Listen, s.Settings.MaxConnections); err != nil {
+	if s.listen, err = listen("listen", s.Settings.Listen, s.places.clients); err != nil {
 		return err
 	}
 	if s.Settings.Admin != "" {
-		s.admin, err = listen("admin", s.Settings.Admin, adminConnections)
+		s.admin, err = listen("admin", s.Settings.Admin, s.places.admin)
 	}
 	return err
 }

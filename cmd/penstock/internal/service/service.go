@@ -62,6 +62,10 @@ func Run(ctx context.Context, o Options) error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}, tokens: seldom.Line{Every: 10 * time.Second}}
+	s.places = divide(descriptors(), o.Settings.MaxConnections)
+	if s.places.clients < o.Settings.MaxConnections {
+		o.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "clients", s.places.clients, "max_connections", o.Settings.MaxConnections)
+	}
 	if o.LinesLost != nil {
 		s.metrics.LinesLost(o.LinesLost)
 	}
@@ -90,6 +94,7 @@ var errClosing = errors.New("the gate closes")
 type service struct {
 	Options
 	metrics *metrics.Metrics
+	places  places
 	health  health
 	alarm   alarm
 	tokens  seldom.Line // that are not believed
@@ -253,6 +258,7 @@ func (s *service) proxy(gate Gate) (http.Handler, error) {
 		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
+		MaxConnections: int(s.places.upstream),
 		Unanswered:     httplimit.Unanswered,
 		Own:            gate.AllowOrigin,
 		Log:            s.Log,

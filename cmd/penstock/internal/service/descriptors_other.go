@@ -1,0 +1,7 @@
+//go:build !unix
+
+package service
+
+import "math"
+
+func descriptors() int64 { return math.MaxInt32 }
