@@ -132,6 +132,9 @@ type Algorithm struct {
 	// Holds says that asks need a Holder.
 	Holds bool
 
+	// Owned says that a Refund gives back only what its Holder has taken.
+	Owned bool
+
 	// Additive says that Spends add up: where one of k times a cost is granted, with no patience, k of the cost by itself at the same moment are
 	// granted too, and leave the same state and the same last outcome. Each of these has the cost less remaining than the one before, and a
 	// reset that is later by the quotient of the whole, rounded down or up. Stores then may decide many callers at once.

@@ -37,7 +37,7 @@ var Concurrency = func() *Algorithm {
 		}
 		return Params{slots, l.Period}, nil
 	})
-	a.Collection, a.Holds = true, true
+	a.Collection, a.Holds, a.Owned = true, true, true
 	return a
 }()
 

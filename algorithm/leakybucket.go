@@ -37,7 +37,7 @@ var LeakyBucket = func() *Algorithm {
 		}
 		return p, err
 	})
-	a.Bookable = true
+	a.Bookable, a.Owned = true, true
 	return a
 }()
 

@@ -100,7 +100,7 @@ rules:
 			}
 			all.Wait()
 			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
-			// On a Cluster, charges under several keys are made key by key, and while a denied request's are given back others miss
+			// On a Cluster, a request may be overtaken between asking and charging, and while its charges are given back others miss
 			// them for a moment. Nothing is lost: one after the other, the rest is admitted.
 			for key := range allowed {
 				for ask(key, key%2) {

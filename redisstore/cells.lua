@@ -66,15 +66,13 @@ end
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
 granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, who$, s$1, s$2, s$3, s$4, s$5, s$6)
 @endeach
-@several
-if not (@all{retry$ == 0}) then
+if dry or not (@all{retry$ == 0}) then
 @each
-  if retry$ == 0 then -- granted by itself, denied by another: say what is left
+  if retry$ == 0 then -- granted by itself, denied by another, or only asked for: say what is left
     granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, who$, s$1, s$2, s$3, s$4, s$5, s$6)
   end
 @endeach
 end
-@endseveral
 @enddecide
 
 @save

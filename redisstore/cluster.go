@@ -2,7 +2,10 @@ package redisstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -23,72 +26,143 @@ func spread(charges []penstock.Charge) bool {
 	return false
 }
 
-// deniable tells whether a charge can be denied. The others are made last, so that they never have to be undone.
-func deniable(m penstock.Mode) bool {
-	return m == penstock.Spend || m == penstock.Draw || m == penstock.Peek
-}
-
-// decideSpread decides a batch of several keys on a Cluster, one script per key.
-func (s *Store) decideSpread(ctx context.Context, c *call, charges []penstock.Charge) (penstock.Decision, error) {
+// decideSpread decides a batch of several keys on a Cluster, one script per key. All keys are asked at once what they would answer, and charged
+// at once if all would grant: so a denial charges nothing, and takes one round trip. Others may come between the two: then a key denies after all, and
+// what the other keys were charged is given back. Charges that cannot be denied are made last.
+func (s *Store) decideSpread(ctx context.Context, plans []*penstock.Plan, charges []penstock.Charge) (penstock.Decision, error) {
+	deniable, others := groups(charges)
 	statuses := make([]penstock.Status, len(charges))
-	var made []penstock.Charge
-	for _, group := range parts(charges) {
-		c.charges = c.charges[:0]
-		for _, i := range group {
-			c.charges = append(c.charges, charge{&charges[i], c.plans[i]})
-		}
-		d, err := s.run(ctx, c)
-		if err != nil {
-			if back := s.giveBack(ctx, made); back != nil {
-				err = perhaps(ctx, errors.Join(err, back))
-			}
+	asked := len(deniable) > 1 && slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw })
+	if asked {
+		if err := s.runEach(ctx, append(deniable[:len(deniable):len(deniable)], others...), plans, dryRun(charges), statuses); err != nil {
 			return penstock.Decision{}, err
 		}
-		for n, i := range group {
-			statuses[i] = d.Status(n)
-			// A Refund that was made stays made: refunding it once more would make units of nothing.
-			if granted := d.Status(n).Granted; granted > 0 && charges[i].Mode != penstock.Refund {
-				back := charges[i]
-				back.Mode, back.Cost, back.Patience = penstock.Refund, granted, 0
-				made = append(made, back)
-			}
-		}
-		if !d.Allowed {
-			return s.denySpread(ctx, c, charges, statuses, group, made)
+		if denied(statuses) {
+			return penstock.NewDecision(statuses), nil
 		}
 	}
-	return penstock.NewDecision(statuses), nil
+
+	charges = owned(charges, plans)
+	answers := make([]penstock.Status, len(charges))
+	err := s.runEach(ctx, deniable, plans, charges, answers)
+	if err == nil && !denied(answers) {
+		if err = s.runEach(ctx, others, plans, charges, answers); err == nil {
+			return penstock.NewDecision(answers), nil
+		}
+	}
+	if back := s.giveBack(ctx, made(charges, answers)); back != nil {
+		return penstock.Decision{}, perhaps(ctx, errors.Join(err, back))
+	}
+	if err != nil {
+		return penstock.Decision{}, err
+	}
+	if !asked {
+		if err := s.runEach(ctx, others, plans, dryRun(charges), statuses); err != nil {
+			return penstock.Decision{}, err
+		}
+	}
+	for _, group := range deniable {
+		if !asked || slices.ContainsFunc(group, func(i int) bool { return answers[i].RetryAfter > 0 }) {
+			for _, i := range group {
+				statuses[i] = answers[i]
+			}
+		}
+	}
+	return denial(statuses), nil
 }
 
-// denySpread gives back what was made before a group was denied, and asks what is left under the keys that did not deny.
-func (s *Store) denySpread(ctx context.Context, c *call, charges []penstock.Charge, statuses []penstock.Status,
-	denied []int, made []penstock.Charge,
-) (penstock.Decision, error) {
-	if err := s.giveBack(ctx, made); err != nil {
-		return penstock.Decision{}, perhaps(ctx, err)
+// runEach decides groups of charges, each in a script of its own and all at once, and writes their statuses. It returns when all have ended, with
+// the error that says least of what was charged.
+func (s *Store) runEach(ctx context.Context, groups [][]int, plans []*penstock.Plan, charges []penstock.Charge, statuses []penstock.Status) error {
+	errs := make([]error, len(groups))
+	var all sync.WaitGroup
+	for n, group := range groups {
+		run := func() { errs[n] = s.runGroup(ctx, group, plans, charges, statuses) }
+		if n == len(groups)-1 {
+			run()
+		} else {
+			all.Go(run)
+		}
 	}
-	peeks := make([]penstock.Charge, len(charges))
+	all.Wait()
+	var worst error
+	for _, err := range errs {
+		if worst == nil || unknown(err) && !unknown(worst) {
+			worst = err
+		}
+	}
+	return worst
+}
+
+func (s *Store) runGroup(ctx context.Context, group []int, plans []*penstock.Plan, charges []penstock.Charge, statuses []penstock.Status) error {
+	c := s.calls.Get().(*call)
+	c.charges = c.charges[:0]
+	for _, i := range group {
+		c.charges = append(c.charges, charge{&charges[i], plans[i]})
+	}
+	d, err := s.run(ctx, c)
+	if err != nil {
+		return err
+	}
+	for n, i := range group {
+		statuses[i] = d.Status(n)
+	}
+	c.forget()
+	s.calls.Put(c)
+	return nil
+}
+
+// unknown tells whether charges may have been made.
+func unknown(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return err != nil && (!ok || e.Class == Unknown)
+}
+
+// dryRun asks for charges and makes none.
+func dryRun(charges []penstock.Charge) []penstock.Charge {
+	asks := slices.Clone(charges)
+	for i := range asks {
+		asks[i].Mode += dry
+	}
+	return asks
+}
+
+// owned are the charges, with a Holder of their own where they could not be given back without.
+func owned(charges []penstock.Charge, plans []*penstock.Plan) []penstock.Charge {
+	charges = slices.Clone(charges)
 	for i := range charges {
-		peeks[i] = charges[i]
-		peeks[i].Mode, peeks[i].Cost, peeks[i].Patience = penstock.Peek, 0, 0
-	}
-	for _, group := range parts(charges) {
-		if group[0] == denied[0] {
-			continue
-		}
-		c.charges = c.charges[:0]
-		for _, i := range group {
-			c.charges = append(c.charges, charge{&peeks[i], c.plans[i]})
-		}
-		d, err := s.run(ctx, c)
-		if err != nil {
-			return penstock.Decision{}, err
-		}
-		for n, i := range group {
-			statuses[i] = d.Status(n)
+		c := &charges[i]
+		if plans[i].Limit.Algorithm.Owned && c.Holder == "" && (c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force) {
+			c.Holder = rand.Text()
 		}
 	}
-	return penstock.NewDecision(statuses), nil
+	return charges
+}
+
+// made are the refunds of what was charged. A Refund that was made stays made: refunding it once more would make units of nothing.
+func made(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
+	var back []penstock.Charge
+	for i, c := range charges {
+		if granted := answers[i].Granted; granted > 0 && c.Mode != penstock.Refund {
+			c.Mode, c.Cost, c.Patience = penstock.Refund, granted, 0
+			back = append(back, c)
+		}
+	}
+	return back
+}
+
+func denied(statuses []penstock.Status) bool {
+	return slices.ContainsFunc(statuses, func(s penstock.Status) bool { return s.RetryAfter > 0 })
+}
+
+// denial is the decision of a batch that was denied: what would be granted by itself says what is left.
+func denial(statuses []penstock.Status) penstock.Decision {
+	for i := range statuses {
+		if statuses[i].RetryAfter == 0 {
+			statuses[i].Granted, statuses[i].Wait = 0, 0
+		}
+	}
+	return penstock.NewDecision(statuses)
 }
 
 // giveBack refunds charges, and waits for that until ctx ends. Then it goes on in the background, for giveBackTimeout in all, unless as many do.
@@ -131,25 +205,19 @@ func perhaps(ctx context.Context, err error) error {
 	return &Error{Class: Unknown, Cause: err}
 }
 
-// parts are the numbers of the charges, grouped by key; a key's charges that cannot be denied are a group of their own at
-// the end.
-func parts(charges []penstock.Charge) [][]int {
-	var groups [][]int
-	for _, last := range []bool{false, true} {
-		begin := len(groups)
-	next:
-		for i := range charges {
-			if deniable(charges[i].Mode) == last {
-				continue
-			}
-			for g := begin; g < len(groups); g++ {
-				if charges[groups[g][0]].Key == charges[i].Key {
-					groups[g] = append(groups[g], i)
-					continue next
-				}
-			}
-			groups = append(groups, []int{i})
+// groups are the numbers of the charges, grouped by key: of those that can be denied, and of the others.
+func groups(charges []penstock.Charge) (deniable, others [][]int) {
+	for i := range charges {
+		list := &others
+		if mode := charges[i].Mode; mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek {
+			list = &deniable
 		}
+		n := slices.IndexFunc(*list, func(group []int) bool { return charges[group[0]].Key == charges[i].Key })
+		if n < 0 {
+			n = len(*list)
+			*list = append(*list, nil)
+		}
+		(*list)[n] = append((*list)[n], i)
 	}
-	return groups
+	return deniable, others
 }

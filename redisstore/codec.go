@@ -33,11 +33,14 @@ const (
 	headerSize = 8 + 2               // now, batches
 	batchSize  = 2                   // how many charges
 	chargeSize = 2 + 1 + 1 + 4 + 4*8 // key, algorithm, mode, tag; cost, three parameters
-	moreSize   = 3 * 8               // the fourth parameter, patience, who; if one of them is not 0
+	moreSize   = 3 * 8               // the fourth parameter, patience, who; if one of them is not 0, or in a dry run
 	withMore   = 128                 // added to the mode where they follow
 	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
 	plainSize  = 2 * 8               // remaining, reset: where all of the cost was granted and nobody waits
 )
+
+// dry is added to the modes of a batch that is only asked for: each charge is answered as in a batch that another charge denies.
+const dry penstock.Mode = 64
 
 // encode packs the call's batches. A time of 0 lets the server read its own.
 func (c *call) encode(s *Store, now int64, script *script) {
@@ -103,7 +106,7 @@ func (c *call) increment(at int) {
 func (c *call) appendRowCharge(ch *charge, now int64) {
 	p := ch.plan.Params(present(now, ch.plan))
 	patience, who := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
-	more := p[3] != 0 || patience != 0 || who != 0
+	more := p[3] != 0 || patience != 0 || who != 0 || ch.Mode >= dry
 	mode := byte(ch.Mode)
 	if more {
 		mode += withMore
@@ -135,7 +138,7 @@ func (c *call) encodeCharge(s *Store, ch *charge, at int, now int64, script *scr
 	key, patience, who := c.key(s, ch), ch.Patience.Microseconds(), c.who(ch)
 	b := c.buf[at:] // only now: the key may have moved it
 	mode := byte(ch.Mode)
-	if p[3] != 0 || patience != 0 || who != 0 {
+	if p[3] != 0 || patience != 0 || who != 0 || ch.Mode >= dry {
 		mode += withMore
 		putNumber(b[40:], p[3])
 		putNumber(b[48:], patience)

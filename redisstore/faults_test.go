@@ -447,21 +447,35 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// A partly is a Client of a server that claims to be several, of which some cannot be reached, from some call on.
+// A partly is a Client of a server that claims to be several, one for each key. Some cannot be reached from some call on.
 type partly struct {
 	redisstore.Client
-	down func(key string) bool
+	down func(key string, call int) bool // calls of a key are counted from 1
+
+	mu    sync.Mutex
+	calls map[string]int
 }
 
-func (p partly) Sharded(context.Context) (bool, error) { return true, nil }
+func (p *partly) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (p partly) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	for _, key := range keys {
-		if p.down(key) {
-			return "", errors.New("down")
-		}
+func (p *partly) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	if p.isDown(keys[0]) {
+		return "", errors.New("down")
 	}
 	return p.Client.EvalSha(ctx, digest, keys, args)
+}
+
+func (p *partly) isDown(key string) bool {
+	_, key, _ = strings.Cut(key, "{")
+	key, _, _ = strings.Cut(key, "}")
+	key = strings.Clone(key)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.calls == nil {
+		p.calls = make(map[string]int)
+	}
+	p.calls[key]++
+	return p.down(key, p.calls[key])
 }
 
 func TestFailureOnOneServerGivesBackWhatTheOthersCharged(t *testing.T) {
@@ -471,36 +485,36 @@ func TestFailureOnOneServerGivesBackWhatTheOthersCharged(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		batch []penstock.Charge
-		up    int // how many calls the second server answers
+		up    map[string]int // how many calls a key's server answers; the others answer all
 		left  [3]int64
 	}{
-		{"spends", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, 0, [3]int64{4, 4, 4}},
-		{"spends in the other order", []penstock.Charge{spend("b", limit, 1), spend("a", limit, 3)}, 0, [3]int64{4, 4, 4}},
+		{"asked", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
+		{"spends", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
+		{"spends in the other order", []penstock.Charge{spend("b", limit, 1), spend("a", limit, 3)}, map[string]int{"b": 1}, [3]int64{4, 4, 4}},
 		{"refunds", []penstock.Charge{
 			{Key: "a", Limit: limit, Mode: penstock.Refund, Cost: 2}, {Key: "b", Limit: limit, Mode: penstock.Refund, Cost: 2},
-		}, 0, [3]int64{6, 4, 4}},
+		}, map[string]int{"b": 0}, [3]int64{6, 4, 4}},
 		{"a spend and refunds", []penstock.Charge{
 			spend("c", limit, 3), {Key: "a", Limit: limit, Mode: penstock.Refund, Cost: 2}, {Key: "b", Limit: limit, Mode: penstock.Refund, Cost: 2},
-		}, 0, [3]int64{6, 4, 4}},
-		{"a denial whose refunds fail", []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1), spend("c", limit, 9)}, 1, [3]int64{4, 3, 4}},
+		}, map[string]int{"b": 0}, [3]int64{6, 4, 4}},
+		{"spends of which one cannot be given back", []penstock.Charge{
+			spend("a", limit, 3), spend("b", limit, 1), {Key: "c", Limit: limit, Mode: penstock.Force, Cost: 1},
+		}, map[string]int{"b": 2, "c": 1}, [3]int64{4, 3, 4}},
 		{"forces", []penstock.Charge{
 			{Key: "a", Limit: limit, Mode: penstock.Force, Cost: 9}, {Key: "b", Limit: limit, Mode: penstock.Force, Cost: 1},
-		}, 0, [3]int64{4, 4, 4}},
+		}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			prefix, up := aPrefix(), row.up
+			prefix := aPrefix()
 			direct := over(t, client, redisstore.Options{Prefix: prefix})
 			for _, key := range []string{"a", "b", "c"} {
 				if _, err := direct.Decide(t.Context(), []penstock.Charge{spend(key, limit, 6)}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			store := over(t, partly{client, func(key string) bool {
-				if !strings.Contains(key, "{b}") {
-					return false
-				}
-				up--
-				return up < 0
+			store := over(t, &partly{Client: client, down: func(key string, call int) bool {
+				up, limited := row.up[key]
+				return limited && call > up
 			}}, redisstore.Options{Prefix: prefix})
 			if d, err := store.Decide(t.Context(), row.batch); !errors.Is(err, penstock.ErrUnavailable) {
 				t.Errorf("a batch of which a part cannot be decided: allowed %t, %v", d.Allowed, err)
@@ -519,8 +533,8 @@ func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
 	client := dial(redistest.Start(t).URL())(t)
 	limit := slow("d", 10)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	store := over(t, partly{client, func(key string) bool {
-		if strings.Contains(key, "{b}") {
+	store := over(t, &partly{Client: client, down: func(key string, call int) bool {
+		if key == "b" && call == 2 { // charged
 			cancel(errors.New("gone"))
 		}
 		return false
@@ -531,21 +545,28 @@ func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
 	await(t, "the units to be back", func() bool { return remaining(t, store, "a", limit) == 10 })
 }
 
-// A stuck client is one of several servers: that of b fails, and that of any other key decides once and then hangs, until it is released.
+// A stuck client is one of several servers: that of a key with a b is asked and then fails, and that of any other key is asked, charges and then
+// hangs, until it is released.
 type stuck struct {
 	redisstore.Client
 	released     chan struct{}
 	hanging, max atomic.Int64
-	seen         sync.Map
+	calls        partly
+}
+
+func stuckClient(client redisstore.Client) *stuck {
+	return &stuck{Client: client, released: make(chan struct{}), calls: partly{
+		down: func(key string, call int) bool { return call > 2 || key[0] == 'b' && call > 1 },
+	}}
 }
 
 func (s *stuck) Sharded(context.Context) (bool, error) { return true, nil }
 
 func (s *stuck) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	if strings.Contains(keys[0], "{b}") {
-		return "", errors.New("down")
-	}
-	if _, again := s.seen.LoadOrStore(strings.Clone(keys[0]), true); again {
+	if s.calls.isDown(keys[0]) {
+		if strings.Contains(keys[0], "{b") {
+			return "", errors.New("down")
+		}
 		s.max.Store(max(s.max.Load(), s.hanging.Add(1)))
 		defer s.hanging.Add(-1)
 		select {
@@ -567,7 +588,7 @@ func TestBatchEndsWithItsContextWhileItsGiveBackHangs(t *testing.T) {
 	}
 	for try := range 20 { // the machine may be too busy to release it within a second
 		prefix := aPrefix()
-		stuck := &stuck{Client: client, released: make(chan struct{})}
+		stuck := stuckClient(client)
 		store := over(t, stuck, redisstore.Options{Prefix: prefix})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -596,7 +617,10 @@ func TestBatchEndsWithItsContextWhileItsGiveBackHangs(t *testing.T) {
 func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	limit := slow("d", 10)
-	stuck := &stuck{Client: dial(redistest.Start(t).URL())(t), released: make(chan struct{})}
+	stuck := stuckClient(dial(redistest.Start(t).URL())(t))
+	if _, err := over(t, stuck.Client, redisstore.Options{}).Decide(t.Context(), []penstock.Charge{spend("warm", limit, 1)}); err != nil {
+		t.Fatal(err)
+	}
 	store := over(t, stuck, redisstore.Options{})
 	const calls = redisstore.MaxGivingBack + 100
 	var all sync.WaitGroup
@@ -604,7 +628,7 @@ func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 	defer cancel()
 	for i := range calls {
 		all.Go(func() {
-			_, err := store.Decide(ctx, []penstock.Charge{spend(fmt.Sprint("k", i), limit, 3), spend("b", limit, 1)})
+			_, err := store.Decide(ctx, []penstock.Charge{spend(fmt.Sprint("k", i), limit, 3), spend(fmt.Sprint("b", i), limit, 1)})
 			if e, ok := errors.AsType[*redisstore.Error](err); !ok || e.Class != redisstore.Unknown && e.ClassName() != "late" { // on a slow machine
 				t.Errorf("a batch that is not given back: %v", err)
 			}

@@ -76,7 +76,7 @@ local reply = {}
 for _ = 1, batches do
   local charges
   charges, at = sunpack('<I2', args, at)
-  local asked, results, allowed = {}, {}, true
+  local asked, results, allowed = {}, {}, true -- not allowed either if it is a dry run
   for i = 1, charges do
     local key, algorithm, mode, tag, cost, p1, p2, p3
     local p4, patience, who = 0, 0, 0
@@ -84,6 +84,9 @@ for _ = 1, batches do
     if mode >= 128 then
       mode = mode - 128
       p4, patience, who, at = sunpack('<ddd', args, at)
+    end
+    if mode >= 64 then
+      mode, allowed = mode - 64, false
     end
     local q = { key, algorithm, tag, who, p1, p2, p3, p4 }
     local result = ask(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
@@ -94,7 +97,7 @@ for _ = 1, batches do
     local q, result = asked[i], results[i]
     if allowed or result[3] ~= 0 then
       save(q[1], q[2], q[3], result)
-    else -- granted by itself, denied by another: say what is left
+    else -- granted by itself, denied by another, or only asked for: say what is left
       result = ask(q[1], q[2], q[3], PEEK, 0, 0, q[4], q[5], q[6], q[7], q[8])
     end
     reply[#reply + 1] = spack('<ddddd', result[1], result[2], result[3], result[4], result[5])

@@ -1,8 +1,8 @@
 -- Decides one batch of up to four charges on one string: the most frequent call. The composer writes it out for a sequence
--- of algorithms, without tables: what stands between @each and @endeach once per charge, with its number for $; between
--- @several and @endseveral if there are several; @list{…}, @text{…}, @all{…}, @cat{…} once per charge in a line, joined by
--- commas, by nothing, by "and", by ".."; COUNT is the number of charges.
-local args, key, virtual = ARGV[1], KEYS[1], 0
+-- of algorithms, without tables: what stands between @each and @endeach once per charge, with its number for $; @list{…},
+-- @text{…}, @all{…}, @cat{…} once per charge in a line, joined by commas, by nothing, by "and", by ".."; COUNT is the number of
+-- charges.
+local args, key, virtual, dry = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}
 local @list{d$, patience$, who$} = @list{0, 0, 0}
 if #args == 12 + 40 * COUNT then
@@ -14,6 +14,9 @@ else
   mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4dddd', args, at)
   if mode$ >= 128 then
     mode$ = mode$ - 128
+    if mode$ >= 64 then
+      mode$, dry = mode$ - 64, true
+    end
     d$, patience$, who$, at = sunpack('<ddd', args, at)
   end
 @endeach

@@ -19,13 +19,16 @@ for index = 1, #KEYS do
 
   local @list{left$} = @list{UNCHANGED}
   for _ = 1, asks do
-    local callers, @list{mode$, each$, a$, b$, c$}
+    local callers, dry, @list{mode$, each$, a$, b$, c$}
     local @list{d$, patience$, who$} = @list{0, 0, 0}
     callers, at = sunpack('<I2', args, at)
 @each
     mode$, each$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
     if mode$ >= 128 then
       mode$ = mode$ - 128
+      if mode$ >= 64 then
+        mode$, dry = mode$ - 64, true
+      end
       d$, patience$, who$, at = sunpack('<ddd', args, at)
     end
 @endeach

@@ -276,12 +276,6 @@ func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 	if together {
 		text = harnesses().rows
 	}
-	text = replaceBlocks(text, "several", func(block string) string {
-		if n == 1 {
-			return ""
-		}
-		return block
-	})
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
 	text = expandLists(text, n)
 	additive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.Additive })

@@ -126,10 +126,12 @@ func (s *Store) Close() error {
 // Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges may have been made; nothing
 // but a script that the server did not know is ever sent twice.
 //
-// On a Cluster, charges with different Keys are decided Key by Key, in the order of the charges, and those already
-// made are given back if a later one is denied: such a batch never admits more than it should, and may for one round trip keep others from
-// units that it then gives back. Charges that cannot be denied come last. What is to be given back when ctx ends is given back in the background,
-// within a second, for up to 256 batches at once; the error is of Unknown then.
+// On a Cluster, charges with different Keys are decided by a script for each Key: all Keys are asked first what they would answer, and charged if
+// all would grant. So a denial takes one round trip and a grant two, however many Keys there are; charges that cannot be denied come last, and take
+// one more. If others come in between, a Key may deny that would have granted, and what the other Keys were charged is given back: such a batch never
+// admits more than it should, and may for a round trip keep others from units that it then gives back. A hold that was renewed meanwhile stays
+// renewed. What is to be given back when ctx ends is given back in the background, within a second, for up to 256 batches at once; the error is of
+// Unknown then.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)
@@ -157,7 +159,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 			return penstock.Decision{}, unavailable(ctx, err)
 		}
 		if sharded {
-			return s.decideSpread(ctx, c, charges)
+			return s.decideSpread(ctx, c.plans, charges)
 		}
 	}
 	c.charges = c.charges[:0]

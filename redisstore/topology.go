@@ -106,7 +106,9 @@ func (t *topology) learn(ctx context.Context, s *Store) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, layoutWait)
 	defer cancel()
 	for pause := layoutPause; ; pause *= 2 {
-		text, err := s.askLayout(ctx)
+		attempt, cancel := context.WithTimeout(ctx, layoutWait/4)
+		text, err := s.askLayout(attempt)
+		cancel()
 		if err == nil {
 			l, err := parseLayout(text)
 			if err != nil {
@@ -137,8 +139,6 @@ end
 return table.concat(lines, '\n')`
 
 func (s *Store) askLayout(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, layoutWait/4)
-	defer cancel()
 	key := fmt.Sprintf("%s{%%@%d}", s.prefix, rand.Uint32())
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }

@@ -138,6 +138,11 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 		d, err := s.Decide(ctx, batches[0])
 		return []penstock.Decision{d}, []int{0}, err
 	}
+	return s.decideTogether(ctx, batches, 0)
+}
+
+// decideTogether is decideList with something added to the modes.
+func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, more penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
 	g := gatherer{store: s}
 	calls := make([]call, len(batches))
 	index := make(map[*waiting]int)
@@ -147,7 +152,9 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 			return nil, nil, err
 		}
 		for j := range batch {
-			calls[i].charges = append(calls[i].charges, charge{&batch[j], plans[j]})
+			asked := batch[j]
+			asked.Mode += more
+			calls[i].charges = append(calls[i].charges, charge{&asked, plans[j]})
 		}
 		calls[i].waiting.expect(ctx)
 		g.joinLocked(&calls[i])

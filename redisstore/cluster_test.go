@@ -1,0 +1,332 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A spreadClient takes one server for a Cluster, counts the scripts that are sent, and may do something before one of them.
+type spreadClient struct {
+	Client
+	sent   atomic.Int64
+	mu     sync.Mutex
+	before func(n int64) // the n-th, counted from 1
+}
+
+func (*spreadClient) Sharded(context.Context) (bool, error) { return true, nil }
+
+func (c *spreadClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	c.mu.Lock()
+	n := c.sent.Add(1)
+	if c.before != nil {
+		c.before(n)
+	}
+	c.mu.Unlock()
+	return c.Client.EvalSha(ctx, digest, keys, args)
+}
+
+func dialURL(t testing.TB, url string) Client {
+	t.Helper()
+	option, err := ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := Dial(option)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// A batch over several slots is answered as memory answers it, in every field, and leaves the same state, if nothing else runs: random batches of
+// several keys, hostile limits and clocks, as TestTwins has them.
+func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
+	t.Parallel()
+	seed := effort.Seed()
+	cluster := redistest.StartCluster(t)
+	for name, client := range map[string]Client{
+		"a Cluster":               dialURL(t, "redis+cluster://"+strings.Join(cluster.Addrs(), ",")),
+		"one server taken for it": &spreadClient{Client: dialURL(t, redistest.Start(t).URL())},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			decided, spreads, denials := 0, 0, 0
+			for trace := range effort.Of(8, 800) {
+				for _, subject := range twinSubjects() {
+					rng := rand.New(rand.NewPCG(seed, uint64(trace)))
+					if err := runSpread(client, subject, rng, &decided, &spreads, &denials); err != nil {
+						t.Fatalf("PENSTOCK_SEED=%d (%s, trace %d): %v", seed, subject.name, trace, err)
+					}
+				}
+			}
+			t.Logf("counted: %d batches, %d of several keys, %d of them denied", decided, spreads, denials)
+		})
+	}
+}
+
+func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spreads, denials *int) error {
+	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
+	now := func() time.Time { return clock }
+	redis, err := New(client, Options{Now: now, Prefix: fmt.Sprintf("s%x%s", rng.Uint64(), subject.name)})
+	if err != nil {
+		return err
+	}
+	memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
+	limits := make([]penstock.Limit, 1+rng.IntN(4))
+	for i := range limits {
+		limits[i] = hostileLimit(rng, subject, i)
+	}
+	last := penstock.Single(penstock.Status{})
+	for range 60 {
+		if rng.IntN(4) == 0 {
+			if err := runDry(redis, memory, rng, limits, &last); err != nil {
+				return err
+			}
+		}
+		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
+		batch := hostileBatch(rng, limits, &last)
+		for range rng.IntN(3) { // of several keys more often
+			more := append(batch, hostileBatch(rng, limits, &last)...)
+			if _, err := penstock.Prepare(more, nil); err == nil {
+				batch = more
+			}
+		}
+		got, err := redis.Decide(context.Background(), batch)
+		if err != nil {
+			return fmt.Errorf("%w:\n%v", err, describe(batch))
+		}
+		want, err := memory.Decide(context.Background(), batch)
+		if err != nil {
+			return err
+		}
+		for n := range batch {
+			if got.Allowed != want.Allowed || got.Status(n) != want.Status(n) {
+				return fmt.Errorf("at %d µs, charge %d:\n%v\nredis  %v %+v\nmemory %v %+v", clock.UnixMicro(), n, describe(batch),
+					got.Allowed, got.Status(n), want.Allowed, want.Status(n))
+			}
+		}
+		last = want
+		*decided++
+		if spread(batch) {
+			*spreads++
+			if !want.Allowed {
+				*denials++
+			}
+		}
+	}
+	return nil
+}
+
+// runDry asks for batches that are not made, together, and compares the answers with those of memory where another charge denies.
+func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []penstock.Limit, last *penstock.Decision) error {
+	var batches [][]penstock.Charge
+	for range 1 + rng.IntN(20) {
+		batch := hostileBatch(rng, limits, last)
+		for i := range batch {
+			batch[i].Key = "a"
+		}
+		if _, err := penstock.Prepare(batch, nil); err != nil {
+			batch = batch[:1] // the same limit twice
+		}
+		batches = append(batches, batch)
+		for range rng.IntN(3) { // callers often ask the same
+			batches = append(batches, batch)
+		}
+	}
+	got, order, err := redis.decideTogether(context.Background(), batches, dry)
+	if err != nil {
+		return err
+	}
+	veto := penstock.Charge{Key: "veto", Limit: penstock.PerHour(1).WithName("veto"), Cost: 2}
+	for _, i := range order {
+		want, err := memory.Decide(context.Background(), append(batches[i][:len(batches[i]):len(batches[i])], veto))
+		if err != nil {
+			return err
+		}
+		for n := range batches[i] {
+			if got[i].Status(n) != want.Status(n) {
+				return fmt.Errorf("dry run %d of %d, charge %d:\n%v\nredis  %+v\nmemory %+v", i, len(batches), n, describe(batches[i]),
+					got[i].Status(n), want.Status(n))
+			}
+		}
+	}
+	return nil
+}
+
+// What a batch over several slots costs: how many scripts, and so, as those of one round go together, how many round trips.
+func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
+	t.Parallel()
+	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
+	store, err := New(client, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	some, none := penstock.PerHour(10).WithName("some"), penstock.PerHour(1).WithName("none")
+	charge := func(key string, limit penstock.Limit, mode penstock.Mode, cost int64) penstock.Charge {
+		return penstock.Charge{Key: key, Limit: limit, Mode: mode, Cost: cost}
+	}
+	for _, key := range []string{"a", "b", "c"} {
+		if _, err := store.Decide(t.Context(), []penstock.Charge{charge(key, some, penstock.Spend, 1), charge(key, none, penstock.Spend, 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, c := range map[string]struct {
+		batch   []penstock.Charge
+		allowed bool
+		scripts int64
+	}{
+		"granted":                    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
+		"denied by the first":        {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
+		"denied by the last":         {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", none, penstock.Spend, 1)}, false, 3},
+		"peeks":                      {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
+		"peeks denied":               {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", none, penstock.Peek, 1)}, false, 2},
+		"what cannot be denied":      {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
+		"behind what can":            {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
+		"behind what denies":         {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
+		"behind several that can":    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
+		"behind several that do not": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", none, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
+	} {
+		before := client.sent.Load()
+		d, err := store.Decide(t.Context(), c.batch)
+		if err != nil || d.Allowed != c.allowed {
+			t.Fatalf("%s: %v, %v; want allowed %v", name, d, err, c.allowed)
+		}
+		if got := client.sent.Load() - before; got != c.scripts {
+			t.Errorf("%s: %d scripts, want %d", name, got, c.scripts)
+		}
+	}
+}
+
+// Others come between the asking and the charging: one key denies after all, and the others are as they were, whatever their algorithm.
+func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
+	t.Parallel()
+	plainClient := dialURL(t, redistest.Start(t).URL())
+	hour := time.Hour
+	for _, first := range []penstock.Limit{
+		penstock.PerHour(10), penstock.PerHour(10).WithBurst(10).With(penstock.LeakyBucket), penstock.PerHour(10).With(penstock.FixedWindow),
+		penstock.PerHour(10).With(penstock.SlidingWindow), penstock.PerHour(10).With(penstock.SubWindow(6)), penstock.PerHour(10).With(penstock.SlidingLog),
+		penstock.InFlight(10, hour),
+	} {
+		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw} {
+			name := fmt.Sprint(mode, " of ", first)
+			clock := time.Now()
+			options := Options{Prefix: fmt.Sprintf("o%x", rand.Uint64()), Now: func() time.Time { return clock }}
+			client := &spreadClient{Client: plainClient}
+			store, err1 := New(client, options)
+			other, err2 := New(plainClient, options)
+			if err1 != nil || err2 != nil {
+				t.Fatal(err1, err2)
+			}
+			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow)
+			peek := func(limit penstock.Limit, key string) penstock.Status {
+				d, err := other.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Mode: penstock.Peek, Cost: 1, Patience: hour, Holder: "me"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d.Status(0)
+			}
+			mine := penstock.Charge{Key: "a", Limit: first, Mode: mode, Cost: 3, Patience: hour}
+			if first.Algorithm != nil && first.Algorithm.Holds {
+				mine.Holder = "me"
+			}
+			before := peek(first, "a")
+			client.before = func(n int64) {
+				if n == 3 { // the first that charges
+					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Limit: scarce, Cost: 1}}); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			d, err := store.Decide(t.Context(), []penstock.Charge{mine, {Key: "b", Limit: scarce, Cost: 1}})
+			if err != nil || d.Allowed {
+				t.Fatalf("%s: %v, %v", name, d, err)
+			}
+			window := time.Duration(hour.Microseconds()-clock.UnixMicro()%hour.Microseconds()) * time.Microsecond
+			if d.RetryAfter() != window || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
+				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), window)
+			}
+			if after := peek(first, "a"); after != before {
+				t.Errorf("%s: after the denial %+v, before %+v", name, after, before)
+			}
+		}
+	}
+}
+
+// A hold that is renewed with fewer slots keeps those that it has, and its time, if another key denies.
+func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
+	t.Parallel()
+	clock := time.Now()
+	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
+	store, err := New(client, Options{Now: func() time.Time { return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots, scarce := penstock.InFlight(5, time.Hour), penstock.PerHour(1).WithName("scarce")
+	decide := func(charges ...penstock.Charge) penstock.Decision {
+		d, err := store.Decide(t.Context(), charges)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	decide(penstock.Charge{Key: "a", Limit: slots, Cost: 4, Holder: "me"})
+	decide(penstock.Charge{Key: "b", Limit: scarce, Cost: 1})
+	clock = clock.Add(time.Minute)
+	for _, batch := range [][]penstock.Charge{
+		{{Key: "a", Limit: slots, Cost: 2, Holder: "me"}, {Key: "b", Limit: scarce, Cost: 1}},
+		{{Key: "b", Limit: scarce, Cost: 1}, {Key: "a", Limit: slots, Cost: 2, Holder: "me"}},
+	} {
+		if d := decide(batch...); d.Allowed {
+			t.Fatal("it was granted")
+		}
+		d := decide(penstock.Charge{Key: "a", Limit: slots, Mode: penstock.Peek, Cost: 2, Holder: "other"})
+		if s := d.Status(0); s.Remaining != 1 || s.RetryAfter != 59*time.Minute {
+			t.Errorf("1 slot of 5 is left for 59 minutes before; now %+v", s)
+		}
+	}
+}
+
+// Who is denied by several keys hears of the longest wait, and that one cost is never granted.
+func TestDeniedBatchOverSlotsTellsTheLongestRetry(t *testing.T) {
+	t.Parallel()
+	clock := time.Now()
+	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
+	store, err := New(client, Options{Now: func() time.Time { return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, hour := penstock.PerSecond(1), penstock.PerHour(1)
+	for _, limit := range []penstock.Limit{second, hour} {
+		for _, key := range []string{"a", "b"} {
+			if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Cost: 1}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, c := range []struct {
+		second, hour penstock.Charge
+		want         time.Duration
+	}{
+		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: 1}, time.Hour},
+		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: 2}, penstock.Never},
+		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: algorithm.Max / 2, Mode: penstock.Draw}, time.Hour},
+		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: 1, Mode: penstock.Peek}, time.Hour},
+	} {
+		for _, batch := range [][]penstock.Charge{{c.second, c.hour}, {c.hour, c.second}} {
+			d, err := store.Decide(t.Context(), batch)
+			if err != nil || d.RetryAfter() != c.want {
+				t.Errorf("%v: %v, %v; want %v", describe(batch), d, err, c.want)
+			}
+		}
+	}
+}
