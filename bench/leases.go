@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -93,6 +94,14 @@ func utilization(r *report, server *redistest.Server) error {
 		{"fixed window", limit.With(penstock.FixedWindow)},
 		{"sliding window", limit.With(penstock.SlidingWindow)},
 		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10))},
+	}
+	for _, kind := range kinds { // the first decisions connect
+		charges := []penstock.Charge{{Key: "first", Limit: kind.limit, Cost: 1}}
+		for _, store := range slices.Concat([]penstock.Store{alone}, fleets[1], fleets[4]) {
+			if _, err := store.Decide(context.Background(), charges); err != nil {
+				return err
+			}
+		}
 	}
 	var loads []*steady
 	for _, perSecond := range []int{150, 210, 240} {
