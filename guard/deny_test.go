@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -917,10 +918,10 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 
 func TestMemoryIsBounded(t *testing.T) {
 	t.Parallel()
-	const keys, entries = 1_000_000, 4096
+	keys, entries := int64(effort.Of(100_000, 1_000_000)), int64(4096)
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
-	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxEntries: entries, MaxAge: time.Hour})
+	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxEntries: int(entries), MaxAge: time.Hour})
 	limit, err := penstock.PerDay(10).Ready()
 	if err != nil {
 		t.Fatal(err)
@@ -928,7 +929,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	charges := []penstock.Charge{spend("", limit, 1)}
 	most := int64(0)
 	for i := range keys {
-		charges[0].Key = strconv.Itoa(i)
+		charges[0].Key = strconv.FormatInt(i, 10)
 		if _, err := cache.Decide(t.Context(), charges); err != nil {
 			t.Fatal(err)
 		}

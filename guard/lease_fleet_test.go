@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -301,7 +302,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 	var leased, all, most int64
 	for _, exact := range []bool{false, true} {
 		for n := 1; n <= 8; n++ {
-			for range 3 {
+			for range effort.Of(1, 60) {
 				seed := rand.Uint64()
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 0))
@@ -341,7 +342,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 		{penstock.Limit{Name: "sub", Algorithm: penstock.SubWindow(4)}, true},
 		{penstock.Limit{Name: "short", Algorithm: penstock.SubWindow(60)}, true},
 	} {
-		for range 8 {
+		for range effort.Of(3, 160) {
 			seed := rand.Uint64()
 			synctest.Test(t, func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 0))
