@@ -10,5 +10,5 @@ ignore = {
 }
 read_globals = {
   "redis", "struct", -- given by the server
-  "call", "spack", "sunpack", "fmod", "text", "div", "cdiv", "take", "never", "drain", -- given by prelude.lua
+  "call", "spack", "sunpack", "fmod", "text", "div", "cdiv", "take", "never", "convert", "drain", -- given by prelude.lua
 }
