@@ -172,6 +172,9 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	some, none := penstock.PerHour(10).WithName("some"), penstock.PerHour(1).WithName("none")
+	if err := store.Load(t.Context(), some, none); err != nil { // or scripts are sent twice
+		t.Fatal(err)
+	}
 	charge := func(key string, limit penstock.Limit, mode penstock.Mode, cost int64) penstock.Charge {
 		return penstock.Charge{Key: key, Limit: limit, Mode: mode, Cost: cost}
 	}
@@ -228,6 +231,9 @@ func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
 				t.Fatal(err1, err2)
 			}
 			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow)
+			if err := store.Load(t.Context(), first, scarce); err != nil { // or scripts are sent twice
+				t.Fatal(err)
+			}
 			peek := func(limit penstock.Limit, key string) penstock.Status {
 				d, err := other.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Mode: penstock.Peek, Cost: 1, Patience: hour, Holder: "me"}})
 				if err != nil {
