@@ -40,6 +40,7 @@ type Options struct {
 // A Guarded is a store with all guards around it. Make one with Standard.
 type Guarded struct {
 	penstock.Store
+	load    func(ctx context.Context, limits ...penstock.Limit) error // nil if the store needs none
 	floor   int
 	fleet   *Fleet     // nil if the store cannot count instances
 	deny    *DenyCache // nil if no denial is remembered
@@ -53,6 +54,7 @@ type Guarded struct {
 //
 //	Shard(charges []penstock.Charge) string                                              for a breaker for each shard
 //	Live(ctx context.Context, instance string, life time.Duration) (int, error)          to count instances, for Local
+//	Load(ctx context.Context, limits ...penstock.Limit) error                            to make ready for limits, by Guarded.Load
 //
 // as redisstore.Store has. The order matters: what is remembered as denied costs the store nothing, whether it answers or not; what is answered by the
 // Fallback is never remembered; a split limit's shards have the breakers of the servers that keep them; and an open breaker spends no deadline.
@@ -62,6 +64,11 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		Shard(charges []penstock.Charge) string
 	}); ok && o.Breaker.Shard == nil {
 		o.Breaker.Shard = named.Shard
+	}
+	if loaded, ok := store.(interface {
+		Load(ctx context.Context, limits ...penstock.Limit) error
+	}); ok {
+		g.load = loaded.Load
 	}
 	if counted, ok := store.(interface {
 		Live(ctx context.Context, instance string, life time.Duration) (int, error)
@@ -118,6 +125,15 @@ func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 		g.unwatch = g.breaker.watched()
 		return g.breaker
 	}
+}
+
+// Load makes the store ready for limits, before their first decision: see redisstore.Store.Load. The
+// limits of a Limiter are its Limits. Of a store that needs nothing it returns nil.
+func (g *Guarded) Load(ctx context.Context, limits ...penstock.Limit) error {
+	if g.load == nil {
+		return nil
+	}
+	return g.load(ctx, limits...)
 }
 
 // Instances is how many instances share the store, as far as is known.

@@ -44,6 +44,53 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	}
 }
 
+// The guards ask the store for other batches than they are asked: what a lease draws, what a shard has.
+// Load knows them.
+func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
+	t.Parallel()
+	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	g := guard.Standard(redis, patient(guard.Options{Limits: func(l *penstock.Limit) guard.Settings {
+		return map[string]guard.Settings{"leased": {Lease: 10}, "split": {Shards: 4}}[l.Name]
+	}}))
+	t.Cleanup(g.Close)
+	limits := []penstock.Limit{
+		penstock.PerDay(1000).WithName("leased"), penstock.PerDay(1000).WithName("split").With(penstock.FixedWindow),
+		penstock.PerDay(1000).With(penstock.SlidingWindow),
+	}
+	for i := range limits {
+		limits[i].Group = "g"
+	}
+	if err := g.Load(t.Context(), limits...); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		for _, batch := range [][]penstock.Limit{limits, limits[i%3 : i%3+1], limits[:2], limits[1:]} {
+			var charges []penstock.Charge
+			for _, limit := range batch {
+				charges = append(charges, penstock.Charge{Key: fmt.Sprint("k", i%2), Limit: limit, Cost: 1})
+			}
+			if _, err := g.Decide(t.Context(), charges); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := redis.Scripts(); got.Missing != 0 || got.Evals != 0 {
+		t.Errorf("after Load, %+v; want that no script was missing", got)
+	}
+}
+
+func TestStoreThatNeedsNoLoadIsReady(t *testing.T) {
+	g := guard.Standard(memstore.New(memstore.Options{}), guard.Options{})
+	t.Cleanup(g.Close)
+	if err := g.Load(t.Context(), penstock.PerSecond(1)); err != nil {
+		t.Error(err)
+	}
+}
+
 // A random caller asks for batches of few limits under few keys.
 type caller struct {
 	*rand.Rand

@@ -226,6 +226,35 @@ func (wayOfTests) again(t *testing.T, dir string, w *Watcher) {
 	eventually(t, "the second change is loaded", func() bool { return versionOf(w) == "v3" })
 }
 
+func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "p.yaml")
+	write(t, name, version("v1"))
+	var inForce atomic.Pointer[Watcher]
+	var told []string // the rules made ready, and those in force meanwhile
+	o := WatchOptions{Ready: func(rules *Rules) {
+		now := "none"
+		if w := inForce.Load(); w != nil {
+			now = versionOf(w)
+		}
+		told = append(told, rules.Rules()[0].Name+" over "+now)
+	}}
+	w := opened(t, name, never, o, Load)
+	inForce.Store(w)
+	w.mu.Lock() // only this test loads
+	write(t, name, version("v2"))
+	must(t, w.loadLocked())
+	write(t, name, "rules: broken")
+	if w.loadLocked() == nil {
+		t.Error("a broken file was loaded")
+	}
+	got := slices.Clone(told)
+	w.mu.Unlock()
+	if want := []string{"v1 over none", "v2 over v1"}; !slices.Equal(got, want) {
+		t.Errorf("made ready: %v, want %v", got, want)
+	}
+}
+
 // A folder that is gone for long is found again by notices: the one above it is followed meanwhile.
 func TestFolderThatIsGoneForLongIsFoundAgain(t *testing.T) {
 	t.Parallel()

@@ -33,11 +33,12 @@ func ExampleOpen() {
 			log.Fatal(err)
 		}
 		defer store.Close()
-		if err := store.Ping(ctx); err != nil { // optional: to fail early
-			log.Fatal(err)
-		}
 		limiter, err := penstock.NewLimiter(store, "search", penstock.PerHour(3))
 		if err != nil {
+			log.Fatal(err)
+		}
+		// Optional: so that the first call is as quick as the others, and a store that is down is noticed.
+		if err := store.Load(ctx, limiter.Limits()...); err != nil {
 			log.Fatal(err)
 		}
 		for range 2 {

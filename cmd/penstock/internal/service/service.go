@@ -137,7 +137,7 @@ func (s *service) open(life context.Context) error {
 	var watching sync.WaitGroup
 	s.later(watching.Wait)
 	if redis, ok := s.store.Store.(*redisstore.Store); ok {
-		s.scripts = &scripts{Store: redis, log: s.Log, decides: s.decides}
+		s.scripts = &scripts{Store: redis, log: s.Log, decides: s.decidesNow}
 		watching.Go(func() { s.scripts.retry(life) })
 	}
 	if err := s.reach(life); err != nil {
@@ -181,8 +181,16 @@ func (s *service) reach(ctx context.Context) error {
 	return nil
 }
 
-// decides asks whether the store does, for as long as a decision may.
+// decides asks whether the store does, once it is sent decisions at all.
 func (s *service) decides(ctx context.Context) error {
+	if s.scripts != nil && s.scripts.closed.Load() {
+		return s.scripts.unavailable()
+	}
+	return s.decidesNow(ctx)
+}
+
+// decidesNow asks whether the store does, for as long as a decision may.
+func (s *service) decidesNow(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Settings.StoreTimeout)
 	defer cancel()
 	return s.store.decides(ctx)

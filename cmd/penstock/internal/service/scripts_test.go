@@ -1,0 +1,77 @@
+package service
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+const bucketPolicy = "rules: [{name: all, per: everyone, limits: [{rate: 1000/d}]}]\n"
+
+func (r *running) scripts(event string) string {
+	return r.metric(`rate_limiter_scripts_total{event="` + event + `"}`)
+}
+
+// A store that was down at the start is sent no decision before it has the scripts.
+func TestStoreThatWasDownGetsItsScriptsBeforeDecisions(t *testing.T) {
+	redis := redistest.Start(t)
+	redis.Kill()
+	r := startLimited(t, hello, bucketPolicy, map[string]string{"store": redis.URL(), "store-timeout": "2s"})
+	r.mustSend("GET", "/")
+	if got := r.metric(`rate_limiter_decisions_total{source="fallback"}`); got != "1" {
+		t.Errorf("%s decisions by the fallback, want 1", got)
+	}
+	if err := redis.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a decision by the store", func() bool {
+		r.mustSend("GET", "/")
+		return r.metric(`rate_limiter_decisions_total{source="store"}`) != "0"
+	})
+	if missing, loaded := r.scripts("noscript"), r.scripts("load"); missing != "0" || loaded == "0" {
+		t.Errorf("%s scripts were missing and %s loaded; want none and some", missing, loaded)
+	}
+}
+
+func TestReloadLoadsScriptsBeforeItTakesEffect(t *testing.T) {
+	flags := limitedBy(t, bucketPolicy, map[string]string{"store": redistest.Start(t).URL()})
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	r.mustSend("GET", "/")
+	before := r.scripts("noscript")
+	replaceFile(t, flags["config"], strings.ReplaceAll(bucketPolicy, "1000/d", "1000/d, algorithm: sliding-log}, {rate: 900/m, algorithm: sliding-window}, {rate: 800/h, algorithm: fixed-window"))
+	reload <- os.Interrupt
+	await(t, "the reload", func() bool { return len(r.log.lines("the policy file was taken up")) > 0 })
+	for range 3 {
+		r.mustSend("GET", "/")
+	}
+	if after := r.scripts("noscript"); after != before {
+		t.Errorf("%s scripts were missing after the reload, %s before", after, before)
+	}
+}
+
+func TestMissingRightToLoadIsToldOnce(t *testing.T) {
+	redis := redistest.Start(t)
+	if _, err := redis.Do("ACL", "SETUSER", "default", "-script|load"); err != nil {
+		t.Fatal(err)
+	}
+	flags := limitedBy(t, bucketPolicy, map[string]string{"store": redis.URL()})
+	reload := make(chan os.Signal)
+	r := start(t, hello, flags, limitsOf(t, flags, reload))
+	for range 2 {
+		reload <- os.Interrupt
+		r.mustSend("GET", "/")
+	}
+	await(t, "the reloads", func() bool { return len(r.log.lines("the policy file was taken up")) == 2 })
+	if lines := r.log.lines("level=WARN", "scripts could not be loaded", "needs=+script|load"); len(lines) != 1 {
+		t.Errorf("told %d times: %s", len(lines), r.log)
+	}
+	if got := r.metric(`rate_limiter_decisions_total{source="store"}`); got != "2" {
+		t.Errorf("%s decisions by the store, want 2", got)
+	}
+	if evals := r.scripts("eval"); evals == "0" {
+		t.Error("no script was sent with a decision")
+	}
+}
