@@ -18,7 +18,7 @@ packages = github.com/penstock/penstock/...
 raced = . ./memstore ./policy ./httplimit ./guard ./redisstore/... ./cmd/penstock/internal/service
 unraced = $(filter-out $(filter-out %/memstore,$(shell go list $(raced))),$(shell go list $(packages)))
 
-.PHONY: run test race soak fuzz examples service readme browsers bench lint format tidy schema tools
+.PHONY: run test race soak mutants fuzz examples service readme browsers bench lint format tidy schema tools
 
 ## run: the gate with a demo upstream on port 8080, metrics on 9180
 run:
@@ -43,6 +43,11 @@ soak: tools
 	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
 	go test -json -count=1 -timeout $(SOAKTIME) ./internal/faults/... || failed=1; \
 	exit $${failed:-0}; } | bin/summary
+
+## mutants: breaks the code in some hundred small places, other ones in each run, and fails if the tests notice fewer than 95 % of them.
+## MUTANTS="-only redisstore/ -each 40 -seed 7" chooses. It takes hours: it belongs to the suites of a night.
+mutants: tools
+	cd scripts && go run ./mutants $(MUTANTS)
 
 ## fuzz: each fuzz target for FUZZTIME
 fuzz: tools

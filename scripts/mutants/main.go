@@ -1,0 +1,200 @@
+// Command mutants breaks the code in one small place at a time, and asks whether the tests notice. It prints each mutant that
+// survives, with what replays it, and fails if fewer are killed than its goal.
+//
+// The tree is not touched: the go command reads the mutated file by -overlay. A mutant that does not compile does not count, and one on
+// which the tests hang is killed. Mutants that change nothing anybody could observe are listed in equivalent.txt, each with its reason.
+package main
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// A target is a package, and the tests that should notice what is wrong in it.
+type target struct {
+	files string   // a pattern, from the root of the tree
+	tests []string // arguments of go test
+}
+
+// Every target gives as many mutants as every other.
+var targets = []target{
+	{"*.go", []string{".", "./memstore"}},
+	{"algorithm/*.go", []string{"./algorithm"}},
+	{"algorithm/*.lua", []string{"./redisstore"}},
+	{"memstore/*.go", []string{"./memstore"}},
+	{"redisstore/*.go", []string{"./redisstore"}},
+	{"redisstore/*.lua", []string{"./redisstore"}},
+	{"guard/*.go", []string{"./guard"}},
+	{"policy/*.go", []string{"./policy"}},
+	{"httplimit/*.go", []string{"./httplimit"}},
+	{"cmd/penstock/internal/*/*.go", []string{"./cmd/penstock/internal/...", "./cmd/penstock"}},
+}
+
+//go:embed equivalent.txt
+var equivalentText string
+
+type options struct {
+	tree    string
+	each    int
+	seed    uint64
+	only    string
+	goal    float64
+	timeout time.Duration
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.tree, "tree", "..", "the root of the tree")
+	flag.IntVar(&o.each, "each", 20, "mutants of each target")
+	flag.Uint64Var(&o.seed, "seed", uint64(rand.Uint32()), "which mutants are tried; default: others in each run")
+	flag.StringVar(&o.only, "only", "", "only targets whose pattern begins so, as redisstore/")
+	flag.Float64Var(&o.goal, "goal", 95, "per cent that must be killed")
+	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "for the tests of one mutant")
+	flag.Parse()
+	log.SetFlags(0)
+	var chosen []target
+	for _, t := range targets {
+		if strings.HasPrefix(t.files, o.only) {
+			chosen = append(chosen, t)
+		}
+	}
+	killed, tried, err := run(o, chosen, parseEquivalents(equivalentText))
+	if err != nil {
+		log.Fatal(err)
+	}
+	share := 100 * float64(killed) / float64(max(tried, 1))
+	fmt.Printf("counted: %d mutants killed of %d (%.1f %%, seed %d)\n", killed, tried, share, o.seed)
+	if tried == 0 || share < o.goal {
+		log.Fatalf("fewer than %v %% of the mutants are killed", o.goal)
+	}
+}
+
+// run tries mutants of each target, and prints the survivors.
+func run(o options, targets []target, equivalent map[string]bool) (killed, tried int, err error) {
+	for _, t := range targets {
+		if err := passes(o, t); err != nil {
+			return killed, tried, err
+		}
+		all, err := mutantsOf(o.tree, t.files)
+		if err != nil {
+			return killed, tried, err
+		}
+		rng := rand.New(rand.NewPCG(o.seed, 0))
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		killedHere, triedHere := 0, 0
+		for _, m := range all {
+			if triedHere == o.each {
+				break
+			}
+			if equivalent[m.id()] {
+				continue
+			}
+			fate, err := try(o, t, m)
+			if err != nil {
+				return killed, tried, err
+			}
+			if fate == unbuilt {
+				continue
+			}
+			triedHere++
+			if fate == dead {
+				killedHere++
+				continue
+			}
+			fmt.Printf("survived: %s:%d, %s (seed %d)\n-%s\n+%s\n", m.file, m.line, m.kind, o.seed, m.before, m.after)
+		}
+		fmt.Printf("%-30s %3d of %3d killed, of %d there are\n", t.files, killedHere, triedHere, len(all))
+		killed, tried = killed+killedHere, tried+triedHere
+	}
+	return killed, tried, nil
+}
+
+// passes makes sure that the tests pass without a mutant: a test that fails anyway would kill all.
+func passes(o options, t target) error {
+	out, err := goTest(o, t)
+	if err != nil {
+		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out)
+	}
+	return nil
+}
+
+type fate int
+
+const (
+	alive fate = iota
+	dead
+	unbuilt
+)
+
+func try(o options, t target, m mutant) (fate, error) {
+	dir, err := os.MkdirTemp("", "mutant-")
+	if err != nil {
+		return alive, err
+	}
+	defer os.RemoveAll(dir)
+	original, err := filepath.Abs(filepath.Join(o.tree, m.file))
+	if err != nil {
+		return alive, err
+	}
+	replacement, overlay := filepath.Join(dir, filepath.Base(m.file)), filepath.Join(dir, "overlay.json")
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{original: replacement}})
+	if err != nil {
+		return alive, err
+	}
+	if err := os.WriteFile(replacement, m.text, 0o600); err != nil {
+		return alive, err
+	}
+	if err := os.WriteFile(overlay, list, 0o600); err != nil {
+		return alive, err
+	}
+	out, err := goTest(o, t, "-overlay", overlay)
+	switch {
+	case bytes.Contains(out, []byte("[build failed]")) || bytes.Contains(out, []byte("[setup failed]")):
+		return unbuilt, nil
+	case err != nil:
+		return dead, nil
+	}
+	return alive, nil
+}
+
+// goTest runs the target's tests until one fails. What they start ends with them.
+func goTest(o options, t target, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute) // go test itself ends a test that hangs, with its name
+	defer cancel()
+	args = append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout", o.timeout.String()}, args...)
+	cmd := exec.CommandContext(ctx, "go", append(args, t.tests...)...)
+	cmd.Dir = o.tree
+	return cmd.CombinedOutput()
+}
+
+// parseEquivalents reads lines of the form
+//
+//	file | line before | line after | why nobody can tell
+//
+// as ids of mutants. A line that begins with # is a comment.
+func parseEquivalents(text string) map[string]bool {
+	ids := make(map[string]bool)
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		parts := strings.Split(line, " | ")
+		if len(parts) != 4 {
+			log.Fatalf("equivalent.txt: %q should be: file | before | after | reason", line)
+		}
+		ids[strings.Join(parts[:3], " | ")] = true
+	}
+	return ids
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMutantsOfGo(t *testing.T) {
+	const text = "package p\n\nfunc f(a int) int {\n\tif a < 7 && a != 0 {\n\t\ta += 2\n\t}\n\treturn a - 1\n}\n"
+	expect(t, "p.go", text, []string{
+		"if a <= 7 && a != 0 {", "if a < 7 || a != 0 {", "if a < 7 && a == 0 {", "if a < 8 && a != 0 {", "if a < 7 && a != 1 {",
+		"if !(a < 7 && a != 0) {", "a -= 2", "a += 3", "{}", "return a + 1", "return a - 2",
+	})
+}
+
+func TestMutantsOfLua(t *testing.T) {
+	const text = "-- if a < 1 then\nlocal function f(a)\n  if a < 7 and a ~= 0 then\n    a = math.min(a, 2)\n  end\n" +
+		"  local b = {a,\n    c = 3}\n  redis.call('SET', a - 1)\n  return 'a + b'\nend\n"
+	expect(t, "p.lua", text, []string{
+		"if a <= 7 and a ~= 0 then", "if a < 7 or a ~= 0 then", "if a < 7 and a == 0 then", "if a < 8 and a ~= 0 then", "if a < 7 and a ~= 1 then",
+		"if not (a < 7 and a ~= 0) then", "a = math.max(a, 2)", "a = math.min(a, 3)", "do end", "c = 4}", "do end", "redis.call('SET', a + 1)",
+		"redis.call('SET', a - 2)",
+	})
+}
+
+func expect(t *testing.T, file, text string, want []string) {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, dir, file, text)
+	all, err := mutantsOf(dir, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range all {
+		got = append(got, m.after)
+		if m.before == m.after || string(m.text) == text {
+			t.Errorf("%s is no mutant", m.id())
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("mutants\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// In a module whose test looks at one of two functions, the mutants of the other survive, unless they are listed as equivalent.
+func TestMutantsAreKilledByTestsThatLook(t *testing.T) {
+	t.Setenv("GOWORK", "off")
+	dir := t.TempDir()
+	write(t, dir, "go.mod", "module m\n\ngo 1.26\n")
+	write(t, dir, "m.go", "package m\n\nfunc Seen(a, b int) bool { return a < b }\n\nfunc Unseen(a, b int) bool { return a > b }\n")
+	write(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) {\n\tif Seen(1, 1) {\n\t\tt.Fail()\n\t}\n}\n")
+	o, chosen := options{tree: dir, each: 10, timeout: time.Minute}, []target{{"*.go", []string{"."}}}
+	if killed, tried, err := run(o, chosen, nil); killed != 1 || tried != 2 || err != nil {
+		t.Errorf("%d of %d killed, %v; want 1 of 2", killed, tried, err)
+	}
+	equivalent := parseEquivalents("# why\nm.go | func Unseen(a, b int) bool { return a > b } | func Unseen(a, b int) bool { return a >= b } | nobody calls it\n")
+	if killed, tried, err := run(o, chosen, equivalent); killed != 1 || tried != 1 || err != nil {
+		t.Errorf("%d of %d killed, %v; want 1 of 1", killed, tried, err)
+	}
+	write(t, dir, "m.lua", "-- 1 < 2\nreturn 1\n")
+	write(t, dir, "lua.go", "package m\n\nimport _ \"embed\"\n\n//go:embed m.lua\nvar Lua string\n")
+	write(t, dir, "lua_test.go", "package m\n\nimport \"testing\"\n\nfunc TestLua(t *testing.T) {\n\tif Lua != \"-- 1 < 2\\nreturn 1\\n\" {\n\t\tt.Fail()\n\t}\n}\n")
+	if killed, tried, err := run(o, []target{{"*.lua", []string{"."}}}, nil); killed != 1 || tried != 1 || err != nil {
+		t.Errorf("%d of %d mutants of an embedded file killed, %v; want 1 of 1", killed, tried, err)
+	}
+	write(t, dir, "m_test.go", "package m\n\nimport \"testing\"\n\nfunc TestSeen(t *testing.T) { t.Fail() }\n")
+	if _, _, err := run(o, chosen, nil); err == nil {
+		t.Error("tests that fail without a mutant should be refused")
+	}
+}
+
+func write(t *testing.T, dir, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

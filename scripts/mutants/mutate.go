@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"math/big"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// A mutant is one file with one small change.
+type mutant struct {
+	file, kind    string
+	line          int
+	before, after string // the line, without the space around it
+	text          []byte // of the file
+}
+
+// id is what equivalent.txt knows it by: line numbers change too often.
+func (m *mutant) id() string { return m.file + " | " + m.before + " | " + m.after }
+
+// An edit replaces a part of a file.
+type edit struct {
+	from, to    int
+	replacement string
+	kind        string
+}
+
+// mutantsOf are all mutants of the files, without tests, from the root of the tree.
+func mutantsOf(tree, pattern string) ([]mutant, error) {
+	files, err := filepath.Glob(filepath.Join(tree, pattern))
+	if err != nil {
+		return nil, err
+	}
+	var all []mutant
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		name, err := filepath.Rel(tree, file)
+		if err != nil {
+			return nil, err
+		}
+		edits := editsOfLua(text)
+		if strings.HasSuffix(file, ".go") {
+			if edits, err = editsOfGo(text); err != nil {
+				return nil, err
+			}
+		}
+		for _, e := range edits {
+			all = append(all, apply(name, text, e))
+		}
+	}
+	return all, nil
+}
+
+func apply(file string, text []byte, e edit) mutant {
+	changed := bytes.Join([][]byte{text[:e.from], []byte(e.replacement), text[e.to:]}, nil)
+	start := bytes.LastIndexByte(text[:e.from], '\n') + 1
+	line := func(text []byte, end int) string {
+		if i := bytes.IndexByte(text[end:], '\n'); i >= 0 {
+			end += i
+		} else {
+			end = len(text)
+		}
+		return strings.Join(strings.Fields(string(text[start:end])), " ")
+	}
+	return mutant{
+		file: filepath.ToSlash(file), kind: e.kind, line: 1 + bytes.Count(text[:e.from], []byte("\n")), text: changed,
+		before: line(text, e.to), after: line(changed, e.from+len(e.replacement)),
+	}
+}
+
+var swapped = map[token.Token]string{
+	token.LSS: "<=", token.LEQ: "<", token.GTR: ">=", token.GEQ: ">", token.EQL: "!=", token.NEQ: "==",
+	token.ADD: "-", token.SUB: "+", token.MUL: "/", token.QUO: "*", token.REM: "*",
+	token.LAND: "||", token.LOR: "&&", token.AND: "|", token.OR: "&", token.SHL: ">>", token.SHR: "<<",
+	token.INC: "--", token.DEC: "++", token.ADD_ASSIGN: "-=", token.SUB_ASSIGN: "+=",
+}
+
+// editsOfGo changes operators and whole numbers by one, swaps true and false, negates conditions and drops statements.
+func editsOfGo(text []byte) ([]edit, error) {
+	files := token.NewFileSet()
+	parsed, err := parser.ParseFile(files, "", text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	var edits []edit
+	at := func(p token.Pos) int { return files.Position(p).Offset }
+	replace := func(from, to token.Pos, with, kind string) { edits = append(edits, edit{at(from), at(to), with, kind}) }
+	operator := func(p token.Pos, op token.Token, kind string) {
+		if with, ok := swapped[op]; ok {
+			replace(p, p+token.Pos(len(op.String())), with, kind)
+		}
+	}
+	drop := func(list []ast.Stmt) {
+		for _, s := range list {
+			switch s := s.(type) {
+			case *ast.ExprStmt, *ast.IncDecStmt, *ast.SendStmt, *ast.DeferStmt:
+				replace(s.Pos(), s.End(), "{}", "statement dropped")
+			case *ast.AssignStmt:
+				if s.Tok != token.DEFINE {
+					replace(s.Pos(), s.End(), "{}", "statement dropped")
+				}
+			}
+		}
+	}
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.ImportSpec, *ast.Field:
+			return false
+		case *ast.BinaryExpr:
+			operator(n.OpPos, n.Op, "operator")
+		case *ast.IncDecStmt:
+			operator(n.TokPos, n.Tok, "operator")
+		case *ast.AssignStmt:
+			operator(n.TokPos, n.Tok, "operator")
+		case *ast.BasicLit:
+			if v, ok := new(big.Int).SetString(n.Value, 0); ok && n.Kind == token.INT {
+				replace(n.Pos(), n.End(), v.Add(v, big.NewInt(1)).String(), "constant")
+			}
+		case *ast.Ident:
+			if n.Name == "true" || n.Name == "false" {
+				replace(n.Pos(), n.End(), map[string]string{"true": "false", "false": "true"}[n.Name], "constant")
+			}
+		case *ast.IfStmt:
+			replace(n.Cond.Pos(), n.Cond.End(), "!("+string(text[at(n.Cond.Pos()):at(n.Cond.End())])+")", "condition negated")
+		case *ast.BlockStmt:
+			drop(n.List)
+		case *ast.CaseClause:
+			drop(n.Body)
+		case *ast.CommClause:
+			drop(n.Body)
+		}
+		return true
+	})
+	return edits, nil
+}
+
+var (
+	luaHidden    = regexp.MustCompile(`--.*|'[^'\n]*'|"[^"\n]*"|#!.*`)
+	luaOperator  = regexp.MustCompile(`<=|>=|==|~=|[<>+*]| - |\band\b|\bor\b|\bmath\.min\b|\bmath\.max\b`)
+	luaNumber    = regexp.MustCompile(`\b\d+\b`)
+	luaCondition = regexp.MustCompile(`\bif (.*) then\b`)
+	luaStatement = regexp.MustCompile(`(?m)^[ \t]*((?:[\w., \[\]]+ = |redis\.call\(|call\()[^\n]*)$`)
+	luaSwapped   = map[string]string{
+		"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "~=", "~=": "==", "+": "-", " - ": " + ", "*": "+",
+		"and": "or", "or": "and", "math.min": "math.max", "math.max": "math.min",
+	}
+)
+
+// editsOfLua does the same to Lua, by its text. Each leaves a script that can be read.
+func editsOfLua(text []byte) (edits []edit) {
+	code := luaHidden.ReplaceAllFunc(text, func(hidden []byte) []byte { return bytes.Repeat([]byte("\x00"), len(hidden)) })
+	for _, m := range luaOperator.FindAllIndex(code, -1) {
+		edits = append(edits, edit{m[0], m[1], luaSwapped[string(code[m[0]:m[1]])], "operator"})
+	}
+	for _, m := range luaNumber.FindAllIndex(code, -1) {
+		v, _ := new(big.Int).SetString(string(code[m[0]:m[1]]), 10)
+		edits = append(edits, edit{m[0], m[1], v.Add(v, big.NewInt(1)).String(), "constant"})
+	}
+	for _, m := range luaCondition.FindAllSubmatchIndex(code, -1) {
+		edits = append(edits, edit{m[2], m[3], "not (" + string(text[m[2]:m[3]]) + ")", "condition negated"})
+	}
+	for _, m := range luaStatement.FindAllSubmatchIndex(code, -1) {
+		line := string(code[m[2]:m[3]])
+		whole := strings.Count(line, "(") == strings.Count(line, ")") && strings.Count(line, "{") == strings.Count(line, "}")
+		if whole && !strings.HasPrefix(strings.TrimSpace(line), "local") && !strings.Contains(line, "function") && !strings.HasSuffix(strings.TrimSpace(line), ",") {
+			edits = append(edits, edit{m[2], m[3], "do end", "statement dropped"})
+		}
+	}
+	return edits
+}
