@@ -78,16 +78,20 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	case len(v.Unchecked) > 0 && !a.known(w, s):
 		a.free()
 		return nil
-	case len(v.Charges) == 0:
-		g.observe(Event{Outcome: Unlimited})
 	default:
-		if !a.decide(w, s) {
+		trials := a.beginTrials()
+		admitted := true
+		if len(v.Charges) == 0 {
+			g.observe(Event{Outcome: Unlimited})
+		} else {
+			admitted = a.decide(w, s)
+		}
+		a.endTrials(trials)
+		if !admitted {
+			a.returnHolds() // of trials: the request holds nothing
 			a.free()
 			return nil
 		}
-	}
-	if len(v.Trials) > 0 {
-		a.try()
 	}
 	a.prepare()
 	return a
@@ -334,26 +338,6 @@ func (b *readBody) WriteTo(w io.Writer) (int64, error) {
 		err = b.err
 	}
 	return n, err
-}
-
-// try decides what is counted and reported, but not enforced.
-func (a *Admission) try() {
-	for i := range a.verdict.Trials {
-		t := &a.verdict.Trials[i]
-		start := time.Now()
-		d, err := a.gate.store.Decide(a.Request.Context(), t.Charges)
-		if err != nil || d.Source == penstock.FromOpen || d.Source == penstock.FromClosed {
-			a.noteHolds(t.Charges, t.Limits)
-			continue
-		}
-		l, outcome := t.Limits[d.Strictest()], ShadowAllowed
-		if d.Allowed {
-			a.note(t.Charges, t.Limits, &d, start)
-		} else {
-			outcome = ShadowDenied
-		}
-		a.gate.observe(Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: d.Source, Latency: time.Since(start)})
-	}
 }
 
 // prepare makes the request ready to be served.

@@ -213,7 +213,7 @@ type Verdict struct {
 	Matched   []*Rule             // those that apply, in the order of the file
 	Charges   []penstock.Charge   // to be decided as one batch
 	Limits    []*Limit            // the limit of each charge
-	Trials    []Trial             // to be decided, each for itself, once the request has been allowed
+	Trials    []Trial             // to be decided, each for itself, whatever becomes of the request
 	Unchecked []UncheckedIdentity // identities that may be new, of rules that bound how many may be; to be admitted before the charges are decided
 	Tier      string              // of the caller, if rules or limits asked for it
 
