@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -193,4 +195,67 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 	all.Wait() // which would never end
 	close(release)
 	eventually(t, 10*time.Second, ask)
+}
+
+// Nor does one on a Cluster or with Sentinels: when all connections are lost, and none can be made,
+// each caller goes at its deadline. Afterwards the store decides again.
+func TestNoCallerDialsOnSeveralServers(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) (url string, nodes []*redistest.Server){
+		"cluster": func(t *testing.T) (string, []*redistest.Server) {
+			c := redistest.StartCluster(t)
+			return "redis+cluster://" + strings.Join(c.Addrs(), ","), c.Nodes
+		},
+		"sentinel": func(t *testing.T) (string, []*redistest.Server) {
+			s := redistest.StartSentinel(t)
+			return "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName, []*redistest.Server{s.Primary}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url, nodes := start(t)
+			option, err := redisstore.ParseURL(url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var holds atomic.Bool
+			var dialing atomic.Int64
+			release := make(chan struct{})
+			option.DialCtxFn = func(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				if holds.Load() {
+					dialing.Add(1)
+					<-release
+				}
+				return dialer.DialContext(ctx, "tcp", address)
+			}
+			store := over(t, redisstore.Dial(option), redisstore.Options{})
+			ask := func(i int, patience time.Duration) error {
+				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000), 1)})
+				return err
+			}
+			for i := range 30 { // of all servers
+				eventually(t, 10*time.Second, func() error { return ask(i, time.Second) })
+			}
+			holds.Store(true)
+			for _, n := range nodes {
+				if _, err := n.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			await(t, "a connection to be dialed", func() bool { _ = ask(0, 20*time.Millisecond); return dialing.Load() > 0 })
+			var all sync.WaitGroup
+			for i := range 100 {
+				all.Go(func() {
+					if err := ask(i%30, 20*time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
+						t.Errorf("without a connection: %v", err)
+					}
+				})
+			}
+			all.Wait() // which would never end
+			close(release)
+			for i := range 30 {
+				eventually(t, 20*time.Second, func() error { return ask(i, time.Second) })
+			}
+		})
+	}
 }
