@@ -81,12 +81,11 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	if after < 0 {
 		return t.next.Decide(ctx, charges)
 	}
+	left := after
 	bounded, own := t.deadlines.deadlineOf(ctx)
 	if own {
 		defer bounded.end()
-	}
-	left := time.Until(bounded.until())
-	if left <= 0 {
+	} else if left = bounded.left(); left <= 0 {
 		return penstock.Decision{}, &lateError{after}
 	}
 	d, err := t.next.Decide(bounded, charges)
@@ -97,7 +96,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	case context.Canceled:
 		return d, err
 	case context.DeadlineExceeded: // the caller's own
-		left -= time.Until(bounded.until())
+		left -= bounded.left()
 	case nil:
 		if !errors.Is(err, penstock.ErrUnavailable) {
 			err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, after, err)
@@ -160,7 +159,7 @@ func await(ctx context.Context, done <-chan struct{}) bool {
 			return false
 		}
 	}
-	timer := time.NewTimer(time.Until(bounded.until())) // without the timer, and the context, that its Done makes
+	timer := time.NewTimer(bounded.left()) // without the timer, and the context, that its Done makes
 	defer timer.Stop()
 	for {
 		select {
@@ -170,7 +169,7 @@ func await(ctx context.Context, done <-chan struct{}) bool {
 			return false
 		case <-timer.C:
 		}
-		left := time.Until(bounded.until())
+		left := bounded.left()
 		if left <= 0 {
 			return false
 		}
@@ -202,6 +201,12 @@ type deadline struct {
 	timer    *time.Timer   // that closes done
 	unfollow func() bool   // what closes done with the caller's context
 	err      error         // why it is over
+}
+
+// left is how much of the decision's time is left, if no more of it is lost.
+func (d *deadline) left() time.Duration {
+	now := time.Now()
+	return d.at.Sub(now) + d.lateness.lost(now) - d.lost
 }
 
 // until is when the decision's time is over, if no more of it is lost.
@@ -236,7 +241,7 @@ func (d *deadline) Done() <-chan struct{} {
 		return d.done
 	}
 	d.unfollow = context.AfterFunc(d.Context, d.look)
-	d.timer = time.AfterFunc(time.Until(d.until()), d.look)
+	d.timer = time.AfterFunc(d.left(), d.look)
 	return d.done
 }
 
@@ -248,7 +253,7 @@ func (d *deadline) look() {
 		return
 	}
 	if d.errLocked() == nil { // it was put off
-		d.timer.Reset(time.Until(d.until()))
+		d.timer.Reset(d.left())
 		return
 	}
 	d.closeLocked()
@@ -278,7 +283,7 @@ func (d *deadline) errLocked() error {
 	if d.err == nil {
 		d.err = d.Context.Err()
 	}
-	if d.err == nil && time.Until(d.until()) <= 0 {
+	if d.err == nil && d.left() <= 0 {
 		d.err = context.DeadlineExceeded
 	}
 	return d.err

@@ -36,8 +36,8 @@ var slow = []row{
 	{
 		id: "F3", name: "a narrow way",
 		way:   toxic,
-		begin: poison(`{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 2}}`), end: cure, // KB/s
-		partial: true, sees: unknown,
+		begin: poison(`{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 1}}`), end: cure, // KB/s
+		partial: true, sees: unknown, cycles: 8,
 	},
 	{
 		id: "F3", name: "answers in pieces",
