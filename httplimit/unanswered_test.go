@@ -163,8 +163,12 @@ func TestEventsTellWhyTheStoreGaveNoAnswer(t *testing.T) {
 // The store may have done what it was asked and given no answer.
 func TestSlotsThatWereLentWithoutAnAnswerAreGivenBack(t *testing.T) {
 	for way, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
-		text := "rules:\n- {name: a, per: everyone, limits: [{in_flight: 1, on_failure: " + way + "}, {rate: 1/h, on_failure: " + way + "}]}\n" +
-			"- {name: b, always: true, shadow: true, per: everyone, limits: [{name: tried, in_flight: 9}]}\n"
+		text := "rules:\n- {name: a, per: everyone, limits: [{in_flight: 1, on_failure: " + way + "}, {rate: 1/h, on_failure: " + way + "}]}\n"
+		want := []string{"in-flight"}
+		if way != "local" { // of two requests, the failures would open the breaker, and what is not asked is not given back
+			text += "- {name: b, always: true, shadow: true, per: everyone, limits: [{name: tried, in_flight: 9}]}\n"
+			want = append(want, "tried")
+		}
 		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
 			store.down.Store(true)
 			store.does.Store(true)
@@ -177,7 +181,7 @@ func TestSlotsThatWereLentWithoutAnAnswerAreGivenBack(t *testing.T) {
 				t.Fatalf("on_failure: %s: status %d; want %d", way, got, status)
 			}
 			synctest.Wait()
-			got, want := store.did(penstock.Refund), []string{"in-flight", "tried"} // in any order
+			got := store.did(penstock.Refund)
 			if slices.Sort(got); !slices.Equal(got, want) {
 				t.Errorf("on_failure: %s: given back were %v; want %v", way, got, want)
 			}
