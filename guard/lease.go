@@ -23,7 +23,7 @@ type LeaseOptions struct {
 	Instances func() int
 
 	// MaxKeys is how many keys may be leased, or watched for whether they are worth it; the others pass. Default: 10,000, which take
-	// up to 10 MB.
+	// up to 10 MB. Keys that come once are not among them.
 	MaxKeys int
 
 	// Exact admits not one unit beyond the limits. See Lease for its price.
@@ -41,7 +41,8 @@ type LeaseOptions struct {
 //
 // A block is what the key needs here in half of the time for which it may be spent: a Life, or the rest of the window (of a SubWindow's part), less
 // the time that the store takes to answer. It is at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count, divided by
-// the number of instances. Below 2, nothing is leased. A key passes until its demand has been seen for a quarter of a Life.
+// the number of instances. Below 2, nothing is leased. A key is watched when it comes again within a Life or two, and passes until its demand has been seen for a
+// quarter of a Life.
 //
 // A draw costs more than a request that passes. So nothing is drawn for a key that needs fewer than 4 units in that time (or than its limit lets
 // be drawn), for a request of more than half a block, and for half a Life where the store has fewer than 4 left: a Deny cache spares those requests.
@@ -107,6 +108,20 @@ const (
 type leaseShard struct {
 	mu   sync.RWMutex
 	keys map[leaseName]*leasedKey
+	once [64]atomic.Uint64 // keys that have come once, by their hashes: most never come again, and are not watched
+}
+
+// again tells whether a key of this hash has come before, within the last Life or so. Another key of nearly the same hash may have.
+func (s *leaseShard) again(hash uint64, life, now time.Duration) bool {
+	const times = 1<<16 - 1
+	time := uint64(now/life) & times
+	place := &s.once[hash/leaseShards%uint64(len(s.once))]
+	old, seen := place.Load(), hash&^times|time
+	if old == seen || old == hash&^times|(time-1)&times {
+		return true
+	}
+	place.Store(seen)
+	return false
 }
 
 type leaseName struct{ key, group string }
@@ -323,11 +338,12 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 // find is the key of a batch that spends, or nil if it is not leased.
 func (l *Lease) find(key string, plans []*penstock.Plan) *leasedKey {
 	name := leaseName{key, plans[0].Limit.Group}
-	s := l.shard(key)
+	hash := maphash.String(l.seed, key)
+	s := &l.shards[hash%leaseShards]
 	s.mu.RLock()
 	k := s.keys[name]
 	s.mu.RUnlock()
-	if k != nil || !l.worthwhile(plans) {
+	if k != nil || !l.worthwhile(plans) || !s.again(hash, l.life, l.now()) {
 		return k
 	}
 	return l.track(s, name)

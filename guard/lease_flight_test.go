@@ -22,6 +22,7 @@ func leasedOf(t *testing.T, store penstock.Store) (*Lease, *leasedKey, *leasePoo
 		t.Fatal(err)
 	}
 	plans := []*penstock.Plan{plan}
+	l.find("k", plans) // a key that comes once is not watched
 	k := l.find("k", plans)
 	k.mu.Lock()
 	defer k.mu.Unlock()

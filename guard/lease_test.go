@@ -86,6 +86,31 @@ func TestBusyKeyIsAnsweredHere(t *testing.T) {
 	})
 }
 
+// Most keys of many come once and not again soon; they must not fill the table.
+func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leasing(1000)})
+		limit := ready(t, penstock.PerSecond(10_000))
+		const keys = 20_000
+		for i := range keys {
+			decide(t, l, one(limit, fmt.Sprint("once", i))...)
+		}
+		if n := l.Stats().Keys; n > keys/1000 {
+			t.Errorf("%d of %d keys that came once are watched", n, keys)
+		}
+		for range 2 {
+			decide(t, l, one(limit, "twice")...)
+		}
+		time.Sleep(3 * time.Second)
+		decide(t, l, one(limit, "twice, but long ago")...)
+		time.Sleep(3 * time.Second)
+		decide(t, l, one(limit, "twice, but long ago")...)
+		if n := l.Stats().Keys; n < 1 || n > keys/1000+1 {
+			t.Errorf("%d keys are watched", n)
+		}
+	})
+}
+
 func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
