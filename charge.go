@@ -118,7 +118,7 @@ func (c *Charge) check(plan *Plan) error {
 	case c.Patience > 0 && c.Patience > plan.MaxPatience():
 		return fmt.Errorf("the patience is %v; at this rate the longest is %v", c.Patience, plan.MaxPatience())
 	case c.Holder == "" && plan.Limit.Algorithm.Holds && c.Mode != Peek && c.Mode != Reset:
-		return fmt.Errorf("a %s limit needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.Limit.Algorithm.Name)
+		return fmt.Errorf("%s needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.Limit.Algorithm.Title)
 	}
 	return nil
 }

@@ -56,12 +56,12 @@ func ExampleLimit() {
 		fmt.Println(limit)
 	}
 	// Output:
-	// second: 10 per 1s, burst 50 (tokenbucket)
-	// quota: 10000 per 24h (fixedwindow)
-	// login: 5 per 1m (slidinglog)
-	// every-100ms: 1 per 100ms, burst 20 (leakybucket)
-	// in-flight: 5 per 30s, burst 5 (concurrency)
-	// monthly: 1000000 per 745h (fixedwindow)
+	// second: 10 per 1s, burst 50 (token-bucket)
+	// quota: 10000 per 24h (fixed-window)
+	// login: 5 per 1m (sliding-log)
+	// every-100ms: 1 per 100ms, burst 20 (leaky-bucket)
+	// in-flight: 5 per 30s, burst 5 (in_flight)
+	// monthly: 1000000 per calendar month (calendar-window)
 }
 
 func ExampleParseRate() {
@@ -74,11 +74,11 @@ func ExampleParseRate() {
 		fmt.Println(limit)
 	}
 	// Output:
-	// second: 100 per 1s (tokenbucket)
-	// day: 10000 per 24h (tokenbucket)
-	// every-15m: 5 per 15m (tokenbucket)
-	// second: 3 per 1s, burst 10 (tokenbucket)
-	// minute: 10 per 1m (tokenbucket)
+	// second: 100 per 1s (token-bucket)
+	// day: 10000 per 24h (token-bucket)
+	// every-15m: 5 per 15m (token-bucket)
+	// second: 3 per 1s, burst 10 (token-bucket)
+	// minute: 10 per 1m (token-bucket)
 	// penstock: invalid: rate "2.5/s": character 1: "2.5" is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand
 }
 

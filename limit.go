@@ -1,6 +1,7 @@
 package penstock
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -85,18 +86,15 @@ func (l Limit) WithBurst(n int64) Limit { l.Burst, l.plan = n, nil; return l }
 // With returns the limit enforced by another algorithm.
 func (l Limit) With(a *algorithm.Algorithm) Limit { l.Algorithm, l.plan = a, nil; return l }
 
-// String writes the limit as people read it: "second: 10 per 1s, burst 20 (tokenbucket)".
+// String writes the limit as people read it: "second: 10 per 1s, burst 20 (token-bucket)", "1000 per calendar month".
 func (l Limit) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s: %d per %s", l.Name, l.Count, periodText(l.Period))
+	a := cmp.Or(l.Algorithm, TokenBucket)
+	fmt.Fprintf(&s, "%s: %d per %s", l.Name, l.Count, cmp.Or(a.Windows, periodText(l.Period)))
 	if l.Burst > 0 {
 		fmt.Fprintf(&s, ", burst %d", l.Burst)
 	}
-	name := TokenBucket.Name
-	if l.Algorithm != nil {
-		name = l.Algorithm.Name
-	}
-	fmt.Fprintf(&s, " (%s)", name)
+	fmt.Fprintf(&s, " (%s)", a.Title)
 	return s.String()
 }
 

@@ -257,7 +257,7 @@ func TestChargesSayWhatIsWrong(t *testing.T) {
 		{with(func(c *penstock.Charge) { c.Holder = strings.Repeat("h", 513) }), []string{"513 bytes", "512"}},
 		{with(func(c *penstock.Charge) { c.Patience = -1 }), []string{"patience", "negative"}},
 		{with(func(c *penstock.Charge) { c.Patience = 25 * time.Hour }), []string{"patience", "24h0m0s"}},
-		{with(func(c *penstock.Charge) { c.Limit = penstock.InFlight(5, time.Second) }), []string{"concurrency", "Holder", "Acquire"}},
+		{with(func(c *penstock.Charge) { c.Limit = penstock.InFlight(5, time.Second) }), []string{"in_flight", "Holder", "Acquire"}},
 		{with(func(*penstock.Charge) {}), []string{"charges 0 and 1", `"second"`, "one key"}},
 	}
 	store := newClock().store()
@@ -302,11 +302,11 @@ func TestWithForgetsThePreparedLimit(t *testing.T) {
 
 func TestLimitsReadWell(t *testing.T) {
 	rows := map[string]penstock.Limit{
-		"second: 10 per 1s (tokenbucket)":             penstock.PerSecond(10),
-		"minute: 10 per 1m, burst 3 (tokenbucket)":    penstock.PerMinute(10).WithBurst(3),
-		"hour: 10 per 1h (slidinglog)":                penstock.PerHour(10).With(penstock.SlidingLog),
-		"every-20ms: 1 per 20ms (tokenbucket)":        penstock.Every(20 * time.Millisecond),
-		"in-flight: 5 per 30s, burst 5 (concurrency)": penstock.InFlight(5, 30*time.Second),
+		"second: 10 per 1s (token-bucket)":          penstock.PerSecond(10),
+		"minute: 10 per 1m, burst 3 (token-bucket)": penstock.PerMinute(10).WithBurst(3),
+		"hour: 10 per 1h (sliding-log)":             penstock.PerHour(10).With(penstock.SlidingLog),
+		"every-20ms: 1 per 20ms (token-bucket)":     penstock.Every(20 * time.Millisecond),
+		"in-flight: 5 per 30s, burst 5 (in_flight)": penstock.InFlight(5, 30*time.Second),
 	}
 	for text, limit := range rows {
 		if limit.String() != text {

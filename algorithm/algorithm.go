@@ -118,6 +118,12 @@ type Algorithm struct {
 	// Name tags stored state and names the Lua function: a lower-case identifier, unique among the algorithms in use.
 	Name string
 
+	// Title is what people call it, in configurations, metrics and messages: "anchored-window". Algorithms that share a step may have a Title each. Default: Name.
+	Title string
+
+	// Windows is what the windows are called where their length is no fixed time, as in "calendar month"; empty elsewhere.
+	Windows string
+
 	// Lua is the step's twin: a chunk that defines a local function called Name. See docs/adding-an-algorithm.md.
 	Lua string
 
@@ -171,9 +177,14 @@ func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, 
 
 func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error)) *Algorithm {
 	return &Algorithm{
-		Name: name, Lua: lua, Prepare: prepare, Numbers: 6,
+		Name: name, Title: name, Lua: lua, Prepare: prepare, Numbers: 6,
 		NewCells: func() Cells { return &cells[S]{step: step} },
 	}
+}
+
+func titled(title string, a *Algorithm) *Algorithm {
+	a.Title = title
+	return a
 }
 
 func additive(a *Algorithm) *Algorithm {

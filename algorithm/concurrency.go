@@ -37,6 +37,7 @@ var Concurrency = func() *Algorithm {
 		}
 		return Params{slots, l.Period}, nil
 	})
+	a.Title = "in_flight"
 	a.Collection, a.Holds, a.Owned = true, true, true
 	return a
 }()

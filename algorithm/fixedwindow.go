@@ -22,15 +22,15 @@ var fixedWindowLua string
 //	        counts in the window that the clock now shows
 //
 // When the limit changes, what was used in the running window stays used, in the window that the new limit names.
-var FixedWindow = additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+var FixedWindow = titled("fixed-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
-}))
+})))
 
 // AnchoredWindow is [FixedWindow] with windows that begin at a key's first spend and last for Period.
 // Its bound is the same; clients do not all start over at the same moment.
-var AnchoredWindow = additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+var AnchoredWindow = titled("anchored-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignFirst}, l.check()
-}))
+})))
 
 // A CalendarUnit is the length of a calendar window.
 type CalendarUnit uint8
@@ -46,6 +46,8 @@ func (u CalendarUnit) Period() time.Duration {
 	return [...]time.Duration{25 * time.Hour, 169 * time.Hour, (31*24 + 1) * time.Hour}[u]
 }
 
+func (u CalendarUnit) String() string { return [...]string{"day", "week", "month"}[u] }
+
 // CalendarWindow is [FixedWindow] with windows that begin with each calendar unit in a time zone, whatever its length: a
 // day of 23 or 25 hours is one day. The limit's Period is ignored.
 //
@@ -59,6 +61,7 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 		l.Period = unit.Period().Microseconds()
 		return Params{l.Count, 0, 0, alignCalendar}, l.check()
 	}))
+	a.Title, a.Windows = "calendar-window", "calendar "+unit.String()
 	a.At = func(p Params, now int64) Params {
 		p[1], p[2] = unit.edges(time.UnixMicro(now).In(zone))
 		return p

@@ -37,6 +37,7 @@ var LeakyBucket = func() *Algorithm {
 		}
 		return p, err
 	})
+	a.Title = "leaky-bucket"
 	a.Bookable, a.Owned = true, true
 	return a
 }()

@@ -24,6 +24,7 @@ var SlidingLog = func() *Algorithm {
 	a := Define("slidinglog", slidingLogLua, slidingLog, func(l Limit) (Params, error) {
 		return Params{l.Count, l.Period}, l.check()
 	})
+	a.Title = "sliding-log"
 	a.Collection = true
 	return a
 }()

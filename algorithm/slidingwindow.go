@@ -22,13 +22,13 @@ var slidingWindowLua string
 // domains", 2017. Here the weight is an exact fraction, rounded up to whole units. Where Count·Period passes 2^51 the
 // elapsed time is read in ticks of ⌈Count·Period/2^51⌉ µs (39 µs for a million per day), rounded against the caller.
 // When Period changes, both windows' use is carried over, at the same share of a window gone by.
-var SlidingWindow = additive(Define("slidingwindow", slidingWindowLua, slidingWindow, func(l Limit) (Params, error) {
+var SlidingWindow = titled("sliding-window", additive(Define("slidingwindow", slidingWindowLua, slidingWindow, func(l Limit) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
 	}
 	tick := tickOf(l.Count, l.Period)
 	return Params{l.Count, l.Period, tick, cdiv(l.Period, tick)}, nil
-}))
+})))
 
 // tickOf is the least number of µs per tick at which count·ticks stays within 2^51.
 func tickOf(count, period int64) int64 {

@@ -37,6 +37,7 @@ func SubWindow(n int) *Algorithm {
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
 	})
+	a.Title = "sub-window"
 	a.Numbers = MaxParts + 4
 	return a
 }

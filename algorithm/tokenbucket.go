@@ -31,6 +31,7 @@ var tokenBucketLua string
 // level counts as 2^52 units at most, so only more than twice the largest Burst that the present rate allows is cut off.
 var TokenBucket = func() *Algorithm {
 	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
+	a.Title = "token-bucket"
 	a.Bookable = true
 	a.Additive = true
 	a.Again = tokensAgain

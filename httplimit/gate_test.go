@@ -121,7 +121,7 @@ func TestWhatIsListedIsLimitedAndNothingElse(t *testing.T) {
 	if a, d := seen.count(httplimit.Allowed), seen.count(httplimit.Denied); a != 4 || d != 2 {
 		t.Errorf("observed %d allowed and %d denied, not 4 and 2", a, d)
 	}
-	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "tokenbucket" {
+	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "token-bucket" {
 		t.Errorf("the event does not name its limit: %+v", e)
 	}
 }

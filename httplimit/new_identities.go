@@ -86,7 +86,7 @@ func (a *Admission) known(w http.ResponseWriter, s *setup) bool {
 		if ok {
 			continue
 		}
-		a.gate.observe(Event{Rule: u.Rule.Name, Limit: u.Limit.Name, Algorithm: u.Limit.Algorithm.Name, Outcome: DeniedNew})
+		a.gate.observe(Event{Rule: u.Rule.Name, Limit: u.Limit.Name, Algorithm: u.Limit.Algorithm.Title, Outcome: DeniedNew})
 		seconds := s.headers.write(a.header, nil, true, retryAfter)
 		a.gate.turnAway(w, a.Request, s, denial{reason: tooManyNew, status: s.status, rule: u.Rule.Name,
 			policies: []string{u.Rule.Name + "." + u.Limit.Name}, retryAfter: retryAfter, retrySeconds: seconds})

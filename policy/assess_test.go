@@ -894,16 +894,16 @@ rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 10/h, cost: 2, candi
 
 func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
 	rows := []struct{ limit, says, is string }{
-		{"rate: 10/s, burst: 30", "rate: 20/s", "second.candidate: 20 per 1s, burst 30 (tokenbucket)"},
-		{"rate: 10/s, burst: 30", "burst: 40", "second.candidate: 10 per 1s, burst 40 (tokenbucket)"},
-		{"rate: 10/s, burst: 30", "algorithm: fixed-window", "second.candidate: 10 per 1s (fixedwindow)"},
-		{"rate: 10/s, algorithm: sliding-window", "rate: 20/s", "second.candidate: 20 per 1s (slidingwindow)"},
-		{"rate: 10/m, algorithm: sub-window, parts: 6", "rate: 20/m", "minute.candidate: 20 per 1m (subwindow) ||||||"},
-		{"rate: 10/m, algorithm: sub-window, parts: 6", "algorithm: token-bucket", "minute.candidate: 10 per 1m (tokenbucket)"},
-		{"in_flight: 10, expires: 30s", "in_flight: 20", "in-flight.candidate: 20 per 30s, burst 20 (concurrency)"},
-		{"rate: 10 per calendar day, zone: Europe/Berlin", "rate: 20 per calendar day", "calendar-day.candidate: 20 per 25h (fixedwindow) Europe/Berlin"},
-		{"rate: 10 per calendar day, zone: Europe/Berlin", "rate: 20/d", "calendar-day.candidate: 20 per 24h (tokenbucket)"},
-		{"rate: 10/d, algorithm: fixed-window", "rate: 20 per calendar day", "day.candidate: 20 per 25h (fixedwindow) UTC"},
+		{"rate: 10/s, burst: 30", "rate: 20/s", "second.candidate: 20 per 1s, burst 30 (token-bucket)"},
+		{"rate: 10/s, burst: 30", "burst: 40", "second.candidate: 10 per 1s, burst 40 (token-bucket)"},
+		{"rate: 10/s, burst: 30", "algorithm: fixed-window", "second.candidate: 10 per 1s (fixed-window)"},
+		{"rate: 10/s, algorithm: sliding-window", "rate: 20/s", "second.candidate: 20 per 1s (sliding-window)"},
+		{"rate: 10/m, algorithm: sub-window, parts: 6", "rate: 20/m", "minute.candidate: 20 per 1m (sub-window) ||||||"},
+		{"rate: 10/m, algorithm: sub-window, parts: 6", "algorithm: token-bucket", "minute.candidate: 10 per 1m (token-bucket)"},
+		{"in_flight: 10, expires: 30s", "in_flight: 20", "in-flight.candidate: 20 per 30s, burst 20 (in_flight)"},
+		{"rate: 10 per calendar day, zone: Europe/Berlin", "rate: 20 per calendar day", "calendar-day.candidate: 20 per calendar day (calendar-window) Europe/Berlin"},
+		{"rate: 10 per calendar day, zone: Europe/Berlin", "rate: 20/d", "calendar-day.candidate: 20 per 24h (token-bucket)"},
+		{"rate: 10/d, algorithm: fixed-window", "rate: 20 per calendar day", "day.candidate: 20 per calendar day (calendar-window) UTC"},
 	}
 	for _, row := range rows {
 		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{"+row.limit+", candidate: {"+row.says+"}}]}]")
@@ -941,8 +941,8 @@ func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
 func TestACandidateMayDifferInWhereItsWindowsBegin(t *testing.T) {
 	for _, row := range [][2]string{{"fixed-window", "anchored-window"}, {"anchored-window", "fixed-window"}} {
 		rules := rulesOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 10/d, algorithm: "+row[0]+", candidate: {algorithm: "+row[1]+"}}]}]")
-		want(t, row, nameOf(rules.Rules()[0].Limits[0].forms[0].Algorithm), row[0])
-		want(t, row, nameOf(rules.Rules()[0].Limits[0].Candidate.forms[0].Algorithm), row[1])
+		want(t, row, rules.Rules()[0].Limits[0].forms[0].Algorithm.Title, row[0])
+		want(t, row, rules.Rules()[0].Limits[0].Candidate.forms[0].Algorithm.Title, row[1])
 	}
 }
 

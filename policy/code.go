@@ -49,7 +49,7 @@ func New(s Spec) (*Rules, error) {
 			errs = append(errs, fmt.Errorf("policy %q: %w", s.Name, err))
 			continue
 		}
-		l := &Limit{Rule: rule, Name: ready.Name, Policy: s.Name + "." + ready.Name, Algorithm: ready.Algorithm.Name,
+		l := &Limit{Rule: rule, Name: ready.Name, Policy: s.Name + "." + ready.Name, Algorithm: ready.Algorithm.Title,
 			Guard: guard.Settings{OnFailure: s.OnFailure}, Shown: true, forms: []penstock.Limit{ready}, per: payer, cost: cost{units: 1}}
 		l.Settled = !ready.Algorithm.Holds && !ready.Algorithm.Is(penstock.LeakyBucket)
 		if slices.ContainsFunc(rule.Limits, func(other *Limit) bool { return other.Name == l.Name }) {

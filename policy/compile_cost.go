@@ -159,7 +159,7 @@ func (c *compiler) outcomes(l *Limit, config *LimitConfig) {
 		if l.Status == nil {
 			at = c.orWritten(config, &config.Cost.Actual)
 		}
-		c.fail(at, "%s cannot give back what turns out not to count, so on_status and cost.actual are not possible; use token-bucket or a window", nameOf(a))
+		c.fail(at, "%s cannot give back what turns out not to count, so on_status and cost.actual are not possible; use token-bucket or a window", a.Title)
 	}
 }
 

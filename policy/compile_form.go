@@ -3,9 +3,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,19 +27,6 @@ func (p *PerTier) calendar() bool {
 
 // defaultParts is how many parts a sub-window has if nothing else is said.
 const defaultParts = 10
-
-// calendarOf is the calendar unit that a limit's windows have, or nothing.
-func calendarOf(l penstock.Limit) string {
-	if l.Algorithm.At == nil {
-		return ""
-	}
-	for name, unit := range calendarUnits {
-		if unit.Period() == l.Period {
-			return name
-		}
-	}
-	return "calendar"
-}
 
 // reason is what an error of the core says, without what the position tells already, and in the words of the file.
 func reason(err error) string {
@@ -224,23 +209,3 @@ func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
 
 // givesBack tells whether what was charged can be taken back later.
 func givesBack(a *algorithm.Algorithm) bool { return !a.Holds && !a.Is(penstock.LeakyBucket) }
-
-// nameOf is an algorithm's name in the file. Windows of the calendar, which the rate chooses, are called calendar.
-func nameOf(a *algorithm.Algorithm) string {
-	switch {
-	case a.Holds:
-		return "in_flight"
-	case a.At != nil:
-		return "calendar"
-	case a.Is(subWindow):
-		return "sub-window"
-	}
-	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
-		if algorithms[name] == a && name != "gcra" {
-			return name
-		}
-	}
-	return a.Name
-}
-
-var subWindow = penstock.SubWindow(defaultParts)

@@ -97,7 +97,7 @@ func (c *compiler) lease(l *Limit, config *LimitConfig) {
 	case a.Holds:
 		c.fail(at, "what is in flight cannot be drawn in advance; remove lease")
 	case a.Is(penstock.LeakyBucket), a.Is(penstock.SlidingLog):
-		c.fail(at, "nothing can be drawn in advance of %s; remove lease, or use token-bucket, sliding-window or another window", nameOf(a))
+		c.fail(at, "nothing can be drawn in advance of %s; remove lease, or use token-bucket, sliding-window or another window", a.Title)
 	case l.Patience > 0:
 		c.fail(at, "a request that may wait is for the store to decide, so nothing would be drawn in advance; remove lease or wait")
 	case l.Status != nil:

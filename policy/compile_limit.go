@@ -145,7 +145,7 @@ func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 			c.fail(s.at, "%s", reason(err))
 			continue
 		}
-		l.Algorithm = ready.Algorithm.Name
+		l.Algorithm = ready.Algorithm.Title
 		l.forms = append(l.forms, ready)
 	}
 	if len(l.forms) < len(tiers) {
@@ -153,12 +153,12 @@ func (c *compiler) shapeOf(l *Limit, s shape, name string) {
 		return
 	}
 	for _, form := range l.forms {
-		if calendarOf(form) != calendarOf(l.forms[0]) {
+		if form.Algorithm.Windows != l.forms[0].Algorithm.Windows {
 			c.fail(s.rate, "the tiers' windows are of different calendars, so what was used would be lost when a caller's tier changes; give all tiers one calendar, or none")
 			return
 		}
 	}
-	if calendarOf(l.forms[0]) != "" {
+	if l.forms[0].Algorithm.Windows != "" {
 		l.zone = cmp.Or(*s.zone, "UTC")
 	}
 	if *s.algorithm == "sub-window" {
@@ -213,7 +213,7 @@ func (c *compiler) candidate(l *Limit, config *LimitConfig) *Limit {
 	case l.forms[0].Algorithm.Holds != a.Holds:
 		c.fail(can, "a rate cannot be the candidate of in_flight, nor the other way round; make it a shadow limit of its own")
 	case (l.Status != nil || l.Settled) && !givesBack(a):
-		c.fail(can, "the limit gives back what turns out not to count, and %s cannot; choose another algorithm", nameOf(a))
+		c.fail(can, "the limit gives back what turns out not to count, and %s cannot; choose another algorithm", a.Title)
 	case sameForms(l, &candidate):
 		c.fail(can, "the candidate is what the limit is; change something, or remove it")
 	}
@@ -239,7 +239,7 @@ func (l *Limit) maxPatience() time.Duration {
 
 func sameForms(a, b *Limit) bool {
 	same := func(f, g penstock.Limit) bool {
-		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && nameOf(f.Algorithm) == nameOf(g.Algorithm)
+		return f.Count == g.Count && f.Period == g.Period && f.Burst == g.Burst && f.Algorithm.Title == g.Algorithm.Title
 	}
 	return slices.EqualFunc(a.forms, b.forms, same) && a.parts == b.parts && a.zone == b.zone
 }

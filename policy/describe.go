@@ -271,14 +271,10 @@ var withoutStore = map[guard.Failure]string{
 // admits are the numbers of a limit, in a line for each tier if they differ.
 func (l *Limit) admits(r *Rules) []string {
 	number := func(i int) string {
-		f := l.forms[i]
-		switch unit := calendarOf(f); {
-		case f.Algorithm.Holds:
+		if f := l.forms[i]; f.Algorithm.Holds {
 			return fmt.Sprintf("%d in flight", f.Count)
-		case unit != "":
-			return fmt.Sprintf("%d per calendar %s", f.Count, unit)
 		}
-		return rateText(f)
+		return rateText(l.forms[i])
 	}
 	if len(l.forms) == 1 {
 		return []string{number(0)}
@@ -311,7 +307,7 @@ func (r *Rules) perTier(text func(i int) string) []string {
 // algorithm is how a limit is enforced.
 func (l *Limit) algorithm() string {
 	a := l.forms[0].Algorithm
-	text := nameOf(a)
+	text := a.Title
 	if a.Holds {
 		return "slots, each free again " + period(l.forms[0].Period) + " after its process died"
 	}

@@ -259,7 +259,7 @@ func windowText(p *penstock.Plan) string {
 	const minutes = "2006-01-02 15:04"
 	a, params := p.Limit.Algorithm, p.Params(tokenNow.UnixMicro())
 	switch {
-	case a.Is(subWindow):
+	case a.Is(penstock.SubWindow(1)):
 		return fmt.Sprintf(", %d parts", params[2])
 	case a.At != nil:
 		return fmt.Sprintf(", ends %s, %s", time.UnixMicro(params[1]).UTC().Format(minutes), time.UnixMicro(params[2]).UTC().Format(minutes))

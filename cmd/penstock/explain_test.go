@@ -48,7 +48,7 @@ rules    ride-request applies: the most specific
 
 1. ride-request.second
    pays                key:a
-   limit               10 per 1s, burst 20 (tokenbucket)
+   limit               10 per 1s, burst 20 (token-bucket)
    cost                1
    if the store fails  decided here, by this process' share of the limit
    key in the store    ps1{key:a}ride-request
@@ -76,8 +76,8 @@ rules    ride-request applies: the most specific
       "rule": "ride-request",
       "limit": "second",
       "payer": "key:a",
-      "rate": "10 per 1s, burst 20 (tokenbucket)",
-      "algorithm": "tokenbucket",
+      "rate": "10 per 1s, burst 20 (token-bucket)",
+      "algorithm": "token-bucket",
       "cost": 1,
       "on_failure": "local",
       "kind": "enforced",

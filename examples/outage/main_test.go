@@ -82,9 +82,9 @@ func TestMeasuresAreReadAsTheyAreServed(t *testing.T) {
 	const page = `# TYPE rate_limiter_decisions_total counter
 rate_limiter_decisions_total{source="store"} 1.2e+06
 rate_limiter_decisions_total{source="open"} 7
-rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="0.25"} 98
-rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="0.3"} 100
-rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="open",le="+Inf"} 100
+rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="open",le="0.25"} 98
+rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="open",le="0.3"} 100
+rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="open",le="+Inf"} 100
 rate_limiter_waiting 0
 `
 	m := measures{make(map[string]int64), make(map[float64]int64)}

@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
 )
 
 func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
@@ -32,7 +34,7 @@ func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
 		if n := strings.Count(head, "\n") + 1; n < 2 || n > 4 || strings.Count(head, "#") != n || !strings.Contains(head, "Watch ") {
 			t.Errorf("%s begins with a comment of %d lines; it should have 2 to 4, and say what to watch", file, n)
 		}
-		load(t, file)
+		watched(t, file, head, load(t, file))
 	}
 	if !slices.Equal(files, want) {
 		t.Errorf("there are policies for %v; there should be for %v", files, want)
@@ -41,6 +43,42 @@ func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
 }
 
 // Where limits guard something, no answer of the store means no; elsewhere requests pass.
+// watched checks that what a policy tells people to watch is there: metrics by their names, and limits of the policy.
+func watched(t *testing.T, file, head string, rules *policy.Rules) {
+	t.Helper()
+	served, err := os.ReadFile("../../docs/operations.md") // a test compares it with what is served
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := make(map[string]bool)
+	for _, rule := range rules.Rules() {
+		for _, l := range rule.Limits {
+			limits[l.Policy] = true
+			if l.Candidate != nil {
+				limits[l.Candidate.Policy] = true
+			}
+		}
+	}
+	_, watch, _ := strings.Cut(strings.ReplaceAll(head, "\n#", ""), "Watch ")
+	metrics := regexp.MustCompile(`rate_limiter_\w+`).FindAllString(watch, -1)
+	if len(metrics) == 0 {
+		t.Errorf("%s: no metric is to be watched", file)
+	}
+	for _, metric := range metrics {
+		if !strings.Contains(string(served), "| `"+metric+"` |") {
+			t.Errorf("%s: there is no metric %s", file, metric)
+		}
+	}
+	for _, name := range regexp.MustCompile(`\b[a-z-]+\.[a-z][a-z.-]*[a-z]\b`).FindAllString(watch, -1) {
+		if !limits[name] {
+			t.Errorf("%s: there is no limit %s", file, name)
+		}
+	}
+	if strings.Contains(head, "_denied") {
+		t.Errorf("%s: shadow_denied is no metric", file)
+	}
+}
+
 // What is guarded has one spelling.
 func TestGuardedPathsAreGuardedHoweverTheyAreSpelled(t *testing.T) {
 	files, err := filepath.Glob("*.yaml")

@@ -83,12 +83,12 @@ func TestReportTellsWhatTheGateWouldAsk(t *testing.T) {
 	}{
 		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight everyone 100 at once"},
 		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight everyone 100 at once; " +
-			"enforced search.second key:a 10 per 1s, burst 20 (tokenbucket); enforced search.day key:a 1000 per 24h (slidinglog); " +
-			"candidate search.day.candidate key:a 500 per 24h (slidinglog)"},
+			"enforced search.second key:a 10 per 1s, burst 20 (token-bucket); enforced search.day key:a 1000 per 24h (sliding-log); " +
+			"candidate search.day.candidate key:a 500 per 24h (sliding-log)"},
 		{"/x/../%73earch/%c3%a4%2e", []string{"X-Plan: premium"}, "/search/%C3%A4.; premium; ; search=true; all=true; " +
-			"enforced all.in-flight everyone 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (tokenbucket); " +
-			"enforced search.day ip:192.0.2.1 1000 per 24h (slidinglog); " +
-			"candidate search.day.candidate ip:192.0.2.1 500 per 24h (slidinglog)"},
+			"enforced all.in-flight everyone 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (token-bucket); " +
+			"enforced search.day ip:192.0.2.1 1000 per 24h (sliding-log); " +
+			"candidate search.day.candidate ip:192.0.2.1 500 per 24h (sliding-log)"},
 		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight everyone 100 at once"},
 		{"/search/deep", []string{"X-API-Key: foe"}, "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
 		{"/search/deep", []string{"From: 10.9.1.2"}, "/search/deep; ; allow; deep=false; tried=false; search=false; all=false"},
@@ -204,7 +204,7 @@ rules:
 	}
 	for _, line := range []string{
 		"leased              up to 20 drawn in advance",
-		"if the store fails  let pass, to each payer from each process 500 per 1s, burst 50 (tokenbucket)",
+		"if the store fails  let pass, to each payer from each process 500 per 1s, burst 50 (token-bucket)",
 		"split               in 16 counters, with ~00 to ~15 behind the payer",
 		"denials             never remembered",
 		"if the store fails  refused with status 503",
@@ -225,7 +225,7 @@ rules:
 		t.Log(out.String())
 	}
 	for i, want := range []string{
-		`"on_failure":"open","ceiling":"500 per 1s, burst 50 (tokenbucket)","lease":20,"kind"`,
+		`"on_failure":"open","ceiling":"500 per 1s, burst 50 (token-bucket)","lease":20,"kind"`,
 		`"on_failure":"closed","lease":9,"shards":16,"deny_for_ms":0,"kind"`,
 		`"on_failure":"local","lease":9,"deny_for_ms":90000,"kind"`,
 		`"on_failure":"open","lease":9,"kind"`,

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/httplimit"
 )
 
-var search, login = Rule{"search", "second", "tokenbucket"}, Rule{"login", "hour", "slidinglog"}
+var search, login = Rule{"search", "second", "token-bucket"}, Rule{"login", "hour", "sliding-log"}
 
 func TestNamesAndHelpAreAsPrometheusWantsThem(t *testing.T) {
 	m := New("v1.2.3")
@@ -184,11 +184,11 @@ func TestPageHasTheNames(t *testing.T) {
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
 	page, _ := io.ReadAll(recorder.Body)
 	for _, line := range []string{
-		`rate_limiter_requests_total{algorithm="tokenbucket",limit="second",outcome="denied",rule="search"} 1`,
-		`rate_limiter_allowed_total{algorithm="tokenbucket",limit="second",rule="search"} 0`,
-		`rate_limiter_rejected_total{algorithm="tokenbucket",limit="second",rule="search"} 1`,
-		`rate_limiter_latency_seconds_bucket{algorithm="tokenbucket",limit="second",rule="search",le="0.005"} 1`,
-		`rate_limiter_shadow_rejected_total{algorithm="tokenbucket",limit="second",rule="search"} 0`,
+		`rate_limiter_requests_total{algorithm="token-bucket",limit="second",outcome="denied",rule="search"} 1`,
+		`rate_limiter_allowed_total{algorithm="token-bucket",limit="second",rule="search"} 0`,
+		`rate_limiter_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 1`,
+		`rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="search",le="0.005"} 1`,
+		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 0`,
 		`rate_limiter_errors_total{reason="unreached"} 0`,
 		`rate_limiter_waiting 2`,
 		`version="v1.2.3"`,

@@ -135,7 +135,7 @@ func describe(rules *policy.Rules) Policy {
 	}
 	for _, rule := range rules.Rules() {
 		if limit, ok := rule.NewIdentities(); ok {
-			p.Rules = append(p.Rules, Rule{Name: rule.Name, Limit: limit.Name, Algorithm: limit.Algorithm.Name})
+			p.Rules = append(p.Rules, Rule{Name: rule.Name, Limit: limit.Name, Algorithm: limit.Algorithm.Title})
 		}
 		for _, l := range rule.Limits {
 			add(l)

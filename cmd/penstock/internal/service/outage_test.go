@@ -68,17 +68,17 @@ rules:
 	redis.Resume()
 	up("after it hung")
 	for series, least := range map[string]int{
-		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_open",rule="open"}`:     2 * outages * outage,
-		`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_closed",rule="closed"}`: 2 * outages * outage,
-		`rate_limiter_decisions_total{source="open"}`:                                                            2 * outages * outage,
-		`rate_limiter_decisions_total{source="closed"}`:                                                          2 * outages * outage,
-		`rate_limiter_decisions_total{source="fallback"}`:                                                        2 * outages * outage,
-		`rate_limiter_errors_total{reason="unreached"}`:                                                          2,
-		`rate_limiter_errors_total{reason="timeout"}`:                                                            5,
-		`rate_limiter_errors_total{reason="open"}`:                                                               outages * outage,
-		`rate_limiter_indeterminate_total`:                                                                       5,
-		`rate_limiter_breaker_changes_total{to="open"}`:                                                          outages,
-		`rate_limiter_breaker_changes_total{to="closed"}`:                                                        outages,
+		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_open",rule="open"}`:     2 * outages * outage,
+		`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="closed"}`: 2 * outages * outage,
+		`rate_limiter_decisions_total{source="open"}`:                                                             2 * outages * outage,
+		`rate_limiter_decisions_total{source="closed"}`:                                                           2 * outages * outage,
+		`rate_limiter_decisions_total{source="fallback"}`:                                                         2 * outages * outage,
+		`rate_limiter_errors_total{reason="unreached"}`:                                                           2,
+		`rate_limiter_errors_total{reason="timeout"}`:                                                             5,
+		`rate_limiter_errors_total{reason="open"}`:                                                                outages * outage,
+		`rate_limiter_indeterminate_total`:                                                                        5,
+		`rate_limiter_breaker_changes_total{to="open"}`:                                                           outages,
+		`rate_limiter_breaker_changes_total{to="closed"}`:                                                         outages,
 	} {
 		var n int
 		if _, err := fmt.Sscan(r.metric(series), &n); err != nil || n < least {

@@ -75,14 +75,14 @@ rules:
 	}
 	until(`rate_limiter_errors_total{reason="poisoned"}`)
 	redis.Kill()
-	until(`rate_limiter_requests_total{algorithm="tokenbucket",limit="day",outcome="failed_closed",rule="query"}`)
+	until(`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="query"}`)
 	metrics, log := r.mustGet("http://"+r.Admin+"/metrics", 200), r.log.String()
 	for _, series := range []string{
-		`rate_limiter_requests_total{algorithm="fixedwindow",limit="day",outcome="denied",rule="claim"}`,
+		`rate_limiter_requests_total{algorithm="fixed-window",limit="day",outcome="denied",rule="claim"}`,
 		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="refused",rule="(other)"}`,
 		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="exempt",rule="(other)"}`,
 		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="malformed",rule="(other)"}`,
-		`rate_limiter_shadow_rejected_total{algorithm="tokenbucket",limit="day",rule="cookie"}`,
+		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="day",rule="cookie"}`,
 		`rate_limiter_errors_total{reason="unreached"}`,
 	} {
 		if n := r.metric(series); n == "" || n == "0" {

@@ -116,7 +116,7 @@ rules: [{name: queue, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucke
 			}
 			await(t, "it to leave", func() bool { return r.metric("rate_limiter_waiting") == "0" })
 		}
-		if n := r.metric(`rate_limiter_requests_total{algorithm="leakybucket",limit="hour",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(leave) {
+		if n := r.metric(`rate_limiter_requests_total{algorithm="leaky-bucket",limit="hour",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(leave) {
 			t.Errorf("%s are counted as abandoned; want %d", n, leave)
 		}
 		if served.Load() != 1 {
