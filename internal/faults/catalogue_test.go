@@ -22,7 +22,7 @@ var elsewhere = map[string][]string{
 	"F11": {"redisstore/memory_test.go: TestMemoryTellsWhetherCountersMayVanish"},
 	"F12": {"redisstore/faults_test.go: TestForgottenScriptsAreSentAgainAndChargeOnce"},
 	"F15": {"redisstore/faults_test.go: TestLostAnswerNeverChargesTwice"},
-	"F17": {"redisstore/errors_test.go: TestEveryRightIsNeeded", "redisstore/errors_test.go: TestStrangersAreRefused"},
+	"F17": {"redisstore/errors_test.go: TestStoreNeedsTheseRightsOnly", "redisstore/errors_test.go: TestStrangersAreRefused"},
 	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/lease_flight_test.go: TestStoppedInstanceSpendsNothingOld",
 		"internal/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},
 	"F22": {"internal/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/faults/process_test.go: TestProgramThatIsToldToEndGivesAllBack"},

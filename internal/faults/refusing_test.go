@@ -84,25 +84,23 @@ var refusing = []row{
 	},
 }
 
-// asLimiter has the instances come as a user with the rights of docs/architecture.md, and no more.
+// asLimiter has the instances come as a user with the rights of docs/operations.md, and no more.
 func asLimiter(l *lab) {
 	l.do("ACL SETUSER limiter reset on >secret ~ps1* -@all +ping " + rights(l.T))
 	l.to.url = strings.Replace(l.to.url, "://", "://limiter:secret@", 1)
 }
 
-// rights are those that docs/architecture.md lists.
+// rights are those that docs/operations.md lists for one server.
 func rights(t testing.TB) string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/architecture.md")
+	text, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "\n## Rights\n")
-	_, block, _ := strings.Cut(section, "```\n")
-	block, _, _ = strings.Cut(block, "```")
-	found := regexp.MustCompile(`\+[a-z|]+`).FindAllString(block, -1)
+	line := regexp.MustCompile(`(?m)^ACL SETUSER limiter on .*$`).FindString(string(text))
+	found := regexp.MustCompile(`\+[a-z|]+`).FindAllString(line, -1)
 	if len(found) < 10 {
-		t.Fatalf("docs/architecture.md lists %d rights: %v", len(found), found)
+		t.Fatalf("docs/operations.md lists %d rights: %v", len(found), found)
 	}
 	return strings.Join(found, " ")
 }
