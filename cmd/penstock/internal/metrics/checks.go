@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
 )
 
 // checks collects what requests ended in. Each is counted once, by its outcome, and the sums are made when somebody asks: so in every
@@ -49,7 +50,7 @@ func (c checks) Collect(ch chan<- prometheus.Metric) {
 			n := s.outcomes[o].Load()
 			if in := sumOf(o); in != sumShadow {
 				sums[in] += n
-				if rule == other || !withoutRule(o) {
+				if rule == other || n > 0 || !withoutRule(o) && (o == httplimit.DeniedNew) == (rule.Limit == policy.NewIdentities) {
 					count(requests, n, o.String())
 				}
 			}
