@@ -63,7 +63,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}, tokens: seldom.Line{Every: 10 * time.Second}}
 	s.places = divide(descriptors(), o.Settings.MaxConnections)
-	if s.places.clients < o.Settings.MaxConnections {
+	if s.places.clients < o.Settings.MaxConnections/2 {
 		o.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "clients", s.places.clients, "max_connections", o.Settings.MaxConnections)
 	}
 	if o.LinesLost != nil {

@@ -294,7 +294,6 @@ func TestWhatCannotStartLeavesNothingBehind(t *testing.T) {
 		{"port is taken", map[string]string{"listen": taken.Addr().String()}, nil, nil, "listen (--listen): listen tcp"},
 		{"admin port is taken", map[string]string{"admin": taken.Addr().String()}, nil, nil, "admin (--admin): listen tcp"},
 		{"store is required", map[string]string{"store": "redis://u:hunter2@127.0.0.1:1", "require-store": "true"}, nil, penstock.ErrUnavailable, "store redis://127.0.0.1:1 (--store): "},
-		{"store is malformed", map[string]string{"store": "redis://u:hunter2@127.0.0.1:1/x"}, nil, penstock.ErrInvalid, "redis URL"},
 		{"certificate is missing", map[string]string{"tls-cert": "/none.pem", "tls-key": "/none.pem"}, nil, settings.ErrInvalid, "tls-cert (--tls-cert)"},
 		{"gate fails", nil, func(context.Context, Deps) (Gate, Policy, error) { return nil, Policy{}, penstock.ErrInvalid }, penstock.ErrInvalid, ""},
 		{"gate is closed", map[string]string{"listen": taken.Addr().String()},
