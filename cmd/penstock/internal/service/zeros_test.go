@@ -1,0 +1,46 @@
+package service
+
+import (
+	"net/http"
+	"regexp"
+	"slices"
+	"testing"
+)
+
+// Before any request each limit of each rule, each candidate and each cap of new identities has its series, at zero, and no rule has one without a limit.
+func TestEveryLimitHasItsSeriesFromTheStart(t *testing.T) {
+	r := startLimited(t, http.NotFoundHandler(), `
+rules:
+  - name: a
+    match: {path: /a}
+    per: {key: header X-API-Key}
+    new_identities: 20/min
+    limits:
+      - {name: second, rate: 10/s, candidate: {rate: 20/s}}
+      - {name: day, rate: 1000/day, algorithm: fixed-window}
+      - {name: slots, in_flight: 5}
+  - name: b
+    match: {path: /b}
+    per: everyone
+    limits: [{name: second, rate: 10/s, shadow: true}]
+`, nil)
+	page := r.mustGet("http://"+r.Admin+"/metrics", 200)
+	var got []string
+	for _, m := range regexp.MustCompile(`(?m)^rate_limiter_allowed_total\{.*limit="([^"]*)",rule="(\w+)"\} (.*)$`).FindAllStringSubmatch(page, -1) {
+		got = append(got, m[2]+"/"+m[1]+" "+m[3])
+	}
+	slices.Sort(got)
+	if want := []string{"a/day 0", "a/new-identities 0", "a/second 0", "a/second.candidate 0", "a/slots 0", "b/second 0"}; !slices.Equal(got, want) {
+		t.Errorf("the series are %q; want %q", got, want)
+	}
+	// What is decided before any rule is looked at has no series of a rule.
+	before := regexp.MustCompile(`(?m)^rate_limiter_requests_total\{.*outcome="(unlimited|exempt|refused|malformed)",rule="(.*)"\} 0$`).FindAllStringSubmatch(page, -1)
+	if len(before) == 0 {
+		t.Error("what no rule applies to has no series")
+	}
+	for _, m := range before {
+		if m[2] == "a" || m[2] == "b" {
+			t.Errorf("rule %s has a series of what is %s", m[2], m[1])
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// However many callers ask the same of one key, a script decides no more of them than the server's effort allows: 253, where each costs it one unit of
+// 256 and the first three more.
+func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
+	server := redistest.Start(t)
+	g := newGathering(t, dial(server.URL())(t))
+	calls := g.flyThree()
+	for range 600 {
+		calls = append(calls, g.ask("k", 1))
+	}
+	g.gathered(600)
+	go func() {
+		for range 3 + 3 {
+			select {
+			case g.client.held <- nil:
+			case <-t.Context().Done():
+			}
+		}
+	}()
+	if granted := g.granted(calls); granted != len(calls)-600+30 || g.client.scripts.Load() != 6 {
+		t.Errorf("%d of %d were granted in %d scripts; want %d in 6", granted, len(calls), g.client.scripts.Load(), len(calls)-600+30)
+	}
+}
+
+// What the server says to a script of several callers is told to each of them as if it had been alone.
+func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
+	for _, fault := range []struct {
+		name, make string
+		class      redisstore.Class
+	}{
+		{"no right to run scripts", "ACL SETUSER default -eval -evalsha", redisstore.Refused},
+		{"no right inside the script", "ACL SETUSER default -time", redisstore.Refused},
+		{"out of memory", "CONFIG SET maxmemory 1", redisstore.Full},
+		{"replica", "REPLICAOF 127.0.0.1 1", redisstore.Unready},
+	} {
+		for _, kinds := range []string{"of one row", "of any kind"} {
+			t.Run(fault.name+"/"+kinds, func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t)
+				g := newGathering(t, dial(server.URL())(t))
+				calls := g.fly()
+				var together []*asked
+				for range 5 {
+					if kinds == "of one row" {
+						together = append(together, g.ask("k", 1))
+						continue
+					}
+					held := penstock.Charge{Key: "k", Limit: penstock.InFlight(100, time.Hour).WithName("held"), Cost: 1, Holder: "someone"}
+					together = append(together, g.askIn(context.Background(), nil, held))
+				}
+				g.gathered(5)
+				do(fault.make)(t, server)
+				g.client.pass(3)
+				for _, a := range append(calls, together...) {
+					<-a.done
+					var failure *redisstore.Error
+					if !errors.As(a.err, &failure) || failure.Class != fault.class || !errors.Is(a.err, penstock.ErrUnavailable) {
+						t.Errorf("told %v; want the class %v", a.err, fault.class)
+					}
+				}
+			})
+		}
+	}
+}
+
+// While the time is given by Options.Now and stands or leaps, keys live for an hour longer than they need: TTLs run in real time.
+func TestKeysLiveAnHourLongerWhereTheTimeIsGiven(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, o := range map[string]redisstore.Options{"read": {Prefix: "read"}, "given": {Prefix: "given", Now: standing().Now}} {
+		store := open(t, server.URL(), o)
+		limit := penstock.PerSecond(10)
+		charges := []penstock.Charge{
+			spend("bucket", limit, 1), spend("log", limit.With(penstock.SlidingLog), 1), spend("window", limit.With(penstock.FixedWindow), 1),
+			spend("parts", limit.With(penstock.SubWindow(5)), 1), spend("both", limit, 1), spend("both", limit.With(penstock.SlidingWindow).WithName("other"), 1),
+			{Key: "held", Limit: penstock.InFlight(3, time.Second), Cost: 1, Holder: "someone"},
+		}
+		for _, batch := range [][]penstock.Charge{charges[:1], charges[1:2], charges[2:3], charges[3:4], charges[4:6], charges[6:]} {
+			if d, err := store.Decide(t.Context(), batch); err != nil || !d.Allowed {
+				t.Fatal(d, err)
+			}
+		}
+		keys := must(t, server, "KEYS", o.Prefix+"*").([]any)
+		if len(keys) < 6 {
+			t.Errorf("%s: %d keys", name, len(keys))
+		}
+		for _, key := range keys {
+			ttl := time.Duration(must(t, server, "PTTL", key.(string)).(int64)) * time.Millisecond
+			least, most := time.Duration(0), 10*time.Second // twice the need, and 5 s
+			if o.Now != nil {
+				least, most = time.Hour, time.Hour+most
+			}
+			if ttl <= least || ttl > most {
+				t.Errorf("the time is %s, and %q lives for %v; want between %v and %v", name, key, ttl, least, most)
+			}
+		}
+	}
+}
