@@ -3,6 +3,7 @@ package algorithm
 import (
 	_ "embed"
 	"errors"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,13 +16,15 @@ var fixedWindowLua string
 //
 //	Bound   Count in each window; in an interval of length w at most Count·(⌈w/Period⌉+1): twice Count
 //	        across a boundary, however short the interval
-//	State   2 numbers: end, used; absent while nothing is used
+//	State   3 numbers: end, used, kind (of window: its Period, or a calendar's unit); absent while nothing is used
 //	Cost    O(1)
 //	Choose  for quotas that people reckon by ("10,000 per day"), where the boundary burst does no harm
-//	Clock   a step back of δ keeps the window for min(δ, 5 s) longer at most; beyond that, what was used
-//	        counts in the window that the clock now shows
+//	Clock   after a step back, what was used stays used in its window, or, where that lies further ahead, until the end of the
+//	        window after the one that the clock shows: at most two windows from then, and two windows never end sooner
 //
-// When the limit changes, what was used in the running window stays used, in the window that the new limit names.
+// When the limit changes, what was used in the running window stays used. A window of another length ends as it was going to, or
+// after as many of the present limit's windows as hold what was used, whichever is sooner; a grant makes it the present limit's. So limits
+// that take turns admit at most the largest Count, and for each kind of window its Count for each of its ends.
 var FixedWindow = titled("fixed-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
 })))
@@ -51,7 +54,10 @@ func (u CalendarUnit) String() string { return [...]string{"day", "week", "month
 // CalendarWindow is [FixedWindow] with windows that begin with each calendar unit in a time zone, whatever its length: a
 // day of 23 or 25 hours is one day. The limit's Period is ignored.
 //
-// The time is the store's and the calendar the caller's: the caller names the two windows nearest to its own
+// A unit begins at the first moment that has its date: where midnight does not exist, the clock shows 01:00 then, say; where it comes twice,
+// the first counts, and what is left of the day before is part of the new one. A day that a zone skipped has no window.
+//
+// The time is the store's and the calendar the caller's: the caller names the ends of the windows nearest to its own
 // clock. While both clocks agree within half a window the answer is exact.
 func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 	a := additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
@@ -59,95 +65,169 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 			return Params{}, errors.New("a calendar window needs a time zone; use time.UTC")
 		}
 		l.Period = unit.Period().Microseconds()
-		return Params{l.Count, 0, 0, alignCalendar}, l.check()
+		return Params{l.Count}, l.check()
 	}))
 	a.Title, a.Windows = "calendar-window", "calendar "+unit.String()
+	var last atomic.Pointer[calendarEnds]
 	a.At = func(p Params, now int64) Params {
-		p[1], p[2] = unit.edges(time.UnixMicro(now).In(zone))
+		e := last.Load()
+		if e == nil || now < e.from || now >= e.until {
+			e = unit.ends(now, zone)
+			last.Store(e)
+		}
+		p[1], p[2], p[3] = e.first, e.second, e.third
 		return p
 	}
 	return a
 }
 
-// edges returns the ends of the two windows nearest to now.
-func (u CalendarUnit) edges(now time.Time) (first, second int64) {
-	year, month, day := now.Date()
-	start := func(step int) time.Time {
+// calendarEnds are the ends of three windows, and the half of a window, from and until, in which two of them are the nearest.
+type calendarEnds struct{ first, second, third, from, until int64 }
+
+// ends returns the ends of the two windows nearest to now, and of the one after them.
+func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
+	year, month, day := time.UnixMicro(now).In(zone).Date()
+	start := func(step int) int64 { // of the unit so many after the one that has today's date
 		switch u {
 		case Day:
-			return time.Date(year, month, day+step, 0, 0, 0, 0, now.Location())
+			return dawn(year, month, day+step, zone)
 		case Week:
-			monday := day - (int(now.Weekday())+6)%7
-			return time.Date(year, month, monday+7*step, 0, 0, 0, 0, now.Location())
+			weekday := int(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday())
+			return dawn(year, month, day-(weekday+6)%7+7*step, zone)
 		default:
-			return time.Date(year, month+time.Month(step), 1, 0, 0, 0, 0, now.Location())
+			return dawn(year, month+time.Month(step), 1, zone)
 		}
 	}
-	begin, end := start(0), start(1)
-	if now.Sub(begin) < end.Sub(now) {
-		return begin.UnixMicro(), end.UnixMicro()
+	step := 0
+	after := func(begin int64) int64 { // the next window's begin
+		for {
+			step++
+			if next := start(step); next > begin {
+				return next
+			}
+		}
 	}
-	return end.UnixMicro(), start(2).UnixMicro()
+	first := start(0)
+	second := after(first)
+	for second <= now { // an hour of yesterday that came again
+		first, second = second, after(second)
+	}
+	third, half := after(second), first+(second-first+1)/2
+	if now < half {
+		return &calendarEnds{first, second, third, first, half}
+	}
+	return &calendarEnds{second, third, after(third), half, second}
+}
+
+// dawn is the first moment whose date in a zone is a given one or later.
+func dawn(year int, month time.Month, day int, zone *time.Location) int64 {
+	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // read as the local time
+	at := midnight.AddDate(0, 0, -2).In(zone)                     // no zone is so far from UTC
+	for {
+		_, offset := at.Zone()
+		begin, end := at.ZoneBounds()
+		if !end.IsZero() && !end.After(at) { // as Go 1.26 has it on the last day of leap years to come
+			end = at.Add(time.Hour)
+		}
+		moment := midnight.Add(-time.Duration(offset) * time.Second)
+		if moment.Before(begin) { // the zone skipped it
+			moment = begin
+		}
+		if end.IsZero() || moment.Before(end) {
+			return moment.UnixMicro()
+		}
+		at = end
+	}
 }
 
 const (
 	alignEpoch int64 = iota
 	alignFirst
-	alignCalendar
+	// From here on it is the third end that a calendar names.
 )
 
 type window struct {
 	End  int64
 	Used int64
+	Kind int64 // of the window, as windowEnd tells it
 }
 
 func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 	count, first, second, align := p[0], p[1], p[2], p[3]
-	ends, length := windowEnd(first, second, align, now)
-	end, used := s.End, s.Used
-	mended := false
+	ends, next, length, kind := windowEnd(first, second, align, now)
+	end, used, mended := s.End, s.Used, false
 	if end <= now {
 		end, used = ends, 0
-	} else if (end > ends && end-length-now > MaxStall) || (end < ends && align != alignFirst) {
-		end, mended = ends, true
+	}
+	granted, after, fits := take(a, used, count)
+	if end > next || s.Kind != kind {
+		latest, windows := end, max(cdiv(min(used, after), count), 1) // that hold what was used
+		if end > ends && windows-1 < cdiv(end-ends, length) {
+			latest = ends + (windows-1)*length
+		}
+		if s.Kind == kind && end-length-now <= MaxStall {
+			latest = end
+		} else if s.Kind == kind {
+			latest = max(latest, next)
+		}
+		if end > latest {
+			end, mended = latest, true
+		}
 	}
 
 	var out Outcome
-	granted, after, fits := take(a, used, count)
 	if !fits {
 		out.RetryAfter = end - now
 		if never(a, count) {
 			out.RetryAfter = Never
 		}
 	}
+	if after > used && (s.Kind != kind || align != alignFirst) {
+		end = max(end, ends)
+	}
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
 	if after > 0 {
 		out.ResetAfter = end - now
 	}
-	if after == used && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if after == used && !(mended && (a.Mode != Peek || !fits)) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, window{end, after}
+	return out, window{end, after, kind}
 }
 
-// windowEnd is the end of the window that holds now, which is the first moment that belongs to the next, and the length
-// of the next.
-func windowEnd(first, second, align, now int64) (end, length int64) {
+// windowEnd is the end of the window that holds now, which is the first moment that belongs to the next; the end of that one; its
+// length; and what tells this kind of window from others.
+func windowEnd(first, second, align, now int64) (end, next, length, kind int64) {
 	if align == alignFirst {
-		return now + first, first
+		return now + first, now + first, first, first
 	}
 	if align == alignEpoch {
-		return now - now%first + first, first
+		end = now - now%first + first
+		return end, end + first, first, first
 	}
-	length = second - first
-	if now < first {
-		return first, length
+	kind, length = calendarKind(align-first), align-second
+	switch {
+	case now < first:
+		return first, second, second - first, kind
+	case now < second:
+		return second, align, length, kind
+	case now < align:
+		return align, align + length, length, kind
 	}
-	if now < second {
-		return second, length
+	end = now - (now-align)%length + length
+	return end, end + length, length, kind
+}
+
+// calendarKind tells days, weeks and months apart by how long two of them are.
+func calendarKind(two int64) int64 {
+	if two < 4*86_400_000_000 {
+		return 1
 	}
-	return now - (now-second)%length + length, length
+	if two < 20*86_400_000_000 {
+		return 2
+	}
+	return 3
 }

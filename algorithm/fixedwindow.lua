@@ -1,41 +1,66 @@
-local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used)
-  local ends, length = 0, first -- the end of the window that holds now, and the length of the next
+local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, was)
+  local ends, following, length, kind = 0, 0, first, first -- the end of the window that holds now, and of the next
   if align == 1 then
     ends = now + first
+    following = ends
   elseif align == 0 then
     ends = now - fmod(now, first) + first
-  else
-    length = second - first
+    following = ends + first
+  else -- the third end that a calendar names
+    kind, length = 3, align - second
+    if align - first < 345600000000 then
+      kind = 1
+    elseif align - first < 1728000000000 then
+      kind = 2
+    end
     if now < first then
-      ends = first
+      ends, following, length = first, second, second - first
     elseif now < second then
-      ends = second
+      ends, following = second, align
+    elseif now < align then
+      ends, following = align, align + length
     else
-      ends = now - fmod(now - second, length) + length
+      ends = now - fmod(now - align, length) + length
+      following = ends + length
     end
   end
   local mended = false
   if not ending or ending <= now then
     ending, used = ends, 0
-  elseif (ending > ends and ending - length - now > MAXSTALL) or (ending < ends and align ~= 1) then
-    ending, mended = ends, true
+  end
+  local granted, after, fits = take(mode, cost, used, count)
+  if ending > following or was ~= kind then
+    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- that hold what was used
+    if ending > ends and windows - 1 < cdiv(ending - ends, length) then
+      latest = ends + (windows - 1) * length
+    end
+    if was == kind and ending - length - now <= MAXSTALL then
+      latest = ending
+    elseif was == kind then
+      latest = math.max(latest, following)
+    end
+    if ending > latest then
+      ending, mended = latest, true
+    end
   end
 
   local remaining, retry, reset, keep = 0, 0, 0, UNCHANGED
-  local granted, after, fits = take(mode, cost, used, count)
   if not fits then
     retry = ending - now
     if never(mode, cost, count) then
       retry = NEVER
     end
   end
+  if after > used and (was ~= kind or align ~= 1) then
+    ending = math.max(ending, ends)
+  end
   remaining = math.max(count - after, 0)
   if after > 0 then
     reset = ending - now
   end
-  if after == used and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if after == used and not (mended and (mode ~= PEEK or not fits)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, ending, after
+  return granted, remaining, retry, reset, 0, keep, ending, after, kind
 end

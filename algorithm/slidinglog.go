@@ -81,7 +81,7 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 	next := trim(s, expired, base)
 	at := max(now, last.at)
 	if mended {
-		next, at = gather(next, now), now
+		next, at = gatherGrants(next, now), now
 	}
 	if after > used {
 		if last.sum+granted > Max {
@@ -120,8 +120,8 @@ func trim(s record, expired int, base int64) record {
 	return record{append(grants, s.grants[expired:]...)}
 }
 
-// gather dates every grant of the future now.
-func gather(s record, now int64) record {
+// gatherGrants dates every grant of the future now.
+func gatherGrants(s record, now int64) record {
 	i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].at > now })
 	if i == len(s.grants) {
 		return s

@@ -1,9 +1,6 @@
 package algorithm
 
-import (
-	_ "embed"
-	"math"
-)
+import _ "embed"
 
 //go:embed slidingwindow.lua
 var slidingWindowLua string
@@ -13,15 +10,19 @@ var slidingWindowLua string
 //
 //	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count in any interval
 //	        of Period: Count·(1+f) at offset f into a window. It is not an exact sliding window; [SubWindow] never exceeds Count
-//	State   4 numbers: start, current, width, previous; absent while nothing is used
+//	State   4 numbers: start, current, width, previous; a fifth where periods take turns; absent while nothing is used
 //	Cost    O(1)
 //	Choose  for a cheap limit without the fixed window's cliff, where its worst case (that of a token bucket) is fine
 //	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to millions of
-// domains", 2017. Here the weight is an exact fraction, rounded up to whole units. Where Count·Period passes 2^51 the
-// elapsed time is read in ticks of ⌈Count·Period/2^51⌉ µs (39 µs for a million per day), rounded against the caller.
-// When Period changes, both windows' use is carried over, at the same share of a window gone by.
+// domains", 2017. Here the weight is an exact fraction, rounded up to whole units. Where Count·Period passes 2^51, or
+// what was used does in Count's place, the elapsed time is read in ticks of ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per
+// day, a whole Period for 2^51), rounded against the caller.
+//
+// When Period changes, what was used fades as it was going to, or as by as many of the present limit's Counts and Periods as hold it,
+// whichever is sooner; a grant makes it the present limit's, used now. So limits that take turns admit at most the largest Count
+// + w·the largest rate.
 var SlidingWindow = titled("sliding-window", additive(Define("slidingwindow", slidingWindowLua, slidingWindow, func(l Limit) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
@@ -40,57 +41,86 @@ type pair struct {
 	Current  int64
 	Width    int64 // of the windows
 	Previous int64
+	Owner    int64 // the Period of the limit that last decided by windows of another width; 0 where it is their own
 }
 
 func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
-	start, current, previous, mended := slide(s, period, ticks, now)
-	weight := ticks - max(now-start, 0)/tick
+	start, current, width, previous, mended := slide(s, period, now)
 	before := current + previous
 
 	var out Outcome
-	switch a.Mode {
-	case Force:
-		out.Granted = min(a.Cost, Max/ticks-current)
-		current += out.Granted
-	case Refund:
+	if a.Mode == Refund {
 		out.Granted = min(a.Cost, before)
 		previous -= max(out.Granted-current, 0)
 		current = max(current-out.Granted, 0)
-	case Reset:
+	} else if a.Mode == Reset {
 		current, previous = 0, 0
-	default:
-		granted, _, fits := take(a, current+cdiv(previous*weight, ticks), count)
+	}
+	if width != period && s.Owner != period {
+		start, current, width, previous = gather(count, period, now, start, current, width, previous)
+		mended = true
+	}
+	if width != period || previous > count {
+		tick = cdiv(width, Max/max(count, previous))
+		ticks = cdiv(width, tick)
+	}
+	fading := cdiv(previous*(ticks-max(now-start, 0)/tick), ticks)
+	if a.Mode == Force {
+		out.Granted = min(a.Cost, Max/2-current)
+		current += out.Granted
+	} else if a.Mode < Force {
+		granted, _, fits := take(a, current+fading, count)
 		if never(a, count) {
 			out.RetryAfter = Never
 		} else if !fits {
-			windows, elapsed := fade(count-a.need(), current, previous, ticks)
-			out.RetryAfter = start + windows*period + elapsed*tick - now
+			room, windows, use := count-a.need(), int64(0), previous
+			if room < current {
+				windows, room, use = 1, room+current, current
+				if width != period || use > count {
+					tick = cdiv(width, Max/max(count, use))
+				} else {
+					tick = tickOf(count, period)
+				}
+				ticks = cdiv(width, tick)
+			}
+			elapsed := ticks - (room-current)*ticks/use
+			if elapsed == ticks {
+				windows, elapsed = windows+1, 0
+			}
+			out.RetryAfter = start + windows*width + elapsed*tick - now
 		}
 		out.Granted = granted
+		if granted > 0 && width != period {
+			start, current, width, previous, fading = now, current+fading, period, 0, 0
+		}
 		current += granted
 	}
 
-	out.Remaining = max(count-current-cdiv(previous*weight, ticks), 0)
+	out.Remaining = max(count-current-fading, 0)
 	if current > 0 {
-		out.ResetAfter = start + 2*period - now
+		out.ResetAfter = start + 2*width - now
 	} else if previous > 0 {
-		out.ResetAfter = start + period - now
+		out.ResetAfter = start + width - now
 	}
-	if current+previous == before && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if out.Granted == 0 && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, pair{start, current, period, previous}
+	owner := period
+	if width == period {
+		owner = 0
+	}
+	return out, pair{start, current, width, previous, owner}
 }
 
-// slide brings both windows up to now. It tells whether the state was mended: carried over to windows of another width, of
-// which the same share has elapsed, or back from too far in the future, to a window that begins now.
-func slide(s pair, period, ticks, now int64) (start, current, previous int64, mended bool) {
-	width, start, current, previous := s.Width, s.Start, min(s.Current, Max/ticks), min(s.Previous, Max/ticks)
+// slide brings both windows up to now. It tells whether the state was mended: back from too far in the future, to a window that
+// begins now.
+func slide(s pair, period, now int64) (start, current, width, previous int64, mended bool) {
+	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {
-		return now - now%period, 0, 0, false
+		return now - now%period, 0, period, 0, false
 	}
 	if start+width <= now {
 		start, current, previous = start+width, 0, current
@@ -98,28 +128,21 @@ func slide(s pair, period, ticks, now int64) (start, current, previous int64, me
 	if start-now > MaxStall {
 		start, mended = now, true
 	}
-	if width != period {
-		start, mended = now-stretch(max(now-start, 0), width, period), true
-	}
-	return start, current, previous, mended
+	return start, current, width, previous, mended
 }
 
-// stretch is as much of a period as elapsed is of width, rounded down. It is computed in doubles, as the twin must, and
-// is too little by less than three µs.
-func stretch(elapsed, width, period int64) int64 {
-	return max(int64(math.Ceil(float64(float64(elapsed)/float64(width))*float64(period)))-2, 0)
-}
-
-// fade finds when the use of both windows has fallen to room: so many windows and ticks after the start of the
-// current one. It is asked only while they use more.
-func fade(room, current, previous, ticks int64) (windows, elapsed int64) {
-	if room >= current {
-		windows, elapsed = 0, ticks-(room-current)*ticks/previous
-	} else {
-		windows, elapsed = 1, ticks-room*ticks/current
+// gather puts what was used into windows that begin now: as many of the present limit's as hold it, if it will have faded sooner there.
+func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
+	tick := cdiv(width, Max/max(count, previous))
+	ticks := cdiv(width, tick)
+	used := min(current+cdiv(previous*(ticks-max(now-start, 0)/tick), ticks), Max/2)
+	gone := start + width
+	if current > 0 {
+		gone += width
 	}
-	if elapsed == ticks {
-		windows, elapsed = windows+1, 0
+	windows := max(cdiv(used, count), 1)
+	if windows > MaxPeriod/period || now+2*windows*period >= gone {
+		return start, current, width, previous
 	}
-	return windows, elapsed
+	return now, used, windows * period, 0
 }

@@ -1,62 +1,85 @@
-local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, start, current, width, previous)
+local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, start, current, width, previous, owner)
   local mended = false
   if not width or start + 2 * width <= now or (start + width <= now and current == 0) then
-    start, current, previous = now - fmod(now, period), 0, 0
+    start, current, width, previous = now - fmod(now, period), 0, period, 0
   else
-    current, previous = math.min(current or 0, div(MAX, ticks)), math.min(previous or 0, div(MAX, ticks))
+    current, previous = current or 0, previous or 0
     if start + width <= now then
       start, current, previous = start + width, 0, current
     end
     if start - now > MAXSTALL then
       start, mended = now, true
     end
-    if width ~= period then
-      start, mended = now - math.max(math.ceil(math.max(now - start, 0) / width * period) - 2, 0), true
-    end
   end
-  local weight = ticks - div(math.max(now - start, 0), tick)
   local before = current + previous
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
-  if mode == FORCE then
-    granted = math.min(cost, div(MAX, ticks) - current)
-    current = current + granted
-  elseif mode == REFUND then
+  if mode == REFUND then
     granted = math.min(cost, before)
     previous = previous - math.max(granted - current, 0)
     current = math.max(current - granted, 0)
   elseif mode == RESET then
     current, previous = 0, 0
-  else
+  end
+  if width ~= period and owner ~= period then
+    mended = true
+    local tick = cdiv(width, div(MAX, math.max(count, previous)))
+    local ticks = cdiv(width, tick)
+    local used = math.min(current + cdiv(previous * (ticks - div(math.max(now - start, 0), tick)), ticks), MAX / 2)
+    local gone = start + width
+    if current > 0 then
+      gone = gone + width
+    end
+    local windows = math.max(cdiv(used, count), 1) -- that hold what was used
+    if windows <= div(MAXPERIOD, period) and now + 2 * windows * period < gone then
+      start, current, width, previous = now, used, windows * period, 0
+    end
+  end
+  if width ~= period or previous > count then
+    tick = cdiv(width, div(MAX, math.max(count, previous)))
+    ticks = cdiv(width, tick)
+  end
+  local fading = cdiv(previous * (ticks - div(math.max(now - start, 0), tick)), ticks)
+  if mode == FORCE then
+    granted = math.min(cost, MAX / 2 - current)
+    current = current + granted
+  elseif mode < FORCE then
     local fits
-    granted, _, fits = take(mode, cost, current + cdiv(previous * weight, ticks), count)
+    granted, _, fits = take(mode, cost, current + fading, count)
     if never(mode, cost, count) then
       retry = NEVER
     elseif not fits then
-      local room = count - (mode == DRAW and math.min(cost, 1) or cost)
-      local windows, elapsed
-      if room >= current then
-        windows, elapsed = 0, ticks - div((room - current) * ticks, previous)
-      else
-        windows, elapsed = 1, ticks - div(room * ticks, current)
+      local room, windows, use = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
+      if room < current then
+        windows, room, use = 1, room + current, current
+        if width ~= period or use > count then
+          tick = cdiv(width, div(MAX, math.max(count, use)))
+        else
+          tick = math.max(cdiv(period, div(MAX / 2, count)), 1)
+        end
+        ticks = cdiv(width, tick)
       end
+      local elapsed = ticks - div((room - current) * ticks, use)
       if elapsed == ticks then
         windows, elapsed = windows + 1, 0
       end
-      retry = start + windows * period + elapsed * tick - now
+      retry = start + windows * width + elapsed * tick - now
+    end
+    if granted > 0 and width ~= period then
+      start, current, width, previous, fading = now, current + fading, period, 0, 0
     end
     current = current + granted
   end
 
-  remaining = math.max(count - current - cdiv(previous * weight, ticks), 0)
+  remaining = math.max(count - current - fading, 0)
   if current > 0 then
-    reset = start + 2 * period - now
+    reset = start + 2 * width - now
   elseif previous > 0 then
-    reset = start + period - now
+    reset = start + width - now
   end
-  if current + previous == before and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if granted == 0 and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, start, current, period, previous
+  return granted, remaining, retry, reset, 0, keep, start, current, width, previous, width ~= period and period or 0
 end

@@ -16,14 +16,17 @@ const MaxParts = 60
 // is not used.
 //
 //	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length w
-//	State   up to n+4 numbers: start, count, width, one more per part in use; absent while nothing is used
+//	State   up to n+5 numbers: start, count, width, owner, one more per part in use; absent while nothing is used
 //	Cost    O(n)
 //	Choose  for a strict sliding window over many requests, where a log's memory would be too much
 //	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
 //
 // Counting the current part and n−1 before it, as Figma's "An alternative approach to rate limiting" (2017) does, frees
 // units up to Period/n early and admits up to twice Count in a Period; the n-th part more makes the bound hold.
-// When Period or n changes, everything used counts as used now.
+//
+// When Period or n changes, what was used stays used for as long as it was going to, or until as many of the present limit's Periods
+// have passed as hold it, whichever is sooner; a grant makes it the present limit's, used now. So limits that take turns admit at most the
+// largest Count, and for each kind of them its Count for each of its Periods.
 func SubWindow(n int) *Algorithm {
 	a := Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {
@@ -38,7 +41,7 @@ func SubWindow(n int) *Algorithm {
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
 	})
 	a.Title = "sub-window"
-	a.Numbers = MaxParts + 4
+	a.Numbers = MaxParts + 5
 	return a
 }
 
@@ -46,77 +49,102 @@ type parts struct {
 	Start int64               // of the current part
 	Count int64               // of parts before the current one
 	Width int64               // of a part
+	Owner int64               // what the limit counts in all its parts that last decided by parts of another kind; 0 where they are its own
 	Used  [MaxParts + 1]int64 // the current part first
 }
 
 func subWindow(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	count, width, n := p[0], p[1], p[2]
-	next, mended := roll(s, width, n, now)
-	used := int64(0)
-	for _, c := range next.Used {
-		used += c
+	next, used, mended := roll(s, width, n, now)
+	granted, after, fits := take(a, used, count)
+	for i, back := 0, used-after; back > 0; i++ {
+		taken := min(back, next.Used[i])
+		next.Used[i] -= taken
+		back -= taken
+	}
+	own := next.Width == width && next.Count == n
+	if !own && s.Owner != width*n {
+		next = next.gather(min(used, after), count, width, n, now)
+		own, mended = next.Width == width && next.Count == n, true
+	}
+	if after > used && !own && a.Mode != Force {
+		next, own = parts{Width: width, Count: n, Start: now - now%width}, true
+		next.Used[0] = used
+	}
+	if after > used {
+		next.Used[0] += granted
 	}
 
 	var out Outcome
-	granted, after, fits := take(a, used, count)
 	if never(a, count) {
 		out.RetryAfter = Never
 	} else if !fits {
 		left := used + a.need() - count
-		k := n + 1
-		for left -= next.Used[n]; left > 0; left -= next.Used[k-1] {
+		k := next.Count + 1
+		for left -= next.Used[k-1]; left > 0; left -= next.Used[k-1] {
 			k--
 		}
-		out.RetryAfter = next.Start + (n+2-k)*width - now
+		out.RetryAfter = next.Start + (next.Count+2-k)*next.Width - now
 	}
 	out.Granted = granted
-	if after >= used {
-		next.Used[0] += granted
-	} else {
-		for i, back := 0, used-after; back > 0; i++ {
-			taken := min(back, next.Used[i])
-			next.Used[i] -= taken
-			back -= taken
-		}
-	}
-
 	out.Remaining = max(count-after, 0)
 	if after > 0 {
-		newest := int64(0)
-		for next.Used[newest] == 0 {
-			newest++
-		}
-		out.ResetAfter = next.Start + (n+1-newest)*width - now
+		out.ResetAfter = next.gone() - now
 	}
-	if after == used && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if after == used && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
 	out.Keep = out.ResetAfter
+	next.Owner = width * n
+	if own {
+		next.Owner = 0
+	}
 	return out, next
 }
 
-// roll brings the parts up to now. It tells whether the state was mended: gathered into one part of another
-// width, or back from too far in the future.
-func roll(s parts, width, n, now int64) (next parts, mended bool) {
-	aligned := now - now%width
+// roll brings the parts up to now. It returns what they hold, and whether they came from too far in the future and were mended.
+func roll(s parts, width, n, now int64) (next parts, used int64, mended bool) {
 	passed := int64(0)
 	if s.Width > 0 && s.Start <= now {
 		passed = (now - s.Start) / s.Width
 	}
 	if s.Width == 0 || passed > s.Count {
-		return parts{Width: width, Count: n, Start: aligned}, false
+		return parts{Width: width, Count: n, Start: now - now%width}, 0, false
 	}
-	next = parts{Width: width, Count: n, Start: s.Start + passed*s.Width}
+	next = parts{Width: s.Width, Count: s.Count, Start: s.Start + passed*s.Width}
 	copy(next.Used[passed:s.Count+1], s.Used[:])
-	if s.Width == width && s.Count == n && next.Start-now <= MaxStall {
-		return next, false
-	}
-	used := int64(0)
 	for _, c := range next.Used {
 		used += c
 	}
-	next = parts{Width: width, Count: n, Start: aligned}
-	next.Used[0] = used
-	return next, used > 0
+	if next.Start-now > MaxStall {
+		next = parts{Width: s.Width, Count: s.Count, Start: now - now%s.Width}
+		next.Used[0], mended = used, used > 0
+	}
+	return next, used, mended
+}
+
+// gone is when the newest part in use does not count any more.
+func (s parts) gone() int64 {
+	newest := int64(0)
+	for newest < s.Count && s.Used[newest] == 0 {
+		newest++
+	}
+	return s.Start + (s.Count+1-newest)*s.Width
+}
+
+// gather puts what was used into one part, as wide as so many of the present limit's as hold it, if it is gone sooner there.
+func (s parts) gather(used, count, width, n, now int64) parts {
+	parted := max(cdiv(used, count), 1)
+	if parted > MaxPeriod/width {
+		return s
+	}
+	wide := parted * width
+	start := now - now%wide
+	if start+(n+1)*wide >= s.gone() {
+		return s
+	}
+	s = parts{Width: wide, Count: n, Start: start}
+	s.Used[0] = used
+	return s
 }

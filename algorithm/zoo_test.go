@@ -227,9 +227,9 @@ func refundAboveCapacity(s window, p Params, a Ask, now int64) (Outcome, window)
 	if a.Mode != Refund {
 		return fixedWindow(s, p, a, now)
 	}
-	ends, _ := windowEnd(p[1], p[2], p[3], now)
+	ends, _, _, _ := windowEnd(p[1], p[2], p[3], now)
 	if s.End <= now {
-		s = window{End: ends}
+		s = window{End: ends, Kind: p[1]}
 	}
 	s.Used -= a.Cost
 	return Outcome{Granted: a.Cost, Remaining: p[0] - s.Used, ResetAfter: s.End - now, Keep: s.End - now}, s
@@ -300,7 +300,7 @@ func baseLost(s record, p Params, a Ask, now int64) (Outcome, record) {
 // estimated is a sliding window by another estimate of what is used.
 func estimated(s pair, p Params, a Ask, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, pair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
-	start, current, previous, _ := slide(s, period, ticks, now)
+	start, current, _, previous, _ := slide(s, period, now)
 	used := estimate(current, previous, ticks-max(now-start, 0)/tick, ticks)
 	granted, _, fits := take(a, used, count)
 	out := Outcome{Granted: granted, Remaining: max(count-used-granted, 0), Keep: Unchanged}
@@ -425,7 +425,7 @@ func turnsMoved(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 
 // A stored window is taken for one of the future as soon as it is not the present one.
 func mendedTooSoon(s window, p Params, a Ask, now int64) (Outcome, window) {
-	if ends, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
+	if ends, _, _, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
 		s.End = ends
 	}
 	return fixedWindow(s, p, a, now)

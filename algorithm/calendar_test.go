@@ -1,0 +1,144 @@
+package algorithm
+
+import (
+	"archive/zip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/effort"
+)
+
+// A day begins at the first moment that has its date, in every zone that there is: where midnight does not exist, where it comes
+// twice, and where a day was skipped. The oracle walks through the clock's changes, minute by minute near them.
+func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
+	since := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	until := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	type shift struct {
+		at            int64
+		before, after int
+	}
+	zones, checked, seen := allZones(t), 0, map[shift]bool{} // zones have many changes in common
+	for _, name := range zones {
+		zone, err := time.LoadLocation(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, change := range changes(zone, since, until) {
+			_, before := change.Add(-time.Second).Zone()
+			_, after := change.Zone()
+			if s := (shift{change.Unix(), before, after}); seen[s] {
+				continue
+			} else {
+				seen[s] = true
+			}
+			hour := change.Add(-2 * time.Hour).In(zone).Hour()
+			if hour > 2 && hour < 20 && checked%effort.Of(50, 1) != 0 {
+				checked++
+				continue // far from midnight
+			}
+			checked++
+			daysAround(t, zone, change)
+		}
+	}
+	if len(zones) < 400 || checked < 2000 {
+		t.Errorf("only %d changes of %d zones were checked", checked, len(zones))
+	}
+	t.Logf("counted: %d changes of the clock in %d zones", checked, len(zones))
+}
+
+// daysAround compares the windows of two days around a change of the clock with the oracle's.
+func daysAround(t *testing.T, zone *time.Location, change time.Time) {
+	t.Helper()
+	const step = 15 * time.Minute
+	day := func(at time.Time) int64 {
+		y, m, d := at.In(zone).Date()
+		return time.Date(y, m, d, 0, 0, 0, 0, time.UTC).Unix() / 86400
+	}
+	calendar := CalendarWindow(Day, zone)
+	p, err := calendar.Prepare(Limit{Count: 1, Period: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := change.Add(-50 * time.Hour).Truncate(time.Hour)
+	latest := day(begin)
+	var begins []int64 // of days, by the oracle, in µs
+	for at := begin; at.Before(change.Add(100 * time.Hour)); at = at.Add(step) {
+		if day(at) <= latest {
+			continue
+		}
+		first := at.Add(-step)
+		for day(first) <= latest {
+			first = first.Add(time.Second)
+		}
+		begins, latest = append(begins, first.UnixMicro()), max(latest, day(first))
+		for day(first) < day(at) { // a day of less than a step
+			first = first.Add(time.Second)
+			if day(first) > latest {
+				begins, latest = append(begins, first.UnixMicro()), day(first)
+			}
+		}
+	}
+	for i := 0; i+1 < len(begins); i++ {
+		for _, at := range []int64{begins[i], begins[i] + 1, (begins[i] + begins[i+1]) / 2, begins[i+1] - 1} {
+			now := calendar.At(p, at)
+			if end, _, _, _ := windowEnd(now[1], now[2], now[3], at); end != begins[i+1] {
+				t.Fatalf("%v: the day of %v ends at %v, want %v", zone, time.UnixMicro(at).In(zone), time.UnixMicro(end).In(zone),
+					time.UnixMicro(begins[i+1]).In(zone))
+			}
+		}
+	}
+}
+
+// changes are the moments at which a zone's clock changes.
+func changes(zone *time.Location, since, until time.Time) []time.Time {
+	var all []time.Time
+	for at := since.In(zone); at.Before(until); {
+		_, end := at.ZoneBounds()
+		if end.IsZero() {
+			break
+		}
+		if !end.After(at) {
+			end = at.Add(time.Hour)
+		}
+		_, before := end.Add(-time.Second).Zone()
+		if _, after := end.Zone(); before != after {
+			all = append(all, end)
+		}
+		at = end
+	}
+	return all
+}
+
+// allZones are the names of the tz database.
+func allZones(t *testing.T) []string {
+	var names []string
+	for _, root := range []string{"/usr/share/zoneinfo", "/usr/lib/zoneinfo"} {
+		_ = filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+			name := strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
+			if err == nil && !entry.IsDir() && strings.Contains(name, "/") && !strings.HasPrefix(name, "posix/") && !strings.HasPrefix(name, "right/") {
+				if _, err := time.LoadLocation(name); err == nil {
+					names = append(names, name)
+				}
+			}
+			return nil
+		})
+	}
+	if len(names) > 0 {
+		return names
+	}
+	archive, err := zip.OpenReader(filepath.Join(runtime.GOROOT(), "lib", "time", "zoneinfo.zip"))
+	if err != nil {
+		t.Fatal("no list of zones on this machine: ", err)
+	}
+	defer archive.Close()
+	for _, file := range archive.File {
+		if strings.Contains(file.Name, "/") && !strings.HasSuffix(file.Name, "/") {
+			names = append(names, file.Name)
+		}
+	}
+	return names
+}
