@@ -15,14 +15,16 @@ var concurrencyLua string
 //
 //	Bound   at every moment the live holds take at most Burst slots; a holder that works on after its hold has expired
 //	        is not counted, so renew at least every Period/3
-//	State   a sorted set: an entry per hold (two where the cost is not 1) and one for their sum
+//	State   a sorted set: an entry per hold (two where the cost is not 1), one for their sum and one for the longest Period
 //	Cost    O(log n + expired) for n holds; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
-//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends Period from now at the latest
+//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends the longest Period from now
+//	        at the latest
 //
 // RetryAfter is when enough holds will have expired, if none is renewed or given back earlier. A renewal is answered
 // with Granted 0: it takes no more slots. Refund gives back up to Cost slots of the holder; refunding a hold
-// that is gone changes nothing.
+// that is gone changes nothing. Limits that take turns lend at most the largest number of slots; each hold lasts for the Period under which
+// it was taken.
 var Concurrency = func() *Algorithm {
 	a := Define("concurrency", concurrencyLua, concurrency, func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
@@ -44,7 +46,8 @@ var Concurrency = func() *Algorithm {
 
 // slots is the state of Concurrency: the holds in order of expiry, then of holder.
 type slots struct {
-	holds []hold
+	holds   []hold
+	longest int64 // Period under which one of them was taken
 }
 
 type hold struct {
@@ -61,10 +64,11 @@ func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
 	var live []hold // without this holder's own
 	used, last, own := int64(0), int64(0), hold{holder: a.Holder}
-	mended := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > period+MaxStall
+	longest := max(s.longest, period)
+	mended := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
 	for _, h := range s.holds {
 		if mended {
-			h.expires = min(h.expires, now+period)
+			h.expires = min(h.expires, now+longest)
 		}
 		switch {
 		case h.expires <= now:
@@ -114,7 +118,7 @@ func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	if used > 0 {
 		out.ResetAfter = last - now
 	}
-	if own == before && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if own == before && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -123,7 +127,7 @@ func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	}
 	sort.Slice(live, func(i, j int) bool { return live[i].less(live[j]) })
 	out.Keep = out.ResetAfter
-	return out, slots{live}
+	return out, slots{live, longest}
 }
 
 // expiry is the time at which holds of enough slots have expired, counted from the first to expire.

@@ -1,5 +1,6 @@
 -- Members of the set: 'h' and the holder, scored by when the hold expires; 'c' and the holder, scored by minus the hold's
--- cost where it is not 1; 's', scored by minus the sum of all costs. Only holds have positive scores.
+-- cost where it is not 1; 's', scored by minus the sum of all costs; 'p', scored by minus the longest period. Only holds have positive
+-- scores.
 local function costof(key, member)
   return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
 end
@@ -30,7 +31,11 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   end
   local newest = call('ZRANGE', key, -2, -1, 'WITHSCORES')
   local latest = tonumber(newest[4] or newest[2] or 0)
-  local mended = latest - now > period + MAXSTALL
+  local longest = period
+  if latest - now > period + MAXSTALL then
+    longest = math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0))
+  end
+  local mended = latest - now > longest + MAXSTALL
   local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
   local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
   if ownexpires > now then
@@ -39,7 +44,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   else
     ownexpires = 0
   end
-  local bound = mended and now + period or MAX
+  local bound = mended and now + longest or MAX
   last, ownexpires = math.min(last, bound), math.min(ownexpires, bound)
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
@@ -77,15 +82,15 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if used > 0 then
     reset = last - now
   end
-  if expires == ownexpires and hascost == owncost and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if expires == ownexpires and hascost == owncost and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, ended, mended, bound, me, expires, hascost, used
+  return granted, remaining, retry, reset, 0, keep, ended, mended, bound, me, expires, hascost, used, period
 end
 
 -- Writes what concurrency decided; the arguments are those it returned from keep on.
-local function concurrency_save(key, keep, ended, mended, bound, me, expires, cost, used)
+local function concurrency_save(key, keep, ended, mended, bound, me, expires, cost, used, period)
   if keep == 0 then
     call('DEL', key)
     return
@@ -108,5 +113,6 @@ local function concurrency_save(key, keep, ended, mended, bound, me, expires, co
   else
     call('ZREM', key, 'c' .. me:sub(2))
   end
+  call('ZADD', key, 'LT', -period, 'p')
   call('ZADD', key, -used, 's')
 end

@@ -834,7 +834,7 @@ func inRange(a Ask, out Outcome, state any) error {
 		return fmt.Errorf("wait is %d with patience %d", out.Wait, a.Patience)
 	case !out.OK() && (out.Granted != 0 || out.Wait != 0):
 		return fmt.Errorf("denied, with granted %d and wait %d", out.Granted, out.Wait)
-	case out.Keep != Unchanged && out.Keep != out.ResetAfter:
+	case out.Keep != Unchanged && (out.Keep < out.ResetAfter || out.Keep >= top):
 		return fmt.Errorf("keep is %d, reset after %d", out.Keep, out.ResetAfter)
 	case a.Mode >= Force && !out.OK():
 		return fmt.Errorf("%v was denied", a.Mode)
@@ -1484,7 +1484,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	}
 	ask := Ask{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
 	longest := min(times(max(used, usedNow)/room+2, r.heal(limit)), math.MaxInt64/2) + MaxStall
-	if a.queues {
+	if a.queues || a.holds {
 		longest = before.ResetAfter + r.heal(limit) + 2
 	}
 	if out := r.ask(ask); out.RetryAfter == Never || out.RetryAfter > longest {

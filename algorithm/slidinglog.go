@@ -12,14 +12,17 @@ var slidingLogLua string
 //
 //	Bound   Count in every interval of length Period; Count·⌈w/Period⌉ in length w; each unit is free again
 //	        exactly Period after it was spent
-//	State   a sorted set with one entry per grant, whatever its cost: its time and the running sum of all cost
-//	Cost    O(log n) for n entries; a refund O(log n + removed)
+//	State   a sorted set with one entry per grant, whatever its cost: its time, the running sum of all cost, and how long it is kept
+//	Cost    O(log n) for n entries to grant, O(log² n) to deny; a refund O(log n + removed)
 //	Choose  for few, precious units where to-the-microsecond windows matter: critical, authenticated endpoints with
 //	        short windows. Memory grows with the grants; prefer SubWindow where a fraction of a Period does not matter
 //	Clock   a step back of δ dates grants up to 5 s ahead at most; beyond, what was used counts from now
 //
 // A running sum makes every entry unique (two grants in one microsecond are two entries) and answers "how much is
 // used" and "when is enough free" by looking at few entries instead of all. Refund gives back the newest cost first.
+//
+// Each limit counts the grants of its own Period. When Period changes, or limits take turns, a grant is kept for the longest Period
+// under which it or one before it was made. So limits that take turns admit, for each Period, at most its Count in each Period.
 var SlidingLog = func() *Algorithm {
 	a := Define("slidinglog", slidingLogLua, slidingLog, func(l Limit) (Params, error) {
 		return Params{l.Count, l.Period}, l.check()
@@ -36,8 +39,9 @@ type record struct {
 }
 
 type grant struct {
-	at  int64
-	sum int64 // of all costs up to this one
+	at   int64
+	sum  int64 // of all costs up to this one
+	keep int64 // µs after at; it ends no sooner than those of the grants before
 }
 
 func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
@@ -73,29 +77,37 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
-	if after == used && !(mended && a.Mode != Peek) && a.Mode != Reset {
+	if after == used && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.ResetAfter = resetOfLog(last.at, period, now, mended, used)
 		out.Keep = Unchanged
 		return out, s
 	}
-	next := trim(s, expired, base)
-	at := max(now, last.at)
+	next := trim(s, expired, now)
 	if mended {
-		next, at = gatherGrants(next, now), now
+		next = gatherGrants(next, now)
 	}
 	if after > used {
+		at, keep := max(now, last.at), period
+		if mended {
+			at = now
+		}
+		if n := len(next.grants); n > 0 {
+			keep = max(keep, next.grants[n-1].at+next.grants[n-1].keep-at)
+		}
 		if last.sum+granted > Max {
 			next, last.sum = rebase(next, base), last.sum-base
 		}
-		next = record{append(next.grants, grant{at, last.sum + granted})}
+		next = record{append(next.grants, grant{at, last.sum + granted, keep})}
 	} else if after > 0 && after < used {
-		next, at = cut(next, base+after)
+		next = cut(next, base+after)
 	}
 	if after == 0 {
-		next = record{}
+		out.Keep = 0
+		return out, record{}
 	}
-	out.ResetAfter = resetOfLog(at, period, now, false, after)
-	out.Keep = out.ResetAfter
+	newest := next.grants[len(next.grants)-1]
+	out.ResetAfter = newest.at + period - now
+	out.Keep = max(out.ResetAfter, newest.at+newest.keep-now)
 	return out, next
 }
 
@@ -109,15 +121,16 @@ func resetOfLog(last, period, now int64, mended bool, used int64) int64 {
 	return last + period - now
 }
 
-// trim drops the expired grants but the last, whose sum is the base. As what it stands for is gone, it must stay expired
-// even if the period grows.
-func trim(s record, expired int, base int64) record {
-	if expired <= 1 {
+// trim drops those of the expired grants that need not be kept for other limits, but the last, whose sum is the base. As what it stands
+// for is gone, it must stay expired even if the period grows.
+func trim(s record, expired int, now int64) record {
+	dropped := sort.Search(expired, func(i int) bool { return s.grants[i].at+s.grants[i].keep > now })
+	if dropped <= 1 {
 		return record{s.grants[:len(s.grants):len(s.grants)]}
 	}
-	grants := make([]grant, 1, len(s.grants)-expired+2)
-	grants[0] = grant{-MaxPeriod, base}
-	return record{append(grants, s.grants[expired:]...)}
+	grants := make([]grant, 1, len(s.grants)-dropped+2)
+	grants[0] = grant{-MaxPeriod, s.grants[dropped-1].sum, 0}
+	return record{append(grants, s.grants[dropped:]...)}
 }
 
 // gatherGrants dates every grant of the future now.
@@ -126,7 +139,14 @@ func gatherGrants(s record, now int64) record {
 	if i == len(s.grants) {
 		return s
 	}
-	return record{append(s.grants[:i:i], grant{now, s.grants[len(s.grants)-1].sum})}
+	keep := int64(0)
+	for _, g := range s.grants[i:] {
+		keep = max(keep, g.keep)
+	}
+	if i > 0 {
+		keep = max(keep, s.grants[i-1].at+s.grants[i-1].keep-now)
+	}
+	return record{append(s.grants[:i:i], grant{now, s.grants[len(s.grants)-1].sum, keep})}
 }
 
 // rebase makes the sums count from base.
@@ -134,15 +154,14 @@ func rebase(s record, base int64) record {
 	var live []grant
 	for _, g := range s.grants {
 		if g.sum > base {
-			live = append(live, grant{g.at, g.sum - base})
+			live = append(live, grant{g.at, g.sum - base, g.keep})
 		}
 	}
 	return record{live}
 }
 
-// cut takes the newest cost off until the running sum is top. It returns the time of the newest grant left.
-func cut(s record, top int64) (record, int64) {
+// cut takes the newest cost off until the running sum is top.
+func cut(s record, top int64) record {
 	i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= top })
-	at := s.grants[i].at
-	return record{append(s.grants[:i:i], grant{at, top})}, at
+	return record{append(s.grants[:i:i], grant{s.grants[i].at, top, s.grants[i].keep})}
 }

@@ -1,14 +1,18 @@
--- A member of the set is the running sum of all cost up to a grant, its score the grant's time. Members are big-endian, so
--- that grants of one microsecond are in the order of their sums.
-local function tosum(sum)
-  return spack('>I7', sum)
+-- A member of the set is the running sum of all cost up to a grant and how long it is kept, its score the grant's time. Members are
+-- big-endian, so that grants of one microsecond are in the order of their sums.
+local function tomember(sum, keep)
+  return spack('>I7I6', sum, keep)
 end
 
 local function fromsum(member)
   return (sunpack('>I7', member))
 end
 
--- The rank and time of the first grant, from rank low on, by which the sum reaches enough. There must be one.
+local function fromkeep(member)
+  return (sunpack('>I6', member, 8))
+end
+
+-- The rank of the first grant, from rank low on, by which the sum reaches enough; its time and its member. There must be one.
 local function reaching(key, enough, low)
   local high = call('ZCARD', key) - 1
   while low < high do
@@ -19,19 +23,21 @@ local function reaching(key, enough, low)
       low = mid + 1
     end
   end
-  return low, tonumber(call('ZRANGE', key, low, low, 'WITHSCORES')[2])
+  local found = call('ZRANGE', key, low, low, 'WITHSCORES')
+  return low, tonumber(found[2]), found[1]
 end
 
 local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  local sum, last, base, expired = 0, now, 0, 0
+  local sum, last, base, expired, kept = 0, now, 0, 0, 0
   if newest[1] then
     sum, last = fromsum(newest[1]), tonumber(newest[2])
     expired = call('ZCOUNT', key, '-inf', text(now - period))
   end
   local mended = last - now > MAXSTALL
   if expired > 0 then
-    base = fromsum(call('ZRANGE', key, expired - 1, expired - 1)[1])
+    local latest = call('ZRANGE', key, expired - 1, expired - 1, 'WITHSCORES')
+    base, kept = fromsum(latest[1]), tonumber(latest[2]) + fromkeep(latest[1])
   end
   local used = sum - base
 
@@ -53,38 +59,73 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   end
 
   remaining = math.max(count - after, 0)
-  if after == used and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if after == used and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
       reset = (mended and now or last) + period - now
     end
     return granted, remaining, retry, reset, 0, keep
   end
   local at = mended and now or math.max(now, last)
-  if after > 0 and after < used then
-    _, at = reaching(key, base + after, expired)
-    if mended then
-      at = math.min(at, now)
+  local keeping = 0
+  if newest[1] then
+    keeping = fromkeep(newest[1])
+    if mended then -- its future grants are one, dated now
+      for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
+        keeping = math.max(keeping, fromkeep(member))
+      end
+      local past = call('ZCOUNT', key, '-inf', text(now))
+      if past > 0 then
+        local before = call('ZRANGE', key, past - 1, past - 1, 'WITHSCORES')
+        keeping = math.max(keeping, before[2] + fromkeep(before[1]) - now)
+      end
+      last = now
+    end
+  end
+  local length = keeping -- of the entry that will be the newest
+  if after > used then
+    length = math.max(period, last + keeping - at)
+    if not newest[1] or after == 0 then
+      length = period
+    end
+  elseif after > 0 and after < used then
+    local member
+    _, at, member = reaching(key, base + after, expired)
+    if mended and at > now then
+      at = now
+    else
+      length = fromkeep(member)
     end
   end
   if after > 0 then
     reset = at + period - now
+    keep = math.max(reset, at + length - now)
+  else
+    keep = 0
   end
-  keep = reset
-  return granted, remaining, retry, reset, 0, keep, now, expired, base, sum, used, after, mended, at
+  return granted, remaining, retry, reset, 0, keep, now, expired, base, kept, sum, used, after, mended, at, length, keeping
 end
 
 -- Writes what slidinglog decided; the arguments are those it returned from keep on.
-local function slidinglog_save(key, keep, now, expired, base, sum, used, after, mended, at)
+local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, after, mended, at, length, keeping)
   if keep == 0 then
     call('DEL', key)
     return
   end
-  if expired > 1 then
-    call('ZREMRANGEBYRANK', key, 0, expired - 2)
-    call('ZADD', key, '-inf', tosum(base)) -- stays expired even if the period grows
+  local dropped, floor = expired, base
+  if expired > 1 and kept > now then -- some are kept for other limits
+    local old = call('ZRANGE', key, 0, expired - 1, 'WITHSCORES')
+    dropped = 0
+    while dropped < expired and old[2 * dropped + 2] + fromkeep(old[2 * dropped + 1]) <= now do
+      floor = fromsum(old[2 * dropped + 1])
+      dropped = dropped + 1
+    end
+  end
+  if dropped > 1 then
+    call('ZREMRANGEBYRANK', key, 0, dropped - 1)
+    call('ZADD', key, '-inf', tomember(floor, 0)) -- stays expired even if the period grows
   end
   if mended and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
-    call('ZADD', key, text(now), tosum(sum))
+    call('ZADD', key, text(now), tomember(sum, keeping))
   end
   if after > used then
     if sum + after - used > MAX then -- count the sums from base on
@@ -93,14 +134,14 @@ local function slidinglog_save(key, keep, now, expired, base, sum, used, after, 
       for i = 1, #grants, 2 do
         local above = fromsum(grants[i]) - base
         if above > 0 then
-          call('ZADD', key, grants[i + 1], tosum(above))
+          call('ZADD', key, grants[i + 1], tomember(above, fromkeep(grants[i])))
         end
       end
       sum = sum - base
     end
-    call('ZADD', key, text(at), tosum(sum + after - used))
+    call('ZADD', key, text(at), tomember(sum + after - used, length))
   elseif after < used then
     call('ZREMRANGEBYRANK', key, (reaching(key, base + after, 0)), -1)
-    call('ZADD', key, text(at), tosum(base + after))
+    call('ZADD', key, text(at), tomember(base + after, length))
   end
 end

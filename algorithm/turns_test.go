@@ -189,8 +189,4 @@ var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice)
 	return nil
 }}
 
-func TestLimitsInTurnForgiveNothing(t *testing.T) {
-	prove(t, limitsInTurn, those(func(a subject) bool {
-		return a.bookable || a.name[0] == 'f' || a.name == "slidingwindow" || a.name[:3] == "sub"
-	}))
-}
+func TestLimitsInTurnForgiveNothing(t *testing.T) { prove(t, limitsInTurn, allSubjects()) }

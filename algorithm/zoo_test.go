@@ -110,6 +110,11 @@ func zoo() []beast {
 		{"a window's length is rounded down to whole seconds", resetAfterIsTight, anchored, wholeSeconds,
 			[]Limit{{Count: 3, Period: 1_500_000}, {Count: 1, Period: 500_000}, {Count: 5, Period: 59_900_000}}},
 		{"a smaller burst forgives what a larger one has used", limitsInTurn, bucket, levelClamped, nil},
+		{"a shorter window forgets what a longer one has used", limitsInTurn, fixed, shorterForgets, nil},
+		{"a shorter sliding window carries use over, share by share", limitsInTurn, sliding, sharesCarried, nil},
+		{"sub-windows of another width begin anew with all that was used", limitsInTurn, sub, gatheredAtOnce, nil},
+		{"a log with a shorter period drops what a longer one counts", limitsInTurn, log, droppedEarly, nil},
+		{"a hold lasts no longer than the present limit's", limitsInTurn, lent, holdsCut, nil},
 		{"a place in a queue counts at the present rate", limitsInTurn, line, turnsMoved, nil},
 		{"a fixed window is mended by any step back across its edge", twoClocksMintNothing, fixed, mendedTooSoon, nil},
 		{"a queue lets its tail give back the places of others", departuresAreSpaced, line, tailGivesAll, nil},
@@ -415,6 +420,46 @@ func levelClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	return values(tokenBucket)(s, p, a, now)
 }
 
+// What was used is moved to the window that the present limit names, whatever it is.
+func shorterForgets(s window, p Params, a Ask, now int64) (Outcome, window) {
+	if ends, _, _, kind := windowEnd(p[1], p[2], p[3], now); s.End > now && s.Kind != kind {
+		s.End, s.Kind = ends, kind
+	}
+	return fixedWindow(s, p, a, now)
+}
+
+func sharesCarried(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+	if start, current, width, previous, _ := slide(s, p[1], now); s.Width > 0 && width != p[1] {
+		s = pair{Start: now - muldiv(max(now-start, 0), p[1], width), Current: current, Width: p[1], Previous: previous}
+	}
+	return slidingWindow(s, p, a, now)
+}
+
+func gatheredAtOnce(s parts, p Params, a Ask, now int64) (Outcome, parts) {
+	if s.Width > 0 && s.Width != p[1] {
+		_, used, _ := roll(s, p[1], p[2], now)
+		s = parts{Width: p[1], Count: p[2], Start: now - now%p[1]}
+		s.Used[0] = used
+	}
+	return subWindow(s, p, a, now)
+}
+
+func droppedEarly(s record, p Params, a Ask, now int64) (Outcome, record) {
+	var kept []grant
+	for _, g := range s.grants {
+		if g.keep > p[1] {
+			g.keep = p[1]
+		}
+		kept = append(kept, g)
+	}
+	return slidingLog(record{kept}, p, a, now)
+}
+
+func holdsCut(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+	s.longest = p[1]
+	return concurrency(s, p, a, now)
+}
+
 // A queue as a number of places, whatever the interval at which those who have them were told to leave.
 func turnsMoved(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
@@ -455,7 +500,7 @@ func oneExpiryForAll(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 		holds[i].expires = last
 	}
 	sort.Slice(holds, func(i, j int) bool { return holds[i].less(holds[j]) })
-	return out, slots{holds}
+	return out, slots{holds, next.longest}
 }
 
 // A slot is a number in a counter: taking it again takes another.

@@ -76,16 +76,17 @@ end
 @enddecide
 
 @save
-local keep = UNCHANGED
+local keep, need = UNCHANGED, 0 -- need: also what is left as it is must live as long as its present limit counts it
 @each
 if keep$ > keep then
   keep = keep$
 end
+need = math.max(need, reset$, keep$)
 t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
 @endeach
-if usual and now + keep <= lives and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 + t$6 == 0} then
+if usual and now + need <= lives and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 + t$6 == 0} then
   call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))
-elseif keep >= 0 then
+elseif keep >= 0 or need > 0 and now + need > lives then
   local value = ''
 @each
   if keep$ > 0 then
@@ -121,10 +122,10 @@ elseif keep >= 0 then
     if stored then
       call('DEL', key)
     end
-  elseif now + keep <= lives then
+  elseif now + need <= lives then
     call('SET', key, stored:sub(1, 4) .. value, 'KEEPTTL')
   else
-    call('SET', key, spack('<I4', livesof(now, keep)) .. value, 'PX', text(ttlof(keep) + virtual))
+    call('SET', key, spack('<I4', livesof(now, need)) .. value, 'PX', text(ttlof(need) + virtual))
   end
 end
 @endsave

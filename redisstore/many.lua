@@ -45,10 +45,19 @@ local function ask(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p
   ASK
 end
 
--- Makes a granted charge, or mends the state of a denied one.
+-- Makes a granted charge, or mends the state of a denied one. What is left as it is must live as long as its present limit counts it.
 local function save(key, algorithm, tag, result)
-  local keep = result[6]
+  local keep, reset = result[6], result[4]
   if keep < 0 then
+    if algorithm >= 128 and reset > 0 then
+      call('PEXPIRE', KEYS[key], text(ttlof(reset) + virtual), 'GT')
+    elseif algorithm < 128 and reset > 0 and now + reset > strings[key].lives then
+      local s = strings[key]
+      if s.keep < 0 then
+        saved[#saved + 1] = key
+      end
+      s.keep = math.max(s.keep, reset)
+    end
     return
   end
   if algorithm >= 128 then
@@ -69,7 +78,7 @@ local function save(key, algorithm, tag, result)
   if s.keep < 0 then
     saved[#saved + 1] = key
   end
-  s.keep = math.max(s.keep, keep)
+  s.keep = math.max(s.keep, keep, reset)
 end
 
 local reply = {}
@@ -95,11 +104,10 @@ for _ = 1, batches do
   end
   for i = 1, charges do
     local q, result = asked[i], results[i]
-    if allowed or result[3] ~= 0 then
-      save(q[1], q[2], q[3], result)
-    else -- granted by itself, denied by another, or only asked for: say what is left
+    if not allowed and result[3] == 0 then -- granted by itself, denied by another, or only asked for: say what is left
       result = ask(q[1], q[2], q[3], PEEK, 0, 0, q[4], q[5], q[6], q[7], q[8])
     end
+    save(q[1], q[2], q[3], result)
     reply[#reply + 1] = spack('<ddddd', result[1], result[2], result[3], result[4], result[5])
   end
 end

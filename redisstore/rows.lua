@@ -18,6 +18,7 @@ for index = 1, #KEYS do
 @load
 
   local @list{left$} = @list{UNCHANGED}
+  local @list{last$} = @list{0}
   for _ = 1, asks do
     local callers, dry, @list{mode$, each$, a$, b$, c$}
     local @list{d$, patience$, who$} = @list{0, 0, 0}
@@ -54,6 +55,7 @@ for index = 1, #KEYS do
         sum, summing = 1, false
       else
 @each
+        last$ = reset$
         if keep$ == 0 then
           left$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
         elseif keep$ > 0 then
@@ -106,7 +108,7 @@ for index = 1, #KEYS do
   end
 
 @each
-  local keep$, t$1, t$2, t$3, t$4, t$5, t$6 = left$, s$1, s$2, s$3, s$4, s$5, s$6
+  local keep$, reset$, t$1, t$2, t$3, t$4, t$5, t$6 = left$, last$, s$1, s$2, s$3, s$4, s$5, s$6
 @endeach
 @save
 end

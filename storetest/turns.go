@@ -250,7 +250,7 @@ func limitsInTurn(b *bench) {
 					c.limit.Period = age / 256 // units so small that all can count the largest burst, also in 32 shards
 				}
 			}
-			if round%2 == 1 && k.name == "token" { // two periods too
+			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // two periods too
 				small.limit.Period /= 2
 				large.limit.Period -= time.Hour
 			}
@@ -300,7 +300,9 @@ func SomeTurns() [][]penstock.Limit {
 		penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SubWindow(6), penstock.SlidingLog,
 	} {
 		add(penstock.PerMinute(100).With(a), penstock.PerMinute(5).With(a))
+		add(penstock.PerHour(100).With(a), penstock.PerSecond(10).With(a))
+		add(penstock.PerHour(100).With(a), penstock.PerMinute(7).With(a), penstock.PerSecond(3).With(a))
 	}
-	add(penstock.InFlight(20, time.Minute), penstock.InFlight(3, time.Minute))
+	add(penstock.InFlight(20, time.Minute), penstock.InFlight(3, time.Minute), penstock.InFlight(5, time.Second))
 	return all
 }

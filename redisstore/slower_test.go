@@ -1,0 +1,62 @@
+package redisstore_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/go-redis/v9"
+)
+
+// A limit that is made slower while it is in use keeps what was used for as long as the slower limit counts it, although a denial
+// changes nothing but the time to live: alone, and in a batch.
+func TestStateOutlivesALimitMadeSlower(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket})
+	t.Cleanup(func() { _ = client.Close() })
+	other := penstock.PerHour(1).WithName("other")
+	for _, limit := range []penstock.Limit{
+		penstock.PerSecond(10).With(penstock.TokenBucket), penstock.PerSecond(10).With(penstock.SlidingLog),
+	} {
+		for _, batch := range []bool{false, true} {
+			t.Run(fmt.Sprint(limit.Algorithm.Name, " ", batch), func(t *testing.T) {
+				prefix := aPrefix()
+				s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
+				decide := func(limit penstock.Limit) penstock.Decision {
+					charges := []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}}
+					if batch {
+						o := other
+						o.Group = limit.Name
+						charges = append(charges, penstock.Charge{Key: "k", Limit: o, Mode: penstock.Peek})
+					}
+					d, err := s.Decide(context.Background(), charges)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return d
+				}
+				for range 10 {
+					decide(limit)
+				}
+				slower := limit
+				slower.Period = time.Hour
+				if d := decide(slower); d.Allowed {
+					t.Fatalf("an hour's limit was granted: %+v", d.Status(0))
+				}
+				keys := client.Keys(context.Background(), prefix+"*").Val()
+				if len(keys) != 1 {
+					t.Fatalf("the keys are %v", keys)
+				}
+				d := decide(slower)
+				if ttl, used := client.PTTL(context.Background(), keys[0]).Val(), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
+					t.Errorf("it lives for %v, and is used for %v", ttl, used)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,34 @@
+package redisstore_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// Limits that take turns over one counter admit on a server what the largest admits, by any algorithm.
+func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, turns := range storetest.SomeTurns() {
+		t.Run(turns[0].String(), func(t *testing.T) {
+			for n := range effort.Of(3, 60) {
+				seed := effort.Seed() + uint64(n)
+				now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+				clock := func() time.Time { return now }
+				trial := storetest.Turns{
+					Store:  open(t, server.URL(), redisstore.Options{Now: clock, Prefix: aPrefix()}),
+					Limits: turns, Now: clock, Advance: func(d time.Duration) { now = now.Add(d) },
+				}
+				if err := trial.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 200); err != nil {
+					t.Fatalf("PENSTOCK_SEED=%d: %v", seed, err)
+				}
+			}
+		})
+	}
+}
