@@ -1,0 +1,34 @@
+package memstore_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A limit that is made slower while it is in use keeps what was used for as long as the slower limit counts it.
+func TestStateOutlivesALimitMadeSlower(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)} {
+		clock := aHand()
+		s := memstore.New(memstore.Options{Now: clock.Now, Shards: 1})
+		for range 10 {
+			decide(t, s, spend("k", limit, 1))
+		}
+		slower := limit
+		slower.Period = time.Hour
+		first := decide(t, s, spend("k", slower, 1))
+		granted := clock.now.Add(first.RetryAfter())
+		for clock.now.Before(granted.Add(-time.Second)) {
+			clock.advance(time.Second)
+			for i := range 3 { // sweeps what is not needed any more
+				decide(t, s, spend(string(rune('a'+i)), limit, 1))
+			}
+			if d := decide(t, s, spend("k", slower, 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != granted {
+				t.Fatalf("%v, %v after the change to an hour: %v; granted was promised for %v", limit, clock.now, d, granted)
+			}
+		}
+	}
+}
