@@ -38,6 +38,13 @@ func TestAStoreThatMayForgetOrIsFullIsTold(t *testing.T) {
 			t.Errorf("row %d, %+v: %d and %d lines; want %d and %d", i, row.now, e, s, row.evicts, row.scarce)
 		}
 	}
+	now = redisstore.Memory{Used: 900, Max: 1000, Policy: "allkeys-lru", Server: "10.0.0.1:6379"}
+	m.evicts, m.scarce = false, false
+	failure = nil
+	m.look(t.Context())
+	if n := len(log.lines("server=10.0.0.1:6379")); n != 2 {
+		t.Errorf("%d lines name the server of a Cluster, want 2:\n%s", n, log)
+	}
 	(&memory{}).look(t.Context()) // nobody to ask
 	t.Logf("counted: %d states of a store's memory", len(rows))
 }
