@@ -49,6 +49,14 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		}
 	}
 	lease := guard.LeaseOptions{Limits: leasing(100)}
+	outage := func(limit penstock.Limit) (over int64) {
+		for _, b := range (guard.Options{}).Bounds(limit) {
+			if b.When == "store fails" || b.When == "store returns" {
+				over += b.Over
+			}
+		}
+		return over
+	}
 	cut := guard.Settings{Shards: 3}
 	chains := []chain{
 		{"deny", func(store *faulty) (penstock.Store, func()) {
@@ -59,6 +67,19 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 			store.breaks(fails(errDown))
 			return guard.Fallback(guard.FallbackOptions{})(store), func() {}
 		}, nil},
+		{"fallback of a store that fails once", func(store *faulty) (penstock.Store, func()) {
+			g := guard.Fallback(guard.FallbackOptions{})(store)
+			decisions := 0
+			return vague(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				switch decisions++; decisions {
+				case 100:
+					store.breaks(fails(errDown))
+				case 200:
+					store.breaks(nil)
+				}
+				return g.Decide(ctx, charges)
+			})), func() {}
+		}, outage},
 		{"split", func(store *faulty) (penstock.Store, func()) { return vague(split(3)(store)), func() {} }, nil},
 		{"lease", leased(lease), lease.Excess},
 		{"exact lease", leased(guard.LeaseOptions{Limits: leasing(100), Exact: true}), lease.Excess},
