@@ -88,7 +88,7 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 		}
 		a.endTrials(trials)
 		if !admitted {
-			a.returnHolds() // of trials: the request holds nothing
+			a.returnHolds(s.status) // of trials: the request holds nothing
 			a.free()
 			return nil
 		}
@@ -202,7 +202,7 @@ func (a *Admission) denied(w http.ResponseWriter, s *setup, latency time.Duratio
 	a.gate.observe(a.event(outcome, latency))
 	if unanswered(a.Decision.Source) {
 		a.noteHolds(a.verdict.Charges, a.verdict.Limits)
-		a.returnHolds()
+		a.returnHolds(0)
 	}
 	if outcome == FailedClosed {
 		a.shut(w, s, a.strictest())

@@ -116,9 +116,10 @@ func (a *Admission) corrections(status int) (all corrections) {
 // maxReturns is how many requests may be answered while what they hold is given back. Those beyond it are answered afterwards.
 const maxReturns = 1000
 
-// returnHolds gives back the slots of a request that is turned away since the store gave no answer. Its answer does not wait for the next.
-func (a *Admission) returnHolds() {
-	all := a.corrections(0)
+// returnHolds gives back the slots of a request that is turned away, and what is charged by status and not for this one; 0 if none is known. Its answer
+// does not wait for the next.
+func (a *Admission) returnHolds(status int) {
+	all := a.corrections(status)
 	if all.empty() {
 		return
 	}

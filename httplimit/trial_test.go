@@ -115,3 +115,22 @@ func TestDeniedRequestsKeepNoSlotOfATrial(t *testing.T) {
 		}
 	})
 }
+
+// A denied request is not answered with what a shadow counts.
+func TestDeniedRequestsAreNotChargedByStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, seen := gateOf(t, `
+rules: [{name: a, per: everyone, limits: [{name: hard, rate: 1/h}, {name: failed, rate: 3/h, on_status: 401, shadow: true}]}]
+`)
+		h := gate.Middleware(answer(401))
+		for i := range 10 {
+			if w := send(h, "GET", "/"); (w.Code == 401) != (i == 0) {
+				t.Errorf("request %d: %d", i+1, w.Code)
+			}
+			synctest.Wait()
+		}
+		if denied := seen.count(httplimit.ShadowDenied); denied != 0 {
+			t.Errorf("the shadow would have denied %d, where one request of 3 had failed", denied)
+		}
+	})
+}

@@ -103,7 +103,7 @@ func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latenc
 	if a.Decision.Allowed {
 		return true
 	}
-	a.returnHolds()
+	a.returnHolds(0)
 	if canceled {
 		a.gate.turnAway(w, a.Request, s, denial{reason: callerCanceled})
 	} else {
