@@ -66,7 +66,8 @@ type BreakerOptions struct {
 // It opens after Failures failures in a row, when half of at least 20 calls that began in the last
 // second have failed, and at once on an error that is Lasting. After its pause one call in 50 ms
 // passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close it, one
-// failure opens it again. In Standard, these calls are made even if no caller comes.
+// failure opens it again. In Standard, the first of these calls are the breaker's own, so that no
+// caller waits for a store that hangs, and they are made even if no caller comes.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is
 // learnt from what the store may not have seen: the caller's own cancellation, penstock.ErrInvalid,
@@ -194,6 +195,7 @@ type circuit struct {
 	machine *gobreaker.CircuitBreaker[struct{}]
 	pause   atomic.Pointer[pause] // nil while closed
 	watched atomic.Bool           // somebody asks until it is closed
+	probed  atomic.Bool           // no caller need find out that the store is back
 	asked   atomic.Bool           // since somebody has looked
 	seen    time.Time             // when it was last found asked; under the breaker's lock
 
@@ -224,9 +226,14 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 	if !c.asked.Load() {
 		c.asked.Store(true)
 	}
-	if p := c.pause.Load(); p != nil && !p.lets() {
+	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.probed.Load() || !p.lets()) {
 		return d, p.refuse(ctx)
 	}
+	return c.ask(ctx, charges)
+}
+
+// ask asks the store, and learns of it.
+func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	asked := false
 	c.machine.Execute(func() (none struct{}, verdict error) {
 		asked = true
@@ -242,8 +249,9 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 	return d, err
 }
 
-// watch asks what is left of the charges, as far as the pauses let it, until the circuit is closed. So a caller who comes long after the store
-// did finds it closed.
+// watch asks what is left of the charges, as far as the pauses let it, until the circuit is closed.
+// So a caller who comes long after the store did finds it closed, and no caller waits for a store
+// that hangs: callers pass once the store has answered, or if what it answers tells nothing of it.
 func (c *circuit) watch(charges []penstock.Charge) {
 	b := c.breaker
 	b.mu.Lock()
@@ -255,11 +263,19 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	for i := range peeks {
 		peeks[i].Mode, peeks[i].Patience = penstock.Peek, 0
 	}
+	c.probed.Store(true)
 	b.watchers.Go(func() {
 		defer c.watched.Store(false)
-		for c.pause.Load() != nil {
-			if _, err := c.decide(b.life, peeks); err == nil {
-				continue
+		defer c.probed.Store(false)
+		for p := c.pause.Load(); p != nil; p = c.pause.Load() {
+			if p.lets() {
+				_, err := c.ask(b.life, peeks)
+				if err == nil {
+					continue
+				}
+				if judge(b.life, err) == errNothingLearnt {
+					return // callers find out
+				}
 			}
 			wait := probeEvery
 			if p := c.pause.Load(); p != nil {

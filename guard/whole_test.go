@@ -251,3 +251,61 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 		}
 	})
 }
+
+// When a store hangs, the first callers wait for the deadline, and nobody does afterwards: the
+// breaker itself asks whether the store is back.
+func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		s := guard.Standard(store, guard.Options{})
+		defer s.Close()
+		limit := ready(t, penstock.PerSecond(1_000_000))
+		store.breaks(hangs)
+		var first sync.WaitGroup
+		for i := range 20 {
+			first.Go(func() { s.Decide(t.Context(), one(limit, fmt.Sprint(i))) })
+		}
+		first.Wait()
+		for range 20_000 {
+			start := time.Now()
+			if _, err := s.Decide(t.Context(), one(limit, "k")); err != nil || time.Since(start) > 0 {
+				t.Fatalf("a decision took %v, %v", time.Since(start), err)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		store.breaks(nil)
+		time.Sleep(time.Second)
+		if d, err := s.Decide(t.Context(), one(limit, "k")); err != nil || d.Source != penstock.FromStore {
+			t.Errorf("a second after the store's return: %v, %v", d.Source, err)
+		}
+	})
+}
+
+// The breaker asks what opened it. Where the answer says nothing of the store, as of a key that holds
+// something else, callers find out that the store is back.
+func TestBreakerClosesThoughItsOwnQuestionTellsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := newFaulty()
+		s := guard.Standard(store, guard.Options{OnFailure: guard.Closed})
+		defer s.Close()
+		limit := ready(t, penstock.PerSecond(1_000_000))
+		store.breaks(fails(errDown))
+		for range 20 {
+			s.Decide(t.Context(), one(limit, "poisoned"))
+		}
+		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if charges[0].Key == "poisoned" {
+				return penstock.Decision{}, uncountedError{errDown}
+			}
+			return store.store.Decide(ctx, charges)
+		})
+		time.Sleep(time.Second)
+		for range 1000 {
+			s.Decide(t.Context(), one(limit, "k"))
+			time.Sleep(time.Millisecond)
+		}
+		if state := s.Stats().Breakers[""]; state != guard.StateClosed {
+			t.Errorf("the breaker is %v two seconds after the store's return", state)
+		}
+	})
+}

@@ -15,7 +15,7 @@ const (
 	burst    = 20
 	asked    = 400 // a second, of each policy
 	deadline = 250 * time.Millisecond
-	slack    = 50 * time.Millisecond
+	slack    = 100 * time.Millisecond
 	soon     = time.Second
 )
 
