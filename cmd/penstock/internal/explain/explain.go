@@ -177,6 +177,13 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	if l.Settled {
 		notes = append(notes, "corrected to the true cost afterwards")
 	}
+	if l.Rule.BeforeAuth {
+		notes = append(notes, "decided by itself if the request has a token whose signature was not checked before")
+	}
+	if limit, ok := l.Rule.NewIdentities(); ok && !l.Shadow {
+		_, rate, _ := strings.Cut(limit.String(), ": ")
+		notes = append(notes, "of those who are new here, an address may bring "+rate)
+	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil
 }
