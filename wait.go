@@ -136,11 +136,11 @@ type Reservation struct {
 func (r *Reservation) Delay() time.Duration { return max(time.Until(r.start), 0) }
 
 // Settle corrects the cost to what it turned out to be: the rest is given back, or what is missing is charged even if
-// it does not fit. It takes a second at most and is done even if ctx has ended. Only the first Settle or Cancel counts: after an
-// error that wraps ErrUnavailable it is unknown whether it was done, so it is not tried again.
+// it does not fit. It takes a second at most and is done even if ctx has ended. Only the first Settle or Cancel counts, except one
+// that is refused with ErrInvalid because actual is below 0 or above MaxCost: after an error that wraps ErrUnavailable it is unknown whether it was done, so it is not tried again.
 func (r *Reservation) Settle(ctx context.Context, actual int64) error {
-	if actual < 0 {
-		return fmt.Errorf("%w: settle %d units; a cost is not negative", ErrInvalid, actual)
+	if actual < 0 || actual > MaxCost {
+		return fmt.Errorf("%w: settle %d units; a cost is from 0 to %d", ErrInvalid, actual, int64(MaxCost))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"time"
 )
 
 const (
@@ -24,6 +25,9 @@ const (
 	// MaxStall is how far a clock may step back, in µs, before a state written by the later clock is mended. Up to
 	// here the state is believed and time stands still for it; beyond, its time becomes the present one.
 	MaxStall = 5_000_000
+
+	// MaxTime is the latest moment that a step can compute with, in µs since the epoch: in September 2112.
+	MaxTime = Max
 
 	// Never as RetryAfter says that the cost cannot fit at any time.
 	Never = -1
@@ -220,6 +224,15 @@ func (c *cells[S]) Step(i uint32, p *Params, a *Ask, now int64, commit bool, out
 	if out.Keep != Unchanged && (commit || !out.OK()) {
 		c.states[i] = next
 	}
+}
+
+// CheckTime tells whether steps can compute with a moment, given in µs since the epoch: it must lie after 1970 began, and not after MaxTime.
+func CheckTime(now int64) error {
+	if now <= 0 || now > MaxTime {
+		return fmt.Errorf("the time is %v; it must be from 1970-01-01 to %v", time.UnixMicro(now).UTC().Format(time.DateTime),
+			time.UnixMicro(MaxTime).UTC().Format(time.DateOnly))
+	}
+	return nil
 }
 
 // HolderID is the number by which the steps over numbers know a holder: 0 for none, 52 bits of FNV-1a otherwise. Two

@@ -4,6 +4,7 @@ package memstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"sync"
@@ -17,7 +18,7 @@ import (
 // Options of a Store. The zero value is useful.
 type Options struct {
 	// Now is the clock. Default: the wall clock, whose steps are followed within a second. A clock for tests or replay
-	// may stand still, jump or step back.
+	// may stand still, jump or step back, from 1970 to 2112; charges at other times are refused with ErrInvalid.
 	Now func() time.Time
 
 	// Shards is how many locks share the keys, rounded up to a power of two. Default: 256.
@@ -72,7 +73,7 @@ func New(o Options) *Store {
 // Len is how many counters there are: the live ones, and idle ones that have not been swept yet.
 func (s *Store) Len() int { return int(s.keys.Load()) }
 
-// Decide implements penstock.Store. It never blocks on anything but a shard's lock, so it does not watch ctx.
+// Decide implements penstock.Store. A deadline that has passed is ErrUnavailable, as it is of a store that is asked over a network. It never blocks on anything but a shard's lock, so it does not watch ctx.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	var buf [4]*penstock.Plan
 	plans, err := penstock.Prepare(charges, buf[:0])
@@ -80,9 +81,17 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("%w: memstore: %w", penstock.ErrUnavailable, err)
+		}
 		return penstock.Decision{}, err
 	}
 	now := s.now()
+	if s.given != nil {
+		if err := algorithm.CheckTime(now); err != nil {
+			return penstock.Decision{}, fmt.Errorf("%w: memstore: Options.Now: %w", penstock.ErrInvalid, err)
+		}
+	}
 	if len(charges) == 1 {
 		err = s.decideOne(&charges[0], plans[0], now, &d)
 		return d, err

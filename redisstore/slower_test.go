@@ -60,3 +60,36 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 		}
 	}
 }
+
+// A TTL is never shorter than the state is used, and at most twice the longest time that it was used for, and 5 s: also after a Force
+// and the Refund of it.
+func TestTTLStaysWithinItsBound(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket})
+	t.Cleanup(func() { _ = client.Close() })
+	for _, limit := range []penstock.Limit{
+		penstock.PerSecond(10), penstock.PerMinute(10).With(penstock.FixedWindow), penstock.PerSecond(10).With(penstock.SlidingLog),
+		penstock.PerMinute(10).With(penstock.SubWindow(6)),
+	} {
+		prefix := aPrefix()
+		s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
+		var longest time.Duration
+		for _, step := range []struct {
+			mode penstock.Mode
+			cost int64
+		}{{penstock.Spend, 1}, {penstock.Force, 1000}, {penstock.Refund, 1000}, {penstock.Spend, 1}, {penstock.Spend, 20}} {
+			d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Mode: step.mode, Cost: step.cost}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			used := d.Status(0).ResetAfter
+			longest = max(longest, used)
+			for _, key := range client.Keys(t.Context(), prefix+"*").Val() {
+				if ttl := client.PTTL(t.Context(), key).Val(); ttl < used || ttl > 2*longest+5*time.Second+2*time.Millisecond {
+					t.Errorf("%v, after %v %d: it lives for %v, is used for %v, and was for %v", limit, step.mode, step.cost, ttl, used, longest)
+				}
+			}
+		}
+	}
+}

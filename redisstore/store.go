@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 )
 
 // Options of a Store. The zero value is useful.
@@ -32,7 +33,7 @@ type Options struct {
 	Apart bool
 
 	// Now, if set, is the time by which everything is decided, instead of the server's. It is for tests, replay and
-	// simulation only: clocks of several processes differ. Keys live for an hour longer than they need.
+	// simulation only: clocks of several processes differ. It shows times from 1970 to 2112; charges at others are refused with ErrInvalid. Keys live for an hour longer than they need.
 	Now func() time.Time
 }
 
@@ -152,6 +153,11 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 	}
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, unavailable(ctx, tooLate(err))
+	}
+	if s.now != nil {
+		if err := algorithm.CheckTime(s.given()); err != nil {
+			return penstock.Decision{}, fmt.Errorf("%w: redisstore: Options.Now: %w", penstock.ErrInvalid, err)
+		}
 	}
 	if spread(charges) {
 		sharded, err := s.client.Sharded(ctx)

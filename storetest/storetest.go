@@ -1050,6 +1050,12 @@ func reservations(b *bench) {
 	remains("cancelled", 1)
 	settle(r, 5)
 	remains("settled after cancel", 1)
+	r = reserve(1)
+	if err := r.Settle(ctx, penstock.MaxCost+1); !errors.Is(err, penstock.ErrInvalid) {
+		b.broken("settle more than a cost can be: %v, want ErrInvalid", err)
+	}
+	settle(r, 0)
+	remains("settled after a refusal", 1)
 	settle(reserve(1), 1)
 	remains("settled as reserved", 0)
 	if err := reserve(0).Settle(ctx, 4); err != nil {

@@ -1,0 +1,55 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A clock that steps cannot compute with is refused by the name of the option, and changes nothing.
+func TestClocksBefore1970AreRefused(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, now := range []time.Time{{}, time.Unix(0, 0), time.Unix(-1, 0), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		clock := func() time.Time { return now }
+		for name, s := range map[string]penstock.Store{
+			"redisstore": open(t, server.URL(), redisstore.Options{Now: clock, Prefix: aPrefix()}),
+			"memstore":   memstore.New(memstore.Options{Now: clock}),
+		} {
+			for _, limit := range []penstock.Limit{penstock.PerSecond(1), penstock.InFlight(1, time.Second), penstock.PerSecond(1).With(penstock.SlidingLog)} {
+				_, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Cost: 1, Holder: "h"}})
+				if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), name+": Options.Now") {
+					t.Errorf("%s at %v: %v, want an ErrInvalid that names Options.Now", name, now, err)
+				}
+			}
+		}
+	}
+}
+
+// Both stores say alike what became of a caller whose context has ended.
+func TestEndedContextsAreAnsweredAlike(t *testing.T) {
+	t.Parallel()
+	late, done := context.WithDeadline(t.Context(), time.Unix(1, 0))
+	defer done()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, s := range map[string]penstock.Store{
+		"redisstore": open(t, redistest.Start(t).URL(), redisstore.Options{}),
+		"memstore":   memstore.New(memstore.Options{}),
+	} {
+		charges := []penstock.Charge{{Key: "k", Limit: penstock.PerSecond(1), Cost: 1}}
+		if _, err := s.Decide(late, charges); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
+			t.Errorf("%s after the deadline: %v", name, err)
+		}
+		if _, err := s.Decide(gone, charges); !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
+			t.Errorf("%s after the caller has gone: %v", name, err)
+		}
+	}
+}
