@@ -142,3 +142,45 @@ func allZones(t *testing.T) []string {
 	}
 	return names
 }
+
+// After a step back across the edge of a window, however far, no more than two windows' Counts are admitted in the time of one window; and what
+// a denied Peek answers is exact.
+func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
+	const width = 60_000_000
+	edge := epoch - epoch%width + width
+	for _, a := range []subject{windowSubject(), anchoredSubject(), calendarSubject(Day, "Asia/Kolkata")} {
+		r := beginWith(a, seeded(1, 1), Limit{Count: 100, Period: width})
+		length := int64(width)
+		if a.at != nil {
+			length = day
+			r.now = epoch
+			edge = r.edge()
+		}
+		all := Ask{Mode: Draw, Cost: Max / 2}
+		for _, back := range []int64{MaxStall + 1, 11_000_000, length + 11_000_000, 1000 * length} {
+			r.ask(Ask{Mode: Reset})
+			r.now = edge - 1
+			admitted := r.ask(all).Granted
+			r.now = edge + 1_000_000
+			admitted += r.ask(all).Granted
+			r.now -= back
+			stepped := r.now
+			peek := r.ask(Ask{Mode: Peek, Cost: 1})
+			for r.now < stepped+length-2_000_000 { // of real time, not quite a window
+				admitted += r.ask(all).Granted
+				r.now += length / 97
+			}
+			if admitted > 200 {
+				t.Errorf("%s: %d admitted in less than a window, %d µs back", a.name, admitted, back)
+			}
+			if peek.OK() {
+				t.Errorf("%s: %d µs back, a unit is left", a.name, back)
+				continue
+			}
+			r.now = stepped + peek.RetryAfter - 1
+			if out := r.ask(Ask{Mode: Peek, Cost: 1}); out.RetryAfter != 1 {
+				t.Errorf("%s: %d µs back, 1 µs before the time that a peek named: %+v", a.name, back, out)
+			}
+		}
+	}
+}
