@@ -132,7 +132,8 @@ func guardsSection(r *report) error {
 				}
 				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}
-			if n := len(load.guards); n > 1 { // the last has leases, the one before none
+			// The last has leases, the one before none. Few callers depend more on what else the machine does, so they have no goal.
+			if n := len(load.guards); n > 1 && goroutines >= 512 {
 				ratio := median(ratios(all[1+n].rates, all[n].rates))
 				r.atLeast(fmt.Sprintf("guards: %s, %d callers: decisions with leases / without", load.name, goroutines), ratio, leastWithLeases)
 			}
