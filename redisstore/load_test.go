@@ -157,7 +157,7 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 type counting struct {
 	redisstore.Client
 	missing, loads, evals atomic.Int64
-	scripts               []redisstore.Script // of the latest Load
+	scripts               []redisstore.Script // that every server was to know
 	proceed               chan struct{}       // closed; nil: at once
 }
 
@@ -177,7 +177,9 @@ func (c *counting) Eval(ctx context.Context, script string, keys, args []string)
 
 func (c *counting) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
 	c.loads.Add(1)
-	c.scripts = slices.Clone(scripts)
+	if key == "" {
+		c.scripts = slices.Clone(scripts)
+	}
 	c.wait()
 	return c.Client.Load(ctx, key, scripts)
 }

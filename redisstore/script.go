@@ -104,8 +104,8 @@ func commandsIn(script string) iter.Seq[string] {
 
 // A library holds the scripts composed so far.
 type library struct {
-	mu      sync.Mutex
-	scripts atomic.Pointer[[]*script]
+	mu      sync.Mutex // held while scripts are added
+	shelves [rows + 1][maxRow + 1]shelf
 }
 
 // find returns the script of a kind that decides charges, composing it if need be.
@@ -131,11 +131,15 @@ func (l *library) find(kind kind, charges []charge) *script {
 
 // known is the script of a kind that decides charges; of several, that of the fewest algorithms. It is nil if there is none.
 func (l *library) known(kind kind, charges []charge) (best *script) {
-	if scripts := l.scripts.Load(); scripts != nil {
-		for _, s := range *scripts {
-			if s.kind == kind && s.fits(charges) && (best == nil || len(s.algorithms) < len(best.algorithms)) {
-				best = s
-			}
+	for _, s := range l.shelf(kind, len(charges)).all() {
+		if !s.fits(charges) {
+			continue
+		}
+		if kind != many {
+			return s
+		}
+		if best == nil || len(s.algorithms) < len(best.algorithms) {
+			best = s
 		}
 	}
 	return best
@@ -143,12 +147,9 @@ func (l *library) known(kind kind, charges []charge) (best *script) {
 
 // makeLocked returns the script of a kind for just these algorithms, composing it if need be.
 func (l *library) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *script {
-	var all []*script
-	if known := l.scripts.Load(); known != nil {
-		all = *known
-	}
-	for _, s := range all {
-		if s.kind == kind && slices.EqualFunc(s.algorithms, algorithms, (*algorithm.Algorithm).Is) {
+	shelf := l.shelf(kind, len(algorithms))
+	for _, s := range shelf.all() {
+		if slices.EqualFunc(s.algorithms, algorithms, (*algorithm.Algorithm).Is) {
 			return s
 		}
 	}
@@ -160,9 +161,30 @@ func (l *library) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *scri
 	}
 	sum := sha1.Sum([]byte(made.Text))
 	made.Digest = hex.EncodeToString(sum[:])
-	all = append([]*script{made}, all...)
-	l.scripts.Store(&all)
+	shelf.add(made)
 	return made
+}
+
+// A shelf has scripts of one kind; of rows, those for one number of charges.
+type shelf struct{ scripts atomic.Pointer[[]*script] }
+
+func (l *library) shelf(kind kind, charges int) *shelf {
+	if kind == many {
+		charges = 0
+	}
+	return &l.shelves[kind][charges]
+}
+
+func (s *shelf) all() []*script {
+	if scripts := s.scripts.Load(); scripts != nil {
+		return *scripts
+	}
+	return nil
+}
+
+func (s *shelf) add(made *script) {
+	scripts := append(slices.Clone(s.all()), made)
+	s.scripts.Store(&scripts)
 }
 
 // fits tells whether the script decides these charges: it is of just their algorithms or, if for any batches, has them.
