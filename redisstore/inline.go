@@ -3,6 +3,7 @@ package redisstore
 import (
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 )
 
@@ -21,6 +22,7 @@ type function struct {
 	body       string
 	expression string // if it is nothing else
 	loops      bool
+	names      map[string]bool // that the body has
 	assigned   map[string]bool // names that the body assigns
 	declared   map[string]bool // names that the body declares
 }
@@ -71,7 +73,10 @@ func newFunction(name, parameters, body string, others []function) function {
 			f.expression = expression
 		}
 	}
-	f.assigned, f.declared = make(map[string]bool), make(map[string]bool)
+	f.names, f.assigned, f.declared = make(map[string]bool, 64), make(map[string]bool), make(map[string]bool)
+	for _, name := range names(body) {
+		f.names[name] = true
+	}
 	for line := range strings.Lines(body) {
 		line, local := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
 		names := line[:listEnd(line)]
@@ -219,13 +224,7 @@ func (f *function) bind(arguments string) (body, locals string) {
 // hides tells whether one of the names may mean something else inside f.
 func (f *function) hides(names string) bool {
 	for name := range strings.SplitSeq(names, ",") {
-		name = strings.TrimSpace(name)
-		for _, parameter := range f.parameters {
-			if parameter == name {
-				return true
-			}
-		}
-		if mentions(f.body, name) {
+		if name = strings.TrimSpace(name); f.names[name] || slices.Contains(f.parameters, name) {
 			return true
 		}
 	}

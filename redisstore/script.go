@@ -364,7 +364,7 @@ func finish(body string) string {
 
 // calledIn tells whether a function calls one of the prelude's.
 func (p prelude) calledIn(f function) bool {
-	return slices.ContainsFunc(p.functions, func(of function) bool { return mentions(f.body, of.name) })
+	return slices.ContainsFunc(p.functions, func(of function) bool { return f.names[of.name] })
 }
 
 // cutBlock cuts a text around what stands between the lines "@name" and "@endname".
