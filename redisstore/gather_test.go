@@ -28,19 +28,18 @@ type gatedClient struct {
 }
 
 func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	if c.again(digest) {
-		return c.Client.EvalSha(ctx, digest, keys, args)
-	}
-	c.scripts.Add(1)
-	select {
-	case fate := <-c.held:
-		if fate != nil {
-			if err := fate(ctx); err != nil {
-				return "", err
+	if !c.again(digest) {
+		c.scripts.Add(1)
+		select {
+		case fate := <-c.held:
+			if fate != nil {
+				if err := fate(ctx); err != nil {
+					return "", err
+				}
 			}
+		case <-ctx.Done():
+			return "", ctx.Err()
 		}
-	case <-ctx.Done():
-		return "", ctx.Err()
 	}
 	reply, err := c.Client.EvalSha(ctx, digest, keys, args)
 	if err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
