@@ -124,7 +124,8 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 func passes(o options, t target) error {
 	out, err := goTest(o, t)
 	if err != nil {
-		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out)
+		const most = 4000
+		return fmt.Errorf("the tests of %s fail without a mutant: %w\n%s", t.files, err, out[:min(len(out), most)])
 	}
 	return nil
 }
