@@ -81,9 +81,14 @@ local keep, need = UNCHANGED, 0 -- need: also what is left as it is must live as
 if keep$ > keep then
   keep = keep$
 end
-need = math.max(need, reset$, keep$)
+if reset$ > need then
+  need = reset$
+end
 t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
 @endeach
+if keep > need then
+  need = keep
+end
 if usual and now + need <= lives and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 + t$6 == 0} then
   call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))
 elseif keep >= 0 or need > 0 and now + need > lives then
