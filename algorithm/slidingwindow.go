@@ -133,9 +133,9 @@ func slide(s pair, period, now int64) (start, current, width, previous int64, me
 
 // gather puts what was used into windows that begin now: as many of the present limit's as hold it, if it will have faded sooner there.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
-	tick := cdiv(width, Max/max(count, previous))
-	ticks := cdiv(width, tick)
-	used := min(current+cdiv(previous*(ticks-max(now-start, 0)/tick), ticks), Max/2)
+	step := cdiv(width, Max/max(count, previous))
+	steps := cdiv(width, step)
+	used := min(current+cdiv(previous*(steps-max(now-start, 0)/step), steps), Max/2)
 	gone := start + width
 	if current > 0 {
 		gone += width

@@ -23,9 +23,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   end
   if width ~= period and owner ~= period then
     mended = true
-    local tick = cdiv(width, div(MAX, math.max(count, previous)))
-    local ticks = cdiv(width, tick)
-    local used = math.min(current + cdiv(previous * (ticks - div(math.max(now - start, 0), tick)), ticks), MAX / 2)
+    local step = cdiv(width, div(MAX, math.max(count, previous)))
+    local steps = cdiv(width, step)
+    local used = math.min(current + cdiv(previous * (steps - div(math.max(now - start, 0), step)), steps), MAX / 2)
     local gone = start + width
     if current > 0 then
       gone = gone + width

@@ -30,12 +30,12 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     next[i] = next[i] or 0
   end
   local granted, after, fits = take(mode, cost, used, count)
-  local i, back = 1, used - after
+  local part, back = 1, used - after
   while back > 0 do
-    local taken = math.min(back, next[i])
-    next[i] = next[i] - taken
+    local taken = math.min(back, next[part])
+    next[part] = next[part] - taken
     back = back - taken
-    i = i + 1
+    part = part + 1
   end
   local own = old == width and oldn == n
   if not own and owner ~= width * n then
