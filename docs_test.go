@@ -178,7 +178,7 @@ func TestReadmeStaysShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(text), "\n"); n > 180 {
-		t.Errorf("README.md has %d lines; it should have 180 at most", n)
+	if n := strings.Count(string(text), "\n"); n > 150 {
+		t.Errorf("README.md has %d lines; it should have 150 at most", n)
 	}
 }
