@@ -84,7 +84,7 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 		if len(v.Charges) == 0 {
 			g.observe(Event{Outcome: Unlimited})
 		} else {
-			admitted = a.decide(w, s)
+			admitted = a.decide(w, s, trials)
 		}
 		a.endTrials(trials)
 		if !admitted {
@@ -158,12 +158,13 @@ func isTokenChar(c rune) bool {
 }
 
 // decide asks the store, and answers the request if it must not be served.
-func (a *Admission) decide(w http.ResponseWriter, s *setup) bool {
+func (a *Admission) decide(w http.ResponseWriter, s *setup, trials *trials) bool {
 	g, v := a.gate, a.verdict
 	a.question.Context = a.Request.Context()
 	start := time.Now()
 	d, err := g.store.Decide(&a.question, v.Charges)
 	latency := time.Since(start)
+	a.endOffered(trials)
 	if err != nil {
 		return a.undecided(w, s, err, latency)
 	}

@@ -2,11 +2,13 @@ package httplimit_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -176,4 +179,119 @@ func spellings() (targets []string) {
 	}
 	return append(targets, "/../api/rides/request", "/api/rides%2Frequest", "/api/rides%5crequest", "/api/rides/request%00", "/api/rides/../rides/request",
 		"/api\\rides\\request", "/api/rides/request?x=1", "/api/rides/request?/../", "/%2e%2e/api/rides/request", "/api/rides/x/../request")
+}
+
+// A scriptCounter counts the scripts that a store sends, but for those that the server did not know.
+type scriptCounter struct {
+	redisstore.Client
+	scripts atomic.Int64
+}
+
+func (c *scriptCounter) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	reply, err := c.Client.EvalSha(ctx, digest, keys, args)
+	if err == nil {
+		c.scripts.Add(1)
+	}
+	return reply, err
+}
+
+// A candidate of its limit's algorithm needs no script call, through all guards; one of another algorithm needs one.
+func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
+	server := redistest.Start(t)
+	const requests = 20
+	for _, test := range []struct {
+		candidate                 string
+		scripts, allowed, shadows int64
+	}{
+		{"", requests, requests, 0},
+		{", candidate: {rate: 5/h}", requests, requests, 5},
+		{", candidate: {rate: 5/h, algorithm: sliding-window}", 2 * requests, requests, 5},
+	} {
+		text := "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 1000/h" + test.candidate + "}]}]"
+		option, err := redisstore.ParseURL(server.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &scriptCounter{Client: redisstore.Dial(option)}
+		store, err := redisstore.New(client, redisstore.Options{Prefix: fmt.Sprintf("p%d-%d", test.scripts, test.shadows)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { store.Close() })
+		gate, seen := gateOn(t, guarded(t, store, text, -1), text)
+		h := gate.Middleware(answer(200))
+		for range requests {
+			send(h, "GET", "/", "X-API-Key", "k")
+		}
+		if scripts, allowed := client.scripts.Load(), int64(seen.count(httplimit.Allowed)); scripts != test.scripts || allowed != test.allowed {
+			t.Errorf("%q: %d scripts allowed %d; want %d and %d", test.candidate, scripts, allowed, test.scripts, test.allowed)
+		}
+		if shadows := int64(seen.count(httplimit.ShadowAllowed)); shadows != test.shadows {
+			t.Errorf("%q would have allowed %d; want %d", test.candidate, shadows, test.shadows)
+		}
+	}
+}
+
+// Where a guard answers the enforced limit, its candidate is asked for by itself; what it would let through shows all the same.
+func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
+	server := redistest.Start(t)
+	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
+	gate, seen := gateOn(t, guarded(t, openStore(t, server.URL()), text, time.Hour), text)
+	h := gate.Middleware(answer(200))
+	for range 10 {
+		send(h, "GET", "/", "X-API-Key", "k")
+	}
+	cached := 0
+	for _, e := range seen.list {
+		if e.Source == penstock.FromDenyCache {
+			cached++
+		}
+	}
+	for outcome, want := range map[httplimit.Outcome]int{httplimit.Allowed: 2, httplimit.Denied: 8, httplimit.ShadowAllowed: 5, httplimit.ShadowDenied: 5} {
+		if n := seen.count(outcome); n != want {
+			t.Errorf("%v: %d; want %d", outcome, n, want)
+		}
+	}
+	if cached == 0 {
+		t.Error("the deny cache answered nothing, so this shows nothing")
+	}
+}
+
+// What somebody else has put under a shadow's key changes nothing for the limits that are enforced.
+func TestPoisonedTrialsChangeNothing(t *testing.T) {
+	server := redistest.Start(t)
+	const text = `
+rules:
+  - {name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h}]}
+  - {name: b, shadow: true, always: true, per: {key: header X-API-Key}, limits: [{rate: 7/h}]}
+`
+	var charged [][]penstock.Charge
+	store := openStore(t, server.URL())
+	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		if isTrial(charges) {
+			charged = append(charged, slices.Clone(charges))
+			return penstock.Decision{}, penstock.ErrUnavailable
+		}
+		return store.Decide(context.Background(), charges) // so that the trial is asked for here
+	}), text)
+	send(gate.Middleware(answer(200)), "GET", "/", "X-API-Key", "k")
+	key, err := redisstore.KeyOf(charged[0][0], redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.Do("LPUSH", key, "x"); err != nil {
+		t.Fatal(err)
+	}
+	guardedGate, seen := gateOn(t, guarded(t, store, text, -1), text)
+	h := guardedGate.Middleware(answer(200))
+	for i, want := range []int{200, 429, 429} { // one was let in before
+		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {
+			t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
+		}
+	}
+	for _, e := range seen.list {
+		if e.Rule != "a" || e.Err != nil || e.Source != penstock.FromStore {
+			t.Errorf("observed %+v", e)
+		}
+	}
 }

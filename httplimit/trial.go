@@ -5,56 +5,85 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/trial"
 	"github.com/penstock/penstock/policy"
 )
 
 // tried is what became of a trial. It changes nothing for its request, and its failure is told to nobody.
 type tried struct {
-	decision penstock.Decision
-	err      error
-	start    time.Time
+	trial.Batch
+	start time.Time
+	alone bool // it is decided by a call of its own
 }
 
-// trials are being decided, each in a batch of its own.
+// trials are being decided, each as a batch that is independent of the others.
 type trials struct {
 	running sync.WaitGroup
-	tried   []tried // in the order of the verdict's
+	tried   []tried       // in the order of the verdict's
+	offered trial.Batches // of them, those that the store may decide in the call of the enforced batch
 }
 
-// beginTrials has the trials of the verdict decided while the limits that are enforced are: for every request, also one that these deny.
+// beginTrials has the trials of the verdict decided while the limits that are enforced are: for every request, also one that these deny. Those of the same
+// algorithms as the enforced batch are offered to the store along with it; the others are calls of their own, which begin at once.
 func (a *Admission) beginTrials() *trials {
 	list := a.verdict.Trials
 	if len(list) == 0 {
 		return nil
 	}
 	t := &trials{tried: make([]tried, len(list))}
+	t.offered.Enforced = a.verdict.Charges
 	ctx := a.Request.Context()
 	for i := range list {
-		t.running.Go(func() {
-			one := &t.tried[i]
-			one.start = time.Now()
-			one.decision, one.err = a.gate.store.Decide(ctx, list[i].Charges)
-			a.observeTrial(&list[i], one)
-		})
+		one := &t.tried[i]
+		one.start = time.Now()
+		one.Charges = list[i].Charges
+		one.Alone = func() {
+			one.alone = true
+			t.running.Go(func() {
+				one.Decision, one.Err = a.gate.store.Decide(ctx, one.Charges)
+				a.observeTrial(&list[i], one)
+			})
+		}
+		if sameAlgorithms(one.Charges, a.verdict.Charges) {
+			t.offered.Trials = append(t.offered.Trials, &one.Batch)
+		} else {
+			one.Alone()
+		}
 	}
+	a.question.trials = &t.offered
 	return t
 }
 
-func (a *Admission) observeTrial(t *policy.Trial, one *tried) {
-	d := &one.decision
-	if unansweredTrial(one) {
-		return
+// sameAlgorithms tells whether two batches are of one sequence of algorithms.
+func sameAlgorithms(a, b []penstock.Charge) bool {
+	if len(a) != len(b) {
+		return false
 	}
-	l, outcome := t.Limits[d.Strictest()], ShadowAllowed
-	if !d.Allowed {
-		outcome = ShadowDenied
+	for i := range a {
+		if !a[i].Limit.Algorithm.Is(b[i].Limit.Algorithm) {
+			return false
+		}
 	}
-	a.gate.observe(Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: d.Source, Latency: time.Since(one.start)})
+	return true
 }
 
-// unansweredTrial tells whether nobody has decided a trial.
-func unansweredTrial(one *tried) bool {
-	return one.err != nil || one.decision.Source == penstock.FromOpen || one.decision.Source == penstock.FromClosed
+// endOffered tells of the trials that the store has decided with the enforced batch. It starts a call for each that nobody took: a guard has answered the
+// enforced batch, or the store decides one batch in a call.
+func (a *Admission) endOffered(t *trials) {
+	if t == nil {
+		return
+	}
+	a.question.trials = nil
+	for i := range t.tried {
+		one := &t.tried[i]
+		switch {
+		case one.alone:
+		case one.Take():
+			one.Alone()
+		default:
+			a.observeTrial(&a.verdict.Trials[i], one)
+		}
+	}
 }
 
 // endTrials waits until the trials are decided, and notes what they have charged.
@@ -67,8 +96,25 @@ func (a *Admission) endTrials(t *trials) {
 		one, trial := &t.tried[i], &a.verdict.Trials[i]
 		if unansweredTrial(one) {
 			a.noteHolds(trial.Charges, trial.Limits)
-		} else if one.decision.Allowed {
-			a.note(trial.Charges, trial.Limits, &one.decision, one.start)
+		} else if one.Decision.Allowed {
+			a.note(trial.Charges, trial.Limits, &one.Decision, one.start)
 		}
 	}
+}
+
+// unansweredTrial tells whether nobody has decided a trial.
+func unansweredTrial(one *tried) bool {
+	return one.Err != nil || one.Decision.Source == penstock.FromOpen || one.Decision.Source == penstock.FromClosed
+}
+
+func (a *Admission) observeTrial(t *policy.Trial, one *tried) {
+	d := &one.Decision
+	if unansweredTrial(one) {
+		return
+	}
+	l, outcome := t.Limits[d.Strictest()], ShadowAllowed
+	if !d.Allowed {
+		outcome = ShadowDenied
+	}
+	a.gate.observe(Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Outcome: outcome, Source: d.Source, Latency: time.Since(one.start)})
 }

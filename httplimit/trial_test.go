@@ -71,7 +71,13 @@ func TestFailuresOfTrialsAreNobodys(t *testing.T) {
 	}
 }
 
-// Trials take no time of their own: all batches of a request are asked before any has an answer.
+const otherAlgorithms = `
+rules:
+  - {name: a, per: everyone, limits: [{rate: 2/h, candidate: {rate: 5/h, algorithm: sliding-window}}]}
+  - {name: b, always: true, shadow: true, per: everyone, limits: [{rate: 7/h, algorithm: sliding-window}]}
+`
+
+// Trials of other algorithms take no time of their own: all batches of a request are asked before any has an answer.
 func TestTrialsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, asked := memstore.New(memstore.Options{}), make(chan bool, 3)
@@ -80,7 +86,7 @@ func TestTrialsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
 			asked <- isTrial(charges)
 			<-all
 			return memory.Decide(ctx, charges)
-		}), looser)
+		}), otherAlgorithms)
 		served := make(chan int, 1)
 		go func() { served <- send(gate.Middleware(answer(200)), "GET", "/").Code }()
 		synctest.Wait()

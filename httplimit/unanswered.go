@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/trial"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -57,7 +58,15 @@ func (g *Gate) settingsOfMemory(limit *penstock.Limit) guard.Settings {
 // A question is the context in which a request is decided. Below a Fallback of the Gate, it notes why there was no answer.
 type question struct {
 	context.Context
-	err error
+	err    error
+	trials *trial.Batches // that the store may decide in the same call; nil: none
+}
+
+func (q *question) Value(key any) any {
+	if key == (trial.Key{}) {
+		return q.trials
+	}
+	return q.Context.Value(key)
 }
 
 func noteErrors(store penstock.Store) penstock.Store {

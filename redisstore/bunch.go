@@ -85,6 +85,11 @@ func (b *bunch) join(w *waiting, charges []charge) bool {
 	return i >= 0
 }
 
+// hasRoom tells whether a caller that needs the most effort for its own charges may join with as much beside.
+func (b *bunch) hasRoom(beside int) bool {
+	return beside == 0 || b.effort+askEffort+maxRow+beside <= maxEffort
+}
+
 // joinRecent takes a caller in if it asks what the last one asked.
 func (b *bunch) joinRecent(w *waiting, charges []charge) bool {
 	if b.script == nil || len(charges) != len(b.asks[b.recent].charges) {

@@ -27,6 +27,7 @@ type call struct {
 	args    []string
 
 	waiting waiting // where the call goes together with others
+	trials  []tried // that are decided in the same script
 }
 
 const (

@@ -40,7 +40,13 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 	if g.flying < 2 && len(g.away) == 0 && len(g.queue) == 0 {
 		g.flying++
 		g.mu.Unlock()
-		d, err := g.store.alone(ctx, c)
+		var d penstock.Decision
+		var err error
+		if len(c.trials) > 0 {
+			d, err = g.store.aloneWithTrials(ctx, c)
+		} else {
+			d, err = g.store.alone(ctx, c)
+		}
 		if next := g.next(nil); next != nil {
 			go g.fly(next)
 		}
@@ -53,8 +59,9 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 		go g.fly(g.takeLocked())
 	}
 	g.mu.Unlock()
+	c.leaveTrialsAlone()
 	if err := c.waiting.wait(ctx, gone, b); err != nil {
-		return penstock.Decision{}, unavailable(ctx, g.leave(&c.waiting, err))
+		return penstock.Decision{}, unavailable(ctx, g.leave(c, err))
 	}
 	if c.waiting.err != nil {
 		return penstock.Decision{}, unavailable(ctx, c.waiting.err)
@@ -64,25 +71,26 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 
 // joinLocked puts the call into a bunch that is still to go, and says what tells that it is decided.
 func (g *gatherer) joinLocked(c *call) *bell {
-	w := &c.waiting
-	if n := len(g.queue); n == 0 || !g.queue[n-1].joinRecent(w, c.charges) {
-		g.findLocked(w, c.charges)
+	w, beside := &c.waiting, c.trialEffort()
+	if n := len(g.queue); n == 0 || !g.queue[n-1].hasRoom(beside) || !g.queue[n-1].joinRecent(w, c.charges) {
+		g.findLocked(w, c.charges, beside)
 	}
+	c.joinTrials()
 	if w.lazy != nil {
 		g.watchLocked(w.until)
 	}
 	return w.bunch.bell
 }
 
-// findLocked puts a caller into a bunch of those that the same script decides.
-func (g *gatherer) findLocked(w *waiting, charges []charge) {
+// findLocked puts a caller into a bunch of those that the same script decides, where there is room for as much effort beside.
+func (g *gatherer) findLocked(w *waiting, charges []charge, beside int) {
 	var script *script
 	if isRow(charges) {
 		script = g.store.scripts.find(rows, charges)
 	}
 	for i := len(g.queue) - 1; i >= 0; i-- {
 		if b := g.queue[i]; b.script == script { // the last of its kind: those before are full
-			if b.join(w, charges) {
+			if b.hasRoom(beside) && b.join(w, charges) {
 				return
 			}
 			break
@@ -96,11 +104,12 @@ func (g *gatherer) findLocked(w *waiting, charges []charge) {
 
 // leave takes a caller out that goes away: it was too late to send it. If it is under way, nobody
 // knows what became of it; once all its callers have gone, the script is left to itself.
-func (g *gatherer) leave(w *waiting, cause error) error {
+func (g *gatherer) leave(c *call, cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	w := &c.waiting
 	if b := w.bunch; slices.Contains(g.away, b) && b.has(w) {
-		if b.left++; b.left == b.callers {
+		if b.left += 1 + c.joinedTrials(); b.left == b.callers {
 			b.abandon()
 		}
 		return cause
@@ -109,6 +118,7 @@ func (g *gatherer) leave(w *waiting, cause error) error {
 	if i < 0 || !w.bunch.leave(w) {
 		return cause
 	}
+	c.withdrawTrials()
 	if w.bunch.callers == 0 {
 		g.queue = slices.Delete(g.queue, i, i+1)
 	}
@@ -236,7 +246,9 @@ func (s *Store) gatherer(ctx context.Context, c *call) (*gatherer, error) {
 	case !sharded:
 		return &s.whole, nil
 	}
-	return s.parts.of(s, s.slotOfKey(c.charges[0].Key)), nil
+	slot := s.slotOfKey(c.charges[0].Key)
+	s.leaveOtherSlots(c, slot)
+	return s.parts.of(s, slot), nil
 }
 
 // gatherers are those of a Cluster's slots, made as they are needed.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/trial"
 )
 
 // Options of a Store. The zero value is useful.
@@ -172,6 +173,9 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 	for i := range charges {
 		c.charges = append(c.charges, charge{&charges[i], c.plans[i]})
 	}
+	if offered := trial.Offered(ctx, charges); len(offered) > 0 {
+		return s.runWithTrials(ctx, c, offered)
+	}
 	return s.run(ctx, c)
 }
 
@@ -224,4 +228,8 @@ func (c *call) forget() {
 	clear(c.plans)
 	clear(c.charges)
 	clear(c.args)
+	for i := range c.trials {
+		c.trials[i].forget()
+	}
+	c.trials = c.trials[:0]
 }
