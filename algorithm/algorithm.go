@@ -122,10 +122,12 @@ type Algorithm struct {
 	// Name tags stored state and names the Lua function: a lower-case identifier, unique among the algorithms in use.
 	Name string
 
-	// Title is what people call it, in configurations, metrics and messages: "anchored-window". Algorithms that share a step may have a Title each. Default: Name.
+	// Title is its name in configurations, metrics and messages, such as "anchored-window".
+	// Algorithms that share a step can have different Titles. Default: Name.
 	Title string
 
-	// Windows is what the windows are called where their length is no fixed time, as in "calendar month"; empty elsewhere.
+	// Windows names windows that have no fixed length, such as "calendar month". It is empty for
+	// all others.
 	Windows string
 
 	// Lua is the step's twin: a chunk that defines a local function called Name. See docs/adding-an-algorithm.md.
@@ -226,7 +228,8 @@ func (c *cells[S]) Step(i uint32, p *Params, a *Ask, now int64, commit bool, out
 	}
 }
 
-// CheckTime tells whether steps can compute with a moment, given in µs since the epoch: it must lie after 1970 began, and not after MaxTime.
+// CheckTime returns an error unless steps can compute with now, in µs since the epoch: it must be
+// above 0 and at most MaxTime.
 func CheckTime(now int64) error {
 	if now <= 0 || now > MaxTime {
 		return fmt.Errorf("the time is %v; it must be from 1970-01-01 to %v", time.UnixMicro(now).UTC().Format(time.DateTime),

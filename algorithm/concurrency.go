@@ -18,13 +18,14 @@ var concurrencyLua string
 //	State   a sorted set: an entry per hold (two where the cost is not 1), one for their sum and one for the longest Period
 //	Cost    O(log n + expired) for n holds; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
-//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends the longest Period from now
-//	        at the latest
+//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends after the longest
+//	        Period at the latest
 //
-// RetryAfter is when enough holds will have expired, if none is renewed or given back earlier. A renewal is answered
-// with Granted 0: it takes no more slots. Refund gives back up to Cost slots of the holder; refunding a hold
-// that is gone changes nothing. Limits that take turns lend at most the largest number of slots; each hold lasts for the Period under which
-// it was taken.
+// RetryAfter is when enough holds will have expired, if none is renewed or given back earlier. A
+// renewal is answered with Granted 0: it takes no more slots. Refund gives back up to Cost slots of
+// the holder; refunding a hold that is gone changes nothing. If several limits use one counter,
+// together they lend at most the largest Burst. Each hold lasts for the Period of the limit under
+// which it was taken.
 var Concurrency = func() *Algorithm {
 	a := Define("concurrency", concurrencyLua, concurrency, func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
@@ -47,7 +48,7 @@ var Concurrency = func() *Algorithm {
 // slots is the state of Concurrency: the holds in order of expiry, then of holder.
 type slots struct {
 	holds   []hold
-	longest int64 // Period under which one of them was taken
+	longest int64 // Period of the limits under which they were taken
 }
 
 type hold struct {

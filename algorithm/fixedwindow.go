@@ -16,15 +16,17 @@ var fixedWindowLua string
 //
 //	Bound   Count in each window; in an interval of length w at most Count·(⌈w/Period⌉+1): twice Count
 //	        across a boundary, however short the interval
-//	State   3 numbers: end, used, kind (of window: its Period, or a calendar's unit); absent while nothing is used
+//	State   3 numbers: end, used, kind (the Period, or the calendar unit); absent while nothing is used
 //	Cost    O(1)
 //	Choose  for quotas that people reckon by ("10,000 per day"), where the boundary burst does no harm
-//	Clock   after a step back, what was used stays used in its window, or, where that lies further ahead, until the end of the
-//	        window after the one that the clock shows: at most two windows from then, and two windows never end sooner
+//	Clock   after a step back, what was used counts until its window ends, at the latest until the end
+//	        of the window after the present one; so a step back never gives a third Count
 //
-// When the limit changes, what was used in the running window stays used. A window of another length ends as it was going to, or
-// after as many of the present limit's windows as hold what was used, whichever is sooner; a grant makes it the present limit's. So limits
-// that take turns admit at most the largest Count, and for each kind of window its Count for each of its ends.
+// When the limit changes, what was used in the running window stays used. A window of another
+// length ends at its own end, or after k windows of the present limit, where k·Count is the
+// smallest multiple of Count that covers what was used, whichever is sooner. The next grant turns
+// it into a window of the present limit. So limits that share one counter admit at most the largest
+// Count, plus, for each kind of window, its Count each time that such a window ends.
 var FixedWindow = titled("fixed-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
 })))
@@ -54,8 +56,9 @@ func (u CalendarUnit) String() string { return [...]string{"day", "week", "month
 // CalendarWindow is [FixedWindow] with windows that begin with each calendar unit in a time zone, whatever its length: a
 // day of 23 or 25 hours is one day. The limit's Period is ignored.
 //
-// A unit begins at the first moment that has its date: where midnight does not exist, the clock shows 01:00 then, say; where it comes twice,
-// the first counts, and what is left of the day before is part of the new one. A day that a zone skipped has no window.
+// A unit begins at the first moment that has its date. If a zone skips midnight, the unit begins
+// later, for example at 01:00. If midnight comes twice, the unit begins at the first one, and the
+// repeated end of the day before belongs to the new day. A day that a zone skipped has no window.
 //
 // The time is the store's and the calendar the caller's: the caller names the ends of the windows nearest to its own
 // clock. While both clocks agree within half a window the answer is exact.
@@ -81,21 +84,22 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 	return a
 }
 
-// calendarEnds are the ends of three windows, and the half of a window, from and until, in which two of them are the nearest.
+// calendarEnds are the ends of three successive windows. They are for clocks between from and
+// until, half a window, to which the first two ends are the nearest.
 type calendarEnds struct{ first, second, third, from, until int64 }
 
 // ends returns the ends of the two windows nearest to now, and of the one after them.
 func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	year, month, day := time.UnixMicro(now).In(zone).Date()
-	start := func(step int) int64 { // of the unit so many after the one that has today's date
+	start := func(step int) int64 { // when the unit begins that is step units after today's
 		switch u {
 		case Day:
-			return dawn(year, month, day+step, zone)
+			return startOfDay(year, month, day+step, zone)
 		case Week:
 			weekday := int(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday())
-			return dawn(year, month, day-(weekday+6)%7+7*step, zone)
+			return startOfDay(year, month, day-(weekday+6)%7+7*step, zone)
 		default:
-			return dawn(year, month+time.Month(step), 1, zone)
+			return startOfDay(year, month+time.Month(step), 1, zone)
 		}
 	}
 	step := 0
@@ -109,7 +113,7 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	}
 	first := start(0)
 	second := after(first)
-	for second <= now { // an hour of yesterday that came again
+	for second <= now { // now is in a repeated hour of yesterday
 		first, second = second, after(second)
 	}
 	third, half := after(second), first+(second-first+1)/2
@@ -119,8 +123,8 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	return &calendarEnds{second, third, after(third), half, second}
 }
 
-// dawn is the first moment whose date in a zone is a given one or later.
-func dawn(year int, month time.Month, day int, zone *time.Location) int64 {
+// startOfDay is the first moment whose date in a zone is a given one or later.
+func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 {
 	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // read as the local time
 	at := midnight.AddDate(0, 0, -2).In(zone)                     // no zone is so far from UTC
 	for {
@@ -143,13 +147,13 @@ func dawn(year int, month time.Month, day int, zone *time.Location) int64 {
 const (
 	alignEpoch int64 = iota
 	alignFirst
-	// From here on it is the third end that a calendar names.
+	// Any other value is the third end of a calendar window's parameters.
 )
 
 type window struct {
 	End  int64
 	Used int64
-	Kind int64 // of the window, as windowEnd tells it
+	Kind int64 // of window: its length in µs, or 1, 2, 3 for calendar days, weeks, months
 }
 
 func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
@@ -161,7 +165,7 @@ func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 	}
 	granted, after, fits := take(a, used, count)
 	if end > next || s.Kind != kind {
-		latest, windows := end, max(cdiv(min(used, after), count), 1) // that hold what was used
+		latest, windows := end, max(cdiv(min(used, after), count), 1) // that cover what was used
 		if end > ends && windows-1 < cdiv(end-ends, length) {
 			latest = ends + (windows-1)*length
 		}
@@ -198,8 +202,8 @@ func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 	return out, window{end, after, kind}
 }
 
-// windowEnd is the end of the window that holds now, which is the first moment that belongs to the next; the end of that one; its
-// length; and what tells this kind of window from others.
+// windowEnd returns the end of the window that holds now, the end of the window after it, the
+// length of that one, and the kind of window. The end of a window is the first moment of the next.
 func windowEnd(first, second, align, now int64) (end, next, length, kind int64) {
 	if align == alignFirst {
 		return now + first, now + first, first, first

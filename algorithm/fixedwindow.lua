@@ -30,7 +30,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   end
   local granted, after, fits = take(mode, cost, used, count)
   if ending > following or was ~= kind then
-    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- that hold what was used
+    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- that cover what was used
     if ending > ends and windows - 1 < cdiv(ending - ends, length) then
       latest = ends + (windows - 1) * length
     end

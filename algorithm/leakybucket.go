@@ -8,15 +8,16 @@ import (
 //go:embed leakybucket.lua
 var leakyBucketLua string
 
-// LeakyBucket is a queue with a constant outflow: units leave Period/Count apart, and at most Burst of them wait
-// (default 0: nobody waits). An answer carries the Wait until the caller's turn; what finds the queue full, or a wait longer than
-// its patience, is denied. Places are given in the order in which the store decides: who asks when another has its answer stands behind it.
-// A cost of c takes c places in a row and leaves at the first. Source: the leaky
-// bucket as a queue, A. Tanenbaum, "Computer Networks", §5.4.
+// LeakyBucket is a queue with a constant outflow: units leave Period/Count apart, and at most Burst
+// of them wait (default 0: nobody waits). An answer carries the Wait until the caller's turn; what
+// finds the queue full, or a wait longer than its patience, is denied. Places are given in the
+// order in which the store decides: a caller that asks after another has its answer is behind it in
+// the queue. A cost of c takes c places in a row and leaves at the first. Source: the leaky bucket
+// as a queue, A. Tanenbaum, "Computer Networks", §5.4.
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them are at least
 //	        Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
-//	State   5 numbers: level (rate units per µs until all have left), at, rate, tail and taken: the last holder in the queue and
+//	State   5 numbers: level (falls by rate units per µs until all have left), at, rate, tail and taken: the last holder in the queue and
 //	        the units that it took; absent while idle
 //	Cost    O(1)
 //	Choose  in front of something that must never see two requests at once: shaping, outbound calls, batch jobs
@@ -25,10 +26,12 @@ var leakyBucketLua string
 // A place can only be given back by the last in the queue, under its Holder, before the next one's turn, and by one that did
 // not go: whoever waits behind has been told when to go. Any other Refund changes nothing and is answered with Granted 0.
 //
-// When the limit changes, or several limits take turns, everyone keeps the turn that he was told. Whoever comes waits until all
-// have left, and has as many places behind them as the present limit's Burst holds. So departures are at least the shortest
-// Period/Count apart. The time until all have left is converted to the present rate, rounded up by less than two µs. What was taken under
-// another limit is given back in whole places of the present one, never more than was taken.
+// When the limit changes, or several limits use one counter, every caller keeps the turn that it
+// was given. A new caller waits until all of them have left, and is denied if that takes longer
+// than the present limit's longest wait, Burst·Period/Count. So departures are at least the
+// shortest Period/Count apart. The time until all have left is converted to the present rate,
+// rounded up by less than two µs. What was taken under another limit is given back in whole places
+// of the present one, never more than was taken.
 var LeakyBucket = func() *Algorithm {
 	a := Define("leakybucket", leakyBucketLua, leakyBucket, func(l Limit) (Params, error) {
 		p, err := prepareBucket(l, 1)
@@ -57,7 +60,7 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	if old != 0 && old != rate {
 		level = convert(level, old, rate)
 		taken = convert(taken, old, rate)
-		taken = max(taken-3, 0) // it was rounded up by less
+		taken = max(taken-3, 0) // convert rounded it up by less
 	}
 	level, at, ahead, mended := drain(rate, now, level, s.At)
 	room := capacity - level

@@ -4,7 +4,7 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
   if old and old ~= rate then
     level = convert(level, old, rate)
     taken = convert(taken, old, rate)
-    taken = math.max(taken - 3, 0) -- it was rounded up by less
+    taken = math.max(taken - 3, 0) -- convert rounded it up by less
   end
   local ahead, mended
   level, at, ahead, mended = drain(rate, now, level, at)

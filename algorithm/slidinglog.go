@@ -21,8 +21,9 @@ var slidingLogLua string
 // A running sum makes every entry unique (two grants in one microsecond are two entries) and answers "how much is
 // used" and "when is enough free" by looking at few entries instead of all. Refund gives back the newest cost first.
 //
-// Each limit counts the grants of its own Period. When Period changes, or limits take turns, a grant is kept for the longest Period
-// under which it or one before it was made. So limits that take turns admit, for each Period, at most its Count in each Period.
+// Each limit counts the grants of its own Period. When Period changes, or several limits use one
+// counter, a grant is kept for the longest Period under which it, or one before it, was made. So
+// such limits admit at most Count in every interval of length Period, for each of their Periods.
 var SlidingLog = func() *Algorithm {
 	a := Define("slidinglog", slidingLogLua, slidingLog, func(l Limit) (Params, error) {
 		return Params{l.Count, l.Period}, l.check()
@@ -41,7 +42,7 @@ type record struct {
 type grant struct {
 	at   int64
 	sum  int64 // of all costs up to this one
-	keep int64 // µs after at; it ends no sooner than those of the grants before
+	keep int64 // for how long after at it is kept, in µs; never dropped before an earlier grant
 }
 
 func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
@@ -121,8 +122,8 @@ func resetOfLog(last, period, now int64, mended bool, used int64) int64 {
 	return last + period - now
 }
 
-// trim drops those of the expired grants that need not be kept for other limits, but the last, whose sum is the base. As what it stands
-// for is gone, it must stay expired even if the period grows.
+// trim drops the expired grants that no other limit needs, except the last of them, whose sum is
+// the base. Its time is set to long ago, so that it stays expired even if the period grows.
 func trim(s record, expired int, now int64) record {
 	dropped := sort.Search(expired, func(i int) bool { return s.grants[i].at+s.grants[i].keep > now })
 	if dropped <= 1 {
@@ -133,7 +134,7 @@ func trim(s record, expired int, now int64) record {
 	return record{append(grants, s.grants[dropped:]...)}
 }
 
-// gatherGrants dates every grant of the future now.
+// gatherGrants merges all grants that are dated after now into one, dated now.
 func gatherGrants(s record, now int64) record {
 	i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].at > now })
 	if i == len(s.grants) {

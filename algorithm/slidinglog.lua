@@ -12,7 +12,8 @@ local function fromkeep(member)
   return (sunpack('>I6', member, 8))
 end
 
--- The rank of the first grant, from rank low on, by which the sum reaches enough; its time and its member. There must be one.
+-- The rank, time and member of the first grant, from rank low on, whose sum reaches enough. There
+-- must be one.
 local function reaching(key, enough, low)
   local high = call('ZCARD', key) - 1
   while low < high do
@@ -69,7 +70,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   local keeping = 0
   if newest[1] then
     keeping = fromkeep(newest[1])
-    if mended then -- its future grants are one, dated now
+    if mended then -- grants after now are merged into one, dated now
       for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
         keeping = math.max(keeping, fromkeep(member))
       end

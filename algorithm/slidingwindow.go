@@ -10,19 +10,21 @@ var slidingWindowLua string
 //
 //	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count in any interval
 //	        of Period: Count·(1+f) at offset f into a window. It is not an exact sliding window; [SubWindow] never exceeds Count
-//	State   4 numbers: start, current, width, previous; a fifth where periods take turns; absent while nothing is used
+//	State   4 numbers: start, current, width, previous; a fifth while the windows have another limit's Period; absent while nothing is used
 //	Cost    O(1)
 //	Choose  for a cheap limit without the fixed window's cliff, where its worst case (that of a token bucket) is fine
 //	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
 //
-// Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to millions of
-// domains", 2017. Here the weight is an exact fraction, rounded up to whole units. Where Count·Period passes 2^51, or
-// what was used does in Count's place, the elapsed time is read in ticks of ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per
-// day, a whole Period for 2^51), rounded against the caller.
+// Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
+// millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If
+// Count·Period passes 2^51, or used·Period does, the elapsed time is counted in ticks of
+// ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per day, a whole Period for 2^51), rounded against
+// the caller.
 //
-// When Period changes, what was used fades as it was going to, or as by as many of the present limit's Counts and Periods as hold it,
-// whichever is sooner; a grant makes it the present limit's, used now. So limits that take turns admit at most the largest Count
-// + w·the largest rate.
+// When Period changes, what was used fades in its own windows, or in windows of k Periods of the
+// present limit, where k·Count is the smallest multiple of Count that covers it, whichever is
+// sooner. The next grant moves it into windows of the present limit, as used now. So limits that
+// share one counter admit at most the largest Count + w·the largest rate.
 var SlidingWindow = titled("sliding-window", additive(Define("slidingwindow", slidingWindowLua, slidingWindow, func(l Limit) (Params, error) {
 	if err := l.check(); err != nil {
 		return Params{}, err
@@ -41,7 +43,7 @@ type pair struct {
 	Current  int64
 	Width    int64 // of the windows
 	Previous int64
-	Owner    int64 // the Period of the limit that last decided by windows of another width; 0 where it is their own
+	Owner    int64 // Period of the limit that decided last, if the windows have another width; else 0
 }
 
 func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
@@ -115,8 +117,8 @@ func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	return out, pair{start, current, width, previous, owner}
 }
 
-// slide brings both windows up to now. It tells whether the state was mended: back from too far in the future, to a window that
-// begins now.
+// slide brings both windows up to now. mended tells that the state came from too far in the future,
+// and was moved to a window that begins now.
 func slide(s pair, period, now int64) (start, current, width, previous int64, mended bool) {
 	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {
@@ -131,7 +133,8 @@ func slide(s pair, period, now int64) (start, current, width, previous int64, me
 	return start, current, width, previous, mended
 }
 
-// gather puts what was used into windows that begin now: as many of the present limit's as hold it, if it will have faded sooner there.
+// gather moves what was used into windows that begin now and last k Periods, where k·count covers
+// it, unless it fades sooner where it is.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
 	step := cdiv(width, Max/max(count, previous))
 	steps := cdiv(width, step)

@@ -30,7 +30,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if current > 0 then
       gone = gone + width
     end
-    local windows = math.max(cdiv(used, count), 1) -- that hold what was used
+    local windows = math.max(cdiv(used, count), 1) -- that cover what was used
     if windows <= div(MAXPERIOD, period) and now + 2 * windows * period < gone then
       start, current, width, previous = now, used, windows * period, 0
     end

@@ -24,9 +24,11 @@ const MaxParts = 60
 // Counting the current part and n−1 before it, as Figma's "An alternative approach to rate limiting" (2017) does, frees
 // units up to Period/n early and admits up to twice Count in a Period; the n-th part more makes the bound hold.
 //
-// When Period or n changes, what was used stays used for as long as it was going to, or until as many of the present limit's Periods
-// have passed as hold it, whichever is sooner; a grant makes it the present limit's, used now. So limits that take turns admit at most the
-// largest Count, and for each kind of them its Count for each of its Periods.
+// When Period or n changes, what was used stays used until it expires as before, or for k Periods
+// of the present limit, where k·Count is the smallest multiple of Count that covers it, whichever
+// is sooner. The next grant moves it into parts of the present limit, as used now. So limits that
+// share one counter admit at most the largest Count, plus, for each Period and n in use, its Count
+// per Period.
 func SubWindow(n int) *Algorithm {
 	a := Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {
@@ -49,7 +51,7 @@ type parts struct {
 	Start int64               // of the current part
 	Count int64               // of parts before the current one
 	Width int64               // of a part
-	Owner int64               // what the limit counts in all its parts that last decided by parts of another kind; 0 where they are its own
+	Owner int64               // 0, or width·n of the limit that decided last by another's parts
 	Used  [MaxParts + 1]int64 // the current part first
 }
 
@@ -133,7 +135,8 @@ func (s parts) gone() int64 {
 	return s.Start + (s.Count+1-newest)*s.Width
 }
 
-// gather puts what was used into one part, as wide as so many of the present limit's as hold it, if it is gone sooner there.
+// gather moves what was used into one part, k of the present limit's parts wide, where k·count
+// covers it, unless it expires sooner where it is.
 func (s parts) gather(used, count, width, n, now int64) parts {
 	parted := max(cdiv(used, count), 1)
 	if parted > MaxPeriod/width {

@@ -24,11 +24,14 @@ var tokenBucketLua string
 // A token is Unit units, a microsecond refills Rate units, Rate/Unit = Count/Period reduced: no emission interval is
 // ever rounded. Burst·Unit must not pass 2^51.
 //
-// When the limit changes, or several limits take turns, used tokens stay used. Each limit refills at its own rate the time since
-// the last grant. A limit with a smaller Burst is full until the level has fallen below it. So limits in turn admit at most the largest
-// Burst + w·the largest rate; where they book, w counts from the booking. The level is converted to the present unit, rounded against the
-// caller: a grant after one of another limit costs less than one unit more (two, where the product of the two units passes 2^52). A
-// level counts as 2^52 units at most, so only more than twice the largest Burst that the present rate allows is cut off.
+// When the limit changes, or several limits use one counter, used tokens stay used. For the time
+// since the last grant, the bucket refills at the rate of the limit that asks. A limit with a
+// smaller Burst denies until the level has fallen below it. So limits that share one counter admit
+// at most the largest Burst + w·the largest rate; where they book, w counts from the booking. The
+// level is converted to the unit of the limit that asks, rounded against the caller: the first
+// grant after another limit's costs less than one unit more (two, where the product of the two
+// units passes 2^52). A level is at most 2^52 units, and the rest is forgotten: that is more than
+// twice the largest Burst that the present rate allows.
 var TokenBucket = func() *Algorithm {
 	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
 	a.Title = "token-bucket"
@@ -58,7 +61,7 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 
 // bucket is the state of a token bucket. The zero value is fresh: nothing used.
 type bucket struct {
-	Level int64 // units used; above the capacity where some are booked or forced, or a larger limit has used them
+	Level int64 // units used; above capacity if booked, forced, or used under a larger limit
 	At    int64 // when Level was right
 	Unit  int64 // units per token when it was written
 }
@@ -132,9 +135,9 @@ func tokensAgain(p *Params, cost, remaining, reset int64) int64 {
 	return max(reset-cdiv((burst-cost)*unit, rate), 0)
 }
 
-// drain brings a level up to now. It returns the level, the time at which it is right, how far that is ahead of now, and
-// whether the state came from too far in the future and was mended.
-func drain(rate, now, level, at int64) (left, right, ahead int64, mended bool) {
+// drain brings a level up to now. It returns the level, the time for which it is right, how far
+// that is ahead of now, and whether the state came from too far in the future and was mended.
+func drain(rate, now, level, at int64) (drained, since, ahead int64, mended bool) {
 	if level == 0 {
 		return 0, now, 0, false
 	}
@@ -151,8 +154,9 @@ func drain(rate, now, level, at int64) (left, right, ahead int64, mended bool) {
 	return level - (now-at)*rate, now, 0, mended
 }
 
-// convert expresses a level, counted in old parts of a whole, in parts of another size, rounded up, at most Max. Where the product
-// is too large to be exact it is computed in doubles, as the twin must, with an error of less than two parts.
+// convert changes the unit of a level from 1/old to 1/parts. It rounds up, to at most Max. If the
+// product is too large to be exact, it computes in doubles, as the twin must, with an error of less
+// than two parts.
 func convert(level, old, parts int64) int64 {
 	whole := level / old
 	if whole >= Max/parts {

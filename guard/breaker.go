@@ -60,8 +60,8 @@ type BreakerOptions struct {
 	Changed func(shard string, from, to State)
 }
 
-// Breaker asks a store that fails no longer, and finds out with few calls when it is well again.
-// While the breaker is open, an error that wraps ErrOpen comes at once.
+// Breaker stops asking a store that fails, and finds out with few calls when it works again. While
+// the breaker is open, an error that wraps ErrOpen comes at once.
 //
 // It opens after Failures failures in a row, when half of at least 20 calls that began in the last
 // second have failed, and at once on an error that is Lasting. After its pause one call in 50 ms
@@ -99,7 +99,7 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 const (
 	maxCircuits = 1024
 
-	rateWindow  = time.Second // in which half of at least rateCalls must begin, and fail: several times the deadline of a call
+	rateWindow  = time.Second // of at least rateCalls calls that began in it, half must fail; several deadlines long
 	rateBuckets = 5
 	rateCalls   = 20
 
@@ -195,7 +195,7 @@ type circuit struct {
 	machine *gobreaker.CircuitBreaker[struct{}]
 	pause   atomic.Pointer[pause] // nil while closed
 	watched atomic.Bool           // somebody asks until it is closed
-	probed  atomic.Bool           // no caller need find out that the store is back
+	probed  atomic.Bool           // the breaker's own calls find out whether the store is back
 	asked   atomic.Bool           // since somebody has looked
 	seen    time.Time             // when it was last found asked; under the breaker's lock
 
@@ -232,7 +232,7 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 	return c.ask(ctx, charges)
 }
 
-// ask asks the store, and learns of it.
+// ask asks the store, and tells the circuit whether that failed.
 func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	asked := false
 	c.machine.Execute(func() (none struct{}, verdict error) {
@@ -249,9 +249,10 @@ func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstoc
 	return d, err
 }
 
-// watch asks what is left of the charges, as far as the pauses let it, until the circuit is closed.
-// So a caller who comes long after the store did finds it closed, and no caller waits for a store
-// that hangs: callers pass once the store has answered, or if what it answers tells nothing of it.
+// watch peeks at the charges' limits as often as the pauses allow, until the circuit is closed. So
+// the circuit closes soon after the store is back even if no caller comes, and no caller waits for
+// a store that hangs: callers pass once a peek was answered, or if its answer says nothing about
+// the store.
 func (c *circuit) watch(charges []penstock.Charge) {
 	b := c.breaker
 	b.mu.Lock()
@@ -274,7 +275,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 					continue
 				}
 				if judge(b.life, err) == errNothingLearnt {
-					return // callers find out
+					return // callers have to find out
 				}
 			}
 			wait := probeEvery

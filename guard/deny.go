@@ -23,10 +23,11 @@ type DenyOptions struct {
 	// that is remembered, by many goroutines at once.
 	Limits func(*penstock.Limit) Settings
 
-	// Grants has denials remembered that follow from grants too: who takes the last tokens of a TokenBucket tells how long there are none.
-	// It needs a store whose Remaining and ResetAfter are exact, as those of redisstore and memstore are. Those of a Split are not: Limits
-	// must tell which limits have Shards. Of a limit with a Lease, the grants of the store tell, and those of the Lease do not. Default: false;
-	// Standard sets it.
+	// Grants has denials remembered that follow from grants too: who takes the last tokens of a
+	// TokenBucket tells how long there are none. It needs a store whose Remaining and ResetAfter
+	// are exact, as those of redisstore and memstore are. Those of a Split are not, so Limits must
+	// say which limits have Shards. For a limit with a Lease, only grants by the store count.
+	// Default: false; Standard sets it.
 	Grants bool
 }
 
@@ -51,8 +52,8 @@ func Deny(o DenyOptions) penstock.Decorator {
 // than the answer was under way; it is too short where others have spent meanwhile, or where more is asked than was denied. Never is
 // Never: what exceeds its limit is not told to come back.
 //
-// A denial counts for the limit that was denied, with its numbers: of limits of one name that take turns, as tiers do, none is denied by what is known
-// of another.
+// A remembered denial is for one limit with its numbers. If several limits of one name use one
+// counter, as tiers do, a denial of one does not deny another.
 //
 // A batch is denied if its charges are those of a remembered one: the same limits and keys in the same order, those that were denied
 // asking for as much or more, the others for as much or less. What its statuses say of the others was so when the store was asked; by now
@@ -67,7 +68,7 @@ type DenyCache struct {
 	maxAge    time.Duration
 	limits    func(*penstock.Limit) Settings
 	grants    bool
-	deadlines *deadlines // of a decision that waits for another's; nil: as long as its caller says
+	deadlines *deadlines // of a decision that waits for another's; nil: only its caller's own
 	start     time.Time
 	table     *denials
 	waited    atomic.Int64

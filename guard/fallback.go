@@ -61,7 +61,8 @@ type FallbackOptions struct {
 // A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
 // alone. Where n changes in an outage, what was used stays used, within the new share.
 //
-// Limits that take turns over one counter (tiers, a reload that not every instance has yet) do so in the memory too: the bound is that of the largest.
+// Limits that use one counter (tiers, or old and new limits during a reload) use one counter in
+// this memory too. The bound is that of the largest.
 //
 // Limits that are not Local cost nothing while the store is well, and take no memory.
 func Fallback(o FallbackOptions) penstock.Decorator {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A lateness measures for how long this process was to run and did not: its cores were busy with
-// others, a quota or a signal stopped it, or it collected garbage. Deadlines are longer by that
-// time, since a store cannot be blamed for it: the answer may be there, unread.
+// A lateness measures for how long this process could not run: other processes had its cores, a CPU
+// quota or a signal stopped it, or it collected garbage. Deadlines are extended by that time. The
+// store is not to blame for it: its answer may have arrived and be unread.
 //
 // It has a timer that fires every tick, as long as decisions are under way. How late the timer
 // fires is the time that was lost.
@@ -28,16 +28,17 @@ type tally struct {
 
 const (
 	tick      = 5 * time.Millisecond
-	usualLate = time.Millisecond // what a timer may be late on a machine that is idle
+	usualLate = time.Millisecond // how late a timer may fire on an idle machine
 
-	// Of lost time an eighth counts all the same, up to 25 ms for each time that the process was
-	// stopped. So a process that is starved for ever waits for eight times its deadline at most;
-	// one that was stopped for long still has time to read the answer.
+	// An eighth of the lost time still counts towards the deadline, at most 25 ms for each pause.
+	// So a process that is always starved waits at most eight times its deadline, and one that was
+	// paused for long still has time to read the answer.
 	lostShare = 8
 	lostMost  = 25 * time.Millisecond
 )
 
-// begin has the time measured until the end of a decision.
+// begin starts the timer, unless decisions are under way already. Call end when the decision has
+// ended.
 func (l *lateness) begin() {
 	if l.underWay.Add(1) > 1 {
 		return
@@ -51,7 +52,7 @@ func (l *lateness) begin() {
 
 func (l *lateness) end() { l.underWay.Add(-1) }
 
-// tick notes how late it is. Without decisions under way, it is the last.
+// tick notes how late the timer fired. It starts the timer again if decisions are under way.
 func (l *lateness) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,8 +73,8 @@ func (l *lateness) nextLocked(now time.Time) {
 	}
 }
 
-// lost is how much time was lost until now, of which nobody else is told. Two of them tell what was
-// lost in between.
+// lost is the time that was lost until now, without the part that counts towards deadlines. The
+// difference of two calls is what was lost between them.
 func (l *lateness) lost(now time.Time) time.Duration {
 	t := l.tally.Load()
 	if t == nil {

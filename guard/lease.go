@@ -22,8 +22,8 @@ type LeaseOptions struct {
 	// Instances is how many instances share the limits now. It is called for every draw. Default: one.
 	Instances func() int
 
-	// MaxKeys is how many keys may be leased, or watched for whether they are worth it; the others pass. Default: 10,000, which take
-	// up to 10 MB. Keys that come once are not among them.
+	// MaxKeys is how many keys may be leased, or watched for whether they are worth it; the others
+	// pass. Default: 10,000, which take up to 10 MB. Keys that were seen only once do not count.
 	MaxKeys int
 
 	// Exact admits not one unit beyond the limits. See Lease for its price.
@@ -39,13 +39,17 @@ type LeaseOptions struct {
 // is leased under it back first, so keys that are often refunded gain nothing. An answer from a lease has the Source FromLease; its Remaining
 // is what is here, and what the store had left when it was last asked.
 //
-// A block is what the key needs here in half of the time for which it may be spent: a Life, or the rest of the window (of a SubWindow's part), less
-// the time that the store takes to answer. It is at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count, divided by
-// the number of instances. Below 2, nothing is leased. A key is watched when it comes again within a Life or two, and passes until its demand has been seen for a
-// quarter of a Life.
+// A block is what the key needs here in half of the time for which it may be spent: a Life, or the
+// rest of the window (of a SubWindow's part), less the time that the store takes to answer. It is
+// at most Settings.Lease, and at most a quarter of the Burst (TokenBucket) or Count, divided by the
+// number of instances. Below 2, nothing is leased. A key is watched from its second request within
+// a Life or two. Its requests go to the store until its demand has been measured for a quarter of a
+// Life.
 //
-// A draw costs more than a request that passes. So nothing is drawn for a key that needs fewer than 4 units in that time (or than its limit lets
-// be drawn), for a request of more than half a block, and for half a Life where the store has fewer than 4 left: a Deny cache spares those requests.
+// A draw costs more than a request that goes to the store. So nothing is drawn for a key that needs
+// fewer than 4 units in that time (or fewer than its limit allows to draw), nor for a request of
+// more than half a block. If the store has fewer than 4 units left, nothing is drawn for half a
+// Life: a Deny cache saves those requests.
 //
 // When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is left. A draw asks for a block, and for as much
 // as those need who wait when it is sent; who comes later waits for a part of the block, and not behind more callers than it serves. At most
@@ -70,9 +74,10 @@ type LeaseOptions struct {
 //     the number of instances does not matter. The price: in a bucket that is almost unused, a block drains before much of it is spent, so
 //     a key gains little until its bucket is in use; and buckets get nothing back, since that would make the units of others drain sooner.
 //
-// Where limits of one Name and Group take turns under a key (tiers, a reload that not every instance has yet), only one of them holds units at an
-// instance at a time, and b is the largest block of any. If their rates or Periods differ, Exact and the windows admit up to n·b more too: what one
-// limit has drawn, another may let drain sooner.
+// If several limits of one Name and Group are used for a key (tiers, or old and new limits during a
+// reload), only one of them holds units at an instance at a time, and b is the largest block of
+// any. If their rates or Periods differ, Exact and the windows too admit up to n·b more, since
+// units drawn under one limit may drain sooner under another.
 //
 // # The utilization
 //
@@ -108,10 +113,11 @@ const (
 type leaseShard struct {
 	mu   sync.RWMutex
 	keys map[leaseName]*leasedKey
-	once [64]atomic.Uint64 // keys that have come once, by their hashes: most never come again, and are not watched
+	once [64]atomic.Uint64 // hashes of keys that were seen once; most are never seen again
 }
 
-// again tells whether a key of this hash has come before, within the last Life or so. Another key of nearly the same hash may have.
+// again tells whether a key of this hash was seen before, within the last Life or so. It can be
+// wrong: keys with nearly the same hash are not told apart.
 func (s *leaseShard) again(hash uint64, life, now time.Duration) bool {
 	const times = 1<<16 - 1
 	time := uint64(now/life) & times
@@ -257,7 +263,7 @@ func (o LeaseOptions) Excess(limit penstock.Limit) int64 {
 
 const (
 	leastBlock = 2 // the smallest block: a limit that allows less is not leased
-	worthDraw  = 4 // units for which a draw costs less than to ask for each, where the limit allows as many
+	worthDraw  = 4 // the fewest units for which one draw is cheaper than asking for each
 )
 
 // largest is the largest block of a limit; below leastBlock it is not leased.

@@ -180,7 +180,8 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	return f
 }
 
-// blockOf is the size of a pool's block now: the demand of half the time for which it may be spent. It is 0 where that is not worth a draw.
+// blockOf is the size of a pool's block now: what is needed in half the time for which it may be
+// spent, or 0 if that is not worth a draw.
 func (l *Lease) blockOf(p *leasePool, now time.Duration) int64 {
 	need := int64(min(p.demand*float64(p.lasts(l.life, now))/float64(l.life), penstock.MaxCost))
 	most := int64(penstock.MaxCost)
@@ -359,7 +360,8 @@ func (l *Lease) due(k *leasedKey, p *leasePool) {
 	}
 }
 
-// due is when it is high time to give a block back. Where the store is too slow for that, it is spent or expires.
+// due is the latest moment to begin to give a block back. If the store is too slow for that, the
+// block is spent or expires.
 func (b *leaseBlock) due() time.Duration { return b.expires - min(2*b.travel, (b.expires-b.sent)/2) }
 
 // A refund gives units of a pool back.

@@ -17,7 +17,7 @@ type leasedKey struct {
 	mu       sync.Mutex
 	gone     bool // swept: no longer in its shard
 	pools    []*leasePool
-	first    [1]*leasePool // where a single one lies
+	first    [1]*leasePool // saves an allocation for a single pool
 	counts   leaseCounts
 	unmaking int           // Refunds and Resets under way: nothing is drawn
 	back     int           // refunds under way
@@ -41,7 +41,7 @@ func (c *leaseCounts) add(other *leaseCounts) {
 // A leasePool is what was drawn for one combination of limits, and the demand for it.
 type leasePool struct {
 	parts  []leasePart
-	one    [1]leasePart  // where the part of a single limit lies
+	one    [1]leasePart  // saves an allocation for a single limit
 	blocks [2]leaseBlock // the older first
 	flight *flight       // the draw under way
 	coming int64         // units on their way back: they count as held
@@ -54,7 +54,7 @@ type leasePool struct {
 	since  time.Duration // the demand is measured anew
 
 	block  int64         // the last that was worth drawing
-	trip   time.Duration // how long the store takes to answer, about the slowest of late
+	trip   time.Duration // how long the store takes to answer: about the slowest of the last answers
 	used   time.Duration // when somebody last asked
 	direct time.Duration // until then nothing is drawn
 	quiet  time.Duration // until then nothing is drawn in advance
@@ -281,7 +281,8 @@ func (part *leasePart) hear(s penstock.Status, sent time.Duration) {
 // took notes how long an answer was on its way.
 func (p *leasePool) took(trip time.Duration) { p.trip = max(trip, (3*p.trip+trip)/4) }
 
-// rest is how long the windows of all limits last, at most so long. Windows are taken to follow one another.
+// rest is for how long the present windows of all limits still last, at most. It assumes that
+// windows follow one another without gaps.
 func (p *leasePool) rest(most, now time.Duration) time.Duration {
 	for i := range p.parts {
 		part := &p.parts[i]
@@ -297,7 +298,8 @@ func (p *leasePool) rest(most, now time.Duration) time.Duration {
 	return most
 }
 
-// lasts is how long what is drawn now may be spent once it is here: for a Life, but only until a window ends.
+// lasts is for how long units that are drawn now may be spent after they have arrived: for a Life,
+// or until a window ends.
 func (p *leasePool) lasts(life, now time.Duration) time.Duration {
 	return max(p.rest(life, now)-2*p.trip, 0) // the next answer may take longer
 }

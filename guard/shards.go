@@ -50,7 +50,8 @@ type SplitOptions struct {
 //   - A limit that is lowered from A to B units, or that takes turns with a smaller one, denies at each shard until that has drained below its
 //     part. A shard that has used less grants the rest of its part, also where all together have used B. At once that is about √(B·S(1-1/S)/2π)
 //     units more than without Split (7 where 150 become 50 in 8 shards), at most B - ⌊B/S⌋, and with what was used before never more than A.
-//   - Limits that take turns must have as many shards. A limit of fewer units than Shards is split in fewer, and the rates of both add up then.
+//   - Limits that use one counter must have the same number of Shards. A limit of fewer units than
+//     Shards is split in fewer, and then the rates of both limits add up.
 //
 // In a batch of several charges the shard of each split one takes its place, all or nothing as ever; the batch is asked again, with other
 // shards, while no other limit denies. The shards that a batch needs at once may be 64 at most; else the error wraps penstock.ErrInvalid.

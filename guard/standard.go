@@ -127,8 +127,8 @@ func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 	}
 }
 
-// Load makes the store ready for limits, before their first decision: see redisstore.Store.Load. The
-// limits of a Limiter are its Limits. Of a store that needs nothing it returns nil.
+// Load prepares the store for limits before their first decision: see redisstore.Store.Load. For a
+// Limiter, pass its Limits. Load returns nil if the store needs no preparation.
 func (g *Guarded) Load(ctx context.Context, limits ...penstock.Limit) error {
 	if g.load == nil {
 		return nil

@@ -32,11 +32,11 @@ type TimeoutOptions struct {
 // InFlight callers for After, and no more. It needs a store that ends with its context, as those of
 // redisstore do.
 //
-// After is time in which this process ran. A timer that fires late tells of time that was lost; the
-// deadline is later by that time, less an eighth of it or 25 ms, whichever is shorter. So the
-// longest that a caller waits is After on a machine that has time for it; eight times After where
-// the process is starved all the while; and more only by pauses of more than 200 ms each, of which
-// there may be one for each 25 ms of After.
+// After counts time in which this process ran. A timer that fires late shows time that was lost,
+// and extends the deadline by it, less an eighth of it or 25 ms, whichever is shorter. So a caller
+// waits at most After if the process gets its CPU time, and at most eight times After if it is
+// always starved. Only pauses of more than 200 ms make it longer, and there is at most one of them
+// for each 25 ms of After.
 //
 // What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have
 // been made. What exceeds InFlight is not asked for at all: its error wraps ErrShed too. A breaker
@@ -188,13 +188,13 @@ func (e *uncounted) Unwrap() error { return e.error }
 // A deadline is a context with a deadline that costs nothing before somebody asks for its Done. A
 // store that has a cheaper way to wait than a timer for each caller uses Lazy instead.
 //
-// The deadline is put off by the time that this process loses. So whoever waits for it asks again
-// when it has come.
+// The deadline is extended by the time that this process loses. So whoever waits for it must check
+// again when it has come.
 type deadline struct {
 	context.Context // the caller's
 	lateness        *lateness
 	at              time.Time     // if no time is lost
-	lost            time.Duration // when it was made
+	lost            time.Duration // until it was made
 
 	mu       sync.Mutex
 	done     chan struct{} // once it was asked for
@@ -214,8 +214,8 @@ func (d *deadline) until() time.Time {
 	return d.at.Add(d.lateness.lost(time.Now()) - d.lost)
 }
 
-// Lazy is what Done would tell: the caller's Done, and the deadline. When that has come it may have
-// been put off: Lazy tells again.
+// Lazy returns what Done waits for: the caller's Done, and the deadline. The deadline may be
+// extended meanwhile: when it has come, call Lazy again.
 func (d *deadline) Lazy() (done <-chan struct{}, at time.Time) {
 	at, _ = d.Deadline()
 	return d.Context.Done(), at
@@ -252,7 +252,7 @@ func (d *deadline) look() {
 	if d.err != nil {
 		return
 	}
-	if d.errLocked() == nil { // it was put off
+	if d.errLocked() == nil { // it was extended
 		d.timer.Reset(d.left())
 		return
 	}
@@ -278,7 +278,7 @@ func (d *deadline) Err() error {
 	return err
 }
 
-// errLocked tells whether it is over, and why. It stays so.
+// errLocked returns why it is over, or nil. Once it is over, it stays over.
 func (d *deadline) errLocked() error {
 	if d.err == nil {
 		d.err = d.Context.Err()

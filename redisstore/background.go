@@ -31,7 +31,7 @@ func (b *background) start(work func(ctx context.Context)) bool {
 	return true
 }
 
-// enter has wait wait for the caller too, until it leaves. After end it returns false.
+// enter makes wait wait for the caller too, until it calls leave. After end, enter returns false.
 func (b *background) enter() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

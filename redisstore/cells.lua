@@ -76,7 +76,7 @@ end
 @enddecide
 
 @save
-local keep, need = UNCHANGED, 0 -- need: also what is left as it is must live as long as its present limit counts it
+local keep, need = UNCHANGED, 0 -- need: for how long the string must live, unchanged entries included
 @each
 if keep$ > keep then
   keep = keep$

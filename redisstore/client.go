@@ -22,8 +22,10 @@ type Client interface {
 	// Eval runs a script by its text.
 	Eval(ctx context.Context, script string, keys, args []string) (string, error)
 
-	// Load has servers know scripts, by SCRIPT LOAD: the one that owns key or, if key is "", each one that the client knows of, replicas that
-	// may be promoted too. It goes on after a failure, and returns what failed. An answer other than the script's digest is an error.
+	// Load loads scripts by SCRIPT LOAD: into the server that owns key or, if key is "", into each
+	// server that the client knows of, replicas that may be promoted included. If one server fails
+	// it goes on with the others, and returns all errors. An answer other than the script's digest
+	// is an error.
 	Load(ctx context.Context, key string, scripts []Script) error
 
 	// Sharded tells whether keys are spread over several servers, so that a script may only touch keys of one hash tag.

@@ -26,9 +26,11 @@ func spread(charges []penstock.Charge) bool {
 	return false
 }
 
-// decideSpread decides a batch of several keys on a Cluster, one script per key. All keys are asked at once what they would answer, and charged
-// at once if all would grant: so a denial charges nothing, and takes one round trip. Others may come between the two: then a key denies after all, and
-// what the other keys were charged is given back. Charges that cannot be denied are made last.
+// decideSpread decides a batch of several keys on a Cluster, one script per key. First all keys are
+// asked at once, by dry runs. If all would grant, all are charged at once. So a denial charges
+// nothing and takes one round trip. If others charge a key between the two rounds, it may deny
+// after all; then what the other keys were charged is given back. Charges that cannot be denied are
+// made last.
 func (s *Store) decideSpread(ctx context.Context, plans []*penstock.Plan, charges []penstock.Charge) (penstock.Decision, error) {
 	deniable, others := groups(charges)
 	statuses := make([]penstock.Status, len(charges))
@@ -71,8 +73,9 @@ func (s *Store) decideSpread(ctx context.Context, plans []*penstock.Plan, charge
 	return denial(statuses), nil
 }
 
-// runEach decides groups of charges, each in a script of its own and all at once, and writes their statuses. It returns when all have ended, with
-// the error that says least of what was charged.
+// runEach decides groups of charges, each in a script of its own and all at once, and writes their
+// statuses. It returns when all have ended. If several fail, it returns an error after which
+// charges may have been made, if there is one.
 func (s *Store) runEach(ctx context.Context, groups [][]int, plans []*penstock.Plan, charges []penstock.Charge, statuses []penstock.Status) error {
 	errs := make([]error, len(groups))
 	var all sync.WaitGroup
@@ -112,7 +115,7 @@ func (s *Store) runGroup(ctx context.Context, group []int, plans []*penstock.Pla
 	return nil
 }
 
-// unknown tells whether charges may have been made.
+// unknown tells whether charges may have been made despite an error.
 func unknown(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return err != nil && (!ok || e.Class == Unknown)
@@ -127,7 +130,7 @@ func dryRun(charges []penstock.Charge) []penstock.Charge {
 	return asks
 }
 
-// owned are the charges, with a Holder of their own where they could not be given back without.
+// owned are the charges, with a random Holder where they could not be given back without one.
 func owned(charges []penstock.Charge, plans []*penstock.Plan) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
@@ -155,7 +158,8 @@ func denied(statuses []penstock.Status) bool {
 	return slices.ContainsFunc(statuses, func(s penstock.Status) bool { return s.RetryAfter > 0 })
 }
 
-// denial is the decision of a batch that was denied: what would be granted by itself says what is left.
+// denial is the decision of a batch that was denied. A charge that alone would be granted says what
+// is left.
 func denial(statuses []penstock.Status) penstock.Decision {
 	for i := range statuses {
 		if statuses[i].RetryAfter == 0 {
@@ -205,7 +209,8 @@ func perhaps(ctx context.Context, err error) error {
 	return &Error{Class: Unknown, Cause: err}
 }
 
-// groups are the numbers of the charges, grouped by key: of those that can be denied, and of the others.
+// groups are the indexes of the charges, grouped by key: of those that can be denied, and of the
+// others.
 func groups(charges []penstock.Charge) (deniable, others [][]int) {
 	for i := range charges {
 		list := &others

@@ -40,7 +40,8 @@ const (
 	plainSize  = 2 * 8               // remaining, reset: where all of the cost was granted and nobody waits
 )
 
-// dry is added to the modes of a batch that is only asked for: each charge is answered as in a batch that another charge denies.
+// dry is added to the modes of a batch for a dry run, which charges nothing: each charge is
+// answered as if another charge of its batch were denied.
 const dry penstock.Mode = 64
 
 // encode packs the call's batches. A time of 0 lets the server read its own.

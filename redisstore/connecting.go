@@ -12,9 +12,9 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// guardConnections has the option's connections end with life, also while they are being made,
-// which rueidis does not do; and has each of them read what has come before it says that it was
-// late, and hear nothing before it has said something.
+// guardConnections wraps the option's connections. They end with life, also while they are being
+// made, which rueidis does not do. A read after its deadline still returns data that has arrived.
+// And nothing is read before something was written: see guarded.
 func guardConnections(option *rueidis.ClientOption, life context.Context) {
 	dial := option.DialCtxFn
 	if before := option.DialFn; dial == nil && before != nil {
@@ -48,20 +48,20 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, "tcp", address)
 }
 
-// A guarded connection hears nothing before something was said: a server that is full says so
-// before it is asked, and rueidis panics at an answer to no question. It asks none where the call's
-// context ends with the dialing.
+// A guarded connection reads nothing before something was written. A server that is full sends an
+// error before any command, and rueidis panics at a reply without a command. It sends no command if
+// the call's context ends while it dials.
 type guarded struct {
 	net.Conn
 	unbind func() bool
-	old    bool // something was heard, so that rueidis ends it by itself; only for Read
+	old    bool // something was read: from now on rueidis closes it; only for Read
 
 	open   atomic.Bool
-	opened chan struct{} // closed once something was said, or the connection has ended
+	opened chan struct{} // closed once something was written, or the connection has ended
 }
 
-// lastLook is for how long a read goes on after its deadline: what is there already is read at
-// once. A process that was stopped finds its deadline passed before it could read.
+// lastLook is how long a read may take after its deadline, for data that has arrived already. A
+// process that was stopped finds its deadline passed before it could read.
 const lastLook = time.Millisecond
 
 func (g *guarded) Read(b []byte) (int, error) {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A detached client ends its calls with their contexts, whatever the client below does: that may
-// have to dial, to wait for a connection that others dial, or to close one before it returns. So
-// each call has a goroutine of its own. A caller that goes away leaves its call behind.
+// A detached client returns from a call when the call's context ends, even if the client below does
+// not: that may be dialing, waiting for a connection that others dial, or closing one. So each call
+// has a goroutine of its own. If its caller goes away, the call goes on without it.
 type detached struct {
 	next      Client
 	calls     *background
@@ -18,16 +18,16 @@ type detached struct {
 }
 
 const (
-	// maxAbandoned bounds the goroutines of calls that were left behind. As long as there are as
+	// maxAbandoned bounds the calls that go on after their callers have gone. While there are as
 	// many, nothing is sent.
 	maxAbandoned = 1024
 
-	// abandonedFor is how long a call may go on that was left behind: long enough for a connection
-	// that others will use, too.
+	// abandonedFor is how long such a call may go on: long enough to make a connection that others
+	// will use.
 	abandonedFor = 5 * time.Second
 
-	// overtime is how long a client may wait for a reply beyond the caller's deadline. A call that
-	// is left behind blocks others on its connection.
+	// overtime is how long a client may wait for a reply beyond the caller's deadline. Such a call
+	// blocks others on its connection.
 	overtime = time.Second
 )
 
@@ -93,11 +93,10 @@ func (d *detached) run(ctx context.Context, call func(context.Context) (string, 
 	return r.text, r.err
 }
 
-// A remote call is one that runs. It is also the context of its own, which differs from the
-// caller's: it goes on after the caller has gone, for abandonedFor at most. So a connection that is
-// being made for one caller is there for others; and a reply that has come is read, although a
-// deadline has passed meanwhile. Its Err is the caller's: once it is gone, nothing is sent any
-// more.
+// A remote is a running call, and also the context of that call. This context lasts longer than the
+// caller's: for abandonedFor at most after the caller has gone. So a connection that is made for
+// one caller serves others too, and a reply that has arrived is read although a deadline has
+// passed. Its Err is the caller's: once the caller has gone, nothing more is sent.
 type remote struct {
 	context.Context               // the caller's
 	done            chan struct{} // nil: the caller never goes
@@ -152,8 +151,8 @@ func (r *remote) abandon(d *detached) bool {
 
 func (r *remote) Done() <-chan struct{} { return r.done }
 
-// Deadline is later than the caller's by so much that it does not matter when this process is late.
-// There always is one: otherwise rueidis starts two goroutines for the connection.
+// Deadline is the caller's and overtime, so that it does not matter if this process is late. There
+// always is one: otherwise rueidis starts two goroutines for the connection.
 func (r *remote) Deadline() (time.Time, bool) {
 	at, ok := r.Context.Deadline()
 	if !ok {
@@ -162,8 +161,8 @@ func (r *remote) Deadline() (time.Time, bool) {
 	return at.Add(overtime), true
 }
 
-// A lazy context has a deadline, and no timer for it. The deadline may be put off; when it has
-// come, Lazy tells again.
+// A lazy context has a deadline, but no timer for it: those of package guard are lazy. The deadline
+// may be extended: when it has come, Lazy must be called again.
 type lazy interface {
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }

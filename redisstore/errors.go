@@ -152,7 +152,7 @@ func classify(err error) Class {
 	if !errors.As(err, &reply) {
 		var op *net.OpError
 		var certificate *tls.CertificateVerificationError
-		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || strangerAlert(err) {
+		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || certificateRefused(err) {
 			return Unreached
 		}
 		return Unknown
@@ -171,8 +171,9 @@ func classify(err error) Class {
 	return Rejected
 }
 
-// strangerAlert tells whether a server has ended the TLS handshake because of the client's certificate: it has heard nothing else.
-func strangerAlert(err error) bool {
+// certificateRefused tells whether a server has ended the TLS handshake because of the client's
+// certificate. Then it has received nothing else.
+func certificateRefused(err error) bool {
 	alert, ok := errors.AsType[tls.AlertError](err)
 	if !ok {
 		return false

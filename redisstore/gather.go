@@ -12,9 +12,10 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A gatherer has two scripts under way, or three if there is much to ask. Callers that come meanwhile wait, and go together in the next
-// script: back-pressure gathers them, and no timer. Each has the answer that it would have had alone, in some
-// order: only who asks when another has been answered is decided after it.
+// A gatherer has two scripts under way, or three if there is much to ask. Callers that come
+// meanwhile wait, and go together in the next script: back-pressure gathers them, and no timer.
+// Each has the answer that it would have had alone, in some order. Only a caller that asks after
+// another has its answer is certain to be decided after it.
 type gatherer struct {
 	store   *Store
 	mu      sync.Mutex
@@ -102,8 +103,8 @@ func (g *gatherer) findLocked(w *waiting, charges []charge, beside int) {
 	b.join(w, charges)
 }
 
-// leave takes a caller out that goes away: it was too late to send it. If it is under way, nobody
-// knows what became of it; once all its callers have gone, the script is left to itself.
+// leave takes out a caller that goes away before its charges were sent. If they are under way, it
+// is unknown whether they were made; once all callers have gone, the script is abandoned.
 func (g *gatherer) leave(c *call, cause error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

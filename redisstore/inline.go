@@ -42,7 +42,8 @@ func uncomment(lua string) string {
 	return out.String()
 }
 
-// functionsOf reads the functions that a text defines at its top level, and puts others in line in them.
+// functionsOf reads the functions that a text defines at its top level. It puts the others in line
+// where these call them.
 func functionsOf(lua string, others []function) []function {
 	const begin, end = "local function ", "\nend\n"
 	var functions []function
@@ -301,7 +302,8 @@ func isName(text string) bool {
 	return text != ""
 }
 
-// indexName is where a text has, from a place on, what begins with a name and is not the end of a longer one; -1 if nowhere.
+// indexName is the index of begin, which starts with a name, in a text at or after from. It skips
+// places where that name is the end of a longer one. It is -1 if there is none.
 func indexName(text, begin string, from int) int {
 	for {
 		i := strings.Index(text[from:], begin)

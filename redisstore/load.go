@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Script is what a Client has servers know.
+// A Script is a Lua script that a Client loads into servers.
 type Script struct {
 	Text   string
 	Digest string // the SHA-1 of Text, in hexadecimal digits
@@ -28,13 +28,17 @@ func (s Script) Check(answer string) error {
 	return fmt.Errorf("the server answered SCRIPT LOAD with %.60q; the script's SHA-1 is %s", answer, s.Digest)
 }
 
-// Load has the servers know every script that the limits can need: for each limit alone, for those of one Group together, for callers that are decided
-// together, and for batches of any of the limits. The scripts go to each server that the Client knows of; Open's finds replicas that may be promoted too, on a
-// Cluster always, elsewhere if its user has the right to INFO. Call it with all limits in use, in the order of their charges, before the first
-// decision and before new limits are used. Decide works without it: then the first caller that needs a script has it loaded, and others wait for that.
+// Load loads every script that the limits can need into the servers: for each limit alone, for
+// those of one Group together, for callers that are decided together, and for batches of any of the
+// limits. The scripts go to each server that the Client knows of. The Client of Open also finds
+// replicas that may be promoted: on a Cluster always, elsewhere if its user has the right to INFO.
+// Call Load with all limits in use, in the order of their charges, before the first decision and
+// before new limits are used. Decide works without it: then the first caller that needs a script
+// loads it, and others wait for that.
 //
-// An *Error means that some server may lack some script, which Decide mends; its class is Refused where the user lacks the right to SCRIPT LOAD: then Decide sends
-// scripts by EVAL. Load ends with ctx.
+// After an *Error some server may lack some script, and Decide loads it when it is needed. The
+// class of the error is Refused if the user lacks the right to SCRIPT LOAD: then Decide sends
+// scripts by EVAL. Load returns when ctx ends.
 func (s *Store) Load(ctx context.Context, limits ...penstock.Limit) error {
 	plans := make([]*penstock.Plan, len(limits))
 	for i := range limits {
@@ -59,7 +63,8 @@ func (s *Store) Load(ctx context.Context, limits ...penstock.Limit) error {
 	return nil
 }
 
-// ScriptStats are what a Store has sent besides EVALSHA. After Load all but Loaded stay as they are, unless a server has lost its scripts or is new.
+// ScriptStats count what a Store has sent besides EVALSHA. After Load, Missing and Evals do not
+// grow unless a server is new or has lost its scripts.
 type ScriptStats struct {
 	Missing int64 // answers NOSCRIPT
 	Loaded  int64 // scripts that were loaded, each counted once for all servers
@@ -126,7 +131,8 @@ func (l *library) forLimits(plans []*penstock.Plan) []*script {
 	return scripts
 }
 
-// sequences adds the rows that a group's charges can be: some of its limits, in their order. At most maxSequences in all.
+// sequences adds the algorithms of every row that charges of a group can form: those of any of its
+// limits, in their order. It stops at maxSequences in all.
 func sequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
 	same := func(a, b *algorithm.Algorithm) bool { return a.Is(b) }
 	last := [][]*algorithm.Algorithm{nil}
@@ -154,7 +160,8 @@ func add(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorithm.Algori
 	return append(all, a)
 }
 
-// loads has servers learn the scripts that they answer NOSCRIPT for. One caller does it for each script and server, and others wait for that.
+// loads are the scripts that are being loaded since a server has answered NOSCRIPT. For each script
+// and server one caller loads it, and the others wait.
 type loads struct {
 	missing, loaded, evals atomic.Int64
 
@@ -208,7 +215,8 @@ const (
 	maxLoads    = 3               // that a caller waits for: a server may lose the script again, or another may take its slot
 )
 
-// send runs a script, and has the server learn it if it does not know it. Only NOSCRIPT is answered by sending the call again: it proves that nothing ran.
+// send runs a script, and loads it first if the server does not know it. The call is sent again
+// only after NOSCRIPT, which proves that nothing ran.
 func (s *Store) send(ctx context.Context, c *call, script *script) (string, error) {
 	for tries := 0; ; tries++ {
 		reply, err := s.client.EvalSha(ctx, script.Digest, c.keys, c.args)
@@ -241,7 +249,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 	}
 }
 
-// sendText runs a script by its text, which has the server know it as well.
+// sendText runs a script by its text. After that, the server knows it too.
 func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, error) {
 	s.loads.evals.Add(1)
 	reply, err := s.client.Eval(ctx, script.Text, c.keys, c.args)
@@ -251,7 +259,8 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	return reply, nil
 }
 
-// startLoading has the server of a key learn a script, in the background: callers may go away, and others still need it.
+// startLoading loads a script into the server of a key, in the background: if its caller goes away,
+// others still need it.
 func (s *Store) startLoading(name string, of *loading, script *script, key string) {
 	key = strings.Clone(key)
 	if !s.work.start(func(ctx context.Context) {

@@ -33,7 +33,8 @@ func (c rueidisClient) Load(ctx context.Context, key string, scripts []Script) e
 	return errors.Join(all...)
 }
 
-// loadOn has one server know scripts: the node, or of a Cluster's client the one that owns the key.
+// loadOn loads scripts into one server: the node or, if node is a Cluster's client, the server that
+// owns the key.
 func (c rueidisClient) loadOn(ctx context.Context, node rueidis.Client, key string, scripts []Script) error {
 	commands := make(rueidis.Commands, len(scripts))
 	for i := range scripts {
@@ -66,8 +67,9 @@ func (d *dialed) Load(ctx context.Context, key string, scripts []Script) error {
 	return nil
 }
 
-// loadReplicas has the replicas of a primary know scripts, so that the one that is promoted does. What fails there is no failure: a replica may be
-// out of reach from here, and Decide has a new primary learn what it lacks.
+// loadReplicas loads scripts into the replicas of a primary, so that a replica that is promoted
+// knows them. Errors are ignored: a replica may be out of reach from here, and Decide loads what a
+// new primary lacks.
 func (d *dialed) loadReplicas(ctx context.Context, c *rueidisClient, scripts []Script) {
 	info, err := result(c.Do(ctx, c.B().Info().Section("replication").Build()))
 	if err != nil {

@@ -45,7 +45,8 @@ local function ask(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p
   ASK
 end
 
--- Makes a granted charge, or mends the state of a denied one. What is left as it is must live as long as its present limit counts it.
+-- Makes a granted charge, or mends the state of a denied one. State that stays as it is must live
+-- for as long as its present limit counts it.
 local function save(key, algorithm, tag, result)
   local keep, reset = result[6], result[4]
   if keep < 0 then

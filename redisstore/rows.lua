@@ -1,6 +1,7 @@
--- Decides the batches of callers that went together: all are of one row of charges, as row.lua's, and each is all or nothing for
--- itself. The batches of one string follow each other: it is loaded once, and saved once. One of several strings that cannot be read
--- is an error for its own callers only.
+-- Decides the batches of callers that went together: all are of one row of charges, as row.lua's,
+-- and each is all or nothing for itself. The batches of one string follow each other: it is loaded
+-- once, and saved once. If one of several strings cannot be read, only its own callers get an
+-- error.
 local args, virtual = ARGV[1], 0
 local now, at = sunpack('<d', args)
 @clock

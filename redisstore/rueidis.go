@@ -10,9 +10,9 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. Dial and
-// Open guard against a panic of rueidis's, at a server that is full and says so to a connection
-// before its first command; NewRueidis cannot. Set the option's DisableRetry, and with Sentinel its
+// NewRueidis makes a Client of a rueidis client of the user's own. The user closes it. rueidis
+// panics if a server that is full says so before the first command of a connection. Dial and Open
+// guard against that, NewRueidis cannot. Set the option's DisableRetry, and with Sentinel its
 // TopologyRefreshInterval.
 func NewRueidis(client rueidis.Client) Client { return rueidisClient{client} }
 

@@ -165,7 +165,7 @@ func (l *library) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *scri
 	return made
 }
 
-// A shelf has scripts of one kind; of rows, those for one number of charges.
+// A shelf holds scripts of one kind; for rows, those for one number of charges.
 type shelf struct{ scripts atomic.Pointer[[]*script] }
 
 func (l *library) shelf(kind kind, charges int) *shelf {
@@ -187,7 +187,8 @@ func (s *shelf) add(made *script) {
 	s.scripts.Store(&scripts)
 }
 
-// fits tells whether the script decides these charges: it is of just their algorithms or, if for any batches, has them.
+// fits tells whether the script can decide these charges: one for rows if it has exactly their
+// algorithms, in order; one for any batches if it has all of them.
 func (s *script) fits(charges []charge) bool {
 	if s.kind != many && len(charges) != len(s.algorithms) {
 		return false

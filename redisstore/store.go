@@ -33,8 +33,10 @@ type Options struct {
 	// go together in the next.
 	Apart bool
 
-	// Now, if set, is the time by which everything is decided, instead of the server's. It is for tests, replay and
-	// simulation only: clocks of several processes differ. It shows times from 1970 to 2112; charges at others are refused with ErrInvalid. Keys live for an hour longer than they need.
+	// Now, if set, is the time by which everything is decided, instead of the server's. It is for
+	// tests, replay and simulation only: clocks of several processes differ. It must show times
+	// from 1970 to 2112: at others, charges are refused with ErrInvalid. Keys live for an hour
+	// longer than they need.
 	Now func() time.Time
 }
 
@@ -128,12 +130,14 @@ func (s *Store) Close() error {
 // Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges may have been made; nothing
 // but a script that the server did not know is ever sent twice.
 //
-// On a Cluster, charges with different Keys are decided by a script for each Key: all Keys are asked first what they would answer, and charged if
-// all would grant. So a denial takes one round trip and a grant two, however many Keys there are; charges that cannot be denied come last, and take
-// one more. If others come in between, a Key may deny that would have granted, and what the other Keys were charged is given back: such a batch never
-// admits more than it should, and may for a round trip keep others from units that it then gives back. A hold that was renewed meanwhile stays
-// renewed. What is to be given back when ctx ends is given back in the background, within a second, for up to 256 batches at once; the error is of
-// Unknown then.
+// On a Cluster, charges with different Keys are decided by one script for each Key. First all Keys
+// are asked, by dry runs; if all would grant, all are charged. So a denial takes one round trip and
+// a grant two, however many Keys there are; charges that cannot be denied come last, and take one
+// more. If others charge a Key between the two, it may deny after all, and what the other Keys were
+// charged is given back: such a batch never admits more than it should, and may for a round trip
+// keep others from units that it then gives back. A hold that was renewed meanwhile stays renewed.
+// What is to be given back when ctx ends is given back in the background, within a second, for up
+// to 256 batches at once; the error is of Unknown then.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)

@@ -143,8 +143,9 @@ func (s *Store) askLayout(ctx context.Context) (string, error) {
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
 
-// keyOfEachServer finds a key of the store's own that each server keeps: for each primary of a Cluster, by its address. Where there is no Cluster, or
-// several servers that a client takes for one, it is one key, by "".
+// keyOfEachServer returns, for the address of each primary of a Cluster, a key of the store's own
+// that it keeps. Without a Cluster, or with several servers that a client takes for one, it returns
+// one key, for the address "".
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
 	one := map[string]string{"": s.prefix + "{%@}" + name}
 	sharded, err := s.client.Sharded(ctx)

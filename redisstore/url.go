@@ -33,7 +33,7 @@ import (
 //	password_file           a file that holds the password
 //	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: who to trust, and who to be
-//	server_name             the name that all certificates must have (the host or address that is dialled, of each server its own)
+//	server_name             the name that all certificates must have (the host or address of each server)
 //	insecure_skip_verify    true accepts any certificate: for tests only
 //	sentinel_username, sentinel_password
 //
@@ -46,7 +46,7 @@ func CheckURL(text string) error {
 	return err
 }
 
-// readURL reads no file if there is no reader.
+// readURL reads the files that the URL names by file, or none if file is nil.
 func readURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOption, error) {
 	option, err := parseURL(text, file)
 	if err != nil {

@@ -13,7 +13,7 @@ type waiting struct {
 	bunch    *bunch
 	lazy     lazy        // its context, if that has no timer
 	until    time.Time   // its deadline; zero: it has none
-	over     atomic.Bool // that has passed
+	over     atomic.Bool // the deadline has passed
 	decision penstock.Decision
 	err      error
 }
