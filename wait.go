@@ -17,11 +17,12 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 
 // WaitN blocks until the key may do n more, charges them and returns nil.
 //
-// Where the limits' algorithms can book the future (TokenBucket, LeakyBucket), the caller is given its turn at once and
-// sleeps until then. Who asks when another has been given its turn goes after it, at any instance. Callers that ask while the store decides on
-// one another may go in any order, and so may those of a TokenBucket that is split in shards. Windows cannot book; there the caller asks
-// again after RetryAfter and a little jitter, and no order is kept.
-// If ctx ends first, what was booked is given back and ctx's error returned. A DeniedError comes at once when n
+// Where the limits' algorithms can book the future (TokenBucket, LeakyBucket), the caller is given
+// its turn at once and sleeps until then. A caller that asks after another has been given its turn
+// goes after it, on any instance. Callers that ask while the store decides on one another may go in
+// any order, and so may those of a TokenBucket that is split in shards. Windows cannot book; there
+// the caller asks again after RetryAfter and a little jitter, and no order is kept. If ctx ends
+// first, what was booked is given back and ctx's error returned. A DeniedError comes at once when n
 // can never fit, when its turn would come after ctx's deadline, or when the queue is full.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {
@@ -135,9 +136,11 @@ type Reservation struct {
 // Delay is how long the caller must still wait.
 func (r *Reservation) Delay() time.Duration { return max(time.Until(r.start), 0) }
 
-// Settle corrects the cost to what it turned out to be: the rest is given back, or what is missing is charged even if
-// it does not fit. It takes a second at most and is done even if ctx has ended. Only the first Settle or Cancel counts, except one
-// that is refused with ErrInvalid because actual is below 0 or above MaxCost: after an error that wraps ErrUnavailable it is unknown whether it was done, so it is not tried again.
+// Settle corrects the cost to what it turned out to be: the rest is given back, or what is missing
+// is charged even if it does not fit. It takes a second at most and is done even if ctx has ended.
+// Only the first Settle or Cancel counts, except for a Settle that is refused with ErrInvalid
+// because actual is below 0 or above MaxCost. After an error that wraps ErrUnavailable it is
+// unknown whether it was done, so it is not tried again.
 func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	if actual < 0 || actual > MaxCost {
 		return fmt.Errorf("%w: settle %d units; a cost is from 0 to %d", ErrInvalid, actual, int64(MaxCost))

@@ -16,7 +16,8 @@ import (
 
 const leased = 100 // units drawn at once, at most
 
-// leastWithLeases is the least that decisions of many keys with leases may be as fast as without: windows of one load differ by as much.
+// leastWithLeases is the smallest ratio that is allowed between decisions per second with leases
+// and without, for many keys. Two measurements of one load differ by as much.
 const leastWithLeases = 0.85
 
 // A guarded store is compared with a bare one, of which it should be at least a multiple.

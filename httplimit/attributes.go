@@ -55,7 +55,7 @@ func isHostname(name string) bool {
 
 func (a *attributes) Header(name string) []string { return a.r.Header[name] }
 
-// Cookie reads more kindly than net/http: what that leaves out, an upstream may not.
+// Cookie accepts more than net/http: what net/http ignores, an upstream may read.
 func (a *attributes) Cookie(name string) (values []string) {
 	for _, line := range a.r.Header["Cookie"] {
 		for pair := range strings.SplitSeq(line, ";") {
@@ -73,7 +73,8 @@ func (a *attributes) Cookie(name string) (values []string) {
 	return values
 }
 
-// Query reads more kindly than net/url: some servers end a parameter at a semicolon, take name[] for name, or do not mind an escape that is none.
+// Query accepts more than net/url: some servers end a parameter at a semicolon, take name[] for
+// name, or accept invalid escapes.
 func (a *attributes) Query(name string) (values []string) {
 	query := a.r.URL.RawQuery
 	if query == "" {

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// decideFirst asks the store for what rules with before_auth charge. If it must not be served, it answers the request; what is granted stays charged, and its
-// limits are told of in no header.
+// decideFirst charges the rules with before_auth. If they deny, it answers the request and returns
+// false. What they grant stays charged. Their limits are in no header.
 func (a *Admission) decideFirst(w http.ResponseWriter, s *setup) bool {
 	a.question.Context = a.Request.Context()
 	start := time.Now()

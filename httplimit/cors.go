@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// cors says which pages may read answers. Its nil value lets none.
+// cors says which pages may read answers. If it is nil, none may.
 type cors struct {
 	origins     []string // of these pages; "*" alone is any
 	credentials bool     // they may send cookies, and still read the answer
@@ -82,7 +82,7 @@ func (c *cors) allow(h http.Header, r *http.Request) {
 	c.show(h, r)
 }
 
-// show exposes what a response says of limits. It is the upstream that says whether a page may read its response.
+// show exposes the headers about limits. The upstream decides whether a page may read its response.
 func (c *cors) show(h http.Header, r *http.Request) {
 	if c.origin(r) != "" {
 		h[headerExpose] = c.expose[:1:1]

@@ -56,8 +56,8 @@ var problems = [denialReasons]struct {
 		"Too many new identities from this address"},
 }
 
-// bodies writes the bodies of denials. Make one with newBodies. Only those that are over a limit can be customised: what is written for them would say
-// the wrong thing of others.
+// bodies writes the bodies of denials. Make one with newBodies. Only those for requests over a
+// limit can be customised: for other reasons their text would be wrong.
 type bodies struct {
 	text        bool               // plain text for everybody over a limit
 	template    *template.Template // for them; nil: the built-in bodies

@@ -36,8 +36,9 @@ type Options struct {
 	// Observe, if set, is told of each decision. It is called by many goroutines at once, and must be quick.
 	Observe func(Event)
 
-	// TokenRejected, if set, is told of each request whose token is not believed, and why. Such a request is that of somebody without a token. It is called by many
-	// goroutines at once, and must be quick.
+	// TokenRejected, if set, is told of each request whose token is rejected, and why. Such a
+	// request is limited like one without a token. It is called by many goroutines at once, and
+	// must be quick.
 	TokenRejected func(*policy.TokenError)
 }
 
@@ -219,7 +220,7 @@ const (
 	Refused                      // on the list of those who are always refused; no rule
 	Malformed                    // its path cannot be read; no rule
 	Abandoned                    // its caller went away before it was decided, or while it waited
-	DeniedNew                    // one identity too many that its address had not brought before; asked of this process alone
+	DeniedNew                    // its address brought too many new identities; decided by this process alone
 	ShadowAllowed                // by a limit that is a shadow or a candidate; the request went on
 	ShadowDenied                 // would have been denied by such a limit; the request went on
 	outcomes

@@ -177,11 +177,14 @@ func (p *quotaPolicy) refill(units int64) (down, up time.Duration) {
 // maxRefill is more than the 2^51 µs that a valid limit needs at most.
 const maxRefill time.Duration = 1 << 62
 
-// until is the draft's effective window: how long no more than what remains can be used. It is false if more would not help the request.
+// until is the draft's effective window: for how long no more than what remains can be used. It is
+// false if the request can never be granted.
 //
-// A status knows when it would grant a denied request, and when nothing is used any more. A bucket has its next unit before that; a window begins anew then.
-// Sliding windows, logs and shares of a bucket have more before that too, but nobody knows when. So they say more than need be, which the draft
-// allows. An empty share is taken for an empty bucket, so that nobody waits for a burst.
+// A status says when a denied request would be granted, and when nothing is used any more. A bucket
+// has its next unit before that; a window begins again then. Sliding windows, logs and shares of a
+// bucket have more units before that too, but it is not known when. So they answer with a longer
+// time than necessary, which the draft allows. An empty share is treated as an empty bucket, so
+// that no client waits for a whole burst.
 func (q *quota) until() (time.Duration, bool) {
 	switch {
 	case q.status.RetryAfter == penstock.Never:

@@ -116,8 +116,8 @@ func (a *Admission) corrections(status int) (all corrections) {
 // maxReturns is how many requests may be answered while what they hold is given back. Those beyond it are answered afterwards.
 const maxReturns = 1000
 
-// returnHolds gives back the slots of a request that is turned away, and what is charged by status and not for this one; 0 if none is known. Its answer
-// does not wait for the next.
+// returnHolds gives back the slots of a request that is turned away, and what is charged by status
+// but not for this status (0: it is not known). The answer to the request does not wait for that.
 func (a *Admission) returnHolds(status int) {
 	all := a.corrections(status)
 	if all.empty() {

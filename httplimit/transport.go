@@ -73,9 +73,9 @@ type Transport struct {
 	pauses  map[string]pause
 }
 
-// A pause is what a key's server wants.
+// A pause is how long a key's server wants no requests.
 type pause struct {
-	until  time.Time // then it wants requests again
+	until  time.Time // when it wants requests again
 	silent int       // how many answers with 429 in a row did not say for how long
 }
 
@@ -238,7 +238,7 @@ func (t *Transport) charge(ctx context.Context, key string, cost int64, end time
 	return false, &NotSentError{key, 0, fmt.Errorf("its turn did not come: %w", err)}
 }
 
-// heed remembers how long the server wants no more requests, if it said, or if it answers 429.
+// heed remembers for how long the server wants no more requests: if it says so, or answers 429.
 func (t *Transport) heed(key string, answer *http.Response) (wait time.Duration, said bool) {
 	now := time.Now()
 	wait, said = serverSays(answer.StatusCode, answer.Header, now)

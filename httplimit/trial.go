@@ -9,7 +9,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// tried is what became of a trial. It changes nothing for its request, and its failure is told to nobody.
+// tried is the outcome of a trial. It changes nothing for the request, and a failure is not
+// reported.
 type tried struct {
 	trial.Batch
 	start time.Time
@@ -23,8 +24,9 @@ type trials struct {
 	offered trial.Batches // of them, those that the store may decide in the call of the enforced batch
 }
 
-// beginTrials has the trials of the verdict decided while the limits that are enforced are: for every request, also one that these deny. Those of the same
-// algorithms as the enforced batch are offered to the store along with it; the others are calls of their own, which begin at once.
+// beginTrials starts to decide the trials of the verdict, at the same time as the enforced limits,
+// also for requests that these deny. Those of the same algorithms as the enforced batch are offered
+// to the store along with it; the others are calls of their own, which begin at once.
 func (a *Admission) beginTrials() *trials {
 	list := a.verdict.Trials
 	if len(list) == 0 {

@@ -73,7 +73,9 @@ func New(o Options) *Store {
 // Len is how many counters there are: the live ones, and idle ones that have not been swept yet.
 func (s *Store) Len() int { return int(s.keys.Load()) }
 
-// Decide implements penstock.Store. A deadline that has passed is ErrUnavailable, as it is of a store that is asked over a network. It never blocks on anything but a shard's lock, so it does not watch ctx.
+// Decide implements penstock.Store. If ctx's deadline has passed, the error wraps ErrUnavailable,
+// as with a store on a network. It never blocks on anything but a shard's lock, so it does not
+// watch ctx.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	var buf [4]*penstock.Plan
 	plans, err := penstock.Prepare(charges, buf[:0])
@@ -286,8 +288,9 @@ func (s *Store) removeLocked(t *table, cell uint32) {
 	s.keys.Add(-1)
 }
 
-// keepLocked notes how long a counter's state must be kept: as the limit that asks sees it, and never shorter than another limit
-// has seen it. One that equals a fresh state is not kept at all.
+// keepLocked notes how long a counter's state must be kept: as long as the limit that asks needs
+// it, and never shorter than another limit needed it. One that equals a fresh state is not kept at
+// all.
 func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now int64) {
 	if cell == fresh {
 		return

@@ -2,9 +2,10 @@ package policy
 
 import "go.yaml.in/yaml/v4"
 
-// resolved is a copy of a document in which each alias is a copy of the value that it repeats: nothing that reads the document sees an alias. Such a copy stands
-// at the place of its alias; what is inside it keeps its own place. It is nil, and the mistake is noted, if a value repeats itself, or if the document has more
-// than maxNodes values once all aliases are written out.
+// resolved is a copy of a document in which each alias is replaced by a copy of its value. That
+// copy has the position of the alias; what is inside it keeps its own position. resolved notes a
+// mistake and returns nil if a value contains itself, or if the document has more than maxNodes
+// values without aliases.
 func (d *decoder) resolved(root *yaml.Node) *yaml.Node {
 	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
 	return r.copy(root, nil)

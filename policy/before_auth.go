@@ -3,8 +3,9 @@ package policy
 // A rule with before_auth is decided by itself before a token is verified, so that forged tokens cost no more signature checks than its limits admit. Where no
 // signature has to be checked (there is no token, or it was seen before) the rule is one that always applies, and is charged with the others.
 
-// AssessFirst is Assess, unless that would check a signature and rules with before_auth match the request. Then it returns false, and the Verdict has
-// their charges: if these are granted, they stay, and AssessRest finds the rest.
+// AssessFirst is Assess, unless that would check a signature and rules with before_auth match the
+// request. Then it returns false, and the Verdict has only their charges. If these are granted they
+// stay charged, and AssessRest assesses the other rules.
 func (r *Rules) AssessFirst(a Attributes, v *Verdict) bool {
 	if len(r.before) == 0 {
 		r.Assess(a, v)

@@ -77,7 +77,7 @@ func TestTokensThatAreNotBelievedSayWhy(t *testing.T) {
 		{issuer.token("", `{"aud":"rides","iss":"other","exp":`+at(time.Hour)+`}`), "issuer", "its iss is not tokens.issuer"},
 		{issuer.token("", `{"aud":"other","iss":"https://issuer.example/","exp":`+at(time.Hour)+`}`), "audience", "its aud has not tokens.audience"},
 		{issuer.token("", `{`+good+`}`), "claims", "exp"},
-		{strings.Replace(issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`}`), ".eyJ", ".eyK", 1), "signature", "no key that is believed has signed it"},
+		{strings.Replace(issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`}`), ".eyJ", ".eyK", 1), "signature", "no trusted key has signed it"},
 		{newIssuer(t, "RS256", nil).token(`,"kid":"new"`, `{`+good+`,"exp":`+at(time.Hour)+`}`), "unknown_key", "RS256"},
 		{"opaque", "malformed", ""},
 		{"aaaa.bbbb.cccc", "malformed", ""},
@@ -127,9 +127,9 @@ rules:
 	}{
 		{asked{}, nil},
 		{asked{}.with("X-Api-Key", "k-1", "X-Partner", "acme", "Authorization", bearer("anna")), nil},
-		{asked{}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1)), []string{"the token is not believed: no key that is believed has signed it"}},
-		{asked{}.with("X-Api-Key", "k-3"), []string{"header X-Api-Key is not believed: its value is not one of the 2 in the policy"}},
-		{asked{}.with("X-Partner", "umbrella"), []string{"header X-Partner is not believed: its value is not one of the 2 in the policy"}},
+		{asked{}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1)), []string{"the token is rejected: no trusted key has signed it"}},
+		{asked{}.with("X-Api-Key", "k-3"), []string{"header X-Api-Key is not accepted: its value is not one of the 2 in the policy"}},
+		{asked{}.with("X-Partner", "umbrella"), []string{"header X-Partner is not accepted: its value is not one of the 2 in the policy"}},
 	} {
 		var v Verdict
 		rules.Assess(row.a, &v)

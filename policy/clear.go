@@ -10,8 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// What identifies a client must be readable in exactly one way: otherwise a request could be one client's for the rules and another's for the upstream. This file
-// decides which spellings of headers, cookies, parameters and tokens are. A request with any other is malformed.
+// What identifies a client must be readable in exactly one way: otherwise a request could be one
+// client's for the rules and another's for the upstream. This file decides which spellings of
+// headers, cookies, parameters and tokens are accepted. A request with any other is malformed.
 
 // identifies is the text of a header, a cookie or a parameter that says who the client is; "" if the request has none. If it can be read in several ways, the
 // request is noted as unclear.
@@ -28,7 +29,7 @@ func (q *request) identifies(s *part) string {
 		text, why = authorization(text)
 	case s.what == partCookie:
 		if decoded, err := url.PathUnescape(text); err == nil {
-			text = decoded // some servers do, and it must be the same client for them
+			text = decoded // some servers decode it, and must see the same client
 		}
 		why = unclear(text)
 	default:
@@ -81,8 +82,8 @@ func isAuthorization(header string) bool {
 // jwtLike finds what a server that is not strict may take for a JSON Web Token.
 var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
 
-// authorization is the one form of what a header of that kind says: its scheme in lower case, a space, and the credentials. why says that it can be read in
-// several ways.
+// authorization brings the value of such a header into one form: its scheme in lower case, a space,
+// and the credentials. If the value can be read in several ways, why says how.
 func authorization(value string) (text, why string) {
 	if why := unclear(value); why != "" || value == "" {
 		return "", why

@@ -11,8 +11,9 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Load reads and compiles a policy from a YAML file, with the variables of the process. Names of files in it are relative to its folder. A mistake of this package
-// that a file brings to light is an error, too: a *PanicError.
+// Load reads and compiles a policy from a YAML file, with the variables of the process. Names of
+// files in it are relative to its folder. If this package panics while it reads the file, Load
+// returns a *PanicError.
 func Load(path string) (*Rules, error) {
 	return recovered("load "+path, func() (*Rules, error) { return load(path) })
 }

@@ -2,8 +2,9 @@ package policy
 
 import "fmt"
 
-// Doubts are the reasons why a request is not who it says: why its token is not believed, and which of its values are not among those that count. They have
-// nothing that is secret. The Verdict is one that Assess has just filled.
+// Doubts are the reasons why a request does not count as the client that it names: why its token is
+// rejected, and which of its values are not listed in the policy. They contain no secrets. Call it
+// right after Assess.
 func (v *Verdict) Doubts() (reasons []string) {
 	q := &v.request
 	say := func(format string, args ...any) {
@@ -16,13 +17,13 @@ func (v *Verdict) Doubts() (reasons []string) {
 		reasons = append(reasons, text)
 	}
 	if v.TokenError != nil {
-		say("the token is not believed: %v", v.TokenError)
+		say("the token is rejected: %v", v.TokenError)
 	}
 	doubt := func(t *test) {
 		switch t.part.what {
 		case partHeader, partCookie, partQuery:
 			if text := q.identifies(&t.part); text != "" && !t.is(text) {
-				say("%s is not believed: its value is not one of %s", t.part.text(), t.listed())
+				say("%s is not accepted: its value is not one of %s", t.part.text(), t.listed())
 			}
 		}
 	}
@@ -42,7 +43,7 @@ func (v *Verdict) Doubts() (reasons []string) {
 	return reasons
 }
 
-// doubts calls doubt for what a request has that should have named its client, up to what does name it.
+// doubts calls doubt for each test of an identity, up to the part that names the client.
 func (id *identity) doubts(q *request, doubt func(*test)) {
 	for _, one := range id.first {
 		if _, ok := q.key(one); ok {

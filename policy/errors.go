@@ -48,10 +48,11 @@ func (e Errors) sorted() Errors {
 	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
 }
 
-// mostAlike is how often one message is told at several places.
+// mostAlike is at how many places one message is shown.
 const mostAlike = 5
 
-// few are the errors with one for each message that stands at more than mostAlike places: the first, which says so.
+// few are the errors, but of a message that occurs at more than mostAlike places only the first,
+// with the number of places.
 func (e Errors) few() (list Errors) {
 	places := make(map[string]int)
 	for _, err := range e {
@@ -62,7 +63,7 @@ func (e Errors) few() (list Errors) {
 		case n > mostAlike:
 			places[err.Message] = 0
 			first := *err
-			first.Message += fmt.Sprintf("; so it is in %d places", n)
+			first.Message += fmt.Sprintf("; this occurs in %d places", n)
 			list = append(list, &first)
 		case n > 0:
 			list = append(list, err)
@@ -76,7 +77,7 @@ func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))
 }
 
-// meant are words that people write for others.
+// meant maps words that people try to the right ones.
 var meant = map[string]string{
 	"ip": "address", "ip_address": "address", "addr": "address", "client_ip": "address", "remote_addr": "address", "source_ip": "address",
 	"global": "everyone", "everybody": "everyone", "anyone": "everyone", "any": "everyone",

@@ -18,7 +18,7 @@ type UncheckedIdentity struct {
 	Key     string         // as in a charge
 }
 
-// noteUnchecked notes those of a rule that applies.
+// noteUnchecked notes the unchecked identities of a rule that applies.
 func (v *Verdict) noteUnchecked(r *Rule) {
 	q := &v.request
 	for _, l := range r.Limits {

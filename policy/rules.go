@@ -164,7 +164,8 @@ func (r *Rules) Files() []string { return slices.Clone(r.files) }
 // Warnings are what is not wrong, and may not be meant.
 func (r *Rules) Warnings() []*Error { return slices.Clone(r.warnings) }
 
-// EmptyDeny are the files of the list deny that have no values, as they are written: whoever they named is not refused any more.
+// EmptyDeny are the files of the list deny that have no values, as the policy names them: the
+// clients that they listed before are no longer refused.
 func (r *Rules) EmptyDeny() (files []string) {
 	for _, when := range r.deny {
 		for i := range when {
@@ -203,11 +204,12 @@ const (
 
 // A Verdict is what Rules demand of one request. It may be used again for another.
 type Verdict struct {
-	// Unclear says that the request must be refused as malformed, and why: what identifies its client can be read in several ways, as a header that is sent twice. It is
-	// empty if nothing is wrong; otherwise the Verdict says nothing else. It has nothing that the client sent.
+	// Unclear says that the request must be refused as malformed, and why: what identifies its
+	// client can be read in several ways, as a header that is sent twice. It is empty if nothing is
+	// wrong; otherwise the Verdict says nothing else. It contains nothing that the client sent.
 	Unclear string
 
-	TokenError *TokenError // why the request's token is not believed; nil if it is, has none, or nothing needs it
+	TokenError *TokenError // why the request's token is rejected; nil if it is valid, has none, or nothing needs it
 
 	Listed    Listed
 	Matched   []*Rule             // those that apply, in the order of the file
@@ -240,7 +242,7 @@ type request struct {
 	rules      *Rules
 	a          Attributes
 	matcher    *matcher // of the rule at hand
-	preflight  bool     // a browser asks whether a page may send a request; only rules that name OPTIONS match it
+	preflight  bool     // a CORS preflight; only rules that name OPTIONS match it
 	payers     []string // by identity; "" if not asked for yet
 	tier       int      // -1 if not asked for yet
 	holder     string
@@ -248,8 +250,8 @@ type request struct {
 	token      claims
 	tokenErr   *TokenError
 	waits      bool   // no signature is to be checked yet
-	unverified bool   // one would have been
-	granted    bool   // by the rules with before_auth, which are passed over
+	unverified bool   // a signature would have been checked
+	granted    bool   // the rules with before_auth have granted it, and are skipped
 	unclear    string // what identifies the client and can be read in several ways; the first that was found
 }
 
@@ -368,7 +370,8 @@ func (v *Verdict) reset(r *Rules, a Attributes) {
 	*q = request{rules: r, a: a, preflight: isPreflight(a), payers: payers, tier: -1}
 }
 
-// isPreflight tells whether a browser asks by CORS whether a page may send a request. It carries no credentials, so the one who would pay is not known.
+// isPreflight tells whether a request is a CORS preflight. It carries no credentials, so its client
+// is not known.
 func isPreflight(a Attributes) bool {
 	return a.Method() == http.MethodOptions && len(a.Header("Origin")) > 0 && len(a.Header("Access-Control-Request-Method")) > 0
 }
@@ -507,7 +510,7 @@ func (q *request) claims() claims {
 	case token != "" && q.waits && !verifier.knows(token):
 		q.unverified = true
 	case token != "":
-		// A token that is not believed says nothing: the request is that of somebody without one.
+		// A token that is rejected says nothing: the request is treated like one without a token.
 		q.token, q.tokenErr = verifier.verify(token)
 	}
 	return q.token

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// What is right by the rules of the format and may not be meant is warned of once in each policy, at the first place where it is so.
+// These warnings are about policies that are valid, but may not do what their authors expect. Each
+// kind of warning is given once for each policy, at the first place.
 
 // surprises warns of what people do not expect of a policy.
 func (c *compiler) surprises(matchers []*matcher) {
@@ -43,7 +44,7 @@ func (c *compiler) surprises(matchers []*matcher) {
 	}
 	for kind, n := range once {
 		if n > 1 {
-			text[kind] += fmt.Sprintf("; so it is in %d places", n)
+			text[kind] += fmt.Sprintf("; this occurs in %d places", n)
 		}
 		c.warn(at[kind], "%s", text[kind])
 	}
@@ -72,7 +73,7 @@ func (c *compiler) moreGeneral(m *matcher) (found *Rule) {
 	return found
 }
 
-// anyMatcher tells whether is holds for a matcher that a path of m may lead to.
+// anyMatcher tells whether is holds for any matcher that can match a path of m.
 func (c *compiler) anyMatcher(m *matcher, is func(*matcher) bool) bool {
 	same := m.path[0].kind == segmentLiteral && slices.ContainsFunc(c.rules.index[m.path[0].text], is)
 	return same || slices.ContainsFunc(c.rules.general, is)

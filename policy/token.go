@@ -25,8 +25,8 @@ type Tokens struct {
 	// servers may read in different ways, is malformed.
 	Header string `yaml:"header" jsonschema:"The request header that holds the token, behind Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
 
-	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds none. Default: none.
-	// The same holds if it is sent twice.
+	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds
+	// none. Default: none. A request that has it twice is malformed too.
 	Cookie string `yaml:"cookie" jsonschema:"The cookie that holds the token, for requests whose header holds none. Default: none."`
 
 	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512,
@@ -191,7 +191,7 @@ func one(values []string) (token, why string) {
 	return values[0], unclearToken(values[0])
 }
 
-// knows tells whether to verify a token costs no signature check, since it was verified before.
+// knows tells whether a token's signature was checked before, so that verify need not check it.
 func (v *verifier) knows(token string) bool {
 	keys, sum := v.keys.Load(), sha256.Sum256([]byte(token))
 	if _, genuine := keys.seen.get(sum); genuine {
@@ -201,7 +201,8 @@ func (v *verifier) knows(token string) bool {
 	return forged
 }
 
-// verify is what a token claims if it is believed, and otherwise why it is not. Its signature is checked once, whatever that finds; the rest each time.
+// verify returns the claims of a token, or why it is rejected. Its signature is checked once, and
+// the result is remembered; the rest is checked each time.
 func (v *verifier) verify(token string) (claims, *TokenError) {
 	if len(token) > tokenLengthMax || strings.ContainsFunc(token, notInToken) {
 		return claims{}, &TokenError{"malformed", errors.New("it is too long, or has letters that no JSON Web Token has")}

@@ -8,7 +8,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// A TokenError is why a token was not believed. It has nothing of the token but its key ID, algorithm and dates.
+// A TokenError is why a token was rejected. It contains nothing of the token but its key ID,
+// algorithm and dates.
 type TokenError struct {
 	Reason string // one of TokenReasons
 	cause  error
@@ -16,7 +17,7 @@ type TokenError struct {
 
 func (e *TokenError) Error() string { return e.cause.Error() }
 
-// The reasons why tokens are not believed.
+// The reasons why tokens are rejected.
 var tokenReasons = []string{"malformed", "signature", "unknown_key", "expired", "not_yet_valid", "issuer", "audience", "claims"}
 
 // TokenReasons are all that there are.
@@ -39,7 +40,7 @@ func tokenError(err error) *TokenError {
 	case is(jwt.ErrTokenUnverifiable):
 		reason = "unknown_key"
 	case is(jwt.ErrTokenSignatureInvalid):
-		reason, text = "signature", errors.New("no key that is believed has signed it")
+		reason, text = "signature", errors.New("no trusted key has signed it")
 	case is(jwt.ErrTokenExpired):
 		reason = "expired"
 	case is(jwt.ErrTokenNotValidYet, jwt.ErrTokenUsedBeforeIssued):
@@ -52,7 +53,7 @@ func tokenError(err error) *TokenError {
 	return &TokenError{reason, text}
 }
 
-// valid tells why the claims of a token with a good signature are not believed now, or nil.
+// valid tells why a token with a good signature is rejected now, or nil.
 func (v *verifier) valid(c claims) *TokenError {
 	err := v.checks.Validate(c)
 	if err == nil {

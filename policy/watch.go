@@ -49,8 +49,8 @@ type WatchOptions struct {
 	// Default: 50ms.
 	Settle time.Duration
 
-	// Ready is called with rules that were loaded, before they take effect, also with the first. They
-	// wait for it, so it must return soon. Default: nobody is called.
+	// Ready is called with rules that were loaded, the first ones included. They take effect when
+	// it returns, so it must return soon. Default: nobody is called.
 	Ready func(*Rules)
 
 	// Notify is told of every load after the first, and once of each error, however often it is met. It is called by one

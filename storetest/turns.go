@@ -14,8 +14,9 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Turns is a trial of limits that take turns over one counter, as tiers do, and as a reload does that not every instance has
-// taken up yet. What one of them has used counts for all, so together they admit no more than InTurn says.
+// Turns is a trial of limits that take turns over one counter, as tiers do, or old and new limits
+// during a reload. What one of them has used counts for all, so together they admit no more than
+// InTurn says.
 type Turns struct {
 	Store penstock.Store
 

@@ -50,7 +50,7 @@ rules    ride-request applies: the most specific
    pays                key:a
    limit               10 per 1s, burst 20 (token-bucket)
    cost                1
-   note                of those who are new here, an address may bring 20 per 1m (token-bucket)
+   note                new identities of one address: at most 20 per 1m (token-bucket)
    if the store fails  decided here, by this process' share of the limit
    key in the store    ps1{key:a}ride-request
    at most
@@ -82,7 +82,7 @@ rules    ride-request applies: the most specific
       "cost": 1,
       "on_failure": "local",
       "kind": "enforced",
-      "note": "of those who are new here, an address may bring 20 per 1m (token-bucket)",
+      "note": "new identities of one address: at most 20 per 1m (token-bucket)",
       "key": "ps1{key:a}ride-request",
       "bounds": [
         {

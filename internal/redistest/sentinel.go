@@ -24,7 +24,7 @@ type Sentinel struct {
 	Sentinels        []*Server
 
 	proxies map[*Server]*Proxy // before the primary and the replica, or none
-	secured *TLS               // nil: they speak in the clear
+	secured *TLS               // nil: they do not use TLS
 }
 
 // LaunchSentinel returns when all sentinels know each other and a replica fit

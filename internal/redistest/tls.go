@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// A TLS has servers speak TLS only, each with a certificate of its own from one authority.
+// A TLS makes servers speak TLS only, each with a certificate of its own from one authority.
 type TLS struct {
 	Clients  bool     // must show a certificate
 	Hostname string   // by which servers name each other, "" for their addresses
@@ -38,7 +38,7 @@ func (a *TLS) Options() url.Values {
 	return options
 }
 
-// StartTLS is Start of a server whose certificate is for the names of Also alone.
+// StartTLS starts a server whose certificate is only for the names in Also.
 func StartTLS(t testing.TB, a *TLS) *Server {
 	t.Helper()
 	a.begin(t)
@@ -96,7 +96,7 @@ func (a *TLS) host(number int) string {
 	return fmt.Sprintf("127.0.2.%d", number+1)
 }
 
-// name is by what that server is named to others.
+// name is how others name that server.
 func (a *TLS) name(number int) string {
 	if a.Hostname != "" {
 		return a.Hostname
@@ -104,7 +104,7 @@ func (a *TLS) name(number int) string {
 	return a.host(number)
 }
 
-// secure has a recipe's server listen at host, by TLS, with a certificate for these names.
+// secure makes a recipe's server listen at host, by TLS, with a certificate for these names.
 func (a *TLS) secure(r recipe, host string, names []string, more ...string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		args, err := r(dir, port)

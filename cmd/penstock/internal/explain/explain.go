@@ -27,7 +27,7 @@ type Report struct {
 	Address string   `json:"address"`
 	Tier    string   `json:"tier,omitempty"`
 	Listed  string   `json:"listed,omitempty"` // "allow" or "deny"
-	Doubts  []string `json:"doubts,omitempty"` // why the token, or a value that should have named the client, is not believed
+	Doubts  []string `json:"doubts,omitempty"` // why the token, or a value that should have named the client, is rejected
 	Rules   []Rule   `json:"rules"`
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
 	Trials  []Charge `json:"trials,omitempty"`
@@ -182,7 +182,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	}
 	if limit, ok := l.Rule.NewIdentities(); ok && !l.Shadow {
 		_, rate, _ := strings.Cut(limit.String(), ": ")
-		notes = append(notes, "of those who are new here, an address may bring "+rate)
+		notes = append(notes, "new identities of one address: at most "+rate)
 	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil

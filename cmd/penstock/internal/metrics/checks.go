@@ -33,7 +33,8 @@ func (checks) Describe(ch chan<- *prometheus.Desc) {
 	ch <- shadowRejected
 }
 
-// manyRules is above how many limits those without any traffic have no series at all, rather than zeros.
+// manyRules is the number of limits above which those without traffic have no series, instead of
+// zeros.
 const manyRules = 500
 
 func (c checks) Collect(ch chan<- prometheus.Metric) {

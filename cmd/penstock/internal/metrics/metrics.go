@@ -121,7 +121,7 @@ func New(version string) *Metrics {
 	}
 	m.tokensRejected = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_tokens_rejected_total",
-		Help: "Requests whose token was not believed, by why; they were limited as those without a token.",
+		Help: "Requests whose token was rejected, by reason; they were limited like those without a token.",
 	}, []string{"reason"})
 	for _, reason := range policy.TokenReasons() {
 		m.tokensRejected.WithLabelValues(reason)
@@ -192,7 +192,7 @@ func (m *Metrics) Check(rule Rule, outcome httplimit.Outcome, latency time.Durat
 	}
 }
 
-// observe notes how long a check took. A rule has its histogram from the first on.
+// observe notes how long a check took. A rule's histogram is made for its first check.
 func (m *Metrics) observe(rule Rule, s *series, latency time.Duration) {
 	histogram := s.latency.Load()
 	if histogram == nil {
@@ -227,7 +227,7 @@ func (m *Metrics) Error(reason string) {
 	}
 }
 
-// TokenRejected counts a request whose token was not believed.
+// TokenRejected counts a request whose token was rejected.
 func (m *Metrics) TokenRejected(reason string) { m.tokensRejected.WithLabelValues(reason).Inc() }
 
 // Waiting says who knows how many requests wait for their turn. It is called once.
@@ -238,7 +238,7 @@ func (m *Metrics) Waiting(now func() int) {
 	}, func() float64 { return float64(now()) }))
 }
 
-// LinesLost says who knows how many lines of the log were lost. It is called once.
+// LinesLost sets the function that knows how many lines of the log were lost. It is called once.
 func (m *Metrics) LinesLost(now func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rate_limiter_log_lines_lost_total",

@@ -1,4 +1,4 @@
-// Package redact takes out of a text what others sent.
+// Package redact removes from messages what clients and upstreams sent.
 package redact
 
 import "regexp"

@@ -1,7 +1,8 @@
 package service
 
-// places are how many connections may be open at once, so that descriptors are always left: for the store, for files, and for those who ask how the gate
-// is. Without that, clients could take all of them, and /livez would not answer.
+// places are how many connections may be open at once. They leave descriptors for the store, for
+// files and for health checks: otherwise clients could take all of them, and /livez would not
+// answer.
 type places struct{ clients, upstream, admin int64 }
 
 // maxReserved is how many descriptors are kept free of clients and of the upstream; at most a quarter of all.

@@ -33,10 +33,10 @@ type Builder func(ctx context.Context, d Deps) (Gate, Policy, error)
 // Deps are what the service has for a gate.
 type Deps struct {
 	Store         Store
-	Load          func(...penstock.Limit) // has the store know the scripts of limits, before they take effect
+	Load          func(...penstock.Limit) // loads the scripts of limits into the store, before they take effect
 	Observe       func(httplimit.Event)
 	Waiting       func(now func() int)     // is told who knows how many requests wait for their turn
-	TokenRejected func(*policy.TokenError) // is told of each request whose token is not believed
+	TokenRejected func(*policy.TokenError) // is told of each request whose token is rejected
 	Reloaded      func(Policy, error)      // is told when the policy file was read again
 	Log           *slog.Logger
 }
@@ -94,11 +94,11 @@ func (s *service) observe(e httplimit.Event) {
 	}
 }
 
-// tokenRejected counts a token that is not believed, and logs one of many.
+// tokenRejected counts a token that is rejected, and logs one of many.
 func (s *service) tokenRejected(e *policy.TokenError) {
 	s.metrics.TokenRejected(e.Reason)
 	if held, due := s.tokens.Due(); due {
-		s.Log.Warn("a token is not believed; its request is limited as one without", "reason", e.Reason, "err", e, "not logged since", held)
+		s.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", held)
 	}
 }
 
@@ -125,7 +125,7 @@ func (s *service) reloaded(policy Policy, err error) {
 	}
 	for _, file := range policy.EmptyDeny {
 		if !slices.Contains(s.emptyDeny, file) {
-			s.Log.Error("a list of deny has become empty: whoever it named is no longer refused", "policy", policy.File, "list", file)
+			s.Log.Error("a deny list has become empty; the clients on it are no longer refused", "policy", policy.File, "list", file)
 		}
 	}
 	s.emptyDeny = policy.EmptyDeny
@@ -172,6 +172,6 @@ func (s *service) warn(policy Policy) {
 		s.Log.Warn(warning)
 	}
 	if more := len(policy.Warnings) - mostMistakes; more > 0 {
-		s.Log.Warn(fmt.Sprintf("and %d more of the kind; penstock validate shows all", more))
+		s.Log.Warn(fmt.Sprintf("and %d more warnings; penstock validate shows all", more))
 	}
 }

@@ -174,7 +174,7 @@ func TestManyRulesStartWithFewLines(t *testing.T) {
 	if n := len(r.log.lines("rules.yaml")); n != 2 { // a warning, and that the gate is open
 		t.Errorf("the start of 2,000 rules has %d lines: %.1000s", n, r.log)
 	}
-	if n := len(r.log.lines("level=WARN", "so it is in 2000 places")); n != 1 {
+	if n := len(r.log.lines("level=WARN", "this occurs in 2000 places")); n != 1 {
 		t.Errorf("their warning: %.1000s", r.log)
 	}
 }

@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// scripts is the store with all scripts loaded that the policy can need. A store that is down at the
-// start is sent no decision before it has them.
+// scripts is the store, with all scripts loaded that the policy can need. If the store is down at
+// the start, it gets no decision before they are loaded.
 type scripts struct {
 	*redisstore.Store
 	log     *slog.Logger
-	decides func(context.Context) error // whether the store does
+	decides func(context.Context) error // asks the store whether it does
 
 	closed  atomic.Bool // to decisions: the store was down at the start, and may lack scripts
 	pending atomic.Bool // the store was down at the latest attempt
@@ -44,7 +44,8 @@ func (s *scripts) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return s.Store.Decide(ctx, charges)
 }
 
-// unavailable is why nothing is sent: what the store was last found to lack. Nothing was charged.
+// unavailable is the error while no decision is sent: why the latest attempt has failed. Nothing
+// was charged.
 func (s *scripts) unavailable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +62,7 @@ func (s *scripts) begin(err error) {
 	s.pending.Store(true)
 }
 
-// load has the store know the scripts of limits. It returns when it does, or cannot be asked to.
+// load loads the scripts of limits into the store. It returns when that is done, or has failed.
 func (s *scripts) load(ctx context.Context, limits []penstock.Limit) {
 	s.mu.Lock()
 	s.limits = append(slices.Clone(limits), selfTest[0].Limit)
@@ -94,7 +95,7 @@ func (s *scripts) try(ctx context.Context) {
 	s.pending.Store(false)
 }
 
-// tell says once that the store decides, and cannot be made ready for it.
+// tell logs once that the store decides, but its scripts cannot be loaded.
 func (s *scripts) tell(err error) {
 	s.mu.Lock()
 	told := s.told
@@ -107,7 +108,7 @@ func (s *scripts) tell(err error) {
 	if right := rightFor(err, ""); right != "" {
 		line = append(line, "needs", right)
 	}
-	s.log.Warn("the store's scripts could not be loaded; the first call that needs one has to send it", line...)
+	s.log.Warn("the store's scripts could not be loaded; the first call that needs one sends it", line...)
 }
 
 // retry tries again while the store is down, until ctx ends.

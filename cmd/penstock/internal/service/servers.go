@@ -134,7 +134,8 @@ func (w serverLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// StandardLog takes, for log.SetOutput, what the standard library logs by itself: that an upstream sent what nobody asked for, above all.
+// StandardLog is for log.SetOutput. It logs what the standard library reports by itself, such as
+// that an upstream sent what nobody asked for.
 func StandardLog(l *slog.Logger) io.Writer { return &standardLines{log: l} }
 
 type standardLines struct {

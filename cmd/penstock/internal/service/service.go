@@ -97,7 +97,7 @@ type service struct {
 	places  places
 	health  health
 	alarm   alarm
-	tokens  seldom.Line // that are not believed
+	tokens  seldom.Line // that are rejected
 	memory  memory
 	store   store
 	scripts *scripts // nil: the store is memory
@@ -181,7 +181,7 @@ func (s *service) reach(ctx context.Context) error {
 	return nil
 }
 
-// decides asks whether the store does, once it is sent decisions at all.
+// decides asks whether the store does. It does not while no decision is sent to it.
 func (s *service) decides(ctx context.Context) error {
 	if s.scripts != nil && s.scripts.closed.Load() {
 		return s.scripts.unavailable()
@@ -240,7 +240,7 @@ func (s *service) build(life context.Context) (Gate, error) {
 	return gate, nil
 }
 
-// load has the store know the scripts of limits.
+// load loads the scripts of limits into the store.
 func (s *service) load(ctx context.Context, limits []penstock.Limit) {
 	if s.scripts != nil {
 		s.scripts.load(ctx, limits)

@@ -24,7 +24,7 @@ type Sources struct {
 	// Only names the settings that are wanted besides config; the others stay zero. Default: all.
 	Only []string
 
-	// Incomplete lets settings be missing that serve needs, as to show those that are there.
+	// Incomplete allows settings that serve needs to be missing, as for --print-settings.
 	Incomplete bool
 }
 

@@ -181,7 +181,7 @@ func setPrefix(s *Settings, text string) error {
 	return plainly(redisstore.Options{Prefix: text}.Validate())
 }
 
-// plainly leaves out what kind of error it is: mistakes of settings say that themselves.
+// plainly removes the kind of an error from its text: the errors of settings have one already.
 func plainly(err error) error {
 	if err == nil {
 		return nil

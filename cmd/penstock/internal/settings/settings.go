@@ -13,7 +13,7 @@ import (
 // ErrInvalid is wrapped by errors about a setting that cannot be used.
 var ErrInvalid = errors.New("invalid configuration")
 
-// ErrFlag is wrapped besides by those about the value of a flag.
+// ErrFlag is wrapped as well by those about the value of a flag.
 var ErrFlag = errors.New("invalid flag")
 
 type flagError struct{ error }
