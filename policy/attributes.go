@@ -7,8 +7,10 @@ type Attributes interface {
 	Method() string
 	Host() string // without the port, in lower case
 	Path() string // canonical, as Paths.Clean returns it
-	// Header returns all values of a header field, whose name is in the canonical form of net/http. Cookie and Query return those of a cookie and of a
-	// parameter of the query: all that any server may take for one, whatever the case of its name, since values that are not returned here count for no limit.
+	// Header returns all values of a header field, whose name is in the canonical form of net/http.
+	// Cookie and Query return those of a cookie and of a parameter of the query: all that any
+	// server may take for one, whatever the case of its name, since values that are not returned
+	// here count for no limit.
 	Header(name string) []string
 	Cookie(name string) []string
 	Query(name string) []string
