@@ -69,8 +69,9 @@ func sameAlgorithms(a, b []penstock.Charge) bool {
 	return true
 }
 
-// endOffered tells of the trials that the store has decided with the enforced batch. It starts a call for each that nobody took: a guard has answered the
-// enforced batch, or the store decides one batch in a call.
+// endOffered reports the trials that the store has decided with the enforced batch. It starts a
+// call for each one that was not taken, because a guard has answered the enforced batch or the
+// store decides only one batch in a call.
 func (a *Admission) endOffered(t *trials) {
 	if t == nil {
 		return
@@ -104,7 +105,7 @@ func (a *Admission) endTrials(t *trials) {
 	}
 }
 
-// unansweredTrial tells whether nobody has decided a trial.
+// unansweredTrial tells whether a trial got no decision.
 func unansweredTrial(one *tried) bool {
 	return one.Err != nil || one.Decision.Source == penstock.FromOpen || one.Decision.Source == penstock.FromClosed
 }

@@ -85,7 +85,8 @@ func (b *bunch) join(w *waiting, charges []charge) bool {
 	return i >= 0
 }
 
-// hasRoom tells whether a caller that needs the most effort for its own charges may join with as much beside.
+// hasRoom tells whether a caller may join whose trials need this effort, even if its own charges
+// need the most.
 func (b *bunch) hasRoom(beside int) bool {
 	return beside == 0 || b.effort+askEffort+maxRow+beside <= maxEffort
 }

@@ -83,7 +83,8 @@ func (g *gatherer) joinLocked(c *call) *bell {
 	return w.bunch.bell
 }
 
-// findLocked puts a caller into a bunch of those that the same script decides, where there is room for as much effort beside.
+// findLocked puts a caller into a bunch of those that the same script decides, if it has room for
+// the effort of the trials beside.
 func (g *gatherer) findLocked(w *waiting, charges []charge, beside int) {
 	var script *script
 	if isRow(charges) {

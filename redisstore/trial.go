@@ -16,7 +16,8 @@ type tried struct {
 	joined  bool // the script of the enforced batch
 }
 
-// runWithTrials decides the call's charges and, in the same script, the trials that fit in it. The others are left to calls of their own.
+// runWithTrials decides the call's charges and, in the same script, the trials that fit in it. Each
+// other trial gets a call of its own.
 func (s *Store) runWithTrials(ctx context.Context, c *call, offered []*trial.Batch) (penstock.Decision, error) {
 	for _, b := range offered {
 		if b.Take() && !s.takeTrial(c, b) {
@@ -71,7 +72,7 @@ func (s *Store) prepareTrial(c *call, t *tried) bool {
 	return isRow(t.charges) && s.scripts.find(rows, c.charges).fits(t.charges)
 }
 
-// leaveOtherSlots leaves trials alone that are in other slots of a Cluster than the call.
+// leaveOtherSlots starts a call of its own for each trial in another slot of a Cluster.
 func (s *Store) leaveOtherSlots(c *call, slot uint16) {
 	for i := range c.trials {
 		if t := &c.trials[i]; s.slotOfKey(t.charges[0].Key) != slot {

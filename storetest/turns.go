@@ -182,9 +182,9 @@ func (t Turns) pause(rng *rand.Rand, limit penstock.Limit, last penstock.Status)
 // InTurn is how much limits that take turns over one counter may admit in an interval whose first and last moment are so far
 // apart. It is the bound of the largest of them where one is the largest in every respect: by its Burst or Count, and by its rate.
 func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
-	name, burst := limits[0].Algorithm, int64(0)
-	if name == nil {
-		name = penstock.TokenBucket
+	common, burst := limits[0].Algorithm, int64(0)
+	if common == nil {
+		common = penstock.TokenBucket
 	}
 	type kind struct {
 		algorithm *algorithm.Algorithm
@@ -193,10 +193,10 @@ func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
 	windows := map[kind]int64{} // units of each kind of window
 	for _, l := range limits {
 		size := l.Count
-		if l.Burst > 0 && !name.Is(penstock.LeakyBucket) {
+		if l.Burst > 0 && !common.Is(penstock.LeakyBucket) {
 			size = l.Burst
 		}
-		if name.Is(penstock.LeakyBucket) {
+		if common.Is(penstock.LeakyBucket) {
 			size = 1
 		}
 		burst = max(burst, size)
@@ -218,13 +218,13 @@ func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
 		return sum
 	}
 	switch {
-	case name.Is(penstock.Concurrency):
+	case common.Is(penstock.Concurrency):
 		return func(time.Duration) int64 { return burst }
-	case name.Is(penstock.LeakyBucket): // moments are rounded up to whole microseconds
+	case common.Is(penstock.LeakyBucket): // moments are rounded up to whole microseconds
 		return func(apart time.Duration) int64 { return burst + refill(apart+time.Microsecond) }
-	case len(windows) == 1 && (name.Is(penstock.SlidingLog) || name.Is(penstock.SubWindow(1))):
+	case len(windows) == 1 && (common.Is(penstock.SlidingLog) || common.Is(penstock.SubWindow(1))):
 		return ends
-	case name.Is(penstock.SlidingLog), name.Is(penstock.SubWindow(1)), name.Is(penstock.FixedWindow):
+	case common.Is(penstock.SlidingLog), common.Is(penstock.SubWindow(1)), common.Is(penstock.FixedWindow):
 		return func(apart time.Duration) int64 { return burst + ends(apart) }
 	}
 	return func(apart time.Duration) int64 { return burst + refill(apart) }

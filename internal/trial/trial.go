@@ -1,4 +1,5 @@
-// Package trial hands batches that are never enforced through the guards, so that a store can decide them in one call with a batch that is.
+// Package trial passes batches that are never enforced through the guards, so that a store can
+// decide them in one call with the enforced batch.
 package trial
 
 import (
@@ -34,8 +35,9 @@ func (b *Batch) Take() bool { return b.taken.CompareAndSwap(false, true) }
 // Key is under which a context carries *Batches. A context of this module that may carry them answers for it, so that nobody searches further.
 type Key struct{}
 
-// Offered are the trials that may be decided with charges. There are none if charges are not the enforced batch itself: a guard or
-// decorator that asks something else of the store would have asked something else for the trials too.
+// Offered are the trials that may be decided with charges. There are none if charges are not the
+// enforced batch itself, the same slice: a guard or decorator that changes the batch would have
+// changed the trials too.
 func Offered(ctx context.Context, charges []penstock.Charge) []*Batch {
 	b, _ := ctx.Value(Key{}).(*Batches)
 	if b == nil || len(b.Enforced) != len(charges) || &b.Enforced[0] != &charges[0] {
