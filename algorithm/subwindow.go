@@ -126,7 +126,7 @@ func roll(s parts, width, n, now int64) (next parts, used int64, mended bool) {
 	return next, used, mended
 }
 
-// gone is when the newest part in use does not count any more.
+// gone is when the newest part in use stops counting.
 func (s parts) gone() int64 {
 	newest := int64(0)
 	for newest < s.Count && s.Used[newest] == 0 {

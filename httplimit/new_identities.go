@@ -18,9 +18,10 @@ const (
 	mostAddresses  = 128 << 10 // that have brought new identities lately
 )
 
-// identities bounds how many new identities an address may bring to a rule. It remembers those that it has admitted: at least the last 131,072 that were used, and
-// at most twice as many, which takes up to 8 MB; one that it has forgotten is new again. The bounds of up to 131,072 addresses take up to 16 MB; beyond that
-// no new identity is admitted, and known ones are.
+// identities bounds how many new identities an address may bring to a rule. It remembers those that
+// it has admitted: at least the last 131,072 that were used, and at most twice as many, in up to 8
+// MB. One that it has forgotten is new again. It counts for up to 131,072 addresses, in up to 16
+// MB. If there are more, known identities are admitted, and new ones are not.
 //
 // The memory is this process's own: after a start all identities are new, and each process admits as many.
 type identities struct {
@@ -78,7 +79,8 @@ func (s *identities) addLocked(sum uint64) {
 	s.young[sum] = struct{}{}
 }
 
-// known tells whether the request's identities are known or may be new, and answers the request if one may not.
+// known tells whether all of the request's identities are known, or are new and admitted. If not,
+// it answers the request.
 func (a *Admission) known(w http.ResponseWriter, s *setup) bool {
 	for i := range a.verdict.Unchecked {
 		u := &a.verdict.Unchecked[i]

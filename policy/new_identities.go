@@ -9,8 +9,9 @@ import (
 // NewIdentities is the name of the limit of a rule's new_identities: in metrics, answers and the names of policies.
 const NewIdentities = "new-identities"
 
-// An UncheckedIdentity is an identity that the client may have invented, as any value of a header, in a rule that bounds how many new ones an address may bring. Whoever
-// decides a Verdict knows which identities are new, and charges Limit once, under the key Address, for each that is.
+// An UncheckedIdentity is an identity that the client may have invented, such as the value of a
+// header, in a rule with new_identities. The caller of Assess must find out whether it is new, and
+// if so charge Limit once, under the key Address.
 type UncheckedIdentity struct {
 	Rule    *Rule
 	Limit   penstock.Limit // its Group is the rule
@@ -32,7 +33,7 @@ func (v *Verdict) noteUnchecked(r *Rule) {
 	}
 }
 
-// invented tells whether the client wrote what it is known by, and nobody checked it.
+// invented tells whether the client wrote its identity itself, and nobody checked it.
 func (q *request) invented(id *identity) bool {
 	switch {
 	case id.first != nil:
@@ -48,7 +49,7 @@ func (q *request) invented(id *identity) bool {
 	return id.canBeInvented()
 }
 
-// canBeInvented tells whether clients can write what an identity of one part is, as they like.
+// canBeInvented tells whether clients can choose the value of an identity of one part.
 func (id *identity) canBeInvented() bool {
 	switch id.part.what {
 	case partHeader, partCookie, partQuery, partSegment, partHost, partMethod:
@@ -91,7 +92,7 @@ func (c *compiler) newIdentities(r *Rule, config *RuleConfig) {
 	}
 }
 
-// inventions are the parts of an identity that clients can write as they like.
+// inventions are the parts of an identity whose values clients can choose.
 func (id *identity) inventions() (parts []*identity) {
 	if id.canBeInvented() {
 		parts = append(parts, id)

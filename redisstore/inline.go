@@ -330,7 +330,7 @@ func mentions(text, name string) bool {
 	}
 }
 
-// replaceNames writes other texts for names.
+// replaceNames replaces names by other texts.
 func replaceNames(text string, others map[string]string) string {
 	if len(others) == 0 {
 		return text

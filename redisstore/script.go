@@ -246,7 +246,8 @@ const (
 	virtualTTL = 3_600_000
 )
 
-// harnesses are the templates with the parts of cells.lua that they name, without comments.
+// harnesses are the templates without comments, with the parts of cells.lua that they name filled
+// in.
 var harnesses = sync.OnceValue(func() (h struct{ row, rows, many string }) {
 	cells := uncomment(cellsLua)
 	include := func(harness string) string {
@@ -320,9 +321,10 @@ func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 	return finish(text)
 }
 
-// withRights writes, where RIGHTS stands in a script, statements that end it if its user may not run one of its commands. A script that writes
-// more than once needs them before it does: Redis would refuse the second write and keep the first. The error names the right, which Redis 7.0
-// does not.
+// withRights replaces RIGHTS in a script by statements that end the script if its user may not run
+// one of its commands. A script that writes more than once needs them before its first write:
+// otherwise Redis would refuse the second write and keep the first. The error names the right,
+// which Redis 7.0 does not.
 func withRights(text string) string {
 	before, after, found := strings.Cut(text, "RIGHTS\n")
 	if !found {
@@ -340,8 +342,9 @@ func withRights(text string) string {
 		"if missing then return redis.error_reply('NOPERM the user needs the right +' .. missing) end\n" + after
 }
 
-// examples are arguments of the commands that scripts run, for asking whether the user may. They must be as many as the command takes: Redis 7.0
-// crashes where its key is missing. A command that is not here is not asked for.
+// examples are arguments for the commands that scripts run, to ask whether the user may run them.
+// They must be as many as the command takes: Redis 7.0 crashes if the key is missing. Commands that
+// are not here are not checked.
 var examples = map[string]string{
 	"GET": "KEYS[1]", "SET": "KEYS[1], ''", "SETRANGE": "KEYS[1], '0', ''", "DEL": "KEYS[1]", "PEXPIRE": "KEYS[1], '1'",
 	"ZADD": "KEYS[1], '1', ''", "ZCARD": "KEYS[1]", "ZCOUNT": "KEYS[1], '1', '1'", "ZRANGE": "KEYS[1], '1', '1'",
@@ -368,14 +371,14 @@ func (p prelude) calledIn(f function) bool {
 	return slices.ContainsFunc(p.functions, func(of function) bool { return f.names[of.name] })
 }
 
-// cutBlock cuts a text around what stands between the lines "@name" and "@endname".
+// cutBlock cuts a text into what is before, inside and after the lines "@name" and "@endname".
 func cutBlock(text, name string) (before, inside, after string, found bool) {
 	before, rest, found := strings.Cut(text, "@"+name+"\n")
 	inside, after, _ = strings.Cut(rest, "@end"+name+"\n")
 	return before, inside, after, found
 }
 
-// replaceBlocks writes other texts for blocks.
+// replaceBlocks replaces each block by what other returns for it.
 func replaceBlocks(text, name string, other func(block string) string) string {
 	var out strings.Builder
 	out.Grow(4 * len(text))
@@ -393,7 +396,7 @@ func replaceBlocks(text, name string, other func(block string) string) string {
 // separators stand between what a list in one line is written out to.
 var separators = map[string]string{"list": ", ", "text": "", "all": " and ", "cat": " .. "}
 
-// expandLists writes out each "@list{…}" and its kin.
+// expandLists expands each "@list{…}", and the others in separators.
 func expandLists(text string, n int) string {
 	var out strings.Builder
 	out.Grow(2 * len(text))

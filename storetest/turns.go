@@ -23,7 +23,7 @@ type Turns struct {
 	// Limits have one Name, one Group and one algorithm, perhaps with other settings. A calendar is not among them.
 	Limits []penstock.Limit
 
-	// Now is the clock that the store decides by, and Advance lets time pass on it.
+	// Now is the clock that the store decides by, and Advance moves it.
 	Now     func() time.Time
 	Advance func(time.Duration)
 
@@ -179,8 +179,9 @@ func (t Turns) pause(rng *rand.Rand, limit penstock.Limit, last penstock.Status)
 	return d.Truncate(time.Microsecond)
 }
 
-// InTurn is how much limits that take turns over one counter may admit in an interval whose first and last moment are so far
-// apart. It is the bound of the largest of them where one is the largest in every respect: by its Burst or Count, and by its rate.
+// InTurn returns how much limits that take turns over one counter may admit in an interval, by how
+// far its first and last moment are apart. If one limit has both the largest Burst or Count and the
+// largest rate, it is the bound of that limit.
 func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
 	common, burst := limits[0].Algorithm, int64(0)
 	if common == nil {
