@@ -60,6 +60,9 @@ func (a *attributes) Cookie(name string) (values []string) {
 	for _, line := range a.r.Header["Cookie"] {
 		for pair := range strings.SplitSeq(line, ";") {
 			known, value, _ := strings.Cut(pair, "=")
+			if plain, err := url.PathUnescape(known); err == nil {
+				known = plain // as old versions of PHP do
+			}
 			if !strings.EqualFold(strings.TrimSpace(known), name) {
 				continue
 			}

@@ -161,11 +161,28 @@ rules:
 		{"OPTIONS", "/a", preflight[:2], 429, 429},   // not a preflight
 		{"OPTIONS", "/a", preflight[2:], 429, 429},   // not a preflight
 		{"OPTIONS", "/options", preflight, 200, 429}, // by a rule that names the method
+		{"OPTIONS", "/a", append(preflight, "Authorization", "Bearer x"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "Proxy-Authorization", "Basic eDp4"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "Cookie", "a=b"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-API-Key", "k"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-HTTP-Method-Override", "POST"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "Origin", "https://b.example"), 429, 429},
+		{"OPTIONS", "/a", []string{"Origin", "https://a.example", "Access-Control-Request-Method", ""}, 429, 429},
+		{"OPTIONS", "/a", append(preflight, "User-Agent", "x", "Accept", "*/*"), 200, 200},
 	} {
 		for _, want := range []int{c.first, c.second} {
 			if w := send(h, c.method, c.target, c.header...); w.Code != want {
 				t.Errorf("%s %s %v: %d; want %d", c.method, c.target, c.header, w.Code, want)
 			}
+		}
+	}
+	for _, size := range []int64{1, -1} { // as of a chunked body
+		r := httptest.NewRequest("OPTIONS", "/a", strings.NewReader("x"))
+		r.Header = http.Header{"Origin": {"https://a.example"}, "Access-Control-Request-Method": {"POST"}}
+		r.ContentLength = size
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, r); w.Code != 429 {
+			t.Errorf("a preflight with a body of size %d got %d", size, w.Code)
 		}
 	}
 	r := httptest.NewRequest("OPTIONS", "/a", nil)

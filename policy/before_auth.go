@@ -5,7 +5,8 @@ package policy
 
 // AssessFirst is Assess, unless that would check a signature and rules with before_auth match the
 // request. Then it returns false, and the Verdict has only their charges. If these are granted they
-// stay charged, and AssessRest assesses the other rules.
+// stay charged, and AssessRest assesses the other rules. If it is unclear who pays them, the request
+// is malformed, and no signature is checked.
 func (r *Rules) AssessFirst(a Attributes, v *Verdict) bool {
 	if len(r.before) == 0 {
 		r.Assess(a, v)
@@ -24,7 +25,11 @@ func (r *Rules) AssessFirst(a Attributes, v *Verdict) bool {
 			v.apply(m)
 		}
 	}
-	if len(v.Charges) > 0 && v.request.unclear == "" {
+	switch {
+	case v.request.unclear != "":
+		v.finish(r, a)
+		return true
+	case len(v.Charges) > 0:
 		return false
 	}
 	r.Assess(a, v)

@@ -58,6 +58,39 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	want(t, "twice is malformed", v.Unclear != "", true)
 }
 
+// Nothing is charged for a malformed request, nor for a preflight, so no signature is checked for them.
+func TestNoSignatureIsCheckedForWhatIsNotCharged(t *testing.T) {
+	rules := rulesOf(t, `
+tokens: {secret: "`+secretOfTests+`", audience: api, issuer: i}
+deny: {claim sub: mallory}
+rules:
+  - {name: flood, before_auth: true, per: {first: [{key: header X-API-Key}, address]}, limits: [{rate: 5/h}]}
+  - {name: api, per: {first: [{user: claim sub}, address]}, limits: [{rate: 10/s}]}
+`)
+	preflight := asked{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
+	for _, row := range []struct {
+		what    string
+		a       asked
+		whole   bool
+		unclear bool
+		charges []string
+	}{
+		{"who pays is unclear", asked{}.with("X-API-Key", "a", "X-API-Key", "b"), true, true, nil},
+		{"a preflight with a token", preflight, false, false, []string{"flood.hour ip:192.0.2.1 1"}},
+	} {
+		var v Verdict
+		authorization := bearer("anna" + row.what)
+		a := row.a.with("Authorization", authorization)
+		want(t, row.what+": is that all", rules.AssessFirst(a, &v), row.whole)
+		want(t, row.what+": is it malformed", v.Unclear != "", row.unclear)
+		want(t, row.what, chargesOf(&v), row.charges)
+		want(t, row.what+": its signature is checked", rules.verifier.knows(strings.TrimPrefix(authorization, "Bearer ")), false)
+	}
+	var v Verdict
+	rules.AssessFirst(preflight, &v)
+	want(t, "a preflight without", chargesOf(&v), nil)
+}
+
 func chargesOf(v *Verdict) (texts []string) {
 	for i, c := range v.Charges {
 		texts = append(texts, fmt.Sprintf("%s %s %d", v.Limits[i].Policy, c.Key, c.Cost))

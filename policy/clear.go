@@ -18,6 +18,12 @@ import (
 // request is noted as unclear.
 func (q *request) identifies(s *part) string {
 	values := q.values(s)
+	if s.what == partCookie {
+		if why := hiddenCookie(q.a, s.name); why != "" {
+			q.noteUnclear(s.text() + " " + why)
+			return ""
+		}
+	}
 	if len(values) == 0 {
 		return ""
 	}
@@ -27,6 +33,8 @@ func (q *request) identifies(s *part) string {
 		why = fmt.Sprintf("is sent %d times", len(values))
 	case s.what == partHeader && isAuthorization(s.name):
 		text, why = authorization(text)
+	case s.what == partCookie && strings.ContainsFunc(text, endsCookie):
+		why = "has white space, a comma, a quote, a backslash or a control character"
 	case s.what == partCookie:
 		if decoded, err := url.PathUnescape(text); err == nil {
 			text = decoded // some servers decode it, and must see the same client
@@ -43,6 +51,60 @@ func (q *request) identifies(s *part) string {
 		return ""
 	}
 	return text
+}
+
+// hiddenCookie says why some servers may find a cookie of this name where others find none, or
+// nothing. Some of them end a cookie at white space or a comma, or let quotes reach over semicolons.
+func hiddenCookie(a Attributes, name string) string {
+	plain, open := false, false
+	for pair := range strings.SplitSeq(strings.Join(a.Header("Cookie"), ";"), ";") {
+		pair = strings.TrimSpace(pair)
+		known, value, _ := strings.Cut(pair, "=")
+		switch {
+		case strings.EqualFold(strings.TrimSpace(known), name):
+			plain = true
+		case strings.ContainsFunc(pair, endsCookie) && assigns(pair, name):
+			return "stands within another cookie, as some servers read it"
+		default:
+			open = open || isOpen(strings.TrimSpace(value))
+		}
+	}
+	if plain && open {
+		return "stands beside a cookie with a quote that is not closed"
+	}
+	return ""
+}
+
+// endsCookie tells whether some server ends a cookie at a letter, or reads it as an escape.
+func endsCookie(r rune) bool {
+	return r <= ' ' || r == ',' || r == '"' || r == '\\' || r >= 0x7f && !unicode.IsPrint(r)
+}
+
+// isOpen tells whether a value begins with a quote that nothing closes.
+func isOpen(value string) bool {
+	if !strings.HasPrefix(value, `"`) {
+		return false
+	}
+	for i := 1; i < len(value); i++ {
+		switch value[i] {
+		case '\\':
+			i++
+		case '"':
+			return false
+		}
+	}
+	return true
+}
+
+// assigns tells whether a text has a name, behind no other letter of one, and an equals sign behind it.
+func assigns(text, name string) bool {
+	for i := 0; i+len(name) < len(text); i++ {
+		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !token(text[i-1:i])) &&
+			strings.HasPrefix(strings.TrimLeft(text[i+len(name):], " \t"), "=") {
+			return true
+		}
+	}
+	return false
 }
 
 // noteUnclear notes why the request must not go on. The text never has what the client sent, which may be a secret.

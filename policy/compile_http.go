@@ -197,6 +197,7 @@ func (c *compiler) tokens() {
 	}
 	if err == nil {
 		c.rules.verifier, c.rules.tokens = verifier, *t
+		c.identifyingHeader(verifier.header)
 		c.rules.tokens.Secret = "" // the verifier has it; nothing else should
 		c.rules.files = append(c.rules.files, t.files(dir)...)
 	}

@@ -98,10 +98,25 @@ func (c *compiler) condition(clauses Condition, what string) (when condition) {
 			c.fail(&clause.Source, "%s goes by the request, whichever rule matches, and so not by a segment of a path; use a claim, a header or a list", what)
 		}
 		test := c.test(part, &clause.Values)
-		test.identifies = what != "match"
+		if test.identifies = what != "match"; test.identifies {
+			c.identifies(&part)
+		}
 		when = append(when, test)
 	}
 	return when
+}
+
+// identifies notes a header that tells who the client is.
+func (c *compiler) identifies(s *part) {
+	if s.what == partHeader {
+		c.identifyingHeader(s.name)
+	}
+}
+
+func (c *compiler) identifyingHeader(name string) {
+	if list := &c.rules.identifying; !slices.Contains(*list, name) && !slices.Contains(inPreflights, name) {
+		*list = append(*list, name)
+	}
 }
 
 // test compiles what a part of a request may be.

@@ -265,6 +265,7 @@ func (c *compiler) simple(config *IdentityConfig) *identity {
 		c.fail(&config.Source, "%s is an identity and has its kinds already; refer to it by its name alone", config.Source)
 		return nobody
 	}
+	c.identifies(&id.part)
 	if config.Only != nil {
 		only := c.test(id.part, config.Only)
 		id.only = &only

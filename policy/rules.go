@@ -28,6 +28,8 @@ type Rules struct {
 	verifier *verifier
 	tokens   Tokens // without the secret
 
+	identifying []string // headers that tell who the client is, but for those that preflights have too
+
 	paths            Paths
 	prefix4, prefix6 int
 	http             HTTPConfig
@@ -242,7 +244,7 @@ type request struct {
 	rules      *Rules
 	a          Attributes
 	matcher    *matcher // of the rule at hand
-	preflight  bool     // a CORS preflight; only rules that name OPTIONS match it
+	preflight  bool     // only rules that name OPTIONS match it
 	payers     []string // by identity; "" if not asked for yet
 	tier       int      // -1 if not asked for yet
 	holder     string
@@ -367,14 +369,32 @@ func (v *Verdict) reset(r *Rules, a Attributes) {
 	for range r.payers {
 		payers = append(payers, "")
 	}
-	*q = request{rules: r, a: a, preflight: isPreflight(a), payers: payers, tier: -1}
+	*q = request{rules: r, a: a, preflight: r.isPreflight(a), payers: payers, tier: -1}
 }
 
-// isPreflight tells whether a request is a CORS preflight. It carries no credentials, so its client
-// is not known.
-func isPreflight(a Attributes) bool {
-	return a.Method() == http.MethodOptions && len(a.Header("Origin")) > 0 && len(a.Header("Access-Control-Request-Method")) > 0
+// isPreflight tells whether a request is a CORS preflight as browsers send it. Preflights are free, so
+// a request with a body, or with anything that tells who the client is, is an ordinary one.
+func (r *Rules) isPreflight(a Attributes) bool {
+	if a.Method() != http.MethodOptions || a.BodySize() != 0 {
+		return false
+	}
+	for _, name := range [...]string{"Origin", "Access-Control-Request-Method"} {
+		if values := a.Header(name); len(values) != 1 || values[0] == "" {
+			return false
+		}
+	}
+	has := func(name string) bool { return len(a.Header(name)) > 0 }
+	return !slices.ContainsFunc(notInPreflights, has) && !slices.ContainsFunc(r.identifying, has)
 }
+
+// notInPreflights are headers that tell who the client is, that say a body follows, or by which some
+// servers take the request for one with another method.
+var notInPreflights = []string{"Authorization", "Proxy-Authorization", "Cookie", "Transfer-Encoding",
+	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+
+// inPreflights are headers that browsers send with preflights too.
+var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer",
+	"Access-Control-Request-Method", "Access-Control-Request-Headers"}
 
 func (v *Verdict) has(r *Rule) bool {
 	for _, m := range v.Matched {

@@ -161,7 +161,10 @@ func (v *verifier) find(a Attributes) (token, unclear string) {
 		}
 	}
 	if token == "" && v.cookie != "" {
-		if token, unclear = one(a.Cookie(v.cookie)); unclear != "" {
+		if unclear = hiddenCookie(a, v.cookie); unclear == "" {
+			token, unclear = one(a.Cookie(v.cookie))
+		}
+		if unclear != "" {
 			return "", "cookie " + v.cookie + " " + unclear
 		}
 	}

@@ -139,9 +139,20 @@ rules:
 	for _, lines := range [][]string{
 		{"Cookie: sid=s-4711; sid=s-4711"}, {"Cookie: sid=s-4711", "Cookie: sid=x"}, {"Cookie: sid=\"s-4711\""}, {"Cookie: sid=%73-4711"}, {"Cookie: sid = s-4711"}, {"Cookie: SID=s-4711"},
 		{"Cookie: sid=s-4711,"}, {"Cookie: sid=s-4711\xa0"}, {"Cookie: ;;sid=s-4711;"}, {"Cookie: sid=; sid=s-4711"},
-		{"Cookie: sid= s-4711 "}, {"Cookie:sid=s%2D4711"},
+		{"Cookie: sid= s-4711 "}, {"Cookie:sid=s%2D4711"}, {"Cookie: s%69d=s-4711"},
+		{"Cookie: a=b sid=s-4711"}, {"Cookie: a=b\tsid=s-4711"}, {"Cookie: a=b,sid=s-4711"}, {"Cookie: a=b, SID = s-4711"}, {"Cookie: a=\"b\"sid=s-4711"}, {"Cookie: a=b\u00a0sid=s-4711"},
+		{"Cookie: a=\"; sid=s-4711; b=\""}, {"Cookie: a=\"\\\"; sid=s-4711; b=\""}, {"Cookie: a sid=s-4711"}, {"Cookie: sid=s-4711 b=c"}, {"Cookie: sid=\"s-4711\" b"},
 	} {
 		odd("s-4711", "/", lines...)
+	}
+	// Some servers take a backslash in a quoted cookie for an escape: each of these is s-4711 for them.
+	for _, value := range []string{`"\163-4711"`, `"s\-4711"`, `"s-47\061\061"`, `s\-4711`, `"s-4711\"`, `s-4711"`, `"s-4711`, `"s"-4711`} {
+		if status, behind := ask("/", "Cookie: sid="+value); status != 400 || behind != "" {
+			t.Errorf("Cookie: sid=%s: %d; the upstream received %q", value, status, behind)
+		}
+	}
+	if status, _ := ask("/", `Cookie: theme={"dark": true, "xsid": 1}; sid=another; zone=a b, asid=c`); status != 200 {
+		t.Errorf("cookies that do not name the client: %d", status)
 	}
 	for _, query := range []string{
 		"api_key=q-4711&api_key=q-4711", "api_key=q-4711&api_key=x", "api_key=&api_key=q-4711", "api%5Fkey=q-4711", "API_KEY=q-4711", "api_key[]=q-4711", "api_key[0]=q-4711",
