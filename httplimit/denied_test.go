@@ -203,8 +203,8 @@ func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 		what, template string
 	}{
 		{"that fails for many policies", `{{if gt (len .Policies) 9}}{{index .Policies 99}}{{end}}`},
-		{"that writes too much for many policies", `{{range .Policies}}{{range $.Policies}}{{.}}{{end}}{{end}}`},
-		{"that writes too much in one piece", `{{if gt (len .Policies) 9}}{{printf "%70000d" 1}}{{end}}`},
+		{"that writes too much for many policies", "{{range .Policies}}" + strings.Repeat("{{.}}", 20) + "{{end}}"},
+		{"that writes too much in one piece", "{{if gt (len .Policies) 9}}" + strings.Repeat("x", 70000) + "{{end}}"},
 	} {
 		b := mustBodies(t, bodySettings{template: c.template, contentType: "text/html"})
 		w := answerDenial(t, b, "GET", "text/plain", many)
@@ -223,7 +223,7 @@ func TestTemplatesAreTriedWhenTheyAreCompiled(t *testing.T) {
 		{bodySettings{template: "{{.Limit}}"}, "the fields are .Status, .Rule, .Policies"},
 		{bodySettings{template: "{{index .Policies 1}}"}, "out of range"},
 		{bodySettings{template: "{{if not .RetryAfter}}{{.Never}}{{end}}"}, "the fields are .Status, .Rule, .Policies"},
-		{bodySettings{template: `{{printf "%70000d" 1}}`}, "more than 65536 bytes"},
+		{bodySettings{template: strings.Repeat("x", 70000)}, "more than 65536 bytes"},
 		{bodySettings{template: "x", contentType: "nonsense;"}, "not a content type"},
 		{bodySettings{template: "x", contentType: "text/html\r\nSet-Cookie: a=b"}, "not a content type"},
 		{bodySettings{contentType: "text/html"}, "without a template"},

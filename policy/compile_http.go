@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"io"
 	"mime"
 	"net/http"
 	"net/url"
@@ -10,7 +9,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"text/template"
 	"time"
 )
 
@@ -95,10 +93,7 @@ func (c *compiler) denied(d *DeniedConfig) {
 	case !strings.Contains(d.Body, "{{") && !strings.ContainsAny(d.Body, " \n{<"):
 		c.fail(&d.Body, "body is %q; write problem, text, or a template such as '{\"retry_after\":{{.RetryAfter}}}'", clip(d.Body))
 	default:
-		if err := tryTemplate(d.Body); err != nil {
-			c.fail(&d.Body, "the template is not understood: %v; write it as for Go's text/template, with the fields .Status, .Rule, .Policies, "+
-				".RetryAfter and .RetryAfterMS", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "template: "), " in type policy.fields", ""))
-		}
+		c.template(&d.Body)
 	}
 	if mediaType, _, err := mime.ParseMediaType(d.ContentType); d.ContentType != "" && (err != nil || !strings.Contains(mediaType, "/")) {
 		c.fail(&d.ContentType, "%q is not a content type; write one such as application/json", clip(d.ContentType))
@@ -144,26 +139,6 @@ func isOrigin(text string) bool {
 	}
 	port := u.Port()
 	return !(u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443")
-}
-
-// tryTemplate writes a template for a request that may be sent again, and for one that costs more than its limit.
-func tryTemplate(text string) error {
-	t, err := template.New("body").Parse(text)
-	if err != nil {
-		return err
-	}
-	type fields struct {
-		Status                   int
-		Rule                     string
-		Policies                 []string
-		RetryAfter, RetryAfterMS int64
-	}
-	for _, denial := range []fields{{429, "rule", []string{"rule.limit"}, 1, 1000}, {429, "rule", []string{"rule.limit"}, 0, 0}} {
-		if err := t.Execute(io.Discard, denial); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // server keeps the settings of the service, which judges them itself, and where each stands.

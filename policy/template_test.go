@@ -1,0 +1,27 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+)
+
+// What a template may have is enough for lists, conditions and both languages of a body. What it may not is in testdata/bad.
+func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
+	for _, body := range []string{
+		`{"wait":{{.RetryAfter}},"rule":"{{.Rule}}"}`,
+		`{{if .RetryAfter}}{{.RetryAfterMS}} ms{{else if eq .Status 503}}busy{{else}}never{{end}}`,
+		`[{{range $i, $p := .Policies}}{{if $i}},{{end}}"{{$p}}"{{end}}]`,
+		`{{range .Policies}}{{.}} {{else}}none{{end}}{{range $.Policies}}{{if eq . "a.b"}}{{break}}{{end}}{{end}}`,
+		`{{$first := index .Policies 0}}{{/* one */}}{{if and (gt (len .Policies) 1) (not (lt .Status 429))}}{{$first}} and more{{end}}`,
+		strings.Repeat("x ", maxTemplate/2),
+	} {
+		c := Config{HTTP: HTTPConfig{Denied: DeniedConfig{Body: body}}, Rules: []RuleConfig{{}}}
+		if _, err := c.Compile(); err != nil && strings.Contains(err.Error(), "template") {
+			t.Errorf("%.80q: %v", body, err)
+		}
+	}
+	c := Config{HTTP: HTTPConfig{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplate/2) + "x"}}}
+	if _, err := c.Compile(); err == nil || !strings.Contains(err.Error(), "write at most 65536") {
+		t.Errorf("a template of %d bytes: %v", maxTemplate+1, err)
+	}
+}
