@@ -25,7 +25,7 @@ import (
 
 const (
 	answerLimit = 5 * time.Second  // one command
-	readyLimit  = 20 * time.Second // one server, cluster or sentinel group
+	readyLimit  = 60 * time.Second // one server, cluster or sentinel group
 	pollEvery   = 5 * time.Millisecond
 )
 
