@@ -42,7 +42,7 @@ type Charge struct {
 	Mode Mode
 
 	// Patience is how long the caller would wait to be let in; 0 means now or never. Only TokenBucket and
-	// LeakyBucket can book the future; the others do as if it were 0. See Plan.MaxPatience for the most.
+	// LeakyBucket can book the future; the others do as if it were 0, as does a Draw of a TokenBucket. See Plan.MaxPatience for the most.
 	Patience time.Duration
 
 	// Holder is who holds the slot (Concurrency; needed unless Mode is Peek or Reset), or who owns the place in the

@@ -69,7 +69,7 @@ func (d *Decision) Status(i int) Status {
 // A Status answers one charge. Durations count from the decision and never name a moment, because clocks differ.
 // They are exact to the microsecond.
 type Status struct {
-	Granted    int64         // units taken; units given back by Refund; 0 in a batch that was denied
+	Granted    int64         // units taken; whole units given back by Refund, which may give back a fraction more; 0 in a batch that was denied
 	Remaining  int64         // units that are left now
 	RetryAfter time.Duration // 0: this charge did not stand in the way. Otherwise when it would be granted, or Never
 	ResetAfter time.Duration // until nothing is used any more, if nobody asks again

@@ -75,7 +75,7 @@ func (a Ask) need() int64 {
 
 // An Outcome answers an Ask. All times are µs from now.
 type Outcome struct {
-	Granted    int64 // units taken, or given back by Refund
+	Granted    int64 // units taken, or whole units given back by Refund, which may give back a fraction more
 	Remaining  int64 // units that Spend would find now
 	RetryAfter int64 // 0: granted. Otherwise the first moment at which the same ask is granted, if nobody else asks; or Never
 	ResetAfter int64 // until the state equals a fresh one

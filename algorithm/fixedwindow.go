@@ -20,7 +20,8 @@ var fixedWindowLua string
 //	Cost    O(1)
 //	Choose  for quotas that people reckon by ("10,000 per day"), where the boundary burst does no harm
 //	Clock   after a step back, what was used counts until its window ends, at the latest until the end
-//	        of the window after the present one; so a step back never gives a third Count
+//	        of the window after the present one or 5 s and a window from now; so a step back never
+//	        gives a third Count
 //
 // When the limit changes, what was used in the running window stays used. A window of another
 // length ends at its own end, or after k windows of the present limit, where k·Count is the

@@ -45,11 +45,12 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 // The verdict is exact: the store would deny too, since other charges only take units away. The exceptions end with the denial's age,
 // MaxAge at most after they happened: units given back by others (a Refund, a Reset, a batch over several slots of a Cluster that failed,
-// a lease below this guard) or after the answer was lost, changed numbers of a limit, lost state, a clock of the store that leaps ahead.
+// a lease below this guard) or after the answer was lost, lost state, a clock of the store that leaps ahead, and a limit of another rate
+// or Period that shares the counter: what was used then comes back at that limit's rate once it grants.
 // A Refund or Reset through this guard is obeyed at once: what comes after its answer is not denied by what was known before.
 //
 // The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. So RetryAfter is never too long by more
-// than the answer was under way; it is too short where others have spent meanwhile, or where more is asked than was denied. Never is
+// than the answer was under way, but for the exceptions above; it is too short where others have spent meanwhile, or where more is asked than was denied. Never is
 // Never: what exceeds its limit is not told to come back.
 //
 // A remembered denial is for one limit with its numbers. If several limits of one name use one

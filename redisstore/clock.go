@@ -10,7 +10,8 @@ import (
 // is not seen; on a Cluster it is that of the server that keeps the list of instances. A failover to a server whose clock differs is a step
 // too. It counts as ahead when this machine was suspended.
 //
-// Limits outlive steps: one ahead lets units come back as if the time had passed; one back stops them coming back for 5 s at most.
+// Limits outlive steps: one ahead lets units come back as if the time had passed; after one back, buckets and sliding
+// windows stop refilling for 5 s at most, and a window ends at its own end or with the one after the present one.
 func (s *Store) ClockSteps() (back, forward int64) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()
