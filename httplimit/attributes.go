@@ -63,7 +63,7 @@ func (a *attributes) Cookie(name string) (values []string) {
 			if plain, err := url.PathUnescape(known); err == nil {
 				known = plain // as old versions of PHP do
 			}
-			if !strings.EqualFold(strings.TrimSpace(known), name) {
+			if !sameName(known, name) {
 				continue
 			}
 			value = strings.TrimSpace(value)
@@ -92,12 +92,29 @@ func (a *attributes) Query(name string) (values []string) {
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		known, value, _ := strings.Cut(pair, "=")
 		known, _, _ = strings.Cut(unescaped(known), "[")
-		if strings.EqualFold(strings.TrimSpace(known), name) {
+		if sameName(known, name) {
 			values = append(values, unescaped(value))
 		}
 	}
 	return values
 }
+
+func (a *attributes) RawQuery() string { return a.r.URL.RawQuery }
+
+// sameName tells whether some server takes a name that was sent for name. PHP reads dots and spaces
+// in it as underscores.
+func sameName(sent, name string) bool {
+	sent = strings.TrimSpace(sent)
+	if len(sent) != len(name) {
+		return false
+	}
+	if strings.Contains(name, "_") {
+		sent = underscores.Replace(sent)
+	}
+	return strings.EqualFold(sent, name)
+}
+
+var underscores = strings.NewReplacer(".", "_", " ", "_")
 
 func (a *attributes) Address() netip.Addr {
 	if !a.located {

@@ -35,6 +35,7 @@ func (a asked) Path() string                { return cmp.Or(a.path, "/a") }
 func (a asked) Header(name string) []string { return a.header[name] }
 func (a asked) Cookie(name string) []string { return a.cookies[name] }
 func (a asked) Query(name string) []string  { return a.query[name] }
+func (a asked) RawQuery() string            { return "" }
 func (a asked) BodySize() int64             { return a.body }
 
 func (a asked) Address() netip.Addr {

@@ -14,6 +14,7 @@ type Attributes interface {
 	Header(name string) []string
 	Cookie(name string) []string
 	Query(name string) []string
+	RawQuery() string    // as it was sent, without the question mark
 	Address() netip.Addr // the client's; invalid if it has none
 	BodySize() int64     // bytes; -1 if it is not known beforehand
 }

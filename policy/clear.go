@@ -18,17 +18,17 @@ import (
 // request is noted as unclear.
 func (q *request) identifies(s *part) string {
 	values := q.values(s)
-	if s.what == partCookie {
-		if why := hiddenCookie(q.a, s.name); why != "" {
-			q.noteUnclear(s.text() + " " + why)
-			return ""
-		}
+	if why := hidden(q.a, s); why != "" {
+		q.noteUnclear(s.text() + " " + why)
+		return ""
 	}
 	if len(values) == 0 {
 		return ""
 	}
 	text, why := values[0], ""
 	switch {
+	case s.what == partQuery && queryDiffers(q.a.RawQuery()):
+		why = "stands in a query with a semicolon or a broken escape, which servers read in different ways"
 	case len(values) > 1:
 		why = fmt.Sprintf("is sent %d times", len(values))
 	case s.what == partHeader && isAuthorization(s.name):
@@ -51,6 +51,42 @@ func (q *request) identifies(s *part) string {
 		return ""
 	}
 	return text
+}
+
+// hidden says why some servers may find a header or a cookie where others find none, or nothing.
+func hidden(a Attributes, s *part) string {
+	switch s.what {
+	case partHeader:
+		return droppedHeader(a, s.name)
+	case partCookie:
+		if why := droppedHeader(a, "Cookie"); why != "" {
+			return why
+		}
+		return hiddenCookie(a, s.name)
+	}
+	return ""
+}
+
+// droppedHeader says that the next proxy would not send a header on, or nothing.
+func droppedHeader(a Attributes, name string) string {
+	for _, line := range a.Header("Connection") {
+		for option := range strings.FieldsFuncSeq(line, func(r rune) bool { return r >= utf8.RuneSelf || !token(string(r)) }) {
+			if strings.EqualFold(option, name) {
+				return "is named in Connection, so that proxies do not send it on"
+			}
+		}
+	}
+	return ""
+}
+
+// queryDiffers tells whether servers split a query in different ways: some end a parameter at a
+// semicolon, and some drop one with a broken escape.
+func queryDiffers(query string) bool {
+	if strings.Contains(query, ";") {
+		return true
+	}
+	_, err := url.QueryUnescape(query)
+	return err != nil
 }
 
 // hiddenCookie says why some servers may find a cookie of this name where others find none, or

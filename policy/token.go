@@ -156,12 +156,15 @@ func (v *verifier) Close() {
 // find is the one token that a request holds, not verified yet; "" if it holds none. unclear says that what it holds can be read in several ways.
 func (v *verifier) find(a Attributes) (token, unclear string) {
 	if v.header != "" {
-		if token, unclear = v.inHeader(a.Header(v.header)); unclear != "" {
+		if unclear = hidden(a, &part{what: partHeader, name: v.header}); unclear == "" {
+			token, unclear = v.inHeader(a.Header(v.header))
+		}
+		if unclear != "" {
 			return "", "header " + v.header + " " + unclear
 		}
 	}
 	if token == "" && v.cookie != "" {
-		if unclear = hiddenCookie(a, v.cookie); unclear == "" {
+		if unclear = hidden(a, &part{what: partCookie, name: v.cookie}); unclear == "" {
 			token, unclear = one(a.Cookie(v.cookie))
 		}
 		if unclear != "" {

@@ -151,6 +151,32 @@ rules:
 			t.Errorf("Cookie: sid=%s: %d; the upstream received %q", value, status, behind)
 		}
 	}
+	// A proxy does not send on what Connection names. An upstream behind it would see another client.
+	for _, lines := range [][]string{
+		{"Authorization: Bearer " + good, "Connection: authorization"}, {"Authorization: Bearer " + good, "Connection: keep-alive ,Authorization"},
+		{"X-API-Key: k-4711", "Connection: X-API-Key"}, {"X-API-Key: k-4711", "Connection: close;x-api-key"}, {"X-API-Key: x", "Connection: a", "Connection:\tX-Api-Key\t"},
+		{"Cookie: sid=s-4711", "Connection: Cookie"}, {"Cookie: sid=x", "Connection: x, cookie"}, {"Connection: X-API-Key"},
+	} {
+		if status, behind := ask("/", lines...); status != 400 || behind != "" {
+			t.Errorf("%q: %d; the upstream received %q", lines, status, behind)
+		}
+	}
+	if status, _ := ask("/", "X-API-Key: fresh", "Connection: X-API, Key, X-Other"); status == 400 {
+		t.Error("Connection names other headers, and the request is malformed")
+	}
+	// Servers differ in how they split such a query: some find no key in it, or another.
+	for _, query := range []string{
+		"api_key=q-4711;x=1", "x=1;api_key=q-4711", "api_key=fresh&x=1;y=2", "api_key=fresh&x=%zz", "x=%&api_key=fresh", "api_key=fresh%7", "api_key%3dq;=1&api_key=fresh",
+	} {
+		if status, behind := ask("/?" + query); status != 400 || behind != "" {
+			t.Errorf("%s: %d; the upstream received %q", query, status, behind)
+		}
+	}
+	for _, query := range []string{"x=1;y=2", "x=%zz", "x=api_key;"} {
+		if status, _ := ask("/?" + query); status != 200 {
+			t.Errorf("%s has no key: %d", query, status)
+		}
+	}
 	if status, _ := ask("/", `Cookie: theme={"dark": true, "xsid": 1}; sid=another; zone=a b, asid=c`); status != 200 {
 		t.Errorf("cookies that do not name the client: %d", status)
 	}
@@ -158,6 +184,7 @@ rules:
 		"api_key=q-4711&api_key=q-4711", "api_key=q-4711&api_key=x", "api_key=&api_key=q-4711", "api%5Fkey=q-4711", "API_KEY=q-4711", "api_key[]=q-4711", "api_key[0]=q-4711",
 		"api_key=q-4711;x", "x;api_key=q-4711", "api_key=%71-4711", "api_key=q-4711%20", "api_key=+q-4711", "api_key=q-4711%00", "api_key=q-4711&%zz", "&&api_key=q-4711", "%61pi_key=q-4711",
 		"x=1;api_key=q-4711", "api_key=q-4711&api_key", "api_key=q-4711&Api_Key=x", "api_key=q-4711%0a", "api_key%20=q-4711",
+		"api.key=q-4711", "api%20key=q-4711", "api+key=q-4711", "API%2ekey=q-4711",
 	} {
 		odd("q-4711", "/?"+query)
 	}
