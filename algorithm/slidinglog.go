@@ -13,7 +13,7 @@ var slidingLogLua string
 //	Bound   Count in every interval of length Period; Count·⌈w/Period⌉ in length w; each unit is free again
 //	        exactly Period after it was spent
 //	State   a sorted set with one entry per grant, whatever its cost: its time, the running sum of all cost, and how long it is kept
-//	Cost    O(log n) for n entries to grant, O(log² n) to deny; a refund O(log n + removed)
+//	Cost    O(log² n) for n entries; a refund and the first charge after a pause also drop entries
 //	Choose  for few, precious units where to-the-microsecond windows matter: critical, authenticated endpoints with
 //	        short windows. Memory grows with the grants; prefer SubWindow where a fraction of a Period does not matter
 //	Clock   a step back of δ dates grants up to 5 s ahead at most; beyond, what was used counts from now

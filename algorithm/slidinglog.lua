@@ -113,12 +113,17 @@ local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, a
     return
   end
   local dropped, floor = expired, base
-  if expired > 1 and kept > now then -- some are kept for other limits
-    local old = call('ZRANGE', key, 0, expired - 1, 'WITHSCORES')
+  if expired > 1 and kept > now then -- the last is kept for other limits; entries end in their order
+    local high = expired - 1
     dropped = 0
-    while dropped < expired and old[2 * dropped + 2] + fromkeep(old[2 * dropped + 1]) <= now do
-      floor = fromsum(old[2 * dropped + 1])
-      dropped = dropped + 1
+    while dropped < high do
+      local mid = div(dropped + high - fmod(dropped + high, 2), 2)
+      local entry = call('ZRANGE', key, mid, mid, 'WITHSCORES')
+      if entry[2] + fromkeep(entry[1]) <= now then
+        dropped, floor = mid + 1, fromsum(entry[1])
+      else
+        high = mid
+      end
     end
   end
   if dropped > 1 then

@@ -1,0 +1,151 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A readCounter is a Client whose scripts count under the key "reads" what commands answer them.
+type readCounter struct{ Client }
+
+func (readCounter) EvalSha(context.Context, string, []string, []string) (string, error) {
+	return "", ReplyError("NOSCRIPT")
+}
+
+func (readCounter) Load(context.Context, string, []Script) error { return nil }
+
+func (c readCounter) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	counting := `local call = function(...)
+  local reply = redis.call(...)
+  redis.call('INCRBY', 'reads', type(reply) == 'table' and #reply + 1 or 1)
+  return reply
+end
+`
+	return c.Client.Eval(ctx, strings.Replace(script, "local call = redis.call\n", counting, 1), keys, args)
+}
+
+// A decision about a log reads few of its entries, also where a limit of a shorter period and one of a longer period take turns:
+// then most entries have expired for the one, and are kept for the other.
+func TestFewEntriesOfALogAreRead(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	option, err := ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := Dial(option)
+	t.Cleanup(func() { _ = client.Close() })
+	clock := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	options := Options{Now: func() time.Time { return clock }}
+	plain, err := New(client, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted, err := New(readCounter{client}, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const entries = 3000
+	long := penstock.PerDay(entries).With(penstock.SlidingLog).WithName("log")
+	short := penstock.PerSecond(2).With(penstock.SlidingLog).WithName("log")
+	decide := func(s *Store, limit penstock.Limit, mode penstock.Mode, cost int64) penstock.Decision {
+		d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Mode: mode, Cost: cost}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for range entries {
+		clock = clock.Add(time.Second)
+		if !decide(plain, long, penstock.Spend, 1).Allowed {
+			t.Fatal("the log was full too early")
+		}
+	}
+	most := int64(10 * bits.Len(entries)) // three searches, three answers for each entry they look at
+	for _, ask := range []struct {
+		name  string
+		limit penstock.Limit
+		mode  penstock.Mode
+		cost  int64
+	}{
+		{"a grant of the shorter", short, penstock.Spend, 1},
+		{"a denial of the shorter", short, penstock.Spend, 3},
+		{"a refund of the shorter", short, penstock.Refund, 1},
+		{"a force of the shorter", short, penstock.Force, 5},
+		{"a peek of the shorter", short, penstock.Peek, 1},
+		{"a denial of the longer", long, penstock.Spend, 100},
+		{"a refund of the longer", long, penstock.Refund, 1},
+		{"a grant of the longer", long, penstock.Draw, 1},
+	} {
+		clock = clock.Add(500 * time.Millisecond)
+		if _, err := server.Do("SET", "reads", "0"); err != nil {
+			t.Fatal(err)
+		}
+		decide(counted, ask.limit, ask.mode, ask.cost)
+		reads, err := server.Do("INCRBY", "reads", "0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := reads.(int64); n < 1 || n > most {
+			t.Errorf("%s reads %d values of %d entries, want 1 to %d", ask.name, n, entries, most)
+		}
+	}
+}
+
+// Twins agree on what expired for the shorter of two limits and is kept for the longer: it counts, and is dropped later.
+func TestLogsInTurnAreTwins(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	option, err := ParseURL(server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := Dial(option)
+	t.Cleanup(func() { _ = client.Close() })
+	for trace := range uint64(effort.Of(20, 1000)) {
+		seed := effort.Seed() + trace
+		rng := rand.New(rand.NewPCG(seed, 3))
+		clock := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+		now := func() time.Time { return clock }
+		redis, err := New(client, Options{Now: now, Prefix: fmt.Sprintf("turns%d", trace)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
+		var limits []penstock.Limit
+		for range 2 + rng.IntN(2) {
+			period := time.Duration(1+rng.Int64N(1<<rng.IntN(12))) * time.Second
+			limits = append(limits, penstock.Limit{Name: "log", Count: 1 + rng.Int64N(200), Period: period, Algorithm: penstock.SlidingLog})
+		}
+		modes := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Force, penstock.Peek}
+		for n := range 200 {
+			clock = clock.Add(time.Duration(rng.Int64N(int64(5 * time.Second))))
+			if rng.IntN(30) == 0 {
+				clock = clock.Add(time.Duration(rng.Int64N(int64(15*time.Minute))) - time.Minute)
+			}
+			charges := []penstock.Charge{{Limit: limits[rng.IntN(len(limits))], Mode: modes[rng.IntN(len(modes))], Cost: rng.Int64N(10)}}
+			got, err := redis.Decide(t.Context(), charges)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := memory.Decide(t.Context(), charges)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Status(0) != want.Status(0) {
+				t.Fatalf("PENSTOCK_SEED=%d: charge %d of limits %v:\n%sredis  %+v\nmemory %+v",
+					seed, n, limits, describe(charges), got.Status(0), want.Status(0))
+			}
+		}
+	}
+}
