@@ -136,7 +136,9 @@ func TestHandlersOfDenialsAreReadByPagesToo(t *testing.T) {
 func TestPreflightsAreFree(t *testing.T) {
 	gate, seen := gateOf(t, `
 identities: {client: {key: header X-API-Key}}
-deny: {address: 203.0.113.0/24}
+tokens: {secret: "a secret of thirty-two bytes or more", header: X-Token, audience: api}
+tiers: {gold: {header X-Plan: [a-long-plan]}, free: otherwise}
+deny: [{address: 203.0.113.0/24}, {header X-Banned: "yes"}]
 rules:
   - {name: all, per: address, limits: [{rate: 1/h}]}
   - {name: options, match: {path: /options, method: OPTIONS}, per: address, limits: [{rate: 1/h}]}
@@ -165,7 +167,16 @@ rules:
 		{"OPTIONS", "/a", append(preflight, "Proxy-Authorization", "Basic eDp4"), 429, 429},
 		{"OPTIONS", "/a", append(preflight, "Cookie", "a=b"), 429, 429},
 		{"OPTIONS", "/a", append(preflight, "X-API-Key", "k"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-Token", "t"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-Plan", "p"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-Banned", "no"), 429, 429},
 		{"OPTIONS", "/a", append(preflight, "X-HTTP-Method-Override", "POST"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-HTTP-Method", "POST"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "X-Method-Override", "POST"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "Access-Control-Request-Method", "GET"), 429, 429},
+		{"OPTIONS", "/a", append(preflight, "Transfer-Encoding", "chunked"), 429, 429},
+		{"OPTIONS", "/a", []string{"Origin", "", "Access-Control-Request-Method", "POST"}, 429, 429},
+		{"GET", "/a", preflight, 429, 429},
 		{"OPTIONS", "/a", append(preflight, "Origin", "https://b.example"), 429, 429},
 		{"OPTIONS", "/a", []string{"Origin", "https://a.example", "Access-Control-Request-Method", ""}, 429, 429},
 		{"OPTIONS", "/a", append(preflight, "User-Agent", "x", "Accept", "*/*"), 200, 200},

@@ -22,7 +22,9 @@ type Options struct {
 	// Rules are those to apply now; they are asked for at every request, as by (*policy.Watcher).Rules.
 	Rules func() *policy.Rules
 
-	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells their counters from others'.
+	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells
+	// their counters from others'. A CORS preflight is free, with any header that Key may read
+	// other than Authorization, Proxy-Authorization and Cookie.
 	Name      string                     // unrelated Gates on one store need different ones, as rules of their policies do
 	Key       func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
 	Limits    []penstock.Limit
