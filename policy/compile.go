@@ -130,7 +130,7 @@ func (c *compiler) oneOf(p *string, what string, words ...string) string {
 
 func (c *compiler) warn(p any, format string, args ...any) {
 	at := c.at[p]
-	c.rules.warnings = append(c.rules.warnings, &Error{File: c.file, Line: at.line, Column: at.column, Message: c.masked(fmt.Sprintf(format, args...))})
+	c.rules.warnings = append(c.rules.warnings, &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))})
 }
 
 // path is a file's name, relative to the policy's folder.

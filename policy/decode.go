@@ -38,14 +38,14 @@ func Parse(name string, text []byte, env func(string) (string, bool)) (*Config, 
 // A source is where a Config was written, so that its mistakes can be shown there.
 type source struct {
 	file   string
-	at     map[any]position  // by pointer to what was written
-	broken map[any]bool      // by pointer to what could not be read, which was complained of
-	values map[string]string // of variables that were put in, with their names; the values may be secrets
+	at     map[any]position // by pointer to what was written
+	broken map[any]bool     // by pointer to what could not be read, which was complained of
+	mask   mask             // of variables that were put in
 	errs   Errors
 }
 
 func newSource(file string) *source {
-	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool), values: make(map[string]string)}
+	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool)}
 }
 
 type position struct{ line, column int }
@@ -56,17 +56,7 @@ func (s *source) fail(p any, format string, args ...any) {
 		return
 	}
 	at := s.at[p]
-	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.masked(fmt.Sprintf(format, args...))})
-}
-
-// masked is a message with the names of variables in place of their values, but for those too short to be a secret.
-func (s *source) masked(message string) string {
-	for value, name := range s.values {
-		for _, shown := range []string{value, clip(value), strings.Trim(strconv.Quote(clip(value)), `"`)} {
-			message = strings.ReplaceAll(message, shown, "${"+name+"}")
-		}
-	}
-	return message
+	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.mask.apply(fmt.Sprintf(format, args...))})
 }
 
 func (s *source) written(p any) bool {
@@ -95,7 +85,7 @@ type decoder struct {
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
 
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: d.masked(fmt.Sprintf(format, args...))})
+	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: d.mask.apply(fmt.Sprintf(format, args...))})
 }
 
 func (d *decoder) parse(text []byte) *yaml.Node {
@@ -515,14 +505,9 @@ func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)
 	}
-	if len(value) >= shortestSecret {
-		d.values[value] = name
-	}
+	d.mask.hide(name, value)
 	return value, ""
 }
-
-// shortestSecret is how long the value of a variable is, in bytes, if messages do not show it.
-const shortestSecret = 8
 
 // clip shortens a text for a message.
 func clip(s string) string {
