@@ -2,6 +2,8 @@ package revproxy
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -11,21 +13,63 @@ import (
 // A framed connection to an HTTP/1 upstream is not used again after a response with both Content-Length and Transfer-Encoding. Its end may be where the
 // upstream did not mean it, and what follows it would be taken for the answer to somebody else's request (RFC 9112, 6.1 and 6.3). net/http drops the
 // Content-Length and goes on; so the connection adds Connection: close to such a response.
+//
+// A framed connection sends nothing twice. When a reused connection ends before a response has begun, net/http repeats requests without a
+// body, although the upstream may have got them. So the connection then gives the request up, unless nothing of it was written.
 type framed struct {
 	net.Conn
 
 	mu     sync.Mutex
 	head   head
-	unread []byte // of what was read and changed
+	unread []byte                  // of what was read and changed
+	giveUp context.CancelCauseFunc // ends the request whose response has not begun; nil if there is none
+	sent   bool                    // something of that request may have been written
+	ended  bool                    // reading has failed
 }
 
 const closing = "Connection: close\r\n"
 
-// expect is called when a request is about to be sent: the next bytes are the head of its response.
-func (c *framed) expect() {
+// expect is called when a request is about to be sent: the next bytes are the head of its response. It is ended by giveUp.
+func (c *framed) expect(giveUp context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.head = head{reading: true, status: true}
+	c.giveUp, c.sent = giveUp, false
+}
+
+// beginWrite must be called before anything is written. After an error the upstream gets nothing of the request.
+func (c *framed) beginWrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.giveUp == nil {
+		return nil
+	}
+	if c.ended && !c.sent {
+		return net.ErrClosed
+	}
+	c.sent = true
+	return nil
+}
+
+// noteReadLocked is called with what each read from the connection returned.
+func (c *framed) noteReadLocked(n int, err error) {
+	if n > 0 {
+		c.giveUp = nil
+	}
+	if err == nil {
+		return
+	}
+	c.ended = true
+	if c.giveUp != nil && c.sent {
+		c.giveUp(fmt.Errorf("the upstream's connection ended without an answer: %w", err))
+	}
+}
+
+func (c *framed) Write(p []byte) (int, error) {
+	if err := c.beginWrite(); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
 }
 
 func (c *framed) Read(p []byte) (int, error) {
@@ -40,6 +84,7 @@ func (c *framed) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.noteReadLocked(n, err)
 	at := c.head.read(p[:n])
 	if at < 0 {
 		return n, err
@@ -51,7 +96,12 @@ func (c *framed) Read(p []byte) (int, error) {
 }
 
 // ReadFrom lets the kernel copy where it can.
-func (c *framed) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
+func (c *framed) ReadFrom(r io.Reader) (int64, error) {
+	if err := c.beginWrite(); err != nil {
+		return 0, err
+	}
+	return io.Copy(c.Conn, r)
+}
 
 // CloseWrite is for WebSockets.
 func (c *framed) CloseWrite() error {

@@ -3,6 +3,7 @@ package revproxy
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -92,23 +93,38 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 	}
 }
 
-// A tracked transport knows which requests failed before there was a connection to send them on.
+// A tracked transport knows which requests failed before there was a connection to send them on, and repeats none that an HTTP/1 upstream may
+// have got.
+//
+// Of an HTTP/2 upstream it repeats once what that says it has not processed (GOAWAY, REFUSED_STREAM): net/http does not tell these from a
+// PROTOCOL_ERROR, which is repeated too.
 type tracked struct{ *http.Transport }
 
 func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
-	var connected atomic.Bool
-	trace := &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
-		connected.Store(true)
-		if conn, ok := got.Conn.(*framed); ok {
-			conn.expect()
-		}
-	}}
-	res, err := t.Transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
-	if err != nil && !connected.Load() {
+	var progress struct {
+		connected atomic.Bool
+		sent      atomic.Int32 // how often its headers were, but for what is held by buffers
+	}
+	ctx, giveUp := context.WithCancelCause(r.Context()) // it ends with the parent
+	trace := &httptrace.ClientTrace{
+		GotConn: func(got httptrace.GotConnInfo) {
+			progress.connected.Store(true)
+			if conn, ok := got.Conn.(*framed); ok {
+				conn.expect(giveUp)
+			} else if progress.sent.Load() > 1 {
+				giveUp(errRefusedAgain)
+			}
+		},
+		WroteHeaders: func() { progress.sent.Add(1) },
+	}
+	res, err := t.Transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	if err != nil && !progress.connected.Load() {
 		err = &unreached{err}
 	}
 	return res, err
 }
+
+var errRefusedAgain = errors.New("the upstream has refused the request twice")
 
 // unreached is an error after which it is certain that the upstream got nothing of the request.
 type unreached struct{ error }

@@ -1,0 +1,44 @@
+package revproxy
+
+import (
+	"errors"
+	"io"
+	"net"
+	"testing"
+)
+
+// TestRequestOfWhichNothingWasSentIsNotGivenUp: net/http repeats it on another connection.
+func TestRequestOfWhichNothingWasSentIsNotGivenUp(t *testing.T) {
+	here, there := net.Pipe()
+	conn := &framed{Conn: here}
+	var given error
+	conn.expect(func(err error) { given = err })
+	there.Close()
+	if _, err := conn.Read(make([]byte, 1)); err != io.EOF || given != nil {
+		t.Fatalf("read %v, given up by %v; want EOF and nil", err, given)
+	}
+	for _, write := range []func() error{
+		func() error { _, err := conn.Write([]byte("x")); return err },
+		func() error { _, err := conn.ReadFrom(io.LimitReader(nil, 0)); return err },
+	} {
+		if err := write(); !errors.Is(err, net.ErrClosed) || given != nil {
+			t.Errorf("wrote with %v, given up by %v; want ErrClosed and nil", err, given)
+		}
+	}
+}
+
+// TestConnectionMayBeWrittenAfterItsResponseHasBegun: a WebSocket's other side may have ended.
+func TestConnectionMayBeWrittenAfterItsResponseHasBegun(t *testing.T) {
+	here, there := net.Pipe()
+	conn := &framed{Conn: here}
+	conn.expect(func(err error) { t.Errorf("given up: %v", err) })
+	go io.WriteString(there, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
+	if _, err := conn.Read(make([]byte, 100)); err != nil {
+		t.Fatal(err)
+	}
+	conn.noteReadLocked(0, io.EOF)
+	go io.ReadFull(there, make([]byte, 1))
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Errorf("wrote with %v", err)
+	}
+}

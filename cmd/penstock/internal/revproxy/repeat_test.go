@@ -1,0 +1,166 @@
+package revproxy_test
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+)
+
+// A mortal upstream answers the first request of each connection, and closes the connection when it has got a second one.
+type mortal struct {
+	url  string
+	got  atomic.Int32   // requests
+	idle sync.WaitGroup // how many first requests are waited for before they are answered
+}
+
+func startMortal(t *testing.T, reset bool) *mortal {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	m := &mortal{url: "http://" + listener.Addr().String()}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go m.serve(conn, reset)
+		}
+	}()
+	return m
+}
+
+func (m *mortal) serve(conn net.Conn, reset bool) {
+	defer conn.Close()
+	r := bufio.NewReader(conn)
+	for first := true; ; first = false {
+		request, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		io.Copy(io.Discard, request.Body)
+		n := m.got.Add(1)
+		if !first {
+			if reset {
+				conn.(*net.TCPConn).SetLinger(0)
+			}
+			return
+		}
+		if n <= idleConns {
+			m.idle.Done()
+			m.idle.Wait()
+		}
+		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	}
+}
+
+// idleConns is how many connections a test makes.
+const idleConns = 8
+
+func TestRequestIsSentOnce(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		for _, request := range []string{
+			"GET / HTTP/1.1\r\nHost: h\r\n\r\n",
+			"OPTIONS / HTTP/1.1\r\nHost: h\r\n\r\n",
+			"DELETE / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\n\r\n",
+			"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nX-Idempotency-Key: k\r\n\r\n",
+			"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nIdempotency-Key: k\r\n\r\nhello",
+		} {
+			up := startMortal(t, reset)
+			up.idle.Add(idleConns)
+			site := front(t, revproxy.Options{}, up.url)
+			var all sync.WaitGroup
+			for range idleConns {
+				all.Go(func() { raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\n\r\n") })
+			}
+			all.Wait()
+			res, _ := raw(t, site, request)
+			if got := up.got.Load() - idleConns; got != 1 || res.StatusCode != http.StatusBadGateway {
+				t.Errorf("%q, reset %v: the upstream got it %d times, and the client %s; want once and a 502", request, reset, got, res.Status)
+			}
+		}
+	}
+}
+
+func TestRequestOverHTTP2IsSentOnce(t *testing.T) {
+	var got atomic.Int32
+	up := httptest.NewUnstartedServer(nil)
+	up.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if got.Add(1) > 1 {
+			up.CloseClientConnections()
+		}
+	})
+	up.Config.Protocols = new(http.Protocols)
+	up.Config.Protocols.SetUnencryptedHTTP2(true)
+	up.Start()
+	t.Cleanup(up.Close)
+	site := front(t, revproxy.Options{}, strings.Replace(up.URL, "http:", "h2c:", 1))
+	for n, status := range []int{200, 502} {
+		res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\n\r\n")
+		if res.StatusCode != status || int(got.Load()) != n+1 {
+			t.Errorf("request %d: %s, and the upstream has got %d", n+1, res.Status, got.Load())
+		}
+	}
+}
+
+// TestRefusedStreamIsRepeatedOnce: the upstream says that it has not processed it.
+func TestRefusedStreamIsRepeatedOnce(t *testing.T) {
+	const protocolError, refusedStream = 1, 7
+	for _, code := range []byte{protocolError, refusedStream} {
+		var got atomic.Int32
+		up := listenRaw(t, func(conn net.Conn) {
+			r := bufio.NewReader(conn)
+			r.Discard(len("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+			conn.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // SETTINGS
+			for {
+				head := make([]byte, 9)
+				if _, err := io.ReadFull(r, head); err != nil {
+					return
+				}
+				r.Discard(int(head[0])<<16 | int(head[1])<<8 | int(head[2]))
+				if head[3] == 1 { // HEADERS
+					got.Add(1)
+					conn.Write(append([]byte{0, 0, 4, 3, 0}, append(head[5:9:9], 0, 0, 0, code)...)) // RST_STREAM
+				}
+			}
+		})
+		res, _ := raw(t, front(t, revproxy.Options{}, "h2c://"+up), "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+		if res.StatusCode != http.StatusBadGateway || got.Load() != 2 {
+			t.Errorf("code %d: %s, and the upstream got it %d times; want twice", code, res.Status, got.Load())
+		}
+	}
+}
+
+// listenRaw is listen for other protocols. It gives the address.
+func listenRaw(t *testing.T, serve func(net.Conn)) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
+		}
+	}()
+	return listener.Addr().String()
+}
