@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -28,8 +29,15 @@ type identities struct {
 	seed   maphash.Seed
 	counts *memstore.Store
 
+	shards [64]identityShard
+	young  atomic.Int64 // how many identities are young in all shards
+}
+
+// An identityShard is what is known of those identities whose hash ends alike, in two generations.
+type identityShard struct {
 	mu         sync.Mutex
 	young, old map[uint64]struct{}
+	_          [64]byte // so that shards do not share a cache line
 }
 
 func newIdentities() *identities {
@@ -44,39 +52,57 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 	h.WriteByte(0)
 	h.WriteString(u.Key)
 	sum := h.Sum64()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.knownLocked(sum) {
-		return true, 0
+	shard := &s.shards[sum%uint64(len(s.shards))]
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	for {
+		if _, ok := shard.young[sum]; ok {
+			return true, 0
+		}
+		if s.young.Add(1) <= mostIdentities {
+			break
+		}
+		s.young.Add(-1)
+		shard.mu.Unlock()
+		s.age()
+		shard.mu.Lock()
 	}
-	charge := [1]penstock.Charge{{Key: u.Address, Limit: u.Limit, Cost: 1}}
-	d, err := s.counts.Decide(context.Background(), charge[:])
-	switch {
-	case err != nil: // there are too many addresses
-		return false, time.Second
-	case !d.Allowed:
-		return false, d.RetryAfter()
+	if _, ok := shard.old[sum]; !ok {
+		if ok, retryAfter := s.count(u); !ok {
+			s.young.Add(-1)
+			return false, retryAfter
+		}
 	}
-	s.addLocked(sum)
+	if shard.young == nil {
+		shard.young = make(map[uint64]struct{})
+	}
+	shard.young[sum] = struct{}{}
 	return true, 0
 }
 
-func (s *identities) knownLocked(sum uint64) bool {
-	if _, ok := s.young[sum]; ok {
-		return true
+// count counts a new identity for its address. It tells whether the address may bring it, and if not when to ask again.
+func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
+	charge := [1]penstock.Charge{{Key: u.Address, Limit: u.Limit, Cost: 1}}
+	d, err := s.counts.Decide(context.Background(), charge[:])
+	if err != nil { // there are too many addresses
+		return false, time.Second
 	}
-	if _, ok := s.old[sum]; ok {
-		s.addLocked(sum)
-		return true
-	}
-	return false
+	return d.Allowed, d.RetryAfter()
 }
 
-func (s *identities) addLocked(sum uint64) {
-	if s.young == nil || len(s.young) >= mostIdentities {
-		s.young, s.old = make(map[uint64]struct{}), s.young
+// age begins a new generation, if the young one is full. The caller holds no lock.
+func (s *identities) age() {
+	for i := range s.shards {
+		s.shards[i].mu.Lock()
+		defer s.shards[i].mu.Unlock()
 	}
-	s.young[sum] = struct{}{}
+	if s.young.Load() < mostIdentities {
+		return
+	}
+	for i := range s.shards {
+		s.shards[i].young, s.shards[i].old = nil, s.shards[i].young
+	}
+	s.young.Store(0)
 }
 
 // known tells whether all of the request's identities are known, or are new and admitted. If not,

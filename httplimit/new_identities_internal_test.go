@@ -2,6 +2,8 @@ package httplimit
 
 import (
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,8 +29,8 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 			s.admit(u)
 		}
 	}
-	if n := len(s.young) + len(s.old); n > 2*mostIdentities || n < mostIdentities {
-		t.Errorf("%d identities are known", n)
+	if young, old := generations(s); young > mostIdentities || old != mostIdentities {
+		t.Errorf("%d young and %d old identities are known", young, old)
 	}
 	once, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Ready()
 	if err != nil {
@@ -53,3 +55,67 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		t.Error("an identity in use is not known")
 	}
 }
+
+func generations(s *identities) (young, old int) {
+	for i := range s.shards {
+		young, old = young+len(s.shards[i].young), old+len(s.shards[i].old)
+	}
+	return young, old
+}
+
+// Requests that race are admitted as exactly as one after another: an address brings no more new identities than it may, each is
+// counted once, and the memory keeps its bound.
+func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
+	s := newIdentities()
+	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Ready()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(mostIdentities) - 250 { // so that the generations change meanwhile
+		shard := &s.shards[i%int64(len(s.shards))]
+		if shard.young == nil {
+			shard.young = make(map[uint64]struct{})
+		}
+		shard.young[uint64(i)] = struct{}{}
+		s.young.Add(1)
+	}
+	var admitted atomic.Int64
+	var racers sync.WaitGroup
+	for range 8 {
+		racers.Go(func() {
+			for i := range 1000 {
+				if ok, _ := s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: strconv.Itoa(i)}); ok {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	racers.Wait()
+	if n := admitted.Load(); n != 8*500 {
+		t.Errorf("%d identities were admitted, want each of 500 for each of 8 racers", n)
+	}
+	young, old := generations(s)
+	if int64(young) != s.young.Load() || old != mostIdentities || young < 250 || young > 500 {
+		t.Errorf("%d young, counted as %d, and %d old identities are known", young, s.young.Load(), old)
+	}
+}
+
+func BenchmarkKnownIdentity(b *testing.B) {
+	s := newIdentities()
+	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Ready()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.RunParallel(func(pb *testing.PB) {
+		for i := 0; pb.Next(); i++ {
+			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: known[i%len(known)]})
+		}
+	})
+}
+
+var known = func() (keys [1024]string) {
+	for i := range keys {
+		keys[i] = "key:" + strconv.Itoa(i)
+	}
+	return keys
+}()
