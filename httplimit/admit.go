@@ -132,7 +132,7 @@ var (
 
 // readable is the request's host, or an error if servers read it or the method in different ways.
 func readable(r *http.Request) (host string, err error) {
-	host, ok := hostname(r.Host)
+	host, ok := policy.CleanHost(r.Host)
 	if !ok {
 		return "", errHost
 	}

@@ -24,35 +24,6 @@ func (a *attributes) Path() string { return a.path }
 
 func (a *attributes) Host() string { return a.host }
 
-// hostname is a host without its port and the dot at its end, in lower case. It is false if servers may read different things in it.
-func hostname(host string) (name string, ok bool) {
-	port := ""
-	if literal, is := strings.CutPrefix(host, "["); is {
-		name, port, ok = strings.Cut(literal, "]")
-		address, err := netip.ParseAddr(name)
-		ok = ok && err == nil && address.Is6() && address.Zone() == "" && (port == "" || port[0] == ':')
-		port = strings.TrimPrefix(port, ":")
-	} else {
-		name, port, _ = strings.Cut(host, ":")
-		name = strings.TrimSuffix(name, ".")
-		ok = isHostname(name) && (name != "" || host == "")
-	}
-	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
-}
-
-// isHostname tells whether a name is made of what names of hosts are made of, and of no empty parts.
-func isHostname(name string) bool {
-	before := byte('.')
-	for i := range len(name) {
-		c := name[i]
-		if !(c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && before != '.') {
-			return false
-		}
-		before = c
-	}
-	return before != '.' || name == ""
-}
-
 func (a *attributes) Header(name string) []string { return a.r.Header[name] }
 
 // Cookie accepts more than net/http: what net/http ignores, an upstream may read.

@@ -193,6 +193,51 @@ func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
 	t.Logf("counted: %d hosts and methods of two meanings", n)
 }
 
+// A rule and a request may spell a host differently.
+func TestAHostIsTheSameInAllItsSpellings(t *testing.T) {
+	for _, row := range []struct {
+		rule  string
+		hosts []string
+		other string
+	}{
+		{"[2001:DB8:0::1]", []string{"[2001:db8::1]", "[2001:0db8:0000:0:0:0:0:1]", "[2001:DB8::0001]:8080", "[2001:db8::0.0.0.1]:"}, "[2001:db8::2]"},
+		{"2001:db8:0:0::1", []string{"[2001:db8::1]"}, "[::1]"},
+		{"XN--Bcher-Kva.Example.", []string{"xn--bcher-kva.example", "XN--BCHER-KVA.EXAMPLE.:443"}, "bcher-kva.example"},
+		{"*.Example.com.", []string{"a.example.com", "A.B.EXAMPLE.COM.:80"}, "example.com"},
+		{"192.0.2.1", []string{"192.0.2.1", "192.0.2.1:80", "192.0.2.1."}, "[::ffff:192.0.2.1]"},
+	} {
+		gate, _ := gateOf(t, fmt.Sprintf(`
+deny: {host: %q, method: DELETE}
+tiers: {here: {host: [%[1]q, else.example]}, there: otherwise}
+rules:
+  - {name: a, match: {host: %[1]q}, per: everyone, limits: [{rate: {here: 1/d, there: 100/s}}]}
+`, row.rule))
+		handler := gate.Middleware(http.NotFoundHandler())
+		ask := func(method, host string) int {
+			r := httptest.NewRequest(method, "/", nil)
+			r.Host = host
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			return w.Code
+		}
+		ask("GET", row.hosts[0])
+		for _, host := range row.hosts {
+			if status := ask("GET", host); status != 429 {
+				t.Errorf("%s: a rule for %s does not match, or the tier is another: %d", host, row.rule, status)
+			}
+			if status := ask("DELETE", host); status != 403 {
+				t.Errorf("%s: a condition for %s does not hold: %d", host, row.rule, status)
+			}
+		}
+		if status := ask("GET", row.other); status != 404 {
+			t.Errorf("%s: a rule for %s matches: %d", row.other, row.rule, status)
+		}
+		if status := ask("DELETE", row.other); status != 404 {
+			t.Errorf("%s: a condition for %s holds: %d", row.other, row.rule, status)
+		}
+	}
+}
+
 // If nobody knows how a request ended, its charge stays.
 func TestWhatIsUnansweredStaysCharged(t *testing.T) {
 	gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 5/h, on_status: 2xx}]}]\n")

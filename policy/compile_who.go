@@ -140,7 +140,15 @@ func (c *compiler) test(part part, values *Values) test {
 			c.fail(p, "%sthere is no tier %q; %s", where, clip(text), suggestOf(text, c.rules.Tiers()))
 			return false
 		case part.what == partHost:
-			t.texts[strings.ToLower(text)] = struct{}{}
+			host, ok := c.host(p, text)
+			if !ok {
+				return false
+			}
+			if host[0] == '*' {
+				t.domains = append(t.domains, host)
+			} else {
+				t.texts[host] = struct{}{}
+			}
 		default:
 			t.texts[text] = struct{}{}
 		}

@@ -458,7 +458,7 @@ func (c condition) text() string {
 }
 
 func (t *test) text() string {
-	n := len(t.texts)
+	n := len(t.texts) + len(t.domains)
 	for _, set := range t.networks {
 		n += len(set)
 	}
@@ -475,7 +475,7 @@ func (t *test) text() string {
 	case t.part.private():
 		return fmt.Sprintf("%s is one of %d values that are not shown", name, n)
 	}
-	var values []string
+	values := slices.Clone(t.domains)
 	for _, set := range t.networks {
 		for network := range set {
 			values = append(values, networkText(network))

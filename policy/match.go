@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"net/netip"
 	"regexp"
 	"strings"
 )
@@ -57,12 +56,7 @@ func (m *matcher) matchesMethod(method string) bool {
 	return false
 }
 
-func (m *matcher) matchesHost(host string) bool {
-	if below, ok := strings.CutPrefix(m.host, "*"); ok {
-		return len(host) > len(below) && strings.HasSuffix(host, below)
-	}
-	return m.host == "" || m.host == host
-}
+func (m *matcher) matchesHost(host string) bool { return m.host == "" || matchesHost(m.host, host) }
 
 func matchesPath(pattern []segment, path string) bool {
 	for i := range pattern {
@@ -328,25 +322,4 @@ func wordLike(s string) bool {
 		}
 	}
 	return s != "" && len(s) <= 64
-}
-
-// host reads a host as people write it in a rule.
-func (c *compiler) host(p any, text string) (string, bool) {
-	host := strings.TrimSuffix(strings.ToLower(text), ".")
-	if host == "*" {
-		return "", true
-	}
-	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-		return a.String(), true
-	}
-	name := strings.TrimPrefix(host, "*.")
-	switch before, after, colon := strings.Cut(name, ":"); {
-	case colon && !strings.Contains(after, "/") && before != "", strings.HasPrefix(name, "[") && strings.Contains(name, "]:"):
-		c.fail(p, "the host %q has a port; leave it out, requests are matched without theirs", clip(text))
-	case name == "" || strings.ContainsAny(name, "*/ ?#@:[]") || strings.Contains(name, ".."):
-		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
-	default:
-		return host, true
-	}
-	return "", false
 }

@@ -165,11 +165,12 @@ type test struct {
 	anything   bool
 	texts      map[string]struct{}
 	networks   networks
-	file       string // where they were read from, as it was written
+	domains    []string // of hosts, as *.example.com
+	file       string   // where they were read from, as it was written
 }
 
 // empty tells whether nothing passes.
-func (t *test) empty() bool { return !t.anything && len(t.texts)+len(t.networks) == 0 }
+func (t *test) empty() bool { return !t.anything && len(t.texts)+len(t.networks)+len(t.domains) == 0 }
 
 // A condition holds if all of its tests do.
 type condition []test
@@ -231,8 +232,10 @@ func (t *test) is(text string) bool {
 	if t.anything {
 		return true
 	}
-	_, ok := t.texts[text]
-	return ok
+	if _, ok := t.texts[text]; ok {
+		return true
+	}
+	return slices.ContainsFunc(t.domains, func(domain string) bool { return matchesHost(domain, text) })
 }
 
 // networks is a set of address ranges, by their length.

@@ -34,7 +34,7 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 		if g.watcher != nil {
 			g.reloading.Go(func() { g.reloadOn(life, reload) })
 		}
-		return g, describe(g.rules()), nil
+		return g, describe(g.rules(), s), nil
 	}
 }
 
@@ -76,7 +76,7 @@ func (g *limits) load(s settings.Settings, d Deps) error {
 				d.Reloaded(Policy{File: s.Config}, r.Err)
 				return
 			}
-			d.Reloaded(describe(g.rules()), nil)
+			d.Reloaded(describe(g.rules(), s), nil)
 		},
 	})
 	if err != nil {
@@ -127,7 +127,7 @@ func limitsIn(rules *policy.Rules) (all []penstock.Limit) {
 }
 
 // describe is what the service needs to know of rules.
-func describe(rules *policy.Rules) Policy {
+func describe(rules *policy.Rules, s settings.Settings) Policy {
 	p := Policy{File: rules.Files()[0]}
 	ways := make(map[guard.Failure]int)
 	add := func(l *policy.Limit) {
@@ -148,6 +148,10 @@ func describe(rules *policy.Rules) Policy {
 		}
 	}
 	p.OnFailure = onFailure(ways)
+	if names := rules.ByHost(); len(names) > 0 && !s.PreserveHost {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("rule %s goes by the host, and the upstream gets its own name as Host, whichever host a client writes: "+
+			"a client that writes another host evades the rule, unless the upstream reads X-Forwarded-Host; set preserve_host", names[0]))
+	}
 	for _, w := range rules.Warnings() {
 		p.Warnings = append(p.Warnings, w.Error())
 	}

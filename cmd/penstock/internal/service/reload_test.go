@@ -38,6 +38,29 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	}
 }
 
+// Without preserve_host, the upstream answers alike whichever host a client writes.
+func TestRulesByHostAreWarnedOfWhereClientsEvadeThem(t *testing.T) {
+	const byHost = "rules: [{name: api, match: {host: api.example.com}, per: everyone, limits: [{rate: 10/s}]}]\n"
+	for _, row := range []struct {
+		policy, preserve string
+		warned           bool
+	}{
+		{byHost, "false", true},
+		{byHost, "true", false},
+		{strings.ReplaceAll(byHost, "match: {", "match: {method: GET, "), "false", true},
+		{strings.ReplaceAll(byHost, "match", "shadow: true, match"), "false", false},
+		{strings.ReplaceAll(byHost, "{host: api.example.com}", "{path: /a}"), "false", false},
+	} {
+		t.Run(row.preserve, func(t *testing.T) {
+			flags := limitedBy(t, row.policy, map[string]string{"preserve-host": row.preserve})
+			r := start(t, hello, flags, limitsOf(t, flags, nil))
+			if warned := r.log.lines("level=WARN", "rule api goes by the host") != nil; warned != row.warned {
+				t.Errorf("%s warned: %v", row.policy, warned)
+			}
+		})
+	}
+}
+
 func TestChangedServerSectionIsToldToCountFromTheNextStart(t *testing.T) {
 	const rules = "rules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n"
 	flags := limitedBy(t, rules+"server: {drain_timeout: 1s}\n", nil)

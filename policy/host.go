@@ -1,0 +1,88 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// CleanHost brings a request's host into the form in which hosts are compared: in lower case, without
+// its port, the dot at its end and the brackets around an IPv6 address, whose text is that of
+// netip.Addr. It is false if servers may read different things in it.
+func CleanHost(host string) (name string, ok bool) {
+	port := ""
+	if literal, is := strings.CutPrefix(host, "["); is {
+		name, port, ok = strings.Cut(literal, "]")
+		address, err := netip.ParseAddr(name)
+		ok = ok && err == nil && address.Is6() && address.Zone() == "" && (port == "" || port[0] == ':')
+		name, port = address.String(), strings.TrimPrefix(port, ":")
+	} else {
+		name, port, _ = strings.Cut(host, ":")
+		name = strings.TrimSuffix(name, ".")
+		ok = isHostname(name) && (name != "" || host == "")
+	}
+	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
+}
+
+// isHostname tells whether a name is made of what names of hosts are made of, and of no empty parts.
+func isHostname(name string) bool {
+	before := byte('.')
+	for i := range len(name) {
+		c := name[i]
+		if !(c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && before != '.') {
+			return false
+		}
+		before = c
+	}
+	return before != '.' || name == ""
+}
+
+// matchesHost tells whether a request's host is the one of a rule, or below it if that begins with *.
+func matchesHost(pattern, host string) bool {
+	if below, ok := strings.CutPrefix(pattern, "*"); ok {
+		return len(host) > len(below) && strings.HasSuffix(host, below)
+	}
+	return pattern == host
+}
+
+// host reads a host as people write it in a policy. It returns "" for any host.
+func (c *compiler) host(p any, text string) (string, bool) {
+	if text == "*" {
+		return "", true
+	}
+	if address, err := netip.ParseAddr(text); err == nil && address.Is6() {
+		text = "[" + text + "]"
+	}
+	name := strings.TrimPrefix(text, "*.")
+	host, ok := CleanHost(name)
+	_, port, colon := strings.Cut(name[strings.LastIndexByte(name, ']')+1:], ":")
+	switch {
+	case strings.Contains(name, "%") && strings.Contains(name, ":"):
+		c.fail(p, "the host %q has a zone, which no request has; leave out what begins with %%", clip(text))
+	case ok && colon, colon && host != "" && !strings.Contains(port, "/"):
+		c.fail(p, "the host %q has a port; leave it out, requests are matched without theirs", clip(text))
+	case strings.ContainsFunc(name, func(r rune) bool { return r > 0x7f }):
+		c.fail(p, "the host %q has letters that no request's host has; write it in punycode, which begins with xn--", clip(text))
+	case !ok || host == "" || name != text && strings.Contains(host, ":"):
+		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
+	case name != text:
+		return "*." + host, true
+	default:
+		return host, true
+	}
+	return "", false
+}
+
+// ByHost are the names of the enforced rules that go by the host, which clients write. A client
+// evades them if it can write another host and is answered by the same site.
+func (r *Rules) ByHost() (names []string) {
+	goes := func(m *matcher) bool {
+		return m.host != "" || slices.ContainsFunc(m.where, func(t test) bool { return t.part.needs(partHost) })
+	}
+	for _, rule := range r.rules {
+		if rule.enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, goes) {
+			names = append(names, rule.Name)
+		}
+	}
+	return names
+}
