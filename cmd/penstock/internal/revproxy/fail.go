@@ -22,7 +22,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if !errors.As(err, new(*unreached)) {
 		h.options.Unanswered(r)
 	}
-	status, detail := classify(r, err)
+	status, detail := classify(w, r, err)
 	switch {
 	case status == statusClientGone:
 		h.log.Debug("the client went away", "status", status, "method", r.Method, "path", r.URL.Path)
@@ -36,10 +36,10 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	h.problem(w, r, status, detail)
 }
 
-func classify(r *http.Request, err error) (status int, detail string) {
+func classify(w http.ResponseWriter, r *http.Request, err error) (status int, detail string) {
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
-	broken := brokenBody(r)
+	broken := brokenBody(w)
 	switch {
 	case errors.As(broken, &tooLarge):
 		return http.StatusRequestEntityTooLarge, "the body is too large"

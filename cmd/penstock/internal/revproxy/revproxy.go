@@ -118,14 +118,20 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.problem(w, r, http.StatusRequestEntityTooLarge, "the body is too large")
 		return
 	}
-	if r.ContentLength != 0 && r.ProtoMajor == 1 {
-		// Otherwise the server, when an upstream answers before it has read all, throws away up to 256 KB of the body that it still reads.
-		http.NewResponseController(w).EnableFullDuplex()
-	}
 	own := w.Header()
-	if len(own) == 0 {
+	if len(own) == 0 && r.ContentLength == 0 {
 		h.plain.ServeHTTP(w, r)
 		return
+	}
+	res := &response{ResponseWriter: w, own: maps.Clone(own)}
+	if r.ContentLength != 0 {
+		if r.ProtoMajor == 1 {
+			// Otherwise the server, when an upstream answers before it has read all, throws away up to 256 KB of the body that it still reads.
+			http.NewResponseController(w).EnableFullDuplex()
+		}
+		res.body = newBody(r, h.options.MaxBody)
+		r = r.WithContext(r.Context()) // a copy: the server looks at its own request's Body
+		r.Body = res.body
 	}
 	proxy := h.plain
 	for name := range own {
@@ -133,7 +139,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			proxy = h.quota
 		}
 	}
-	proxy.ServeHTTP(&response{ResponseWriter: w, own: maps.Clone(own)}, r)
+	proxy.ServeHTTP(res, r)
 }
 
 // isQuota tells whether a header says what is left of a quota, in any of the usual dialects.
@@ -150,20 +156,30 @@ func hasPrefix(name, prefix string) bool {
 }
 
 // A response keeps the headers that were set before the upstream was asked: interim answers (100, 103) make httputil forget them.
+//
+// It closes the client's connection if it begins before the request's body has come to a clean end. With full duplex the server would go on
+// after such a body, and take what is left of it for the next request.
 type response struct {
 	http.ResponseWriter
 	own     http.Header
 	interim bool
+	body    *body // of the request; nil if it has none
 }
 
 func (w *response) WriteHeader(status int) {
 	if status < 200 {
 		w.interim = true
-	} else if w.interim {
-		header := w.Header()
+		w.ResponseWriter.WriteHeader(status)
+		return
+	}
+	header := w.Header()
+	if w.interim {
 		for name, values := range w.own {
 			header[name] = append(values[:len(values):len(values)], header[name]...)
 		}
+	}
+	if w.body != nil && !w.body.ended.Load() {
+		header.Set("Connection", "close")
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

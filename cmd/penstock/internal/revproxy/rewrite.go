@@ -27,13 +27,8 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 		pr.Out.Header.Del("Http2-Settings")
 	}
 	pr.Out.Trailer = nil
-	if pr.Out.Body != nil {
-		trailers := newTrailers(pr.In.Trailer)
-		pr.Out.Trailer = trailers.out
-		if h.options.MaxBody > 0 {
-			pr.Out.Body = http.MaxBytesReader(nil, pr.Out.Body, h.options.MaxBody)
-		}
-		pr.Out.Body = &body{ReadCloser: pr.Out.Body, trailers: trailers}
+	if in, ok := pr.In.Body.(*body); ok {
+		pr.Out.Trailer = in.trailers.out
 	}
 }
 
@@ -99,28 +94,45 @@ func (t trailers) fill() {
 	}
 }
 
-// A body is the client's, and remembers why it broke off.
+// A body is the client's, and remembers how it ended.
 type body struct {
 	io.ReadCloser
 	trailers trailers
-	broken   atomic.Pointer[error]
+	left     int64                 // bytes; below 0 if nobody knows
+	ended    atomic.Bool           // all of it was read, and it was well-formed
+	broken   atomic.Pointer[error] // why it broke off
+}
+
+// newBody is the body of a request that may have one, of at most so many bytes if most is not 0.
+func newBody(r *http.Request, most int64) *body {
+	b := &body{ReadCloser: r.Body, trailers: newTrailers(r.Trailer), left: r.ContentLength}
+	if most > 0 {
+		b.ReadCloser = http.MaxBytesReader(nil, b.ReadCloser, most)
+	}
+	return b
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if b.left > 0 {
+		b.left -= int64(n)
+	}
 	switch {
 	case err == io.EOF:
 		b.trailers.fill()
+		b.ended.Store(true)
 	case err != nil:
 		b.broken.CompareAndSwap(nil, &err)
+	case b.left == 0:
+		b.ended.Store(true)
 	}
 	return n, err
 }
 
 // brokenBody is why the client's body broke off, or nil.
-func brokenBody(r *http.Request) error {
-	if b, ok := r.Body.(*body); ok {
-		if err := b.broken.Load(); err != nil {
+func brokenBody(w http.ResponseWriter) error {
+	if res, ok := w.(*response); ok && res.body != nil {
+		if err := res.body.broken.Load(); err != nil {
 			return *err
 		}
 	}

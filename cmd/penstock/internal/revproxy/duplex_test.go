@@ -1,0 +1,124 @@
+package revproxy_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+)
+
+// TestNothingFollowsABodyWithoutACleanEnd: a client's connection whose request body was malformed, too long or not read to its end is closed,
+// so that nothing of it is taken for a request.
+func TestNothingFollowsABodyWithoutACleanEnd(t *testing.T) {
+	const (
+		head     = "POST /a HTTP/1.1\r\nHost: h\r\n"
+		chunked  = head + "Transfer-Encoding: chunked\r\n"
+		smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+		next     = "GET /next HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+	)
+	for name, handler := range map[string]http.HandlerFunc{
+		"reads the body": echo,
+		"answers at once": func(w http.ResponseWriter, r *http.Request) {
+			http.NewResponseController(w).EnableFullDuplex()
+			w.Header().Set("Connection", "close")
+			io.WriteString(w, "at once")
+		},
+	} {
+		up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/smuggled" {
+				t.Errorf("%s: the upstream got a request from within another", name)
+			}
+			handler(w, r)
+		})
+		for _, c := range []struct {
+			request string
+			clean   bool // for an upstream that reads the body
+		}{
+			{chunked + "\r\nxyz\r\n" + smuggled, false},
+			{chunked + "\r\n5\r\nhello\r\nxyz\r\n" + smuggled, false},
+			{chunked + "\r\n5\r\nhelloworld\r\n0\r\n\r\n" + smuggled, false},
+			{chunked + "\r\n5\r\nhello\r\n0\r\n" + smuggled, false}, // trailers that are none
+			{chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nno field\r\n\r\n" + smuggled, false},
+			{chunked + "\r\n65\r\n" + strings.Repeat("x", 0x65) + "\r\n0\r\n\r\n" + smuggled, false}, // too long
+			{chunked + "Expect: 100-continue\r\n\r\nxyz\r\n" + smuggled, false},
+			{head + fmt.Sprintf("Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", len(smuggled)) + smuggled + next, true},
+			{chunked + "\r\n5\r\nhello\r\n0\r\n\r\n" + next, true},
+			{chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nX: y\r\n\r\n" + next, true},
+			{head + "Content-Length: 5\r\n\r\nhello" + next, true},
+		} {
+			site := front(t, revproxy.Options{MaxBody: 100}, up)
+			res, rest := talk(t, site, c.request)
+			if !c.clean && !res.Close {
+				t.Errorf("%s, %q: the connection stays", name, c.request)
+			}
+			if c.clean && name == "reads the body" && res.Close {
+				t.Errorf("%s, %q: the connection is closed", name, c.request)
+			}
+			if res.Close != (rest == "") {
+				t.Errorf("%s, %q: closed %v, and then came %q", name, c.request, res.Close, rest)
+			}
+		}
+	}
+}
+
+// talk sends what is written and gives the first final response, and what comes after it until the connection ends.
+func talk(t *testing.T, site, request string) (*http.Response, string) {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	go io.WriteString(conn, request)
+	r := bufio.NewReader(conn)
+	for {
+		res, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatalf("%q: %v", request, err)
+		}
+		io.Copy(io.Discard, res.Body)
+		if res.StatusCode != http.StatusContinue {
+			rest, _ := io.ReadAll(r)
+			return res, string(rest)
+		}
+	}
+}
+
+// TestBodyThatComesAfterTheAnswerIsNoRequest: an upstream answers before the body has come.
+func TestBodyThatComesAfterTheAnswerIsNoRequest(t *testing.T) {
+	paths := make(chan string, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		paths <- r.URL.Path
+		http.NewResponseController(w).EnableFullDuplex()
+		w.Header().Set("Connection", "close")
+		io.WriteString(w, "at once")
+	}))
+	t.Cleanup(server.Close)
+	for _, framing := range []string{"Content-Length: 1000000", "Transfer-Encoding: chunked", "Content-Length: 1000000\r\nExpect: 100-continue"} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(front(t, revproxy.Options{}, server.URL), "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(patience))
+		fmt.Fprintf(conn, "POST /a HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", framing)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || !res.Close {
+			t.Errorf("%s: %v, %+v; want an answer that closes", framing, err, res)
+		}
+		io.WriteString(conn, "xyz\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n")
+		conn.(*net.TCPConn).CloseWrite()
+		io.Copy(io.Discard, conn)
+		conn.Close()
+		if path := <-paths; path != "/a" || len(paths) != 0 {
+			t.Errorf("%s: the upstream got %s, and %d more", framing, path, len(paths))
+		}
+	}
+}
