@@ -22,6 +22,8 @@ type timekeeper struct {
 	down        bool
 }
 
+func (*timekeeper) Close() error { return nil }
+
 // A wanderer is a timekeeper whose ways are never the same.
 type wanderer struct {
 	timekeeper

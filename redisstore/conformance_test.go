@@ -38,6 +38,7 @@ func over(t testing.TB, client redisstore.Client, o redisstore.Options) *redisst
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 

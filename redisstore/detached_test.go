@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -119,6 +120,70 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Close ends the waits of all callers, those without a deadline too. What was sent may have been
+// charged.
+func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
+	for _, options := range []redisstore.Options{{}, {Apart: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			store := over(t, new(heedless), options)
+			ended := make(chan error, 10)
+			for range cap(ended) {
+				go func() {
+					_, err := store.Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+					ended <- err
+				}()
+			}
+			time.Sleep(time.Minute)
+			if len(ended) > 0 {
+				t.Fatalf("%v before the store is closed", <-ended)
+			}
+			closed := time.Now()
+			_ = store.Close()
+			for range cap(ended) {
+				err := <-ended
+				failure, ok := errors.AsType[*redisstore.Error](err)
+				if !ok || failure.Class != redisstore.Unknown && failure.Class != redisstore.Unreached {
+					t.Errorf("%v; want an error of the store", err)
+				}
+			}
+			if took := time.Since(closed); took > time.Second {
+				t.Errorf("the callers waited for %v", took)
+			}
+			time.Sleep(time.Hour) // the calls end
+		})
+	}
+}
+
+// Calls that go one after the other use one goroutine.
+func TestCallsShareTheirGoroutines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := new(counted)
+		store := over(t, client, redisstore.Options{Apart: true})
+		for range 100 {
+			_, _ = store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+		}
+		if n := len(client.seen); n != 1 {
+			t.Errorf("100 calls used %d goroutines", n)
+		}
+	})
+}
+
+// A counted client notes the goroutines that call it.
+type counted struct {
+	heedless
+	seen map[string]bool
+}
+
+func (c *counted) EvalSha(context.Context, string, []string, []string) (string, error) {
+	text := make([]byte, 64)
+	name, _, _ := strings.Cut(string(text[:runtime.Stack(text, false)]), " [")
+	if c.seen == nil {
+		c.seen = make(map[string]bool)
+	}
+	c.seen[name] = true
+	return "", redisstore.ReplyError("LOADING")
 }
 
 type panics struct{ heedless }

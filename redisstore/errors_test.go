@@ -567,6 +567,8 @@ type broken struct {
 	err error
 }
 
+func (b broken) Close() error { return nil }
+
 func (b broken) Sharded(context.Context) (bool, error) { return false, nil }
 
 func (b broken) EvalSha(context.Context, string, []string, []string) (string, error) {

@@ -480,7 +480,7 @@ func (p *partly) isDown(key string) bool {
 
 func TestFailureOnOneServerGivesBackWhatTheOthersCharged(t *testing.T) {
 	t.Parallel()
-	client := dial(redistest.Start(t).URL())(t)
+	server := redistest.Start(t)
 	limit := slow("d", 10)
 	for _, row := range []struct {
 		name  string
@@ -505,7 +505,7 @@ func TestFailureOnOneServerGivesBackWhatTheOthersCharged(t *testing.T) {
 		}, map[string]int{"b": 0}, [3]int64{4, 4, 4}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			prefix := aPrefix()
+			prefix, client := aPrefix(), dial(server.URL())(t)
 			direct := over(t, client, redisstore.Options{Prefix: prefix})
 			for _, key := range []string{"a", "b", "c"} {
 				if _, err := direct.Decide(t.Context(), []penstock.Charge{spend(key, limit, 6)}); err != nil {

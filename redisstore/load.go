@@ -240,7 +240,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if mine {
 			s.startLoading(name, loading, script, c.keys[0])
 		}
-		if err := wait(ctx, loading.done); err != nil {
+		if err := wait(ctx, loading.done, nil); err != nil {
 			return "", tooLate(err)
 		}
 		if err := loading.err; err != nil && !s.loads.refused.Load() {

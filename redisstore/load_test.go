@@ -284,6 +284,7 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 		t.Errorf("a caller whose deadline passed: %v, want that it was too late to send it", err)
 	}
 	close(client.proceed)
+	await(t, "the script to be loaded", func() bool { return s.Scripts().Loaded == 1 })
 	if left := remaining(t, s, "k", slow("l", 10)); left != 10 {
 		t.Errorf("%d of 10 units are left; nothing was to be charged", left)
 	}
@@ -322,7 +323,7 @@ func TestAnotherDigestIsAnError(t *testing.T) {
 
 func TestLoadRefusesWhatIsNoLimit(t *testing.T) {
 	t.Parallel()
-	s := over(t, &counting{}, redisstore.Options{})
+	s := over(t, &counting{Client: answering{}}, redisstore.Options{})
 	if err := s.Load(t.Context(), penstock.Limit{Name: "l"}); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("a limit without a rate: %v", err)
 	}

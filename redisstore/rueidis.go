@@ -95,7 +95,7 @@ func (d *dialed) get(ctx context.Context) (*rueidisClient, error) {
 	}
 	a := d.connectLocked()
 	d.mu.Unlock()
-	if err := wait(ctx, a.done); err != nil {
+	if err := wait(ctx, a.done, d.work.life.Done()); err != nil {
 		return nil, notSent(err)
 	}
 	if a.err != nil {
