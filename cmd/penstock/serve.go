@@ -1,13 +1,16 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/lmittmann/tint"
 	"github.com/spf13/cobra"
@@ -88,6 +91,7 @@ func serverSection(path string) (policy.ServerConfig, error) {
 
 // newLog makes the log in the format of the settings. stderr tells whether its lines end up on standard error, which may be a terminal.
 func newLog(s settings.Settings, to io.Writer, stderr bool) *slog.Logger {
+	to = escaped{to}
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // one of four, which are checked
 	switch {
@@ -97,4 +101,21 @@ func newLog(s settings.Settings, to io.Writer, stderr bool) *slog.Logger {
 		return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level}))
 	}
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
+}
+
+// escaped writes log lines without the control characters U+007F to U+009F, by which some terminals are steered. slog leaves them as they are in
+// JSON, where they stand in strings only.
+type escaped struct{ to io.Writer }
+
+var control = regexp.MustCompile("[\u007f-\u009f]")
+
+func (e escaped) Write(line []byte) (int, error) {
+	safe := control.ReplaceAllFunc(line, func(c []byte) []byte {
+		r, _ := utf8.DecodeRune(c)
+		return fmt.Appendf(nil, `\u%04x`, r)
+	})
+	if _, err := e.to.Write(safe); err != nil {
+		return 0, err
+	}
+	return len(line), nil
 }
