@@ -25,12 +25,12 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	status, detail := classify(w, r, err)
 	switch {
 	case status == statusClientGone:
-		h.log.Debug("the client went away", "status", status, "method", r.Method, "path", r.URL.Path)
+		h.log.Debug("the client went away", "status", status, "method", r.Method)
 		w.WriteHeader(status)
 		return
 	case status >= 500:
 		if held, due := h.failures.Due(); due {
-			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "path", r.URL.Path, "err", redact.Quoted(err.Error()), "unlogged", held)
+			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "err", redact.Quoted(err.Error()), "unlogged", held)
 		}
 	}
 	h.problem(w, r, status, detail)

@@ -8,6 +8,7 @@ package revproxy
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -93,10 +94,10 @@ func New(o Options) *Handler {
 			BufferPool:     &h.buffers,
 		}
 	}
-	h.plain = proxy(checkUpgrade)
+	h.plain = proxy(check)
 	h.quota = proxy(func(r *http.Response) error {
 		maps.DeleteFunc(r.Header, func(name string, _ []string) bool { return isQuota(name) })
-		return checkUpgrade(r)
+		return check(r)
 	})
 	return h
 }
@@ -187,10 +188,13 @@ func (w *response) WriteHeader(status int) {
 // Unwrap is for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// checkUpgrade refuses a switch to a protocol that was not asked for.
-func checkUpgrade(r *http.Response) error {
+// check refuses a switch to a protocol that was not asked for, and a status that is none: net/http panics when told to pass it on.
+func check(r *http.Response) error {
 	if r.StatusCode == http.StatusSwitchingProtocols && !isWebSocket(r.Request.Header) {
 		return errors.New("the upstream switched protocols unasked")
+	}
+	if r.StatusCode < 100 || r.StatusCode > 999 {
+		return fmt.Errorf("the upstream answered with status %d", r.StatusCode)
 	}
 	return nil
 }

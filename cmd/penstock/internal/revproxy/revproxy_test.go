@@ -550,6 +550,8 @@ func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
 		{"it says nothing", slow, 504, "the upstream did not answer in time"},
 		{"it hangs up", hangUp, 502, "the upstream did not answer"},
 		{"it speaks another protocol", garbage, 502, "the upstream did not answer"},
+		{"its status is 0", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
+		{"its status is 99", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
 		{"it speaks no TLS", strings.Replace(slow, "http:", "https:", 1), 502, "the upstream did not answer"},
 	} {
 		var log logged
@@ -557,7 +559,7 @@ func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
 		if c.status == 504 {
 			o.HeaderTimeout = 50 * time.Millisecond
 		}
-		res, body := raw(t, front(t, o, c.upstream), "GET /x?secret=1 HTTP/1.1\r\nHost: h\r\n\r\n")
+		res, body := raw(t, front(t, o, c.upstream), "GET /secret/1?secret=1 HTTP/1.1\r\nHost: h\r\n\r\n")
 		want := fmt.Sprintf(`{"type":"about:blank","title":"%s","status":%d,"detail":"%s"}`, http.StatusText(c.status), c.status, c.detail)
 		if res.StatusCode != c.status || string(body) != want || res.Header.Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s: %s %s; want %s", c.name, res.Status, body, want)
