@@ -16,8 +16,9 @@ import (
 
 const module = "github.com/penstock/penstock"
 
-// mayImport says what each package may import besides the standard library: packages of this module by their path
-// in it ("." is the root), others by their full path. Imports only point down, so each row names rows before it.
+// mayImport says what each package may import besides the standard library: packages of this module
+// by their path in it ("." is the root), others by their full path. Imports only point down, so
+// each row names rows before it.
 var mayImport = []struct {
 	pkg     string
 	imports []string
@@ -41,8 +42,8 @@ var mayImport = []struct {
 // mayTest are the packages that exist for tests, and so may import package testing.
 var mayTest = []string{"storetest", "internal/redistest"}
 
-// mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who imports this module: say in
-// docs/decisions why a new one is worth it.
+// mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who
+// imports this module: say in docs/decisions why a new one is worth it.
 var mayRequire = []string{
 	"github.com/redis/go-redis/v9", // a user's own client
 	"github.com/redis/rueidis",     // the default client
@@ -62,7 +63,8 @@ type listed struct {
 	Imports, Deps        []string
 }
 
-// inModule is a package's path in this module: "." for the root, and the whole path for packages of others.
+// inModule is a package's path in this module: "." for the root, and the whole path for packages of
+// others.
 func inModule(path string) string {
 	if path == module {
 		return "."
@@ -154,7 +156,8 @@ func TestRequirementsStayFew(t *testing.T) {
 // neverTagged are the modules of the workspace that nobody installs or imports.
 var neverTagged = []string{"bench", "examples", "internal/faults", "scripts"}
 
-// "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the version of the root that is required.
+// "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the
+// version of the root that is required.
 func TestTaggedModulesCanBeInstalled(t *testing.T) {
 	here := strings.TrimSpace(output(t, "go", "list", "-f", "{{.Dir}}", "."))
 	for dir := range strings.Lines(output(t, "go", "list", "-m", "-f", "{{.Dir}}")) {

@@ -30,8 +30,8 @@ const (
 
 // A Charge asks to spend Cost units of a Limit under a Key.
 type Charge struct {
-	// Key says who pays: any bytes, up to 64 KiB. The empty key is everybody's. Charges with one Key are always decided
-	// atomically.
+	// Key says who pays: any bytes, up to 64 KiB. The empty key is everybody's. Charges with one Key
+	// are always decided atomically.
 	Key string
 
 	Limit Limit
@@ -41,12 +41,13 @@ type Charge struct {
 
 	Mode Mode
 
-	// Patience is how long the caller would wait to be let in; 0 means now or never. Only TokenBucket and
-	// LeakyBucket can book the future; the others do as if it were 0, as does a Draw of a TokenBucket. See Plan.MaxPatience for the most.
+	// Patience is how long the caller would wait to be let in; 0 means now or never. Only TokenBucket
+	// and LeakyBucket can book the future; the others do as if it were 0, as does a Draw of a
+	// TokenBucket. See Plan.MaxPatience for the most.
 	Patience time.Duration
 
-	// Holder is who holds the slot (Concurrency; needed unless Mode is Peek or Reset), or who owns the place in the
-	// queue (LeakyBucket; needed to give it back). Up to 512 bytes, unique per hold.
+	// Holder is who holds the slot (Concurrency; needed unless Mode is Peek or Reset), or who owns the
+	// place in the queue (LeakyBucket; needed to give it back). Up to 512 bytes, unique per hold.
 	Holder string
 }
 
@@ -58,8 +59,8 @@ func (c *Charge) Ask(a *algorithm.Ask) {
 	a.Holder = c.Holder
 }
 
-// Prepare checks a batch and appends the plans of its limits to plans. Every Store begins with it. The error wraps
-// ErrInvalid and says which charge is wrong.
+// Prepare checks a batch and appends the plans of its limits to plans. Every Store begins with it.
+// The error wraps ErrInvalid and says which charge is wrong.
 func Prepare(charges []Charge, plans []*Plan) ([]*Plan, error) {
 	if len(charges) == 0 || len(charges) > MaxCharges {
 		return nil, fmt.Errorf("%w: a batch of %d charges; it must have 1 to %d", ErrInvalid, len(charges), MaxCharges)

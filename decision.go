@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Never as a RetryAfter says that the cost cannot fit at any time: it is larger than the limit. It is longer than any other
-// duration.
+// Never as a RetryAfter says that the cost cannot fit at any time: it is larger than the limit. It
+// is longer than any other duration.
 const Never time.Duration = math.MaxInt64
 
 // A Decision answers a batch of charges. Stores make one with NewDecision or Single.
@@ -20,7 +20,8 @@ type Decision struct {
 	// Source says who answered.
 	Source Source
 
-	// A single status stands in the Decision itself, so that the most frequent answer needs no allocation.
+	// A single status stands in the Decision itself, so that the most frequent answer needs no
+	// allocation.
 	single Status
 	batch  []Status
 	_      [8]byte // makes the size a multiple of 16, as it is copied: 5 ns per decision
@@ -31,7 +32,8 @@ func Single(s Status) Decision {
 	return Decision{Allowed: s.RetryAfter == 0, single: s}
 }
 
-// Answer makes d the decision on one charge, by its algorithm's outcome. It is Single for stores that count nanoseconds.
+// Answer makes d the decision on one charge, by its algorithm's outcome. It is Single for stores
+// that count nanoseconds.
 func (d *Decision) Answer(o *algorithm.Outcome) {
 	d.Allowed = o.RetryAfter == 0
 	d.single.Granted = o.Granted
@@ -41,7 +43,8 @@ func (d *Decision) Answer(o *algorithm.Outcome) {
 	d.single.Wait = time.Duration(o.Wait) * time.Microsecond
 }
 
-// NewDecision is the decision on the charges that statuses answer, in their order. The slice is kept.
+// NewDecision is the decision on the charges that statuses answer, in their order. The slice is
+// kept.
 func NewDecision(statuses []Status) Decision {
 	d := Decision{Allowed: true, batch: statuses}
 	for i := range statuses {
@@ -66,8 +69,8 @@ func (d *Decision) Status(i int) Status {
 	return d.batch[i]
 }
 
-// A Status answers one charge. Durations count from the decision and never name a moment, because clocks differ.
-// They are exact to the microsecond.
+// A Status answers one charge. Durations count from the decision and never name a moment, because
+// clocks differ. They are exact to the microsecond.
 type Status struct {
 	Granted    int64         // units taken; whole units given back by Refund, which may give back a fraction more; 0 in a batch that was denied
 	Remaining  int64         // units that are left now
@@ -92,8 +95,8 @@ var sourceNames = [...]string{"store", "deny_cache", "lease", "fallback", "open"
 
 func (s Source) String() string { return sourceNames[s] }
 
-// RetryAfter is when the whole batch would be granted if nobody else asked: the longest of its statuses'. It is 0 if the
-// batch was allowed.
+// RetryAfter is when the whole batch would be granted if nobody else asked: the longest of its
+// statuses'. It is 0 if the batch was allowed.
 func (d *Decision) RetryAfter() time.Duration {
 	return d.Status(d.Strictest()).RetryAfter
 }
@@ -107,8 +110,8 @@ func (d *Decision) Wait() time.Duration {
 	return wait
 }
 
-// Strictest is the index of the status that matters most to the caller: the one that denies for longest, or the one
-// with the least remaining.
+// Strictest is the index of the status that matters most to the caller: the one that denies for
+// longest, or the one with the least remaining.
 func (d *Decision) Strictest() int {
 	strictest := 0
 	for i := 1; i < d.Len(); i++ {

@@ -99,8 +99,8 @@ var (
 	command = regexp.MustCompile(`^(?:[A-Z_]+=\S+ )*(?:make ([a-z]+)|go run (\./\S+))$`)
 )
 
-// Docs tell readers to run only what CI runs: targets of the Makefile, examples, and lines of scripts/run-service. The README's blocks
-// are run as a whole, by scripts/run-readme.
+// Docs tell readers to run only what CI runs: targets of the Makefile, examples, and lines of
+// scripts/run-service. The README's blocks are run as a whole, by scripts/run-readme.
 func TestDocsNameCommandsThatRun(t *testing.T) {
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {

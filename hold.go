@@ -13,9 +13,10 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Hold, error) {
 	return l.AcquireN(ctx, key, 1)
 }
 
-// AcquireN occupies n slots of each of the Limiter's Concurrency limits, and charges n units to its other limits, all
-// or nothing. A denial is a DeniedError. The hold ends with Release, or the limit's Period after the last
-// Renew; work that takes longer must renew it, at least every third of the Period.
+// AcquireN occupies n slots of each of the Limiter's Concurrency limits, and charges n units to its
+// other limits, all or nothing. A denial is a DeniedError. The hold ends with Release, or the
+// limit's Period after the last Renew; work that takes longer must renew it, at least every third
+// of the Period.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, error) {
 	if !l.holds {
 		return nil, fmt.Errorf("%w: no limit lends slots; InFlight makes one that does", ErrInvalid)
@@ -48,8 +49,9 @@ type Hold struct {
 	released bool
 }
 
-// Renew makes the hold last for another Period from now. If it had expired, it is taken anew where slots are free, and
-// a DeniedError says that there are none: the work must stop, since others have its slots.
+// Renew makes the hold last for another Period from now. If it had expired, it is taken anew where
+// slots are free, and a DeniedError says that there are none: the work must stop, since others have
+// its slots.
 func (h *Hold) Renew(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,8 +65,9 @@ func (h *Hold) Renew(ctx context.Context) error {
 	return err
 }
 
-// Release gives the slots back; what was charged to other limits stays charged. It takes a second at most and is done even
-// if ctx has ended. Releasing again does nothing. If the store cannot be reached, the hold ends by itself when its Period is over.
+// Release gives the slots back; what was charged to other limits stays charged. It takes a second
+// at most and is done even if ctx has ended. Releasing again does nothing. If the store cannot be
+// reached, the hold ends by itself when its Period is over.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,7 +81,8 @@ func (h *Hold) Release(ctx context.Context) error {
 	return err
 }
 
-// Lasts is how long the hold lasts from a Renew, or from its beginning: the shortest Period of its limits.
+// Lasts is how long the hold lasts from a Renew, or from its beginning: the shortest Period of its
+// limits.
 func (h *Hold) Lasts() time.Duration {
 	shortest := time.Duration(0)
 	for _, limit := range h.limiter.limits {

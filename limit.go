@@ -31,14 +31,16 @@ func CalendarWindow(unit algorithm.CalendarUnit, zone *time.Location) *algorithm
 // SubWindow is a sliding window of n parts (1 to 60) that never holds more than the count.
 func SubWindow(n int) *algorithm.Algorithm { return algorithm.SubWindow(n) }
 
-// A Limit says how much of something may happen. Make one with PerSecond and its kin, ParseRate, or as a literal.
+// A Limit says how much of something may happen. Make one with PerSecond and its kin, ParseRate, or
+// as a literal.
 type Limit struct {
-	// Name names the counter, the metric and the policy in headers: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Limits
-	// that are charged together under one Key and Group need different names.
+	// Name names the counter, the metric and the policy in headers: 1 to 64 of a-z, 0-9, '_', '.' and
+	// '-'. Limits that are charged together under one Key and Group need different names.
 	Name string
 
-	// Group names what the limits of one kind of request have in common. Limits of one Group and Key are stored together. Default: the
-	// Name; a Limiter sets its own name. The same characters as for Name.
+	// Group names what the limits of one kind of request have in common. Limits of one Group and Key
+	// are stored together. Default: the Name; a Limiter sets its own name. The same characters as for
+	// Name.
 	Group string
 
 	// Algorithm enforces the limit. Default: TokenBucket.
@@ -48,8 +50,9 @@ type Limit struct {
 	Count  int64
 	Period time.Duration
 
-	// Burst is how many units may be spent at once (TokenBucket; default: Count), how many may wait (LeakyBucket;
-	// default: none), or how many slots there are (Concurrency; default: Count). The windows do not use it.
+	// Burst is how many units may be spent at once (TokenBucket; default: Count), how many may wait
+	// (LeakyBucket; default: none), or how many slots there are (Concurrency; default: Count). The
+	// windows do not use it.
 	Burst int64
 
 	plan *Plan
@@ -86,7 +89,8 @@ func (l Limit) WithBurst(n int64) Limit { l.Burst, l.plan = n, nil; return l }
 // With returns the limit enforced by another algorithm.
 func (l Limit) With(a *algorithm.Algorithm) Limit { l.Algorithm, l.plan = a, nil; return l }
 
-// String writes the limit as people read it: "second: 10 per 1s, burst 20 (token-bucket)", "1000 per calendar month".
+// String writes the limit as people read it: "second: 10 per 1s, burst 20 (token-bucket)", "1000
+// per calendar month".
 func (l Limit) String() string {
 	var s strings.Builder
 	a := cmp.Or(l.Algorithm, TokenBucket)
@@ -108,14 +112,15 @@ func (l Limit) Validate() error {
 type Plan struct {
 	Limit Limit // with its defaults filled in
 
-	// Tag tells the limit's state apart from that of other limits of its Group, and from that of another algorithm
-	// under its name: 25 bits, shifted left by 7.
+	// Tag tells the limit's state apart from that of other limits of its Group, and from that of
+	// another algorithm under its name: 25 bits, shifted left by 7.
 	Tag uint32
 
 	// ID does so among all limits.
 	ID [2]uint64
 
-	// Capacity is how many units the limit grants at once when none is used. A larger cost is never granted.
+	// Capacity is how many units the limit grants at once when none is used. A larger cost is never
+	// granted.
 	Capacity int64
 
 	params algorithm.Params
@@ -130,7 +135,8 @@ func (p *Plan) Params(now int64) *algorithm.Params {
 	return &p.params
 }
 
-// MaxPatience is the longest patience that the limit understands: as far as the future can be booked, at most a day.
+// MaxPatience is the longest patience that the limit understands: as far as the future can be
+// booked, at most a day.
 func (p *Plan) MaxPatience() time.Duration {
 	if !p.Limit.Algorithm.Bookable {
 		return 24 * time.Hour // it is not used
@@ -184,8 +190,8 @@ func (p *Plan) fresh() int64 {
 	return out.Remaining
 }
 
-// Ready returns the limit with its defaults filled in and its Plan kept, so that charges of it cost no
-// preparation. Its fields must not be changed afterwards; the With methods may be used.
+// Ready returns the limit with its defaults filled in and its Plan kept, so that charges of it cost
+// no preparation. Its fields must not be changed afterwards; the With methods may be used.
 func (l Limit) Ready() (Limit, error) {
 	plan, err := l.Plan()
 	if err != nil {

@@ -8,11 +8,12 @@ import (
 	"sync"
 )
 
-// A Limiter enforces one or several limits together: a request is allowed if all of them allow it, and is charged to all
-// or none. It is what applications hold. Its methods may be called by many goroutines at once.
+// A Limiter enforces one or several limits together: a request is allowed if all of them allow it,
+// and is charged to all or none. It is what applications hold. Its methods may be called by many
+// goroutines at once.
 //
-// Every method takes the key that pays (a user, an API key, an address) and a context, whose end ends the call. Errors
-// wrap ErrInvalid or ErrUnavailable, or are the context's own.
+// Every method takes the key that pays (a user, an API key, an address) and a context, whose end
+// ends the call. Errors wrap ErrInvalid or ErrUnavailable, or are the context's own.
 type Limiter struct {
 	store  Store
 	limits []Limit
@@ -20,8 +21,9 @@ type Limiter struct {
 	pool   sync.Pool
 }
 
-// NewLimiter makes a Limiter. The name says what is limited ("search", "login"); it becomes the Group of limits that
-// have none, so that Limiters of different names never share a counter, and Limiters of one name on one store always do.
+// NewLimiter makes a Limiter. The name says what is limited ("search", "login"); it becomes the
+// Group of limits that have none, so that Limiters of different names never share a counter, and
+// Limiters of one name on one store always do.
 func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: limiter %q: the store is nil; memstore.New makes one", ErrInvalid, name)
@@ -82,8 +84,8 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, "", Peek, 1)
 }
 
-// Refund gives n units back, at most what is used. A place in a LeakyBucket stays taken, since others wait behind it; give
-// a Reservation back with its Cancel.
+// Refund gives n units back, at most what is used. A place in a LeakyBucket stays taken, since
+// others wait behind it; give a Reservation back with its Cancel.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.decide(ctx, key, "", Refund, n)
 }

@@ -36,7 +36,8 @@ func newLimiter(t *testing.T, store penstock.Store, name string, limits ...penst
 	return l
 }
 
-// want fails unless a decision is as expected; its first argument makes room for a call with two results.
+// want fails unless a decision is as expected; its first argument makes room for a call with two
+// results.
 func want(t *testing.T, allowed bool, remaining int64, retry time.Duration) func(penstock.Decision, error) {
 	t.Helper()
 	return func(d penstock.Decision, err error) {

@@ -17,13 +17,14 @@ import (
 //	10k/day   1.5M/hour   2 million per week   10,000 per day   1_000/h
 //	5 writes per second   100 requests/minute   3/s, burst 10   10-M
 //
-// A count is a whole number, with commas or underscores between its digits if it is long. k and thousand multiply it by 1,000,
-// M and million by 1,000,000. One word may say what is counted. The period follows '/' or "per": a unit (us, ms, s, min,
-// h, d, w or a word for it), or numbers of units. In the form 10-M the period is one of S, M, H and D. ", burst N" sets the Burst.
+// A count is a whole number, with commas or underscores between its digits if it is long. k and
+// thousand multiply it by 1,000, M and million by 1,000,000. One word may say what is counted. The
+// period follows '/' or "per": a unit (us, ms, s, min, h, d, w or a word for it), or numbers of
+// units. In the form 10-M the period is one of S, M, H and D. ", burst N" sets the Burst.
 //
-// The limit's Name is that of the constructor for its period (second, minute, hour, day), or else "every-" and the
-// period, as in every-30s; give limits of one period other names by WithName. An error wraps ErrInvalid, and says what
-// is wrong, at which character, and what to write instead.
+// The limit's Name is that of the constructor for its period (second, minute, hour, day), or else
+// "every-" and the period, as in every-30s; give limits of one period other names by WithName. An
+// error wraps ErrInvalid, and says what is wrong, at which character, and what to write instead.
 func ParseRate(text string) (Limit, error) {
 	limit, err := parseRate(text)
 	if err != nil {
@@ -49,7 +50,8 @@ func parseRate(text string) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	// What every algorithm demands; whether one can count so finely, Validate tells once the algorithm is chosen.
+	// What every algorithm demands; whether one can count so finely, Validate tells once the algorithm
+	// is chosen.
 	_, err = FixedWindow.Prepare(algorithm.Limit{Count: count, Period: period.Microseconds(), Burst: burst})
 	return Limit{Name: periodName(period), Count: count, Period: period, Burst: burst}, err
 }
@@ -72,7 +74,8 @@ var (
 		"w": 7 * day, "week": 7 * day, "weeks": 7 * day,
 	}
 
-	// unclear are words that could be taken for something that is counted, and would then change the limit's meaning.
+	// unclear are words that could be taken for something that is counted, and would then change the
+	// limit's meaning.
 	unclear = map[string]string{
 		"hundred": "write the number in digits", "dozen": "write the number in digits",
 		"billion": "write the number in digits", "bn": "write the number in digits", "trillion": "write the number in digits",
@@ -104,7 +107,8 @@ type reader struct {
 	at   int
 }
 
-// count reads everything up to the period: the number, its multiplier and the word for what is counted.
+// count reads everything up to the period: the number, its multiplier and the word for what is
+// counted.
 func (r *reader) count() (int64, error) {
 	r.space()
 	start := r.at
@@ -285,7 +289,8 @@ func (r *reader) burst() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// number reads digits with commas, underscores and a decimal point. It tells whether the number is written as a whole one.
+// number reads digits with commas, underscores and a decimal point. It tells whether the number is
+// written as a whole one.
 func (r *reader) number() (n *big.Rat, whole bool, err error) {
 	start := r.at
 	for digit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.digitAfter() {

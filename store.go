@@ -2,11 +2,13 @@ package penstock
 
 import "context"
 
-// A Store decides charges. Applications use a [Limiter]; this is what stores implement and what decorators wrap.
+// A Store decides charges. Applications use a [Limiter]; this is what stores implement and what
+// decorators wrap.
 //
-// Decide makes all the charges or none. A denial is a Decision; an error means that there is none, and wraps
-// ErrInvalid or ErrUnavailable, or is the context's own error if the caller went away. A Store keeps neither the slice nor the Charges after
-// it returns, and may be called by many goroutines at once. Package storetest checks all this.
+// Decide makes all the charges or none. A denial is a Decision; an error means that there is none,
+// and wraps ErrInvalid or ErrUnavailable, or is the context's own error if the caller went away. A
+// Store keeps neither the slice nor the Charges after it returns, and may be called by many
+// goroutines at once. Package storetest checks all this.
 type Store interface {
 	Decide(ctx context.Context, charges []Charge) (Decision, error)
 }

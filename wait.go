@@ -45,8 +45,8 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	}
 }
 
-// worthWaiting tells whether asking again later, but before the deadline, can succeed. A limit that books the future has
-// already said no to all the time there is.
+// worthWaiting tells whether asking again later, but before the deadline, can succeed. A limit that
+// books the future has already said no to all the time there is.
 func (l *Limiter) worthWaiting(ctx context.Context, d Decision) bool {
 	for i, limit := range l.limits {
 		if d.Status(i).RetryAfter != 0 && limit.Algorithm.Bookable {
@@ -58,7 +58,8 @@ func (l *Limiter) worthWaiting(ctx context.Context, d Decision) bool {
 	return retry != Never && (!ok || time.Until(deadline) > retry)
 }
 
-// giveBackTimeout bounds how long giving something back may take once its caller's context has ended.
+// giveBackTimeout bounds how long giving something back may take once its caller's context has
+// ended.
 const giveBackTimeout = time.Second
 
 // outlive is a context for what must be told to the store even if ctx has ended, or ends meanwhile.
@@ -66,8 +67,8 @@ func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 }
 
-// jitter lengthens a delay by up to a tenth, at most 100 ms, so that those who were denied together do not all come
-// back together.
+// jitter lengthens a delay by up to a tenth, at most 100 ms, so that those who were denied together
+// do not all come back together.
 func jitter(d time.Duration) time.Duration {
 	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
 }
@@ -91,9 +92,10 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, error)
 	return l.ReserveN(ctx, key, 1)
 }
 
-// ReserveN charges n units, now or as far ahead as ctx's deadline allows (without a deadline: as the limits allow, at
-// most a day). The caller must wait for the Reservation's Delay before it goes ahead. If the units cannot be had in that time,
-// the error is a DeniedError and nothing is charged.
+// ReserveN charges n units, now or as far ahead as ctx's deadline allows (without a deadline: as
+// the limits allow, at most a day). The caller must wait for the Reservation's Delay before it goes
+// ahead. If the units cannot be had in that time, the error is a DeniedError and nothing is
+// charged.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservation, error) {
 	if l.holds {
 		return nil, fmt.Errorf("%w: a limit lends slots; use Acquire", ErrInvalid)
@@ -118,8 +120,8 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservati
 	return &Reservation{limiter: l, key: key, holder: holder, cost: n, start: time.Now().Add(d.Wait()), Decision: d}, nil
 }
 
-// A Reservation is a cost that has been charged, and the moment from which its caller may go ahead. Settle or Cancel may
-// correct it once; neither is needed if the cost was right.
+// A Reservation is a cost that has been charged, and the moment from which its caller may go ahead.
+// Settle or Cancel may correct it once; neither is needed if the cost was right.
 type Reservation struct {
 	Decision Decision
 
@@ -162,6 +164,6 @@ func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	return err
 }
 
-// Cancel gives the whole cost back, as Settle of 0 does. In a LeakyBucket that frees the place only if nobody has
-// queued up behind it.
+// Cancel gives the whole cost back, as Settle of 0 does. In a LeakyBucket that frees the place only
+// if nobody has queued up behind it.
 func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }

@@ -1,14 +1,16 @@
-// Package algorithm is the arithmetic of rate limiting: pure steps from a state and an ask to an outcome and the next
-// state. It knows no clock, no store and no network, and it works in integers only.
+// Package algorithm is the arithmetic of rate limiting: pure steps from a state and an ask to an
+// outcome and the next state. It knows no clock, no store and no network, and it works in integers
+// only.
 //
-// Each algorithm stands in two files that are read side by side: a Go step (tokenbucket.go) and its Lua twin
-// (tokenbucket.lua), with the same names in the same order. The tests of package redisstore hold the two equal.
+// Each algorithm stands in two files that are read side by side: a Go step (tokenbucket.go) and its
+// Lua twin (tokenbucket.lua), with the same names in the same order. The tests of package
+// redisstore hold the two equal.
 //
 // # The numbers contract
 //
-// Redis' Lua has doubles only, so every quantity is an integer from 0 up to [Max], times are microseconds, and a
-// division is [math.fmod]-exact there and int64 division here. Rates are rationals that are never rounded: 3 per second is
-// 3 units a second and not one per 333,333 µs.
+// Redis' Lua has doubles only, so every quantity is an integer from 0 up to [Max], times are
+// microseconds, and a division is [math.fmod]-exact there and int64 division here. Rates are
+// rationals that are never rounded: 3 per second is 3 units a second and not one per 333,333 µs.
 package algorithm
 
 import (
@@ -19,14 +21,17 @@ import (
 )
 
 const (
-	// Max bounds every quantity in a state, a parameter or an ask, so that sums of two stay below 2^53.
+	// Max bounds every quantity in a state, a parameter or an ask, so that sums of two stay below
+	// 2^53.
 	Max = 1 << 52
 
-	// MaxStall is how far a clock may step back, in µs, before a state written by the later clock is mended. Up to
-	// here the state is believed and time stands still for it; beyond, its time becomes the present one.
+	// MaxStall is how far a clock may step back, in µs, before a state written by the later clock is
+	// mended. Up to here the state is believed and time stands still for it; beyond, its time becomes
+	// the present one.
 	MaxStall = 5_000_000
 
-	// MaxTime is the latest moment that a step can compute with, in µs since the epoch: in September 2112.
+	// MaxTime is the latest moment that a step can compute with, in µs since the epoch: in September
+	// 2112.
 	MaxTime = Max
 
 	// Never as RetryAfter says that the cost cannot fit at any time.
@@ -93,33 +98,37 @@ type Limit struct {
 	Burst  int64 // units at once, where the algorithm has such a notion; 0 takes its default
 }
 
-// Params are the four numbers that a step computes with. Their meaning is the algorithm's own; the names of the Lua
-// twin's first four arguments tell it.
+// Params are the four numbers that a step computes with. Their meaning is the algorithm's own; the
+// names of the Lua twin's first four arguments tell it.
 type Params [4]int64
 
-// A Step decides one ask. It is pure: the same arguments give the same results, and s is never written to.
+// A Step decides one ask. It is pure: the same arguments give the same results, and s is never
+// written to.
 //
-// A denial returns s itself with Keep = Unchanged. The exception is a state that had to be mended, because the clock
-// stepped back by more than MaxStall or the limit changed in a way that only a new state can remember: it is returned with
-// Keep set, and stores save it although nothing was granted.
+// A denial returns s itself with Keep = Unchanged. The exception is a state that had to be mended,
+// because the clock stepped back by more than MaxStall or the limit changed in a way that only a
+// new state can remember: it is returned with Keep set, and stores save it although nothing was
+// granted.
 type Step[S any] func(s S, p Params, a Ask, now int64) (Outcome, S)
 
-// A stepper is a Step that writes its outcome where it is wanted and takes pointers, since to pass large values costs more than
-// to compute with them.
+// A stepper is a Step that writes its outcome where it is wanted and takes pointers, since to pass
+// large values costs more than to compute with them.
 type stepper[S any] func(s S, p *Params, a *Ask, now int64, out *Outcome) S
 
 // Cells holds many states of one algorithm densely, addressed by small numbers.
 type Cells interface {
 	Add() uint32
 	Remove(i uint32) // makes i free for Add; forgets its state
-	// Step decides a on state i and writes the outcome. The new state is kept if commit is set, or if the denial mended it. What
-	// the pointers point to is not kept; they are pointers because large values are slow to pass.
+	// Step decides a on state i and writes the outcome. The new state is kept if commit is set, or if
+	// the denial mended it. What the pointers point to is not kept; they are pointers because large
+	// values are slow to pass.
 	Step(i uint32, p *Params, a *Ask, now int64, commit bool, out *Outcome)
 }
 
 // An Algorithm is a step with everything that a store must know of it. Make one with Define.
 type Algorithm struct {
-	// Name tags stored state and names the Lua function: a lower-case identifier, unique among the algorithms in use.
+	// Name tags stored state and names the Lua function: a lower-case identifier, unique among the
+	// algorithms in use.
 	Name string
 
 	// Title is its name in configurations, metrics and messages, such as "anchored-window".
@@ -130,15 +139,16 @@ type Algorithm struct {
 	// all others.
 	Windows string
 
-	// Lua is the step's twin: a chunk that defines a local function called Name. See docs/adding-an-algorithm.md.
+	// Lua is the step's twin: a chunk that defines a local function called Name. See
+	// docs/adding-an-algorithm.md.
 	Lua string
 
-	// Collection says that the twin keeps its state in a sorted set by itself, rather than in numbers that the
-	// script's harness loads and saves.
+	// Collection says that the twin keeps its state in a sorted set by itself, rather than in numbers
+	// that the script's harness loads and saves.
 	Collection bool
 
-	// Numbers is the most numbers that the twin's state has: 1 to 120. Six or fewer take a faster path. All are up to Max, the
-	// third is up to MaxPeriod.
+	// Numbers is the most numbers that the twin's state has: 1 to 120. Six or fewer take a faster
+	// path. All are up to Max, the third is up to MaxPeriod.
 	Numbers int
 
 	// Holds says that asks need a Holder.
@@ -147,12 +157,15 @@ type Algorithm struct {
 	// Owned says that a Refund gives back only what its Holder has taken.
 	Owned bool
 
-	// Additive says that Spends add up: where one of k times a cost is granted, with no patience, k of the cost by itself at the same moment are
-	// granted too, and leave the same state and the same last outcome. Each of these has the cost less remaining than the one before, and a
-	// reset that is later by the quotient of the whole, rounded down or up. Stores then may decide many callers at once.
+	// Additive says that Spends add up: where one of k times a cost is granted, with no patience, k of
+	// the cost by itself at the same moment are granted too, and leave the same state and the same
+	// last outcome. Each of these has the cost less remaining than the one before, and a reset that is
+	// later by the quotient of the whole, rounded down or up. Stores then may decide many callers at
+	// once.
 	Additive bool
 
-	// Prepare checks a limit and computes its parameters. A mistake is reported in the words of the limit's author.
+	// Prepare checks a limit and computes its parameters. A mistake is reported in the words of the
+	// limit's author.
 	Prepare func(Limit) (Params, error)
 
 	// At adapts parameters to the present, where they depend on it (calendars); nil elsewhere.
@@ -161,19 +174,21 @@ type Algorithm struct {
 	// Bookable says that patience can book the future.
 	Bookable bool
 
-	// Again tells, by what is left after a grant and until its reset, when the cost would be granted to an ask at the same moment, without
-	// patience: its RetryAfter, or 1 µs less. 0: at once, or never, or that is not known. p are those of Prepare, so it does not go with At. It is nil
-	// where an Outcome does not tell.
+	// Again tells, by what is left after a grant and until its reset, when the cost would be granted
+	// to an ask at the same moment, without patience: its RetryAfter, or 1 µs less. 0: at once, or
+	// never, or that is not known. p are those of Prepare, so it does not go with At. It is nil where
+	// an Outcome does not tell.
 	Again func(p *Params, cost, remaining, reset int64) int64
 
 	NewCells func() Cells
 }
 
-// Is tells whether two algorithms are the same one, perhaps with other settings: whether they share a step and stored state.
+// Is tells whether two algorithms are the same one, perhaps with other settings: whether they share
+// a step and stored state.
 func (a *Algorithm) Is(other *Algorithm) bool { return a == other || a.Name == other.Name }
 
-// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its parameters. Its state
-// has one to six numbers, unless Numbers is set afterwards.
+// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its
+// parameters. Its state has one to six numbers, unless Numbers is set afterwards.
 func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error)) *Algorithm {
 	return define(name, lua, func(s S, p *Params, a *Ask, now int64, out *Outcome) (next S) {
 		*out, next = step(s, *p, *a, now)
@@ -238,8 +253,9 @@ func CheckTime(now int64) error {
 	return nil
 }
 
-// HolderID is the number by which the steps over numbers know a holder: 0 for none, 52 bits of FNV-1a otherwise. Two
-// holders with one number may take each other's place when they refund, never more.
+// HolderID is the number by which the steps over numbers know a holder: 0 for none, 52 bits of
+// FNV-1a otherwise. Two holders with one number may take each other's place when they refund, never
+// more.
 func HolderID(holder string) int64 {
 	if holder == "" {
 		return 0
@@ -251,8 +267,8 @@ func HolderID(holder string) int64 {
 	return int64(h>>12) | 1
 }
 
-// take answers an ask on a counter that has used units of count: what is granted, what is used afterwards, and whether
-// the ask fits.
+// take answers an ask on a counter that has used units of count: what is granted, what is used
+// afterwards, and whether the ask fits.
 func take(a Ask, used, count int64) (granted, after int64, fits bool) {
 	switch a.Mode {
 	case Spend:
@@ -281,7 +297,8 @@ func never(a Ask, count int64) bool {
 	return (a.Mode == Spend || a.Mode == Peek) && a.Cost > count
 }
 
-// cdiv is a/b rounded up, for a and b up to Max. Most rates reduce to one unit per microsecond, and a division is slow.
+// cdiv is a/b rounded up, for a and b up to Max. Most rates reduce to one unit per microsecond, and
+// a division is slow.
 func cdiv(a, b int64) int64 {
 	if b == 1 {
 		return a

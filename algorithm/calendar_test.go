@@ -12,8 +12,9 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A day begins at the first moment that has its date, in every zone that there is: where midnight does not exist, where it comes
-// twice, and where a day was skipped. The oracle walks through the clock's changes, minute by minute near them.
+// A day begins at the first moment that has its date, in every zone that there is: where midnight
+// does not exist, where it comes twice, and where a day was skipped. The oracle walks through the
+// clock's changes, minute by minute near them.
 func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 	since := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	until := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -147,8 +148,8 @@ func allZones(t *testing.T) []string {
 	return names
 }
 
-// After a step back across the edge of a window, however far, no more than two windows' Counts are admitted in the time of one window; and what
-// a denied Peek answers is exact.
+// After a step back across the edge of a window, however far, no more than two windows' Counts are
+// admitted in the time of one window; and what a denied Peek answers is exact.
 func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
 	const width = 60_000_000
 	edge := epoch - epoch%width + width

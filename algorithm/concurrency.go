@@ -9,9 +9,10 @@ import (
 //go:embed concurrency.lua
 var concurrencyLua string
 
-// Concurrency lends Burst slots (default: Count) to holders. A hold ends when it is refunded, or Period after its last
-// Spend if its holder has died: spending again under the same Holder renews it. A hold's cost is how many
-// slots it takes; spending again with another cost changes that, if it fits.
+// Concurrency lends Burst slots (default: Count) to holders. A hold ends when it is refunded, or
+// Period after its last Spend if its holder has died: spending again under the same Holder renews
+// it. A hold's cost is how many slots it takes; spending again with another cost changes that, if
+// it fits.
 //
 //	Bound   at every moment the live holds take at most Burst slots; a holder that works on after its hold has expired
 //	        is not counted, so renew at least every Period/3

@@ -1,11 +1,12 @@
--- Members of the set: 'h' and the holder, scored by when the hold expires; 'c' and the holder, scored by minus the hold's
--- cost where it is not 1; 's', scored by minus the sum of all costs; 'p', scored by minus the longest period. Only holds have positive
--- scores.
+-- Members of the set: 'h' and the holder, scored by when the hold expires; 'c' and the holder,
+-- scored by minus the hold's cost where it is not 1; 's', scored by minus the sum of all costs;
+-- 'p', scored by minus the longest period. Only holds have positive scores.
 local function costof(key, member)
   return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
 end
 
--- The time at which holds of enough slots have expired, counted from the first to expire, without own.
+-- The time at which holds of enough slots have expired, counted from the first to expire, without
+-- own.
 local function expiry(key, enough, now, own)
   local skip = 0
   while true do

@@ -55,8 +55,8 @@ func ExampleSubWindow() {
 	// subwindow     admits 100 within a second
 }
 
-// A gate is open until it is used, and opens again after Period. A complete algorithm, with its Lua twin and a test
-// that holds the two equal, is examples/backoff.
+// A gate is open until it is used, and opens again after Period. A complete algorithm, with its Lua
+// twin and a test that holds the two equal, is examples/backoff.
 func ExampleDefine() {
 	type gate struct{ Opens, Uses int64 }
 	step := func(s gate, p algorithm.Params, a algorithm.Ask, now int64) (algorithm.Outcome, gate) {

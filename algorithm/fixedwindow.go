@@ -11,8 +11,8 @@ import (
 var fixedWindowLua string
 
 // FixedWindow admits Count units per window of Period; the windows are aligned to the Unix epoch.
-// [AnchoredWindow] starts a key's window at its first spend instead, and [CalendarWindow] aligns to days, weeks or months
-// of a time zone. Burst is not used.
+// [AnchoredWindow] starts a key's window at its first spend instead, and [CalendarWindow] aligns to
+// days, weeks or months of a time zone. Burst is not used.
 //
 //	Bound   Count in each window; in an interval of length w at most Count·(⌈w/Period⌉+1): twice Count
 //	        across a boundary, however short the interval
@@ -32,8 +32,8 @@ var FixedWindow = titled("fixed-window", additive(Define("fixedwindow", fixedWin
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
 })))
 
-// AnchoredWindow is [FixedWindow] with windows that begin at a key's first spend and last for Period.
-// Its bound is the same; clients do not all start over at the same moment.
+// AnchoredWindow is [FixedWindow] with windows that begin at a key's first spend and last for
+// Period. Its bound is the same; clients do not all start over at the same moment.
 var AnchoredWindow = titled("anchored-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignFirst}, l.check()
 })))
@@ -54,15 +54,15 @@ func (u CalendarUnit) Period() time.Duration {
 
 func (u CalendarUnit) String() string { return [...]string{"day", "week", "month"}[u] }
 
-// CalendarWindow is [FixedWindow] with windows that begin with each calendar unit in a time zone, whatever its length: a
-// day of 23 or 25 hours is one day. The limit's Period is ignored.
+// CalendarWindow is [FixedWindow] with windows that begin with each calendar unit in a time zone,
+// whatever its length: a day of 23 or 25 hours is one day. The limit's Period is ignored.
 //
 // A unit begins at the first moment that has its date. If a zone skips midnight, the unit begins
 // later, for example at 01:00. If midnight comes twice, the unit begins at the first one, and the
 // repeated end of the day before belongs to the new day. A day that a zone skipped has no window.
 //
-// The time is the store's and the calendar the caller's: the caller names the ends of the windows nearest to its own
-// clock. While both clocks agree within half a window the answer is exact.
+// The time is the store's and the calendar the caller's: the caller names the ends of the windows
+// nearest to its own clock. While both clocks agree within half a window the answer is exact.
 func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 	a := additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
 		if zone == nil {

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// The fuzz targets read a trace from bytes and hold it against the laws that hold for any trace: whatever clocks, limits,
-// costs and modes come, in whatever order. The laws themselves say what was asked when one is broken.
+// The fuzz targets read a trace from bytes and hold it against the laws that hold for any trace:
+// whatever clocks, limits, costs and modes come, in whatever order. The laws themselves say what
+// was asked when one is broken.
 
 // universal are the laws of any trace.
 var universal = []law{
@@ -16,7 +17,8 @@ var universal = []law{
 	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackHeals,
 }
 
-// tape are dice that read bytes: as few as the range needs. After the last byte, they show the lowest number.
+// tape are dice that read bytes: as few as the range needs. After the last byte, they show the
+// lowest number.
 func tape(data []byte) dice {
 	return func(low, high int64) int64 {
 		span, size := uint64(high-low), 1
@@ -71,8 +73,8 @@ func FuzzSlidingLog(f *testing.F) { fuzz(f, logSubject()) }
 
 func FuzzConcurrency(f *testing.F) { fuzz(f, slotSubject()) }
 
-// Whatever a limit's author writes, it is refused with a reason, or its parameters are numbers that a twin can compute
-// with, and the largest asks are answered in range.
+// Whatever a limit's author writes, it is refused with a reason, or its parameters are numbers that
+// a twin can compute with, and the largest asks are answered in range.
 func FuzzPrepare(f *testing.F) {
 	for _, l := range corners {
 		f.Add(l.Count, l.Period, l.Burst, uint8(10))

@@ -20,8 +20,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The laws are what an algorithm promises, each written once for all algorithms: as a function from a subject and dice
-// to what is wrong. So a law can be proved for what we ship (here) and seen to fail for what is broken (zoo_test.go).
+// The laws are what an algorithm promises, each written once for all algorithms: as a function from
+// a subject and dice to what is wrong. So a law can be proved for what we ship (here) and seen to
+// fail for what is broken (zoo_test.go).
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -65,7 +66,8 @@ func prove(t *testing.T, l law, subjects []subject) {
 // dice make whole numbers from low to high.
 type dice func(low, high int64) int64
 
-// rapidDice shrink. Rapid prefers small numbers; among a few, all must be as likely, or runs stay short and tame.
+// rapidDice shrink. Rapid prefers small numbers; among a few, all must be as likely, or runs stay
+// short and tame.
 func rapidDice(t *rapid.T) dice {
 	return func(low, high int64) int64 {
 		if high == low {
@@ -818,7 +820,8 @@ var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) er
 	})
 }}
 
-// inRange checks an outcome and the state it left against the contract of Outcome and of the package.
+// inRange checks an outcome and the state it left against the contract of Outcome and of the
+// package.
 func inRange(a Ask, out Outcome, state any) error {
 	const top = 1 << 53
 	switch {
@@ -845,8 +848,8 @@ func inRange(a Ask, out Outcome, state any) error {
 	return numbersIn(reflect.ValueOf(state), top)
 }
 
-// numbersIn checks that all numbers of a state are from 0 up to top; the grant that stands for those before a log's
-// first is dated before all time.
+// numbersIn checks that all numbers of a state are from 0 up to top; the grant that stands for
+// those before a log's first is dated before all time.
 func numbersIn(v reflect.Value, top int64) error {
 	switch v.Kind() {
 	case reflect.Int64:
@@ -1230,7 +1233,8 @@ func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
 	prove(t, admittedCostStaysWithinTheBound, those(bounded))
 }
 
-// At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period before.
+// At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period
+// before.
 var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, d dice) error {
 	r := begin(a, d)
 	var events []event
@@ -1307,8 +1311,8 @@ func TestBoundsAreReached(t *testing.T) {
 	}
 }
 
-// Departures are Period/Count apart, to the µs, whoever gives back places and however the clock steps back by up to
-// what states believe; and a wait is no longer than the queue.
+// Departures are Period/Count apart, to the µs, whoever gives back places and however the clock
+// steps back by up to what states believe; and a wait is no longer than the queue.
 var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) error {
 	type departure struct {
 		holder   string
@@ -1413,7 +1417,8 @@ func TestARaisedLimitFreesTheDifference(t *testing.T) {
 	prove(t, raisedLimitFreesTheDifference, allSubjects())
 }
 
-// Whatever the limit becomes, used units stay used, and nobody waits longer for them than they need to come back at the new rate.
+// Whatever the limit becomes, used units stay used, and nobody waits longer for them than they need
+// to come back at the new rate.
 var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, d dice) error {
 	r := begin(a, d)
 	var events []event
@@ -1504,8 +1509,8 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 	prove(t, limitChangeKeepsWhatWasUsed, allSubjects())
 }
 
-// After a step back of up to 5 s, there is not more than before it, and whatever is denied is granted when it would have
-// been without the step: time stood still for as long as the step.
+// After a step back of up to 5 s, there is not more than before it, and whatever is denied is
+// granted when it would have been without the step: time stood still for as long as the step.
 var stepBackMakesTimeStandStill = law{"a step back makes time stand still", func(a subject, d dice) error {
 	r := begin(a, d)
 	r.use(Spend, Draw, Force, Refund)
@@ -1531,8 +1536,8 @@ func TestAStepBackMakesTimeStandStill(t *testing.T) {
 	prove(t, stepBackMakesTimeStandStill, allSubjects())
 }
 
-// After a step back by more than 5 s, there is not more than before it, nobody waits longer than one refill, and a denied
-// client that keeps asking is not put off.
+// After a step back by more than 5 s, there is not more than before it, nobody waits longer than
+// one refill, and a denied client that keeps asking is not put off.
 var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) error {
 	r := begin(a, d)
 	r.use(Spend, Draw)
@@ -1562,7 +1567,8 @@ var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) erro
 
 func TestAFarStepBackHeals(t *testing.T) { prove(t, farStepBackHeals, allSubjects()) }
 
-// Two clocks, one up to 5 s behind the other, admit no more between them than one would have in that much more time.
+// Two clocks, one up to 5 s behind the other, admit no more between them than one would have in
+// that much more time.
 var twoClocksMintNothing = law{"two clocks mint nothing", func(a subject, d dice) error {
 	r := begin(a, d)
 	behind := pick(d, d(1, 10), d(1, MaxStall), MaxStall)
@@ -1678,7 +1684,8 @@ func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
 	prove(t, slotsAreNeverExceeded, []subject{slotSubject()})
 }
 
-// A hold that is renewed in time lives, however the others press; one that is not ends after Period to the µs.
+// A hold that is renewed in time lives, however the others press; one that is not ends after Period
+// to the µs.
 var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 	r := begin(a, d)
 	cost := r.fitting()
@@ -1788,7 +1795,8 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 	prove(t, windowsFollowTheCalendar, calendarSubjects())
 }
 
-// The calendar is the caller's: while its clock agrees with the store's within half a window, the answer is the same.
+// The calendar is the caller's: while its clock agrees with the store's within half a window, the
+// answer is the same.
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, d dice) error {
 	r := begin(a, d)
 	skewed := r.twin()
@@ -1816,7 +1824,8 @@ func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
 	prove(t, callersClocksMayDiffer, calendarSubjects())
 }
 
-// However far behind a caller's clock is, the window that it leads to is one of a unit's length that has not ended.
+// However far behind a caller's clock is, the window that it leads to is one of a unit's length
+// that has not ended.
 var clocksBehindNameAWindow = law{"clocks behind name a window", func(a subject, d dice) error {
 	r := begin(a, d)
 	calendar := r.at
@@ -1840,7 +1849,8 @@ func TestClocksBehindNameAWindow(t *testing.T) {
 	prove(t, clocksBehindNameAWindow, calendarSubjects())
 }
 
-// A level in parts of another size is never less, and more by less than two parts; by less than one where doubles are exact.
+// A level in parts of another size is never less, and more by less than two parts; by less than one
+// where doubles are exact.
 func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	d := seeded(seed, 0)
@@ -1909,7 +1919,8 @@ func TestLimitsAreRefusedWithAReason(t *testing.T) {
 	}
 }
 
-// Cells answer as their step does; nothing is kept of what is not committed, and nothing is left for the next.
+// Cells answer as their step does; nothing is kept of what is not committed, and nothing is left
+// for the next.
 func TestCellsKeepWhatIsCommitted(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
 		t.Run(a.Name, func(t *testing.T) {

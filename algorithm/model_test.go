@@ -8,12 +8,14 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// The models are the algorithms as a textbook has them: exact fractions, every grant remembered, nothing converted, no time
-// limit on a search. They share no code with the steps and look for the first moment that grants by halving intervals.
+// The models are the algorithms as a textbook has them: exact fractions, every grant remembered,
+// nothing converted, no time limit on a search. They share no code with the steps and look for the
+// first moment that grants by halving intervals.
 
 // A model answers asks at ever later times.
 type model interface {
-	// fits tells what would be granted of an ask at a time, and whether that is enough, if nobody asks before.
+	// fits tells what would be granted of an ask at a time, and whether that is enough, if nobody asks
+	// before.
 	fits(a Ask, now int64) (granted int64, enough bool)
 	remaining(now int64) int64
 	// use is all that could be given back.
@@ -92,8 +94,8 @@ func floor(x *big.Rat) int64 { return new(big.Int).Div(x.Num(), x.Denom()).Int64
 // ceiling is the least whole number from x.
 func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 
-// A bucketModel is a bucket that holds used tokens and leaks at a constant rate. As a queue, whoever comes waits until it
-// has leaked dry.
+// A bucketModel is a bucket that holds used tokens and leaks at a constant rate. As a queue,
+// whoever comes waits until it has leaked dry.
 type bucketModel struct {
 	capacity int64
 	rate     *big.Rat // tokens per µs
@@ -193,7 +195,8 @@ func (m *bucketModel) reset() { m.used = new(big.Rat) }
 
 func (m *bucketModel) room() int64 { return m.capacity }
 
-// A ledger remembers every grant. What of them counts at a time makes it a window, a log, or sub-windows.
+// A ledger remembers every grant. What of them counts at a time makes it a window, a log, or
+// sub-windows.
 type ledger struct {
 	count  int64
 	grants []event
@@ -317,8 +320,8 @@ func modelOf(a subject, l Limit) model {
 	}
 }
 
-// The steps answer as their models do, in every field, over long traces with a limit that stays and a clock that never
-// steps back.
+// The steps answer as their models do, in every field, over long traces with a limit that stays and
+// a clock that never steps back.
 func TestStepsEqualTheirModels(t *testing.T) {
 	seed, asks := effort.Seed(), effort.Of(7000, 400_000)
 	if testing.Short() {

@@ -5,8 +5,9 @@ import _ "embed"
 //go:embed slidingwindow.lua
 var slidingWindowLua string
 
-// SlidingWindow admits Count units per Period by the weighted two-window estimate: what the previous window used, in
-// proportion to how much of it the sliding window still covers, plus what the current one has. Burst is not used.
+// SlidingWindow admits Count units per Period by the weighted two-window estimate: what the
+// previous window used, in proportion to how much of it the sliding window still covers, plus what
+// the current one has. Burst is not used.
 //
 //	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count in any interval
 //	        of Period: Count·(1+f) at offset f into a window. It is not an exact sliding window; [SubWindow] never exceeds Count

@@ -11,9 +11,9 @@ var subWindowLua string
 // MaxParts is the most parts that a [SubWindow] may have.
 const MaxParts = 60
 
-// SubWindow splits Period into n parts (1 to 60) and counts the current part and the n before it, so that no
-// interval of Period ever holds more than Count. A unit is free again Period to Period·(1+1/n) after it was spent. Burst
-// is not used.
+// SubWindow splits Period into n parts (1 to 60) and counts the current part and the n before it,
+// so that no interval of Period ever holds more than Count. A unit is free again Period to
+// Period·(1+1/n) after it was spent. Burst is not used.
 //
 //	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length w
 //	State   up to n+5 numbers: start, count, width, owner, one more per part in use; absent while nothing is used
@@ -21,8 +21,9 @@ const MaxParts = 60
 //	Choose  for a strict sliding window over many requests, where a log's memory would be too much
 //	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
 //
-// Counting the current part and n−1 before it, as Figma's "An alternative approach to rate limiting" (2017) does, frees
-// units up to Period/n early and admits up to twice Count in a Period; the n-th part more makes the bound hold.
+// Counting the current part and n−1 before it, as Figma's "An alternative approach to rate
+// limiting" (2017) does, frees units up to Period/n early and admits up to twice Count in a Period;
+// the n-th part more makes the bound hold.
 //
 // When Period or n changes, what was used stays used until it expires as before, or for k Periods
 // of the present limit, where k·Count is the smallest multiple of Count that covers it, whichever
@@ -105,7 +106,8 @@ func subWindow(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	return out, next
 }
 
-// roll brings the parts up to now. It returns what they hold, and whether they came from too far in the future and were mended.
+// roll brings the parts up to now. It returns what they hold, and whether they came from too far in
+// the future and were mended.
 func roll(s parts, width, n, now int64) (next parts, used int64, mended bool) {
 	passed := int64(0)
 	if s.Width > 0 && s.Start <= now {

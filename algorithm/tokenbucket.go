@@ -9,10 +9,11 @@ import (
 //go:embed tokenbucket.lua
 var tokenBucketLua string
 
-// TokenBucket refills Count tokens per Period, up to Burst (default: Count), and starts full. A Spend takes its cost in
-// tokens; with patience it may book tokens that are yet to come and is answered with the Wait until they have.
-// GCRA (the generic cell rate algorithm of ATM, ITU-T I.371) is the same limiter described by the time at which the
-// bucket is full again, so it is a synonym here. Source: J. Turner, "New directions in communications", 1986.
+// TokenBucket refills Count tokens per Period, up to Burst (default: Count), and starts full. A
+// Spend takes its cost in tokens; with patience it may book tokens that are yet to come and is
+// answered with the Wait until they have. GCRA (the generic cell rate algorithm of ATM, ITU-T
+// I.371) is the same limiter described by the time at which the bucket is full again, so it is a
+// synonym here. Source: J. Turner, "New directions in communications", 1986.
 //
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was given back meanwhile;
 //	        patience moves cost to when its Wait ends, and the bound holds for those moments
@@ -21,8 +22,8 @@ var tokenBucketLua string
 //	Choose  for almost everything: smooth, allows bursts, cheapest state, exact retry times
 //	Clock   a step back of δ stalls the refill for min(δ, 5 s) at most and never makes tokens
 //
-// A token is Unit units, a microsecond refills Rate units, Rate/Unit = Count/Period reduced: no emission interval is
-// ever rounded. Burst·Unit must not pass 2^51.
+// A token is Unit units, a microsecond refills Rate units, Rate/Unit = Count/Period reduced: no
+// emission interval is ever rounded. Burst·Unit must not pass 2^51.
 //
 // When the limit changes, or several limits use one counter, used tokens stay used. For the time
 // since the last grant, the bucket refills at the rate of the limit that asks. A limit with a
@@ -126,7 +127,8 @@ func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 	return bucket{level, at, unit}
 }
 
-// tokensAgain counts back from when the bucket is full: all tokens but the cost may be missing then.
+// tokensAgain counts back from when the bucket is full: all tokens but the cost may be missing
+// then.
 func tokensAgain(p *Params, cost, remaining, reset int64) int64 {
 	rate, unit, burst := p[0], p[1], p[2]
 	if cost <= remaining || cost > burst {

@@ -4,7 +4,8 @@ import (
 	"testing"
 )
 
-// A turn is one of several limits that are asked in turn over one state: tiers, or a reload that not every instance has taken up.
+// A turn is one of several limits that are asked in turn over one state: tiers, or a reload that
+// not every instance has taken up.
 type turn struct {
 	limit   Limit
 	prepare func(Limit) (Params, error)
@@ -81,7 +82,8 @@ func most(turns []turn, of func(Limit) int64) int64 {
 	return n
 }
 
-// ratesInTurn is the bound of what gives back units all the time: the largest room, and the largest rate.
+// ratesInTurn is the bound of what gives back units all the time: the largest room, and the largest
+// rate.
 func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {
 		return most(turns, room) + most(turns, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), 8*Max) })
@@ -110,8 +112,9 @@ func windowsInTurn(strict bool) func([]turn, int64) int64 {
 	}
 }
 
-// Whatever limits take turns, what one of them has used counts for the others: together they admit what the largest admits.
-// What is denied is granted at the time that is named and not before, and waits no longer than the slowest limit needs for all that was used.
+// Whatever limits take turns, what one of them has used counts for the others: together they admit
+// what the largest admits. What is denied is granted at the time that is named and not before, and
+// waits no longer than the slowest limit needs for all that was used.
 var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice) error {
 	r := begin(a, d)
 	turns := r.turnsOf()

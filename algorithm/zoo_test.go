@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// The zoo keeps limiters with the mistakes that published designs and deployed limiters have made, and some that we made
-// ourselves. Each must be caught by the law that is named, and what is sound in its place must not: proof that the laws
-// can fail, and that they fail for the mistake.
+// The zoo keeps limiters with the mistakes that published designs and deployed limiters have made,
+// and some that we made ourselves. Each must be caught by the law that is named, and what is sound
+// in its place must not: proof that the laws can fail, and that they fail for the mistake.
 
 // A beast is a broken limiter, the sound one of the same kind, and the law that tells them apart.
 type beast struct {
@@ -125,7 +125,8 @@ func zoo() []beast {
 	}
 }
 
-// The published bucket that sets elapsed to at least 0, and then stores now as the time of its last refill.
+// The published bucket that sets elapsed to at least 0, and then stores now as the time of its last
+// refill.
 func timeWrittenBackwards(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
 	return values(tokenBucket)(s, p, a, now)
@@ -288,7 +289,8 @@ func membersCollapse(s stamps, p Params, a Ask, now int64) (Outcome, stamps) {
 	return out, s
 }
 
-// A log that keeps its last expired entry with its time, so that it lives again when the period grows.
+// A log that keeps its last expired entry with its time, so that it lives again when the period
+// grows.
 func baseLost(s record, p Params, a Ask, now int64) (Outcome, record) {
 	kept := make(map[int64]int64, len(s.grants))
 	for _, g := range s.grants {
@@ -336,7 +338,8 @@ func costIgnored(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	})
 }
 
-// Mended windows that are aligned to the epoch, wherever in them now is: the weight of the previous one jumps.
+// Mended windows that are aligned to the epoch, wherever in them now is: the weight of the previous
+// one jumps.
 func realigned(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	if s.Width > 0 && s.Start-now > MaxStall {
 		s.Start = now - now%p[1]
@@ -350,7 +353,8 @@ func oneShort(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	return subWindow(s, p, a, now)
 }
 
-// floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in tokens per µs.
+// floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in
+// tokens per µs.
 func floatQuotients(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter > 0 && a.Patience == 0 {
@@ -460,7 +464,8 @@ func holdsCut(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	return concurrency(s, p, a, now)
 }
 
-// A queue as a number of places, whatever the interval at which those who have them were told to leave.
+// A queue as a number of places, whatever the interval at which those who have them were told to
+// leave.
 func turnsMoved(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
 		s.Rate = p[0]
@@ -488,7 +493,8 @@ func anybodyGives(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	return leakyBucket(s, p, a, now)
 }
 
-// A set whose one expiry is pushed back by whoever takes or renews a slot: the dead live as long as there is traffic.
+// A set whose one expiry is pushed back by whoever takes or renews a slot: the dead live as long as
+// there is traffic.
 func oneExpiryForAll(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	out, next := concurrency(s, p, a, now)
 	last := int64(0)

@@ -104,8 +104,9 @@ func bucketBound(burst, count int64, period time.Duration) func(time.Duration) i
 	return func(d time.Duration) int64 { return burst + int64(float64(count)*d.Seconds()/period.Seconds()) }
 }
 
-// run lets so many goroutines decide as fast as they can, for about d, of names in turn. Of what is measured, little is the measuring: a
-// goroutine reads the clock once per decision, and notes in a slice of its own.
+// run lets so many goroutines decide as fast as they can, for about d, of names in turn. Of what is
+// measured, little is the measuring: a goroutine reads the clock once per decision, and notes in a
+// slice of its own.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	var (
 		wait     sync.WaitGroup
@@ -196,7 +197,8 @@ const (
 	clientWindow = 250 * time.Millisecond
 )
 
-// takeTurns measures callers side by side, window by window, so that what disturbs one disturbs all.
+// takeTurns measures callers side by side, window by window, so that what disturbs one disturbs
+// all.
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {

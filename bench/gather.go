@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// gatherSection compares a store whose callers go together with one that sends each by itself, one core for the client.
+// gatherSection compares a store whose callers go together with one that sends each by itself, one
+// core for the client.
 func gatherSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
@@ -57,7 +58,8 @@ func gatherSection(r *report) error {
 	return nil
 }
 
-// bareStores are a store that sends each batch by itself, and the default one, whose callers go together. They share no counters.
+// bareStores are a store that sends each batch by itself, and the default one, whose callers go
+// together. They share no counters.
 func bareStores(server *redistest.Server, limit penstock.Limit) (apart, together *caller, err error) {
 	if apart, err = ofOptions("apart", server, redisstore.Options{Apart: true, Prefix: "apart"}, limit); err != nil {
 		return nil, nil, err
@@ -81,7 +83,8 @@ func ofOptions(name string, server *redistest.Server, o redisstore.Options, limi
 
 var loadColumns = []string{"keys", "callers", "", "decisions/s", "/ first", "p50 µs", "p99 µs", "allocations", "allowed %", "over-admitted", "fallback"}
 
-// reportLoad prints what callers did under a load, the first being what the others are compared with.
+// reportLoad prints what callers did under a load, the first being what the others are compared
+// with.
 func reportLoad(r *report, name string, goroutines int, all []*caller) {
 	for _, c := range all {
 		rates := slices.Sorted(slices.Values(c.rates))

@@ -1,5 +1,5 @@
--- The commands, arguments and reply of redis_rate v10's AllowN: the theoretical arrival time as a decimal number of
--- seconds since an epoch of its own, by the server's clock.
+-- The commands, arguments and reply of redis_rate v10's AllowN: the theoretical arrival time as a
+-- decimal number of seconds since an epoch of its own, by the server's clock.
 local burst, rate, period, cost = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local interval = period / rate
 local time = redis.call('TIME')

@@ -57,7 +57,8 @@ func lease(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64
 
 func leases(*penstock.Limit) guard.Settings { return guard.Settings{Lease: leased} }
 
-// patient is a deadline that passes on no machine, however busy: what the fallback answers is fast, and not what is measured.
+// patient is a deadline that passes on no machine, however busy: what the fallback answers is fast,
+// and not what is measured.
 var patient = guard.TimeoutOptions{After: time.Second}
 
 // standard is guard.Standard as it comes, but for its deadline: nothing is leased.
@@ -82,8 +83,8 @@ func zipf(names []string) []string {
 	return list
 }
 
-// guardsSection compares what guards answer by themselves with the bare store, one core for the client. A bare store sends each batch by itself;
-// that of the guards gathers, as is its default.
+// guardsSection compares what guards answer by themselves with the bare store, one core for the
+// client. A bare store sends each batch by itself; that of the guards gathers, as is its default.
 func guardsSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
@@ -105,7 +106,8 @@ func guardsSection(r *report) error {
 		{"over 100/s", names[:1], hundred, clientWindow, []guarded{{"deny", deny, 15}}},
 		{"hot", names[:1], plenty, clientWindow, []guarded{{"lease of 100", lease, 8}}},
 		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000), clientWindow, []guarded{{"lease of 100", lease, 0}}},
-		// Buckets are full when a window begins, and traffic that goes on finds them in use: most of a second is like that.
+		// Buckets are full when a window begins, and traffic that goes on finds them in use: most of a
+		// second is like that.
 		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guarded{{"standard", standard, 2}, {"standard, leases", leasing, 0}}},
 	} {
 		for _, goroutines := range []int{64, 512} {
@@ -133,7 +135,8 @@ func guardsSection(r *report) error {
 				}
 				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}
-			// The last has leases, the one before none. Few callers depend more on what else the machine does, so they have no goal.
+			// The last has leases, the one before none. Few callers depend more on what else the machine
+			// does, so they have no goal.
 			if n := len(load.guards); n > 1 && goroutines >= 512 {
 				ratio := median(ratios(all[1+n].rates, all[n].rates))
 				r.atLeast(fmt.Sprintf("guards: %s, %d callers: decisions with leases / without", load.name, goroutines), ratio, leastWithLeases)

@@ -1,11 +1,13 @@
-// The bench program compares Penstock with what it replaces, on this machine, in ratios that hold on any: the server's work per decision,
-// memory per key, decisions per second through a client, what gathering and guards add, other libraries beside it, decisions in memory, and requests
+// The bench program compares Penstock with what it replaces, on this machine, in ratios that hold
+// on any: the server's work per decision, memory per key, decisions per second through a client,
+// what gathering and guards add, other libraries beside it, decisions in memory, and requests
 // through the service. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
 //
 //	go run . [-only redis,space,client,gather,guards,peers,memory,proxy]
 //
-// Cases are measured in turns, in many short windows, and compared by the quantile that other programs disturb least. Idle cores are kept awake
-// where the system lets us (Linux, as root). The last lines say which goals were met; the exit status is 1 if one was missed.
+// Cases are measured in turns, in many short windows, and compared by the quantile that other
+// programs disturb least. Idle cores are kept awake where the system lets us (Linux, as root). The
+// last lines say which goals were met; the exit status is 1 if one was missed.
 package main
 
 import (

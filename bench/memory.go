@@ -26,7 +26,8 @@ type memory struct {
 	close  func()
 }
 
-// All have limits that leave room, and a state that lasts. This is a decision of the store itself, as a Take of go-limiter's is.
+// All have limits that leave room, and a state that lasts. This is a decision of the store itself,
+// as a Take of go-limiter's is.
 func penstockMemory(count int64) (*memory, error) {
 	store := memstore.New(memstore.Options{})
 	limit, err := penstock.PerDay(count).Ready()
@@ -146,7 +147,8 @@ func memoryRows(threads int, names []string) (store, limiter, peer []float64, er
 	return times[0], times[1], times[2], nil
 }
 
-// memoryFootprint counts allocations, and the heap that a million keys take besides their own names.
+// memoryFootprint counts allocations, and the heap that a million keys take besides their own
+// names.
 func memoryFootprint(r *report, names []string) error {
 	r.title("Memory: footprint")
 	r.row("", "allocations", "bytes per key")

@@ -22,7 +22,8 @@ import (
 	"time"
 )
 
-// The proxy section measures penstock serve beside a bare httputil.ReverseProxy, each a process of its own before one upstream.
+// The proxy section measures penstock serve beside a bare httputil.ReverseProxy, each a process of
+// its own before one upstream.
 
 const (
 	proxyRounds      = 15
@@ -109,7 +110,8 @@ func answerUpstream(w http.ResponseWriter, r *http.Request) {
 	w.Write(upstreamBody)
 }
 
-// bareProxy is what serve is compared with: the standard library's proxy, with connections enough to its upstream. It prints its address.
+// bareProxy is what serve is compared with: the standard library's proxy, with connections enough
+// to its upstream. It prints its address.
 func bareProxy(origin string) error {
 	to, err := url.Parse(origin)
 	if err != nil {
@@ -203,7 +205,8 @@ func (p *proxied) run() error {
 	return nil
 }
 
-// A connection asks the same again and again, as cheaply as it can: it shares the machine with what is measured.
+// A connection asks the same again and again, as cheaply as it can: it shares the machine with what
+// is measured.
 type connection struct {
 	net.Conn
 	answers *bufio.Reader

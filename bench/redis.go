@@ -43,7 +43,8 @@ const (
 func key(i int) string    { return fmt.Sprintf("client:%07d", i%coldKeys) }
 func hotKey(i int) string { return fmt.Sprintf("hotkey:%07d", i%hotKeys) }
 
-// first is how many units the i-th key is charged first: keys in use have used various shares of their limits.
+// first is how many units the i-th key is charged first: keys in use have used various shares of
+// their limits.
 func first(i int) int { return 1 + i*7919%100 }
 
 // A subject is one way of deciding, of which the server's work is measured.
@@ -265,8 +266,8 @@ func redisSection(r *report) error {
 			return err
 		}
 	}
-	// Every key is visited three times. What is known is measured at the third: the second may still find the
-	// form that the first left.
+	// Every key is visited three times. What is known is measured at the third: the second may still
+	// find the form that the first left.
 	for _, phases := range [][]phase{{fresh}, {known}, {known, denied}} {
 		for _, s := range subjects {
 			s.script[known], s.process[known] = nil, nil

@@ -104,7 +104,8 @@ func (w *wire) skip() error {
 	return nil
 }
 
-// A recorder is a redisstore.Client that notes the commands a Store would send, and answers nothing of use.
+// A recorder is a redisstore.Client that notes the commands a Store would send, and answers nothing
+// of use.
 type recorder struct {
 	load    *load
 	scripts map[string]string // text by digest

@@ -64,7 +64,8 @@ func (f *fleet) next(t *testing.T) {
 	}
 }
 
-// atOnceFrom is the most units beyond a rate that were admitted in any interval since start: a bucket that leaks at the rate.
+// atOnceFrom is the most units beyond a rate that were admitted in any interval since start: a
+// bucket that leaks at the rate.
 func (f *fleet) atOnceFrom(start time.Time, perSecond float64) (most float64) {
 	level, last := 0.0, start
 	for _, a := range f.admitted {
@@ -77,7 +78,8 @@ func (f *fleet) atOnceFrom(start time.Time, perSecond float64) (most float64) {
 	return most
 }
 
-// inWindow is the most units that were admitted in any window: of this length and aligned to it, or beginning anywhere.
+// inWindow is the most units that were admitted in any window: of this length and aligned to it, or
+// beginning anywhere.
 func (f *fleet) inWindow(length time.Duration, aligned bool) (most int64) {
 	sum, first := int64(0), 0
 	for _, a := range f.admitted {
@@ -158,7 +160,8 @@ func over(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	return 0
 }
 
-// In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w) and n units of rounding, whatever the load.
+// In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w) and n
+// units of rounding, whatever the load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	tightest := 0.0
 	seeded(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
@@ -189,8 +192,8 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	}
 }
 
-// Under balanced load, the beginning of an outage mints nothing: any interval that contains it has B + r·w and n units of rounding, as if
-// there had been no outage. Its end may mint one B.
+// Under balanced load, the beginning of an outage mints nothing: any interval that contains it has
+// B + r·w and n units of rounding, as if there had been no outage. Its end may mint one B.
 func TestSwitchMintsNothingUnderBalancedLoad(t *testing.T) {
 	tightest := 0.0
 	seeded(t, 300, "TestSwitchMintsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
@@ -252,7 +255,8 @@ func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
 	}
 }
 
-// The windows obey the same: what n instances admit in one window exceeds the limit by less than a unit each.
+// The windows obey the same: what n instances admit in one window exceeds the limit by less than a
+// unit each.
 func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 	seeded(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
 		kinds := []string{"fixed", "log", "sub", "slots"}

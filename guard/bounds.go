@@ -11,11 +11,12 @@ import (
 
 // A Bound says how much a limit admits at most in one situation.
 type Bound struct {
-	// When is the situation: "always", "leased", "split", "denials", "store fails", "store returns", "store forgets" or "clock forward".
+	// When is the situation: "always", "leased", "split", "denials", "store fails", "store returns",
+	// "store forgets" or "clock forward".
 	When string
 
-	// Over is how many units more than the limit itself all instances together may admit under one key, in any interval that the
-	// situation touches. Unbounded: any number.
+	// Over is how many units more than the limit itself all instances together may admit under one
+	// key, in any interval that the situation touches. Unbounded: any number.
 	Over int64
 
 	// Text is the same in words.
@@ -25,8 +26,9 @@ type Bound struct {
 // Unbounded as Over says that there is no bound.
 const Unbounded = math.MaxInt64
 
-// Bounds are what Standard with these Options promises of a limit, one for each situation that there may be. What a limit itself admits is the first:
-// docs/algorithms.md has the formulas. While Standard counts more instances than Options.Instances, put in that number.
+// Bounds are what Standard with these Options promises of a limit, one for each situation that
+// there may be. What a limit itself admits is the first: docs/algorithms.md has the formulas. While
+// Standard counts more instances than Options.Instances, put in that number.
 //
 // It is nil for a limit that is not valid.
 func (o Options) Bounds(limit penstock.Limit) []Bound {
@@ -162,7 +164,8 @@ func (b *bounds) sharing() (over int64, text string) {
 	return over, text
 }
 
-// returning is what the shares admit before all instances have found the store again, within a second.
+// returning is what the shares admit before all instances have found the store again, within a
+// second.
 func (b *bounds) returning() int64 {
 	l := &b.plan.Limit
 	second := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n)
@@ -182,7 +185,8 @@ func (b *bounds) shares() int64 {
 	return plan.Capacity * b.n
 }
 
-// uneven is what the others may have left of their shares when one instance has used all of the limit.
+// uneven is what the others may have left of their shares when one instance has used all of the
+// limit.
 func (b *bounds) uneven() int64 { return b.plan.Capacity - ceil(b.plan.Capacity, b.n) }
 
 func (b *bounds) instances() string {

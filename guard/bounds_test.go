@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// What each setting promises, in numbers and in words; that the numbers hold is what the tests of bounds measure.
+// What each setting promises, in numbers and in words; that the numbers hold is what the tests of
+// bounds measure.
 func TestBoundsOfEachSetting(t *testing.T) {
 	bucket := penstock.PerSecond(10).WithBurst(200)
 	for _, c := range []struct {

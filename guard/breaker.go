@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// ErrOpen says that a breaker did not ask the store, since it has failed lately. Nothing was charged. It comes with
-// penstock.ErrUnavailable.
+// ErrOpen says that a breaker did not ask the store, since it has failed lately. Nothing was
+// charged. It comes with penstock.ErrUnavailable.
 var ErrOpen = errors.New("the breaker is open")
 
 // A State is what a breaker lets pass.
@@ -41,22 +41,23 @@ func (s State) String() string {
 
 // BreakerOptions configure Breaker. The zero value is useful.
 type BreakerOptions struct {
-	// Shard names the part of the store that decides a batch: each part has a breaker of its own, up to 1024 of them; further names
-	// share one. Default: the store has one part, whose name is "".
+	// Shard names the part of the store that decides a batch: each part has a breaker of its own, up
+	// to 1024 of them; further names share one. Default: the store has one part, whose name is "".
 	Shard func([]penstock.Charge) string
 
 	// Failures is how many failures in a row open the breaker. Default: 5.
 	Failures int
 
-	// Pause is how long the breaker is open at first, give or take 20 %. Each time that the store fails again before it has been well
-	// for four times the last pause, the next pause is twice as long, up to MaxPause. Defaults: 250 ms and 8 s.
+	// Pause is how long the breaker is open at first, give or take 20 %. Each time that the store
+	// fails again before it has been well for four times the last pause, the next pause is twice as
+	// long, up to MaxPause. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
 	// LastingPause is how long it is open after an error that only a human can mend. Default: 30 s.
 	LastingPause time.Duration
 
-	// Changed is told of every change, one at a time for each shard. The breaker waits for it: it must be quick, and not ask the
-	// Store. Default: nobody is told.
+	// Changed is told of every change, one at a time for each shard. The breaker waits for it: it must
+	// be quick, and not ask the Store. Default: nobody is told.
 	Changed func(shard string, from, to State)
 }
 
@@ -120,7 +121,8 @@ type breaker struct {
 	watchers sync.WaitGroup
 }
 
-// watched has circuits watched from now on, until end is called: they close although no caller asks.
+// watched has circuits watched from now on, until end is called: they close although no caller
+// asks.
 func (b *breaker) watched() (end func()) {
 	life, cancel := context.WithCancel(context.Background())
 	b.life = life
@@ -158,7 +160,8 @@ func (b *breaker) circuit(shard string) *circuit {
 	return known[shard]
 }
 
-// inUseLocked are the circuits, without those that nobody has asked for unused: of servers that are gone. The last one stays.
+// inUseLocked are the circuits, without those that nobody has asked for unused: of servers that are
+// gone. The last one stays.
 func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
 	for shard, c := range known {
@@ -185,8 +188,8 @@ func (b *breaker) states() map[string]State {
 	return states
 }
 
-// A circuit is the breaker of one shard. The library's machine knows when to open and when to close; how long to pause and whom to let
-// pass then is decided here, before the machine is asked.
+// A circuit is the breaker of one shard. The library's machine knows when to open and when to
+// close; how long to pause and whom to let pass then is decided here, before the machine is asked.
 type circuit struct {
 	breaker *breaker
 	shard   string
@@ -310,7 +313,8 @@ func (c *circuit) succeeded(verdict error) bool {
 	return false
 }
 
-// trips counts failures in a row itself, since the machine forgets those of slow calls and those before its window.
+// trips counts failures in a row itself, since the machine forgets those of slow calls and those
+// before its window.
 func (c *circuit) trips(n gobreaker.Counts) bool {
 	calls := n.TotalSuccesses + n.TotalFailures
 	return c.last.lasting || c.failures >= c.options.Failures || calls >= rateCalls && 2*n.TotalFailures >= calls
@@ -348,7 +352,8 @@ var states = map[gobreaker.State]State{
 	gobreaker.StateClosed: StateClosed, gobreaker.StateOpen: StateOpen, gobreaker.StateHalfOpen: StateHalfOpen,
 }
 
-// A pause is a time without calls, and what follows: a few, until the breaker is closed or opens anew.
+// A pause is a time without calls, and what follows: a few, until the breaker is closed or opens
+// anew.
 type pause struct {
 	until     time.Time
 	err       error
@@ -388,7 +393,8 @@ func (p *pause) lets() bool {
 	return true
 }
 
-// refuse is the error of a call that does not pass. It may be called on nil: the breaker has been closed meanwhile.
+// refuse is the error of a call that does not pass. It may be called on nil: the breaker has been
+// closed meanwhile.
 func (p *pause) refuse(ctx context.Context) error {
 	if err := callersErr(ctx); err != nil {
 		return err
@@ -415,7 +421,8 @@ func (e *openError) Error() string {
 
 func (e *openError) Unwrap() []error { return []error{penstock.ErrUnavailable, ErrOpen} }
 
-// judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or a *failure.
+// judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or a
+// *failure.
 func judge(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

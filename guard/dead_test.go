@@ -53,8 +53,8 @@ func newQuartet(t *testing.T, store func() penstock.Store) (all []*guard.Guarded
 
 const quartetPatience = 50 * time.Millisecond
 
-// In virtual time the numbers are exact: as many units as the limit has, whoever is asked; what the others had left, if one had admitted all; and
-// one Burst when the store is back.
+// In virtual time the numbers are exact: as many units as the limit has, whoever is asked; what the
+// others had left, if one had admitted all; and one Burst when the store is back.
 func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	t.Parallel()
 	for _, skewed := range []bool{false, true} {
@@ -118,7 +118,8 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	}
 }
 
-// The same on a real server that is killed, with heartbeats and breakers, under more load than is admitted.
+// The same on a real server that is killed, with heartbeats and breakers, under more load than is
+// admitted.
 func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -239,8 +240,8 @@ func mostAtOnce(grants []grant, from, to time.Duration, perSecond float64) (most
 	return most
 }
 
-// An instance that has had all of the load for long owes its share at the beginning of an outage, and no more: it is not locked out for what it
-// admitted.
+// An instance that has had all of the load for long owes its share at the beginning of an outage,
+// and no more: it is not locked out for what it admitted.
 func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -270,8 +271,9 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	t.Logf("counted: %d hot instances that had their share in an outage", tried)
 }
 
-// When the store is back, it has the whole Burst again, and grants at the full rate to those that have found it; the others go on with their shares
-// until they have, for a second at most. Together that is Burst + (n-1)/n·r·1 s beyond the limit.
+// When the store is back, it has the whole Burst again, and grants at the full rate to those that
+// have found it; the others go on with their shares until they have, for a second at most. Together
+// that is Burst + (n-1)/n·r·1 s beyond the limit.
 func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
 	t.Parallel()
 	tightest, runs := 0.0, 0

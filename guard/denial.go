@@ -114,7 +114,8 @@ func patience(c *penstock.Charge, plan *penstock.Plan) time.Duration {
 	return c.Patience
 }
 
-// mostFor is the largest cost that a denial answers: one that the limit never grants is told so by the store.
+// mostFor is the largest cost that a denial answers: one that the limit never grants is told so by
+// the store.
 func mostFor(plan *penstock.Plan, denied penstock.Status) int64 {
 	if denied.RetryAfter == penstock.Never {
 		return penstock.MaxCost

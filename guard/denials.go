@@ -9,9 +9,11 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// denials is a table of a fixed size: sets of eight places, each of which holds one denial. Who reads takes no lock. It is our own because
-// a general cache costs more than the decision in memory that it would save, and bounds less: otter 2.4 takes 140 ns to find, 80 ns not to
-// find and 1.6 µs to put, exceeds its size for moments, and has goroutines to be stopped. This takes 30, 30 and 350 ns.
+// denials is a table of a fixed size: sets of eight places, each of which holds one denial. Who
+// reads takes no lock. It is our own because a general cache costs more than the decision in memory
+// that it would save, and bounds less: otter 2.4 takes 140 ns to find, 80 ns not to find and 1.6 µs
+// to put, exceeds its size for moments, and has goroutines to be stopped. This takes 30, 30 and 350
+// ns.
 type denials struct {
 	seeds [2]maphash.Seed
 	sets  []denialSet
@@ -29,8 +31,9 @@ type denialSet struct {
 	ways    [waysPerSet]atomic.Pointer[denial]
 }
 
-// A denialKey names the counters of a batch, in order, and which of them are asked with patience. It is a hash: entries keep no
-// keys, of any length, and two batches of one hash come together once in 2^64 tables.
+// A denialKey names the counters of a batch, in order, and which of them are asked with patience.
+// It is a hash: entries keep no keys, of any length, and two batches of one hash come together once
+// in 2^64 tables.
 type denialKey struct{ low, high uint64 }
 
 func newDenials(entries int) *denials {
@@ -41,7 +44,8 @@ func newDenials(entries int) *denials {
 	return &denials{seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}, sets: make([]denialSet, sets)}
 }
 
-// name is the key of a batch, and the sum of its counters' versions. As versions only grow, equal sums mean that none has changed.
+// name is the key of a batch, and the sum of its counters' versions. As versions only grow, equal
+// sums mean that none has changed.
 func (t *denials) name(charges []penstock.Charge, plans []*penstock.Plan) (key denialKey, version uint64) {
 	var payer denialKey
 	for i := range charges {
@@ -72,8 +76,9 @@ func (t *denials) find(key denialKey) *denial {
 	return nil
 }
 
-// put remembers e: instead of what stands under its key, in an empty place, or instead of what ends first. What stands there and
-// lives stays if it answers the same question already, or others than one for more than the limit ever grants.
+// put remembers e: instead of what stands under its key, in an empty place, or instead of what ends
+// first. What stands there and lives stays if it answers the same question already, or others than
+// one for more than the limit ever grants.
 func (t *denials) put(e *denial, q *question, charges []penstock.Charge) {
 	s := t.set(e.key)
 	s.mu.Lock()

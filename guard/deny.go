@@ -10,17 +10,18 @@ import (
 
 // DenyOptions of a DenyCache. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is how long a denial is remembered at most, and so how late it can be noticed that units came back by another way than
-	// time or this guard. Default: 1 s.
+	// MaxAge is how long a denial is remembered at most, and so how late it can be noticed that units
+	// came back by another way than time or this guard. Default: 1 s.
 	MaxAge time.Duration
 
-	// MaxEntries is how many denials are remembered at most, rounded up to a power of two of at least 8. Beyond, the one that ends
-	// first is forgotten, which costs a question. Each takes about 160 bytes, 80 more per charge beyond the first, and the plan of a limit
-	// that was not made Ready. Default: 65,536.
+	// MaxEntries is how many denials are remembered at most, rounded up to a power of two of at least
+	// 8. Beyond, the one that ends first is forgotten, which costs a question. Each takes about 160
+	// bytes, 80 more per charge beyond the first, and the plan of a limit that was not made Ready.
+	// Default: 65,536.
 	MaxEntries int
 
-	// Limits says what is different for a limit: its Settings' DenyFor is its MaxAge. Default: nothing. It is called for each denial
-	// that is remembered, by many goroutines at once.
+	// Limits says what is different for a limit: its Settings' DenyFor is its MaxAge. Default:
+	// nothing. It is called for each denial that is remembered, by many goroutines at once.
 	Limits func(*penstock.Limit) Settings
 
 	// Grants has denials remembered that follow from grants too: who takes the last tokens of a
@@ -36,34 +37,41 @@ func Deny(o DenyOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store { return NewDenyCache(next, o) }
 }
 
-// A DenyCache answers by itself what the store has just denied. Who is over a limit then costs the store nothing, however often it comes.
+// A DenyCache answers by itself what the store has just denied. Who is over a limit then costs the
+// store nothing, however often it comes.
 //
-// A denial is remembered until the charge may be granted: until its RetryAfter, counted from before the question was sent and shortened
-// by 0.1 % and 2 µs for clocks that differ, and for MaxAge at most. Until then whoever asks for as much or more, with as little patience
-// or less, is denied; who asks for less asks the store. Decisions that the cache made are FromDenyCache. With Grants, who takes the last tokens of
-// a bucket is followed by a denial that no one has asked for: a key over its limit then costs the store little more than what it grants.
+// A denial is remembered until the charge may be granted: until its RetryAfter, counted from before
+// the question was sent and shortened by 0.1 % and 2 µs for clocks that differ, and for MaxAge at
+// most. Until then whoever asks for as much or more, with as little patience or less, is denied;
+// who asks for less asks the store. Decisions that the cache made are FromDenyCache. With Grants,
+// who takes the last tokens of a bucket is followed by a denial that no one has asked for: a key
+// over its limit then costs the store little more than what it grants.
 //
-// The verdict is exact: the store would deny too, since other charges only take units away. The exceptions end with the denial's age,
-// MaxAge at most after they happened: units given back by others (a Refund, a Reset, a batch over several slots of a Cluster that failed,
-// a lease below this guard) or after the answer was lost, lost state, a clock of the store that leaps ahead, and a limit of another rate
-// or Period that shares the counter: what was used then comes back at that limit's rate once it grants.
-// A Refund or Reset through this guard is obeyed at once: what comes after its answer is not denied by what was known before.
+// The verdict is exact: the store would deny too, since other charges only take units away. The
+// exceptions end with the denial's age, MaxAge at most after they happened: units given back by
+// others (a Refund, a Reset, a batch over several slots of a Cluster that failed, a lease below
+// this guard) or after the answer was lost, lost state, a clock of the store that leaps ahead, and
+// a limit of another rate or Period that shares the counter: what was used then comes back at that
+// limit's rate once it grants. A Refund or Reset through this guard is obeyed at once: what comes
+// after its answer is not denied by what was known before.
 //
-// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. So RetryAfter is never too long by more
-// than the answer was under way, but for the exceptions above; it is too short where others have spent meanwhile, or where more is asked than was denied. Never is
-// Never: what exceeds its limit is not told to come back.
+// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. So
+// RetryAfter is never too long by more than the answer was under way, but for the exceptions above;
+// it is too short where others have spent meanwhile, or where more is asked than was denied. Never
+// is Never: what exceeds its limit is not told to come back.
 //
 // A remembered denial is for one limit with its numbers. If several limits of one name use one
 // counter, as tiers do, a denial of one does not deny another.
 //
-// A batch is denied if its charges are those of a remembered one: the same limits and keys in the same order, those that were denied
-// asking for as much or more, the others for as much or less. What its statuses say of the others was so when the store was asked; by now
-// they may stand in the way too. Batches of more than 8 charges are always asked, as are those that were denied by a Concurrency limit,
-// whose slots may be released at any time, or with a Force, Refund or Reset among them. Denials that did not come from the store itself
-// are not remembered.
+// A batch is denied if its charges are those of a remembered one: the same limits and keys in the
+// same order, those that were denied asking for as much or more, the others for as much or less.
+// What its statuses say of the others was so when the store was asked; by now they may stand in the
+// way too. Batches of more than 8 charges are always asked, as are those that were denied by a
+// Concurrency limit, whose slots may be released at any time, or with a Force, Refund or Reset
+// among them. Denials that did not come from the store itself are not remembered.
 //
-// When a denial ends, the first to come asks the store. Those that come before its answer wait for it, no longer than their contexts; then
-// they are answered by it if it denies them, or ask too.
+// When a denial ends, the first to come asks the store. Those that come before its answer wait for
+// it, no longer than their contexts; then they are answered by it if it denies them, or ask too.
 type DenyCache struct {
 	next      penstock.Store
 	maxAge    time.Duration
@@ -159,7 +167,8 @@ func (d *DenyCache) ask(ctx context.Context, q *question, charges []penstock.Cha
 	return decision, err
 }
 
-// again is what the charge that was granted would be answered at the same moment, if that is known and is a denial.
+// again is what the charge that was granted would be answered at the same moment, if that is known
+// and is a denial.
 func (d *DenyCache) again(plan *penstock.Plan, c *penstock.Charge, granted penstock.Status) (status penstock.Status, denied bool) {
 	a := plan.Limit.Algorithm
 	if a.Again == nil || need(c) <= granted.Remaining || patience(c, plan) > 0 {
@@ -207,7 +216,8 @@ func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock
 	return d.ask(ctx, q, charges)
 }
 
-// free passes on what gives units back. Whatever becomes of it, what was known of its counters is forgotten before the caller is told.
+// free passes on what gives units back. Whatever becomes of it, what was known of its counters is
+// forgotten before the caller is told.
 func (d *DenyCache) free(ctx context.Context, charges []penstock.Charge, plans []*penstock.Plan) (penstock.Decision, error) {
 	defer d.table.forget(charges, plans)
 	return d.next.Decide(ctx, charges)
@@ -238,8 +248,8 @@ func (d *DenyCache) remember(q *question, charges []penstock.Charge, decision *p
 	}
 }
 
-// stable is for how long a denial holds at least, the clocks of this process and of the store differing by 0.1 % and each being read
-// in whole µs.
+// stable is for how long a denial holds at least, the clocks of this process and of the store
+// differing by 0.1 % and each being read in whole µs.
 func stable(retryAfter time.Duration) time.Duration {
 	return retryAfter - retryAfter/1000 - 2*time.Microsecond
 }

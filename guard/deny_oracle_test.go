@@ -150,8 +150,8 @@ func (tr *trace) mode(frees bool) penstock.Mode {
 	return penstock.Spend
 }
 
-// Every decision through the cache is compared with that of a store without one, which sees the same. With all refunds going through the
-// cache there is no false denial.
+// Every decision through the cache is compared with that of a store without one, which sees the
+// same. With all refunds going through the cache there is no false denial.
 func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 	t.Parallel()
 	const steps = 400
@@ -179,7 +179,8 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 		"%d to the microsecond)", all.local, all.batches, all.patient, all.sooner, all.exact)
 }
 
-// compare demands the same verdict, and of cached denials a RetryAfter that is not too long; what the store answered must be equal.
+// compare demands the same verdict, and of cached denials a RetryAfter that is not too long; what
+// the store answered must be equal.
 func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 	if d.Allowed != want.Allowed || d.Len() != want.Len() {
 		tr.fatal("allowed %v by %v; the store alone: %v", d.Allowed, d.Source, want.Allowed)
@@ -280,5 +281,6 @@ func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	return c.Cost, penstock.Peek
 }
 
-// seeds is how many traces are tried: a third of n, since each run tries others, and 20 times n in a soak.
+// seeds is how many traces are tried: a third of n, since each run tries others, and 20 times n in
+// a soak.
 func seeds(n int) int { return effort.Of((n+2)/3, 20*n) }

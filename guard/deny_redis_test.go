@@ -13,8 +13,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The clocks are real and two here. A cached denial is asked for again at the store, and is judged if that was answered before half of
-// the 0.1 % by which it was shortened had passed, and the clocks did not part by as much as the other half: then the store must deny.
+// The clocks are real and two here. A cached denial is asked for again at the store, and is judged
+// if that was answered before half of the 0.1 % by which it was shortened had passed, and the
+// clocks did not part by as much as the other half: then the store must deny.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 	t.Parallel()
 	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})

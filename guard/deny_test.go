@@ -802,8 +802,9 @@ func TestGrantsThatTellNothing(t *testing.T) {
 	}
 }
 
-// One key, far over its limit, on a store that takes 1 ms to answer. Per unit that comes back the store is asked by the first, by who came within
-// its 1 ms and then asks too, and by who comes before the first of those is answered.
+// One key, far over its limit, on a store that takes 1 ms to answer. Per unit that comes back the
+// store is asked by the first, by who came within its 1 ms and then asks too, and by who comes
+// before the first of those is answered.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	keyOverItsLimit(t, denying(guard.DenyOptions{}), 10, 2*(10+1))
 }

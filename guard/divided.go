@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// divided remembers what n-th parts were made of limits, ready for use: up to maxDivided of them, and then it starts anew. The zero value is
-// empty.
+// divided remembers what n-th parts were made of limits, ready for use: up to maxDivided of them,
+// and then it starts anew. The zero value is empty.
 type divided[P any] struct {
 	mu    sync.RWMutex
 	known map[division]P
@@ -41,7 +41,8 @@ func (d *divided[P]) by(n int, limit *penstock.Limit, make func(limit penstock.L
 	return p
 }
 
-// A share is the part of a limit that one instance has, or !ok if it is none that can be computed with.
+// A share is the part of a limit that one instance has, or !ok if it is none that can be computed
+// with.
 type share struct {
 	limit penstock.Limit
 	ok    bool
@@ -72,8 +73,8 @@ func makeShare(limit penstock.Limit, n int) share {
 	}
 }
 
-// slower is the limit at an n-th of its rate: exactly, or if that is too fine to compute with, rounded up. If its burst is too large
-// for the new rate, it is lowered.
+// slower is the limit at an n-th of its rate: exactly, or if that is too fine to compute with,
+// rounded up. If its burst is too large for the new rate, it is lowered.
 func slower(l penstock.Limit, n int64) share {
 	if l.Period <= math.MaxInt64/time.Duration(n) {
 		exact := l

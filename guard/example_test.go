@@ -8,7 +8,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A store that is usually Redis, with all guards around it: while it gives no answer, each instance goes on with its share of the limits.
+// A store that is usually Redis, with all guards around it: while it gives no answer, each instance
+// goes on with its share of the limits.
 func ExampleStandard() {
 	redis := newFaulty() // redisstore.Open makes a real one
 	store := guard.Standard(redis, guard.Options{

@@ -16,50 +16,59 @@ type FallbackOptions struct {
 	// OnFailure is what happens to limits whose Settings do not say. Default: Local.
 	OnFailure Failure
 
-	// Limits are the Settings of each limit, of which OnFailure and Ceiling matter here. It is called for every charge, also while the
-	// store answers, so it must be quick. Default: none has any.
+	// Limits are the Settings of each limit, of which OnFailure and Ceiling matter here. It is called
+	// for every charge, also while the store answers, so it must be quick. Default: none has any.
 	Limits func(*penstock.Limit) Settings
 
-	// Instances is how many instances share the limits now; while the store gives no answer, the last number known. It is called for
-	// every decision. Default: one.
+	// Instances is how many instances share the limits now; while the store gives no answer, the last
+	// number known. It is called for every decision. Default: one.
 	Instances func() int
 
 	// Floor is the least number of instances that the limits are divided by. Default: 1.
 	Floor int
 
-	// MaxKeys is how many counters the memory may have. When it is full, Local charges that need a new one are denied. Default: 1
-	// million, which take up to 100 MB.
+	// MaxKeys is how many counters the memory may have. When it is full, Local charges that need a new
+	// one are denied. Default: 1 million, which take up to 100 MB.
 	MaxKeys int
 }
 
-// Fallback answers itself where the store gives no answer, that is, on penstock.ErrUnavailable; each limit in its own way:
+// Fallback answers itself where the store gives no answer, that is, on penstock.ErrUnavailable;
+// each limit in its own way:
 //
-//   - Closed: the batch is denied, with RetryAfter one second, whatever its other limits say; its Source is FromClosed. A batch that no
-//     limit can deny (Force, Refund, Reset) ends with the store's error instead: nothing was done.
-//   - Local: decided by a memory of this process, by its share of the limit, all Local charges of a batch or none. The Source is FromFallback.
-//   - Open: granted as asked; Remaining is the limit's Count, since nobody counts. The Source is FromOpen. With a Ceiling, as Local by the
-//     Ceiling, undivided.
+//   - Closed: the batch is denied, with RetryAfter one second, whatever its other limits say; its
+//     Source is FromClosed. A batch that no limit can deny (Force, Refund, Reset) ends with the
+//     store's error instead: nothing was done.
+//   - Local: decided by a memory of this process, by its share of the limit, all Local charges of a
+//     batch or none. The Source is FromFallback.
+//   - Open: granted as asked; Remaining is the limit's Count, since nobody counts. The Source is
+//     FromOpen. With a Ceiling, as Local by the Ceiling, undivided.
 //
 // # The bound of Local
 //
-// The share of a limit is its Count and Burst divided by the n of Instances, at least Floor, rounded up: the shares of n instances exceed
-// the limit by at most n-1 units. (The buckets are not rounded but in their Burst: the rate is divided exactly.) While the store is away, m
-// instances that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
+// The share of a limit is its Count and Burst divided by the n of Instances, at least Floor,
+// rounded up: the shares of n instances exceed the limit by at most n-1 units. (The buckets are not
+// rounded but in their Burst: the rate is divided exactly.) While the store is away, m instances
+// that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
 //
-// While the store is well, what it grants is charged to the memory too, so that each instance begins an outage with what it has let in itself. A
-// bucket remembers at most twice its share as used, so that an instance that has had most of the load does not deny for long. If the load was
-// balanced, the beginning mints nothing; if all of it went to one instance, the others together may admit (n-1)/n of the Burst (of the Count, where
-// the limit is a window) more.
+// While the store is well, what it grants is charged to the memory too, so that each instance
+// begins an outage with what it has let in itself. A bucket remembers at most twice its share as
+// used, so that an instance that has had most of the load does not deny for long. If the load was
+// balanced, the beginning mints nothing; if all of it went to one instance, the others together may
+// admit (n-1)/n of the Burst (of the Count, where the limit is a window) more.
 //
-// At the end, nothing is charged to the store afterwards: an interval that contains it may see one more Burst or Count, what was booked for later,
-// and until the last instance has found the store again (with Standard, within a second), the shares of those that have not. While only some
-// instances are cut off, their shares come on top of what the store grants to the others. Holds lent in the outage are not known to the
-// store, so until they are renewed there, Concurrency may lend up to twice its slots.
+// At the end, nothing is charged to the store afterwards: an interval that contains it may see one
+// more Burst or Count, what was booked for later, and until the last instance has found the store
+// again (with Standard, within a second), the shares of those that have not. While only some
+// instances are cut off, their shares come on top of what the store grants to the others. Holds
+// lent in the outage are not known to the store, so until they are renewed there, Concurrency may
+// lend up to twice its slots.
 //
-// Windows that begin by the clock begin by this process' own: where it differs from the store's, the beginning may see a window more.
+// Windows that begin by the clock begin by this process' own: where it differs from the store's,
+// the beginning may see a window more.
 //
-// A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit. Refund and Reset touch this process' memory
-// alone. Where n changes in an outage, what was used stays used, within the new share.
+// A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit.
+// Refund and Reset touch this process' memory alone. Where n changes in an outage, what was used
+// stays used, within the new share.
 //
 // Limits that use one counter (tiers, or old and new limits during a reload) use one counter in
 // this memory too. The bound is that of the largest.
@@ -138,8 +147,9 @@ func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
 	}
 }
 
-// forgive takes back what a bucket was forced beyond twice its share, or else an instance that has had most of the load would deny for as long.
-// (Windows and holds end by themselves; and an instance that is alone answers as the store would.)
+// forgive takes back what a bucket was forced beyond twice its share, or else an instance that has
+// had most of the load would deny for as long. (Windows and holds end by themselves; and an
+// instance that is alone answers as the store would.)
 func (f *fallback) forgive(forced *penstock.Charge, s penstock.Status) {
 	l := &forced.Limit
 	used := float64(s.ResetAfter) / float64(l.Period) * float64(l.Count)
@@ -237,7 +247,8 @@ func (b *failed) deniable() bool {
 	return false
 }
 
-// sort writes how each charge fails, and appends those that are decided here, with the limits that hold here.
+// sort writes how each charge fails, and appends those that are decided here, with the limits that
+// hold here.
 func (f *fallback) sort(charges []penstock.Charge, ways *[penstock.MaxCharges]Failure, locals []penstock.Charge) []penstock.Charge {
 	n := f.instances()
 	for i := range charges {

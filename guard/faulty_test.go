@@ -10,7 +10,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A faulty store works until it is given a fault: what then stands between the caller and the store.
+// A faulty store works until it is given a fault: what then stands between the caller and the
+// store.
 type faulty struct {
 	store penstock.Store
 	fault atomic.Pointer[fault]

@@ -10,8 +10,8 @@ import (
 
 // FleetOptions configure NewFleet.
 type FleetOptions struct {
-	// Live notes that this instance is there for as long as life, and counts those that are: (*redisstore.Store).Live. A life of 0 forgets the
-	// instance.
+	// Live notes that this instance is there for as long as life, and counts those that are:
+	// (*redisstore.Store).Live. A life of 0 forgets the instance.
 	Live func(ctx context.Context, instance string, life time.Duration) (int, error)
 
 	// Every is how often it is noted. Default: 5 s. It counts as there for three times as long.
@@ -20,12 +20,13 @@ type FleetOptions struct {
 	// Floor is how many instances there are at least, whatever was counted. Default: 1.
 	Floor int
 
-	// Memory is for how long the largest count is remembered, so that instances that go, or are cut off, do not make those that stay give
-	// more too soon. Default: 60 s.
+	// Memory is for how long the largest count is remembered, so that instances that go, or are cut
+	// off, do not make those that stay give more too soon. Default: 60 s.
 	Memory time.Duration
 }
 
-// A Fleet knows how many instances share a store. While the store does not answer, it knows how many there were.
+// A Fleet knows how many instances share a store. While the store does not answer, it knows how
+// many there were.
 type Fleet struct {
 	o    FleetOptions
 	name string
@@ -60,7 +61,8 @@ func NewFleet(o FleetOptions) *Fleet {
 	return f
 }
 
-// Instances is how many there are: the largest count that is remembered. The last one is kept for as long as no other comes.
+// Instances is how many there are: the largest count that is remembered. The last one is kept for
+// as long as no other comes.
 func (f *Fleet) Instances() int { return int(f.known.Load()) }
 
 func (f *Fleet) run(ctx context.Context) {
@@ -95,7 +97,8 @@ func (f *Fleet) count(now time.Time, n int) {
 		}
 	}
 	f.last = now
-	// What is older than the memory goes, and what is not larger than this count is of no use any more.
+	// What is older than the memory goes, and what is not larger than this count is of no use any
+	// more.
 	for len(f.counts) > 0 && now.Sub(f.counts[0].at) > f.o.Memory {
 		f.counts = f.counts[1:]
 	}

@@ -12,8 +12,8 @@ import (
 
 // LeaseOptions configure NewLease. Without Limits nothing is leased.
 type LeaseOptions struct {
-	// Limits are the Settings of each limit, of which Lease matters here. It is called for every decision that is not answered
-	// locally, and must not use the Lease. Default: none has any.
+	// Limits are the Settings of each limit, of which Lease matters here. It is called for every
+	// decision that is not answered locally, and must not use the Lease. Default: none has any.
 	Limits func(*penstock.Limit) Settings
 
 	// Life is how long what was drawn may be spent, at most. Default: 1 s.
@@ -30,14 +30,16 @@ type LeaseOptions struct {
 	Exact bool
 }
 
-// A Lease draws quota of busy keys in blocks and spends it here, so that most decisions need no store. It is a Store around a store,
-// and must be closed.
+// A Lease draws quota of busy keys in blocks and spends it here, so that most decisions need no
+// store. It is a Store around a store, and must be closed.
 //
-// Leased are batches of which every charge is a Spend, without Patience and Holder, of the same cost, under one Key and Group, of
-// limits with Settings.Lease of 2 or more; the algorithm must be TokenBucket, SlidingWindow, SubWindow, or one of the windows that do not
-// slide. Everything else passes unchanged, and cannot see what is leased: a Peek counts it as used. A Refund or a Reset of a key gives what
-// is leased under it back first, so keys that are often refunded gain nothing. An answer from a lease has the Source FromLease; its Remaining
-// is what is here, and what the store had left when it was last asked.
+// Leased are batches of which every charge is a Spend, without Patience and Holder, of the same
+// cost, under one Key and Group, of limits with Settings.Lease of 2 or more; the algorithm must be
+// TokenBucket, SlidingWindow, SubWindow, or one of the windows that do not slide. Everything else
+// passes unchanged, and cannot see what is leased: a Peek counts it as used. A Refund or a Reset of
+// a key gives what is leased under it back first, so keys that are often refunded gain nothing. An
+// answer from a lease has the Source FromLease; its Remaining is what is here, and what the store
+// had left when it was last asked.
 //
 // A block is what the key needs here in half of the time for which it may be spent: a Life, or the
 // rest of the window (of a SubWindow's part), less the time that the store takes to answer. It is
@@ -51,28 +53,36 @@ type LeaseOptions struct {
 // more than half a block. If the store has fewer than 4 units left, nothing is drawn for half a
 // Life: a Deny cache saves those requests.
 //
-// When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is left. A draw asks for a block, and for as much
-// as those need who wait when it is sent; who comes later waits for a part of the block, and not behind more callers than it serves. At most
-// one draw per key and combination of limits is under way.
-// A limit that is charged in several combinations under a key is leased for one of them at a time.
+// When 30 % of a block is left, the next draw starts; a caller waits for one only if not enough is
+// left. A draw asks for a block, and for as much as those need who wait when it is sent; who comes
+// later waits for a part of the block, and not behind more callers than it serves. At most one draw
+// per key and combination of limits is under way. A limit that is charged in several combinations
+// under a key is leased for one of them at a time.
 //
-// What is left is given back when nobody has asked for half a Life, shortly before it expires, and by Close; but only as far as it still
-// counts in the store: a window's units in their window, and of a bucket's as many as have not drained yet. A draw that fails is its callers'
-// error. What a store says that is not FromStore is not kept. An instance that dies loses at most a block per key.
+// What is left is given back when nobody has asked for half a Life, shortly before it expires, and
+// by Close; but only as far as it still counts in the store: a window's units in their window, and
+// of a bucket's as many as have not drained yet. A draw that fails is its callers' error. What a
+// store says that is not FromStore is not kept. An instance that dies loses at most a block per
+// key.
 //
 // # The bound
 //
-// Let b be the largest block, and n the number of instances. A lease is counted, by the monotonic clock, from before it was asked for,
-// and whoever spends looks at the clock: after a pause (a stopped process, a slow reply) nothing is left to be spent. Hence:
+// Let b be the largest block, and n the number of instances. A lease is counted, by the monotonic
+// clock, from before it was asked for, and whoever spends looks at the clock: after a pause (a
+// stopped process, a slow reply) nothing is left to be spent. Hence:
 //
-//   - FixedWindow, AnchoredWindow, CalendarWindow, SlidingWindow and SubWindow: the algorithm's own bound, as without leases. What was
-//     drawn in a window, or a SubWindow's part, is spent in it or not at all.
-//   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. Where nothing is given back also at most Burst + r·(w+Life). With
-//     the right number of instances, n·b is at most a quarter of the Burst. LeaseOptions.Excess computes it.
-//   - TokenBucket with Exact: Burst + r·w, as without leases. A unit that was drawn may be spent only as long as it counts in the
-//     bucket: the bucket drains in the order in which it was charged, and what has drained is not there any more. No reserve is needed, and
-//     the number of instances does not matter. The price: in a bucket that is almost unused, a block drains before much of it is spent, so
-//     a key gains little until its bucket is in use; and buckets get nothing back, since that would make the units of others drain sooner.
+//   - FixedWindow, AnchoredWindow, CalendarWindow, SlidingWindow and SubWindow: the algorithm's own
+//     bound, as without leases. What was drawn in a window, or a SubWindow's part, is spent in it
+//     or not at all.
+//   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. Where nothing is given
+//     back also at most Burst + r·(w+Life). With the right number of instances, n·b is at most a
+//     quarter of the Burst. LeaseOptions.Excess computes it.
+//   - TokenBucket with Exact: Burst + r·w, as without leases. A unit that was drawn may be spent
+//     only as long as it counts in the bucket: the bucket drains in the order in which it was
+//     charged, and what has drained is not there any more. No reserve is needed, and the number of
+//     instances does not matter. The price: in a bucket that is almost unused, a block drains
+//     before much of it is spent, so a key gains little until its bucket is in use; and buckets get
+//     nothing back, since that would make the units of others drain sooner.
 //
 // If several limits of one Name and Group are used for a key (tiers, or old and new limits during a
 // reload), only one of them holds units at an instance at a time, and b is the largest block of
@@ -81,14 +91,17 @@ type LeaseOptions struct {
 //
 // # The utilization
 //
-// Units that lie unspent at one instance are missing at another: at most n·b at a time, for at most Life. Of traffic below the limit the instances
-// together admit at least LeaseUtilization of what the store alone would admit of the same requests, for each algorithm, while the store answers.
-// (A SubWindow of n parts admits Count in n+1 parts in the long run, with and without leases.)
+// Units that lie unspent at one instance are missing at another: at most n·b at a time, for at most
+// Life. Of traffic below the limit the instances together admit at least LeaseUtilization of what
+// the store alone would admit of the same requests, for each algorithm, while the store answers. (A
+// SubWindow of n parts admits Count in n+1 parts in the long run, with and without leases.)
 //
-// These hold apart from what others do to the store: a Reset elsewhere, or a Refund elsewhere of what was spent, adds what it forgives, and
-// up to n·b that are given back later; so does a store that loses its state or whose clock leaps. If an answer to a draw is lost, its units are
-// lost. What is given back and reaches the store only after its sender has given up, as a server that hung gets it, adds what it forgives: a
-// block at most. Clocks that stand still while the machine is suspended do not count that time.
+// These hold apart from what others do to the store: a Reset elsewhere, or a Refund elsewhere of
+// what was spent, adds what it forgives, and up to n·b that are given back later; so does a store
+// that loses its state or whose clock leaps. If an answer to a draw is lost, its units are lost.
+// What is given back and reaches the store only after its sender has given up, as a server that
+// hung gets it, adds what it forgives: a block at most. Clocks that stand still while the machine
+// is suspended do not count that time.
 type Lease struct {
 	options LeaseOptions
 	next    penstock.Store
@@ -165,8 +178,8 @@ func (l *Lease) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return l.next.Decide(ctx, charges)
 }
 
-// Close gives back what is leased, and waits for draws that are under way. Afterwards all batches pass. Its error is the context's, if that
-// ends first.
+// Close gives back what is leased, and waits for draws that are under way. Afterwards all batches
+// pass. Its error is the context's, if that ends first.
 func (l *Lease) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed.Store(true)
@@ -202,10 +215,12 @@ func (l *Lease) Close(ctx context.Context) error {
 // closeAtOnce is how many keys Close gives back at once.
 const closeAtOnce = 32
 
-// LeaseUtilization is the least share of the traffic below a limit that is admitted with leases, of what the store alone would admit.
+// LeaseUtilization is the least share of the traffic below a limit that is admitted with leases, of
+// what the store alone would admit.
 const LeaseUtilization = 0.97
 
-// LeaseStats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost + Live.
+// LeaseStats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost +
+// Live.
 type LeaseStats struct {
 	Keys     int   // that are leased or watched now
 	Draws    int64 // questions to the store, answered or not
@@ -247,8 +262,8 @@ func (l *Lease) stats() (s LeaseStats, swept int64) {
 	return s, swept
 }
 
-// Excess is how many units more than the limit alone all instances together may admit under a key, in any interval: n·b for a TokenBucket,
-// 0 elsewhere. See Lease.
+// Excess is how many units more than the limit alone all instances together may admit under a key,
+// in any interval: n·b for a TokenBucket, 0 elsewhere. See Lease.
 func (o LeaseOptions) Excess(limit penstock.Limit) int64 {
 	plan, err := limit.Plan()
 	if err != nil || o.Exact || !plan.Limit.Algorithm.Is(penstock.TokenBucket) {
@@ -288,7 +303,8 @@ func (o *LeaseOptions) instances() int {
 // now is the time since the start, by the monotonic clock.
 func (l *Lease) now() time.Duration { return time.Since(l.start) }
 
-// begin tells whether something may be started in the background. If so, l.work.Done must be called at its end.
+// begin tells whether something may be started in the background. If so, l.work.Done must be called
+// at its end.
 func (l *Lease) begin() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

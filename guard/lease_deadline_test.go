@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// What is leased goes back to the store before it decides on what the lease cannot serve. That takes the caller no longer than it wants to wait.
+// What is leased goes back to the store before it decides on what the lease cannot serve. That
+// takes the caller no longer than it wants to wait.
 func TestCallerOfALeaseWaitsNoLongerThanItsDeadline(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund, penstock.Reset} {

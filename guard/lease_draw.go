@@ -10,9 +10,10 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A flight is a draw under way. It asks for a block, and for what those need who wait when it is sent: theirs is not drawn in advance, but decided
-// by the store while they wait, as without a lease. Those who come later wait for a part of the block. Its outcome is set before done is closed:
-// an error, a denial, or neither.
+// A flight is a draw under way. It asks for a block, and for what those need who wait when it is
+// sent: theirs is not drawn in advance, but decided by the store while they wait, as without a
+// lease. Those who come later wait for a part of the block. Its outcome is set before done is
+// closed: an error, a denial, or neither.
 type flight struct {
 	done   chan struct{}
 	sent   bool
@@ -25,7 +26,8 @@ type flight struct {
 	err    error
 }
 
-// boardLocked lets a caller wait for the flight. If that brings too little, there is no party for it.
+// boardLocked lets a caller wait for the flight. If that brings too little, there is no party for
+// it.
 func (f *flight) boardLocked(p *leasePool, cost int64) *party {
 	w, most := &f.early, int64(penstock.MaxCost/2) // with a block it is still a cost
 	if f.sent {
@@ -44,7 +46,8 @@ type party struct {
 	share int64 // what is there for them, once the flight is over
 }
 
-// takeLocked lets a caller go, with its part if that is there, and with what is missing from the blocks; or with nothing.
+// takeLocked lets a caller go, with its part if that is there, and with what is missing from the
+// blocks; or with nothing.
 func (w *party) takeLocked(k *leasedKey, p *leasePool, now time.Duration, cost int64, exact bool) bool {
 	part := min(w.share, cost)
 	taken := part == cost || k.takeLocked(p, now, cost-part, exact)
@@ -55,7 +58,8 @@ func (w *party) takeLocked(k *leasedKey, p *leasePool, now time.Duration, cost i
 	return taken
 }
 
-// leaveLocked lets a caller go. What the last leave behind is charged and not spent, as what a store grants to somebody who is gone.
+// leaveLocked lets a caller go. What the last leave behind is charged and not spent, as what a
+// store grants to somebody who is gone.
 func (w *party) leaveLocked(k *leasedKey, cost int64) {
 	if w.needs -= cost; w.needs == 0 {
 		k.counts.spent -= w.share
@@ -124,7 +128,8 @@ func (l *Lease) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	return d, nil
 }
 
-// passAndUnlock lets the store decide a batch. If that has probably too little left, it first gets back what is here.
+// passAndUnlock lets the store decide a batch. If that has probably too little left, it first gets
+// back what is here.
 func (l *Lease) passAndUnlock(
 	ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, charges []penstock.Charge,
 ) (penstock.Decision, error) {
@@ -156,7 +161,8 @@ func (l *Lease) passAndUnlock(
 	return d, nil
 }
 
-// late decides a batch for which the time is over: the caller has gone away, or the store below says that it is not asked any more.
+// late decides a batch for which the time is over: the caller has gone away, or the store below
+// says that it is not asked any more.
 func (l *Lease) late(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	if err := callersErr(ctx); err != nil {
 		return penstock.Decision{}, err
@@ -164,7 +170,8 @@ func (l *Lease) late(ctx context.Context, charges []penstock.Charge) (penstock.D
 	return l.next.Decide(ctx, charges)
 }
 
-// drawLocked starts a draw that brings what is held up to a block, if that is worth it and the block serves the cost.
+// drawLocked starts a draw that brings what is held up to a block, if that is worth it and the
+// block serves the cost.
 func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now time.Duration, cost int64) *flight {
 	if k.unmaking > 0 || now < p.direct || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
 		return nil
@@ -247,7 +254,8 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 	}
 }
 
-// receiveLocked keeps what a draw has brought. What it brought unequally, too late, or after Close, is to be given back.
+// receiveLocked keeps what a draw has brought. What it brought unequally, too late, or after Close,
+// is to be given back.
 func (l *Lease) receiveLocked(
 	k *leasedKey, p *leasePool, f *flight, d *penstock.Decision, size int64, sent, now time.Duration,
 ) (refunds []refund) {
@@ -372,7 +380,8 @@ type refund struct {
 	until   time.Duration // afterwards it would not be right
 }
 
-// returnLocked takes a block away and appends its refund, if something of it still counts in the store.
+// returnLocked takes a block away and appends its refund, if something of it still counts in the
+// store.
 func (l *Lease) returnLocked(k *leasedKey, p *leasePool, b *leaseBlock, now time.Duration, refunds []refund) []refund {
 	if b.left == 0 {
 		return refunds
@@ -436,7 +445,8 @@ func (l *Lease) giveBack(ctx context.Context, k *leasedKey, r refund) {
 	}
 }
 
-// giveBackFirst makes refunds, and waits for them no longer than the caller does. They are made in any case.
+// giveBackFirst makes refunds, and waits for them no longer than the caller does. They are made in
+// any case.
 func (l *Lease) giveBackFirst(ctx context.Context, k *leasedKey, refunds []refund) error {
 	if len(refunds) == 0 {
 		return nil
@@ -460,7 +470,8 @@ func (l *Lease) giveBackFirst(ctx context.Context, k *leasedKey, refunds []refun
 	}
 }
 
-// forget lets a batch pass that takes back what was charged, once what is leased under its keys is back in the store.
+// forget lets a batch pass that takes back what was charged, once what is leased under its keys is
+// back in the store.
 func (l *Lease) forget(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	for i := range charges {
 		c := &charges[i]
@@ -493,7 +504,8 @@ func (l *Lease) forget(ctx context.Context, charges []penstock.Charge) (penstock
 	return l.next.Decide(ctx, charges)
 }
 
-// settle waits until nothing of a key is drawn, leased or on its way back. Nothing new is drawn meanwhile.
+// settle waits until nothing of a key is drawn, leased or on its way back. Nothing new is drawn
+// meanwhile.
 func (l *Lease) settle(ctx context.Context, k *leasedKey) error {
 	for {
 		k.mu.Lock()
@@ -517,7 +529,8 @@ func (l *Lease) settle(ctx context.Context, k *leasedKey) error {
 	}
 }
 
-// underWayLocked is closed when a draw or the refunds that are under way have ended. It is nil if there are none.
+// underWayLocked is closed when a draw or the refunds that are under way have ended. It is nil if
+// there are none.
 func (k *leasedKey) underWayLocked() <-chan struct{} {
 	for _, p := range k.pools {
 		if p.flight != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A leaseFleet is instances with leases over one store. It notes when what was admitted: by the store when it was charged, by a lease when
-// it was spent.
+// A leaseFleet is instances with leases over one store. It notes when what was admitted: by the
+// store when it was charged, by a lease when it was spent.
 type leaseFleet struct {
 	t     *testing.T
 	seed  uint64
@@ -50,7 +50,8 @@ func (f *leaseFleet) admit(at time.Time, units int64) {
 	f.admitted = append(f.admitted, admission{at.Sub(f.start), units})
 }
 
-// A member is one instance, and its link to the store. A crash cuts the link; a pause stops everything in it.
+// A member is one instance, and its link to the store. A crash cuts the link; a pause stops
+// everything in it.
 type member struct {
 	fleet *leaseFleet
 	lease *guard.Lease
@@ -85,7 +86,8 @@ func (m *member) awake() (alive bool) {
 	}
 }
 
-// ask takes the way to the store and back. A client whose context has ended sends nothing; what it has sent before arrives.
+// ask takes the way to the store and back. A client whose context has ended sends nothing; what it
+// has sent before arrives.
 func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	there, back := m.delay(), m.delay()
 	if !m.awake() {
@@ -171,7 +173,8 @@ func (m *member) run(long time.Duration, pausing bool) {
 	}
 }
 
-// spend asks for units. If that waits for a draw, it counts from when the store decided on that, as without a lease.
+// spend asks for units. If that waits for a draw, it counts from when the store decided on that, as
+// without a lease.
 func (m *member) spend(cost int64) (d penstock.Decision, err error) {
 	asked := time.Now()
 	d, err = m.lease.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: m.fleet.limit, Cost: cost}})
@@ -256,7 +259,8 @@ func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
 	return total.Spent, all
 }
 
-// excess is the most that was admitted in any interval beyond what a bucket of that burst and rate allows.
+// excess is the most that was admitted in any interval beyond what a bucket of that burst and rate
+// allows.
 func (f *leaseFleet) excess() int64 {
 	rate := float64(f.limit.Count) / float64(f.limit.Period)
 	burst := float64(max(f.limit.Burst, f.limit.Count))
@@ -365,7 +369,8 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 	t.Logf("counted: %d runs of fleets with leased windows (%d of %d units leased)", runs, leased, all)
 }
 
-// The worst case: every instance holds a block when the bucket has drained, and then all of it is spent in a moment.
+// The worst case: every instance holds a block when the bucket has drained, and then all of it is
+// spent in a moment.
 func TestBoundOfLeasesIsReached(t *testing.T) {
 	t.Parallel()
 	for _, exact := range []bool{false, true} {

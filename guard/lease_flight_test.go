@@ -52,8 +52,9 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	}
 }
 
-// Who waits when a draw is sent is owed a unit besides the block, which is all that is drawn in advance. Who comes later gets a part of the block, which
-// nobody takes before. What those leave behind who go away is spent by nobody.
+// Who waits when a draw is sent is owed a unit besides the block, which is all that is drawn in
+// advance. Who comes later gets a part of the block, which nobody takes before. What those leave
+// behind who go away is spent by nobody.
 func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 	const early, late = 40, 100
 	for _, row := range []struct {
@@ -148,7 +149,8 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 	}
 }
 
-// Those who go away when the draw is over leave their part to nobody, as does who needs more than is there.
+// Those who go away when the draw is over leave their part to nobody, as does who needs more than
+// is there.
 func TestWhatIsLeftBehindExpires(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()

@@ -105,7 +105,8 @@ func forgetting(a *algorithm.Algorithm) forgets {
 
 var subWindow = penstock.SubWindow(1)
 
-// widthOf is how long a window lasts, or a SubWindow's part: what was drawn in it must be spent in it. It is 0 for a bucket.
+// widthOf is how long a window lasts, or a SubWindow's part: what was drawn in it must be spent in
+// it. It is 0 for a bucket.
 func widthOf(plan *penstock.Plan) time.Duration {
 	switch forgetting(plan.Limit.Algorithm) {
 	case atReset:
@@ -116,7 +117,8 @@ func widthOf(plan *penstock.Plan) time.Duration {
 	return 0
 }
 
-// track begins to watch a key, unless there are too many. It sweeps a little, so that keys that are idle make room.
+// track begins to watch a key, unless there are too many. It sweeps a little, so that keys that are
+// idle make room.
 func (l *Lease) track(s *leaseShard, name leaseName) *leasedKey {
 	now := l.now()
 	s.mu.Lock()
@@ -250,7 +252,8 @@ func (p *leasePool) left() int64 { return p.blocks[0].left + p.blocks[1].left }
 // held is what the store may get back, or see spent, at any time.
 func (p *leasePool) held() int64 { return p.left() + p.coming }
 
-// note measures the demand: every quarter of a Life anew, and blended with what it was unless that is long ago.
+// note measures the demand: every quarter of a Life anew, and blended with what it was unless that
+// is long ago.
 func (p *leasePool) note(life, now time.Duration, cost int64) {
 	if elapsed := now - p.since; elapsed >= life/4 {
 		demand := float64(p.asked) * float64(life/2) / float64(elapsed)
@@ -362,7 +365,8 @@ func (b *leaseBlock) spendable(now time.Duration) int64 {
 	return b.left
 }
 
-// drain takes off the blocks what has drained in the store, and tells how much. The first units drain first, so the last are left.
+// drain takes off the blocks what has drained in the store, and tells how much. The first units
+// drain first, so the last are left.
 func (p *leasePool) drain(now time.Duration) (gone int64) {
 	for j := range p.blocks {
 		b := &p.blocks[j]
@@ -415,7 +419,8 @@ func (part *leasePart) drain(units int64) float64 {
 	return float64(units) / float64(part.limit.Count) * float64(part.limit.Period) * float64(part.parts)
 }
 
-// end is when the store forgets what it has just charged, after the question was sent; of a bucket, the last of it.
+// end is when the store forgets what it has just charged, after the question was sent; of a bucket,
+// the last of it.
 func (part *leasePart) end(s penstock.Status) time.Duration {
 	if part.kind == after {
 		return s.ResetAfter - part.limit.Period - algorithm.MaxParts*time.Microsecond // parts are rounded up to whole µs

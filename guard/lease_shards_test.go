@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A block comes from one shard, which drains by its part of the rate only: what has drained there is not there any more.
+// A block comes from one shard, which drains by its part of the rate only: what has drained there
+// is not there any more.
 func TestExactLeaseOfASplitLimitAddsNothing(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -53,7 +54,8 @@ func TestExactLeaseOfASplitLimitAddsNothing(t *testing.T) {
 	t.Logf("counted: %d bursts from exact leases of split limits", tried)
 }
 
-// A draw has a deadline too, so that those who wait for it are answered by the store. What a Fallback admits in their place would come on top.
+// A draw has a deadline too, so that those who wait for it are answered by the store. What a
+// Fallback admits in their place would come on top.
 func TestDrawEndsBeforeThoseWhoWaitForIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

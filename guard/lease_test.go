@@ -358,7 +358,8 @@ func TestKeysBeyondTheMostPass(t *testing.T) {
 	})
 }
 
-// What an instance holds drains in the store as time passes. Given back later, it would be others' units.
+// What an instance holds drains in the store as time passes. Given back later, it would be others'
+// units.
 func TestUnitsThatHaveDrainedAreNotGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
@@ -401,7 +402,8 @@ func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
 	})
 }
 
-// If one instance gave back what has not drained, what the others hold would drain sooner than they think.
+// If one instance gave back what has not drained, what the others hold would drain sooner than they
+// think.
 func TestExactLeasesOfABucketAreNotGivenBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})

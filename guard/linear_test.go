@@ -22,8 +22,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// What concurrent clients of guarded stores hear must be what they would have heard, had all calls been made one after another: exactly, where
-// no lease is; and with leases, as if up to so many units were always in somebody's hands. Redis' clock stands still here, so limits are counters.
+// What concurrent clients of guarded stores hear must be what they would have heard, had all calls
+// been made one after another: exactly, where no lease is; and with leases, as if up to so many
+// units were always in somebody's hands. Redis' clock stands still here, so limits are counters.
 
 const countClients = 8
 
@@ -60,7 +61,8 @@ type heard struct {
 	left    [3]int64
 }
 
-// countModel is the sequential specification. Of each limit, up to idle units may be leased and not spent.
+// countModel is the sequential specification. Of each limit, up to idle units may be leased and not
+// spent.
 func countModel(idle int64) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return count{} },
@@ -186,7 +188,8 @@ func (h *countHistory) loses(since time.Time) {
 		Call: int64(since.Sub(h.start)), Return: int64(time.Since(h.start))})
 }
 
-// excuse excuses what a deny cache denied while a Refund or Reset was under way: it forgets when that is answered.
+// excuse excuses what a deny cache denied while a Refund or Reset was under way: it forgets when
+// that is answered.
 func (h *countHistory) excuse() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
@@ -223,8 +226,8 @@ func (h *countHistory) String() string {
 	return s.String()
 }
 
-// countHistories has clients ask the stores at once, again and again under new keys, and checks each history. A batch is what a client asks;
-// disturb, if any, goes on meanwhile.
+// countHistories has clients ask the stores at once, again and again under new keys, and checks
+// each history. A batch is what a client asks; disturb, if any, goes on meanwhile.
 func countHistories(
 	t *testing.T, what string, histories, ops int, idle func() int64, stores []penstock.Store,
 	batch func(*rand.Rand) []deed, pause time.Duration, disturb func(h *countHistory, stop <-chan struct{}),
@@ -307,7 +310,8 @@ func anything(rng *rand.Rand) []deed {
 	return deeds
 }
 
-// guarded is so many instances over a server, of which the clock stands still. A question may take long, since the machine may be busy.
+// guarded is so many instances over a server, of which the clock stands still. A question may take
+// long, since the machine may be busy.
 func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.Store {
 	stores, _ := witnessedStores(t, n, url, o)
 	return stores
@@ -351,7 +355,8 @@ func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	}
 }
 
-// With leases, no more is granted than without, and what is denied would be denied if the instances' blocks were spent: n·b units.
+// With leases, no more is granted than without, and what is denied would be denied if the
+// instances' blocks were spent: n·b units.
 func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -386,7 +391,8 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	}
 }
 
-// Answers are lost on their way, and callers told that all is closed: what they asked was done once, at some time, or not at all.
+// Answers are lost on their way, and callers told that all is closed: what they asked was done
+// once, at some time, or not at all.
 func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	proxy := behindProxy(t, redistest.Start(t))
@@ -408,8 +414,8 @@ func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	})
 }
 
-// A server that is killed and comes back empty has lost all at one time; what was under way then, and what a breaker keeps from being asked, is
-// unknown.
+// A server that is killed and comes back empty has lost all at one time; what was under way then,
+// and what a breaker keeps from being asked, is unknown.
 func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -452,7 +458,8 @@ func behindProxy(t *testing.T, server *redistest.Server) *redistest.Proxy {
 	return proxy
 }
 
-// The check finds a deny cache that remembers what was given back elsewhere, and a store that grants what others hold.
+// The check finds a deny cache that remembers what was given back elsewhere, and a store that
+// grants what others hold.
 func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
 	t.Parallel()
 	for name, model := range map[string]porcupine.Model{"exact": countModel(0), "leased": countModel(10)} {

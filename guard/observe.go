@@ -10,8 +10,8 @@ import (
 
 // An Event is one decision, as Observe reports it.
 type Event struct {
-	// Limit is the one that matters most: the strictest of the decision, or if there was none, that of the first charge; nil for an empty
-	// batch. It must not be changed, and not be kept.
+	// Limit is the one that matters most: the strictest of the decision, or if there was none, that of
+	// the first charge; nil for an empty batch. It must not be changed, and not be kept.
 	Limit *penstock.Limit
 
 	Charges int // in the batch
@@ -19,15 +19,16 @@ type Event struct {
 	Source  penstock.Source
 	Latency time.Duration
 
-	// Err is why there was no decision, or nil. Class names its kind, for metrics: what the error's ClassName() string says if it has one,
-	// or else "canceled" (the caller went away), "invalid", "shed" (too much is under way), "open" (the breaker is), "timeout" or "other". It
-	// is "" without an error.
+	// Err is why there was no decision, or nil. Class names its kind, for metrics: what the error's
+	// ClassName() string says if it has one, or else "canceled" (the caller went away), "invalid",
+	// "shed" (too much is under way), "open" (the breaker is), "timeout" or "other". It is "" without
+	// an error.
 	Err   error
 	Class string
 }
 
-// Observe reports every decision to f, which is called before the caller has its answer, by many goroutines at once: it must be quick.
-// Put it outermost, so that it sees what the caller sees.
+// Observe reports every decision to f, which is called before the caller has its answer, by many
+// goroutines at once: it must be quick. Put it outermost, so that it sees what the caller sees.
 func Observe(f func(Event)) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if f == nil {

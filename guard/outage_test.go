@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A real server is stopped, and another time killed: every question is answered, the breaker keeps callers from waiting, and when the server
-// is back, it is asked again.
+// A real server is stopped, and another time killed: every question is answered, the breaker keeps
+// callers from waiting, and when the server is back, it is asked again.
 func TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 	t.Parallel()
 	for _, outage := range []struct {

@@ -9,11 +9,13 @@ import (
 
 // Settings say how one limit is guarded. The zero value is what the Options of a guard say for all.
 type Settings struct {
-	// OnFailure says what happens to the limit's charges while the store gives no answer. Default: FallbackOptions.OnFailure.
+	// OnFailure says what happens to the limit's charges while the store gives no answer. Default:
+	// FallbackOptions.OnFailure.
 	OnFailure Failure
 
-	// Ceiling bounds an Open limit while the store gives no answer: each key may have this much from this process, whatever the number of
-	// instances. Its Name and Group are those of the limit. Default (the zero Limit): none.
+	// Ceiling bounds an Open limit while the store gives no answer: each key may have this much from
+	// this process, whatever the number of instances. Its Name and Group are those of the limit.
+	// Default (the zero Limit): none.
 	Ceiling penstock.Limit
 
 	// Lease is how many units may be drawn in advance at once, at most. Default: 0, none ever.
@@ -22,7 +24,8 @@ type Settings struct {
 	// Shards is in how many counters the limit is split. Default: 0, which is one, as is 1.
 	Shards int
 
-	// DenyFor is how long a denial may be remembered at most. Default: what the deny cache's Options say; below 0: never.
+	// DenyFor is how long a denial may be remembered at most. Default: what the deny cache's Options
+	// say; below 0: never.
 	DenyFor time.Duration
 }
 

@@ -15,48 +15,61 @@ import (
 
 // SplitOptions configure Split.
 type SplitOptions struct {
-	// Limits are the Settings of each limit, of which Shards matters here. It is called for every charge, so it must be quick, and must say
-	// the same of all limits that share Name and Group. Default: none is split.
+	// Limits are the Settings of each limit, of which Shards matters here. It is called for every
+	// charge, so it must be quick, and must say the same of all limits that share Name and Group.
+	// Default: none is split.
 	Limits func(*penstock.Limit) Settings
 }
 
-// Split keeps a limit with Settings.Shards = S in S counters under S keys, so that several servers can share the work of one hot key. Each
-// counter has an S-th of the limit; the first ones have one unit more where it does not divide. Together they are the limit, so no more
-// than it is ever admitted. S is 32 at most, and no more than the units that there are to divide.
+// Split keeps a limit with Settings.Shards = S in S counters under S keys, so that several servers
+// can share the work of one hot key. Each counter has an S-th of the limit; the first ones have one
+// unit more where it does not divide. Together they are the limit, so no more than it is ever
+// admitted. S is 32 at most, and no more than the units that there are to divide.
 //
-// A Spend asks one shard at random, and where that denies, the others one after the other, so every unit can be had: a caller is denied
-// when each shard has denied it. One call does while there is much left; a denial takes S. Where the context's deadline leaves no time for another
-// call, a caller whom some shards have denied is denied, perhaps in vain. Put Deny inside too: then a shard that is known to be empty is not asked. A
-// cost that no shard has, but all together have, is taken from several in one batch; where others spend meanwhile, it may be denied in vain.
+// A Spend asks one shard at random, and where that denies, the others one after the other, so every
+// unit can be had: a caller is denied when each shard has denied it. One call does while there is
+// much left; a denial takes S. Where the context's deadline leaves no time for another call, a
+// caller whom some shards have denied is denied, perhaps in vain. Put Deny inside too: then a shard
+// that is known to be empty is not asked. A cost that no shard has, but all together have, is taken
+// from several in one batch; where others spend meanwhile, it may be denied in vain.
 //
 // What else differs from a limit that is not split:
 //
-//   - Remaining of a Spend or Draw that was granted is an estimate: that of the shard that was asked, times S. That of a Peek and of a
-//     denial is the sum of all. ResetAfter is that of the shards that were asked last.
-//   - RetryAfter is when the first shard will have the cost, if nobody else asks. The units of a shard come back S times as slowly, so
-//     that may be up to S times as late; a TokenBucket that is never idle has up to S-1 units less in use.
-//   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard that will have room first. If it needs
-//     several, it waits for the last of them, and so uses later what the others had for it sooner.
+//   - Remaining of a Spend or Draw that was granted is an estimate: that of the shard that was
+//     asked, times S. That of a Peek and of a denial is the sum of all. ResetAfter is that of the
+//     shards that were asked last.
+//   - RetryAfter is when the first shard will have the cost, if nobody else asks. The units of a
+//     shard come back S times as slowly, so that may be up to S times as late; a TokenBucket that
+//     is never idle has up to S-1 units less in use.
+//   - A patient Spend is let in at once where any shard has room. Otherwise it waits at the shard
+//     that will have room first. If it needs several, it waits for the last of them, and so uses
+//     later what the others had for it sooner.
 //   - Patient callers wait at several shards, so they keep no order.
 //   - Draw takes what one shard has.
-//   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They are not atomic with the rest of
-//     their batch: asked before it, or done after it was allowed.
+//   - Peek, Refund, Reset and a Force that does not fit are about all shards: S counters each. They
+//     are not atomic with the rest of their batch: asked before it, or done after it was allowed.
 //   - What is forced beyond the limit is owed by the shards that it fell to; the others go on.
-//   - Concurrency: a hold begins at the shard that its Holder's hash names, and is found again from there. If it was lent by another, and
-//     is renewed when its first shard has room again, then it takes slots of both until Period later. A hold must not change its cost;
-//     one of more slots than a shard has takes the same of each, or is denied.
+//   - Concurrency: a hold begins at the shard that its Holder's hash names, and is found again from
+//     there. If it was lent by another, and is renewed when its first shard has room again, then it
+//     takes slots of both until Period later. A hold must not change its cost; one of more slots
+//     than a shard has takes the same of each, or is denied.
 //   - An AnchoredWindow begins at the first charge of each shard.
-//   - A limit whose Shards change is another one, in part or whole: up to as much again is admitted once.
-//   - A limit that is lowered from A to B units, or that takes turns with a smaller one, denies at each shard until that has drained below its
-//     part. A shard that has used less grants the rest of its part, also where all together have used B. At once that is about √(B·S(1-1/S)/2π)
-//     units more than without Split (7 where 150 become 50 in 8 shards), at most B - ⌊B/S⌋, and with what was used before never more than A.
+//   - A limit whose Shards change is another one, in part or whole: up to as much again is admitted
+//     once.
+//   - A limit that is lowered from A to B units, or that takes turns with a smaller one, denies at
+//     each shard until that has drained below its part. A shard that has used less grants the rest
+//     of its part, also where all together have used B. At once that is about √(B·S(1-1/S)/2π)
+//     units more than without Split (7 where 150 become 50 in 8 shards), at most B - ⌊B/S⌋, and
+//     with what was used before never more than A.
 //   - Limits that use one counter must have the same number of Shards. A limit of fewer units than
 //     Shards is split in fewer, and then the rates of both limits add up.
 //
-// In a batch of several charges the shard of each split one takes its place, all or nothing as ever; the batch is asked again, with other
-// shards, while no other limit denies. The shards that a batch needs at once may be 64 at most; else the error wraps penstock.ErrInvalid.
+// In a batch of several charges the shard of each split one takes its place, all or nothing as
+// ever; the batch is asked again, with other shards, while no other limit denies. The shards that a
+// batch needs at once may be 64 at most; else the error wraps penstock.ErrInvalid.
 //
-// The shard of a breaker that is open is passed over, if the charge is alone. If then all others deny, the error is the breaker's.
+// The shard of a breaker that is open is passed over, if the charge is alone. If then all others
+// deny, the error is the breaker's.
 //
 // LeakyBucket is not split, since it lets out one at a time.
 func Split(o SplitOptions) penstock.Decorator {
@@ -354,7 +367,8 @@ func (j *job) ask(ctx context.Context, i int, cost int64) error {
 	return nil
 }
 
-// together tells whether all shards have the cost, if it can be taken from several as they have it. (A hold must be found again.)
+// together tells whether all shards have the cost, if it can be taken from several as they have it.
+// (A hold must be found again.)
 func (p *piece) together(cost int64) bool {
 	return !p.parts.holds && p.sumLeft() >= cost
 }
@@ -405,8 +419,8 @@ func asking(c *penstock.Charge) int64 {
 	return 0
 }
 
-// spend makes the charges that are not split and those that spend, all or none. Where the decision's deadline leaves no time for another question, the
-// denials until then stand.
+// spend makes the charges that are not split and those that spend, all or none. Where the
+// decision's deadline leaves no time for another question, the denials until then stand.
 func (j *job) spend(ctx context.Context) error {
 	var passed error
 	deadline, limited := ctx.Deadline()
@@ -451,7 +465,8 @@ func (j *job) spend(ctx context.Context) error {
 	}
 }
 
-// makeSure asks all shards of the charges that were denied by some, while another limit denies the batch anyway.
+// makeSure asks all shards of the charges that were denied by some, while another limit denies the
+// batch anyway.
 func (j *job) makeSure(ctx context.Context) error {
 	for i := range j.charges {
 		c, p := &j.charges[i], &j.pieces[i]
@@ -570,7 +585,8 @@ func (p *piece) turn(c *penstock.Charge) bool {
 	return false
 }
 
-// passOver has a charge that is alone go on to the next shard if a breaker has kept it from being asked.
+// passOver has a charge that is alone go on to the next shard if a breaker has kept it from being
+// asked.
 func (j *job) passOver(err error) bool {
 	p := &j.pieces[0]
 	if len(j.charges) > 1 || p.way != byOne || p.tried == p.parts.n()-1 || !errors.Is(err, ErrOpen) {
@@ -655,7 +671,8 @@ func (p *piece) evenly(cost int64) {
 	}
 }
 
-// byLeft takes what each shard has, beginning with the first to ask; what is beyond that is taken evenly.
+// byLeft takes what each shard has, beginning with the first to ask; what is beyond that is taken
+// evenly.
 func (p *piece) byLeft(cost int64) { p.by(cost, func(shard int) int64 { return p.left[shard] }) }
 
 // byUse takes what each shard has in use.
@@ -675,7 +692,8 @@ func (p *piece) by(cost int64, room func(shard int) int64) {
 	}
 }
 
-// shardKey is the key of a shard. No two keys of one split limit have one in common: what is added is of one length.
+// shardKey is the key of a shard. No two keys of one split limit have one in common: what is added
+// is of one length.
 func shardKey(key string, shard int) string {
 	const digits = "0123456789"
 	suffix := [...]byte{'~', digits[shard/10], digits[shard%10]}
@@ -722,7 +740,8 @@ func part(whole int64, n, i int) int64 {
 	return p
 }
 
-// makeParts splits a limit in n, or fewer where its units or its precision do not suffice. It is nil if there is but one.
+// makeParts splits a limit in n, or fewer where its units or its precision do not suffice. It is
+// nil if there is but one.
 func makeParts(limit penstock.Limit, n int) *parts {
 	plan, err := limit.Plan()
 	if err != nil {

@@ -14,9 +14,10 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A burst of all units at once is granted in full: not one unit too many, and none denied in vain. Had a denial by the first shard been the answer, then
-// as many as chance throws together beyond a shard's part would have been: √(N·S(1-1/S)/2π) of them. What each of them costs instead is
-// a few questions more.
+// A burst of all units at once is granted in full: not one unit too many, and none denied in vain.
+// Had a denial by the first shard been the answer, then as many as chance throws together beyond a
+// shard's part would have been: √(N·S(1-1/S)/2π) of them. What each of them costs instead is a few
+// questions more.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
@@ -83,8 +84,9 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	}
 }
 
-// After a split limit was lowered, each shard grants what it has not used of its part of the new limit, and no more: about √(units·S(1-1/S)/2π) more
-// than a limit that is not split, where as much was used as the new limit has; at most all but the part of one shard; and with what was used
+// After a split limit was lowered, each shard grants what it has not used of its part of the new
+// limit, and no more: about √(units·S(1-1/S)/2π) more than a limit that is not split, where as much
+// was used as the new limit has; at most all but the part of one shard; and with what was used
 // before never more than the old limit.
 func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 	t.Parallel()

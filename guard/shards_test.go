@@ -32,7 +32,8 @@ func TestLimitsThatAreNotSplitObeyTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return split(1)(memstore.New(memstore.Options{})) })
 }
 
-// A summed store answers what is left by a Peek, since a Spend only estimates it where limits are split.
+// A summed store answers what is left by a Peek, since a Spend only estimates it where limits are
+// split.
 func summed(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
@@ -70,8 +71,9 @@ func lawsBut(t *testing.T, store func() penstock.Store, but ...string) {
 	})
 }
 
-// unlike are the laws that a split limit does not obey: Draw takes from one shard, units come back S times as slowly, a debt stays with its
-// shard, and a limit that is lowered below what is used leaves what its other shards have.
+// unlike are the laws that a split limit does not obey: Draw takes from one shard, units come back
+// S times as slowly, a debt stays with its shard, and a limit that is lowered below what is used
+// leaves what its other shards have.
 var unlike = []string{"draw_takes", "patience_books", "force_spends", "a_changed_limit_keeps"}
 
 func TestSplitLimitsObeyTheLaw(t *testing.T) {
@@ -567,8 +569,8 @@ func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
 	}
 }
 
-// A denial asks one shard after the other. If the decision's time does not suffice for all of them, what some say is the answer, and no Fallback, which
-// would admit besides the store.
+// A denial asks one shard after the other. If the decision's time does not suffice for all of them,
+// what some say is the answer, and no Fallback, which would admit besides the store.
 func TestSplitDeniesByWhatItHadTimeToAsk(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

@@ -7,8 +7,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// 10 a minute in four shards are 3, 3, 2 and 2 at once, of which each has one more in 24 s. A cost that no shard has is taken from all, with one unit more
-// of the first where it does not divide: of 5 units 2, 1, 1 and 1. So the time until the first has its part is the time for all.
+// 10 a minute in four shards are 3, 3, 2 and 2 at once, of which each has one more in 24 s. A cost
+// that no shard has is taken from all, with one unit more of the first where it does not divide: of
+// 5 units 2, 1, 1 and 1. So the time until the first has its part is the time for all.
 func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 	for cost, wait := range map[int64]time.Duration{4: 24 * time.Second, 5: 48 * time.Second, 8: 48 * time.Second, 9: 72 * time.Second, 10: 72 * time.Second} {
 		store := split(4)(newClock().memory())

@@ -12,28 +12,33 @@ type Options struct {
 	Timeout TimeoutOptions // 250 ms for a decision, whatever it takes: several questions, or one that waits for another
 	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 500 ms here, so that a store is found back within 1 s
 
-	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer. Default: Local.
+	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer.
+	// Default: Local.
 	OnFailure Failure
 
-	// Limits are the Settings of each limit. It is called for every charge, so it must be quick. Default: none has any.
+	// Limits are the Settings of each limit. It is called for every charge, so it must be quick.
+	// Default: none has any.
 	Limits func(*penstock.Limit) Settings
 
-	// Instances is how many instances there are at least, for Local. Default: 1. If the store can count them, as redisstore can, they are
-	// counted too.
+	// Instances is how many instances there are at least, for Local. Default: 1. If the store can
+	// count them, as redisstore can, they are counted too.
 	Instances int
 
-	// DenyFor is how long a denial is remembered at most. Default: 1 s, within which a refund elsewhere is noticed. Below 0: not at all.
+	// DenyFor is how long a denial is remembered at most. Default: 1 s, within which a refund
+	// elsewhere is noticed. Below 0: not at all.
 	DenyFor time.Duration
 
-	// Lease says how quota is drawn in advance, for limits whose Settings have a Lease. Its Limits and Instances are those of Standard.
+	// Lease says how quota is drawn in advance, for limits whose Settings have a Lease. Its Limits and
+	// Instances are those of Standard.
 	Lease LeaseOptions
 
 	// Observe is told of every decision. It must be quick. Default: nobody is told.
 	Observe func(Event)
 
-	// Unanswered is told of every question that the store gave no answer to, and why, before the Fallback answers it: decisions, and what a
-	// Lease draws or gives back. Nothing was charged where the class is "open" or "shed"; a store's own classes say it of theirs. It must
-	// be quick. Default: nobody is told.
+	// Unanswered is told of every question that the store gave no answer to, and why, before the
+	// Fallback answers it: decisions, and what a Lease draws or gives back. Nothing was charged where
+	// the class is "open" or "shed"; a store's own classes say it of theirs. It must be quick.
+	// Default: nobody is told.
 	Unanswered func(Event)
 }
 
@@ -49,15 +54,16 @@ type Guarded struct {
 	unwatch func()
 }
 
-// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny, Lease, Fallback, Unanswered, Split, Breaker,
-// Timeout. Of a store that has them, it uses
+// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny,
+// Lease, Fallback, Unanswered, Split, Breaker, Timeout. Of a store that has them, it uses
 //
 //	Shard(charges []penstock.Charge) string                                              for a breaker for each shard
 //	Live(ctx context.Context, instance string, life time.Duration) (int, error)          to count instances, for Local
 //	Load(ctx context.Context, limits ...penstock.Limit) error                            to make ready for limits, by Guarded.Load
 //
-// as redisstore.Store has. The order matters: what is remembered as denied costs the store nothing, whether it answers or not; what is answered by the
-// Fallback is never remembered; a split limit's shards have the breakers of the servers that keep them; and an open breaker spends no deadline.
+// as redisstore.Store has. The order matters: what is remembered as denied costs the store nothing,
+// whether it answers or not; what is answered by the Fallback is never remembered; a split limit's
+// shards have the breakers of the servers that keep them; and an open breaker spends no deadline.
 func Standard(store penstock.Store, o Options) *Guarded {
 	g := &Guarded{floor: o.Instances}
 	if named, ok := store.(interface {
@@ -151,7 +157,8 @@ type Stats struct {
 	Breakers map[string]State // by the shard's name, of those that were asked within a minute or so; at first that of ""
 }
 
-// Stats tells how the guards fare. It looks at every key that is leased, so it is not for every request.
+// Stats tells how the guards fare. It looks at every key that is leased, so it is not for every
+// request.
 func (g *Guarded) Stats() Stats {
 	s := Stats{Breakers: g.breaker.states()}
 	if g.deny != nil {
@@ -163,7 +170,8 @@ func (g *Guarded) Stats() Stats {
 	return s
 }
 
-// Close gives back what is leased, within a second, and ends what runs in the background. It does not close the store.
+// Close gives back what is leased, within a second, and ends what runs in the background. It does
+// not close the store.
 func (g *Guarded) Close() {
 	if g.lease != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -44,8 +44,8 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	}
 }
 
-// The guards ask the store for other batches than they are asked: what a lease draws, what a shard has.
-// Load knows them.
+// The guards ask the store for other batches than they are asked: what a lease draws, what a shard
+// has. Load knows them.
 func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
@@ -140,7 +140,8 @@ func (c *caller) batch() (batch []penstock.Charge) {
 	return batch
 }
 
-// same compares two decisions: in every field, or if a deny cache made the first, in what was decided.
+// same compares two decisions: in every field, or if a deny cache made the first, in what was
+// decided.
 func same(got, want penstock.Decision) error {
 	for i := range want.Len() {
 		g, w := got.Status(i), want.Status(i)
@@ -151,7 +152,8 @@ func same(got, want penstock.Decision) error {
 	return nil
 }
 
-// While its clock stands, leaps and steps back, Redis behind all guards answers in every field as the bare memory does.
+// While its clock stands, leaps and steps back, Redis behind all guards answers in every field as
+// the bare memory does.
 func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -198,7 +200,8 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	t.Logf("counted: %d decisions through all guards on Redis as by the bare memory", decided)
 }
 
-// In true time, with the deny cache, the same is decided: what it denies by itself, the memory would have denied before it was asked.
+// In true time, with the deny cache, the same is decided: what it denies by itself, the memory
+// would have denied before it was asked.
 func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -87,7 +87,8 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 	})
 }
 
-// While Redis is killed, stopped and back again, every question is answered in time, and by Redis again within a second of its return.
+// While Redis is killed, stopped and back again, every question is answered in time, and by Redis
+// again within a second of its return.
 func TestStandardGoesThroughAnOutage(t *testing.T) {
 	server := redistest.Start(t)
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
@@ -145,7 +146,8 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 	t.Logf("counted: %d questions answered through outages (the slowest took %v)", asked.Load(), time.Duration(slowest.Load()))
 }
 
-// Callers have answers, and yet everybody who asks is told of each question that the store left open.
+// Callers have answers, and yet everybody who asks is told of each question that the store left
+// open.
 func TestWhatTheStoreDoesNotAnswerIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
@@ -233,7 +235,8 @@ func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
 	}
 }
 
-// However long a store was away, and in whatever way: a second after its return the breaker is closed and all answers are its own.
+// However long a store was away, and in whatever way: a second after its return the breaker is
+// closed and all answers are its own.
 func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 	slowest, outages := time.Duration(0), 0
 	for i := range uint64(seeds(60)) {

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// ErrShed says that too many decisions were under way for one more to be asked for. Nothing was charged. It comes with
-// penstock.ErrUnavailable.
+// ErrShed says that too many decisions were under way for one more to be asked for. Nothing was
+// charged. It comes with penstock.ErrUnavailable.
 var ErrShed = errors.New("too many decisions are under way")
 
 // TimeoutOptions configure Timeout. The zero value is useful.
@@ -115,8 +115,8 @@ type deadlines struct {
 	lateness lateness
 }
 
-// within gives each decision one deadline, whatever the guards below make of it: several questions, one after the other, or one that waits for
-// another. A Timeout below takes it over.
+// within gives each decision one deadline, whatever the guards below make of it: several questions,
+// one after the other, or one that waits for another. A Timeout below takes it over.
 func (t *deadlines) within(next penstock.Store) penstock.Store {
 	if t.after < 0 {
 		return next
@@ -140,7 +140,8 @@ func (t *deadlines) deadlineOf(ctx context.Context) (d *deadline, own bool) {
 	return &deadline{Context: ctx, lateness: &t.lateness, at: now.Add(t.after), lost: t.lateness.lost(now)}, true
 }
 
-// callersErr tells whether the caller has gone away, or wants to wait no longer. That the guards' own deadline has passed is not meant.
+// callersErr tells whether the caller has gone away, or wants to wait no longer. That the guards'
+// own deadline has passed is not meant.
 func callersErr(ctx context.Context) error {
 	if bounded, ok := ctx.(*deadline); ok {
 		ctx = bounded.Context
@@ -148,7 +149,8 @@ func callersErr(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// await waits until something is done, and tells whether it is; false: the caller has gone away, or the decision's time is over.
+// await waits until something is done, and tells whether it is; false: the caller has gone away, or
+// the decision's time is over.
 func await(ctx context.Context, done <-chan struct{}) bool {
 	bounded, ok := ctx.(*deadline)
 	if !ok {

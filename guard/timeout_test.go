@@ -155,7 +155,8 @@ func BenchmarkTimeout(b *testing.B) {
 	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
 }
 
-// The context that a store is given is one like any other, although it has no timer before somebody asks for its Done.
+// The context that a store is given is one like any other, although it has no timer before somebody
+// asks for its Done.
 func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 	type key struct{}
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// vague is a store whose denials do not say when to come back: where guards promise no exact RetryAfter, it is not checked.
+// vague is a store whose denials do not say when to come back: where guards promise no exact
+// RetryAfter, it is not checked.
 func vague(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
@@ -25,7 +26,8 @@ func vague(store penstock.Store) penstock.Store {
 	})
 }
 
-// Limits that take turns over one counter, as tiers do, keep the bound of the largest through each guard, and the guard's own.
+// Limits that take turns over one counter, as tiers do, keep the bound of the largest through each
+// guard, and the guard's own.
 func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	t.Parallel()
 	type chain struct {
@@ -120,8 +122,8 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 }
 
-// Busy tiers under one key, at several instances with leases: in all intervals at most n·b units more than the largest admits, as Lease says; of
-// windows of one length nothing more.
+// Busy tiers under one key, at several instances with leases: in all intervals at most n·b units
+// more than the largest admits, as Lease says; of windows of one length nothing more.
 func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 	t.Parallel()
 	limit := func(count int64, period time.Duration) penstock.Limit {

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A decision may need several questions, or wait for the answer to another's. Whatever it does, it has one deadline.
+// A decision may need several questions, or wait for the answer to another's. Whatever it does, it
+// has one deadline.
 func TestEveryDecisionHasOneDeadline(t *testing.T) {
 	limits := map[string]guard.Settings{
 		"plain": {}, "leased": {Lease: 100}, "split": {Shards: 8}, "both": {Lease: 100, Shards: 8}, "closed": {OnFailure: guard.Closed},
@@ -137,7 +138,8 @@ func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 	})
 }
 
-// Servers come and go; those that nobody asks any more are forgotten, and the breaker of none stays open for ever.
+// Servers come and go; those that nobody asks any more are forgotten, and the breaker of none stays
+// open for ever.
 func TestBreakersOfServersThatAreGoneAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &moving{faulty: newFaulty()}
@@ -180,7 +182,8 @@ type moving struct {
 
 func (m *moving) Shard([]penstock.Charge) string { return fmt.Sprint("server ", m.at.Load()) }
 
-// A caller who gives the store next to no time learns nothing of its health. One who gives it more than half of it does.
+// A caller who gives the store next to no time learns nothing of its health. One who gives it more
+// than half of it does.
 func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
 	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -204,8 +207,8 @@ func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
 	}
 }
 
-// Who waits for another's answer, and then has to ask, may run out of time though the store answers each question soon enough. That is no failure of the
-// store's, and opens no breaker.
+// Who waits for another's answer, and then has to ask, may run out of time though the store answers
+// each question soon enough. That is no failure of the store's, and opens no breaker.
 func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
@@ -281,8 +284,8 @@ func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
 	})
 }
 
-// The breaker asks what opened it. Where the answer says nothing of the store, as of a key that holds
-// something else, callers find out that the store is back.
+// The breaker asks what opened it. Where the answer says nothing of the store, as of a key that
+// holds something else, callers find out that the store is back.
 func TestBreakerClosesThoughItsOwnQuestionTellsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()

@@ -16,7 +16,8 @@ import (
 
 // An Admission is a request that was let in. Done must be called once it has been served.
 type Admission struct {
-	// Request is the one to serve: its path is the one that the rules matched, and its context carries the Decision.
+	// Request is the one to serve: its path is the one that the rules matched, and its context carries
+	// the Decision.
 	Request *http.Request
 
 	// Decision is what the limits said. It is empty if no limit applies.
@@ -37,8 +38,8 @@ type Admission struct {
 	renewal    *renewal
 }
 
-// Admit decides a request. It returns the Admission, or nil if the request must not be served: then it has been answered. If it has to
-// wait for its turn, Admit waits.
+// Admit decides a request. It returns the Admission, or nil if the request must not be served: then
+// it has been answered. If it has to wait for its turn, Admit waits.
 //
 // It is what Middleware uses, for frameworks that have handlers of their own.
 func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
@@ -225,8 +226,8 @@ func (a *Admission) deny(w http.ResponseWriter, s *setup, retryAfter time.Durati
 	a.gate.turnAway(w, a.withContext(), s, d)
 }
 
-// status is what is told of charge i. When a slot is given back nobody knows; what the store knows is when one ends by itself if
-// nobody gives it back. Those who want one should ask again soon.
+// status is what is told of charge i. When a slot is given back nobody knows; what the store knows
+// is when one ends by itself if nobody gives it back. Those who want one should ask again soon.
 func (a *Admission) status(i int) penstock.Status {
 	s := a.Decision.Status(i)
 	if a.verdict.Charges[i].Limit.Algorithm.Holds && s.RetryAfter != penstock.Never {
@@ -258,8 +259,8 @@ func (a *Admission) writeHeaders(s *setup, denied bool, retryAfter time.Duration
 	return s.headers.write(a.header, quotas, denied, retryAfter)
 }
 
-// wait waits for the request's turn, and keeps its slots meanwhile. If its caller does not wait, or a slot is lost, what was booked is
-// given back.
+// wait waits for the request's turn, and keeps its slots meanwhile. If its caller does not wait, or
+// a slot is lost, what was booked is given back.
 func (a *Admission) wait(w http.ResponseWriter, s *setup, wait, latency time.Duration) bool {
 	g := a.gate
 	if g.waiting.Add(1) > s.maxWaiting {
@@ -305,7 +306,8 @@ func (a *Admission) leave(w http.ResponseWriter, s *setup, retry, latency time.D
 // maxAhead is how much of a body is read while its request waits.
 const maxAhead = 16 << 10
 
-// readAhead reads a small body before its request's turn: net/http notices that a client has gone only when the body is read.
+// readAhead reads a small body before its request's turn: net/http notices that a client has gone
+// only when the body is read.
 func (a *Admission) readAhead() {
 	n := a.Request.ContentLength
 	if n <= 0 || n > maxAhead || a.Request.Body == nil {
@@ -396,7 +398,8 @@ func (a *Admission) withContext() *http.Request {
 	return a.Request.WithContext(&a.context)
 }
 
-// DecisionOf is what the limits said of the request that has this context. It is false if no limit applied.
+// DecisionOf is what the limits said of the request that has this context. It is false if no limit
+// applied.
 func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 	if a, ok := ctx.Value(admissionKey{}).(*Admission); ok {
 		return a.Decision, a.limited

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// attributes are what a policy may know of an HTTP request. They are found out when they are asked for.
+// attributes are what a policy may know of an HTTP request. They are found out when they are asked
+// for.
 type attributes struct {
 	r       *http.Request
 	setup   *setup

@@ -10,16 +10,18 @@ import (
 	"strings"
 )
 
-// addresses tells which address a request comes from: that of the socket's peer, unless the peer is a trusted proxy, which says in
-// a header whom it serves.
+// addresses tells which address a request comes from: that of the socket's peer, unless the peer is
+// a trusted proxy, which says in a header whom it serves.
 //
-// A list (X-Forwarded-For or Forwarded) grows at its right end, and what stands left of the first untrusted address was written by
-// that address. So it is read from the right, past trusted proxies, to the first address that is not one: the client. If all
-// are trusted, the leftmost is. Whatever cannot be read on this way, "unknown" and names like _hidden included, makes the peer
-// the client, and so does a list that goes on for more than maxHops addresses or maxHopBytes. What stands further left is not read.
+// A list (X-Forwarded-For or Forwarded) grows at its right end, and what stands left of the first
+// untrusted address was written by that address. So it is read from the right, past trusted
+// proxies, to the first address that is not one: the client. If all are trusted, the leftmost is.
+// Whatever cannot be read on this way, "unknown" and names like _hidden included, makes the peer
+// the client, and so does a list that goes on for more than maxHops addresses or maxHopBytes. What
+// stands further left is not read.
 //
-// Any other header must have one line with one address, or the peer is the client. Proxies must set such a header whatever the
-// client sent, as they must append to a list.
+// Any other header must have one line with one address, or the peer is the client. Proxies must set
+// such a header whatever the client sent, as they must append to a list.
 type addresses struct {
 	trusted []netip.Prefix
 	unix    bool   // whether the peer of a unix socket is trusted
@@ -32,8 +34,9 @@ const (
 	maxHopBytes = 8 << 10
 )
 
-// newAddresses trusts the proxies in the networks trusted ("10.0.0.0/8", "2001:db8::1", or "unix" for whoever connects to a unix
-// socket; none by default) to say in header (X-Forwarded-For by default) whom they serve.
+// newAddresses trusts the proxies in the networks trusted ("10.0.0.0/8", "2001:db8::1", or "unix"
+// for whoever connects to a unix socket; none by default) to say in header (X-Forwarded-For by
+// default) whom they serve.
 func newAddresses(trusted []string, header string) (*addresses, error) {
 	if header != "" && len(trusted) == 0 {
 		return nil, fmt.Errorf("client address: header %q is believed of nobody; name the networks of your proxies, or no header", header)
@@ -59,8 +62,8 @@ func newAddresses(trusted []string, header string) (*addresses, error) {
 	return a, nil
 }
 
-// of returns the client's address, never an IPv4-mapped one or one with a zone. It is invalid if the peer is the client and has
-// none, as on a unix socket.
+// of returns the client's address, never an IPv4-mapped one or one with a zone. It is invalid if
+// the peer is the client and has none, as on a unix socket.
 func (a *addresses) of(r *http.Request) netip.Addr {
 	peer := parsePeer(r.RemoteAddr)
 	if !a.trusts(peer) && !a.trustsSocket(r) {
@@ -97,7 +100,8 @@ func (a *addresses) trusts(address netip.Addr) bool {
 	return false
 }
 
-// walk returns the last address of a list that is not trusted, or else the first address; an invalid one if it cannot tell.
+// walk returns the last address of a list that is not trusted, or else the first address; an
+// invalid one if it cannot tell.
 func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
 	hops, bytes := 0, 0
 	for _, line := range slices.Backward(lines) {
@@ -122,8 +126,9 @@ func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(
 
 func lastComma(list string) int { return strings.LastIndexByte(list, ',') }
 
-// lastUnquotedComma is the last comma that is not in a quoted string. It reads from the right, lest a quote that the client left open
-// swallow what proxies appended. A quote behind a backslash is a part of its string, as none begins there.
+// lastUnquotedComma is the last comma that is not in a quoted string. It reads from the right, lest
+// a quote that the client left open swallow what proxies appended. A quote behind a backslash is a
+// part of its string, as none begins there.
 func lastUnquotedComma(list string) int {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {
@@ -137,8 +142,9 @@ func lastUnquotedComma(list string) int {
 	return -1
 }
 
-// parseForwarded reads the address in an element of Forwarded, as for="[2001:db8::1]:80";proto=https (RFC 7239); spaces around a
-// parameter, and an address that should be quoted, are let pass. It is invalid if there is none or the element is malformed.
+// parseForwarded reads the address in an element of Forwarded, as
+// for="[2001:db8::1]:80";proto=https (RFC 7239); spaces around a parameter, and an address that
+// should be quoted, are let pass. It is invalid if there is none or the element is malformed.
 func parseForwarded(element string) (address netip.Addr) {
 	found := false
 	for element = strings.TrimLeft(element, "; \t"); element != ""; element = strings.TrimLeft(element, "; \t") {
@@ -173,7 +179,8 @@ func cutValue(text string) (value, rest string, ok bool) {
 	return value, rest, ok && (rest == "" || rest[0] == ';')
 }
 
-// cutQuoted reads up to the quote that ends a string. Escapes are left in the value, as no address needs any.
+// cutQuoted reads up to the quote that ends a string. Escapes are left in the value, as no address
+// needs any.
 func cutQuoted(text string) (value, rest string, ok bool) {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
@@ -186,7 +193,8 @@ func cutQuoted(text string) (value, rest string, ok bool) {
 	return "", "", false
 }
 
-// parseNode reads an address, perhaps with a port, in brackets or quotes: 192.0.2.1, 192.0.2.1:80, 2001:db8::1, "[2001:db8::1]:80".
+// parseNode reads an address, perhaps with a port, in brackets or quotes: 192.0.2.1, 192.0.2.1:80,
+// 2001:db8::1, "[2001:db8::1]:80".
 func parseNode(text string) netip.Addr {
 	text = strings.Trim(text, " \t")
 	if n := len(text); n >= 2 && text[0] == '"' && text[n-1] == '"' {
@@ -209,7 +217,8 @@ func parseNode(text string) netip.Addr {
 	return address.Unmap().WithZone("")
 }
 
-// isPort tells whether text is a colon and a port, or a colon and a name for one as RFC 7239 has them: _name.
+// isPort tells whether text is a colon and a port, or a colon and a name for one as RFC 7239 has
+// them: _name.
 func isPort(text string) bool {
 	port, ok := strings.CutPrefix(text, ":")
 	if hidden, is := strings.CutPrefix(port, "_"); is {
@@ -219,7 +228,8 @@ func isPort(text string) bool {
 	return ok && err == nil
 }
 
-// isName tells whether text has only what names of headers, parameters, zones and hidden ports are made of.
+// isName tells whether text has only what names of headers, parameters, zones and hidden ports are
+// made of.
 func isName(text string) bool {
 	for i := range len(text) {
 		c := text[i]
@@ -240,12 +250,14 @@ func parsePeer(remote string) netip.Addr {
 	return peer.Addr().Unmap().WithZone("")
 }
 
-// isSocket tells whether remote is how net/http calls the peer of a unix socket: by its socket's path, or @ and a name, if it has one.
+// isSocket tells whether remote is how net/http calls the peer of a unix socket: by its socket's
+// path, or @ and a name, if it has one.
 func isSocket(remote string) bool {
 	return remote == "" || remote[0] == '@' || remote[0] == '/'
 }
 
-// parseNetwork reads a network, or an address as a network of one. Its error continues a sentence about text.
+// parseNetwork reads a network, or an address as a network of one. Its error continues a sentence
+// about text.
 func parseNetwork(text string) (netip.Prefix, error) {
 	network, err := netip.ParsePrefix(text)
 	if address, e := netip.ParseAddr(text); e == nil && address.Zone() == "" {

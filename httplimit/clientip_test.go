@@ -15,7 +15,8 @@ import (
 	"testing"
 )
 
-// In these tests proxies are in 10.0.0.0/8 or 2001:db8:10::/48, the attacker is 203.0.113.7, and the victim is 198.51.100.9.
+// In these tests proxies are in 10.0.0.0/8 or 2001:db8:10::/48, the attacker is 203.0.113.7, and
+// the victim is 198.51.100.9.
 var proxies = []string{"10.0.0.0/8", "2001:db8:10::/48"}
 
 func mustTrust(t testing.TB, header string, trusted ...string) *addresses {
@@ -31,7 +32,8 @@ func request(remote, header string, lines ...string) *http.Request {
 	return &http.Request{RemoteAddr: remote, Header: http.Header{header: lines}}
 }
 
-// forgeries are what an attacker may write into a header to be somebody else, to be nobody, or to break who reads it.
+// forgeries are what an attacker may write into a header to be somebody else, to be nobody, or to
+// break who reads it.
 var forgeries = [][]string{
 	{"198.51.100.9"}, {"198.51.100.9:80"}, {" 198.51.100.9 "}, {"\t198.51.100.9\t"}, {`"198.51.100.9"`}, {`"198.51.100.9:80"`},
 	{"[198.51.100.9]"}, {"::ffff:198.51.100.9"}, {"[::ffff:198.51.100.9]"}, {"[::ffff:c633:6409]:80"}, {"64:ff9b::198.51.100.9"},
@@ -95,7 +97,8 @@ func TestForgedHeadersNeverMoveWhoIsNotBehindAProxy(t *testing.T) {
 	t.Logf("counted: %d forged headers (%d forms)", n, len(forgeries))
 }
 
-// appended are the ways in which proxies pass a list on: the attacker's lines, and behind them what was appended.
+// appended are the ways in which proxies pass a list on: the attacker's lines, and behind them what
+// was appended.
 func appended(lines []string, hops ...string) (passed [][]string) {
 	last := max(0, len(lines)-1)
 	left := strings.Join(lines[last:], "")
@@ -479,8 +482,9 @@ func named(text string) (addresses []netip.Addr) {
 	return addresses
 }
 
-// Whatever stands in the header, the client is the peer, or an address in it, right of which all are trusted. (In Forwarded, other
-// parameters name addresses too, so the order is left out.) And once a proxy has appended the attacker's address, it is that one.
+// Whatever stands in the header, the client is the peer, or an address in it, right of which all
+// are trusted. (In Forwarded, other parameters name addresses too, so the order is left out.) And
+// once a proxy has appended the attacker's address, it is that one.
 func FuzzClientAddress(f *testing.F) {
 	for i, lines := range forgeries {
 		if text := strings.Join(lines, "\n"); len(text) < 5000 { // long ones are slow to mutate

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// corsPolicy has an answer of the Gate itself for each reason: 429, 403, 400 and, with a store that fails, 503.
+// corsPolicy has an answer of the Gate itself for each reason: 429, 403, 400 and, with a store that
+// fails, 503.
 const corsPolicy = `
 identities: {client: {key: header X-API-Key}}
 deny: {header X-Banned: "yes"}
@@ -132,7 +133,8 @@ func TestHandlersOfDenialsAreReadByPagesToo(t *testing.T) {
 	}
 }
 
-// A browser sends a preflight before each request that is not simple, by itself and without credentials.
+// A browser sends a preflight before each request that is not simple, by itself and without
+// credentials.
 func TestPreflightsAreFree(t *testing.T) {
 	gate, seen := gateOf(t, `
 identities: {client: {key: header X-API-Key}}

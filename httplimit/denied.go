@@ -39,7 +39,8 @@ const (
 	denialReasons                        // how many there are
 )
 
-// problems are the problem types of the draft's registration; about:blank, whose title is the status, is RFC 9457's own. plain says the same to people.
+// problems are the problem types of the draft's registration; about:blank, whose title is the
+// status, is RFC 9457's own. plain says the same to people.
 var problems = [denialReasons]struct {
 	status      int
 	kind, title string
@@ -115,8 +116,8 @@ func newBodies(settings bodySettings) (*bodies, error) {
 	return b, nil
 }
 
-// write answers the request with the denial: status, Content-Type and body (none to HEAD). The headers that say when to ask again
-// must stand already.
+// write answers the request with the denial: status, Content-Type and body (none to HEAD). The
+// headers that say when to ask again must stand already.
 //
 // It sets no Cache-Control: a 429 must not be stored by a cache (RFC 6585), and 403 and 503 are not
 // without being told to (RFC 9110, 15.1).
@@ -132,8 +133,8 @@ func (b *bodies) write(w http.ResponseWriter, r *http.Request, d denial) {
 	}
 }
 
-// render is the body for a client that accepts these types. A template is what it is, whatever is accepted; if it fails, the client
-// is told the problem.
+// render is the body for a client that accepts these types. A template is what it is, whatever is
+// accepted; if it fails, the client is told the problem.
 func (b *bodies) render(accept []string, d *denial) (body []byte, contentType string) {
 	custom := d.reason == overLimit || d.reason == tooManyNew
 	if custom && b.template != nil {
@@ -240,8 +241,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.buffer.Write(p)
 }
 
-// prefersText tells whether an Accept header wants plain text, or HTML, more than JSON. It does not if it is absent, malformed
-// or longer than a kilobyte.
+// prefersText tells whether an Accept header wants plain text, or HTML, more than JSON. It does not
+// if it is absent, malformed or longer than a kilobyte.
 func prefersText(accept []string) bool {
 	if len(accept) == 0 || len(accept) == 1 && accept[0] == "*/*" {
 		return false

@@ -20,7 +20,8 @@ func mustBodies(t testing.TB, settings bodySettings) *bodies {
 	return b
 }
 
-// answerDenial is the response to a request that accepts these types; nothing at all if accept is "-".
+// answerDenial is the response to a request that accepts these types; nothing at all if accept is
+// "-".
 func answerDenial(t *testing.T, b *bodies, method, accept string, d denial) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequest(method, "/", nil)

@@ -1,2 +1,3 @@
-// Package httplimit puts limits in front of HTTP handlers, and keeps outbound requests within limits.
+// Package httplimit puts limits in front of HTTP handlers, and keeps outbound requests within
+// limits.
 package httplimit

@@ -19,7 +19,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// Requests that are held open until their charge has run out have nothing to give back: otherwise they would store up room for guesses.
+// Requests that are held open until their charge has run out have nothing to give back: otherwise
+// they would store up room for guesses.
 func TestHeldRequestsGiveNothingBackThatNoLongerCounts(t *testing.T) {
 	for _, algorithm := range []string{"token-bucket", "fixed-window", "anchored-window", "sliding-log", "sliding-window", "sub-window"} {
 		t.Run(algorithm, func(t *testing.T) {
@@ -293,7 +294,8 @@ func TestWhatIsGivenBackIsThereBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// A request whose slot was lost while it waited, as with the server's data, is not served beside the one that has it now.
+// A request whose slot was lost while it waited, as with the server's data, is not served beside
+// the one that has it now.
 func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lost atomic.Bool

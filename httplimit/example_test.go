@@ -16,7 +16,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A gate over Redis, with all guards: limits hold while Redis does not answer, each as the policy says.
+// A gate over Redis, with all guards: limits hold while Redis does not answer, each as the policy
+// says.
 func ExampleNew() {
 	rules, err := policy.Load("rules.yaml")
 	if err != nil {
@@ -38,7 +39,8 @@ func ExampleNew() {
 	log.Fatal(http.ListenAndServe(":8080", gate.Middleware(api)))
 }
 
-// A client that sends at most 100 requests a minute to each host, waits where a server asks it to, and tries again twice.
+// A client that sends at most 100 requests a minute to each host, waits where a server asks it to,
+// and tries again twice.
 func ExampleTransport() {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("RateLimit", `"api";r=0;t=60`) // nothing is left for a minute

@@ -14,12 +14,15 @@ import (
 
 // Options of a Gate. Limits come from Rules, or from Name, Key and Limits.
 type Options struct {
-	// Store counts. memstore.New makes one for this process, redisstore.Open one for many; put guard.Standard around the latter, with the Rules'
-	// Settings as its Limits. Without, New puts a guard.Fallback around it, so that limits fail as they say; but as nobody counts the
-	// instances then, each has the whole of a local limit. With a memstore, which fails only when it is full, local is as closed.
+	// Store counts. memstore.New makes one for this process, redisstore.Open one for many; put
+	// guard.Standard around the latter, with the Rules' Settings as its Limits. Without, New puts a
+	// guard.Fallback around it, so that limits fail as they say; but as nobody counts the instances
+	// then, each has the whole of a local limit. With a memstore, which fails only when it is full,
+	// local is as closed.
 	Store penstock.Store
 
-	// Rules are those to apply now; they are asked for at every request, as by (*policy.Watcher).Rules.
+	// Rules are those to apply now; they are asked for at every request, as by
+	// (*policy.Watcher).Rules.
 	Rules func() *policy.Rules
 
 	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells
@@ -31,11 +34,12 @@ type Options struct {
 	OnFailure guard.Failure     // what happens to requests while the store gives no answer, unless it has guards; default: guard.Local
 	HTTP      policy.HTTPConfig // how requests are read and answered
 
-	// Denied, if set, answers requests that are denied, refused or malformed. The fields that tell of limits stand in the response's header already; DenialOf
-	// gives the details.
+	// Denied, if set, answers requests that are denied, refused or malformed. The fields that tell of
+	// limits stand in the response's header already; DenialOf gives the details.
 	Denied http.Handler
 
-	// Observe, if set, is told of each decision. It is called by many goroutines at once, and must be quick.
+	// Observe, if set, is told of each decision. It is called by many goroutines at once, and must be
+	// quick.
 	Observe func(Event)
 
 	// TokenRejected, if set, is told of each request whose token is rejected, and why. Such a
@@ -44,7 +48,8 @@ type Options struct {
 	TokenRejected func(*policy.TokenError)
 }
 
-// A Gate lets requests pass, wait, or turns them away, as its limits say. Make one with New; it may be used by many goroutines at once.
+// A Gate lets requests pass, wait, or turns them away, as its limits say. Make one with New; it may
+// be used by many goroutines at once.
 type Gate struct {
 	store   penstock.Store
 	rules   func() *policy.Rules
@@ -109,8 +114,8 @@ func inCode(o Options) (*policy.Rules, error) {
 	})
 }
 
-// ByAddress makes callers pay by their address: that of the socket's peer. Behind proxies, where all peers are alike, use a policy with
-// trusted_proxies.
+// ByAddress makes callers pay by their address: that of the socket's peer. Behind proxies, where
+// all peers are alike, use a policy with trusted_proxies.
 func ByAddress(r *http.Request) string {
 	return "ip:" + policy.AddressText((&addresses{}).of(r), 32, 64)
 }

@@ -28,7 +28,8 @@ type recorder struct {
 	status    int
 }
 
-// note notes the final status, before the client learns of it: its next request finds what this one gives back.
+// note notes the final status, before the client learns of it: its next request finds what this one
+// gives back.
 func (w *recorder) note(status int) {
 	if w.status == 0 {
 		w.status = status

@@ -15,12 +15,13 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Dialect is a way to tell clients of limits in the headers of a response. All dialects of one response say the same.
+// A Dialect is a way to tell clients of limits in the headers of a response. All dialects of one
+// response say the same.
 type Dialect string
 
-// The dialects. Draft11 lists every limit that was asked; the older ones know one limit only, and speak of the strictest:
-// the one that denies for longest, or has the least share left. Draft11 and Draft07 write the same header in
-// two forms, so a response can have one of them.
+// The dialects. Draft11 lists every limit that was asked; the older ones know one limit only, and
+// speak of the strictest: the one that denies for longest, or has the least share left. Draft11 and
+// Draft07 write the same header in two forms, so a response can have one of them.
 const (
 	// Draft11 is draft-ietf-httpapi-ratelimit-headers-11:
 	//	RateLimit-Policy: "search.second";q=10;w=1, "search.day";q=10000;w=86400
@@ -32,11 +33,12 @@ const (
 	//	RateLimit: limit=10, remaining=9, reset=1
 	Draft07 Dialect = "draft-07"
 
-	// Draft06 has a header for each number: RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset. Unless Draft11 is there too,
-	// it has a RateLimit-Policy as Draft07.
+	// Draft06 has a header for each number: RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset.
+	// Unless Draft11 is there too, it has a RateLimit-Policy as Draft07.
 	Draft06 Dialect = "draft-06"
 
-	// XRateLimit has X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is Unix time, or seconds from now by option.
+	// XRateLimit has X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is Unix
+	// time, or seconds from now by option.
 	XRateLimit Dialect = "x-ratelimit"
 )
 
@@ -92,7 +94,8 @@ type quota struct {
 	share  bool // the status is of a share of the limit, or of a ceiling instead of it
 }
 
-// A quotaPolicy is what a limit says of itself in every response. It is made once, by newQuotaPolicy.
+// A quotaPolicy is what a limit says of itself in every response. It is made once, by
+// newQuotaPolicy.
 type quotaPolicy struct {
 	name    string // in public: "search.second"
 	limit   int64  // units at once: q
@@ -104,15 +107,17 @@ type quotaPolicy struct {
 	period int64 // in so many µs
 }
 
-// newQuotaPolicy prepares a limit for headers, under a name of a-z, 0-9, '_', '.' and '-'. q and w are
+// newQuotaPolicy prepares a limit for headers, under a name of a-z, 0-9, '_', '.' and '-'. q and w
+// are
 //
 //	TokenBucket     the burst, and how long the bucket takes to fill
 //	LeakyBucket     the places, which are the queue and the one that leaves, and how long they take to empty
 //	windows, logs   the count and the period
 //	Concurrency     the slots; it has no w, and qu="concurrent-requests"
 //
-// w is in whole seconds. A bucket's is rounded up; below a second, where rounding would tell a fraction of the true rate, it is left out.
-// So it is for windows that do not last whole seconds, and for calendar months.
+// w is in whole seconds. A bucket's is rounded up; below a second, where rounding would tell a
+// fraction of the true rate, it is left out. So it is for windows that do not last whole seconds,
+// and for calendar months.
 func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
 	limit := plan.Limit
 	p := &quotaPolicy{name: name, limit: plan.Capacity}
@@ -146,7 +151,8 @@ func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
 	return p
 }
 
-// calendarSeconds is how long a calendar window is said to last, given its longest length; 0 for months.
+// calendarSeconds is how long a calendar window is said to last, given its longest length; 0 for
+// months.
 func calendarSeconds(period time.Duration) int64 {
 	switch period {
 	case algorithm.Day.Period():
@@ -157,7 +163,8 @@ func calendarSeconds(period time.Duration) int64 {
 	return 0
 }
 
-// refill is how long a bucket takes to refill units, rounded down to a microsecond, and the microsecond that rounds it up.
+// refill is how long a bucket takes to refill units, rounded down to a microsecond, and the
+// microsecond that rounds it up.
 func (p *quotaPolicy) refill(units int64) (down, up time.Duration) {
 	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0)))
 	count := uint64(max(p.count, 1))
@@ -208,7 +215,8 @@ func (q *quota) nextUnit() time.Duration {
 	return max(q.status.ResetAfter-later, 0)
 }
 
-// stricter tells which of two quotas an older dialect speaks of: the one that denies for longer, or has the smaller share left.
+// stricter tells which of two quotas an older dialect speaks of: the one that denies for longer, or
+// has the smaller share left.
 func (q *quota) stricter(than *quota) bool {
 	if q.status.RetryAfter != than.status.RetryAfter {
 		return q.status.RetryAfter > than.status.RetryAfter
@@ -221,9 +229,10 @@ func (q *quota) stricter(than *quota) bool {
 
 func (q *quota) left() uint64 { return uint64(max(q.status.Remaining, 0)) }
 
-// write sets the headers that say what the quotas say, in place of those that are there. If the request was denied it
-// sets Retry-After: whole seconds, rounded up, at least 1, and never before more quota is there of a limit that
-// denied. There is none if the request can never be granted. It returns the seconds of Retry-After, or 0.
+// write sets the headers that say what the quotas say, in place of those that are there. If the
+// request was denied it sets Retry-After: whole seconds, rounded up, at least 1, and never before
+// more quota is there of a limit that denied. There is none if the request can never be granted. It
+// returns the seconds of Retry-After, or 0.
 func (h *headers) write(to http.Header, quotas []quota, denied bool, retryAfter time.Duration) (retrySeconds int64) {
 	var room [512]byte
 	var f fields
@@ -331,7 +340,8 @@ const (
 	headerRetryAfter = "Retry-After"
 )
 
-// fields are headers in the making: the values stand in one text, one after another. So all of them take two allocations.
+// fields are headers in the making: the values stand in one text, one after another. So all of them
+// take two allocations.
 type fields struct {
 	n    int
 	keys [maxFields]string

@@ -151,7 +151,8 @@ func ceilRat(x *big.Rat) int64 {
 
 func ratOf(d time.Duration) *big.Rat { return big.NewRat(int64(d), int64(time.Second)) }
 
-// meantPolicy is what a limit's policy must say, computed with fractions. A window of 0 is not said.
+// meantPolicy is what a limit's policy must say, computed with fractions. A window of 0 is not
+// said.
 func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) {
 	a := limit.Algorithm
 	if a == nil {
@@ -182,7 +183,8 @@ func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) 
 	return limit.Count, 0, nil, false
 }
 
-// meantReset is when there must be more, in whole seconds; -1 if that is not to be said. For a bucket it may be one microsecond late.
+// meantReset is when there must be more, in whole seconds; -1 if that is not to be said. For a
+// bucket it may be one microsecond late.
 func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64) {
 	if status.RetryAfter == penstock.Never {
 		return -1, -1
@@ -333,7 +335,8 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 	t.Logf("counted: %d random responses in all dialects (%d values compared)", responses, values)
 }
 
-// What a real store answers, in the words of each algorithm: after a first request of the given cost, and after a second.
+// What a real store answers, in the words of each algorithm: after a first request of the given
+// cost, and after a second.
 func TestHeadersOfEachAlgorithm(t *testing.T) {
 	everyTenth := penstock.PerSecond(10)
 	for _, c := range []struct {
@@ -489,7 +492,8 @@ func quotaPolicyOf(name string, limit penstock.Limit) *quotaPolicy {
 	return newQuotaPolicy(name, plan)
 }
 
-// A bucket fills in a whole number of seconds, rounded up, however little is missing; what fills in less than one has no w.
+// A bucket fills in a whole number of seconds, rounded up, however little is missing; what fills in
+// less than one has no w.
 func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
 	for _, c := range []struct {
 		limit penstock.Limit
@@ -602,8 +606,8 @@ func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
 	}
 }
 
-// The draft's effective window is "the number of seconds within which the client can use no more than the available quota": a client that uses it all has
-// one unit more then, and not before.
+// The draft's effective window is "the number of seconds within which the client can use no more
+// than the available quota": a client that uses it all has one unit more then, and not before.
 func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 	asked := 0
 	rapid.Check(t, func(rt *rapid.T) {

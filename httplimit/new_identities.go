@@ -24,7 +24,8 @@ const (
 // MB. One that it has forgotten is new again. It counts for up to 131,072 addresses, in up to 16
 // MB. If there are more, known identities are admitted, and new ones are not.
 //
-// The memory is this process's own: after a start all identities are new, and each process admits as many.
+// The memory is this process's own: after a start all identities are new, and each process admits
+// as many.
 type identities struct {
 	seed   maphash.Seed
 	counts *memstore.Store
@@ -80,7 +81,8 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 	return true, 0
 }
 
-// count counts a new identity for its address. It tells whether the address may bring it, and if not when to ask again.
+// count counts a new identity for its address. It tells whether the address may bring it, and if
+// not when to ask again.
 func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{{Key: u.Address, Limit: u.Limit, Cost: 1}}
 	d, err := s.counts.Decide(context.Background(), charge[:])

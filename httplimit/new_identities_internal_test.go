@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// However many identities there are, and addresses that bring them, the memory is bounded; what is in use is known.
+// However many identities there are, and addresses that bring them, the memory is bounded; what is
+// in use is known.
 func TestKnownIdentitiesAreBounded(t *testing.T) {
 	s := newIdentities()
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Ready()
@@ -63,8 +64,8 @@ func generations(s *identities) (young, old int) {
 	return young, old
 }
 
-// Requests that race are admitted as exactly as one after another: an address brings no more new identities than it may, each is
-// counted once, and the memory keeps its bound.
+// Requests that race are admitted as exactly as one after another: an address brings no more new
+// identities than it may, each is counted once, and the memory keeps its bound.
 func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	s := newIdentities()
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Ready()

@@ -17,7 +17,8 @@ type Reading struct {
 	Verdict  policy.Verdict
 }
 
-// Read reads a request as a Gate does, and charges nothing. The error wraps penstock.ErrInvalid: a Gate would refuse the request as malformed.
+// Read reads a request as a Gate does, and charges nothing. The error wraps penstock.ErrInvalid: a
+// Gate would refuse the request as malformed.
 func Read(rules *policy.Rules, r *http.Request) (*Reading, error) {
 	s, err := newSetup(rules)
 	if err != nil {

@@ -42,7 +42,8 @@ func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Durat
 	return g
 }
 
-// Two servers over one Redis, real clients over loopback: what one admits the other knows, with guards or without.
+// Two servers over one Redis, real clients over loopback: what one admits the other knows, with
+// guards or without.
 func TestServersShareLimitsOverRedis(t *testing.T) {
 	single := redistest.Start(t)
 	cluster := redistest.StartCluster(t)
@@ -103,8 +104,9 @@ rules:
 			}
 			all.Wait()
 			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
-			// On a Cluster, a request may be overtaken between asking and charging, and while its charges are given back others miss
-			// them for a moment. Nothing is lost: one after the other, the rest is admitted.
+			// On a Cluster, a request may be overtaken between asking and charging, and while its charges
+			// are given back others miss them for a moment. Nothing is lost: one after the other, the rest
+			// is admitted.
 			for key := range allowed {
 				for ask(key, key%2) {
 				}
@@ -181,7 +183,8 @@ func spellings() (targets []string) {
 		"/api\\rides\\request", "/api/rides/request?x=1", "/api/rides/request?/../", "/%2e%2e/api/rides/request", "/api/rides/x/../request")
 }
 
-// A scriptCounter counts the scripts that a store sends, but for those that the server did not know.
+// A scriptCounter counts the scripts that a store sends, but for those that the server did not
+// know.
 type scriptCounter struct {
 	redisstore.Client
 	scripts atomic.Int64
@@ -195,7 +198,8 @@ func (c *scriptCounter) EvalSha(ctx context.Context, digest string, keys, args [
 	return reply, err
 }
 
-// A candidate of its limit's algorithm needs no script call, through all guards; one of another algorithm needs one.
+// A candidate of its limit's algorithm needs no script call, through all guards; one of another
+// algorithm needs one.
 func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	server := redistest.Start(t)
 	const requests = 20
@@ -232,7 +236,8 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	}
 }
 
-// Where a guard answers the enforced limit, its candidate is asked for by itself; what it would let through shows all the same.
+// Where a guard answers the enforced limit, its candidate is asked for by itself; what it would let
+// through shows all the same.
 func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A file that changes 50 times a second, every other time for the worse, under load: each request is decided by one file as a whole.
+// A file that changes 50 times a second, every other time for the worse, under load: each request
+// is decided by one file as a whole.
 func TestReloadIsNeverAMixture(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	replace := func(text string) {

@@ -10,8 +10,8 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// serverSays is how long a server wants no more requests, by the status and headers of its answer: 0 or more. It is false
-// if the server did not say.
+// serverSays is how long a server wants no more requests, by the status and headers of its answer:
+// 0 or more. It is false if the server did not say.
 func serverSays(status int, h http.Header, now time.Time) (pause time.Duration, said bool) {
 	if date, ok := parseDate(h.Get("Date")); ok {
 		now = date // by its own clock, so that ours may differ
@@ -45,7 +45,8 @@ func retryAfterSays(value string, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// rateLimitSays reads the RateLimit of draft-11, or else of draft-07. Of several limits with nothing left, the longest counts.
+// rateLimitSays reads the RateLimit of draft-11, or else of draft-07. Of several limits with
+// nothing left, the longest counts.
 func rateLimitSays(lines []string) (pause time.Duration, said bool) {
 	length := 0
 	for _, line := range lines {
@@ -96,8 +97,9 @@ func nothingLeft(remaining, reset any) (time.Duration, bool) {
 	return seconds(t), true
 }
 
-// remainingSays reads the two headers of the older dialects: nothing left until a Reset that has no common meaning. More than ten
-// years are no time to wait but a Unix time, and if that lies more than three thousand years ahead it is in milliseconds.
+// remainingSays reads the two headers of the older dialects: nothing left until a Reset that has no
+// common meaning. More than ten years are no time to wait but a Unix time, and if that lies more
+// than three thousand years ahead it is in milliseconds.
 func remainingSays(remaining, reset string, now time.Time) (time.Duration, bool) {
 	if n, ok := parseDigits(strings.Trim(remaining, " \t")); !ok || n != 0 {
 		return 0, false

@@ -37,7 +37,8 @@ func (a *Admission) note(charges []penstock.Charge, limits []*policy.Limit, d *p
 	}
 }
 
-// counts is how long a charge counts at least. What is given back later would come out of what others have used since.
+// counts is how long a charge counts at least. What is given back later would come out of what
+// others have used since.
 func counts(c *penstock.Charge, s penstock.Status) time.Duration {
 	if c.Limit.Algorithm.Is(penstock.TokenBucket) {
 		return s.Wait + atRate(c.Cost, &c.Limit)
@@ -57,7 +58,8 @@ func atRate(units int64, l *penstock.Limit) time.Duration {
 	return time.Duration(t)
 }
 
-// noteHolds keeps the slots that the store may have lent although it gave no answer: they are given back when the request ends, or at once.
+// noteHolds keeps the slots that the store may have lent although it gave no answer: they are given
+// back when the request ends, or at once.
 func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
 	for i, l := range limits {
 		if c := &charges[i]; c.Limit.Algorithm.Holds {
@@ -66,8 +68,10 @@ func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit)
 	}
 }
 
-// Done ends the Admission; whoever calls it before the response leaves has the client's next request find what is given back. The status is that of the response, or 0 if there was none or it is not known: then nothing that is charged by
-// status is given back. Slots are given back; costs are corrected to what was told by Settle or the response's header.
+// Done ends the Admission; whoever calls it before the response leaves has the client's next
+// request find what is given back. The status is that of the response, or 0 if there was none or it
+// is not known: then nothing that is charged by status is given back. Slots are given back; costs
+// are corrected to what was told by Settle or the response's header.
 func (a *Admission) Done(status int) {
 	if a.unknown.Load() {
 		status = 0
@@ -113,7 +117,8 @@ func (a *Admission) corrections(status int) (all corrections) {
 	return all
 }
 
-// maxReturns is how many requests may be answered while what they hold is given back. Those beyond it are answered afterwards.
+// maxReturns is how many requests may be answered while what they hold is given back. Those beyond
+// it are answered afterwards.
 const maxReturns = 1000
 
 // returnHolds gives back the slots of a request that is turned away, and what is charged by status
@@ -155,7 +160,8 @@ type corrections struct {
 	local   []penstock.Charge // of what this process has counted, and the store has not
 }
 
-// add adds the correction of what that source granted. The store may have any slot: it was asked for it, or to renew it.
+// add adds the correction of what that source granted. The store may have any slot: it was asked
+// for it, or to renew it.
 func (s *corrections) add(c penstock.Charge, granted penstock.Source) {
 	if granted == penstock.FromFallback && !c.Limit.Algorithm.Holds {
 		s.local = append(s.local, c)
@@ -166,8 +172,9 @@ func (s *corrections) add(c penstock.Charge, granted penstock.Source) {
 
 func (s *corrections) empty() bool { return len(s.charges)+len(s.local) == 0 }
 
-// correct makes corrections. If the store cannot be asked, what was charged stays charged, and slots end by themselves. The local ones are for who
-// answers without the store: once that is back, they are dropped.
+// correct makes corrections. If the store cannot be asked, what was charged stays charged, and
+// slots end by themselves. The local ones are for who answers without the store: once that is back,
+// they are dropped.
 func (a *Admission) correct(all corrections) {
 	if all.empty() {
 		return
@@ -235,8 +242,9 @@ func (a *Admission) trueCost(g *grant) int64 {
 	return g.charge.Cost
 }
 
-// Settle tells what a request really cost: those of its limits whose cost is settled afterwards are corrected to it once it has been
-// served: in a policy those that say cost.actual, of limits in code all. The last call counts. It fails if the request has no such limit.
+// Settle tells what a request really cost: those of its limits whose cost is settled afterwards are
+// corrected to it once it has been served: in a policy those that say cost.actual, of limits in
+// code all. The last call counts. It fails if the request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
 // SettleContext is Settle for handlers that have the request's context only.
@@ -255,8 +263,9 @@ func SettleContext(ctx context.Context, actual int64) error {
 	return fmt.Errorf("%w: httplimit: no limit of the request is settled afterwards; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
 }
 
-// Unanswered tells that nobody knows how a request ended, whatever its handler answers: what is charged by status stays charged. A proxy calls
-// it when the upstream has the request, or may have it, and gives no answer.
+// Unanswered tells that nobody knows how a request ended, whatever its handler answers: what is
+// charged by status stays charged. A proxy calls it when the upstream has the request, or may have
+// it, and gives no answer.
 func Unanswered(r *http.Request) {
 	if a, ok := r.Context().Value(admissionKey{}).(*Admission); ok {
 		a.unknown.Store(true)
@@ -344,7 +353,8 @@ func (n *renewal) renew() {
 	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
 	defer cancel()
 	for i := range n.holds {
-		// A slot that cannot be renewed may be lent to others; a request that is being served is not cut off for that.
+		// A slot that cannot be renewed may be lent to others; a request that is being served is not cut
+		// off for that.
 		if d, err := n.gate.store.Decide(ctx, n.holds[i:i+1]); err == nil && !d.Allowed {
 			n.lost = true
 		}

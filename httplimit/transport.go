@@ -16,56 +16,62 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A Transport is an http.RoundTripper that keeps outbound requests within limits and heeds what servers say of theirs. Its zero
-// value has no limit of its own and heeds servers. Its fields must not be changed once it is in use; it may be
-// used by many goroutines at once.
+// A Transport is an http.RoundTripper that keeps outbound requests within limits and heeds what
+// servers say of theirs. Its zero value has no limit of its own and heeds servers. Its fields must
+// not be changed once it is in use; it may be used by many goroutines at once.
 //
-// A request is sent when the server that it goes to has not asked to be left alone, and the Limiter has granted its
-// cost; it waits for both. A server asks to be left alone by
+// A request is sent when the server that it goes to has not asked to be left alone, and the Limiter
+// has granted its cost; it waits for both. A server asks to be left alone by
 //
 //   - Retry-After, in seconds or as a date, with status 429 or 503;
-//   - RateLimit with nothing remaining and a time until there is more (draft-11: r=0 and t; draft-07: remaining=0 and reset);
-//   - RateLimit-Remaining or X-RateLimit-Remaining: 0 with a Reset, in seconds, as Unix time or as a date.
+//   - RateLimit with nothing remaining and a time until there is more (draft-11: r=0 and t;
+//     draft-07: remaining=0 and reset);
+//   - RateLimit-Remaining or X-RateLimit-Remaining: 0 with a Reset, in seconds, as Unix time or as
+//     a date.
 //
-// The first of these that says for how long counts, in this order. A date is understood by the server's own clock if it sends
-// Date. Only Retry-After counts in an answer that a cache has kept (Age). A 429 that says none of this is taken for 1 second, and
-// for twice as long each time that the next request gets such a 429 too, up to MaxPause.
+// The first of these that says for how long counts, in this order. A date is understood by the
+// server's own clock if it sends Date. Only Retry-After counts in an answer that a cache has kept
+// (Age). A 429 that says none of this is taken for 1 second, and for twice as long each time that
+// the next request gets such a 429 too, up to MaxPause.
 //
 // A request whose turn would not come in time is not sent, and fails with a [NotSentError].
 type Transport struct {
 	// Base sends the requests. Default: http.DefaultTransport.
 	Base http.RoundTripper
 
-	// Limiter limits the requests, before they are sent; over Redis it does so for all processes together. Its limits must not
-	// lend slots (Concurrency). Default: none.
+	// Limiter limits the requests, before they are sent; over Redis it does so for all processes
+	// together. Its limits must not lend slots (Concurrency). Default: none.
 	Limiter *penstock.Limiter
 
-	// Key says which requests belong together: they share the Limiter's key, and wait together if a server asks
-	// them to. Default: the URL's host and port, in lower case.
+	// Key says which requests belong together: they share the Limiter's key, and wait together if a
+	// server asks them to. Default: the URL's host and port, in lower case.
 	Key func(*http.Request) string
 
 	// Cost is how many units of the Limiter a request takes. Default: 1.
 	Cost func(*http.Request) int64
 
-	// MaxWait is how long a request may wait to be sent, all its tries together. Default: 30 seconds; below 0 none waits:
-	// it is sent at once or fails. A context that ends earlier ends the wait.
+	// MaxWait is how long a request may wait to be sent, all its tries together. Default: 30 seconds;
+	// below 0 none waits: it is sent at once or fails. A context that ends earlier ends the wait.
 	MaxWait time.Duration
 
-	// MaxWaiting is how many requests may wait at once. Those beyond it do not wait: they are sent at once or fail. Default: 1,000.
+	// MaxWaiting is how many requests may wait at once. Those beyond it do not wait: they are sent at
+	// once or fail. Default: 1,000.
 	MaxWaiting int
 
-	// MaxPause is how long a server may keep requests waiting by one answer; if it asks for longer, it is asked again
-	// then. Default: 5 minutes.
+	// MaxPause is how long a server may keep requests waiting by one answer; if it asks for longer, it
+	// is asked again then. Default: 5 minutes.
 	MaxPause time.Duration
 
-	// FailClosed says not to send requests while the Limiter's store is unavailable. By default they are sent: what they need from
-	// the server matters more than that the limit is kept exactly, and the server says by itself when it has enough. A store with
-	// guard.Standard around it decides by its own settings instead.
+	// FailClosed says not to send requests while the Limiter's store is unavailable. By default they
+	// are sent: what they need from the server matters more than that the limit is kept exactly, and
+	// the server says by itself when it has enough. A store with guard.Standard around it decides by
+	// its own settings instead.
 	FailClosed bool
 
-	// Retries is how often a request is sent again that was answered with 429, or 503 if it is idempotent, and
-	// the time that the server wants. It needs GetBody if it has a body, as http.NewRequest sets it; the answer must have at
-	// most 64 KiB and the time lie within MaxWait. Otherwise, and if its turn does not come, that answer is returned. Default: 0.
+	// Retries is how often a request is sent again that was answered with 429, or 503 if it is
+	// idempotent, and the time that the server wants. It needs GetBody if it has a body, as
+	// http.NewRequest sets it; the answer must have at most 64 KiB and the time lie within MaxWait.
+	// Otherwise, and if its turn does not come, that answer is returned. Default: 0.
 	Retries int
 
 	mu      sync.Mutex
@@ -84,16 +90,18 @@ const (
 	maxKept   = 64 << 10 // bytes of an answer that is kept while its request is tried again
 )
 
-// A NotSentError says that a request was not sent, because its turn would not have come in time. It is safe to repeat.
+// A NotSentError says that a request was not sent, because its turn would not have come in time. It
+// is safe to repeat.
 type NotSentError struct {
 	// Key is what the Transport's Key said of the request.
 	Key string
 
-	// RetryAfter is how long from now the same request would be sent, perhaps after waiting for up to MaxWait. It is
-	// penstock.Never if the cost is larger than the limit, and 0 if nobody knows.
+	// RetryAfter is how long from now the same request would be sent, perhaps after waiting for up to
+	// MaxWait. It is penstock.Never if the cost is larger than the limit, and 0 if nobody knows.
 	RetryAfter time.Duration
 
-	// Err is the reason: a *penstock.DeniedError, an error of the store, or that the server asked to wait.
+	// Err is the reason: a *penstock.DeniedError, an error of the store, or that the server asked to
+	// wait.
 	Err error
 }
 
@@ -106,7 +114,8 @@ func (e *NotSentError) Unwrap() error { return e.Err }
 // ErrPaused in a NotSentError says that the server has asked to be left alone for a time.
 var ErrPaused = errors.New("the server asked to wait")
 
-// RoundTrip sends the request when its turn has come. An error is a *NotSentError, the cause of the request's context, or the Base's own.
+// RoundTrip sends the request when its turn has come. An error is a *NotSentError, the cause of the
+// request's context, or the Base's own.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	key, cost := t.key(r), int64(1)
 	if t.Cost != nil {
@@ -154,7 +163,8 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// turn waits until a request may be sent, at most for patience, and charges the Limiter. It tells how long that took.
+// turn waits until a request may be sent, at most for patience, and charges the Limiter. It tells
+// how long that took.
 func (t *Transport) turn(ctx context.Context, key string, cost int64, patience time.Duration) (waited time.Duration, err error) {
 	start := time.Now()
 	if patience > 0 && t.join() {
@@ -184,7 +194,8 @@ func (t *Transport) turn(ctx context.Context, key string, cost int64, patience t
 	return time.Since(start), nil
 }
 
-// waitForServer returns when the key's server has not asked to wait, or cannot be waited for until end.
+// waitForServer returns when the key's server has not asked to wait, or cannot be waited for until
+// end.
 func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time) error {
 	for {
 		if ctx.Err() != nil {
@@ -262,7 +273,8 @@ func (t *Transport) heed(key string, answer *http.Response) (wait time.Duration,
 	return wait, said
 }
 
-// How long the server of a 429 without a time is left alone: at first, and how often that is doubled at most.
+// How long the server of a 429 without a time is left alone: at first, and how often that is
+// doubled at most.
 const (
 	firstBackoff = time.Second
 	maxDoublings = 30
@@ -365,8 +377,8 @@ func idempotent(r *http.Request) bool {
 	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
 }
 
-// keep reads an answer's body, so that its connection is free for others and the answer can still be returned. It is
-// false if the body cannot be read or is too long; then nothing of it is lost.
+// keep reads an answer's body, so that its connection is free for others and the answer can still
+// be returned. It is false if the body cannot be read or is too long; then nothing of it is lost.
 func keep(answer *http.Response) bool {
 	if answer.Body == nil {
 		return true

@@ -135,7 +135,8 @@ func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	}
 }
 
-// wantSent checks when requests were sent: not before these moments, and at most a tenth of the wait later.
+// wantSent checks when requests were sent: not before these moments, and at most a tenth of the
+// wait later.
 func (s *server) wantSent(t testing.TB, after ...time.Duration) {
 	t.Helper()
 	s.mu.Lock()

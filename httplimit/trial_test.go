@@ -77,7 +77,8 @@ rules:
   - {name: b, always: true, shadow: true, per: everyone, limits: [{rate: 7/h, algorithm: sliding-window}]}
 `
 
-// Trials of other algorithms take no time of their own: all batches of a request are asked before any has an answer.
+// Trials of other algorithms take no time of their own: all batches of a request are asked before
+// any has an answer.
 func TestTrialsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, asked := memstore.New(memstore.Options{}), make(chan bool, 3)

@@ -26,9 +26,10 @@ func (g *Gate) guard(store penstock.Store) {
 	g.store = penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: g.settings}), noteErrors)
 }
 
-// spare has a guard answer where the store gives no answer, by the guard's own rules for contexts too. The guard does not see the store's answers, so it
-// must not need them. A Fallback around the store itself would do the same, and look up the settings of each limit at each request in vain, since it has
-// no memory to keep up: a tenth more for a request that memory decides.
+// spare has a guard answer where the store gives no answer, by the guard's own rules for contexts
+// too. The guard does not see the store's answers, so it must not need them. A Fallback around the
+// store itself would do the same, and look up the settings of each limit at each request in vain,
+// since it has no memory to keep up: a tenth more for a request that memory decides.
 func spare(store penstock.Store, guard penstock.Decorator) penstock.Store {
 	failed := guard(penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable
@@ -55,7 +56,8 @@ func (g *Gate) settingsOfMemory(limit *penstock.Limit) guard.Settings {
 	return s
 }
 
-// A question is the context in which a request is decided. Below a Fallback of the Gate, it notes why there was no answer.
+// A question is the context in which a request is decided. Below a Fallback of the Gate, it notes
+// why there was no answer.
 type question struct {
 	context.Context
 	err    error
@@ -79,7 +81,8 @@ func noteErrors(store penstock.Store) penstock.Store {
 	})
 }
 
-// unanswered tells whether a decision was made without the store. The store may have been asked all the same, and may have done it.
+// unanswered tells whether a decision was made without the store. The store may have been asked all
+// the same, and may have done it.
 func unanswered(s penstock.Source) bool {
 	return s == penstock.FromFallback || s == penstock.FromOpen || s == penstock.FromClosed
 }
@@ -89,8 +92,8 @@ func uncounted(l *policy.Limit, s penstock.Source) bool {
 	return s == penstock.FromOpen || s == penstock.FromFallback && l.Guard.OnFailure == guard.Open && l.Guard.Ceiling == (penstock.Limit{})
 }
 
-// undecided answers a request that has no decision: its caller went away, or the store has an error that guards do not answer for. Then one limit
-// that is not open closes the gate.
+// undecided answers a request that has no decision: its caller went away, or the store has an error
+// that guards do not answer for. Then one limit that is not open closes the gate.
 func (a *Admission) undecided(w http.ResponseWriter, s *setup, err error, latency time.Duration) bool {
 	v, ctx := a.verdict, a.Request.Context()
 	deciding, e := v.Limits[0], Event{Outcome: FailedOpen, Source: penstock.FromOpen, Latency: latency, Err: err}

@@ -63,7 +63,8 @@ func (f *flaky) did(mode penstock.Mode) (names []string) {
 	return names
 }
 
-// eachWay runs a test with a Gate over a store without guards, and over one with all of them, by a clock of its own.
+// eachWay runs a test with a Gate over a store without guards, and over one with all of them, by a
+// clock of its own.
 func eachWay(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events)) {
 	t.Helper()
 	for _, guarded := range []bool{false, true} {
@@ -250,7 +251,8 @@ rules:
 	}
 }
 
-// The store never had the charge, so what is given back to it would be others', and what is forced would be charged there alone.
+// The store never had the charge, so what is given back to it would be others', and what is forced
+// would be charged there alone.
 func TestWhatWasDecidedLocallyIsNotCorrectedInTheStore(t *testing.T) {
 	const text = `
 rules:
@@ -320,7 +322,8 @@ rules: [{name: login, per: everyone, limits: [{rate: 3/h, algorithm: sliding-log
 	})
 }
 
-// A denial is remembered, and a refund forgets it: who logs in rightly makes room for others at once, whatever was denied meanwhile.
+// A denial is remembered, and a refund forgets it: who logs in rightly makes room for others at
+// once, whatever was denied meanwhile.
 func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 	const text = `
 rules: [{name: login, per: everyone, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_for: 1h}]}]
@@ -356,7 +359,8 @@ rules: [{name: login, per: everyone, limits: [{rate: 2/h, algorithm: sliding-log
 }
 
 func TestTrialsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
-	// Of each limit something is left: that nothing is left is known, and still told by the deny cache.
+	// Of each limit something is left: that nothing is left is known, and still told by the deny
+	// cache.
 	const text = `
 rules:
   - {name: a, per: everyone, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}
@@ -434,7 +438,8 @@ func slotOfACallerWhoWentAway(t *testing.T) {
 	}
 }
 
-// The store is asked a second time for a request that is turned away, and may be as slow as at first.
+// The store is asked a second time for a request that is turned away, and may be as slow as at
+// first.
 func TestAnswerDoesNotWaitForSlotsThatAreGivenBack(t *testing.T) {
 	const text = `
 rules:

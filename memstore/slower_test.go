@@ -8,7 +8,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A limit that is made slower while it is in use keeps what was used for as long as the slower limit counts it.
+// A limit that is made slower while it is in use keeps what was used for as long as the slower
+// limit counts it.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)} {

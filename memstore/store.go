@@ -1,5 +1,5 @@
-// Package memstore keeps the state of limits in this process: for one instance, for tests and replay, and for when
-// there is no Redis. Its answers are those of package redisstore.
+// Package memstore keeps the state of limits in this process: for one instance, for tests and
+// replay, and for when there is no Redis. Its answers are those of package redisstore.
 package memstore
 
 import (
@@ -17,25 +17,26 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Now is the clock. Default: the wall clock, whose steps are followed within a second. A clock for tests or replay
-	// may stand still, jump or step back, from 1970 to 2112; charges at other times are refused with ErrInvalid.
+	// Now is the clock. Default: the wall clock, whose steps are followed within a second. A clock for
+	// tests or replay may stand still, jump or step back, from 1970 to 2112; charges at other times
+	// are refused with ErrInvalid.
 	Now func() time.Time
 
 	// Shards is how many locks share the keys, rounded up to a power of two. Default: 256.
 	Shards int
 
-	// Linger is how much longer than needed idle state is kept. Default: 0. A clock that steps back, in tests and in
-	// replay, finds what it left behind.
+	// Linger is how much longer than needed idle state is kept. Default: 0. A clock that steps back,
+	// in tests and in replay, finds what it left behind.
 	Linger time.Duration
 
-	// MaxKeys is how many counters may be live at once. Default: 10 million, which take up to 1 GB. A live counter is never evicted,
-	// since that would give its quota anew: at the cap, charges that need a new counter get an error that wraps ErrUnavailable, and all others
-	// are decided as ever.
+	// MaxKeys is how many counters may be live at once. Default: 10 million, which take up to 1 GB. A
+	// live counter is never evicted, since that would give its quota anew: at the cap, charges that
+	// need a new counter get an error that wraps ErrUnavailable, and all others are decided as ever.
 	MaxKeys int
 }
 
-// A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: idle state is swept, a little with
-// every decision.
+// A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: idle state is
+// swept, a little with every decision.
 type Store struct {
 	given   func() time.Time // the clock of Options, or nil
 	clock   *clock
@@ -181,8 +182,8 @@ func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now
 	return decision, nil
 }
 
-// commitLocked makes the charges. All new counters are added before the first charge is made, so that a full store
-// makes none.
+// commitLocked makes the charges. All new counters are added before the first charge is made, so
+// that a full store makes none.
 func (s *Store) commitLocked(questions []question, statuses []penstock.Status, now int64) error {
 	for i := range questions {
 		q := &questions[i]
@@ -209,7 +210,8 @@ func (s *Store) commitLocked(questions []question, statuses []penstock.Status, n
 	return nil
 }
 
-// lock takes the shards of a batch in the order of their numbers, so that no two batches wait for each other.
+// lock takes the shards of a batch in the order of their numbers, so that no two batches wait for
+// each other.
 func (s *Store) lock(questions []question) (unlock func()) {
 	order := make([]int, 0, len(questions))
 	for i := range questions {
@@ -256,8 +258,9 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 	return true
 }
 
-// reclaim removes counters whose state has become fresh from other shards, until the store is not full any more. Its caller
-// holds locks, so it waits for none; after a search in vain it pauses, like a sweep.
+// reclaim removes counters whose state has become fresh from other shards, until the store is not
+// full any more. Its caller holds locks, so it waits for none; after a search in vain it pauses,
+// like a sweep.
 func (s *Store) reclaim(now int64) bool {
 	if last := s.searched.Load(); now >= last && now < last+fullPause {
 		return false
@@ -303,8 +306,9 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 	c.expires = max(c.expires, now+max(out.Keep, out.ResetAfter)+s.linger)
 }
 
-// sweepLocked looks at the next two counters and removes those whose state has become fresh; at all of them, now and then,
-// when the store is full. It is called before each new counter, so garbage dies faster than a flood of new keys makes it.
+// sweepLocked looks at the next two counters and removes those whose state has become fresh; at all
+// of them, now and then, when the store is full. It is called before each new counter, so garbage
+// dies faster than a flood of new keys makes it.
 func (s *Store) sweepLocked(t *table, now int64) {
 	n := 2
 	if s.keys.Load() >= s.maxKeys && (now >= t.swept+fullPause || now < t.swept) {
@@ -321,7 +325,8 @@ func (s *Store) sweepLocked(t *table, now int64) {
 	}
 }
 
-// sweepEvery says in how many decisions on one charge garbage is swept, on average, where no counter is added.
+// sweepEvery says in how many decisions on one charge garbage is swept, on average, where no
+// counter is added.
 const sweepEvery = 8
 
 // fullPause is how many µs lie between two sweeps of a whole table.

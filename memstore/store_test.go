@@ -144,7 +144,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// What is swept would be answered in the same way if it were not: a store that sweeps is asked the same as one that never can.
+// What is swept would be answered in the same way if it were not: a store that sweeps is asked the
+// same as one that never can.
 func TestSweepingChangesNoAnswer(t *testing.T) {
 	t.Parallel()
 	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 1, Linger: 1000 * time.Hour}, time.Hour)
@@ -155,7 +156,8 @@ func TestShardsChangeNoAnswer(t *testing.T) {
 	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 256}, 10*time.Second)
 }
 
-// sameAnswers asks two stores the same at random, with a clock that goes on by up to a step each time.
+// sameAnswers asks two stores the same at random, with a clock that goes on by up to a step each
+// time.
 func sameAnswers(t *testing.T, o, other memstore.Options, step time.Duration) {
 	t.Helper()
 	seed := rand.Uint64()
@@ -221,8 +223,8 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestConcurrentBatchesConserveUnits has goroutines charge and refund batches over shared keys in every order. Under the race detector
-// it also shows that no counter is touched without its lock.
+// TestConcurrentBatchesConserveUnits has goroutines charge and refund batches over shared keys in
+// every order. Under the race detector it also shows that no counter is touched without its lock.
 func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	t.Parallel()
 	const keys, goroutines, rounds = 6, 32, 300

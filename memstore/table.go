@@ -2,15 +2,15 @@ package memstore
 
 import "github.com/penstock/penstock/algorithm"
 
-// A hash stands for a key and a limit. It is 128 bits wide and seeded in this process, so that neither chance nor malice
-// makes two of them meet.
+// A hash stands for a key and a limit. It is 128 bits wide and seeded in this process, so that
+// neither chance nor malice makes two of them meet.
 type hash struct{ high, low uint64 }
 
 // fresh is the cell that no counter has: its state is always fresh.
 const fresh uint32 = 0
 
-// A table finds the counters of one algorithm by hash: an open-addressed index of numbers into dense arrays, with no
-// pointer per counter for the garbage collector to follow.
+// A table finds the counters of one algorithm by hash: an open-addressed index of numbers into
+// dense arrays, with no pointer per counter for the garbage collector to follow.
 type table struct {
 	algorithm *algorithm.Algorithm
 	cells     algorithm.Cells
@@ -20,7 +20,8 @@ type table struct {
 	cursor    uint32 // where the sweep stands
 	swept     int64  // when all of it was swept
 
-	// The ask and the outcome of the decision under way stand here rather than on the stack: copies cost more than the step.
+	// The ask and the outcome of the decision under way stand here rather than on the stack: copies
+	// cost more than the step.
 	ask algorithm.Ask
 	out algorithm.Outcome
 }
@@ -98,7 +99,8 @@ func (t *table) grow() {
 	}
 }
 
-// remove forgets a counter. Those behind it in the index move up, so that a search may stop at the first gap.
+// remove forgets a counter. Those behind it in the index move up, so that a search may stop at the
+// first gap.
 func (t *table) remove(cell uint32) {
 	mask := uint64(len(t.index) - 1)
 	gap := t.counters[cell].hash.low & mask

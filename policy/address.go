@@ -8,12 +8,13 @@ func AddressText(a netip.Addr, prefix4, prefix6 int) string {
 	return string(AppendAddress(room[:0], a, prefix4, prefix6))
 }
 
-// AppendAddress appends the text under which an address pays: that of the network of prefix4 or prefix6 bits around it, as in
-// 198.51.100.0/24 and 2001:db8::/64, or the address itself if the prefix is all of it. A prefix out of range, as 0, is the default:
-// 32 bits of IPv4, and 64 of IPv6, which is what one subscriber has at the least.
+// AppendAddress appends the text under which an address pays: that of the network of prefix4 or
+// prefix6 bits around it, as in 198.51.100.0/24 and 2001:db8::/64, or the address itself if the
+// prefix is all of it. A prefix out of range, as 0, is the default: 32 bits of IPv4, and 64 of
+// IPv6, which is what one subscriber has at the least.
 //
-// Every form of an address has one text: IPv6 that stands for IPv4 (::ffff:192.0.2.1, and 64:ff9b::192.0.2.1 of NAT64) is IPv4,
-// and zones are dropped. An invalid address has none.
+// Every form of an address has one text: IPv6 that stands for IPv4 (::ffff:192.0.2.1, and
+// 64:ff9b::192.0.2.1 of NAT64) is IPv4, and zones are dropped. An invalid address has none.
 func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	if !a.IsValid() {
 		return b

@@ -51,7 +51,8 @@ func TestAddressesPayAsDocumented(t *testing.T) {
 	}
 }
 
-// forms are texts of one address: in short and in full, in upper case, with an IPv4 tail, with a zone.
+// forms are texts of one address: in short and in full, in upper case, with an IPv4 tail, with a
+// zone.
 func forms(a netip.Addr) (texts []string) {
 	if a.Is4() {
 		b := a.As4()

@@ -56,7 +56,8 @@ rules:
 	}
 }
 
-// FuzzAliases makes anchors and aliases of the values of a policy, at places that the fuzzer chooses: among them values that repeat themselves.
+// FuzzAliases makes anchors and aliases of the values of a policy, at places that the fuzzer
+// chooses: among them values that repeat themselves.
 func FuzzAliases(f *testing.F) {
 	f.Add("identities: {a: {key: 0{header X-API-Key: [k1]}}, b: {key: 1}}\n", uint64(0x1001))
 	f.Add("identities: 0{a: 1}\n", uint64(3))

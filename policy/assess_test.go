@@ -185,7 +185,8 @@ rest       /**
 	t.Logf("counted: %d paths, each at one of %d patterns", len(rows), len(lines)-1)
 }
 
-// A patternOfTests is a way to match that is read by a regular expression and compared letter by letter, unlike the compiler's.
+// A patternOfTests is a way to match that is read by a regular expression and compared letter by
+// letter, unlike the compiler's.
 type patternOfTests struct {
 	name, host, path string
 	methods          []string
@@ -913,7 +914,8 @@ func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
 	}
 }
 
-// A request waits for its turn in the candidate for as long as that understands, and can give its place back there.
+// A request waits for its turn in the candidate for as long as that understands, and can give its
+// place back there.
 func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
 	rows := []struct {
 		limit, candidate string

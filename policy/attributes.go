@@ -2,7 +2,8 @@ package policy
 
 import "net/netip"
 
-// Attributes are what is known of a request. Transports implement them lazily: a policy asks only for what its rules need.
+// Attributes are what is known of a request. Transports implement them lazily: a policy asks only
+// for what its rules need.
 type Attributes interface {
 	Method() string
 	Host() string // without the port, in lower case

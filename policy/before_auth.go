@@ -1,12 +1,14 @@
 package policy
 
-// A rule with before_auth is decided by itself before a token is verified, so that forged tokens cost no more signature checks than its limits admit. Where no
-// signature has to be checked (there is no token, or it was seen before) the rule is one that always applies, and is charged with the others.
+// A rule with before_auth is decided by itself before a token is verified, so that forged tokens
+// cost no more signature checks than its limits admit. Where no signature has to be checked (there
+// is no token, or it was seen before) the rule is one that always applies, and is charged with the
+// others.
 
 // AssessFirst is Assess, unless that would check a signature and rules with before_auth match the
 // request. Then it returns false, and the Verdict has only their charges. If these are granted they
-// stay charged, and AssessRest assesses the other rules. If it is unclear who pays them, the request
-// is malformed, and no signature is checked.
+// stay charged, and AssessRest assesses the other rules. If it is unclear who pays them, the
+// request is malformed, and no signature is checked.
 func (r *Rules) AssessFirst(a Attributes, v *Verdict) bool {
 	if len(r.before) == 0 {
 		r.Assess(a, v)
@@ -36,7 +38,8 @@ func (r *Rules) AssessFirst(a Attributes, v *Verdict) bool {
 	return true
 }
 
-// AssessRest finds what the rules demand of a request besides those with before_auth, which have granted it.
+// AssessRest finds what the rules demand of a request besides those with before_auth, which have
+// granted it.
 func (r *Rules) AssessRest(a Attributes, v *Verdict) {
 	v.reset(r, a)
 	v.request.granted = true

@@ -58,7 +58,8 @@ func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	want(t, "twice is malformed", v.Unclear != "", true)
 }
 
-// Nothing is charged for a malformed request, nor for a preflight, so no signature is checked for them.
+// Nothing is charged for a malformed request, nor for a preflight, so no signature is checked for
+// them.
 func TestNoSignatureIsCheckedForWhatIsNotCharged(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: "`+secretOfTests+`", audience: api, issuer: i}

@@ -14,8 +14,8 @@ import (
 // client's for the rules and another's for the upstream. This file decides which spellings of
 // headers, cookies, parameters and tokens are accepted. A request with any other is malformed.
 
-// identifies is the text of a header, a cookie or a parameter that says who the client is; "" if the request has none. If it can be read in several ways, the
-// request is noted as unclear.
+// identifies is the text of a header, a cookie or a parameter that says who the client is; "" if
+// the request has none. If it can be read in several ways, the request is noted as unclear.
 func (q *request) identifies(s *part) string {
 	values := q.values(s)
 	if why := hidden(q.a, s); why != "" {
@@ -90,7 +90,8 @@ func queryDiffers(query string) bool {
 }
 
 // hiddenCookie says why some servers may find a cookie of this name where others find none, or
-// nothing. Some of them end a cookie at white space or a comma, or let quotes reach over semicolons.
+// nothing. Some of them end a cookie at white space or a comma, or let quotes reach over
+// semicolons.
 func hiddenCookie(a Attributes, name string) string {
 	plain, open := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Header("Cookie"), ";"), ";") {
@@ -132,7 +133,8 @@ func isOpen(value string) bool {
 	return true
 }
 
-// assigns tells whether a text has a name, behind no other letter of one, and an equals sign behind it.
+// assigns tells whether a text has a name, behind no other letter of one, and an equals sign behind
+// it.
 func assigns(text, name string) bool {
 	for i := 0; i+len(name) < len(text); i++ {
 		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !token(text[i-1:i])) &&
@@ -143,7 +145,8 @@ func assigns(text, name string) bool {
 	return false
 }
 
-// noteUnclear notes why the request must not go on. The text never has what the client sent, which may be a secret.
+// noteUnclear notes why the request must not go on. The text never has what the client sent, which
+// may be a secret.
 func (q *request) noteUnclear(why string) {
 	if q.unclear == "" {
 		q.unclear = why + "; send it once, plainly written"
@@ -203,8 +206,9 @@ func authorization(value string) (text, why string) {
 	return scheme + " " + credentials, why
 }
 
-// unclearToken says why servers may read a bearer token in different ways, or nothing. What has two dots or more is a JSON Web Token, signed or encrypted, or
-// nothing that is known: its parts have one spelling each (base64url without padding, RFC 7515).
+// unclearToken says why servers may read a bearer token in different ways, or nothing. What has two
+// dots or more is a JSON Web Token, signed or encrypted, or nothing that is known: its parts have
+// one spelling each (base64url without padding, RFC 7515).
 func unclearToken(text string) string {
 	dots := strings.Count(text, ".")
 	switch {

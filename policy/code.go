@@ -16,12 +16,13 @@ type Spec struct {
 	Limits []penstock.Limit        // decided together
 	HTTP   HTTPConfig
 
-	// OnFailure is what happens to the Limits' charges while the store gives no answer. Default: guard.Local.
+	// OnFailure is what happens to the Limits' charges while the store gives no answer. Default:
+	// guard.Local.
 	OnFailure guard.Failure
 }
 
-// New makes Rules of a Spec. The true cost of a request may be told afterwards for all of its limits that can give units back. An error
-// wraps penstock.ErrInvalid.
+// New makes Rules of a Spec. The true cost of a request may be told afterwards for all of its
+// limits that can give units back. An error wraps penstock.ErrInvalid.
 func New(s Spec) (*Rules, error) {
 	if s.Payer == nil {
 		return nil, fmt.Errorf("%w: policy %q: it is not said who pays; set Payer", penstock.ErrInvalid, s.Name)

@@ -67,7 +67,8 @@ const (
 	maxLimits = penstock.MaxCharges // that are charged together
 )
 
-// Compile checks the whole policy and makes Rules of it. The error is Errors: every mistake, with its position.
+// Compile checks the whole policy and makes Rules of it. The error is Errors: every mistake, with
+// its position.
 func (config *Config) Compile() (*Rules, error) {
 	c := newCompiler(config)
 	c.compile()

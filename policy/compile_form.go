@@ -28,7 +28,8 @@ func (p *PerTier) calendar() bool {
 // defaultParts is how many parts a sub-window has if nothing else is said.
 const defaultParts = 10
 
-// reason is what an error of the core says, without what the position tells already, and in the words of the file.
+// reason is what an error of the core says, without what the position tells already, and in the
+// words of the file.
 func reason(err error) string {
 	text := strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	if rest, ok := strings.CutPrefix(text, "limit "); ok {
@@ -72,7 +73,8 @@ func (c *compiler) form(s shape, tier string) (penstock.Limit, bool) {
 	return limit, c.burst(s, tier, &limit, at)
 }
 
-// burst sets how much a limit admits at once. rate is where its rate was written, which may say it, too.
+// burst sets how much a limit admits at once. rate is where its rate was written, which may say it,
+// too.
 func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) bool {
 	text, at, ok := s.burst.of(tier)
 	switch {

@@ -39,8 +39,8 @@ func (c *compiler) guards(l *Limit, config *LimitConfig) {
 	}
 }
 
-// shadowed are the settings of a limit that is tried only. Nobody waits for it, so nothing is drawn in advance or split; and what it would have denied
-// without the store would say little of it.
+// shadowed are the settings of a limit that is tried only. Nobody waits for it, so nothing is drawn
+// in advance or split; and what it would have denied without the store would say little of it.
 func shadowed(s guard.Settings) guard.Settings {
 	return guard.Settings{OnFailure: guard.Open, DenyFor: s.DenyFor}
 }
@@ -153,7 +153,8 @@ func (c *compiler) denyFor(l *Limit, config *LimitConfig) {
 	}
 }
 
-// leasedTogether complains of limits that are never leased because of others of their rule: a batch is leased as a whole.
+// leasedTogether complains of limits that are never leased because of others of their rule: a batch
+// is leased as a whole.
 func (c *compiler) leasedTogether(r *Rule, config *RuleConfig) {
 	for i, l := range r.Limits {
 		if l.Guard.Lease == 0 {

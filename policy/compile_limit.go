@@ -70,7 +70,8 @@ func (l *LimitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, expires: &l.Expires, algorithm: &l.Algorithm, parts: &l.Parts, zone: &l.Zone}
 }
 
-// candidate is the shape of a limit's candidate: what that does not say is as in the limit, as far as it fits.
+// candidate is the shape of a limit's candidate: what that does not say is as in the limit, as far
+// as it fits.
 func (l *LimitConfig) candidate() shape {
 	can := l.Candidate
 	s := shape{at: can, rate: &can.Rate, burst: &can.Burst, inFlight: &can.InFlight, expires: &can.Expires, algorithm: &can.Algorithm, parts: &can.Parts, zone: &can.Zone}
@@ -224,7 +225,8 @@ func (c *compiler) candidate(l *Limit, config *LimitConfig) *Limit {
 	return &candidate
 }
 
-// maxPatience is how long a request can wait at most, whatever the tier: not at all if the future cannot be booked.
+// maxPatience is how long a request can wait at most, whatever the tier: not at all if the future
+// cannot be booked.
 func (l *Limit) maxPatience() time.Duration {
 	most := 24 * time.Hour
 	for i := range l.forms {

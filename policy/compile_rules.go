@@ -151,7 +151,8 @@ func (c *compiler) rule(config *RuleConfig) *Rule {
 	return r
 }
 
-// ownName complains of a limit or candidate that has the name of another: they would share a counter.
+// ownName complains of a limit or candidate that has the name of another: they would share a
+// counter.
 func (c *compiler) ownName(r *Rule, l *Limit, config *LimitConfig) {
 	candidate := func(l *Limit) string {
 		if l.Candidate == nil {
@@ -182,8 +183,9 @@ func sameTag(a, b *Limit) bool {
 	return err == nil && other == nil && p.Tag == q.Tag
 }
 
-// matchers are the ways in which a rule can match: each of its paths at each of its hosts. HEAD makes a server do what GET does, so a rule for
-// GET is one for HEAD, too, unless another names that.
+// matchers are the ways in which a rule can match: each of its paths at each of its hosts. HEAD
+// makes a server do what GET does, so a rule for GET is one for HEAD, too, unless another names
+// that.
 func (c *compiler) matchers(r *Rule, config *MatchConfig) (list []*matcher) {
 	methods := make([]string, len(config.Method))
 	for i := range config.Method {

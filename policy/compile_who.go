@@ -170,7 +170,8 @@ const (
 	maxListBad   = 10        // bad lines that are told one by one
 )
 
-// lines reads a file with one value per line. # begins a comment. It is false if the file has a mistake.
+// lines reads a file with one value per line. # begins a comment. It is false if the file has a
+// mistake.
 func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
 	path := c.path(name)
 	text, err := readFile(path, maxList)

@@ -42,7 +42,8 @@ type MatchConfig struct {
 	Where  Condition `yaml:"-" jsonschema:"-"`
 }
 
-// A LimitConfig is one limit of a rule. Rates, bursts and slots are one number, or one for each tier.
+// A LimitConfig is one limit of a rule. Rates, bursts and slots are one number, or one for each
+// tier.
 type LimitConfig struct {
 	Name      string           `yaml:"name" jsonschema:"Names the limit within its rule. Default: after its period (second, minute, ...), or in-flight."`
 	Rate      PerTier          `yaml:"rate" jsonschema:"How much per how long: 10/s, 5 per minute, 10k/day, 1000 per calendar month."`
@@ -66,7 +67,8 @@ type LimitConfig struct {
 	Headers   *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
 }
 
-// A CandidateConfig is what a limit might become. What it does not say is as in the limit, as far as it fits.
+// A CandidateConfig is what a limit might become. What it does not say is as in the limit, as far
+// as it fits.
 type CandidateConfig struct {
 	Rate      PerTier       `yaml:"rate" jsonschema:"As in the limit."`
 	Burst     PerTier       `yaml:"burst" jsonschema:"As in the limit."`
@@ -106,22 +108,25 @@ type HTTPConfig struct {
 	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
 }
 
-// A DeniedConfig says how a request over a limit is answered. Requests that are turned away for other reasons have an answer of their own.
+// A DeniedConfig says how a request over a limit is answered. Requests that are turned away for
+// other reasons have an answer of their own.
 type DeniedConfig struct {
 	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
 	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`
 	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
 }
 
-// A CORSConfig says which web pages of other origins may read what the gate answers by itself. Without origins, none may.
+// A CORSConfig says which web pages of other origins may read what the gate answers by itself.
+// Without origins, none may.
 type CORSConfig struct {
 	Origins     Strings `yaml:"origins" jsonschema:"The origins of these pages, such as https://app.example.com, or * alone for any."`
 	Credentials bool    `yaml:"credentials" jsonschema:"Whether they may send cookies and other credentials, and still read the answer. Not with *. Default: false."`
 	Expose      Strings `yaml:"expose" jsonschema:"Headers of responses that they may read, besides those that tell of limits. Default: none."`
 }
 
-// ServerConfig is what penstock serve may find in the file: its settings, each as it would be written in a flag of that name. What is left
-// out comes from flags, the environment or the defaults. The library only reads it.
+// ServerConfig is what penstock serve may find in the file: its settings, each as it would be
+// written in a flag of that name. What is left out comes from flags, the environment or the
+// defaults. The library only reads it.
 type ServerConfig struct {
 	Listen                 string `yaml:"listen" jsonschema:"Host:port where requests come in; default :8080."`
 	Upstream               string `yaml:"upstream" jsonschema:"URL where requests go."`

@@ -17,9 +17,10 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// String says what the policy means, as people would read it aloud: what holds for all requests, and then each rule in the order of the
-// file. The same files always have the same description. It tells no secrets: values that callers send in headers, cookies and queries
-// may be keys, so those that a policy lists are only counted.
+// String says what the policy means, as people would read it aloud: what holds for all requests,
+// and then each rule in the order of the file. The same files always have the same description. It
+// tells no secrets: values that callers send in headers, cookies and queries may be keys, so those
+// that a policy lists are only counted.
 func (r *Rules) String() string {
 	var d description
 	d.policy(r)
@@ -495,7 +496,8 @@ func networkText(p netip.Prefix) string {
 	return p.String()
 }
 
-// private tells whether what a part may be can be a secret: callers send it, and may be let in by it.
+// private tells whether what a part may be can be a secret: callers send it, and may be let in by
+// it.
 func (s *part) private() bool {
 	return s.needs(partHeader) || s.needs(partCookie) || s.needs(partQuery)
 }

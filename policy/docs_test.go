@@ -21,7 +21,8 @@ func page(t *testing.T) string {
 	return string(text)
 }
 
-// tablesOf are the rows of a page's tables, each as its cells, by what stands in the first cell of the table's head. Tables of one head are one.
+// tablesOf are the rows of a page's tables, each as its cells, by what stands in the first cell of
+// the table's head. Tables of one head are one.
 func tablesOf(page string) map[string][][]string {
 	tables := make(map[string][][]string)
 	head := ""
@@ -40,7 +41,8 @@ func tablesOf(page string) map[string][][]string {
 	return tables
 }
 
-// structsOfPage are the structs that a page's tables describe, by their heads, and policies in which an example of a row can stand.
+// structsOfPage are the structs that a page's tables describe, by their heads, and policies in
+// which an example of a row can stand.
 var structsOfPage = []struct {
 	head  string
 	about reflect.Type
@@ -192,7 +194,8 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 	t.Logf("counted: %d policies of the docs and %d examples of fields", len(blocks), n)
 }
 
-// compiles tells what is wrong with a policy that lies beside those of the examples, where no variable is set.
+// compiles tells what is wrong with a policy that lies beside those of the examples, where no
+// variable is set.
 func compiles(text string) error {
 	return mistakesOf("../examples/policies/page.yaml", text, func(string) (string, bool) { return "", false })
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// An Error is one mistake in a policy: what is wrong, and behind a semicolon how to mend it. Line and Column count from 1; they are 0 where the policy
-// was not read from a file.
+// An Error is one mistake in a policy: what is wrong, and behind a semicolon how to mend it. Line
+// and Column count from 1; they are 0 where the policy was not read from a file.
 type Error struct {
 	File         string
 	Line, Column int
@@ -125,7 +125,8 @@ func list(names []string, and string) string {
 	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
 }
 
-// distance is how many letters must be changed, added, removed or swapped with the next to get from a to b, up to about 3.
+// distance is how many letters must be changed, added, removed or swapped with the next to get from
+// a to b, up to about 3.
 func distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {
 		return 4

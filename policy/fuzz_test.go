@@ -19,8 +19,8 @@ import (
 // lineEnds are what YAML takes for the end of a line.
 var lineEnds = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
 
-// Whatever a file says: nothing panics, mistakes have places in the file, and rules that were compiled demand only charges that a store takes,
-// and guards by their settings.
+// Whatever a file says: nothing panics, mistakes have places in the file, and rules that were
+// compiled demand only charges that a store takes, and guards by their settings.
 func FuzzParse(f *testing.F) {
 	f.Add(richPolicy)
 	for _, g := range goldens(f) {

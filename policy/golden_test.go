@@ -20,15 +20,16 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A golden is a policy, requests, and a text that shows what the policy means: what String and Warnings say, and what Assess makes of each
-// request. The requests stand in NAME.requests beside the text, NAME.txt, parted by empty lines:
+// A golden is a policy, requests, and a text that shows what the policy means: what String and
+// Warnings say, and what Assess makes of each request. The requests stand in NAME.requests beside
+// the text, NAME.txt, parted by empty lines:
 //
 //	# a comment
 //	POST http://HOST/PATH?QUERY from ADDRESS size BYTES
 //	  Header: value
 //
-// where the host, from, size and headers may be left out. In a header, {JSON} stands for a token with these claims, signed so that the
-// policy believes it.
+// where the host, from, size and headers may be left out. In a header, {JSON} stands for a token
+// with these claims, signed so that the policy believes it.
 type golden struct {
 	policy   string // file with the policy, in the folder dir
 	dir      string
@@ -191,7 +192,8 @@ func assessed(t *testing.T, rules *Rules, lines []string, sign func(claims strin
 	return verdictText(t, rules.Matching(a), &v)
 }
 
-// verdictText shows a verdict, with one line for each charge: the limit, its tag in the store, who pays, how much, and of what.
+// verdictText shows a verdict, with one line for each charge: the limit, its tag in the store, who
+// pays, how much, and of what.
 func verdictText(t *testing.T, matching []*Rule, v *Verdict) string {
 	t.Helper()
 	var s strings.Builder
@@ -253,8 +255,8 @@ func verdictText(t *testing.T, matching []*Rule, v *Verdict) string {
 	return s.String()
 }
 
-// windowText is what a limit does not say of its windows: how many parts they have, where they begin, or in UTC when those end that are
-// next to a day of summer.
+// windowText is what a limit does not say of its windows: how many parts they have, where they
+// begin, or in UTC when those end that are next to a day of summer.
 func windowText(p *penstock.Plan) string {
 	const minutes = "2006-01-02 15:04"
 	a, params := p.Limit.Algorithm, p.Params(tokenNow.UnixMicro())
@@ -328,7 +330,8 @@ func TestEveryFieldOfTheLanguageStandsInAGolden(t *testing.T) {
 	t.Logf("counted: %d fields, algorithms and sources in goldens (of %d goldens)", len(all)+len(algorithms)+2*len(partWords)-1, len(goldens(t)))
 }
 
-// fieldsBelow are the exported fields of a type's structs, as Struct.Field. Those of Named go by the type that has one.
+// fieldsBelow are the exported fields of a type's structs, as Struct.Field. Those of Named go by
+// the type that has one.
 func fieldsBelow(t reflect.Type, into map[string]bool) map[string]bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice:

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// CleanHost brings a request's host into the form in which hosts are compared: in lower case, without
-// its port, the dot at its end and the brackets around an IPv6 address, whose text is that of
-// netip.Addr. It is false if servers may read different things in it.
+// CleanHost brings a request's host into the form in which hosts are compared: in lower case,
+// without its port, the dot at its end and the brackets around an IPv6 address, whose text is that
+// of netip.Addr. It is false if servers may read different things in it.
 func CleanHost(host string) (name string, ok bool) {
 	port := ""
 	if literal, is := strings.CutPrefix(host, "["); is {
@@ -24,7 +24,8 @@ func CleanHost(host string) (name string, ok bool) {
 	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
 }
 
-// isHostname tells whether a name is made of what names of hosts are made of, and of no empty parts.
+// isHostname tells whether a name is made of what names of hosts are made of, and of no empty
+// parts.
 func isHostname(name string) bool {
 	before := byte('.')
 	for i := range len(name) {
@@ -37,7 +38,8 @@ func isHostname(name string) bool {
 	return before != '.' || name == ""
 }
 
-// matchesHost tells whether a request's host is the one of a rule, or below it if that begins with *.
+// matchesHost tells whether a request's host is the one of a rule, or below it if that begins with
+// *.
 func matchesHost(pattern, host string) bool {
 	if below, ok := strings.CutPrefix(pattern, "*"); ok {
 		return len(host) > len(below) && strings.HasSuffix(host, below)

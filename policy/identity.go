@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// An identity says who pays. Its text in a request is the key of a charge: "key:abc", "user:42,device:7", "ip:192.0.2.1".
+// An identity says who pays. Its text in a request is the key of a charge: "key:abc",
+// "user:42,device:7", "ip:192.0.2.1".
 type identity struct {
 	index    int // where a request keeps its text; -1 if it depends on the rule that matched
 	everyone bool
@@ -27,7 +28,8 @@ const (
 	unknownKey  = "unknown"  // nothing that says who pays is there
 )
 
-// payer is who pays by an identity. If the request has nothing that tells, it is "unknown", one for all.
+// payer is who pays by an identity. If the request has nothing that tells, it is "unknown", one for
+// all.
 func (q *request) payer(id *identity) string {
 	if id.index >= 0 && q.payers[id.index] != "" {
 		return q.payers[id.index]
@@ -65,7 +67,8 @@ func (q *request) key(id *identity) (string, bool) {
 	return id.kind + ":" + escape(text), true
 }
 
-// isOneOf tells whether the text that was found, and no other of the same name, is among those that count.
+// isOneOf tells whether the text that was found, and no other of the same name, is among those that
+// count.
 func (q *request) isOneOf(t *test, text string) bool {
 	if t.part.what == partAddress {
 		return t.anything || t.networks.contain(q.a.Address())
@@ -132,8 +135,9 @@ func (id *identity) canBe(text string) bool {
 // maxValue is how long a value may be in a key, in bytes; a longer one is hashed.
 const maxValue = 128
 
-// escape writes a value so that no two are alike and none can be taken for several: %XX for '%', ',', '#', spaces, control
-// and non-ASCII characters. A value that is long stands as '#' and its SHA-256.
+// escape writes a value so that no two are alike and none can be taken for several: %XX for '%',
+// ',', '#', spaces, control and non-ASCII characters. A value that is long stands as '#' and its
+// SHA-256.
 func escape(value string) string {
 	if len(value) > maxValue {
 		sum := sha256.Sum256([]byte(value))
@@ -162,7 +166,8 @@ func escape(value string) string {
 
 func special(c byte) bool { return c <= ' ' || c >= 0x7f || c == '%' || c == ',' || c == '#' }
 
-// An identityState tells how far the compiler is with a named identity, to find those that refer to themselves.
+// An identityState tells how far the compiler is with a named identity, to find those that refer to
+// themselves.
 type identityState struct {
 	entry    *Entry[IdentityConfig]
 	compiled *identity
@@ -216,7 +221,8 @@ func (c *compiler) identityOf(config *IdentityConfig) *identity {
 	return c.simple(config)
 }
 
-// maxParts is how many parts an identity may consist of: it bounds keys and the work of finding one.
+// maxParts is how many parts an identity may consist of: it bounds keys and the work of finding
+// one.
 const maxParts = 32
 
 func (c *compiler) compound(config *IdentityConfig, id *identity) *identity {

@@ -14,8 +14,8 @@ const (
 	shortestPiece = 12
 )
 
-// A mask hides the values of variables in messages, since they may be secrets. Messages may clip, quote and split values, and write
-// them in small letters.
+// A mask hides the values of variables in messages, since they may be secrets. Messages may clip,
+// quote and split values, and write them in small letters.
 type mask struct {
 	values []masked        // in the order in which they were read
 	pieces map[string]bool // of them, none of which is shown

@@ -35,7 +35,8 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 	}
 }
 
-// No message has a value of 8 bytes, nor 12 bytes of a longer one, however the values overlap and messages clip and quote them.
+// No message has a value of 8 bytes, nor 12 bytes of a longer one, however the values overlap and
+// messages clip and quote them.
 func TestNoMessageHasASecret(t *testing.T) {
 	places := []string{
 		"rules: [{name: %q, per: everyone, limits: [{rate: 1/s}]}]",

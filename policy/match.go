@@ -143,9 +143,11 @@ func (m *matcher) has(name string) bool {
 	return false
 }
 
-// specificity orders matchers, the most specific first: by the host (named before *.domain before any), then the path from left to right (a
-// literal segment before one with * in it, before {name}, before *, before the path's end, before **; of two with * in them, the longer first), then
-// whether methods are named (HEAD by itself before HEAD because of GET), then by how many more conditions there are, then as written.
+// specificity orders matchers, the most specific first: by the host (named before *.domain before
+// any), then the path from left to right (a literal segment before one with * in it, before {name},
+// before *, before the path's end, before **; of two with * in them, the longer first), then
+// whether methods are named (HEAD by itself before HEAD because of GET), then by how many more
+// conditions there are, then as written.
 func specificity(a, b *matcher) int { return cmp.Or(byMatch(a, b), cmp.Compare(a.order, b.order)) }
 
 // byMatch is specificity but for the order in the file.
@@ -199,7 +201,8 @@ func comparePaths(a, b []segment) int {
 	return 0
 }
 
-// alike tells whether two matchers without conditions match the same requests, so that one of them could never win.
+// alike tells whether two matchers without conditions match the same requests, so that one of them
+// could never win.
 func (m *matcher) alike(o *matcher) bool {
 	return m.host == o.host && samePath(m.path, o.path) && sameMethods(m.methods, o.methods)
 }

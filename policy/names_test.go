@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// An algorithm has the name that the file gives it, wherever it is told of, and a calendar window's period is a unit of the calendar.
+// An algorithm has the name that the file gives it, wherever it is told of, and a calendar window's
+// period is a unit of the calendar.
 func TestAlgorithmsHaveOneName(t *testing.T) {
 	for name := range algorithms {
 		if name == "gcra" {

@@ -6,7 +6,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// NewIdentities is the name of the limit of a rule's new_identities: in metrics, answers and the names of policies.
+// NewIdentities is the name of the limit of a rule's new_identities: in metrics, answers and the
+// names of policies.
 const NewIdentities = "new-identities"
 
 // An UncheckedIdentity is an identity that the client may have invented, such as the value of a
@@ -103,7 +104,8 @@ func (id *identity) inventions() (parts []*identity) {
 	return parts
 }
 
-// inventable warns of identities that clients can invent without a bound: each new one has a fresh limit, and a key in the store.
+// inventable warns of identities that clients can invent without a bound: each new one has a fresh
+// limit, and a key in the store.
 func (c *compiler) inventable() {
 	bounded := slices.ContainsFunc(c.rules.rules, func(r *Rule) bool { return r.Always && r.matchesAll() && r.boundsAddresses() })
 	for _, r := range c.rules.rules {

@@ -5,8 +5,8 @@ import (
 	"runtime/debug"
 )
 
-// A PanicError is a panic while a policy, or a file or key set that it names, was read: a mistake in this package or in one that it uses. The rules in force are
-// not changed by it.
+// A PanicError is a panic while a policy, or a file or key set that it names, was read: a mistake
+// in this package or in one that it uses. The rules in force are not changed by it.
 type PanicError struct {
 	Doing string // what was being done, as in "load rules.yaml"
 	Value any    // what panic was called with

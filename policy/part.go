@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// A part is a part of a request whose text matters: "header X-Plan", "address", or the name of an identity.
+// A part is a part of a request whose text matters: "header X-Plan", "address", or the name of an
+// identity.
 type part struct {
 	what partKind
 	name string // of the header, cookie, ...; empty for those that have none
@@ -43,7 +44,8 @@ var partWords = map[string]struct {
 
 const partForms = "write header NAME, cookie NAME, query NAME, claim NAME, segment NAME, address, host, method, tier or the name of an identity"
 
-// part reads a source; p points to where it was written. more are words that may have been meant instead.
+// part reads a source; p points to where it was written. more are words that may have been meant
+// instead.
 func (c *compiler) part(p any, text string, more ...string) (part, bool) {
 	words := strings.Fields(text)
 	if len(words) == 0 {
@@ -260,7 +262,8 @@ func (n networks) contain(a netip.Addr) bool {
 	return false
 }
 
-// parseNetwork reads an address or a CIDR without bits behind its prefix. IPv4 in IPv6 becomes IPv4.
+// parseNetwork reads an address or a CIDR without bits behind its prefix. IPv4 in IPv6 becomes
+// IPv4.
 func parseNetwork(text string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()

@@ -8,39 +8,45 @@ import (
 	"unicode/utf8"
 )
 
-// Paths says how the paths of requests are read before rules are matched with them: every spelling of a path becomes one, and what
-// servers read differently is refused. The zero value is the strict reading, which suits most servers. The server behind must get
-// the path that the rules saw, so whoever sends a request on sends what Rewrite made of it.
+// Paths says how the paths of requests are read before rules are matched with them: every spelling
+// of a path becomes one, and what servers read differently is refused. The zero value is the strict
+// reading, which suits most servers. The server behind must get the path that the rules saw, so
+// whoever sends a request on sends what Rewrite made of it.
 //
 // A canonical path, whatever the fields say,
 //
 //   - begins with '/', and has no empty segment but a last one: // is /;
 //   - has no segment . or .. : they are resolved, and above the root is the root;
-//   - has letters, digits and -._~!$&'()*+,;=:@ as themselves, and all other bytes as %XX in upper case, so %41 is A and %3a is
-//     a colon. Nothing is decoded twice: %252F stays as it is;
-//   - is UTF-8 without ASCII control characters once decoded: others, Latin-1 and overlong forms too, are refused. Unicode is
-//     not normalised.
+//   - has letters, digits and -._~!$&'()*+,;=:@ as themselves, and all other bytes as %XX in upper
+//     case, so %41 is A and %3a is a colon. Nothing is decoded twice: %252F stays as it is;
+//   - is UTF-8 without ASCII control characters once decoded: others, Latin-1 and overlong forms
+//     too, are refused. Unicode is not normalised.
 //
-// A dot segment that only some servers see, as in /..;x/ with its parameter or /..%2F with its encoded slash, is refused.
+// A dot segment that only some servers see, as in /..;x/ with its parameter or /..%2F with its
+// encoded slash, is refused.
 type Paths struct {
-	// KeepEncodedSlash lets %2F, %5C and \ (which becomes %5C) be part of a segment, as names of packages or branches need. By
-	// default they are refused, because servers differ in whether they part segments.
+	// KeepEncodedSlash lets %2F, %5C and \ (which becomes %5C) be part of a segment, as names of
+	// packages or branches need. By default they are refused, because servers differ in whether they
+	// part segments.
 	KeepEncodedSlash bool
 
 	// IgnoreTrailingSlash makes /a/ the path /a. By default they are two.
 	IgnoreTrailingSlash bool
 
-	// IgnoreCase makes ASCII letters lower case, for servers that do not tell them apart. By default /A and /a are two paths.
+	// IgnoreCase makes ASCII letters lower case, for servers that do not tell them apart. By default
+	// /A and /a are two paths.
 	IgnoreCase bool
 
-	// StripParameters removes a ';' (or %3B) and what follows it in each segment, as servers for Java do before they match:
-	// /a;v=1/b is /a/b, and /..;v=1/ is /../. By default a parameter is a part of its segment.
+	// StripParameters removes a ';' (or %3B) and what follows it in each segment, as servers for Java
+	// do before they match: /a;v=1/b is /a/b, and /..;v=1/ is /../. By default a parameter is a part
+	// of its segment.
 	StripParameters bool
 }
 
-// Clean returns the canonical spelling of a path, which is given in its escaped form, as by [url.URL.EscapedPath]; bytes that
-// should have been escaped are. The empty path is "/", and "*" (of OPTIONS) is itself. An error says what is wrong and where, and
-// the request is to be refused. What is canonical is returned as it is, without an allocation if it has no '%' or is short.
+// Clean returns the canonical spelling of a path, which is given in its escaped form, as by
+// [url.URL.EscapedPath]; bytes that should have been escaped are. The empty path is "/", and "*"
+// (of OPTIONS) is itself. An error says what is wrong and where, and the request is to be refused.
+// What is canonical is returned as it is, without an allocation if it has no '%' or is short.
 func (p Paths) Clean(escaped string) (string, error) {
 	switch {
 	case escaped == "":
@@ -83,8 +89,9 @@ func (p Paths) Clean(escaped string) (string, error) {
 	return string(b), nil
 }
 
-// Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is what it decodes to, and tells whether that changed
-// anything. The query is never touched. After an error, which says what is wrong and where, u is as it was.
+// Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is what it decodes to,
+// and tells whether that changed anything. The query is never touched. After an error, which says
+// what is wrong and where, u is as it was.
 func (p Paths) Rewrite(u *url.URL) (changed bool, err error) {
 	if u.Opaque != "" {
 		return false, fmt.Errorf("path: %.40q has none; write /path or scheme://host/path", u.Scheme+":"+u.Opaque)
@@ -102,8 +109,8 @@ func (p Paths) Rewrite(u *url.URL) (changed bool, err error) {
 	return true, nil
 }
 
-// writtenPath is the path as the client wrote it. EscapedPath is another one if a byte should have been escaped: then it makes a new
-// one of Path, in which an encoded slash is a slash.
+// writtenPath is the path as the client wrote it. EscapedPath is another one if a byte should have
+// been escaped: then it makes a new one of Path, in which an encoded slash is a slash.
 func writtenPath(u *url.URL, escapedPath string) string {
 	if u.RawPath != "" && u.RawPath != escapedPath {
 		if path, err := url.PathUnescape(u.RawPath); err == nil && path == u.Path {
@@ -113,7 +120,8 @@ func writtenPath(u *url.URL, escapedPath string) string {
 	return escapedPath
 }
 
-// plain tells for most of the paths that are canonical that they are: those without '%' and without a segment that begins with a dot.
+// plain tells for most of the paths that are canonical that they are: those without '%' and without
+// a segment that begins with a dot.
 func (p Paths) plain(path string) bool {
 	slash := false // whether the byte before was one
 	for i := range len(path) {
@@ -173,7 +181,8 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 	return b, nil
 }
 
-// hidesDots tells whether a part of a canonical segment, between encoded slashes and before its parameters, is . or .. .
+// hidesDots tells whether a part of a canonical segment, between encoded slashes and before its
+// parameters, is . or .. .
 func hidesDots(segment []byte) bool {
 	for more := true; more; {
 		var part []byte
@@ -216,7 +225,8 @@ func lowerASCII(c byte) byte {
 	return c
 }
 
-// decodeByte reads the byte at the start of s, which may be percent-encoded, and tells how long it is there: 0 if it is malformed.
+// decodeByte reads the byte at the start of s, which may be percent-encoded, and tells how long it
+// is there: 0 if it is malformed.
 func decodeByte(s string) (c byte, width int) {
 	if s[0] != '%' {
 		return s[0], 1

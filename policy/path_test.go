@@ -360,7 +360,8 @@ func TestCanonicalPathsCostNoAllocation(t *testing.T) {
 	}
 }
 
-// hasDotSegment tells whether a server that decodes a path once, and splits it at any slash, would find a dot segment in it.
+// hasDotSegment tells whether a server that decodes a path once, and splits it at any slash, would
+// find a dot segment in it.
 func hasDotSegment(decoded string) bool {
 	for segment := range strings.SplitSeq(strings.ReplaceAll(decoded, `\`, "/"), "/") {
 		name, _, _ := strings.Cut(segment, ";")

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Rules are a compiled policy. They never change and may be used by many goroutines at once. Compile or Load makes them; Close ends
-// what they keep running.
+// Rules are a compiled policy. They never change and may be used by many goroutines at once.
+// Compile or Load makes them; Close ends what they keep running.
 type Rules struct {
 	name     string
 	rules    []*Rule               // in the order of the file
@@ -59,7 +59,8 @@ type Rule struct {
 	newIdentities *penstock.Limit // how many new ones an address may bring; nil: any number
 }
 
-// NewIdentities is how many new identities one address may bring to the rule. It is false if that is not bounded.
+// NewIdentities is how many new identities one address may bring to the rule. It is false if that
+// is not bounded.
 func (r *Rule) NewIdentities() (penstock.Limit, bool) {
 	if r.newIdentities == nil {
 		return penstock.Limit{}, false
@@ -93,8 +94,9 @@ type Limit struct {
 // Forms are the limit's numbers: one, or one for each tier.
 func (l *Limit) Forms() []penstock.Limit { return slices.Clone(l.forms) }
 
-// Settings say how a limit of a charge is guarded: they are what guard.Options.Limits wants. Of limits that are not the Rules' own they are zero. What is a
-// shadow or a candidate is neither leased nor split, and not counted while the store gives no answer.
+// Settings say how a limit of a charge is guarded: they are what guard.Options.Limits wants. Of
+// limits that are not the Rules' own they are zero. What is a shadow or a candidate is neither
+// leased nor split, and not counted while the store gives no answer.
 func (r *Rules) Settings(limit *penstock.Limit) guard.Settings {
 	rule := r.settings[limit.Group]
 	for i := range rule {
@@ -151,7 +153,8 @@ func (r *Rules) HTTP() HTTPConfig { return r.http }
 // Server is what the file says to penstock serve.
 func (r *Rules) Server() ServerConfig { return r.server }
 
-// ServerPlace is where a field of the server section stands in the file: the first line and column are 1; 0 if it does not.
+// ServerPlace is where a field of the server section stands in the file: the first line and column
+// are 1; 0 if it does not.
 func (r *Rules) ServerPlace(field string) (line, column int) {
 	at := r.serverAt[field]
 	return at.line, at.column
@@ -179,8 +182,9 @@ func (r *Rules) EmptyDeny() (files []string) {
 	return files
 }
 
-// Start begins to read the keys at jwks_url, and waits for the first answer for at most two seconds; without one it does nothing. report, which may be
-// nil, is told how each reading ended, with nil if well. Until keys were read once, no token is believed.
+// Start begins to read the keys at jwks_url, and waits for the first answer for at most two
+// seconds; without one it does nothing. report, which may be nil, is told how each reading ended,
+// with nil if well. Until keys were read once, no token is believed.
 func (r *Rules) Start(report func(error)) {
 	if r.verifier != nil {
 		r.verifier.start(report)
@@ -284,8 +288,8 @@ func (r *Rules) assess(a Attributes, v *Verdict) {
 		v.Listed = Exempt
 		return
 	}
-	// The most specific rule applies, and those that always do. A rule that is a shadow takes nobody's place: it is tried beside the one that applies,
-	// unless that is more specific.
+	// The most specific rule applies, and those that always do. A rule that is a shadow takes nobody's
+	// place: it is tried beside the one that applies, unless that is more specific.
 	var won, tried *matcher
 	for candidates := r.candidates(a.Path()); candidates.next(); {
 		m := candidates.at
@@ -330,7 +334,8 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	return rules
 }
 
-// candidates walks through the matchers that a path's first segment does not rule out, the most specific first.
+// candidates walks through the matchers that a path's first segment does not rule out, the most
+// specific first.
 func (r *Rules) candidates(path string) walk {
 	if len(path) == 0 || path[0] != '/' {
 		return walk{}
@@ -372,8 +377,8 @@ func (v *Verdict) reset(r *Rules, a Attributes) {
 	*q = request{rules: r, a: a, preflight: r.isPreflight(a), payers: payers, tier: -1}
 }
 
-// isPreflight tells whether a request is a CORS preflight as browsers send it. Preflights are free, so
-// a request with a body, or with anything that tells who the client is, is an ordinary one.
+// isPreflight tells whether a request is a CORS preflight as browsers send it. Preflights are free,
+// so a request with a body, or with anything that tells who the client is, is an ordinary one.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.Method() != http.MethodOptions || a.BodySize() != 0 {
 		return false
@@ -387,8 +392,8 @@ func (r *Rules) isPreflight(a Attributes) bool {
 	return !slices.ContainsFunc(notInPreflights, has) && !slices.ContainsFunc(r.identifying, has)
 }
 
-// notInPreflights are headers that tell who the client is, that say a body follows, or by which some
-// servers take the request for one with another method.
+// notInPreflights are headers that tell who the client is, that say a body follows, or by which
+// some servers take the request for one with another method.
 var notInPreflights = []string{"Authorization", "Proxy-Authorization", "Cookie", "Transfer-Encoding",
 	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 

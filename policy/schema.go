@@ -7,6 +7,6 @@ import _ "embed"
 //go:embed schema.json
 var schema string
 
-// Schema is the JSON Schema (draft 7) of a policy file, for editors. What it refuses Parse or Compile refuses, too (in server: penstock serve); they know
-// more.
+// Schema is the JSON Schema (draft 7) of a policy file, for editors. What it refuses Parse or
+// Compile refuses, too (in server: penstock serve); they know more.
 func Schema() []byte { return []byte(schema) }

@@ -76,7 +76,8 @@ rules:
 	}
 }
 
-// What the compiler lets be leased or split, the guards lease and split; what it refuses, they would not.
+// What the compiler lets be leased or split, the guards lease and split; what it refuses, they
+// would not.
 func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 	asked := 0
 	for _, rate := range []string{"rate: %d/s", "rate: %d/s, algorithm: leaky-bucket, burst: 50, wait: 1ms", "rate: %d/s, algorithm: fixed-window",

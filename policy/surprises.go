@@ -109,7 +109,8 @@ func covers(general, path []segment) bool {
 	return len(general) == len(path)
 }
 
-// guards tells whether a rule protects something, as a login: it counts failures, or closes when it cannot count.
+// guards tells whether a rule protects something, as a login: it counts failures, or closes when it
+// cannot count.
 func (r *Rule) guards() bool {
 	return slices.ContainsFunc(r.Limits, func(l *Limit) bool {
 		return !l.Shadow && (l.Guard.OnFailure == guard.Closed || l.Status != nil && l.Status.Has(401))

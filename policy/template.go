@@ -12,9 +12,10 @@ import (
 // maxTemplate is how many bytes the template of a denial may have.
 const maxTemplate = 64 << 10
 
-// template checks the template of a denial. It runs for each denial, and once for each load: so it must end soon,
-// whatever it says. Go's text/template does not see to that. It is restricted to what ends: no loop but one over the policies of the
-// denial, no calls of templates, no function that makes longer text.
+// template checks the template of a denial. It runs for each denial, and once for each load: so it
+// must end soon, whatever it says. Go's text/template does not see to that. It is restricted to
+// what ends: no loop but one over the policies of the denial, no calls of templates, no function
+// that makes longer text.
 func (c *compiler) template(body *string) {
 	if len(*body) > maxTemplate {
 		c.fail(body, "the template has %d bytes; write at most %d", len(*body), maxTemplate)
@@ -37,7 +38,8 @@ func (c *compiler) template(body *string) {
 // templateFunctions are those that a template may call.
 var templateFunctions = []string{"and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "len", "index"}
 
-// restrict is what a template has that might not end, and what to write instead; empty if it has nothing.
+// restrict is what a template has that might not end, and what to write instead; empty if it has
+// nothing.
 func restrict(t *template.Template) string {
 	if len(t.Templates()) > 1 {
 		return "the template defines another; it cannot define or call templates: write the text where it belongs"
@@ -87,7 +89,8 @@ func (r *restriction) node(n parse.Node, inLoop bool) {
 	}
 }
 
-// overPolicies tells whether a range is over .Policies or $.Policies. Only the denial has that field, wherever the dot is.
+// overPolicies tells whether a range is over .Policies or $.Policies. Only the denial has that
+// field, wherever the dot is.
 func overPolicies(p *parse.PipeNode) bool {
 	if len(p.Cmds) != 1 || len(p.Cmds[0].Args) != 1 {
 		return false
@@ -132,7 +135,8 @@ func (r *restriction) refuse(n parse.Node, remedy string) {
 	}
 }
 
-// tryTemplate writes a template for a request that may be sent again, and for one that costs more than its limit.
+// tryTemplate writes a template for a request that may be sent again, and for one that costs more
+// than its limit.
 func tryTemplate(t *template.Template) error {
 	type fields struct {
 		Status                   int

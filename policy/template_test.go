@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// What a template may have is enough for lists, conditions and both languages of a body. What it may not is in testdata/bad.
+// What a template may have is enough for lists, conditions and both languages of a body. What it
+// may not is in testdata/bad.
 func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
 	for _, body := range []string{
 		`{"wait":{{.RetryAfter}},"rule":"{{.Rule}}"}`,

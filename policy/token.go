@@ -16,42 +16,46 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// Tokens says which JSON Web Tokens are believed, so that rules can name a caller by what a token says. A token is believed
-// if a key given here signed it, it has not expired, and it is meant for this service. At least one of Secret, KeyFile,
-// JWKSFile and JWKSURL must be given. What a token's own header says of keys (jku, x5u, jwk) is never looked at.
+// Tokens says which JSON Web Tokens are believed, so that rules can name a caller by what a token
+// says. A token is believed if a key given here signed it, it has not expired, and it is meant for
+// this service. At least one of Secret, KeyFile, JWKSFile and JWKSURL must be given. What a token's
+// own header says of keys (jku, x5u, jwk) is never looked at.
 type Tokens struct {
-	// Header is the request header that holds the token: "Bearer <token>" in Authorization and Proxy-Authorization, the bare
-	// token in any other. Default: Authorization, or none if Cookie is given. A request that has it twice, or in a form that
-	// servers may read in different ways, is malformed.
+	// Header is the request header that holds the token: "Bearer <token>" in Authorization and
+	// Proxy-Authorization, the bare token in any other. Default: Authorization, or none if Cookie is
+	// given. A request that has it twice, or in a form that servers may read in different ways, is
+	// malformed.
 	Header string `yaml:"header" jsonschema:"The request header that holds the token, behind Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
 
 	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds
 	// none. Default: none. A request that has it twice is malformed too.
 	Cookie string `yaml:"cookie" jsonschema:"The cookie that holds the token, for requests whose header holds none. Default: none."`
 
-	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512, PS256, PS384, PS512,
-	// ES256, ES384, ES512 and EdDSA. Default: what each key is for. That is HS256 for a secret; the "alg" that a JWKS gives
-	// its key; otherwise RS256 for an RSA key, and for others the one algorithm of their kind.
+	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512,
+	// PS256, PS384, PS512, ES256, ES384, ES512 and EdDSA. Default: what each key is for. That is HS256
+	// for a secret; the "alg" that a JWKS gives its key; otherwise RS256 for an RSA key, and for
+	// others the one algorithm of their kind.
 	Algorithms []string `yaml:"algorithms" jsonschema:"Which algorithms may have signed a token. Default: what each key is for."`
 
-	// Secret is the key of HS256, HS384 and HS512, byte for byte: at least 32, 48 and 64 bytes. Whoever knows it can sign, so
-	// it is never used together with public keys. Default: none.
+	// Secret is the key of HS256, HS384 and HS512, byte for byte: at least 32, 48 and 64 bytes.
+	// Whoever knows it can sign, so it is never used together with public keys. Default: none.
 	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Never together with public keys."`
 
-	// KeyFile is a PEM file of public keys or certificates, at most 32. Of a certificate, only the key is used: neither its dates
-	// nor who signed it matter. RSA keys have 2,048 to 8,192 bits. Default: none.
+	// KeyFile is a PEM file of public keys or certificates, at most 32. Of a certificate, only the key
+	// is used: neither its dates nor who signed it matter. RSA keys have 2,048 to 8,192 bits. Default:
+	// none.
 	KeyFile string `yaml:"key_file" jsonschema:"A PEM file of public keys or certificates, at most 32."`
 
 	// JWKSFile is a JSON Web Key Set of public keys, at most 32. Default: none.
 	JWKSFile string `yaml:"jwks_file" jsonschema:"A file with a JSON Web Key Set of public keys, at most 32."`
 
-	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. It is https, or http to this
-	// machine; redirects are not followed. While it cannot be reached, the keys last read from it stay believed; until it was
-	// reached once, no token is. Default: none.
+	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. It is
+	// https, or http to this machine; redirects are not followed. While it cannot be reached, the keys
+	// last read from it stay believed; until it was reached once, no token is. Default: none.
 	JWKSURL string `yaml:"jwks_url" jsonschema:"Where the issuer publishes its JSON Web Key Set: https, or http to this machine."`
 
-	// Refresh is how often JWKSURL is read again: 1m to 24h. A token whose key ID has no key has it read sooner, but
-	// never within a minute of the last time. Default: 1h.
+	// Refresh is how often JWKSURL is read again: 1m to 24h. A token whose key ID has no key has it
+	// read sooner, but never within a minute of the last time. Default: 1h.
 	Refresh time.Duration `yaml:"refresh" jsonschema:"How often jwks_url is read again: 1m to 24h. Default: 1h."`
 
 	// Issuer is what a token's "iss" must be. Default: anything, or nothing.
@@ -60,8 +64,8 @@ type Tokens struct {
 	// Audience must be in a token's "aud". Default: anything, or nothing.
 	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: anything, or nothing."`
 
-	// Leeway is how far the clocks of the issuer and of this machine may differ when "exp" (which every token must have),
-	// "nbf" and "iat" are checked: at most 5m. Default: 30s.
+	// Leeway is how far the clocks of the issuer and of this machine may differ when "exp" (which
+	// every token must have), "nbf" and "iat" are checked: at most 5m. Default: 30s.
 	Leeway time.Duration `yaml:"leeway" jsonschema:"How far the clocks of the issuer and of this machine may differ: at most 5m. Default: 30s."`
 }
 
@@ -84,7 +88,8 @@ func (t Tokens) warnings() (warnings []string) {
 	return warnings
 }
 
-// A verifier tells the tokens that are believed from those that are not. It may be used at any time by many goroutines.
+// A verifier tells the tokens that are believed from those that are not. It may be used at any time
+// by many goroutines.
 type verifier struct {
 	header, cookie string // at most one is empty
 
@@ -97,8 +102,9 @@ type verifier struct {
 	now func() time.Time // replaced by tests
 }
 
-// newVerifier reads the keys that are in files; relative names start from the folder dir. The network is left alone until
-// start. The error tells all mistakes at once, each under the name of its field.
+// newVerifier reads the keys that are in files; relative names start from the folder dir. The
+// network is left alone until start. The error tells all mistakes at once, each under the name of
+// its field.
 func newVerifier(t Tokens, dir string) (*verifier, error) {
 	keys, err := t.readKeys(dir)
 	if err := errors.Join(errors.Join(t.mistakes()...), err); err != nil {
@@ -135,8 +141,9 @@ func newVerifier(t Tokens, dir string) (*verifier, error) {
 	return v, nil
 }
 
-// start begins to read jwks_url, and waits for the first answer for at most two seconds. Without jwks_url it does nothing.
-// report is told how each reading ended, with nil if well; it is called by one goroutine at a time and may be nil.
+// start begins to read jwks_url, and waits for the first answer for at most two seconds. Without
+// jwks_url it does nothing. report is told how each reading ended, with nil if well; it is called
+// by one goroutine at a time and may be nil.
 func (v *verifier) start(report func(error)) {
 	if v.issuer == nil {
 		return
@@ -146,14 +153,16 @@ func (v *verifier) start(report func(error)) {
 	})
 }
 
-// Close ends the reading of jwks_url, and returns once it has ended. The keys at hand stay believed.
+// Close ends the reading of jwks_url, and returns once it has ended. The keys at hand stay
+// believed.
 func (v *verifier) Close() {
 	if v.issuer != nil {
 		v.issuer.close()
 	}
 }
 
-// find is the one token that a request holds, not verified yet; "" if it holds none. unclear says that what it holds can be read in several ways.
+// find is the one token that a request holds, not verified yet; "" if it holds none. unclear says
+// that what it holds can be read in several ways.
 func (v *verifier) find(a Attributes) (token, unclear string) {
 	if v.header != "" {
 		if unclear = hidden(a, &part{what: partHeader, name: v.header}); unclear == "" {
@@ -236,7 +245,8 @@ func (v *verifier) verify(token string) (claims, *TokenError) {
 	return c, nil
 }
 
-// choose gives the keys that may have signed a token: those of its algorithm, and of its key ID if both have one.
+// choose gives the keys that may have signed a token: those of its algorithm, and of its key ID if
+// both have one.
 func (v *verifier) choose(keys []tokenKey, token *jwt.Token) (any, error) {
 	if _, ok := token.Header["crit"]; ok {
 		return nil, errors.New("token's header has \"crit\": none of what that may demand is understood")
@@ -260,8 +270,8 @@ func (v *verifier) choose(keys []tokenKey, token *jwt.Token) (any, error) {
 	return chosen, nil
 }
 
-// notInToken says whether a letter is neither base64url nor the dot between a token's parts. Line ends are not either: decoders
-// skip them, so one token would have many spellings.
+// notInToken says whether a letter is neither base64url nor the dot between a token's parts. Line
+// ends are not either: decoders skip them, so one token would have many spellings.
 func notInToken(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 }
@@ -355,7 +365,8 @@ func (t Tokens) uselessAlgorithms(keys []tokenKey) error {
 	return errors.Join(useless...)
 }
 
-// methods are the algorithms that a token may name at all; which of them a key is for is settled key by key.
+// methods are the algorithms that a token may name at all; which of them a key is for is settled
+// key by key.
 func (t Tokens) methods() []string {
 	switch {
 	case len(t.Algorithms) > 0:
@@ -367,7 +378,8 @@ func (t Tokens) methods() []string {
 	}
 }
 
-// wrongKeyURL says why keys cannot be read from an address. Whoever can change an answer on its way can name anybody.
+// wrongKeyURL says why keys cannot be read from an address. Whoever can change an answer on its way
+// can name anybody.
 func wrongKeyURL(address string) error {
 	u, err := url.Parse(address)
 	switch {

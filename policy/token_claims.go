@@ -22,13 +22,14 @@ type claims struct {
 // claimsDepthMax bounds how deeply objects and lists of a token lie in each other.
 const claimsDepthMax = 32
 
-// text is a claim that is a string, an integer or a boolean. A name with dots is that of a claim whose name has dots, or
-// else of a claim in an object ("realm.role"). Of anything else there is no text: nor of the empty string, which names
-// nobody, nor of one with characters that cannot be told apart (U+FFFD stands for every broken one).
+// text is a claim that is a string, an integer or a boolean. A name with dots is that of a claim
+// whose name has dots, or else of a claim in an object ("realm.role"). Of anything else there is no
+// text: nor of the empty string, which names nobody, nor of one with characters that cannot be told
+// apart (U+FFFD stands for every broken one).
 func (c claims) text(name string) (string, bool) { return textOf(lookup(c.set, name)) }
 
-// values are the texts of a claim that is a list, and otherwise its text alone, if it has any. The words of scope and scp,
-// which hold several in one string, count as a list.
+// values are the texts of a claim that is a list, and otherwise its text alone, if it has any. The
+// words of scope and scp, which hold several in one string, count as a list.
 func (c claims) values(name string) []string {
 	found := lookup(c.set, name)
 	if words, ok := found.(string); ok && (name == "scope" || name == "scp") {
@@ -47,8 +48,8 @@ func (c claims) values(name string) []string {
 	return texts
 }
 
-// lookup finds a value by its name, or by the names on the way to it with dots between: the exact name first, then the
-// shortest first step.
+// lookup finds a value by its name, or by the names on the way to it with dots between: the exact
+// name first, then the shortest first step.
 func lookup(object map[string]any, name string) any {
 	if v, ok := object[name]; ok {
 		return v
@@ -82,7 +83,8 @@ func textOf(v any) (string, bool) {
 	return "", false
 }
 
-// UnmarshalJSON reads the claims of a token. A name given twice is an error: who reads the other one sees another caller.
+// UnmarshalJSON reads the claims of a token. A name given twice is an error: who reads the other
+// one sees another caller.
 func (c *claims) UnmarshalJSON(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -141,7 +143,8 @@ func decodeOnce(d *json.Decoder, depth int) (any, error) {
 	}
 }
 
-// Validate is asked by the parser, after the signature and besides the times, the issuer and the audience.
+// Validate is asked by the parser, after the signature and besides the times, the issuer and the
+// audience.
 func (c claims) Validate() error {
 	sub, ok := c.set["sub"]
 	if !ok {
@@ -195,7 +198,8 @@ func (c claims) word(name string) (string, error) {
 	return s, nil
 }
 
-// lastDate is when the year 10000 begins, in seconds since 1970. What is beyond is no date, and may overflow one.
+// lastDate is when the year 10000 begins, in seconds since 1970. What is beyond is no date, and may
+// overflow one.
 const lastDate = 253402300800
 
 // date is a claim that must be a number of seconds since 1970 if it is there.

@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// A keyFetcher keeps reading an issuer's keys: at its interval; after a failure again in a second, then two, four, up to a
-// minute; and once a minute at most because of a key ID that it does not know. No request ever waits for it.
+// A keyFetcher keeps reading an issuer's keys: at its interval; after a failure again in a second,
+// then two, four, up to a minute; and once a minute at most because of a key ID that it does not
+// know. No request ever waits for it.
 type keyFetcher struct {
 	url    string
 	every  time.Duration
@@ -110,7 +111,8 @@ func (f *keyFetcher) run(ctx context.Context, told func([]tokenKey, error)) {
 	}
 }
 
-// pause lasts until the next reading is due, or asked for and allowed. It says whether there is to be one.
+// pause lasts until the next reading is due, or asked for and allowed. It says whether there is to
+// be one.
 func (f *keyFetcher) pause(ctx context.Context, next time.Duration) bool {
 	due := time.NewTimer(next)
 	defer due.Stop()

@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// A publisher is an issuer's JWKS behind an http.RoundTripper, so that hours of readings pass in no time.
+// A publisher is an issuer's JWKS behind an http.RoundTripper, so that hours of readings pass in no
+// time.
 type publisher struct {
 	mu    sync.Mutex
 	set   string // "" is unreachable

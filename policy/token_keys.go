@@ -18,8 +18,9 @@ import (
 	"github.com/MicahParks/jwkset"
 )
 
-// tokenKeys are the keys that are believed, and the tokens that they were seen to have signed, or not. New keys come with a memory
-// of their own, so a token is never believed by a key that is gone.
+// tokenKeys are the keys that are believed, and the tokens that they were seen to have signed, or
+// not. New keys come with a memory of their own, so a token is never believed by a key that is
+// gone.
 type tokenKeys struct {
 	list   []tokenKey
 	seen   seenTokens
@@ -50,7 +51,8 @@ var (
 func isSecretive(algorithm string) bool { return slices.Contains(secretive, algorithm) }
 func isPublic(algorithm string) bool    { return slices.Contains(public, algorithm) }
 
-// secretLength is how many bytes a secret must have at least: what the algorithm's hash yields (RFC 7518, 3.2).
+// secretLength is how many bytes a secret must have at least: what the algorithm's hash yields (RFC
+// 7518, 3.2).
 func secretLength(algorithm string) int {
 	switch algorithm {
 	case "HS256":
@@ -85,7 +87,8 @@ func usualAlgorithm(key any) string {
 	return ""
 }
 
-// algorithmsOf are the algorithms among those wanted that a key is for. own is the one that the key's file says it is for.
+// algorithmsOf are the algorithms among those wanted that a key is for. own is the one that the
+// key's file says it is for.
 func algorithmsOf(key any, own string, wanted []string) []string {
 	usual := usualAlgorithm(key)
 	_, isRSA := key.(*rsa.PublicKey)
@@ -157,7 +160,8 @@ func within(dir, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// parsePEM reads public keys and certificates, and says what is wrong with each block that is neither.
+// parsePEM reads public keys and certificates, and says what is wrong with each block that is
+// neither.
 func parsePEM(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
 	n := 0
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
@@ -228,8 +232,8 @@ var curves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jw
 
 var errNotForTokens = errors.New("is for something else than signing tokens")
 
-// parseJWKS reads the public keys that sign tokens, and says what is wrong with each that cannot be trusted. Keys that are
-// for something else, or of an unknown kind, are left out.
+// parseJWKS reads the public keys that sign tokens, and says what is wrong with each that cannot be
+// trusted. Keys that are for something else, or of an unknown kind, are left out.
 func parseJWKS(data []byte, wanted []string) (keys []tokenKey, wrong []error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -299,7 +303,8 @@ func wrongJWK(j jwkset.JWKMarshal, members any) error {
 	return nil
 }
 
-// isPrivate says whether a key has a member that only private keys have, in whatever case it is written.
+// isPrivate says whether a key has a member that only private keys have, in whatever case it is
+// written.
 func isPrivate(key any) bool {
 	members, _ := key.(map[string]any)
 	for name, v := range members {
@@ -311,7 +316,8 @@ func isPrivate(key any) bool {
 	return false
 }
 
-// publicKey is the key itself. Its certificates are not read: they may be out of date, or lie elsewhere.
+// publicKey is the key itself. Its certificates are not read: they may be out of date, or lie
+// elsewhere.
 func publicKey(j jwkset.JWKMarshal) (any, error) {
 	itself := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
 	key, err := jwkset.NewJWKFromMarshal(itself, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})

@@ -42,7 +42,8 @@ func member(t testing.TB, key, name string) []byte {
 	return data
 }
 
-// What is odd in a key of a set, by whether the key is believed all the same, told to be wrong, or left out.
+// What is odd in a key of a set, by whether the key is believed all the same, told to be wrong, or
+// left out.
 func TestOddKeysOfASet(t *testing.T) {
 	t.Parallel()
 	pairs := pairsOfTests()
@@ -199,7 +200,8 @@ func TestOddKeysOfASet(t *testing.T) {
 	t.Logf("counted: %d odd keys of a set (%d of them believed all the same)", len(rows), believed)
 }
 
-// Whatever a set holds: nothing panics, what is believed is a sound public key, and what is wrong is said in one line.
+// Whatever a set holds: nothing panics, what is believed is a sound public key, and what is wrong
+// is said in one line.
 func FuzzKeySet(f *testing.F) {
 	pairs := pairsOfTests()
 	for _, alg := range []string{"RS256", "ES256", "ES384", "ES512", "EdDSA"} {

@@ -5,9 +5,10 @@ import (
 	"sync"
 )
 
-// seenTokens remembers tokens whose signature was checked: clients send the same one again and again, and a signature costs
-// 30 to 100 times what remembering does. Times are checked anew at each use. It holds tokens of at most 8 MiB in all: two
-// generations, of which the older goes when the younger is full. The zero value is ready.
+// seenTokens remembers tokens whose signature was checked: clients send the same one again and
+// again, and a signature costs 30 to 100 times what remembering does. Times are checked anew at
+// each use. It holds tokens of at most 8 MiB in all: two generations, of which the older goes when
+// the younger is full. The zero value is ready.
 type seenTokens struct {
 	mu         sync.Mutex
 	young, old map[[sha256.Size]byte]seenToken

@@ -26,7 +26,8 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 )
 
-// tokenNow is when all tests of tokens take place, and tokenOK is what a token says that is believed then.
+// tokenNow is when all tests of tokens take place, and tokenOK is what a token says that is
+// believed then.
 var tokenNow = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 var tokenOK = fmt.Sprintf(`"iss":"https://issuer.example/","aud":["rides","food"],"exp":%d,"nbf":%[2]d,"iat":%[2]d`,
@@ -514,7 +515,8 @@ func TestForgedTokenNeverPaysForItsVictim(t *testing.T) {
 	}
 }
 
-// Go's decoder takes any last letter whose used bits are right, so a signature would have up to 16 spellings.
+// Go's decoder takes any last letter whose used bits are right, so a signature would have up to 16
+// spellings.
 func TestSignatureHasOneSpelling(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
@@ -679,7 +681,8 @@ func TestTheOneTokenOfARequest(t *testing.T) {
 	t.Logf("counted: %d spellings of a request with a token", len(cases))
 }
 
-// What a header makes of a token on its way must not make another caller of it: it is the token, or the request is malformed.
+// What a header makes of a token on its way must not make another caller of it: it is the token, or
+// the request is malformed.
 func TestSpellingsOfOneTokenAreOneCallerOrMalformed(t *testing.T) {
 	t.Parallel()
 	issuer := newIssuer(t, "RS256", nil)
@@ -819,7 +822,8 @@ func TestRememberedTokensAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever is sent, only the genuine token is believed; and whatever the issuer signs, what is read of it is what others read.
+// Whatever is sent, only the genuine token is believed; and whatever the issuer signs, what is read
+// of it is what others read.
 func FuzzToken(f *testing.F) {
 	issuer := newIssuer(f, "HS256", nil)
 	genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)

@@ -51,7 +51,8 @@ func (s *Strings) decode(d *decoder, node *yaml.Node) {
 	d.value(node, (*[]string)(s))
 }
 
-// Values are what a source may be: a list, one alone, or {file: NAME} with one per line. "*" is anything.
+// Values are what a source may be: a list, one alone, or {file: NAME} with one per line. "*" is
+// anything.
 type Values struct {
 	Is   []string
 	File string
@@ -82,8 +83,8 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 	d.value(node, (*[]string)(&v.Is))
 }
 
-// A Condition holds if each of its sources has one of its values. A source is a part of the request, as in "header
-// X-Plan", or the name of an identity.
+// A Condition holds if each of its sources has one of its values. A source is a part of the
+// request, as in "header X-Plan", or the name of an identity.
 type Condition []Clause
 
 // A Clause is one source of a Condition with its values.
@@ -147,8 +148,9 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// An IdentityConfig says who pays. It is one of: the name of an identity, "address" or "everyone"; {KIND: SOURCE}, where
-// the kind stays in the key; {first: [...]}, the first that the request has; {all: [...]}, a combination.
+// An IdentityConfig says who pays. It is one of: the name of an identity, "address" or "everyone";
+// {KIND: SOURCE}, where the kind stays in the key; {first: [...]}, the first that the request has;
+// {all: [...]}, a combination.
 type IdentityConfig struct {
 	Name   string
 	Kind   string

@@ -17,11 +17,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// A Watcher keeps Rules up to date with their file and the files that it names. What it gives are always the Rules of one load:
-// a file that is broken, gone or half written changes nothing. Its methods may be called by many goroutines.
+// A Watcher keeps Rules up to date with their file and the files that it names. What it gives are
+// always the Rules of one load: a file that is broken, gone or half written changes nothing. Its
+// methods may be called by many goroutines.
 //
-// To change a policy, write it under another name and rename that over the file, as editors and Kubernetes do: whoever
-// writes into the file itself may be caught between two lines.
+// To change a policy, write it under another name and rename that over the file, as editors and
+// Kubernetes do: whoever writes into the file itself may be caught between two lines.
 type Watcher struct {
 	path    string
 	options WatchOptions
@@ -41,23 +42,26 @@ type Watcher struct {
 
 // WatchOptions say how a Watcher watches.
 type WatchOptions struct {
-	// Poll is how often the files are read and compared, for where the system does not tell of a change (network file systems,
-	// folders that were not there). While the file is broken it is also how often it is loaded again. Default: 30s.
+	// Poll is how often the files are read and compared, for where the system does not tell of a
+	// change (network file systems, folders that were not there). While the file is broken it is also
+	// how often it is loaded again. Default: 30s.
 	Poll time.Duration
 
-	// Settle is how long it must be quiet after a change before the files are read; after 20 times as long they are read anyway.
-	// Default: 50ms.
+	// Settle is how long it must be quiet after a change before the files are read; after 20 times as
+	// long they are read anyway. Default: 50ms.
 	Settle time.Duration
 
 	// Ready is called with rules that were loaded, the first ones included. They take effect when
 	// it returns, so it must return soon. Default: nobody is called.
 	Ready func(*Rules)
 
-	// Notify is told of every load after the first, and once of each error, however often it is met. It is called by one
-	// goroutine at a time, and must not call Reload or Close. Default: nobody is told.
+	// Notify is told of every load after the first, and once of each error, however often it is met.
+	// It is called by one goroutine at a time, and must not call Reload or Close. Default: nobody is
+	// told.
 	Notify func(Reload)
 
-	// Keys is told how each reading of tokens.jwks_url ended, with nil if well. Several goroutines may call it. Default: nobody is told.
+	// Keys is told how each reading of tokens.jwks_url ended, with nil if well. Several goroutines may
+	// call it. Default: nobody is told.
 	Keys func(error)
 }
 
@@ -77,8 +81,8 @@ type Reload struct {
 
 var errWatcherClosed = errors.New("policy: the watcher is closed")
 
-// Watch loads the rules of a file and keeps loading them when it, or a file that it names, changes. If the first load fails, it
-// returns that error and watches nothing. Close ends it.
+// Watch loads the rules of a file and keeps loading them when it, or a file that it names, changes.
+// If the first load fails, it returns that error and watches nothing. Close ends it.
 func Watch(path string, o WatchOptions) (*Watcher, error) {
 	notices, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -127,7 +131,8 @@ func (w *Watcher) Reload() error {
 	return err
 }
 
-// Close ends the watching and the rules' reading of keys, and returns once both have ended. The rules still answer.
+// Close ends the watching and the rules' reading of keys, and returns once both have ended. The
+// rules still answer.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	first := !w.closed
@@ -176,12 +181,14 @@ func (w *Watcher) run() {
 	}
 }
 
-// waitFor is how long it must be quiet after a change, when the first that was not looked at is so long ago.
+// waitFor is how long it must be quiet after a change, when the first that was not looked at is so
+// long ago.
 func (o WatchOptions) waitFor(since time.Duration) time.Duration {
 	return max(0, min(o.Settle, settleMost*o.Settle-since))
 }
 
-// look loads the file if anything changed, or if that failed last time for reasons that may lie elsewhere.
+// look loads the file if anything changed, or if that failed last time for reasons that may lie
+// elsewhere.
 func (w *Watcher) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,7 +212,8 @@ func (w *Watcher) tellLocked(err error) {
 	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
 }
 
-// loadLocked loads the file, and takes the rules if no file that they were made of changed meanwhile.
+// loadLocked loads the file, and takes the rules if no file that they were made of changed
+// meanwhile.
 func (w *Watcher) loadLocked() error {
 	w.failed = errors.New("the files change faster than they can be read; write under another name, and rename")
 	for range loadTries {
@@ -235,8 +243,8 @@ func (w *Watcher) loadLocked() error {
 	return w.failed
 }
 
-// followLocked has the system tell of changes in every folder that leads to the files, as far as it can. What leads to them
-// may change before it does: so it looks again until nothing is added.
+// followLocked has the system tell of changes in every folder that leads to the files, as far as it
+// can. What leads to them may change before it does: so it looks again until nothing is added.
 func (w *Watcher) followLocked() {
 	if w.notices == nil {
 		return
@@ -266,8 +274,9 @@ func (w *Watcher) followLocked() {
 	}
 }
 
-// foldersOf are the folders in which something can be changed so that a name stands for another file: its own, those of all
-// links on the way, and if a part of the way is missing, the one where it is. They hold no links themselves.
+// foldersOf are the folders in which something can be changed so that a name stands for another
+// file: its own, those of all links on the way, and if a part of the way is missing, the one where
+// it is. They hold no links themselves.
 func foldersOf(name string) (folders []string) {
 	const separator = string(filepath.Separator)
 	root := filepath.VolumeName(name) + separator
@@ -322,7 +331,8 @@ func fingerprintOf(names []string) (p fingerprint) {
 	return p
 }
 
-// addFile adds what a file holds. Of what is no file, and of what is beyond any policy's size, it tells only that.
+// addFile adds what a file holds. Of what is no file, and of what is beyond any policy's size, it
+// tells only that.
 func addFile(h hash.Hash, name string) error {
 	info, err := os.Stat(name)
 	if err != nil {

@@ -119,7 +119,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A wayOfTests is how people and machines change a file. Both functions get an empty folder; begin returns the policy's name.
+// A wayOfTests is how people and machines change a file. Both functions get an empty folder; begin
+// returns the policy's name.
 type wayOfTests struct {
 	name   string
 	begin  func(t *testing.T, dir string) string
@@ -217,7 +218,8 @@ func TestChangesAreLoaded(t *testing.T) {
 	t.Logf("counted: %d ways to change a file", 2*len(waysOfTests))
 }
 
-// again changes the file once more, by writing it where it is now: what leads to it is still followed.
+// again changes the file once more, by writing it where it is now: what leads to it is still
+// followed.
 func (wayOfTests) again(t *testing.T, dir string, w *Watcher) {
 	t.Helper()
 	name, err := filepath.EvalSymlinks(w.path)

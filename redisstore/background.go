@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// A background is where goroutines run that may outlast the call that started them. Whoever has it ends them, and waits until they have ended.
+// A background is where goroutines run that may outlast the call that started them. Whoever has it
+// ends them, and waits until they have ended.
 type background struct {
 	life   context.Context // of each of them
 	cancel context.CancelFunc

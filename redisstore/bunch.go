@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A bunch is what goes together in a script: batches of one row in a script of rows.lua, or of any kind in one of many.lua. Those that ask the
-// same are one ask.
+// A bunch is what goes together in a script: batches of one row in a script of rows.lua, or of any
+// kind in one of many.lua. Those that ask the same are one ask.
 type bunch struct {
 	script  *script // of rows.lua; nil for many.lua
 	asks    []ask
@@ -29,14 +29,16 @@ type bunch struct {
 	abandon func()          // ends it
 }
 
-// The server's effort for a bunch is bounded: an ask takes it some 3 µs, and each batch that asks the same again, or further charge,
-// less than 1 µs. Usually the same is decided at once, however often it is asked.
+// The server's effort for a bunch is bounded: an ask takes it some 3 µs, and each batch that asks
+// the same again, or further charge, less than 1 µs. Usually the same is decided at once, however
+// often it is asked.
 const (
 	maxEffort = 256 // some 200 µs
 	askEffort = 3   // and one for each of its charges
 )
 
-// An ask is a batch, and all who ask for it. It has charges of its own, as callers may leave and use theirs again.
+// An ask is a batch, and all who ask for it. It has charges of its own, as callers may leave and
+// use theirs again.
 type ask struct {
 	charges []charge
 	copies  []penstock.Charge
@@ -45,7 +47,8 @@ type ask struct {
 	next    int  // of its string; -1 behind the last
 }
 
-// A group is what batches have in common that follow each other: a string, and the places of their limits in it.
+// A group is what batches have in common that follow each other: a string, and the places of their
+// limits in it.
 type group struct {
 	key, name string
 	tags      [maxRow]uint32
@@ -189,7 +192,8 @@ func (b *bunch) leave(w *waiting) bool {
 	return false
 }
 
-// inOrder goes through the asks as the script does, those of one string after the other, and says which is the first of its string.
+// inOrder goes through the asks as the script does, those of one string after the other, and says
+// which is the first of its string.
 func (b *bunch) inOrder(yield func(first bool, a *ask) bool) {
 	for i := range b.asks {
 		if !b.asks[i].first {

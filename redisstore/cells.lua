@@ -1,5 +1,6 @@
--- What harnesses have in common: to read the time; and row.lua and rows.lua to load the numbers of a batch's limits from their string, to
--- make its charges, and to save what they left. GET and POISON stand for what differs.
+-- What harnesses have in common: to read the time; and row.lua and rows.lua to load the numbers of
+-- a batch's limits from their string, to make its charges, and to save what they left. GET and
+-- POISON stand for what differs.
 @clock
 if now == 0 then
   local time = call('TIME')
@@ -10,9 +11,10 @@ end
 @endclock
 
 @load
--- A string begins with the time, in seconds, until which it certainly lives. Entries follow: a word of the limit's tag and
--- the count of its numbers, then these; trailing zeros are not stored. Usually the entries of this batch are all there is,
--- in its order, with three numbers each, and are read and written in one go.
+-- A string begins with the time, in seconds, until which it certainly lives. Entries follow: a word
+-- of the limit's tag and the count of its numbers, then these; trailing zeros are not stored.
+-- Usually the entries of this batch are all there is, in its order, with three numbers each, and
+-- are read and written in one go.
 local stored = GET
 local usual, lives, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}

@@ -15,8 +15,9 @@ import "context"
 // and when the Store is closed. Their Err tells that the caller has gone: then nothing need be sent
 // any more.
 type Client interface {
-	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns keys[0]. An error reply
-	// of Redis is returned as a ReplyError. Neither the slices nor the strings may be used after a nil error was returned.
+	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
+	// keys[0]. An error reply of Redis is returned as a ReplyError. Neither the slices nor the strings
+	// may be used after a nil error was returned.
 	EvalSha(ctx context.Context, digest string, keys, args []string) (string, error)
 
 	// Eval runs a script by its text.
@@ -28,7 +29,8 @@ type Client interface {
 	// is an error.
 	Load(ctx context.Context, key string, scripts []Script) error
 
-	// Sharded tells whether keys are spread over several servers, so that a script may only touch keys of one hash tag.
+	// Sharded tells whether keys are spread over several servers, so that a script may only touch keys
+	// of one hash tag.
 	Sharded(ctx context.Context) (bool, error)
 
 	// Ping asks a server whether it is there.

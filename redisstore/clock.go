@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// ClockSteps is how often the server's clock has been seen to go back or ahead by more than 100 ms and 0.1 % of the time that really passed,
-// by this machine's monotonic clock. It is looked at with every Live that is answered, so what goes back and returns between two of them
-// is not seen; on a Cluster it is that of the server that keeps the list of instances. A failover to a server whose clock differs is a step
-// too. It counts as ahead when this machine was suspended.
+// ClockSteps is how often the server's clock has been seen to go back or ahead by more than 100 ms
+// and 0.1 % of the time that really passed, by this machine's monotonic clock. It is looked at with
+// every Live that is answered, so what goes back and returns between two of them is not seen; on a
+// Cluster it is that of the server that keeps the list of instances. A failover to a server whose
+// clock differs is a step too. It counts as ahead when this machine was suspended.
 //
-// Limits outlive steps: one ahead lets units come back as if the time had passed; after one back, buckets and sliding
-// windows stop refilling for 5 s at most, and a window ends at its own end or with the one after the present one.
+// Limits outlive steps: one ahead lets units come back as if the time had passed; after one back,
+// buckets and sliding windows stop refilling for 5 s at most, and a window ends at its own end or
+// with the one after the present one.
 func (s *Store) ClockSteps() (back, forward int64) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()

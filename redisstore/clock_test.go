@@ -48,8 +48,8 @@ func (s *timekeeper) Eval(context.Context, string, []string, []string) (string, 
 	return fmt.Sprintf("3 %d %06d", now.Unix(), now.Nanosecond()/1000), nil
 }
 
-// A clock that only runs a little fast or slow, behind a network that is slow at times, never seems to step; a step that is larger than what the
-// network may hide is always seen, and as what it is.
+// A clock that only runs a little fast or slow, behind a network that is slow at times, never seems
+// to step; a step that is larger than what the network may hide is always seen, and as what it is.
 func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 	steps, readings := 0, 0
 	for seed := range uint64(200) {

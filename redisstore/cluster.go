@@ -142,7 +142,8 @@ func owned(charges []penstock.Charge, plans []*penstock.Plan) []penstock.Charge 
 	return charges
 }
 
-// made are the refunds of what was charged. A Refund that was made stays made: refunding it once more would make units of nothing.
+// made are the refunds of what was charged. A Refund that was made stays made: refunding it once
+// more would make units of nothing.
 func made(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
 	var back []penstock.Charge
 	for i, c := range charges {
@@ -169,8 +170,8 @@ func denial(statuses []penstock.Status) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-// giveBack refunds charges, and waits for that until ctx ends. Then it goes on in the background, for giveBackTimeout in all, unless as many do.
-// What cannot be given back stays charged.
+// giveBack refunds charges, and waits for that until ctx ends. Then it goes on in the background,
+// for giveBackTimeout in all, unless as many do. What cannot be given back stays charged.
 func (s *Store) giveBack(ctx context.Context, made []penstock.Charge) error {
 	if len(made) == 0 {
 		return nil

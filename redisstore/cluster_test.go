@@ -17,7 +17,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A spreadClient takes one server for a Cluster, counts the scripts that are sent, and may do something before one of them.
+// A spreadClient takes one server for a Cluster, counts the scripts that are sent, and may do
+// something before one of them.
 type spreadClient struct {
 	Client
 	sent   atomic.Int64
@@ -48,8 +49,9 @@ func dialURL(t testing.TB, url string) Client {
 	return client
 }
 
-// A batch over several slots is answered as memory answers it, in every field, and leaves the same state, if nothing else runs: random batches of
-// several keys, hostile limits and clocks, as TestTwins has them.
+// A batch over several slots is answered as memory answers it, in every field, and leaves the same
+// state, if nothing else runs: random batches of several keys, hostile limits and clocks, as
+// TestTwins has them.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	t.Parallel()
 	seed := effort.Seed()
@@ -127,7 +129,8 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 	return nil
 }
 
-// runDry asks for batches that are not made, together, and compares the answers with those of memory where another charge denies.
+// runDry asks for batches that are not made, together, and compares the answers with those of
+// memory where another charge denies.
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []penstock.Limit, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
@@ -163,7 +166,8 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []penst
 	return nil
 }
 
-// What a batch over several slots costs: how many scripts, and so, as those of one round go together, how many round trips.
+// What a batch over several slots costs: how many scripts, and so, as those of one round go
+// together, how many round trips.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
 	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
@@ -210,7 +214,8 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	}
 }
 
-// Others come between the asking and the charging: one key denies after all, and the others are as they were, whatever their algorithm.
+// Others come between the asking and the charging: one key denies after all, and the others are as
+// they were, whatever their algorithm.
 func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
 	t.Parallel()
 	plainClient := dialURL(t, redistest.Start(t).URL())
@@ -268,7 +273,8 @@ func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
 	}
 }
 
-// A hold that is renewed with fewer slots keeps those that it has, and its time, if another key denies.
+// A hold that is renewed with fewer slots keeps those that it has, and its time, if another key
+// denies.
 func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()

@@ -170,7 +170,8 @@ func present(now int64, plan *penstock.Plan) int64 {
 	return now
 }
 
-// key is the number, counted from 1, of the storage key of a charge. Limits that share a string share the number.
+// key is the number, counted from 1, of the storage key of a charge. Limits that share a string
+// share the number.
 func (c *call) key(s *Store, ch *charge) int {
 	start := len(c.buf)
 	c.buf = s.appendKey(c.buf, ch.Key, ch.plan)

@@ -16,7 +16,8 @@ import (
 
 var luaDir = flag.String("lua", "", "where TestScriptsAreWritten writes the composed scripts, for luacheck to read")
 
-// Scripts are composed of every algorithm, alone and in a batch of two, for one caller and for several that go together; and of all at once.
+// Scripts are composed of every algorithm, alone and in a batch of two, for one caller and for
+// several that go together; and of all at once.
 func TestScriptsAreWritten(t *testing.T) {
 	write := func(name, text string) {
 		if strings.Contains(text, "@") || strings.Contains(text, "ALGORITHM") || strings.Contains(text, "POISON\n") {
@@ -62,8 +63,8 @@ func TestScriptsAreWritten(t *testing.T) {
 // mixed are algorithms that a row may have, the most expensive to compose first.
 var mixed = []*algorithm.Algorithm{penstock.SlidingWindow, penstock.LeakyBucket, penstock.TokenBucket, penstock.FixedWindow}
 
-// A caller may be the first to need a script. Time is not asserted, since machines are busy: allocations stand for it. The composer that had a caller wait
-// for 70 ms made 6,500 of them.
+// A caller may be the first to need a script. Time is not asserted, since machines are busy:
+// allocations stand for it. The composer that had a caller wait for 70 ms made 6,500 of them.
 func TestComposingIsCheap(t *testing.T) {
 	for name, compose := range map[string]func(){
 		"one":               func() { composeRow(mixed[:1], false) },

@@ -17,8 +17,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A call that finds a connection being made waits for it no longer than its own context says, also when it is made for another call that has
-// more patience.
+// A call that finds a connection being made waits for it no longer than its own context says, also
+// when it is made for another call that has more patience.
 func TestCallsDoNotWaitForOthersConnections(t *testing.T) {
 	t.Parallel()
 	for name, client := range map[string]func(t testing.TB, addr string) redisstore.Client{
@@ -99,8 +99,8 @@ func cutAll(t *testing.T, p *redistest.Proxy, ask func()) {
 	p.Cut(false)
 }
 
-// A server that is full says so before it is asked. Where the call's context has ended with the dialing, rueidis asks nothing, and panics at such
-// an answer: the program would end.
+// A server that is full says so before it is asked. Where the call's context has ended with the
+// dialing, rueidis asks nothing, and panics at such an answer: the program would end.
 func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -150,7 +150,8 @@ func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
 	t.Logf("counted: %d calls to a server that is full and speaks first", calls)
 }
 
-// Close ends the connections that are being made, within a call or outside, and returns after those who make them.
+// Close ends the connections that are being made, within a call or outside, and returns after those
+// who make them.
 func TestCloseEndsConnectionsThatAreBeingMade(t *testing.T) {
 	t.Parallel()
 	for _, to := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {

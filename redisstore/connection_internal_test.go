@@ -10,7 +10,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Whoever reads from a connection on which nothing was said yet, or dials one, is let go when the client ends.
+// Whoever reads from a connection on which nothing was said yet, or dials one, is let go when the
+// client ends.
 func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 	for _, dialed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -16,20 +16,24 @@ import (
 type Class uint8
 
 const (
-	// Unknown: the answer was lost, the charges may have been made. A read timeout, a connection that broke, a context
-	// that ended after the script was sent.
+	// Unknown: the answer was lost, the charges may have been made. A read timeout, a connection that
+	// broke, a context that ended after the script was sent.
 	Unknown Class = iota
-	// Unreached: no server was reached, or the deadline passed before the charges were sent (ClassName tells which); nothing was charged.
+	// Unreached: no server was reached, or the deadline passed before the charges were sent (ClassName
+	// tells which); nothing was charged.
 	Unreached
-	// Unready: the server cannot decide now: loading, read-only, without quorum, moving slots. Nothing was charged.
+	// Unready: the server cannot decide now: loading, read-only, without quorum, moving slots. Nothing
+	// was charged.
 	Unready
 	// Full: the server is out of memory. Nothing was charged.
 	Full
 	// Busy: another script has blocked the server for too long. Nothing was charged.
 	Busy
-	// Refused: the server does not let this user in, or not run this. A configuration fault; nothing was charged.
+	// Refused: the server does not let this user in, or not run this. A configuration fault; nothing
+	// was charged.
 	Refused
-	// Poisoned: a key of this store holds something else. Limiter.Reset does not mend it, deleting the key does. Nothing was charged.
+	// Poisoned: a key of this store holds something else. Limiter.Reset does not mend it, deleting the
+	// key does. Nothing was charged.
 	Poisoned
 	// Rejected: the server knows the script and answered with an error of another kind.
 	Rejected
@@ -49,8 +53,9 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.ClassName(), e.Cause)
 }
 
-// ClassName is the Class, as metrics have it: its name; "timeout" for an Unknown that is a matter of time; or "late" for an Unreached whose
-// deadline passed while others were being decided before it: the server may be there, and slow.
+// ClassName is the Class, as metrics have it: its name; "timeout" for an Unknown that is a matter
+// of time; or "late" for an Unreached whose deadline passed while others were being decided before
+// it: the server may be there, and slow.
 func (e *Error) ClassName() string {
 	if e.Class == Unreached && errors.Is(e.Cause, errLate) {
 		return "late"
@@ -61,16 +66,19 @@ func (e *Error) ClassName() string {
 	return e.Class.String()
 }
 
-// Counts tells whether the error says something of the server, and not of one key. A breaker goes by it.
+// Counts tells whether the error says something of the server, and not of one key. A breaker goes
+// by it.
 func (e *Error) Counts() bool { return e.Class != Poisoned }
 
-// Lasting tells whether somebody must change something before the store can answer: asking again soon is of no use.
+// Lasting tells whether somebody must change something before the store can answer: asking again
+// soon is of no use.
 func (e *Error) Lasting() bool { return e.Class == Refused }
 
 func (e *Error) Unwrap() []error { return []error{penstock.ErrUnavailable, e.Cause} }
 
-// Hint is what the server's administrator must do so that a lasting error ends: "+set", or another right as ACL SETUSER takes it,
-// where PREFIX stands for Options.Prefix; or a sentence. It is "" for an error that does not last.
+// Hint is what the server's administrator must do so that a lasting error ends: "+set", or another
+// right as ACL SETUSER takes it, where PREFIX stands for Options.Prefix; or a sentence. It is ""
+// for an error that does not last.
 func (e *Error) Hint() string {
 	if !e.Lasting() {
 		return ""
@@ -96,8 +104,9 @@ var hints = []struct{ part, hint string }{
 	{"NOAUTH", "the store's setting with a user and password that are let in"},
 }
 
-// classes are the beginnings of error replies, as Redis and Valkey word them. Redis before 7 put a script's errors behind
-// "ERR Error running script … -CODE", which is matched too. Some clients leave "ERR " out, so it is not looked at.
+// classes are the beginnings of error replies, as Redis and Valkey word them. Redis before 7 put a
+// script's errors behind "ERR Error running script … -CODE", which is matched too. Some clients
+// leave "ERR " out, so it is not looked at.
 var classes = []struct {
 	code  string
 	class Class
@@ -140,7 +149,8 @@ func timedOut(err error) bool {
 // errNotSent marks what went wrong before anything was sent.
 var errNotSent = errors.New("nothing was sent")
 
-// errLate marks what was not sent since its time was over, whether or not a server could be reached.
+// errLate marks what was not sent since its time was over, whether or not a server could be
+// reached.
 var errLate = errors.New("it was too late to send it")
 
 func notSent(err error) error { return fmt.Errorf("%w: %w", errNotSent, err) }
@@ -185,7 +195,8 @@ func certificateRefused(err error) bool {
 	return false
 }
 
-// isNoScript tells whether the server does not know a script: the one error that proves that sending it again is safe.
+// isNoScript tells whether the server does not know a script: the one error that proves that
+// sending it again is safe.
 func isNoScript(err error) bool {
 	reply, ok := errors.AsType[ReplyError](err)
 	return ok && strings.HasPrefix(string(reply), "NOSCRIPT")

@@ -89,8 +89,8 @@ func eventually(t testing.TB, limit time.Duration, ok func() error) {
 	}
 }
 
-// Every fault is met by charges of every kind, those that would be denied among them: a script without its first line
-// would let a replica answer a denial that is out of date.
+// Every fault is met by charges of every kind, those that would be denied among them: a script
+// without its first line would let a replica answer a denial that is out of date.
 func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []struct {
@@ -162,7 +162,8 @@ func do(commands ...string) func(*testing.T, *redistest.Server) {
 	}
 }
 
-// makeBusy starts a script that does not end. Its connection waits for it no longer than a command of redistest does.
+// makeBusy starts a script that does not end. Its connection waits for it no longer than a command
+// of redistest does.
 func makeBusy(t *testing.T, s *redistest.Server) {
 	t.Helper()
 	must(t, s, "CONFIG", "SET", "busy-reply-threshold", "10")
@@ -269,8 +270,8 @@ func onlyKey(t testing.TB, s *redistest.Server) string {
 	return keys[0].(string)
 }
 
-// TestPoisonedKeyIsNeverAFreshOne puts what is not a store's under its keys. A store that took it for absent would admit
-// without end.
+// TestPoisonedKeyIsNeverAFreshOne puts what is not a store's under its keys. A store that took it
+// for absent would admit without end.
 func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 	t.Parallel()
 	list := poison{"list", []string{"LPUSH", "", "x"}}
@@ -479,7 +480,8 @@ func asLimiter(addr string) []maker {
 	}
 }
 
-// replies are what Redis and Valkey answer, word for word, and what is made of it. The version does not matter.
+// replies are what Redis and Valkey answer, word for word, and what is made of it. The version does
+// not matter.
 var replies = []struct {
 	server, text string
 	class        redisstore.Class

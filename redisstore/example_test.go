@@ -37,7 +37,8 @@ func ExampleOpen() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		// Optional: so that the first call is as quick as the others, and a store that is down is noticed.
+		// Optional: so that the first call is as quick as the others, and a store that is down is
+		// noticed.
 		if err := store.Load(ctx, limiter.Limits()...); err != nil {
 			log.Fatal(err)
 		}

@@ -31,7 +31,8 @@ var losses = []loss{
 	{"end of the connection", (*redistest.Proxy).Cut},
 }
 
-// A target is a server, or a Cluster, behind proxies that lose answers to scripts once they are told to.
+// A target is a server, or a Cluster, behind proxies that lose answers to scripts once they are
+// told to.
 type target struct {
 	servers []*redistest.Server
 	proxies []*redistest.Proxy
@@ -85,8 +86,8 @@ func clusterBehindProxies(t testing.TB) target {
 	return target{c.Nodes, proxies, "redis+cluster://" + strings.Join(c.Addrs(), ",")}
 }
 
-// soon is how long the clients of go-redis wait for an answer. It is far below the calls' deadline, so that there is time for the
-// retries that the library makes by default.
+// soon is how long the clients of go-redis wait for an answer. It is far below the calls' deadline,
+// so that there is time for the retries that the library makes by default.
 const soon = 40 * time.Millisecond
 
 // patient is how long they wait where no answer is lost, on a busy machine.
@@ -142,7 +143,8 @@ func TestLostAnswerNeverChargesTwice(t *testing.T) {
 	}
 }
 
-// loseAnswers makes calls whose answers are lost, and counts what they have charged past the proxies.
+// loseAnswers makes calls whose answers are lost, and counts what they have charged past the
+// proxies.
 func loseAnswers(t *testing.T, to target, l loss, m maker) {
 	prefix := aPrefix()
 	store := over(t, m.client(t), redisstore.Options{Prefix: prefix})
@@ -298,7 +300,8 @@ func TestEveryCallEndsWhateverTheServerDoes(t *testing.T) {
 		lasts      time.Duration
 	}{
 		{"killed", func(s *redistest.Server) error { s.Kill(); return nil }, (*redistest.Server).Restart, 300 * time.Millisecond},
-		// Long enough for clients to give up their connections and to try others, which the system accepts.
+		// Long enough for clients to give up their connections and to try others, which the system
+		// accepts.
 		{"stopped", func(s *redistest.Server) error { s.Pause(); return nil }, func(s *redistest.Server) error { s.Resume(); return nil }, 3 * time.Second},
 	} {
 		for _, row := range []struct{ client, callers int }{{0, 1}, {0, 8}, {1, 1}, {1, 8}} {
@@ -447,7 +450,8 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// A partly is a Client of a server that claims to be several, one for each key. Some cannot be reached from some call on.
+// A partly is a Client of a server that claims to be several, one for each key. Some cannot be
+// reached from some call on.
 type partly struct {
 	redisstore.Client
 	down func(key string, call int) bool // calls of a key are counted from 1
@@ -545,8 +549,8 @@ func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
 	await(t, "the units to be back", func() bool { return remaining(t, store, "a", limit) == 10 })
 }
 
-// A stuck client is one of several servers: that of a key with a b is asked and then fails, and that of any other key is asked, charges and then
-// hangs, until it is released.
+// A stuck client is one of several servers: that of a key with a b is asked and then fails, and
+// that of any other key is asked, charges and then hangs, until it is released.
 type stuck struct {
 	redisstore.Client
 	released     chan struct{}
@@ -578,7 +582,8 @@ func (s *stuck) EvalSha(ctx context.Context, digest string, keys, args []string)
 	return s.Client.EvalSha(ctx, digest, keys, args)
 }
 
-// A batch whose charges cannot be given back in time ends with its context all the same. They are given back when the server comes to.
+// A batch whose charges cannot be given back in time ends with its context all the same. They are
+// given back when the server comes to.
 func TestBatchEndsWithItsContextWhileItsGiveBackHangs(t *testing.T) {
 	t.Parallel()
 	client := dial(redistest.Start(t).URL())(t)
@@ -613,7 +618,8 @@ func TestBatchEndsWithItsContextWhileItsGiveBackHangs(t *testing.T) {
 	t.Error("the call has never ended before its give-back")
 }
 
-// Only so many give-backs outlast their calls, and Close ends them. Nobody knows what became of such a batch.
+// Only so many give-backs outlast their calls, and Close ends them. Nobody knows what became of
+// such a batch.
 func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	limit := slow("d", 10)

@@ -22,11 +22,12 @@ const fleetSize = 12
 // rideLimit is a burst of 20 and 10 per second.
 var rideLimit = penstock.PerSecond(10).WithBurst(20)
 
-// fleetStore names the variable that makes the test binary a member of a fleet: a URL of Redis, or "memory".
+// fleetStore names the variable that makes the test binary a member of a fleet: a URL of Redis, or
+// "memory".
 const fleetStore = "PENSTOCK_FLEET_STORE"
 
-// TestFleetMember is what a member of the fleet runs: it answers every line, a key, with whether the key may ride. It ends with
-// its input. In the tests' own process it does nothing.
+// TestFleetMember is what a member of the fleet runs: it answers every line, a key, with whether
+// the key may ride. It ends with its input. In the tests' own process it does nothing.
 func TestFleetMember(t *testing.T) {
 	url := os.Getenv(fleetStore)
 	if url == "" {
@@ -93,8 +94,8 @@ func (m *member) ask(key string) (allowed bool, err error) {
 	return answer == "true", nil
 }
 
-// ride sends bursts to a fleet, every member an equal share, and counts what is admitted. It returns the time from before the first
-// question to after the last answer.
+// ride sends bursts to a fleet, every member an equal share, and counts what is admitted. It
+// returns the time from before the first question to after the last answer.
 func ride(t *testing.T, url string) (admitted int, took time.Duration) {
 	t.Helper()
 	fleet := make([]*member, fleetSize)

@@ -26,9 +26,10 @@ type gatherer struct {
 	alarmAt time.Time   // when it does; zero: not at all
 }
 
-// What a bunch needs to go although others are under way, so that neither side waits for the other: as many asks cost the server some 25 µs, and a
-// script 10; as many callers keep the client as busy. With a third under way the server finds the next when it has answered one, however long the client
-// takes; it pays for itself only where there is much to ask.
+// What a bunch needs to go although others are under way, so that neither side waits for the other:
+// as many asks cost the server some 25 µs, and a script 10; as many callers keep the client as
+// busy. With a third under way the server finds the next when it has answered one, however long the
+// client takes; it pays for itself only where there is much to ask.
 const (
 	secondAsks    = 8
 	secondCallers = 24
@@ -70,7 +71,8 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 	return c.waiting.decision, nil
 }
 
-// joinLocked puts the call into a bunch that is still to go, and says what tells that it is decided.
+// joinLocked puts the call into a bunch that is still to go, and says what tells that it is
+// decided.
 func (g *gatherer) joinLocked(c *call) *bell {
 	w, beside := &c.waiting, c.trialEffort()
 	if n := len(g.queue); n == 0 || !g.queue[n-1].hasRoom(beside) || !g.queue[n-1].joinRecent(w, c.charges) {
@@ -151,8 +153,8 @@ func (g *gatherer) takeLocked() *bunch {
 	return b
 }
 
-// next takes the bunch that goes in place of a script that has come back, which was that of a bunch or, if it is nil, of one caller. If there is
-// none, there is one script less under way.
+// next takes the bunch that goes in place of a script that has come back, which was that of a bunch
+// or, if it is nil, of one caller. If there is none, there is one script less under way.
 func (g *gatherer) next(back *bunch) *bunch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -233,7 +235,8 @@ func (s *Store) decideRows(ctx context.Context, c *call, b *bunch) error {
 	return err
 }
 
-// gatherer is where the call's charges may have to wait: one for a single server, one for each slot of a Cluster; nil if there is none.
+// gatherer is where the call's charges may have to wait: one for a single server, one for each slot
+// of a Cluster; nil if there is none.
 func (s *Store) gatherer(ctx context.Context, c *call) (*gatherer, error) {
 	sharded, err := s.client.Sharded(ctx)
 	if err != nil {

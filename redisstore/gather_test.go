@@ -235,7 +235,8 @@ func TestThoseWhoAskTheSameGoTogether(t *testing.T) {
 	}
 }
 
-// While a bunch is under way, another one waits unless it is worth a script; it never waits for itself to grow.
+// While a bunch is under way, another one waits unless it is worth a script; it never waits for
+// itself to grow.
 func TestASmallBunchWaitsForTheOneUnderWay(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
@@ -330,7 +331,8 @@ func TestWhoLeavesBeforeItIsSentIsNotCharged(t *testing.T) {
 	}
 }
 
-// A deadline that passes in the queue says that nothing was charged, and not that the server was out of reach.
+// A deadline that passes in the queue says that nothing was charged, and not that the server was
+// out of reach.
 func TestADeadlineInTheQueueIsLate(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
@@ -351,7 +353,8 @@ func TestADeadlineInTheQueueIsLate(t *testing.T) {
 	}
 }
 
-// A deadline that tells itself without a timer of its own ends the wait as well: that of guard.Timeout.
+// A deadline that tells itself without a timer of its own ends the wait as well: that of
+// guard.Timeout.
 func TestALazyDeadlineEndsTheWait(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
@@ -393,7 +396,8 @@ func TestALazyDeadlineEndsTheWait(t *testing.T) {
 	}
 }
 
-// Of those that wait together each leaves when its own time is over: not charged if nothing was sent, or else not knowing. The others are answered.
+// Of those that wait together each leaves when its own time is over: not charged if nothing was
+// sent, or else not knowing. The others are answered.
 func TestEachLeavesTheCrowdWhenItsTimeIsOver(t *testing.T) {
 	server := redistest.Start(t)
 	for _, test := range []struct {
@@ -657,7 +661,8 @@ func TestApartNobodyWaits(t *testing.T) {
 	}
 }
 
-// A hoarder fails every other script, and keeps what it was given: clients do so with what they have not sent when a context ends.
+// A hoarder fails every other script, and keeps what it was given: clients do so with what they
+// have not sent when a context ends.
 type hoarder struct {
 	redisstore.Client
 	mu    sync.Mutex

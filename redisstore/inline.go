@@ -7,13 +7,17 @@ import (
 	"strings"
 )
 
-// To define a local function costs a script about as much as to run it, and it is defined anew at every call. So the composer
-// puts functions in line where it can. Two forms of Lua functions are understood:
+// To define a local function costs a script about as much as to run it, and it is defined anew at
+// every call. So the composer puts functions in line where it can. Two forms of Lua functions are
+// understood:
 //
-//   - one whose body is "return" and one expression stands for that expression, wherever it is called;
-//   - any other without a loop, where its call is a statement "a, b = f(…)" or "local a, b = f(…)" on one line.
+//   - one whose body is "return" and one expression stands for that expression, wherever it is
+//     called;
+//   - any other without a loop, where its call is a statement "a, b = f(…)" or "local a, b = f(…)"
+//     on one line.
 //
-// Others stay functions. Each step reads the text once: a first request may wait for a script to be composed.
+// Others stay functions. Each step reads the text once: a first request may wait for a script to be
+// composed.
 
 // A function is a Lua function as text.
 type function struct {
@@ -107,7 +111,8 @@ func note(set map[string]bool, names string) {
 	}
 }
 
-// inline puts functions in line in a text, the last defined first. A function that is still called then is defined in front.
+// inline puts functions in line in a text, the last defined first. A function that is still called
+// then is defined in front.
 func inline(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		f := &functions[i]
@@ -166,7 +171,8 @@ func (f *function) asStatement(text string) string {
 	}
 }
 
-// writeStatement writes f's body as a block that is left by break, and assigns names what it returns.
+// writeStatement writes f's body as a block that is left by break, and assigns names what it
+// returns.
 func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, local bool) {
 	if local {
 		out.WriteString(indent + "local " + names + "\n")
@@ -200,8 +206,8 @@ func writeBlock(out *strings.Builder, indent, locals, body, results string) {
 	out.WriteString(indent + "until true")
 }
 
-// bind gives f's parameters their arguments: by writing the argument's name for the parameter's where it is never assigned, and by
-// local variables otherwise.
+// bind gives f's parameters their arguments: by writing the argument's name for the parameter's
+// where it is never assigned, and by local variables otherwise.
 func (f *function) bind(arguments string) (body, locals string) {
 	values, _ := argumentsAt(arguments+")", 0)
 	renamed := make(map[string]string)
@@ -270,7 +276,8 @@ func parenthesize(expression string) string {
 	return "(" + expression + ")"
 }
 
-// argumentsAt splits the arguments of a call, from behind its opening parenthesis. It returns where the call ends.
+// argumentsAt splits the arguments of a call, from behind its opening parenthesis. It returns where
+// the call ends.
 func argumentsAt(text string, start int) (arguments []string, end int) {
 	depth := 0
 	for i := start; i < len(text); i++ {

@@ -14,9 +14,10 @@ import (
 //	ps1{user:42}search                   the numbers of all limits of group "search" under key "user:42"
 //	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
 //
-// The braces make one hash slot of all that a key pays. Inside them stands the key in an encoding that is injective and
-// has no brace: letters, digits and -_.~:@/=+,;!*'()& as they are, other bytes as %XX. A key longer than
-// maxTag bytes stands as %# and its SHA-256; the empty key as %_; what is the store's own as %@. With Options.Secret every key stands as %# and its HMAC.
+// The braces make one hash slot of all that a key pays. Inside them stands the key in an encoding
+// that is injective and has no brace: letters, digits and -_.~:@/=+,;!*'()& as they are, other
+// bytes as %XX. A key longer than maxTag bytes stands as %# and its SHA-256; the empty key as %_;
+// what is the store's own as %@. With Options.Secret every key stands as %# and its HMAC.
 const (
 	schemaVersion = "1"
 	maxTag        = 128
@@ -49,7 +50,8 @@ func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
 	return b
 }
 
-// appendTagged appends how all names begin of what key pays: with the prefix, and what makes the slot.
+// appendTagged appends how all names begin of what key pays: with the prefix, and what makes the
+// slot.
 func (s *Store) appendTagged(b []byte, key string) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, '{')
@@ -85,8 +87,8 @@ func appendTag(b []byte, key string) []byte {
 	return hex.AppendEncode(b, sum[:])
 }
 
-// KeyOf is the name under which a store with these Options keeps the state of a charge's limit, for those who look for it there. An error
-// wraps penstock.ErrInvalid.
+// KeyOf is the name under which a store with these Options keeps the state of a charge's limit, for
+// those who look for it there. An error wraps penstock.ErrInvalid.
 func KeyOf(c penstock.Charge, o Options) (string, error) {
 	s, err := newStore(o)
 	if err != nil {

@@ -28,7 +28,8 @@ const (
 	linearKeys    = 3
 )
 
-// The limits of the histories. Time stands still in them, so each is a counter, and slots are a counter for each holder.
+// The limits of the histories. Time stands still in them, so each is a counter, and slots are a
+// counter for each holder.
 var linearLimits = []penstock.Limit{
 	{Name: "token", Group: "g", Count: 6, Period: time.Hour},
 	{Name: "window", Group: "g", Algorithm: penstock.FixedWindow, Count: 9, Period: time.Hour},
@@ -64,7 +65,8 @@ type linearStatus struct {
 // A linearAnswer is nil if nobody knows whether the charges were made.
 type linearAnswer []linearStatus
 
-// ask is the sequential specification of one charge: what it answers, and the state in which it is made.
+// ask is the sequential specification of one charge: what it answers, and the state in which it is
+// made.
 func (s linearState) ask(c linearCharge) (linearStatus, linearState) {
 	count, before := linearLimits[c.limit].Count, s
 	taken, own := int64(0), &s.used[c.key%linearKeys][c.limit%slots]
@@ -162,8 +164,8 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// record makes a call of the store and notes it. A call whose outcome is unknown may be made at any time from then on, or
-// never, which is as good as after everything else.
+// record makes a call of the store and notes it. A call whose outcome is unknown may be made at any
+// time from then on, or never, which is as good as after everything else.
 func (h *history) record(ctx context.Context, store penstock.Store, prefix string, who int, batch []linearCharge) error {
 	charges := make([]penstock.Charge, len(batch))
 	for i, c := range batch {
@@ -217,7 +219,8 @@ func (h *history) String() string {
 	return s.String()
 }
 
-// someBatch is a batch on up to so many keys. Most of what is asked spends, since only what is scarce is fought for.
+// someBatch is a batch on up to so many keys. Most of what is asked spends, since only what is
+// scarce is fought for.
 func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	modes := []penstock.Mode{
 		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
@@ -245,7 +248,8 @@ func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	return batch
 }
 
-// write makes a history: the clients ask the stores in turn. It returns the seed of what they asked.
+// write makes a history: the clients ask the stores in turn. It returns the seed of what they
+// asked.
 func write(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
 	t.Helper()
 	h, seed := &history{start: time.Now()}, rand.Uint64()
@@ -283,7 +287,8 @@ func standing() redisstore.Options {
 	return redisstore.Options{Now: func() time.Time { return now }}
 }
 
-// One after another, the memory store answers as the model: what the histories below show is not a mistake of the model.
+// One after another, the memory store answers as the model: what the histories below show is not a
+// mistake of the model.
 func TestModelOfHistoriesIsRight(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -304,8 +309,8 @@ func TestModelOfHistoriesIsRight(t *testing.T) {
 	}
 }
 
-// TestConcurrentDecisionsAreLinearizable has clients of both libraries decide at once: what each of them hears must be what it would
-// have heard, had all calls been made one after another.
+// TestConcurrentDecisionsAreLinearizable has clients of both libraries decide at once: what each of
+// them hears must be what it would have heard, had all calls been made one after another.
 func TestConcurrentDecisionsAreLinearizable(t *testing.T) {
 	t.Parallel()
 	s, o := redistest.Start(t), standing()
@@ -339,8 +344,8 @@ func TestDecisionsOfAClusterAreLinearizableByKey(t *testing.T) {
 	t.Logf("counted: %d histories of concurrent clients (on a Cluster)", n)
 }
 
-// TestLostAnswersLeaveDecisionsLinearizable cuts connections while answers are on their way. Each charge whose fate is unknown was
-// made once or not at all.
+// TestLostAnswersLeaveDecisionsLinearizable cuts connections while answers are on their way. Each
+// charge whose fate is unknown was made once or not at all.
 func TestLostAnswersLeaveDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	to, o := oneBehindProxy(t), standing()
@@ -386,8 +391,8 @@ func cutOnce(p *redistest.Proxy, stop <-chan struct{}) {
 	p.Cut(false)
 }
 
-// TestLinearizabilityCheckCanFail gives it a store that asks first and spends afterwards, as the limiters do that read, compare and
-// write in separate commands.
+// TestLinearizabilityCheckCanFail gives it a store that asks first and spends afterwards, as the
+// limiters do that read, compare and write in separate commands.
 func TestLinearizabilityCheckCanFail(t *testing.T) {
 	t.Parallel()
 	store := open(t, redistest.Start(t).URL(), standing())

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// liveLua notes or forgets an instance in a sorted set, counts those that are not gone, and says what time it is there: by the server's
-// clock they come and go.
+// liveLua notes or forgets an instance in a sorted set, counts those that are not gone, and says
+// what time it is there: by the server's clock they come and go.
 var liveLua = withRights(`#!lua
 local call = redis.call
 local time = call('TIME')
@@ -31,8 +31,9 @@ return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 
 const maxInstance = 128 // bytes of an instance's name
 
-// Live notes that an instance of the program is there, for as long as life from now, and counts all that are: the stores of one prefix are one
-// fleet. A life of 0 or less forgets the instance. The name tells instances apart: 1 to 128 bytes. ClockSteps counts what is noticed meanwhile.
+// Live notes that an instance of the program is there, for as long as life from now, and counts all
+// that are: the stores of one prefix are one fleet. A life of 0 or less forgets the instance. The
+// name tells instances apart: 1 to 128 bytes. ClockSteps counts what is noticed meanwhile.
 func (s *Store) Live(ctx context.Context, instance string, life time.Duration) (int, error) {
 	if instance == "" || len(instance) > maxInstance {
 		return 0, fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(instance), maxInstance)

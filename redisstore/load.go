@@ -79,7 +79,8 @@ func (s *Store) Scripts() ScriptStats {
 // maxSequences bounds the rows that Load prepares for.
 const maxSequences = 64
 
-// forLimits composes the scripts that limits can need, as far as they are not known, and returns them all.
+// forLimits composes the scripts that limits can need, as far as they are not known, and returns
+// them all.
 func (l *library) forLimits(plans []*penstock.Plan) []*script {
 	if len(plans) == 0 {
 		return nil

@@ -31,7 +31,8 @@ func variousLimits() []penstock.Limit {
 	return limits
 }
 
-// decideVarious decides the batches that the limits allow: each alone, those of a group, some of them, all, and many at once.
+// decideVarious decides the batches that the limits allow: each alone, those of a group, some of
+// them, all, and many at once.
 func decideVarious(t *testing.T, s *redisstore.Store, limits []penstock.Limit) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -153,7 +154,8 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 	wantLoadedOnly(t, s)
 }
 
-// A counting client counts what is sent, and holds back what has a server learn a script until it may go on.
+// A counting client counts what is sent, and holds back what has a server learn a script until it
+// may go on.
 type counting struct {
 	redisstore.Client
 	missing, loads, evals atomic.Int64
@@ -192,8 +194,8 @@ func (c *counting) wait() {
 
 const callers = 32
 
-// callAtOnce has callers decide, each in a script of its own, all of whom learn that the server does not know it before anybody has it learn. It
-// returns how many were allowed.
+// callAtOnce has callers decide, each in a script of its own, all of whom learn that the server
+// does not know it before anybody has it learn. It returns how many were allowed.
 func (c *counting) callAtOnce(t *testing.T, s *redisstore.Store, limit penstock.Limit) (allowed int64) {
 	t.Helper()
 	c.proceed = make(chan struct{})
@@ -271,7 +273,8 @@ func TestWithoutTheRightToLoadOneCallerSendsTheText(t *testing.T) {
 	}
 }
 
-// A caller that leaves while a script is loaded has charged nothing, and knows. Others find the script there.
+// A caller that leaves while a script is loaded has charged nothing, and knows. Others find the
+// script there.
 func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	t.Parallel()
 	client := &counting{Client: dial(redistest.Start(t).URL())(t), proceed: make(chan struct{})}

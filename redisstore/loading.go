@@ -89,7 +89,8 @@ func (d *dialed) loadReplicas(ctx context.Context, c *rueidisClient, scripts []S
 	all.Wait()
 }
 
-// replicasIn are the addresses of the replicas that INFO replication names: slave0:ip=10.0.0.2,port=6379,state=online,…
+// replicasIn are the addresses of the replicas that INFO replication names:
+// slave0:ip=10.0.0.2,port=6379,state=online,…
 func replicasIn(info string) (addresses []string) {
 	for line := range strings.Lines(info) {
 		name, fields, _ := strings.Cut(strings.TrimSpace(line), ":")

@@ -34,8 +34,9 @@ end
 	return c.Client.Eval(ctx, strings.Replace(script, "local call = redis.call\n", counting, 1), keys, args)
 }
 
-// A decision about a log reads few of its entries, also where a limit of a shorter period and one of a longer period take turns:
-// then most entries have expired for the one, and are kept for the other.
+// A decision about a log reads few of its entries, also where a limit of a shorter period and one
+// of a longer period take turns: then most entries have expired for the one, and are kept for the
+// other.
 func TestFewEntriesOfALogAreRead(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -102,7 +103,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	}
 }
 
-// Twins agree on what expired for the shorter of two limits and is kept for the longer: it counts, and is dropped later.
+// Twins agree on what expired for the shorter of two limits and is kept for the longer: it counts,
+// and is dropped later.
 func TestLogsInTurnAreTwins(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -1,12 +1,13 @@
--- Decides a list of independent batches in order, each all or nothing for itself. The string of a key is loaded once and
--- saved once, however many charges touch it.
+-- Decides a list of independent batches in order, each all or nothing for itself. The string of a
+-- key is loaded once and saved once, however many charges touch it.
 local args = ARGV[1]
 local now, batches, at = sunpack('<dI2', args)
 local virtual = 0
 @clock
 RIGHTS
 
--- A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as loaded.
+-- A cell is an entry's numbers behind the six fields of the outcome that left them, or six zeros as
+-- loaded.
 local strings, saved = {}, {}
 
 local function formatof(n)

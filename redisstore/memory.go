@@ -15,8 +15,9 @@ type Memory struct {
 	Server string // its address, on a Cluster; else ""
 }
 
-// Evicts tells whether the server may throw counters away, and so admit anew what was used. Only noeviction never does: then a server that is
-// full gives no answer, and the guards say what happens.
+// Evicts tells whether the server may throw counters away, and so admit anew what was used. Only
+// noeviction never does: then a server that is full gives no answer, and the guards say what
+// happens.
 func (m Memory) Evicts() bool { return m.Max > 0 && m.Policy != "noeviction" }
 
 // memoryLua replies with the numbers of memory that INFO has.
@@ -26,8 +27,9 @@ local info = call('INFO', 'memory')
 local function field(name) return string.match(info, '\r\n' .. name .. ':(%S+)') or '' end
 return field('used_memory') .. ' ' .. field('maxmemory') .. ' ' .. field('maxmemory_policy')`)
 
-// Memory asks the server how it keeps its memory. On a Cluster it asks every primary, and answers with the one to worry about: one that evicts, or else
-// the fullest. It needs the right to INFO and, on a Cluster, to CLUSTER SLOTS, which deciding does not.
+// Memory asks the server how it keeps its memory. On a Cluster it asks every primary, and answers
+// with the one to worry about: one that evicts, or else the fullest. It needs the right to INFO
+// and, on a Cluster, to CLUSTER SLOTS, which deciding does not.
 func (s *Store) Memory(ctx context.Context) (Memory, error) {
 	keys, err := s.keyOfEachServer(ctx, "memory")
 	if err != nil {

@@ -12,13 +12,15 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A place is one caller's in a queue, with when it asked and when it was answered, by a count of all that happened.
+// A place is one caller's in a queue, with when it asked and when it was answered, by a count of
+// all that happened.
 type place struct {
 	asked, answered int64
 	wait            time.Duration
 }
 
-// overtaken are two callers of which the second asked when the first had its answer, and yet goes first.
+// overtaken are two callers of which the second asked when the first had its answer, and yet goes
+// first.
 func overtaken(places []place) (first, second place, found bool) {
 	for _, p := range places {
 		for _, q := range places {
@@ -45,8 +47,8 @@ func TestOvertakenFindsWhoGoesFirstAndAskedLater(t *testing.T) {
 	}
 }
 
-// Who asks when another has been given its place goes after it, also at another instance, and however many ask at once. (Time stands still here, so
-// that a wait is a place.)
+// Who asks when another has been given its place goes after it, also at another instance, and
+// however many ask at once. (Time stands still here, so that a wait is a place.)
 func TestWhoAsksAfterAnAnswerGoesAfterIt(t *testing.T) {
 	t.Parallel()
 	const callers, each = 48, 20

@@ -1,6 +1,7 @@
--- What scripts are made of besides algorithms: short names, the twins of package algorithm's helpers, and the codec of stored
--- strings. The composer (script.go) takes what a script uses and puts calls of these functions in line, since to define one
--- costs a script more than to run it. Names in capitals stand for numbers.
+-- What scripts are made of besides algorithms: short names, the twins of package algorithm's
+-- helpers, and the codec of stored strings. The composer (script.go) takes what a script uses and
+-- puts calls of these functions in line, since to define one costs a script more than to run it.
+-- Names in capitals stand for numbers.
 local call = redis.call
 local spack = struct.pack
 local sunpack = struct.unpack
@@ -11,8 +12,8 @@ local function text(n)
   return string.format('%.0f', n)
 end
 
--- Exact integer division, down and up, of numbers up to MAX. Most rates reduce to one unit per microsecond, and dividing by
--- that is not worth a call.
+-- Exact integer division, down and up, of numbers up to MAX. Most rates reduce to one unit per
+-- microsecond, and dividing by that is not worth a call.
 local function div(a, b)
   return b == 1 and a or (a - fmod(a, b)) / b
 end
@@ -26,8 +27,9 @@ local function widthof(n)
   return 4 + 7 * n - (n >= 3 and 1 or 0)
 end
 
--- The TTL in ms of a string or set that is needed for keep µs: twice that and the slack, so that a key in use needs a new one
--- only now and then; and until when, in seconds, what is written now with such a TTL certainly lives.
+-- The TTL in ms of a string or set that is needed for keep µs: twice that and the slack, so that a
+-- key in use needs a new one only now and then; and until when, in seconds, what is written now
+-- with such a TTL certainly lives.
 local function ttlof(keep)
   return 2 * cdiv(keep, 1000) + SLACK
 end

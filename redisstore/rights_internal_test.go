@@ -13,8 +13,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// A user that lacks one right is refused, whatever it asks: nothing is charged, no key is left without a TTL, and the error names the right.
-// Each right is taken away in turn from the documented ones, and each step of a trace that runs every command of the scripts is first tried
+// A user that lacks one right is refused, whatever it asks: nothing is charged, no key is left
+// without a TTL, and the error names the right. Each right is taken away in turn from the
+// documented ones, and each step of a trace that runs every command of the scripts is first tried
 // by the user without it, then made by one with all of them.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	t.Parallel()
@@ -101,7 +102,8 @@ type commandStep struct {
 	run  func(u stores) error
 }
 
-// everyCommand is a trace that makes the scripts run every command that stands in them, with each harness.
+// everyCommand is a trace that makes the scripts run every command that stands in them, with each
+// harness.
 func everyCommand(clock *time.Time) (steps []commandStep) {
 	ctx := context.Background()
 	add := func(name string, run func(u stores) error) {

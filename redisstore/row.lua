@@ -1,6 +1,7 @@
--- Decides one batch of up to four charges on one string: the most frequent call. The composer writes it out for a sequence
--- of algorithms, without tables: what stands between @each and @endeach once per charge, with its number for $; @list{…},
--- @text{…}, @all{…}, @cat{…} once per charge in a line, joined by commas, by nothing, by "and", by ".."; COUNT is the number of
+-- Decides one batch of up to four charges on one string: the most frequent call. The composer
+-- writes it out for a sequence of algorithms, without tables: what stands between @each and
+-- @endeach once per charge, with its number for $; @list{…}, @text{…}, @all{…}, @cat{…} once per
+-- charge in a line, joined by commas, by nothing, by "and", by ".."; COUNT is the number of
 -- charges.
 local args, key, virtual, dry = ARGV[1], KEYS[1], 0, false
 local now, @list{mode$, tag$, cost$, a$, b$, c$}

@@ -44,8 +44,9 @@ for index = 1, #KEYS do
       callers = 0
     end
 
-    -- After one was granted, as many more as there is room for are decided at once: as their sum, if that is known to do what they do
-    -- one by one. Their answers lie between the first and the last in equal steps, or else they are decided one by one.
+    -- After one was granted, as many more as there is room for are decided at once: as their sum,
+    -- if that is known to do what they do one by one. Their answers lie between the first and the
+    -- last in equal steps, or else they are decided one by one.
     local sum, summing = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and each$ > 0}
     local @list{before$, until$}
     while callers > 0 do

@@ -80,7 +80,8 @@ type attempt struct {
 
 var errClosed = errors.New("the store was closed")
 
-// get returns the client, or waits for it until ctx ends. The attempt goes on for those who come later.
+// get returns the client, or waits for it until ctx ends. The attempt goes on for those who come
+// later.
 func (d *dialed) get(ctx context.Context) (*rueidisClient, error) {
 	if c := d.ready.Load(); c != nil {
 		return c, nil

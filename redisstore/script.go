@@ -35,8 +35,8 @@ const (
 	maxRow     = 4 // charges that row.lua is written out for
 )
 
-// A script is composed, once, of a harness and the fragments of some algorithms: for row.lua and rows.lua of one per charge in their
-// order, for many.lua of a set.
+// A script is composed, once, of a harness and the fragments of some algorithms: for row.lua and
+// rows.lua of one per charge in their order, for many.lua of a set.
 type script struct {
 	Script
 	algorithms []*algorithm.Algorithm
@@ -61,7 +61,8 @@ func (s *script) index(a *algorithm.Algorithm) byte {
 	return byte(i)
 }
 
-// explain names the right that the script's user lacks: Redis 7.0 says only in which line it is needed.
+// explain names the right that the script's user lacks: Redis 7.0 says only in which line it is
+// needed.
 func explain(script string, err error) error {
 	reply, ok := errors.AsType[ReplyError](err)
 	if !ok || !strings.Contains(string(reply), "can't run this command") {
@@ -129,7 +130,8 @@ func (l *library) find(kind kind, charges []charge) *script {
 	return l.makeLocked(kind, algorithms)
 }
 
-// known is the script of a kind that decides charges; of several, that of the fewest algorithms. It is nil if there is none.
+// known is the script of a kind that decides charges; of several, that of the fewest algorithms. It
+// is nil if there is none.
 func (l *library) known(kind kind, charges []charge) (best *script) {
 	for _, s := range l.shelf(kind, len(charges)).all() {
 		if !s.fits(charges) {
@@ -221,7 +223,8 @@ func fitsRow(plan *penstock.Plan) bool {
 	return !plan.Limit.Algorithm.Collection && plan.Limit.Algorithm.Numbers <= maxNumbers
 }
 
-// constants are written into scripts where their names stand: a local in Lua costs time at every call.
+// constants are written into scripts where their names stand: a local in Lua costs time at every
+// call.
 var constants = texts(map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
@@ -238,8 +241,8 @@ func texts(numbers map[string]int64) map[string]string {
 }
 
 const (
-	// slackTTL is how many ms keys live at least beyond their need: their state outlives a step of the clock up to
-	// algorithm.MaxStall.
+	// slackTTL is how many ms keys live at least beyond their need: their state outlives a step of the
+	// clock up to algorithm.MaxStall.
 	slackTTL = algorithm.MaxStall / 1000
 
 	// virtualTTL is added while the time is given and not read: TTLs run in real time.
@@ -294,7 +297,8 @@ func composeMany(algorithms []*algorithm.Algorithm) string {
 	return finish(inline(replaceNames(uncomment(fragments.String()), constants), preludeOf().functions) + harness)
 }
 
-// composeRow writes the script of row.lua or, for batches that go together, of rows.lua for a sequence of algorithms.
+// composeRow writes the script of row.lua or, for batches that go together, of rows.lua for a
+// sequence of algorithms.
 func composeRow(algorithms []*algorithm.Algorithm, together bool) string {
 	text, n := harnesses().row, len(algorithms)
 	if together {
@@ -354,8 +358,8 @@ var examples = map[string]string{
 
 // finish puts the prelude's names in front.
 func finish(body string) string {
-	// The first line makes Redis refuse the whole script on a replica, without memory or without quorum, rather than
-	// let a denial through because it writes nothing.
+	// The first line makes Redis refuse the whole script on a replica, without memory or without
+	// quorum, rather than let a denial through because it writes nothing.
 	body = withRights(body)
 	text := "#!lua\n"
 	for _, line := range preludeOf().names {

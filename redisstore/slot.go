@@ -5,8 +5,8 @@ import "bytes"
 // slots is how many hash slots a Cluster has.
 const slots = 16384
 
-// slotOf is the slot of a key of this package: the CRC-16 (XMODEM) of what stands between its braces, as the Cluster specification
-// has it.
+// slotOf is the slot of a key of this package: the CRC-16 (XMODEM) of what stands between its
+// braces, as the Cluster specification has it.
 func slotOf(key []byte) uint16 {
 	begin := bytes.IndexByte(key, '{') + 1
 	end := begin + bytes.IndexByte(key[begin:], '}')

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A limit that is made slower while it is in use keeps what was used for as long as the slower limit counts it, although a denial
-// changes nothing but the time to live: alone, and in a batch.
+// A limit that is made slower while it is in use keeps what was used for as long as the slower
+// limit counts it, although a denial changes nothing but the time to live: alone, and in a batch.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -61,8 +61,8 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	}
 }
 
-// A TTL is never shorter than the state is used, and at most twice the longest time that it was used for, and 5 s: also after a Force
-// and the Refund of it.
+// A TTL is never shorter than the state is used, and at most twice the longest time that it was
+// used for, and 5 s: also after a Force and the Refund of it.
 func TestTTLStaysWithinItsBound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -1,5 +1,6 @@
-// Package redisstore keeps the state of limits in Redis or Valkey: a single server, Sentinel or Cluster. Each batch is
-// decided there by one atomic script in one round trip, so any number of processes share its limits exactly.
+// Package redisstore keeps the state of limits in Redis or Valkey: a single server, Sentinel or
+// Cluster. Each batch is decided there by one atomic script in one round trip, so any number of
+// processes share its limits exactly.
 //
 // Redis 7.0 and Valkey 7.2 are the oldest servers supported.
 package redisstore
@@ -21,16 +22,17 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Prefix begins the name of every key: up to 64 letters, digits and -_.: only. Default: "ps". All stores that share
-	// limits need the same.
+	// Prefix begins the name of every key: up to 64 letters, digits and -_.: only. Default: "ps". All
+	// stores that share limits need the same.
 	Prefix string
 
-	// Secret, if set, makes keys stand in Redis as their HMAC-SHA-256 (128 bits of it), so that no identity can be read
-	// there and nobody can choose a key's slot. All stores that share limits need the same; another secret is another set of counters.
+	// Secret, if set, makes keys stand in Redis as their HMAC-SHA-256 (128 bits of it), so that no
+	// identity can be read there and nobody can choose a key's slot. All stores that share limits need
+	// the same; another secret is another set of counters.
 	Secret []byte
 
-	// Apart, if set, sends each batch in a script of its own, even where many wait. Default: those that wait while two scripts are under way
-	// go together in the next.
+	// Apart, if set, sends each batch in a script of its own, even where many wait. Default: those
+	// that wait while two scripts are under way go together in the next.
 	Apart bool
 
 	// Now, if set, is the time by which everything is decided, instead of the server's. It is for
@@ -73,7 +75,8 @@ type Store struct {
 	givingBack atomic.Int64 // batches, there
 }
 
-// New makes a Store of a Client. It does not connect: Ping does. An error wraps penstock.ErrInvalid.
+// New makes a Store of a Client. It does not connect: Ping does. An error wraps
+// penstock.ErrInvalid.
 func New(client Client, o Options) (*Store, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: redisstore: the client is nil; Open makes one from a URL", penstock.ErrInvalid)
@@ -99,8 +102,9 @@ func newStore(o Options) (*Store, error) {
 	return s, nil
 }
 
-// Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It does not wait for a connection:
-// servers may come up later, and Ping tells whether they are there. Close ends it.
+// Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It
+// does not wait for a connection: servers may come up later, and Ping tells whether they are there.
+// Close ends it.
 func Open(url string, o Options) (*Store, error) {
 	option, err := ParseURL(url)
 	if err != nil {
@@ -127,8 +131,8 @@ func (s *Store) Close() error {
 	return err
 }
 
-// Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges may have been made; nothing
-// but a script that the server did not know is ever sent twice.
+// Decide implements penstock.Store. An *Error wraps what went wrong and says whether the charges
+// may have been made; nothing but a script that the server did not know is ever sent twice.
 //
 // On a Cluster, charges with different Keys are decided by one script for each Key. First all Keys
 // are asked, by dry runs; if all would grant, all are charged. So a denial takes one round trip and

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// secured are the URLs of a Cluster and of Sentinels that speak TLS only, each server with a certificate for its own address or name.
+// secured are the URLs of a Cluster and of Sentinels that speak TLS only, each server with a
+// certificate for its own address or name.
 func secured(t *testing.T, a redistest.TLS) map[string]string {
 	t.Helper()
 	ofCluster, ofSentinels := a, a
@@ -69,8 +70,8 @@ func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
 	}
 }
 
-// A server that wants a certificate says so when the client thinks that the handshake is over. A new connection to a node of a Cluster
-// meets that within a call.
+// A server that wants a certificate says so when the client thinks that the handshake is over. A
+// new connection to a node of a Cluster meets that within a call.
 func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 	t.Parallel()
 	a := &redistest.TLS{Clients: true, Also: []string{"127.0.0.1"}}

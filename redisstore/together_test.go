@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// However many callers ask the same of one key, a script decides no more of them than the server's effort allows: 253, where each costs it one unit of
-// 256 and the first three more.
+// However many callers ask the same of one key, a script decides no more of them than the server's
+// effort allows: 253, where each costs it one unit of 256 and the first three more.
 func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	server := redistest.Start(t)
 	g := newGathering(t, dial(server.URL())(t))
@@ -34,7 +34,8 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	}
 }
 
-// What the server says to a script of several callers is told to each of them as if it had been alone.
+// What the server says to a script of several callers is told to each of them as if it had been
+// alone.
 func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
 	for _, fault := range []struct {
 		name, make string
@@ -75,7 +76,8 @@ func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
 	}
 }
 
-// While the time is given by Options.Now and stands or leaps, keys live for an hour longer than they need: TTLs run in real time.
+// While the time is given by Options.Now and stands or leaps, keys live for an hour longer than
+// they need: TTLs run in real time.
 func TestKeysLiveAnHourLongerWhereTheTimeIsGiven(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -14,9 +14,10 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Shard names the server that decides a batch: on a Cluster the address of the primary that keeps its key, as the Cluster said lately; those of
-// a batch with several keys are joined by '+'. It is "" on a single server, and while the Cluster has not said. It never waits, so that a
-// breaker can keep the shards apart.
+// Shard names the server that decides a batch: on a Cluster the address of the primary that keeps
+// its key, as the Cluster said lately; those of a batch with several keys are joined by '+'. It is
+// "" on a single server, and while the Cluster has not said. It never waits, so that a breaker can
+// keep the shards apart.
 func (s *Store) Shard(charges []penstock.Charge) string {
 	if !s.where.sharded.Load() || len(charges) == 0 {
 		return ""
@@ -49,8 +50,9 @@ func (s *Store) slotOfKey(key string) uint16 {
 	return slotOf(s.appendTagged(room[:0], key))
 }
 
-// topology is which server of a Cluster keeps which slot. It is asked for in the background, once somebody has wanted it: then, when it is old,
-// and when a call has failed, which a failover makes happen.
+// topology is which server of a Cluster keeps which slot. It is asked for in the background, once
+// somebody has wanted it: then, when it is old, and when a call has failed, which a failover makes
+// happen.
 type topology struct {
 	sharded atomic.Bool // it is a Cluster
 	layout  atomic.Pointer[layout]
@@ -101,7 +103,8 @@ func (t *topology) ask(s *Store) {
 	})
 }
 
-// learn asks one server after the other, as the slots have it, for some may be dead. It returns after how long to ask again.
+// learn asks one server after the other, as the slots have it, for some may be dead. It returns
+// after how long to ask again.
 func (t *topology) learn(ctx context.Context, s *Store) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, layoutWait)
 	defer cancel()
@@ -131,7 +134,8 @@ func (t *topology) learn(ctx context.Context, s *Store) time.Duration {
 	}
 }
 
-// layoutLua says on a line for each range of slots: the first, the last, and the address of its primary.
+// layoutLua says on a line for each range of slots: the first, the last, and the address of its
+// primary.
 const layoutLua = `local lines = {}
 for i, range in ipairs(redis.call('CLUSTER', 'SLOTS')) do
   lines[i] = range[1] .. ' ' .. range[2] .. ' ' .. range[3][1] .. ':' .. range[3][2]

@@ -126,7 +126,8 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	}
 }
 
-// A quizzed client is one of several servers that decides nothing, and notes how often it is asked for the layout.
+// A quizzed client is one of several servers that decides nothing, and notes how often it is asked
+// for the layout.
 type quizzed struct {
 	redisstore.Client
 	answer         func(ctx context.Context) error

@@ -39,7 +39,8 @@ func (s *Store) runWithTrials(ctx context.Context, c *call, offered []*trial.Bat
 	return d, err
 }
 
-// takeTrial adds a trial to the call, and tells whether the script that decides several batches like the call's can decide it.
+// takeTrial adds a trial to the call, and tells whether the script that decides several batches
+// like the call's can decide it.
 func (s *Store) takeTrial(c *call, b *trial.Batch) bool {
 	if s.apart || !isRow(c.charges) {
 		return false

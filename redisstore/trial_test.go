@@ -173,7 +173,8 @@ func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
 	}
 }
 
-// What stands under a trial's key is not the trouble of the enforced batch, and what stands under that one's key not the trial's.
+// What stands under a trial's key is not the trouble of the enforced batch, and what stands under
+// that one's key not the trial's.
 func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
 	server := redistest.Start(t)
 	for _, queued := range []bool{false, true} {
@@ -270,7 +271,8 @@ func TestScriptsWithTrialsAreGivenUp(t *testing.T) {
 	}
 }
 
-// What the script cannot decide is left to a call of its own, at once; and what is not the enforced batch brings no trial.
+// What the script cannot decide is left to a call of its own, at once; and what is not the enforced
+// batch brings no trial.
 func TestTrialsThatDoNotFitAreLeftAlone(t *testing.T) {
 	server := redistest.Start(t)
 	cluster := redistest.StartCluster(t)

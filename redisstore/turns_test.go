@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// Limits that take turns over one counter admit on a server what the largest admits, by any algorithm.
+// Limits that take turns over one counter admit on a server what the largest admits, by any
+// algorithm.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -14,8 +14,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// The Go steps and their Lua twins answer alike, in every field, whatever is asked: random batches over few keys and
-// hostile limits, while the clock stands, creeps, jumps and steps back, and limits change under their names.
+// The Go steps and their Lua twins answer alike, in every field, whatever is asked: random batches
+// over few keys and hostile limits, while the clock stands, creeps, jumps and steps back, and
+// limits change under their names.
 func TestTwins(t *testing.T) {
 	server := redistest.Start(t)
 	option, err := ParseURL(server.URL())
@@ -132,7 +133,8 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	return decided, nil
 }
 
-// decideList decides independent batches as a gatherer does whose callers have waited, and says in which order.
+// decideList decides independent batches as a gatherer does whose callers have waited, and says in
+// which order.
 func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (decisions []penstock.Decision, order []int, err error) {
 	if len(batches) == 1 {
 		d, err := s.Decide(ctx, batches[0])
@@ -191,7 +193,8 @@ func describe(batch []penstock.Charge) string {
 	return text
 }
 
-// hostileLimit draws a limit from the corners. Its name is one of few, so that limits change and share strings.
+// hostileLimit draws a limit from the corners. Its name is one of few, so that limits change and
+// share strings.
 func hostileLimit(rng *rand.Rand, subject twinSubject, i int) penstock.Limit {
 	for {
 		a := subject.algorithms[rng.IntN(len(subject.algorithms))]
@@ -216,7 +219,8 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) penstock.Limit {
 	}
 }
 
-// hostileStep moves the clock: not at all, to where an answer said that something changes, by parts of a period, and back.
+// hostileStep moves the clock: not at all, to where an answer said that something changes, by parts
+// of a period, and back.
 func hostileStep(rng *rand.Rand, clock time.Time, limit penstock.Limit, last *penstock.Decision) time.Time {
 	period := max(limit.Period.Microseconds(), 1)
 	status := last.Status(rng.IntN(last.Len()))

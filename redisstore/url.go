@@ -26,8 +26,8 @@ import (
 //	redis+sentinel://[user:password@]host1:port,host2:port/name[/db]    the primary that Sentinels call name
 //	unix:///path/to/socket[?db=n]                                 one server, by its socket
 //
-// valkey may stand for redis anywhere; rediss and valkeys, as rediss+sentinel, mean TLS (1.2 or later). The port defaults to 6379,
-// for Sentinels to 26379. Options follow as ?name=value&…:
+// valkey may stand for redis anywhere; rediss and valkeys, as rediss+sentinel, mean TLS (1.2 or
+// later). The port defaults to 6379, for Sentinels to 26379. Options follow as ?name=value&…:
 //
 //	db                      the database number
 //	password_file           a file that holds the password
@@ -40,7 +40,8 @@ import (
 // An error wraps penstock.ErrInvalid and never shows the password.
 func ParseURL(text string) (rueidis.ClientOption, error) { return readURL(text, os.ReadFile) }
 
-// CheckURL tells what is wrong with a URL, as ParseURL does, but reads no file: those may be on another machine.
+// CheckURL tells what is wrong with a URL, as ParseURL does, but reads no file: those may be on
+// another machine.
 func CheckURL(text string) error {
 	_, err := readURL(text, nil)
 	return err
@@ -58,12 +59,14 @@ func readURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOpti
 	return option, nil
 }
 
-// sentinelsEvery is how often the Sentinels are asked where the primary is, besides listening to what they say.
+// sentinelsEvery is how often the Sentinels are asked where the primary is, besides listening to
+// what they say.
 const sentinelsEvery = time.Second
 
 var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
 
-// misread tells whether what was read as path or options may be a password with a '/', '?' or '#' in it.
+// misread tells whether what was read as path or options may be a password with a '/', '?' or '#'
+// in it.
 func misread(text string) bool {
 	_, rest, _ := strings.Cut(text, "://")
 	authority, tail := cutAuthority(rest)
@@ -122,8 +125,9 @@ func parseURL(text string, file func(string) ([]byte, error)) (option rueidis.Cl
 		if option.Sentinel.MasterSet == "" {
 			return option, errors.New("a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster")
 		}
-		// Otherwise a client that has missed the one message about a new primary stays with the old one for ever, as it does when the
-		// Sentinels are told of another address: there is no such message then.
+		// Otherwise a client that has missed the one message about a new primary stays with the old one
+		// for ever, as it does when the Sentinels are told of another address: there is no such message
+		// then.
 		option.Sentinel.TopologyRefreshInterval = sentinelsEvery
 		option.Sentinel.Username, option.Sentinel.Password = query.Get("sentinel_username"), query.Get("sentinel_password")
 	}
@@ -161,8 +165,8 @@ func cutAuthority(rest string) (authority, tail string) {
 	return rest, ""
 }
 
-// addresses reads host:port,… Its errors show no more of a host than stands before the first colon: the rest may be a password
-// whose @host was forgotten.
+// addresses reads host:port,… Its errors show no more of a host than stands before the first colon:
+// the rest may be a password whose @host was forgotten.
 func addresses(hosts, port string) ([]string, error) {
 	var list []string
 	for _, host := range strings.Split(hosts, ",") {

@@ -53,8 +53,9 @@ func (w *waiting) wait(ctx context.Context, gone <-chan struct{}, b *bell) error
 	}
 }
 
-// A bell wakes those who wait for a bunch: they have their answers, or the time of some is over, and the others wait for the next bell. So a
-// timer serves all of a gatherer's callers: one for each would cost more than the rest of the wait.
+// A bell wakes those who wait for a bunch: they have their answers, or the time of some is over,
+// and the others wait for the next bell. So a timer serves all of a gatherer's callers: one for
+// each would cost more than the rest of the wait.
 type bell struct {
 	rung chan struct{}
 	next *bell // nil if they have their answers
@@ -62,7 +63,8 @@ type bell struct {
 
 func newBell() *bell { return &bell{rung: make(chan struct{})} }
 
-// alarmPause is between two alarms at least, and so the most that a caller waits beyond its deadline.
+// alarmPause is between two alarms at least, and so the most that a caller waits beyond its
+// deadline.
 const alarmPause = time.Millisecond
 
 // watchLocked sees to it that an alarm comes at a time, or before.

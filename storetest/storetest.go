@@ -1,4 +1,5 @@
-// Package storetest is the law of a penstock.Store: Run checks that a store obeys it, and explains what a failure breaks.
+// Package storetest is the law of a penstock.Store: Run checks that a store obeys it, and explains
+// what a failure breaks.
 package storetest
 
 import (
@@ -17,11 +18,13 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Run checks a store, law by law. open makes the store of one law; it may return the same store each time, since every
-// law names a group of limits that nobody else uses. The store's clock must show the time and go on.
+// Run checks a store, law by law. open makes the store of one law; it may return the same store
+// each time, since every law names a group of limits that nobody else uses. The store's clock must
+// show the time and go on.
 //
-// The limits are such that the passing of time does not move an answer: their units come back in years. Only the laws
-// that are about waiting wait, for some tens of milliseconds, and only lower bounds are asserted there.
+// The limits are such that the passing of time does not move an answer: their units come back in
+// years. Only the laws that are about waiting wait, for some tens of milliseconds, and only lower
+// bounds are asserted there.
 func Run(t *testing.T, open func(t *testing.T) penstock.Store) {
 	t.Helper()
 	for _, l := range laws {
@@ -103,7 +106,8 @@ type kind struct {
 	limit func(units int64) penstock.Limit
 }
 
-// LeakyBucket lets one leave at a time, so that its units come back within minutes and its spenders need patience.
+// LeakyBucket lets one leave at a time, so that its units come back within minutes and its spenders
+// need patience.
 var kinds = []kind{
 	{"token", slow(penstock.TokenBucket)},
 	{"leaky", func(n int64) penstock.Limit {
@@ -283,7 +287,8 @@ func deniedBatch(b *bench) {
 	}
 }
 
-// deniedTogether asks a batch of which the charges of the full counter stand in the way, and no others.
+// deniedTogether asks a batch of which the charges of the full counter stand in the way, and no
+// others.
 func (b *bench) deniedTogether(free counter, charges ...penstock.Charge) {
 	b.Helper()
 	d := b.decide(charges...)
@@ -492,7 +497,8 @@ func refunds(b *bench) {
 			b.broken("a refund where nothing is used: %+v", s)
 		}
 		b.allow(c.spend(6))
-		// A unit of which a little has come back may count as not given back, so Granted is only bounded here.
+		// A unit of which a little has come back may count as not given back, so Granted is only bounded
+		// here.
 		if s := b.allow(c.charge(penstock.Refund, 2)); s.Remaining != 6 || s.Granted > 2 {
 			b.broken("a refund of 2 of 6: %+v", s)
 		}

@@ -20,7 +20,8 @@ import (
 type Turns struct {
 	Store penstock.Store
 
-	// Limits have one Name, one Group and one algorithm, perhaps with other settings. A calendar is not among them.
+	// Limits have one Name, one Group and one algorithm, perhaps with other settings. A calendar is
+	// not among them.
 	Limits []penstock.Limit
 
 	// Now is the clock that the store decides by, and Advance moves it.
@@ -30,12 +31,14 @@ type Turns struct {
 	// Key is charged. Default: the empty key.
 	Key string
 
-	// Slack is how many units the store may admit beyond InTurn, for guards that state such a bound. Default: 0.
+	// Slack is how many units the store may admit beyond InTurn, for guards that state such a bound.
+	// Default: 0.
 	Slack int64
 }
 
-// Run makes n charges of limits chosen at random. The error says when too much was admitted, and what was asked before.
-// After a denial, it checks RetryAfter on a store without slack: the same charge is granted then, and not 1 µs before.
+// Run makes n charges of limits chosen at random. The error says when too much was admitted, and
+// what was asked before. After a denial, it checks RetryAfter on a store without slack: the same
+// charge is granted then, and not 1 µs before.
 func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	bound := InTurn(t.Limits)
 	var admitted []admission
@@ -159,7 +162,8 @@ func (t Turns) charge(rng *rand.Rand, limit penstock.Limit, i int) penstock.Char
 	return c
 }
 
-// pause is how long to wait before the next charge: often not at all, and often until something changes.
+// pause is how long to wait before the next charge: often not at all, and often until something
+// changes.
 func (t Turns) pause(rng *rand.Rand, limit penstock.Limit, last penstock.Status) time.Duration {
 	var d time.Duration
 	switch rng.IntN(8) {
@@ -241,7 +245,8 @@ func muldiv(a, b, c int64) int64 {
 	return int64(min(q, math.MaxInt64/4))
 }
 
-// limitsInTurn is the law of limits that take turns, with limits whose units do not come back while it is checked.
+// limitsInTurn is the law of limits that take turns, with limits whose units do not come back while
+// it is checked.
 func limitsInTurn(b *bench) {
 	b.each(func(b *bench, k kind) {
 		for round := range 4 {
@@ -285,7 +290,8 @@ func limitsInTurn(b *bench) {
 	})
 }
 
-// SomeTurns are limits for Turns: of each algorithm, with bursts, rates and periods that take turns.
+// SomeTurns are limits for Turns: of each algorithm, with bursts, rates and periods that take
+// turns.
 func SomeTurns() [][]penstock.Limit {
 	var all [][]penstock.Limit
 	add := func(limits ...penstock.Limit) {

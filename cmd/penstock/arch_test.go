@@ -30,7 +30,8 @@ func TestPartsDoNotKnowEachOther(t *testing.T) {
 	}
 }
 
-// TestTimeZonesAreInTheBinaryOnly: an image without zone data reads zone: fields, and programs that import the library are not made larger.
+// TestTimeZonesAreInTheBinaryOnly: an image without zone data reads zone: fields, and programs that
+// import the library are not made larger.
 func TestTimeZonesAreInTheBinaryOnly(t *testing.T) {
 	for pkg, want := range map[string]bool{".": true, "./internal/service": false, "github.com/penstock/penstock/httplimit": false} {
 		out, err := exec.Command("go", "list", "-deps", pkg).Output()

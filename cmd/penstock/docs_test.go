@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// The page of the settings is the table of the settings, and the bounds that it tells are where they are refused.
+// The page of the settings is the table of the settings, and the bounds that it tells are where
+// they are refused.
 func TestConfigurationPageHasTheSettings(t *testing.T) {
 	text, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

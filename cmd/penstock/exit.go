@@ -22,7 +22,8 @@ const (
 	exitUnreachable = 5
 )
 
-// A codedError is an error with an exit status. Without a cause nothing is printed: all has been said.
+// A codedError is an error with an exit status. Without a cause nothing is printed: all has been
+// said.
 type codedError struct {
 	status int
 	cause  error

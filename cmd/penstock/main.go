@@ -1,4 +1,5 @@
-// Command penstock is the gate: a service that puts limits in front of HTTP APIs, and the command line for those who choose them.
+// Command penstock is the gate: a service that puts limits in front of HTTP APIs, and the command
+// line for those who choose them.
 package main
 
 import (

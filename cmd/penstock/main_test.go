@@ -330,7 +330,8 @@ func TestGateOutlivesTheReaderOfItsLog(t *testing.T) {
 	}
 }
 
-// An upstream that sends what nobody asked for has net/http say so, in the gate's own format and without what it sent.
+// An upstream that sends what nobody asked for has net/http say so, in the gate's own format and
+// without what it sent.
 func TestLinesOfTheStandardLibraryAreInTheLogsFormat(t *testing.T) {
 	upstream, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

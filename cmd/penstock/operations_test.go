@@ -48,7 +48,8 @@ var (
 	pair     = regexp.MustCompile(`(\w+)="([^"]*)"`)
 )
 
-// served is what /metrics serves: each series with its type and labels, and the values of a label of one.
+// served is what /metrics serves: each series with its type and labels, and the values of a label
+// of one.
 func served(t *testing.T, page string) (rows []string, values func(name, label string) []string) {
 	types, labels, found := make(map[string]string), make(map[string]map[string]bool), make(map[string]map[string]bool)
 	for _, m := range typeLine.FindAllStringSubmatch(page, -1) {

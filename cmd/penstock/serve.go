@@ -79,7 +79,8 @@ func newServe() *cobra.Command {
 	return c
 }
 
-// serverSection reads the server section of a policy. The rest of the file is the gate's to judge, but it must be sound.
+// serverSection reads the server section of a policy. The rest of the file is the gate's to judge,
+// but it must be sound.
 func serverSection(path string) (policy.ServerConfig, error) {
 	rules, err := policy.Load(path)
 	if err != nil {
@@ -89,7 +90,8 @@ func serverSection(path string) (policy.ServerConfig, error) {
 	return rules.Server(), nil
 }
 
-// newLog makes the log in the format of the settings. stderr tells whether its lines end up on standard error, which may be a terminal.
+// newLog makes the log in the format of the settings. stderr tells whether its lines end up on
+// standard error, which may be a terminal.
 func newLog(s settings.Settings, to io.Writer, stderr bool) *slog.Logger {
 	to = escaped{to}
 	var level slog.Level

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The first requests after a start on a fresh Redis are decided by it, also while two loops keep two
-// CPUs busy: no script is composed, missing or sent on a request's way. With PENSTOCK_SOAK it starts
-// 100 times with the default timeout; otherwise twice, patiently.
+// The first requests after a start on a fresh Redis are decided by it, also while two loops keep
+// two CPUs busy: no script is composed, missing or sent on a request's way. With PENSTOCK_SOAK it
+// starts 100 times with the default timeout; otherwise twice, patiently.
 func TestFirstRequestsAreDecidedByTheStore(t *testing.T) {
 	const callers, each = 32, 2
 	config := writeFile(t, "rules.yaml", `

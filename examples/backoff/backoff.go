@@ -10,8 +10,9 @@ import (
 //go:embed backoff.lua
 var backoffLua string
 
-// Backoff admits one unit and then pauses for Period; each unit that follows doubles the pause, at most Burst times. After
-// a pause, and once more its length without a unit, all is forgotten. For attempts that should get rarer: logins, retries.
+// Backoff admits one unit and then pauses for Period; each unit that follows doubles the pause, at
+// most Burst times. After a pause, and once more its length without a unit, all is forgotten. For
+// attempts that should get rarer: logins, retries.
 var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.Limit) (algorithm.Params, error) {
 	if l.Count != 1 {
 		return algorithm.Params{}, errors.New("a backoff admits one at a time; set the count to 1")

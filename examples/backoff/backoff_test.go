@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The two twins, asked the same at the same time, answer the same: alone and beside another algorithm.
+// The two twins, asked the same at the same time, answer the same: alone and beside another
+// algorithm.
 func TestBackoffAnswersAlikeInGoAndLua(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -1,4 +1,5 @@
-// Command backoff limits logins by an algorithm of its own: each attempt makes the pause before the next twice as long.
+// Command backoff limits logins by an algorithm of its own: each attempt makes the pause before the
+// next twice as long.
 package main
 
 import (

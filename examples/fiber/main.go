@@ -1,4 +1,5 @@
-// Command fiber limits a service made with Fiber, whose requests are not those of net/http: the gate is shown copies.
+// Command fiber limits a service made with Fiber, whose requests are not those of net/http: the
+// gate is shown copies.
 package main
 
 import (
@@ -35,7 +36,8 @@ func main() {
 }
 
 func service(gate *httplimit.Gate) *fiber.App {
-	// Rules tell /a from /A and /a/, unless the policy says otherwise; so must the routes, or a spelling is a way around the rules.
+	// Rules tell /a from /A and /a/, unless the policy says otherwise; so must the routes, or a
+	// spelling is a way around the rules.
 	app := fiber.New(fiber.Config{CaseSensitive: true, StrictRouting: true})
 	app.Use(recover.New(), limit(gate)) // first, so that routes are found by the path that the rules matched
 	app.Post("/api/rides/request", say("a car is on its way"))
@@ -45,8 +47,8 @@ func service(gate *httplimit.Gate) *fiber.App {
 	return app
 }
 
-// limit is the gate as a handler of Fiber. (Fiber's own adaptor for middleware ends it before the next handler begins, so that slots
-// would be given back at once and every status be 200.)
+// limit is the gate as a handler of Fiber. (Fiber's own adaptor for middleware ends it before the
+// next handler begins, so that slots would be given back at once and every status be 200.)
 func limit(gate *httplimit.Gate) fiber.Handler {
 	return func(c fiber.Ctx) error {
 		r, err := request(c)
@@ -78,7 +80,8 @@ func limit(gate *httplimit.Gate) fiber.Handler {
 	}
 }
 
-// request is a copy of the request, but for its body. Fiber uses the memory of the original again, which a store may not have finished with.
+// request is a copy of the request, but for its body. Fiber uses the memory of the original again,
+// which a store may not have finished with.
 func request(c fiber.Ctx) (*http.Request, error) {
 	u, err := url.ParseRequestURI(string(c.Request().RequestURI()))
 	if err != nil {

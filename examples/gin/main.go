@@ -41,7 +41,8 @@ func service(gate *httplimit.Gate) *gin.Engine {
 	return router
 }
 
-// limit is the gate as a handler of gin. If it is to stand before all routes, gate.Middleware(router) does as well.
+// limit is the gate as a handler of gin. If it is to stand before all routes,
+// gate.Middleware(router) does as well.
 func limit(gate *httplimit.Gate) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		admission := gate.Admit(c.Writer, c.Request)

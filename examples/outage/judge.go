@@ -35,7 +35,8 @@ func (m most) String() string {
 // inTime is what the bucket of outage.yaml lets through in any time that is so long.
 func inTime(d time.Duration) int64 { return burst + int64(math.Floor(rate*d.Seconds())) }
 
-// fromShares is what all gates together let through by their shares in any time that is so long: each of them may round its burst up.
+// fromShares is what all gates together let through by their shares in any time that is so long:
+// each of them may round its burst up.
 func fromShares(d time.Duration) int64 { return inTime(d) + gates - 1 }
 
 // A second is what was seen in one.
@@ -45,8 +46,9 @@ type second struct {
 	lost    bool // Redis has lost what it knew, or its bucket has had time to fill
 }
 
-// bound is how much of what was admitted a policy lets through in a second: what Redis admits in that time, and what the policy lets through
-// without it. Where both decided, at one gate or for one request the one and elsewhere the other, both may have admitted what they may.
+// bound is how much of what was admitted a policy lets through in a second: what Redis admits in
+// that time, and what the policy lets through without it. Where both decided, at one gate or for
+// one request the one and elsewhere the other, both may have admitted what they may.
 func (s second) bound(policy string, c count) most {
 	m, d := most{}, c.to.Sub(c.from)
 	if s.store {
@@ -66,8 +68,9 @@ func (s second) bound(policy string, c count) most {
 	return m
 }
 
-// total is how much a policy lets through in all: what one limit admits in that time; a burst more wherever Redis' bucket has had time to fill, or is
-// lost; and in the seconds in which some decided by Redis and some without, what the policy lets through without it.
+// total is how much a policy lets through in all: what one limit admits in that time; a burst more
+// wherever Redis' bucket has had time to fill, or is lost; and in the seconds in which some decided
+// by Redis and some without, what the policy lets through without it.
 func total(policy string, seconds []second, d time.Duration) most {
 	m := most{units: inTime(d)}
 	for _, s := range seconds {
@@ -100,7 +103,8 @@ func (m measures) shares() (text string) {
 	return text
 }
 
-// p99 is how long 99 % of decisions took at most, in seconds: by the gates' histograms, within a bucket in proportion.
+// p99 is how long 99 % of decisions took at most, in seconds: by the gates' histograms, within a
+// bucket in proportion.
 func (m measures) p99() float64 {
 	least, below := 0., int64(0)
 	rank := 0.99 * float64(m.within[math.Inf(1)])

@@ -4,8 +4,8 @@
 //
 // It fails if more passes than may, or if a request gets an answer that its policy does not give.
 // Without -short it fails too if the p99 of decisions, as the gates measure it, is above the
-// deadline and 100 ms in any second, or if decisions are not Redis' own again within a second of its
-// return.
+// deadline and 100 ms in any second, or if decisions are not Redis' own again within a second of
+// its return.
 package main
 
 import (

@@ -95,7 +95,8 @@ func (s *stage) forgot() {
 	s.lost = true
 }
 
-// awaitRedis returns when all gates decide by Redis, and have done so for some time, and nothing without it. It tells since when.
+// awaitRedis returns when all gates decide by Redis, and have done so for some time, and nothing
+// without it. It tells since when.
 func (s *stage) awaitRedis(some time.Duration) (since time.Time, err error) {
 	before := make([]measures, len(s.gates))
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(25 * time.Millisecond) {

@@ -1,4 +1,5 @@
-// Command outbound sends notifications by a provider that takes 20 at once and 10 per second, and sends none in vain.
+// Command outbound sends notifications by a provider that takes 20 at once and 10 per second, and
+// sends none in vain.
 package main
 
 import (
@@ -32,7 +33,8 @@ func main() {
 		fmt.Println("the last:", err)
 	}
 
-	// For what may wait. If the provider still says 429, it is heeded, and the request is sent again when the provider wants it.
+	// For what may wait. If the provider still says 429, it is heeded, and the request is sent again
+	// when the provider wants it.
 	queued := &http.Client{Transport: &httplimit.Transport{Limiter: limiter, MaxWait: 10 * time.Second, Retries: 2}}
 	start := time.Now()
 	if sent, held, err = send(queued, provider.URL, 5); err != nil {
@@ -41,7 +43,8 @@ func main() {
 	fmt.Printf("in their turn: %d sent, %d not, in %v\n", sent, held, time.Since(start).Round(10*time.Millisecond))
 }
 
-// send sends some notifications, one after the other. It counts those that were sent and those that were held back; the error is the last.
+// send sends some notifications, one after the other. It counts those that were sent and those that
+// were held back; the error is the last.
 func send(client *http.Client, url string, n int) (sent, held int, last error) {
 	for range n {
 		answer, err := client.Post(url, "text/plain", strings.NewReader("your car is here"))

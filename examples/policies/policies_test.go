@@ -42,8 +42,9 @@ func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
 	t.Logf("counted: %d policies compiled", len(files))
 }
 
-// Where limits guard something, no answer of the store means no; elsewhere requests pass.
-// watched checks that what a policy tells people to watch is there: metrics by their names, and limits of the policy.
+// Where limits guard something, no answer of the store means no; elsewhere requests pass. watched
+// checks that what a policy tells people to watch is there: metrics by their names, and limits of
+// the policy.
 func watched(t *testing.T, file, head string, rules *policy.Rules) {
 	t.Helper()
 	served, err := os.ReadFile("../../docs/operations.md") // a test compares it with what is served

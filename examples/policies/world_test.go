@@ -22,8 +22,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// play lets a test ask a service behind a policy, in a time that passes only while all wait: by itself, with all guards around its store, and with guards
-// around a store that never answers, all limits being local. The same holds each time.
+// play lets a test ask a service behind a policy, in a time that passes only while all wait: by
+// itself, with all guards around its store, and with guards around a store that never answers, all
+// limits being local. The same holds each time.
 func play(t *testing.T, name string, test func(*testing.T, *world)) {
 	t.Helper()
 	t.Run("memory", func(t *testing.T) {

@@ -1,4 +1,5 @@
-// Command settle limits a service whose requests cost what is known only afterwards, as tokens of a language model. Limits are in code.
+// Command settle limits a service whose requests cost what is known only afterwards, as tokens of a
+// language model. Limits are in code.
 package main
 
 import (
@@ -40,7 +41,8 @@ func service(gate *httplimit.Gate) http.Handler {
 	return gate.Middleware(mux)
 }
 
-// complete costs 1 token to be let in. What the answer took is charged when it is known: a caller who has overdrawn waits until that is paid.
+// complete costs 1 token to be let in. What the answer took is charged when it is known: a caller
+// who has overdrawn waits until that is paid.
 func complete(w http.ResponseWriter, r *http.Request) {
 	text, tokens := model()
 	if err := httplimit.Settle(r, tokens); err != nil {

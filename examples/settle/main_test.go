@@ -9,7 +9,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// 20 answers of 100 tokens make 2,000; what an answer overdraws is paid off at 2,000 tokens per hour before there is another.
+// 20 answers of 100 tokens make 2,000; what an answer overdraws is paid off at 2,000 tokens per
+// hour before there is another.
 func TestCallersPayWhatAnswersTook(t *testing.T) {
 	now := time.Now()
 	gate, err := limits(memstore.New(memstore.Options{Now: func() time.Time { return now }}))

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// A backend is bound by its connections to a database, as many services are: each request has one for as long as a query takes, and those
-// that find none wait in line. It does not notice when those who asked have gone.
+// A backend is bound by its connections to a database, as many services are: each request has one
+// for as long as a query takes, and those that find none wait in line. It does not notice when
+// those who asked have gone.
 type backend struct {
 	pool  chan struct{}
 	asked atomic.Int64

@@ -1,5 +1,5 @@
-// Command surge sends 2,000 riders to a service that can answer 150 requests a second: first alone, then behind Penstock. It prints what
-// became of them, and fails if Penstock did not help.
+// Command surge sends 2,000 riders to a service that can answer 150 requests a second: first alone,
+// then behind Penstock. It prints what became of them, and fails if Penstock did not help.
 package main
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A surge of three minutes in a quarter of one: all come within two seconds, not ten, and the patience of riders and of the service's pool is a
-// third of what is usual.
+// A surge of three minutes in a quarter of one: all come within two seconds, not ten, and the
+// patience of riders and of the service's pool is a third of what is usual.
 var surge = scenario{
 	riders:  2000,
 	arrive:  2 * time.Second,

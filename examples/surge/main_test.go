@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// The surge in a time that passes only while all wait: the same riders, service and limits, without sockets.
+// The surge in a time that passes only while all wait: the same riders, service and limits, without
+// sockets.
 func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := &url.URL{Scheme: "http", Host: "rides.example.com"}

@@ -54,7 +54,8 @@ func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *res
 	return result
 }
 
-// A rider is a good client: when it is denied, it comes back when it is told to, and a little later.
+// A rider is a good client: when it is denied, it comes back when it is told to, and a little
+// later.
 type rider struct {
 	*scenario
 	by     http.RoundTripper

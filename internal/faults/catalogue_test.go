@@ -11,7 +11,8 @@ import (
 // The catalogue, by families. Its numbers go from F1 to F30.
 var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, timed, failovers, splits, reshards)
 
-// elsewhere are faults that have no row, or more than one: where they are tested, as "file: test", or why they are not.
+// elsewhere are faults that have no row, or more than one: where they are tested, as "file: test",
+// or why they are not.
 var elsewhere = map[string][]string{
 	"F1":  {"redisstore/faults_test.go: TestServerMayComeUpLater"},
 	"F2":  {"redisstore/faults_test.go: TestEveryCallEndsWhateverTheServerDoes", "guard/outage_test.go: TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled"},

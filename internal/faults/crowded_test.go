@@ -79,7 +79,8 @@ func dialledNoMoreThanOnce(l *lab) {
 	l.Logf("counted: %d times all connections closed (%d dialled)", l.kills, l.mark)
 }
 
-// askedNothingOld checks that the server, when it came back, ran no script that was asked for earlier.
+// askedNothingOld checks that the server, when it came back, ran no script that was asked for
+// earlier.
 func askedNothingOld(l *lab) {
 	ran, _, err := l.to.primary().CommandStats("evalsha")
 	if err != nil {

@@ -2,7 +2,8 @@ package faults
 
 import "github.com/penstock/penstock/redisstore"
 
-// What a server of a group says while another takes over: that it is no primary, or that too many are missing.
+// What a server of a group says while another takes over: that it is no primary, or that too many
+// are missing.
 var inBetween = []redisstore.Class{redisstore.Unready}
 
 // Another server takes over.
@@ -59,7 +60,8 @@ var failovers = []row{
 	},
 }
 
-// moveAddress has the primary answer at another address and no longer at the one before. It keeps its memory, so nothing may be lost.
+// moveAddress has the primary answer at another address and no longer at the one before. It keeps
+// its memory, so nothing may be lost.
 func moveAddress(l *lab) {
 	g := l.choose()
 	if l.to.sentinel != nil {

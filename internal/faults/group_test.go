@@ -14,8 +14,9 @@ import (
 // What rows on Sentinel and Cluster have in common.
 var groups = []kind{sentinel, cluster}
 
-// inSoak is how often a fault comes in a soak from which a group of servers needs seconds to recover. Where one server has taken another's place,
-// each fault has a new group: sentinels may take a second failover soon after the first for a reason for a third.
+// inSoak is how often a fault comes in a soak from which a group of servers needs seconds to
+// recover. Where one server has taken another's place, each fault has a new group: sentinels may
+// take a second failover soon after the first for a reason for a third.
 const inSoak = 8
 
 // A group is what rows remember of their Sentinel's group or Cluster.
@@ -124,7 +125,8 @@ func (l *lab) mayLose() {
 	}
 }
 
-// losesNoMoreThanMayBe compares what every key has used, as its store says in the end, with what was granted of it.
+// losesNoMoreThanMayBe compares what every key has used, as its store says in the end, with what
+// was granted of it.
 func losesNoMoreThanMayBe(l *lab) {
 	direct, err := redisstore.Open(l.to.direct, redisstore.Options{})
 	l.check(err)
@@ -151,7 +153,8 @@ func losesSome(l *lab) {
 	}
 }
 
-// losesWhatWasUnderWay allows the loss of what was answered in the last turn of the primary's loop, which it may not have told its replica.
+// losesWhatWasUnderWay allows the loss of what was answered in the last turn of the primary's loop,
+// which it may not have told its replica.
 func losesWhatWasUnderWay(l *lab) {
 	direct, err := redisstore.Open(l.to.direct, redisstore.Options{})
 	l.check(err)
@@ -168,7 +171,8 @@ func losesWhatWasUnderWay(l *lab) {
 	l.Logf("counted: %d failovers (%d units lost, at most %d were under way)", l.cycles, lost, l.cycles*instances*l.callers)
 }
 
-// shardsFollow checks that breakers go by the server that took over: their names of shards are asked for again within 10 s.
+// shardsFollow checks that breakers go by the server that took over: their names of shards are
+// asked for again within 10 s.
 func shardsFollow(l *lab) {
 	if l.to.cluster == nil || !soaking {
 		return
@@ -192,7 +196,8 @@ func shardsFollow(l *lab) {
 	l.Error("no key is kept by the server that took over")
 }
 
-// fallenBack waits until every instance has answered without the store. With a Cluster, not each policy need have: it goes by the key.
+// fallenBack waits until every instance has answered without the store. With a Cluster, not each
+// policy need have: it goes by the key.
 func fallenBack(l *lab) {
 	l.await("every instance has fallen back", func() bool {
 		return l.every(func(i, p int) bool { return p != closedPolicy || l.load.since(i, p, penstock.FromClosed) >= 3 })

@@ -15,7 +15,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// An instance is one of the programs that share a target: the guards that every user has, and a spy between them and the store.
+// An instance is one of the programs that share a target: the guards that every user has, and a spy
+// between them and the store.
 type instance struct {
 	store *guard.Guarded
 	spy   *spy

@@ -35,7 +35,8 @@ func (l *lab) judge() {
 	l.Logf("counted: %d charges without an answer, none twice", l.charged)
 }
 
-// judgeSources checks that nothing that was asked during a fault was answered as if there were none.
+// judgeSources checks that nothing that was asked during a fault was answered as if there were
+// none.
 func (l *lab) judgeSources() {
 	stored := l.load.answers[during][penstock.FromStore]
 	if l.row.answered == byPolicies && !l.partial() && stored > 0 {
@@ -43,9 +44,10 @@ func (l *lab) judgeSources() {
 	}
 }
 
-// judgeBounds compares what was admitted of each key with its bound: units by the store for each time that it began anew, and what each
-// instance may mint. Where the store kept its memory, that must also agree with the answers: an answer that was lost may have been
-// charged, once, and nothing else may, but what is held in advance.
+// judgeBounds compares what was admitted of each key with its bound: units by the store for each
+// time that it began anew, and what each instance may mint. Where the store kept its memory, that
+// must also agree with the answers: an answer that was lost may have been charged, once, and
+// nothing else may, but what is held in advance.
 func (l *lab) judgeBounds() {
 	direct, err := redisstore.Open(l.to.direct, redisstore.Options{})
 	if err != nil {
@@ -155,8 +157,9 @@ func (l *lab) errors() string {
 	return text
 }
 
-// judgeWaiting checks that nobody waited for the store without need: every question had a deadline and has ended, and during the
-// fault few were asked, as breakers let pass: those that make it open, and one in 50 ms.
+// judgeWaiting checks that nobody waited for the store without need: every question had a deadline
+// and has ended, and during the fault few were asked, as breakers let pass: those that make it
+// open, and one in 50 ms.
 func (l *lab) judgeWaiting() {
 	var latest time.Duration
 	for i, in := range l.load.instances {
@@ -180,8 +183,9 @@ func (l *lab) judgeWaiting() {
 // slack is for a busy machine.
 const slack = 200 * time.Millisecond
 
-// backSlack is how long the store may take to decide again for everybody after the end of a fault: of a group of servers, whose clients have to
-// learn who serves, and breakers that ask every second, on a busy machine.
+// backSlack is how long the store may take to decide again for everybody after the end of a fault:
+// of a group of servers, whose clients have to learn who serves, and breakers that ask every
+// second, on a busy machine.
 const backSlack = 10 * time.Second
 
 // judgeLatency is for runs that have the machine for themselves, more or less.

@@ -218,7 +218,8 @@ func (l *lab) optionOf(i int) rueidis.ClientOption {
 	return option
 }
 
-// partial tells whether the store answers some questions during the fault: a fault of a server leaves the others of a Cluster as they are.
+// partial tells whether the store answers some questions during the fault: a fault of a server
+// leaves the others of a Cluster as they are.
 func (l *lab) partial() bool {
 	return l.row.partial || l.to.kind == cluster && l.row.answered == byPolicies
 }

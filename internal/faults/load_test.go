@@ -29,8 +29,9 @@ const sources = int(penstock.FromClosed) + 1
 
 // A load asks all instances all the time, more of every key than its limit.
 //
-// The keys come and go: of each policy some are asked for at any time, so that a fault finds fresh keys, half used ones and exhausted ones.
-// A fourth of them is asked for on one instance before the fault and on the others during it: the worst for shares.
+// The keys come and go: of each policy some are asked for at any time, so that a fault finds fresh
+// keys, half used ones and exhausted ones. A fourth of them is asked for on one instance before the
+// fault and on the others during it: the worst for shares.
 type load struct {
 	instances []*instance
 	stopping  atomic.Bool
@@ -118,7 +119,8 @@ func (l *load) pickLocked(i int, rng *rand.Rand) account {
 	return account{policy, fmt.Sprint("k", n)}
 }
 
-// begins begins a question on instance i: in which phase, under which account, and what of that was granted until now.
+// begins begins a question on instance i: in which phase, under which account, and what of that was
+// granted until now.
 func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,7 +10,8 @@ const (
 	unbounded = -1
 )
 
-// A policy is a limit that fails in its own way. Its units do not come back within a run, so that what was admitted of a key can be counted.
+// A policy is a limit that fails in its own way. Its units do not come back within a run, so that
+// what was admitted of a key can be counted.
 type policy struct {
 	name     string
 	limit    penstock.Limit
@@ -31,8 +32,8 @@ var policies = [...]policy{
 // units of a key may be admitted.
 func (p *policy) units() int { return int(p.limit.Count) }
 
-// returns is how many units of a key an instance may have drawn in advance, beyond what its share remembers, and give back to it in a fault: what it
-// holds and what is on its way.
+// returns is how many units of a key an instance may have drawn in advance, beyond what its share
+// remembers, and give back to it in a fault: what it holds and what is on its way.
 func (p *policy) returns() int { return 2 * int(p.settings.Lease) }
 
 // perDay is a limit as a Limiter has it.

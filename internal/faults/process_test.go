@@ -18,7 +18,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// F21 and F22: the program itself is stopped, killed, or told to end. It holds quota in advance, and a slot.
+// F21 and F22: the program itself is stopped, killed, or told to end. It holds quota in advance,
+// and a slot.
 
 const (
 	leased   = 50 // units in advance, at most
@@ -53,8 +54,9 @@ func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 	}, nil
 }
 
-// childMain is the program that the tests of this file start: it takes a slot and then spends a unit after the other of a limit, and says of
-// each who granted it, and between which times. At SIGTERM it ends as a program should.
+// childMain is the program that the tests of this file start: it takes a slot and then spends a
+// unit after the other of a limit, and says of each who granted it, and between which times. At
+// SIGTERM it ends as a program should.
 func childMain(url, limitName string) error {
 	g, _, shut, err := openLeasing(url)
 	if err != nil {
@@ -226,8 +228,9 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 	t.Logf("counted: %d programs killed (%d units lost)", kills, lost)
 }
 
-// F22: a program that is told to end gives back what it holds. On a machine so busy that this takes too long, it loses that as if it had been
-// killed: a refund that comes late could forgive what others have used.
+// F22: a program that is told to end gives back what it holds. On a machine so busy that this takes
+// too long, it loses that as if it had been killed: a refund that comes late could forgive what
+// others have used.
 func TestProgramThatIsToldToEndGivesAllBack(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
@@ -271,8 +274,9 @@ func reset(t *testing.T, store *redisstore.Store) {
 	}
 }
 
-// F21: a program is stopped while it holds a lease, for longer than that lasts. Then it spends nothing of it: what was drawn in a window
-// would be too much in a later one, of which others have had all.
+// F21: a program is stopped while it holds a lease, for longer than that lasts. Then it spends
+// nothing of it: what was drawn in a window would be too much in a later one, of which others have
+// had all.
 func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)

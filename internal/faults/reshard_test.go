@@ -69,7 +69,8 @@ var reshards = []row{
 	},
 }
 
-// moveSlots moves the slots of keys that are asked for, one after the other, and has questions come while each is on its way.
+// moveSlots moves the slots of keys that are asked for, one after the other, and has questions come
+// while each is on its way.
 func moveSlots(to func(l *lab, slot int) *redistest.Server) func(*lab) {
 	return func(l *lab) {
 		moves := 8
@@ -133,7 +134,8 @@ func restartAlone(l *lab) {
 	l.check(l.to.wholeWithout(l.group.heir))
 }
 
-// othersDecide asks for keys of every shard: those of the dead one are answered without the store, the others by the store.
+// othersDecide asks for keys of every shard: those of the dead one are answered without the store,
+// the others by the store.
 func othersDecide(l *lab) {
 	l.await("the shard's breakers are open", func() bool {
 		return l.every(func(i, _ int) bool { _, open := l.load.instances[i].shards.Load(l.group.victim.Addr); return open })
@@ -186,7 +188,8 @@ func stormOnAll(l *lab) {
 	l.Logf("counted: %d times all connections to a Cluster closed (%d dialled)", kills, made)
 }
 
-// victimAskedNothingOld checks that the server, when it came back, ran no script that was asked for earlier.
+// victimAskedNothingOld checks that the server, when it came back, ran no script that was asked for
+// earlier.
 func victimAskedNothingOld(l *lab) {
 	ran, _, err := l.group.victim.CommandStats("evalsha")
 	l.check(err)
@@ -208,8 +211,9 @@ func fillAll(l *lab) {
 	}
 }
 
-// A batch of two limits of one key is two keys in Redis. While one has moved and the other not, no server can decide: it says so, and nothing
-// is charged. Whatever else happens, both are charged or none, and once.
+// A batch of two limits of one key is two keys in Redis. While one has moved and the other not, no
+// server can decide: it says so, and nothing is charged. Whatever else happens, both are charged or
+// none, and once.
 func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)

@@ -56,7 +56,8 @@ var secured = []row{
 	},
 }
 
-// secure has the instances come by TLS. They trust two authorities; the server shows a certificate of the first.
+// secure has the instances come by TLS. They trust two authorities; the server shows a certificate
+// of the first.
 func secure(l *lab) {
 	dir := l.TempDir()
 	var trusted []byte

@@ -19,8 +19,9 @@ import (
 // minority is the address from which the instance speaks that stays with the old primary.
 const minority = "127.0.9.1"
 
-// A primary is parted from the others, and the first instance with it: there are two primaries until it notices. A Cluster's does, after its
-// node timeout, since it sees no majority. A Sentinel's does not, unless it wants replicas: then the new one, which has none either, does not
+// A primary is parted from the others, and the first instance with it: there are two primaries
+// until it notices. A Cluster's does, after its node timeout, since it sees no majority. A
+// Sentinel's does not, unless it wants replicas: then the new one, which has none either, does not
 // serve before the split is over.
 var splits = []row{
 	{
@@ -107,7 +108,8 @@ func split(l *lab) {
 	l.to.sentinel.Proxy(g.victim).Part(far...)
 }
 
-// servedOnBothSides waits until the majority's clients have the second primary. Those of a Sentinel's first one have not noticed.
+// servedOnBothSides waits until the majority's clients have the second primary. Those of a
+// Sentinel's first one have not noticed.
 func servedOnBothSides(l *lab) {
 	takenOver(l)
 	l.load.begin(during)

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The server's clock steps. By minutes: beyond the stall, and too short to refill a unit of the policies.
+// The server's clock steps. By minutes: beyond the stall, and too short to refill a unit of the
+// policies.
 var timed = []row{
 	{
 		id: "F19", name: "clock back a little",
@@ -52,8 +53,8 @@ func step(ahead time.Duration) func(*lab) {
 	}
 }
 
-// F19 and F20: however the server's clock goes, a bucket admits what it allows in true time, and once more its burst for each step forward; and
-// whatever the step, it goes on after a while.
+// F19 and F20: however the server's clock goes, a bucket admits what it allows in true time, and
+// once more its burst for each step forward; and whatever the step, it goes on after a while.
 func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
 	t.Parallel()
 	const rate, burst = 100, 20

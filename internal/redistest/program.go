@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Program is the server that all tests run, as a server, as a sentinel and as a node of a Cluster: the file that
-// PENSTOCK_TEST_SERVER names, or else redis-server of the PATH.
+// Program is the server that all tests run, as a server, as a sentinel and as a node of a Cluster:
+// the file that PENSTOCK_TEST_SERVER names, or else redis-server of the PATH.
 func Program() string {
 	if file := os.Getenv("PENSTOCK_TEST_SERVER"); file != "" {
 		return file

@@ -120,7 +120,8 @@ func (s *Server) Restart() error {
 	})
 }
 
-// Relaunch is Restart with more arguments, from then on, and returns as soon as the server answers anything: it may be loading.
+// Relaunch is Restart with more arguments, from then on, and returns as soon as the server answers
+// anything: it may be loading.
 func (s *Server) Relaunch(args ...string) error {
 	if _, done := s.process(); !isClosed(done) {
 		return fmt.Errorf("redistest: relaunch: process %d still runs", s.PID())

@@ -180,7 +180,8 @@ func (s *Server) watches() error {
 // launchSentinel starts a sentinel that watches the primary at host and port.
 func (s *Sentinel) launchSentinel(number int, host, port string) (*Server, error) {
 	if s.secured != nil {
-		// A client begins with the sentinels, by their addresses, also where they name the servers by host names.
+		// A client begins with the sentinels, by their addresses, also where they name the servers by
+		// host names.
 		own := s.secured.host(number)
 		return launch(s.secured.secure(sentinelOf(host, port, own, ""), own, []string{own}))
 	}

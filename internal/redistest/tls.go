@@ -28,7 +28,8 @@ type TLS struct {
 	key  *ecdsa.PrivateKey
 }
 
-// Options are what a URL needs to speak to the servers: ca, and where clients must show one, cert and key.
+// Options are what a URL needs to speak to the servers: ca, and where clients must show one, cert
+// and key.
 func (a *TLS) Options() url.Values {
 	options := url.Values{"ca": {filepath.Join(a.dir, "ca.pem")}}
 	if a.Clients {

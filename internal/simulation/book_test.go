@@ -44,7 +44,8 @@ type call struct {
 
 type callKey struct{}
 
-// An admission is what a caller was told it may do. It begins when it was charged, and its wait is over.
+// An admission is what a caller was told it may do. It begins when it was charged, and its wait is
+// over.
 type admission struct {
 	at      time.Duration
 	charged time.Duration // at that time less the wait
@@ -207,7 +208,8 @@ func (b *book) undid(charges []penstock.Charge) {
 	}
 }
 
-// late is told of what a server did when its caller had gone: what is given back then is not any more what was taken.
+// late is told of what a server did when its caller had gone: what is given back then is not any
+// more what was taken.
 func (b *book) late(charges []penstock.Charge) {
 	for _, c := range charges {
 		if c.Mode == penstock.Refund {

@@ -93,8 +93,8 @@ func TestBrokenGuardsAreFoundOut(t *testing.T) {
 	}
 }
 
-// leasedWindowPlan is a plan of one leased window that is used up about every second time, and in which nothing fails: a window is not full where
-// the one before has left something.
+// leasedWindowPlan is a plan of one leased window that is used up about every second time, and in
+// which nothing fails: a window is not full where the one before has left something.
 func leasedWindowPlan(seed uint64) *plan {
 	p := newPlan(seed)
 	limit, err := penstock.Limit{Name: "l0", Group: "g", Algorithm: penstock.FixedWindow, Count: 300, Period: time.Second}.Ready()

@@ -48,7 +48,8 @@ func (b *book) judge(p *plan) {
 // together is the number of no instance: what was admitted out of the store's units.
 const together = -1
 
-// A group is what must keep one bound: what all instances admitted of what the store has, or what one of them admitted by itself.
+// A group is what must keep one bound: what all instances admitted of what the store has, or what
+// one of them admitted by itself.
 type group struct {
 	policy   *policy
 	key      string
@@ -128,7 +129,8 @@ func (p *plan) most() int {
 	return n
 }
 
-// excess is what leases may admit beyond the algorithm's bound: n·b, of buckets; elsewhere only what they hold when the store forgets.
+// excess is what leases may admit beyond the algorithm's bound: n·b, of buckets; elsewhere only
+// what they hold when the store forgets.
 func (p *plan) excess(policy *policy, instances int, forgot bool) int64 {
 	l := policy.limit
 	size := l.Count
@@ -159,7 +161,8 @@ func share(l penstock.Limit, n int) penstock.Limit {
 	return l
 }
 
-// A verdict is how much was admitted at once, in the interval in which that was most, and how much may be.
+// A verdict is how much was admitted at once, in the interval in which that was most, and how much
+// may be.
 type verdict struct {
 	reached, bound float64
 	at             time.Duration
@@ -173,8 +176,8 @@ func worse(a, b verdict) verdict {
 	return a
 }
 
-// check holds admissions, in order, against the bound of a limit's algorithm and slack units more. It is about all intervals at once: what
-// is pardoned is taken off those that contain the pardon.
+// check holds admissions, in order, against the bound of a limit's algorithm and slack units more.
+// It is about all intervals at once: what is pardoned is taken off those that contain the pardon.
 func check(l penstock.Limit, admitted []admission, pardons []pardon, slack int64) verdict {
 	n, extra := l.Count, float64(slack)
 	period := func(a *admission) int64 { return a.clock / l.Period.Microseconds() }
@@ -199,7 +202,8 @@ func check(l penstock.Limit, admitted []admission, pardons []pardon, slack int64
 	}
 }
 
-// pour lets admissions flow through a bucket that leaks at the limit's rate: its level is the most that any interval has had beyond the rate.
+// pour lets admissions flow through a bucket that leaks at the limit's rate: its level is the most
+// that any interval has had beyond the rate.
 func pour(l penstock.Limit, burst float64, admitted []admission, pardons []pardon, slack float64) verdict {
 	rate := float64(l.Count) / float64(l.Period)
 	tolerance := 1e-6 + 3*rate*float64(time.Microsecond)

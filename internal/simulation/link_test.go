@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A link is an instance's network: all that it asks the store goes through it. It sends nothing twice.
+// A link is an instance's network: all that it asks the store goes through it. It sends nothing
+// twice.
 type link struct {
 	w  *world
 	id int
@@ -174,7 +175,8 @@ func (l *link) chance(p float64) bool {
 	return l.rng.Float64() < p
 }
 
-// after does something in so long, and tells whether the context has lasted until then. It is done in any case.
+// after does something in so long, and tells whether the context has lasted until then. It is done
+// in any case.
 func (l *link) after(ctx context.Context, long time.Duration, do func()) bool {
 	due := time.Now().Add(long)
 	timer := time.NewTimer(long)

@@ -22,8 +22,8 @@ const (
 	hanging
 )
 
-// A server is the store: nodes that share the keys, and one clock that may be set. A batch that concerns several nodes is decided in one
-// moment here; how a cluster does it is tested elsewhere.
+// A server is the store: nodes that share the keys, and one clock that may be set. A batch that
+// concerns several nodes is decided in one moment here; how a cluster does it is tested elsewhere.
 type server struct {
 	book *book
 
@@ -89,7 +89,8 @@ func (s *server) healthOf(charges []penstock.Charge) health {
 	return worst
 }
 
-// decide is what happens when a request arrives. The call is the one that the request is part of, or nil.
+// decide is what happens when a request arrives. The call is the one that the request is part of,
+// or nil.
 func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +195,8 @@ func (s *server) note(instance string, life time.Duration) int {
 	return len(s.live)
 }
 
-// set changes a node's health. What waits for a node that hung is done; what waits for a process that was killed is lost.
+// set changes a node's health. What waits for a node that hung is done; what waits for a process
+// that was killed is lost.
 func (s *server) set(n int, h health) {
 	s.mu.Lock()
 	killed := s.nodes[n].health == hanging && h == refusing
@@ -258,7 +260,8 @@ func base(key string) string {
 	return key
 }
 
-// arrive does what a request asks for, and tells whether it is answered: a server that hangs does it when it goes on.
+// arrive does what a request asks for, and tells whether it is answered: a server that hangs does
+// it when it goes on.
 func (s *server) arrive(charges []penstock.Charge, do func() error) (answered bool, err error) {
 	switch s.healthOf(charges) {
 	case refusing:

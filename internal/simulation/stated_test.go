@@ -14,7 +14,8 @@ import (
 // found is how long after an outage the last instance has found the store again.
 const found = time.Second
 
-// outagePlan is a plan in which the store fails all instances at once, one time after another, and their number is known.
+// outagePlan is a plan in which the store fails all instances at once, one time after another, and
+// their number is known.
 func outagePlan(seed uint64) *plan {
 	p := newPlan(seed)
 	p.nodes, p.floor, p.early, p.patient = 1, p.instances, false, true
@@ -92,7 +93,8 @@ func (b *book) stated(p *plan) {
 		}
 		slices.SortStableFunc(pardons, func(x, y pardon) int { return cmp.Compare(x.until, y.until) })
 		if l.Algorithm.Is(penstock.FixedWindow) || l.Algorithm.Is(penstock.SlidingWindow) {
-			// The store's windows and those of the instances begin at different times: what counts is how many an interval touches.
+			// The store's windows and those of the instances begin at different times: what counts is how
+			// many an interval touches.
 			l.Algorithm, slack = penstock.AnchoredWindow, 3*slack
 		}
 		v := check(l, admitted, pardons, slack)
@@ -104,7 +106,8 @@ func (b *book) stated(p *plan) {
 	}
 }
 
-// A situation is one that guard.Options.Bounds knows, at a time. Until then, what it adds may be in any interval.
+// A situation is one that guard.Options.Bounds knows, at a time. Until then, what it adds may be in
+// any interval.
 type situation struct {
 	when      string
 	at, until time.Duration
@@ -116,7 +119,8 @@ func (b *book) situation(when string, long time.Duration) {
 	b.situations = append(b.situations, situation{when, b.now(), b.now() + long})
 }
 
-// What is stated of a limit holds for all that the fleet admits together, over the beginnings and the ends of outages.
+// What is stated of a limit holds for all that the fleet admits together, over the beginnings and
+// the ends of outages.
 func TestFleetAdmitsWhatIsStated(t *testing.T) {
 	t.Parallel()
 	simulateSeeds(t, statedSeeds, outagePlan, (*book).stated)

@@ -17,7 +17,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A steadyLoad is random traffic under one key of a leased limit, below what that limit admits, while nothing fails.
+// A steadyLoad is random traffic under one key of a leased limit, below what that limit admits,
+// while nothing fails.
 type steadyLoad struct {
 	limit     penstock.Limit
 	lease     int64
@@ -46,7 +47,8 @@ func (s *steadyLoad) gap() float64 {
 	return gap
 }
 
-// A yield is how many units were requested, and how many of them the store alone and the fleet admitted.
+// A yield is how many units were requested, and how many of them the store alone and the fleet
+// admitted.
 type yield struct{ requested, alone, admitted, leased int64 }
 
 func (y *yield) add(other yield) {
@@ -131,7 +133,8 @@ var leasable = []*algorithm.Algorithm{
 	penstock.SubWindow(60),
 }
 
-// What leases cost is little: of traffic below a limit, a fleet with leases admits nearly what the store alone would.
+// What leases cost is little: of traffic below a limit, a fleet with leases admits nearly what the
+// store alone would.
 func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 	t.Parallel()
 	var loads []*steadyLoad

@@ -276,7 +276,8 @@ func (w *world) ask(ctx context.Context, i *instance, charges []penstock.Charge)
 	return d, nil
 }
 
-// mayFail tells whether an error is what a batch may end with: nothing can deny it, and some limit is closed; or it unmakes what is leased.
+// mayFail tells whether an error is what a batch may end with: nothing can deny it, and some limit
+// is closed; or it unmakes what is leased.
 func (p *plan) mayFail(charges []penstock.Charge) bool {
 	for i := range charges {
 		switch charges[i].Mode {
@@ -287,7 +288,8 @@ func (p *plan) mayFail(charges []penstock.Charge) bool {
 	return false
 }
 
-// inTime checks that a decision took no longer than its questions to the store may, and not longer than its context.
+// inTime checks that a decision took no longer than its questions to the store may, and not longer
+// than its context.
 func (w *world) inTime(ctx context.Context, c *call) {
 	questions, leased := 1, false
 	for i := range c.charges {
@@ -312,7 +314,8 @@ func (w *world) inTime(ctx context.Context, c *call) {
 	}
 }
 
-// checkDenial asks the store itself what a deny cache has just denied. What gives units back is excepted, for as long as a denial lives.
+// checkDenial asks the store itself what a deny cache has just denied. What gives units back is
+// excepted, for as long as a denial lives.
 func (w *world) checkDenial(c *call) {
 	life := w.plan.denyFor
 	if life <= 0 {

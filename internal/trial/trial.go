@@ -19,7 +19,8 @@ type Batches struct {
 type Batch struct {
 	Charges []penstock.Charge
 
-	// Alone starts a call of its own for the batch, and returns at once. Whoever has taken the batch and cannot decide it calls it.
+	// Alone starts a call of its own for the batch, and returns at once. Whoever has taken the batch
+	// and cannot decide it calls it.
 	Alone func()
 
 	// A store that has taken the batch writes one of these before it returns from the enforced batch.
@@ -32,7 +33,8 @@ type Batch struct {
 // Take tells whether the caller is the first to take the batch.
 func (b *Batch) Take() bool { return b.taken.CompareAndSwap(false, true) }
 
-// Key is under which a context carries *Batches. A context of this module that may carry them answers for it, so that nobody searches further.
+// Key is under which a context carries *Batches. A context of this module that may carry them
+// answers for it, so that nobody searches further.
 type Key struct{}
 
 // Offered are the trials that may be decided with charges. There are none if charges are not the

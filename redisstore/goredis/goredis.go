@@ -31,8 +31,9 @@ func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (
 	return a.once(ctx, "eval", script, keys, args)
 }
 
-// unrepeated is a command that go-redis sends once. By default it would send a script up to four times when an answer is lost,
-// the cluster client even with MaxRetries -1, and each may run and charge.
+// unrepeated is a command that go-redis sends once. By default it would send a script up to four
+// times when an answer is lost, the cluster client even with MaxRetries -1, and each may run and
+// charge.
 type unrepeated struct{ *redis.Cmd }
 
 func (unrepeated) NoRetry() bool { return true }
@@ -40,7 +41,8 @@ func (unrepeated) NoRetry() bool { return true }
 func (a adapter) once(ctx context.Context, command, script string, keys, args []string) (string, error) {
 	words := make([]any, 0, 3+len(keys)+len(args))
 	words = append(words, command, script, len(keys))
-	// The store uses the memory of keys and arguments again; hooks of the user's may keep a command for longer.
+	// The store uses the memory of keys and arguments again; hooks of the user's may keep a command
+	// for longer.
 	for _, key := range keys {
 		words = append(words, strings.Clone(key))
 	}
@@ -58,8 +60,9 @@ func (a adapter) once(ctx context.Context, command, script string, keys, args []
 	return cmd.Text()
 }
 
-// doubt has a Cluster's client ask who keeps what, in the background, where a call has failed and no answer says why. go-redis does so when it sends
-// a command once more, which scripts are not, and would stay with a dead primary for as long as its ClusterStateReloadInterval says.
+// doubt has a Cluster's client ask who keeps what, in the background, where a call has failed and
+// no answer says why. go-redis does so when it sends a command once more, which scripts are not,
+// and would stay with a dead primary for as long as its ClusterStateReloadInterval says.
 func (a adapter) doubt(ctx context.Context, err error) {
 	if _, replied := err.(redisstore.ReplyError); replied {
 		return

@@ -1,5 +1,6 @@
-// Command browsers shows what a web page of another origin sees of limits. It runs the gate before an upstream, and lets pages in a real Chromium fetch through it.
-// The program to run is its only argument.
+// Command browsers shows what a web page of another origin sees of limits. It runs the gate before
+// an upstream, and lets pages in a real Chromium fetch through it. The program to run is its only
+// argument.
 package main
 
 import (
@@ -249,7 +250,8 @@ func (p *pages) visit(dir, gate string) ([]string, error) {
 	}
 }
 
-// startGate starts the gate, with a store that cannot be reached, so that limits which are closed then answer 503.
+// startGate starts the gate, with a store that cannot be reached, so that limits which are closed
+// then answer 503.
 func startGate(penstock string, args ...string) (address string, stop func(), err error) {
 	gate := exec.Command(penstock, append([]string{"serve", "--listen=127.0.0.1:0", "--admin=off", "--log-format=json", "--store=redis://127.0.0.1:1"}, args...)...)
 	pipe, err := gate.StderrPipe()

@@ -1,5 +1,6 @@
-// Command modproxy makes a module proxy of the tree: a folder that GOPROXY=file://FOLDER names, with one version of each module
-// that is tagged. So a test installs what users will install once that version is tagged.
+// Command modproxy makes a module proxy of the tree: a folder that GOPROXY=file://FOLDER names,
+// with one version of each module that is tagged. So a test installs what users will install once
+// that version is tagged.
 package main
 
 import (
@@ -15,7 +16,8 @@ import (
 	"golang.org/x/mod/zip"
 )
 
-// tagged are the folders of the modules that get a tag for each version. A tag of cmd/penstock is cmd/penstock/v0.1.0.
+// tagged are the folders of the modules that get a tag for each version. A tag of cmd/penstock is
+// cmd/penstock/v0.1.0.
 var tagged = []string{".", "cmd/penstock"}
 
 func main() {

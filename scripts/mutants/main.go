@@ -1,8 +1,10 @@
-// Command mutants breaks the code in one small place at a time, and asks whether the tests notice. It prints each mutant that
-// survives, with what replays it, and fails if fewer are killed than its goal.
+// Command mutants breaks the code in one small place at a time, and asks whether the tests notice.
+// It prints each mutant that survives, with what replays it, and fails if fewer are killed than its
+// goal.
 //
-// The tree is not touched: the go command reads the mutated file by -overlay. A mutant that does not compile does not count, and one on
-// which the tests hang is killed. Mutants that change nothing anybody could observe are listed in equivalent.txt, each with its reason.
+// The tree is not touched: the go command reads the mutated file by -overlay. A mutant that does
+// not compile does not count, and one on which the tests hang is killed. Mutants that change
+// nothing anybody could observe are listed in equivalent.txt, each with its reason.
 package main
 
 import (

@@ -49,7 +49,8 @@ func expect(t *testing.T, file, text string, want []string) {
 	}
 }
 
-// In a module whose test looks at one of two functions, the mutants of the other survive, unless they are listed as equivalent.
+// In a module whose test looks at one of two functions, the mutants of the other survive, unless
+// they are listed as equivalent.
 func TestMutantsAreKilledByTestsThatLook(t *testing.T) {
 	t.Setenv("GOWORK", "off")
 	dir := t.TempDir()

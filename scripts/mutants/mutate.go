@@ -86,7 +86,8 @@ var swapped = map[token.Token]string{
 	token.INC: "--", token.DEC: "++", token.ADD_ASSIGN: "-=", token.SUB_ASSIGN: "+=",
 }
 
-// editsOfGo changes operators and whole numbers by one, swaps true and false, negates conditions and drops statements.
+// editsOfGo changes operators and whole numbers by one, swaps true and false, negates conditions
+// and drops statements.
 func editsOfGo(text []byte) ([]edit, error) {
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, "", text, parser.SkipObjectResolution)

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// typeForms describe the types that fields have. The decoder reads a scalar as the text that stands there, so whatever takes a text takes a
-// number or a truth, too, and whatever is no text takes one in which a variable is replaced.
+// typeForms describe the types that fields have. The decoder reads a scalar as the text that stands
+// there, so whatever takes a text takes a number or a truth, too, and whatever is no text takes one
+// in which a variable is replaced.
 var typeForms = map[reflect.Type]*schema{
 	reflect.TypeFor[string]():                ref("text"),
 	reflect.TypeFor[bool]():                  ref("truth"),
@@ -62,7 +63,8 @@ var structForms = map[reflect.Type]func(*schema) *schema{
 	},
 }
 
-// forms describe the fields whose type does not tell enough: which words there are, bounds, one value or a list, one for each tier.
+// forms describe the fields whose type does not tell enough: which words there are, bounds, one
+// value or a list, one for each tier.
 func forms() map[string]*schema {
 	list := map[string]*schema{
 		"Config.version":    words("1"),

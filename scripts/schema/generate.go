@@ -39,7 +39,8 @@ func generate() ([]byte, error) {
 	return pretty.Bytes(), err
 }
 
-// A generator describes structs by their fields, and fields by their type or, where that does not tell enough, by a form of their own.
+// A generator describes structs by their fields, and fields by their type or, where that does not
+// tell enough, by a form of their own.
 type generator struct {
 	left map[string]*schema // forms by "Struct.field" that no field has taken yet
 	errs []error
@@ -98,7 +99,8 @@ func (g *generator) field(name string, t reflect.Type) *schema {
 	return form
 }
 
-// described is a schema with a description. Draft 7 ignores what stands beside a $ref, so that moves into an allOf.
+// described is a schema with a description. Draft 7 ignores what stands beside a $ref, so that
+// moves into an allOf.
 func described(s *schema, what string) *schema {
 	if s.Ref != "" {
 		return &schema{Description: what, AllOf: []*schema{s}}

@@ -120,7 +120,8 @@ func values(item *schema) *schema {
 	return anyOf(oneOrMore(item), file)
 }
 
-// condition has parts of the request, each with its values. The words are parts that need no name; others are the names of identities.
+// condition has parts of the request, each with its values. The words are parts that need no name;
+// others are the names of identities.
 func condition(words ...string) *schema {
 	s := &schema{
 		Type: "object", MinProperties: new(1), Properties: make(map[string]*schema), PropertyOrder: words,

@@ -177,7 +177,8 @@ rules: [{name: a, per: everyone, limits: [{rate: 10/s, candidate: {rate: 20/s}},
 tiers: {a: {method: GET}, b: otherwise}, rules: [{name: a, per: everyone, limits: [{rate: {a: 1/s, otherwise: "${R:-2/s}"}, burst: {b: 3, a: 10k}}, {in_flight: {a: 1, b: 2}}]}]
 `
 
-// What the schema refuses the compiler refuses, too. Policies are made by putting parts of policies in other places.
+// What the schema refuses the compiler refuses, too. Policies are made by putting parts of policies
+// in other places.
 func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 	var whole []*yaml.Node
 	for _, file := range policies(t) {
@@ -343,7 +344,8 @@ func badCases(t *testing.T) (list []badCase) {
 	return list
 }
 
-// Words and bounds of the schema are those of the compiler: it is asked about each, and what it says of others lists the same.
+// Words and bounds of the schema are those of the compiler: it is asked about each, and what it
+// says of others lists the same.
 func TestWordsAreTheCompilers(t *testing.T) {
 	s := compiled(t)
 	asked := 0

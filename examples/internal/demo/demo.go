@@ -1,4 +1,5 @@
-// Package demo lets an example show what it does: it asks its service 25 times, or serves it to others.
+// Package demo lets an example show what it does: it asks its service 25 times, or serves it to
+// others.
 package demo
 
 import (
@@ -15,8 +16,8 @@ import (
 	"strings"
 )
 
-// Run serves on a free port of this machine and asks 25 times, as "POST /api/rides/request"; then the program ends. With the flag
-// -listen it serves there instead, for as long as it may.
+// Run serves on a free port of this machine and asks 25 times, as "POST /api/rides/request"; then
+// the program ends. With the flag -listen it serves there instead, for as long as it may.
 func Run(request string, serve func(net.Listener) error) {
 	address := flag.String("listen", "", "serve on this `address`, as :8080, instead of asking 25 times")
 	flag.Parse()
@@ -79,7 +80,8 @@ func ask(method, url string) error {
 	return nil
 }
 
-// File finds a file of the examples, from the folder of the repository, of the examples or of one of them.
+// File finds a file of the examples, from the folder of the repository, of the examples or of one
+// of them.
 func File(name string) string {
 	for _, dir := range []string{"examples", ".", ".."} {
 		if path := filepath.Join(dir, name); exists(path) {

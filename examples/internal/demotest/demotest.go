@@ -18,8 +18,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Service makes a framework's service of the rides with a gate. It has some more routes, for GET, that do things as the framework's users
-// do them:
+// A Service makes a framework's service of the rides with a gate. It has some more routes, for GET,
+// that do things as the framework's users do them:
 //
 //	/fails       answers 502
 //	/panics      panics
@@ -214,7 +214,8 @@ func start(t *testing.T, service Service, rules *policy.Rules) *running {
 	return s
 }
 
-// ask sends the target as it is, which net/http's client would not. Without keys it has one of its own.
+// ask sends the target as it is, which net/http's client would not. Without keys it has one of its
+// own.
 func (s *running) ask(t *testing.T, method, target string, keys []string) *http.Response {
 	t.Helper()
 	connection, err := net.Dial("tcp", s.address)

@@ -1,5 +1,5 @@
-// Package admin answers those who run the gate: is it alive, is it ready, what has it counted. It is for the machine's own
-// address, and shows nothing of requests or keys.
+// Package admin answers those who run the gate: is it alive, is it ready, what has it counted. It
+// is for the machine's own address, and shows nothing of requests or keys.
 package admin
 
 import (
@@ -25,7 +25,8 @@ const (
 
 var stateNames = [...]string{"ok", "degraded", "down"}
 
-// A Check is a part of readiness. Run says how it is, and for ?verbose in which words; default: the state's name.
+// A Check is a part of readiness. Run says how it is, and for ?verbose in which words; default: the
+// state's name.
 type Check struct {
 	Name string
 	Run  func(ctx context.Context) (State, string)
@@ -100,7 +101,8 @@ func (o Options) ready(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, "\n")
 }
 
-// rebound tells whether a browser may have been led here: to a loopback address, under a name that somebody else gave it.
+// rebound tells whether a browser may have been led here: to a loopback address, under a name that
+// somebody else gave it.
 func rebound(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if !ok || !local.IP.IsLoopback() {

@@ -1,5 +1,5 @@
-// Package explain tells what a policy makes of one request: which rules match, who pays, which limits are charged, in what order and
-// under which keys of the store.
+// Package explain tells what a policy makes of one request: which rules match, who pays, which
+// limits are charged, in what order and under which keys of the store.
 package explain
 
 import (
@@ -71,7 +71,8 @@ type Bound struct {
 	Text string `json:"text"`
 }
 
-// Explain reads a request. The options are those of the store whose keys are named; the bounds are for so many instances.
+// Explain reads a request. The options are those of the store whose keys are named; the bounds are
+// for so many instances.
 func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
 	reading, err := httplimit.Read(rules, r)
 	if err != nil {
@@ -199,7 +200,8 @@ func (c *Charge) guards(s *guard.Settings) {
 	}
 }
 
-// Judge tells whether the request could never pass, since it costs more than a limit ever admits. It asks no store.
+// Judge tells whether the request could never pass, since it costs more than a limit ever admits.
+// It asks no store.
 func (r *Report) Judge(charges []penstock.Charge) error {
 	empty := Report{Charges: slices.Clone(r.Charges)}
 	if err := empty.Peek(context.Background(), memstore.New(memstore.Options{}), charges); err != nil {

@@ -37,7 +37,8 @@ rules:
   - {name: login, match: {path: /login}, per: address, limits: [{rate: 10/h, on_status: 401, cost: {units: 2, actual: X-Cost}}]}
 `
 
-// explained reads a request: its headers are "Name: value", and its address is 192.0.2.1 or that of the header From.
+// explained reads a request: its headers are "Name: value", and its address is 192.0.2.1 or that of
+// the header From.
 func explained(t *testing.T, text, target string, header ...string) (*Report, []penstock.Charge) {
 	t.Helper()
 	config, err := policy.Parse("p.yaml", []byte(text), nil)

@@ -1,4 +1,5 @@
-// Package logsink writes log lines in the background. Whoever logs never waits for the reader of the log, and never fails with it.
+// Package logsink writes log lines in the background. Whoever logs never waits for the reader of
+// the log, and never fails with it.
 package logsink
 
 import (
@@ -58,7 +59,8 @@ func (s *Sink) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Lost is how many lines were not written: the reader of the log is gone or too slow, or the disk is full.
+// Lost is how many lines were not written: the reader of the log is gone or too slow, or the disk
+// is full.
 func (s *Sink) Lost() int64 { return s.lost.Load() }
 
 // Close returns when all lines are written, or after a second.

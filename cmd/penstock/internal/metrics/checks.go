@@ -7,9 +7,10 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// checks collects what requests ended in. Each is counted once, by its outcome, and the sums are made when somebody asks: so in every
-// scrape rate_limiter_requests_total is exactly rate_limiter_allowed_total and rate_limiter_rejected_total together. Allowed is what was
-// let through, whatever the reason.
+// checks collects what requests ended in. Each is counted once, by its outcome, and the sums are
+// made when somebody asks: so in every scrape rate_limiter_requests_total is exactly
+// rate_limiter_allowed_total and rate_limiter_rejected_total together. Allowed is what was let
+// through, whatever the reason.
 type checks struct{ metrics *Metrics }
 
 var (

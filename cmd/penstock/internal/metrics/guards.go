@@ -18,7 +18,8 @@ var sources = []penstock.Source{
 // perhaps are the reasons of errors after which charges may have been made.
 var perhaps = []string{"timeout", "unknown", "rejected"}
 
-// Decided counts a request by who decided. Those that FromOpen decided passed without being counted.
+// Decided counts a request by who decided. Those that FromOpen decided passed without being
+// counted.
 func (m *Metrics) Decided(source penstock.Source) { m.decisions[source].Inc() }
 
 // BreakerChanged counts a change of a breaker.
@@ -79,10 +80,12 @@ func (g Guards) Collect(ch chan<- prometheus.Metric) {
 	counter(scripts, evals, "eval")
 }
 
-// maxShards is how many parts of the store have a series of their own: a Cluster has one for each primary, and for those that are asked together.
+// maxShards is how many parts of the store have a series of their own: a Cluster has one for each
+// primary, and for those that are asked together.
 const maxShards = 64
 
-// shown are the breakers by the label of their shard. Beyond maxShards, the worst of all others stands for them.
+// shown are the breakers by the label of their shard. Beyond maxShards, the worst of all others
+// stands for them.
 func shown(breakers map[string]guard.State) map[string]guard.State {
 	all := make(map[string]guard.State, len(breakers))
 	for i, shard := range slices.Sorted(maps.Keys(breakers)) {

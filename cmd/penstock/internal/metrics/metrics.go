@@ -1,4 +1,5 @@
-// Package metrics counts what the gate does, for Prometheus. Every series is known from the configuration: traffic never makes a new one.
+// Package metrics counts what the gate does, for Prometheus. Every series is known from the
+// configuration: traffic never makes a new one.
 package metrics
 
 import (
@@ -156,7 +157,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
 }
 
-// SetRules says what rules there are from now on. Those that stay keep their counts; the series of those that go end.
+// SetRules says what rules there are from now on. Those that stay keep their counts; the series of
+// those that go end.
 func (m *Metrics) SetRules(rules []Rule) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

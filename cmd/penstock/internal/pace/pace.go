@@ -1,4 +1,5 @@
-// Package pace cuts off clients that stall: that send a body, or take a response, so slowly that they only hold a place.
+// Package pace cuts off clients that stall: that send a body, or take a response, so slowly that
+// they only hold a place.
 package pace
 
 import (
@@ -14,14 +15,16 @@ type Options struct {
 	// Stall is how long a client may pause. 0: forever, and Rate means nothing.
 	Stall time.Duration
 
-	// Rate, in bytes a second, is what a client must send to earn back the time that it was waited for. A body that comes more slowly
-	// is cut off once Stall is used up, however evenly it drips. 0: every pause shorter than Stall is forgiven.
+	// Rate, in bytes a second, is what a client must send to earn back the time that it was waited
+	// for. A body that comes more slowly is cut off once Stall is used up, however evenly it drips. 0:
+	// every pause shorter than Stall is forgiven.
 	Rate int64
 }
 
-// Handler gives next a request whose body and response fail once the client has stalled. Reading the body then returns
-// os.ErrDeadlineExceeded. Only waiting for the client counts, and not the time that next takes: uploads and downloads may last as long
-// as they move, and event streams may be silent.
+// Handler gives next a request whose body and response fail once the client has stalled. Reading
+// the body then returns os.ErrDeadlineExceeded. Only waiting for the client counts, and not the
+// time that next takes: uploads and downloads may last as long as they move, and event streams may
+// be silent.
 //
 // A connection that next takes over (a WebSocket) is not watched any more.
 func Handler(next http.Handler, o Options) http.Handler {
@@ -75,7 +78,8 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stop matters to HTTP/2 only, where a deadline that passes ends the body for good even while nobody waits for it.
+// stop matters to HTTP/2 only, where a deadline that passes ends the body for good even while
+// nobody waits for it.
 func (b *body) stop() {
 	if b.http2 {
 		b.control.SetReadDeadline(time.Time{})
@@ -93,7 +97,8 @@ type writer struct {
 
 func (w *writer) start() { w.control.SetWriteDeadline(time.Now().Add(w.stall)) }
 
-// stop matters to HTTP/2 only, where a deadline that passes ends the stream even while nothing is being written.
+// stop matters to HTTP/2 only, where a deadline that passes ends the stream even while nothing is
+// being written.
 func (w *writer) stop() {
 	if w.http2 {
 		w.control.SetWriteDeadline(time.Time{})

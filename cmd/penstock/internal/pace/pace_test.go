@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// pipes is a listener whose connections are in memory, so that time in a synctest bubble stands still while they work. A
-// write waits until it is read.
+// pipes is a listener whose connections are in memory, so that time in a synctest bubble stands
+// still while they work. A write waits until it is read.
 type pipes struct{ conns chan net.Conn }
 
 func (p pipes) Accept() (net.Conn, error) {

@@ -36,8 +36,8 @@ func tlsOf(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
 	return config, nil
 }
 
-// certificates is the certificate of two files, as they are now: they are looked at when a client comes, at most once a second. If
-// they cannot be used, the last that could be stays.
+// certificates is the certificate of two files, as they are now: they are looked at when a client
+// comes, at most once a second. If they cannot be used, the last that could be stays.
 type certificates struct {
 	certFile, keyFile string
 	log               *slog.Logger

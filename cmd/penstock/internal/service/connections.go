@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// limitConnections lets so many connections be open at once. When all places are taken, full is called, and the next connection is accepted
-// when one is free; until then it waits in the kernel's queue.
+// limitConnections lets so many connections be open at once. When all places are taken, full is
+// called, and the next connection is accepted when one is free; until then it waits in the kernel's
+// queue.
 func limitConnections(l net.Listener, places int, full func()) net.Listener {
 	return &limited{Listener: l, places: make(chan struct{}, places), full: full, closed: make(chan struct{})}
 }
@@ -43,7 +44,8 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
-// A placed connection gives its place back when it is closed. It has all methods of a TCP connection: http.Server needs some.
+// A placed connection gives its place back when it is closed. It has all methods of a TCP
+// connection: http.Server needs some.
 type placed struct {
 	*net.TCPConn
 	leave func()

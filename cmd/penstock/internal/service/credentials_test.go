@@ -17,8 +17,10 @@ import (
 	"time"
 )
 
-// However a client writes what identifies it: the gate never ignores what the upstream receives. The limit of the client is used up, and it is on the list of those
-// who are refused; each odd spelling comes from an address with a limit that is not. So a request that passes must have reached the upstream without the credential.
+// However a client writes what identifies it: the gate never ignores what the upstream receives.
+// The limit of the client is used up, and it is on the list of those who are refused; each odd
+// spelling comes from an address with a limit that is not. So a request that passes must have
+// reached the upstream without the credential.
 func TestNoSpellingOfACredentialIsIgnoredHereAndReceivedBehind(t *testing.T) {
 	const secret = "a secret of thirty-two bytes or more"
 	token := func(claims string) string {
@@ -145,7 +147,8 @@ rules:
 	} {
 		odd("s-4711", "/", lines...)
 	}
-	// Some servers take a backslash in a quoted cookie for an escape: each of these is s-4711 for them.
+	// Some servers take a backslash in a quoted cookie for an escape: each of these is s-4711 for
+	// them.
 	for _, value := range []string{`"\163-4711"`, `"s\-4711"`, `"s-47\061\061"`, `s\-4711`, `"s-4711\"`, `s-4711"`, `"s-4711`, `"s"-4711`} {
 		if status, behind := ask("/", "Cookie: sid="+value); status != 400 || behind != "" {
 			t.Errorf("Cookie: sid=%s: %d; the upstream received %q", value, status, behind)

@@ -5,10 +5,12 @@ package service
 // answer.
 type places struct{ clients, upstream, admin int64 }
 
-// maxReserved is how many descriptors are kept free of clients and of the upstream; at most a quarter of all.
+// maxReserved is how many descriptors are kept free of clients and of the upstream; at most a
+// quarter of all.
 const maxReserved = 256
 
-// divide divides the descriptors that the process may open. Each client may need a connection to the upstream.
+// divide divides the descriptors that the process may open. Each client may need a connection to
+// the upstream.
 func divide(descriptors, maxConnections int64) places {
 	reserved := min(descriptors/4, maxReserved)
 	half := max((descriptors-reserved)/2, 1)

@@ -7,7 +7,8 @@ import (
 	"syscall"
 )
 
-// descriptors is how many this process may open. The Go runtime has raised the limit as far as it may.
+// descriptors is how many this process may open. The Go runtime has raised the limit as far as it
+// may.
 func descriptors() int64 {
 	var limit syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {

@@ -17,11 +17,13 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Gate is what requests must pass on their way to the upstream. If it has a method Close, that is called after the last request.
+// A Gate is what requests must pass on their way to the upstream. If it has a method Close, that is
+// called after the last request.
 type Gate interface {
 	Middleware(next http.Handler) http.Handler
 
-	// Trusts tells whether a request comes straight from a proxy that is believed in what it says of the way before it.
+	// Trusts tells whether a request comes straight from a proxy that is believed in what it says of
+	// the way before it.
 	Trusts(r *http.Request) bool
 	// AllowOrigin sets the CORS headers of an answer that neither the gate nor the upstream gives.
 	AllowOrigin(header http.Header, r *http.Request)
@@ -41,7 +43,8 @@ type Deps struct {
 	Log           *slog.Logger
 }
 
-// A Store gives what the service counts in, with guards around it that ask for the settings of each limit. It is called once.
+// A Store gives what the service counts in, with guards around it that ask for the settings of each
+// limit. It is called once.
 type Store func(limits func(*penstock.Limit) guard.Settings) penstock.Store
 
 // A Policy is what the service needs to know of the rules in force.
@@ -139,7 +142,8 @@ func (s *service) reloaded(policy Policy, err error) {
 	}
 }
 
-// mostMistakes of a policy, and most warnings, are logged: whoever mends it has the rest from penstock validate.
+// mostMistakes of a policy, and most warnings, are logged: whoever mends it has the rest from
+// penstock validate.
 const mostMistakes = 5
 
 func (s *service) tellMistakes(file string, err error) {

@@ -53,8 +53,8 @@ func (s *service) breakerChanged(shard string, from, to guard.State) {
 	}
 }
 
-// An alarm says that requests pass which nobody counts: at once, then with how many they were since, every interval; and when none has passed for
-// as long, how many they were in all.
+// An alarm says that requests pass which nobody counts: at once, then with how many they were
+// since, every interval; and when none has passed for as long, how many they were in all.
 type alarm struct {
 	log *slog.Logger
 
@@ -89,8 +89,8 @@ func (a *alarm) quiet() {
 	a.since, a.all, a.next = 0, 0, time.Time{}
 }
 
-// rightFor is what the store's administrator must do so that an error ends, as ACL SETUSER takes it, or in words. It is "" if the error does
-// not last.
+// rightFor is what the store's administrator must do so that an error ends, as ACL SETUSER takes
+// it, or in words. It is "" if the error does not last.
 func rightFor(err error, prefix string) string {
 	if failure, ok := errors.AsType[*redisstore.Error](err); ok {
 		return strings.Replace(failure.Hint(), "PREFIX", prefix, 1)

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// What a gate has drawn in advance is there for others when it has closed, and it is an instance no more.
+// What a gate has drawn in advance is there for others when it has closed, and it is an instance no
+// more.
 func TestAGateThatClosesLeavesNothingBehind(t *testing.T) {
 	const policy = `
 rules: [{name: all, per: everyone, limits: [{rate: 100000/d, algorithm: fixed-window, lease: 100, headers: true}]}]

@@ -34,15 +34,17 @@ type running struct {
 	ended chan error         // what Run returned
 }
 
-// start runs a service with settings as flags; addresses are free ones unless given, and the upstream is the handler. When the test ends, the
-// service must stop without an error and leave no goroutine behind.
+// start runs a service with settings as flags; addresses are free ones unless given, and the
+// upstream is the handler. When the test ends, the service must stop without an error and leave no
+// goroutine behind.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
 	return startBeside(t, upstream, flags, gate)
 }
 
-// startBeside is start for tests that run in parallel, so that nobody knows whose goroutines are left.
+// startBeside is start for tests that run in parallel, so that nobody knows whose goroutines are
+// left.
 func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
 	t.Helper()
 	o := options(t, upstream, flags)
@@ -160,7 +162,8 @@ func await(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// noGoroutineIsLeft waits until nothing of the service, of HTTP or of the store's client runs any more.
+// noGoroutineIsLeft waits until nothing of the service, of HTTP or of the store's client runs any
+// more.
 func noGoroutineIsLeft(t *testing.T) {
 	t.Helper()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
@@ -217,8 +220,8 @@ line:
 // hello is an upstream.
 var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello %s", r.URL.Path) })
 
-// startLimited is start with the gate that serve has, by a policy. Decisions may take as long as they need on a machine that has other
-// things to do.
+// startLimited is start with the gate that serve has, by a policy. Decisions may take as long as
+// they need on a machine that has other things to do.
 func startLimited(t *testing.T, upstream http.Handler, policy string, flags map[string]string) *running {
 	t.Helper()
 	flags = limitedBy(t, policy, flags)

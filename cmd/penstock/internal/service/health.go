@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// health tells those who run the gate when the store stops answering, how it goes on, and when it answers again: a line for each reason and
-// interval, not one for every request.
+// health tells those who run the gate when the store stops answering, how it goes on, and when it
+// answers again: a line for each reason and interval, not one for every request.
 type health struct {
 	log     *slog.Logger
 	prefix  string // of the store's keys
@@ -23,7 +23,8 @@ type health struct {
 	latest   time.Time            // failure
 }
 
-// interval is between two lines with one reason, and how long there must be no failure before all is well.
+// interval is between two lines with one reason, and how long there must be no failure before all
+// is well.
 const interval = 10 * time.Second
 
 // failed notes a question that the store did not answer, and why.

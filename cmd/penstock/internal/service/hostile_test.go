@@ -18,7 +18,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// dawdlers are clients that only want to hold a place. Each writes its beginning, and then its drip for ever.
+// dawdlers are clients that only want to hold a place. Each writes its beginning, and then its drip
+// for ever.
 var dawdlers = []struct{ name, begin, drip string }{
 	{"says nothing", "", ""},
 	{"says nothing more", "GET / HTTP/1.1\r\n", ""},
@@ -294,7 +295,8 @@ func (gateFunc) Trusts(*http.Request) bool { return false }
 
 func (gateFunc) AllowOrigin(http.Header, *http.Request) {}
 
-// resetStreams begins streams on one connection and resets each at once, until the server has had enough.
+// resetStreams begins streams on one connection and resets each at once, until the server has had
+// enough.
 func resetStreams(r *running, n int) (sent int) {
 	conn := r.dial()
 	defer conn.Close()

@@ -15,8 +15,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Limits builds the gate that the settings name: by the policy in the file config, which is watched, or with demo and no file by the demo's
-// own rules. Each value that comes from reload has the file read again.
+// Limits builds the gate that the settings name: by the policy in the file config, which is
+// watched, or with demo and no file by the demo's own rules. Each value that comes from reload has
+// the file read again.
 func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 	return func(life context.Context, d Deps) (Gate, Policy, error) {
 		g := new(limits)
@@ -159,7 +160,8 @@ func describe(rules *policy.Rules, s settings.Settings) Policy {
 	return p
 }
 
-// onFailure tells what becomes of requests when the store does not answer, by how many limits fail in each way.
+// onFailure tells what becomes of requests when the store does not answer, by how many limits fail
+// in each way.
 func onFailure(ways map[guard.Failure]int) string {
 	switch local, open, closed := ways[guard.Local], ways[guard.Open], ways[guard.Closed]; local + open + closed {
 	case open:

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// memory looks after the store's: a server that throws counters away lets callers have anew what they have used, and one that is full decides
-// nothing.
+// memory looks after the store's: a server that throws counters away lets callers have anew what
+// they have used, and one that is full decides nothing.
 type memory struct {
 	log            *slog.Logger
 	ask            func(context.Context) (redisstore.Memory, error) // nil: there is nobody to ask

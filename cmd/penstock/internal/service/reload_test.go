@@ -219,7 +219,8 @@ func TestAListOfDenyThatBecomesEmptyIsToldLoudly(t *testing.T) {
 	}
 }
 
-// What once ended a running gate: an alias as a source, a value that repeats itself, and a panic of whatever reads the file.
+// What once ended a running gate: an alias as a source, a value that repeats itself, and a panic of
+// whatever reads the file.
 func TestNoPolicyFileEndsARunningGate(t *testing.T) {
 	const good = "rules: [{name: all, per: everyone, limits: [{rate: 10/s}]}]\n"
 	flags := limitedBy(t, good, nil)

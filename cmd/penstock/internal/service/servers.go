@@ -19,7 +19,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
 )
 
-// newGateServer makes the server that clients meet: HTTP/1.1, and HTTP/2 with TLS or for those who know.
+// newGateServer makes the server that clients meet: HTTP/1.1, and HTTP/2 with TLS or for those who
+// know.
 func (s *service) newGateServer(handler http.Handler, config *tls.Config, life context.Context) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
@@ -44,7 +45,8 @@ func (s *service) newGateServer(handler http.Handler, config *tls.Config, life c
 	}
 }
 
-// limitHeader answers 431 to requests whose line and headers have more than so many bytes, as HTTP/1.1 writes them.
+// limitHeader answers 431 to requests whose line and headers have more than so many bytes, as
+// HTTP/1.1 writes them.
 func limitHeader(gate Gate, most int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		size := len(r.Method) + len(" ") + len(r.RequestURI) + len(" HTTP/1.1\r\n") + len("Host: \r\n") + len(r.Host) + len("\r\n")
@@ -62,7 +64,8 @@ func limitHeader(gate Gate, most int64, next http.Handler) http.Handler {
 	})
 }
 
-// readTimeout is for bodies of requests that the server answers by itself, as 417. Those of all others are watched by package pace.
+// readTimeout is for bodies of requests that the server answers by itself, as 417. Those of all
+// others are watched by package pace.
 func (s *service) readTimeout() time.Duration {
 	if s.Settings.StallTimeout == 0 {
 		return 0
@@ -119,8 +122,8 @@ func serveOn(server *http.Server, listener net.Listener) error {
 	return server.Serve(listener)
 }
 
-// serverLog takes what http.Server logs: mostly what clients do wrong, which anyone can do at will, so it is for debugging only. A panic
-// is not.
+// serverLog takes what http.Server logs: mostly what clients do wrong, which anyone can do at will,
+// so it is for debugging only. A panic is not.
 func serverLog(l *slog.Logger) *log.Logger { return log.New(serverLines{l}, "", 0) }
 
 type serverLines struct{ log *slog.Logger }

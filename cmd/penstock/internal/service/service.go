@@ -1,4 +1,5 @@
-// Package service runs the gate: requests come in, pass the limits, and go on to the upstream, until it is told to stop and has drained.
+// Package service runs the gate: requests come in, pass the limits, and go on to the upstream,
+// until it is told to stop and has drained.
 package service
 
 import (
@@ -52,11 +53,12 @@ type Addresses struct {
 	Admin  string // "" if it is off
 }
 
-// Run runs the service until ctx ends, then drains it: /readyz fails; after the drain delay nothing new is accepted; requests under way may
-// end until the drain timeout, then they are cut off. It returns nil after that, and has left nothing behind.
+// Run runs the service until ctx ends, then drains it: /readyz fails; after the drain delay nothing
+// new is accepted; requests under way may end until the drain timeout, then they are cut off. It
+// returns nil after that, and has left nothing behind.
 //
-// An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used, and penstock.ErrUnavailable if the store is
-// required and does not answer.
+// An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used,
+// and penstock.ErrUnavailable if the store is required and does not answer.
 func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -163,7 +165,8 @@ func (s *service) open(life context.Context) error {
 	return s.openListeners(life)
 }
 
-// reach asks whether the store decides. Connections must be made first, so it takes longer than a decision may.
+// reach asks whether the store decides. Connections must be made first, so it takes longer than a
+// decision may.
 func (s *service) reach(ctx context.Context) error {
 	const patience = 3 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -275,7 +278,8 @@ func (s *service) proxy(gate Gate) (http.Handler, error) {
 	return proxy, nil
 }
 
-// counted knows how many requests are under way: http.Server does not count the WebSockets among them.
+// counted knows how many requests are under way: http.Server does not count the WebSockets among
+// them.
 func (s *service) counted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(1)

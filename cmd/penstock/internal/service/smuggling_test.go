@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// A strict upstream reads HTTP/1.1 as the standard writes it and not more kindly, with a parser of its own. What it gets twice or
-// unclearly framed, it complains of.
+// A strict upstream reads HTTP/1.1 as the standard writes it and not more kindly, with a parser of
+// its own. What it gets twice or unclearly framed, it complains of.
 type strict struct {
 	net.Listener
 	conns sync.WaitGroup
@@ -152,7 +152,8 @@ const (
 	smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 )
 
-// attacks on the frontiers between messages, and near-messages. Where passes is nil, nothing may reach the upstream.
+// attacks on the frontiers between messages, and near-messages. Where passes is nil, nothing may
+// reach the upstream.
 var attacks = []struct {
 	text   string
 	passes []string
@@ -193,7 +194,8 @@ var attacks = []struct {
 	{post + "Transfer-Encoding:\r\n chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 	{post + "Transfer-Encoding: CHUNKED\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 
-	// both: the encoding counts, so what follows the last chunk is a message of its own, and is decided as such
+	// both: the encoding counts, so what follows the last chunk is a message of its own, and is
+	// decided as such
 	{post + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", []string{"POST /a"}},
 	{post + "Transfer-Encoding: chunked\r\nContent-Length: 40\r\n\r\n0\r\n\r\n" + smuggled, []string{"POST /a", "GET /smuggled"}},
 	{"POST /a HTTP/1.0\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", []string{"POST /a"}},

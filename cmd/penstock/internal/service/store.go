@@ -37,6 +37,7 @@ func openStore(s settings.Settings) (store, error) {
 	return store{Store: redis, decides: decides, memory: redis.Memory, close: func() { redis.Close() }}, nil
 }
 
-// selfTest is what the service asks for itself, since only a decision proves that the store makes them: one that is full, that is a replica or that
-// lacks a right answers a PING. All gates together never use the limit up; its state lives for 5 s. No policy has a payer of this name.
+// selfTest is what the service asks for itself, since only a decision proves that the store makes
+// them: one that is full, that is a replica or that lacks a right answers a PING. All gates
+// together never use the limit up; its state lives for 5 s. No policy has a payer of this name.
 var selfTest = []penstock.Charge{{Key: "gate", Limit: penstock.PerSecond(1_000_000).WithName("self-test"), Cost: 1}}

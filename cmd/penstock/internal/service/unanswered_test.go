@@ -29,7 +29,8 @@ func (e ending) Middleware(next http.Handler) http.Handler {
 	})
 }
 
-// What is charged for success alone must not be free for those who see to it that the gate never learns of the success.
+// What is charged for success alone must not be free for those who see to it that the gate never
+// learns of the success.
 func TestWhoeverPreventsTheAnswerPaysForIt(t *testing.T) {
 	const policy = `
 rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]

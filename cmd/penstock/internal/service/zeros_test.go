@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// Before any request each limit of each rule, each candidate and each cap of new identities has its series, at zero, and no rule has one without a limit.
+// Before any request each limit of each rule, each candidate and each cap of new identities has its
+// series, at zero, and no rule has one without a limit.
 func TestEveryLimitHasItsSeriesFromTheStart(t *testing.T) {
 	r := startLimited(t, http.NotFoundHandler(), `
 rules:

@@ -14,7 +14,8 @@ type Mistake struct {
 	Err   error
 }
 
-// Check tells what is wrong with the server section of a policy file by itself, whatever flags and variables say.
+// Check tells what is wrong with the server section of a policy file by itself, whatever flags and
+// variables say.
 func Check(server policy.ServerConfig) (mistakes []Mistake) {
 	found := values(server)
 	for _, row := range Table {

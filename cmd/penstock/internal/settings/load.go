@@ -28,8 +28,9 @@ type Sources struct {
 	Incomplete bool
 }
 
-// Load puts the settings together: flags, else the environment, else the file, else defaults. An empty variable is as good as none. The
-// error tells of everything that is wrong at once, each with where it came from, and wraps ErrInvalid.
+// Load puts the settings together: flags, else the environment, else the file, else defaults. An
+// empty variable is as good as none. The error tells of everything that is wrong at once, each with
+// where it came from, and wraps ErrInvalid.
 func Load(from Sources) (Settings, error) {
 	s := Settings{given: make(map[string]given)}
 	env := environment(from.Environ)
@@ -135,8 +136,8 @@ func environment(environ []string) map[string]string {
 	return env
 }
 
-// unknown are the variables that begin with PENSTOCK_ and mean nothing. Where a Kubernetes service is called penstock, it sets
-// PENSTOCK_PORT… and PENSTOCK_SERVICE_…; these are nobody's mistake.
+// unknown are the variables that begin with PENSTOCK_ and mean nothing. Where a Kubernetes service
+// is called penstock, it sets PENSTOCK_PORT… and PENSTOCK_SERVICE_…; these are nobody's mistake.
 func unknown(env map[string]string) (names []string) {
 	for name := range env {
 		if !strings.HasPrefix(name, "PENSTOCK_") || strings.HasPrefix(name, "PENSTOCK_PORT") || strings.HasPrefix(name, "PENSTOCK_SERVICE_") {

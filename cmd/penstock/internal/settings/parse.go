@@ -161,7 +161,8 @@ func setUpstream(s *Settings, text string) error {
 	return nil
 }
 
-// setStore has the store, which knows its forms, check the URL. The files that it names are read when the store is opened.
+// setStore has the store, which knows its forms, check the URL. The files that it names are read
+// when the store is opened.
 func setStore(s *Settings, text string) error {
 	if s.Store = text; text == "memory" {
 		s.Store = ""
@@ -195,8 +196,8 @@ func readPort(get func(string) string) (string, bool) {
 	return ":" + port, port != ""
 }
 
-// readRedisHost makes a URL of REDIS_HOST and REDIS_PORT. Kubernetes sets REDIS_PORT to a URL of its own where a service is called
-// redis, which is not meant.
+// readRedisHost makes a URL of REDIS_HOST and REDIS_PORT. Kubernetes sets REDIS_PORT to a URL of
+// its own where a service is called redis, which is not meant.
 func readRedisHost(get func(string) string) (string, bool) {
 	host, port := get("REDIS_HOST"), get("REDIS_PORT")
 	if !isPort(port) {
@@ -218,8 +219,8 @@ func withoutSecrets(text string) string {
 	return scheme + "://" + rest
 }
 
-// withoutUser is a text without what may be a user's name and password: what stands before the last "@", but for a scheme. Nor is a query
-// left, where tokens stand.
+// withoutUser is a text without what may be a user's name and password: what stands before the last
+// "@", but for a scheme. Nor is a query left, where tokens stand.
 func withoutUser(text string) string {
 	if at := strings.LastIndex(text, "@"); at >= 0 {
 		scheme, _, ok := strings.Cut(text[:at], "://")
@@ -233,7 +234,8 @@ func withoutUser(text string) string {
 	return text
 }
 
-// sameAddress tells whether two addresses of this machine are certainly the same: the port is, and the hosts are any or loopback.
+// sameAddress tells whether two addresses of this machine are certainly the same: the port is, and
+// the hosts are any or loopback.
 func sameAddress(a, b string) bool {
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)

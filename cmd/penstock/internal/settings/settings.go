@@ -1,5 +1,5 @@
-// Package settings decides how the service runs: each setting comes from a flag, else the environment, else the policy file's
-// server section, else its default, and remembers which.
+// Package settings decides how the service runs: each setting comes from a flag, else the
+// environment, else the policy file's server section, else its default, and remembers which.
 package settings
 
 import (
@@ -21,7 +21,8 @@ type flagError struct{ error }
 func (e flagError) Is(target error) bool { return target == ErrFlag }
 func (e flagError) Unwrap() error        { return e.error }
 
-// Settings of the service. [Load] makes them; [Table] says what each is, its default and its bounds.
+// Settings of the service. [Load] makes them; [Table] says what each is, its default and its
+// bounds.
 type Settings struct {
 	Config string // the policy's file; "" is none
 
@@ -56,7 +57,8 @@ type Settings struct {
 	LogFormat string // text or json
 	LogLevel  string // debug, info, warn or error
 
-	// Unknown are environment variables that begin with PENSTOCK_ and mean nothing: misspelt, most likely.
+	// Unknown are environment variables that begin with PENSTOCK_ and mean nothing: misspelt, most
+	// likely.
 	Unknown []string
 
 	given map[string]given // by name
@@ -77,7 +79,8 @@ func (g given) from() string {
 
 const defaults = "default"
 
-// Source is where a setting's value came from: "--upstream", "PENSTOCK_UPSTREAM", "server.upstream in penstock.yaml" or "default".
+// Source is where a setting's value came from: "--upstream", "PENSTOCK_UPSTREAM", "server.upstream
+// in penstock.yaml" or "default".
 func (s *Settings) Source(name string) string { return s.given[name].source }
 
 // StoreName is the store without its password and options: "redis://localhost:6379" or "memory".

@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// samples are three values for each setting, none of them the default: for a flag, the environment and the file.
+// samples are three values for each setting, none of them the default: for a flag, the environment
+// and the file.
 var samples = map[string][3]string{
 	"config":        {"a.yaml", "b.yaml", ""},
 	"listen":        {":1001", ":1002", ":1003"},

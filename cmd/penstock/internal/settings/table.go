@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Row is one setting. Its flag is --name; its variable PENSTOCK_NAME, with '_' for '-'; its key in the policy file's server
-// section the name with '_' for '-'.
+// A Row is one setting. Its flag is --name; its variable PENSTOCK_NAME, with '_' for '-'; its key
+// in the policy file's server section the name with '_' for '-'.
 type Row struct {
 	Name    string
 	Default string
@@ -33,7 +33,8 @@ func (r Row) Key() string { return strings.ReplaceAll(r.Name, "-", "_") }
 
 const kb = 1 << 10
 
-// Table is every setting, in the order that help shows them. Durations are written as 100ms, 5s, 2m; sizes as 512, 16KB, 8MB (1 KB is 1024).
+// Table is every setting, in the order that help shows them. Durations are written as 100ms, 5s,
+// 2m; sizes as 512, 16KB, 8MB (1 KB is 1024).
 var Table = []Row{
 	{Name: "config", Value: "file", NotFile: true, set: text(func(s *Settings) *string { return &s.Config }),
 		Help: "the file with the limits; its server section may hold the settings below"},

@@ -1,4 +1,5 @@
-// Package upstream is a small ride-hailing backend to try limits on: what serve --demo puts behind the gate.
+// Package upstream is a small ride-hailing backend to try limits on: what serve --demo puts behind
+// the gate.
 package upstream
 
 import (
