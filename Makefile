@@ -76,10 +76,11 @@ browsers: tools
 bench: tools
 	cd bench && go run .
 
-## lint: format, vet, staticcheck, luacheck
+## lint: format, width of comments, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
+	@cd scripts && go run ./comments ..
 	go vet $(packages)
 	go run $(STATICCHECK) $(packages)
 	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore -lua $(CURDIR)/bin/lua >/dev/null

@@ -5,8 +5,8 @@
 // memstore in this process, with the same answers. A [Limiter] is what applications hold: a store,
 // and the limits that it enforces together.
 //
-//	store := memstore.New(memstore.Options{})            // or: redisstore.Open("redis://localhost:6379", …)
-//	limiter, err := penstock.NewLimiter(store, "search", penstock.PerSecond(10), penstock.PerDay(10_000))
+//	store := memstore.New(memstore.Options{}) // or: redisstore.Open("redis://localhost:6379", …)
+//	limiter, err := penstock.NewLimiter(store, "search", penstock.PerSecond(10))
 //	…
 //	decision, err := limiter.Allow(ctx, "user:42")
 //	if err == nil && !decision.Allowed {

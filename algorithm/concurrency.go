@@ -14,13 +14,14 @@ var concurrencyLua string
 // it. A hold's cost is how many slots it takes; spending again with another cost changes that, if
 // it fits.
 //
-//	Bound   at every moment the live holds take at most Burst slots; a holder that works on after its hold has expired
-//	        is not counted, so renew at least every Period/3
-//	State   a sorted set: an entry per hold (two where the cost is not 1), one for their sum and one for the longest Period
+//	Bound   at every moment the live holds take at most Burst slots; a holder that works on after its
+//	        hold has expired is not counted, so renew at least every Period/3
+//	State   a sorted set: an entry per hold (two where the cost is not 1), one for their sum and one
+//	        for the longest Period
 //	Cost    O(log n + expired) for n holds; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
-//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends after the longest
-//	        Period at the latest
+//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends after the
+//	        longest Period at the latest
 //
 // RetryAfter is when enough holds will have expired, if none is renewed or given back earlier. A
 // renewal is answered with Granted 0: it takes no more slots. Refund gives back up to Cost slots of

@@ -14,14 +14,16 @@ var fixedWindowLua string
 // [AnchoredWindow] starts a key's window at its first spend instead, and [CalendarWindow] aligns to
 // days, weeks or months of a time zone. Burst is not used.
 //
-//	Bound   Count in each window; in an interval of length w at most Count·(⌈w/Period⌉+1): twice Count
-//	        across a boundary, however short the interval
-//	State   3 numbers: end, used, kind (the Period, or the calendar unit); absent while nothing is used
+//	Bound   Count in each window; in an interval of length w at most Count·(⌈w/Period⌉+1): twice
+//	        Count across a boundary, however short the interval
+//	State   3 numbers: end, used, kind (the Period, or the calendar unit); absent while nothing is
+//	        used
 //	Cost    O(1)
-//	Choose  for quotas that people reckon by ("10,000 per day"), where the boundary burst does no harm
-//	Clock   after a step back, what was used counts until its window ends, at the latest until the end
-//	        of the window after the present one or 5 s and a window from now; so a step back never
-//	        gives a third Count
+//	Choose  for quotas that people reckon by ("10,000 per day"), where the boundary burst does no
+//	        harm
+//	Clock   after a step back, what was used counts until its window ends, at the latest until the
+//	        end of the window after the present one or 5 s and a window from now; so a step back
+//	        never gives a third Count
 //
 // When the limit changes, what was used in the running window stays used. A window of another
 // length ends at its own end, or after k windows of the present limit, where k·Count is the

@@ -15,12 +15,13 @@ var leakyBucketLua string
 // the queue. A cost of c takes c places in a row and leaves at the first. Source: the leaky bucket
 // as a queue, A. Tanenbaum, "Computer Networks", §5.4.
 //
-//	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them are at least
-//	        Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
-//	State   5 numbers: level (falls by rate units per µs until all have left), at, rate, tail and taken: the last holder in the queue and
-//	        the units that it took; absent while idle
+//	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them
+//	        are at least Period/Count apart, to the microsecond; a wait is at most Burst·Period/Count
+//	State   5 numbers: level (falls by rate units per µs until all have left), at, rate, tail and
+//	        taken: the last holder in the queue and the units that it took; absent while idle
 //	Cost    O(1)
-//	Choose  in front of something that must never see two requests at once: shaping, outbound calls, batch jobs
+//	Choose  in front of something that must never see two requests at once: shaping, outbound calls,
+//	        batch jobs
 //	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
 //
 // A place can only be given back by the last in the queue, under its Holder, before the next one's

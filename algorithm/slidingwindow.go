@@ -9,12 +9,16 @@ var slidingWindowLua string
 // previous window used, in proportion to how much of it the sliding window still covers, plus what
 // the current one has. Burst is not used.
 //
-//	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count in any interval
-//	        of Period: Count·(1+f) at offset f into a window. It is not an exact sliding window; [SubWindow] never exceeds Count
-//	State   4 numbers: start, current, width, previous; a fifth while the windows have another limit's Period; absent while nothing is used
+//	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count
+//	        in any interval of Period: Count·(1+f) at offset f into a window. It is not an exact
+//	        sliding window; [SubWindow] never exceeds Count
+//	State   4 numbers: start, current, width, previous; a fifth while the windows have another
+//	        limit's Period; absent while nothing is used
 //	Cost    O(1)
-//	Choose  for a cheap limit without the fixed window's cliff, where its worst case (that of a token bucket) is fine
-//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
+//	Choose  for a cheap limit without the fixed window's cliff, where its worst case (that of a token
+//	        bucket) is fine
+//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was
+//	        used counts from now
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
 // millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If

@@ -15,11 +15,14 @@ const MaxParts = 60
 // so that no interval of Period ever holds more than Count. A unit is free again Period to
 // Period·(1+1/n) after it was spent. Burst is not used.
 //
-//	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length w
-//	State   up to n+5 numbers: start, count, width, owner, one more per part in use; absent while nothing is used
+//	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length
+//	        w
+//	State   up to n+5 numbers: start, count, width, owner, one more per part in use; absent while
+//	        nothing is used
 //	Cost    O(n)
 //	Choose  for a strict sliding window over many requests, where a log's memory would be too much
-//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was used counts from now
+//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was
+//	        used counts from now
 //
 // Counting the current part and n−1 before it, as Figma's "An alternative approach to rate
 // limiting" (2017) does, frees units up to Period/n early and admits up to twice Count in a Period;

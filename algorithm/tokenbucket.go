@@ -15,8 +15,9 @@ var tokenBucketLua string
 // I.371) is the same limiter described by the time at which the bucket is full again, so it is a
 // synonym here. Source: J. Turner, "New directions in communications", 1986.
 //
-//	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was given back meanwhile;
-//	        patience moves cost to when its Wait ends, and the bound holds for those moments
+//	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was given
+//	        back meanwhile; patience moves cost to when its Wait ends, and the bound holds for those
+//	        moments
 //	State   3 numbers: level (used units), at, unit; absent while the bucket is full
 //	Cost    O(1)
 //	Choose  for almost everything: smooth, allows bursts, cheapest state, exact retry times

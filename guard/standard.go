@@ -57,9 +57,12 @@ type Guarded struct {
 // Standard puts the guards around a store in their order, from the caller's side: Observe, Deny,
 // Lease, Fallback, Unanswered, Split, Breaker, Timeout. Of a store that has them, it uses
 //
-//	Shard(charges []penstock.Charge) string                                              for a breaker for each shard
-//	Live(ctx context.Context, instance string, life time.Duration) (int, error)          to count instances, for Local
-//	Load(ctx context.Context, limits ...penstock.Limit) error                            to make ready for limits, by Guarded.Load
+//	// One breaker for each shard.
+//	Shard(charges []penstock.Charge) string
+//	// Live counts instances, of which each has a share under Local.
+//	Live(ctx context.Context, instance string, life time.Duration) (int, error)
+//	// Load makes ready for limits, by Guarded.Load.
+//	Load(ctx context.Context, limits ...penstock.Limit) error
 //
 // as redisstore.Store has. The order matters: what is remembered as denied costs the store nothing,
 // whether it answers or not; what is answered by the Fallback is never remembered; a split limit's

@@ -111,7 +111,7 @@ type quotaPolicy struct {
 // are
 //
 //	TokenBucket     the burst, and how long the bucket takes to fill
-//	LeakyBucket     the places, which are the queue and the one that leaves, and how long they take to empty
+//	LeakyBucket     the places (the queue and the one that leaves), and how long they take to empty
 //	windows, logs   the count and the period
 //	Concurrency     the slots; it has no w, and qu="concurrent-requests"
 //

@@ -21,10 +21,10 @@ import (
 
 // ParseURL reads where Redis is. Its forms:
 //
-//	redis://[user:password@]host[:port][/db]                      one server, or a Cluster: the server tells
-//	redis+cluster://host1:port,host2:port                         a Cluster, by several of its nodes
-//	redis+sentinel://[user:password@]host1:port,host2:port/name[/db]    the primary that Sentinels call name
-//	unix:///path/to/socket[?db=n]                                 one server, by its socket
+//	redis://[user:password@]host[:port][/db]                 one server, or a Cluster
+//	redis+cluster://host1:port,host2:port                    a Cluster, by several of its nodes
+//	redis+sentinel://[user:password@]host1:port,…/name[/db]  the primary that Sentinels call name
+//	unix:///path/to/socket[?db=n]                            one server, by its socket
 //
 // valkey may stand for redis anywhere; rediss and valkeys, as rediss+sentinel, mean TLS (1.2 or
 // later). The port defaults to 6379, for Sentinels to 26379. Options follow as ?name=value&…:
@@ -33,7 +33,7 @@ import (
 //	password_file           a file that holds the password
 //	dial_timeout            how long connecting may take (1s)
 //	ca, cert, key           PEM files: who to trust, and who to be
-//	server_name             the name that all certificates must have (the host or address of each server)
+//	server_name             the name that all certificates must have (each server's host or address)
 //	insecure_skip_verify    true accepts any certificate: for tests only
 //	sentinel_username, sentinel_password
 //

@@ -105,8 +105,8 @@ func newLog(s settings.Settings, to io.Writer, stderr bool) *slog.Logger {
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
 }
 
-// escaped writes log lines without the control characters U+007F to U+009F, by which some terminals are steered. slog leaves them as they are in
-// JSON, where they stand in strings only.
+// escaped writes log lines without the control characters U+007F to U+009F, by which some terminals
+// are steered. slog leaves them as they are in JSON, where they stand in strings only.
 type escaped struct{ to io.Writer }
 
 var control = regexp.MustCompile("[\u007f-\u009f]")

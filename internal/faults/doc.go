@@ -10,7 +10,7 @@
 // slow_test.go, refusing_test.go and so on.
 //
 //	go test ./...                      every row once, briefly
-//	PENSTOCK_SOAK=1 go test ./...      every row several times, with the deadline that users have by default, and p99 asserted
+//	PENSTOCK_SOAK=1 go test ./...      every row several times, default deadline, p99 asserted
 //
 // A failure prints the line that runs its row again, with its seed.
 package faults

@@ -41,7 +41,7 @@ type Options struct {
 
 // New makes the handler of
 //
-//	/livez      200 while the process can answer; depends on nothing else, since a restart mends nothing else
+//	/livez      200 while the process can answer; a restart would mend nothing else
 //	/readyz     200 "ok" or "degraded: store"; 503 "down: …". With ?verbose, a line for each check
 //	/healthz    the same as /readyz
 //	/metrics    for Prometheus
