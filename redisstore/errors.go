@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock"
@@ -76,14 +77,54 @@ func (e *Error) Lasting() bool { return e.Class == Refused }
 
 func (e *Error) Unwrap() []error { return []error{penstock.ErrUnavailable, e.Cause} }
 
-// Hint is what the server's administrator must do so that a lasting error ends: "+set", or another
-// right as ACL SETUSER takes it, where PREFIX stands for Options.Prefix; or a sentence. It is ""
-// for an error that does not last.
+// Hint is what the server's administrator must do so that a lasting error ends: "+set", or other
+// rights as ACL SETUSER takes them, where PREFIX stands for Options.Prefix; or a sentence. What
+// several servers need is in it once. It is "" for an error that does not last.
 func (e *Error) Hint() string {
 	if !e.Lasting() {
 		return ""
 	}
-	text := e.Cause.Error()
+	var rights, others []string
+	for _, text := range refusals(e.Cause) {
+		hint := hintFor(text)
+		switch {
+		case hint == "":
+		case hint[0] == '+' || hint[0] == '~':
+			rights = append(rights, hint)
+		default:
+			others = append(others, hint)
+		}
+	}
+	slices.Sort(rights) // servers answer in any order
+	slices.Sort(others)
+	all := slices.Compact(others)
+	if len(rights) > 0 {
+		all = slices.Insert(all, 0, strings.Join(slices.Compact(rights), " "))
+	}
+	if len(all) == 0 {
+		return "a command that the scripts run; docs/operations.md has them all"
+	}
+	return strings.Join(all, "; ")
+}
+
+// refusals are the texts of those errors joined in one with which servers refused something.
+func refusals(err error) (texts []string) {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if joined, ok := e.(interface{ Unwrap() []error }); ok {
+			for _, one := range joined.Unwrap() {
+				texts = append(texts, refusals(one)...)
+			}
+			return texts
+		}
+	}
+	if classify(err) == Refused {
+		texts = append(texts, err.Error())
+	}
+	return texts
+}
+
+// hintFor is what ends one refusal, if it tells.
+func hintFor(text string) string {
 	if m := missingRight.FindStringSubmatch(text); m != nil {
 		return "+" + m[1] + m[2]
 	}
@@ -92,7 +133,7 @@ func (e *Error) Hint() string {
 			return h.hint
 		}
 	}
-	return "a command that the scripts run; docs/operations.md has them all"
+	return ""
 }
 
 // missingRight finds a command as a server names it, or as a script of ours does.
@@ -158,8 +199,8 @@ func notSent(err error) error { return fmt.Errorf("%w: %w", errNotSent, err) }
 func tooLate(err error) error { return notSent(fmt.Errorf("%w: %w", errLate, err)) }
 
 func classify(err error) Class {
-	var reply ReplyError
-	if !errors.As(err, &reply) {
+	replies := repliesIn(err)
+	if len(replies) == 0 {
 		var op *net.OpError
 		var certificate *tls.CertificateVerificationError
 		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || certificateRefused(err) {
@@ -167,6 +208,32 @@ func classify(err error) Class {
 		}
 		return Unknown
 	}
+	class := Rejected
+	for _, reply := range replies { // of several servers, which answer in any order
+		if c := classifyReply(reply); c == Refused || class != Refused && c < class {
+			class = c
+		}
+	}
+	return class
+}
+
+// repliesIn are the replies among the errors that are joined in one.
+func repliesIn(err error) (replies []ReplyError) {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if reply, ok := err.(ReplyError); ok {
+			return []ReplyError{reply}
+		}
+		if joined, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, one := range joined.Unwrap() {
+				replies = append(replies, repliesIn(one)...)
+			}
+			return replies
+		}
+	}
+	return nil
+}
+
+func classifyReply(reply ReplyError) Class {
 	text := strings.TrimPrefix(string(reply), "ERR ")
 	for _, c := range classes {
 		if strings.HasPrefix(text, c.code) || strings.Contains(text, " -"+c.code) {

@@ -6,6 +6,8 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/url"
 	"slices"
 	"strings"
@@ -546,6 +548,49 @@ func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
 		}
 	}
 	t.Logf("counted: %d replies, with ERR and without", len(replies))
+}
+
+// An error that joins what several servers answered has one class and one hint, in whichever order they answered.
+func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
+	t.Parallel()
+	const (
+		load  = "NOPERM User limiter has no permissions to run the 'script|load' command"
+		set   = "ERR ACL failure in script: User limiter has no permissions to run the 'set' command script: f37160b6aecf, on @user_script:2."
+		key   = "NOPERM No permissions to access a key"
+		login = "WRONGPASS invalid username-password pair or user is disabled."
+		other = "ERR unknown command 'evalsha', with args beginning with: 'f37160b6aecf' '1' "
+	)
+	for _, c := range []struct {
+		answers []string // "" is a connection that broke
+		class   redisstore.Class
+		hint    string
+	}{
+		{[]string{load, load, load}, redisstore.Refused, "+script|load"},
+		{[]string{load, "", set}, redisstore.Refused, "+script|load +set"},
+		{[]string{set, key, load, key}, redisstore.Refused, "+script|load +set ~PREFIX*"},
+		{[]string{login, load, login}, redisstore.Refused, "+script|load; the store's setting with a user and password that are let in"},
+		{[]string{other, set}, redisstore.Refused, "+set"},
+		{[]string{other, ""}, redisstore.Refused, "a command that the scripts run; docs/operations.md has them all"},
+		{[]string{"READONLY You can't access it.", set}, redisstore.Refused, "+set"},
+		{[]string{"READONLY You can't write against a read only replica.", "BUSY Redis is busy running a script."}, redisstore.Unready, ""},
+	} {
+		for range 10 {
+			var all []error
+			for _, i := range rand.Perm(len(c.answers)) {
+				var err error = redisstore.ReplyError(c.answers[i])
+				if c.answers[i] == "" {
+					err = io.ErrUnexpectedEOF
+				}
+				all = append(all, fmt.Errorf("10.0.0.%d:6379: %w", i, err))
+			}
+			store := over(t, broken{err: fmt.Errorf("load: %w", errors.Join(all...))}, redisstore.Options{})
+			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+			wantClass(t, fmt.Sprint(c.answers), err, c.class)
+			if e, ok := errors.AsType[*redisstore.Error](err); ok && e.Hint() != c.hint {
+				t.Errorf("the hint is %q, want %q, in %v", e.Hint(), c.hint, all)
+			}
+		}
+	}
 }
 
 func TestErrorsNameTheirClass(t *testing.T) {

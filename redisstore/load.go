@@ -2,7 +2,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -180,10 +179,10 @@ type loading struct {
 
 // note remembers whether the user may load scripts.
 func (l *loads) note(err error) {
-	switch reply, replied := errors.AsType[ReplyError](err); {
+	switch {
 	case err == nil:
 		l.refused.Store(false)
-	case replied && classify(reply) == Refused:
+	case classify(err) == Refused:
 		l.refused.Store(true)
 	}
 }

@@ -93,7 +93,7 @@ func (a *alarm) quiet() {
 // it, or in words. It is "" if the error does not last.
 func rightFor(err error, prefix string) string {
 	if failure, ok := errors.AsType[*redisstore.Error](err); ok {
-		return strings.Replace(failure.Hint(), "PREFIX", prefix, 1)
+		return strings.ReplaceAll(failure.Hint(), "PREFIX", prefix)
 	}
 	return ""
 }
