@@ -18,7 +18,7 @@ packages = github.com/penstock/penstock/...
 raced = . ./memstore ./policy ./httplimit ./guard ./redisstore/... ./cmd/penstock/internal/service
 unraced = $(filter-out $(filter-out %/memstore,$(shell go list $(raced))),$(shell go list $(packages)))
 
-.PHONY: run test race soak mutants fuzz examples service readme browsers bench lint format tidy schema tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers bench lint format tidy schema tools
 
 ## run: the gate with a demo upstream on port 8080, metrics on 9180
 run:
@@ -61,6 +61,10 @@ examples: tools
 ## service: runs the service as the README tells, and checks what it says
 service: tools
 	@scripts/run-service
+
+## trials: looks for four defects that earlier versions had; scripts/trials all takes longer
+trials:
+	@scripts/trials quick
 
 ## readme: pastes the README's blocks in an empty folder, and installs what will be tagged from a module proxy of this tree
 readme: tools

@@ -11,7 +11,7 @@ import (
 
 // Keys look like this, with the schema's version behind the prefix:
 //
-//	ps1{user:42}search                     numbers of the limits of group "search" under key "user:42"
+//	ps1{user:42}search                     the limits of group "search" under key "user:42"
 //	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
 //
 // The braces make one hash slot of all that a key pays. Inside them stands the key in an encoding
