@@ -182,3 +182,17 @@ func TestReadmeStaysShort(t *testing.T) {
 		t.Errorf("README.md has %d lines; it should have 150 at most", n)
 	}
 }
+
+func TestConfigurationListsAllItsSections(t *testing.T) {
+	text := pages(t)[filepath.Join("docs", "configuration.md")]
+	contents, rest, ok := strings.Cut(text, "\n## ")
+	if !ok {
+		t.Fatal("docs/configuration.md has no sections")
+	}
+	fence := regexp.MustCompile("(?s)```.*?```")
+	for _, h := range heading.FindAllStringSubmatch(fence.ReplaceAllString("## "+rest, ""), -1) {
+		if !strings.Contains(contents, "["+h[1]+"](#") {
+			t.Errorf("the contents of docs/configuration.md lack %q", h[1])
+		}
+	}
+}

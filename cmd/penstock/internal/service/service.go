@@ -323,12 +323,12 @@ func (s *service) announce() {
 			o.Log.Warn("health and metrics are open to other machines", "admin", addresses.Admin)
 		}
 	}
-	onFailure := s.policy.OnFailure
-	if set.Store == "" {
-		onFailure = "memory is this gate's own, and full at 10 million counters: then new payers are refused, but where on_failure is open"
+	name, text := "if_store_fails", orNone(s.policy.OnFailure)
+	if set.Store == "" { // nothing can fail but by being full
+		name, text = "counters", "in this process, shared with no other; at 10 million, new clients are denied except where on_failure is open"
 	}
 	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
-		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "if_store_fails", orNone(onFailure))
+		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), name, text)
 	if o.Started != nil {
 		o.Started(addresses)
 	}

@@ -40,11 +40,12 @@ func TestServiceSaysInOneLineWhatItDoes(t *testing.T) {
 	}
 }
 
-func TestMemoryDoesNotClaimThatItNeverFails(t *testing.T) {
+// Memory is never unreachable: what on_failure says for that does not belong into its line.
+func TestMemorySaysWhatHappensWhenItIsFull(t *testing.T) {
 	r := startLimited(t, nil, "rules: [{name: all, per: everyone, limits: [{rate: 1/s}]}]\n", nil)
-	const want = `if_store_fails="memory is this gate's own, and full at 10 million counters: then new payers are refused, but where on_failure is open"`
-	if len(r.log.lines("the gate is open", want)) != 1 {
-		t.Errorf("no line says %s: %s", want, r.log)
+	const want = `counters="in this process, shared with no other; at 10 million, new clients are denied except where on_failure is open"`
+	if len(r.log.lines("the gate is open", want)) != 1 || len(r.log.lines("if_store_fails")) != 0 {
+		t.Errorf("no line says %s, or one says what memory does not do: %s", want, r.log)
 	}
 }
 
