@@ -22,12 +22,13 @@ type scripts struct {
 	decides func(context.Context) error // asks the store whether it does
 
 	closed  atomic.Bool // to decisions: the store was down at the start, and may lack scripts
-	pending atomic.Bool // the store was down at the latest attempt
+	pending atomic.Bool // retry must load: the store was down at the latest attempt
 
 	loading sync.Mutex // one attempt at a time
 
 	mu     sync.Mutex
 	limits []penstock.Limit // in force, or about to be
+	loads  int              // how often limits have changed
 	err    error            // of the latest attempt
 	told   bool             // that scripts cannot be loaded
 }
@@ -62,12 +63,14 @@ func (s *scripts) begin(err error) {
 	s.pending.Store(true)
 }
 
-// load loads the scripts of limits into the store. It returns when that is done, or has failed.
+// load loads the scripts of limits into the store. It returns when that is done, or has failed. If
+// the store is down, it returns at once: limits take effect without it, and retry loads the scripts.
 func (s *scripts) load(ctx context.Context, limits []penstock.Limit) {
 	s.mu.Lock()
 	s.limits = append(slices.Clone(limits), selfTest[0].Limit)
+	s.loads++
 	s.mu.Unlock()
-	if !s.closed.Load() {
+	if !s.pending.Load() {
 		s.try(ctx)
 	}
 }
@@ -76,7 +79,7 @@ func (s *scripts) try(ctx context.Context) {
 	s.loading.Lock()
 	defer s.loading.Unlock()
 	s.mu.Lock()
-	limits := s.limits
+	limits, loads := s.limits, s.loads
 	s.mu.Unlock()
 	patient, cancel := context.WithTimeout(ctx, scriptsPatience)
 	defer cancel()
@@ -92,7 +95,9 @@ func (s *scripts) try(ctx context.Context) {
 		s.tell(err)
 	}
 	s.closed.Store(false)
-	s.pending.Store(false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending.Store(s.loads != loads) // limits that have changed meanwhile are not loaded yet
 }
 
 // tell logs once that the store decides, but its scripts cannot be loaded.

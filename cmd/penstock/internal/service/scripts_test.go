@@ -1,11 +1,20 @@
 package service
 
 import (
+	"context"
+	"log/slog"
 	"os"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
 )
 
 const bucketPolicy = "rules: [{name: all, per: everyone, limits: [{rate: 1000/d}]}]\n"
@@ -74,4 +83,107 @@ func TestMissingRightToLoadIsToldOnce(t *testing.T) {
 	if evals := r.scripts("eval"); evals == "0" {
 		t.Error("no script was sent with a decision")
 	}
+}
+
+// A stuckLoad is a client that is told to load scripts, and does not answer. It notes how many.
+type stuckLoad struct {
+	redisstore.Client
+	answer chan error
+
+	mu    sync.Mutex
+	asked []int
+}
+
+func (c *stuckLoad) Load(ctx context.Context, _ string, scripts []redisstore.Script) error {
+	c.mu.Lock()
+	c.asked = append(c.asked, len(scripts))
+	c.mu.Unlock()
+	select {
+	case err := <-c.answer:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *stuckLoad) Close() error { return nil }
+
+// stuck is a service whose store decides unless it is down, and is slow to load scripts.
+func stuck(t *testing.T, down *atomic.Bool) (*service, *stuckLoad) {
+	client := &stuckLoad{answer: make(chan error)}
+	redis, err := redisstore.New(client, redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	s := &service{store: store{decides: func(context.Context) error {
+		if down.Load() {
+			return penstock.ErrUnavailable
+		}
+		return nil
+	}}}
+	s.Settings.StoreTimeout = time.Second
+	s.scripts = &scripts{Store: redis, log: slog.New(slog.DiscardHandler), decides: s.decidesNow}
+	return s, client
+}
+
+// While a reload waits for scripts to be loaded, the store decides, and the gate is ready.
+func TestGateIsReadyWhileAReloadLoadsScripts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		s, _ := stuck(t, &down)
+		began, loaded := time.Now(), make(chan struct{})
+		go func() {
+			s.load(t.Context(), []penstock.Limit{penstock.PerDay(9)})
+			close(loaded)
+		}()
+		synctest.Wait()
+		for _, check := range s.checks() {
+			if state, text := check.Run(t.Context()); state != admin.OK {
+				t.Errorf("%s is %v during a reload: %s", check.Name, state, text)
+			}
+		}
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("to tell whether the gate is ready took %v", waited)
+		}
+		<-loaded
+		if took := time.Since(began); took != scriptsPatience {
+			t.Errorf("the reload took %v", took)
+		}
+	})
+}
+
+// While the store is down, a reload waits for nobody, and its scripts are loaded once the store is back.
+func TestReloadDoesNotWaitForAStoreThatIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		down.Store(true)
+		s, client := stuck(t, &down)
+		life, end := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		limits := []penstock.Limit{penstock.PerDay(9)}
+		s.load(life, limits) // notices that the store is down
+		go func() {
+			s.scripts.retry(life)
+			close(ended)
+		}()
+		time.Sleep(time.Second) // an attempt is under way
+		began := time.Now()
+		s.load(life, append(limits, penstock.PerDay(8).With(penstock.SlidingLog)))
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the reload took %v", took)
+		}
+		down.Store(false)
+		client.answer <- nil // the attempt, with the former limits
+		client.answer <- nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		client.mu.Lock()
+		defer client.mu.Unlock()
+		if n := len(client.asked); n != 3 || client.asked[2] <= client.asked[1] {
+			t.Errorf("loaded these numbers of scripts: %v; want once more, and more, after the reload", client.asked)
+		}
+		end()
+		<-ended
+	})
 }
