@@ -52,7 +52,7 @@ func (o Options) Bounds(limit penstock.Limit) []Bound {
 		all = append(all, b.leased(o.Lease, block))
 	}
 	if p := makeParts(plan.Limit, b.settings.Shards); p != nil {
-		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: %d counters of a part each; where the limit was larger before, up to %s more, until they have drained",
+		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: each of %d counters has a part; if the limit was larger before, up to %s more until they have drained",
 			len(p.limits), units(p.capacity-p.least))})
 	}
 	if o.DenyFor >= 0 && b.settings.DenyFor >= 0 && !plan.Limit.Algorithm.Holds {
@@ -61,13 +61,13 @@ func (o Options) Bounds(limit penstock.Limit) []Bound {
 	all = append(all, b.failing()...)
 	capacity := plan.Capacity
 	all = append(all,
-		Bound{"store forgets", capacity, fmt.Sprintf("%s more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)",
+		Bound{"store forgets", capacity, fmt.Sprintf("%s more each time the store loses data (a restart without persistence, a failover to a replica that lags)",
 			units(capacity))})
 	if !plan.Limit.Algorithm.Holds {
-		all = append(all, Bound{"clock forward", capacity, fmt.Sprintf("%s more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill",
+		all = append(all, Bound{"clock forward", capacity, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late",
 			units(capacity))})
 	} else {
-		all = append(all, Bound{"clock forward", capacity, "holds end early by as much as the store's clock leaps forward; back: none, and they end late by up to 5s"})
+		all = append(all, Bound{"clock forward", capacity, "if the store's clock jumps ahead, slots end as much too early; if it is set back, none more, and slots end up to 5s late"})
 	}
 	return all
 }
@@ -104,16 +104,16 @@ func own(plan *penstock.Plan) string {
 
 func (b *bounds) leased(o LeaseOptions, block int64) Bound {
 	over := o.Excess(b.plan.Limit)
-	text := fmt.Sprintf("no more; up to %s may lie unspent at each instance for %v", units(block), cmp.Or(o.Life, leaseLife))
+	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, leaseLife))
 	if over > 0 {
-		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may lie unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, leaseLife))
+		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may hold it unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, leaseLife))
 	}
 	text += fmt.Sprintf("; of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*LeaseUtilization)
 	return Bound{"leased", over, text}
 }
 
 func (b *bounds) denials() Bound {
-	return Bound{"denials", 0, fmt.Sprintf("no more; what is given back elsewhere is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
+	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
 }
 
 // failing says what holds while the store gives no answer, and when it does again.
@@ -136,30 +136,30 @@ func (b *bounds) failing() []Bound {
 	if b.plan.Limit.Algorithm.Holds {
 		shares := b.shares() - capacity
 		return []Bound{
-			{fails, shares + b.uneven(), fmt.Sprintf("%s more: shares of %s, rounded up, besides those lent before", units(shares+b.uneven()), b.instances())},
-			{returns, capacity, fmt.Sprintf("%s more, until what was lent meanwhile is renewed or released", units(capacity))},
+			{fails, shares + b.uneven(), fmt.Sprintf("%s more: %s with a share each, rounded up, besides the slots lent before", units(shares+b.uneven()), b.instances())},
+			{returns, capacity, fmt.Sprintf("%s more, until the slots lent during the outage are renewed or released", units(capacity))},
 		}
 	}
 	over, text := b.sharing()
 	return []Bound{
 		{fails, over, text},
-		{returns, b.returning(), fmt.Sprintf("%s more around the end: nothing is charged afterwards, and the last instance finds the store a second later",
+		{returns, b.returning(), fmt.Sprintf("%s more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later",
 			units(b.returning()))},
 	}
 }
 
 // sharing is what the instances admit by their shares.
 func (b *bounds) sharing() (over int64, text string) {
-	text = "no more, while this is the only instance"
+	text = "no more, with one instance"
 	if b.n > 1 {
 		rounding := b.shares() - b.plan.Capacity
 		over = rounding + b.uneven()
-		text = fmt.Sprintf("shares of %s: %s more by rounding, and at the beginning up to %d if only one of them had requests before",
+		text = fmt.Sprintf("%s with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
 			b.instances(), units(rounding), b.uneven())
 	}
 	if a := b.plan.Limit.Algorithm; a.Is(penstock.FixedWindow) || a.Is(penstock.SlidingWindow) {
 		over += b.plan.Capacity
-		text += fmt.Sprintf("; and %d where clocks differ, by which windows begin", b.plan.Capacity)
+		text += fmt.Sprintf("; and up to %d if their clocks and the store's differ, since windows begin by the clock", b.plan.Capacity)
 	}
 	return over, text
 }

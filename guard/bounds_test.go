@@ -24,26 +24,26 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		text      string
 	}{
 		{bucket, guard.Settings{}, 1, "always", 0, "200 at once, and 10 per 1s"},
-		{bucket, guard.Settings{}, 1, "store fails", 0, "no more, while this is the only instance"},
-		{bucket, guard.Settings{}, 3, "store fails", 134, "shares of 3 instances: 1 unit more by rounding, and at the beginning up to 133 if only one of them had requests before"},
-		{bucket, guard.Settings{}, 3, "store returns", 208, "208 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later"},
+		{bucket, guard.Settings{}, 1, "store fails", 0, "no more, with one instance"},
+		{bucket, guard.Settings{}, 3, "store fails", 134, "3 instances with a share each: 1 unit more by rounding, and up to 133 at the beginning if one of them had used the whole limit"},
+		{bucket, guard.Settings{}, 3, "store returns", 208, "208 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"},
 		{bucket, guard.Settings{OnFailure: guard.Closed}, 3, "store fails", 0, "nothing passes"},
 		{bucket, guard.Settings{OnFailure: guard.Open}, 3, "store fails", guard.Unbounded, "everything passes, and is not counted"},
 		{bucket, guard.Settings{OnFailure: guard.Open, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
-		{bucket, guard.Settings{Lease: 100}, 2, "leased", 50, "50 units more: a block of 25 for each of 2 instances, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
-		{bucket, guard.Settings{Lease: 10}, 1, "leased", 10, "10 units more: a block of 10 for each of 1 instance, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
-		{bucket, guard.Settings{Shards: 64}, 1, "split", 0, "no more: 32 counters of a part each; where the limit was larger before, up to 194 units more, until they have drained"},
-		{bucket, guard.Settings{}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 1s"},
-		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 1, "denials", 0, "no more; what is given back elsewhere is seen within 5s"},
+		{bucket, guard.Settings{Lease: 100}, 2, "leased", 50, "50 units more: a block of 25 for each of 2 instances, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
+		{bucket, guard.Settings{Lease: 10}, 1, "leased", 10, "10 units more: a block of 10 for each of 1 instance, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
+		{bucket, guard.Settings{Shards: 64}, 1, "split", 0, "no more: each of 32 counters has a part; if the limit was larger before, up to 194 units more until they have drained"},
+		{bucket, guard.Settings{}, 1, "denials", 0, "no more; a refund by another instance is seen within 1s"},
+		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 1, "denials", 0, "no more; a refund by another instance is seen within 5s"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},
-		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "store fails", 10, "no more, while this is the only instance; and 10 where clocks differ, by which windows begin"},
-		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; up to 2 units may lie unspent at each instance for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
+		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "store fails", 10, "no more, with one instance; and up to 10 if their clocks and the store's differ, since windows begin by the clock"},
+		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "leased", 0, "no more; each instance may hold up to 2 units unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
 		{penstock.PerMinute(10).With(penstock.SlidingWindow), guard.Settings{}, 1, "always", 0, "10 per 1m by estimate, and less than 20 in any such time"},
 		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever that begins"},
 		{penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), guard.Settings{}, 1, "always", 0, "1 at once, and 10 per 1m, evenly spaced; 5 may wait"},
 		{penstock.PerDay(7).With(penstock.CalendarWindow(algorithm.Month, time.UTC)), guard.Settings{}, 1, "always", 0, "7 in each calendar window, so up to 14 around its end"},
 		{penstock.InFlight(9, time.Minute), guard.Settings{}, 1, "always", 0, "9 at a time"},
-		{penstock.InFlight(9, time.Minute), guard.Settings{}, 3, "store fails", 6, "6 units more: shares of 3 instances, rounded up, besides those lent before"},
+		{penstock.InFlight(9, time.Minute), guard.Settings{}, 3, "store fails", 6, "6 units more: 3 instances with a share each, rounded up, besides the slots lent before"},
 	} {
 		options := guard.Options{Instances: c.instances, Limits: func(*penstock.Limit) guard.Settings { return c.settings }}
 		found := false
@@ -93,9 +93,9 @@ func ExampleOptions_Bounds() {
 	}
 	// Output:
 	// always: 100 at once, and 100 per 1s
-	// denials: no more; what is given back elsewhere is seen within 1s
-	// store fails: shares of 4 instances: 0 units more by rounding, and at the beginning up to 75 if only one of them had requests before
-	// store returns: 175 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later
-	// store forgets: 100 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)
-	// clock forward: 100 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill
+	// denials: no more; a refund by another instance is seen within 1s
+	// store fails: 4 instances with a share each: 0 units more by rounding, and up to 75 at the beginning if one of them had used the whole limit
+	// store returns: 175 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later
+	// store forgets: 100 units more each time the store loses data (a restart without persistence, a failover to a replica that lags)
+	// clock forward: 100 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late
 }

@@ -44,22 +44,22 @@ func TestDemoIsExplainedWithoutAPolicy(t *testing.T) {
 	for output, want := range map[string]string{
 		"text": `request  POST /api/rides/request
 from     192.0.2.1
-rules    ride-request applies: the most specific
+rules    ride-request applies: the most specific match
 
 1. ride-request.second
-   pays                key:a
+   counts for          key:a
    limit               10 per 1s, burst 20 (token-bucket)
    cost                1
-   note                new identities of one address: at most 20 per 1m (token-bucket)
-   if the store fails  decided here, by this process' share of the limit
+   note                new identities from one address: at most 20 per 1m (token-bucket)
+   if the store fails  each instance enforces its share of the limit
    key in the store    ps1{key:a}ride-request
-   at most
+   how much passes at most
      always         20 at once, and 10 per 1s
-     denials        no more; what is given back elsewhere is seen within 1s
-     store fails    no more, while this is the only instance
-     store returns  20 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later
-     store forgets  20 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)
-     clock forward  20 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill
+     denials        no more; a refund by another instance is seen within 1s
+     store fails    no more, with one instance
+     store returns  20 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later
+     store forgets  20 units more each time the store loses data (a restart without persistence, a failover to a replica that lags)
+     clock forward  20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late
 `,
 		"json": `{
   "method": "POST",
@@ -69,7 +69,7 @@ rules    ride-request applies: the most specific
     {
       "name": "ride-request",
       "applies": true,
-      "why": "the most specific"
+      "why": "the most specific match"
     }
   ],
   "charges": [
@@ -82,7 +82,7 @@ rules    ride-request applies: the most specific
       "cost": 1,
       "on_failure": "local",
       "kind": "enforced",
-      "note": "new identities of one address: at most 20 per 1m (token-bucket)",
+      "note": "new identities from one address: at most 20 per 1m (token-bucket)",
       "key": "ps1{key:a}ride-request",
       "bounds": [
         {
@@ -93,27 +93,27 @@ rules    ride-request applies: the most specific
         {
           "when": "denials",
           "over": 0,
-          "text": "no more; what is given back elsewhere is seen within 1s"
+          "text": "no more; a refund by another instance is seen within 1s"
         },
         {
           "when": "store fails",
           "over": 0,
-          "text": "no more, while this is the only instance"
+          "text": "no more, with one instance"
         },
         {
           "when": "store returns",
           "over": 20,
-          "text": "20 units more around the end: nothing is charged afterwards, and the last instance finds the store a second later"
+          "text": "20 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"
         },
         {
           "when": "store forgets",
           "over": 20,
-          "text": "20 units more, each time that the store loses what it knows (a restart without persistence, a replica that lagged)"
+          "text": "20 units more each time the store loses data (a restart without persistence, a failover to a replica that lags)"
         },
         {
           "when": "clock forward",
           "over": 20,
-          "text": "20 units more at most, each time that the store's clock leaps forward; back: none, and up to 5s without refill"
+          "text": "20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"
         }
       ]
     }
@@ -137,8 +137,8 @@ func TestBoundsAreForSoManyGates(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "store fails    shares of 4 instances: 0 units more by rounding, and at the beginning up to 15 if"},
-		{[]string{"--instances", "3"}, "store fails    shares of 3 instances: 1 unit more by rounding, and at the beginning up to 13 if"},
+		{nil, "store fails    4 instances with a share each: 0 units more by rounding, and up to 15 at the beginning if"},
+		{[]string{"--instances", "3"}, "store fails    3 instances with a share each: 1 unit more by rounding, and up to 13 at the beginning if"},
 	} {
 		code, out, _ := command(append([]string{"explain", "-X", "POST", "/api/rides/request"}, c.args...)...)
 		if code != exitOK || !strings.Contains(out, c.want) {
@@ -329,11 +329,11 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 		code int
 		text string // on standard output, or on standard error if that is empty
 	}{
-		{"--config $RULES /a", exitOK, "a applies: the most specific"},
-		{"--config $RULES /b", exitOK, "none matches"},
+		{"--config $RULES /a", exitOK, "a applies: the most specific match"},
+		{"--config $RULES /b", exitOK, "no rule matches"},
 		{"--config $RULES --store $STORE /a", exitOK, "It would be allowed now."},
 		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "It would be denied now."},
-		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "none matches"},
+		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "no rule matches"},
 		{"--config $RULES --from 203.0.113.7 /a", exitDenied, "deny: always refused"},
 		{"--config $RULES --from 198.51.100.7 /a", exitOK, "allow: never limited"},
 		{"--config $RULES --store redis://:hunter2@127.0.0.1:1 /a", exitUnreachable, "penstock: store unavailable"},

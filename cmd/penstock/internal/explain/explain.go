@@ -138,15 +138,15 @@ func (r *Report) rules(reading *httplimit.Reading) {
 		line := Rule{Name: rule.Name, Applies: slices.Contains(reading.Verdict.Matched, rule)}
 		switch {
 		case r.Listed != "":
-			line.Why = "the caller is on the list " + r.Listed
+			line.Why = "the client is on the list " + r.Listed
 		case line.Applies && rule.Shadow:
 			line.Why = "a shadow: counted and reported, never enforced"
 		case rule.Always:
-			line.Why = "always applies"
+			line.Why = "always, beside any other rule"
 		case line.Applies && rule.Unlimited:
-			line.Why = "the most specific; it sets no limit"
+			line.Why = "the most specific match; it sets no limit"
 		case line.Applies:
-			line.Why = "the most specific"
+			line.Why = "the most specific match"
 		default:
 			line.Why = winner + " is more specific"
 		}
@@ -170,20 +170,20 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	charge.guards(&l.Guard)
 	var notes []string
 	if l.Status != nil {
-		notes = append(notes, "given back unless the answer's status counts")
+		notes = append(notes, "counts only responses with the statuses of on_status")
 	}
 	if l.Body > 0 && size < 0 {
-		notes = append(notes, "the size is not known beforehand: one unit now, and the rest when the body has been read")
+		notes = append(notes, "the body's size is not known yet: one unit now, the rest once it is read")
 	}
 	if l.Settled {
-		notes = append(notes, "corrected to the true cost afterwards")
+		notes = append(notes, "the true cost is charged after the response")
 	}
 	if l.Rule.BeforeAuth {
-		notes = append(notes, "decided by itself if the request has a token whose signature was not checked before")
+		notes = append(notes, "charged before the signature of a new token is checked")
 	}
 	if limit, ok := l.Rule.NewIdentities(); ok && !l.Shadow {
 		_, rate, _ := strings.Cut(limit.String(), ": ")
-		notes = append(notes, "new identities of one address: at most "+rate)
+		notes = append(notes, "new identities from one address: at most "+rate)
 	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil
@@ -257,7 +257,7 @@ func (r *Report) Print(out io.Writer) error {
 		fmt.Fprintf(w, "tier\t%s\n", r.Tier)
 	}
 	for _, doubt := range r.Doubts {
-		fmt.Fprintf(w, "doubt\t%s\n", doubt)
+		fmt.Fprintf(w, "warning\t%s\n", doubt)
 	}
 	switch {
 	case r.Listed == "deny":
@@ -265,7 +265,7 @@ func (r *Report) Print(out io.Writer) error {
 	case r.Listed == "allow":
 		fmt.Fprintf(w, "list\tallow: never limited\n")
 	case len(r.Rules) == 0:
-		fmt.Fprintf(w, "rules\tnone matches: the request is not limited\n")
+		fmt.Fprintf(w, "rules\tno rule matches: the request is not limited\n")
 	}
 	for i, rule := range r.Rules {
 		label := ""
@@ -288,7 +288,7 @@ func (r *Report) Print(out io.Writer) error {
 		r.Trials[i].print(out, "("+r.Trials[i].Kind+")")
 	}
 	if len(r.Charges) > 1 {
-		fmt.Fprintf(out, "\nAll %d are charged, or none.\n", len(r.Charges))
+		fmt.Fprintf(out, "\nAll %d limits must allow the request. If one denies it, none is charged.\n", len(r.Charges))
 	}
 	if r.Allowed != nil && *r.Allowed {
 		fmt.Fprintf(out, "\nIt would be allowed now.\n")
@@ -301,20 +301,20 @@ func (r *Report) Print(out io.Writer) error {
 func (c *Charge) print(out io.Writer, label string) {
 	fmt.Fprintf(out, "\n%s %s.%s\n", label, c.Rule, c.Limit)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "   pays\t%s\n", c.Payer)
+	fmt.Fprintf(w, "   counts for\t%s\n", c.counted())
 	fmt.Fprintf(w, "   limit\t%s\n", c.Rate)
 	fmt.Fprintf(w, "   cost\t%d\n", c.Cost)
 	if c.WaitMS > 0 {
-		fmt.Fprintf(w, "   waits\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)
+		fmt.Fprintf(w, "   may wait\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)
 	}
 	if c.Note != "" {
 		fmt.Fprintf(w, "   note\t%s\n", c.Note)
 	}
 	if c.Lease > 0 {
-		fmt.Fprintf(w, "   leased\tup to %d drawn in advance\n", c.Lease)
+		fmt.Fprintf(w, "   leased\tup to %d units are drawn from the store in advance\n", c.Lease)
 	}
 	if c.Shards > 0 {
-		fmt.Fprintf(w, "   split\tin %d counters, with ~00 to ~%02d behind the payer\n", c.Shards, c.Shards-1)
+		fmt.Fprintf(w, "   split\tinto %d counters: ~00 to ~%02d stands behind the key\n", c.Shards, c.Shards-1)
 	}
 	switch deny := c.DenyForMS; {
 	case deny == nil:
@@ -342,7 +342,7 @@ func (c *Charge) print(out io.Writer, label string) {
 	}
 	w.Flush()
 	if len(c.Bounds) > 0 {
-		fmt.Fprintf(out, "   at most\n")
+		fmt.Fprintf(out, "   how much passes at most\n")
 	}
 	for _, b := range c.Bounds {
 		fmt.Fprintf(w, "     %s\t%s\n", b.When, b.Text)
@@ -350,15 +350,26 @@ func (c *Charge) print(out io.Writer, label string) {
 	w.Flush()
 }
 
+// counted is whose requests are counted together.
+func (c *Charge) counted() string {
+	switch c.Payer {
+	case "everyone":
+		return "everyone: all clients together"
+	case "unknown":
+		return "unknown: all requests that do not say who sends them"
+	}
+	return c.Payer
+}
+
 // withoutStore is what becomes of the request while the store gives no answer.
 func (c *Charge) withoutStore() string {
 	switch {
 	case c.OnFailure == guard.Closed.String():
-		return "refused with status 503"
+		return "denied with status 503"
 	case c.OnFailure == guard.Local.String():
-		return "decided here, by this process' share of the limit"
+		return "each instance enforces its share of the limit"
 	case c.Ceiling != "":
-		return "let pass, to each payer from each process " + c.Ceiling
+		return "allowed, but for each key at each instance at most " + c.Ceiling
 	}
-	return "let pass"
+	return "allowed"
 }

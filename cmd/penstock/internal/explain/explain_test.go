@@ -107,10 +107,10 @@ func TestReportTellsWhatTheGateWouldAsk(t *testing.T) {
 func TestReportSaysWhy(t *testing.T) {
 	report, _ := explained(t, text, "/search/deep", "X-API-Key: a")
 	want := []Rule{
-		{"deep", true, "the most specific"},
+		{"deep", true, "the most specific match"},
 		{"tried", true, "a shadow: counted and reported, never enforced"},
 		{"search", false, "deep is more specific"},
-		{"all", true, "always applies"},
+		{"all", true, "always, beside any other rule"},
 	}
 	if !slices.Equal(report.Rules, want) {
 		t.Errorf("%v\nwant %v", report.Rules, want)
@@ -124,7 +124,7 @@ func TestReportSaysWhy(t *testing.T) {
 		t.Errorf("on trial are %v", kinds)
 	}
 	report, _ = explained(t, text, "/login")
-	if c := report.Charges[1]; c.Cost != 2 || c.Note != "given back unless the answer's status counts; corrected to the true cost afterwards" {
+	if c := report.Charges[1]; c.Cost != 2 || c.Note != "counts only responses with the statuses of on_status; the true cost is charged after the response" {
 		t.Errorf("%+v", c)
 	}
 }
@@ -138,7 +138,7 @@ func TestNothingMatchesAndNothingIsLimited(t *testing.T) {
 	if err := report.Peek(t.Context(), store, charges); err != nil || report.Allowed != nil {
 		t.Errorf("%v, %v", report.Allowed, err)
 	}
-	if got := printed(t, report); !strings.Contains(got, "none matches: the request is not limited") {
+	if got := printed(t, report); !strings.Contains(got, "no rule matches: the request is not limited") {
 		t.Error(got)
 	}
 }
@@ -204,19 +204,19 @@ rules:
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		"leased              up to 20 drawn in advance",
-		"if the store fails  let pass, to each payer from each process 500 per 1s, burst 50 (token-bucket)",
-		"split               in 16 counters, with ~00 to ~15 behind the payer",
+		"leased              up to 20 units are drawn from the store in advance",
+		"if the store fails  allowed, but for each key at each instance at most 500 per 1s, burst 50 (token-bucket)",
+		"split               into 16 counters: ~00 to ~15 stands behind the key",
 		"denials             never remembered",
-		"if the store fails  refused with status 503",
+		"if the store fails  denied with status 503",
 		"denials             remembered up to 1m30s",
-		"if the store fails  decided here, by this process' share of the limit",
-		"if the store fails  let pass\n",
-		"     leased         24 units more: a block of 8 for each of 3 instances, which may lie unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
+		"if the store fails  each instance enforces its share of the limit",
+		"if the store fails  allowed\n",
+		"     leased         24 units more: a block of 8 for each of 3 instances, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
 		"     store fails    everything passes, and is not counted\n",
 		"     store fails    nothing passes\n",
-		"     split          no more: 16 counters of a part each; where the limit was larger before, up to 4688 units more, until they have drained\n",
-		"     denials        no more; what is given back elsewhere is seen within 1m30s\n",
+		"     split          no more: each of 16 counters has a part; if the limit was larger before, up to 4688 units more until they have drained\n",
+		"     denials        no more; a refund by another instance is seen within 1m30s\n",
 	} {
 		if n := strings.Count(out.String(), line); n != 1 {
 			t.Errorf("%q stands there %d times; want once", line, n)
