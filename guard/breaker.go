@@ -14,6 +14,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // ErrOpen says that a breaker did not ask the store, since it has failed lately. Nothing was
@@ -269,6 +270,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	}
 	c.probed.Store(true)
 	b.watchers.Go(func() {
+		defer panicked.Recover("a store is watched")
 		defer c.watched.Store(false)
 		defer c.probed.Store(false)
 		for p := c.pause.Load(); p != nil; p = c.pause.Load() {

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // FleetOptions configure NewFleet.
@@ -80,6 +82,7 @@ func (f *Fleet) run(ctx context.Context) {
 }
 
 func (f *Fleet) note(ctx context.Context) {
+	defer panicked.Recover("instances are counted")
 	ctx, cancel := context.WithTimeout(ctx, f.o.Every)
 	defer cancel()
 	if n, err := f.o.Live(ctx, f.name, 3*f.o.Every); err == nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // A flight is a draw under way. It asks for a block, and for what those need who wait when it is
@@ -218,7 +219,7 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 	bounded, cancel := context.WithTimeout(ctx, l.life) // after which an answer is of no use
 	defer cancel()
 	sent := l.now()
-	d, err := l.next.Decide(bounded, charges)
+	d, err := panicked.Decide(bounded, l.next, charges)
 	if err != nil && !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, penstock.ErrInvalid) {
 		err = fmt.Errorf("%w: a draw of %d units within %v: %v", penstock.ErrUnavailable, size, l.life, err)
 	}
@@ -428,7 +429,7 @@ func (l *Lease) emptiedLocked(k *leasedKey) (refunds []refund) {
 func (l *Lease) giveBack(ctx context.Context, k *leasedKey, r refund) {
 	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
 	defer cancel()
-	d, err := l.next.Decide(ctx, r.charges)
+	d, err := panicked.Decide(ctx, l.next, r.charges)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.pool.coming -= r.units

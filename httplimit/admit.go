@@ -161,7 +161,9 @@ func isTokenChar(c rune) bool {
 // decide asks the store, and answers the request if it must not be served.
 func (a *Admission) decide(w http.ResponseWriter, s *setup, trials *trials) bool {
 	g, v := a.gate, a.verdict
-	a.question.Context = a.Request.Context()
+	if a.question.Context == nil { // else decideFirst has asked, and a guard may still use it
+		a.question.Context = a.Request.Context()
+	}
 	start := time.Now()
 	d, err := g.store.Decide(&a.question, v.Charges)
 	latency := time.Since(start)

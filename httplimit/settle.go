@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -182,11 +183,11 @@ func (a *Admission) correct(all corrections) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.Request.Context()), settleTimeout)
 	defer cancel()
 	for some := range slices.Chunk(all.charges, penstock.MaxCharges) {
-		a.gate.store.Decide(ctx, some)
+		panicked.Decide(ctx, a.gate.store, some)
 	}
 	for i := range all.local { // one at a time: each may have a server of its own
 		if one := all.local[i : i+1]; a.storeIsAway(ctx, one[0]) {
-			a.gate.store.Decide(ctx, one)
+			panicked.Decide(ctx, a.gate.store, one)
 		}
 	}
 }
@@ -194,7 +195,7 @@ func (a *Admission) correct(all corrections) {
 // storeIsAway tells whether a charge would be decided without the store now.
 func (a *Admission) storeIsAway(ctx context.Context, c penstock.Charge) bool {
 	c.Mode, c.Cost = penstock.Peek, 0
-	d, err := a.gate.store.Decide(ctx, []penstock.Charge{c})
+	d, err := panicked.Decide(ctx, a.gate.store, []penstock.Charge{c})
 	return err == nil && d.Source == penstock.FromFallback
 }
 
@@ -355,7 +356,7 @@ func (n *renewal) renew() {
 	for i := range n.holds {
 		// A slot that cannot be renewed may be lent to others; a request that is being served is not cut
 		// off for that.
-		if d, err := n.gate.store.Decide(ctx, n.holds[i:i+1]); err == nil && !d.Allowed {
+		if d, err := panicked.Decide(ctx, n.gate.store, n.holds[i:i+1]); err == nil && !d.Allowed {
 			n.lost = true
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/internal/trial"
 	"github.com/penstock/penstock/policy"
 )
@@ -42,7 +43,8 @@ func (a *Admission) beginTrials() *trials {
 		one.Alone = func() {
 			one.alone = true
 			t.running.Go(func() {
-				one.Decision, one.Err = a.gate.store.Decide(ctx, one.Charges)
+				defer panicked.Recover("a trial is observed")
+				one.Decision, one.Err = panicked.Decide(ctx, a.gate.store, one.Charges)
 				a.observeTrial(&list[i], one)
 			})
 		}
@@ -52,7 +54,7 @@ func (a *Admission) beginTrials() *trials {
 			one.Alone()
 		}
 	}
-	a.question.trials = &t.offered
+	a.question.trials.Store(&t.offered)
 	return t
 }
 
@@ -76,7 +78,7 @@ func (a *Admission) endOffered(t *trials) {
 	if t == nil {
 		return
 	}
-	a.question.trials = nil
+	a.question.trials.Store(nil)
 	for i := range t.tried {
 		one := &t.tried[i]
 		switch {

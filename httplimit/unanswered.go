@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -61,12 +62,12 @@ func (g *Gate) settingsOfMemory(limit *penstock.Limit) guard.Settings {
 type question struct {
 	context.Context
 	err    error
-	trials *trial.Batches // that the store may decide in the same call; nil: none
+	trials atomic.Pointer[trial.Batches] // that the store may decide in the same call; nil: none. What a guard has left behind asks too
 }
 
 func (q *question) Value(key any) any {
 	if key == (trial.Key{}) {
-		return q.trials
+		return q.trials.Load()
 	}
 	return q.Context.Value(key)
 }

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // A keyFetcher keeps reading an issuer's keys: at its interval; after a failure again in a second,
@@ -71,6 +73,7 @@ func (f *keyFetcher) start(report func(error), believe func([]tokenKey)) {
 				believe(keys)
 			}
 			answered()
+			defer panicked.Recover("a reading of keys is told")
 			report(err)
 		})
 	}()

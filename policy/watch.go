@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // A Watcher keeps Rules up to date with their file and the files that it names. What it gives are
@@ -209,6 +211,7 @@ func (w *Watcher) look() {
 }
 
 func (w *Watcher) tellLocked(err error) {
+	defer panicked.Recover("a reload is told")
 	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
 }
 
@@ -232,9 +235,14 @@ func (w *Watcher) loadLocked() error {
 			rules.Close()
 			continue
 		}
-		w.failed = nil
 		rules.Start(w.options.Keys)
-		w.options.Ready(rules)
+		if _, w.failed = recovered("call Ready", func() (struct{}, error) {
+			w.options.Ready(rules)
+			return struct{}{}, nil
+		}); w.failed != nil {
+			rules.Close()
+			break
+		}
 		if old := w.rules.Swap(rules); old != nil {
 			old.Close()
 		}

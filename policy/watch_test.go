@@ -794,3 +794,38 @@ func TestFoldersThatLeadToAFile(t *testing.T) {
 		}
 	}
 }
+
+// TestPanicsOfCallersEndNoWatching: they are logged, and the next change is taken up.
+func TestPanicsOfCallersEndNoWatching(t *testing.T) {
+	for _, who := range []string{"Notify", "Ready"} {
+		path := filepath.Join(t.TempDir(), "rules.yaml")
+		write := func(name string) {
+			if err := os.WriteFile(path, []byte(version(name)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("a")
+		var calls atomic.Int32
+		fail := func(name string) {
+			if calls.Add(1) == 1 && name == who {
+				panic("a caller's own mistake")
+			}
+		}
+		w, err := watch(path, WatchOptions{Poll: often, Notify: func(Reload) { fail("Notify") }, Ready: func(r *Rules) {
+			if who == "Ready" && r.Rules()[0].Name == "b" {
+				fail("Ready")
+			}
+		}}, load, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write("b")
+		for end := time.Now().Add(20 * time.Second); calls.Load() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		}
+		write("c")
+		if err := w.Reload(); err != nil || versionOf(w) != "c" {
+			t.Errorf("%s: reload %v, and %s is in force; want c", who, err, versionOf(w))
+		}
+		w.Close()
+	}
+}

@@ -3,6 +3,8 @@ package redisstore
 import (
 	"context"
 	"sync"
+
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // A background is where goroutines run that may outlast the call that started them. Whoever has it
@@ -28,7 +30,10 @@ func (b *background) start(work func(ctx context.Context)) bool {
 	if b.life.Err() != nil {
 		return false
 	}
-	b.all.Go(func() { work(b.life) })
+	b.all.Go(func() {
+		defer panicked.Recover("a store works in the background")
+		work(b.life)
+	})
 	return true
 }
 

@@ -1,0 +1,88 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// panicsOn is a store that panics when asked in a mode.
+func panicsOn(mode penstock.Mode) penstock.Store {
+	memory := memstore.New(memstore.Options{})
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		if charges[0].Mode == mode {
+			panic("a decorator's own mistake")
+		}
+		return memory.Decide(ctx, charges)
+	})
+}
+
+// TestPanicOfADrawEndsNoProcess: nor does that of a refund. They are failures of the store.
+func TestPanicOfADrawEndsNoProcess(t *testing.T) {
+	for _, mode := range []penstock.Mode{penstock.Draw, penstock.Refund} {
+		synctest.Test(t, func(t *testing.T) {
+			l := guard.NewLease(panicsOn(mode), guard.LeaseOptions{Limits: leasing(100)})
+			charges := []penstock.Charge{{Key: "k", Limit: penstock.PerSecond(1000), Cost: 1}}
+			for range 2000 {
+				if _, err := l.Decide(t.Context(), charges); err != nil && !errors.Is(err, penstock.ErrUnavailable) {
+					t.Fatal(err)
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+			if err := l.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if s := l.Stats(); s.Draws == 0 || s.Live != 0 {
+				t.Errorf("mode %v: %+v; want draws, and nothing live", mode, s)
+			}
+		})
+	}
+}
+
+func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := panicsOn(penstock.Peek)
+		var down atomic.Bool
+		down.Store(true)
+		b := guard.Standard(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if down.Load() && charges[0].Mode != penstock.Peek {
+				return penstock.Decision{}, penstock.ErrUnavailable
+			}
+			return store.Decide(ctx, charges)
+		}), guard.Options{})
+		defer b.Close()
+		charges := []penstock.Charge{{Key: "k", Limit: penstock.PerSecond(10), Cost: 1}}
+		for range 10 {
+			b.Decide(t.Context(), charges)
+		}
+		time.Sleep(time.Minute)
+		down.Store(false)
+		if d, err := b.Decide(t.Context(), charges); err != nil || d.Source != penstock.FromStore {
+			t.Errorf("once the store is back: %v, %v", d, err)
+		}
+	})
+}
+
+func TestPanicOfACountEndsNoFleet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		f := guard.NewFleet(guard.FleetOptions{Live: func(context.Context, string, time.Duration) (int, error) {
+			if n++; n == 1 {
+				panic("a caller's own mistake")
+			}
+			return 3, nil
+		}})
+		time.Sleep(time.Minute)
+		if got := f.Instances(); got != 3 {
+			t.Errorf("%d instances; want 3", got)
+		}
+		f.Close()
+	})
+}

@@ -1,0 +1,92 @@
+package httplimit_test
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// TestPanicsOfTrialsAreNobodys: the request goes on, and is limited.
+func TestPanicsOfTrialsAreNobodys(t *testing.T) {
+	for _, text := range []string{looser, otherAlgorithms} {
+		memory := memstore.New(memstore.Options{})
+		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if isTrial(charges) {
+				panic("a decorator's own mistake")
+			}
+			return memory.Decide(ctx, charges)
+		}), text)
+		for i, want := range []int{200, 200, 429} {
+			if w := send(gate.Middleware(answer(200)), "GET", "/"); w.Code != want {
+				t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
+			}
+		}
+	}
+}
+
+func TestPanicOfAnObserverOfTrialsEndsNoProcess(t *testing.T) {
+	rules := rulesOf(t, otherAlgorithms)
+	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules }, Observe: func(e httplimit.Event) {
+		if e.Outcome == httplimit.ShadowAllowed {
+			panic("an observer's own mistake")
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := send(gate.Middleware(answer(200)), "GET", "/"); w.Code != 200 {
+		t.Errorf("%d; want 200", w.Code)
+	}
+}
+
+// TestPanicsInTheBackgroundEndNoProcess: slots are renewed and given back by goroutines of the Gate.
+func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, calls := memstore.New(memstore.Options{}), 0
+		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if calls++; calls > 1 {
+				panic("a decorator's own mistake")
+			}
+			return memory.Decide(ctx, charges)
+		}), "rules: [{name: a, per: everyone, limits: [{name: slots, in_flight: 1}]}]")
+		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { time.Sleep(10 * time.Minute) }))
+		if w := send(h, "GET", "/"); w.Code != 200 || calls < 3 {
+			t.Errorf("%d after %d calls; want 200, and calls to renew and give back", w.Code, calls)
+		}
+	})
+}
+
+// TestStoresThatAreLeftBehindMayLookForTrials: guards ask in the background too, with a context of the request's.
+func TestStoresThatAreLeftBehindMayLookForTrials(t *testing.T) {
+	memory := memstore.New(memstore.Options{})
+	var behind sync.WaitGroup
+	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		other := []penstock.Charge{charges[0]}
+		behind.Go(func() {
+			_ = ctx.Err()
+			if trials := trial.Offered(ctx, other); trials != nil {
+				t.Error("trials are offered with another batch")
+			}
+		})
+		return memory.Decide(ctx, charges)
+	}), `
+tokens: {secret: "0123456789abcdef0123456789abcdef", audience: a, issuer: i}
+rules:
+  - {name: first, before_auth: true, per: everyone, limits: [{rate: 1000/h}]}
+  - {name: claim, per: {sub: claim sub}, limits: [{rate: 1000/h}]}
+  - {name: a, always: true, per: everyone, limits: [{rate: 1000/h, candidate: {rate: 500/h}}]}
+`)
+	for range 100 {
+		send(gate.Middleware(answer(200)), "GET", "/", "Authorization", "Bearer x")
+	}
+	behind.Wait()
+}
