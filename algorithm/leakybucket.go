@@ -24,9 +24,9 @@ var leakyBucketLua string
 //	        batch jobs
 //	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
 //
-// A place can only be given back by the last in the queue, under its Holder, before the next one's
-// turn, and by one that did not go: whoever waits behind has been told when to go. Any other Refund
-// changes nothing and is answered with Granted 0.
+// Only the last in the queue can give its place back, under its Holder, and only before the next
+// turn: those behind any other place know their turns already. Any other Refund changes nothing and
+// is answered with Granted 0.
 //
 // When the limit changes, or several limits use one counter, every caller keeps the turn that it
 // was given. A new caller waits until all of them have left, and is denied if that takes longer

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// A turn is one of several limits that are asked in turn over one state: tiers, or a reload that
-// not every instance has taken up.
+// A turn is one of several limits that use one state in turn: tiers, or an old and a new policy
+// while instances reload.
 type turn struct {
 	limit   Limit
 	prepare func(Limit) (Params, error)

@@ -419,7 +419,7 @@ type Denial struct {
 	RetryAfter time.Duration // exact; 0 if nothing is known, penstock.Never if asking again does not help
 }
 
-// DenialOf tells the handler of Options.Denied why the request was turned away.
+// DenialOf tells the handler of Options.Denied why the request was denied.
 func DenialOf(ctx context.Context) (Denial, bool) {
 	d, ok := ctx.Value(denialKey{}).(*denial)
 	if !ok {

@@ -126,9 +126,9 @@ func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(
 
 func lastComma(list string) int { return strings.LastIndexByte(list, ',') }
 
-// lastUnquotedComma is the last comma that is not in a quoted string. It reads from the right, lest
-// a quote that the client left open swallow what proxies appended. A quote behind a backslash is a
-// part of its string, as none begins there.
+// lastUnquotedComma is the last comma that is not in a quoted string. It reads from the right:
+// otherwise a quote that the client left open would hide what proxies appended. A quote behind a
+// backslash is a part of its string.
 func lastUnquotedComma(list string) int {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {

@@ -91,7 +91,7 @@ rules:
 		<-every.C
 		replace(files[(i+1)%len(files)])
 	}
-	// Whatever was missed in the hurry, the last file is taken up: the first one again.
+	// Changes in between may be missed, but the last file is loaded: the first one again.
 	replace(files[0])
 	for deadline := time.Now().Add(20 * time.Second); watcher.Rules().Rules()[0].Name != "a"; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {

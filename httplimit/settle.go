@@ -264,7 +264,7 @@ func SettleContext(ctx context.Context, actual int64) error {
 	return fmt.Errorf("%w: httplimit: no limit of the request is settled afterwards; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
 }
 
-// Unanswered tells that nobody knows how a request ended, whatever its handler answers: what is
+// Unanswered says that it is unknown how a request ended, whatever its handler answers: what is
 // charged by status stays charged. A proxy calls it when the upstream has the request, or may have
 // it, and gives no answer.
 func Unanswered(r *http.Request) {

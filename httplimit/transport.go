@@ -97,7 +97,7 @@ type NotSentError struct {
 	Key string
 
 	// RetryAfter is how long from now the same request would be sent, perhaps after waiting for up to
-	// MaxWait. It is penstock.Never if the cost is larger than the limit, and 0 if nobody knows.
+	// MaxWait. It is penstock.Never if the cost is larger than the limit, and 0 if that is unknown.
 	RetryAfter time.Duration
 
 	// Err is the reason: a *penstock.DeniedError, an error of the store, or that the server asked to

@@ -29,8 +29,8 @@ func (g *Gate) guard(store penstock.Store) {
 
 // spare has a guard answer where the store gives no answer, by the guard's own rules for contexts
 // too. The guard does not see the store's answers, so it must not need them. A Fallback around the
-// store itself would do the same, and look up the settings of each limit at each request in vain,
-// since it has no memory to keep up: a tenth more for a request that memory decides.
+// store would do the same, but look up the settings of each limit for each request: that would make
+// a decision in memory a tenth slower.
 func spare(store penstock.Store, guard penstock.Decorator) penstock.Store {
 	failed := guard(penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, penstock.ErrUnavailable

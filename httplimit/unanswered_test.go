@@ -438,7 +438,7 @@ func slotOfACallerWhoWentAway(t *testing.T) {
 	}
 }
 
-// The store is asked a second time for a request that is turned away, and may be as slow as at
+// A request that is denied gives its slots back with a second call, which may be as slow as the
 // first.
 func TestAnswerDoesNotWaitForSlotsThatAreGivenBack(t *testing.T) {
 	const text = `

@@ -258,9 +258,9 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 	return true
 }
 
-// reclaim removes counters whose state has become fresh from other shards, until the store is not
-// full any more. Its caller holds locks, so it waits for none; after a search in vain it pauses,
-// like a sweep.
+// reclaim removes counters whose state has become fresh from other shards, until the store is no
+// longer full. Its caller holds locks, so it skips shards that are locked. If it finds nothing, it
+// pauses like a sweep.
 func (s *Store) reclaim(now int64) bool {
 	if last := s.searched.Load(); now >= last && now < last+fullPause {
 		return false

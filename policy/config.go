@@ -108,8 +108,8 @@ type HTTPConfig struct {
 	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
 }
 
-// A DeniedConfig says how a request over a limit is answered. Requests that are turned away for
-// other reasons have an answer of their own.
+// A DeniedConfig says how a request over a limit is answered. Requests that are denied for other
+// reasons have an answer of their own.
 type DeniedConfig struct {
 	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
 	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`

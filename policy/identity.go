@@ -28,8 +28,7 @@ const (
 	unknownKey  = "unknown"  // nothing that says who pays is there
 )
 
-// payer is who pays by an identity. If the request has nothing that tells, it is "unknown", one for
-// all.
+// payer is who pays by an identity. Requests that have none of its parts share the payer "unknown".
 func (q *request) payer(id *identity) string {
 	if id.index >= 0 && q.payers[id.index] != "" {
 		return q.payers[id.index]

@@ -166,7 +166,7 @@ func (r *Rules) Paths() Paths { return r.paths }
 // Files are the files that the policy was made of, its own first.
 func (r *Rules) Files() []string { return slices.Clone(r.files) }
 
-// Warnings are what is not wrong, and may not be meant.
+// Warnings are about what is valid but may not be what the author means.
 func (r *Rules) Warnings() []*Error { return slices.Clone(r.warnings) }
 
 // EmptyDeny are the files of the list deny that have no values, as the policy names them: the
@@ -288,8 +288,8 @@ func (r *Rules) assess(a Attributes, v *Verdict) {
 		v.Listed = Exempt
 		return
 	}
-	// The most specific rule applies, and those that always do. A rule that is a shadow takes nobody's
-	// place: it is tried beside the one that applies, unless that is more specific.
+	// The most specific rule applies, and those that always do. A shadow does not replace the rule
+	// that applies: it is tried beside it, unless that one is more specific.
 	var won, tried *matcher
 	for candidates := r.candidates(a.Path()); candidates.next(); {
 		m := candidates.at

@@ -153,8 +153,7 @@ func (v *verifier) start(report func(error)) {
 	})
 }
 
-// Close ends the reading of jwks_url, and returns once it has ended. The keys at hand stay
-// believed.
+// Close stops the reading of jwks_url and waits for its end. The keys that were read stay valid.
 func (v *verifier) Close() {
 	if v.issuer != nil {
 		v.issuer.close()
@@ -348,7 +347,7 @@ func (t Tokens) wrongSecret() (mistakes []error) {
 	return mistakes
 }
 
-// uselessAlgorithms says which algorithms were asked for in vain, and which keys.
+// uselessAlgorithms says which algorithms have no key, and which keys have no algorithm.
 func (t Tokens) uselessAlgorithms(keys []tokenKey) error {
 	var useless []error
 	for _, k := range keys {
@@ -379,7 +378,7 @@ func (t Tokens) methods() []string {
 }
 
 // wrongKeyURL says why keys cannot be read from an address. Whoever can change an answer on its way
-// can name anybody.
+// can make tokens for any client.
 func wrongKeyURL(address string) error {
 	u, err := url.Parse(address)
 	switch {

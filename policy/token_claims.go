@@ -23,9 +23,8 @@ type claims struct {
 const claimsDepthMax = 32
 
 // text is a claim that is a string, an integer or a boolean. A name with dots is that of a claim
-// whose name has dots, or else of a claim in an object ("realm.role"). Of anything else there is no
-// text: nor of the empty string, which names nobody, nor of one with characters that cannot be told
-// apart (U+FFFD stands for every broken one).
+// whose name has dots, or else of a claim in an object ("realm.role"). Anything else has no
+// text. Nor has an empty string, or one with U+FFFD, which stands for every broken character.
 func (c claims) text(name string) (string, bool) { return textOf(lookup(c.set, name)) }
 
 // values are the texts of a claim that is a list, and otherwise its text alone, if it has any. The

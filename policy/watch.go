@@ -54,16 +54,15 @@ type WatchOptions struct {
 	Settle time.Duration
 
 	// Ready is called with rules that were loaded, the first ones included. They take effect when
-	// it returns, so it must return soon. Default: nobody is called.
+	// it returns, so it must return soon. Default: none.
 	Ready func(*Rules)
 
-	// Notify is told of every load after the first, and once of each error, however often it is met.
-	// It is called by one goroutine at a time, and must not call Reload or Close. Default: nobody is
-	// told.
+	// Notify is called after every load but the first, and once for each error, however often it
+	// occurs. One goroutine at a time calls it. It must not call Reload or Close. Default: none.
 	Notify func(Reload)
 
-	// Keys is told how each reading of tokens.jwks_url ended, with nil if well. Several goroutines may
-	// call it. Default: nobody is told.
+	// Keys is called after each reading of tokens.jwks_url, with nil if it succeeded. Several
+	// goroutines may call it at once. Default: none.
 	Keys func(error)
 }
 

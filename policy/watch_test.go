@@ -425,7 +425,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 	}
 }
 
-// A failed load tells of no files, so the cause may be mended where nobody watches.
+// A failed load names no files, so its cause may be fixed in a file that is not watched.
 func TestCauseThatIsMendedElsewhereIsFound(t *testing.T) {
 	t.Parallel()
 	dir, elsewhere, n := t.TempDir(), t.TempDir(), new(witness)

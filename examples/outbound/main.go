@@ -1,5 +1,5 @@
-// Command outbound sends notifications by a provider that takes 20 at once and 10 per second, and
-// sends none in vain.
+// Command outbound sends notifications through a provider that accepts 20 at once and 10 per second.
+// None is rejected.
 package main
 
 import (

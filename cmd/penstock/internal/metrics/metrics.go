@@ -254,7 +254,7 @@ func (m *Metrics) Loaded(at time.Time) {
 	m.reloadTime.Set(float64(at.UnixNano()) / 1e9)
 }
 
-// Reloaded notes that the policy file was read again, and taken up if err is nil.
+// Reloaded counts a reload of the policy file, which succeeded if err is nil.
 func (m *Metrics) Reloaded(err error, at time.Time) {
 	if err != nil {
 		m.reloadOK.Set(0)
