@@ -8,18 +8,23 @@ import (
 //go:embed slidinglog.lua
 var slidingLogLua string
 
-// SlidingLog remembers every grant for Period and admits Count units in any Period, exactly. Burst is not used.
+// SlidingLog remembers every grant for Period and admits Count units in any Period, exactly. Burst
+// is not used.
 //
-//	Bound   Count in every interval of length Period; Count·⌈w/Period⌉ in length w; each unit is free again
-//	        exactly Period after it was spent
-//	State   a sorted set with one entry per grant, whatever its cost: its time, the running sum of all cost, and how long it is kept
+//	Bound   Count in every interval of length Period; Count·⌈w/Period⌉ in length w; each unit is free
+//	        again exactly Period after it was spent
+//	State   a sorted set with one entry per grant, whatever its cost: its time, the running sum of
+//	        all cost, and how long it is kept
 //	Cost    O(log² n) for n entries; a refund and the first charge after a pause also drop entries
-//	Choose  for few, precious units where to-the-microsecond windows matter: critical, authenticated endpoints with
-//	        short windows. Memory grows with the grants; prefer SubWindow where a fraction of a Period does not matter
-//	Clock   a step back of δ dates grants up to 5 s ahead at most; beyond, what was used counts from now
+//	Choose  for few, precious units where to-the-microsecond windows matter: critical, authenticated
+//	        endpoints with short windows. Memory grows with the grants; prefer SubWindow where a
+//	        fraction of a Period does not matter
+//	Clock   a step back of δ dates grants up to 5 s ahead at most; beyond, what was used counts from
+//	        now
 //
-// A running sum makes every entry unique (two grants in one microsecond are two entries) and answers "how much is
-// used" and "when is enough free" by looking at few entries instead of all. Refund gives back the newest cost first.
+// A running sum makes every entry unique (two grants in one microsecond are two entries) and
+// answers "how much is used" and "when is enough free" by looking at few entries instead of all.
+// Refund gives back the newest cost first.
 //
 // Each limit counts the grants of its own Period. When Period changes, or several limits use one
 // counter, a grant is kept for the longest Period under which it, or one before it, was made. So
@@ -33,8 +38,8 @@ var SlidingLog = func() *Algorithm {
 	return a
 }()
 
-// record is the state of a sliding log: grants in order of time and sum. Some may have expired; the last of those is kept
-// because the sum of what is used counts from it.
+// record is the state of a sliding log: grants in order of time and sum. Some may have expired; the
+// last of those is kept because the sum of what is used counts from it.
 type record struct {
 	grants []grant
 }

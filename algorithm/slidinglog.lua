@@ -1,5 +1,6 @@
--- A member of the set is the running sum of all cost up to a grant and how long it is kept, its score the grant's time. Members are
--- big-endian, so that grants of one microsecond are in the order of their sums.
+-- A member of the set is the running sum of all cost up to a grant and how long it is kept, its
+-- score the grant's time. Members are big-endian, so that grants of one microsecond are in the
+-- order of their sums.
 local function tomember(sum, keep)
   return spack('>I7I6', sum, keep)
 end

@@ -48,7 +48,8 @@ func TestPanicOfAnObserverOfTrialsEndsNoProcess(t *testing.T) {
 	}
 }
 
-// TestPanicsInTheBackgroundEndNoProcess: slots are renewed and given back by goroutines of the Gate.
+// TestPanicsInTheBackgroundEndNoProcess: slots are renewed and given back by goroutines of the
+// Gate.
 func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, calls := memstore.New(memstore.Options{}), 0
@@ -65,7 +66,8 @@ func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
 	})
 }
 
-// TestStoresThatAreLeftBehindMayLookForTrials: guards ask in the background too, with a context of the request's.
+// TestStoresThatAreLeftBehindMayLookForTrials: guards ask in the background too, with a context of
+// the request's.
 func TestStoresThatAreLeftBehindMayLookForTrials(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var behind sync.WaitGroup

@@ -22,8 +22,9 @@ const (
 	maxNodes = 100_000 // values and names of fields, those that aliases repeat counted each time
 )
 
-// Parse reads a policy. The name is the file's, for messages. In scalars, ${NAME} and ${NAME:-default} stand for what env knows of NAME (nil: nothing
-// is replaced), and $$ for a dollar sign. The error is Errors: every mistake of form, with its position.
+// Parse reads a policy. The name is the file's, for messages. In scalars, ${NAME} and
+// ${NAME:-default} stand for what env knows of NAME (nil: nothing is replaced), and $$ for a dollar
+// sign. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool)) (*Config, error) {
 	d := &decoder{source: newSource(name), env: env}
 	c := &Config{source: d.source}
@@ -392,7 +393,8 @@ func fieldsOf(t reflect.Type) map[string]int {
 	return known
 }
 
-// elsewhere says where a field belongs that does not belong among those known, or else which was meant.
+// elsewhere says where a field belongs that does not belong among those known, or else which was
+// meant.
 func elsewhere(name string, known map[string]int) string {
 	for _, place := range []struct {
 		field string
@@ -486,7 +488,8 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	}
 }
 
-// variable is the value of what stands in ${}. If that is not the whole text, it may be a part of a secret with ${ in it, and is not told.
+// variable is the value of what stands in ${}. If that is not the whole text, it may be a part of a
+// secret with ${ in it, and is not told.
 func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
 	named := wordLike(name) && !strings.ContainsAny(otherwise, "${")

@@ -83,7 +83,8 @@ func (d *detached) Close() error {
 	return err
 }
 
-// run returns when the call has ended, when its caller's context ends, or when the client is closed.
+// run returns when the call has ended, when its caller's context ends, or when the client is
+// closed.
 func (d *detached) run(r *remote) (string, error) {
 	if err := r.Context.Err(); err != nil {
 		return "", tooLate(err)
@@ -285,8 +286,8 @@ type lazy interface {
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }
 
-// wait waits until something is done, and returns nil; or until ctx ends or the store is closed, and
-// returns why.
+// wait waits until something is done, and returns nil; or until ctx ends or the store is closed,
+// and returns why.
 func wait(ctx context.Context, done, closed <-chan struct{}) error {
 	l, ok := ctx.(lazy)
 	if !ok {

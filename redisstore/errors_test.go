@@ -550,7 +550,8 @@ func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
 	t.Logf("counted: %d replies, with ERR and without", len(replies))
 }
 
-// An error that joins what several servers answered has one class and one hint, in whichever order they answered.
+// An error that joins what several servers answered has one class and one hint, in whichever order
+// they answered.
 func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
 	t.Parallel()
 	const (

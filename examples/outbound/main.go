@@ -1,5 +1,5 @@
-// Command outbound sends notifications through a provider that accepts 20 at once and 10 per second.
-// None is rejected.
+// Command outbound sends notifications through a provider that accepts 20 at once and 10 per
+// second. None is rejected.
 package main
 
 import (

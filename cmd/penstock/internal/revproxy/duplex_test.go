@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// TestNothingFollowsABodyWithoutACleanEnd: a client's connection whose request body was malformed, too long or not read to its end is closed,
-// so that nothing of it is taken for a request.
+// TestNothingFollowsABodyWithoutACleanEnd: a client's connection whose request body was malformed,
+// too long or not read to its end is closed, so that nothing of it is taken for a request.
 func TestNothingFollowsABodyWithoutACleanEnd(t *testing.T) {
 	const (
 		head     = "POST /a HTTP/1.1\r\nHost: h\r\n"
@@ -68,7 +68,8 @@ func TestNothingFollowsABodyWithoutACleanEnd(t *testing.T) {
 	}
 }
 
-// talk sends what is written and gives the first final response, and what comes after it until the connection ends.
+// talk sends what is written and gives the first final response, and what comes after it until the
+// connection ends.
 func talk(t *testing.T, site, request string) (*http.Response, string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))

@@ -17,7 +17,8 @@ import (
 // statusClientGone stands for an answer that nobody waits for.
 const statusClientGone = 499
 
-// fail answers a request for which there is no response. The client is told whose fault it is and no more; the log, why.
+// fail answers a request for which there is no response. The client is told whose fault it is and
+// no more; the log, why.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if !errors.As(err, new(*unreached)) {
 		h.options.Unanswered(r)

@@ -10,12 +10,15 @@ import (
 	"sync"
 )
 
-// A framed connection to an HTTP/1 upstream is not used again after a response with both Content-Length and Transfer-Encoding. Its end may be where the
-// upstream did not mean it, and what follows it would be taken for the answer to somebody else's request (RFC 9112, 6.1 and 6.3). net/http drops the
-// Content-Length and goes on; so the connection adds Connection: close to such a response.
+// A framed connection to an HTTP/1 upstream is not used again after a response with both
+// Content-Length and Transfer-Encoding. Its end may be where the upstream did not mean it, and what
+// follows it would be taken for the answer to somebody else's request (RFC 9112, 6.1 and 6.3).
+// net/http drops the Content-Length and goes on; so the connection adds Connection: close to such a
+// response.
 //
-// A framed connection sends nothing twice. When a reused connection ends before a response has begun, net/http repeats requests without a
-// body, although the upstream may have got them. So the connection then gives the request up, unless nothing of it was written.
+// A framed connection sends nothing twice. When a reused connection ends before a response has
+// begun, net/http repeats requests without a body, although the upstream may have got them. So the
+// connection then gives the request up, unless nothing of it was written.
 type framed struct {
 	net.Conn
 
@@ -29,7 +32,8 @@ type framed struct {
 
 const closing = "Connection: close\r\n"
 
-// expect is called when a request is about to be sent: the next bytes are the head of its response. It is ended by giveUp.
+// expect is called when a request is about to be sent: the next bytes are the head of its response.
+// It is ended by giveUp.
 func (c *framed) expect(giveUp context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -37,7 +41,8 @@ func (c *framed) expect(giveUp context.CancelCauseFunc) {
 	c.giveUp, c.sent = giveUp, false
 }
 
-// beginWrite must be called before anything is written. After an error the upstream gets nothing of the request.
+// beginWrite must be called before anything is written. After an error the upstream gets nothing of
+// the request.
 func (c *framed) beginWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

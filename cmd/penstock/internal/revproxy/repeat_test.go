@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// A mortal upstream answers the first request of each connection, and closes the connection when it has got a second one.
+// A mortal upstream answers the first request of each connection, and closes the connection when it
+// has got a second one.
 type mortal struct {
 	url  string
 	got  atomic.Int32   // requests

@@ -1,8 +1,8 @@
-// Package revproxy passes requests on to one upstream, and its responses back, as they stream: bodies, trailers, server-sent events and
-// WebSockets.
+// Package revproxy passes requests on to one upstream, and its responses back, as they stream:
+// bodies, trailers, server-sent events and WebSockets.
 //
-// Where a request goes is fixed by configuration; nothing in it can choose another place. What it says of its own way here (X-Forwarded-*)
-// is replaced, unless a trusted proxy says so.
+// Where a request goes is fixed by configuration; nothing in it can choose another place. What it
+// says of its own way here (X-Forwarded-*) is replaced, unless a trusted proxy says so.
 package revproxy
 
 import (
@@ -22,15 +22,16 @@ import (
 
 // Options of a Handler.
 type Options struct {
-	// Upstream is where requests go: its scheme is http, https, h2c (HTTP/2 without TLS) or unix (HTTP on the socket of that path). Its path
-	// is put before those of requests.
+	// Upstream is where requests go: its scheme is http, https, h2c (HTTP/2 without TLS) or unix (HTTP
+	// on the socket of that path). Its path is put before those of requests.
 	Upstream *url.URL
 
-	// PreserveHost sends the client's Host. Default: the upstream's own, and the client's in X-Forwarded-Host.
+	// PreserveHost sends the client's Host. Default: the upstream's own, and the client's in
+	// X-Forwarded-Host.
 	PreserveHost bool
 
-	// Trusted tells whether a request's X-Forwarded-* headers are kept and added to, because its peer is a proxy that is believed. Default:
-	// none is.
+	// Trusted tells whether a request's X-Forwarded-* headers are kept and added to, because its peer
+	// is a proxy that is believed. Default: none is.
 	Trusted func(r *http.Request) bool
 
 	// ConnectTimeout is for connecting, and then for the TLS handshake. 0: the system's own.
@@ -42,14 +43,16 @@ type Options struct {
 	// MaxBody is how many bytes a request's body may have. 0: any.
 	MaxBody int64
 
-	// MaxConnections is how many connections to the upstream may be open at once. Requests wait for one beyond that. 0: any.
+	// MaxConnections is how many connections to the upstream may be open at once. Requests wait for
+	// one beyond that. 0: any.
 	MaxConnections int
 
-	// Unanswered is told of requests that the upstream has, or may have, and that it gave no answer to: the answer that they get is the
-	// proxy's own. Default: nobody is.
+	// Unanswered is told of requests that the upstream has, or may have, and that it gave no answer
+	// to: the answer that they get is the proxy's own. Default: nobody is.
 	Unanswered func(r *http.Request)
 
-	// Own is called before the proxy answers by itself, and may add headers to that answer. Default: it adds none.
+	// Own is called before the proxy answers by itself, and may add headers to that answer. Default:
+	// it adds none.
 	Own func(header http.Header, r *http.Request)
 
 	// TLS is for https. Default: TLS 1.2 or later, and the system's roots.
@@ -105,8 +108,9 @@ func New(o Options) *Handler {
 // Close ends idle connections to the upstream.
 func (h *Handler) Close() { h.transport.CloseIdleConnections() }
 
-// ServeHTTP passes the request on. Headers that are already set on w go before those of the upstream: if they speak of quotas, in whatever
-// dialect, the upstream's that do are dropped, since two answers to one question help nobody. Retry-After is always kept.
+// ServeHTTP passes the request on. Headers that are already set on w go before those of the
+// upstream: if they speak of quotas, in whatever dialect, the upstream's that do are dropped, since
+// two answers to one question help nobody. Retry-After is always kept.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodConnect || r.URL.Host != "":
@@ -127,7 +131,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	res := &response{ResponseWriter: w, own: maps.Clone(own)}
 	if r.ContentLength != 0 {
 		if r.ProtoMajor == 1 {
-			// Otherwise the server, when an upstream answers before it has read all, throws away up to 256 KB of the body that it still reads.
+			// Otherwise the server, when an upstream answers before it has read all, throws away up to 256
+			// KB of the body that it still reads.
 			http.NewResponseController(w).EnableFullDuplex()
 		}
 		res.body = newBody(r, h.options.MaxBody)
@@ -156,10 +161,12 @@ func hasPrefix(name, prefix string) bool {
 	return len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix)
 }
 
-// A response keeps the headers that were set before the upstream was asked: interim answers (100, 103) make httputil forget them.
+// A response keeps the headers that were set before the upstream was asked: interim answers (100,
+// 103) make httputil forget them.
 //
-// It closes the client's connection if it begins before the request's body has come to a clean end. With full duplex the server would go on
-// after such a body, and take what is left of it for the next request.
+// It closes the client's connection if it begins before the request's body has come to a clean end.
+// With full duplex the server would go on after such a body, and take what is left of it for the
+// next request.
 type response struct {
 	http.ResponseWriter
 	own     http.Header
@@ -188,7 +195,8 @@ func (w *response) WriteHeader(status int) {
 // Unwrap is for http.ResponseController.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// check refuses a switch to a protocol that was not asked for, and a status that is none: net/http panics when told to pass it on.
+// check refuses a switch to a protocol that was not asked for, and a status that is none: net/http
+// panics when told to pass it on.
 func check(r *http.Response) error {
 	if r.StatusCode == http.StatusSwitchingProtocols && !isWebSocket(r.Request.Header) {
 		return errors.New("the upstream switched protocols unasked")

@@ -403,7 +403,8 @@ func TestNobodyLiesInTrailers(t *testing.T) {
 	}
 }
 
-// Upstreams that make variables of headers cannot tell '_' from '-': what rules have read must be what these get.
+// Upstreams that make variables of headers cannot tell '_' from '-': what rules have read must be
+// what these get.
 func TestNoHeaderPassesForAnother(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, echo))
 	aliases := []string{"X_API_Key", "x_api_key", "X-API_Key", "X_API-Key", "_X-API-Key", "X-API-Key_", "User_Agent", "Content_Length", "Upgrade_", "_"}

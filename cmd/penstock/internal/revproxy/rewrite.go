@@ -21,7 +21,8 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 	if pr.Out.Header["Upgrade"] != nil && !isWebSocket(pr.Out.Header) {
-		// Through any other protocol (h2c above all), a client could send the upstream more requests that nobody sees.
+		// Through any other protocol (h2c above all), a client could send the upstream more requests that
+		// nobody sees.
 		pr.Out.Header.Del("Upgrade")
 		pr.Out.Header.Del("Connection")
 		pr.Out.Header.Del("Http2-Settings")
@@ -32,8 +33,9 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 	}
 }
 
-// setForwarded says where the request came from. Of what it says itself nothing is left, unless its peer is trusted. Forwarded (RFC 7239)
-// is never sent on: without this hop it would be wrong, and what both headers say may differ.
+// setForwarded says where the request came from. Of what it says itself nothing is left, unless its
+// peer is trusted. Forwarded (RFC 7239) is never sent on: without this hop it would be wrong, and
+// what both headers say may differ.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	trusted := h.options.Trusted != nil && h.options.Trusted(pr.In)
 	for name := range pr.Out.Header {
@@ -56,8 +58,8 @@ func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	}
 }
 
-// isAmbiguous tells whether an upstream that knows headers as variables (CGI, WSGI) may take one for another, which the rules have read: it
-// cannot tell '_' from '-'.
+// isAmbiguous tells whether an upstream that knows headers as variables (CGI, WSGI) may take one
+// for another, which the rules have read: it cannot tell '_' from '-'.
 func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
 
 // isForwarded tells whether a header says where a request came from.
@@ -71,7 +73,8 @@ func isForwarded(name string) bool {
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
-// trailers are what follows the client's body, without what no header may say: nobody's trailers tell where a request came from.
+// trailers are what follows the client's body, without what no header may say: nobody's trailers
+// tell where a request came from.
 type trailers struct{ in, out http.Header }
 
 func newTrailers(in http.Header) trailers {

@@ -63,7 +63,8 @@ func frame(conn net.Conn, err error) (net.Conn, error) {
 	return &framed{Conn: conn}, nil
 }
 
-// dialTLS connects, and frames what does not speak HTTP/2. net/http does the rest for a *tls.Conn that does.
+// dialTLS connects, and frames what does not speak HTTP/2. net/http does the rest for a *tls.Conn
+// that does.
 func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
 	config = config.Clone()
 	config.NextProtos = []string{"h2", "http/1.1"}
@@ -93,11 +94,11 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 	}
 }
 
-// A tracked transport knows which requests failed before there was a connection to send them on, and repeats none that an HTTP/1 upstream may
-// have got.
+// A tracked transport knows which requests failed before there was a connection to send them on,
+// and repeats none that an HTTP/1 upstream may have got.
 //
-// Of an HTTP/2 upstream it repeats once what that says it has not processed (GOAWAY, REFUSED_STREAM): net/http does not tell these from a
-// PROTOCOL_ERROR, which is repeated too.
+// Of an HTTP/2 upstream it repeats once what that says it has not processed (GOAWAY,
+// REFUSED_STREAM): net/http does not tell these from a PROTOCOL_ERROR, which is repeated too.
 type tracked struct{ *http.Transport }
 
 func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -64,7 +64,8 @@ func (s *scripts) begin(err error) {
 }
 
 // load loads the scripts of limits into the store. It returns when that is done, or has failed. If
-// the store is down, it returns at once: limits take effect without it, and retry loads the scripts.
+// the store is down, it returns at once: limits take effect without it, and retry loads the
+// scripts.
 func (s *scripts) load(ctx context.Context, limits []penstock.Limit) {
 	s.mu.Lock()
 	s.limits = append(slices.Clone(limits), selfTest[0].Limit)

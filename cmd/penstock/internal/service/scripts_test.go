@@ -153,7 +153,8 @@ func TestGateIsReadyWhileAReloadLoadsScripts(t *testing.T) {
 	})
 }
 
-// While the store is down, a reload waits for nobody, and its scripts are loaded once the store is back.
+// While the store is down, a reload waits for nobody, and its scripts are loaded once the store is
+// back.
 func TestReloadDoesNotWaitForAStoreThatIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
