@@ -22,7 +22,7 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 		at            int64
 		before, after int
 	}
-	zones, checked, seen := allZones(t), 0, map[shift]bool{} // zones have many changes in common
+	zones, checked, passed, seen := allZones(t), 0, 0, map[shift]bool{} // zones have many changes in common
 	for _, name := range zones {
 		zone, err := time.LoadLocation(name)
 		if err != nil {
@@ -37,9 +37,9 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 				seen[s] = true
 			}
 			hour := change.Add(-2 * time.Hour).In(zone).Hour()
-			if hour > 2 && hour < 20 && checked%effort.Of(50, 1) != 0 {
-				checked++
-				continue // far from midnight
+			if hour > 2 && hour < 20 && (checked+passed)%effort.Of(50, 1) != 0 {
+				passed++ // far from midnight
+				continue
 			}
 			checked++
 			daysAround(t, zone, change)
@@ -48,7 +48,7 @@ func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 	if len(zones) < 400 || checked < 2000 {
 		t.Errorf("only %d changes of %d zones were checked", checked, len(zones))
 	}
-	t.Logf("counted: %d changes of the clock in %d zones", checked, len(zones))
+	t.Logf("counted: %d changes of the clock in %d zones (%d far from midnight were passed over)", checked, len(zones), passed)
 }
 
 // daysAround compares the windows of two days around a change of the clock with the oracle's.

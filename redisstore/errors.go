@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -125,8 +124,8 @@ func refusals(err error) (texts []string) {
 
 // hintFor is what ends one refusal, if it tells.
 func hintFor(text string) string {
-	if m := missingRight.FindStringSubmatch(text); m != nil {
-		return "+" + m[1] + m[2]
+	if command, ok := missingRight(text); ok {
+		return "+" + command
 	}
 	for _, h := range hints {
 		if strings.Contains(text, h.part) {
@@ -136,8 +135,16 @@ func hintFor(text string) string {
 	return ""
 }
 
-// missingRight finds a command as a server names it, or as a script of ours does.
-var missingRight = regexp.MustCompile(`run the '([^']+)' command|needs the right \+([a-z|]+)`)
+// missingRight is the command that a refusal names, in a server's words or in those of a script.
+func missingRight(text string) (command string, found bool) {
+	if _, rest, ok := strings.Cut(text, "run the '"); ok {
+		command, _, found = strings.Cut(rest, "' command")
+		return command, found
+	}
+	_, rest, _ := strings.Cut(text, "needs the right +")
+	command = rest[:len(rest)-len(strings.TrimLeft(rest, "abcdefghijklmnopqrstuvwxyz|"))]
+	return command, command != ""
+}
 
 var hints = []struct{ part, hint string }{
 	{"access", "~PREFIX*"}, // one of the keys, in the words of every version

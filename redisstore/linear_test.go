@@ -370,7 +370,7 @@ func TestLostAnswersLeaveDecisionsLinearizable(t *testing.T) {
 			undecided++
 		}
 	}
-	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d were too much to check)", n, unknown, undecided)
+	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d more were too much to check)", n-undecided, unknown, undecided)
 	if unknown < n/2 || undecided > n/5 {
 		t.Errorf("of %d histories with %d lost answers, %d were too much to check", n, unknown, undecided)
 	}

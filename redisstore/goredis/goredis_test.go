@@ -133,29 +133,34 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 	}
 }
 
-// By default, go-redis reads on after the end of a context, for as long as its ReadTimeout says.
-// The store's callers do not wait for that.
+// By default, go-redis reads on after the end of a context, for as long as its ReadTimeout says. The
+// store's callers do not wait for that: here they would wait for an hour.
 func TestCallersGoAtTheirDeadlines(t *testing.T) {
 	t.Parallel()
-	s, plain := start(t)
-	heedful := redis.NewClient(&redis.Options{Addr: s.Addr, ContextTimeoutEnabled: true})
-	cluster := redis.NewClusterClient(&redis.ClusterOptions{ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-		return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
-	}})
-	for _, c := range []redis.UniversalClient{plain, heedful, cluster} {
+	s := redistest.Start(t)
+	clients := map[string]redis.UniversalClient{
+		"plain":   redis.NewClient(&redis.Options{Addr: s.Addr, ReadTimeout: time.Hour}),
+		"heedful": redis.NewClient(&redis.Options{Addr: s.Addr, ReadTimeout: time.Hour, ContextTimeoutEnabled: true}),
+		"cluster": redis.NewClusterClient(&redis.ClusterOptions{ReadTimeout: time.Hour, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
+			return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: s.Addr}}}}, nil
+		}}),
+	}
+	stores := make(map[string]*redisstore.Store)
+	for name, c := range clients {
 		defer c.Close()
 		if err := c.Ping(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
-	}
-	s.Pause()
-	defer s.Resume()
-	for name, c := range map[string]redis.UniversalClient{"plain": plain, "heedful": heedful, "cluster": cluster} {
 		store, err := redisstore.New(goredis.New(c), redisstore.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer store.Close()
+		stores[name] = store
+	}
+	s.Pause()
+	defer s.Resume()
+	for name, store := range stores {
 		for what, call := range map[string]func(context.Context) error{
 			"a decision": func(ctx context.Context) error {
 				_, err := store.Decide(ctx, []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}})
@@ -164,13 +169,10 @@ func TestCallersGoAtTheirDeadlines(t *testing.T) {
 			"a ping": store.Ping,
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			begin := time.Now()
-			err := call(ctx)
-			took := time.Since(begin)
-			cancel()
-			if !errors.Is(err, context.DeadlineExceeded) || took > 2*time.Second {
-				t.Errorf("%s: %s with 50 ms to live took %v: %v", name, what, took, err)
+			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %s with 50 ms to live: %v", name, what, err)
 			}
+			cancel()
 		}
 	}
 }
