@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rides"
@@ -98,13 +99,29 @@ func (g *limits) reloadOn(life context.Context, reload <-chan os.Signal) {
 	}
 }
 
-// Close ends the watching, after the life that the gate was built with.
+// closePatience is how long Close waits for a reload that is under way: it may read a large file, or
+// one of a slow disk.
+const closePatience = time.Second
+
+// Close ends the watching, after the life that the gate was built with. A reload that takes longer
+// than closePatience is left to itself.
 func (g *limits) Close() error {
 	if g.watcher == nil {
 		return nil
 	}
-	g.reloading.Wait()
-	return g.watcher.Close()
+	ended := make(chan error, 1)
+	go func() {
+		g.reloading.Wait()
+		ended <- g.watcher.Close()
+	}()
+	timer := time.NewTimer(closePatience)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return nil
+	}
 }
 
 // limitsIn are all limits that requests may be charged to, in the order of their charges: those on

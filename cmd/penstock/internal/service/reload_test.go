@@ -1,13 +1,19 @@
 package service
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -238,4 +244,63 @@ func TestNoPolicyFileEndsARunningGate(t *testing.T) {
 	if len(log.lines("level=ERROR", "was not taken up", "index out of range", `stack="goroutine 1"`)) != 1 {
 		t.Errorf("the log has no stack: %s", log)
 	}
+}
+
+// TestSlowReloadKeepsNobody: neither the end of the process nor, once it is over, the next reload.
+func TestSlowReloadKeepsNobody(t *testing.T) {
+	t.Cleanup(func() { noGoroutineIsLeft(t) })
+	flags := limitedBy(t, "rules: [{name: one, per: everyone, limits: [{rate: 1/s}]}]\n", map[string]string{"demo": "true"})
+	o := options(t, nil, flags)
+	loads, release := make(chan int, 10), make(chan struct{})
+	reloaded := make(chan string, 10)
+	var count int
+	life, end := context.WithCancel(t.Context())
+	reload := make(chan os.Signal)
+	gate, _, err := Limits(o.Settings, reload)(life, Deps{
+		Store: func(func(*penstock.Limit) guard.Settings) penstock.Store { return memstore.New(memstore.Options{}) },
+		Load: func(...penstock.Limit) {
+			count++
+			loads <- count
+			if count > 1 {
+				<-release
+			}
+		},
+		Waiting:  func(func() int) {},
+		Reloaded: func(p Policy, err error) { reloaded <- p.Rules[0].Name },
+		Log:      slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-loads // the first
+	again := func(name string) {
+		replaceFile(t, flags["config"], "rules: [{name: "+name+", per: everyone, limits: [{rate: 1/s}]}]\n")
+	}
+	again("two")
+	<-loads
+	again("three")
+	release <- struct{}{}
+	if name := <-reloaded; name != "two" {
+		t.Errorf("%s was taken up; want two", name)
+	}
+	<-loads
+	release <- struct{}{}
+	if name := <-reloaded; name != "three" {
+		t.Errorf("%s was taken up; want three", name)
+	}
+
+	again("four")
+	<-loads
+	end()
+	closed := make(chan error, 1)
+	go func() { closed <- gate.(io.Closer).Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("the gate does not close while a reload is under way")
+	}
+	close(release)
 }
