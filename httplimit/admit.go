@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -270,13 +271,18 @@ func (a *Admission) wait(w http.ResponseWriter, s *setup, wait, latency time.Dur
 		a.leave(w, s, wait, latency)
 		return false
 	}
-	defer g.waiting.Add(-1)
-	timer := time.NewTimer(wait)
+	leave := sync.OnceFunc(func() { g.waiting.Add(-1) })
+	defer leave()
+	turn := make(chan struct{})
+	timer := time.AfterFunc(wait, func() {
+		leave() // also while the body still comes: a slow one must not take a place from others
+		close(turn)
+	})
 	defer timer.Stop()
 	a.renewHolds()
 	a.readAhead()
 	select {
-	case <-timer.C:
+	case <-turn:
 		if a.renewal.hasLost() {
 			a.leave(w, s, time.Second, latency)
 			return false

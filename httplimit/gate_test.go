@@ -462,6 +462,47 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 	})
 }
 
+// TestSlowBodiesTakeNoPlacesInTheQueue: a place is for the time until the turn comes.
+func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, _ := gateOf(t, queue)
+		h := gate.Middleware(answer(200))
+		send(h, "GET", "/")
+		var slow sync.WaitGroup
+		var bodies []*io.PipeWriter
+		for range 3 {
+			body, client := io.Pipe()
+			bodies = append(bodies, client)
+			slow.Go(func() {
+				r := httptest.NewRequest("POST", "/", body)
+				r.ContentLength = 5
+				w := httptest.NewRecorder()
+				if h.ServeHTTP(w, r); w.Code != 200 {
+					t.Errorf("a slow body: %d; want 200", w.Code)
+				}
+			})
+		}
+		synctest.Wait()
+		if got := gate.Waiting(); got != 3 {
+			t.Errorf("%d requests wait; want 3", got)
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if got := gate.Waiting(); got != 0 {
+			t.Errorf("%d requests wait after the turns of all have come", got)
+		}
+		send(h, "GET", "/")
+		if w := send(h, "GET", "/"); w.Code != 200 {
+			t.Errorf("a request that has to wait: %d; want 200", w.Code)
+		}
+		for _, client := range bodies {
+			io.WriteString(client, "hello")
+			client.Close()
+		}
+		slow.Wait()
+	})
+}
+
 func TestCallerWhoLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, seen := gateOf(t, queue)
