@@ -110,7 +110,7 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 			for shards := 2; shards <= 33; shards++ {
 				asked++
 				_, err := compile(fmt.Sprintf(", shards: %d", shards))
-				if (err == nil) != can(guard.Settings{Shards: shards}, "split", fmt.Sprintf(": %d counters", shards)) {
+				if (err == nil) != can(guard.Settings{Shards: shards}, "split", fmt.Sprintf("each of %d counters", shards)) {
 					t.Errorf("%s, shards: %d: the compiler says %v, and the guards disagree", limit, shards, err)
 				}
 			}
