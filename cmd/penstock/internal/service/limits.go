@@ -99,8 +99,8 @@ func (g *limits) reloadOn(life context.Context, reload <-chan os.Signal) {
 	}
 }
 
-// closePatience is how long Close waits for a reload that is under way: it may read a large file, or
-// one of a slow disk.
+// closePatience is how long Close waits for a reload that is under way: it may read a large file,
+// or one of a slow disk.
 const closePatience = time.Second
 
 // Close ends the watching, after the life that the gate was built with. A reload that takes longer
