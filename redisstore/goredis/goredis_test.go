@@ -133,8 +133,8 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 	}
 }
 
-// By default, go-redis reads on after the end of a context, for as long as its ReadTimeout says. The
-// store's callers do not wait for that: here they would wait for an hour.
+// By default, go-redis reads on after the end of a context, for as long as its ReadTimeout says.
+// The store's callers do not wait for that: here they would wait for an hour.
 func TestCallersGoAtTheirDeadlines(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
