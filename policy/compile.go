@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -36,6 +37,8 @@ func load(path string) (*Rules, error) {
 	return nil, err
 }
 
+var errLonger = errors.New("is longer")
+
 // readFile reads a regular file: to open another, as a pipe, may last for ever.
 func readFile(path string, most int64) ([]byte, error) {
 	info, err := os.Stat(path)
@@ -55,7 +58,7 @@ func readFile(path string, most int64) ([]byte, error) {
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("%s is longer than %d bytes; split it", path, most)
+		err = fmt.Errorf("%s %w than %d bytes; split it", path, errLonger, most)
 	}
 	return text, err
 }
@@ -87,7 +90,9 @@ type compiler struct {
 	identities map[string]*identityState
 	payers     int
 	ways       int // in which rules match
-	listLines  int // read from files of values
+	listLines  int // read from files of values, listFiles of them with listBytes
+	listFiles  int
+	listBytes  int
 	onFailure  guard.Failure
 }
 

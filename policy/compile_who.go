@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -165,21 +166,34 @@ func (c *compiler) test(part part, values *Values) test {
 
 // Bounds of files with values.
 const (
-	maxList      = 64 << 20  // bytes
+	maxListFiles = 1000      // those that are named twice counted twice, here and below
+	maxLists     = 64 << 20  // bytes of all files
 	maxListLines = 1_000_000 // of all files
+	maxListLine  = 16 << 10  // bytes
 	maxListBad   = 10        // bad lines that are told one by one
 )
 
 // lines reads a file with one value per line. # begins a comment. It is false if the file has a
 // mistake.
 func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
+	if c.listFiles++; c.listFiles > maxListFiles {
+		if c.listFiles == maxListFiles+1 {
+			c.fail(p, "there are more than %d files of values, those that are named twice counted twice; name fewer", maxListFiles)
+		}
+		return false
+	}
 	path := c.path(name)
-	text, err := readFile(path, maxList)
+	text, err := readFile(path, int64(maxLists-c.listBytes))
+	if errors.Is(err, errLonger) {
+		c.fail(p, "with %s, the files of values have more than %d bytes, those that are named twice counted twice; name fewer", name, maxLists)
+		return false
+	}
 	if err != nil {
 		c.fail(p, "the file cannot be read: %v; a name without / in front starts from the policy's folder", err)
 		return false
 	}
 	c.rules.files = append(c.rules.files, path)
+	c.listBytes += len(text)
 	number, bad := 0, 0
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
 		number++
@@ -187,8 +201,14 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 			c.fail(p, "the files of values have more than %d lines, those that are named twice counted twice; name fewer", maxListLines)
 			return false
 		}
+		where := fmt.Sprintf("%s:%d: ", name, number)
 		value, _, _ := strings.Cut(line, "#")
-		if value = strings.TrimSpace(value); value == "" || add(p, fmt.Sprintf("%s:%d: ", name, number), value) {
+		if value = strings.TrimSpace(value); value == "" {
+			continue
+		}
+		if len(value) > maxListLine {
+			c.fail(p, "%sthe value has %d bytes; the longest has %d. Write one value in each line", where, len(value), maxListLine)
+		} else if add(p, where, value) {
 			continue
 		}
 		if bad++; bad == maxListBad {

@@ -207,16 +207,19 @@ func TestConfigurationPageTellsTheBounds(t *testing.T) {
 	}
 	want := []string{
 		"the file | " + size(MaxFile),
-		"levels of nesting | " + number(maxDepth),
+		"levels of nesting, also by identities that refer to others | " + number(maxDepth),
 		"values and names in the file; those of an alias count each time | " + number(maxNodes),
 		"rules | " + number(maxRules),
 		"ways to match: each path of a rule at each of its hosts | " + number(maxWays),
 		"limits that a request can meet | " + number(maxLimits),
 		"parts of an identity | " + number(maxParts),
 		"a part of a key; a longer one stands as its SHA-256 | " + number(maxValue) + " bytes",
-		"a file of values | " + size(maxList),
+		"files of values, each counted as often as it is named | " + number(maxListFiles),
+		"all files of values together | " + size(maxLists),
 		"lines of all files of values | " + number(maxListLines),
+		"a value in a file | " + size(maxListLine),
 		"keys of tokens in a file or a set | " + number(keysMax),
+		"keys of its algorithm that a token without a key ID may be signed with | " + number(keysTried),
 		"a token | " + size(tokenLengthMax),
 	}
 	if !slices.Equal(rows, want) {

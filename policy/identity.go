@@ -20,6 +20,7 @@ type identity struct {
 	all      []*identity
 	at       *string // its source, where it was written
 	size     int     // how many parts it consists of, however deep; 0 counts as 1
+	depth    int     // levels of identities in it
 }
 
 // Keys that no other identity has: each of the others has a colon.
@@ -227,12 +228,17 @@ const maxParts = 32
 func (c *compiler) compound(config *IdentityConfig, id *identity) *identity {
 	for _, one := range slices.Concat(id.first, id.all) {
 		id.size += max(one.size, 1)
+		id.depth = max(id.depth, one.depth+1)
 	}
 	if id.size == 0 {
 		return nobody
 	}
 	if id.size > maxParts {
 		c.fail(config, "who pays consists of %d parts, with all that they refer to; the most are %d", id.size, maxParts)
+		return nobody
+	}
+	if id.depth > maxDepth {
+		c.fail(config, "who pays is nested more than %d levels deep, with all that it refers to; name what it consists of", maxDepth)
 		return nobody
 	}
 	return c.indexed(id)

@@ -266,6 +266,10 @@ func (v *verifier) choose(keys []tokenKey, token *jwt.Token) (any, error) {
 		}
 		return nil, fmt.Errorf("no %s key with the ID %.64q is known", token.Method.Alg(), kid)
 	}
+	if n := len(chosen.Keys); n > keysTried {
+		return nil, fmt.Errorf("token may be signed with any of %d %s keys, and at most %d are tried; its issuer must name the key by \"kid\"",
+			n, token.Method.Alg(), keysTried)
+	}
 	return chosen, nil
 }
 

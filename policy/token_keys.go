@@ -37,6 +37,7 @@ type tokenKey struct {
 
 const (
 	keysMax     = 32
+	keysTried   = 8 // for one token
 	keyBytesMax = 1 << 20
 	rsaBitsMin  = 2048
 	rsaBitsMax  = 8192

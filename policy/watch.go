@@ -354,6 +354,6 @@ func addFile(h hash.Hash, name string) error {
 		return err
 	}
 	defer file.Close()
-	_, err = io.Copy(h, io.LimitReader(file, maxList+1))
+	_, err = io.Copy(h, io.LimitReader(file, maxLists+1))
 	return err
 }
