@@ -15,7 +15,8 @@ const (
 )
 
 // A mask hides the values of variables in messages, since they may be secrets. Messages may clip,
-// quote and split values, and write them in small letters.
+// quote and split values, and write them in small letters of ASCII. They must not escape them in
+// another way, such as that of URLs.
 type mask struct {
 	values []masked        // in the order in which they were read
 	pieces map[string]bool // of them, none of which is shown

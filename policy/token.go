@@ -389,11 +389,20 @@ func wrongKeyURL(address string) error {
 	case err != nil:
 		return fmt.Errorf("%w; write one such as https://issuer.example/.well-known/jwks.json", err)
 	case u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
-		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", u.Redacted())
+		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", shownURL(address, u))
 	case u.Scheme == "http" && !isLoopback(u.Hostname()):
-		return fmt.Errorf("%s can be changed on its way; write https (http is for this machine alone)", u.Redacted())
+		return fmt.Errorf("%q can be changed on its way; write https (http is for this machine alone)", shownURL(address, u))
 	}
 	return nil
+}
+
+// shownURL is an address for a message: as it is written, since escaping would carry values of
+// variables past the mask, but without a user and password.
+func shownURL(written string, u *url.URL) string {
+	if u.User != nil {
+		return u.Scheme + "://" + u.Host
+	}
+	return written
 }
 
 func isLoopback(host string) bool {
