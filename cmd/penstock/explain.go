@@ -82,6 +82,7 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	if err := report.Judge(charges); err != nil {
 		return coded(exitUsage, err)
 	}
+	var unanswered error
 	if e.store != "" && e.store != "memory" {
 		store, err := redisstore.Open(e.store, keys)
 		if err != nil {
@@ -92,13 +93,16 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 		defer cancel()
 		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve counts
 		if err := report.Peek(ctx, split, charges); err != nil {
-			return coded(exitUnreachable, err)
+			unanswered = coded(exitUnreachable, err) // the rules and the names of keys help to mend it
 		}
 	}
 	if e.output == "json" {
 		err = writeJSON(c.OutOrStdout(), report)
 	} else {
 		err = report.Print(c.OutOrStdout())
+	}
+	if err == nil && unanswered != nil {
+		return unanswered
 	}
 	if err == nil && (report.Listed == "deny" || report.Allowed != nil && !*report.Allowed) {
 		return silent(exitDenied)

@@ -327,7 +327,7 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 	for _, c := range []struct {
 		args string
 		code int
-		text string // on standard output, or on standard error if that is empty
+		text string // on standard output, or on standard error
 	}{
 		{"--config $RULES /a", exitOK, "a applies: the most specific match"},
 		{"--config $RULES /b", exitOK, "no rule matches"},
@@ -353,13 +353,48 @@ rules: [{name: a, match: {path: /a}, per: address, limits: [{rate: 2/h}]}]
 		{"", exitUsage, "accepts 1 arg(s), received 0"},
 	} {
 		code, out, err := command(strings.Fields("explain " + os.ExpandEnv(c.args))...)
-		text := out
-		if out == "" {
-			text = err
-		}
-		explained := code == exitOK || code == exitDenied
+		text := out + err
+		explained := code == exitOK || code == exitDenied || code == exitUnreachable
 		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != explained {
 			t.Errorf("explain %s: exit status %d, %s\nwant %d, … %s", c.args, code, text, c.code, c.text)
+		}
+	}
+}
+
+// Whoever mends a key of the wrong type needs its name. The limits beside it are not to blame.
+func TestExplainNamesTheKeyThatHoldsSomethingElse(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", "rules: [{name: all, always: true, per: everyone, limits: [{rate: 9/s}]}, {name: pay, per: address, limits: [{rate: 1/s}, {rate: 9/h, algorithm: sliding-log}]}]")
+	for _, c := range []struct{ poison, want string }{
+		{"LPUSH ps1{ip:192.0.2.1}pay 1", "ps1{ip:192.0.2.1}pay"},
+		{"SET ps1{ip:192.0.2.1}pay:hour:slidinglog 1", "ps1{ip:192.0.2.1}pay:hour:slidinglog"},
+	} {
+		if _, err := redis.Do("FLUSHALL"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := redis.Do(strings.Fields(c.poison)...); err != nil {
+			t.Fatal(err)
+		}
+		args := []string{"explain", "--config", config, "--store", redis.URL(), "/"}
+		code, out, errors := command(args...)
+		const blame = "something else stands under this key: delete it"
+		_, told, _ := strings.Cut(out, c.want+"\n")
+		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(told), blame) || !strings.Contains(errors, "poisoned") {
+			t.Errorf("%s: exit status %d: %s%s", c.poison, code, out, errors)
+		}
+		var r struct {
+			Charges []struct {
+				Key      string
+				Poisoned bool
+			}
+		}
+		if _, out, errors := command(append(args, "-o", "json")...); json.Unmarshal([]byte(out), &r) != nil {
+			t.Errorf("%s%s", out, errors)
+		}
+		for _, charge := range r.Charges {
+			if charge.Poisoned != (charge.Key == c.want) {
+				t.Errorf("%s: %+v", c.poison, charge)
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@ package explain
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -57,7 +58,8 @@ type Charge struct {
 	DenyForMS    *int64  `json:"deny_for_ms,omitempty"` // 0: never
 	Kind         string  `json:"kind"`                  // enforced, shadow or candidate
 	Note         string  `json:"note,omitempty"`
-	Key          string  `json:"key"` // in Redis
+	Key          string  `json:"key"`                // in Redis
+	Poisoned     bool    `json:"poisoned,omitempty"` // something else stands under the key
 	Remaining    *int64  `json:"remaining,omitempty"`
 	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
 	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // how long it would wait now
@@ -215,7 +217,8 @@ func (r *Report) Judge(charges []penstock.Charge) error {
 	return nil
 }
 
-// Peek asks the store what it would answer now, and charges nothing.
+// Peek asks the store what it would answer now, and charges nothing. If a key holds something else,
+// the report tells which.
 func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penstock.Charge) error {
 	if len(charges) == 0 {
 		return nil
@@ -226,6 +229,9 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	}
 	d, err := store.Decide(ctx, charges)
 	if err != nil {
+		for i := range r.Charges {
+			r.Charges[i].Poisoned = poisoned(err) && poisons(ctx, store, charges[i])
+		}
 		return err
 	}
 	r.Allowed = &d.Allowed
@@ -238,6 +244,17 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 		}
 	}
 	return nil
+}
+
+// poisons tells whether the store cannot decide because of this charge's key.
+func poisons(ctx context.Context, store penstock.Store, charge penstock.Charge) bool {
+	_, err := store.Decide(ctx, []penstock.Charge{charge})
+	return poisoned(err)
+}
+
+func poisoned(err error) bool {
+	failure, ok := errors.AsType[*redisstore.Error](err)
+	return ok && failure.Class == redisstore.Poisoned
 }
 
 // milliseconds are rounded up; penstock.Never is -1.
@@ -327,6 +344,9 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   if the store fails\t%s\n", c.withoutStore())
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
+	if c.Poisoned {
+		fmt.Fprintf(w, "   \tsomething else stands under this key: delete it\n")
+	}
 	if c.Remaining != nil {
 		fmt.Fprintf(w, "   left\t%d\n", *c.Remaining)
 	}
