@@ -52,7 +52,7 @@ type Policy struct {
 	File      string
 	Rules     []Rule   // a row for each limit
 	OnFailure string   // what becomes of requests when the store does not answer
-	Warnings  []string // what may not be meant
+	Warnings  []string // what may not be meant; of a reload, what the rules before did not have
 	EmptyDeny []string // files of the list deny without values
 	Server    policy.ServerConfig
 }

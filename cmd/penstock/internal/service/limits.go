@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -46,6 +47,7 @@ type limits struct {
 	rules     func() *policy.Rules
 	watcher   *policy.Watcher // nil for the demo's own rules
 	reloading sync.WaitGroup
+	warned    []string // of the rules that were described last; only Notify's, once they are loaded
 }
 
 func (g *limits) load(s settings.Settings, d Deps) error {
@@ -78,13 +80,18 @@ func (g *limits) load(s settings.Settings, d Deps) error {
 				d.Reloaded(Policy{File: s.Config}, r.Err)
 				return
 			}
-			d.Reloaded(describe(g.rules(), s), nil)
+			now := describe(g.rules(), s)
+			before := g.warned
+			g.warned = slices.Clone(now.Warnings)
+			now.Warnings = slices.DeleteFunc(now.Warnings, func(w string) bool { return slices.Contains(before, w) })
+			d.Reloaded(now, nil)
 		},
 	})
 	if err != nil {
 		return err
 	}
 	g.rules = g.watcher.Rules
+	g.warned = describe(g.rules(), s).Warnings
 	return nil
 }
 

@@ -32,6 +32,11 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	if warnings() != 1 {
 		t.Errorf("at the start: %s", r.log)
 	}
+	again(warned)
+	again(warned + "# changed\n")
+	if warnings() != 1 {
+		t.Errorf("of what was warned of before: %s", r.log)
+	}
 	again(good)
 	before := warnings() // the watcher may have seen the file, too
 	again(good + "# changed\n")
