@@ -71,7 +71,8 @@ type Handler struct {
 	quota     http.Handler // drops what the upstream says about its own quotas
 	log       *slog.Logger
 	buffers   buffers
-	failures  seldom.Line
+	failures  seldom.Line // no response from the upstream
+	broken    seldom.Line // a response that broke off
 }
 
 // New makes a Handler. It does not connect.
@@ -93,7 +94,7 @@ func New(o Options) *Handler {
 			Transport:      tracked{h.transport},
 			ModifyResponse: modify,
 			ErrorHandler:   h.fail,
-			ErrorLog:       slog.NewLogLogger(brokenOff{h.log.Handler(), &h.failures}, slog.LevelWarn),
+			ErrorLog:       slog.NewLogLogger(brokenOff{h.log.Handler(), &h.broken}, slog.LevelWarn),
 			BufferPool:     &h.buffers,
 		}
 	}

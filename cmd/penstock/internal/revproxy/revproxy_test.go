@@ -613,6 +613,36 @@ func TestResponseThatBreaksOffIsNeverTakenForAWholeOne(t *testing.T) {
 	}
 }
 
+// What is left out of the log is counted for each text by itself.
+func TestLinesLeftOutAreOfTheSameText(t *testing.T) {
+	var begins atomic.Bool // its responses, which break off
+	up := listen(t, func(conn net.Conn) {
+		if begins.Load() {
+			fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
+		}
+	})
+	var log logged
+	url := front(t, revproxy.Options{Log: log.logger()}, up)
+	ask := func() {
+		if res, err := http.Get(url); err == nil {
+			io.Copy(io.Discard, res.Body)
+			res.Body.Close()
+		}
+	}
+	for range 3 {
+		ask()
+	}
+	begins.Store(true)
+	ask()
+	if got := log.String(); !strings.Contains(got, "no response from the upstream") {
+		t.Errorf("logged %s", got)
+	}
+	_, broken, _ := strings.Cut(log.String(), "a response of the upstream broke off")
+	if !strings.Contains(broken, "unlogged=0") {
+		t.Errorf("logged %s", log.String())
+	}
+}
+
 // TestAmbiguousResponsesEndTheirConnection: RFC 9112, 6.1.
 func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 	for _, c := range []struct {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A Line is due once in an interval. It may be asked by many goroutines at once.
+// A Line is of one text, so that what was held back is of that text too. It is due once in an
+// interval. It may be asked by many goroutines at once.
 type Line struct {
 	Every time.Duration // default: 1 s
 
