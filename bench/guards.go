@@ -63,14 +63,23 @@ var patient = guard.TimeoutOptions{After: time.Second}
 
 // standard is guard.Standard as it comes, but for its deadline: nothing is leased.
 func standard(store *redisstore.Store, _ penstock.Limit) (penstock.Store, int64, func()) {
-	g := guard.Standard(store, guard.Options{Timeout: patient})
+	g := standardWith(store, guard.Options{Timeout: patient})
 	return g, 0, g.Close
 }
 
 // leasing is guard.Standard where the limit has a lease.
 func leasing(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64, func()) {
-	g := guard.Standard(store, guard.Options{Timeout: patient, Limits: leases})
+	g := standardWith(store, guard.Options{Timeout: patient, Limits: leases})
 	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
+}
+
+func standardWith(store *redisstore.Store, o guard.Options) *guard.Guarded {
+	o.Server = store
+	g, err := guard.Standard(store, o)
+	if err != nil {
+		panic(err)
+	}
+	return g
 }
 
 // zipf are names, some far more often than others: of the k-th, a share of 1/k^1.1.

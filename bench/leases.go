@@ -81,7 +81,7 @@ func utilization(r *report, server *redistest.Server) error {
 				return err
 			}
 			defer store.Close()
-			g := guard.Standard(store, guard.Options{Timeout: patient, Limits: settings, Instances: n})
+			g := standardWith(store, guard.Options{Timeout: patient, Limits: settings, Instances: n})
 			defer g.Close()
 			fleets[n] = append(fleets[n], g)
 		}

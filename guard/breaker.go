@@ -17,10 +17,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// ErrOpen says that a breaker did not ask the store, since it has failed lately. Nothing was
-// charged. It comes with penstock.ErrUnavailable.
-var ErrOpen = errors.New("the breaker is open")
-
 // A State is what a breaker lets pass.
 type State uint8
 
@@ -42,9 +38,9 @@ func (s State) String() string {
 
 // BreakerOptions configure Breaker. The zero value is useful.
 type BreakerOptions struct {
-	// Shard names the part of the store that decides a batch: each part has a breaker of its own, up
-	// to 1024 of them; further names share one. Default: the store has one part, whose name is "".
-	Shard func([]penstock.Charge) string
+	// Node names the node of the store that decides a batch: each node has a breaker of its own, up
+	// to 1024 of them; further names share one. Default: the store has one node, whose name is "".
+	Node func([]penstock.Charge) string
 
 	// Failures is how many failures in a row open the breaker. Default: 5.
 	Failures int
@@ -54,26 +50,23 @@ type BreakerOptions struct {
 	// long, up to MaxPause. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
-	// LastingPause is how long it is open after an error that only a human can mend. Default: 30 s.
-	LastingPause time.Duration
-
 	// Changed is told of every change, one at a time for each shard. The breaker waits for it: it must
 	// be quick, and not ask the Store. Default: nobody is told.
 	Changed func(shard string, from, to State)
 }
 
 // Breaker stops asking a store that fails, and finds out with few calls when it works again. While
-// the breaker is open, an error that wraps ErrOpen comes at once.
+// the breaker is open, an error of ReasonBreakerOpen comes at once.
 //
 // It opens after Failures failures in a row, when half of at least 20 calls that began in the last
-// second have failed, and at once on an error that is Lasting. After its pause one call in 50 ms
+// second have failed, and at once on an error that is permanent. After its pause one call in 50 ms
 // passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close it, one
 // failure opens it again. In Standard, the first of these calls are the breaker's own, so that no
 // caller waits for a store that hangs, and they are made even if no caller comes.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is
 // learnt from what the store may not have seen: the caller's own cancellation, penstock.ErrInvalid,
-// and errors whose Counts() is false.
+// and errors of which IsStoreFault is false.
 func Breaker(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store { return newBreaker(next, o) }
 }
@@ -89,9 +82,6 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 		o.MaxPause = 8 * time.Second
 	}
 	o.MaxPause = max(o.MaxPause, o.Pause)
-	if o.LastingPause <= 0 {
-		o.LastingPause = 30 * time.Second
-	}
 	b := &breaker{options: o, next: next}
 	b.rest = newCircuit(b, "")
 	b.circuits.Store(&map[string]*circuit{"": b.rest})
@@ -136,10 +126,10 @@ func (b *breaker) watched() (end func()) {
 }
 
 func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if b.options.Shard == nil {
+	if b.options.Node == nil {
 		return b.rest.decide(ctx, charges)
 	}
-	return b.circuit(b.options.Shard(charges)).decide(ctx, charges)
+	return b.circuit(b.options.Node(charges)).decide(ctx, charges)
 }
 
 func (b *breaker) circuit(shard string) *circuit {
@@ -319,7 +309,7 @@ func (c *circuit) succeeded(verdict error) bool {
 // before its window.
 func (c *circuit) trips(n gobreaker.Counts) bool {
 	calls := n.TotalSuccesses + n.TotalFailures
-	return c.last.lasting || c.failures >= c.options.Failures || calls >= rateCalls && 2*n.TotalFailures >= calls
+	return c.failures >= c.options.Failures || calls >= rateCalls && 2*n.TotalFailures >= calls
 }
 
 func (c *circuit) changed(_ string, from, to gobreaker.State) {
@@ -336,11 +326,7 @@ func (c *circuit) changed(_ string, from, to gobreaker.State) {
 }
 
 func (c *circuit) nextPause(from gobreaker.State) *pause {
-	p := &pause{err: &openError{c.shard, c.last.cause}, slot: -1}
-	if c.last.lasting {
-		p.until = time.Now().Add(c.options.LastingPause)
-		return p
-	}
+	p := &pause{err: breakerOpen(c.shard, c.last.cause), slot: -1}
 	if from == gobreaker.StateHalfOpen || time.Since(c.closed) < 4*c.length {
 		c.length = min(max(2*c.length, c.options.Pause), c.options.MaxPause)
 	} else {
@@ -402,26 +388,19 @@ func (p *pause) refuse(ctx context.Context) error {
 		return err
 	}
 	if p == nil {
-		return &openError{cause: ErrOpen}
+		return breakerOpen("", errors.New("unknown, since the breaker has closed"))
 	}
 	return p.err
 }
 
-// An openError quotes why the breaker opened, but does not wrap it: nothing was sent this time.
-type openError struct {
-	shard string
-	cause error
-}
-
-func (e *openError) Error() string {
-	shard := ""
-	if e.shard != "" {
-		shard = fmt.Sprintf(" for %q", e.shard)
+// breakerOpen quotes why the breaker opened, but does not wrap it: nothing was sent this time.
+func breakerOpen(shard string, cause error) error {
+	of := ""
+	if shard != "" {
+		of = fmt.Sprintf(" of %q", shard)
 	}
-	return fmt.Sprintf("%v: %v%s, the last failure was: %v", penstock.ErrUnavailable, ErrOpen, shard, e.cause)
+	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", of, cause))
 }
-
-func (e *openError) Unwrap() []error { return []error{penstock.ErrUnavailable, ErrOpen} }
 
 // judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or a
 // *failure.
@@ -429,15 +408,11 @@ func judge(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if !errors.Is(err, penstock.ErrUnavailable) || wentAway(ctx, err) {
+	e := penstock.AsStoreError(err)
+	if e == nil || !e.IsStoreFault || wentAway(ctx, err) {
 		return errNothingLearnt
 	}
-	var counting interface{ Counts() bool }
-	if errors.As(err, &counting) && !counting.Counts() {
-		return errNothingLearnt
-	}
-	var lasting interface{ Lasting() bool }
-	return &failure{err, errors.As(err, &lasting) && lasting.Lasting()}
+	return &failure{err}
 }
 
 // wentAway tells whether an error is that the caller has cancelled its call.
@@ -447,9 +422,6 @@ func wentAway(ctx context.Context, err error) bool {
 
 var errNothingLearnt = errors.New("nothing learnt")
 
-type failure struct {
-	cause   error
-	lasting bool
-}
+type failure struct{ cause error }
 
 func (f *failure) Error() string { return f.cause.Error() }

@@ -51,7 +51,7 @@ func (c *circuit) ask() bool {
 	before := c.asked.Load()
 	_, err := c.Decide(c.Context(), c.charges)
 	reached := c.asked.Load() > before
-	if open := errors.Is(err, guard.ErrOpen); open == reached || open && !errors.Is(err, penstock.ErrUnavailable) {
+	if open := reasonIs(err, penstock.ReasonBreakerOpen); open == reached || open && !errors.Is(err, penstock.ErrUnavailable) {
 		c.Fatalf("%v, while the store was asked: %v", err, reached)
 	}
 	return reached
@@ -195,15 +195,11 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	}
 }
 
-type lastingError struct{ error }
-
-func (lastingError) Lasting() bool   { return true }
-func (e lastingError) Unwrap() error { return e.error }
-
-type uncountedError struct{ error }
-
-func (uncountedError) Counts() bool    { return false }
-func (e uncountedError) Unwrap() error { return e.error }
+// reasonIs tells whether an error is a store's, and has a reason.
+func reasonIs(err error, reason penstock.Reason) bool {
+	e := penstock.AsStoreError(err)
+	return e != nil && e.Reason == reason
+}
 
 func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 	canceled, cancel := context.WithCancel(context.Background())
@@ -219,8 +215,8 @@ func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 		{"cancelled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
 		{"past the caller's deadline, and not asked", expired, context.DeadlineExceeded},
 		{"invalid", context.Background(), fmt.Errorf("%w: cost", penstock.ErrInvalid)},
-		{"does not count", context.Background(), uncountedError{errDown}},
-		{"does not count, wrapped", context.Background(), fmt.Errorf("guard: %w", uncountedError{errDown})},
+		{"does not count", context.Background(), penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
+		{"does not count, wrapped", context.Background(), fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonCorrupt, errDown))},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			c := newCircuit(t, guard.BreakerOptions{})
@@ -257,7 +253,7 @@ func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		c.breaks(nested.Decide)
 		for range 1000 {
-			if _, err := c.Decide(t.Context(), c.charges); !errors.Is(err, guard.ErrShed) {
+			if _, err := c.Decide(t.Context(), c.charges); !reasonIs(err, penstock.ReasonShed) {
 				t.Fatalf("%v; want ErrShed", err)
 			}
 		}
@@ -363,29 +359,9 @@ func TestProbesThatHangLetOneCallPassPer50ms(t *testing.T) {
 	})
 }
 
-func TestLastingErrorOpensAtOnceAndForLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCircuit(t, guard.BreakerOptions{})
-		c.reach(100, 100)
-		c.breaks(fails(fmt.Errorf("guard: %w", lastingError{errDown})))
-		c.reach(100, 1)
-		for range 3 { // as long each time
-			if got := c.untilAsked(); got < 30*time.Second || got > 30*time.Second+time.Millisecond {
-				t.Fatalf("asked again after %v; want 30s", got)
-			}
-		}
-		c.breaks(fails(errDown))
-		c.untilAsked()
-		least, most := about(250 * time.Millisecond)
-		if got := c.untilAsked(); got < least || got > most {
-			t.Fatalf("an ordinary failure pauses for %v; want %v to %v", got, least, most)
-		}
-	})
-}
-
 func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
-		c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
+		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
 		c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if charges[0].Key[0] == 'b' {
 				return penstock.Decision{}, errDown
@@ -396,7 +372,7 @@ func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
 		open := map[byte]int{}
 		for i := range 3000 {
 			key := fmt.Sprintf("%c%d", 'a'+i%3, i)
-			if _, err := c.Decide(t.Context(), one(limit, key)); errors.Is(err, guard.ErrOpen) {
+			if _, err := c.Decide(t.Context(), one(limit, key)); reasonIs(err, penstock.ReasonBreakerOpen) {
 				open[key[0]]++
 				if !strings.Contains(err.Error(), `"b"`) {
 					t.Fatalf("%q does not name the shard", err)
@@ -412,7 +388,7 @@ func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
 
 func TestNamesOfShardsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
-		c := newCircuit(t, guard.BreakerOptions{Shard: func(charges []penstock.Charge) string { return charges[0].Key }})
+		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})
 		limit := ready(t, penstock.PerSecond(1))
 		c.breaks(fails(errDown))
 		for i := range 3000 {
@@ -454,7 +430,7 @@ func TestBreakerFindsBackAfterAnyFault(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			c := newCircuit(t, guard.BreakerOptions{})
 			c.Store = guard.Breaker(guard.BreakerOptions{})(guard.Timeout(guard.TimeoutOptions{})(c.faulty))
-			faults := []fault{nil, fails(errDown), hangs, fails(lastingError{errDown}), func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			faults := []fault{nil, fails(errDown), hangs, func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if random.IntN(2) == 0 {
 					return penstock.Decision{}, errDown
 				}
@@ -513,7 +489,7 @@ func BenchmarkBreakerClosed(b *testing.B) {
 
 func BenchmarkBreakerClosedOfAShard(b *testing.B) {
 	shard := func([]penstock.Charge) string { return "127.0.0.1:6379" }
-	benchmark(b, guard.Breaker(guard.BreakerOptions{Shard: shard})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: shard})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkBreakerOpen(b *testing.B) {

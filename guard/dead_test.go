@@ -26,18 +26,27 @@ type countedStore struct {
 	register
 }
 
-func (s *countedStore) Live(ctx context.Context, name string, life time.Duration) (int, error) {
+func (*countedStore) Node([]penstock.Charge) string { return "" }
+
+func (s *countedStore) Heartbeat(ctx context.Context, name string, life time.Duration) (int, error) {
 	if s.fault.Load() != nil {
 		return 0, errDown
 	}
-	return s.register.Live(ctx, name, life)
+	return s.register.Heartbeat(ctx, name, life)
+}
+
+// A clusteredStore is a store that guards can use as their Server too.
+type clusteredStore interface {
+	penstock.Store
+	guard.Server
 }
 
 // newQuartet is four instances that know that they are four.
-func newQuartet(t *testing.T, store func() penstock.Store) (all []*guard.Guarded) {
+func newQuartet(t *testing.T, store func() clusteredStore) (all []*guard.Guarded) {
 	t.Helper()
 	for range quartet {
-		g := guard.Standard(store(), guard.Options{Timeout: guard.TimeoutOptions{After: quartetPatience}})
+		s := store()
+		g := standard(t, s, guard.Options{Server: s, Timeout: guard.TimeoutOptions{After: quartetPatience}})
 		t.Cleanup(g.Close)
 		all = append(all, g)
 	}
@@ -60,7 +69,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	for _, skewed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &countedStore{faulty: newFaulty()}
-			all := newQuartet(t, func() penstock.Store { return store })
+			all := newQuartet(t, func() clusteredStore { return store })
 			limit := ready(t, penstock.PerSecond(quartetRate))
 			// drain asks until all deny, in turn, and counts what was granted by whom.
 			drain := func(who []*guard.Guarded, source penstock.Source) (units int) {
@@ -123,7 +132,7 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	all := newQuartet(t, func() penstock.Store {
+	all := newQuartet(t, func() clusteredStore {
 		redis, err := redisstore.Open(server.URL(), redisstore.Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -281,7 +290,7 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const rate, burst, found = 1000, 10, 1.0
 			store := &countedStore{faulty: newFaulty()}
-			all := newQuartet(t, func() penstock.Store { return store })
+			all := newQuartet(t, func() clusteredStore { return store })
 			limit := ready(t, penstock.PerSecond(rate).WithBurst(burst))
 			start := time.Now()
 			var grants []grant

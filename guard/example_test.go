@@ -12,16 +12,19 @@ import (
 // goes on with its share of the limits.
 func ExampleStandard() {
 	redis := newFaulty() // redisstore.Open makes a real one
-	store := guard.Standard(redis, guard.Options{
-		Instances: 4, // at least; Redis counts them too
+	store, err := guard.Standard(redis, guard.Options{
+		Instances: 4, // instead, Server has a redisstore.Store count them
 		Limits: func(l *penstock.Limit) guard.Settings {
 			if l.Name == "login" {
 				return guard.Settings{OnFailure: guard.Closed}
 			}
 			return guard.Settings{}
 		},
-		Unanswered: func(e guard.Event) { fmt.Println("no answer:", e.Class) },
+		Unanswered: func(e guard.Event) { fmt.Println("no answer:", e.Reason) },
 	})
+	if err != nil {
+		panic(err)
+	}
 	defer store.Close()
 
 	ctx := context.Background()
@@ -43,8 +46,8 @@ func ExampleStandard() {
 	ask(login)
 	// Output:
 	// true store 99 <nil>
-	// no answer: other
+	// no answer: unknown
 	// true fallback 23 <nil>
-	// no answer: other
+	// no answer: unknown
 	// false closed 0 <nil>
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -65,4 +66,18 @@ func ready(t testing.TB, limit penstock.Limit) penstock.Limit {
 // one is a batch of one unit under a key.
 func one(limit penstock.Limit, key string) []penstock.Charge {
 	return []penstock.Charge{{Key: key, Limit: limit, Cost: 1}}
+}
+
+// standard is guard.Standard around a store of one instance, unless the options say otherwise. A
+// decorator around the store forwards Decide only: nothing else may be found there.
+func standard(t testing.TB, store penstock.Store, o guard.Options) *guard.Guarded {
+	t.Helper()
+	if o.Server == nil && o.Instances == 0 {
+		o.Instances = 1
+	}
+	g, err := guard.Standard(penstock.StoreFunc(store.Decide), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
 }

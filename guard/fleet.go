@@ -12,9 +12,9 @@ import (
 
 // FleetOptions configure NewFleet.
 type FleetOptions struct {
-	// Live notes that this instance is there for as long as life, and counts those that are:
-	// (*redisstore.Store).Live. A life of 0 forgets the instance.
-	Live func(ctx context.Context, instance string, life time.Duration) (int, error)
+	// Heartbeat notes that this instance is there for as long as life, and counts those that are:
+	// (*redisstore.Store).Heartbeat. A life of 0 forgets the instance.
+	Heartbeat func(ctx context.Context, instance string, life time.Duration) (int, error)
 
 	// Every is how often it is noted. Default: 5 s. It counts as there for three times as long.
 	Every time.Duration
@@ -85,7 +85,7 @@ func (f *Fleet) note(ctx context.Context) {
 	defer panicked.Recover("instances are counted")
 	ctx, cancel := context.WithTimeout(ctx, f.o.Every)
 	defer cancel()
-	if n, err := f.o.Live(ctx, f.name, 3*f.o.Every); err == nil {
+	if n, err := f.o.Heartbeat(ctx, f.name, 3*f.o.Every); err == nil {
 		f.count(time.Now(), n)
 	}
 }
@@ -118,5 +118,5 @@ func (f *Fleet) Close() {
 	<-f.done
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, _ = f.o.Live(ctx, f.name, 0)
+	_, _ = f.o.Heartbeat(ctx, f.name, 0)
 }

@@ -18,7 +18,7 @@ type register struct {
 	down  bool
 }
 
-func (r *register) Live(_ context.Context, name string, life time.Duration) (int, error) {
+func (r *register) Heartbeat(_ context.Context, name string, life time.Duration) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.down {
@@ -47,7 +47,7 @@ func TestAFleetKnowsHowManyItIs(t *testing.T) {
 		var r register
 		var all []*guard.Fleet
 		for range 4 {
-			all = append(all, guard.NewFleet(guard.FleetOptions{Live: r.Live}))
+			all = append(all, guard.NewFleet(guard.FleetOptions{Heartbeat: r.Heartbeat}))
 		}
 		want := func(when string, n int, some ...*guard.Fleet) {
 			t.Helper()
@@ -74,14 +74,14 @@ func TestAFleetKnowsHowManyItIs(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		want("one has gone", 3, all[:3]...)
 
-		more := guard.NewFleet(guard.FleetOptions{Live: r.Live, Floor: 10})
+		more := guard.NewFleet(guard.FleetOptions{Heartbeat: r.Heartbeat, Floor: 10})
 		time.Sleep(6 * time.Second)
 		want("one has come", 4, all[:3]...)
 		want("with a floor", 10, more)
 		for _, f := range append(all[:3], more) {
 			f.Close()
 		}
-		if n, _ := r.Live(context.Background(), "x", 0); n != 0 {
+		if n, _ := r.Heartbeat(context.Background(), "x", 0); n != 0 {
 			t.Errorf("%d are still counted", n)
 		}
 	})
@@ -90,7 +90,7 @@ func TestAFleetKnowsHowManyItIs(t *testing.T) {
 func TestBeforeTheFirstAnswerAFleetIsItsFloor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := register{down: true}
-		f := guard.NewFleet(guard.FleetOptions{Live: r.Live, Floor: 3})
+		f := guard.NewFleet(guard.FleetOptions{Heartbeat: r.Heartbeat, Floor: 3})
 		defer f.Close()
 		time.Sleep(time.Hour)
 		if n := f.Instances(); n != 3 {

@@ -221,7 +221,7 @@ func (l *Lease) draw(ctx context.Context, k *leasedKey, p *leasePool, f *flight)
 	sent := l.now()
 	d, err := panicked.Decide(bounded, l.next, charges)
 	if err != nil && !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, penstock.ErrInvalid) {
-		err = fmt.Errorf("%w: a draw of %d units within %v: %v", penstock.ErrUnavailable, size, l.life, err)
+		err = penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("a draw of %d units within %v: %v", size, l.life, err))
 	}
 
 	k.mu.Lock()

@@ -61,7 +61,7 @@ func TestDrawEndsBeforeThoseWhoWaitForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		both := func(*penstock.Limit) guard.Settings { return guard.Settings{Shards: 8, Lease: 100} }
-		g := guard.Standard(store, guard.Options{Limits: both, DenyFor: -1, OnFailure: guard.Local})
+		g := standard(t, store, guard.Options{Limits: both, DenyFor: -1, OnFailure: guard.Local})
 		defer g.Close()
 		charges := one(ready(t, penstock.PerHour(800)), "k")
 		for range 1000 {

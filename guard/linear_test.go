@@ -168,7 +168,7 @@ type reachedKey struct{}
 
 func (w *witness) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := w.Store.Decide(ctx, charges)
-	if e, ok := errors.AsType[*redisstore.Error](err); ok && e.Class == redisstore.Unreached {
+	if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Reason == penstock.ReasonUnreachable {
 		return d, err
 	}
 	if reached, ok := ctx.Value(reachedKey{}).(*atomic.Bool); ok {
@@ -328,7 +328,7 @@ func witnessedStores(t *testing.T, n int, url string, o guard.Options) (stores [
 		}
 		t.Cleanup(func() { redis.Close() })
 		w := &witness{Store: redis}
-		g := guard.Standard(w, o)
+		g := standard(t, w, o)
 		t.Cleanup(g.Close)
 		stores, witnesses = append(stores, g), append(witnesses, w)
 	}

@@ -19,12 +19,11 @@ type Event struct {
 	Source  penstock.Source
 	Latency time.Duration
 
-	// Err is why there was no decision, or nil. Class names its kind, for metrics: what the error's
-	// ClassName() string says if it has one, or else "canceled" (the caller went away), "invalid",
-	// "shed" (too much is under way), "open" (the breaker is), "timeout" or "other". It is "" without
-	// an error.
-	Err   error
-	Class string
+	// Err is why there was no decision, or nil. Reason names its kind, for metrics: that of a
+	// penstock.StoreError, or "canceled" (the caller went away), "invalid" or "other". It is ""
+	// without an error.
+	Err    error
+	Reason string
 }
 
 // Observe reports every decision to f, which is called before the caller has its answer, by many
@@ -61,7 +60,7 @@ func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penst
 	d, err := o.next.Decide(ctx, charges)
 	e := Event{Charges: len(charges), Latency: time.Since(o.zero) - start}
 	if err != nil {
-		e.Err, e.Class = err, classOf(ctx, err)
+		e.Err, e.Reason = err, reasonOf(ctx, err)
 	} else {
 		e.Allowed, e.Source = d.Allowed, d.Source
 	}
@@ -76,28 +75,15 @@ func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penst
 	return d, err
 }
 
-func classOf(ctx context.Context, err error) string {
-	if named, ok := errors.AsType[interface {
-		error
-		ClassName() string
-	}](err); ok {
-		return named.ClassName()
-	}
-	switch {
-	case errors.Is(err, penstock.ErrInvalid):
+func reasonOf(ctx context.Context, err error) string {
+	if errors.Is(err, penstock.ErrInvalid) {
 		return "invalid"
-	case errors.Is(err, ErrShed):
-		return "shed"
-	case errors.Is(err, ErrOpen):
-		return "open"
-	case wentAway(ctx, err):
+	}
+	if wentAway(ctx, err) {
 		return "canceled"
 	}
-	if e, ok := errors.AsType[interface {
-		error
-		Timeout() bool
-	}](err); ok && e.Timeout() {
-		return "timeout"
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.Reason.String()
 	}
 	return "other"
 }

@@ -53,53 +53,49 @@ func TestEventTellsWhatTheCallerWasTold(t *testing.T) {
 			source  penstock.Source
 			latency time.Duration
 			err     error
-			class   string
+			reason  string
 		}{
 			{"day", 2, true, penstock.FromStore, 0, nil, ""},
 			{"day", 2, true, penstock.FromStore, 0, nil, ""},
 			{"day", 2, false, penstock.FromStore, 0, nil, ""},
 			{"hour", 1, true, penstock.FromLease, 7 * time.Millisecond, nil, ""},
-			{"hour", 2, false, penstock.FromStore, 0, errDown, "other"},
-			{"", 0, false, penstock.FromStore, 0, errDown, "other"},
+			{"hour", 2, false, penstock.FromStore, 0, errDown, "unknown"},
+			{"", 0, false, penstock.FromStore, 0, errDown, "unknown"},
 		} {
 			e, name := events[i], ""
 			if e.Limit != nil {
 				name = e.Limit.Name
 			}
 			if name != want.limit || e.Charges != want.charges || e.Allowed != want.allowed || e.Source != want.source ||
-				e.Latency != want.latency || e.Err != want.err || e.Class != want.class {
+				e.Latency != want.latency || e.Err != want.err || e.Reason != want.reason {
 				t.Errorf("event %d: limit %q, %+v; want %+v", i, name, e, want)
 			}
 		}
 	})
 }
 
-type classError struct{ error }
-
-func (classError) ClassName() string { return "loading" }
-
-func TestErrorsHaveClasses(t *testing.T) {
+func TestErrorsHaveReasons(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	unavailable := func(cause error) error { return fmt.Errorf("%w: %w", penstock.ErrUnavailable, cause) }
 	var got string
 	c := newFaulty()
-	store := guard.Observe(func(e guard.Event) { got = e.Class })(c)
+	store := guard.Observe(func(e guard.Event) { got = e.Reason })(c)
 	rows := []struct {
 		ctx  context.Context
 		err  error
 		want string
 	}{
 		{t.Context(), penstock.ErrInvalid, "invalid"},
-		{t.Context(), unavailable(guard.ErrShed), "shed"},
-		{t.Context(), unavailable(guard.ErrOpen), "open"},
+		{t.Context(), penstock.NewStoreError(penstock.ReasonShed, nil), "shed"},
+		{t.Context(), penstock.NewStoreError(penstock.ReasonBreakerOpen, nil), "breaker_open"},
 		{t.Context(), unavailable(context.DeadlineExceeded), "timeout"},
 		{t.Context(), unavailable(os.ErrDeadlineExceeded), "timeout"},
-		{t.Context(), context.DeadlineExceeded, "timeout"},
+		{t.Context(), context.DeadlineExceeded, "other"},
 		{canceled, context.Canceled, "canceled"},
-		{t.Context(), unavailable(context.Canceled), "other"}, // the store's own
+		{t.Context(), unavailable(context.Canceled), "unknown"}, // the store's own
 		{t.Context(), errors.New("?"), "other"},
-		{t.Context(), unavailable(classError{context.DeadlineExceeded}), "loading"},
+		{t.Context(), fmt.Errorf("a decorator: %w", penstock.NewStoreError(penstock.ReasonBusy, errDown)), "busy"},
 	}
 	for _, row := range rows {
 		c.breaks(fails(row.err))

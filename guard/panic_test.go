@@ -51,7 +51,7 @@ func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
 		store := panicsOn(penstock.Peek)
 		var down atomic.Bool
 		down.Store(true)
-		b := guard.Standard(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		b := standard(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if down.Load() && charges[0].Mode != penstock.Peek {
 				return penstock.Decision{}, penstock.ErrUnavailable
 			}
@@ -73,7 +73,7 @@ func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
 func TestPanicOfACountEndsNoFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		f := guard.NewFleet(guard.FleetOptions{Live: func(context.Context, string, time.Duration) (int, error) {
+		f := guard.NewFleet(guard.FleetOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
 			if n++; n == 1 {
 				panic("a caller's own mistake")
 			}

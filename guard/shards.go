@@ -3,7 +3,6 @@ package guard
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -585,11 +584,16 @@ func (p *piece) turn(c *penstock.Charge) bool {
 	return false
 }
 
+func isBreakerOpen(err error) bool {
+	e := penstock.AsStoreError(err)
+	return e != nil && e.Reason == penstock.ReasonBreakerOpen
+}
+
 // passOver has a charge that is alone go on to the next shard if a breaker has kept it from being
 // asked.
 func (j *job) passOver(err error) bool {
 	p := &j.pieces[0]
-	if len(j.charges) > 1 || p.way != byOne || p.tried == p.parts.n()-1 || !errors.Is(err, ErrOpen) {
+	if len(j.charges) > 1 || p.way != byOne || p.tried == p.parts.n()-1 || !isBreakerOpen(err) {
 		return false
 	}
 	p.tried++

@@ -66,7 +66,7 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const count, seconds = 100, 20
 			settings := func(*penstock.Limit) guard.Settings { return guard.Settings{Shards: shards} }
-			g := guard.Standard(memstore.New(memstore.Options{}), guard.Options{Limits: settings})
+			g := standard(t, memstore.New(memstore.Options{}), guard.Options{Limits: settings})
 			limit := ready(t, penstock.PerSecond(count))
 			admitted, start := 0, time.Now()
 			for time.Since(start) < seconds*time.Second {

@@ -143,13 +143,13 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	by := map[string]int{}
 	store := split(6)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		mu.Lock()
-		by[redis.Shard(charges)]++
+		by[redis.Node(charges)]++
 		mu.Unlock()
 		return redis.Decide(ctx, charges)
 	}))
 	limit := ready(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: 1999, Period: 365 * 24 * time.Hour})
 	decide(t, store, penstock.Charge{Key: "k", Limit: limit, Mode: penstock.Reset})
-	for deadline := time.Now().Add(20 * time.Second); redis.Shard(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); redis.Node(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the Cluster has not said which server keeps what")
 		}
@@ -537,7 +537,7 @@ func TestKeysOfShardsAreNobodyElses(t *testing.T) {
 
 func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
 	memory := newClock().memory()
-	open := fmt.Errorf("%w: %w", penstock.ErrUnavailable, guard.ErrOpen)
+	var open error = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
 	broken := open
 	store := split(4)(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if strings.HasSuffix(charges[0].Key, "~02") {

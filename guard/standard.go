@@ -2,15 +2,32 @@ package guard
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/penstock/penstock"
 )
 
-// Options of Standard. The zero value is what a careful operator would choose.
+// A Server is what guards need of a store besides decisions. A redisstore.Store is one.
+type Server interface {
+	// Node names the node that decides a batch, or "" if that is not known. It must not wait.
+	Node(charges []penstock.Charge) string
+
+	// Heartbeat notes that an instance is there for as long as life, and counts those that are. A life
+	// of 0 forgets the instance.
+	Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error)
+}
+
+// Options of Standard. Set Server or Instances; the zero value of all others is what a careful
+// operator would choose.
 type Options struct {
+	// Server is the redisstore.Store below all wrappers. It gives each node a breaker of its own, and
+	// counts the instances of which each has a share under Local. Default: the store is one node, and
+	// Instances is how many there are.
+	Server Server
+
 	Timeout TimeoutOptions // 250 ms for a decision, whatever it takes: several questions, or one that waits for another
-	Breaker BreakerOptions // one for each shard that the store names; its longest pause is 500 ms here, so that a store is found back within 1 s
+	Breaker BreakerOptions // one for each node; its longest pause is 500 ms here, so that a store is found back within 1 s
 
 	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer.
 	// Default: Local.
@@ -20,8 +37,8 @@ type Options struct {
 	// Default: none has any.
 	Limits func(*penstock.Limit) Settings
 
-	// Instances is how many instances there are at least, for Local. Default: 1. If the store can
-	// count them, as redisstore can, they are counted too.
+	// Instances is how many instances there are at least, for Local. Default: 1 with a Server, which
+	// counts them too; otherwise it must be set.
 	Instances int
 
 	// DenyFor is how long a denial is remembered at most. Default: 1 s, within which a refund
@@ -32,20 +49,18 @@ type Options struct {
 	// Instances are those of Standard.
 	Lease LeaseOptions
 
-	// Observe is told of every decision. It must be quick. Default: nobody is told.
+	// Observe is called with every decision. It must be quick. Default: none.
 	Observe func(Event)
 
-	// Unanswered is told of every question that the store gave no answer to, and why, before the
-	// Fallback answers it: decisions, and what a Lease draws or gives back. Nothing was charged where
-	// the class is "open" or "shed"; a store's own classes say it of theirs. It must be quick.
-	// Default: nobody is told.
+	// Unanswered is called with every question that the store gave no answer to, and why, before the
+	// Fallback answers it: decisions, and what a Lease draws or gives back. It must be quick. Default:
+	// none.
 	Unanswered func(Event)
 }
 
 // A Guarded is a store with all guards around it. Make one with Standard.
 type Guarded struct {
 	penstock.Store
-	load    func(ctx context.Context, limits ...penstock.Limit) error // nil if the store needs none
 	floor   int
 	fleet   *Fleet     // nil if the store cannot count instances
 	deny    *DenyCache // nil if no denial is remembered
@@ -55,34 +70,22 @@ type Guarded struct {
 }
 
 // Standard puts the guards around a store in their order, from the caller's side: Observe, Deny,
-// Lease, Fallback, Unanswered, Split, Breaker, Timeout. Of a store that has them, it uses
+// Lease, Fallback, Unanswered, Split, Breaker, Timeout. An error wraps penstock.ErrInvalid: neither
+// Server nor Instances is set.
 //
-//	// One breaker for each shard.
-//	Shard(charges []penstock.Charge) string
-//	// Live counts instances, of which each has a share under Local.
-//	Live(ctx context.Context, instance string, life time.Duration) (int, error)
-//	// Load makes ready for limits, by Guarded.Load.
-//	Load(ctx context.Context, limits ...penstock.Limit) error
-//
-// as redisstore.Store has. The order matters: what is remembered as denied costs the store nothing,
-// whether it answers or not; what is answered by the Fallback is never remembered; a split limit's
-// shards have the breakers of the servers that keep them; and an open breaker spends no deadline.
-func Standard(store penstock.Store, o Options) *Guarded {
+// The order matters: what is remembered as denied costs the store nothing, whether it answers or
+// not; what is answered by the Fallback is never remembered; a split limit's shards have the
+// breakers of the nodes that keep them; and an open breaker spends no deadline.
+func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	g := &Guarded{floor: o.Instances}
-	if named, ok := store.(interface {
-		Shard(charges []penstock.Charge) string
-	}); ok && o.Breaker.Shard == nil {
-		o.Breaker.Shard = named.Shard
-	}
-	if loaded, ok := store.(interface {
-		Load(ctx context.Context, limits ...penstock.Limit) error
-	}); ok {
-		g.load = loaded.Load
-	}
-	if counted, ok := store.(interface {
-		Live(ctx context.Context, instance string, life time.Duration) (int, error)
-	}); ok {
-		g.fleet = NewFleet(FleetOptions{Live: counted.Live, Floor: o.Instances})
+	switch {
+	case o.Server != nil:
+		g.fleet = NewFleet(FleetOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
+		if o.Breaker.Node == nil {
+			o.Breaker.Node = o.Server.Node
+		}
+	case o.Instances <= 0:
+		return nil, fmt.Errorf("%w: guard: Options has no Server: set it to the redisstore.Store below all wrappers, or set Instances to how many processes share the store", penstock.ErrInvalid)
 	}
 	if o.Breaker.MaxPause == 0 {
 		o.Breaker.MaxPause = time.Second / 2
@@ -100,7 +103,7 @@ func Standard(store penstock.Store, o Options) *Guarded {
 		g.breaking(o.Breaker),
 		o.Timeout.timeout(d),
 	)
-	return g
+	return g, nil
 }
 
 // denying puts a DenyCache around a store, if denials may be remembered.
@@ -134,15 +137,6 @@ func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 		g.unwatch = g.breaker.watched()
 		return g.breaker
 	}
-}
-
-// Load prepares the store for limits before their first decision: see redisstore.Store.Load. For a
-// Limiter, pass its Limits. Load returns nil if the store needs no preparation.
-func (g *Guarded) Load(ctx context.Context, limits ...penstock.Limit) error {
-	if g.load == nil {
-		return nil
-	}
-	return g.load(ctx, limits...)
 }
 
 // Instances is how many instances share the store, as far as is known.

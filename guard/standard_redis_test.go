@@ -17,7 +17,8 @@ import (
 )
 
 // patient is the options of a guard whose store may be slow, since the machine may be busy.
-func patient(o guard.Options) guard.Options {
+func patient(server guard.Server, o guard.Options) guard.Options {
+	o.Server = server
 	o.Timeout.After = 10 * time.Second
 	return o
 }
@@ -37,7 +38,7 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { redis.Close() })
-			g := guard.Standard(redis, patient(o))
+			g := standard(t, redis, patient(redis, o))
 			t.Cleanup(g.Close)
 			storetest.Run(t, func(*testing.T) penstock.Store { return g })
 		})
@@ -53,7 +54,7 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	g := guard.Standard(redis, patient(guard.Options{Limits: func(l *penstock.Limit) guard.Settings {
+	g := standard(t, redis, patient(redis, guard.Options{Limits: func(l *penstock.Limit) guard.Settings {
 		return map[string]guard.Settings{"leased": {Lease: 10}, "split": {Shards: 4}}[l.Name]
 	}}))
 	t.Cleanup(g.Close)
@@ -64,7 +65,7 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 	for i := range limits {
 		limits[i].Group = "g"
 	}
-	if err := g.Load(t.Context(), limits...); err != nil {
+	if err := redis.Load(t.Context(), limits...); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 100 {
@@ -80,14 +81,6 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 	}
 	if got := redis.Scripts(); got.Missing != 0 || got.Evals != 0 {
 		t.Errorf("after Load, %+v; want that no script was missing", got)
-	}
-}
-
-func TestStoreThatNeedsNoLoadIsReady(t *testing.T) {
-	g := guard.Standard(memstore.New(memstore.Options{}), guard.Options{})
-	t.Cleanup(g.Close)
-	if err := g.Load(t.Context(), penstock.PerSecond(1)); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -165,7 +158,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	// A deny cache goes by true time, and would not see this clock leap.
-	g := guard.Standard(redis, patient(guard.Options{DenyFor: -1, Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{} }}))
+	g := standard(t, redis, patient(redis, guard.Options{DenyFor: -1, Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{} }}))
 	t.Cleanup(g.Close)
 	decided := 0
 	for range seeds(100) {
@@ -216,7 +209,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() { redis.Close() })
-				g := guard.Standard(redis, patient(guard.Options{DenyFor: time.Hour}))
+				g := standard(t, redis, patient(redis, guard.Options{DenyFor: time.Hour}))
 				t.Cleanup(g.Close)
 				var at time.Time
 				memory := memstore.New(memstore.Options{Now: func() time.Time { return at }, Linger: time.Hour})

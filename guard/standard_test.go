@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,7 +25,7 @@ import (
 
 func TestStandardObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store {
-		return guard.Standard(memstore.New(memstore.Options{}), guard.Options{Timeout: guard.TimeoutOptions{After: -1}})
+		return standard(t, memstore.New(memstore.Options{}), guard.Options{Timeout: guard.TimeoutOptions{After: -1}})
 	})
 }
 
@@ -37,7 +38,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			bare := memstore.New(memstore.Options{})
 			// Here only this caller refunds, so a denial may be remembered for as long as it holds.
-			guarded := guard.Standard(memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
+			guarded := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
 			limits := []penstock.Limit{
 				ready(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))),
 				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.SlidingLog)),
@@ -66,7 +67,7 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		limit := ready(t, penstock.PerHour(100_000).With(penstock.FixedWindow))
-		g := guard.Standard(store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: 100} }})
+		g := standard(t, store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: 100} }})
 		leased, granted := 0, int64(0)
 		for range 20_000 {
 			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "hot", Limit: limit, Cost: 1}})
@@ -97,7 +98,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	var slowest atomic.Int64
-	g := guard.Standard(store, guard.Options{
+	g := standard(t, store, guard.Options{
 		Timeout: guard.TimeoutOptions{After: 50 * time.Millisecond},
 		Observe: func(e guard.Event) { slowest.Store(max(slowest.Load(), int64(e.Latency))) },
 	})
@@ -152,21 +153,21 @@ func TestWhatTheStoreDoesNotAnswerIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		var answers, told []string
-		g := guard.Standard(store, guard.Options{
+		g := standard(t, store, guard.Options{
 			Breaker: guard.BreakerOptions{Failures: 3},
-			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Class) },
+			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Reason) },
 			Unanswered: func(e guard.Event) {
 				if e.Limit == nil || e.Limit.Name != "hour" || e.Charges != 1 {
 					t.Errorf("the event tells of %d charges to %v", e.Charges, e.Limit)
 				}
-				told = append(told, e.Class)
+				told = append(told, e.Reason)
 			},
 		})
 		defer g.Close()
 		limit := ready(t, penstock.PerHour(1000))
 		ask := func(ctx context.Context) { g.Decide(ctx, one(limit, "k")) }
 		ask(t.Context())
-		store.breaks(fails(errors.Join(errDown, classError{errDown})))
+		store.breaks(fails(penstock.NewStoreError(penstock.ReasonBusy, errDown)))
 		ask(t.Context())
 		store.breaks(hangs)
 		ask(t.Context())
@@ -179,7 +180,7 @@ func TestWhatTheStoreDoesNotAnswerIsTold(t *testing.T) {
 		store.breaks(fails(errDown))
 		ask(t.Context())
 		ask(t.Context())
-		if want := []string{"loading", "timeout", "canceled", "other", "open"}; !slices.Equal(told, want) {
+		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(told, want) {
 			t.Errorf("told %q; want %q", told, want)
 		}
 		if want := []string{"store", "fallback", "fallback", "storecanceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
@@ -192,7 +193,7 @@ func TestWhatTheStoreDoesNotAnswerIsTold(t *testing.T) {
 func TestStandardTellsHowItsGuardsFare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &sharded{Store: memstore.New(memstore.Options{})}
-		g := guard.Standard(store, guard.Options{Limits: settings(map[string]guard.Settings{"day": {Lease: 100}})})
+		g := standard(t, store, guard.Options{Server: store, Limits: settings(map[string]guard.Settings{"day": {Lease: 100}})})
 		hour, day := ready(t, penstock.PerHour(1)), ready(t, penstock.PerDay(100_000))
 		for range 3 {
 			g.Decide(t.Context(), one(hour, "denied"))
@@ -228,7 +229,7 @@ func TestStandardTellsHowItsGuardsFare(t *testing.T) {
 }
 
 func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
-	g := guard.Standard(memstore.New(memstore.Options{}), guard.Options{DenyFor: -1, Instances: 3})
+	g := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: -1, Instances: 3})
 	defer g.Close()
 	if s := g.Stats(); s.Deny.Entries != 0 || len(s.Breakers) != 1 || g.Instances() != 3 {
 		t.Errorf("%+v of %d instances", s, g.Instances())
@@ -244,7 +245,7 @@ func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 3))
 			store := newFaulty()
-			g := guard.Standard(store, guard.Options{})
+			g := standard(t, store, guard.Options{})
 			defer g.Close()
 			limit := ready(t, penstock.PerHour(1_000_000))
 			var all sync.WaitGroup
@@ -279,7 +280,7 @@ func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 
 func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	store := &sharded{Store: memstore.New(memstore.Options{})}
-	g := guard.Standard(store, guard.Options{})
+	g := standard(t, store, guard.Options{Server: store})
 	defer g.Close()
 	limit := ready(t, penstock.PerHour(1_000_000))
 	ask := func(key string) penstock.Source {
@@ -317,9 +318,9 @@ type sharded struct {
 	asked atomic.Int64
 }
 
-func (s *sharded) Shard(charges []penstock.Charge) string { return charges[0].Key }
+func (s *sharded) Node(charges []penstock.Charge) string { return charges[0].Key }
 
-func (s *sharded) Live(context.Context, string, time.Duration) (int, error) { return 7, nil }
+func (s *sharded) Heartbeat(context.Context, string, time.Duration) (int, error) { return 7, nil }
 
 func (s *sharded) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	s.asked.Add(1)
@@ -327,4 +328,18 @@ func (s *sharded) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		return penstock.Decision{}, errors.Join(penstock.ErrUnavailable, errors.New("dead"))
 	}
 	return s.Store.Decide(ctx, charges)
+}
+
+func TestStandardNeedsAServerOrACountOfInstances(t *testing.T) {
+	store := memstore.New(memstore.Options{})
+	if _, err := guard.Standard(store, guard.Options{}); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Instances") {
+		t.Errorf("neither Server nor Instances: %v; want an error that says what to set", err)
+	}
+	for _, o := range []guard.Options{{Instances: 1}, {Server: &sharded{Store: store}}} {
+		g, err := guard.Standard(store, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Close()
+	}
 }

@@ -12,10 +12,6 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// ErrShed says that too many decisions were under way for one more to be asked for. Nothing was
-// charged. It comes with penstock.ErrUnavailable.
-var ErrShed = errors.New("too many decisions are under way")
-
 // TimeoutOptions configure Timeout. The zero value is useful.
 type TimeoutOptions struct {
 	// After is how long a decision may take, waiting for connections included. Time in which this
@@ -39,7 +35,7 @@ type TimeoutOptions struct {
 // for each 25 ms of After.
 //
 // What takes longer ends with an error that wraps penstock.ErrUnavailable; its charges may have
-// been made. What exceeds InFlight is not asked for at all: its error wraps ErrShed too. A breaker
+// been made. What exceeds InFlight is not asked for at all: its error has ReasonShed. A breaker
 // learns nothing from questions that had less than half of After, as of callers with deadlines of
 // their own, or as the last of several for one decision.
 func Timeout(o TimeoutOptions) penstock.Decorator {
@@ -51,7 +47,8 @@ func (o TimeoutOptions) timeout(d *deadlines) penstock.Decorator {
 		o.InFlight = 4096
 	}
 	return func(next penstock.Store) penstock.Store {
-		return &timeout{next: next, deadlines: d, most: int64(o.InFlight), shed: &shedError{o.InFlight}}
+		return &timeout{next: next, deadlines: d, most: int64(o.InFlight), shed: penstock.NewStoreError(penstock.ReasonShed,
+			fmt.Errorf("%d decisions are in flight; raise TimeoutOptions.InFlight, or find out why the store is slow", o.InFlight))}
 	}
 }
 
@@ -86,7 +83,7 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	if own {
 		defer bounded.end()
 	} else if left = bounded.left(); left <= 0 {
-		return penstock.Decision{}, &lateError{after}
+		return penstock.Decision{}, tooLate(after)
 	}
 	d, err := t.next.Decide(bounded, charges)
 	if err == nil || bounded.Err() == nil {
@@ -99,11 +96,11 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		left -= bounded.left()
 	case nil:
 		if !errors.Is(err, penstock.ErrUnavailable) {
-			err = fmt.Errorf("%w: no answer within %v: %w", penstock.ErrUnavailable, after, err)
+			err = penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("no answer within %v: %w", after, err))
 		}
 	}
 	if left < after/2 {
-		err = &uncounted{err}
+		err = noFault(err)
 	}
 	return d, err
 }
@@ -179,13 +176,29 @@ func await(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// An uncounted error tells nothing of the store, so no breaker counts it: it had little time.
-type uncounted struct{ error }
+// noFault is a store's error that says nothing about its health, since the store had little time.
+func noFault(err error) error {
+	e := penstock.AsStoreError(err)
+	if e == nil || !e.IsStoreFault {
+		return err
+	}
+	if e, ok := err.(*penstock.StoreError); ok {
+		other := *e
+		other.IsStoreFault = false
+		return &other
+	}
+	other := *e
+	other.Err, other.IsStoreFault = err, false
+	return &other
+}
 
-// Counts tells that the error is not the store's.
-func (*uncounted) Counts() bool { return false }
-
-func (e *uncounted) Unwrap() error { return e.error }
+// tooLate is the error of a decision whose time was over before the store was asked. The call that
+// used up the time has reported the store's health.
+func tooLate(after time.Duration) error {
+	e := penstock.NewStoreError(penstock.ReasonLate, fmt.Errorf("%v have passed before the store was asked: %w", after, context.DeadlineExceeded))
+	e.IsStoreFault = false
+	return e
+}
 
 // A deadline is a context with a deadline that costs nothing before somebody asks for its Done. A
 // store that has a cheaper way to wait than a timer for each caller uses Lazy instead.
@@ -302,32 +315,3 @@ func (d *deadline) end() {
 	d.err = context.Canceled
 	d.closeLocked()
 }
-
-// A lateError says that the decision's time was over before the store was asked.
-type lateError struct{ after time.Duration }
-
-func (e *lateError) Error() string {
-	return fmt.Sprintf("%v: %v have passed before the store was asked", penstock.ErrUnavailable, e.after)
-}
-
-func (e *lateError) Unwrap() []error {
-	return []error{penstock.ErrUnavailable, context.DeadlineExceeded}
-}
-
-// Counts tells that the error is not the store's: whoever used up the time has told of it.
-func (e *lateError) Counts() bool { return false }
-
-// ClassName is that of redisstore's errors of this kind: nothing was charged.
-func (e *lateError) ClassName() string { return "late" }
-
-// A shedError tells nothing of the store, so no breaker counts it.
-type shedError struct{ most int }
-
-func (e *shedError) Error() string {
-	return fmt.Sprintf("%v: %v: %d; raise TimeoutOptions.InFlight, or find out why the store is slow", penstock.ErrUnavailable, ErrShed, e.most)
-}
-
-func (e *shedError) Unwrap() []error { return []error{penstock.ErrUnavailable, ErrShed} }
-
-// Counts tells that the error is not the store's.
-func (e *shedError) Counts() bool { return false }

@@ -98,7 +98,7 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 		for range 100 {
 			start := time.Now()
 			_, err := store.Decide(t.Context(), one(limit, "one more"))
-			if !errors.Is(err, guard.ErrShed) || !errors.Is(err, penstock.ErrUnavailable) || time.Since(start) != 0 {
+			if !reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) || time.Since(start) != 0 {
 				t.Fatalf("%v after %v; want ErrShed at once", err, time.Since(start))
 			}
 			shed++
@@ -108,11 +108,11 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := store.Decide(gone, one(limit, "k")); !errors.Is(err, context.Canceled) || errors.Is(err, guard.ErrShed) {
+		if _, err := store.Decide(gone, one(limit, "k")); !errors.Is(err, context.Canceled) || reasonIs(err, penstock.ReasonShed) {
 			t.Fatalf("a caller that went away gets %v; want its own error", err)
 		}
 		for range most {
-			if err := <-ended; errors.Is(err, guard.ErrShed) || !errors.Is(err, penstock.ErrUnavailable) {
+			if err := <-ended; reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) {
 				t.Fatalf("%v; want a timeout", err)
 			}
 		}

@@ -46,7 +46,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 	standard := func(s guard.Settings) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) {
-			g := guard.Standard(store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }})
+			g := standard(t, store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }})
 			return vague(g), g.Close
 		}
 	}

@@ -21,7 +21,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := guard.Standard(store, guard.Options{Limits: func(l *penstock.Limit) guard.Settings { return limits[l.Name] }})
+		s := standard(t, store, guard.Options{Limits: func(l *penstock.Limit) guard.Settings { return limits[l.Name] }})
 		defer s.Close()
 		asked, late := 0, time.Duration(0)
 		ask := func(name string, mode penstock.Mode) {
@@ -90,7 +90,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := guard.Standard(store, guard.Options{OnFailure: guard.Closed})
+		s := standard(t, store, guard.Options{OnFailure: guard.Closed})
 		limit := ready(t, penstock.PerSecond(1_000_000))
 		store.breaks(fails(errDown))
 		for range 20 {
@@ -143,7 +143,7 @@ func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 func TestBreakersOfServersThatAreGoneAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &moving{faulty: newFaulty()}
-		s := guard.Standard(store, guard.Options{})
+		s := standard(t, store, guard.Options{})
 		defer s.Close()
 		limit := ready(t, penstock.PerSecond(1_000_000))
 		servers := 0
@@ -192,7 +192,7 @@ func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
 				_, err := hangs(ctx, charges)
 				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err) // as redisstore has it
 			})
-			s := guard.Standard(store, guard.Options{})
+			s := standard(t, store, guard.Options{})
 			defer s.Close()
 			limit := ready(t, penstock.PerSecond(1000))
 			for range 50 {
@@ -226,7 +226,7 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 				opened++
 			}
 		}}
-		s := guard.Standard(store, guard.Options{Timeout: guard.TimeoutOptions{After: 25 * time.Millisecond}, Breaker: breaker})
+		s := standard(t, store, guard.Options{Timeout: guard.TimeoutOptions{After: 25 * time.Millisecond}, Breaker: breaker})
 		defer s.Close()
 		charges := one(ready(t, penstock.PerSecond(10).WithBurst(2)), "k")
 		var late atomic.Int64
@@ -260,7 +260,7 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := guard.Standard(store, guard.Options{})
+		s := standard(t, store, guard.Options{})
 		defer s.Close()
 		limit := ready(t, penstock.PerSecond(1_000_000))
 		store.breaks(hangs)
@@ -289,7 +289,7 @@ func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
 func TestBreakerClosesThoughItsOwnQuestionTellsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := guard.Standard(store, guard.Options{OnFailure: guard.Closed})
+		s := standard(t, store, guard.Options{OnFailure: guard.Closed})
 		defer s.Close()
 		limit := ready(t, penstock.PerSecond(1_000_000))
 		store.breaks(fails(errDown))
@@ -298,7 +298,7 @@ func TestBreakerClosesThoughItsOwnQuestionTellsNothing(t *testing.T) {
 		}
 		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if charges[0].Key == "poisoned" {
-				return penstock.Decision{}, uncountedError{errDown}
+				return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonCorrupt, errDown)
 			}
 			return store.store.Decide(ctx, charges)
 		})

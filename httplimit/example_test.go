@@ -29,7 +29,10 @@ func ExampleNew() {
 	}
 	defer store.Close()
 	// Of a policy.Watcher w: func(l *penstock.Limit) guard.Settings { return w.Rules().Settings(l) }
-	guarded := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 2})
+	guarded, err := guard.Standard(store, guard.Options{Server: store, Limits: rules.Settings})
+	if err != nil {
+		log.Fatal(err)
+	}
 	defer guarded.Close()
 	gate, err := httplimit.New(httplimit.Options{Store: guarded, Rules: func() *policy.Rules { return rules }})
 	if err != nil {

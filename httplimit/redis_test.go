@@ -35,9 +35,13 @@ func openStore(t *testing.T, address string) penstock.Store {
 // guarded puts the guards around a store, with time for a slow machine.
 func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Duration) penstock.Store {
 	t.Helper()
-	g := guard.Standard(store, guard.Options{
-		Limits: rulesOf(t, text).Settings, Timeout: guard.TimeoutOptions{After: 10 * time.Second}, DenyFor: denyFor,
+	g, err := guard.Standard(store, guard.Options{
+		Instances: 1,
+		Limits:    rulesOf(t, text).Settings, Timeout: guard.TimeoutOptions{After: 10 * time.Second}, DenyFor: denyFor,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(g.Close)
 	return g
 }

@@ -31,7 +31,10 @@ func BenchmarkCandidate(b *testing.B) {
 					b.Fatal(err)
 				}
 				defer store.Close()
-				guarded := guard.Standard(store, guard.Options{Limits: rulesOf(b, text).Settings})
+				guarded, err := guard.Standard(store, guard.Options{Server: store, Limits: rulesOf(b, text).Settings})
+				if err != nil {
+					b.Fatal(err)
+				}
 				defer guarded.Close()
 				rules := rulesOf(b, text)
 				gate, err := httplimit.New(httplimit.Options{Store: guarded, Rules: func() *policy.Rules { return rules }})

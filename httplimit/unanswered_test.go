@@ -73,7 +73,10 @@ func eachWay(t *testing.T, text string, test func(t *testing.T, gate *httplimit.
 				store, rules, seen := newFlaky(), rulesOf(t, text), new(events)
 				o := httplimit.Options{Store: store, Rules: func() *policy.Rules { return rules }, Observe: seen.add}
 				if guarded {
-					all := guard.Standard(store, guard.Options{Limits: rules.Settings})
+					all, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
+					if err != nil {
+						t.Fatal(err)
+					}
 					defer all.Close()
 					o.Store = all
 				}
@@ -519,7 +522,10 @@ rules:
 func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
 	store := newFlaky()
 	store.down.Store(true)
-	all := guard.Standard(store, guard.Options{OnFailure: guard.Closed})
+	all, err := guard.Standard(store, guard.Options{OnFailure: guard.Closed, Instances: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer all.Close()
 	gate, err := httplimit.New(httplimit.Options{Store: all, Name: "api", Limits: []penstock.Limit{penstock.PerHour(5)}, OnFailure: guard.Open})
 	if err != nil {

@@ -85,7 +85,7 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 	}
 	if err := ctx.Err(); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("%w: memstore: %w", penstock.ErrUnavailable, err)
+			err = penstock.NewStoreError(penstock.ReasonLate, err)
 		}
 		return penstock.Decision{}, err
 	}
@@ -283,7 +283,7 @@ func (s *Store) reclaim(now int64) bool {
 }
 
 func (s *Store) full() error {
-	return fmt.Errorf("%w: memstore is full: %d counters are live; raise Options.MaxKeys", penstock.ErrUnavailable, s.maxKeys)
+	return penstock.NewStoreError(penstock.ReasonOutOfMemory, fmt.Errorf("memstore is full: %d counters are live; raise Options.MaxKeys", s.maxKeys))
 }
 
 func (s *Store) removeLocked(t *table, cell uint32) {

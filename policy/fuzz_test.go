@@ -62,10 +62,10 @@ func FuzzParse(f *testing.F) {
 		if !utf8.ValidString(rules.String()) {
 			t.Fatalf("the description is not UTF-8: %q", rules.String())
 		}
-		guarded, broken := guard.Standard(memstore.New(memstore.Options{Shards: 1}), guard.Options{Limits: rules.Settings}), guard.Standard(
-			penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
-				return penstock.Decision{}, penstock.ErrUnavailable
-			}), guard.Options{Limits: rules.Settings})
+		guarded := guardedBy(t, rules, memstore.New(memstore.Options{Shards: 1}))
+		broken := guardedBy(t, rules, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+			return penstock.Decision{}, penstock.ErrUnavailable
+		}))
 		defer guarded.Close()
 		defer broken.Close()
 		r := rand.New(rand.NewPCG(1, 1))
@@ -120,4 +120,12 @@ func FuzzEscape(f *testing.F) {
 			t.Fatalf("%q is spelt in %d letters", a, len(x))
 		}
 	})
+}
+
+func guardedBy(t *testing.T, rules *Rules, store penstock.Store) *guard.Guarded {
+	g, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
 }

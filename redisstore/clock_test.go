@@ -79,7 +79,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 					}
 					steps++
 				}
-				if n, err := store.Live(t.Context(), "i", time.Minute); n != 3 || err != nil {
+				if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 3 || err != nil {
 					t.Fatalf("seed %d: %d, %v", seed, n, err)
 				}
 				readings++
@@ -96,7 +96,7 @@ func TestAClockThatIsNotSeenDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := &timekeeper{}
 		store := over(t, server, redisstore.Options{})
-		look := func() { store.Live(t.Context(), "i", time.Minute) }
+		look := func() { store.Heartbeat(t.Context(), "i", time.Minute) }
 		look()
 		server.down, server.wrong = true, -time.Hour
 		for range 10 {
@@ -136,7 +136,7 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 			store := over(t, &wanderer{rng: rand.New(rand.NewPCG(seed, 3))}, redisstore.Options{})
 			var all sync.WaitGroup
 			for range 50 {
-				all.Go(func() { store.Live(t.Context(), "i", time.Minute) })
+				all.Go(func() { store.Heartbeat(t.Context(), "i", time.Minute) })
 				time.Sleep(time.Duration(rng.Int64N(int64(500 * time.Millisecond))))
 			}
 			all.Wait()
@@ -153,7 +153,7 @@ func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
 		store := over(t, server, redisstore.Options{})
 		for range 100 {
 			for _, late := range []time.Duration{1, -1} {
-				store.Live(t.Context(), "i", time.Minute)
+				store.Heartbeat(t.Context(), "i", time.Minute)
 				time.Sleep(time.Hour)
 				server.wrong += late * 3 * time.Second
 			}
@@ -168,28 +168,11 @@ func TestTheClockOfARealServerIsRead(t *testing.T) {
 	t.Parallel()
 	store := open(t, redistest.Start(t).URL(), redisstore.Options{})
 	for range 20 {
-		if n, err := store.Live(t.Context(), "i", time.Minute); n != 1 || err != nil {
+		if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
 	}
 	if back, forward := store.ClockSteps(); back+forward != 0 {
 		t.Logf("the machine's clock has stepped %d times", back+forward) // it may have
-	}
-}
-
-func TestClassesOfErrorsAreNamedForMetrics(t *testing.T) {
-	rows := []struct {
-		err  redisstore.Error
-		want string
-	}{
-		{redisstore.Error{Class: redisstore.Unknown, Cause: errors.New("reset by peer")}, "unknown"},
-		{redisstore.Error{Class: redisstore.Unknown, Cause: fmt.Errorf("gone: %w", context.DeadlineExceeded)}, "timeout"},
-		{redisstore.Error{Class: redisstore.Unreached, Cause: context.DeadlineExceeded}, "unreached"},
-		{redisstore.Error{Class: redisstore.Refused, Cause: redisstore.ReplyError("NOPERM")}, "refused"},
-	}
-	for _, row := range rows {
-		if got := row.err.ClassName(); got != row.want {
-			t.Errorf("%v is %q; want %q", &row.err, got, row.want)
-		}
 	}
 }

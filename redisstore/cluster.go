@@ -53,7 +53,7 @@ func (s *Store) decideSpread(ctx context.Context, plans []*penstock.Plan, charge
 		}
 	}
 	if back := s.giveBack(ctx, made(charges, answers)); back != nil {
-		return penstock.Decision{}, perhaps(ctx, errors.Join(err, back))
+		return penstock.Decision{}, indeterminate(ctx, errors.Join(err, back))
 	}
 	if err != nil {
 		return penstock.Decision{}, err
@@ -90,7 +90,7 @@ func (s *Store) runEach(ctx context.Context, groups [][]int, plans []*penstock.P
 	all.Wait()
 	var worst error
 	for _, err := range errs {
-		if worst == nil || unknown(err) && !unknown(worst) {
+		if worst == nil || mayBeCharged(err) && !mayBeCharged(worst) {
 			worst = err
 		}
 	}
@@ -115,10 +115,10 @@ func (s *Store) runGroup(ctx context.Context, group []int, plans []*penstock.Pla
 	return nil
 }
 
-// unknown tells whether charges may have been made despite an error.
-func unknown(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return err != nil && (!ok || e.Class == Unknown)
+// mayBeCharged tells whether charges may have been made despite an error.
+func mayBeCharged(err error) bool {
+	e := penstock.AsStoreError(err)
+	return err != nil && (e == nil || e.MayBeCharged)
 }
 
 // dryRun asks for charges and makes none.
@@ -203,11 +203,11 @@ func (s *Store) giveBack(ctx context.Context, made []penstock.Charge) error {
 }
 
 // perhaps is the error of a batch that is charged in part, perhaps.
-func perhaps(ctx context.Context, err error) error {
+func indeterminate(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
 	}
-	return &Error{Class: Unknown, Cause: err}
+	return penstock.NewStoreError(penstock.ReasonUnknown, err)
 }
 
 // groups are the indexes of the charges, grouped by key: of those that can be denied, and of the

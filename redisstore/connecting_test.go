@@ -55,7 +55,7 @@ func TestCallsDoNotWaitForOthersConnections(t *testing.T) {
 				waiting.Add(1)
 				go func() {
 					defer waiting.Add(-1)
-					_, _ = store.Live(patient, "i", time.Minute)
+					_, _ = store.Heartbeat(patient, "i", time.Minute)
 				}()
 			}
 			lost := p.Lost()

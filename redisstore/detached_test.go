@@ -50,23 +50,23 @@ func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
 		client := new(heedless)
 		store := over(t, client, redisstore.Options{Apart: true})
 		charges := []penstock.Charge{spend("k", penstock.PerHour(10), 1)}
-		decide := func() (time.Duration, redisstore.Class) {
+		decide := func() (time.Duration, penstock.Reason) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
 			began := time.Now()
 			_, err := store.Decide(ctx, charges)
-			failure, ok := errors.AsType[*redisstore.Error](err)
+			failure, ok := errors.AsType[*penstock.StoreError](err)
 			if !ok {
 				t.Fatalf("%v; want an error of the store", err)
 			}
-			return time.Since(began), failure.Class
+			return time.Since(began), failure.Reason
 		}
 		unknown, unreached := 0, 0
 		for range 2000 {
 			switch took, class := decide(); {
-			case class == redisstore.Unknown && took == 20*time.Millisecond:
+			case class == penstock.ReasonTimeout && took == 20*time.Millisecond:
 				unknown++
-			case class == redisstore.Unreached && took == 0:
+			case class == penstock.ReasonUnreachable && took == 0:
 				unreached++
 			default:
 				t.Fatalf("a decision ends after %v as %v", took, class)
@@ -77,7 +77,7 @@ func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
 		}
 		client.mended.Store(true)
 		time.Sleep(time.Hour)
-		if _, class := decide(); class != redisstore.Unready {
+		if _, class := decide(); class != penstock.ReasonNotReady {
 			t.Errorf("when all calls have ended, a decision ends as %v; want the client's error", class)
 		}
 	})
@@ -143,8 +143,8 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 			_ = store.Close()
 			for range cap(ended) {
 				err := <-ended
-				failure, ok := errors.AsType[*redisstore.Error](err)
-				if !ok || failure.Class != redisstore.Unknown && failure.Class != redisstore.Unreached {
+				failure, ok := errors.AsType[*penstock.StoreError](err)
+				if !ok || !failure.MayBeCharged && failure.Reason != penstock.ReasonUnreachable {
 					t.Errorf("%v; want an error of the store", err)
 				}
 			}
@@ -193,7 +193,7 @@ func (*panics) EvalSha(context.Context, string, []string, []string) (string, err
 func TestPanicOfAClientIsAnError(t *testing.T) {
 	store := over(t, new(panics), redisstore.Options{})
 	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
-	if failure, ok := errors.AsType[*redisstore.Error](err); !ok || failure.Class != redisstore.Unknown {
+	if failure, ok := errors.AsType[*penstock.StoreError](err); !ok || !failure.MayBeCharged {
 		t.Errorf("%v; want an error of which the outcome is unknown", err)
 	}
 }

@@ -12,80 +12,33 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A Class says what an error means for the charges that it answers.
-type Class uint8
-
-const (
-	// Unknown: the answer was lost, the charges may have been made. A read timeout, a connection that
-	// broke, a context that ended after the script was sent.
-	Unknown Class = iota
-	// Unreached: no server was reached, or the deadline passed before the charges were sent (ClassName
-	// tells which); nothing was charged.
-	Unreached
-	// Unready: the server cannot decide now: loading, read-only, without quorum, moving slots. Nothing
-	// was charged.
-	Unready
-	// Full: the server is out of memory. Nothing was charged.
-	Full
-	// Busy: another script has blocked the server for too long. Nothing was charged.
-	Busy
-	// Refused: the server does not let this user in, or not run this. A configuration fault; nothing
-	// was charged.
-	Refused
-	// Poisoned: a key of this store holds something else. Limiter.Reset does not mend it, deleting the
-	// key does. Nothing was charged.
-	Poisoned
-	// Rejected: the server knows the script and answered with an error of another kind.
-	Rejected
-)
-
-var classNames = [...]string{"unknown", "unreached", "unready", "full", "busy", "refused", "poisoned", "rejected"}
-
-func (c Class) String() string { return classNames[c] }
-
-// An Error is why a Store has no decision. It wraps penstock.ErrUnavailable and the cause.
-type Error struct {
-	Class Class
-	Cause error
+// unavailable makes the error that the Store returns of what its client returned: a
+// penstock.StoreError, or the context's own error if the caller went away.
+func (s *Store) unavailable(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	e := penstock.NewStoreError(classify(err), err)
+	if e.IsPermanent {
+		e.Hint = s.hint(err)
+		e.IsStoreFault = isLoginRefused(err)
+	}
+	return e
 }
 
-func (e *Error) Error() string {
-	return fmt.Sprintf("%v: redis: %v: %v", penstock.ErrUnavailable, e.ClassName(), e.Cause)
+// isLoginRefused tells whether a server lets the user do nothing at all. A right that is missing
+// may concern only some limits, so it says nothing about the server's health.
+func isLoginRefused(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "NOAUTH") || strings.Contains(text, "WRONGPASS")
 }
 
-// ClassName is the Class, as metrics have it: its name; "timeout" for an Unknown that is a matter
-// of time; or "late" for an Unreached whose deadline passed while others were being decided before
-// it: the server may be there, and slow.
-func (e *Error) ClassName() string {
-	if e.Class == Unreached && errors.Is(e.Cause, errLate) {
-		return "late"
-	}
-	if e.Class == Unknown && timedOut(e.Cause) {
-		return "timeout"
-	}
-	return e.Class.String()
-}
-
-// Counts tells whether the error says something of the server, and not of one key. A breaker goes
-// by it.
-func (e *Error) Counts() bool { return e.Class != Poisoned }
-
-// Lasting tells whether somebody must change something before the store can answer: asking again
-// soon is of no use.
-func (e *Error) Lasting() bool { return e.Class == Refused }
-
-func (e *Error) Unwrap() []error { return []error{penstock.ErrUnavailable, e.Cause} }
-
-// Hint is what the server's administrator must do so that a lasting error ends: "+set", or other
-// rights as ACL SETUSER takes them, where PREFIX stands for Options.Prefix; or a sentence. What
-// several servers need is in it once. It is "" for an error that does not last.
-func (e *Error) Hint() string {
-	if !e.Lasting() {
-		return ""
-	}
+// hint is what the server's administrator must do so that a permanent error ends: "+set", or other
+// rights as ACL SETUSER takes them; or a sentence. What several servers need is in it once.
+func (s *Store) hint(err error) string {
 	var rights, others []string
-	for _, text := range refusals(e.Cause) {
-		hint := hintFor(text)
+	for _, refusal := range refusals(err) {
+		hint := s.hintFor(refusal)
 		switch {
 		case hint == "":
 		case hint[0] == '+' || hint[0] == '~':
@@ -106,37 +59,42 @@ func (e *Error) Hint() string {
 	return strings.Join(all, "; ")
 }
 
-// refusals are the texts of those errors joined in one with which servers refused something.
-func refusals(err error) (texts []string) {
+// refusals are those errors joined in one with which servers denied a permission.
+func refusals(err error) (all []error) {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if joined, ok := e.(interface{ Unwrap() []error }); ok {
 			for _, one := range joined.Unwrap() {
-				texts = append(texts, refusals(one)...)
+				all = append(all, refusals(one)...)
 			}
-			return texts
+			return all
 		}
 	}
-	if classify(err) == Refused {
-		texts = append(texts, err.Error())
+	if classify(err) == penstock.ReasonPermissionDenied {
+		all = append(all, err)
 	}
-	return texts
+	return all
 }
 
-// hintFor is what ends one refusal, if it tells.
-func hintFor(text string) string {
-	if command, ok := missingRight(text); ok {
+// hintFor is what ends one refusal, or "" if that is not known.
+func (s *Store) hintFor(refusal error) string {
+	if missing, ok := errors.AsType[*missingRight](refusal); ok {
+		return "+" + missing.command
+	}
+	text := refusal.Error()
+	if command, ok := deniedCommand(text); ok {
 		return "+" + command
 	}
-	for _, h := range hints {
-		if strings.Contains(text, h.part) {
-			return h.hint
-		}
+	switch {
+	case strings.Contains(text, "access"): // to one of the keys, in the words of every version
+		return "~" + strings.TrimSuffix(s.prefix, schemaVersion) + "*"
+	case isLoginRefused(refusal):
+		return "the store's setting with a user and password that are let in"
 	}
 	return ""
 }
 
-// missingRight is the command that a refusal names, in a server's words or in those of a script.
-func missingRight(text string) (command string, found bool) {
+// deniedCommand is the command that a refusal names, in a server's words or in those of a script.
+func deniedCommand(text string) (command string, found bool) {
 	if _, rest, ok := strings.Cut(text, "run the '"); ok {
 		command, _, found = strings.Cut(rest, "' command")
 		return command, found
@@ -146,44 +104,57 @@ func missingRight(text string) (command string, found bool) {
 	return command, command != ""
 }
 
-var hints = []struct{ part, hint string }{
-	{"access", "~PREFIX*"}, // one of the keys, in the words of every version
-	{"WRONGPASS", "the store's setting with a user and password that are let in"},
-	{"NOAUTH", "the store's setting with a user and password that are let in"},
+// A missingRight is a server's reply that does not name the command, and the command.
+type missingRight struct {
+	reply   error
+	command string
 }
 
-// classes are the beginnings of error replies, as Redis and Valkey word them. Redis before 7 put a
+func (e *missingRight) Error() string {
+	return fmt.Sprintf("%v; the user needs the right +%s", e.reply, e.command)
+}
+
+func (e *missingRight) Unwrap() error { return e.reply }
+
+// reasons are the beginnings of error replies, as Redis and Valkey word them. Redis before 7 put a
 // script's errors behind "ERR Error running script … -CODE", which is matched too. Some clients
 // leave "ERR " out, so it is not looked at.
-var classes = []struct {
-	code  string
-	class Class
+var reasons = []struct {
+	code   string
+	reason penstock.Reason
 }{
-	{"MOVED ", Unready}, {"ASK ", Unready}, {"TRYAGAIN", Unready}, {"CLUSTERDOWN", Unready}, {"LOADING", Unready},
-	{"MASTERDOWN", Unready}, {"READONLY", Unready}, {"NOREPLICAS", Unready}, {"max number of clients", Unready},
-	{"MISCONF", Unready}, {"OOM ", Full}, {"BUSY ", Busy},
-	{"NOPERM", Refused}, {"NOAUTH", Refused}, {"WRONGPASS", Refused}, {"unknown command", Refused}, {"NOPROTO", Refused},
-	{"WRONGTYPE", Poisoned},
+	{"MOVED ", penstock.ReasonNotReady},
+	{"ASK ", penstock.ReasonNotReady},
+	{"TRYAGAIN", penstock.ReasonNotReady},
+	{"CLUSTERDOWN", penstock.ReasonNotReady},
+	{"LOADING", penstock.ReasonNotReady},
+	{"MASTERDOWN", penstock.ReasonNotReady},
+	{"READONLY", penstock.ReasonNotReady},
+	{"NOREPLICAS", penstock.ReasonNotReady},
+	{"max number of clients", penstock.ReasonNotReady},
+	{"MISCONF", penstock.ReasonNotReady},
+	{"OOM ", penstock.ReasonOutOfMemory},
+	{"BUSY ", penstock.ReasonBusy},
+	{"NOPERM", penstock.ReasonPermissionDenied},
+	{"NOAUTH", penstock.ReasonPermissionDenied},
+	{"WRONGPASS", penstock.ReasonPermissionDenied},
+	{"unknown command", penstock.ReasonPermissionDenied},
+	{"NOPROTO", penstock.ReasonPermissionDenied},
+	{"WRONGTYPE", penstock.ReasonCorrupt},
 }
 
-// classesInside are parts of error replies, for errors that a script meets.
-var classesInside = []struct {
-	part  string
-	class Class
+// reasonsInside are parts of error replies, for errors that a script meets.
+var reasonsInside = []struct {
+	part   string
+	reason penstock.Reason
 }{
-	{"The user executing the script can't", Refused},           // Redis 7.0
-	{"ACL failure in script", Refused},                         // Redis 7.2 and Valkey
-	{"command called from script", Refused},                    // one that the server does not have, or has under another name
-	{"Invalid command passed to redis.acl_check_cmd", Refused}, // likewise
-	{"data string too short", Poisoned}, {"POISONED ", Poisoned},
-}
-
-// unavailable makes the error that Decide returns of what the client returned.
-func unavailable(ctx context.Context, err error) error {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return ctx.Err()
-	}
-	return &Error{Class: classify(err), Cause: err}
+	{"The user executing the script can't", penstock.ReasonPermissionDenied}, // Redis 7.0
+	{"ACL failure in script", penstock.ReasonPermissionDenied},               // Redis 7.2 and Valkey
+	// A command that the server does not have, or has under another name.
+	{"command called from script", penstock.ReasonPermissionDenied},
+	{"Invalid command passed to redis.acl_check_cmd", penstock.ReasonPermissionDenied},
+	{"data string too short", penstock.ReasonCorrupt},
+	{"POISONED ", penstock.ReasonCorrupt},
 }
 
 func timedOut(err error) bool {
@@ -205,23 +176,32 @@ func notSent(err error) error { return fmt.Errorf("%w: %w", errNotSent, err) }
 
 func tooLate(err error) error { return notSent(fmt.Errorf("%w: %w", errLate, err)) }
 
-func classify(err error) Class {
+func classify(err error) penstock.Reason {
 	replies := repliesIn(err)
 	if len(replies) == 0 {
 		var op *net.OpError
 		var certificate *tls.CertificateVerificationError
-		if errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || certificateRefused(err) {
-			return Unreached
+		switch {
+		case errors.Is(err, errLate):
+			return penstock.ReasonLate
+		case errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || certificateRefused(err):
+			return penstock.ReasonUnreachable
+		case timedOut(err):
+			return penstock.ReasonTimeout
 		}
-		return Unknown
+		return penstock.ReasonUnknown
 	}
-	class := Rejected
+	worst := len(precedence)
 	for _, reply := range replies { // of several servers, which answer in any order
-		if c := classifyReply(reply); c == Refused || class != Refused && c < class {
-			class = c
-		}
+		worst = min(worst, slices.Index(precedence, classifyReply(reply)))
 	}
-	return class
+	return precedence[worst]
+}
+
+// precedence has the reasons of error replies; if servers differ, the first one counts.
+var precedence = []penstock.Reason{
+	penstock.ReasonPermissionDenied, penstock.ReasonNotReady, penstock.ReasonOutOfMemory, penstock.ReasonBusy, penstock.ReasonCorrupt,
+	penstock.ReasonRejected,
 }
 
 // repliesIn are the replies among the errors that are joined in one.
@@ -240,19 +220,19 @@ func repliesIn(err error) (replies []ReplyError) {
 	return nil
 }
 
-func classifyReply(reply ReplyError) Class {
+func classifyReply(reply ReplyError) penstock.Reason {
 	text := strings.TrimPrefix(string(reply), "ERR ")
-	for _, c := range classes {
+	for _, c := range reasons {
 		if strings.HasPrefix(text, c.code) || strings.Contains(text, " -"+c.code) {
-			return c.class
+			return c.reason
 		}
 	}
-	for _, c := range classesInside {
+	for _, c := range reasonsInside {
 		if strings.Contains(text, c.part) {
-			return c.class
+			return c.reason
 		}
 	}
-	return Rejected
+	return penstock.ReasonRejected
 }
 
 // certificateRefused tells whether a server has ended the TLS handshake because of the client's

@@ -60,12 +60,12 @@ func remaining(t testing.TB, store penstock.Store, key string, limit penstock.Li
 	return d.Status(0).Remaining
 }
 
-// wantClass checks an error of Decide.
-func wantClass(t testing.TB, what string, err error, class redisstore.Class) {
+// wantReason checks an error of Decide.
+func wantReason(t testing.TB, what string, err error, reason penstock.Reason) {
 	t.Helper()
-	var e *redisstore.Error
-	if !errors.As(err, &e) || e.Class != class || !errors.Is(err, penstock.ErrUnavailable) || e.Cause == nil {
-		t.Errorf("%s: %v; want an error of class %v", what, err, class)
+	var e *penstock.StoreError
+	if !errors.As(err, &e) || e.Reason != reason || !errors.Is(err, penstock.ErrUnavailable) || e.Err == nil {
+		t.Errorf("%s: %v; want an error of reason %v", what, err, reason)
 	}
 }
 
@@ -96,20 +96,20 @@ func eventually(t testing.TB, limit time.Duration, ok func() error) {
 func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []struct {
-		name  string
-		class redisstore.Class
-		make  func(t *testing.T, s *redistest.Server)
-		heal  func(t *testing.T, s *redistest.Server)
+		name   string
+		reason penstock.Reason
+		make   func(t *testing.T, s *redistest.Server)
+		heal   func(t *testing.T, s *redistest.Server)
 	}{
-		{"replica", redisstore.Unready, do("REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
-		{"replica without its primary's data", redisstore.Unready,
+		{"replica", penstock.ReasonNotReady, do("REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
+		{"replica without its primary's data", penstock.ReasonNotReady,
 			do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
-		{"too few replicas", redisstore.Unready, do("CONFIG SET min-replicas-to-write 1"), do("CONFIG SET min-replicas-to-write 0")},
-		{"out of memory", redisstore.Full, do("CONFIG SET maxmemory 1"), do("CONFIG SET maxmemory 0")},
-		{"no right to run scripts", redisstore.Refused, do("ACL SETUSER default -eval -evalsha"), do("ACL SETUSER default +@all")},
-		{"no right inside the script", redisstore.Refused, do("ACL SETUSER default -time"), do("ACL SETUSER default +@all")},
-		{"no right to the keys", redisstore.Refused, do("ACL SETUSER default resetkeys ~other:*"), do("ACL SETUSER default ~*")},
-		{"busy with another script", redisstore.Busy, makeBusy, do("SCRIPT KILL")},
+		{"too few replicas", penstock.ReasonNotReady, do("CONFIG SET min-replicas-to-write 1"), do("CONFIG SET min-replicas-to-write 0")},
+		{"out of memory", penstock.ReasonOutOfMemory, do("CONFIG SET maxmemory 1"), do("CONFIG SET maxmemory 0")},
+		{"no right to run scripts", penstock.ReasonPermissionDenied, do("ACL SETUSER default -eval -evalsha"), do("ACL SETUSER default +@all")},
+		{"no right inside the script", penstock.ReasonPermissionDenied, do("ACL SETUSER default -time"), do("ACL SETUSER default +@all")},
+		{"no right to the keys", penstock.ReasonPermissionDenied, do("ACL SETUSER default resetkeys ~other:*"), do("ACL SETUSER default ~*")},
+		{"busy with another script", penstock.ReasonBusy, makeBusy, do("SCRIPT KILL")},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
@@ -136,7 +136,7 @@ func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
 						{spend(m.name, some, 1), spend(m.name, slow("new", 5), 1)}, {spend(m.name, some, 1), spend(m.name, full, 1)},
 					} {
 						d, err := store.Decide(within(t, 5*time.Second), batch)
-						wantClass(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Limit.Name), err, fault.class)
+						wantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Limit.Name), err, fault.reason)
 						if d.Allowed {
 							t.Errorf("allowed with an error")
 						}
@@ -207,8 +207,8 @@ func TestServerThatIsLoadingIsUnready(t *testing.T) {
 			if err == nil {
 				t.Fatalf("store %d: the server was done loading before it was asked", i)
 			}
-			var e *redisstore.Error
-			if !errors.As(err, &e) || e.Class != redisstore.Unready || !strings.Contains(err.Error(), "LOADING") {
+			var e *penstock.StoreError
+			if !errors.As(err, &e) || e.Reason != penstock.ReasonNotReady || !strings.Contains(err.Error(), "LOADING") {
 				return err
 			}
 			return nil
@@ -246,8 +246,8 @@ func TestStrangersAreRefused(t *testing.T) {
 			} {
 				store := over(t, m.client(t), redisstore.Options{})
 				_, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend("k", slow("d", 9), 1)})
-				wantClass(t, m.name, err, redisstore.Refused)
-				wantClass(t, m.name+" ping", store.Ping(within(t, 5*time.Second)), redisstore.Refused)
+				wantReason(t, m.name, err, penstock.ReasonPermissionDenied)
+				wantReason(t, m.name+" ping", store.Ping(within(t, 5*time.Second)), penstock.ReasonPermissionDenied)
 				if strings.Contains(fmt.Sprint(err), "wr0ng-secret") {
 					t.Errorf("%s: the error shows the password: %v", m.name, err)
 				}
@@ -316,7 +316,7 @@ func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 					charge.Mode = mode
 					for _, batch := range [][]penstock.Charge{{charge}, {charge, other}, {other, charge}} {
 						_, err := store.Decide(t.Context(), batch)
-						wantClass(t, fmt.Sprintf("%s: %v in a batch of %d", p.name, mode, len(batch)), err, redisstore.Poisoned)
+						wantReason(t, fmt.Sprintf("%s: %v in a batch of %d", p.name, mode, len(batch)), err, penstock.ReasonCorrupt)
 					}
 				}
 				charge.Mode = penstock.Spend
@@ -384,20 +384,20 @@ func TestClusterWithoutAPrimaryIsDown(t *testing.T) {
 	}
 	for _, m := range []maker{{"rueidis", url}, {"go-redis", goRedis}} {
 		store := over(t, m.client(t), redisstore.Options{})
-		found := make(map[redisstore.Class]int)
+		found := make(map[penstock.Reason]int)
 		for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
 			_, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend(fmt.Sprint("k", i), slow("d", 9), 1)})
-			var e *redisstore.Error
+			var e *penstock.StoreError
 			if !errors.As(err, &e) {
 				t.Fatalf("%s: key %d: %v", m.name, i, err)
 			}
-			found[e.Class]++
-			if e.Class != redisstore.Unready && e.Class != redisstore.Unreached {
+			found[e.Reason]++
+			if e.Reason != penstock.ReasonNotReady && e.Reason != penstock.ReasonUnreachable && e.Reason != penstock.ReasonLate {
 				t.Errorf("%s: key %d: %v", m.name, i, err)
 			}
 		}
 		t.Logf("%s: %v", m.name, found)
-		if found[redisstore.Unready] == 0 {
+		if found[penstock.ReasonNotReady] == 0 {
 			t.Errorf("%s: the living node never said CLUSTERDOWN", m.name)
 		}
 	}
@@ -425,7 +425,7 @@ func TestStoreNeedsTheseRightsOnly(t *testing.T) {
 // useTheRest asks a store what the law does not.
 func useTheRest(t *testing.T, store *redisstore.Store) {
 	t.Helper()
-	if _, err := store.Live(t.Context(), "an instance", time.Minute); err != nil {
+	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
 		t.Error(err)
 	}
 	if _, err := store.Memory(t.Context()); err != nil {
@@ -463,7 +463,7 @@ func TestStoreOnAClusterNeedsTheseRightsOnly(t *testing.T) {
 			useTheRest(t, store)
 			charge := []penstock.Charge{spend("k", slow("d", 9), 1)}
 			eventually(t, 10*time.Second, func() error { // the layout is asked for in the background
-				if store.Shard(charge) == "" {
+				if store.Node(charge) == "" {
 					return errors.New("the store does not know who keeps which slot")
 				}
 				return nil
@@ -486,53 +486,53 @@ func asLimiter(addr string) []maker {
 // not matter.
 var replies = []struct {
 	server, text string
-	class        redisstore.Class
+	reason       penstock.Reason
 	hint         string
 }{
-	{"Redis 7.0", "NOPERM this user has no permissions to run the 'evalsha' command", redisstore.Refused, "+evalsha"},
-	{"Redis 7.0", "NOPERM this user has no permissions to run the 'cluster|slots' command", redisstore.Refused, "+cluster|slots"},
-	{"Redis 7.0", "NOPERM this user has no permissions to access one of the keys used as arguments", redisstore.Refused, "~PREFIX*"},
+	{"Redis 7.0", "NOPERM this user has no permissions to run the 'evalsha' command", penstock.ReasonPermissionDenied, "+evalsha"},
+	{"Redis 7.0", "NOPERM this user has no permissions to run the 'cluster|slots' command", penstock.ReasonPermissionDenied, "+cluster|slots"},
+	{"Redis 7.0", "NOPERM this user has no permissions to access one of the keys used as arguments", penstock.ReasonPermissionDenied, "~ps*"},
 	{"Redis 7.0", "ERR The user executing the script can't run this command or subcommand script: f37160b6aecfc7a91f39a747f0056ecc3eb35618, on @user_script:2.",
-		redisstore.Refused, "a command that the scripts run; docs/operations.md has them all"},
+		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
 	{"Redis 7.0", "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments script: e9b26805962546bd96803672e66fa4436f774677, on @user_script:2.",
-		redisstore.Refused, "~PREFIX*"},
+		penstock.ReasonPermissionDenied, "~ps*"},
 	{"Redis 7.0", "ERR Unknown Redis command called from script script: 1a69158b476b7570f1a723395a06319712ea49aa, on @user_script:2.",
-		redisstore.Refused, "a command that the scripts run; docs/operations.md has them all"},
-	{"Valkey 8", "NOPERM User limiter has no permissions to run the 'script|load' command", redisstore.Refused, "+script|load"},
-	{"Valkey 8", "NOPERM No permissions to access a key", redisstore.Refused, "~PREFIX*"},
+		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+	{"Valkey 8", "NOPERM User limiter has no permissions to run the 'script|load' command", penstock.ReasonPermissionDenied, "+script|load"},
+	{"Valkey 8", "NOPERM No permissions to access a key", penstock.ReasonPermissionDenied, "~ps*"},
 	{"Valkey 8", "ERR ACL failure in script: User limiter has no permissions to run the 'del' command script: f37160b6aecfc7a91f39a747f0056ecc3eb35618, on @user_script:2.",
-		redisstore.Refused, "+del"},
+		penstock.ReasonPermissionDenied, "+del"},
 	{"Valkey 8", "ERR ACL failure in script: User limiter has no permissions to run the 'cluster|slots' command script: 94a93c8b45599178c6903f182b88ce2c60b9ac58, on @user_script:2.",
-		redisstore.Refused, "+cluster|slots"},
+		penstock.ReasonPermissionDenied, "+cluster|slots"},
 	{"Valkey 8", "ERR ACL failure in script: No permissions to access a key script: e9b26805962546bd96803672e66fa4436f774677, on @user_script:2.",
-		redisstore.Refused, "~PREFIX*"},
+		penstock.ReasonPermissionDenied, "~ps*"},
 	{"Valkey 8", "ERR Unknown command called from script script: 1a69158b476b7570f1a723395a06319712ea49aa, on @user_script:2.",
-		redisstore.Refused, "a command that the scripts run; docs/operations.md has them all"},
+		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
 	{"both", "ERR Invalid command passed to redis.acl_check_cmd() script: 1a69158b476b7570f1a723395a06319712ea49aa, on @user_script:2.",
-		redisstore.Refused, "a command that the scripts run; docs/operations.md has them all"},
-	{"both", "NOPERM the user needs the right +zadd", redisstore.Refused, "+zadd"},
-	{"both", "NOAUTH Authentication required.", redisstore.Refused, "the store's setting with a user and password that are let in"},
-	{"both", "WRONGPASS invalid username-password pair or user is disabled.", redisstore.Refused, "the store's setting with a user and password that are let in"},
-	{"both", "ERR unknown command 'evalsha', with args beginning with: 'f37160b6aecf' '1' ", redisstore.Refused,
+		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+	{"both", "NOPERM the user needs the right +zadd", penstock.ReasonPermissionDenied, "+zadd"},
+	{"both", "NOAUTH Authentication required.", penstock.ReasonPermissionDenied, "the store's setting with a user and password that are let in"},
+	{"both", "WRONGPASS invalid username-password pair or user is disabled.", penstock.ReasonPermissionDenied, "the store's setting with a user and password that are let in"},
+	{"both", "ERR unknown command 'evalsha', with args beginning with: 'f37160b6aecf' '1' ", penstock.ReasonPermissionDenied,
 		"a command that the scripts run; docs/operations.md has them all"},
-	{"both", "WRONGTYPE Operation against a key holding the wrong kind of value script: 2c52d693e6b6ea42f70c349bf8614b8c2ec172f3, on @user_script:2.", redisstore.Poisoned, ""},
-	{"both", "ERR user_script:2: bad argument #2 to 'unpack' (data string too short) script: 59d001b560bf244569ab43386d1136e2860d28aa, on @user_script:2.", redisstore.Poisoned, ""},
-	{"both", "ERR user_script:2: POISONED the state is malformed script: bc4a07ac7404905237c78baa980faa41648f66a6, on @user_script:2.", redisstore.Poisoned, ""},
-	{"both", "POISONED the state is malformed", redisstore.Poisoned, ""},
-	{"both", "OOM command not allowed when used memory > 'maxmemory'.", redisstore.Full, ""},
-	{"both", "OOM command not allowed when used memory > 'maxmemory'. script: 705f427bd3bc66b529c7de9d33d600045af11bcf, on @user_script:2.", redisstore.Full, ""},
-	{"both", "READONLY You can't write against a read only replica.", redisstore.Unready, ""},
-	{"both", "NOREPLICAS Not enough good replicas to write.", redisstore.Unready, ""},
-	{"both", "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", redisstore.Unready, ""},
-	{"both", "MISCONF Errors writing to the AOF file: No space left on device", redisstore.Unready, ""},
-	{"both", "LOADING Redis is loading the dataset in memory", redisstore.Unready, ""},
-	{"both", "CLUSTERDOWN The cluster is down", redisstore.Unready, ""},
-	{"both", "MOVED 3999 127.0.0.1:6381", redisstore.Unready, ""},
-	{"both", "ASK 3999 127.0.0.1:6381", redisstore.Unready, ""},
-	{"both", "TRYAGAIN Multiple keys request during rehashing of slot", redisstore.Unready, ""},
-	{"both", "ERR max number of clients reached", redisstore.Unready, ""},
-	{"both", "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", redisstore.Busy, ""},
-	{"both", "ERR Error compiling script (new function): user_script:2: ')' expected near '<eof>'", redisstore.Rejected, ""},
+	{"both", "WRONGTYPE Operation against a key holding the wrong kind of value script: 2c52d693e6b6ea42f70c349bf8614b8c2ec172f3, on @user_script:2.", penstock.ReasonCorrupt, ""},
+	{"both", "ERR user_script:2: bad argument #2 to 'unpack' (data string too short) script: 59d001b560bf244569ab43386d1136e2860d28aa, on @user_script:2.", penstock.ReasonCorrupt, ""},
+	{"both", "ERR user_script:2: POISONED the state is malformed script: bc4a07ac7404905237c78baa980faa41648f66a6, on @user_script:2.", penstock.ReasonCorrupt, ""},
+	{"both", "POISONED the state is malformed", penstock.ReasonCorrupt, ""},
+	{"both", "OOM command not allowed when used memory > 'maxmemory'.", penstock.ReasonOutOfMemory, ""},
+	{"both", "OOM command not allowed when used memory > 'maxmemory'. script: 705f427bd3bc66b529c7de9d33d600045af11bcf, on @user_script:2.", penstock.ReasonOutOfMemory, ""},
+	{"both", "READONLY You can't write against a read only replica.", penstock.ReasonNotReady, ""},
+	{"both", "NOREPLICAS Not enough good replicas to write.", penstock.ReasonNotReady, ""},
+	{"both", "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", penstock.ReasonNotReady, ""},
+	{"both", "MISCONF Errors writing to the AOF file: No space left on device", penstock.ReasonNotReady, ""},
+	{"both", "LOADING Redis is loading the dataset in memory", penstock.ReasonNotReady, ""},
+	{"both", "CLUSTERDOWN The cluster is down", penstock.ReasonNotReady, ""},
+	{"both", "MOVED 3999 127.0.0.1:6381", penstock.ReasonNotReady, ""},
+	{"both", "ASK 3999 127.0.0.1:6381", penstock.ReasonNotReady, ""},
+	{"both", "TRYAGAIN Multiple keys request during rehashing of slot", penstock.ReasonNotReady, ""},
+	{"both", "ERR max number of clients reached", penstock.ReasonNotReady, ""},
+	{"both", "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", penstock.ReasonBusy, ""},
+	{"both", "ERR Error compiling script (new function): user_script:2: ')' expected near '<eof>'", penstock.ReasonRejected, ""},
 }
 
 func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
@@ -541,16 +541,22 @@ func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
 		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis leaves it out
 			store := over(t, broken{err: redisstore.ReplyError(text)}, redisstore.Options{})
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
-			wantClass(t, r.server+": "+text, err, r.class)
-			if e, ok := errors.AsType[*redisstore.Error](err); ok && e.Hint() != r.hint {
-				t.Errorf("%s: %s: the hint is %q, want %q", r.server, text, e.Hint(), r.hint)
+			wantReason(t, r.server+": "+text, err, r.reason)
+			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != r.hint {
+				t.Errorf("%s: %s: the hint is %q, want %q", r.server, text, e.Hint, r.hint)
+			}
+			// A missing right may concern a few limits only, so it must not open a breaker.
+			isLogin := strings.HasPrefix(text, "NOAUTH") || strings.HasPrefix(text, "WRONGPASS")
+			isFault := isLogin || r.reason != penstock.ReasonPermissionDenied && r.reason != penstock.ReasonCorrupt
+			if e := penstock.AsStoreError(err); e.IsStoreFault != isFault {
+				t.Errorf("%s: %s: a fault of the store: %t, want %t", r.server, text, e.IsStoreFault, isFault)
 			}
 		}
 	}
 	t.Logf("counted: %d replies, with ERR and without", len(replies))
 }
 
-// An error that joins what several servers answered has one class and one hint, in whichever order
+// An error that joins what several servers answered has one reason and one hint, in whichever order
 // they answered.
 func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
 	t.Parallel()
@@ -563,17 +569,17 @@ func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
 	)
 	for _, c := range []struct {
 		answers []string // "" is a connection that broke
-		class   redisstore.Class
+		reason  penstock.Reason
 		hint    string
 	}{
-		{[]string{load, load, load}, redisstore.Refused, "+script|load"},
-		{[]string{load, "", set}, redisstore.Refused, "+script|load +set"},
-		{[]string{set, key, load, key}, redisstore.Refused, "+script|load +set ~PREFIX*"},
-		{[]string{login, load, login}, redisstore.Refused, "+script|load; the store's setting with a user and password that are let in"},
-		{[]string{other, set}, redisstore.Refused, "+set"},
-		{[]string{other, ""}, redisstore.Refused, "a command that the scripts run; docs/operations.md has them all"},
-		{[]string{"READONLY You can't access it.", set}, redisstore.Refused, "+set"},
-		{[]string{"READONLY You can't write against a read only replica.", "BUSY Redis is busy running a script."}, redisstore.Unready, ""},
+		{[]string{load, load, load}, penstock.ReasonPermissionDenied, "+script|load"},
+		{[]string{load, "", set}, penstock.ReasonPermissionDenied, "+script|load +set"},
+		{[]string{set, key, load, key}, penstock.ReasonPermissionDenied, "+script|load +set ~ps*"},
+		{[]string{login, load, login}, penstock.ReasonPermissionDenied, "+script|load; the store's setting with a user and password that are let in"},
+		{[]string{other, set}, penstock.ReasonPermissionDenied, "+set"},
+		{[]string{other, ""}, penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+		{[]string{"READONLY You can't access it.", set}, penstock.ReasonPermissionDenied, "+set"},
+		{[]string{"READONLY You can't write against a read only replica.", "BUSY Redis is busy running a script."}, penstock.ReasonNotReady, ""},
 	} {
 		for range 10 {
 			var all []error
@@ -586,25 +592,26 @@ func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
 			}
 			store := over(t, broken{err: fmt.Errorf("load: %w", errors.Join(all...))}, redisstore.Options{})
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
-			wantClass(t, fmt.Sprint(c.answers), err, c.class)
-			if e, ok := errors.AsType[*redisstore.Error](err); ok && e.Hint() != c.hint {
-				t.Errorf("the hint is %q, want %q, in %v", e.Hint(), c.hint, all)
+			wantReason(t, fmt.Sprint(c.answers), err, c.reason)
+			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != c.hint {
+				t.Errorf("the hint is %q, want %q, in %v", e.Hint, c.hint, all)
 			}
 		}
 	}
 }
 
-func TestErrorsNameTheirClass(t *testing.T) {
+// An error without an answer is a timeout, or of unknown outcome.
+func TestErrorsWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
-	cause := errors.New("the cause")
-	for class, name := range map[redisstore.Class]string{
-		redisstore.Unknown: "unknown", redisstore.Unreached: "unreached", redisstore.Unready: "unready", redisstore.Full: "full",
-		redisstore.Busy: "busy", redisstore.Refused: "refused", redisstore.Poisoned: "poisoned", redisstore.Rejected: "rejected",
+	for reason, cause := range map[penstock.Reason]error{
+		penstock.ReasonUnknown: errors.New("reset by peer"),
+		penstock.ReasonTimeout: fmt.Errorf("gone: %w", context.DeadlineExceeded),
 	} {
-		err := error(&redisstore.Error{Class: class, Cause: cause})
-		if class.String() != name || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "the cause") ||
-			!errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, cause) {
-			t.Errorf("class %d: %v", class, err)
+		store := over(t, broken{err: cause}, redisstore.Options{})
+		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
+		wantReason(t, cause.Error(), err, reason)
+		if e := penstock.AsStoreError(err); !e.MayBeCharged || !errors.Is(err, cause) {
+			t.Errorf("%+v", e)
 		}
 	}
 }
@@ -630,6 +637,6 @@ func TestWrongCertificateIsUnreached(t *testing.T) {
 	for _, cause := range []error{certificate, fmt.Errorf("dial: %w", certificate)} {
 		store := over(t, broken{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
-		wantClass(t, cause.Error(), err, redisstore.Unreached)
+		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
 }

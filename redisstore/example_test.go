@@ -2,7 +2,6 @@ package redisstore_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"time"
@@ -112,10 +111,9 @@ func ExampleError() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_, err = limiter.Allow(ctx, "user:42")
-	var failure *redisstore.Error
-	if errors.As(err, &failure) && errors.Is(err, penstock.ErrUnavailable) {
-		fmt.Println(failure.Class)
+	if failure := penstock.AsStoreError(err); failure != nil {
+		fmt.Println(failure.Reason)
 	}
 	// Output:
-	// unreached
+	// unreachable
 }

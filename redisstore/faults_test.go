@@ -166,16 +166,16 @@ func loseAnswers(t *testing.T, to target, l loss, m maker) {
 		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 		_, err := store.Decide(ctx, []penstock.Charge{spend(key(i), limit, 1)})
 		cancel()
-		var e *redisstore.Error
+		var e *penstock.StoreError
 		switch {
 		case !errors.As(err, &e):
 			t.Errorf("call %d, whose answer was lost, returned %v", i, err)
-		case e.Class == redisstore.Unreached:
+		case e.Reason == penstock.ReasonUnreachable || e.Reason == penstock.ReasonLate:
 			unreached++
-		case e.Class == redisstore.Unknown:
+		case e.MayBeCharged:
 			unknown++
 		default:
-			t.Errorf("call %d, whose answer was lost, is %v: %v", i, e.Class, err)
+			t.Errorf("call %d, whose answer was lost, is %v: %v", i, e.Reason, err)
 		}
 	}
 	to.lose(l, false)
@@ -407,8 +407,8 @@ func TestServerMayComeUpLater(t *testing.T) {
 		stores[i] = over(t, m.client(t), redisstore.Options{})
 		for range 3 {
 			_, err := stores[i].Decide(within(t, 5*time.Second), charge)
-			wantClass(t, m.name, err, redisstore.Unreached)
-			wantClass(t, m.name+" ping", stores[i].Ping(within(t, 5*time.Second)), redisstore.Unreached)
+			wantReason(t, m.name, err, penstock.ReasonUnreachable)
+			wantReason(t, m.name+" ping", stores[i].Ping(within(t, 5*time.Second)), penstock.ReasonUnreachable)
 		}
 	}
 	if err := s.Restart(); err != nil {
@@ -635,7 +635,7 @@ func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 	for i := range calls {
 		all.Go(func() {
 			_, err := store.Decide(ctx, []penstock.Charge{spend(fmt.Sprint("k", i), limit, 3), spend(fmt.Sprint("b", i), limit, 1)})
-			if e, ok := errors.AsType[*redisstore.Error](err); !ok || e.Class != redisstore.Unknown && e.ClassName() != "late" { // on a slow machine
+			if e, ok := errors.AsType[*penstock.StoreError](err); !ok || !e.MayBeCharged && e.Reason != penstock.ReasonLate { // on a slow machine
 				t.Errorf("a batch that is not given back: %v", err)
 			}
 		})

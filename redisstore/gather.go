@@ -63,10 +63,10 @@ func (g *gatherer) decide(ctx context.Context, c *call) (penstock.Decision, erro
 	g.mu.Unlock()
 	c.leaveTrialsAlone()
 	if err := c.waiting.wait(ctx, gone, b); err != nil {
-		return penstock.Decision{}, unavailable(ctx, g.leave(c, err))
+		return penstock.Decision{}, g.store.unavailable(ctx, g.leave(c, err))
 	}
 	if c.waiting.err != nil {
-		return penstock.Decision{}, unavailable(ctx, c.waiting.err)
+		return penstock.Decision{}, g.store.unavailable(ctx, c.waiting.err)
 	}
 	return c.waiting.decision, nil
 }

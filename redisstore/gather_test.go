@@ -340,9 +340,9 @@ func TestADeadlineInTheQueueIsLate(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	late := g.askIn(ctx, cancel, penstock.Charge{Key: "k", Limit: g.limit, Cost: 30})
 	<-late.done
-	var failure *redisstore.Error
-	if !errors.As(late.err, &failure) || failure.Class != redisstore.Unreached || failure.ClassName() != "late" ||
-		strings.Contains(late.err.Error(), "unreached") || !errors.Is(late.err, context.DeadlineExceeded) {
+	var failure *penstock.StoreError
+	if !errors.As(late.err, &failure) || failure.Reason != penstock.ReasonLate ||
+		strings.Contains(late.err.Error(), "unreachable") || !errors.Is(late.err, context.DeadlineExceeded) {
 		t.Errorf("in the queue: %v", late.err)
 	}
 	calls = append(calls, g.ask("k", 30)) // so nothing was charged
@@ -363,9 +363,9 @@ func TestALazyDeadlineEndsTheWait(t *testing.T) {
 	late := guard.Timeout(guard.TimeoutOptions{After: 20 * time.Millisecond})(g.store)
 	for range 2 {
 		_, err := late.Decide(context.Background(), charges)
-		var failure *redisstore.Error
+		var failure *penstock.StoreError
 		if !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) ||
-			!errors.As(err, &failure) || failure.Class != redisstore.Unreached || failure.ClassName() != "late" {
+			!errors.As(err, &failure) || failure.Reason != penstock.ReasonLate {
 			t.Errorf("in the queue: %v", err)
 		}
 	}
@@ -427,14 +427,14 @@ func TestEachLeavesTheCrowdWhenItsTimeIsOver(t *testing.T) {
 		charged := len(stay)
 		for _, a := range leave {
 			<-a.done
-			var failure *redisstore.Error
+			var failure *penstock.StoreError
 			switch {
 			case !errors.As(a.err, &failure) || !errors.Is(a.err, context.DeadlineExceeded):
 				t.Errorf("who left was told %v", a.err)
-			case failure.ClassName() == "timeout":
+			case failure.Reason == penstock.ReasonTimeout:
 				charged++
-			case failure.ClassName() != "late":
-				t.Errorf("who left was told %v: %v", failure.ClassName(), a.err)
+			case failure.Reason != penstock.ReasonLate:
+				t.Errorf("who left was told %v: %v", failure.Reason, a.err)
 			}
 		}
 		if test.sent == (charged == len(stay)) {
@@ -503,8 +503,8 @@ func TestAFailedScriptFailsItsCallersAlone(t *testing.T) {
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
 	for _, a := range together {
 		<-a.done
-		var failure *redisstore.Error
-		if !errors.As(a.err, &failure) || failure.Class != redisstore.Unknown {
+		var failure *penstock.StoreError
+		if !errors.As(a.err, &failure) || !failure.MayBeCharged {
 			t.Errorf("one of the script's callers was told %v", a.err)
 		}
 	}
@@ -539,8 +539,8 @@ func TestAPoisonedKeyFailsItsCallersAlone(t *testing.T) {
 		}
 		for _, a := range fail {
 			<-a.done
-			var failure *redisstore.Error
-			if !errors.As(a.err, &failure) || failure.Class != redisstore.Poisoned {
+			var failure *penstock.StoreError
+			if !errors.As(a.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
 				t.Errorf("%q: %v", poison, a.err)
 			}
 		}

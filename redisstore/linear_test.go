@@ -176,11 +176,11 @@ func (h *history) record(ctx context.Context, store penstock.Store, prefix strin
 	op := porcupine.Operation{ClientId: who, Input: batch, Call: int64(time.Since(h.start))}
 	d, err := store.Decide(ctx, charges)
 	op.Return = int64(time.Since(h.start))
-	var e *redisstore.Error
+	var e *penstock.StoreError
 	switch {
-	case errors.As(err, &e) && e.Class == redisstore.Unreached:
+	case errors.As(err, &e) && (e.Reason == penstock.ReasonUnreachable || e.Reason == penstock.ReasonLate):
 		return nil
-	case errors.As(err, &e) && e.Class == redisstore.Unknown:
+	case errors.As(err, &e) && e.MayBeCharged:
 		op.Output, op.Return = linearAnswer(nil), math.MaxInt64
 	case err != nil:
 		return err

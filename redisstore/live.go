@@ -31,22 +31,23 @@ return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
 
 const maxInstance = 128 // bytes of an instance's name
 
-// Live notes that an instance of the program is there, for as long as life from now, and counts all
-// that are: the stores of one prefix are one fleet. A life of 0 or less forgets the instance. The
-// name tells instances apart: 1 to 128 bytes. ClockSteps counts what is noticed meanwhile.
-func (s *Store) Live(ctx context.Context, instance string, life time.Duration) (int, error) {
+// Heartbeat notes that an instance of the program is there, for as long as life from now, and
+// counts all that are: the stores of one prefix are one fleet. A life of 0 or less forgets the
+// instance. The name tells instances apart: 1 to 128 bytes. ClockSteps counts what is noticed
+// meanwhile.
+func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	if instance == "" || len(instance) > maxInstance {
 		return 0, fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(instance), maxInstance)
 	}
 	sent := time.Now()
 	text, err := s.client.Eval(ctx, liveLua, []string{s.prefix + "{%@}instances"}, []string{instance, strconv.FormatInt(life.Milliseconds(), 10)})
 	if err != nil {
-		return 0, unavailable(ctx, explain(liveLua, err))
+		return 0, s.unavailable(ctx, explain(liveLua, err))
 	}
 	var n int
 	var seconds, micros int64
 	if _, err := fmt.Sscan(text, &n, &seconds, &micros); err != nil {
-		return 0, unavailable(ctx, fmt.Errorf("the script replied %q", text))
+		return 0, s.unavailable(ctx, fmt.Errorf("the script replied %q", text))
 	}
 	s.clock.note(reading{time.Unix(seconds, micros*1000), sent, time.Now()})
 	return n, nil

@@ -56,7 +56,7 @@ func (s *Store) Load(ctx context.Context, limits ...penstock.Limit) error {
 	err := s.client.Load(ctx, "", wanted)
 	s.loads.note(err)
 	if err != nil {
-		return unavailable(ctx, err)
+		return s.unavailable(ctx, err)
 	}
 	s.loads.loaded.Add(int64(len(wanted)))
 	return nil
@@ -182,7 +182,7 @@ func (l *loads) note(err error) {
 	switch {
 	case err == nil:
 		l.refused.Store(false)
-	case classify(err) == Refused:
+	case classify(err) == penstock.ReasonPermissionDenied:
 		l.refused.Store(true)
 	}
 }

@@ -256,8 +256,8 @@ func TestWithoutTheRightToLoadOneCallerSendsTheText(t *testing.T) {
 			s := over(t, client, redisstore.Options{Prefix: aPrefix(), Apart: true})
 			limit := slow("l", 1000)
 			err := s.Load(t.Context(), limit)
-			var failure *redisstore.Error
-			if !errors.As(err, &failure) || failure.Class != redisstore.Refused || !failure.Lasting() || failure.Hint() != "+script|load" {
+			var failure *penstock.StoreError
+			if !errors.As(err, &failure) || failure.Reason != penstock.ReasonPermissionDenied || !failure.IsPermanent || failure.Hint != "+script|load" {
 				t.Fatalf("Load without the right to: %v, want one that is refused and hints at +script|load", err)
 			}
 			if got := client.callAtOnce(t, s, limit); got != callers {
@@ -282,8 +282,8 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	ctx, leave := context.WithDeadline(t.Context(), time.Now().Add(time.Second))
 	defer leave()
 	_, err := s.Decide(ctx, []penstock.Charge{spend("k", slow("l", 10), 1)})
-	var failure *redisstore.Error
-	if !errors.As(err, &failure) || failure.ClassName() != "late" {
+	var failure *penstock.StoreError
+	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonLate {
 		t.Errorf("a caller whose deadline passed: %v, want that it was too late to send it", err)
 	}
 	close(client.proceed)

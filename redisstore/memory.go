@@ -33,13 +33,13 @@ return field('used_memory') .. ' ' .. field('maxmemory') .. ' ' .. field('maxmem
 func (s *Store) Memory(ctx context.Context) (Memory, error) {
 	keys, err := s.keyOfEachServer(ctx, "memory")
 	if err != nil {
-		return Memory{}, unavailable(ctx, err)
+		return Memory{}, s.unavailable(ctx, err)
 	}
 	var worst Memory
 	for server, key := range keys {
 		m, err := s.memoryOf(ctx, key)
 		if err != nil {
-			return Memory{}, unavailable(ctx, explain(memoryLua, err))
+			return Memory{}, s.unavailable(ctx, explain(memoryLua, err))
 		}
 		m.Server = server
 		if worst.Policy == "" || m.worse(worst) {

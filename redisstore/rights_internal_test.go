@@ -60,13 +60,13 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, whole 
 			continue
 		}
 		refused++
-		var e *Error
-		if !errors.As(err, &e) || e.Class != Refused {
+		var e *penstock.StoreError
+		if !errors.As(err, &e) || e.Reason != penstock.ReasonPermissionDenied {
 			t.Errorf("%s: %v; want it refused", name, err)
-			e = &Error{Class: Refused, Cause: err}
+			e = penstock.NewStoreError(penstock.ReasonPermissionDenied, err)
 		}
-		if e.Hint() != right {
-			t.Errorf("%s: the hint is %q in %v", name, e.Hint(), err)
+		if e.Hint != right {
+			t.Errorf("%s: the hint is %q in %v", name, e.Hint, err)
 		}
 		for key, state := range dump(t, s) {
 			if before[key] != state {
@@ -118,7 +118,7 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	together := func(name string, batches ...[]penstock.Charge) {
 		add(name, func(u stores) error {
 			if _, _, err := u.given.decideList(ctx, batches); err != nil {
-				return unavailable(ctx, err)
+				return u.given.unavailable(ctx, err)
 			}
 			return nil
 		})
@@ -180,11 +180,11 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
 
 	add("instance", func(u stores) error {
-		_, err := u.given.Live(ctx, "a", time.Minute)
+		_, err := u.given.Heartbeat(ctx, "a", time.Minute)
 		return err
 	})
 	add("instance leaves", func(u stores) error {
-		_, err := u.given.Live(ctx, "a", 0)
+		_, err := u.given.Heartbeat(ctx, "a", 0)
 		return err
 	})
 	add("memory", func(u stores) error {

@@ -76,7 +76,7 @@ func explain(script string, err error) error {
 			continue
 		}
 		for command := range commandsIn(line) {
-			return fmt.Errorf("%w; the user needs the right +%s", err, strings.ToLower(command))
+			return &missingRight{err, strings.ToLower(command)}
 		}
 	}
 	return err

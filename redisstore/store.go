@@ -116,7 +116,7 @@ func Open(url string, o Options) (*Store, error) {
 // Ping asks whether the server answers. Programs that must not start without it call it first.
 func (s *Store) Ping(ctx context.Context) error {
 	if err := s.client.Ping(ctx); err != nil {
-		return unavailable(ctx, err)
+		return s.unavailable(ctx, err)
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return penstock.Decision{}, unavailable(ctx, tooLate(err))
+		return penstock.Decision{}, s.unavailable(ctx, tooLate(err))
 	}
 	if s.now != nil {
 		if err := algorithm.CheckTime(s.given()); err != nil {
@@ -171,7 +171,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 	if spread(charges) {
 		sharded, err := s.client.Sharded(ctx)
 		if err != nil {
-			return penstock.Decision{}, unavailable(ctx, err)
+			return penstock.Decision{}, s.unavailable(ctx, err)
 		}
 		if sharded {
 			return s.decideSpread(ctx, c.plans, charges)
@@ -191,7 +191,7 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
 	g, err := s.gatherer(ctx, c)
 	if err != nil {
-		return penstock.Decision{}, unavailable(ctx, err)
+		return penstock.Decision{}, s.unavailable(ctx, err)
 	}
 	if g == nil {
 		return s.alone(ctx, c)
@@ -208,7 +208,7 @@ func (s *Store) alone(ctx context.Context, c *call) (penstock.Decision, error) {
 	c.batches = append(c.batches[:0], len(c.charges))
 	reply, err := s.eval(ctx, c, s.scripts.find(kind, c.charges))
 	if err != nil {
-		return penstock.Decision{}, unavailable(ctx, err)
+		return penstock.Decision{}, s.unavailable(ctx, err)
 	}
 	return decode(reply, c.charges), nil
 }

@@ -52,7 +52,7 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 				if err := decideEverywhere(t, url+"&server_name=redis.test"); err != nil {
 					t.Errorf("%s, by a name of all: %v", what, err)
 				}
-				wantClass(t, what, decideEverywhere(t, url+"&server_name=other.test"), redisstore.Unreached)
+				wantReason(t, what, decideEverywhere(t, url+"&server_name=other.test"), penstock.ReasonUnreachable)
 			}
 		})
 	}
@@ -62,7 +62,7 @@ func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
 	t.Parallel()
 	a := &redistest.TLS{Also: []string{"127.0.3.1", "redis.test"}}
 	url := "rediss://" + redistest.StartTLS(t, a).Addr + "?" + a.Options().Encode()
-	wantClass(t, "by its address", decideEverywhere(t, url), redisstore.Unreached)
+	wantReason(t, "by its address", decideEverywhere(t, url), penstock.ReasonUnreachable)
 	for _, name := range []string{"127.0.3.1", "redis.test"} {
 		if err := decideEverywhere(t, url+"&server_name="+name); err != nil {
 			t.Errorf("by %s: %v", name, err)
@@ -79,17 +79,17 @@ func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 	options := a.Options()
 	options.Del("cert")
 	options.Del("key")
-	wantClass(t, "at the first connection", decideEverywhere(t, "rediss://"+s.Addr+"?"+options.Encode()), redisstore.Unreached)
+	wantReason(t, "at the first connection", decideEverywhere(t, "rediss://"+s.Addr+"?"+options.Encode()), penstock.ReasonUnreachable)
 	for _, alert := range []uint8{42, 43, 44, 45, 46, 48, 49, 116} {
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
 		store := over(t, broken{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
-		wantClass(t, cause.Error(), err, redisstore.Unreached)
+		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
 	for _, alert := range []uint8{0, 20, 80} { // the connection closes, or breaks, after it was good
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
 		store := over(t, broken{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
-		wantClass(t, cause.Error(), err, redisstore.Unknown)
+		wantReason(t, cause.Error(), err, penstock.ReasonUnknown)
 	}
 }

@@ -39,12 +39,12 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
 	for _, fault := range []struct {
 		name, make string
-		class      redisstore.Class
+		reason     penstock.Reason
 	}{
-		{"no right to run scripts", "ACL SETUSER default -eval -evalsha", redisstore.Refused},
-		{"no right inside the script", "ACL SETUSER default -time", redisstore.Refused},
-		{"out of memory", "CONFIG SET maxmemory 1", redisstore.Full},
-		{"replica", "REPLICAOF 127.0.0.1 1", redisstore.Unready},
+		{"no right to run scripts", "ACL SETUSER default -eval -evalsha", penstock.ReasonPermissionDenied},
+		{"no right inside the script", "ACL SETUSER default -time", penstock.ReasonPermissionDenied},
+		{"out of memory", "CONFIG SET maxmemory 1", penstock.ReasonOutOfMemory},
+		{"replica", "REPLICAOF 127.0.0.1 1", penstock.ReasonNotReady},
 	} {
 		for _, kinds := range []string{"of one row", "of any kind"} {
 			t.Run(fault.name+"/"+kinds, func(t *testing.T) {
@@ -66,9 +66,9 @@ func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
 				g.client.pass(3)
 				for _, a := range append(calls, together...) {
 					<-a.done
-					var failure *redisstore.Error
-					if !errors.As(a.err, &failure) || failure.Class != fault.class || !errors.Is(a.err, penstock.ErrUnavailable) {
-						t.Errorf("told %v; want the class %v", a.err, fault.class)
+					var failure *penstock.StoreError
+					if !errors.As(a.err, &failure) || failure.Reason != fault.reason || !errors.Is(a.err, penstock.ErrUnavailable) {
+						t.Errorf("told %v; want the class %v", a.err, fault.reason)
 					}
 				}
 			})

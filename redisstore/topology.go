@@ -14,11 +14,11 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Shard names the server that decides a batch: on a Cluster the address of the primary that keeps
+// Node names the server that decides a batch: on a Cluster the address of the primary that keeps
 // its key, as the Cluster said lately; those of a batch with several keys are joined by '+'. It is
 // "" on a single server, and while the Cluster has not said. It never waits, so that a breaker can
-// keep the shards apart.
-func (s *Store) Shard(charges []penstock.Charge) string {
+// keep the nodes apart.
+func (s *Store) Node(charges []penstock.Charge) string {
 	if !s.where.sharded.Load() || len(charges) == 0 {
 		return ""
 	}
@@ -121,7 +121,7 @@ func (t *topology) learn(ctx context.Context, s *Store) time.Duration {
 			return layoutGap
 		}
 		if _, replied := errors.AsType[ReplyError](err); replied {
-			if c := classify(err); c == Refused || c == Rejected { // no right to ask, or no Cluster: several servers that a client takes for one
+			if c := classify(err); c == penstock.ReasonPermissionDenied || c == penstock.ReasonRejected { // no right to ask, or no Cluster: several servers that a client takes for one
 				return layoutRest
 			}
 			return layoutGap
@@ -160,7 +160,7 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 		return one, nil
 	}
 	text, err := s.askLayout(ctx)
-	if _, replied := errors.AsType[ReplyError](err); replied && classify(err) == Rejected {
+	if _, replied := errors.AsType[ReplyError](err); replied && classify(err) == penstock.ReasonRejected {
 		return one, nil
 	}
 	if err != nil {

@@ -35,17 +35,17 @@ func TestShardsAreThoseOfTheCluster(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			s := over(t, m.client(t), redisstore.Options{Prefix: aPrefix()})
 			limit := penstock.PerHour(10)
-			if name := s.Shard([]penstock.Charge{{Key: "a", Limit: limit}}); name != "" {
+			if name := s.Node([]penstock.Charge{{Key: "a", Limit: limit}}); name != "" {
 				t.Errorf("before anything was asked the shard is %q", name)
 			}
 			if _, err := s.Decide(context.Background(), []penstock.Charge{{Key: "a", Limit: limit, Cost: 1}}); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "the layout", func() bool { return s.Shard([]penstock.Charge{{Key: "a", Limit: limit}}) != "" })
+			await(t, "the layout", func() bool { return s.Node([]penstock.Charge{{Key: "a", Limit: limit}}) != "" })
 			names := make(map[string]int)
 			for i := range 300 {
 				charge := penstock.Charge{Key: fmt.Sprint("key", i), Limit: limit, Cost: 1}
-				name := s.Shard([]penstock.Charge{charge})
+				name := s.Node([]penstock.Charge{charge})
 				names[name]++
 				owner := ""
 				if _, err := s.Decide(context.Background(), []penstock.Charge{charge}); err != nil {
@@ -71,7 +71,7 @@ func TestShardsAreThoseOfTheCluster(t *testing.T) {
 			for i := range 30 {
 				several = append(several, penstock.Charge{Key: fmt.Sprint("key", i), Limit: limit})
 			}
-			if name := s.Shard(several); strings.Count(name, "+") != 2 {
+			if name := s.Node(several); strings.Count(name, "+") != 2 {
 				t.Errorf("a batch over all shards is decided by %q", name)
 			}
 		})
@@ -85,7 +85,7 @@ func TestASingleServerIsNoShard(t *testing.T) {
 	if _, err := s.Decide(context.Background(), charges); err != nil {
 		t.Fatal(err)
 	}
-	if name := s.Shard(charges); name != "" {
+	if name := s.Node(charges); name != "" {
 		t.Errorf("the shard is %q", name)
 	}
 }
@@ -97,7 +97,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	prefix := aPrefix()
 	live := func(instance string, life time.Duration) int {
 		t.Helper()
-		n, err := open(t, server.URL(), redisstore.Options{Prefix: prefix}).Live(ctx, instance, life)
+		n, err := open(t, server.URL(), redisstore.Options{Prefix: prefix}).Heartbeat(ctx, instance, life)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +120,7 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 		t.Errorf("the TTL is %v, %v", ttl, err)
 	}
 	for _, bad := range []string{"", strings.Repeat("i", 129)} {
-		if _, err := open(t, server.URL(), redisstore.Options{}).Live(ctx, bad, time.Hour); err == nil || !strings.Contains(err.Error(), "1 to 128") {
+		if _, err := open(t, server.URL(), redisstore.Options{}).Heartbeat(ctx, bad, time.Hour); err == nil || !strings.Contains(err.Error(), "1 to 128") {
 			t.Errorf("%.10q: %v", bad, err)
 		}
 	}
@@ -155,7 +155,7 @@ func (q *quizzed) Close() error { return nil }
 func use(store *redisstore.Store, during time.Duration) {
 	charges := []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}}
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		store.Shard(charges)
+		store.Node(charges)
 		_, _ = store.Decide(context.Background(), charges)
 	}
 }

@@ -31,7 +31,7 @@ func (s *Store) runWithTrials(ctx context.Context, c *call, offered []*trial.Bat
 		case err != nil: // the script may still be under way, so its answers must not be looked at
 			t.batch.Err = err
 		case t.waiting.err != nil:
-			t.batch.Err = unavailable(ctx, t.waiting.err)
+			t.batch.Err = s.unavailable(ctx, t.waiting.err)
 		default:
 			t.batch.Decision = t.waiting.decision
 		}
@@ -158,7 +158,7 @@ func (s *Store) aloneWithTrials(ctx context.Context, c *call) (penstock.Decision
 		err = c.waiting.err
 	}
 	if err != nil {
-		return penstock.Decision{}, unavailable(ctx, err)
+		return penstock.Decision{}, s.unavailable(ctx, err)
 	}
 	return c.waiting.decision, nil
 }

@@ -201,14 +201,14 @@ func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
 		g.client.pass(1 + len(calls))
 		a.wait(g)
 		g.granted(calls)
-		var failure *redisstore.Error
-		if a.err != nil || !a.decision.Allowed || !errors.As(a.batch.Err, &failure) || failure.Class != redisstore.Poisoned {
+		var failure *penstock.StoreError
+		if a.err != nil || !a.decision.Allowed || !errors.As(a.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
 			t.Errorf("queued %v: %+v, %v; the trial: %v", queued, a.decision, a.err, a.batch.Err)
 		}
 		b := g.try(bad, good)
 		g.client.pass(1)
 		b.wait(g)
-		if !errors.As(b.err, &failure) || failure.Class != redisstore.Poisoned || b.batch.Err == nil {
+		if !errors.As(b.err, &failure) || failure.Reason != penstock.ReasonCorrupt || b.batch.Err == nil {
 			t.Errorf("queued %v: %v; the trial: %v", queued, b.err, b.batch.Err)
 		}
 	}
@@ -225,8 +225,8 @@ func TestTrialsFailWithTheScript(t *testing.T) {
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
 	g.granted(calls)
 	a.wait(g)
-	var failure *redisstore.Error
-	if !errors.As(a.err, &failure) || failure.Class != redisstore.Unknown || a.batch.Err == nil || a.alone.Load() != 0 {
+	var failure *penstock.StoreError
+	if !errors.As(a.err, &failure) || !failure.MayBeCharged || a.batch.Err == nil || a.alone.Load() != 0 {
 		t.Errorf("%v; the trial: %v, left alone %d times", a.err, a.batch.Err, a.alone.Load())
 	}
 }

@@ -379,20 +379,20 @@ func TestExplainNamesTheKeyThatHoldsSomethingElse(t *testing.T) {
 		code, out, errors := command(args...)
 		const blame = "something else stands under this key: delete it"
 		_, told, _ := strings.Cut(out, c.want+"\n")
-		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(told), blame) || !strings.Contains(errors, "poisoned") {
+		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(told), blame) || !strings.Contains(errors, "corrupt") {
 			t.Errorf("%s: exit status %d: %s%s", c.poison, code, out, errors)
 		}
 		var r struct {
 			Charges []struct {
-				Key      string
-				Poisoned bool
+				Key     string
+				Corrupt bool
 			}
 		}
 		if _, out, errors := command(append(args, "-o", "json")...); json.Unmarshal([]byte(out), &r) != nil {
 			t.Errorf("%s%s", out, errors)
 		}
 		for _, charge := range r.Charges {
-			if charge.Poisoned != (charge.Key == c.want) {
+			if charge.Corrupt != (charge.Key == c.want) {
 				t.Errorf("%s: %+v", c.poison, charge)
 			}
 		}

@@ -34,7 +34,7 @@ func play(t *testing.T, name string, test func(*testing.T, *world)) {
 	t.Run("guarded", func(t *testing.T) {
 		rules := load(t, name+".yaml")
 		synctest.Test(t, func(t *testing.T) {
-			store := guard.Standard(memstore.New(memstore.Options{}), guard.Options{Limits: rules.Settings})
+			store := guarded(t, memstore.New(memstore.Options{}), rules.Settings)
 			defer store.Close()
 			test(t, open(t, rules, store))
 		})
@@ -45,15 +45,25 @@ func play(t *testing.T, name string, test func(*testing.T, *world)) {
 	t.Run("outage", func(t *testing.T) {
 		rules := loadLocal(t, name+".yaml")
 		synctest.Test(t, func(t *testing.T) {
-			store := guard.Standard(down, guard.Options{Limits: func(limit *penstock.Limit) guard.Settings {
+			store := guarded(t, down, func(limit *penstock.Limit) guard.Settings {
 				s := rules.Settings(limit)
 				s.OnFailure = guard.Local // shadows and candidates too, which would not count
 				return s
-			}})
+			})
 			defer store.Close()
 			test(t, open(t, rules, store))
 		})
 	})
+}
+
+// guarded puts guards around a store that no other process shares.
+func guarded(t *testing.T, store penstock.Store, settings func(*penstock.Limit) guard.Settings) *guard.Guarded {
+	t.Helper()
+	g, err := guard.Standard(store, guard.Options{Limits: settings, Instances: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
 }
 
 // A world is a service behind a policy.

@@ -145,14 +145,18 @@ func busyMain(url, _ string) error {
 		asked.Add(1)
 		return store.Decide(ctx, charges)
 	})
-	g := guard.Standard(counting, guard.Options{
-		Breaker: guard.BreakerOptions{Shard: store.Shard, Changed: func(_ string, _, to guard.State) {
+	g, err := guard.Standard(counting, guard.Options{
+		Server: store,
+		Breaker: guard.BreakerOptions{Changed: func(_ string, _, to guard.State) {
 			if to == guard.StateOpen {
 				opened.Add(1)
 			}
 		}},
 		Unanswered: func(e guard.Event) { text := e.Err.Error(); last.Store(&text) },
 	})
+	if err != nil {
+		return err
+	}
 	defer g.Close()
 	all := []penstock.Limit{
 		penstock.PerSecond(1_000_000).WithName("bucket"),

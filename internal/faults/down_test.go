@@ -2,8 +2,8 @@ package faults
 
 import (
 	"github.com/Shopify/toxiproxy/v2"
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // The server is not there.
@@ -12,13 +12,13 @@ var down = []row{
 		id: "F1", name: "down at start",
 		prepare: kill, absent: true,
 		begin: kill, end: restart,
-		sees: []redisstore.Class{redisstore.Unreached}, forgets: 1,
+		sees: []penstock.Reason{penstock.ReasonUnreachable}, forgets: 1,
 	},
 	{
 		id: "F2", name: "killed",
 		args:  []string{"--appendonly", "yes", "--appendfsync", "always"}, // it remembers
 		begin: kill, end: restart,
-		sees: []redisstore.Class{redisstore.Unreached}, may: []redisstore.Class{redisstore.Unready}, // loading
+		sees: []penstock.Reason{penstock.ReasonUnreachable}, may: []penstock.Reason{penstock.ReasonNotReady}, // loading
 	},
 	{
 		id: "F28", name: "restarted without its memory",

@@ -1,10 +1,10 @@
 package faults
 
-import "github.com/penstock/penstock/redisstore"
+import "github.com/penstock/penstock"
 
 // What a server of a group says while another takes over: that it is no primary, or that too many
 // are missing.
-var inBetween = []redisstore.Class{redisstore.Unready}
+var inBetween = []penstock.Reason{penstock.ReasonNotReady}
 
 // Another server takes over.
 var failovers = []row{

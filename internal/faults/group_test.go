@@ -185,7 +185,7 @@ func shardsFollow(l *lab) {
 		charges := []penstock.Charge{{Key: a.key, Limit: policies[a.policy].limit}}
 		l.await("every instance knows who took over", func() bool {
 			for _, in := range l.load.instances {
-				if in.spy.Shard(charges) != l.group.heir.Addr {
+				if in.spy.Node(charges) != l.group.heir.Addr {
 					return false
 				}
 			}

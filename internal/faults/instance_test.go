@@ -2,7 +2,6 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,12 +31,16 @@ func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Durat
 		t.Fatal(err)
 	}
 	i := &instance{spy: newSpy(store)}
-	i.store = guard.Standard(i.spy, guard.Options{
+	i.store, err = guard.Standard(i.spy, guard.Options{
+		Server:    store,
 		Timeout:   guard.TimeoutOptions{After: deadline},
-		Breaker:   guard.BreakerOptions{LastingPause: time.Second, Changed: i.changed}, // by default it is 30 s, which is long for a test
+		Breaker:   guard.BreakerOptions{Changed: i.changed},
 		Limits:    settingsOf,
 		Instances: instances,
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		i.store.Close()
 		_ = store.Close()
@@ -73,7 +76,7 @@ type spy struct {
 	latest          atomic.Int64 // how long after its deadline a question ended, at most, in ns
 
 	mu      sync.Mutex
-	classes map[string]int      // errors, by redisstore.Class
+	classes map[string]int      // errors, by penstock.Reason
 	texts   map[string][]string // a few of each class
 	unknown map[account]int     // questions that may have been charged
 }
@@ -104,9 +107,15 @@ func (s *spy) Decide(ctx context.Context, charges []penstock.Charge) (penstock.D
 }
 
 func (s *spy) failed(charges []penstock.Charge, err error) {
-	class := "other"
-	if e, ok := errors.AsType[*redisstore.Error](err); ok {
-		class = e.Class.String()
+	class, mayBeCharged := "other", true
+	if e := penstock.AsStoreError(err); e != nil {
+		class, mayBeCharged = e.Reason.String(), e.MayBeCharged
+		switch e.Reason {
+		case penstock.ReasonTimeout:
+			class = penstock.ReasonUnknown.String() // which one it is depends on the machine's speed
+		case penstock.ReasonLate:
+			class = penstock.ReasonUnreachable.String()
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +123,7 @@ func (s *spy) failed(charges []penstock.Charge, err error) {
 	if text := err.Error(); len(s.texts[class]) < 5 && !slices.Contains(s.texts[class], text) {
 		s.texts[class] = append(s.texts[class], text)
 	}
-	if class == redisstore.Unknown.String() || class == "other" {
+	if mayBeCharged {
 		for i := range charges {
 			s.unknown[account{policyOf(&charges[i].Limit), charges[i].Key}]++
 		}

@@ -117,9 +117,9 @@ func (l *lab) judgeErrors() {
 			l.Errorf("no instance saw an error of class %v, but %v", c, seen)
 		}
 	}
-	expected := slices.Concat([]redisstore.Class{redisstore.Unknown, redisstore.Unreached}, l.row.sees, l.row.may)
+	expected := slices.Concat([]penstock.Reason{penstock.ReasonUnknown, penstock.ReasonUnreachable}, l.row.sees, l.row.may)
 	for class := range seen {
-		if !slices.ContainsFunc(expected, func(c redisstore.Class) bool { return c.String() == class }) {
+		if !slices.ContainsFunc(expected, func(c penstock.Reason) bool { return c.String() == class }) {
 			l.Errorf("an instance saw errors of class %s: %s", class, l.texts(class))
 		}
 	}
@@ -172,7 +172,7 @@ func (l *lab) judgeWaiting() {
 	l.Logf("no question ended later than %v after its deadline of %v; errors: %v", latest.Round(time.Millisecond), l.deadline, l.classes())
 	const failures, probeEvery = 5, 50 * time.Millisecond
 	pass := int64(l.cycles*(failures+l.callers) + l.cycles + int(l.faulty/probeEvery))
-	if most := pass * instances * int64(l.to.shards); l.row.answered == byPolicies && !l.partial() && l.reached > most {
+	if most := pass * instances * int64(l.to.shards); l.row.answered == byPolicies && !l.row.asked && !l.partial() && l.reached > most {
 		l.Errorf("%d questions reached the store in %v of its fault; breakers let %d pass", l.reached, l.faulty, most)
 	}
 	if soaking {

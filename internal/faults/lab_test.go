@@ -68,12 +68,13 @@ type row struct {
 	option func(l *lab, instance int) rueidis.ClientOption // how an instance reaches the target; default: by its URL
 	also   func(l *lab)                                    // what else must hold in the end
 
-	answered answered           // who answers during the fault
-	sees     []redisstore.Class // errors of which each must come to an instance
-	may      []redisstore.Class // and those that may. Unknown and Unreached may always: the machine may be slow
-	charges  bool               // some questions without an answer are charged
-	partial  bool               // some questions are answered by the store during the fault
-	forgets  int                // how often the store begins anew
+	answered answered          // who answers during the fault
+	sees     []penstock.Reason // errors of which each must come to an instance
+	may      []penstock.Reason // and those that may. Unknown and Unreached may always: the machine may be slow
+	asked    bool              // breakers stay closed: the store refuses at once, and only some limits
+	charges  bool              // some questions without an answer are charged
+	partial  bool              // some questions are answered by the store during the fault
+	forgets  int               // how often the store begins anew
 }
 
 // answered says who answers during a fault.

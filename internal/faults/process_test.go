@@ -46,8 +46,11 @@ func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 		return nil, nil, nil, err
 	}
 	s := newSpy(store)
-	g := guard.Standard(s, guard.Options{Limits: leasing, Instances: children, DenyFor: 50 * time.Millisecond,
+	g, err := guard.Standard(s, guard.Options{Server: store, Limits: leasing, Instances: children, DenyFor: 50 * time.Millisecond,
 		Timeout: guard.TimeoutOptions{After: patient}})
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	return g, s, func() {
 		g.Close()
 		_ = store.Close()

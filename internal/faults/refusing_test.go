@@ -9,13 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
-	"github.com/penstock/penstock/redisstore"
 )
 
 var (
-	unready = []redisstore.Class{redisstore.Unready}
-	refused = []redisstore.Class{redisstore.Refused}
+	unready = []penstock.Reason{penstock.ReasonNotReady}
+	refused = []penstock.Reason{penstock.ReasonPermissionDenied}
 )
 
 // The server answers, but not the question.
@@ -50,7 +50,7 @@ var refusing = []row{
 	{
 		id: "F10", name: "out of memory", onMore: groups,
 		begin: do("CONFIG SET maxmemory 1"), end: do("CONFIG SET maxmemory 0"),
-		sees: []redisstore.Class{redisstore.Full},
+		sees: []penstock.Reason{penstock.ReasonOutOfMemory},
 	},
 	{
 		id: "F16", name: "busy",
@@ -63,13 +63,13 @@ var refusing = []row{
 			})
 		},
 		end:  do("SCRIPT KILL"),
-		sees: []redisstore.Class{redisstore.Busy},
+		sees: []penstock.Reason{penstock.ReasonBusy},
 	},
 	{
 		id: "F17", name: "a right taken",
 		prepare: asLimiter,
 		begin:   do("ACL SETUSER limiter -time"), end: do("ACL SETUSER limiter +time"),
-		sees: refused,
+		sees: refused, asked: true,
 	},
 	{
 		id: "F17", name: "another password",

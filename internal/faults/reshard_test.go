@@ -145,7 +145,7 @@ func othersDecide(l *lab) {
 	for i := range asked {
 		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Limit: policies[closedPolicy].limit, Cost: 1}
 		in := l.load.instances[i%instances]
-		isDead := in.spy.Shard([]penstock.Charge{charge}) == l.group.victim.Addr
+		isDead := in.spy.Node([]penstock.Charge{charge}) == l.group.victim.Addr
 		d, err := in.store.Decide(context.Background(), []penstock.Charge{charge})
 		l.check(err)
 		if isDead {
@@ -237,13 +237,13 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), patient)
 		defer cancel()
 		d, err := store.Decide(ctx, batch(k))
-		e, failed := errors.AsType[*redisstore.Error](err)
+		e, failed := errors.AsType[*penstock.StoreError](err)
 		switch {
 		case err == nil && d.Allowed:
 			admitted[k].Add(1)
-		case failed && e.Class == redisstore.Unready && strings.Contains(err.Error(), "TRYAGAIN"):
+		case failed && e.Reason == penstock.ReasonNotReady && strings.Contains(err.Error(), "TRYAGAIN"):
 			unready[k].Add(1)
-		case failed && e.Class == redisstore.Unknown:
+		case failed && e.MayBeCharged:
 			unknown[k].Add(1)
 		default:
 			t.Errorf("key %d: %v, %v", k, d, err)

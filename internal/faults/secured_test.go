@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock"
 )
 
 // The way is secured by TLS.
@@ -28,9 +28,9 @@ var secured = []row{
 			l.do("CLIENT KILL TYPE normal")
 		},
 		end:  func(l *lab) { l.certify(l.authorities[0], time.Hour) },
-		sees: []redisstore.Class{redisstore.Unreached},
+		sees: []penstock.Reason{penstock.ReasonUnreachable},
 		also: func(l *lab) {
-			if texts := l.texts(redisstore.Unreached.String()); !strings.Contains(fmt.Sprint(texts), "expired") {
+			if texts := l.texts(penstock.ReasonUnreachable.String()); !strings.Contains(fmt.Sprint(texts), "expired") {
 				l.Errorf("no error of a server that was not reached says that its certificate has expired: %v", texts)
 			}
 		},

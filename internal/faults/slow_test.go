@@ -5,10 +5,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock"
 )
 
-var unknown = []redisstore.Class{redisstore.Unknown}
+var unknown = []penstock.Reason{penstock.ReasonUnknown}
 
 // The server, or the way to it, is slow, or holds everything.
 var slow = []row{

@@ -10,7 +10,6 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // The server's clock steps. By minutes: beyond the stall, and too short to refill a unit of the
@@ -107,7 +106,7 @@ func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
 	all.Wait()
 	for _, s := range spies {
 		for class, texts := range s.texts {
-			if class != redisstore.Unknown.String() && class != redisstore.Unreached.String() { // which a slow machine may see
+			if class != penstock.ReasonUnknown.String() && class != penstock.ReasonUnreachable.String() { // which a slow machine may see
 				t.Errorf("errors of class %s: %v", class, texts)
 			}
 		}

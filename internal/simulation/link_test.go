@@ -62,8 +62,8 @@ func gone(ctx context.Context) error {
 	return fmt.Errorf("%w: no answer: %w", penstock.ErrUnavailable, ctx.Err())
 }
 
-// Shard names a batch's node.
-func (l *link) Shard(charges []penstock.Charge) string { return l.w.server.shard(charges) }
+// Node names a batch's node.
+func (l *link) Node(charges []penstock.Charge) string { return l.w.server.shard(charges) }
 
 // Decide implements penstock.Store.
 func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -106,8 +106,8 @@ func (l *link) Decide(ctx context.Context, charges []penstock.Charge) (penstock.
 	return l.w.breaks.falsify(charges, d), nil
 }
 
-// Live implements what guard.Fleet asks. It is kept by the first node.
-func (l *link) Live(ctx context.Context, instance string, life time.Duration) (int, error) {
+// Heartbeat implements guard.Server. It is kept by the first node.
+func (l *link) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	n := 0
 	first := []penstock.Charge{{Key: l.w.server.keyOf(0)}}
 	err := l.ask(ctx, first, func() error {

@@ -82,10 +82,15 @@ func (w *world) join() *instance {
 	if w.breaks.denyFor > 0 {
 		denyFor = w.breaks.denyFor
 	}
-	i.g = guard.Standard(i.link, guard.Options{
+	var err error
+	i.g, err = guard.Standard(i.link, guard.Options{
+		Server: i.link,
 		Limits: w.plan.settingsOf, Instances: w.plan.floor, DenyFor: denyFor, Breaker: breaker,
 		Timeout: guard.TimeoutOptions{After: w.breaks.timeout}, Lease: guard.LeaseOptions{Exact: w.plan.exact},
 	})
+	if err != nil {
+		panic(err)
+	}
 	w.fleet = append(w.fleet, i)
 	return i
 }

@@ -49,7 +49,10 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := guard.Standard(redis, guard.Options{OnFailure: guard.Closed})
+	store, err := guard.Standard(redis, guard.Options{Server: redis, OnFailure: guard.Closed})
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(store.Close)
 	limit, err := penstock.PerDay(1_000_000).With(penstock.FixedWindow).Ready() // nothing comes back meanwhile
 	if err != nil {

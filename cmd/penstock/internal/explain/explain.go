@@ -4,7 +4,6 @@ package explain
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -58,8 +57,8 @@ type Charge struct {
 	DenyForMS    *int64  `json:"deny_for_ms,omitempty"` // 0: never
 	Kind         string  `json:"kind"`                  // enforced, shadow or candidate
 	Note         string  `json:"note,omitempty"`
-	Key          string  `json:"key"`                // in Redis
-	Poisoned     bool    `json:"poisoned,omitempty"` // something else stands under the key
+	Key          string  `json:"key"`               // in Redis
+	Corrupt      bool    `json:"corrupt,omitempty"` // something else stands under the key
 	Remaining    *int64  `json:"remaining,omitempty"`
 	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
 	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // how long it would wait now
@@ -230,7 +229,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	d, err := store.Decide(ctx, charges)
 	if err != nil {
 		for i := range r.Charges {
-			r.Charges[i].Poisoned = poisoned(err) && poisons(ctx, store, charges[i])
+			r.Charges[i].Corrupt = isCorrupt(err) && isCorruptKey(ctx, store, charges[i])
 		}
 		return err
 	}
@@ -246,15 +245,15 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	return nil
 }
 
-// poisons tells whether the store cannot decide because of this charge's key.
-func poisons(ctx context.Context, store penstock.Store, charge penstock.Charge) bool {
+// isCorruptKey tells whether the store cannot decide because of this charge's key.
+func isCorruptKey(ctx context.Context, store penstock.Store, charge penstock.Charge) bool {
 	_, err := store.Decide(ctx, []penstock.Charge{charge})
-	return poisoned(err)
+	return isCorrupt(err)
 }
 
-func poisoned(err error) bool {
-	failure, ok := errors.AsType[*redisstore.Error](err)
-	return ok && failure.Class == redisstore.Poisoned
+func isCorrupt(err error) bool {
+	e := penstock.AsStoreError(err)
+	return e != nil && e.Reason == penstock.ReasonCorrupt
 }
 
 // milliseconds are rounded up; penstock.Never is -1.
@@ -344,7 +343,7 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   if the store fails\t%s\n", c.withoutStore())
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
-	if c.Poisoned {
+	if c.Corrupt {
 		fmt.Fprintf(w, "   \tsomething else stands under this key: delete it\n")
 	}
 	if c.Remaining != nil {

@@ -15,9 +15,6 @@ var sources = []penstock.Source{
 	penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed,
 }
 
-// perhaps are the reasons of errors after which charges may have been made.
-var perhaps = []string{"timeout", "unknown", "rejected"}
-
 // Decided counts a request by who decided. Those that FromOpen decided passed without being
 // counted.
 func (m *Metrics) Decided(source penstock.Source) { m.decisions[source].Inc() }
@@ -34,7 +31,7 @@ type Guards struct {
 }
 
 var (
-	breakerState = prometheus.NewDesc("rate_limiter_breaker_state", "The breaker of a part of the store: 0 closed, 1 half open, 2 open.", []string{"shard"}, nil)
+	breakerState = prometheus.NewDesc("rate_limiter_breaker_state", "The breaker of a part of the store: 0 closed, 1 half open, 2 open.", []string{"node"}, nil)
 	denials      = prometheus.NewDesc("rate_limiter_deny_cache_entries", "Denials that are remembered.", nil, nil)
 	leaseUnits   = prometheus.NewDesc("rate_limiter_lease_units_total", "Units of leases, by what became of them.", []string{"fate"}, nil)
 	instances    = prometheus.NewDesc("rate_limiter_instances", "Gates on this store, as far as is known.", nil, nil)
@@ -89,7 +86,7 @@ const maxShards = 64
 func shown(breakers map[string]guard.State) map[string]guard.State {
 	all := make(map[string]guard.State, len(breakers))
 	for i, shard := range slices.Sorted(maps.Keys(breakers)) {
-		label, state := Shard(shard), breakers[shard]
+		label, state := Node(shard), breakers[shard]
 		if i >= maxShards {
 			label = "(other)"
 			if severity(all[label]) > severity(state) {
@@ -101,8 +98,8 @@ func shown(breakers map[string]guard.State) map[string]guard.State {
 	return all
 }
 
-// Shard is the name of a part of the store, or of all of it.
-func Shard(name string) string {
+// Node is the label of a node of the store, or of all of it.
+func Node(name string) string {
 	if name == "" {
 		return "(store)"
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
@@ -48,7 +49,14 @@ func sumOf(o httplimit.Outcome) sum {
 }
 
 // reasons that errors are counted by; others are counted as the last.
-var reasons = []string{"unknown", "unreached", "late", "unready", "full", "busy", "refused", "poisoned", "rejected", "timeout", "open", "shed", "invalid", "other"}
+var reasons = append(storeReasons(), "invalid", "other")
+
+func storeReasons() (names []string) {
+	for r := range penstock.ReasonBreakerOpen + 1 {
+		names = append(names, r.String())
+	}
+	return names
+}
 
 // Metrics of one gate. Methods may be called by many goroutines at once.
 type Metrics struct {
@@ -217,14 +225,15 @@ func (m *Metrics) histogram(rule Rule, s *series) *prometheus.Observer {
 	return s.latency.Load()
 }
 
-// Error counts a question that the store had no answer to.
-func (m *Metrics) Error(reason string) {
+// Error counts a call for which the store made no decision, and whether charges may have been made
+// all the same.
+func (m *Metrics) Error(reason string, mayBeCharged bool) {
 	i := slices.Index(reasons, reason)
 	if i < 0 {
 		i = len(reasons) - 1
 	}
 	m.errors[i].Inc()
-	if slices.Contains(perhaps, reasons[i]) {
+	if mayBeCharged {
 		m.indeterminate.Inc()
 	}
 }

@@ -124,7 +124,7 @@ func TestTrafficMakesNoSeries(t *testing.T) {
 	const hostile = 100_000
 	for i := range hostile {
 		m.Check(Rule{fmt.Sprintf("search\n%d", i), "x", "\xff"}, httplimit.Denied, time.Duration(i))
-		m.Error(fmt.Sprint("dial tcp: lookup ", i))
+		m.Error(fmt.Sprint("dial tcp: lookup ", i), false)
 	}
 	if _, after := sums(t, m); after != before {
 		t.Errorf("%d series became %d", before, after)
@@ -189,7 +189,7 @@ func TestPageHasTheNames(t *testing.T) {
 		`rate_limiter_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 1`,
 		`rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="search",le="0.005"} 1`,
 		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 0`,
-		`rate_limiter_errors_total{reason="unreached"} 0`,
+		`rate_limiter_errors_total{reason="unreachable"} 0`,
 		`rate_limiter_waiting 2`,
 		`version="v1.2.3"`,
 		`go_goroutines`, `process_open_fds`,

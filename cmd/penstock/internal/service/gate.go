@@ -45,7 +45,7 @@ type Deps struct {
 
 // A Store gives what the service counts in, with guards around it that ask for the settings of each
 // limit. It is called once.
-type Store func(limits func(*penstock.Limit) guard.Settings) penstock.Store
+type Store func(limits func(*penstock.Limit) guard.Settings) (penstock.Store, error)
 
 // A Policy is what the service needs to know of the rules in force.
 type Policy struct {
@@ -82,7 +82,7 @@ func (s *service) observe(e httplimit.Event) {
 	s.metrics.Check(Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
 	// What guards of Redis find unanswered they tell themselves, but for what cannot be asked.
 	if e.Err != nil && e.Outcome != httplimit.Abandoned && (s.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
-		s.unanswered(e.Err, "other")
+		s.unanswered(e.Err, reasonOf(e.Err))
 	}
 	undecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
 	if trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied; trial || undecided || e.Outcome == httplimit.DeniedNew {

@@ -1,55 +1,54 @@
 package service
 
 import (
-	"errors"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/redisstore"
 )
 
 // guarded is the store as gates have it. Memory needs no guards: it is here, and cannot hang.
-func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) penstock.Store {
+func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) (penstock.Store, error) {
 	if s.scripts == nil {
-		return s.store.Store
+		return s.store.Store, nil
 	}
-	g := guard.Standard(s.scripts, guard.Options{
+	g, err := guard.Standard(s.scripts, guard.Options{
+		Server:     s.scripts.Store,
 		Timeout:    guard.TimeoutOptions{After: s.Settings.StoreTimeout},
 		Breaker:    guard.BreakerOptions{Changed: s.breakerChanged},
 		Limits:     limits,
 		Instances:  int(s.Settings.Instances),
-		Unanswered: func(e guard.Event) { s.unanswered(e.Err, e.Class) },
+		Unanswered: func(e guard.Event) { s.unanswered(e.Err, e.Reason) },
 	})
+	if err != nil {
+		return nil, err
+	}
 	s.later(g.Close) // gives back what is leased, and leaves the fleet
 	s.metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: s.scripts.ClockSteps, Scripts: s.scripts.counts})
-	return g
+	return g, nil
 }
 
 // unanswered is told of each question that the store gave no answer to, and which kind that is of.
-func (s *service) unanswered(err error, class string) {
-	switch {
-	case class == "canceled": // nobody waits for the answer
+func (s *service) unanswered(err error, reason string) {
+	if reason == "canceled" { // nobody waits for the answer
 		return
-	case errors.Is(err, penstock.ErrInvalid):
-		class = "invalid"
 	}
-	s.metrics.Error(class)
-	s.health.failed(err, class)
+	e := penstock.AsStoreError(err)
+	s.metrics.Error(reason, e != nil && e.MayBeCharged)
+	s.health.failed(err, reason)
 }
 
-func (s *service) breakerChanged(shard string, from, to guard.State) {
+func (s *service) breakerChanged(node string, from, to guard.State) {
 	s.metrics.BreakerChanged(to)
-	shard = metrics.Shard(shard)
+	node = metrics.Node(node)
 	switch {
 	case to == guard.StateClosed:
-		s.Log.Info("the breaker is closed: the store is asked again", "shard", shard)
+		s.Log.Info("the breaker is closed: the store is asked again", "node", node)
 	case from == guard.StateClosed:
-		s.Log.Warn("the breaker is open: the store is asked seldom until it answers", "shard", shard)
+		s.Log.Warn("the breaker is open: the store is asked seldom until it answers", "node", node)
 	}
 }
 
@@ -87,13 +86,4 @@ func (a *alarm) quiet() {
 	}
 	a.log.Warn("requests passed without limits, and do no more", "requests", a.all, "until", a.latest.UTC().Format(time.RFC3339))
 	a.since, a.all, a.next = 0, 0, time.Time{}
-}
-
-// rightFor is what the store's administrator must do so that an error ends, as ACL SETUSER takes
-// it, or in words. It is "" if the error does not last.
-func rightFor(err error, prefix string) string {
-	if failure, ok := errors.AsType[*redisstore.Error](err); ok {
-		return strings.ReplaceAll(failure.Hint(), "PREFIX", prefix)
-	}
-	return ""
 }

@@ -72,7 +72,7 @@ func TestTheRightThatTheStoreLacksStandsInTheLog(t *testing.T) {
 			t.Errorf("got %s; want %d", res.Status, want)
 		}
 	}
-	if len(r.log.lines("level=ERROR", "the store does not answer", "reason=refused", "needs=+evalsha")) != 1 {
+	if len(r.log.lines("level=ERROR", "the store made no decision", "reason=permission_denied", "needs=+evalsha")) != 1 {
 		t.Errorf("logged %s", r.log)
 	}
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
@@ -87,9 +87,9 @@ func TestAStoreThatDoesNotDecideIsNotTakenForOneThatDoes(t *testing.T) {
 	for _, c := range []struct {
 		reason, breaks, mends string
 	}{
-		{"full", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"},
-		{"unready", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
-		{"refused", rights, rights + " +set"},
+		{"out_of_memory", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"},
+		{"not_ready", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
+		{"permission_denied", rights, rights + " +set +setrange"},
 	} {
 		t.Run(c.reason, func(t *testing.T) {
 			redis := redistest.Start(t)
@@ -99,7 +99,7 @@ func TestAStoreThatDoesNotDecideIsNotTakenForOneThatDoes(t *testing.T) {
 				}
 			}
 			url := redis.URL()
-			if c.reason == "refused" {
+			if c.reason == "permission_denied" {
 				url = "redis://gate:secret@" + redis.Addr
 			}
 			do(c.breaks)
@@ -123,12 +123,12 @@ func TestAStoreThatDoesNotDecideIsNotTakenForOneThatDoes(t *testing.T) {
 					t.Errorf("the gate says %q; want %q", body, want)
 				}
 			}
-			if len(r.log.lines("the store answers again")) != 0 {
+			if len(r.log.lines("the store decides again")) != 0 {
 				t.Errorf("logged %s", r.log)
 			}
 			do(c.mends)
 			await(t, "the store to decide", func() bool { return verbose() == "gate ok\nstore ok\npolicy ok\nok\n" })
-			if len(r.log.lines("level=INFO", "the store answers again")) != 1 { // though no request came
+			if len(r.log.lines("level=INFO", "the store decides again")) != 1 { // though no request came
 				t.Errorf("logged %s", r.log)
 			}
 			do(c.breaks) // while the gate knows of nothing
@@ -160,4 +160,33 @@ func evals(t *testing.T, redis *redistest.Server) (n int) {
 		}
 	}
 	return n
+}
+
+// A right that the scripts of one rule need keeps no other rule from the store.
+func TestARightThatOneRuleNeedsIsMissedByThatRuleOnly(t *testing.T) {
+	redis := redistest.Start(t)
+	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +info +evalsha +eval +script|load +time +get +set +setrange +del +pexpire"
+	if _, err := redis.Do(strings.Fields(rights)...); err != nil {
+		t.Fatal(err)
+	}
+	const policy = `
+rules:
+  - {name: log, match: {path: /log}, per: everyone, limits: [{rate: 1000/h, algorithm: sliding-log}]}
+  - {name: bucket, per: everyone, limits: [{rate: 1000/s, on_failure: closed}]}
+`
+	r := startLimited(t, hello, policy, map[string]string{"store": "redis://gate:secret@" + redis.Addr})
+	for i := range 100 {
+		if res := r.mustSend("GET", "/log"); res.StatusCode != 200 { // by this gate alone
+			t.Fatalf("request %d of the rule that lacks a right got %s", i, res.Status)
+		}
+		if res := r.mustSend("GET", "/"); res.StatusCode != 200 {
+			t.Fatalf("request %d of the other rule got %s", i, res.Status)
+		}
+	}
+	if n := r.metric(`rate_limiter_decisions_total{source="store"}`); n != "100" {
+		t.Errorf("the store made %s decisions; want 100", n)
+	}
+	if n := len(r.log.lines("level=ERROR", "reason=permission_denied", "needs=+z")); n != 1 {
+		t.Errorf("%d lines name the right; want 1: %s", n, r.log)
+	}
 }

@@ -1,68 +1,76 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock"
 )
 
-// health tells those who run the gate when the store stops answering, how it goes on, and when it
-// answers again: a line for each reason and interval, not one for every request.
+// health logs when the store stops making decisions, how that goes on, and when it decides again: a
+// line for each reason and interval, not one for every call.
 type health struct {
 	log     *slog.Logger
-	prefix  string // of the store's keys
 	failing atomic.Bool
 
-	mu       sync.Mutex
-	failures int64                // since the last line
-	reason   string               // of the latest failure whose reason is known
-	lines    map[string]time.Time // the last of each reason, of which there are few
-	latest   time.Time            // failure
+	mu      sync.Mutex
+	all     int64                  // calls without a decision, in this outage
+	reason  string                 // of the latest one whose reason is known
+	cause   error                  // and its error
+	reasons map[string]*reasonLine // of this outage; there are few
+	latest  time.Time              // call without a decision
+	missed  int                    // self-tests in a row that failed while nothing else did
 }
 
-// interval is between two lines with one reason, and how long there must be no failure before all
-// is well.
-const interval = 10 * time.Second
+// A reasonLine is what is logged about one reason.
+type reasonLine struct {
+	at    time.Time // of the last line; zero: none yet
+	calls int64     // since then
+}
 
-// failed notes a question that the store did not answer, and why.
+const (
+	// interval is between two lines with one reason, and how long there must be no failure before all
+	// is well.
+	interval = 10 * time.Second
+
+	// maxMissed is how many self-tests in a row must fail, one a second, before an outage is reported
+	// without a request.
+	maxMissed = 2
+)
+
+// failed notes a call for which the store made no decision, and why. That a breaker is open is no
+// reason of its own: such a call counts for the failure before.
 func (h *health) failed(err error, reason string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
 	h.failing.Store(true)
-	h.failures++
-	told := h.lines[reason]
-	if reason == "open" { // so the reason has been told before
-		told = h.latestLine()
-	}
-	if reason != "open" || h.reason == "" {
-		h.reason = reason
-	}
+	h.all++
 	h.latest = now
-	if !told.IsZero() && now.Sub(told) < interval {
+	if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
+		h.reason, h.cause = reason, err
+	}
+	if h.reasons == nil {
+		h.reasons = make(map[string]*reasonLine)
+	}
+	r := h.reasons[h.reason]
+	if r == nil {
+		r = new(reasonLine)
+		h.reasons[h.reason] = r
+	}
+	r.calls++
+	if !r.at.IsZero() && now.Sub(r.at) < interval {
 		return
 	}
-	line := []any{"questions", h.failures, "reason", reason, "err", err}
-	if right := rightFor(err, h.prefix); right != "" {
-		line = append(line, "needs", right)
+	line := []any{"calls", r.calls, "reason", h.reason, "err", h.cause}
+	if hint := hintOf(h.cause); hint != "" {
+		line = append(line, "needs", hint)
 	}
-	h.log.Error("the store does not answer", line...)
-	if h.lines == nil {
-		h.lines = make(map[string]time.Time)
-	}
-	h.failures, h.lines[reason] = 0, now
-}
-
-func (h *health) latestLine() (latest time.Time) {
-	for _, line := range h.lines {
-		if line.After(latest) {
-			latest = line
-		}
-	}
-	return latest
+	h.log.Error("the store made no decision", line...)
+	r.at, r.calls = now, 0
 }
 
 // answered notes that the store has made a decision.
@@ -74,34 +82,37 @@ func (h *health) answered() {
 	defer h.mu.Unlock()
 	if h.failing.Load() && time.Since(h.latest) >= interval {
 		h.failing.Store(false)
-		h.log.Info("the store answers again", "questions_meanwhile", h.failures)
-		h.failures, h.lines, h.reason = 0, nil, ""
+		h.log.Info("the store decides again", "calls_without_decision", h.all)
+		h.all, h.reasons, h.reason, h.cause = 0, nil, "", nil
 	}
 }
 
-// begin notes that the store gives no answer from the start on, and why. Somebody else tells.
-func (h *health) begin(reason string) {
+// begin notes that the store makes no decisions from the start on, and why. The caller logs it.
+func (h *health) begin(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.reason = reason
+	h.reason, h.cause = reasonOf(err), err
 	h.failing.Store(true)
 }
 
-// look asks the store while it fails: perhaps no request comes that would find it back.
-func (h *health) look(ctx context.Context, decides func(context.Context) error) {
-	if !h.failing.Load() {
-		return
-	}
-	err := decides(ctx)
+// tested notes the outcome of a self-test. It returns true if the error must be reported: it is the
+// first sign of an outage.
+func (h *health) tested(err error) (isNews bool) {
 	if err == nil {
 		h.answered()
-		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.failing.Load() {
-		h.reason = reasonOf(err)
+	switch {
+	case err == nil:
+		h.missed = 0
+	case h.failing.Load():
+		h.reason, h.cause = reasonOf(err), err
+	default:
+		h.missed++
+		return h.missed >= maxMissed
 	}
+	return false
 }
 
 // now is why the store fails, "" if it does not.
@@ -114,11 +125,21 @@ func (h *health) now() string {
 	return h.reason
 }
 
-// reasonOf is what kind an error of the store itself is of, as metrics have it.
+// reasonOf names the reason of a store's error, as metrics have it.
 func reasonOf(err error) string {
-	var named interface{ ClassName() string }
-	if errors.As(err, &named) {
-		return named.ClassName()
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.Reason.String()
+	}
+	if errors.Is(err, penstock.ErrInvalid) {
+		return "invalid"
 	}
 	return "other"
+}
+
+// hintOf says how to mend a store's error, or is "".
+func hintOf(err error) string {
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.Hint
+	}
+	return ""
 }

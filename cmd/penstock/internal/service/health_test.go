@@ -25,25 +25,25 @@ func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
 		const seconds, each = 35, 100
 		for range seconds {
 			for range each {
-				h.failed(errors.New("no answer"), "unreached")
+				h.failed(errors.New("no answer"), "unreachable")
 				h.answered() // some still do
 			}
 			time.Sleep(time.Second)
 		}
-		if n := len(log.lines("level=ERROR", "the store does not answer")); n != 4 {
+		if n := len(log.lines("level=ERROR", "the store made no decision")); n != 4 {
 			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*each, seconds, n, log)
 		}
-		if !strings.Contains(log.String(), "questions=1000") || !h.failing.Load() {
+		if !strings.Contains(log.String(), "calls=1000") || !h.failing.Load() {
 			t.Errorf("logged %s", log)
 		}
 		for range 20 {
 			h.answered()
 			time.Sleep(time.Second)
 		}
-		if n := len(log.lines("level=INFO", "the store answers again")); n != 1 || h.failing.Load() {
+		if n := len(log.lines("level=INFO", "the store decides again")); n != 1 || h.failing.Load() {
 			t.Errorf("its end made %d lines:\n%s", n, log)
 		}
-		h.failed(errors.New("no answer"), "unreached")
+		h.failed(errors.New("no answer"), "unreachable")
 		if n := len(log.lines("level=ERROR")); n != 5 {
 			t.Errorf("the next outage was not told at once:\n%s", log)
 		}
@@ -55,7 +55,7 @@ func TestNewReasonIsToldAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(logged)
 		h := &health{log: slog.New(slog.NewTextHandler(log, nil))}
-		reasons := []string{"unreached", "timeout", "refused"}
+		reasons := []string{"unreachable", "timeout", "refused"}
 		for second := range 10 {
 			for i := range 100 {
 				reason := reasons[i%min(second+1, len(reasons))]
@@ -80,7 +80,7 @@ func TestNewReasonIsToldAtOnce(t *testing.T) {
 func watched(t *testing.T, decides func(context.Context) error) (*service, *logged) {
 	log := new(logged)
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	s := &service{health: health{log: logger, prefix: "ps"}, alarm: alarm{log: logger}, store: store{decides: decides}, metrics: metrics.New("")}
+	s := &service{health: health{log: logger}, alarm: alarm{log: logger}, store: store{decides: decides}, metrics: metrics.New("")}
 	s.Log, s.Settings.Store, s.Settings.StoreTimeout = logger, "redis://localhost", time.Second
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -92,7 +92,9 @@ func watched(t *testing.T, decides func(context.Context) error) (*service, *logg
 	return s, log
 }
 
-func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
+var breakerOpen = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
+
+func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked, up atomic.Int64
 		down := errors.New("no answer")
@@ -102,21 +104,34 @@ func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
 			}
 			return nil
 		})
+		up.Store(1)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := asked.Load(); n > 0 {
-			t.Errorf("asked %d times while nothing was wrong", n)
+		if n := asked.Swap(0); n < 59 || n > 61 || s.health.failing.Load() {
+			t.Errorf("asked %d times in a minute without requests; logged %s", n, log)
 		}
-		s.unanswered(down, "unreached")
+		up.Store(0)
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
+		if s.health.failing.Load() {
+			t.Errorf("one failed self-test is reported: %s", log)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !s.health.failing.Load() || len(log.lines("level=ERROR", "the store made no decision")) != 1 {
+			t.Errorf("two failed self-tests in a row are not reported: %s", log)
+		}
+		asked.Store(0)
+		s.unanswered(down, "unreachable")
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := asked.Load(); n < 59 || n > 61 || !s.health.failing.Load() || log.lines("answers again") != nil {
+		if n := asked.Load(); n < 59 || n > 61 || !s.health.failing.Load() || log.lines("decides again") != nil {
 			t.Errorf("asked %d times in a minute without an answer; logged %s", n, log)
 		}
 		up.Store(1)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if s.health.failing.Load() || len(log.lines("level=INFO", "the store answers again")) != 1 {
+		if s.health.failing.Load() || len(log.lines("level=INFO", "the store decides again")) != 1 {
 			t.Errorf("logged %s", log)
 		}
 	})
@@ -124,16 +139,16 @@ func TestStoreIsFoundBackWithoutRequests(t *testing.T) {
 
 func TestOnlyTheStoreItselfEndsItsOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		full := &redisstore.Error{Class: redisstore.Full, Cause: redisstore.ReplyError("OOM command not allowed")}
+		full := &penstock.StoreError{Reason: penstock.ReasonOutOfMemory, Err: redisstore.ReplyError("OOM command not allowed")}
 		s, log := watched(t, func(context.Context) error { return full })
-		s.unanswered(&redisstore.Error{Class: redisstore.Unreached, Cause: errors.New("no route")}, "unreached")
-		if reason := s.health.now(); reason != "unreached" {
+		s.unanswered(&penstock.StoreError{Reason: penstock.ReasonUnreachable, Err: errors.New("no route")}, "unreachable")
+		if reason := s.health.now(); reason != "unreachable" {
 			t.Errorf("it fails since it is %q", reason)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		s.unanswered(guard.ErrOpen, "open")
-		if reason := s.health.now(); reason != "full" { // as it says itself; that the breaker is open is no reason
+		s.unanswered(breakerOpen, "breaker_open")
+		if reason := s.health.now(); reason != "out_of_memory" { // as it says itself; that the breaker is open is no reason
 			t.Errorf("after a minute it fails since it is %q; logged %s", reason, log)
 		}
 		time.Sleep(interval)
@@ -142,7 +157,7 @@ func TestOnlyTheStoreItselfEndsItsOutage(t *testing.T) {
 			t.Error("the fallback's answer is taken for the store's")
 		}
 		s.observe(httplimit.Event{Rule: "a", Outcome: httplimit.Allowed, Source: penstock.FromStore})
-		if s.health.now() != "" || len(log.lines("level=INFO", "the store answers again")) != 1 {
+		if s.health.now() != "" || len(log.lines("level=INFO", "the store decides again")) != 1 {
 			t.Errorf("logged %s", log)
 		}
 	})
@@ -161,23 +176,24 @@ func TestABreakerIsToldOnceForAnOutage(t *testing.T) {
 
 func TestAnOpenBreakerIsNotNewsBesideItsReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, log := watched(t, func(context.Context) error { return errors.New("no answer") })
+		hangs := penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no answer"))
+		s, log := watched(t, func(context.Context) error { return hangs })
 		for range 350 {
-			s.unanswered(errors.New("no answer"), "timeout")
+			s.unanswered(hangs, "timeout")
 			for range 10 {
-				s.unanswered(guard.ErrOpen, "open")
+				s.unanswered(breakerOpen, "breaker_open")
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		if open, all := len(log.lines("reason=open")), len(log.lines("level=ERROR")); open != 0 || all != 4 {
+		if open, all := len(log.lines("reason=breaker_open")), len(log.lines("level=ERROR")); open != 0 || all != 4 {
 			t.Errorf("%d lines of %d tell of the breaker:\n%s", open, all, log)
 		}
-		for range 300 { // whatever is open stays so for a while, and nothing else is known
-			s.unanswered(guard.ErrOpen, "open")
+		for range 300 { // they count for the reason before, which is the only one that is known
+			s.unanswered(breakerOpen, "breaker_open")
 			time.Sleep(100 * time.Millisecond)
 		}
-		if open := len(log.lines("reason=open")); open < 2 || open > 4 {
-			t.Errorf("in 30 s, %d lines tell of the breaker:\n%s", open, log)
+		if open, all := len(log.lines("reason=breaker_open")), len(log.lines("level=ERROR", "reason=timeout")); open != 0 || all < 6 || all > 8 {
+			t.Errorf("after 65 s, %d lines say timeout, and %d tell of the breaker:\n%s", all, open, log)
 		}
 	})
 }
@@ -234,31 +250,4 @@ func TestRequestsThatPassUnlimitedSoundTheAlarm(t *testing.T) {
 		}
 		t.Logf("counted: %d requests without limits, told in 6 lines", 3502)
 	})
-}
-
-func TestTheRightThatIsMissingIsNamed(t *testing.T) {
-	refused := func(text string) error {
-		return &redisstore.Error{Class: redisstore.Refused, Cause: redisstore.ReplyError(text)}
-	}
-	rows := []struct {
-		err  error
-		want string
-	}{
-		{refused("NOPERM this user has no permissions to run the 'evalsha' command"), "+evalsha"},
-		{refused("NOPERM User x has no permissions to run the 'cluster|slots' command"), "+cluster|slots"},
-		{refused("NOPERM this user has no permissions to access one of the keys used as arguments"), "~shop*"},
-		{refused("NOPERM No permissions to access a key"), "~shop*"},
-		{refused("ERR ACL failure in script: User x has no permissions to run the 'zadd' command script: 1, on @user_script:4."), "+zadd"},
-		{refused("WRONGPASS invalid username-password pair or user is disabled."), "the store's setting with a user and password that are let in"},
-		{refused("ERR The user executing the script can't run this command or subcommand script: 1, on @user_script:4.; the user needs the right +set"), "+set"},
-		{refused("ERR The user executing the script can't run this command or subcommand script"), "a command that the scripts run; docs/operations.md has them all"},
-		{&redisstore.Error{Class: redisstore.Unready, Cause: redisstore.ReplyError("LOADING")}, ""},
-		{errors.New("run the 'x' command"), ""},
-	}
-	for _, row := range rows {
-		if got := rightFor(row.err, "shop"); got != row.want {
-			t.Errorf("%v needs %q; want %q", row.err, got, row.want)
-		}
-	}
-	t.Logf("counted: %d errors and what mends them", len(rows))
 }

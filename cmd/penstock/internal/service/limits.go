@@ -26,7 +26,11 @@ func Limits(s settings.Settings, reload <-chan os.Signal) Builder {
 		if err := g.load(s, d); err != nil {
 			return nil, Policy{}, err
 		}
-		store := d.Store(func(limit *penstock.Limit) guard.Settings { return g.rules().Settings(limit) })
+		store, err := d.Store(func(limit *penstock.Limit) guard.Settings { return g.rules().Settings(limit) })
+		if err != nil {
+			g.Close()
+			return nil, Policy{}, err
+		}
 		gate, err := httplimit.New(httplimit.Options{Store: store, Rules: g.rules, Observe: d.Observe, TokenRejected: d.TokenRejected})
 		if err != nil {
 			g.Close()

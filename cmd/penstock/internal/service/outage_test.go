@@ -44,7 +44,7 @@ rules:
 	}
 	up := func(what string) {
 		t.Helper()
-		const state, decisions = `rate_limiter_breaker_state{shard="(store)"}`, `rate_limiter_decisions_total{source="store"}`
+		const state, decisions = `rate_limiter_breaker_state{node="(store)"}`, `rate_limiter_decisions_total{source="store"}`
 		for _, path := range []string{"/open", "/closed", "/local"} {
 			await(t, what+", Redis to decide again", func() bool {
 				before := r.metric(decisions)
@@ -73,9 +73,9 @@ rules:
 		`rate_limiter_decisions_total{source="open"}`:                                                             2 * outages * outage,
 		`rate_limiter_decisions_total{source="closed"}`:                                                           2 * outages * outage,
 		`rate_limiter_decisions_total{source="fallback"}`:                                                         2 * outages * outage,
-		`rate_limiter_errors_total{reason="unreached"}`:                                                           2,
+		`rate_limiter_errors_total{reason="unreachable"}`:                                                         2,
 		`rate_limiter_errors_total{reason="timeout"}`:                                                             5,
-		`rate_limiter_errors_total{reason="open"}`:                                                                outages * outage,
+		`rate_limiter_errors_total{reason="breaker_open"}`:                                                        outages * outage,
 		`rate_limiter_indeterminate_total`:                                                                        5,
 		`rate_limiter_breaker_changes_total{to="open"}`:                                                           outages,
 		`rate_limiter_breaker_changes_total{to="closed"}`:                                                         outages,
@@ -85,7 +85,7 @@ rules:
 			t.Errorf("%s is %d, %v; want at least %d", series, n, err, least)
 		}
 	}
-	if n := len(r.log.lines("level=ERROR", "the store does not answer")); n == 0 || n > 8 {
+	if n := len(r.log.lines("level=ERROR", "the store made no decision")); n == 0 || n > 8 {
 		t.Errorf("that made %d lines in the log:\n%s", n, r.log)
 	}
 	if n := len(r.log.lines("level=ERROR", "requests pass without limits", "critical=true", "rule=open")); n == 0 || n > 4 {

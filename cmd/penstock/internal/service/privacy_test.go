@@ -73,7 +73,7 @@ rules:
 			return n != "" && n != "0"
 		})
 	}
-	until(`rate_limiter_errors_total{reason="poisoned"}`)
+	until(`rate_limiter_errors_total{reason="corrupt"}`)
 	redis.Kill()
 	until(`rate_limiter_requests_total{algorithm="token-bucket",limit="day",outcome="failed_closed",rule="query"}`)
 	metrics, log := r.mustGet("http://"+r.Admin+"/metrics", 200), r.log.String()
@@ -83,13 +83,13 @@ rules:
 		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="exempt",rule="(other)"}`,
 		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="malformed",rule="(other)"}`,
 		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="day",rule="cookie"}`,
-		`rate_limiter_errors_total{reason="unreached"}`,
+		`rate_limiter_errors_total{reason="unreachable"}`,
 	} {
 		if n := r.metric(series); n == "" || n == "0" {
 			t.Errorf("what this test is about did not happen: %s is %q", series, n)
 		}
 	}
-	if !strings.Contains(log, "no response from the upstream") || !strings.Contains(log, "the store does not answer") {
+	if !strings.Contains(log, "no response from the upstream") || !strings.Contains(log, "the store made no decision") {
 		t.Errorf("what this test is about did not happen: %s", log)
 	}
 	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} {

@@ -18,15 +18,15 @@ import (
 func seeing(gate Builder, see func(penstock.Charge, penstock.Decision)) Builder {
 	return func(life context.Context, d Deps) (Gate, Policy, error) {
 		guarded := d.Store
-		d.Store = func(limits func(*penstock.Limit) guard.Settings) penstock.Store {
-			store := guarded(limits)
+		d.Store = func(limits func(*penstock.Limit) guard.Settings) (penstock.Store, error) {
+			store, err := guarded(limits)
 			return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				decision, err := store.Decide(ctx, charges)
 				if err == nil {
 					see(charges[0], decision)
 				}
 				return decision, err
-			})
+			}), err
 		}
 		return gate(life, d)
 	}

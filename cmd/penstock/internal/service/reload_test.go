@@ -262,7 +262,9 @@ func TestSlowReloadKeepsNobody(t *testing.T) {
 	life, end := context.WithCancel(t.Context())
 	reload := make(chan os.Signal)
 	gate, _, err := Limits(o.Settings, reload)(life, Deps{
-		Store: func(func(*penstock.Limit) guard.Settings) penstock.Store { return memstore.New(memstore.Options{}) },
+		Store: func(func(*penstock.Limit) guard.Settings) (penstock.Store, error) {
+			return memstore.New(memstore.Options{}), nil
+		},
 		Load: func(...penstock.Limit) {
 			count++
 			loads <- count

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -50,10 +49,10 @@ func (s *scripts) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 func (s *scripts) unavailable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if failure, ok := errors.AsType[*redisstore.Error](s.err); ok && failure.Class != redisstore.Unknown && failure.Class != redisstore.Rejected {
-		return failure
+	if e := penstock.AsStoreError(s.err); e != nil && !e.MayBeCharged {
+		return e
 	}
-	return &redisstore.Error{Class: redisstore.Unreached, Cause: fmt.Errorf("its scripts are not loaded yet: %w", s.err)}
+	return penstock.NewStoreError(penstock.ReasonUnreachable, fmt.Errorf("its scripts are not loaded yet: %w", s.err))
 }
 
 // begin notes that the store is down at the start.
@@ -111,8 +110,8 @@ func (s *scripts) tell(err error) {
 		return
 	}
 	line := []any{"err", err}
-	if right := rightFor(err, ""); right != "" {
-		line = append(line, "needs", right)
+	if hint := hintOf(err); hint != "" {
+		line = append(line, "needs", hint)
 	}
 	s.log.Warn("the store's scripts could not be loaded; the first call that needs one sends it", line...)
 }

@@ -63,7 +63,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log, prefix: o.Settings.Prefix}, alarm: alarm{log: o.Log}, tokens: seldom.Line{Every: 10 * time.Second}}
+	s := &service{Options: o, metrics: metrics.New(o.Version), health: health{log: o.Log}, alarm: alarm{log: o.Log}, tokens: seldom.Line{Every: 10 * time.Second}}
 	s.places = divide(descriptors(), o.Settings.MaxConnections)
 	if s.places.clients < o.Settings.MaxConnections/2 {
 		o.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "clients", s.places.clients, "max_connections", o.Settings.MaxConnections)
@@ -178,9 +178,9 @@ func (s *service) reach(ctx context.Context) error {
 	if s.Settings.RequireStore {
 		return fmt.Errorf("store %s (%s): %w", s.Settings.StoreName(), s.Settings.Source("store"), err)
 	}
-	s.health.begin(reasonOf(err))
+	s.health.begin(err)
 	s.scripts.begin(err)
-	s.Log.Warn("the store does not answer; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
+	s.Log.Warn("the store makes no decision; the gate opens without it, and uses it as soon as it does", "store", s.Settings.StoreName(), "err", err)
 	return nil
 }
 
@@ -210,11 +210,20 @@ func (s *service) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			s.health.look(ctx, s.decides)
+			s.selfTest(ctx)
 			s.alarm.quiet()
 		case <-seldom.C:
 			s.memory.look(ctx)
 		}
+	}
+}
+
+// selfTest asks the store for a decision, since no request may come that would notice an outage, or
+// its end.
+func (s *service) selfTest(ctx context.Context) {
+	err := s.decides(ctx)
+	if ctx.Err() == nil && s.health.tested(err) {
+		s.unanswered(err, reasonOf(err))
 	}
 }
 

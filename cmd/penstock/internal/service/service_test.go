@@ -258,7 +258,7 @@ func TestStoreMayComeUpLater(t *testing.T) {
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("without its store the gate says %q", body)
 	}
-	if len(r.log.lines("level=WARN", "the store does not answer")) != 1 {
+	if len(r.log.lines("level=WARN", "the store makes no decision")) != 1 {
 		t.Errorf("logged %s", r.log)
 	}
 	if err := server.Restart(); err != nil {
@@ -268,7 +268,7 @@ func TestStoreMayComeUpLater(t *testing.T) {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
 		return body == "gate ok\nstore ok\npolicy ok\nok\n"
 	})
-	if len(r.log.lines("level=INFO", "the store answers again")) != 1 { // though no request came
+	if len(r.log.lines("level=INFO", "the store decides again")) != 1 { // though no request came
 		t.Errorf("logged %s", r.log)
 	}
 	server.Pause()
@@ -314,7 +314,7 @@ func TestWhatCannotStartLeavesNothingBehind(t *testing.T) {
 }
 
 func TestChecksOfTheGateAreCounted(t *testing.T) {
-	full := fmt.Errorf("%w: memory is full", penstock.ErrUnavailable)
+	full := penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("memory is full"))
 	var deps Deps
 	r := start(t, nil, nil, func(_ context.Context, d Deps) (Gate, Policy, error) {
 		deps = d
@@ -346,7 +346,7 @@ func TestChecksOfTheGateAreCounted(t *testing.T) {
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
 		t.Errorf("while the store fails the gate says %q", body)
 	}
-	if n := r.metric(`rate_limiter_errors_total{reason="other"}`); n != "3" {
+	if n := r.metric(`rate_limiter_errors_total{reason="out_of_memory"}`); n != "3" {
 		t.Errorf("what memory did not decide is counted %s times; want 3", n)
 	}
 	deps.Reloaded(Policy{}, errors.New("line 3: no"))

@@ -1,0 +1,66 @@
+package penstock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/penstock/penstock"
+)
+
+func TestStoreErrorWrapsItsCause(t *testing.T) {
+	cause := errors.New("connection refused")
+	for _, err := range []error{
+		penstock.NewStoreError(penstock.ReasonUnreachable, cause),
+		fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonUnreachable, cause)),
+	} {
+		e := penstock.AsStoreError(err)
+		if e == nil || e.Reason != penstock.ReasonUnreachable || !errors.Is(err, penstock.ErrUnavailable) || !errors.Is(err, cause) {
+			t.Errorf("%v is %+v", err, e)
+		}
+	}
+	bare := penstock.NewStoreError(penstock.ReasonShed, nil)
+	if got, want := bare.Error(), "penstock: store unavailable: shed"; got != want || !errors.Is(bare, penstock.ErrUnavailable) {
+		t.Errorf("%q; want %q", got, want)
+	}
+}
+
+// An error that only wraps ErrUnavailable is taken for the worst: the charges may have been made,
+// and the store is at fault.
+func TestAsStoreErrorOfOtherErrors(t *testing.T) {
+	for _, row := range []struct {
+		err  error
+		want penstock.Reason
+	}{
+		{penstock.ErrUnavailable, penstock.ReasonUnknown},
+		{fmt.Errorf("%w: no route", penstock.ErrUnavailable), penstock.ReasonUnknown},
+		{fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.DeadlineExceeded), penstock.ReasonTimeout},
+		{fmt.Errorf("%w: %w", penstock.ErrUnavailable, os.ErrDeadlineExceeded), penstock.ReasonTimeout},
+	} {
+		e := penstock.AsStoreError(row.err)
+		if e == nil || e.Reason != row.want || !e.MayBeCharged || !e.IsStoreFault || e.IsPermanent {
+			t.Errorf("%v is %+v; want %v", row.err, e, row.want)
+		}
+	}
+	for _, err := range []error{nil, penstock.ErrInvalid, context.Canceled, context.DeadlineExceeded, errors.New("other")} {
+		if e := penstock.AsStoreError(err); e != nil {
+			t.Errorf("%v is %v; it is no error of a store", err, e)
+		}
+	}
+}
+
+// A reason of a later version neither panics nor promises that nothing was charged.
+func TestReasonsThatAreNotKnown(t *testing.T) {
+	names := map[string]penstock.Reason{}
+	for r := range penstock.ReasonBreakerOpen + 1 {
+		if other, twice := names[r.String()]; twice {
+			t.Errorf("%d and %d are both named %q", r, other, r)
+		}
+		names[r.String()] = r
+	}
+	if e := penstock.NewStoreError(255, nil); e.Reason.String() != "unknown" || !e.MayBeCharged {
+		t.Errorf("%v: %+v", e, e)
+	}
+}
