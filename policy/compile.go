@@ -1,8 +1,11 @@
 package policy
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"path/filepath"
@@ -87,6 +90,7 @@ type compiler struct {
 	*source
 	config     *Config
 	rules      *Rules
+	digest     hash.Hash // of what was read
 	identities map[string]*identityState
 	payers     int
 	ways       int // in which rules match
@@ -101,7 +105,9 @@ func newCompiler(config *Config) *compiler {
 	if s == nil {
 		s = newSource("policy")
 	}
-	return &compiler{source: s, config: config, rules: &Rules{name: s.file, files: []string{s.file}}, identities: make(map[string]*identityState)}
+	digest := sha256.New()
+	digest.Write(s.text)
+	return &compiler{source: s, config: config, digest: digest, rules: &Rules{name: s.file, files: []string{s.file}}, identities: make(map[string]*identityState)}
 }
 
 func (c *compiler) compile() {
@@ -121,6 +127,9 @@ func (c *compiler) compile() {
 	c.rules.payers = c.payers
 	c.rules.keepSettings()
 	c.rules.warnings = c.rules.warnings.sorted().few()
+	if c.text != nil {
+		c.rules.digest = hex.EncodeToString(c.digest.Sum(nil)[:6])
+	}
 }
 
 // oneOf is a word out of a few; the first is the default.

@@ -193,6 +193,7 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 		return false
 	}
 	c.rules.files = append(c.rules.files, path)
+	c.digest.Write(text)
 	c.listBytes += len(text)
 	number, bad := 0, 0
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {

@@ -27,6 +27,7 @@ const (
 // sign. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool)) (*Config, error) {
 	d := &decoder{source: newSource(name), env: env}
+	d.text = text
 	c := &Config{source: d.source}
 	if root := d.parse(text); root != nil {
 		d.value(root, c)
@@ -39,6 +40,7 @@ func Parse(name string, text []byte, env func(string) (string, bool)) (*Config, 
 // A source is where a Config was written, so that its mistakes can be shown there.
 type source struct {
 	file   string
+	text   []byte           // nil: nothing was read
 	at     map[any]position // by pointer to what was written
 	broken map[any]bool     // by pointer to what could not be read, which was complained of
 	mask   mask             // of variables that were put in

@@ -36,6 +36,7 @@ type Rules struct {
 	server           ServerConfig
 	serverAt         map[string]position
 	files            []string
+	digest           string
 	warnings         Errors
 }
 
@@ -165,6 +166,11 @@ func (r *Rules) Paths() Paths { return r.paths }
 
 // Files are the files that the policy was made of, its own first.
 func (r *Rules) Files() []string { return slices.Clone(r.files) }
+
+// Digest tells policies apart: the first 12 hex digits of the SHA-256 of the policy's file and of
+// each file of values, one behind the other in the order in which they are named. Variables and
+// keys of tokens are not in it. It is "" if the policy was read from no text.
+func (r *Rules) Digest() string { return r.digest }
 
 // Warnings are about what is valid but may not be what the author means.
 func (r *Rules) Warnings() []*Error { return slices.Clone(r.warnings) }

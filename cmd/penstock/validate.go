@@ -120,7 +120,7 @@ func describe(out io.Writer, file string, found []finding, rules *policy.Rules, 
 		fmt.Fprint(out, rules)
 	}
 	n := len(rules.Rules())
-	fmt.Fprintf(out, "%s: valid, %d %s\n", file, n, plural(n, "rule"))
+	fmt.Fprintf(out, "%s: valid, %d %s, digest %s\n", file, n, plural(n, "rule"), rules.Digest())
 }
 
 func plural(n int, word string) string {

@@ -120,7 +120,7 @@ func TestProgramsAreToldTheSameMistakes(t *testing.T) {
 }
 
 func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
-	const good, valid = "../../examples/rides.yaml", "rides.yaml: valid, 4 rules"
+	const good, valid = "../../examples/rides.yaml", "../../examples/rides.yaml: valid, 4 rules, digest "
 	const unread = "/none.yaml: it cannot be read: no such file or directory; name the file of a policy"
 	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: address, limits: [{rate: 10/s}]}]\n")
 	for _, c := range []struct {
@@ -134,7 +134,7 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 			[]string{valid, mistakes + ":7:", mistakes + ":10:", mistakes + ":11:", mistakes + ":13:", mistakes + ":15:"}},
 		{"/none.yaml " + good, exitInvalid, []string{unread, valid}},
 		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
-		{warned, exitOK, []string{warned + ":1:24: warning: ", "warned.yaml: valid, 1 rule"}},
+		{warned, exitOK, []string{warned + ":1:24: warning: ", warned + ": valid, 1 rule, digest "}},
 	} {
 		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -154,7 +154,7 @@ func TestVerboseShowsWhatAPolicyMeans(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, out, _ := command("validate", "-v", good)
-	if want := rules.String() + good + ": valid, 4 rules\n"; code != exitOK || out != want {
+	if want := rules.String() + good + ": valid, 4 rules, digest " + rules.Digest() + "\n"; code != exitOK || out != want {
 		t.Errorf("exit status %d, %s\nwant %s", code, out, want)
 	}
 	if _, out, _ := command("validate", "-v", mistakes); strings.Count(out, "\n") != 5 {

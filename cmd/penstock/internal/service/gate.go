@@ -50,6 +50,7 @@ type Store func(limits func(*penstock.Limit) guard.Settings) (penstock.Store, er
 // A Policy is what the service needs to know of the rules in force.
 type Policy struct {
 	File      string
+	Digest    string   // as penstock validate shows it
 	Rules     []Rule   // a row for each limit
 	OnFailure string   // what becomes of requests when the store does not answer
 	Warnings  []string // what may not be meant; of a reload, what the rules before did not have
@@ -110,6 +111,7 @@ func (s *service) loaded(policy Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.policy = policy
+	s.Log.Info("the policy was read", "digest", policy.Digest)
 	if s.reloads == 0 {
 		s.since = time.Now()
 		s.metrics.SetRules(policy.Rules)
@@ -135,7 +137,7 @@ func (s *service) reloaded(policy Policy, err error) {
 	s.reloads++
 	s.since = time.Now()
 	s.metrics.SetRules(policy.Rules)
-	s.Log.Info("the policy file was taken up", "policy", policy.File, "rules", policy.count())
+	s.Log.Info("the policy file was taken up", "policy", policy.File, "digest", policy.Digest, "rules", policy.count())
 	s.warn(policy)
 	if !reflect.DeepEqual(policy.Server, s.policy.Server) {
 		s.Log.Warn("the policy's server section has changed; it counts from the next start on", "policy", policy.File)

@@ -157,7 +157,7 @@ func limitsIn(rules *policy.Rules) (all []penstock.Limit) {
 
 // describe is what the service needs to know of rules.
 func describe(rules *policy.Rules, s settings.Settings) Policy {
-	p := Policy{File: rules.Files()[0]}
+	p := Policy{File: rules.Files()[0], Digest: rules.Digest()}
 	ways := make(map[guard.Failure]int)
 	add := func(l *policy.Limit) {
 		p.Rules = append(p.Rules, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})

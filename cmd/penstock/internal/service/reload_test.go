@@ -2,6 +2,8 @@ package service
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -32,12 +34,18 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	if warnings() != 1 {
 		t.Errorf("at the start: %s", r.log)
 	}
+	if len(r.log.lines("the policy was read", "digest="+digestOf(warned))) != 1 {
+		t.Errorf("no digest at the start: %s", r.log)
+	}
 	again(warned)
 	again(warned + "# changed\n")
 	if warnings() != 1 {
 		t.Errorf("of what was warned of before: %s", r.log)
 	}
 	again(good)
+	if r.log.lines("the policy file was taken up", "digest="+digestOf(good)) == nil {
+		t.Errorf("no digest of a reload: %s", r.log)
+	}
 	before := warnings() // the watcher may have seen the file, too
 	again(good + "# changed\n")
 	if warnings() != before {
@@ -47,6 +55,11 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	if warnings() == before {
 		t.Errorf("after the reload: %s", r.log)
 	}
+}
+
+func digestOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:12]
 }
 
 // Without preserve_host, the upstream answers alike whichever host a client writes.
