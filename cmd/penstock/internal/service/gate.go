@@ -111,7 +111,6 @@ func (s *service) loaded(policy Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.policy = policy
-	s.Log.Info("the policy was read", "digest", policy.Digest)
 	if s.reloads == 0 {
 		s.since = time.Now()
 		s.metrics.SetRules(policy.Rules)

@@ -34,7 +34,7 @@ func TestWarningsOfAPolicyAreLogged(t *testing.T) {
 	if warnings() != 1 {
 		t.Errorf("at the start: %s", r.log)
 	}
-	if len(r.log.lines("the policy was read", "digest="+digestOf(warned))) != 1 {
+	if len(r.log.lines("the gate is open", "digest="+digestOf(warned))) != 1 {
 		t.Errorf("no digest at the start: %s", r.log)
 	}
 	again(warned)

@@ -337,7 +337,7 @@ func (s *service) announce() {
 		name, text = "counters", "in this process, shared with no other; at 10 million, new clients are denied except where on_failure is open"
 	}
 	o.Log.Info("the gate is open", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin", orNone(addresses.Admin), "upstream", s.upstreamURL,
-		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), name, text)
+		"store", set.StoreName(), "rules", s.policy.count(), "policy", orNone(s.policy.File), "digest", s.policy.Digest, name, text)
 	if o.Started != nil {
 		o.Started(addresses)
 	}
