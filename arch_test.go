@@ -31,7 +31,7 @@ var mayImport = []struct {
 	{"memstore", []string{".", "algorithm"}},
 	{"redisstore", []string{".", "algorithm", "internal/trial", "internal/panicked", "github.com/redis/rueidis"}},
 	{"redisstore/goredis", []string{"redisstore", "github.com/redis/go-redis/v9"}},
-	{"guard", []string{".", "algorithm", "internal/panicked", "memstore", "github.com/sony/gobreaker/v2"}},
+	{"guard", []string{".", "algorithm", "internal/panicked", "memstore"}},
 	{"policy", []string{".", "algorithm", "internal/panicked", "guard", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset",
 		"github.com/fsnotify/fsnotify"}},
 	{"httplimit", []string{".", "algorithm", "internal/trial", "internal/panicked", "memstore", "guard", "policy", "github.com/dunglas/httpsfv"}},
@@ -53,7 +53,6 @@ var mayRequire = []string{
 	"github.com/MicahParks/jwkset", // policy: by which keys
 	"github.com/fsnotify/fsnotify", // policy: when the file changes
 	"github.com/dunglas/httpsfv",   // httplimit: what servers say of their limits
-	"github.com/sony/gobreaker/v2", // guard: when to stop asking a store that fails
 	"github.com/anishathalye/porcupine",
 	"pgregory.net/rapid",
 }

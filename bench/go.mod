@@ -10,10 +10,7 @@ require (
 	github.com/sethvargo/go-limiter v1.1.0
 )
 
-require (
-	github.com/pkg/errors v0.9.1 // indirect
-	github.com/sony/gobreaker/v2 v2.4.0 // indirect
-)
+require github.com/pkg/errors v0.9.1 // indirect
 
 require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/panicked"
 )
@@ -50,18 +48,17 @@ type BreakerOptions struct {
 	// long, up to MaxPause. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
-	// Changed is told of every change, one at a time for each shard. The breaker waits for it: it must
+	// Changed is told of every change, one at a time for each node. The breaker waits for it: it must
 	// be quick, and not ask the Store. Default: nobody is told.
-	Changed func(shard string, from, to State)
+	Changed func(node string, from, to State)
 }
 
 // Breaker stops asking a store that fails, and finds out with few calls when it works again. While
 // the breaker is open, an error of ReasonBreakerOpen comes at once.
 //
 // It opens after Failures failures in a row, when half of at least 20 calls that began in the last
-// second have failed, and at once on an error that is permanent. After its pause one call in 50 ms
-// passes, and one more for each that has succeeded: 1, 2, 4, 8. Fifteen successes close it, one
-// failure opens it again. In Standard, the first of these calls are the breaker's own, so that no
+// second have failed. After its pause one call in 50 ms passes, and one more for each that has
+// succeeded: 1, 2, 4, 8. Fifteen successes close it, one failure opens it again. In Standard, the first of these calls are the breaker's own, so that no
 // caller waits for a store that hangs, and they are made even if no caller comes.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is
@@ -91,9 +88,9 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 const (
 	maxCircuits = 1024
 
-	rateWindow  = time.Second // of at least rateCalls calls that began in it, half must fail; several deadlines long
-	rateBuckets = 5
-	rateCalls   = 20
+	rateWindow = time.Second // of at least rateCalls calls that began in it, half must fail; several deadlines long
+	rateSlots  = 5
+	rateCalls  = 20
 
 	unused = time.Minute // after which a circuit is given up, when somebody looks
 
@@ -104,7 +101,7 @@ const (
 type breaker struct {
 	options BreakerOptions
 	next    penstock.Store
-	rest    *circuit // of the store that has one part, and of names beyond maxCircuits
+	rest    *circuit // of the store that has one node, and of names beyond maxCircuits
 
 	circuits atomic.Pointer[map[string]*circuit] // never changed, only replaced
 	mu       sync.Mutex                          // for replacing it, for sweeping, and for life
@@ -132,88 +129,93 @@ func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return b.circuit(b.options.Node(charges)).decide(ctx, charges)
 }
 
-func (b *breaker) circuit(shard string) *circuit {
-	if c := (*b.circuits.Load())[shard]; c != nil {
+func (b *breaker) circuit(node string) *circuit {
+	if c := (*b.circuits.Load())[node]; c != nil {
 		return c
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	known := *b.circuits.Load()
-	if c := known[shard]; c != nil {
+	if c := known[node]; c != nil {
 		return c
 	}
 	known = b.inUseLocked(time.Now())
 	if len(known) >= maxCircuits {
 		return b.rest
 	}
-	known[shard] = newCircuit(b, shard)
+	known[node] = newCircuit(b, node)
 	b.circuits.Store(&known)
-	return known[shard]
+	return known[node]
 }
 
 // inUseLocked are the circuits, without those that nobody has asked for unused: of servers that are
 // gone. The last one stays.
 func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
-	for shard, c := range known {
+	for node, c := range known {
 		if c.asked.Swap(false) {
 			c.seen = now
 		}
 		if now.Sub(c.seen) > unused && len(known) > 1 {
-			delete(known, shard)
+			delete(known, node)
 		}
 	}
 	return known
 }
 
-// states are those of all shards that are in use.
+// states are those of all nodes that are in use.
 func (b *breaker) states() map[string]State {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	circuits := b.inUseLocked(time.Now())
 	b.circuits.Store(&circuits)
 	states := make(map[string]State, len(circuits))
-	for shard, c := range circuits {
-		states[shard] = c.pause.Load().state()
+	for node, c := range circuits {
+		states[node] = c.pause.Load().state()
 	}
 	return states
 }
 
-// A circuit is the breaker of one shard. The library's machine knows when to open and when to
-// close; how long to pause and whom to let pass then is decided here, before the machine is asked.
+// A circuit is the breaker of one node.
 type circuit struct {
 	breaker *breaker
-	shard   string
+	node    string
 	next    penstock.Store
 	options *BreakerOptions
-	machine *gobreaker.CircuitBreaker[struct{}]
 	pause   atomic.Pointer[pause] // nil while closed
 	watched atomic.Bool           // somebody asks until it is closed
 	probed  atomic.Bool           // the breaker's own calls find out whether the store is back
 	asked   atomic.Bool           // since somebody has looked
 	seen    time.Time             // when it was last found asked; under the breaker's lock
+	zero    time.Time             // from which the window's slots are counted
 
-	// Under the machine's lock, which it holds when it calls succeeded, trips and changed.
-	failures int
-	last     failure
-	length   time.Duration // of the last pause, before its jitter
-	closed   time.Time
+	mu         sync.Mutex
+	state      State
+	generation int               // of states; what began in an earlier one does not count
+	window     [rateSlots]counts // of the closed state
+	underWay   int               // calls of the half-open state
+	successes  int               // likewise
+	failures   int               // in a row
+	last       error             // failure
+	length     time.Duration     // of the last pause, before its jitter
+	closed     time.Time
 }
 
-func newCircuit(b *breaker, shard string) *circuit {
-	o := &b.options
-	c := &circuit{breaker: b, shard: shard, next: b.next, options: o, seen: time.Now()}
-	c.machine = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
-		Interval:      rateWindow,
-		BucketPeriod:  rateWindow / rateBuckets,
-		Timeout:       o.Pause / 2, // less than any pause: the pauses here are what counts
-		MaxRequests:   probes,
-		IsExcluded:    func(err error) bool { return err == errNothingLearnt },
-		IsSuccessful:  c.succeeded,
-		ReadyToTrip:   c.trips,
-		OnStateChange: c.changed,
-	})
-	return c
+// counts are the calls that began in one slot of the window.
+type counts struct {
+	slot            int64
+	calls, failures int
+}
+
+// A ticket says when a call began.
+type ticket struct {
+	generation int
+	slot       int64
+}
+
+func newCircuit(b *breaker, node string) *circuit {
+	now := time.Now()
+	return &circuit{breaker: b, node: node, next: b.next, options: &b.options, seen: now, zero: now}
 }
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
@@ -226,17 +228,21 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 	return c.ask(ctx, charges)
 }
 
-// ask asks the store, and tells the circuit whether that failed.
+// ask asks the store, and notes whether that failed.
 func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	asked := false
-	c.machine.Execute(func() (none struct{}, verdict error) {
-		asked = true
-		d, err = c.next.Decide(ctx, charges)
-		return none, judge(ctx, err)
-	})
-	if !asked { // the state has changed meanwhile
+	t, ok := c.begin()
+	if !ok { // the state has changed meanwhile
 		return d, c.pause.Load().refuse(ctx)
 	}
+	returned := false
+	defer func() {
+		if !returned {
+			c.end(t, &failure{errPanicked})
+		}
+	}()
+	d, err = c.next.Decide(ctx, charges)
+	returned = true
+	c.end(t, judge(ctx, err))
 	if err != nil && c.pause.Load() != nil && c.watched.CompareAndSwap(false, true) {
 		c.watch(charges)
 	}
@@ -288,56 +294,105 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	})
 }
 
-// succeeded is told what judge said of a call that tells of the store's health.
-func (c *circuit) succeeded(verdict error) bool {
-	if verdict == nil {
-		c.failures = 0
-		if p := c.pause.Load(); p != nil {
-			p.succeeded.Add(1)
+// begin tells whether a call may begin.
+func (c *circuit) begin() (t ticket, ok bool) {
+	slot := int64(time.Since(c.zero) / (rateWindow / rateSlots))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state == StateOpen && time.Since(c.pause.Load().until) >= 0 {
+		c.changeLocked(StateHalfOpen)
+	}
+	if c.state == StateOpen || c.state == StateHalfOpen && c.underWay >= probes {
+		return ticket{}, false
+	}
+	if c.state == StateHalfOpen {
+		c.underWay++
+	}
+	return ticket{c.generation, slot}, true
+}
+
+// end notes what judge said of a call.
+func (c *circuit) end(t ticket, verdict error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t.generation != c.generation {
+		return
+	}
+	if c.state == StateHalfOpen {
+		c.underWay--
+	}
+	switch {
+	case verdict == errNothingLearnt:
+	case verdict != nil:
+		c.failures++
+		c.last = verdict
+		c.countLocked(t.slot, 1)
+		if c.state == StateHalfOpen || c.failures >= c.options.Failures || c.failsOftenLocked() {
+			c.changeLocked(StateOpen)
 		}
-		return true
+	case c.state == StateHalfOpen:
+		c.failures = 0
+		c.pause.Load().succeeded.Add(1)
+		if c.successes++; c.successes == probes {
+			c.changeLocked(StateClosed)
+		}
+	default:
+		c.failures = 0
+		c.countLocked(t.slot, 0)
 	}
-	c.failures++
-	c.last = failure{cause: verdict} // as of a store that panics
-	if f, ok := verdict.(*failure); ok {
-		c.last = *f
-	}
-	return false
 }
 
-// trips counts failures in a row itself, since the machine forgets those of slow calls and those
-// before its window.
-func (c *circuit) trips(n gobreaker.Counts) bool {
-	calls := n.TotalSuccesses + n.TotalFailures
-	return c.failures >= c.options.Failures || calls >= rateCalls && 2*n.TotalFailures >= calls
+// countLocked counts a call in the slot in which it began, unless the window is past that.
+func (c *circuit) countLocked(slot int64, failures int) {
+	w := &c.window[slot%rateSlots]
+	if w.slot > slot {
+		return
+	}
+	if w.slot < slot {
+		*w = counts{slot: slot}
+	}
+	w.calls++
+	w.failures += failures
 }
 
-func (c *circuit) changed(_ string, from, to gobreaker.State) {
+// failsOftenLocked tells whether half of the calls that began in the window have failed.
+func (c *circuit) failsOftenLocked() bool {
+	calls, failures := 0, 0
+	oldest := int64(time.Since(c.zero)/(rateWindow/rateSlots)) - rateSlots + 1
+	for _, w := range c.window {
+		if w.slot >= oldest {
+			calls += w.calls
+			failures += w.failures
+		}
+	}
+	return calls >= rateCalls && 2*failures >= calls
+}
+
+func (c *circuit) changeLocked(to State) {
+	from := c.state
+	c.state, c.generation, c.underWay, c.successes = to, c.generation+1, 0, 0
 	switch to {
-	case gobreaker.StateOpen:
-		c.pause.Store(c.nextPause(from))
-	case gobreaker.StateClosed:
+	case StateOpen:
+		c.pause.Store(c.nextPauseLocked(from))
+	case StateClosed:
 		c.closed = time.Now()
+		c.window = [rateSlots]counts{}
 		c.pause.Store(nil)
 	}
 	if c.options.Changed != nil {
-		c.options.Changed(c.shard, states[from], states[to])
+		c.options.Changed(c.node, from, to)
 	}
 }
 
-func (c *circuit) nextPause(from gobreaker.State) *pause {
-	p := &pause{err: breakerOpen(c.shard, c.last.cause), slot: -1}
-	if from == gobreaker.StateHalfOpen || time.Since(c.closed) < 4*c.length {
+func (c *circuit) nextPauseLocked(from State) *pause {
+	p := &pause{err: breakerOpen(c.node, c.last), slot: -1}
+	if from == StateHalfOpen || time.Since(c.closed) < 4*c.length {
 		c.length = min(max(2*c.length, c.options.Pause), c.options.MaxPause)
 	} else {
 		c.length = c.options.Pause
 	}
 	p.until = time.Now().Add(time.Duration(float64(c.length) * (0.8 + 0.4*rand.Float64())))
 	return p
-}
-
-var states = map[gobreaker.State]State{
-	gobreaker.StateClosed: StateClosed, gobreaker.StateOpen: StateOpen, gobreaker.StateHalfOpen: StateHalfOpen,
 }
 
 // A pause is a time without calls, and what follows: a few, until the breaker is closed or opens
@@ -394,10 +449,10 @@ func (p *pause) refuse(ctx context.Context) error {
 }
 
 // breakerOpen quotes why the breaker opened, but does not wrap it: nothing was sent this time.
-func breakerOpen(shard string, cause error) error {
+func breakerOpen(node string, cause error) error {
 	of := ""
-	if shard != "" {
-		of = fmt.Sprintf(" of %q", shard)
+	if node != "" {
+		of = fmt.Sprintf(" of %q", node)
 	}
 	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", of, cause))
 }
@@ -420,7 +475,10 @@ func wentAway(ctx context.Context, err error) bool {
 	return ctx.Err() == context.Canceled && errors.Is(err, context.Canceled)
 }
 
-var errNothingLearnt = errors.New("nothing learnt")
+var (
+	errNothingLearnt = errors.New("nothing learnt")
+	errPanicked      = errors.New("the store panicked")
+)
 
 type failure struct{ cause error }
 

@@ -31,7 +31,7 @@ type Guards struct {
 }
 
 var (
-	breakerState = prometheus.NewDesc("rate_limiter_breaker_state", "The breaker of a part of the store: 0 closed, 1 half open, 2 open.", []string{"node"}, nil)
+	breakerState = prometheus.NewDesc("rate_limiter_breaker_state", "The breaker of a node of the store: 0 closed, 1 half open, 2 open.", []string{"node"}, nil)
 	denials      = prometheus.NewDesc("rate_limiter_deny_cache_entries", "Denials that are remembered.", nil, nil)
 	leaseUnits   = prometheus.NewDesc("rate_limiter_lease_units_total", "Units of leases, by what became of them.", []string{"fate"}, nil)
 	instances    = prometheus.NewDesc("rate_limiter_instances", "Gates on this store, as far as is known.", nil, nil)
@@ -58,8 +58,8 @@ func (g Guards) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), labels...)
 	}
 	stats := g.Stats()
-	for shard, state := range shown(stats.Breakers) {
-		gauge(breakerState, severity(state), shard)
+	for node, state := range shown(stats.Breakers) {
+		gauge(breakerState, severity(state), node)
 	}
 	gauge(denials, float64(stats.Deny.Entries))
 	counter(leaseUnits, stats.Lease.Drawn, "drawn")
@@ -77,17 +77,17 @@ func (g Guards) Collect(ch chan<- prometheus.Metric) {
 	counter(scripts, evals, "eval")
 }
 
-// maxShards is how many parts of the store have a series of their own: a Cluster has one for each
+// maxNodes is how many parts of the store have a series of their own: a Cluster has one for each
 // primary, and for those that are asked together.
-const maxShards = 64
+const maxNodes = 64
 
-// shown are the breakers by the label of their shard. Beyond maxShards, the worst of all others
+// shown are the breakers by the label of their node. Beyond maxNodes, the worst of all others
 // stands for them.
 func shown(breakers map[string]guard.State) map[string]guard.State {
 	all := make(map[string]guard.State, len(breakers))
-	for i, shard := range slices.Sorted(maps.Keys(breakers)) {
-		label, state := Node(shard), breakers[shard]
-		if i >= maxShards {
+	for i, node := range slices.Sorted(maps.Keys(breakers)) {
+		label, state := Node(node), breakers[node]
+		if i >= maxNodes {
 			label = "(other)"
 			if severity(all[label]) > severity(state) {
 				continue

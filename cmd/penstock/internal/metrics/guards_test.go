@@ -97,7 +97,7 @@ func TestACrowdOfShardsMakesFewSeries(t *testing.T) {
 	}
 	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
 	all := shown(breakers)
-	if len(all) != maxShards+1 || all["(other)"] != guard.StateOpen || all["(store)"] != guard.StateClosed {
+	if len(all) != maxNodes+1 || all["(other)"] != guard.StateOpen || all["(store)"] != guard.StateClosed {
 		t.Errorf("%d shards have %d series; those that have none are %v", len(breakers), len(all), all["(other)"])
 	}
 }
