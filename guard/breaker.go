@@ -58,8 +58,9 @@ type BreakerOptions struct {
 //
 // It opens after Failures failures in a row, when half of at least 20 calls that began in the last
 // second have failed. After its pause one call in 50 ms passes, and one more for each that has
-// succeeded: 1, 2, 4, 8. Fifteen successes close it, one failure opens it again. In Standard, the first of these calls are the breaker's own, so that no
-// caller waits for a store that hangs, and they are made even if no caller comes.
+// succeeded: 1, 2, 4, 8. Fifteen successes close it, one failure opens it again. In Standard, the
+// first of these calls are the breaker's own, so that no caller waits for a store that hangs, and
+// they are made even if no caller comes.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is
 // learnt from what the store may not have seen: the caller's own cancellation, penstock.ErrInvalid,

@@ -68,14 +68,23 @@ func one(limit penstock.Limit, key string) []penstock.Charge {
 	return []penstock.Charge{{Key: key, Limit: limit, Cost: 1}}
 }
 
+type traceKey struct{}
+
+func traced(store penstock.Store) penstock.Store {
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		return store.Decide(context.WithValue(ctx, traceKey{}, "a span"), charges)
+	})
+}
+
 // standard is guard.Standard around a store of one instance, unless the options say otherwise. A
-// decorator around the store forwards Decide only: nothing else may be found there.
+// decorator around the store forwards Decide only, and wraps the context as tracing does: nothing
+// else may be found there.
 func standard(t testing.TB, store penstock.Store, o guard.Options) *guard.Guarded {
 	t.Helper()
 	if o.Server == nil && o.Instances == 0 {
 		o.Instances = 1
 	}
-	g, err := guard.Standard(penstock.StoreFunc(store.Decide), o)
+	g, err := guard.Standard(traced(store), o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -184,7 +184,7 @@ func (l *Lease) drawLocked(ctx context.Context, k *leasedKey, p *leasePool, now 
 	}
 	f := &flight{done: make(chan struct{}), block: size}
 	p.flight, p.block = f, block
-	go l.draw(context.WithoutCancel(ctx), k, p, f)
+	go l.draw(detach(ctx), k, p, f)
 	return f
 }
 
@@ -460,7 +460,7 @@ func (l *Lease) giveBackFirst(ctx context.Context, k *leasedKey, refunds []refun
 			defer l.work.Done()
 		}
 		for _, r := range refunds {
-			l.giveBack(context.WithoutCancel(ctx), k, r)
+			l.giveBack(detach(ctx), k, r)
 		}
 	}()
 	select {

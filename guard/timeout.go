@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // TimeoutOptions configure Timeout. The zero value is useful.
@@ -82,14 +83,15 @@ func (t *timeout) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	bounded, own := t.deadlines.deadlineOf(ctx)
 	if own {
 		defer bounded.end()
+		ctx = bounded
 	} else if left = bounded.left(); left <= 0 {
 		return penstock.Decision{}, tooLate(after)
 	}
-	d, err := t.next.Decide(bounded, charges)
-	if err == nil || bounded.Err() == nil {
+	d, err := t.next.Decide(ctx, charges)
+	if err == nil || ctx.Err() == nil {
 		return d, err
 	}
-	switch callersErr(bounded) {
+	switch callersErr(ctx) {
 	case context.Canceled:
 		return d, err
 	case context.DeadlineExceeded: // the caller's own
@@ -129,7 +131,7 @@ func (t *deadlines) within(next penstock.Store) penstock.Store {
 
 // deadlineOf is the decision's deadline. If it has none yet, the caller owns it, and ends it.
 func (t *deadlines) deadlineOf(ctx context.Context) (d *deadline, own bool) {
-	if d, inherited := ctx.(*deadline); inherited {
+	if d := deadlineIn(ctx); d != nil {
 		return d, false
 	}
 	t.lateness.begin()
@@ -140,17 +142,42 @@ func (t *deadlines) deadlineOf(ctx context.Context) (d *deadline, own bool) {
 // callersErr tells whether the caller has gone away, or wants to wait no longer. That the guards'
 // own deadline has passed is not meant.
 func callersErr(ctx context.Context) error {
-	if bounded, ok := ctx.(*deadline); ok {
-		ctx = bounded.Context
+	d := deadlineIn(ctx)
+	if d == nil {
+		return ctx.Err()
 	}
-	return ctx.Err()
+	if err := d.Context.Err(); err != nil {
+		return err
+	}
+	if ctx != context.Context(d) && ctx.Err() == context.Canceled { // by somebody in between
+		return context.Canceled
+	}
+	return nil
+}
+
+// deadlineKey is the key of the decision's deadline in a context.
+type deadlineKey struct{}
+
+// deadlineIn is the decision's deadline, or nil if there is none yet.
+func deadlineIn(ctx context.Context) *deadline {
+	d, _ := ctx.Value(deadlineKey{}).(*deadline)
+	return d
+}
+
+// detach is a context for work that goes on after the decision: it is never cancelled, and has the
+// caller's values, but not the decision's deadline.
+func detach(ctx context.Context) context.Context {
+	if d := deadlineIn(ctx); d != nil {
+		ctx = d.Context
+	}
+	return context.WithoutCancel(ctx)
 }
 
 // await waits until something is done, and tells whether it is; false: the caller has gone away, or
 // the decision's time is over.
 func await(ctx context.Context, done <-chan struct{}) bool {
-	bounded, ok := ctx.(*deadline)
-	if !ok {
+	bounded := deadlineIn(ctx)
+	if bounded == nil || ctx != context.Context(bounded) {
 		select {
 		case <-done:
 			return true
@@ -229,11 +256,20 @@ func (d *deadline) until() time.Time {
 	return d.at.Add(d.lateness.lost(time.Now()) - d.lost)
 }
 
-// Lazy returns what Done waits for: the caller's Done, and the deadline. The deadline may be
-// extended meanwhile: when it has come, call Lazy again.
+var _ lazy.Context = (*deadline)(nil)
+
+// Lazy returns the caller's Done, and the deadline.
 func (d *deadline) Lazy() (done <-chan struct{}, at time.Time) {
 	at, _ = d.Deadline()
 	return d.Context.Done(), at
+}
+
+// Value finds the deadline itself, also in contexts that are made of this one.
+func (d *deadline) Value(key any) any {
+	if key == (deadlineKey{}) {
+		return d
+	}
+	return d.Context.Value(key)
 }
 
 func (d *deadline) Deadline() (time.Time, bool) {

@@ -65,9 +65,15 @@ type question struct {
 	trials atomic.Pointer[trial.Batches] // that the store may decide in the same call; nil: none. What a guard has left behind asks too
 }
 
+// questionKey is the key of the question in a context.
+type questionKey struct{}
+
 func (q *question) Value(key any) any {
-	if key == (trial.Key{}) {
+	switch key {
+	case trial.Key{}:
 		return q.trials.Load()
+	case questionKey{}:
+		return q
 	}
 	return q.Context.Value(key)
 }
@@ -75,7 +81,7 @@ func (q *question) Value(key any) any {
 func noteErrors(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
-		if q, ok := ctx.(*question); ok {
+		if q, ok := ctx.Value(questionKey{}).(*question); ok {
 			q.err = err
 		}
 		return d, err

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // A detached client returns from a call when the call's context ends, even if the client below does
@@ -280,16 +282,10 @@ func (r *remote) Deadline() (time.Time, bool) {
 	return at.Add(overtime), true
 }
 
-// A lazy context has a deadline, but no timer for it: those of package guard are lazy. The deadline
-// may be extended: when it has come, Lazy must be called again.
-type lazy interface {
-	Lazy() (done <-chan struct{}, deadline time.Time)
-}
-
 // wait waits until something is done, and returns nil; or until ctx ends or the store is closed,
 // and returns why.
 func wait(ctx context.Context, done, closed <-chan struct{}) error {
-	l, ok := ctx.(lazy)
+	l, ok := ctx.(lazy.Context)
 	if !ok {
 		select {
 		case <-done:

@@ -6,14 +6,15 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // A caller that is waiting, and later has its answer.
 type waiting struct {
 	bunch    *bunch
-	lazy     lazy        // its context, if that has no timer
-	until    time.Time   // its deadline; zero: it has none
-	over     atomic.Bool // the deadline has passed
+	lazy     lazy.Context // its context, if that has no timer
+	until    time.Time    // its deadline; zero: it has none
+	over     atomic.Bool  // the deadline has passed
 	decision penstock.Decision
 	err      error
 }
@@ -22,7 +23,7 @@ type waiting struct {
 func (w *waiting) expect(ctx context.Context) (gone <-chan struct{}) {
 	w.err = nil
 	w.over.Store(false)
-	w.lazy, _ = ctx.(lazy)
+	w.lazy, _ = ctx.(lazy.Context)
 	if w.lazy == nil {
 		w.until, _ = ctx.Deadline()
 		return ctx.Done()
