@@ -42,6 +42,7 @@ soak: tools
 	@go build -o bin/summary ./scripts/summary
 	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
 	go test -json -count=1 -timeout $(SOAKTIME) ./internal/faults/... || failed=1; \
+	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
 ## mutants: breaks the code in some hundred small places, other ones in each run, and fails if the tests notice fewer than 95 % of them.
