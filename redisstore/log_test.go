@@ -40,12 +40,7 @@ end
 func TestFewEntriesOfALogAreRead(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	option, err := ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := Dial(option)
-	t.Cleanup(func() { _ = client.Close() })
+	client := dialURL(t, server.URL())
 	clock := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	options := Options{Now: func() time.Time { return clock }}
 	plain, err := New(client, options)
@@ -108,12 +103,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 func TestLogsInTurnAreTwins(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	option, err := ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := Dial(option)
-	t.Cleanup(func() { _ = client.Close() })
+	client := dialURL(t, server.URL())
 	for trace := range uint64(effort.Of(20, 1000)) {
 		seed := effort.Seed() + trace
 		rng := rand.New(rand.NewPCG(seed, 3))

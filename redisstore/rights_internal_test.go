@@ -22,15 +22,7 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	s := redistest.Start(t)
 	all := strings.Fields(DocumentedRights(t).Single)
 	mustDo(t, s, append(strings.Fields("ACL SETUSER whole on >secret ~limiter1* -@all"), all...)...)
-	dial := func(user string) Client {
-		option, err := ParseURL("redis://" + user + ":secret@" + s.Addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		client := Dial(option)
-		t.Cleanup(func() { _ = client.Close() })
-		return client
-	}
+	dial := func(user string) Client { return dialURL(t, "redis://"+user+":secret@"+s.Addr) }
 	whole := dial("whole")
 	refused := 0
 	for _, right := range all {

@@ -19,12 +19,7 @@ import (
 // limits change under their names.
 func TestTwins(t *testing.T) {
 	server := redistest.Start(t)
-	option, err := ParseURL(server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := Dial(option)
-	t.Cleanup(func() { client.Close() })
+	client := dialURL(t, server.URL())
 	for i, subject := range twinSubjects() {
 		t.Run(subject.name, func(t *testing.T) {
 			t.Parallel()

@@ -143,7 +143,8 @@ func TestRefusedStreamIsRepeatedOnce(t *testing.T) {
 	}
 }
 
-// listenRaw is listen for other protocols. It gives the address.
+// listenRaw starts a server that does something with each connection, and closes it. It returns the
+// address.
 func listenRaw(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -571,28 +571,14 @@ func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
 	}
 }
 
-// listen starts a server that does something with each connection, and closes it.
+// listen starts a server that reads a line of each connection, does something with it, and closes
+// it.
 func listen(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				bufio.NewReader(conn).ReadString('\n')
-				serve(conn)
-			}()
-		}
-	}()
-	return "http://" + listener.Addr().String()
+	return "http://" + listenRaw(t, func(conn net.Conn) {
+		bufio.NewReader(conn).ReadString('\n')
+		serve(conn)
+	})
 }
 
 func TestResponseThatBreaksOffIsNeverTakenForAWholeOne(t *testing.T) {
