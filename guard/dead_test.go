@@ -286,7 +286,7 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
 	t.Parallel()
 	tightest, runs := 0.0, 0
-	for range seeds(30) {
+	for range seeds(120) {
 		synctest.Test(t, func(t *testing.T) {
 			const rate, burst, found = 1000, 10, 1.0
 			store := &countedStore{faulty: newFaulty()}
