@@ -238,7 +238,7 @@ func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstoc
 	returned := false
 	defer func() {
 		if !returned {
-			c.end(t, &failure{errPanicked})
+			c.end(t, errPanicked)
 		}
 	}()
 	d, err = c.next.Decide(ctx, charges)
@@ -458,8 +458,8 @@ func breakerOpen(node string, cause error) error {
 	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", of, cause))
 }
 
-// judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or a
-// *failure.
+// judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or the
+// failure.
 func judge(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -468,7 +468,7 @@ func judge(ctx context.Context, err error) error {
 	if e == nil || !e.IsStoreFault || wentAway(ctx, err) {
 		return errNothingLearnt
 	}
-	return &failure{err}
+	return err
 }
 
 // wentAway tells whether an error is that the caller has cancelled its call.
@@ -480,7 +480,3 @@ var (
 	errNothingLearnt = errors.New("nothing learnt")
 	errPanicked      = errors.New("the store panicked")
 )
-
-type failure struct{ cause error }
-
-func (f *failure) Error() string { return f.cause.Error() }

@@ -209,13 +209,11 @@ func noFault(err error) error {
 	if e == nil || !e.IsStoreFault {
 		return err
 	}
-	if e, ok := err.(*penstock.StoreError); ok {
-		other := *e
-		other.IsStoreFault = false
-		return &other
-	}
 	other := *e
-	other.Err, other.IsStoreFault = err, false
+	other.IsStoreFault = false
+	if error(e) != err {
+		other.Err = err
+	}
 	return &other
 }
 
