@@ -149,5 +149,14 @@ func (r Reason) usual() usualOf {
 	return usuals[ReasonUnknown]
 }
 
+// Reasons returns all reasons.
+func Reasons() []Reason {
+	all := make([]Reason, len(usuals))
+	for i := range all {
+		all[i] = Reason(i)
+	}
+	return all
+}
+
 // String is the reason's name in metrics, such as "timeout".
 func (r Reason) String() string { return r.usual().name }

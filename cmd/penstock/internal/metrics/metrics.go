@@ -52,7 +52,7 @@ func sumOf(o httplimit.Outcome) sum {
 var reasons = append(storeReasons(), "invalid", "other")
 
 func storeReasons() (names []string) {
-	for r := range penstock.ReasonBreakerOpen + 1 {
+	for _, r := range penstock.Reasons() {
 		names = append(names, r.String())
 	}
 	return names
