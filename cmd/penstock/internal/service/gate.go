@@ -83,7 +83,7 @@ func (s *service) observe(e httplimit.Event) {
 	s.metrics.Check(Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
 	// What guards of Redis find unanswered they tell themselves, but for what cannot be asked.
 	if e.Err != nil && e.Outcome != httplimit.Abandoned && (s.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
-		s.unanswered(e.Err, reasonOf(e.Err))
+		s.unanswered(e.Err)
 	}
 	undecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
 	if trial := e.Outcome == httplimit.ShadowAllowed || e.Outcome == httplimit.ShadowDenied; trial || undecided || e.Outcome == httplimit.DeniedNew {

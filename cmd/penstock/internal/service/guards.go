@@ -16,12 +16,16 @@ func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) (penstock
 		return s.store.Store, nil
 	}
 	g, err := guard.Standard(s.scripts, guard.Options{
-		Server:     s.scripts.Store,
-		Timeout:    guard.TimeoutOptions{After: s.Settings.StoreTimeout},
-		Breaker:    guard.BreakerOptions{Changed: s.breakerChanged},
-		Limits:     limits,
-		Instances:  int(s.Settings.Instances),
-		Unanswered: func(e guard.Event) { s.unanswered(e.Err, e.Reason) },
+		Server:    s.scripts.Store,
+		Timeout:   guard.TimeoutOptions{After: s.Settings.StoreTimeout},
+		Breaker:   guard.BreakerOptions{Changed: s.breakerChanged},
+		Limits:    limits,
+		Instances: int(s.Settings.Instances),
+		Unanswered: func(e guard.Event) {
+			if e.Reason != "canceled" { // otherwise nobody waits for the answer
+				s.unanswered(e.Err)
+			}
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -31,14 +35,11 @@ func (s *service) guarded(limits func(*penstock.Limit) guard.Settings) (penstock
 	return g, nil
 }
 
-// unanswered is told of each question that the store gave no answer to, and which kind that is of.
-func (s *service) unanswered(err error, reason string) {
-	if reason == "canceled" { // nobody waits for the answer
-		return
-	}
+// unanswered counts and logs a call for which the store made no decision.
+func (s *service) unanswered(err error) {
 	e := penstock.AsStoreError(err)
-	s.metrics.Error(reason, e != nil && e.MayBeCharged)
-	s.health.failed(err, reason)
+	s.metrics.Error(reasonOf(err), e != nil && e.MayBeCharged)
+	s.health.failed(err)
 }
 
 func (s *service) breakerChanged(node string, from, to guard.State) {

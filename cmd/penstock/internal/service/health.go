@@ -43,7 +43,8 @@ const (
 
 // failed notes a call for which the store made no decision, and why. That a breaker is open is no
 // reason of its own: such a call counts for the failure before.
-func (h *health) failed(err error, reason string) {
+func (h *health) failed(err error) {
+	reason := reasonOf(err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()

@@ -25,7 +25,7 @@ func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
 		const seconds, each = 35, 100
 		for range seconds {
 			for range each {
-				h.failed(errors.New("no answer"), "unreachable")
+				h.failed(noAnswer(penstock.ReasonUnreachable))
 				h.answered() // some still do
 			}
 			time.Sleep(time.Second)
@@ -43,7 +43,7 @@ func TestOutageIsToldSeldomAndItsEndToo(t *testing.T) {
 		if n := len(log.lines("level=INFO", "the store decides again")); n != 1 || h.failing.Load() {
 			t.Errorf("its end made %d lines:\n%s", n, log)
 		}
-		h.failed(errors.New("no answer"), "unreachable")
+		h.failed(noAnswer(penstock.ReasonUnreachable))
 		if n := len(log.lines("level=ERROR")); n != 5 {
 			t.Errorf("the next outage was not told at once:\n%s", log)
 		}
@@ -55,18 +55,18 @@ func TestNewReasonIsToldAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := new(logged)
 		h := &health{log: slog.New(slog.NewTextHandler(log, nil))}
-		reasons := []string{"unreachable", "timeout", "refused"}
+		reasons := []penstock.Reason{penstock.ReasonUnreachable, penstock.ReasonTimeout, penstock.ReasonPermissionDenied}
 		for second := range 10 {
 			for i := range 100 {
 				reason := reasons[i%min(second+1, len(reasons))]
-				h.failed(errors.New("no answer"), reason)
+				h.failed(noAnswer(reason))
 			}
 			for i, reason := range reasons {
 				want := 0
 				if second >= i {
 					want = 1
 				}
-				if n := len(log.lines("level=ERROR", "reason="+reason)); n != want {
+				if n := len(log.lines("level=ERROR", "reason="+reason.String())); n != want {
 					t.Errorf("after %d s: %d lines say %s; want %d:\n%s", second, n, reason, want, log)
 				}
 			}
@@ -92,12 +92,16 @@ func watched(t *testing.T, decides func(context.Context) error) (*service, *logg
 	return s, log
 }
 
+func noAnswer(reason penstock.Reason) error {
+	return penstock.NewStoreError(reason, errors.New("no answer"))
+}
+
 var breakerOpen = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
 
 func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked, up atomic.Int64
-		down := errors.New("no answer")
+		down := noAnswer(penstock.ReasonUnreachable)
 		s, log := watched(t, func(context.Context) error {
 			if asked.Add(1); up.Load() == 0 {
 				return down
@@ -122,7 +126,7 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 			t.Errorf("two failed self-tests in a row are not reported: %s", log)
 		}
 		asked.Store(0)
-		s.unanswered(down, "unreachable")
+		s.unanswered(down)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := asked.Load(); n < 59 || n > 61 || !s.health.failing.Load() || log.lines("decides again") != nil {
@@ -141,13 +145,13 @@ func TestOnlyTheStoreItselfEndsItsOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		full := &penstock.StoreError{Reason: penstock.ReasonOutOfMemory, Err: redisstore.ReplyError("OOM command not allowed")}
 		s, log := watched(t, func(context.Context) error { return full })
-		s.unanswered(&penstock.StoreError{Reason: penstock.ReasonUnreachable, Err: errors.New("no route")}, "unreachable")
+		s.unanswered(&penstock.StoreError{Reason: penstock.ReasonUnreachable, Err: errors.New("no route")})
 		if reason := s.health.now(); reason != "unreachable" {
 			t.Errorf("it fails since it is %q", reason)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		s.unanswered(breakerOpen, "breaker_open")
+		s.unanswered(breakerOpen)
 		if reason := s.health.now(); reason != "out_of_memory" { // as it says itself; that the breaker is open is no reason
 			t.Errorf("after a minute it fails since it is %q; logged %s", reason, log)
 		}
@@ -176,12 +180,12 @@ func TestABreakerIsToldOnceForAnOutage(t *testing.T) {
 
 func TestAnOpenBreakerIsNotNewsBesideItsReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hangs := penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no answer"))
+		hangs := noAnswer(penstock.ReasonTimeout)
 		s, log := watched(t, func(context.Context) error { return hangs })
 		for range 350 {
-			s.unanswered(hangs, "timeout")
+			s.unanswered(hangs)
 			for range 10 {
-				s.unanswered(breakerOpen, "breaker_open")
+				s.unanswered(breakerOpen)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -189,7 +193,7 @@ func TestAnOpenBreakerIsNotNewsBesideItsReason(t *testing.T) {
 			t.Errorf("%d lines of %d tell of the breaker:\n%s", open, all, log)
 		}
 		for range 300 { // they count for the reason before, which is the only one that is known
-			s.unanswered(breakerOpen, "breaker_open")
+			s.unanswered(breakerOpen)
 			time.Sleep(100 * time.Millisecond)
 		}
 		if open, all := len(log.lines("reason=breaker_open")), len(log.lines("level=ERROR", "reason=timeout")); open != 0 || all < 6 || all > 8 {

@@ -223,7 +223,7 @@ func (s *service) watch(ctx context.Context) {
 func (s *service) selfTest(ctx context.Context) {
 	err := s.decides(ctx)
 	if ctx.Err() == nil && s.health.tested(err) {
-		s.unanswered(err, reasonOf(err))
+		s.unanswered(err)
 	}
 }
 
