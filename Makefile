@@ -14,13 +14,16 @@ SOAKTIME ?= 30m
 modules = $(shell go list -m -f '{{.Dir}}')
 packages = github.com/penstock/penstock/...
 
-# make test runs these under the race detector only, and all others without it. memstore is among both: its allocations are counted without.
-raced = . ./memstore ./policy ./httplimit ./guard ./redisstore/... ./cmd/penstock/internal/service
-unraced = $(filter-out $(filter-out %/memstore,$(shell go list $(raced))),$(shell go list $(packages)))
+# make test runs these under the race detector, and all others without it. Tests that begin with effort.WithoutRace
+# are skipped by the former and run by themselves.
+raced = . ./memstore ./policy/... ./admission ./httplimit/... ./guard/... ./redisstore/... ./redisstore/goredis/... ./cmd/penstock/internal/core ./cmd/penstock/internal/service
+unraced = $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
+sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
+sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u)
 
 .PHONY: run test race soak mutants fuzz examples service trials readme browsers bench lint format tidy schema tools
 
-## run: the gate with a demo upstream on port 8080, metrics on 9180
+## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
 	cd cmd/penstock && go run . serve --demo
 
@@ -30,23 +33,24 @@ test: tools
 	@go build -o bin/summary ./scripts/summary
 	@{ go test -json -vet=off -count=1 -timeout 10m -race $(raced) || failed=1; \
 	go test -json -vet=off -count=1 -timeout 5m $(unraced) || failed=1; \
+	go test -json -vet=off -count=1 -timeout 5m -run '^($(sequential))$$' $(sequential_in) || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
 ## race: every test again under the race detector
 race: tools
 	go test -race -count=1 -timeout 30m $(packages)
 
-## soak: the random tests and the failure catalogue at length; each package has SOAKTIME at most, and the longest begin first
+## soak: the randomized tests and internal/faults at length, for at most SOAKTIME per package; the longest packages begin first
 soak: export PENSTOCK_SOAK = 1
 soak: tools
 	@go build -o bin/summary ./scripts/summary
 	@{ go test -json -count=1 -timeout $(SOAKTIME) ./redisstore ./guard ./... || failed=1; \
 	go test -json -count=1 -timeout $(SOAKTIME) ./internal/faults/... || failed=1; \
-	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... || failed=1; \
+	go test -json -count=1 -timeout $(SOAKTIME) ./cmd/penstock/... ./redisstore/goredis/... || failed=1; \
 	exit $${failed:-0}; } | bin/summary
 
-## mutants: breaks the code in some hundred small places, other ones in each run, and fails if the tests notice fewer than 95 % of them.
-## MUTANTS="-only redisstore/ -each 40 -seed 7" chooses. It takes hours: it belongs to the suites of a night.
+## mutants: makes some hundred small changes, one at a time and different ones in each run; fails if the tests notice fewer than 95 %.
+## MUTANTS="-only redisstore/ -each 40 -seed 7" chooses them. It takes hours, so run it at night.
 mutants: tools
 	cd scripts && go run ./mutants $(MUTANTS)
 
@@ -81,29 +85,32 @@ browsers: tools
 bench: tools
 	cd bench && go run .
 
-## lint: format, width of comments, vet, staticcheck, luacheck
+## lint: format, width of comments, words, vet, staticcheck, luacheck
 lint:
 	@scripts/need luacheck lua-check
 	@test -z "$$(gofmt -l .)" || { echo "not formatted (make format):"; gofmt -l .; exit 1; }
-	@cd scripts && go run ./comments ..
+	@cd scripts && go run ./comments .. && go run ./words ..
 	go vet $(packages)
 	go run $(STATICCHECK) $(packages)
-	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore -lua $(CURDIR)/bin/lua >/dev/null
-	luacheck -q --no-color algorithm examples redisstore/prelude.lua
+	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./redisstore/internal/luagen -lua $(CURDIR)/bin/lua >/dev/null
+	luacheck -q --no-color algorithm examples redisstore/internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 
 format:
 	gofmt -w .
 
-## tidy: go mod tidy of all modules; cmd/penstock requires a version that is not tagged yet, so it is tied to the tree meanwhile
+# The modules that are tagged besides the root. They require a version of it that is not tagged yet.
+tagged = cmd/penstock redisstore/goredis
+
+## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root module by this checkout
 tidy:
-	for dir in $(modules); do (cd $$dir && if [ $$dir = $(CURDIR)/cmd/penstock ]; then \
-		go mod edit -replace github.com/penstock/penstock=../.. && go mod tidy && go mod edit -dropreplace github.com/penstock/penstock; \
-		else go mod tidy; fi); done
+	for dir in $(modules); do (cd $$dir && case " $(tagged) " in *" $${dir#$(CURDIR)/} "*) \
+		go mod edit -replace github.com/penstock/penstock=../.. && go mod tidy && go mod edit -dropreplace github.com/penstock/penstock;; \
+		*) go mod tidy;; esac); done
 
 ## schema: the JSON Schema of policies, anew from their structs
 schema:
-	cd scripts && go run ./schema ../policy/schema.json
+	cd cmd/penstock/internal/schemagen && go run . ../settings/schema.json
 
 tools:
 	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server

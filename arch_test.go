@@ -7,8 +7,11 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -26,34 +29,50 @@ var mayImport = []struct {
 	{"algorithm", nil},
 	{".", []string{"algorithm"}},
 	{"internal/lazy", nil},
+	{"internal/boundedfile", nil},
+	{"internal/wording", nil},
 	{"internal/trial", []string{"."}},
 	{"internal/panicked", []string{"."}},
 	{"storetest", []string{".", "algorithm"}},
 	{"memstore", []string{".", "algorithm"}},
-	{"redisstore", []string{".", "algorithm", "internal/lazy", "internal/trial", "internal/panicked", "github.com/redis/rueidis"}},
-	{"redisstore/goredis", []string{"redisstore", "github.com/redis/go-redis/v9"}},
-	{"guard", []string{".", "algorithm", "internal/lazy", "internal/panicked", "memstore"}},
-	{"policy", []string{".", "algorithm", "internal/panicked", "guard", "go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset",
-		"github.com/fsnotify/fsnotify"}},
-	{"httplimit", []string{".", "algorithm", "internal/trial", "internal/panicked", "memstore", "guard", "policy", "github.com/dunglas/httpsfv"}},
+	{"redisstore/internal/luagen", []string{"algorithm"}},
+	{"redisstore/internal/coalesce", []string{".", "internal/lazy"}},
+	{"redisstore/internal/background", []string{"internal/panicked"}},
+	{"redisstore/internal/client", []string{".", "internal/lazy", "redisstore/internal/background", "github.com/redis/rueidis"}},
+	{"redisstore", []string{".", "algorithm", "internal/trial", "redisstore/internal/luagen", "redisstore/internal/coalesce", "redisstore/internal/client",
+		"redisstore/internal/background", "github.com/redis/rueidis"}},
+	{"guard/internal/deadline", []string{".", "internal/lazy"}},
+	{"guard/internal/divide", []string{"."}},
+	{"guard/internal/split", []string{".", "guard/internal/divide"}},
+	{"guard/internal/lease", []string{".", "algorithm", "guard/internal/deadline", "internal/panicked"}},
+	{"guard", []string{".", "guard/internal/deadline", "guard/internal/divide", "guard/internal/lease", "guard/internal/split", "internal/panicked", "memstore"}},
+	{"policy", []string{".", "guard"}},
+	{"policy/internal/jwttest", []string{"github.com/golang-jwt/jwt/v5"}},
+	{"policy/jwt", []string{"internal/boundedfile", "internal/panicked", "internal/wording", "policy", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset"}},
+	{"policy/describe", []string{".", "algorithm", "guard", "internal/wording", "policy"}},
+	{"policy/policyfile", []string{".", "algorithm", "guard", "internal/boundedfile", "internal/panicked", "internal/wording", "policy", "policy/jwt", "policy/describe",
+		"go.yaml.in/yaml/v4", "github.com/fsnotify/fsnotify"}},
+	{"admission", []string{".", "internal/trial", "internal/panicked", "memstore", "guard", "policy"}},
+	{"httplimit", []string{".", "algorithm", "admission", "guard", "internal/wording", "policy"}},
+	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
 	{"internal/effort", nil},
 	{"internal/redistest", nil},
 	{"internal/simulation", nil},
+	{"redisstore/internal/clienttest", []string{".", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},
 }
 
 // mayTest are the packages that exist for tests, and so may import package testing.
-var mayTest = []string{"storetest", "internal/redistest"}
+var mayTest = []string{"storetest", "internal/redistest", "redisstore/internal/clienttest"}
 
 // mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who
 // imports this module: say in docs/decisions why a new one is worth it.
 var mayRequire = []string{
-	"github.com/redis/go-redis/v9", // a user's own client
 	"github.com/redis/rueidis",     // the default client
-	"go.yaml.in/yaml/v4",           // policy: what people write
-	"github.com/golang-jwt/jwt/v5", // policy: who they are
-	"github.com/MicahParks/jwkset", // policy: by which keys
-	"github.com/fsnotify/fsnotify", // policy: when the file changes
-	"github.com/dunglas/httpsfv",   // httplimit: what servers say of their limits
+	"go.yaml.in/yaml/v4",           // policy/policyfile: what people write
+	"github.com/golang-jwt/jwt/v5", // policy/jwt: who they are
+	"github.com/MicahParks/jwkset", // policy/jwt: by which keys
+	"github.com/fsnotify/fsnotify", // policy/policyfile: when the file changes
+	"github.com/dunglas/httpsfv",   // httplimit/outbound: what servers say of their limits
 	"github.com/anishathalye/porcupine",
 	"pgregory.net/rapid",
 }
@@ -129,6 +148,30 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	}
 }
 
+// Any transport can stand on admission: it knows no protocol.
+func TestAdmissionKnowsNoProtocol(t *testing.T) {
+	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
+		t.Error("package admission imports net/http")
+	}
+}
+
+// ofFiles are what policy files need, and what programs that make their rules in Go do not compile.
+var ofFiles = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset", "github.com/fsnotify/fsnotify"}
+
+func TestRulesInGoNeedNoFileFormat(t *testing.T) {
+	all := packages(t)
+	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit"} {
+		for _, path := range all[name].Deps {
+			if slices.Contains(ofFiles, path) {
+				t.Errorf("package %s imports %s, directly or not; only policy/policyfile and policy/jwt may", name, path)
+			}
+		}
+	}
+	if slices.Contains(all["policy"].Deps, "net/http") {
+		t.Error("package policy imports net/http, directly or not; transports know HTTP")
+	}
+}
+
 func TestProductionCodeDoesNotLinkTesting(t *testing.T) {
 	for name, p := range packages(t) {
 		if slices.Contains(p.Deps, "testing") && !slices.Contains(mayTest, name) {
@@ -155,7 +198,7 @@ func TestRequirementsStayFew(t *testing.T) {
 }
 
 // neverTagged are the modules of the workspace that nobody installs or imports.
-var neverTagged = []string{"bench", "examples", "internal/faults", "scripts"}
+var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "examples", "internal/faults", "scripts"}
 
 // "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the
 // version of the root that is required.
@@ -197,7 +240,7 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 
 func TestEveryExportedNameIsDocumented(t *testing.T) {
 	for name, p := range packages(t) {
-		if strings.HasPrefix(name, "internal/") {
+		if strings.HasPrefix(name, "internal/") || strings.Contains(name, "/internal/") {
 			continue
 		}
 		files := token.NewFileSet()
@@ -253,3 +296,24 @@ func undocumented(p *doc.Package) (names []string) {
 
 // spokenFor are methods that the standard library says everything of.
 var spokenFor = []string{"Error", "Unwrap", "String"}
+
+// TestTestsWithoutRaceAreFound: make test finds them by the line before effort.WithoutRace(t).
+func TestTestsWithoutRaceAreFound(t *testing.T) {
+	begins := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.WithoutRace\(t\)\n`)
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") || path == "arch_test.go" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if used, found := strings.Count(string(text), "effort.WithoutRace("), len(begins.FindAll(text, -1)); used != found {
+			t.Errorf("%s uses effort.WithoutRace(t) %d times, and %d times as the first statement of a test", path, used, found)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -14,13 +14,13 @@ type Mode = algorithm.Mode
 const (
 	Spend  = algorithm.Spend  // all of the cost, or deny
 	Draw   = algorithm.Draw   // as much of the cost as fits, at least one unit, or deny
-	Peek   = algorithm.Peek   // spend nothing: answer what Spend would
-	Force  = algorithm.Force  // spend even what does not fit, for costs that are known only afterwards; never denied
-	Refund = algorithm.Refund // give units back, at most what is used; never denied
-	Reset  = algorithm.Reset  // forget all that was used; never denied
+	Peek   = algorithm.Peek   // spend nothing; the answer is that of a Spend
+	Force  = algorithm.Force  // all of the cost, even what does not fit; never denied. For costs that are known only afterwards
+	Refund = algorithm.Refund // return units, at most what is used; never denied
+	Reset  = algorithm.Reset  // clear the counter; never denied
 )
 
-// What a charge may be at most.
+// The bounds of a charge and of a batch.
 const (
 	MaxCost    = algorithm.Max / 2 // units
 	MaxKey     = 1 << 16           // bytes
@@ -28,84 +28,101 @@ const (
 	MaxCharges = 64                // in a batch
 )
 
-// A Charge asks to spend Cost units of a Limit under a Key.
+// A Charge requests Cost units of a limit under a Key.
 type Charge struct {
-	// Key says who pays: any bytes, up to 64 KiB. The empty key is everybody's. Charges with one Key
-	// are always decided atomically.
+	// Key is whose limit is charged, such as a user or an address: any bytes, up to 64 KiB. The empty
+	// key is allowed. Charges with the same Key are always decided atomically.
 	Key string
 
-	Limit Limit
+	// Plan is the limit. Limit.Compile makes it.
+	Plan *Plan
 
-	// Cost is how many units the charge is about. A Spend of 0 asks only, and is always granted.
+	// Cost is the number of units. A Spend of 0 charges nothing and is always granted.
 	Cost int64
 
 	Mode Mode
 
-	// Patience is how long the caller would wait to be let in; 0 means now or never. Only TokenBucket
-	// and LeakyBucket can book the future; the others do as if it were 0, as does a Draw of a
-	// TokenBucket. See Plan.MaxPatience for the most.
+	// Patience is how long the caller is ready to wait before it is admitted. 0 means now or never.
+	// Only TokenBucket and LeakyBucket can book the future. Other algorithms, and a Draw of a
+	// TokenBucket, ignore Patience. The longest is Plan.MaxPatience.
 	Patience time.Duration
 
-	// Holder is who holds the slot (Concurrency; needed unless Mode is Peek or Reset), or who owns the
-	// place in the queue (LeakyBucket; needed to give it back). Up to 512 bytes, unique per hold.
+	// Holder identifies who holds a slot (Concurrency) or a place in the queue (LeakyBucket): up to
+	// 512 bytes, unique per hold. Concurrency needs it unless Mode is Peek or Reset. LeakyBucket needs
+	// it for a Refund.
 	Holder string
 }
 
-// Ask writes the charge as the question that its limit's algorithm is asked.
-func (c *Charge) Ask(a *algorithm.Ask) {
+// MinCost is the least cost that must fit for the charge to be granted. It is below Cost only for a
+// Draw.
+func (c *Charge) MinCost() int64 {
+	if c.Mode == Draw {
+		return min(c.Cost, 1)
+	}
+	return c.Cost
+}
+
+// Request sets *a to the request that the charge is to the algorithm of its limit. It is for
+// authors of a Store.
+func (c *Charge) Request(a *algorithm.Request) {
 	a.Mode = c.Mode
 	a.Cost = c.Cost
 	a.Patience = c.Patience.Microseconds()
 	a.Holder = c.Holder
 }
 
-// Prepare checks a batch and appends the plans of its limits to plans. Every Store begins with it.
-// The error wraps ErrInvalid and says which charge is wrong.
-func Prepare(charges []Charge, plans []*Plan) ([]*Plan, error) {
+// Check returns an error if the batch is invalid. The error wraps ErrInvalid and names the charge.
+// It is for authors of a Store: every Decide must call Check first.
+func Check(charges []Charge) error {
 	if len(charges) == 0 || len(charges) > MaxCharges {
-		return nil, fmt.Errorf("%w: a batch of %d charges; it must have 1 to %d", ErrInvalid, len(charges), MaxCharges)
+		return fmt.Errorf("%w: a batch of %d charges; it must have 1 to %d", ErrInvalid, len(charges), MaxCharges)
 	}
-	if len(charges) == 1 && charges[0].usual() {
-		return append(plans, charges[0].Limit.plan), nil
+	if len(charges) == 1 && charges[0].isPlainSpend() {
+		return nil
 	}
 	for i := range charges {
 		c := &charges[i]
-		plan := c.Limit.plan
-		if plan == nil {
-			var err error
-			if plan, err = c.Limit.Plan(); err != nil {
-				return nil, err
+		if c.Plan == nil {
+			return fmt.Errorf("%w: charge %d has no Plan; Limit.Compile makes one", ErrInvalid, i)
+		}
+		if err := c.check(); err != nil {
+			return fmt.Errorf("%w: charge %d, limit %q: %w", ErrInvalid, i, c.Plan.Name(), err)
+		}
+		for j := range charges[:i] {
+			if err := checkPair(charges, j, i); err != nil {
+				return err
 			}
 		}
-		if err := c.check(plan); err != nil {
-			return nil, fmt.Errorf("%w: charge %d, limit %q: %w", ErrInvalid, i, c.Limit.Name, err)
-		}
-		for j, other := range plans {
-			if other.Tag != plan.Tag || charges[j].Key != c.Key || other.Limit.Group != plan.Limit.Group {
-				continue
-			}
-			if other.Limit.Name == plan.Limit.Name {
-				return nil, fmt.Errorf("%w: charges %d and %d are for one limit, %q, under one key; charge their sum at once, or rename one limit",
-					ErrInvalid, j, i, c.Limit.Name)
-			}
-			return nil, fmt.Errorf("%w: limits %q and %q of group %q have the same tag by an unlucky chance; rename one of them",
-				ErrInvalid, other.Limit.Name, plan.Limit.Name, plan.Limit.Group)
-		}
-		plans = append(plans, plan)
 	}
-	return plans, nil
+	return nil
 }
 
-// usual tells a charge of the most frequent kind: with it nothing is wrong.
-func (c *Charge) usual() bool {
-	return c.Limit.plan != nil && c.Mode == Spend && uint64(c.Cost) <= MaxCost && len(c.Key) <= MaxKey && c.Patience == 0 &&
-		c.Holder == "" && !c.Limit.plan.Limit.Algorithm.Holds
+// checkPair checks that two charges are not for the same counter.
+func checkPair(charges []Charge, i, j int) error {
+	p, q := charges[i].Plan, charges[j].Plan
+	if p.tag != q.tag || charges[i].Key != charges[j].Key || p.Group() != q.Group() {
+		return nil
+	}
+	if p.Name() == q.Name() {
+		return fmt.Errorf("%w: charges %d and %d are for one limit, %q, under one key; charge their sum at once, or rename one limit",
+			ErrInvalid, i, j, p.Name())
+	}
+	return fmt.Errorf("%w: limits %q and %q of group %q have the same tag by an unlucky chance; rename one of them",
+		ErrInvalid, p.Name(), q.Name(), p.Group())
 }
 
-func (c *Charge) check(plan *Plan) error {
+// isPlainSpend recognises the most frequent kind of charge with few comparisons. Such a charge is
+// valid.
+func (c *Charge) isPlainSpend() bool {
+	return c.Plan != nil && c.Mode == Spend && uint64(c.Cost) <= MaxCost && len(c.Key) <= MaxKey && c.Patience == 0 &&
+		c.Holder == "" && !c.Plan.limit.Algorithm.NeedsHolder()
+}
+
+func (c *Charge) check() error {
+	plan := c.Plan
 	switch {
 	case c.Cost < 0:
-		return fmt.Errorf("the cost is %d; to give units back, use Refund", c.Cost)
+		return fmt.Errorf("the cost is %d; to return units, use Refund", c.Cost)
 	case c.Cost > MaxCost:
 		return fmt.Errorf("the cost is %d; the largest is %d", c.Cost, int64(MaxCost))
 	case c.Mode > Reset:
@@ -118,8 +135,8 @@ func (c *Charge) check(plan *Plan) error {
 		return fmt.Errorf("the patience is %v; it must not be negative", c.Patience)
 	case c.Patience > 0 && c.Patience > plan.MaxPatience():
 		return fmt.Errorf("the patience is %v; at this rate the longest is %v", c.Patience, plan.MaxPatience())
-	case c.Holder == "" && plan.Limit.Algorithm.Holds && c.Mode != Peek && c.Mode != Reset:
-		return fmt.Errorf("%s needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.Limit.Algorithm.Title)
+	case c.Holder == "" && plan.limit.Algorithm.NeedsHolder() && c.Mode != Peek && c.Mode != Reset:
+		return fmt.Errorf("%s needs a Holder; use Limiter.Acquire, or set Charge.Holder", plan.limit.Algorithm.Title())
 	}
 	return nil
 }

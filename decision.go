@@ -8,23 +8,23 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Never as a RetryAfter says that the cost cannot fit at any time: it is larger than the limit. It
-// is longer than any other duration.
+// Never is the RetryAfter of a cost that can never fit because it is larger than the limit. It is
+// longer than any other duration.
 const Never time.Duration = math.MaxInt64
 
 // A Decision answers a batch of charges. Stores make one with NewDecision or Single.
 type Decision struct {
-	// Allowed says that every charge was granted. If it is false, none was made.
+	// Allowed is true if every charge was granted. If it is false, no charge was made.
 	Allowed bool
 
 	// Source says who answered.
 	Source Source
 
-	// A single status stands in the Decision itself, so that the most frequent answer needs no
+	// The status of a batch of one charge is stored here, so that the most frequent decision needs no
 	// allocation.
 	single Status
 	batch  []Status
-	_      [8]byte // makes the size a multiple of 16, as it is copied: 5 ns per decision
+	_      [8]byte // makes the size a multiple of 16: this saves 5 ns per decision, since copying is faster
 }
 
 // Single is the decision on one charge.
@@ -32,9 +32,9 @@ func Single(s Status) Decision {
 	return Decision{Allowed: s.RetryAfter == 0, single: s}
 }
 
-// Answer makes d the decision on one charge, by its algorithm's outcome. It is Single for stores
-// that count nanoseconds.
-func (d *Decision) Answer(o *algorithm.Outcome) {
+// SetOutcome sets *d to the decision on one charge with this outcome. It does what Single and
+// StatusOf do together, and is 25 ns faster.
+func SetOutcome(d *Decision, o *algorithm.Outcome) {
 	d.Allowed = o.RetryAfter == 0
 	d.single.Granted = o.Granted
 	d.single.Remaining = o.Remaining
@@ -43,8 +43,8 @@ func (d *Decision) Answer(o *algorithm.Outcome) {
 	d.single.Wait = time.Duration(o.Wait) * time.Microsecond
 }
 
-// NewDecision is the decision on the charges that statuses answer, in their order. The slice is
-// kept.
+// NewDecision is the decision on a batch, with one status for each charge in the order of the
+// batch. The Decision keeps the slice.
 func NewDecision(statuses []Status) Decision {
 	d := Decision{Allowed: true, batch: statuses}
 	for i := range statuses {
@@ -54,7 +54,7 @@ func NewDecision(statuses []Status) Decision {
 }
 
 // Len is the number of charges that were decided.
-func (d *Decision) Len() int {
+func (d Decision) Len() int {
 	if d.batch == nil {
 		return 1
 	}
@@ -62,21 +62,21 @@ func (d *Decision) Len() int {
 }
 
 // Status answers charge i of the batch.
-func (d *Decision) Status(i int) Status {
+func (d Decision) Status(i int) Status {
 	if d.batch == nil {
 		return d.single
 	}
 	return d.batch[i]
 }
 
-// A Status answers one charge. Durations count from the decision and never name a moment, because
+// A Status is the answer to one charge. Its times are durations from the decision on, because
 // clocks differ. They are exact to the microsecond.
 type Status struct {
-	Granted    int64         // units taken; whole units given back by Refund, which may give back a fraction more; 0 in a batch that was denied
+	Granted    int64         // units taken; 0 if the batch was denied. For a Refund: whole units returned; it may return a fraction more
 	Remaining  int64         // units that are left now
-	RetryAfter time.Duration // 0: this charge did not stand in the way. Otherwise when it would be granted, or Never
-	ResetAfter time.Duration // until nothing is used any more, if nobody asks again
-	Wait       time.Duration // how long the caller must wait before it goes ahead; above 0 only where it said it would
+	RetryAfter time.Duration // 0: this charge did not cause a denial. Otherwise: until it would be granted, or Never
+	ResetAfter time.Duration // until nothing is used any more, if no further request comes
+	Wait       time.Duration // how long the caller must wait before it goes ahead; never above the charge's Patience
 }
 
 // Source says who answered a batch.
@@ -84,25 +84,30 @@ type Source uint8
 
 const (
 	FromStore     Source = iota // the store itself: exact
-	FromDenyCache               // a remembered denial: exact
-	FromLease                   // quota drawn in advance
-	FromFallback                // a local limiter, the store being unavailable
+	FromDenyCache               // a cached denial: exact
+	FromLease                   // quota that was drawn from the store in advance
+	FromFallback                // a local limiter, because the store is unavailable
 	FromOpen                    // nobody: admitted because the store is unavailable
 	FromClosed                  // nobody: denied because the store is unavailable
 )
 
 var sourceNames = [...]string{"store", "deny_cache", "lease", "fallback", "open", "closed"}
 
-func (s Source) String() string { return sourceNames[s] }
+func (s Source) String() string {
+	if int(s) < len(sourceNames) {
+		return sourceNames[s]
+	}
+	return fmt.Sprintf("source(%d)", uint8(s))
+}
 
-// RetryAfter is when the whole batch would be granted if nobody else asked: the longest of its
-// statuses'. It is 0 if the batch was allowed.
-func (d *Decision) RetryAfter() time.Duration {
+// RetryAfter is the time until the whole batch would be granted if no other request came first: the
+// longest RetryAfter of its statuses. It is 0 if the batch was allowed.
+func (d Decision) RetryAfter() time.Duration {
 	return d.Status(d.Strictest()).RetryAfter
 }
 
-// Wait is how long the caller must wait before it goes ahead: the longest of the statuses' Waits.
-func (d *Decision) Wait() time.Duration {
+// Wait is how long the caller must wait before it goes ahead: the longest Wait of the statuses.
+func (d Decision) Wait() time.Duration {
 	var wait time.Duration
 	for i := range d.Len() {
 		wait = max(wait, d.Status(i).Wait)
@@ -110,16 +115,23 @@ func (d *Decision) Wait() time.Duration {
 	return wait
 }
 
-// Strictest is the index of the status that matters most to the caller: the one that denies for
-// longest, or the one with the least remaining.
-func (d *Decision) Strictest() int {
-	strictest := 0
-	for i := 1; i < d.Len(); i++ {
-		if d.Status(i).stricter(d.Status(strictest)) {
-			strictest = i
+// Strictest is the index of the status that matters most to the caller: the one with the longest
+// RetryAfter, and among equal ones that with the least Remaining.
+func (d Decision) Strictest() int {
+	if d.batch == nil {
+		return 0
+	}
+	return strictest(d.batch)
+}
+
+func strictest(statuses []Status) int {
+	found := 0
+	for i := range statuses {
+		if statuses[i].stricter(statuses[found]) {
+			found = i
 		}
 	}
-	return strictest
+	return found
 }
 
 func (s Status) stricter(than Status) bool {
@@ -130,7 +142,16 @@ func (s Status) stricter(than Status) bool {
 }
 
 // Remaining is how many units the strictest status has left.
-func (d *Decision) Remaining() int64 { return d.Status(d.Strictest()).Remaining }
+func (d Decision) Remaining() int64 { return d.Status(d.Strictest()).Remaining }
+
+// Granted is the least Granted of the statuses: every charge was granted at least that many units.
+func (d Decision) Granted() int64 {
+	granted := d.Status(0).Granted
+	for i := 1; i < d.Len(); i++ {
+		granted = min(granted, d.Status(i).Granted)
+	}
+	return granted
+}
 
 // String writes the decision for logs: "allowed, 19 left" or "denied, retry after 50ms".
 func (d Decision) String() string {
@@ -143,7 +164,7 @@ func (d Decision) String() string {
 	return fmt.Sprintf("denied, retry after %v", d.RetryAfter())
 }
 
-// StatusOf is an algorithm's outcome as a Status.
+// StatusOf converts the outcome of an algorithm to a Status.
 func StatusOf(o *algorithm.Outcome) Status {
 	return Status{
 		Granted:    o.Granted,

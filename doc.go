@@ -1,9 +1,9 @@
 // Package penstock limits how often things happen, exactly, across any number of processes.
 //
-// A [Charge] asks to spend Cost units of a [Limit] under a Key. A [Store] decides a set of charges
-// at once, all or nothing: package redisstore in one atomic script on Redis or Valkey, package
-// memstore in this process, with the same answers. A [Limiter] is what applications hold: a store,
-// and the limits that it enforces together.
+// A [Charge] is a request to spend Cost units of a [Limit] under a Key. A [Store] decides a batch
+// of charges together, all or nothing. Package redisstore does this in one atomic script on Redis
+// or Valkey, and package memstore in this process. Both give the same answers. A [Limiter] has a
+// store and the limits that it enforces together. It is what applications use.
 //
 //	store := memstore.New(memstore.Options{}) // or: redisstore.Open("redis://localhost:6379", …)
 //	limiter, err := penstock.NewLimiter(store, "search", penstock.PerSecond(10))
@@ -15,14 +15,26 @@
 //
 // # Map
 //
-//   - limit.go, rate.go: what is limited, and how people write it down
-//   - charge.go, decision.go, store.go: the question, the answer, and who answers
-//   - limiter.go, wait.go, hold.go: asking, waiting for one's turn, occupying a slot
+//   - limit.go, rate.go, plan.go: a limit, its text form, its compiled form
+//   - charge.go, decision.go, store.go: the request, the answer, and who answers
+//   - limiter.go, allow_with.go, wait.go, hold.go: charging, waiting, holding a slot
 //   - package algorithm: the arithmetic, each algorithm with its bound
 //   - package memstore and package redisstore: where state lives
 //   - package storetest: what every store must obey
 //
-// A denial is a [Decision], never an error. An error says that there is no answer: [ErrInvalid]
-// that the question was wrong, [ErrUnavailable] that the store could not be asked or did not answer
-// in time, in which case the charge may or may not have been made.
+// # Writing a Store
+//
+// Applications need a [Limiter]. For batches over several keys they also need [Charge] and [Plan].
+// The following is only for authors of a [Store] or a [Decorator]:
+//
+//   - [Check] checks a batch; every Decide must call it first
+//   - [Plan.ID], [Plan.Tag], [Plan.Params] and [Charge.Request] are what a step computes with
+//   - [StatusOf], [Single], [SetOutcome] and [NewDecision] make the answer
+//   - [NewStoreError] says why there is no answer
+//
+// # Denials and errors
+//
+// A denial is a [Decision], never an error. An error says that there is no decision. [ErrInvalid]
+// means that the request was invalid. [ErrUnavailable] means that the store could not be reached or
+// did not answer in time; then the charges may have been made or not.
 package penstock

@@ -133,13 +133,13 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 	}
 }
 
-var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|httplimit|guard)\.([A-Z]\w*)`)
+var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|outbound|guard)\.([A-Z]\w*)`)
 
 func TestDocsNameWhatIsExported(t *testing.T) {
 	exported := map[string]map[string]bool{
 		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
 		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
-		"policy": exports(t, "policy"), "httplimit": exports(t, "httplimit"), "guard": exports(t, "guard"),
+		"policy": exports(t, "policy"), "admission": exports(t, "admission"), "httplimit": exports(t, "httplimit"), "outbound": exports(t, "httplimit/outbound"), "guard": exports(t, "guard"),
 	}
 	for page, text := range pages(t) {
 		for _, m := range mention.FindAllStringSubmatch(text, -1) {
@@ -180,6 +180,42 @@ func TestReadmeStaysShort(t *testing.T) {
 	}
 	if n := strings.Count(string(text), "\n"); n > 150 {
 		t.Errorf("README.md has %d lines; it should have 150 at most", n)
+	}
+}
+
+func TestGlossaryStaysShort(t *testing.T) {
+	text := pages(t)[filepath.Join("docs", "glossary.md")]
+	terms := make(map[string]bool)
+	for _, m := range regexp.MustCompile(`(?m)^\| ([^|]+) \| [^|]+ \|$`).FindAllStringSubmatch(text, -1) {
+		switch {
+		case m[1] == "Term" || m[1] == "---":
+		case terms[m[1]]:
+			t.Errorf("docs/glossary.md has %q twice", m[1])
+		default:
+			terms[m[1]] = true
+		}
+	}
+	if n := len(terms); n == 0 || n > 50 {
+		t.Errorf("docs/glossary.md has %d terms; it should have 1 to 50", n)
+	}
+}
+
+// Each walk of docs/architecture.md answers a newcomer's question with few files. Another test
+// checks that the files exist.
+func TestWalksOpenFewFiles(t *testing.T) {
+	text := pages(t)[filepath.Join("docs", "architecture.md")]
+	_, walks, _ := strings.Cut(text, "\n## Three walks\n")
+	walks, _, _ = strings.Cut(walks, "\n## ")
+	questions := strings.Split(walks, "\n### ")[1:]
+	for _, walk := range questions {
+		question, steps, _ := strings.Cut(walk, "\n")
+		opened := regexp.MustCompile(`(?m)^\d\. \[[^]]+\]\([^)]+\)`).FindAllString(steps, -1)
+		if len(opened) == 0 || len(opened) > 4 {
+			t.Errorf("docs/architecture.md, %q opens %d files; it should open 1 to 4", question, len(opened))
+		}
+	}
+	if len(questions) != 3 {
+		t.Errorf("docs/architecture.md has %d walks; it should have three", len(questions))
 	}
 }
 

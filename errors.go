@@ -7,18 +7,18 @@ import (
 )
 
 var (
-	// ErrInvalid says that a limit or a charge is wrong in itself. It is the caller's mistake and is
-	// never worth a retry.
+	// ErrInvalid says that a limit or a charge is invalid. It is the caller's mistake, and a retry
+	// fails again.
 	ErrInvalid = errors.New("penstock: invalid")
 
-	// ErrUnavailable says that the store gave no answer, and that asking elsewhere is reasonable. A
-	// StoreError says whether the charges may have been made. If they may, the same store must not be
-	// asked the same again.
+	// ErrUnavailable says that the store gave no decision. The caller may use another store. A
+	// StoreError says whether the charges may have been made. If they may, do not send them to the
+	// same store again.
 	ErrUnavailable = errors.New("penstock: store unavailable")
 )
 
-// A DeniedError is how the methods that must succeed or fail (Wait, Reserve, Acquire, Renew) report
-// a denial.
+// A DeniedError reports a denial by the methods that return no Decision: Wait, Reserve, Acquire and
+// Renew.
 type DeniedError struct {
 	Decision Decision
 }
@@ -26,20 +26,21 @@ type DeniedError struct {
 func (e *DeniedError) Error() string { return "penstock: " + e.Decision.String() }
 
 // A StoreError says why a store gave no decision. It wraps ErrUnavailable and Err. Stores make it
-// by NewStoreError; AsStoreError finds it in an error.
+// with NewStoreError, and AsStoreError finds it in an error.
 type StoreError struct {
 	Reason Reason
 
 	// MayBeCharged is true if the charges may have been made. If it is false, none was.
 	MayBeCharged bool
 
-	// IsStoreFault is true if the error says something about the store's health. Breakers go by it.
+	// IsStoreFault is true if the error says that the store is unhealthy. Circuit breakers count
+	// these.
 	IsStoreFault bool
 
-	// IsPermanent is true if the error stays until somebody changes the store or its settings.
+	// IsPermanent is true if the error stays until an operator changes the store or its settings.
 	IsPermanent bool
 
-	// Hint says how to mend a permanent error, or is "".
+	// Hint says how to fix a permanent error, or is "".
 	Hint string
 
 	Err error // the cause, or nil
@@ -87,7 +88,7 @@ func (e *StoreError) Unwrap() []error {
 type Reason uint8
 
 const (
-	// ReasonUnknown is any other reason, such as a connection that broke. The charges may have been
+	// ReasonUnknown is any other reason, such as a broken connection. The charges may have been
 	// made.
 	ReasonUnknown Reason = iota
 	// ReasonTimeout: no answer came in time. The charges may have been made.
@@ -106,21 +107,21 @@ const (
 	ReasonOutOfMemory
 	// ReasonBusy: another script has blocked the server for too long.
 	ReasonBusy
-	// ReasonPermissionDenied: the server does not let this user in, or not run a command. It is
+	// ReasonPermissionDenied: the server rejects this user, or this user may not run a command. It is
 	// permanent.
 	ReasonPermissionDenied
-	// ReasonCorrupt: a key holds something that is not this store's. It says nothing about the
-	// store's health. Deleting the key mends it; Limiter.Reset does not.
+	// ReasonCorrupt: a key holds data that this store has not written. It says nothing about the
+	// store's health. Deleting the key repairs it; Limiter.Reset does not.
 	ReasonCorrupt
 	// ReasonShed: too many calls were in flight, so nothing was sent. It says nothing about the
 	// store's health.
 	ReasonShed
-	// ReasonBreakerOpen: a circuit breaker did not let the call through. It says nothing about the
+	// ReasonBreakerOpen: a circuit breaker was open and rejected the call. It says nothing about the
 	// store's health.
 	ReasonBreakerOpen
 )
 
-// usualOf holds what is usual for a reason.
+// usualOf has the name of a reason and the usual fields of its StoreErrors.
 type usualOf struct {
 	name                                    string
 	mayBeCharged, isStoreFault, isPermanent bool
@@ -141,7 +142,7 @@ var usuals = [...]usualOf{
 	ReasonBreakerOpen:      {"breaker_open", false, false, false},
 }
 
-// usual returns what is usual for the reason. A reason that is not known is like ReasonUnknown.
+// usual returns the usual fields of the reason. An unknown reason is like ReasonUnknown.
 func (r Reason) usual() usualOf {
 	if int(r) < len(usuals) {
 		return usuals[r]

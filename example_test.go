@@ -82,6 +82,44 @@ func ExampleParseRate() {
 	// penstock: invalid: rate "2.5/s": character 1: "2.5" is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand
 }
 
+// A limit may come with the call: here each user has the rate of a subscription.
+func ExampleLimiter_AllowWith() {
+	limiter, err := penstock.NewLimiter(fixed(), "api", penstock.PerMinute(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	subscriptions := map[string]int64{"alice": 3, "bob": 100}
+	for _, user := range []string{"alice", "alice", "bob"} {
+		decision, err := limiter.AllowWith(context.Background(), user, penstock.PerMinute(subscriptions[user]))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(user, decision)
+	}
+	// Output:
+	// alice allowed, 2 left
+	// alice allowed, 1 left
+	// bob allowed, 99 left
+}
+
+// A batch job takes what it can get, and comes back for the rest.
+func ExampleLimiter_AllowAtMost() {
+	limiter, err := penstock.NewLimiter(fixed(), "mails", penstock.PerMinute(10))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, mails := range []int64{7, 7} {
+		decision, err := limiter.AllowAtMost(context.Background(), "newsletter", mails)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("send %d of %d\n", decision.Granted(), mails)
+	}
+	// Output:
+	// send 7 of 7
+	// send 3 of 7
+}
+
 // A decision on several limits has a status for each, in their order.
 func ExampleDecision() {
 	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerSecond(10), penstock.PerDay(3).With(penstock.FixedWindow))
@@ -92,10 +130,10 @@ func ExampleDecision() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for i, limit := range limiter.Limits() {
-		fmt.Println(limit.Name, decision.Status(i).Remaining)
+	for i, plan := range limiter.Plans() {
+		fmt.Println(plan.Name(), decision.Status(i).Remaining)
 	}
-	fmt.Println("nearest to its end:", limiter.Limits()[decision.Strictest()].Name)
+	fmt.Println("nearest to its end:", limiter.Plans()[decision.Strictest()].Name())
 	// Output:
 	// second 8
 	// day 1
@@ -131,18 +169,12 @@ func ExampleStatus() {
 // A batch may charge several keys at once: here a user and everybody together.
 func ExampleCharge() {
 	store := fixed()
-	perUser, err := penstock.PerMinute(2).WithName("per-user").Ready() // prepared once, charged often
-	if err != nil {
-		log.Fatal(err)
-	}
-	total, err := penstock.PerMinute(3).WithName("total").Ready()
-	if err != nil {
-		log.Fatal(err)
-	}
+	perUser := penstock.PerMinute(2).WithName("per-user").MustCompile() // compiled once, charged often
+	total := penstock.PerMinute(3).WithName("total").MustCompile()
 	for _, user := range []string{"alice", "alice", "alice", "bob", "carol"} {
 		decision, err := store.Decide(context.Background(), []penstock.Charge{
-			{Key: user, Limit: perUser, Cost: 1},
-			{Key: "", Limit: total, Cost: 1},
+			{Key: user, Plan: perUser, Cost: 1},
+			{Key: "", Plan: total, Cost: 1},
 		})
 		if err != nil {
 			log.Fatal(err)
@@ -157,11 +189,11 @@ func ExampleCharge() {
 	// carol false 2 0
 }
 
-// Draw takes what there is, Force takes what there is not, Refund gives back.
+// Draw takes what there is, Force takes what there is not, Refund returns units.
 func ExampleMode() {
-	store := fixed()
+	store, limit := fixed(), penstock.PerMinute(10).MustCompile()
 	ask := func(mode penstock.Mode, cost int64) {
-		charges := []penstock.Charge{{Key: "user:42", Limit: penstock.PerMinute(10), Mode: mode, Cost: cost}}
+		charges := []penstock.Charge{{Key: "user:42", Plan: limit, Mode: mode, Cost: cost}}
 		decision, err := store.Decide(context.Background(), charges)
 		if err != nil {
 			log.Fatal(err)

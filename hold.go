@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"sync"
-	"time"
 )
 
 // Acquire occupies one slot of each Concurrency limit. See AcquireN.
@@ -15,8 +14,8 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Hold, error) {
 
 // AcquireN occupies n slots of each of the Limiter's Concurrency limits, and charges n units to its
 // other limits, all or nothing. A denial is a DeniedError. The hold ends with Release, or the
-// limit's Period after the last Renew; work that takes longer must renew it, at least every third
-// of the Period.
+// limit's Period after the last Renew. For longer work, call Renew at least every third of the
+// Period.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, error) {
 	if !l.holds {
 		return nil, fmt.Errorf("%w: no limit lends slots; InFlight makes one that does", ErrInvalid)
@@ -36,7 +35,7 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, err
 	return h, nil
 }
 
-// A Hold is what Acquire occupied.
+// A Hold is the slots that Acquire has occupied.
 type Hold struct {
 	Decision Decision
 
@@ -49,9 +48,9 @@ type Hold struct {
 	released bool
 }
 
-// Renew makes the hold last for another Period from now. If it had expired, it is taken anew where
-// slots are free, and a DeniedError says that there are none: the work must stop, since others have
-// its slots.
+// Renew makes the hold last for another Period from now. If the hold has expired, Renew acquires it
+// again if slots are free. A DeniedError means that no slots are free: the work must stop, because
+// others have its slots.
 func (h *Hold) Renew(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -65,39 +64,27 @@ func (h *Hold) Renew(ctx context.Context) error {
 	return err
 }
 
-// Release gives the slots back; what was charged to other limits stays charged. It takes a second
-// at most and is done even if ctx has ended. Releasing again does nothing. If the store cannot be
-// reached, the hold ends by itself when its Period is over.
+// Release frees the slots. Charges to other limits stay. It takes at most a second and works even
+// if ctx has ended. A second Release does nothing. If the store cannot be reached, the hold ends
+// when its Period is over.
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.released {
 		return nil
 	}
-	ctx, cancel := outlive(ctx)
+	ctx, cancel := detach(ctx)
 	defer cancel()
 	_, err := h.decide(ctx, Refund)
 	h.released = err == nil
 	return err
 }
 
-// Lasts is how long the hold lasts from a Renew, or from its beginning: the shortest Period of its
-// limits.
-func (h *Hold) Lasts() time.Duration {
-	shortest := time.Duration(0)
-	for _, limit := range h.limiter.limits {
-		if limit.Algorithm.Holds && (shortest == 0 || limit.Period < shortest) {
-			shortest = limit.Period
-		}
-	}
-	return shortest
-}
-
 func (h *Hold) decide(ctx context.Context, mode Mode) (Decision, error) {
 	var charges []Charge
-	for _, limit := range h.limiter.limits {
-		if limit.Algorithm.Holds {
-			charges = append(charges, Charge{Key: h.key, Limit: limit, Cost: h.cost, Mode: mode, Holder: h.holder})
+	for _, plan := range h.limiter.plans {
+		if plan.Algorithm().NeedsHolder() {
+			charges = append(charges, Charge{Key: h.key, Plan: plan, Cost: h.cost, Mode: mode, Holder: h.holder})
 		}
 	}
 	return h.limiter.store.Decide(ctx, charges)

@@ -26,16 +26,16 @@ func TestCapacityIsTheLargestCostThatIsEverGranted(t *testing.T) {
 		{penstock.PerDay(7).With(penstock.SlidingLog), 7},
 		{penstock.InFlight(9, time.Minute), 9},
 	} {
-		plan, err := c.limit.Plan()
+		plan, err := c.limit.Compile()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := plan.Capacity; got != c.want {
+		if got := plan.Capacity(); got != c.want {
 			t.Errorf("%v: the capacity is %d, want %d", c.limit, got, c.want)
 		}
 		store := memstore.New(memstore.Options{})
 		for cost, never := range map[int64]bool{c.want: false, c.want + 1: true} {
-			d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: c.limit, Cost: cost, Mode: penstock.Peek, Holder: "h", Patience: time.Second}})
+			d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: c.limit.MustCompile(), Cost: cost, Mode: penstock.Peek, Holder: "h", Patience: time.Second}})
 			if err != nil || (d.RetryAfter() == penstock.Never) != never {
 				t.Errorf("%v: a cost of %d is granted after %v, %v", c.limit, cost, d.RetryAfter(), err)
 			}

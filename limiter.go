@@ -8,22 +8,24 @@ import (
 	"sync"
 )
 
-// A Limiter enforces one or several limits together: a request is allowed if all of them allow it,
-// and is charged to all or none. It is what applications hold. Its methods may be called by many
-// goroutines at once.
+// A Limiter enforces one or several limits together. It allows a request if all limits allow it,
+// and charges all of them or none. Many goroutines may call its methods at once.
 //
-// Every method takes the key that pays (a user, an API key, an address) and a context, whose end
-// ends the call. Errors wrap ErrInvalid or ErrUnavailable, or are the context's own.
+// Every method takes a context and the key that is charged: a user, an API key, an address. The
+// call ends when the context ends. Errors wrap ErrInvalid or ErrUnavailable, or are the context's
+// own.
 type Limiter struct {
-	store  Store
-	limits []Limit
-	holds  bool // some limit needs a Holder
-	pool   sync.Pool
+	store Store
+	name  string
+	plans []*Plan
+	holds bool // at least one limit needs a Holder
+	pool  sync.Pool
+	adHoc planCache // of the limits that AllowWith is called with
 }
 
-// NewLimiter makes a Limiter. The name says what is limited ("search", "login"); it becomes the
-// Group of limits that have none, so that Limiters of different names never share a counter, and
-// Limiters of one name on one store always do.
+// NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It
+// becomes the Group of limits without one. So Limiters with different names share no counters.
+// Limiters with the same name on one store do, for limits with the same Name.
 func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if store == nil {
 		return nil, fmt.Errorf("%w: limiter %q: the store is nil; memstore.New makes one", ErrInvalid, name)
@@ -34,63 +36,63 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	if len(limits) == 0 {
 		return nil, fmt.Errorf("%w: limiter %q has no limits; PerSecond makes one", ErrInvalid, name)
 	}
-	l := &Limiter{store: store, limits: make([]Limit, len(limits))}
+	l := &Limiter{store: store, name: name, plans: make([]*Plan, len(limits))}
 	var errs []error
 	for i, limit := range limits {
 		if limit.Group == "" {
-			limit.Group, limit.plan = name, nil
+			limit.Group = name
 		}
-		ready, err := limit.Ready()
+		plan, err := limit.Compile()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("limiter %q: %w", name, err))
 			continue
 		}
-		l.limits[i] = ready
-		l.holds = l.holds || ready.Algorithm.Holds
+		l.plans[i] = plan
+		l.holds = l.holds || plan.Algorithm().NeedsHolder()
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	l.pool.New = func() any {
-		b := &batch{charges: make([]Charge, len(l.limits))}
+		b := &batch{charges: make([]Charge, len(l.plans))}
 		for i := range b.charges {
-			b.charges[i].Limit = l.limits[i]
+			b.charges[i].Plan = l.plans[i]
 		}
 		return b
 	}
 	b := l.charges("", "", Peek, 1)
 	defer l.release(b)
-	if _, err := Prepare(b.charges, nil); err != nil {
+	if err := Check(b.charges); err != nil {
 		return nil, fmt.Errorf("limiter %q: %w", name, err)
 	}
 	return l, nil
 }
 
-// Limits are the limits that the Limiter enforces, in the order of a Decision's statuses.
-func (l *Limiter) Limits() []Limit { return slices.Clone(l.limits) }
+// Plans returns the limits that the Limiter enforces, in the order of a Decision's statuses.
+func (l *Limiter) Plans() []*Plan { return slices.Clone(l.plans) }
 
 // Allow charges one unit, now or never.
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, "", Spend, 1)
 }
 
-// AllowN charges n units, now or never. AllowN of 0 asks and charges nothing.
+// AllowN charges n units, now or never. AllowN of 0 charges nothing and is always allowed.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.decide(ctx, key, "", Spend, n)
 }
 
-// Peek answers what Allow would, and charges nothing.
+// Peek returns the decision that Allow would return, and charges nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, "", Peek, 1)
 }
 
-// Refund gives n units back, at most what is used. A place in a LeakyBucket stays taken, since
-// others wait behind it; give a Reservation back with its Cancel.
+// Refund returns n units, at most what is used. A place in a LeakyBucket stays taken, because
+// others wait behind it; to cancel a Reservation, call its Cancel.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.decide(ctx, key, "", Refund, n)
 }
 
-// Reset forgets all that the key has used.
+// Reset clears all that the key has used.
 func (l *Limiter) Reset(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, "", Reset, 0)
 }
@@ -102,7 +104,8 @@ func (l *Limiter) decide(ctx context.Context, key, holder string, mode Mode, n i
 	return d, err
 }
 
-// A batch is a slice of charges that is used again: a Store keeps none. Their Limits stay.
+// A batch is a slice of charges that is reused, because a Store keeps no charges. The charges of a
+// Limiter's pool keep their Plans.
 type batch struct{ charges []Charge }
 
 func (l *Limiter) charges(key, holder string, mode Mode, n int64) *batch {

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A clock stands still until it is told otherwise.
+// A clock stands still until a test moves it.
 type clock struct{ now time.Time }
 
 func newClock() *clock { return &clock{time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)} }
@@ -110,7 +110,7 @@ func TestPeekSpendsNothing(t *testing.T) {
 	}
 }
 
-func TestRefundGivesBackAtMostWhatIsUsed(t *testing.T) {
+func TestRefundReturnsAtMostWhatIsUsed(t *testing.T) {
 	ctx := t.Context()
 	l := newLimiter(t, newClock().store(), "search", penstock.PerMinute(10))
 	want(t, true, 4, 0)(l.AllowN(ctx, "alice", 6))
@@ -164,12 +164,12 @@ func TestLimitersOfOneNameShareCounters(t *testing.T) {
 
 func TestLimiterKeepsTheOrderOfItsLimits(t *testing.T) {
 	l := newLimiter(t, newClock().store(), "search", penstock.PerDay(100), penstock.PerSecond(10))
-	limits := l.Limits()
-	if len(limits) != 2 || limits[0].Name != "day" || limits[1].Name != "second" {
+	limits := l.Plans()
+	if len(limits) != 2 || limits[0].Name() != "day" || limits[1].Name() != "second" {
 		t.Fatalf("%v; want day, second", limits)
 	}
-	if limits[0].Group != "search" || limits[0].Algorithm != penstock.TokenBucket {
-		t.Errorf("group %q, algorithm %v; want the defaults filled in", limits[0].Group, limits[0].Algorithm)
+	if limits[0].Group() != "search" || limits[0].Algorithm() != penstock.TokenBucket {
+		t.Errorf("group %q, algorithm %v; want the defaults filled in", limits[0].Group(), limits[0].Algorithm())
 	}
 }
 
@@ -213,7 +213,11 @@ func TestLimitsSayWhatIsWrong(t *testing.T) {
 		{penstock.Limit{}, []string{"name", "0 characters"}},
 		{ok.WithName(strings.Repeat("a", 65)), []string{"65 characters", "1 to 64"}},
 		{ok.WithName("per second"), []string{"' '", "position 4"}},
+		{ok.WithName("{x}"), []string{"'{'", "position 1"}},
+		{ok.WithName("a:b"), []string{"':'", "position 2"}},
 		{penstock.Limit{Name: "a", Group: "B", Count: 1, Period: 1}, []string{"group", "'B'"}},
+		{penstock.Limit{Name: "a", Group: "a\nb", Count: 1, Period: 1}, []string{"group", `'\n'`}},
+		{penstock.Limit{Name: "a", Group: strings.Repeat("g", 65), Count: 1, Period: 1}, []string{"group", "65 characters"}},
 		{penstock.Limit{Name: "a", Count: 1}, []string{"period", "1µs"}},
 		{penstock.Limit{Name: "a", Count: 1, Period: -time.Second}, []string{"period"}},
 		{penstock.Limit{Name: "a", Count: 1, Period: 1500}, []string{"1.5µs", "whole number of microseconds"}},
@@ -237,8 +241,8 @@ func TestLimitsSayWhatIsWrong(t *testing.T) {
 }
 
 func TestChargesSayWhatIsWrong(t *testing.T) {
-	limit := penstock.PerSecond(10)
-	charge := penstock.Charge{Key: "alice", Limit: limit, Cost: 1}
+	limit := penstock.PerSecond(10).MustCompile()
+	charge := penstock.Charge{Key: "alice", Plan: limit, Cost: 1}
 	with := func(change func(*penstock.Charge)) []penstock.Charge {
 		c := charge
 		change(&c)
@@ -250,7 +254,7 @@ func TestChargesSayWhatIsWrong(t *testing.T) {
 	}{
 		{nil, []string{"0 charges", "1 to 64"}},
 		{make([]penstock.Charge, 65), []string{"65 charges", "1 to 64"}},
-		{with(func(c *penstock.Charge) { c.Limit = penstock.Limit{} }), []string{"name"}},
+		{with(func(c *penstock.Charge) { c.Plan = nil }), []string{"charge 1", "no Plan", "Compile"}},
 		{with(func(c *penstock.Charge) { c.Cost = -3 }), []string{"charge 1", "-3", "Refund"}},
 		{with(func(c *penstock.Charge) { c.Cost = penstock.MaxCost + 1 }), []string{"charge 1", "largest"}},
 		{with(func(c *penstock.Charge) { c.Mode = 6 }), []string{"charge 1", "mode is 6", "Reset"}},
@@ -258,7 +262,7 @@ func TestChargesSayWhatIsWrong(t *testing.T) {
 		{with(func(c *penstock.Charge) { c.Holder = strings.Repeat("h", 513) }), []string{"513 bytes", "512"}},
 		{with(func(c *penstock.Charge) { c.Patience = -1 }), []string{"patience", "negative"}},
 		{with(func(c *penstock.Charge) { c.Patience = 25 * time.Hour }), []string{"patience", "24h0m0s"}},
-		{with(func(c *penstock.Charge) { c.Limit = penstock.InFlight(5, time.Second) }), []string{"in_flight", "Holder", "Acquire"}},
+		{with(func(c *penstock.Charge) { c.Plan = penstock.InFlight(5, time.Second).MustCompile() }), []string{"in_flight", "Holder", "Acquire"}},
 		{with(func(*penstock.Charge) {}), []string{"charges 0 and 1", `"second"`, "one key"}},
 	}
 	store := newClock().store()
@@ -274,8 +278,8 @@ func TestChargesSayWhatIsWrong(t *testing.T) {
 func TestOneLimitMayBeChargedUnderSeveralKeys(t *testing.T) {
 	store := newClock().store()
 	charges := []penstock.Charge{
-		{Key: "alice", Limit: penstock.PerMinute(2), Cost: 2},
-		{Key: "bob", Limit: penstock.PerMinute(2), Cost: 1},
+		{Key: "alice", Plan: penstock.PerMinute(2).MustCompile(), Cost: 2},
+		{Key: "bob", Plan: penstock.PerMinute(2).MustCompile(), Cost: 1},
 	}
 	d, err := store.Decide(t.Context(), charges)
 	want(t, true, 0, 0)(d, err)
@@ -285,20 +289,22 @@ func TestOneLimitMayBeChargedUnderSeveralKeys(t *testing.T) {
 	want(t, false, 0, time.Minute)(store.Decide(t.Context(), charges))
 }
 
-func TestWithForgetsThePreparedLimit(t *testing.T) {
-	ready, err := penstock.PerSecond(10).Ready()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, changed := range []penstock.Limit{ready.WithBurst(3), ready.WithName("other"), ready.With(penstock.SlidingLog)} {
-		plan, err := changed.Plan()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if plan.Limit.String() != changed.String() {
-			t.Errorf("%v is planned as %v", changed, plan.Limit)
+func TestALimitOfAPlanCanBeChangedAndCompiledAnew(t *testing.T) {
+	limit := penstock.PerSecond(10).MustCompile().Limit()
+	for _, changed := range []penstock.Limit{limit.WithBurst(3), limit.WithName("other"), limit.With(penstock.SlidingLog)} {
+		if plan := changed.MustCompile(); plan.Limit() != changed {
+			t.Errorf("%v is compiled as %v", changed, plan)
 		}
 	}
+}
+
+func TestMustCompilePanicsOnAnInvalidLimit(t *testing.T) {
+	defer func() {
+		if err, ok := recover().(error); !ok || !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("the panic is %v; want an ErrInvalid", err)
+		}
+	}()
+	penstock.PerSecond(0).MustCompile()
 }
 
 func TestLimitsReadWell(t *testing.T) {
@@ -444,11 +450,11 @@ func TestWaitDoesNotBeginWhatItCannotEnd(t *testing.T) {
 			}
 			var denied *penstock.DeniedError
 			if err := l.Wait(ctx, "alice"); !errors.As(err, &denied) {
-				t.Fatalf("%s: %v; want a DeniedError", a.Name, err)
+				t.Fatalf("%s: %v; want a DeniedError", a.Name(), err)
 			}
 			wantDenied(t, l.WaitN(ctx, "alice", 2), penstock.Never)
 			if time.Since(start) != 0 {
-				t.Errorf("%s: waited for %v in vain", a.Name, time.Since(start))
+				t.Errorf("%s: waited for %v without success", a.Name(), time.Since(start))
 			}
 			want(t, false, 0, time.Second)(l.Peek(ctx, "alice"))
 		}
@@ -561,7 +567,7 @@ func TestHoldsOccupySlotsUntilReleased(t *testing.T) {
 	ctx := t.Context()
 	l := newLimiter(t, newClock().store(), "upload", penstock.InFlight(3, time.Minute))
 	first, err := l.AcquireN(ctx, "alice", 2)
-	if err != nil || first.Decision.Status(0).Remaining != 1 || first.Lasts() != time.Minute {
+	if err != nil || first.Decision.Status(0).Remaining != 1 {
 		t.Fatal(first, err)
 	}
 	if _, err := l.Acquire(ctx, "alice"); err != nil {
@@ -718,5 +724,66 @@ func TestLimiterServesManyAtOnceExactly(t *testing.T) {
 	workers.Wait()
 	if allowed != 100 {
 		t.Errorf("%d of 400 were allowed; want 100", allowed)
+	}
+}
+
+func TestLimitsOfCallsAreCompiledOnceAndBounded(t *testing.T) {
+	compiled := 0
+	step := func(s int64, p algorithm.Params, a algorithm.Request, _ int64) (algorithm.Outcome, int64) {
+		return algorithm.Outcome{Granted: a.Cost, Remaining: p[0], Keep: algorithm.Unchanged}, s
+	}
+	counted := algorithm.Define("counted", "", step, func(l algorithm.Limit) (algorithm.Params, error) {
+		compiled++
+		return algorithm.Params{l.Count}, nil
+	})
+	l := newLimiter(t, newClock().store(), "api", penstock.PerSecond(1))
+	ask := func(n int64) {
+		t.Helper()
+		if d, err := l.AllowWith(t.Context(), "k", penstock.PerSecond(n).With(counted)); err != nil || d.Remaining() < 0 {
+			t.Fatal(d, err)
+		}
+	}
+	for range 3 {
+		for n := range int64(1000) {
+			ask(n + 1)
+		}
+	}
+	if compiled != 1000 {
+		t.Errorf("1000 limits were compiled %d times", compiled)
+	}
+	for n := range int64(5000) {
+		ask(n + 1)
+	}
+	if compiled > 6000 || compiled < 5000 {
+		t.Errorf("5000 limits were compiled %d times; want each once, and those that were forgotten again", compiled-1000)
+	}
+	if n := testing.AllocsPerRun(100, func() { ask(5000) }); n != 0 {
+		t.Errorf("a call with a limit takes %v allocations; want 0", n)
+	}
+}
+
+func TestSurplusStaysChargedIfTheStoreFails(t *testing.T) {
+	store := newClock().store()
+	fails := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		if charges[0].Mode == penstock.Refund {
+			return penstock.Decision{}, penstock.ErrUnavailable
+		}
+		return store.Decide(ctx, charges)
+	})
+	l := newLimiter(t, fails, "api", penstock.PerDay(10), penstock.PerHour(5).With(penstock.FixedWindow))
+	d, err := l.AllowAtMost(t.Context(), "k", 8)
+	if err != nil || !d.Allowed || d.Granted() != 5 || d.Status(0).Granted != 5 || d.Status(0).Remaining != 2 {
+		t.Errorf("%v, %v: granted %d, %d left of the first", d, err, d.Granted(), d.Status(0).Remaining)
+	}
+}
+
+func TestNamesOfUnknownValuesDoNotPanic(t *testing.T) {
+	for _, text := range []string{penstock.Source(200).String(), penstock.Mode(200).String(), penstock.Reason(200).String(), algorithm.CalendarUnit(200).String()} {
+		if text == "" {
+			t.Error("an unknown value has no name")
+		}
+	}
+	if err := penstock.PerDay(1).With(penstock.CalendarWindow(9, time.UTC)).Validate(); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("a calendar window of an unknown unit: %v", err)
 	}
 }

@@ -17,14 +17,15 @@ import (
 //	10k/day   1.5M/hour   2 million per week   10,000 per day   1_000/h
 //	5 writes per second   100 requests/minute   3/s, burst 10   10-M
 //
-// A count is a whole number, with commas or underscores between its digits if it is long. k and
-// thousand multiply it by 1,000, M and million by 1,000,000. One word may say what is counted. The
-// period follows '/' or "per": a unit (us, ms, s, min, h, d, w or a word for it), or numbers of
-// units. In the form 10-M the period is one of S, M, H and D. ", burst N" sets the Burst.
+// A count is a whole number. Commas or underscores may separate its digits. k and thousand multiply
+// it by 1,000, M and million by 1,000,000. One word may say what is counted. The period follows '/'
+// or "per". It is a unit (us, ms, s, min, h, d, w or a word for it), or one or more numbers with
+// units. In the form 10-M the period is S, M, H or D. ", burst N" sets the Burst.
 //
-// The limit's Name is that of the constructor for its period (second, minute, hour, day), or else
-// "every-" and the period, as in every-30s; give limits of one period other names by WithName. An
-// error wraps ErrInvalid, and says what is wrong, at which character, and what to write instead.
+// The limit's Name is second, minute, hour or day, as in PerSecond and so on. For another period it
+// is "every-" and the period, such as every-30s. If two limits have the same period, rename one
+// with WithName. An error wraps ErrInvalid. It says what is wrong, at which character, and what to
+// write instead.
 func ParseRate(text string) (Limit, error) {
 	limit, err := parseRate(text)
 	if err != nil {
@@ -50,13 +51,13 @@ func parseRate(text string) (Limit, error) {
 	if err != nil {
 		return Limit{}, err
 	}
-	// What every algorithm demands; whether one can count so finely, Validate tells once the algorithm
-	// is chosen.
+	// This checks what every algorithm requires. Validate checks the rest once the algorithm is
+	// chosen.
 	_, err = FixedWindow.Prepare(algorithm.Limit{Count: count, Period: period.Microseconds(), Burst: burst})
 	return Limit{Name: periodName(period), Count: count, Period: period, Burst: burst}, err
 }
 
-// maxRate is how long a rate may be, in bytes: enough for every rate, and a bound on the work.
+// maxRate is the longest text of a rate, in bytes. It bounds the work.
 const maxRate = 128
 
 // A word after a number multiplies it, names a unit of time, or says what is counted.
@@ -74,8 +75,8 @@ var (
 		"w": 7 * day, "week": 7 * day, "weeks": 7 * day,
 	}
 
-	// unclear are words that could be taken for something that is counted, and would then change the
-	// limit's meaning.
+	// unclear has words that may not say what is counted: a reader could take them for a multiplier or
+	// a unit, which would change the limit. The values say what to write instead.
 	unclear = map[string]string{
 		"hundred": "write the number in digits", "dozen": "write the number in digits",
 		"billion": "write the number in digits", "bn": "write the number in digits", "trillion": "write the number in digits",
@@ -101,7 +102,7 @@ const (
 	example   = "write 100/s, 10 per minute or 5/30s"
 )
 
-// A reader takes a rate apart from left to right.
+// A reader parses a rate from left to right.
 type reader struct {
 	text string
 	at   int
@@ -144,7 +145,7 @@ func (r *reader) count() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// counted checks the word that says what is counted. "per" is left to the period.
+// counted checks the word that says what is counted. It does not consume "per".
 func (r *reader) counted(at int, word string) error {
 	lower := strings.ToLower(word)
 	_, unit := units[lower]
@@ -212,7 +213,7 @@ func (r *reader) period() (time.Duration, error) {
 	return time.Duration(total.Num().Int64()), nil
 }
 
-// unit reads a unit of time, or explains why what stands there is none.
+// unit reads a unit of time. The error explains why the text is not a unit.
 func (r *reader) unit(start int) (time.Duration, error) {
 	at := r.at
 	word := r.word()
@@ -289,8 +290,8 @@ func (r *reader) burst() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// number reads digits with commas, underscores and a decimal point. It tells whether the number is
-// written as a whole one.
+// number reads digits with commas, underscores and a decimal point. whole tells whether the number
+// has no decimal point.
 func (r *reader) number() (n *big.Rat, whole bool, err error) {
 	start := r.at
 	for digit(r.peek()) || r.at > start && strings.IndexByte("_,.", r.peek()) >= 0 && r.digitAfter() {
@@ -361,7 +362,7 @@ func (r *reader) wrong(at int, format string, args ...any) error {
 	return fmt.Errorf("character %d: "+format, append([]any{utf8.RuneCountInString(r.text[:at]) + 1}, args...)...)
 }
 
-// quote shows a text that may be long or garbled.
+// quote quotes a text and shortens it if it is long.
 func quote(text string) string {
 	if len(text) > maxRate {
 		text = text[:maxRate] + "…"
@@ -384,17 +385,5 @@ func periodName(period time.Duration) string {
 	if period%day == 0 {
 		return fmt.Sprintf("every-%dd", period/day)
 	}
-	return "every-" + strings.Replace(periodText(period), "µ", "u", 1)
-}
-
-// periodText is a duration without the zeros that String ends it with: 24h, not 24h0m0s.
-func periodText(period time.Duration) string {
-	text := period.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
+	return "every-" + strings.Replace(algorithm.PeriodText(period), "µ", "u", 1)
 }

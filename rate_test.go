@@ -105,7 +105,7 @@ func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 }
 
 // Each row's error must hold every one of the words: where, what, and what to write instead.
-func TestParseRateSaysWhatIsWrongWhereAndHowToMendIt(t *testing.T) {
+func TestParseRateSaysWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
 	rows := []struct {
 		text  string
 		words []string

@@ -2,13 +2,13 @@ package penstock
 
 import "context"
 
-// A Store decides charges. Applications use a [Limiter]; this is what stores implement and what
-// decorators wrap.
+// A Store decides charges. Stores implement it and decorators wrap it; applications use a
+// [Limiter].
 //
-// Decide makes all the charges or none. A denial is a Decision; an error means that there is none,
-// and wraps ErrInvalid or ErrUnavailable, or is the context's own error if the caller went away. A
-// Store keeps neither the slice nor the Charges after it returns, and may be called by many
-// goroutines at once. Package storetest checks all this.
+// Decide makes all the charges or none. A denial is a Decision. An error means that there is no
+// decision. It wraps ErrInvalid or ErrUnavailable, or is the error of ctx if the caller has
+// canceled it. After Decide returns, the Store keeps neither the slice nor the Charges. Many
+// goroutines may call Decide at once. Package storetest checks all this.
 type Store interface {
 	Decide(ctx context.Context, charges []Charge) (Decision, error)
 }
@@ -21,10 +21,10 @@ func (f StoreFunc) Decide(ctx context.Context, charges []Charge) (Decision, erro
 	return f(ctx, charges)
 }
 
-// A Decorator puts something around a Store, and is one.
+// A Decorator wraps a Store and returns the result, which is a Store too.
 type Decorator func(Store) Store
 
-// Wrap puts decorators around store. The first is the outermost: it sees a batch first.
+// Wrap wraps store in decorators. The first is the outermost: it receives a batch first.
 func Wrap(store Store, decorators ...Decorator) Store {
 	for i := len(decorators) - 1; i >= 0; i-- {
 		store = decorators[i](store)

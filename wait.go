@@ -10,20 +10,24 @@ import (
 	"time"
 )
 
-// Wait blocks until the key may do one more, or ctx ends. See WaitN.
+// Wait charges one unit, and blocks until it is granted or ctx ends. See WaitN.
 func (l *Limiter) Wait(ctx context.Context, key string) error {
 	return l.WaitN(ctx, key, 1)
 }
 
-// WaitN blocks until the key may do n more, charges them and returns nil.
+// WaitN charges n units. It blocks until they are granted, and then returns nil.
 //
-// Where the limits' algorithms can book the future (TokenBucket, LeakyBucket), the caller is given
-// its turn at once and sleeps until then. A caller that asks after another has been given its turn
-// goes after it, on any instance. Callers that ask while the store decides on one another may go in
-// any order, and so may those of a TokenBucket that is split in shards. Windows cannot book; there
-// the caller asks again after RetryAfter and a little jitter, and no order is kept. If ctx ends
-// first, what was booked is given back and ctx's error returned. A DeniedError comes at once when n
-// can never fit, when its turn would come after ctx's deadline, or when the queue is full.
+// TokenBucket and LeakyBucket can book the future: the store assigns a turn to the caller at once,
+// and WaitN sleeps until then. A caller whose call begins after another has its turn gets a later
+// turn, on any instance. Calls that overlap in the store get their turns in any order, and so do
+// all calls to a TokenBucket that is split into shards.
+//
+// Windows cannot book. There WaitN tries again after RetryAfter and a little jitter, in no order
+// between callers.
+//
+// If ctx ends first, WaitN refunds what was booked and returns ctx's error. It returns a
+// DeniedError at once if n can never fit, if the turn would come after ctx's deadline, or if the
+// queue is full.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {
 		reservation, err := l.ReserveN(ctx, key, n)
@@ -45,11 +49,11 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	}
 }
 
-// worthWaiting tells whether asking again later, but before the deadline, can succeed. A limit that
-// books the future has already said no to all the time there is.
+// worthWaiting tells whether a retry before the deadline can succeed. If a limit that can book the
+// future denied, it cannot: the limit has already considered all turns up to the deadline.
 func (l *Limiter) worthWaiting(ctx context.Context, d Decision) bool {
-	for i, limit := range l.limits {
-		if d.Status(i).RetryAfter != 0 && limit.Algorithm.Bookable {
+	for i, plan := range l.plans {
+		if d.Status(i).RetryAfter != 0 && plan.Algorithm().CanBook() {
 			return false
 		}
 	}
@@ -58,17 +62,16 @@ func (l *Limiter) worthWaiting(ctx context.Context, d Decision) bool {
 	return retry != Never && (!ok || time.Until(deadline) > retry)
 }
 
-// giveBackTimeout bounds how long giving something back may take once its caller's context has
-// ended.
-const giveBackTimeout = time.Second
+// refundTimeout bounds a refund, which must not end with its caller's context.
+const refundTimeout = time.Second
 
-// outlive is a context for what must be told to the store even if ctx has ended, or ends meanwhile.
-func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+// detach returns a context for a call that must reach the store even if ctx ends.
+func detach(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter lengthens a delay by up to a tenth, at most 100 ms, so that those who were denied together
-// do not all come back together.
+// jitter lengthens a delay by up to a tenth, at most 100 ms, so that callers that were denied
+// together do not all retry together.
 func jitter(d time.Duration) time.Duration {
 	return d + mathrand.N(min(d/10, 100*time.Millisecond)+time.Millisecond)
 }
@@ -92,10 +95,10 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, error)
 	return l.ReserveN(ctx, key, 1)
 }
 
-// ReserveN charges n units, now or as far ahead as ctx's deadline allows (without a deadline: as
-// the limits allow, at most a day). The caller must wait for the Reservation's Delay before it goes
-// ahead. If the units cannot be had in that time, the error is a DeniedError and nothing is
-// charged.
+// ReserveN charges n units, now or for a later time before ctx's deadline. Without a deadline, it
+// books as far ahead as the limits allow, at most a day. The caller must wait for the Reservation's
+// Delay before it goes ahead. If the units are not available in that time, the error is a
+// DeniedError and nothing is charged.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservation, error) {
 	if l.holds {
 		return nil, fmt.Errorf("%w: a limit lends slots; use Acquire", ErrInvalid)
@@ -108,7 +111,7 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservati
 	b := l.charges(key, holder, Spend, n)
 	defer l.release(b)
 	for i := range b.charges {
-		b.charges[i].Patience = min(patience, l.limits[i].plan.MaxPatience())
+		b.charges[i].Patience = min(patience, l.plans[i].MaxPatience())
 	}
 	d, err := l.store.Decide(ctx, b.charges)
 	if err != nil {
@@ -120,8 +123,8 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservati
 	return &Reservation{limiter: l, key: key, holder: holder, cost: n, start: time.Now().Add(d.Wait()), Decision: d}, nil
 }
 
-// A Reservation is a cost that has been charged, and the moment from which its caller may go ahead.
-// Settle or Cancel may correct it once; neither is needed if the cost was right.
+// A Reservation is a cost that has been charged, and the time from which its caller may go ahead.
+// Settle or Cancel may correct it once. If the cost was right, call neither.
 type Reservation struct {
 	Decision Decision
 
@@ -138,11 +141,11 @@ type Reservation struct {
 // Delay is how long the caller must still wait.
 func (r *Reservation) Delay() time.Duration { return max(time.Until(r.start), 0) }
 
-// Settle corrects the cost to what it turned out to be: the rest is given back, or what is missing
-// is charged even if it does not fit. It takes a second at most and is done even if ctx has ended.
-// Only the first Settle or Cancel counts, except for a Settle that is refused with ErrInvalid
-// because actual is below 0 or above MaxCost. After an error that wraps ErrUnavailable it is
-// unknown whether it was done, so it is not tried again.
+// Settle corrects the cost to the actual one. It refunds the surplus, or charges what is missing
+// even if it does not fit. It takes at most a second and works even if ctx has ended. Only the
+// first Settle or Cancel has an effect. A Settle that returns ErrInvalid because actual is below 0
+// or above MaxCost does not count. After an error that wraps ErrUnavailable it is unknown whether
+// the cost was corrected, so a further call does nothing.
 func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	if actual < 0 || actual > MaxCost {
 		return fmt.Errorf("%w: settle %d units; a cost is from 0 to %d", ErrInvalid, actual, int64(MaxCost))
@@ -158,12 +161,12 @@ func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	if n < 0 {
 		mode, n = Force, -n
 	}
-	ctx, cancel := outlive(ctx)
+	ctx, cancel := detach(ctx)
 	defer cancel()
 	_, err := r.limiter.decide(ctx, r.key, r.holder, mode, n)
 	return err
 }
 
-// Cancel gives the whole cost back, as Settle of 0 does. In a LeakyBucket that frees the place only
-// if nobody has queued up behind it.
+// Cancel refunds the whole cost, like a Settle of 0. In a LeakyBucket it frees the place only if no
+// other caller is behind it in the queue.
 func (r *Reservation) Cancel(ctx context.Context) error { return r.Settle(ctx, 0) }

@@ -1,16 +1,16 @@
-// Package algorithm is the arithmetic of rate limiting: pure steps from a state and an ask to an
-// outcome and the next state. It knows no clock, no store and no network, and it works in integers
-// only.
+// Package algorithm is the arithmetic of rate limiting. A step is a pure function: it takes a state
+// and a request, and returns an outcome and the next state. It has no clock, no store and no
+// network. It computes with integers only.
 //
-// Each algorithm stands in two files that are read side by side: a Go step (tokenbucket.go) and its
-// Lua twin (tokenbucket.lua), with the same names in the same order. The tests of package
-// redisstore hold the two equal.
+// Each algorithm has two files: a Go step (tokenbucket.go) and its Lua twin (tokenbucket.lua). Both
+// use the same names in the same order, so that they can be read side by side. The tests of package
+// redisstore check that both give the same results.
 //
 // # The numbers contract
 //
-// Redis' Lua has doubles only, so every quantity is an integer from 0 up to [Max], times are
-// microseconds, and a division is [math.fmod]-exact there and int64 division here. Rates are
-// rationals that are never rounded: 3 per second is 3 units a second and not one per 333,333 µs.
+// The Lua of Redis has doubles only. So every quantity is an integer from 0 to [Max], and times are
+// in microseconds. Lua divides exactly with fmod, as Go does with int64. A rate is a fraction that
+// is never rounded: 3 per second is 3 units per second, and not one unit per 333,333 µs.
 package algorithm
 
 import (
@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// Max bounds every quantity in a state, a parameter or an ask, so that sums of two stay below
-	// 2^53.
+	// Max bounds every quantity in a state, a parameter or a request, so that the sum of two stays
+	// below 2^53.
 	Max = 1 << 52
 
 	// MaxStall is how far a clock may step back, in µs, before a state written by the later clock is
-	// mended. Up to here the state is believed and time stands still for it; beyond, its time becomes
-	// the present one.
+	// repaired. After a smaller step, time stands still for that state. After a larger one, the time
+	// in the state is set to now.
 	MaxStall = 5_000_000
 
-	// MaxTime is the latest moment that a step can compute with, in µs since the epoch: in September
-	// 2112.
+	// MaxTime is the latest time that a step can compute with, in µs since the epoch. It is in
+	// September 2112.
 	MaxTime = Max
 
 	// Never as RetryAfter says that the cost cannot fit at any time.
@@ -41,16 +41,16 @@ const (
 	Unchanged = -1
 )
 
-// A Mode says what an ask does with its cost.
+// A Mode says what a request does with its cost.
 type Mode uint8
 
 const (
 	Spend  Mode = iota // all of the cost, or nothing
 	Draw               // as much of the cost as fits, at least one unit
-	Peek               // nothing: answers what Spend would
+	Peek               // nothing; the outcome is that of a Spend
 	Force              // all of the cost, even what does not fit
-	Refund             // gives units back, never more than are used
-	Reset              // forgets everything
+	Refund             // returns units, never more than are used
+	Reset              // clears the state
 )
 
 var modeNames = [...]string{"spend", "draw", "peek", "force", "refund", "reset"}
@@ -62,155 +62,67 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode(%d)", uint8(m))
 }
 
-// An Ask is one question to one state.
-type Ask struct {
+// A Request is one request to one state.
+type Request struct {
 	Mode     Mode
-	Cost     int64  // units; 0 asks without spending
-	Patience int64  // µs that the caller would wait to be let in
-	Holder   string // who asks: the holder of a slot, the owner of a place in a queue
+	Cost     int64  // units; 0 spends nothing
+	Patience int64  // µs that the caller is ready to wait
+	Holder   string // the holder of a slot, or the owner of a place in a queue
 }
 
-// need is the least cost that makes the ask worth granting.
-func (a Ask) need() int64 {
+// need is the least cost that must fit for the request to be granted.
+func (a Request) need() int64 {
 	if a.Mode == Draw {
 		return min(a.Cost, 1)
 	}
 	return a.Cost
 }
 
-// An Outcome answers an Ask. All times are µs from now.
+// An Outcome answers a Request. All times are µs from now.
 type Outcome struct {
-	Granted    int64 // units taken, or whole units given back by Refund, which may give back a fraction more
-	Remaining  int64 // units that Spend would find now
-	RetryAfter int64 // 0: granted. Otherwise the first moment at which the same ask is granted, if nobody else asks; or Never
+	Granted    int64 // units taken. For a Refund: whole units returned; it may return a fraction more
+	Remaining  int64 // units that a Spend could take now
+	RetryAfter int64 // 0: granted. Otherwise: until the same request is granted, if no other comes first; or Never
 	ResetAfter int64 // until the state equals a fresh one
-	Wait       int64 // until the caller may go ahead; above 0 only within the ask's patience
-	Keep       int64 // how long the new state must be kept; 0: it equals a fresh one; Unchanged: there is no new state
+	Wait       int64 // until the caller may go ahead; never above the request's patience
+	Keep       int64 // how long to keep the new state; 0: it equals a fresh one; Unchanged: there is no new state
 }
 
-// OK tells whether the ask was granted.
+// OK tells whether the request was granted.
 func (o Outcome) OK() bool { return o.RetryAfter == 0 }
 
-// A Limit is what an algorithm is asked to enforce.
+// A Limit is what an algorithm enforces.
 type Limit struct {
 	Count  int64 // units
 	Period int64 // µs
-	Burst  int64 // units at once, where the algorithm has such a notion; 0 takes its default
+	Burst  int64 // units at once, if the algorithm uses it; 0: its default
 }
 
-// Params are the four numbers that a step computes with. Their meaning is the algorithm's own; the
-// names of the Lua twin's first four arguments tell it.
+// Params are the four numbers that a step computes with. Each algorithm gives them its own meaning:
+// see the names of the first four arguments of its Lua twin.
 type Params [4]int64
 
-// A Step decides one ask. It is pure: the same arguments give the same results, and s is never
-// written to.
+// A Step decides one request. It is pure: the same arguments give the same results, and it never
+// writes to s.
 //
-// A denial returns s itself with Keep = Unchanged. The exception is a state that had to be mended,
-// because the clock stepped back by more than MaxStall or the limit changed in a way that only a
-// new state can remember: it is returned with Keep set, and stores save it although nothing was
-// granted.
-type Step[S any] func(s S, p Params, a Ask, now int64) (Outcome, S)
+// A denial returns s itself with Keep = Unchanged. The exception is a state that had to be
+// repaired. This happens when the clock has stepped back by more than MaxStall, or when the limit
+// has changed in a way that the old state cannot express. Then the step sets Keep, and the store
+// saves the repaired state although nothing was granted.
+type Step[S any] func(s S, p Params, a Request, now int64) (Outcome, S)
 
-// A stepper is a Step that writes its outcome where it is wanted and takes pointers, since to pass
-// large values costs more than to compute with them.
-type stepper[S any] func(s S, p *Params, a *Ask, now int64, out *Outcome) S
+// A stepper is a Step that takes pointers and writes its outcome to one. Passing large values would
+// cost more than the computation.
+type stepper[S any] func(s S, p *Params, a *Request, now int64, out *Outcome) S
 
-// Cells holds many states of one algorithm densely, addressed by small numbers.
-type Cells interface {
+// States is a dense array of states of one algorithm. Small numbers address them.
+type States interface {
 	Add() uint32
-	Remove(i uint32) // makes i free for Add; forgets its state
-	// Step decides a on state i and writes the outcome. The new state is kept if commit is set, or if
-	// the denial mended it. What the pointers point to is not kept; they are pointers because large
-	// values are slow to pass.
-	Step(i uint32, p *Params, a *Ask, now int64, commit bool, out *Outcome)
-}
-
-// An Algorithm is a step with everything that a store must know of it. Make one with Define.
-type Algorithm struct {
-	// Name tags stored state and names the Lua function: a lower-case identifier, unique among the
-	// algorithms in use.
-	Name string
-
-	// Title is its name in configurations, metrics and messages, such as "anchored-window".
-	// Algorithms that share a step can have different Titles. Default: Name.
-	Title string
-
-	// Windows names windows that have no fixed length, such as "calendar month". It is empty for
-	// all others.
-	Windows string
-
-	// Lua is the step's twin: a chunk that defines a local function called Name. See
-	// docs/adding-an-algorithm.md.
-	Lua string
-
-	// Collection says that the twin keeps its state in a sorted set by itself, rather than in numbers
-	// that the script's harness loads and saves.
-	Collection bool
-
-	// Numbers is the most numbers that the twin's state has: 1 to 120. Six or fewer take a faster
-	// path. All are up to Max, the third is up to MaxPeriod.
-	Numbers int
-
-	// Holds says that asks need a Holder.
-	Holds bool
-
-	// Owned says that a Refund gives back only what its Holder has taken.
-	Owned bool
-
-	// Additive says that Spends add up: where one of k times a cost is granted, with no patience, k of
-	// the cost by itself at the same moment are granted too, and leave the same state and the same
-	// last outcome. Each of these has the cost less remaining than the one before, and a reset that is
-	// later by the quotient of the whole, rounded down or up. Stores then may decide many callers at
-	// once.
-	Additive bool
-
-	// Prepare checks a limit and computes its parameters. A mistake is reported in the words of the
-	// limit's author.
-	Prepare func(Limit) (Params, error)
-
-	// At adapts parameters to the present, where they depend on it (calendars); nil elsewhere.
-	At func(p Params, now int64) Params
-
-	// Bookable says that patience can book the future.
-	Bookable bool
-
-	// Again tells, by what is left after a grant and until its reset, when the cost would be granted
-	// to an ask at the same moment, without patience: its RetryAfter, or 1 µs less. 0: at once, or
-	// never, or that is not known. p are those of Prepare, so it does not go with At. It is nil where
-	// an Outcome does not tell.
-	Again func(p *Params, cost, remaining, reset int64) int64
-
-	NewCells func() Cells
-}
-
-// Is tells whether two algorithms are the same one, perhaps with other settings: whether they share
-// a step and stored state.
-func (a *Algorithm) Is(other *Algorithm) bool { return a == other || a.Name == other.Name }
-
-// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its
-// parameters. Its state has one to six numbers, unless Numbers is set afterwards.
-func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error)) *Algorithm {
-	return define(name, lua, func(s S, p *Params, a *Ask, now int64, out *Outcome) (next S) {
-		*out, next = step(s, *p, *a, now)
-		return next
-	}, prepare)
-}
-
-func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error)) *Algorithm {
-	return &Algorithm{
-		Name: name, Title: name, Lua: lua, Prepare: prepare, Numbers: 6,
-		NewCells: func() Cells { return &cells[S]{step: step} },
-	}
-}
-
-func titled(title string, a *Algorithm) *Algorithm {
-	a.Title = title
-	return a
-}
-
-func additive(a *Algorithm) *Algorithm {
-	a.Additive = true
-	return a
+	Remove(i uint32) // clears state i; Add may return i again
+	// Step decides request a on state i and writes the outcome to out. It saves the new state if
+	// commit is set, or if a denial repaired the state. It does not keep the pointers; they are
+	// pointers because large values are slow to pass.
+	Step(i uint32, p *Params, a *Request, now int64, commit bool, out *Outcome)
 }
 
 type cells[S any] struct {
@@ -236,7 +148,7 @@ func (c *cells[S]) Remove(i uint32) {
 	c.free = append(c.free, i)
 }
 
-func (c *cells[S]) Step(i uint32, p *Params, a *Ask, now int64, commit bool, out *Outcome) {
+func (c *cells[S]) Step(i uint32, p *Params, a *Request, now int64, commit bool, out *Outcome) {
 	next := c.step(c.states[i], p, a, now, out)
 	if out.Keep != Unchanged && (commit || !out.OK()) {
 		c.states[i] = next
@@ -253,9 +165,9 @@ func CheckTime(now int64) error {
 	return nil
 }
 
-// HolderID is the number by which the steps over numbers know a holder: 0 for none, 52 bits of
-// FNV-1a otherwise. Two holders with one number may take each other's place when they refund, never
-// more.
+// HolderID is the number of a holder in states that consist of numbers: 0 for no holder, otherwise
+// 52 bits of FNV-1a. If two holders have the same number, each can refund the other's place. It has
+// no other effect.
 func HolderID(holder string) int64 {
 	if holder == "" {
 		return 0
@@ -267,9 +179,9 @@ func HolderID(holder string) int64 {
 	return int64(h>>12) | 1
 }
 
-// take answers an ask on a counter that has used units of count: what is granted, what is used
-// afterwards, and whether the ask fits.
-func take(a Ask, used, count int64) (granted, after int64, fits bool) {
+// take decides a request to a counter of which used units of count are in use. It returns the units
+// granted, the units in use afterwards, and whether the request fits.
+func take(a Request, used, count int64) (granted, after int64, fits bool) {
 	switch a.Mode {
 	case Spend:
 		if a.Cost == 0 || a.Cost <= count-used {
@@ -292,8 +204,8 @@ func take(a Ask, used, count int64) (granted, after int64, fits bool) {
 	}
 }
 
-// never tells whether the ask cannot fit even a fresh state of count units.
-func never(a Ask, count int64) bool {
+// never tells whether the cost is too large even for a fresh state of count units.
+func never(a Request, count int64) bool {
 	return (a.Mode == Spend || a.Mode == Peek) && a.Cost > count
 }
 
@@ -322,11 +234,11 @@ func product(a, b, limit int64) (int64, bool) {
 	return int64(lo), true
 }
 
-// check is what every algorithm demands of a limit.
+// check checks what every algorithm requires of a limit.
 func (l Limit) check() error {
 	switch {
 	case l.Count <= 0:
-		return fmt.Errorf("count is %d; it must be at least 1 (to forbid everything, deny before asking)", l.Count)
+		return fmt.Errorf("count is %d; it must be at least 1 (to forbid everything, deny before the charge)", l.Count)
 	case l.Count > Max/2:
 		return fmt.Errorf("count is %d; the largest is %d (2^51)", l.Count, int64(Max/2))
 	case l.Period <= 0:

@@ -85,7 +85,7 @@ func daysAround(t *testing.T, zone *time.Location, change time.Time) {
 	}
 	for i := 0; i+1 < len(begins); i++ {
 		for _, at := range []int64{begins[i], begins[i] + 1, (begins[i] + begins[i+1]) / 2, begins[i+1] - 1} {
-			now := calendar.At(p, at)
+			now := calendar.paramsAt(p, at)
 			if end, _, _, _ := windowEnd(now[1], now[2], now[3], at); end != begins[i+1] {
 				t.Fatalf("%v: the day of %v ends at %v, want %v", zone, time.UnixMicro(at).In(zone), time.UnixMicro(end).In(zone),
 					time.UnixMicro(begins[i+1]).In(zone))
@@ -161,16 +161,16 @@ func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
 			r.now = epoch
 			edge = r.edge()
 		}
-		all := Ask{Mode: Draw, Cost: Max / 2}
+		all := Request{Mode: Draw, Cost: Max / 2}
 		for _, back := range []int64{MaxStall + 1, 11_000_000, length + 11_000_000, 1000 * length} {
-			r.ask(Ask{Mode: Reset})
+			r.ask(Request{Mode: Reset})
 			r.now = edge - 1
 			admitted := r.ask(all).Granted
 			r.now = edge + 1_000_000
 			admitted += r.ask(all).Granted
 			r.now -= back
 			stepped := r.now
-			peek := r.ask(Ask{Mode: Peek, Cost: 1})
+			peek := r.ask(Request{Mode: Peek, Cost: 1})
 			for r.now < stepped+length-2_000_000 { // of real time, not quite a window
 				admitted += r.ask(all).Granted
 				r.now += length / 97
@@ -183,7 +183,7 @@ func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
 				continue
 			}
 			r.now = stepped + peek.RetryAfter - 1
-			if out := r.ask(Ask{Mode: Peek, Cost: 1}); out.RetryAfter != 1 {
+			if out := r.ask(Request{Mode: Peek, Cost: 1}); out.RetryAfter != 1 {
 				t.Errorf("%s: %d µs back, 1 µs before the time that a peek named: %+v", a.name, back, out)
 			}
 		}

@@ -3,6 +3,7 @@ package algorithm
 import (
 	_ "embed"
 	"errors"
+	"fmt"
 	"sort"
 )
 
@@ -10,26 +11,25 @@ import (
 var concurrencyLua string
 
 // Concurrency lends Burst slots (default: Count) to holders. A hold ends when it is refunded, or
-// Period after its last Spend if its holder has died: spending again under the same Holder renews
-// it. A hold's cost is how many slots it takes; spending again with another cost changes that, if
-// it fits.
+// Period after its last Spend. A Spend with the same Holder renews the hold. A hold's cost is the
+// number of slots that it takes. A Spend with another cost changes that number, if it fits.
 //
-//	Bound   at every moment the live holds take at most Burst slots; a holder that works on after its
-//	        hold has expired is not counted, so renew at least every Period/3
-//	State   a sorted set: an entry per hold (two where the cost is not 1), one for their sum and one
-//	        for the longest Period
+//	Bound   at every moment the live holds take at most Burst slots; a holder that continues after
+//	        its hold has expired is not counted, so renew at least every Period/3
+//	State   a sorted set: an entry per hold (two if the cost is not 1), one for their sum and one for
+//	        the longest Period
 //	Cost    O(log n + expired) for n holds; a denial O(n) at most
 //	Choose  for what is occupied rather than consumed: requests in flight, connections, jobs
-//	Clock   a step back of δ makes holds live min(δ, 5 s) longer at most; beyond, each ends after the
-//	        longest Period at the latest
+//	Clock   a step back of δ makes holds live at most min(δ, 5 s) longer; after a larger step, each
+//	        hold ends within the longest Period
 //
-// RetryAfter is when enough holds will have expired, if none is renewed or given back earlier. A
-// renewal is answered with Granted 0: it takes no more slots. Refund gives back up to Cost slots of
-// the holder; refunding a hold that is gone changes nothing. If several limits use one counter,
+// RetryAfter is the time until enough holds have expired, if none is renewed or refunded before. A
+// renewal has Granted 0, because it takes no further slots. A Refund returns up to Cost slots of
+// its holder. A Refund of a hold that has ended changes nothing. If several limits use one counter,
 // together they lend at most the largest Burst. Each hold lasts for the Period of the limit under
 // which it was taken.
-var Concurrency = func() *Algorithm {
-	a := Define("concurrency", concurrencyLua, concurrency, func(l Limit) (Params, error) {
+var Concurrency = Define("concurrency", concurrencyLua, concurrency,
+	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
 			return Params{}, err
 		}
@@ -41,13 +41,15 @@ var Concurrency = func() *Algorithm {
 			slots = l.Count
 		}
 		return Params{slots, l.Period}, nil
-	})
-	a.Title = "in_flight"
-	a.Collection, a.Holds, a.Owned = true, true, true
-	return a
-}()
+	},
+	Title("in_flight"), Collection(), NeedsHolder(), Burst(BurstIsCapacity),
+	Bounded(func(l Limit, _ string) string { return fmt.Sprintf("%d at a time", l.Burst) }),
+	Divisible(func(l Limit, n, i int64) []Limit {
+		// It is the Burst that counts.
+		return []Limit{{Count: max(l.Count/n, 1), Period: l.Period, Burst: piece(l.Burst, n, i)}}
+	}))
 
-// slots is the state of Concurrency: the holds in order of expiry, then of holder.
+// slots is the state of Concurrency: the holds, sorted by expiry and then by holder.
 type slots struct {
 	holds   []hold
 	longest int64 // Period of the limits under which they were taken
@@ -63,14 +65,14 @@ func (h hold) less(other hold) bool {
 	return h.expires < other.expires || h.expires == other.expires && h.holder < other.holder
 }
 
-func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+func concurrency(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	count, period := p[0], p[1]
 	var live []hold // without this holder's own
 	used, last, own := int64(0), int64(0), hold{holder: a.Holder}
 	longest := max(s.longest, period)
-	mended := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
+	repaired := len(s.holds) > 0 && s.holds[len(s.holds)-1].expires-now > longest+MaxStall
 	for _, h := range s.holds {
-		if mended {
+		if repaired {
 			h.expires = min(h.expires, now+longest)
 		}
 		switch {
@@ -110,7 +112,7 @@ func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 		out.Granted = min(a.Cost, own.cost)
 		own.cost -= out.Granted
 	default: // Reset
-		live, used, last, own, mended = nil, 0, 0, hold{}, false
+		live, used, last, own, repaired = nil, 0, 0, hold{}, false
 	}
 
 	if own.cost > 0 {
@@ -121,7 +123,7 @@ func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	if used > 0 {
 		out.ResetAfter = last - now
 	}
-	if own == before && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if own == before && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -133,7 +135,7 @@ func concurrency(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 	return out, slots{live, longest}
 }
 
-// expiry is the time at which holds of enough slots have expired, counted from the first to expire.
+// expiry returns the time at which the holds that expire first have freed enough slots.
 func expiry(holds []hold, enough int64) int64 {
 	i := 0
 	for enough -= holds[i].cost; enough > 0; enough -= holds[i].cost {

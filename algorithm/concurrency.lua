@@ -1,12 +1,15 @@
--- Members of the set: 'h' and the holder, scored by when the hold expires; 'c' and the holder,
--- scored by minus the hold's cost where it is not 1; 's', scored by minus the sum of all costs;
--- 'p', scored by minus the longest period. Only holds have positive scores.
+-- Members of the set and their scores:
+--   'h' and the holder: the time at which the hold expires
+--   'c' and the holder: minus the cost of the hold; absent if it is 1
+--   's': minus the sum of all costs
+--   'p': minus the longest period
+-- Only holds have positive scores.
 local function costof(key, member)
   return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
 end
 
--- The time at which holds of enough slots have expired, counted from the first to expire, without
--- own.
+-- Returns the time at which the holds that expire first have freed enough slots. The hold own does
+-- not count.
 local function expiry(key, enough, now, own)
   local skip = 0
   while true do
@@ -36,7 +39,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if latest - now > period + MAXSTALL then
     longest = math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0))
   end
-  local mended = latest - now > longest + MAXSTALL
+  local repaired = latest - now > longest + MAXSTALL
   local last = newest[3] == me and tonumber(newest[2]) or newest[3] and latest or 0
   local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
   if ownexpires > now then
@@ -45,7 +48,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   else
     ownexpires = 0
   end
-  local bound = mended and now + longest or MAX
+  local bound = repaired and now + longest or MAX
   last, ownexpires = math.min(last, bound), math.min(ownexpires, bound)
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
@@ -54,7 +57,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
     granted = math.min(cost, owncost)
     hascost = owncost - granted
   elseif mode == RESET then
-    used, last, expires, hascost, mended = 0, 0, 0, 0, false
+    used, last, expires, hascost, repaired = 0, 0, 0, 0, false
   else
     local wanted = cost
     if mode == DRAW then
@@ -62,7 +65,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
     elseif mode == FORCE then
       wanted = math.min(cost, math.max(MAX / 2 - used, 0))
     end
-    if cost == 0 then -- asks only
+    if cost == 0 then -- spends nothing
     elseif cost > count and mode ~= DRAW and mode ~= FORCE then
       retry = NEVER
     elseif wanted == 0 and mode == DRAW then
@@ -83,15 +86,15 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   if used > 0 then
     reset = last - now
   end
-  if expires == ownexpires and hascost == owncost and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if expires == ownexpires and hascost == owncost and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, ended, mended, bound, me, expires, hascost, used, period
+  return granted, remaining, retry, reset, 0, keep, ended, repaired, bound, me, expires, hascost, used, period
 end
 
--- Writes what concurrency decided; the arguments are those it returned from keep on.
-local function concurrency_save(key, keep, ended, mended, bound, me, expires, cost, used, period)
+-- Writes what concurrency decided. The arguments are the results of concurrency from keep on.
+local function concurrency_save(key, keep, ended, repaired, bound, me, expires, cost, used, period)
   if keep == 0 then
     call('DEL', key)
     return
@@ -99,7 +102,7 @@ local function concurrency_save(key, keep, ended, mended, bound, me, expires, co
   for i = 1, #ended do
     call('ZREM', key, ended[i], 'c' .. ended[i]:sub(2))
   end
-  if mended then
+  if repaired then
     for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(bound), '+inf')) do
       call('ZADD', key, text(bound), member)
     end

@@ -16,11 +16,11 @@ func ExampleAlgorithm() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cells := bucket.NewCells()
+	cells := bucket.NewStates()
 	state := cells.Add() // fresh
 	var out algorithm.Outcome
 	for ms := int64(0); ms <= 800; ms += 200 {
-		cells.Step(state, &params, &algorithm.Ask{Cost: 1}, ms*1000, true, &out)
+		cells.Step(state, &params, &algorithm.Request{Cost: 1}, ms*1000, true, &out)
 		fmt.Printf("%3d ms: %v, %d left, retry after %d ms\n", ms, out.OK(), out.Remaining, out.RetryAfter/1000)
 	}
 	// Output:
@@ -39,15 +39,15 @@ func ExampleSubWindow() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		cells := a.NewCells()
+		cells := a.NewStates()
 		state := cells.Add()
 		var out algorithm.Outcome
 		admitted := int64(0)
 		for _, now := range []int64{59 * second, 60 * second} {
-			cells.Step(state, &params, &algorithm.Ask{Mode: algorithm.Draw, Cost: 100}, now, true, &out)
+			cells.Step(state, &params, &algorithm.Request{Mode: algorithm.Draw, Cost: 100}, now, true, &out)
 			admitted += out.Granted
 		}
-		fmt.Printf("%-13s admits %d within a second\n", a.Name, admitted)
+		fmt.Printf("%-13s admits %d within a second\n", a.Name(), admitted)
 	}
 	// Output:
 	// fixedwindow   admits 200 within a second
@@ -59,7 +59,7 @@ func ExampleSubWindow() {
 // twin and a test that holds the two equal, is examples/backoff.
 func ExampleDefine() {
 	type gate struct{ Opens, Uses int64 }
-	step := func(s gate, p algorithm.Params, a algorithm.Ask, now int64) (algorithm.Outcome, gate) {
+	step := func(s gate, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, gate) {
 		switch {
 		case a.Mode == algorithm.Reset:
 			return algorithm.Outcome{Remaining: 1}, gate{}
@@ -81,11 +81,11 @@ func ExampleDefine() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	cells := a.NewCells()
+	cells := a.NewStates()
 	state := cells.Add()
 	var out algorithm.Outcome
 	for now := int64(0); now <= 600; now += 200 {
-		cells.Step(state, &params, &algorithm.Ask{Cost: 1}, now, true, &out)
+		cells.Step(state, &params, &algorithm.Request{Cost: 1}, now, true, &out)
 		fmt.Println(now, out.RetryAfter)
 	}
 	// Output:

@@ -3,6 +3,7 @@ package algorithm
 import (
 	_ "embed"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 )
@@ -19,26 +20,37 @@ var fixedWindowLua string
 //	State   3 numbers: end, used, kind (the Period, or the calendar unit); absent while nothing is
 //	        used
 //	Cost    O(1)
-//	Choose  for quotas that people reckon by ("10,000 per day"), where the boundary burst does no
-//	        harm
-//	Clock   after a step back, what was used counts until its window ends, at the latest until the
-//	        end of the window after the present one or 5 s and a window from now; so a step back
-//	        never gives a third Count
+//	Choose  for quotas that people know ("10,000 per day"), if a burst at the boundary does no harm
+//	Clock   after a step back, used units count until their window ends. That is at the latest the
+//	        end of the window after the present one, or 5 s and a window from now. So a step back
+//	        never grants a third Count
 //
-// When the limit changes, what was used in the running window stays used. A window of another
-// length ends at its own end, or after k windows of the present limit, where k·Count is the
-// smallest multiple of Count that covers what was used, whichever is sooner. The next grant turns
-// it into a window of the present limit. So limits that share one counter admit at most the largest
-// Count, plus, for each kind of window, its Count each time that such a window ends.
-var FixedWindow = titled("fixed-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+// When the limit changes, the units used in the current window stay used. A window of another
+// length ends at its own end or after k windows of the present limit, whichever is sooner. k·Count
+// is the smallest multiple of Count that covers the used units. The next grant makes it a window of
+// the present limit. So limits that share one counter admit at most the largest Count and, for each
+// kind of window, its Count each time that such a window ends.
+var FixedWindow = defineFixedWindow("fixed-window", func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
-})))
+})
 
 // AnchoredWindow is [FixedWindow] with windows that begin at a key's first spend and last for
-// Period. Its bound is the same; clients do not all start over at the same moment.
-var AnchoredWindow = titled("anchored-window", additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+// Period. Its bound is the same. The windows of different keys do not end at the same moment.
+var AnchoredWindow = defineFixedWindow("anchored-window", func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignFirst}, l.check()
-})))
+})
+
+// defineFixedWindow defines one of the algorithms that share the step of fixed windows.
+func defineFixedWindow(title string, prepare func(Limit) (Params, error), options ...Option) *Algorithm {
+	return Define("fixedwindow", fixedWindowLua, fixedWindow, prepare, append([]Option{
+		Title(title), CanRefund(), Additive(), WindowsDiffer(),
+		Leasable(DecayAtReset, func(l Limit) int64 { return l.Period }),
+		Divisible(pieces),
+		Bounded(func(l Limit, rate string) string {
+			return fmt.Sprintf("%s in each window, so up to %d around its end", rate, 2*l.Count)
+		}),
+	}, options...)...)
+}
 
 // A CalendarUnit is the length of a calendar window.
 type CalendarUnit uint8
@@ -49,33 +61,54 @@ const (
 	Month                     // from midnight on the first
 )
 
-// Period is the unit's longest length; limits of calendar windows state it.
-func (u CalendarUnit) Period() time.Duration {
-	return [...]time.Duration{25 * time.Hour, 169 * time.Hour, (31*24 + 1) * time.Hour}[u]
+var calendarUnits = [...]struct {
+	name   string
+	period time.Duration
+}{
+	Day:   {"day", 25 * time.Hour},
+	Week:  {"week", 169 * time.Hour},
+	Month: {"month", (31*24 + 1) * time.Hour},
 }
 
-func (u CalendarUnit) String() string { return [...]string{"day", "week", "month"}[u] }
+// Period is the longest length of the unit, which limits of calendar windows have as their Period.
+// It is 0 for an unknown unit.
+func (u CalendarUnit) Period() time.Duration {
+	if int(u) < len(calendarUnits) {
+		return calendarUnits[u].period
+	}
+	return 0
+}
 
-// CalendarWindow is [FixedWindow] with windows that begin with each calendar unit in a time zone,
-// whatever its length: a day of 23 or 25 hours is one day. The limit's Period is ignored.
+func (u CalendarUnit) String() string {
+	if int(u) < len(calendarUnits) {
+		return calendarUnits[u].name
+	}
+	return fmt.Sprintf("calendar-unit(%d)", uint8(u))
+}
+
+// CalendarWindow is [FixedWindow] with windows that are calendar units in a time zone. Their
+// lengths differ: a day of 23 or 25 hours is one day. The limit's Period is ignored.
 //
 // A unit begins at the first moment that has its date. If a zone skips midnight, the unit begins
 // later, for example at 01:00. If midnight comes twice, the unit begins at the first one, and the
 // repeated end of the day before belongs to the new day. A day that a zone skipped has no window.
 //
-// The time is the store's and the calendar the caller's: the caller names the ends of the windows
-// nearest to its own clock. While both clocks agree within half a window the answer is exact.
+// The time comes from the store and the calendar from the caller: the caller sends the ends of the
+// windows nearest to its own clock. If both clocks agree within half a window, the answer is exact.
 func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
-	a := additive(Define("fixedwindow", fixedWindowLua, fixedWindow, func(l Limit) (Params, error) {
+	var last atomic.Pointer[calendarEnds]
+	return defineFixedWindow("calendar-window", func(l Limit) (Params, error) {
 		if zone == nil {
 			return Params{}, errors.New("a calendar window needs a time zone; use time.UTC")
 		}
+		if int(unit) >= len(calendarUnits) {
+			return Params{}, fmt.Errorf("a calendar window of an unknown unit, %v; there are Day, Week and Month", unit)
+		}
 		l.Period = unit.Period().Microseconds()
 		return Params{l.Count}, l.check()
-	}))
-	a.Title, a.Windows = "calendar-window", "calendar "+unit.String()
-	var last atomic.Pointer[calendarEnds]
-	a.At = func(p Params, now int64) Params {
+	}, Bounded(func(l Limit, _ string) string {
+		return fmt.Sprintf("%d in each calendar window, so up to %d around its end", l.Count, 2*l.Count)
+	}), calendar("calendar "+unit.String(), func(p Params, now int64) Params {
 		e := last.Load()
 		if e == nil || now < e.from || now >= e.until {
 			e = unit.ends(now, zone)
@@ -83,18 +116,17 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 		}
 		p[1], p[2], p[3] = e.first, e.second, e.third
 		return p
-	}
-	return a
+	}))
 }
 
 // calendarEnds are the ends of three successive windows. They are for clocks between from and
-// until, half a window, to which the first two ends are the nearest.
+// until. That is half a window, in which the first two ends are the nearest.
 type calendarEnds struct{ first, second, third, from, until int64 }
 
 // ends returns the ends of the two windows nearest to now, and of the one after them.
 func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	year, month, day := time.UnixMicro(now).In(zone).Date()
-	start := func(step int) int64 { // when the unit begins that is step units after today's
+	start := func(step int) int64 { // the beginning of the unit that is step units after today's
 		switch u {
 		case Day:
 			return startOfDay(year, month, day+step, zone)
@@ -106,7 +138,7 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 		}
 	}
 	step := 0
-	after := func(begin int64) int64 { // the next window's begin
+	after := func(begin int64) int64 { // the beginning of the next window
 		for {
 			step++
 			if next := start(step); next > begin {
@@ -126,18 +158,18 @@ func (u CalendarUnit) ends(now int64, zone *time.Location) *calendarEnds {
 	return &calendarEnds{second, third, after(third), half, second}
 }
 
-// startOfDay is the first moment whose date in a zone is a given one or later.
+// startOfDay is the first moment that has the given date, or a later one, in a zone.
 func startOfDay(year int, month time.Month, day int, zone *time.Location) int64 {
 	midnight := time.Date(year, month, day, 0, 0, 0, 0, time.UTC) // read as the local time
 	at := midnight.AddDate(0, 0, -2).In(zone)                     // no zone is so far from UTC
 	for {
 		_, offset := at.Zone()
 		begin, end := at.ZoneBounds()
-		if !end.IsZero() && !end.After(at) { // as Go 1.26 has it on the last day of leap years to come
+		if !end.IsZero() && !end.After(at) { // Go 1.26 returns this on the last day of future leap years
 			end = at.Add(time.Hour)
 		}
 		moment := midnight.Add(-time.Duration(offset) * time.Second)
-		if moment.Before(begin) { // the zone skipped it
+		if moment.Before(begin) { // the zone skipped this day
 			moment = begin
 		}
 		if end.IsZero() || moment.Before(end) {
@@ -159,16 +191,16 @@ type window struct {
 	Kind int64 // of window: its length in µs, or 1, 2, 3 for calendar days, weeks, months
 }
 
-func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
+func fixedWindow(s window, p Params, a Request, now int64) (Outcome, window) {
 	count, first, second, align := p[0], p[1], p[2], p[3]
 	ends, next, length, kind := windowEnd(first, second, align, now)
-	end, used, mended := s.End, s.Used, false
+	end, used, repaired := s.End, s.Used, false
 	if end <= now {
 		end, used = ends, 0
 	}
 	granted, after, fits := take(a, used, count)
 	if end > next || s.Kind != kind {
-		latest, windows := end, max(cdiv(min(used, after), count), 1) // that cover what was used
+		latest, windows := end, max(cdiv(min(used, after), count), 1) // enough windows for the used units
 		if end > ends && windows-1 < cdiv(end-ends, length) {
 			latest = ends + (windows-1)*length
 		}
@@ -178,7 +210,7 @@ func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 			latest = max(latest, next)
 		}
 		if end > latest {
-			end, mended = latest, true
+			end, repaired = latest, true
 		}
 	}
 
@@ -197,7 +229,7 @@ func fixedWindow(s window, p Params, a Ask, now int64) (Outcome, window) {
 	if after > 0 {
 		out.ResetAfter = end - now
 	}
-	if after == used && !(mended && (a.Mode != Peek || !fits)) && a.Mode != Reset {
+	if after == used && !(repaired && (a.Mode != Peek || !fits)) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -228,7 +260,7 @@ func windowEnd(first, second, align, now int64) (end, next, length, kind int64) 
 	return end, end + length, length, kind
 }
 
-// calendarKind tells days, weeks and months apart by how long two of them are.
+// calendarKind returns whether windows are days, weeks or months, from the length of two of them.
 func calendarKind(two int64) int64 {
 	if two < 4*86_400_000_000 {
 		return 1

@@ -1,5 +1,5 @@
 local function fixedwindow(count, first, second, align, mode, cost, _, now, _, ending, used, was)
-  local ends, following, length, kind = 0, 0, first, first -- the end of the window that holds now, and of the next
+  local ends, following, length, kind = 0, 0, first, first -- the ends of the current window and of the next
   if align == 1 then
     ends = now + first
     following = ends
@@ -24,13 +24,13 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       following = ends + length
     end
   end
-  local mended = false
+  local repaired = false
   if not ending or ending <= now then
     ending, used = ends, 0
   end
   local granted, after, fits = take(mode, cost, used, count)
   if ending > following or was ~= kind then
-    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- that cover what was used
+    local latest, windows = ending, math.max(cdiv(math.min(used, after), count), 1) -- enough windows for the used units
     if ending > ends and windows - 1 < cdiv(ending - ends, length) then
       latest = ends + (windows - 1) * length
     end
@@ -40,7 +40,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
       latest = math.max(latest, following)
     end
     if ending > latest then
-      ending, mended = latest, true
+      ending, repaired = latest, true
     end
   end
 
@@ -58,7 +58,7 @@ local function fixedwindow(count, first, second, align, mode, cost, _, now, _, e
   if after > 0 then
     reset = ending - now
   end
-  if after == used and not (mended and (mode ~= PEEK or not fits)) and mode ~= RESET then
+  if after == used and not (repaired and (mode ~= PEEK or not fits)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

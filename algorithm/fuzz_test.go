@@ -119,7 +119,7 @@ func largest(a subject, l Limit) error {
 		return errors.New("a fresh state has not all units")
 	}
 	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
-		ask := Ask{Mode: mode, Cost: Max / 2, Holder: "ann"}
+		ask := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}
 		if a.bookable {
 			ask.Patience = Max / 2 / r.params[0]
 		}

@@ -124,7 +124,7 @@ type subject struct {
 	name    string
 	prepare func(Limit) (Params, error)
 	at      func(Params, int64) Params // nil unless it has a calendar
-	step    func(s any, p Params, a Ask, now int64) (Outcome, any)
+	step    func(s any, p Params, a Request, now int64) (Outcome, any)
 
 	room   func(Limit) int64                     // units that a fresh state has
 	heal   func(Limit) int64                     // µs in which a state without debt is as good as fresh
@@ -142,15 +142,15 @@ type subject struct {
 
 // values is a stepper as a Step.
 func values[S any](step stepper[S]) Step[S] {
-	return func(s S, p Params, a Ask, now int64) (out Outcome, next S) {
+	return func(s S, p Params, a Request, now int64) (out Outcome, next S) {
 		next = step(s, &p, &a, now, &out)
 		return out, next
 	}
 }
 
 // of hides the type of a step's state; nil is the fresh one.
-func of[S any](step Step[S]) func(any, Params, Ask, int64) (Outcome, any) {
-	return func(s any, p Params, a Ask, now int64) (Outcome, any) {
+func of[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
+	return func(s any, p Params, a Request, now int64) (Outcome, any) {
 		var state S
 		if s != nil {
 			state = s.(S)
@@ -184,7 +184,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 func bucketSubject() subject {
 	a := subject{
 		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), bookable: true, grain: func(Limit) int64 { return 1 },
-		additive: TokenBucket.Additive, again: TokenBucket.Again,
+		additive: TokenBucket.additive, again: TokenBucket.retryAfterGrant,
 	}
 	a.room = func(l Limit) int64 {
 		if l.Burst == 0 {
@@ -204,7 +204,7 @@ func queueSubject() subject {
 	a := subject{
 		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), bookable: true, queues: true,
 		room: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
-		additive: LeakyBucket.Additive,
+		additive: LeakyBucket.additive,
 	}
 	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
 	a.inTurn = func(turns []turn, apart int64) int64 { // moments are rounded up to whole µs
@@ -216,14 +216,14 @@ func queueSubject() subject {
 func windowSubject() subject {
 	return subject{
 		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), room: count, heal: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
-		inTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.Additive,
+		inTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.additive,
 	}
 }
 
 func anchoredSubject() subject {
 	a := windowSubject()
 	a.name, a.prepare, a.grain = "fixedwindow/anchored", AnchoredWindow.Prepare, func(Limit) int64 { return 1 }
-	a.heal, a.additive = period, AnchoredWindow.Additive
+	a.heal, a.additive = period, AnchoredWindow.additive
 	return a
 }
 
@@ -238,19 +238,19 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 	shortest := [...]int64{23, 7*24 - 1, 28*24 - 1}[unit] * hour
 	calendar := CalendarWindow(unit, where)
 	a := windowSubject()
-	a.name, a.prepare, a.at = "fixedwindow/"+name+"/"+zone, calendar.Prepare, calendar.At
+	a.name, a.prepare, a.at = "fixedwindow/"+name+"/"+zone, calendar.Prepare, calendar.paramsAt
 	a.heal = func(Limit) int64 { return 2 * unit.Period().Microseconds() }
 	a.bound = windowBound(func(Limit) int64 { return shortest })
 	a.window = shortest
 	a.grain = func(Limit) int64 { return 0 }
-	a.additive = calendar.Additive
+	a.additive = calendar.additive
 	a.kin = []*Algorithm{calendar, CalendarWindow(Day, time.UTC), CalendarWindow(Month, where), FixedWindow}
 	return a
 }
 
 func slidingSubject() subject {
 	return subject{
-		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.Additive,
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.additive,
 		heal: func(l Limit) int64 { return 2 * l.Period }, inTurn: ratesInTurn(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
@@ -265,7 +265,7 @@ func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
 		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), room: count, grain: width,
-		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, inTurn: windowsInTurn(true), additive: SubWindow(n).Additive,
+		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, inTurn: windowsInTurn(true), additive: SubWindow(n).additive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))
@@ -375,7 +375,7 @@ type run struct {
 
 type asked struct {
 	now int64
-	ask Ask
+	ask Request
 	out Outcome
 }
 
@@ -407,13 +407,13 @@ func (r *run) paramsAt(now int64) Params {
 }
 
 // would answers an ask at a time and leaves the state alone.
-func (r *run) would(a Ask, now int64) Outcome {
+func (r *run) would(a Request, now int64) Outcome {
 	out, _ := r.step(r.state, r.paramsAt(now), a, now)
 	return out
 }
 
 // ask answers an ask now and keeps what a store keeps.
-func (r *run) ask(a Ask) Outcome {
+func (r *run) ask(a Request) Outcome {
 	out, next := r.step(r.state, r.paramsAt(r.now), a, r.now)
 	switch {
 	case out.Keep == 0:
@@ -427,7 +427,7 @@ func (r *run) ask(a Ask) Outcome {
 }
 
 // peek answers what is left at a time.
-func (r *run) peek(now int64) Outcome { return r.would(Ask{Mode: Peek}, now) }
+func (r *run) peek(now int64) Outcome { return r.would(Request{Mode: Peek}, now) }
 
 // twin is another run from the same state.
 func (r *run) twin() *run {
@@ -497,8 +497,8 @@ func (r *run) anyHolder() string {
 func (r *run) longest() int64 { return min(Max/2/r.params[0], day) }
 
 // anyAsk is one of the modes with a cost; with patience where it is of use.
-func (r *run) anyAsk(modes ...Mode) Ask {
-	a := Ask{Mode: pick(r.d, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
+func (r *run) anyAsk(modes ...Mode) Request {
+	a := Request{Mode: pick(r.d, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
 	if r.bookable && r.d.oneIn(3) {
 		a.Patience = min(r.d(0, 3*r.heal(r.limit)), r.longest())
 	}
@@ -551,7 +551,7 @@ func (r *run) edge() int64 {
 // stepBack moves the clock back, by no more than states believe.
 func (r *run) stepBack() { r.now -= pick(r.d, r.d(1, 3), r.d(1, MaxStall), MaxStall) }
 
-// use asks for a while. Clocks only go forward, unless it is told otherwise.
+// use makes requests for a while. Clocks only go forward, unless a parameter allows steps back.
 func (r *run) use(modes ...Mode) {
 	for range r.d(0, 12) {
 		r.pass()
@@ -571,7 +571,7 @@ func (r *run) useWithSteps(modes ...Mode) {
 }
 
 // turmoil is use while everything changes: clocks step by any amount, limits change to any other.
-func (r *run) turmoil(each func(a Ask, out Outcome) error) error {
+func (r *run) turmoil(each func(a Request, out Outcome) error) error {
 	for range r.d(1, 25) {
 		r.pass()
 		switch r.d(0, 9) {
@@ -582,7 +582,7 @@ func (r *run) turmoil(each func(a Ask, out Outcome) error) error {
 		case 2:
 			if len(r.kin) > 0 {
 				kin := r.kin[r.d(0, int64(len(r.kin)-1))]
-				r.prepare, r.at = kin.Prepare, kin.At
+				r.prepare, r.at = kin.Prepare, kin.paramsAt
 			}
 			r.change(r.anyLimit(r.d))
 		}
@@ -641,11 +641,11 @@ func TestDenialChangesNothing(t *testing.T) { prove(t, denialChangesNothing, all
 
 var peekChangesNothing = law{"peek changes nothing", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(Ask, Outcome) error {
+	return r.turmoil(func(Request, Outcome) error {
 		before := r.state
 		out, after := r.step(r.state, r.paramsAt(r.now), r.anyAsk(Peek), r.now)
 		if !out.OK() && out.Keep != Unchanged {
-			return nil // the denial mended the state
+			return nil // the denial repaired the state
 		}
 		if out.Granted != 0 || out.Keep != Unchanged || !reflect.DeepEqual(before, orNil(after, before)) {
 			return r.broken("peek answers %+v and leaves %+v", out, after)
@@ -666,7 +666,7 @@ func TestPeekChangesNothing(t *testing.T) { prove(t, peekChangesNothing, allSubj
 
 var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(Ask, Outcome) error {
+	return r.turmoil(func(Request, Outcome) error {
 		ask := r.anyAsk(Peek)
 		peek := r.would(ask, r.now)
 		ask.Mode = Spend
@@ -690,7 +690,7 @@ var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subjec
 	if !out.OK() || out.Granted == 0 {
 		return nil
 	}
-	back := r.ask(Ask{Mode: Refund, Cost: out.Granted, Holder: spend.Holder})
+	back := r.ask(Request{Mode: Refund, Cost: out.Granted, Holder: spend.Holder})
 	if back.Granted != out.Granted {
 		return r.broken("%d was granted and %d taken back", out.Granted, back.Granted)
 	}
@@ -706,7 +706,7 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 		switch r.d(0, 9) {
 		case 0:
 			r.stepBack()
-		case 1: // the denial mends the state
+		case 1: // the denial repairs the state
 			r.now = max(r.now-d(MaxStall, 1000*day), epoch)
 		default:
 			r.pass()
@@ -738,7 +738,7 @@ func TestRetryAfterIsTight(t *testing.T) { prove(t, retryAfterIsTight, allSubjec
 
 var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(Ask, Outcome) error {
+	return r.turmoil(func(Request, Outcome) error {
 		ask := r.anyAsk(Spend, Peek)
 		out := r.would(ask, r.now)
 		if (out.RetryAfter == Never) != (ask.Cost > r.room(r.limit)) {
@@ -754,7 +754,7 @@ func TestWhatCannotFitIsDeniedForEver(t *testing.T) {
 
 var cheaperAsksAreGrantedToo = law{"cheaper asks are granted too", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(Ask, Outcome) error {
+	return r.turmoil(func(Request, Outcome) error {
 		ask := r.anyAsk(Spend, Peek)
 		out := r.would(ask, r.now)
 		cheaper := ask
@@ -798,7 +798,7 @@ func TestAvailabilityNeverFallsByItself(t *testing.T) {
 
 var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(_ Ask, out Outcome) error {
+	return r.turmoil(func(_ Request, out Outcome) error {
 		if out.Remaining < 0 || out.Remaining > r.room(r.limit) {
 			return r.broken("%d remain of %d", out.Remaining, r.room(r.limit))
 		}
@@ -812,7 +812,7 @@ func TestRemainingStaysWithinTheLimit(t *testing.T) {
 
 var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(ask Ask, out Outcome) error {
+	return r.turmoil(func(ask Request, out Outcome) error {
 		if err := inRange(ask, out, r.state); err != nil {
 			return r.broken("%v", err)
 		}
@@ -822,7 +822,7 @@ var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) er
 
 // inRange checks an outcome and the state it left against the contract of Outcome and of the
 // package.
-func inRange(a Ask, out Outcome, state any) error {
+func inRange(a Request, out Outcome, state any) error {
 	const top = 1 << 53
 	switch {
 	case out.Granted < 0 || out.Granted > a.Cost:
@@ -881,7 +881,7 @@ var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subj
 		r.stepBack()
 	}
 	left := r.peek(r.now).Remaining
-	ask := Ask{Mode: Spend, Cost: left, Holder: r.stranger()}
+	ask := Request{Mode: Spend, Cost: left, Holder: r.stranger()}
 	if r.queues {
 		ask.Patience = Max
 	}
@@ -903,7 +903,7 @@ var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
 	r.pass()
 	left := r.peek(r.now)
 	for _, mode := range []Mode{Spend, Draw, Peek, Force, Refund} {
-		out := r.would(Ask{Mode: mode, Holder: r.anyHolder()}, r.now)
+		out := r.would(Request{Mode: mode, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != left.Remaining || out.ResetAfter != left.ResetAfter {
 			return r.broken("%v 0 is answered %+v, a peek %+v", mode, out, left)
 		}
@@ -915,8 +915,8 @@ func TestCostZeroIsAPeek(t *testing.T) { prove(t, costZeroIsAPeek, allSubjects()
 
 var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d dice) error {
 	r := begin(a, d)
-	if out := r.ask(Ask{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.room(r.limit) {
-		return r.broken("nothing was used, and given back is %+v", out)
+	if out := r.ask(Request{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.room(r.limit) {
+		return r.broken("nothing was used, and the refund is %+v", out)
 	}
 	granted, refunded := int64(0), int64(0)
 	for range d(1, 20) {
@@ -930,18 +930,18 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 		}
 		refunded += out.Granted
 		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.room(r.limit) {
-			return r.broken("%d given back made %d of %d", out.Granted, out.Remaining, before.Remaining)
+			return r.broken("a refund of %d made %d of %d", out.Granted, out.Remaining, before.Remaining)
 		}
 		if refunded > granted {
-			return r.broken("%d granted, %d given back", granted, refunded)
+			return r.broken("%d granted, %d refunded", granted, refunded)
 		}
 	}
 	if !counters(a) {
 		return nil
 	}
-	r.ask(Ask{Mode: Refund, Cost: Max / 2})
-	if out := r.ask(Ask{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
-		return r.broken("all given back, and %d remain of %d", out.Remaining, r.room(r.limit))
+	r.ask(Request{Mode: Refund, Cost: Max / 2})
+	if out := r.ask(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
+		return r.broken("all refunded, and %d remain of %d", out.Remaining, r.room(r.limit))
 	}
 	return nil
 }}
@@ -950,7 +950,7 @@ func TestRefundNeverExceedsUse(t *testing.T) { prove(t, refundNeverExceedsUse, a
 
 var whatIsAnsweredIsKept = law{"what is answered is kept", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(_ Ask, out Outcome) error {
+	return r.turmoil(func(_ Request, out Outcome) error {
 		if kept := r.peek(r.now); kept.Remaining != out.Remaining || kept.ResetAfter != out.ResetAfter {
 			return r.broken("the answer was %+v, and a peek says %+v", out, kept)
 		}
@@ -1018,8 +1018,8 @@ func TestResetAfterIsTight(t *testing.T) { prove(t, resetAfterIsTight, allSubjec
 
 var resetForgetsEverything = law{"reset forgets everything", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(Ask, Outcome) error {
-		out := r.would(Ask{Mode: Reset, Holder: r.anyHolder()}, r.now)
+	return r.turmoil(func(Request, Outcome) error {
+		out := r.would(Request{Mode: Reset, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.room(r.limit) {
 			return r.broken("reset is answered %+v", out)
 		}
@@ -1031,7 +1031,7 @@ func TestResetForgetsEverything(t *testing.T) { prove(t, resetForgetsEverything,
 
 var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(Ask, Outcome) error {
+	return r.turmoil(func(Request, Outcome) error {
 		before := fmt.Sprint(r.state)
 		ask, other := r.anyAsk(Spend, Draw, Force, Refund, Reset), r.anyAsk(Spend, Draw, Force, Refund, Reset)
 		out, next := r.step(r.state, r.paramsAt(r.now), ask, r.now)
@@ -1084,12 +1084,12 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
 	left := r.peek(r.now).Remaining
 	admitted := int64(0)
 	for range cost {
-		admitted += parts.ask(Ask{Mode: Spend, Cost: 1}).Granted
+		admitted += parts.ask(Request{Mode: Spend, Cost: 1}).Granted
 	}
 	if admitted != min(left, cost) {
 		return parts.broken("%d remained, and %d single units of %d were admitted", left, admitted, cost)
 	}
-	if out := whole.ask(Ask{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
+	if out := whole.ask(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
 		return whole.broken("%d units alone are admitted, but their sum is answered %+v", admitted, out)
 	}
 	if admitted < cost {
@@ -1101,15 +1101,15 @@ var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
 // What Algorithm.Additive promises, in any state.
 var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 	r := begin(a, d)
-	if err := r.turmoil(func(Ask, Outcome) error { return nil }); err != nil {
+	if err := r.turmoil(func(Request, Outcome) error { return nil }); err != nil {
 		return err
 	}
-	ask, times := Ask{Mode: Spend, Cost: r.fitting()}, d(2, 30)
+	ask, times := Request{Mode: Spend, Cost: r.fitting()}, d(2, 30)
 	if d.oneIn(2) {
 		ask.Cost = max(min(ask.Cost, r.peek(r.now).Remaining/times), 1)
 	}
 	one, sum := r.twin(), r.twin()
-	total := sum.ask(Ask{Mode: Spend, Cost: ask.Cost * times})
+	total := sum.ask(Request{Mode: Spend, Cost: ask.Cost * times})
 	if !total.OK() {
 		return nil
 	}
@@ -1138,15 +1138,15 @@ var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 	return nil
 }}
 
-// What Algorithm.Again promises, in any state.
+// What Algorithm.retryAfterGrant promises, in any state.
 var grantTellsWhenAgain = law{"a grant tells when again", func(a subject, d dice) error {
 	r := begin(a, d)
-	return r.turmoil(func(_ Ask, out Outcome) error {
+	return r.turmoil(func(_ Request, out Outcome) error {
 		if !out.OK() {
 			return nil
 		}
 		params, cost := r.paramsAt(r.now), r.anyCost()
-		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.would(Ask{Mode: Spend, Cost: cost}, r.now).RetryAfter
+		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.would(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
 		if truth == Never {
 			truth = 0 // to be asked for
 		}
@@ -1165,7 +1165,7 @@ func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, those(additives)) }
 
 func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, those(counters)) }
 
-// An event is admitted cost, or cost that was given back, at a moment.
+// An event is cost that was admitted or refunded at a moment.
 type event struct {
 	at       int64
 	admitted int64
@@ -1188,7 +1188,7 @@ func within(events []event, bound func(apart int64) int64) error {
 }
 
 // traffic is greedy: it takes all there is, often at the moment at which there is more.
-func (r *run) traffic(refunds, patient bool, each func(Ask, Outcome)) {
+func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 	expires := int64(math.MaxInt64)
 	for range r.d(1, 40) {
 		r.pass()
@@ -1216,7 +1216,7 @@ var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound"
 	patient := r.bookable && !refunds && d.oneIn(2)
 	rounded := boolean(patient) // waits end at the next whole µs
 	var events []event
-	r.traffic(refunds, patient, func(ask Ask, out Outcome) {
+	r.traffic(refunds, patient, func(ask Request, out Outcome) {
 		if ask.Mode == Refund {
 			events = append(events, event{at: r.now, refunded: min(ask.Cost, out.Granted+1)}) // the last may be part of a unit
 		} else if out.Granted > 0 {
@@ -1271,7 +1271,7 @@ func TestBoundsAreReached(t *testing.T) {
 	limit := Limit{Count: 60, Period: width}
 	take := func(r *run, at int64) int64 {
 		r.now = at
-		return r.ask(Ask{Mode: Draw, Cost: Max / 2}).Granted
+		return r.ask(Request{Mode: Draw, Cost: Max / 2}).Granted
 	}
 	all := func(a subject, at ...int64) int64 {
 		r, sum := beginWith(a, seeded(1, 1), limit), int64(0)
@@ -1311,7 +1311,7 @@ func TestBoundsAreReached(t *testing.T) {
 	}
 }
 
-// Departures are Period/Count apart, to the µs, whoever gives back places and however the clock
+// Departures are Period/Count apart, to the µs, whatever is refunded and however the clock
 // steps back by up to what states believe; and a wait is no longer than the queue.
 var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) error {
 	type departure struct {
@@ -1337,13 +1337,13 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 			if len(line) > 1 && d.oneIn(2) {
 				tail = &line[d(0, int64(len(line)-2))]
 			}
-			out := r.ask(Ask{Mode: Refund, Cost: back, Holder: tail.holder})
+			out := r.ask(Request{Mode: Refund, Cost: back, Holder: tail.holder})
 			switch {
 			case out.Granted == 0:
 			case tail != &line[len(line)-1]:
-				return r.broken("a place within the queue was given back")
+				return r.broken("a place within the queue was refunded")
 			case out.Granted > tail.cost:
-				return r.broken("a place was given back that was taken by another")
+				return r.broken("a place was refunded that was taken by another")
 			default: // who gives all places back says that it did not go
 				if tail.cost -= out.Granted; tail.cost == 0 {
 					line = line[:len(line)-1]
@@ -1385,8 +1385,8 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 	r := begin(a, d)
 	r.use(Spend, Draw, Refund)
 	r.pass()
-	if r.bookable { // whoever booked the future has used more than there is
-		r.ask(Ask{Mode: Refund, Cost: Max / 2})
+	if r.bookable { // bookings of the future use more than there is
+		r.ask(Request{Mode: Refund, Cost: Max / 2})
 		r.use(Peek)
 	}
 	raised := r.limit
@@ -1436,7 +1436,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		return nil // the state is older than now, and the time since counts at the new rate
 	}
 	old, used, before := r.limit, r.room(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
-	if len(r.kin) > 0 && r.at == nil && d.oneIn(2) && r.kin[0].Name == "subwindow" {
+	if len(r.kin) > 0 && r.at == nil && d.oneIn(2) && r.kin[0].name == "subwindow" {
 		n := int(d(1, MaxParts))
 		kin := subSubject(n)
 		r.prepare, r.heal = kin.prepare, kin.heal
@@ -1487,7 +1487,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	if usedNow < least || usedNow > most {
 		return r.broken("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
 	}
-	ask := Ask{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
+	ask := Request{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
 	longest := min(times(max(used, usedNow)/room+2, r.heal(limit)), math.MaxInt64/2) + MaxStall
 	if a.queues || a.holds {
 		longest = before.ResetAfter + r.heal(limit) + 2
@@ -1542,15 +1542,15 @@ var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) erro
 	r := begin(a, d)
 	r.use(Spend, Draw)
 	if r.bookable && r.room(r.limit)-r.peek(r.now).Remaining == r.room(r.limit) {
-		r.ask(Ask{Mode: Refund, Cost: Max / 2}) // what is booked waits longer
+		r.ask(Request{Mode: Refund, Cost: Max / 2}) // what is booked waits longer
 	}
-	r.ask(Ask{Mode: Draw, Cost: r.fitting(), Holder: r.stranger()})
+	r.ask(Request{Mode: Draw, Cost: r.fitting(), Holder: r.stranger()})
 	before := r.peek(r.now)
 	r.now -= MaxStall + pick(d, d(1, 10), d(1, day), d(1, 1000*day))
 	if after := r.peek(r.now); after.Remaining > before.Remaining {
 		return r.broken("the step back made %d of %d", after.Remaining, before.Remaining)
 	}
-	ask := Ask{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
+	ask := Request{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
 	out := r.ask(ask)
 	if out.RetryAfter == Never || out.RetryAfter > r.heal(r.limit)+MaxStall {
 		return r.broken("%d units must wait %d; one refill takes %d", ask.Cost, out.RetryAfter, r.heal(r.limit))
@@ -1599,8 +1599,15 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice
 	r.useWithSteps(Spend, Draw, Refund)
 	r.pass()
 	left := r.peek(r.now).Remaining
-	cost := min(r.fitting(), Max/2-(r.room(r.limit)-left)) // the most that is ever remembered
-	out := r.ask(Ask{Mode: Force, Cost: cost, Holder: r.stranger()})
+	booked := int64(0) // beyond the room; in a queue it is within
+	for _, s := range r.story {
+		if s.out.Wait > 0 && !r.queues {
+			booked += s.out.Granted
+		}
+	}
+	// The most that is ever remembered: twice the room, and Max/2 units.
+	cost := max(min(r.fitting()-booked, Max/2-(r.room(r.limit)-left)), 0)
+	out := r.ask(Request{Mode: Force, Cost: cost, Holder: r.stranger()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
 		return r.broken("%d remained, and force %d is answered %+v", left, cost, out)
 	}
@@ -1614,7 +1621,7 @@ var drawTakesWhatFits = law{"draw takes what fits", func(a subject, d dice) erro
 	for range d(1, 15) {
 		r.pass()
 		left := r.peek(r.now).Remaining
-		ask := Ask{Mode: Draw, Cost: r.anyCost(), Holder: r.stranger()}
+		ask := Request{Mode: Draw, Cost: r.anyCost(), Holder: r.stranger()}
 		if r.queues {
 			ask.Patience = Max / 2
 		}
@@ -1689,11 +1696,11 @@ func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
 var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 	r := begin(a, d)
 	cost := r.fitting()
-	mine := Ask{Mode: Spend, Cost: cost, Holder: "mine"}
+	mine := Request{Mode: Spend, Cost: cost, Holder: "mine"}
 	if out := r.ask(mine); out.Granted != cost {
 		return r.broken("a fresh state has no room for %d", cost)
 	}
-	greedy := func() int64 { return r.ask(Ask{Mode: Draw, Cost: Max / 2, Holder: r.stranger()}).Granted }
+	greedy := func() int64 { return r.ask(Request{Mode: Draw, Cost: Max / 2, Holder: r.stranger()}).Granted }
 	greedy()
 	for range d(1, 10) {
 		r.now += d(0, r.limit.Period-1)
@@ -1702,12 +1709,12 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 			return r.broken("the renewal is answered %+v", out)
 		}
 	}
-	r.ask(Ask{Mode: Reset})
+	r.ask(Request{Mode: Reset})
 	r.ask(mine)
 	greedy()
 	ends := r.now + r.limit.Period
 	r.now = ends - 1
-	r.ask(Ask{Mode: Spend, Cost: 1, Holder: "late"})
+	r.ask(Request{Mode: Spend, Cost: 1, Holder: "late"})
 	if left := r.peek(ends - 1).Remaining; left != 0 {
 		return r.broken("%d slots are free before the hold has ended", left)
 	}
@@ -1720,7 +1727,7 @@ var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
 
 func TestRenewedHoldsLive(t *testing.T) { prove(t, renewedHoldsLive, []subject{slotSubject()}) }
 
-// A hold is given back by its holder, once, and by nobody else.
+// Only its holder can refund a hold, and only once.
 var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject, d dice) error {
 	r := begin(a, d)
 	r.use(Spend, Draw)
@@ -1729,20 +1736,20 @@ var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject
 		return nil
 	}
 	cost := d(1, left)
-	r.ask(Ask{Mode: Spend, Cost: cost, Holder: "mine"})
-	held := r.ask(Ask{Mode: Peek}).Remaining
-	if out := r.ask(Ask{Mode: Refund, Cost: cost, Holder: r.stranger()}); out.Granted != 0 || out.Remaining != held {
-		return r.broken("a stranger gave back %d", out.Granted)
+	r.ask(Request{Mode: Spend, Cost: cost, Holder: "mine"})
+	held := r.ask(Request{Mode: Peek}).Remaining
+	if out := r.ask(Request{Mode: Refund, Cost: cost, Holder: r.stranger()}); out.Granted != 0 || out.Remaining != held {
+		return r.broken("a stranger refunded %d", out.Granted)
 	}
 	part := d(0, cost)
-	if out := r.ask(Ask{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
-		return r.broken("%d of %d given back is answered %+v", part, cost, out)
+	if out := r.ask(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
+		return r.broken("a refund of %d of %d is answered %+v", part, cost, out)
 	}
-	if out := r.ask(Ask{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
-		return r.broken("%d of %d given back after %d is answered %+v", cost, cost, part, out)
+	if out := r.ask(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
+		return r.broken("a refund of %d of %d after %d is answered %+v", cost, cost, part, out)
 	}
-	if out := r.ask(Ask{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
-		return r.broken("given back twice: %+v", out)
+	if out := r.ask(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
+		return r.broken("refunded twice: %+v", out)
 	}
 	return nil
 }}
@@ -1833,7 +1840,7 @@ var clocksBehindNameAWindow = law{"clocks behind name a window", func(a subject,
 		r.pass()
 		behind := d(0, 1000*day)
 		r.at = func(p Params, now int64) Params { return calendar(p, now-behind) }
-		out := r.ask(Ask{Mode: Force, Cost: 1})
+		out := r.ask(Request{Mode: Force, Cost: 1})
 		if out.ResetAfter <= 0 || out.ResetAfter > r.heal(r.limit)+MaxStall {
 			return r.broken("by a clock that is %d µs behind, the window ends after %d µs", behind, out.ResetAfter)
 		}
@@ -1914,24 +1921,24 @@ func TestLimitsAreRefusedWithAReason(t *testing.T) {
 	} {
 		_, err := c.algorithm.Prepare(c.limit)
 		if (err == nil) != (c.reason == "") || err != nil && !strings.Contains(err.Error(), c.reason) {
-			t.Errorf("%s with %+v: %v; want %q", c.algorithm.Name, c.limit, err, c.reason)
+			t.Errorf("%s with %+v: %v; want %q", c.algorithm.Name(), c.limit, err, c.reason)
 		}
 	}
 }
 
-// Cells answer as their step does; nothing is kept of what is not committed, and nothing is left
+// States answer as their step does; nothing is kept of what is not committed, and nothing is left
 // for the next.
 func TestCellsKeepWhatIsCommitted(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
-		t.Run(a.Name, func(t *testing.T) {
+		t.Run(a.name, func(t *testing.T) {
 			p, err := a.Prepare(Limit{Count: 3, Period: 1_000_000, Burst: 3})
 			if err != nil {
 				t.Fatal(err)
 			}
-			cells := a.NewCells()
+			cells := a.NewStates()
 			ask := func(cell uint32, mode Mode, commit bool) int64 {
 				var out Outcome
-				cells.Step(cell, &p, &Ask{Mode: mode, Cost: 1, Holder: "ann"}, epoch, commit, &out)
+				cells.Step(cell, &p, &Request{Mode: mode, Cost: 1, Holder: "ann"}, epoch, commit, &out)
 				return out.Remaining
 			}
 			first, second := cells.Add(), cells.Add()

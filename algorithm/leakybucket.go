@@ -8,11 +8,11 @@ import (
 //go:embed leakybucket.lua
 var leakyBucketLua string
 
-// LeakyBucket is a queue with a constant outflow: units leave Period/Count apart, and at most Burst
-// of them wait (default 0: nobody waits). An answer carries the Wait until the caller's turn; what
-// finds the queue full, or a wait longer than its patience, is denied. Places are given in the
-// order in which the store decides: a caller that asks after another has its answer is behind it in
-// the queue. A cost of c takes c places in a row and leaves at the first. Source: the leaky bucket
+// LeakyBucket is a queue with a constant outflow. Units leave Period/Count apart, and at most Burst
+// of them wait (default 0: no unit waits). An outcome has the Wait until the caller's turn. A
+// request is denied if the queue is full, or if the wait is longer than its patience. The queue has
+// the order in which the store decides: a request that begins after another has its outcome is
+// behind it. A cost of c takes c places in a row and leaves at the first. Source: the leaky bucket
 // as a queue, A. Tanenbaum, "Computer Networks", §5.4.
 //
 //	Bound   departures of cost 1 in any interval of length w: at most 1 + w·Count/Period; two of them
@@ -20,32 +20,36 @@ var leakyBucketLua string
 //	State   5 numbers: level (falls by rate units per µs until all have left), at, rate, tail and
 //	        taken: the last holder in the queue and the units that it took; absent while idle
 //	Cost    O(1)
-//	Choose  in front of something that must never see two requests at once: shaping, outbound calls,
-//	        batch jobs
+//	Choose  in front of something that must never receive two requests at once: shaping, outbound
+//	        calls, batch jobs
 //	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
 //
-// Only the last in the queue can give its place back, under its Holder, and only before the next
-// turn: those behind any other place know their turns already. Any other Refund changes nothing and
-// is answered with Granted 0.
+// Only the last holder in the queue can refund its place, and only before the next turn. Behind any
+// other place, callers already know their turns. Any other Refund changes nothing and has Granted
+// 0.
 //
-// When the limit changes, or several limits use one counter, every caller keeps the turn that it
-// was given. A new caller waits until all of them have left, and is denied if that takes longer
-// than the present limit's longest wait, Burst·Period/Count. So departures are at least the
-// shortest Period/Count apart. The time until all have left is converted to the present rate,
-// rounded up by less than two µs. What was taken under another limit is given back in whole places
-// of the present one, never more than was taken.
-var LeakyBucket = func() *Algorithm {
-	a := Define("leakybucket", leakyBucketLua, leakyBucket, func(l Limit) (Params, error) {
+// When the limit changes, or several limits use one counter, every caller keeps its turn. A new
+// caller waits until all earlier ones have left. It is denied if that takes longer than the longest
+// wait of the present limit, Burst·Period/Count. So departures are at least the shortest
+// Period/Count apart. The time until all have left is converted to the present rate, and rounded up
+// by less than two µs. Places that were taken under another limit are refunded in whole places of
+// the present limit, never more than were taken.
+var LeakyBucket = Define("leakybucket", leakyBucketLua, leakyBucket,
+	func(l Limit) (Params, error) {
 		p, err := prepareBucket(l, 1)
 		if err == nil && p[0] > MaxPeriod {
 			return Params{}, fmt.Errorf("%d per %d µs is too fast for a queue: at most %d may leave in a µs", l.Count, l.Period, int64(MaxPeriod))
 		}
 		return p, err
-	})
-	a.Title = "leaky-bucket"
-	a.Bookable, a.Owned = true, true
-	return a
-}()
+	},
+	Title("leaky-bucket"), Burst(BurstIsQueue), RefillsSteadily(), OwnsRefunds(), CanBook(),
+	Bounded(func(l Limit, rate string) string {
+		return fmt.Sprintf("1 at once, and %s, evenly spaced; %d may wait", rate, l.Burst)
+	}),
+	Shared(func(l Limit, n int64) []Limit {
+		l.Burst = cdiv(l.Burst+1, n) - 1 // one leaves while Burst wait
+		return slower(l, n)
+	}))
 
 type queue struct {
 	Level int64 // Level/Rate is how many µs it takes until all have left
@@ -55,16 +59,16 @@ type queue struct {
 	Taken int64 // units that it took
 }
 
-func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+func leakyBucket(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	rate, unit, places, who := p[0], p[1], p[2], HolderID(a.Holder)
 	capacity := places * unit
 	level, old, tail, taken := s.Level, s.Rate, s.Tail, s.Taken
 	if old != 0 && old != rate {
 		level = convert(level, old, rate)
 		taken = convert(taken, old, rate)
-		taken = max(taken-3, 0) // convert rounded it up by less
+		taken = max(taken-3, 0) // convert rounded it up by less than 3
 	}
-	level, at, ahead, mended := drain(rate, now, level, s.At)
+	level, at, ahead, repaired := drain(rate, now, level, s.At)
 	room := capacity - level
 	before := level
 
@@ -112,7 +116,7 @@ func leakyBucket(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 	if level > 0 {
 		out.ResetAfter = cdiv(level, rate) + ahead
 	}
-	if level == before && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if level == before && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}

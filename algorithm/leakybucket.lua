@@ -4,10 +4,10 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
   if old and old ~= rate then
     level = convert(level, old, rate)
     taken = convert(taken, old, rate)
-    taken = math.max(taken - 3, 0) -- convert rounded it up by less
+    taken = math.max(taken - 3, 0) -- convert rounded it up by less than 3
   end
-  local ahead, mended
-  level, at, ahead, mended = drain(rate, now, level, at)
+  local ahead, repaired
+  level, at, ahead, repaired = drain(rate, now, level, at)
   local room = capacity - level
   local before = level
 
@@ -54,7 +54,7 @@ local function leakybucket(rate, unit, places, _, mode, cost, patience, now, who
   if level > 0 then
     reset = cdiv(level, rate) + ahead
   end
-  if level == before and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if level == before and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset

@@ -16,23 +16,23 @@ import (
 type model interface {
 	// fits tells what would be granted of an ask at a time, and whether that is enough, if nobody asks
 	// before.
-	fits(a Ask, now int64) (granted int64, enough bool)
+	fits(a Request, now int64) (granted int64, enough bool)
 	remaining(now int64) int64
-	// use is all that could be given back.
+	// use is all that could be refunded.
 	use(now int64) int64
 	// empty tells whether nothing is used.
 	empty(now int64) bool
-	// wait is how long whoever is granted the ask must wait.
-	wait(a Ask, now int64) int64
-	spend(cost int64, a Ask, now int64)
-	refund(a Ask, now int64) int64
+	// wait is how long a caller whose request is granted must wait.
+	wait(a Request, now int64) int64
+	spend(cost int64, a Request, now int64)
+	refund(a Request, now int64) int64
 	reset()
 	// room is what a fresh state has.
 	room() int64
 }
 
 // decide is what the step must answer.
-func decide(m model, a Ask, now int64) Outcome {
+func decide(m model, a Request, now int64) Outcome {
 	var out Outcome
 	switch a.Mode {
 	case Spend, Draw, Peek:
@@ -95,7 +95,7 @@ func floor(x *big.Rat) int64 { return new(big.Int).Div(x.Num(), x.Denom()).Int64
 func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 
 // A bucketModel is a bucket that holds used tokens and leaks at a constant rate. As a queue,
-// whoever comes waits until it has leaked dry.
+// a caller waits until it has leaked dry.
 type bucketModel struct {
 	capacity int64
 	rate     *big.Rat // tokens per µs
@@ -123,7 +123,7 @@ func (m *bucketModel) until(leaked *big.Rat) int64 {
 	return ceiling(new(big.Rat).Quo(leaked, m.rate))
 }
 
-func (m *bucketModel) fits(a Ask, now int64) (int64, bool) {
+func (m *bucketModel) fits(a Request, now int64) (int64, bool) {
 	free := floor(new(big.Rat).Sub(whole(m.capacity), m.usedAt(now)))
 	granted, need := a.Cost, a.Cost
 	if a.Mode == Draw {
@@ -140,7 +140,7 @@ func (m *bucketModel) fits(a Ask, now int64) (int64, bool) {
 	return granted, need <= m.capacity && m.wait(a, now) <= a.Patience
 }
 
-func (m *bucketModel) wait(a Ask, now int64) int64 {
+func (m *bucketModel) wait(a Request, now int64) int64 {
 	if a.Cost == 0 {
 		return 0
 	}
@@ -162,14 +162,14 @@ func (m *bucketModel) use(now int64) int64 { return ceiling(m.usedAt(now)) }
 
 func (m *bucketModel) empty(now int64) bool { return m.usedAt(now).Sign() == 0 }
 
-func (m *bucketModel) spend(cost int64, a Ask, now int64) {
+func (m *bucketModel) spend(cost int64, a Request, now int64) {
 	if cost > 0 {
 		m.used, m.at = new(big.Rat).Add(m.usedAt(now), whole(cost)), now
 		m.tail, m.places = a.Holder, cost
 	}
 }
 
-func (m *bucketModel) refund(a Ask, now int64) int64 {
+func (m *bucketModel) refund(a Request, now int64) int64 {
 	used := m.usedAt(now)
 	back := min(a.Cost, floor(used))
 	if m.queue {
@@ -201,12 +201,12 @@ type ledger struct {
 	count  int64
 	grants []event
 	used   func(grants []event, now int64) int64
-	counts func(at, now int64) bool // whether a grant can still be given back
+	counts func(at, now int64) bool // whether a grant can still be refunded
 	// starts, if set, begins a window when a grant comes and none runs.
 	starts func(now int64)
 }
 
-func (m *ledger) fits(a Ask, now int64) (int64, bool) {
+func (m *ledger) fits(a Request, now int64) (int64, bool) {
 	free := m.count - m.used(m.grants, now)
 	if a.Mode == Draw {
 		granted := min(a.Cost, max(free, 0))
@@ -215,7 +215,7 @@ func (m *ledger) fits(a Ask, now int64) (int64, bool) {
 	return a.Cost, a.Cost == 0 || a.Cost <= free
 }
 
-func (m *ledger) wait(Ask, int64) int64 { return 0 }
+func (m *ledger) wait(Request, int64) int64 { return 0 }
 
 func (m *ledger) remaining(now int64) int64 { return max(m.count-m.used(m.grants, now), 0) }
 
@@ -230,7 +230,7 @@ func (m *ledger) empty(now int64) bool {
 	return true
 }
 
-func (m *ledger) spend(cost int64, _ Ask, now int64) {
+func (m *ledger) spend(cost int64, _ Request, now int64) {
 	if cost == 0 {
 		return
 	}
@@ -241,7 +241,7 @@ func (m *ledger) spend(cost int64, _ Ask, now int64) {
 }
 
 // refund takes the newest cost off.
-func (m *ledger) refund(a Ask, now int64) int64 {
+func (m *ledger) refund(a Request, now int64) int64 {
 	back := int64(0)
 	for len(m.grants) > 0 && back < a.Cost {
 		newest := &m.grants[len(m.grants)-1]

@@ -8,38 +8,33 @@ import (
 //go:embed slidinglog.lua
 var slidingLogLua string
 
-// SlidingLog remembers every grant for Period and admits Count units in any Period, exactly. Burst
-// is not used.
+// SlidingLog stores every grant for Period and admits exactly Count units in any Period. Burst is
+// not used.
 //
 //	Bound   Count in every interval of length Period; Count·⌈w/Period⌉ in length w; each unit is free
 //	        again exactly Period after it was spent
 //	State   a sorted set with one entry per grant, whatever its cost: its time, the running sum of
 //	        all cost, and how long it is kept
 //	Cost    O(log² n) for n entries; a refund and the first charge after a pause also drop entries
-//	Choose  for few, precious units where to-the-microsecond windows matter: critical, authenticated
-//	        endpoints with short windows. Memory grows with the grants; prefer SubWindow where a
-//	        fraction of a Period does not matter
-//	Clock   a step back of δ dates grants up to 5 s ahead at most; beyond, what was used counts from
-//	        now
+//	Choose  for few units that need windows exact to the microsecond: critical, authenticated
+//	        endpoints with short windows. Memory grows with the number of grants. Prefer SubWindow
+//	        if a fraction of a Period does not matter
+//	Clock   a step back of δ dates grants at most min(δ, 5 s) ahead; after a larger step, the used
+//	        units count from now
 //
-// A running sum makes every entry unique (two grants in one microsecond are two entries) and
-// answers "how much is used" and "when is enough free" by looking at few entries instead of all.
-// Refund gives back the newest cost first.
+// The running sum makes every entry unique: two grants in one microsecond are two entries. With it,
+// few entries are enough to compute how much is used and when enough is free. A Refund returns the
+// newest cost first.
 //
 // Each limit counts the grants of its own Period. When Period changes, or several limits use one
 // counter, a grant is kept for the longest Period under which it, or one before it, was made. So
 // such limits admit at most Count in every interval of length Period, for each of their Periods.
-var SlidingLog = func() *Algorithm {
-	a := Define("slidinglog", slidingLogLua, slidingLog, func(l Limit) (Params, error) {
-		return Params{l.Count, l.Period}, l.check()
-	})
-	a.Title = "sliding-log"
-	a.Collection = true
-	return a
-}()
+var SlidingLog = Define("slidinglog", slidingLogLua, slidingLog,
+	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
+	Title("sliding-log"), Collection(), CanRefund(), Divisible(pieces), Bounded(slidingExactly))
 
-// record is the state of a sliding log: grants in order of time and sum. Some may have expired; the
-// last of those is kept because the sum of what is used counts from it.
+// record is the state of a sliding log: the grants in order of time and sum. Some may have expired.
+// The last expired one is kept, because its sum is the base of the used units.
 type record struct {
 	grants []grant
 }
@@ -50,13 +45,13 @@ type grant struct {
 	keep int64 // for how long after at it is kept, in µs; never dropped before an earlier grant
 }
 
-func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
+func slidingLog(s record, p Params, a Request, now int64) (Outcome, record) {
 	count, period := p[0], p[1]
 	last, base := grant{at: now}, int64(0)
 	if n := len(s.grants); n > 0 {
 		last = s.grants[n-1]
 	}
-	mended := last.at-now > MaxStall
+	repaired := last.at-now > MaxStall
 	expired := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].at > now-period })
 	if expired > 0 {
 		base = s.grants[expired-1].sum
@@ -71,7 +66,7 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 		enough := last.sum + a.need() - count
 		i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= enough })
 		at := s.grants[i].at
-		if mended {
+		if repaired {
 			at = min(at, now)
 		}
 		out.RetryAfter = at + period - now
@@ -83,18 +78,18 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 
 	out.Granted = granted
 	out.Remaining = max(count-after, 0)
-	if after == used && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
-		out.ResetAfter = resetOfLog(last.at, period, now, mended, used)
+	if after == used && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+		out.ResetAfter = resetOfLog(last.at, period, now, repaired, used)
 		out.Keep = Unchanged
 		return out, s
 	}
 	next := trim(s, expired, now)
-	if mended {
+	if repaired {
 		next = gatherGrants(next, now)
 	}
 	if after > used {
 		at, keep := max(now, last.at), period
-		if mended {
+		if repaired {
 			at = now
 		}
 		if n := len(next.grants); n > 0 {
@@ -117,18 +112,19 @@ func slidingLog(s record, p Params, a Ask, now int64) (Outcome, record) {
 	return out, next
 }
 
-func resetOfLog(last, period, now int64, mended bool, used int64) int64 {
+func resetOfLog(last, period, now int64, repaired bool, used int64) int64 {
 	if used == 0 {
 		return 0
 	}
-	if mended {
+	if repaired {
 		last = min(last, now)
 	}
 	return last + period - now
 }
 
-// trim drops the expired grants that no other limit needs, except the last of them, whose sum is
-// the base. Its time is set to long ago, so that it stays expired even if the period grows.
+// trim drops the expired grants that no other limit needs. It keeps the last of them, because its
+// sum is the base, and sets its time to long ago, so that it stays expired even if the period
+// grows.
 func trim(s record, expired int, now int64) record {
 	dropped := sort.Search(expired, func(i int) bool { return s.grants[i].at+s.grants[i].keep > now })
 	if dropped <= 1 {
@@ -166,7 +162,7 @@ func rebase(s record, base int64) record {
 	return record{live}
 }
 
-// cut takes the newest cost off until the running sum is top.
+// cut removes the newest cost until the running sum is top.
 func cut(s record, top int64) record {
 	i := sort.Search(len(s.grants), func(i int) bool { return s.grants[i].sum >= top })
 	return record{append(s.grants[:i:i], grant{s.grants[i].at, top, s.grants[i].keep})}

@@ -1,6 +1,6 @@
--- A member of the set is the running sum of all cost up to a grant and how long it is kept, its
--- score the grant's time. Members are big-endian, so that grants of one microsecond are in the
--- order of their sums.
+-- A member of the set has the running sum of all cost up to a grant, and how long the grant is
+-- kept. Its score is the time of the grant. Members are big-endian, so that grants of one
+-- microsecond are in the order of their sums.
 local function tomember(sum, keep)
   return spack('>I7I6', sum, keep)
 end
@@ -13,8 +13,8 @@ local function fromkeep(member)
   return (sunpack('>I6', member, 8))
 end
 
--- The rank, time and member of the first grant, from rank low on, whose sum reaches enough. There
--- must be one.
+-- Returns the rank, time and member of the first grant, from rank low on, whose sum is at least
+-- enough. There must be one.
 local function reaching(key, enough, low)
   local high = call('ZCARD', key) - 1
   while low < high do
@@ -36,7 +36,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
     sum, last = fromsum(newest[1]), tonumber(newest[2])
     expired = call('ZCOUNT', key, '-inf', text(now - period))
   end
-  local mended = last - now > MAXSTALL
+  local repaired = last - now > MAXSTALL
   if expired > 0 then
     local latest = call('ZRANGE', key, expired - 1, expired - 1, 'WITHSCORES')
     base, kept = fromsum(latest[1]), tonumber(latest[2]) + fromkeep(latest[1])
@@ -50,7 +50,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   elseif not fits then
     local enough = sum + (mode == DRAW and math.min(cost, 1) or cost) - count
     local _, at = reaching(key, enough, expired)
-    if mended then
+    if repaired then
       at = math.min(at, now)
     end
     retry = at + period - now
@@ -61,17 +61,17 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   end
 
   remaining = math.max(count - after, 0)
-  if after == used and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
-      reset = (mended and now or last) + period - now
+      reset = (repaired and now or last) + period - now
     end
     return granted, remaining, retry, reset, 0, keep
   end
-  local at = mended and now or math.max(now, last)
+  local at = repaired and now or math.max(now, last)
   local keeping = 0
   if newest[1] then
     keeping = fromkeep(newest[1])
-    if mended then -- grants after now are merged into one, dated now
+    if repaired then -- grants after now are merged into one, dated now
       for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
         keeping = math.max(keeping, fromkeep(member))
       end
@@ -92,7 +92,7 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   elseif after > 0 and after < used then
     local member
     _, at, member = reaching(key, base + after, expired)
-    if mended and at > now then
+    if repaired and at > now then
       at = now
     else
       length = fromkeep(member)
@@ -104,11 +104,11 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key)
   else
     keep = 0
   end
-  return granted, remaining, retry, reset, 0, keep, now, expired, base, kept, sum, used, after, mended, at, length, keeping
+  return granted, remaining, retry, reset, 0, keep, now, expired, base, kept, sum, used, after, repaired, at, length, keeping
 end
 
--- Writes what slidinglog decided; the arguments are those it returned from keep on.
-local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, after, mended, at, length, keeping)
+-- Writes what slidinglog decided. The arguments are the results of slidinglog from keep on.
+local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, after, repaired, at, length, keeping)
   if keep == 0 then
     call('DEL', key)
     return
@@ -131,7 +131,7 @@ local function slidinglog_save(key, keep, now, expired, base, kept, sum, used, a
     call('ZREMRANGEBYRANK', key, 0, dropped - 1)
     call('ZADD', key, '-inf', tomember(floor, 0)) -- stays expired even if the period grows
   end
-  if mended and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
+  if repaired and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
     call('ZADD', key, text(now), tomember(sum, keeping))
   end
   if after > used then

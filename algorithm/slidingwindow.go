@@ -1,44 +1,54 @@
 package algorithm
 
-import _ "embed"
+import (
+	_ "embed"
+	"fmt"
+)
 
 //go:embed slidingwindow.lua
 var slidingWindowLua string
 
-// SlidingWindow admits Count units per Period by the weighted two-window estimate: what the
-// previous window used, in proportion to how much of it the sliding window still covers, plus what
-// the current one has. Burst is not used.
+// SlidingWindow admits Count units per Period by a weighted estimate over two windows. It adds the
+// units of the current window and a share of those of the previous one. The share is the part of
+// the previous window that the sliding window still covers. Burst is not used.
 //
-//	Bound   Count in each window of Period (aligned to the epoch, unless mended), and below 2·Count
+//	Bound   Count in each window of Period (aligned to the epoch, unless repaired), and below 2·Count
 //	        in any interval of Period: Count·(1+f) at offset f into a window. It is not an exact
 //	        sliding window; [SubWindow] never exceeds Count
 //	State   4 numbers: start, current, width, previous; a fifth while the windows have another
 //	        limit's Period; absent while nothing is used
 //	Cost    O(1)
-//	Choose  for a cheap limit without the fixed window's cliff, where its worst case (that of a token
-//	        bucket) is fine
-//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was
-//	        used counts from now
+//	Choose  for a cheap limit without the fixed window's burst at a boundary, if its worst case (that
+//	        of a token bucket) is acceptable
+//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; after a larger
+//	        step, the used units count from now
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to
 // millions of domains", 2017. Here the weight is an exact fraction, rounded up to whole units. If
-// Count·Period passes 2^51, or used·Period does, the elapsed time is counted in ticks of
+// Count·Period or used·Period exceeds 2^51, the elapsed time is counted in ticks of
 // ⌈Period/⌊2^51/Count⌋⌉ µs (39 µs for a million per day, a whole Period for 2^51), rounded against
 // the caller.
 //
-// When Period changes, what was used fades in its own windows, or in windows of k Periods of the
-// present limit, where k·Count is the smallest multiple of Count that covers it, whichever is
-// sooner. The next grant moves it into windows of the present limit, as used now. So limits that
-// share one counter admit at most the largest Count + w·the largest rate.
-var SlidingWindow = titled("sliding-window", additive(Define("slidingwindow", slidingWindowLua, slidingWindow, func(l Limit) (Params, error) {
-	if err := l.check(); err != nil {
-		return Params{}, err
-	}
-	tick := tickOf(l.Count, l.Period)
-	return Params{l.Count, l.Period, tick, cdiv(l.Period, tick)}, nil
-})))
+// When Period changes, used units fade in their own windows or in windows of k Periods of the
+// present limit, whichever is sooner. k·Count is the smallest multiple of Count that covers them.
+// The next grant moves them into windows of the present limit, as used now. So limits that share
+// one counter admit at most the largest Count + w·the largest rate.
+var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
+	func(l Limit) (Params, error) {
+		if err := l.check(); err != nil {
+			return Params{}, err
+		}
+		tick := tickOf(l.Count, l.Period)
+		return Params{l.Count, l.Period, tick, cdiv(l.Period, tick)}, nil
+	},
+	Title("sliding-window"), CanRefund(), Additive(), WindowsDiffer(),
+	Leasable(DecayAfterPeriod, func(l Limit) int64 { return l.Period }),
+	Divisible(pieces),
+	Bounded(func(l Limit, rate string) string {
+		return fmt.Sprintf("%s by estimate, and less than %d in any such time", rate, 2*l.Count)
+	}))
 
-// tickOf is the least number of µs per tick at which count·ticks stays within 2^51.
+// tickOf is the least number of µs per tick for which count·ticks is at most 2^51.
 func tickOf(count, period int64) int64 {
 	return max(cdiv(period, Max/2/count), 1)
 }
@@ -51,9 +61,9 @@ type pair struct {
 	Owner    int64 // Period of the limit that decided last, if the windows have another width; else 0
 }
 
-func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+func slidingWindow(s pair, p Params, a Request, now int64) (Outcome, pair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
-	start, current, width, previous, mended := slide(s, period, now)
+	start, current, width, previous, repaired := slide(s, period, now)
 	before := current + previous
 
 	var out Outcome
@@ -66,7 +76,7 @@ func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	}
 	if width != period && s.Owner != period {
 		start, current, width, previous = gather(count, period, now, start, current, width, previous)
-		mended = true
+		repaired = true
 	}
 	if width != period || previous > count {
 		tick = cdiv(width, Max/max(count, previous))
@@ -110,7 +120,7 @@ func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	} else if previous > 0 {
 		out.ResetAfter = start + width - now
 	}
-	if out.Granted == 0 && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if out.Granted == 0 && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -122,9 +132,9 @@ func slidingWindow(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	return out, pair{start, current, width, previous, owner}
 }
 
-// slide brings both windows up to now. mended tells that the state came from too far in the future,
-// and was moved to a window that begins now.
-func slide(s pair, period, now int64) (start, current, width, previous int64, mended bool) {
+// slide brings both windows up to now. repaired tells that the state came from too far in the
+// future, and was moved to a window that begins now.
+func slide(s pair, period, now int64) (start, current, width, previous int64, repaired bool) {
 	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {
 		return now - now%period, 0, period, 0, false
@@ -133,13 +143,13 @@ func slide(s pair, period, now int64) (start, current, width, previous int64, me
 		start, current, previous = start+width, 0, current
 	}
 	if start-now > MaxStall {
-		start, mended = now, true
+		start, repaired = now, true
 	}
-	return start, current, width, previous, mended
+	return start, current, width, previous, repaired
 }
 
-// gather moves what was used into windows that begin now and last k Periods, where k·count covers
-// it, unless it fades sooner where it is.
+// gather moves the used units into windows that begin now and last k Periods, where k·count covers
+// them. If they fade sooner where they are, it moves nothing.
 func gather(count, period, now, start, current, width, previous int64) (int64, int64, int64, int64) {
 	step := cdiv(width, Max/max(count, previous))
 	steps := cdiv(width, step)

@@ -1,5 +1,5 @@
 local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, start, current, width, previous, owner)
-  local mended = false
+  local repaired = false
   if not width or start + 2 * width <= now or (start + width <= now and current == 0) then
     start, current, width, previous = now - fmod(now, period), 0, period, 0
   else
@@ -8,7 +8,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
       start, current, previous = start + width, 0, current
     end
     if start - now > MAXSTALL then
-      start, mended = now, true
+      start, repaired = now, true
     end
   end
   local before = current + previous
@@ -22,7 +22,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     current, previous = 0, 0
   end
   if width ~= period and owner ~= period then
-    mended = true
+    repaired = true
     local step = cdiv(width, div(MAX, math.max(count, previous)))
     local steps = cdiv(width, step)
     local used = math.min(current + cdiv(previous * (steps - div(math.max(now - start, 0), step)), steps), MAX / 2)
@@ -30,7 +30,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if current > 0 then
       gone = gone + width
     end
-    local windows = math.max(cdiv(used, count), 1) -- that cover what was used
+    local windows = math.max(cdiv(used, count), 1) -- enough windows for the used units
     if windows <= div(MAXPERIOD, period) and now + 2 * windows * period < gone then
       start, current, width, previous = now, used, windows * period, 0
     end
@@ -77,7 +77,7 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
   elseif previous > 0 then
     reset = start + width - now
   end
-  if granted == 0 and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if granted == 0 and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

@@ -11,8 +11,8 @@ var subWindowLua string
 // MaxParts is the most parts that a [SubWindow] may have.
 const MaxParts = 60
 
-// SubWindow splits Period into n parts (1 to 60) and counts the current part and the n before it,
-// so that no interval of Period ever holds more than Count. A unit is free again Period to
+// SubWindow splits Period into n parts (1 to 60). It counts the current part and the n parts before
+// it, so that no interval of Period ever has more than Count. A unit is free again Period to
 // Period·(1+1/n) after it was spent. Burst is not used.
 //
 //	Bound   Count in every interval of length Period, wherever it begins; Count·⌈w/Period⌉ in length
@@ -20,21 +20,21 @@ const MaxParts = 60
 //	State   up to n+5 numbers: start, count, width, owner, one more per part in use; absent while
 //	        nothing is used
 //	Cost    O(n)
-//	Choose  for a strict sliding window over many requests, where a log's memory would be too much
-//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; beyond, what was
-//	        used counts from now
+//	Choose  for a strict sliding window over many requests, if a log would need too much memory
+//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; after a larger
+//	        step, the used units count from now
 //
-// Counting the current part and n−1 before it, as Figma's "An alternative approach to rate
-// limiting" (2017) does, frees units up to Period/n early and admits up to twice Count in a Period;
-// the n-th part more makes the bound hold.
+// Figma's "An alternative approach to rate limiting" (2017) counts the current part and n−1 before
+// it. That frees units up to Period/n early and admits up to twice Count in a Period. Counting one
+// part more makes the bound hold.
 //
-// When Period or n changes, what was used stays used until it expires as before, or for k Periods
-// of the present limit, where k·Count is the smallest multiple of Count that covers it, whichever
-// is sooner. The next grant moves it into parts of the present limit, as used now. So limits that
-// share one counter admit at most the largest Count, plus, for each Period and n in use, its Count
+// When Period or n changes, used units stay used until they expire as before, or for k Periods of
+// the present limit, whichever is sooner. k·Count is the smallest multiple of Count that covers
+// them. The next grant moves them into parts of the present limit, as used now. So limits that
+// share one counter admit at most the largest Count and, for each Period and n in use, its Count
 // per Period.
 func SubWindow(n int) *Algorithm {
-	a := Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
+	return Define("subwindow", subWindowLua, subWindow, func(l Limit) (Params, error) {
 		if n < 1 || n > MaxParts {
 			return Params{}, fmt.Errorf("a sub-window has %d parts; it must have 1 to %d", n, MaxParts)
 		}
@@ -45,11 +45,13 @@ func SubWindow(n int) *Algorithm {
 			return Params{}, fmt.Errorf("a period of %d µs cannot be split into %d parts", l.Period, n)
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
-	})
-	a.Title = "sub-window"
-	a.Numbers = MaxParts + 5
-	return a
+	}, Title("sub-window"), Numbers(MaxParts+5), CanRefund(),
+		Leasable(DecayAfterPeriod, func(l Limit) int64 { return cdiv(l.Period, int64(n)) }),
+		Divisible(pieces), Bounded(slidingExactly))
 }
+
+// slidingExactly is the bound of algorithms that admit Count in any Period.
+func slidingExactly(_ Limit, rate string) string { return rate + ", wherever that begins" }
 
 type parts struct {
 	Start int64               // of the current part
@@ -59,9 +61,9 @@ type parts struct {
 	Used  [MaxParts + 1]int64 // the current part first
 }
 
-func subWindow(s parts, p Params, a Ask, now int64) (Outcome, parts) {
+func subWindow(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	count, width, n := p[0], p[1], p[2]
-	next, used, mended := roll(s, width, n, now)
+	next, used, repaired := roll(s, width, n, now)
 	granted, after, fits := take(a, used, count)
 	for i, back := 0, used-after; back > 0; i++ {
 		taken := min(back, next.Used[i])
@@ -71,7 +73,7 @@ func subWindow(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	own := next.Width == width && next.Count == n
 	if !own && s.Owner != width*n {
 		next = next.gather(min(used, after), count, width, n, now)
-		own, mended = next.Width == width && next.Count == n, true
+		own, repaired = next.Width == width && next.Count == n, true
 	}
 	if after > used && !own && a.Mode != Force {
 		next, own = parts{Width: width, Count: n, Start: now - now%width}, true
@@ -97,7 +99,7 @@ func subWindow(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	if after > 0 {
 		out.ResetAfter = next.gone() - now
 	}
-	if after == used && !(mended && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
+	if after == used && !(repaired && (a.Mode != Peek || !out.OK())) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return out, s
 	}
@@ -109,9 +111,9 @@ func subWindow(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	return out, next
 }
 
-// roll brings the parts up to now. It returns what they hold, and whether they came from too far in
-// the future and were mended.
-func roll(s parts, width, n, now int64) (next parts, used int64, mended bool) {
+// roll advances the parts to now. It returns the used units, and whether the state was too far in
+// the future and was repaired.
+func roll(s parts, width, n, now int64) (next parts, used int64, repaired bool) {
 	passed := int64(0)
 	if s.Width > 0 && s.Start <= now {
 		passed = (now - s.Start) / s.Width
@@ -126,12 +128,12 @@ func roll(s parts, width, n, now int64) (next parts, used int64, mended bool) {
 	}
 	if next.Start-now > MaxStall {
 		next = parts{Width: s.Width, Count: s.Count, Start: now - now%s.Width}
-		next.Used[0], mended = used, used > 0
+		next.Used[0], repaired = used, used > 0
 	}
-	return next, used, mended
+	return next, used, repaired
 }
 
-// gone is when the newest part in use stops counting.
+// gone is the time at which the newest part in use stops counting.
 func (s parts) gone() int64 {
 	newest := int64(0)
 	for newest < s.Count && s.Used[newest] == 0 {
@@ -140,8 +142,8 @@ func (s parts) gone() int64 {
 	return s.Start + (s.Count+1-newest)*s.Width
 }
 
-// gather moves what was used into one part, k of the present limit's parts wide, where k·count
-// covers it, unless it expires sooner where it is.
+// gather moves the used units into one part, as wide as k parts of the present limit, where k·count
+// covers them. If they expire sooner where they are, it moves nothing.
 func (s parts) gather(used, count, width, n, now int64) parts {
 	parted := max(cdiv(used, count), 1)
 	if parted > MaxPeriod/width {

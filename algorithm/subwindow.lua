@@ -7,7 +7,7 @@ local function goneof(start, n, width, parts)
 end
 
 local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn, old, owner, ...)
-  local passed, used, mended = 0, 0, false
+  local passed, used, repaired = 0, 0, false
   local next = {} -- the current part first
   if old and start <= now then
     passed = div(now - start, old)
@@ -23,7 +23,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     end
     start = start + passed * old
     if start - now > MAXSTALL then
-      next, start, mended = { used }, now - fmod(now, old), used > 0
+      next, start, repaired = { used }, now - fmod(now, old), used > 0
     end
   end
   for i = 1, oldn + 1 do
@@ -44,7 +44,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
     if parted <= div(MAXPERIOD, width) and now - fmod(now, wide) + (n + 1) * wide < goneof(start, oldn, old, next) then
       next, start, oldn, old = { math.min(used, after) }, now - fmod(now, wide), n, wide
     end
-    own, mended = old == width and oldn == n, true
+    own, repaired = old == width and oldn == n, true
   end
   if after > used and not own and mode ~= FORCE then
     next, start, oldn, old, own = { used }, now - fmod(now, width), n, width, true
@@ -73,7 +73,7 @@ local function subwindow(count, width, n, _, mode, cost, _, now, _, start, oldn,
   if after > 0 then
     reset = goneof(start, oldn, old, next) - now
   end
-  if after == used and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if after == used and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

@@ -10,38 +10,47 @@ import (
 var tokenBucketLua string
 
 // TokenBucket refills Count tokens per Period, up to Burst (default: Count), and starts full. A
-// Spend takes its cost in tokens; with patience it may book tokens that are yet to come and is
-// answered with the Wait until they have. GCRA (the generic cell rate algorithm of ATM, ITU-T
-// I.371) is the same limiter described by the time at which the bucket is full again, so it is a
-// synonym here. Source: J. Turner, "New directions in communications", 1986.
+// Spend takes its cost in tokens. With patience it may book future tokens, and its outcome has the
+// Wait until they are there. GCRA (the generic cell rate algorithm of ATM, ITU-T I.371) describes
+// the same limiter by the time at which the bucket is full again. So it is a synonym here. Source:
+// J. Turner, "New directions in communications", 1986.
 //
-//	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was given
-//	        back meanwhile; patience moves cost to when its Wait ends, and the bound holds for those
-//	        moments
+//	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was
+//	        refunded in w; booked cost counts at the end of its Wait
 //	State   3 numbers: level (used units), at, unit; absent while the bucket is full
 //	Cost    O(1)
-//	Choose  for almost everything: smooth, allows bursts, cheapest state, exact retry times
+//	Choose  for almost everything: smooth, allows bursts, smallest state, exact retry times
 //	Clock   a step back of δ stalls the refill for min(δ, 5 s) at most and never makes tokens
 //
-// A token is Unit units, a microsecond refills Rate units, Rate/Unit = Count/Period reduced: no
-// emission interval is ever rounded. Burst·Unit must not pass 2^51.
+// A token is Unit units, and a microsecond refills Rate units. Rate/Unit is Count/Period, reduced.
+// So no interval between tokens is ever rounded. Burst·Unit must not exceed 2^51.
 //
 // When the limit changes, or several limits use one counter, used tokens stay used. For the time
-// since the last grant, the bucket refills at the rate of the limit that asks. A limit with a
+// since the last grant, the bucket refills at the rate of the requested limit. A limit with a
 // smaller Burst denies until the level has fallen below it. So limits that share one counter admit
-// at most the largest Burst + w·the largest rate; where they book, w counts from the booking. The
-// level is converted to the unit of the limit that asks, rounded against the caller: the first
-// grant after another limit's costs less than one unit more (two, where the product of the two
-// units passes 2^52). A level is at most 2^52 units, and the rest is forgotten: that is more than
-// twice the largest Burst that the present rate allows.
-var TokenBucket = func() *Algorithm {
-	a := define("tokenbucket", tokenBucketLua, tokenBucket, func(l Limit) (Params, error) { return prepareBucket(l, 0) })
-	a.Title = "token-bucket"
-	a.Bookable = true
-	a.Additive = true
-	a.Again = tokensAgain
-	return a
-}()
+// at most the largest Burst + w·the largest rate. If they book, w counts from the booking.
+//
+// The level is converted to the unit of the requested limit and rounded against the caller. So the
+// first grant after one of another limit costs less than one unit more, or less than two if the
+// product of the two units exceeds 2^52. A level is at most 2^52 units, and the rest is dropped.
+// That is more than twice the largest Burst that the present rate allows.
+var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
+	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
+	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
+	RetryAfterGrant(tokensAfterGrant), Leasable(DecayContinuous, nil),
+	Bounded(func(l Limit, rate string) string { return fmt.Sprintf("%d at once, and %s", l.Burst, rate) }),
+	Shared(func(l Limit, n int64) []Limit {
+		l.Burst = cdiv(l.Burst, n)
+		return slower(l, n)
+	}),
+	Divisible(func(l Limit, n, i int64) []Limit {
+		l.Burst = piece(l.Burst, n, i)
+		parts := []Limit{{piece(l.Count, n, i), l.Period, l.Burst}}
+		if l.Period <= MaxPeriod/n { // the rate of each is the same, and they add up exactly
+			parts = append([]Limit{{l.Count, l.Period * n, l.Burst}}, parts...)
+		}
+		return parts
+	}))
 
 // prepareBucket returns rate, unit and capacity in tokens; extra is the capacity beyond Burst.
 func prepareBucket(l Limit, extra int64) (Params, error) {
@@ -68,14 +77,14 @@ type bucket struct {
 	Unit  int64 // units per token when it was written
 }
 
-func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
+func tokenBucket(s bucket, p *Params, a *Request, now int64, out *Outcome) bucket {
 	rate, unit, burst := p[0], p[1], p[2]
 	capacity := burst * unit
 	level, old := s.Level, s.Unit
 	if old != 0 && old != unit {
 		level = convert(level, old, unit)
 	}
-	level, at, ahead, mended := drain(rate, now, level, s.At)
+	level, at, ahead, repaired := drain(rate, now, level, s.At)
 	room := capacity - level
 	before := level
 
@@ -119,18 +128,18 @@ func tokenBucket(s bucket, p *Params, a *Ask, now int64, out *Outcome) bucket {
 	if level > 0 {
 		reset = cdiv(level, rate) + ahead
 	}
-	// One by one: a whole Outcome would be made elsewhere first.
+	// The fields are set one by one, because a composite literal would be built and then copied.
 	out.Granted, out.Remaining, out.RetryAfter, out.ResetAfter, out.Wait, out.Keep = granted, remaining, retry, reset, wait, reset
-	if level == before && !(mended && (a.Mode != Peek || retry != 0)) && a.Mode != Reset {
+	if level == before && !(repaired && (a.Mode != Peek || retry != 0)) && a.Mode != Reset {
 		out.Keep = Unchanged
 		return s
 	}
 	return bucket{level, at, unit}
 }
 
-// tokensAgain counts back from when the bucket is full: all tokens but the cost may be missing
-// then.
-func tokensAgain(p *Params, cost, remaining, reset int64) int64 {
+// tokensAfterGrant counts back from the time at which the bucket is full, to the time at which it
+// has cost tokens.
+func tokensAfterGrant(p *Params, cost, remaining, reset int64) int64 {
 	rate, unit, burst := p[0], p[1], p[2]
 	if cost <= remaining || cost > burst {
 		return 0
@@ -138,23 +147,23 @@ func tokensAgain(p *Params, cost, remaining, reset int64) int64 {
 	return max(reset-cdiv((burst-cost)*unit, rate), 0)
 }
 
-// drain brings a level up to now. It returns the level, the time for which it is right, how far
-// that is ahead of now, and whether the state came from too far in the future and was mended.
-func drain(rate, now, level, at int64) (drained, since, ahead int64, mended bool) {
+// drain advances a level to now. It returns the level, the time of that level, how far this time is
+// ahead of now, and whether the state was too far in the future and was repaired.
+func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bool) {
 	if level == 0 {
 		return 0, now, 0, false
 	}
-	mended = at-now > MaxStall
-	if mended {
+	repaired = at-now > MaxStall
+	if repaired {
 		at = now
 	}
 	if at > now {
-		return level, at, at - now, mended
+		return level, at, at - now, repaired
 	}
 	if float64(now-at)*float64(rate) >= float64(level) { // a product too large to be exact is larger than any level
-		return 0, now, 0, mended
+		return 0, now, 0, repaired
 	}
-	return level - (now-at)*rate, now, 0, mended
+	return level - (now-at)*rate, now, 0, repaired
 }
 
 // convert changes the unit of a level from 1/old to 1/parts. It rounds up, to at most Max. If the
@@ -174,7 +183,7 @@ func convert(level, old, parts int64) int64 {
 	return whole*parts + rest
 }
 
-// shrink takes tokens off a level that never passes zero.
+// shrink removes tokens from a level, but not below zero.
 func shrink(level, tokens, unit int64) int64 {
 	if tokens >= cdiv(level, unit) {
 		return 0

@@ -3,8 +3,8 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
   if old and old ~= unit then
     level = convert(level, old, unit)
   end
-  local ahead, mended
-  level, at, ahead, mended = drain(rate, now, level, at)
+  local ahead, repaired
+  level, at, ahead, repaired = drain(rate, now, level, at)
   local room = capacity - level
   local before = level
 
@@ -47,7 +47,7 @@ local function tokenbucket(rate, unit, burst, _, mode, cost, patience, now, _, l
   if level > 0 then
     reset = cdiv(level, rate) + ahead
   end
-  if level == before and not (mended and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
+  if level == before and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, wait, keep
   end
   keep = reset

@@ -38,7 +38,7 @@ func (r *run) turnsOf() []turn {
 		}
 		if len(r.kin) > 0 && r.at == nil && r.d.oneIn(4) {
 			t.kind = int(r.d(0, int64(len(r.kin)-1)))
-			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].At
+			t.prepare, t.at = r.kin[t.kind].Prepare, r.kin[t.kind].paramsAt
 		}
 		if _, err := t.prepare(t.limit); err == nil && r.countable(append(turns, t)) {
 			t.shorter = r.shortest(t.limit)
@@ -82,7 +82,7 @@ func most(turns []turn, of func(Limit) int64) int64 {
 	return n
 }
 
-// ratesInTurn is the bound of what gives back units all the time: the largest room, and the largest
+// ratesInTurn is the bound of what returns units all the time: the largest room, and the largest
 // rate.
 func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {

@@ -49,25 +49,25 @@ func TestTheZooIsCaught(t *testing.T) {
 	t.Logf("counted: %d broken limiters caught (seed %d)", caught, seed)
 }
 
-func hide(step any) func(any, Params, Ask, int64) (Outcome, any) {
+func hide(step any) func(any, Params, Request, int64) (Outcome, any) {
 	switch step := step.(type) {
-	case func(bucket, Params, Ask, int64) (Outcome, bucket):
+	case func(bucket, Params, Request, int64) (Outcome, bucket):
 		return of(step)
-	case func(queue, Params, Ask, int64) (Outcome, queue):
+	case func(queue, Params, Request, int64) (Outcome, queue):
 		return of(step)
-	case func(window, Params, Ask, int64) (Outcome, window):
+	case func(window, Params, Request, int64) (Outcome, window):
 		return of(step)
-	case func(pair, Params, Ask, int64) (Outcome, pair):
+	case func(pair, Params, Request, int64) (Outcome, pair):
 		return of(step)
-	case func(parts, Params, Ask, int64) (Outcome, parts):
+	case func(parts, Params, Request, int64) (Outcome, parts):
 		return of(step)
-	case func(record, Params, Ask, int64) (Outcome, record):
+	case func(record, Params, Request, int64) (Outcome, record):
 		return of(step)
-	case func(slots, Params, Ask, int64) (Outcome, slots):
+	case func(slots, Params, Request, int64) (Outcome, slots):
 		return of(step)
-	case func(stamps, Params, Ask, int64) (Outcome, stamps):
+	case func(stamps, Params, Request, int64) (Outcome, stamps):
 		return of(step)
-	case func(arrival, Params, Ask, int64) (Outcome, arrival):
+	case func(arrival, Params, Request, int64) (Outcome, arrival):
 		return of(step)
 	}
 	panic(fmt.Sprintf("no step: %T", step))
@@ -81,7 +81,7 @@ func zoo() []beast {
 		{"a bucket writes its time backwards: two clocks mint tokens", twoClocksMintNothing, bucket, timeWrittenBackwards, nil},
 		{"a bucket does not clamp elapsed time: tokens fall below zero", farStepBackHeals, bucket, elapsedNotClamped, nil},
 		{"a bucket believes any future: locked out after a step back", farStepBackHeals, bucket, futureBelieved, nil},
-		{"a denial does not store the mended state: nobody gets in", farStepBackHeals, bucket, mendedInVain, nil},
+		{"a denial does not store the repaired state: nothing is admitted", farStepBackHeals, bucket, neverRepaired, nil},
 		{"state is kept for 3600 s, whatever the period", stateEqualsFreshAfterKeep, bucket, keptForAnHour, perDay},
 		{"state is kept for 3600 s: a full bucket after an idle hour", admittedCostStaysWithinTheBound, bucket, keptForAnHour, perDay},
 		{"state is kept for whole seconds, rounded down", admittedCostStaysWithinTheBound, bucket, keptForWholeSeconds,
@@ -89,7 +89,7 @@ func zoo() []beast {
 		{"state is kept for ever", stateEqualsFreshAfterKeep, fixed, keptForEver, nil},
 		{"a denied spend is charged", denialChangesNothing, bucket, denialCharged, nil},
 		{"a denied request is counted", denialChangesNothing, fixed, denialCounted, nil},
-		{"a cost above the burst is told to come back", whatCannotFitIsDeniedForEver, bucket, oversizeToldToComeBack, nil},
+		{"a cost above the burst has a RetryAfter", whatCannotFitIsDeniedForEver, bucket, oversizeHasRetryAfter, nil},
 		{"a cost of exactly the burst is refused", remainingIsWhatSpendFinds, bucket, wholeBurstRefused, nil},
 		{"a refund goes above the capacity", refundNeverExceedsUse, fixed, refundAboveCapacity, nil},
 		{"a refund that fills the bucket is not stored", whatIsAnsweredIsKept, bucket, fillingRefundLost, nil},
@@ -98,7 +98,7 @@ func zoo() []beast {
 		{"a log forgets who used the period before, when it grows", limitChangeKeepsWhatWasUsed, log, baseLost, nil},
 		{"a sliding window rounds the weight down", slidingWindowAdmitsOnePlusF, sliding, weightRoundedDown, nil},
 		{"a sliding window checks for one unit and charges all", admittedCostStaysWithinTheBound, sliding, costIgnored, nil},
-		{"a sliding window begins anew when it is mended", farStepBackHeals, sliding, realigned, nil},
+		{"a sliding window begins anew when it is repaired", farStepBackHeals, sliding, realigned, nil},
 		{"sub-windows count n parts only", admittedCostStaysWithinTheBound, sub, oneShort, nil},
 		{"a quotient is rounded up in floats", retryAfterIsTight, bucket, floatQuotients, []Limit{
 			{Count: 999_983, Period: 999_999_937, Burst: 2_251_000}, {Count: 7919, Period: 86_399_999_999, Burst: 26_000}}},
@@ -116,24 +116,24 @@ func zoo() []beast {
 		{"a log with a shorter period drops what a longer one counts", limitsInTurn, log, droppedEarly, nil},
 		{"a hold lasts no longer than the present limit's", limitsInTurn, lent, holdsCut, nil},
 		{"a place in a queue counts at the present rate", limitsInTurn, line, turnsMoved, nil},
-		{"a fixed window is mended by any step back across its edge", twoClocksMintNothing, fixed, mendedTooSoon, nil},
-		{"a queue lets its tail give back the places of others", departuresAreSpaced, line, tailGivesAll, nil},
-		{"a queue lets anybody give back a place", departuresAreSpaced, line, anybodyGives, nil},
+		{"a fixed window is repaired by any step back across its edge", twoClocksMintNothing, fixed, repairedTooSoon, nil},
+		{"a queue lets its tail refund the places of others", departuresAreSpaced, line, tailGivesAll, nil},
+		{"a queue lets any holder refund a place", departuresAreSpaced, line, anyHolderRefunds, nil},
 		{"slots all live until the last was taken", slotsAreNeverExceeded, lent, oneExpiryForAll, nil},
 		{"a renewal takes another slot", renewedHoldsLive, lent, renewalTakesAnother, nil},
-		{"anybody releases a slot", refundsAreTheHoldersOwn, lent, anybodyReleases, nil},
+		{"any holder releases a slot", refundsAreTheHoldersOwn, lent, anyHolderReleases, nil},
 	}
 }
 
 // The published bucket that sets elapsed to at least 0, and then stores now as the time of its last
 // refill.
-func timeWrittenBackwards(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func timeWrittenBackwards(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
 	return values(tokenBucket)(s, p, a, now)
 }
 
 // The published bucket that adds elapsed times rate, even if time ran backwards.
-func elapsedNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func elapsedNotClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	if back := s.At - now; back > 0 && s.Unit > 0 {
 		s.Level += min(muldiv(back, p[0], 1), Max/4)
 		s.At = now
@@ -142,7 +142,7 @@ func elapsedNotClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 // GCRA with its arrival time on the wall clock, however far ahead that is.
-func futureBelieved(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func futureBelieved(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
 	out, next := values(tokenBucket)(s, p, a, now+ahead)
 	if out.RetryAfter > 0 {
@@ -158,7 +158,7 @@ func futureBelieved(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 // A denial that writes nothing, though it had to set the time right.
-func mendedInVain(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func neverRepaired(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if !out.OK() {
 		out.Keep, next = Unchanged, s
@@ -166,13 +166,13 @@ func mendedInVain(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 	return out, next
 }
 
-func keptForAnHour(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func keptForAnHour(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	out.Keep = min(out.Keep, hour)
 	return out, next
 }
 
-func keptForWholeSeconds(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func keptForWholeSeconds(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if out.Keep > 0 {
 		out.Keep = out.Keep / 1_000_000 * 1_000_000
@@ -181,7 +181,7 @@ func keptForWholeSeconds(s bucket, p Params, a Ask, now int64) (Outcome, bucket)
 }
 
 // INCR, and an EXPIRE that never runs.
-func keptForEver(s window, p Params, a Ask, now int64) (Outcome, window) {
+func keptForEver(s window, p Params, a Request, now int64) (Outcome, window) {
 	out, next := fixedWindow(s, p, a, now)
 	if out.Keep > 0 {
 		out.Keep = Max
@@ -189,7 +189,7 @@ func keptForEver(s window, p Params, a Ask, now int64) (Outcome, window) {
 	return out, next
 }
 
-func denialCharged(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func denialCharged(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Spend && out.RetryAfter > 0 {
 		a.Mode = Force
@@ -200,17 +200,17 @@ func denialCharged(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 // INCR first, and the comparison afterwards.
-func denialCounted(s window, p Params, a Ask, now int64) (Outcome, window) {
+func denialCounted(s window, p Params, a Request, now int64) (Outcome, window) {
 	out, next := fixedWindow(s, p, a, now)
 	if a.Mode == Spend && out.RetryAfter > 0 {
-		_, next = fixedWindow(s, p, Ask{Mode: Force, Cost: 1}, now)
+		_, next = fixedWindow(s, p, Request{Mode: Force, Cost: 1}, now)
 		out.Keep = next.End - now
 	}
 	return out, next
 }
 
 // GCRA that answers when the arrival time would allow the cost, which it never does.
-func oversizeToldToComeBack(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func oversizeHasRetryAfter(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter == Never {
 		out.RetryAfter = max(out.ResetAfter, 1)
@@ -219,17 +219,17 @@ func oversizeToldToComeBack(s bucket, p Params, a Ask, now int64) (Outcome, buck
 }
 
 // GCRA that compares with >= where > is meant.
-func wholeBurstRefused(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func wholeBurstRefused(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if (a.Mode == Spend || a.Mode == Peek) && a.Cost == p[2] {
-		left, _ := values(tokenBucket)(s, p, Ask{Mode: Peek}, now)
+		left, _ := values(tokenBucket)(s, p, Request{Mode: Peek}, now)
 		return Outcome{RetryAfter: Never, Remaining: left.Remaining, ResetAfter: left.ResetAfter, Keep: Unchanged}, s
 	}
 	return out, next
 }
 
 // A refund as a negative cost, with nothing to stop it.
-func refundAboveCapacity(s window, p Params, a Ask, now int64) (Outcome, window) {
+func refundAboveCapacity(s window, p Params, a Request, now int64) (Outcome, window) {
 	if a.Mode != Refund {
 		return fixedWindow(s, p, a, now)
 	}
@@ -242,7 +242,7 @@ func refundAboveCapacity(s window, p Params, a Ask, now int64) (Outcome, window)
 }
 
 // GCRA that stores an arrival time only while it lies in the future.
-func fillingRefundLost(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func fillingRefundLost(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Refund && out.Keep == 0 {
 		out.Keep, next = Unchanged, s
@@ -251,7 +251,7 @@ func fillingRefundLost(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 // "At most" that takes all there is, and reports the whole units of it.
-func drawChargesFraction(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func drawChargesFraction(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Draw && out.Granted > 0 && out.Granted < a.Cost {
 		next.Level = p[1] * p[2]
@@ -264,7 +264,7 @@ func drawChargesFraction(s bucket, p Params, a Ask, now int64) (Outcome, bucket)
 // stamps are the members of a sorted set whose names are their times.
 type stamps map[int64]int64
 
-func membersCollapse(s stamps, p Params, a Ask, now int64) (Outcome, stamps) {
+func membersCollapse(s stamps, p Params, a Request, now int64) (Outcome, stamps) {
 	count, period := p[0], p[1]
 	next, used, newest := stamps{}, int64(0), now
 	for at, cost := range s {
@@ -291,7 +291,7 @@ func membersCollapse(s stamps, p Params, a Ask, now int64) (Outcome, stamps) {
 
 // A log that keeps its last expired entry with its time, so that it lives again when the period
 // grows.
-func baseLost(s record, p Params, a Ask, now int64) (Outcome, record) {
+func baseLost(s record, p Params, a Request, now int64) (Outcome, record) {
 	kept := make(map[int64]int64, len(s.grants))
 	for _, g := range s.grants {
 		kept[g.sum] = g.at
@@ -305,7 +305,7 @@ func baseLost(s record, p Params, a Ask, now int64) (Outcome, record) {
 }
 
 // estimated is a sliding window by another estimate of what is used.
-func estimated(s pair, p Params, a Ask, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, pair) {
+func estimated(s pair, p Params, a Request, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, pair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, _, previous, _ := slide(s, period, now)
 	used := estimate(current, previous, ticks-max(now-start, 0)/tick, ticks)
@@ -323,12 +323,12 @@ func estimated(s pair, p Params, a Ask, now int64, estimate func(current, previo
 	return out, pair{Start: start, Current: current + granted, Width: period, Previous: previous}
 }
 
-func weightRoundedDown(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+func weightRoundedDown(s pair, p Params, a Request, now int64) (Outcome, pair) {
 	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
 }
 
 // A check of "used < limit", whatever the cost.
-func costIgnored(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+func costIgnored(s pair, p Params, a Request, now int64) (Outcome, pair) {
 	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 {
 		used := current + cdiv(previous*weight, ticks)
 		if a.Mode == Spend && used < p[0] && a.Cost <= p[0] {
@@ -338,9 +338,9 @@ func costIgnored(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 	})
 }
 
-// Mended windows that are aligned to the epoch, wherever in them now is: the weight of the previous
-// one jumps.
-func realigned(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+// Repaired windows that are aligned to the epoch, wherever in them now is: the weight of the
+// previous one jumps.
+func realigned(s pair, p Params, a Request, now int64) (Outcome, pair) {
 	if s.Width > 0 && s.Start-now > MaxStall {
 		s.Start = now - now%p[1]
 	}
@@ -348,14 +348,14 @@ func realigned(s pair, p Params, a Ask, now int64) (Outcome, pair) {
 }
 
 // The current part and n-1 before it.
-func oneShort(s parts, p Params, a Ask, now int64) (Outcome, parts) {
+func oneShort(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	p[2]--
 	return subWindow(s, p, a, now)
 }
 
 // floatQuotients is a bucket that divides as scripts do: ceil(a/b) in doubles, by the rate in
 // tokens per µs.
-func floatQuotients(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func floatQuotients(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if out.RetryAfter > 0 && a.Patience == 0 {
 		level, _, ahead, _ := drain(p[0], now, s.Level, s.At)
@@ -369,7 +369,7 @@ func floatQuotients(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 type arrival struct{ at int64 }
 
 // GCRA whose interval between two units is a whole number of µs.
-func intervalRounded(s arrival, p Params, a Ask, now int64) (Outcome, arrival) {
+func intervalRounded(s arrival, p Params, a Request, now int64) (Outcome, arrival) {
 	rate, unit, burst := p[0], p[1], p[2]
 	interval := unit / rate
 	at := max(s.at, now)
@@ -396,14 +396,14 @@ func intervalRounded(s arrival, p Params, a Ask, now int64) (Outcome, arrival) {
 }
 
 // The header that says now + capacity/rate, whatever is used.
-func resetAlwaysFull(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func resetAlwaysFull(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	out.ResetAfter = cdiv(p[1]*p[2], p[0])
 	return out, next
 }
 
 // A window whose duration is stored in seconds. Less than one never ends.
-func wholeSeconds(s window, p Params, a Ask, now int64) (Outcome, window) {
+func wholeSeconds(s window, p Params, a Request, now int64) (Outcome, window) {
 	named := p[1]
 	if p[1] = p[1] / 1_000_000 * 1_000_000; p[1] == 0 {
 		p[1] = MaxPeriod
@@ -416,7 +416,7 @@ func wholeSeconds(s window, p Params, a Ask, now int64) (Outcome, window) {
 }
 
 // A level that is cut off at the present burst, as if what is beyond had never been used.
-func levelClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func levelClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	if s.Unit != 0 {
 		s.Level = min(convert(s.Level, s.Unit, p[1]), p[1]*p[2])
 		s.Unit = p[1]
@@ -425,21 +425,21 @@ func levelClamped(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 // What was used is moved to the window that the present limit names, whatever it is.
-func shorterForgets(s window, p Params, a Ask, now int64) (Outcome, window) {
+func shorterForgets(s window, p Params, a Request, now int64) (Outcome, window) {
 	if ends, _, _, kind := windowEnd(p[1], p[2], p[3], now); s.End > now && s.Kind != kind {
 		s.End, s.Kind = ends, kind
 	}
 	return fixedWindow(s, p, a, now)
 }
 
-func sharesCarried(s pair, p Params, a Ask, now int64) (Outcome, pair) {
+func sharesCarried(s pair, p Params, a Request, now int64) (Outcome, pair) {
 	if start, current, width, previous, _ := slide(s, p[1], now); s.Width > 0 && width != p[1] {
 		s = pair{Start: now - muldiv(max(now-start, 0), p[1], width), Current: current, Width: p[1], Previous: previous}
 	}
 	return slidingWindow(s, p, a, now)
 }
 
-func gatheredAtOnce(s parts, p Params, a Ask, now int64) (Outcome, parts) {
+func gatheredAtOnce(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	if s.Width > 0 && s.Width != p[1] {
 		_, used, _ := roll(s, p[1], p[2], now)
 		s = parts{Width: p[1], Count: p[2], Start: now - now%p[1]}
@@ -448,7 +448,7 @@ func gatheredAtOnce(s parts, p Params, a Ask, now int64) (Outcome, parts) {
 	return subWindow(s, p, a, now)
 }
 
-func droppedEarly(s record, p Params, a Ask, now int64) (Outcome, record) {
+func droppedEarly(s record, p Params, a Request, now int64) (Outcome, record) {
 	var kept []grant
 	for _, g := range s.grants {
 		if g.keep > p[1] {
@@ -459,14 +459,14 @@ func droppedEarly(s record, p Params, a Ask, now int64) (Outcome, record) {
 	return slidingLog(record{kept}, p, a, now)
 }
 
-func holdsCut(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+func holdsCut(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	s.longest = p[1]
 	return concurrency(s, p, a, now)
 }
 
-// A queue as a number of places, whatever the interval at which those who have them were told to
+// A queue as a number of places, whatever the interval at which those who have them were to
 // leave.
-func turnsMoved(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+func turnsMoved(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
 		s.Rate = p[0]
 	}
@@ -474,7 +474,7 @@ func turnsMoved(s queue, p Params, a Ask, now int64) (Outcome, queue) {
 }
 
 // A stored window is taken for one of the future as soon as it is not the present one.
-func mendedTooSoon(s window, p Params, a Ask, now int64) (Outcome, window) {
+func repairedTooSoon(s window, p Params, a Request, now int64) (Outcome, window) {
 	if ends, _, _, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
 		s.End = ends
 	}
@@ -482,20 +482,20 @@ func mendedTooSoon(s window, p Params, a Ask, now int64) (Outcome, window) {
 }
 
 // The holder is compared, what it took is not.
-func tailGivesAll(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+func tailGivesAll(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	s.Taken = Max / 2
 	return leakyBucket(s, p, a, now)
 }
 
-// A cancel that lowers the queue's level, whoever's place it was.
-func anybodyGives(s queue, p Params, a Ask, now int64) (Outcome, queue) {
+// A cancel that lowers the queue's level, even if another holder has the place.
+func anyHolderRefunds(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	s.Tail, s.Taken = HolderID(a.Holder), Max/2
 	return leakyBucket(s, p, a, now)
 }
 
-// A set whose one expiry is pushed back by whoever takes or renews a slot: the dead live as long as
-// there is traffic.
-func oneExpiryForAll(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+// A set whose one expiry is pushed back by any holder that takes or renews a slot: the dead live as
+// long as there is traffic.
+func oneExpiryForAll(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	out, next := concurrency(s, p, a, now)
 	last := int64(0)
 	for _, h := range next.holds {
@@ -510,7 +510,7 @@ func oneExpiryForAll(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 }
 
 // A slot is a number in a counter: taking it again takes another.
-func renewalTakesAnother(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+func renewalTakesAnother(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	if a.Mode == Spend {
 		a.Holder = fmt.Sprint(a.Holder, len(s.holds))
 	}
@@ -518,7 +518,7 @@ func renewalTakesAnother(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 }
 
 // A release that frees a slot, whosever it is.
-func anybodyReleases(s slots, p Params, a Ask, now int64) (Outcome, slots) {
+func anyHolderReleases(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	if a.Mode == Refund && len(s.holds) > 0 {
 		a.Holder = s.holds[0].holder
 	}
@@ -526,7 +526,7 @@ func anybodyReleases(s slots, p Params, a Ask, now int64) (Outcome, slots) {
 }
 
 // A bucket that books a unit for the work of each spend.
-func feePerSpend(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func feePerSpend(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Spend && out.Granted > 0 {
 		next.Level++
@@ -535,7 +535,7 @@ func feePerSpend(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
 }
 
 // A bucket that answers its reset in whole milliseconds.
-func resetRounded(s bucket, p Params, a Ask, now int64) (Outcome, bucket) {
+func resetRounded(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	out.ResetAfter = cdiv(out.ResetAfter, 1000) * 1000
 	return out, next

@@ -5,9 +5,9 @@ import (
 	"os"
 )
 
-// keepAwake has idle cores poll for work instead of sleeping, as cyclictest does, until end. In a
-// virtual machine a core takes some 40 µs to wake, longer than a script takes. A load that lets
-// both sides idle in turn would measure that, and not the programs.
+// keepAwake makes idle cores poll for work instead of sleeping, until end is called; cyclictest
+// does the same. In a virtual machine a core takes some 40 µs to wake up, longer than a script
+// takes. A load in which both sides become idle in turn would measure that.
 func keepAwake() (end func()) {
 	const device = "/dev/cpu_dma_latency" // Linux: for as long as it is open, no state that takes longer to leave than was written, in µs
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)

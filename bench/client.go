@@ -50,7 +50,7 @@ func callers(server *redistest.Server) ([]*caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := ofStore("penstock", store, penstock.PerDay(limitOf))
+	own, err := ofStore("penstock", store, penstock.PerDay(limitOf).MustCompile())
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func callers(server *redistest.Server) ([]*caller, error) {
 	if store, err = redisstore.New(goredis.New(client), redisstore.Options{Prefix: "gr"}); err != nil {
 		return nil, err
 	}
-	adapted, err := ofStore("penstock over go-redis", store, penstock.PerDay(limitOf))
+	adapted, err := ofStore("penstock over go-redis", store, penstock.PerDay(limitOf).MustCompile())
 	if err != nil {
 		return nil, err
 	}
@@ -84,12 +84,12 @@ func ofRedisRate(client *redis.Client, limit redis_rate.Limit) (*caller, error) 
 }
 
 // ofStore decides by a token bucket.
-func ofStore(name string, store penstock.Store, limit penstock.Limit) (*caller, error) {
-	limiter, err := penstock.NewLimiter(store, "search", limit)
+func ofStore(name string, store penstock.Store, limit *penstock.Plan) (*caller, error) {
+	limiter, err := penstock.NewLimiter(store, "search", limit.Limit())
 	if err != nil {
 		return nil, err
 	}
-	c := &caller{name: name, bound: bucketBound(limit.Count, limit.Count, limit.Period), close: func() {}}
+	c := &caller{name: name, bound: bucketBound(limit.Limit().Count, limit.Limit().Count, limit.Limit().Period), close: func() {}}
 	c.allow = func(ctx context.Context, key string) (bool, error) {
 		d, err := limiter.Allow(ctx, key)
 		if d.Source == penstock.FromFallback {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
@@ -11,8 +12,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// gatherSection compares a store whose callers go together with one that sends each by itself, one
-// core for the client.
+// gatherSection compares a store that coalesces calls with one that sends each call separately,
+// with one core for the client.
 func gatherSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
@@ -26,13 +27,13 @@ func gatherSection(r *report) error {
 	for _, load := range []struct {
 		name        string
 		names       []string
-		limit       penstock.Limit
+		limit       *penstock.Plan
 		least, p99s float64
 	}{
-		{"distinct", names, penstock.PerDay(limitOf), 1.4, 1},
-		{"hot", names[:1], penstock.PerHour(3_600_000_000), 5, 1},         // all are allowed, their resets in equal steps
-		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000), 0, 0}, // resets in steps that differ: decided one by one
-		{"hot, over", names[:1], penstock.PerSecond(1000), 0, 0},          // nearly all are denied
+		{"distinct", names, penstock.PerDay(limitOf).MustCompile(), 1.4, 1},
+		{"hot", names[:1], penstock.PerHour(3_600_000_000).MustCompile(), 5, 1},         // all are allowed, their resets in equal steps
+		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000).MustCompile(), 0, 0}, // resets in steps that differ: decided one by one
+		{"hot, over", names[:1], penstock.PerSecond(1000).MustCompile(), 0, 0},          // nearly all are denied
 	} {
 		for _, goroutines := range []int{64, 512} {
 			apart, together, err := bareStores(server, load.limit)
@@ -58,17 +59,46 @@ func gatherSection(r *report) error {
 	return nil
 }
 
-// bareStores are a store that sends each batch by itself, and the default one, whose callers go
-// together. They share no counters.
-func bareStores(server *redistest.Server, limit penstock.Limit) (apart, together *caller, err error) {
-	if apart, err = ofOptions("apart", server, redisstore.Options{Apart: true, Prefix: "apart"}, limit); err != nil {
+// bareStores returns a store that sends each batch in a script of its own, and the default one,
+// which coalesces. They share no counters.
+func bareStores(server *redistest.Server, limit *penstock.Plan) (apart, together *caller, err error) {
+	if apart, err = uncoalesced(server, limit); err != nil {
 		return nil, nil, err
 	}
 	together, err = ofOptions("together", server, redisstore.Options{Prefix: "together"}, limit)
 	return apart, together, err
 }
 
-func ofOptions(name string, server *redistest.Server, o redisstore.Options, limit penstock.Limit) (*caller, error) {
+// uncoalesced has a store for each caller, over one client: none finds others to share a script
+// with.
+func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error) {
+	option, err := redisstore.ParseURL(server.URL())
+	if err != nil {
+		return nil, err
+	}
+	client := redisstore.Dial(option)
+	idle := make(chan *redisstore.Store, 512)
+	for range cap(idle) {
+		store, err := redisstore.New(client, redisstore.Options{Prefix: "apart"})
+		if err != nil {
+			return nil, err
+		}
+		idle <- store
+	}
+	each := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store := <-idle
+		defer func() { idle <- store }()
+		return store.Decide(ctx, charges)
+	})
+	c, err := ofStore("apart", each, limit)
+	if err != nil {
+		return nil, err
+	}
+	c.close = func() { _ = client.Close() }
+	return c, nil
+}
+
+func ofOptions(name string, server *redistest.Server, o redisstore.Options, limit *penstock.Plan) (*caller, error) {
 	store, err := redisstore.Open(server.URL(), o)
 	if err != nil {
 		return nil, err

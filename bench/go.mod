@@ -5,7 +5,8 @@ go 1.26.0
 require (
 	github.com/HdrHistogram/hdrhistogram-go v1.2.0
 	github.com/go-redis/redis_rate/v10 v10.0.1
-	github.com/penstock/penstock v0.0.0
+	github.com/penstock/penstock v0.1.0
+	github.com/penstock/penstock/redisstore/goredis v0.0.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/sethvargo/go-limiter v1.1.0
 )
@@ -22,4 +23,7 @@ require (
 	golang.org/x/sys v0.48.0 // indirect
 )
 
-replace github.com/penstock/penstock => ../
+replace (
+	github.com/penstock/penstock => ../
+	github.com/penstock/penstock/redisstore/goredis => ../redisstore/goredis
+)

@@ -23,11 +23,11 @@ const leastWithLeases = 0.85
 // A guarded store is compared with a bare one, of which it should be at least a multiple.
 type guarded struct {
 	name  string
-	wrap  func(*redisstore.Store, penstock.Limit) (store penstock.Store, excess int64, end func())
+	wrap  func(*redisstore.Store, *penstock.Plan) (store penstock.Store, excess int64, end func())
 	least float64
 }
 
-func (g guarded) caller(server *redistest.Server, prefix string, limit penstock.Limit) (*caller, error) {
+func (g guarded) caller(server *redistest.Server, prefix string, limit *penstock.Plan) (*caller, error) {
 	inner, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: prefix})
 	if err != nil {
 		return nil, err
@@ -45,30 +45,30 @@ func (g guarded) caller(server *redistest.Server, prefix string, limit penstock.
 	return c, nil
 }
 
-func deny(store *redisstore.Store, _ penstock.Limit) (penstock.Store, int64, func()) {
+func deny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
 	return guard.NewDenyCache(store, guard.DenyOptions{}), 0, func() {}
 }
 
-func lease(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64, func()) {
+func lease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	o := guard.LeaseOptions{Limits: leases}
 	l := guard.NewLease(store, o)
 	return l, o.Excess(limit), func() { _ = l.Close(context.Background()) }
 }
 
-func leases(*penstock.Limit) guard.Settings { return guard.Settings{Lease: leased} }
+func leases(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leased} }
 
-// patient is a deadline that passes on no machine, however busy: what the fallback answers is fast,
-// and not what is measured.
+// patient is a deadline that even a busy machine meets: decisions of the fallback are fast, and are
+// not what is measured.
 var patient = guard.TimeoutOptions{After: time.Second}
 
 // standard is guard.Standard as it comes, but for its deadline: nothing is leased.
-func standard(store *redisstore.Store, _ penstock.Limit) (penstock.Store, int64, func()) {
+func standard(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
 	g := standardWith(store, guard.Options{Timeout: patient})
 	return g, 0, g.Close
 }
 
 // leasing is guard.Standard where the limit has a lease.
-func leasing(store *redisstore.Store, limit penstock.Limit) (penstock.Store, int64, func()) {
+func leasing(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	g := standardWith(store, guard.Options{Timeout: patient, Limits: leases})
 	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
 }
@@ -102,19 +102,19 @@ func guardsSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	hundred, plenty := penstock.PerSecond(100), penstock.PerHour(3_600_000_000)
+	hundred, plenty := penstock.PerSecond(100).MustCompile(), penstock.PerHour(3_600_000_000).MustCompile()
 	r.title("Guards: decisions around a store, beside the bare store with each apart (%d windows, one core for the client)", clientRounds)
 	r.row(loadColumns...)
 	for _, load := range []struct {
 		name   string
 		names  []string
-		limit  penstock.Limit
+		limit  *penstock.Plan
 		window time.Duration
 		guards []guarded
 	}{
 		{"over 100/s", names[:1], hundred, clientWindow, []guarded{{"deny", deny, 15}}},
 		{"hot", names[:1], plenty, clientWindow, []guarded{{"lease of 100", lease, 8}}},
-		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000), clientWindow, []guarded{{"lease of 100", lease, 0}}},
+		{"hot, 100k/s", names[:1], penstock.PerSecond(100_000).MustCompile(), clientWindow, []guarded{{"lease of 100", lease, 0}}},
 		// Buckets are full when a window begins, and traffic that goes on finds them in use: most of a
 		// second is like that.
 		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guarded{{"standard", standard, 2}, {"standard, leases", leasing, 0}}},

@@ -25,7 +25,7 @@ const (
 // A steady load is random traffic under one key, at so many instances, below the key's limit. The
 // same requests are made of the store alone.
 type steady struct {
-	limit     penstock.Limit
+	limit     *penstock.Plan
 	instances int
 	perSecond int
 
@@ -37,7 +37,7 @@ func (s *steady) run(alone penstock.Store, instances []penstock.Store, seed int6
 	var requests sync.WaitGroup
 	var failed atomic.Pointer[error]
 	rng := rand.New(rand.NewSource(seed))
-	charges := []penstock.Charge{{Key: fmt.Sprint("steady", seed), Limit: s.limit, Cost: 1}}
+	charges := []penstock.Charge{{Key: fmt.Sprint("steady", seed), Plan: s.limit, Cost: 1}}
 	decide := func(store penstock.Store, granted *atomic.Int64) {
 		d, err := store.Decide(context.Background(), charges)
 		if err != nil {
@@ -72,7 +72,7 @@ func utilization(r *report, server *redistest.Server) error {
 		return err
 	}
 	defer alone.Close()
-	settings := func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: steadyLease} }
+	settings := func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: steadyLease} }
 	fleets := map[int][]penstock.Store{}
 	for _, n := range []int{1, 4} {
 		for range n {
@@ -89,15 +89,15 @@ func utilization(r *report, server *redistest.Server) error {
 	limit := penstock.PerSecond(steadyCount).WithName("steady")
 	kinds := []struct {
 		name  string
-		limit penstock.Limit
+		limit *penstock.Plan
 	}{
-		{"token bucket", limit},
-		{"fixed window", limit.With(penstock.FixedWindow)},
-		{"sliding window", limit.With(penstock.SlidingWindow)},
-		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10))},
+		{"token bucket", limit.MustCompile()},
+		{"fixed window", limit.With(penstock.FixedWindow).MustCompile()},
+		{"sliding window", limit.With(penstock.SlidingWindow).MustCompile()},
+		{"sub-window of 10 parts", limit.With(penstock.SubWindow(10)).MustCompile()},
 	}
 	for _, kind := range kinds { // the first decisions connect
-		charges := []penstock.Charge{{Key: "first", Limit: kind.limit, Cost: 1}}
+		charges := []penstock.Charge{{Key: "first", Plan: kind.limit, Cost: 1}}
 		for _, store := range slices.Concat([]penstock.Store{alone}, fleets[1], fleets[4]) {
 			if _, err := store.Decide(context.Background(), charges); err != nil {
 				return err
@@ -129,7 +129,7 @@ func utilization(r *report, server *redistest.Server) error {
 	for _, kind := range kinds {
 		worst := 1.0
 		for _, s := range loads {
-			if s.limit.Algorithm != kind.limit.Algorithm {
+			if s.limit.Algorithm() != kind.limit.Algorithm() {
 				continue
 			}
 			share := func(n int64) string { return number(100 * float64(n) / float64(s.requested.Load())) }

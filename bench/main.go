@@ -1,13 +1,13 @@
 // The bench program compares Penstock with what it replaces, on this machine, in ratios that hold
-// on any: the server's work per decision, memory per key, decisions per second through a client,
-// what gathering and guards add, other libraries beside it, decisions in memory, and requests
-// through the service. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
+// on any machine. It measures the server's work per decision, memory per key, decisions per second
+// through a client, the effects of coalescing and of guards, other libraries, decisions in memory,
+// and requests through the service. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
 //
 //	go run . [-only redis,space,client,gather,guards,peers,memory,proxy]
 //
-// Cases are measured in turns, in many short windows, and compared by the quantile that other
-// programs disturb least. Idle cores are kept awake where the system lets us (Linux, as root). The
-// last lines say which goals were met; the exit status is 1 if one was missed.
+// Cases are measured in turn, in many short windows, and compared by the quantile that other
+// programs disturb least. Idle cores are kept awake if the system allows it (Linux, as root). The
+// last lines list the goals and whether they were met. The exit status is 1 if one was missed.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 	for _, name := range strings.Split(*only, ",") {
 		section, ok := sections[name]
 		if !ok {
-			fmt.Fprintf(os.Stderr, "bench: there is no section %q; there are %s\n", name, strings.Join(order, ", "))
+			fmt.Fprintf(os.Stderr, "bench: unknown section %q; the sections are %s\n", name, strings.Join(order, ", "))
 			os.Exit(2)
 		}
 		if err := section(&r); err != nil {

@@ -30,12 +30,12 @@ type memory struct {
 // as a Take of go-limiter's is.
 func penstockMemory(count int64) (*memory, error) {
 	store := memstore.New(memstore.Options{})
-	limit, err := penstock.PerDay(count).Ready()
+	limit, err := penstock.PerDay(count).Compile()
 	if err != nil {
 		return nil, err
 	}
 	return &memory{"penstock memstore", func() func(context.Context, string) {
-		charges := []penstock.Charge{{Limit: limit, Cost: 1}}
+		charges := []penstock.Charge{{Plan: limit, Cost: 1}}
 		return func(ctx context.Context, key string) {
 			charges[0].Key = key
 			if d, err := store.Decide(ctx, charges); err != nil || !d.Allowed {

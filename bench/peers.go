@@ -58,7 +58,7 @@ func peers(server *redistest.Server) (all []*caller, err error) {
 			return ofRedisRate(pooled(server), redis_rate.PerSecond(peersLimit))
 		},
 		func(server *redistest.Server) (*caller, error) {
-			return ofOptions("penstock", server, redisstore.Options{}, penstock.PerSecond(peersLimit))
+			return ofOptions("penstock", server, redisstore.Options{}, penstock.PerSecond(peersLimit).MustCompile())
 		},
 		ofThrottled, ofUlule, ofRueidisLimiter,
 	} {

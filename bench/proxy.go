@@ -36,7 +36,7 @@ const proxyPolicy = `
 rules:
   - name: api
     match: {path: /api/**}
-    per: {first: [{key: header X-API-Key}, {ip: address}]}
+    per: {any_of: [{key: header X-API-Key}, ip]}
     limits:
       - {rate: 10M/s}
 `
@@ -76,7 +76,7 @@ func proxySection(r *report) error {
 		return err
 	}
 	defer bare.stop()
-	if err := gate.start(penstock, "serve", "--config", policy, "--upstream", origin, "--admin", "off"); err != nil {
+	if err := gate.start(penstock, "serve", "--config", policy, "--upstream", origin, "--admin-listen", "off"); err != nil {
 		return err
 	}
 	defer gate.stop()

@@ -69,10 +69,11 @@ func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subjec
 			if limit.Group == "" {
 				limit.Group = "search"
 			}
-			if limit, err = limit.Ready(); err != nil {
+			plan, err := limit.Compile()
+			if err != nil {
 				return nil, err
 			}
-			charge := penstock.Charge{Limit: limit, Cost: 1}
+			charge := penstock.Charge{Plan: plan, Cost: 1}
 			if limit.Algorithm == penstock.LeakyBucket {
 				charge.Patience = 12 * time.Hour
 			}
@@ -88,10 +89,10 @@ func ofPenstock(name string, limits func(count int64) []penstock.Limit) (*subjec
 		for j := range batch {
 			c := &batch[j]
 			c.Key, c.Cost = key, 1
-			if p == fresh && !c.Limit.Algorithm.Collection {
+			if p == fresh && !c.Plan.Algorithm().IsCollection() {
 				c.Cost = int64(first(i))
 			}
-			if c.Limit.Algorithm.Holds {
+			if c.Plan.Algorithm().NeedsHolder() {
 				c.Holder = "holder-" + strconv.Itoa(i)
 			}
 		}

@@ -1,5 +1,5 @@
--- A token bucket as tutorials write it: a hash of two floats, the caller's clock, an expiry by a
--- command of its own, and a write whether or not the request is let in.
+-- A token bucket as in tutorials: a hash of two floats, the caller's clock, a separate command for
+-- the expiry, and a write even if the request is denied.
 local capacity = tonumber(ARGV[1])
 local rate = tonumber(ARGV[2])
 local now = tonumber(ARGV[3])

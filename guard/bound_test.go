@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -34,8 +35,8 @@ type admitted struct {
 }
 
 // newFleet is n instances that believe they are known.
-func newFleet(n, known int, limit penstock.Limit) *fleet {
-	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Limit: limit, Cost: 1}}
+func newFleet(n, known int, limit *penstock.Plan) *fleet {
+	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Plan: limit, Cost: 1}}
 	for range n {
 		f.instances = append(f.instances, guard.Fallback(guard.FallbackOptions{Instances: func() int { return known }})(f.faulty))
 	}
@@ -151,7 +152,7 @@ func (f *fleet) load(random *rand.Rand, perSecond float64) load {
 
 // over is what Bounds promises of a limit that n instances share.
 func over(t *testing.T, n int, limit penstock.Limit, when string) float64 {
-	for _, b := range (guard.Options{Instances: n}).Bounds(limit) {
+	for _, b := range (guard.Options{Instances: n}).Bounds(limit.MustCompile()) {
 		if b.When == when {
 			return float64(b.Over)
 		}
@@ -163,6 +164,7 @@ func over(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 // In an outage, the instances together admit in any interval w at most (n/known)·(B + r·w) and n
 // units of rounding, whatever the load.
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
+	effort.WithoutRace(t)
 	tightest := 0.0
 	seeded(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
@@ -195,6 +197,7 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 // Under balanced load, the beginning of an outage mints nothing: any interval that contains it has
 // B + r·w and n units of rounding, as if there had been no outage. Its end may mint one B.
 func TestSwitchMintsNothingUnderBalancedLoad(t *testing.T) {
+	effort.WithoutRace(t)
 	tightest := 0.0
 	seeded(t, 300, "TestSwitchMintsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
@@ -258,6 +261,7 @@ func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
 // The windows obey the same: what n instances admit in one window exceeds the limit by less than a
 // unit each.
 func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
+	effort.WithoutRace(t)
 	seeded(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
 		kinds := []string{"fixed", "log", "sub", "slots"}
 		kind := kinds[random.IntN(len(kinds))]
@@ -280,6 +284,7 @@ func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 
 // One instance that is alone answers in the outage as the store would have.
 func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
+	effort.WithoutRace(t)
 	names := []string{}
 	for name := range dividable {
 		names = append(names, name)
@@ -288,7 +293,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 	seeded(t, 300, "TestOneInstanceAnswersAsTheStoreWould", func(t *testing.T, random *rand.Rand) {
 		f, reference := newFaulty(), memstore.New(memstore.Options{})
 		store := guard.Fallback(guard.FallbackOptions{})(f)
-		var limits []penstock.Limit
+		var limits []*penstock.Plan
 		for range 3 {
 			name := names[random.IntN(len(names))]
 			limits = append(limits, ready(t, penstock.Limit{Name: fmt.Sprintf("l%d", len(limits)), Group: "g", Algorithm: dividable[name],
@@ -301,12 +306,12 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))).Truncate(time.Microsecond))
 			var batch []penstock.Charge
 			for _, i := range random.Perm(3)[:1+random.IntN(3)] {
-				c := penstock.Charge{Key: "k", Limit: limits[i], Cost: random.Int64N(6), Holder: fmt.Sprint(random.IntN(4))}
+				c := penstock.Charge{Key: "k", Plan: limits[i], Cost: random.Int64N(6), Holder: fmt.Sprint(random.IntN(4))}
 				rare := random.IntN(4) > 0
 				switch c.Mode = penstock.Mode(random.IntN(6)); {
 				case c.Mode == penstock.Reset && rare,
-					c.Mode == penstock.Draw && limits[i].Algorithm.Holds,      // one that renews is not remembered
-					c.Mode == penstock.Refund && limits[i].Algorithm.Bookable: // the memory keeps the fraction of a unit that is forgiven
+					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // one that renews is not remembered
+					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the memory keeps the fraction of a unit that is forgiven
 					c.Mode = penstock.Spend
 				}
 				if c.Mode == penstock.Spend {
@@ -322,7 +327,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			for i := range batch {
 				if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
 					t.Fatalf("step %d: %v of charge %d, cost %d of %v: allowed %v, %+v; the store would say %v, %+v", step, batch[i].Mode, i,
-						batch[i].Cost, batch[i].Limit, got.Allowed, got.Status(i), want.Allowed, want.Status(i))
+						batch[i].Cost, batch[i].Plan, got.Allowed, got.Status(i), want.Allowed, want.Status(i))
 				}
 			}
 		}

@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/lease"
+	"github.com/penstock/penstock/guard/internal/split"
 )
 
 // A Bound says how much a limit admits at most in one situation.
@@ -19,51 +20,45 @@ type Bound struct {
 	// key, in any interval that the situation touches. Unbounded: any number.
 	Over int64
 
-	// Text is the same in words.
+	// Text says the same in words.
 	Text string
 }
 
-// Unbounded as Over says that there is no bound.
+// Unbounded is the Over of a situation without a bound.
 const Unbounded = math.MaxInt64
 
-// Bounds are what Standard with these Options promises of a limit, one for each situation that
-// there may be. What a limit itself admits is the first: docs/algorithms.md has the formulas. While
-// Standard counts more instances than Options.Instances, put in that number.
-//
-// It is nil for a limit that is not valid.
-func (o Options) Bounds(limit penstock.Limit) []Bound {
-	plan, err := limit.Plan()
-	if err != nil {
-		return nil
-	}
+// Bounds returns what Standard with these Options promises for a limit, one Bound for each
+// situation that can occur. The first is what the limit itself admits: docs/algorithms.md has the
+// formulas. If Standard counts more instances than Options.Instances, set that to their number.
+func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	b := bounds{plan: plan, n: max(int64(o.Instances), 1)}
 	if o.Limits != nil {
-		b.settings = o.Limits(&plan.Limit)
+		b.settings = o.Limits(plan)
 	}
-	if b.settings.OnFailure == ByDefault {
+	if b.settings.OnFailure == FailDefault {
 		b.settings.OnFailure = o.OnFailure
 	}
 	if b.settings.DenyFor == 0 {
 		b.settings.DenyFor = o.DenyFor
 	}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.n) }
-	all := []Bound{{"always", 0, own(plan)}}
-	if block := o.Lease.largest(plan); block >= leastBlock {
+	all := []Bound{{"always", 0, plan.Bound()}}
+	if block := o.Lease.engine().LargestBlock(plan); block >= lease.MinBlock {
 		all = append(all, b.leased(o.Lease, block))
 	}
-	if p := makeParts(plan.Limit, b.settings.Shards); p != nil {
+	if p := split.PartsOf(plan.Limit(), b.settings.SplitInto); p != nil {
 		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: each of %d counters has a part; if the limit was larger before, up to %s more until they have drained",
-			len(p.limits), units(p.capacity-p.least))})
+			p.N(), units(plan.Capacity()-p.MinUnits))})
 	}
-	if o.DenyFor >= 0 && b.settings.DenyFor >= 0 && !plan.Limit.Algorithm.Holds {
+	if o.DenyFor >= 0 && b.settings.DenyFor >= 0 && !plan.Algorithm().NeedsHolder() {
 		all = append(all, b.denials())
 	}
 	all = append(all, b.failing()...)
-	capacity := plan.Capacity
+	capacity := plan.Capacity()
 	all = append(all,
 		Bound{"store forgets", capacity, fmt.Sprintf("%s more each time the store loses data (a restart without persistence, a failover to a replica that lags)",
 			units(capacity))})
-	if !plan.Limit.Algorithm.Holds {
+	if !plan.Algorithm().NeedsHolder() {
 		all = append(all, Bound{"clock forward", capacity, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late",
 			units(capacity))})
 	} else {
@@ -78,35 +73,11 @@ type bounds struct {
 	n        int64 // instances
 }
 
-// own is what a limit itself admits.
-func own(plan *penstock.Plan) string {
-	l, a := &plan.Limit, plan.Limit.Algorithm
-	_, rate, _ := strings.Cut(l.WithBurst(0).String(), ": ")
-	rate, _, _ = strings.Cut(rate, " (")
-	switch {
-	case a.Is(penstock.TokenBucket):
-		return fmt.Sprintf("%d at once, and %s", plan.Capacity, rate)
-	case a.Is(penstock.LeakyBucket):
-		return fmt.Sprintf("1 at once, and %s, evenly spaced; %d may wait", rate, l.Burst)
-	case a.Is(penstock.Concurrency):
-		return fmt.Sprintf("%d at a time", plan.Capacity)
-	case a.At != nil:
-		return fmt.Sprintf("%d in each calendar window, so up to %d around its end", l.Count, 2*l.Count)
-	case a.Is(penstock.FixedWindow), a.Is(penstock.AnchoredWindow):
-		return fmt.Sprintf("%s in each window, so up to %d around its end", rate, 2*l.Count)
-	case a.Is(penstock.SlidingWindow):
-		return fmt.Sprintf("%s by estimate, and less than %d in any such time", rate, 2*l.Count)
-	case a.Is(penstock.SlidingLog), a.Is(penstock.SubWindow(1)):
-		return rate + ", wherever that begins"
-	}
-	return fmt.Sprintf("%d at once, and what its algorithm %q says", plan.Capacity, a.Name)
-}
-
 func (b *bounds) leased(o LeaseOptions, block int64) Bound {
-	over := o.Excess(b.plan.Limit)
-	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, leaseLife))
+	over := o.Excess(b.plan)
+	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, lease.DefaultLife))
 	if over > 0 {
-		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may hold it unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, leaseLife))
+		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may hold it unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, lease.DefaultLife))
 	}
 	text += fmt.Sprintf("; of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*LeaseUtilization)
 	return Bound{"leased", over, text}
@@ -116,24 +87,24 @@ func (b *bounds) denials() Bound {
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
 }
 
-// failing says what holds while the store gives no answer, and when it does again.
+// failing returns the bounds while the store does not answer, and when it answers again.
 func (b *bounds) failing() []Bound {
 	const fails, returns = "store fails", "store returns"
-	capacity := b.plan.Capacity
+	capacity := b.plan.Capacity()
 	switch b.settings.OnFailure {
-	case Open:
+	case FailOpen:
 		if b.settings.Ceiling == (penstock.Limit{}) {
 			return []Bound{{fails, Unbounded, "everything passes, and is not counted"}}
 		}
-		ceiling, err := b.settings.Ceiling.Plan()
+		ceiling, err := b.settings.Ceiling.Compile()
 		if err != nil {
 			return []Bound{{fails, 0, "nothing passes: the ceiling is not valid"}}
 		}
-		return []Bound{{fails, Unbounded, fmt.Sprintf("at each instance %s", own(ceiling))}}
-	case Closed:
+		return []Bound{{fails, Unbounded, fmt.Sprintf("at each instance %s", ceiling.Bound())}}
+	case FailClosed:
 		return []Bound{{fails, 0, "nothing passes"}}
 	}
-	if b.plan.Limit.Algorithm.Holds {
+	if b.plan.Algorithm().NeedsHolder() {
 		shares := b.shares() - capacity
 		return []Bound{
 			{fails, shares + b.uneven(), fmt.Sprintf("%s more: %s with a share each, rounded up, besides the slots lent before", units(shares+b.uneven()), b.instances())},
@@ -148,46 +119,42 @@ func (b *bounds) failing() []Bound {
 	}
 }
 
-// sharing is what the instances admit by their shares.
+// sharing returns what the instances admit by their shares.
 func (b *bounds) sharing() (over int64, text string) {
 	text = "no more, with one instance"
 	if b.n > 1 {
-		rounding := b.shares() - b.plan.Capacity
+		rounding := b.shares() - b.plan.Capacity()
 		over = rounding + b.uneven()
 		text = fmt.Sprintf("%s with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
 			b.instances(), units(rounding), b.uneven())
 	}
-	if a := b.plan.Limit.Algorithm; a.Is(penstock.FixedWindow) || a.Is(penstock.SlidingWindow) {
-		over += b.plan.Capacity
-		text += fmt.Sprintf("; and up to %d if their clocks and the store's differ, since windows begin by the clock", b.plan.Capacity)
+	if b.plan.Algorithm().WindowsDiffer() {
+		over += b.plan.Capacity()
+		text += fmt.Sprintf("; and up to %d if their clocks and the store's differ, since windows begin by the clock", b.plan.Capacity())
 	}
 	return over, text
 }
 
-// returning is what the shares admit before all instances have found the store again, within a
+// returning returns what the shares admit until all instances have found the store again, within a
 // second.
 func (b *bounds) returning() int64 {
-	l := &b.plan.Limit
+	l := b.plan.Limit()
 	second := float64(l.Count) / l.Period.Seconds() * float64(b.n-1) / float64(b.n)
 	return b.shares() + int64(math.Ceil(min(second, penstock.MaxCost)))
 }
 
-// shares is the capacity of all shares together.
+// shares returns the capacity of all shares together.
 func (b *bounds) shares() int64 {
-	share := makeShare(b.plan.Limit, int(b.n))
-	if !share.ok {
-		return 0 // which is closed
+	share := makeShare(b.plan.Limit(), int(b.n))
+	if share == nil {
+		return 0 // such a limit is denied
 	}
-	plan, err := share.limit.Plan()
-	if err != nil {
-		return 0
-	}
-	return plan.Capacity * b.n
+	return share.Capacity() * b.n
 }
 
-// uneven is what the others may have left of their shares when one instance has used all of the
+// uneven returns what the others may have left of their shares if one instance has used the whole
 // limit.
-func (b *bounds) uneven() int64 { return b.plan.Capacity - ceil(b.plan.Capacity, b.n) }
+func (b *bounds) uneven() int64 { return b.plan.Capacity() - ceil(b.plan.Capacity(), b.n) }
 
 func (b *bounds) instances() string {
 	if b.n == 1 {
@@ -202,3 +169,6 @@ func units(n int64) string {
 	}
 	return fmt.Sprintf("%d units", n)
 }
+
+// ceil returns a/b rounded up.
+func ceil(a, b int64) int64 { return (a + b - 1) / b }

@@ -27,12 +27,12 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{bucket, guard.Settings{}, 1, "store fails", 0, "no more, with one instance"},
 		{bucket, guard.Settings{}, 3, "store fails", 134, "3 instances with a share each: 1 unit more by rounding, and up to 133 at the beginning if one of them had used the whole limit"},
 		{bucket, guard.Settings{}, 3, "store returns", 208, "208 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"},
-		{bucket, guard.Settings{OnFailure: guard.Closed}, 3, "store fails", 0, "nothing passes"},
-		{bucket, guard.Settings{OnFailure: guard.Open}, 3, "store fails", guard.Unbounded, "everything passes, and is not counted"},
-		{bucket, guard.Settings{OnFailure: guard.Open, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
+		{bucket, guard.Settings{OnFailure: guard.FailClosed}, 3, "store fails", 0, "nothing passes"},
+		{bucket, guard.Settings{OnFailure: guard.FailOpen}, 3, "store fails", guard.Unbounded, "everything passes, and is not counted"},
+		{bucket, guard.Settings{OnFailure: guard.FailOpen, Ceiling: penstock.PerSecond(500)}, 3, "store fails", guard.Unbounded, "at each instance 500 at once, and 500 per 1s"},
 		{bucket, guard.Settings{Lease: 100}, 2, "leased", 50, "50 units more: a block of 25 for each of 2 instances, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
 		{bucket, guard.Settings{Lease: 10}, 1, "leased", 10, "10 units more: a block of 10 for each of 1 instance, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit"},
-		{bucket, guard.Settings{Shards: 64}, 1, "split", 0, "no more: each of 32 counters has a part; if the limit was larger before, up to 194 units more until they have drained"},
+		{bucket, guard.Settings{SplitInto: 64}, 1, "split", 0, "no more: each of 32 counters has a part; if the limit was larger before, up to 194 units more until they have drained"},
 		{bucket, guard.Settings{}, 1, "denials", 0, "no more; a refund by another instance is seen within 1s"},
 		{bucket, guard.Settings{DenyFor: 5 * time.Second}, 1, "denials", 0, "no more; a refund by another instance is seen within 5s"},
 		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{Lease: 100}, 1, "always", 0, "10 per 1m in each window, so up to 20 around its end"},
@@ -45,9 +45,9 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{penstock.InFlight(9, time.Minute), guard.Settings{}, 1, "always", 0, "9 at a time"},
 		{penstock.InFlight(9, time.Minute), guard.Settings{}, 3, "store fails", 6, "6 units more: 3 instances with a share each, rounded up, besides the slots lent before"},
 	} {
-		options := guard.Options{Instances: c.instances, Limits: func(*penstock.Limit) guard.Settings { return c.settings }}
+		options := guard.Options{Instances: c.instances, Limits: func(*penstock.Plan) guard.Settings { return c.settings }}
 		found := false
-		for _, b := range options.Bounds(c.limit) {
+		for _, b := range options.Bounds(c.limit.MustCompile()) {
 			if b.When == c.when {
 				found = true
 				if b.Over != c.over || b.Text != c.text {
@@ -62,7 +62,7 @@ func TestBoundsOfEachSetting(t *testing.T) {
 }
 
 func TestWhatDoesNotApplyHasNoBound(t *testing.T) {
-	situations := func(o guard.Options, limit penstock.Limit) string {
+	situations := func(o guard.Options, limit *penstock.Plan) string {
 		var all []string
 		for _, b := range o.Bounds(limit) {
 			all = append(all, b.When)
@@ -70,15 +70,14 @@ func TestWhatDoesNotApplyHasNoBound(t *testing.T) {
 		return strings.Join(all, ", ")
 	}
 	settings := func(s guard.Settings) guard.Options {
-		return guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }}
+		return guard.Options{Limits: func(*penstock.Plan) guard.Settings { return s }}
 	}
 	for _, c := range []struct{ got, want string }{
-		{situations(guard.Options{}, penstock.PerSecond(9)), "always, denials, store fails, store returns, store forgets, clock forward"},
-		{situations(guard.Options{DenyFor: -1, OnFailure: guard.Closed}, penstock.PerSecond(9)), "always, store fails, store forgets, clock forward"},
-		{situations(settings(guard.Settings{DenyFor: -1, Lease: 100, Shards: 9, OnFailure: guard.Open}), penstock.PerSecond(7).With(penstock.LeakyBucket)),
+		{situations(guard.Options{}, penstock.PerSecond(9).MustCompile()), "always, denials, store fails, store returns, store forgets, clock forward"},
+		{situations(guard.Options{DenyFor: -1, OnFailure: guard.FailClosed}, penstock.PerSecond(9).MustCompile()), "always, store fails, store forgets, clock forward"},
+		{situations(settings(guard.Settings{DenyFor: -1, Lease: 100, SplitInto: 9, OnFailure: guard.FailOpen}), penstock.PerSecond(7).With(penstock.LeakyBucket).MustCompile()),
 			"always, store fails, store forgets, clock forward"}, // a leaky bucket is neither leased nor split
-		{situations(guard.Options{}, penstock.InFlight(9, time.Minute)), "always, store fails, store returns, store forgets, clock forward"}, // no denial of it is remembered
-		{situations(guard.Options{}, penstock.Limit{}), ""},
+		{situations(guard.Options{}, penstock.InFlight(9, time.Minute).MustCompile()), "always, store fails, store returns, store forgets, clock forward"}, // no denial of it is remembered
 	} {
 		if c.got != c.want {
 			t.Errorf("bounds for %s; want %s", c.got, c.want)
@@ -87,7 +86,7 @@ func TestWhatDoesNotApplyHasNoBound(t *testing.T) {
 }
 
 func ExampleOptions_Bounds() {
-	limit := penstock.PerSecond(100)
+	limit := penstock.PerSecond(100).MustCompile()
 	for _, b := range (guard.Options{Instances: 4}).Bounds(limit) {
 		fmt.Printf("%s: %s\n", b.When, b.Text)
 	}

@@ -12,17 +12,18 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A State is what a breaker lets pass.
+// A State of a breaker says which calls it lets through.
 type State uint8
 
 // The states of a breaker.
 const (
-	StateClosed   State = iota // everything passes
-	StateOpen                  // nothing passes
-	StateHalfOpen              // a few calls pass, to see how the store is
+	StateClosed   State = iota // all calls pass
+	StateOpen                  // no call passes
+	StateHalfOpen              // a few calls pass, to test the store
 )
 
 var stateNames = [...]string{"closed", "open", "half_open"}
@@ -36,35 +37,35 @@ func (s State) String() string {
 
 // BreakerOptions configure Breaker. The zero value is useful.
 type BreakerOptions struct {
-	// Node names the node of the store that decides a batch: each node has a breaker of its own, up
-	// to 1024 of them; further names share one. Default: the store has one node, whose name is "".
+	// Node names the node of the store that decides a batch. Each node has its own breaker, up to
+	// 1024 nodes. Further nodes share one. Default: the store has one node, whose name is "".
 	Node func([]penstock.Charge) string
 
-	// Failures is how many failures in a row open the breaker. Default: 5.
+	// Failures is how many consecutive failures open the breaker. Default: 5.
 	Failures int
 
-	// Pause is how long the breaker is open at first, give or take 20 %. Each time that the store
-	// fails again before it has been well for four times the last pause, the next pause is twice as
-	// long, up to MaxPause. Defaults: 250 ms and 8 s.
+	// Pause is how long the breaker stays open at first, within 20 %. The next pause is twice as
+	// long, up to MaxPause, if the store fails again before it has worked for four times the last
+	// pause. Defaults: 250 ms and 8 s.
 	Pause, MaxPause time.Duration
 
-	// Changed is told of every change, one at a time for each node. The breaker waits for it: it must
-	// be quick, and not ask the Store. Default: nobody is told.
+	// Changed is called with every change of state, one at a time for each node. The breaker waits
+	// for it. It must be fast, and must not call the Store. Default: none.
 	Changed func(node string, from, to State)
 }
 
-// Breaker stops asking a store that fails, and finds out with few calls when it works again. While
-// the breaker is open, an error of ReasonBreakerOpen comes at once.
+// Breaker stops sending calls to a store that fails. It sends a few calls to find out when the
+// store works again. While it is open, calls end at once with an error of ReasonBreakerOpen.
 //
-// It opens after Failures failures in a row, when half of at least 20 calls that began in the last
-// second have failed. After its pause one call in 50 ms passes, and one more for each that has
-// succeeded: 1, 2, 4, 8. Fifteen successes close it, one failure opens it again. In Standard, the
-// first of these calls are the breaker's own, so that no caller waits for a store that hangs, and
-// they are made even if no caller comes.
+// It opens after Failures consecutive failures, or when half of at least 20 calls that began in
+// the last second have failed. After its pause it lets one call through in 50 ms, and one more for
+// each success so far: 1, 2, 4, 8. Fifteen successes close it. One failure opens it again. In
+// Standard, the breaker makes the first of these calls itself. So no caller waits for a store that
+// hangs, and the breaker closes even without callers.
 //
-// A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Nothing is
-// learnt from what the store may not have seen: the caller's own cancellation, penstock.ErrInvalid,
-// and errors of which IsStoreFault is false.
+// A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Some errors
+// count as neither, because the store may not have received the call: the caller's own
+// cancellation, penstock.ErrInvalid, and errors whose IsStoreFault is false.
 func Breaker(o BreakerOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store { return newBreaker(next, o) }
 }
@@ -81,43 +82,43 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 	}
 	o.MaxPause = max(o.MaxPause, o.Pause)
 	b := &breaker{options: o, next: next}
-	b.rest = newCircuit(b, "")
-	b.circuits.Store(&map[string]*circuit{"": b.rest})
+	b.overflow = newCircuit(b, "")
+	b.circuits.Store(&map[string]*circuit{"": b.overflow})
 	return b
 }
 
 const (
 	maxCircuits = 1024
 
-	rateWindow = time.Second // of at least rateCalls calls that began in it, half must fail; several deadlines long
+	rateWindow = time.Second // opens if half of at least rateCalls calls in it failed; several deadlines long
 	rateSlots  = 5
 	rateCalls  = 20
 
-	unused = time.Minute // after which a circuit is given up, when somebody looks
+	maxIdle = time.Minute // a circuit without calls for so long is removed at the next look
 
 	probeEvery = 50 * time.Millisecond
 	probes     = 1 + 2 + 4 + 8 // successes that close a breaker
 )
 
 type breaker struct {
-	options BreakerOptions
-	next    penstock.Store
-	rest    *circuit // of the store that has one node, and of names beyond maxCircuits
+	options  BreakerOptions
+	next     penstock.Store
+	overflow *circuit // for a store without Node, and for nodes beyond maxCircuits
 
-	circuits atomic.Pointer[map[string]*circuit] // never changed, only replaced
-	mu       sync.Mutex                          // for replacing it, for sweeping, and for life
-	life     context.Context                     // of those who watch circuits that are not closed; nil: nobody does
+	circuits atomic.Pointer[map[string]*circuit] // the map never changes: it is replaced
+	mu       sync.Mutex                          // guards replacing circuits, circuit.seen, and watchCtx
+	watchCtx context.Context                     // of the watchers of circuits that are not closed; nil: none
 	watchers sync.WaitGroup
 }
 
-// watched has circuits watched from now on, until end is called: they close although no caller
-// asks.
+// watched makes the breaker watch circuits that are not closed, until end is called. So they close
+// although no caller comes.
 func (b *breaker) watched() (end func()) {
-	life, cancel := context.WithCancel(context.Background())
-	b.life = life
+	watchCtx, cancel := context.WithCancel(context.Background())
+	b.watchCtx = watchCtx
 	return func() {
 		b.mu.Lock()
-		cancel() // now none begins any more
+		cancel() // no watcher starts from now on
 		b.mu.Unlock()
 		b.watchers.Wait()
 	}
@@ -125,7 +126,7 @@ func (b *breaker) watched() (end func()) {
 
 func (b *breaker) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	if b.options.Node == nil {
-		return b.rest.decide(ctx, charges)
+		return b.overflow.decide(ctx, charges)
 	}
 	return b.circuit(b.options.Node(charges)).decide(ctx, charges)
 }
@@ -142,29 +143,29 @@ func (b *breaker) circuit(node string) *circuit {
 	}
 	known = b.inUseLocked(time.Now())
 	if len(known) >= maxCircuits {
-		return b.rest
+		return b.overflow
 	}
 	known[node] = newCircuit(b, node)
 	b.circuits.Store(&known)
 	return known[node]
 }
 
-// inUseLocked are the circuits, without those that nobody has asked for unused: of servers that are
-// gone. The last one stays.
+// inUseLocked returns the circuits without those that had no call for maxIdle, because their nodes
+// are gone. The last one stays.
 func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
 	for node, c := range known {
 		if c.asked.Swap(false) {
 			c.seen = now
 		}
-		if now.Sub(c.seen) > unused && len(known) > 1 {
+		if now.Sub(c.seen) > maxIdle && len(known) > 1 {
 			delete(known, node)
 		}
 	}
 	return known
 }
 
-// states are those of all nodes that are in use.
+// states returns the states of all nodes that are in use.
 func (b *breaker) states() map[string]State {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -184,19 +185,19 @@ type circuit struct {
 	next    penstock.Store
 	options *BreakerOptions
 	pause   atomic.Pointer[pause] // nil while closed
-	watched atomic.Bool           // somebody asks until it is closed
-	probed  atomic.Bool           // the breaker's own calls find out whether the store is back
-	asked   atomic.Bool           // since somebody has looked
-	seen    time.Time             // when it was last found asked; under the breaker's lock
-	zero    time.Time             // from which the window's slots are counted
+	watched atomic.Bool           // a watcher runs until it is closed
+	probed  atomic.Bool           // callers are rejected until a call of the watcher succeeds
+	asked   atomic.Bool           // since the last look
+	seen    time.Time             // when a look last found asked set; guarded by breaker.mu
+	start   time.Time             // the window's slots are counted from here
 
 	mu         sync.Mutex
 	state      State
-	generation int               // of states; what began in an earlier one does not count
+	generation int               // grows with each change; calls of earlier ones do not count
 	window     [rateSlots]counts // of the closed state
-	underWay   int               // calls of the half-open state
-	successes  int               // likewise
-	failures   int               // in a row
+	inFlight   int               // calls in the half-open state
+	successes  int               // of calls in the half-open state
+	failures   int               // consecutive
 	last       error             // failure
 	length     time.Duration     // of the last pause, before its jitter
 	closed     time.Time
@@ -216,21 +217,21 @@ type ticket struct {
 
 func newCircuit(b *breaker, node string) *circuit {
 	now := time.Now()
-	return &circuit{breaker: b, node: node, next: b.next, options: &b.options, seen: now, zero: now}
+	return &circuit{breaker: b, node: node, next: b.next, options: &b.options, seen: now, start: now}
 }
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	if !c.asked.Load() {
 		c.asked.Store(true)
 	}
-	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.probed.Load() || !p.lets()) {
+	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.probed.Load() || !p.allow()) {
 		return d, p.refuse(ctx)
 	}
-	return c.ask(ctx, charges)
+	return c.call(ctx, charges)
 }
 
-// ask asks the store, and notes whether that failed.
-func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
+// call calls the store, and records whether that failed.
+func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	t, ok := c.begin()
 	if !ok { // the state has changed meanwhile
 		return d, c.pause.Load().refuse(ctx)
@@ -243,7 +244,7 @@ func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstoc
 	}()
 	d, err = c.next.Decide(ctx, charges)
 	returned = true
-	c.end(t, judge(ctx, err))
+	c.end(t, classify(ctx, err))
 	if err != nil && c.pause.Load() != nil && c.watched.CompareAndSwap(false, true) {
 		c.watch(charges)
 	}
@@ -251,14 +252,14 @@ func (c *circuit) ask(ctx context.Context, charges []penstock.Charge) (d penstoc
 }
 
 // watch peeks at the charges' limits as often as the pauses allow, until the circuit is closed. So
-// the circuit closes soon after the store is back even if no caller comes, and no caller waits for
-// a store that hangs: callers pass once a peek was answered, or if its answer says nothing about
-// the store.
+// the circuit closes soon after the store is back, even without callers. Callers do not wait for a
+// store that hangs: they pass only after a successful peek, or after one whose error says nothing
+// about the store.
 func (c *circuit) watch(charges []penstock.Charge) {
 	b := c.breaker
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.life == nil || b.life.Err() != nil {
+	if b.watchCtx == nil || b.watchCtx.Err() != nil {
 		return
 	}
 	peeks := slices.Clone(charges)
@@ -271,13 +272,13 @@ func (c *circuit) watch(charges []penstock.Charge) {
 		defer c.watched.Store(false)
 		defer c.probed.Store(false)
 		for p := c.pause.Load(); p != nil; p = c.pause.Load() {
-			if p.lets() {
-				_, err := c.ask(b.life, peeks)
+			if p.allow() {
+				_, err := c.call(b.watchCtx, peeks)
 				if err == nil {
 					continue
 				}
-				if judge(b.life, err) == errNothingLearnt {
-					return // callers have to find out
+				if classify(b.watchCtx, err) == errNothingLearnt {
+					return // callers must find out
 				}
 			}
 			wait := probeEvery
@@ -287,7 +288,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 			timer := time.NewTimer(wait)
 			select {
 			case <-timer.C:
-			case <-b.life.Done():
+			case <-b.watchCtx.Done():
 				timer.Stop()
 				return
 			}
@@ -295,24 +296,24 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	})
 }
 
-// begin tells whether a call may begin.
+// begin tells whether a call may begin, and returns its ticket.
 func (c *circuit) begin() (t ticket, ok bool) {
-	slot := int64(time.Since(c.zero) / (rateWindow / rateSlots))
+	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state == StateOpen && time.Since(c.pause.Load().until) >= 0 {
 		c.changeLocked(StateHalfOpen)
 	}
-	if c.state == StateOpen || c.state == StateHalfOpen && c.underWay >= probes {
+	if c.state == StateOpen || c.state == StateHalfOpen && c.inFlight >= probes {
 		return ticket{}, false
 	}
 	if c.state == StateHalfOpen {
-		c.underWay++
+		c.inFlight++
 	}
 	return ticket{c.generation, slot}, true
 }
 
-// end notes what judge said of a call.
+// end records the result of a call, as classify returned it.
 func (c *circuit) end(t ticket, verdict error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -320,7 +321,7 @@ func (c *circuit) end(t ticket, verdict error) {
 		return
 	}
 	if c.state == StateHalfOpen {
-		c.underWay--
+		c.inFlight--
 	}
 	switch {
 	case verdict == errNothingLearnt:
@@ -343,7 +344,7 @@ func (c *circuit) end(t ticket, verdict error) {
 	}
 }
 
-// countLocked counts a call in the slot in which it began, unless the window is past that.
+// countLocked counts a call in the slot in which it began, unless the window has moved on.
 func (c *circuit) countLocked(slot int64, failures int) {
 	w := &c.window[slot%rateSlots]
 	if w.slot > slot {
@@ -359,7 +360,7 @@ func (c *circuit) countLocked(slot int64, failures int) {
 // failsOftenLocked tells whether half of the calls that began in the window have failed.
 func (c *circuit) failsOftenLocked() bool {
 	calls, failures := 0, 0
-	oldest := int64(time.Since(c.zero)/(rateWindow/rateSlots)) - rateSlots + 1
+	oldest := int64(time.Since(c.start)/(rateWindow/rateSlots)) - rateSlots + 1
 	for _, w := range c.window {
 		if w.slot >= oldest {
 			calls += w.calls
@@ -371,7 +372,7 @@ func (c *circuit) failsOftenLocked() bool {
 
 func (c *circuit) changeLocked(to State) {
 	from := c.state
-	c.state, c.generation, c.underWay, c.successes = to, c.generation+1, 0, 0
+	c.state, c.generation, c.inFlight, c.successes = to, c.generation+1, 0, 0
 	switch to {
 	case StateOpen:
 		c.pause.Store(c.nextPauseLocked(from))
@@ -396,8 +397,7 @@ func (c *circuit) nextPauseLocked(from State) *pause {
 	return p
 }
 
-// A pause is a time without calls, and what follows: a few, until the breaker is closed or opens
-// anew.
+// A pause is the time while a breaker is open, and the half-open time after it.
 type pause struct {
 	until     time.Time
 	err       error
@@ -408,7 +408,7 @@ type pause struct {
 	left int64 // calls that may still pass in the slot
 }
 
-// state is that of a breaker with this pause, or with none.
+// state returns the state of a breaker with this pause. A nil pause means closed.
 func (p *pause) state() State {
 	switch {
 	case p == nil:
@@ -419,8 +419,8 @@ func (p *pause) state() State {
 	return StateHalfOpen
 }
 
-// lets tells whether a call may pass.
-func (p *pause) lets() bool {
+// allow tells whether a call may pass.
+func (p *pause) allow() bool {
 	over := time.Since(p.until)
 	if over < 0 {
 		return false
@@ -437,10 +437,10 @@ func (p *pause) lets() bool {
 	return true
 }
 
-// refuse is the error of a call that does not pass. It may be called on nil: the breaker has been
+// refuse returns the error of a call that may not pass. A nil pause means that the breaker has
 // closed meanwhile.
 func (p *pause) refuse(ctx context.Context) error {
-	if err := callersErr(ctx); err != nil {
+	if err := deadline.CallerErr(ctx); err != nil {
 		return err
 	}
 	if p == nil {
@@ -449,7 +449,8 @@ func (p *pause) refuse(ctx context.Context) error {
 	return p.err
 }
 
-// breakerOpen quotes why the breaker opened, but does not wrap it: nothing was sent this time.
+// breakerOpen quotes why the breaker opened. It does not wrap that error, because this call was
+// not sent.
 func breakerOpen(node string, cause error) error {
 	of := ""
 	if node != "" {
@@ -458,9 +459,9 @@ func breakerOpen(node string, cause error) error {
 	return penstock.NewStoreError(penstock.ReasonBreakerOpen, fmt.Errorf("the last failure%s was: %v", of, cause))
 }
 
-// judge says what a call tells of the store's health: nil if it is well, errNothingLearnt, or the
+// classify returns what a call says about the store: nil for a success, errNothingLearnt, or the
 // failure.
-func judge(ctx context.Context, err error) error {
+func classify(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -471,7 +472,7 @@ func judge(ctx context.Context, err error) error {
 	return err
 }
 
-// wentAway tells whether an error is that the caller has cancelled its call.
+// wentAway tells whether the error is the caller's own cancellation.
 func wentAway(ctx context.Context, err error) bool {
 	return ctx.Err() == context.Canceled && errors.Is(err, context.Canceled)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// A circuit is a breaker around a faulty store, and what it told of its changes.
+// A circuit is a breaker around a faulty store, and the changes that it reported.
 type circuit struct {
 	*faulty
 	penstock.Store
@@ -95,7 +95,7 @@ func (c *circuit) untilAsked() time.Duration {
 	}
 }
 
-// recovered mends the store and asks until the breaker is closed.
+// recovered repairs the store and sends calls until the breaker is closed.
 func (c *circuit) recovered() {
 	c.breaks(nil)
 	for !slices.Contains(c.changes[len(c.changes)-1:], "half_open-closed") {
@@ -247,7 +247,7 @@ func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 		}))
 		var inner penstock.Store
 		nested := shed(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			return inner.Decide(ctx, charges) // one is under way, so this one is shed
+			return inner.Decide(ctx, charges) // one is in flight, so this one is shed
 		}))
 		inner = nested
 		c := newCircuit(t, guard.BreakerOptions{})
@@ -513,7 +513,7 @@ func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
 		var all sync.WaitGroup
 		for range 200 {
 			for _, key := range []string{"hangs", "hangs", "does not"} {
-				all.Go(func() { s.Decide(t.Context(), one(penstock.PerSecond(1_000_000), key)) })
+				all.Go(func() { s.Decide(t.Context(), one(penstock.PerSecond(1_000_000).MustCompile(), key)) })
 			}
 			time.Sleep(10 * time.Millisecond)
 		}

@@ -7,39 +7,39 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A denial is a batch that the store has denied. It never changes.
+// A denial is a batch that the store has denied. Only refresh changes after it was stored.
 type denial struct {
 	key      denialKey
 	version  uint64
-	until    int64 // when the first of its charges may be granted, or it is too old
-	answered int64
-	parts    []deniedCharge
-	single   [1]deniedCharge // where the part of a single charge lies
-	asked    atomic.Pointer[chan struct{}]
+	until    int64 // when the first of its charges may be granted, or the denial is too old; in ns
+	answered int64 // when the store's answer arrived; in ns
+	charges  []deniedCharge
+	single   [1]deniedCharge               // saves an allocation for a single charge
+	refresh  atomic.Pointer[chan struct{}] // closed when the request that refreshes it is answered
 }
 
-// A deniedCharge is one charge of a denial, and its answer.
+// A deniedCharge is one charge of a denial, and its status.
 type deniedCharge struct {
 	plan     *penstock.Plan
-	cost     int64 // the least that is denied; of a part that was not, what was asked
-	most     int64 // the largest cost that this answers
+	cost     int64 // the smallest cost that is denied; for a charge that was not denied, its cost
+	maxCost  int64 // the largest cost that this status answers
 	patience time.Duration
 	status   penstock.Status
 }
 
-// covers tells whether the question is denied for as long as e is, and as e says.
-func (e *denial) covers(q *question, charges []penstock.Charge) bool {
-	if e.version != q.version || len(e.parts) != len(charges) {
+// covers tells whether the charges are denied as long as e holds, with the same statuses.
+func (e *denial) covers(q *denyQuery, charges []penstock.Charge) bool {
+	if e.version != q.version || len(e.charges) != len(charges) {
 		return false
 	}
-	for i := range e.parts {
-		p, c := &e.parts[i], &charges[i]
-		if !samePlan(p.plan, q.plans[i]) {
+	for i := range e.charges {
+		p, c := &e.charges[i], &charges[i]
+		if !isSamePlan(p.plan, charges[i].Plan) {
 			return false
 		}
-		cost, patience := need(c), patience(c, p.plan)
+		cost, patience := c.MinCost(), patienceOf(c)
 		if p.status.RetryAfter > 0 {
-			if cost < p.cost || cost > p.most || patience > p.patience {
+			if cost < p.cost || cost > p.maxCost || patience > p.patience {
 				return false
 			}
 		} else if cost > p.cost || patience < p.patience {
@@ -49,26 +49,26 @@ func (e *denial) covers(q *question, charges []penstock.Charge) bool {
 	return true
 }
 
-// never tells whether no time helps.
-func (e *denial) never() bool {
-	for i := range e.parts {
-		if e.parts[i].status.RetryAfter == penstock.Never {
+// isNever tells whether a charge can never be granted.
+func (e *denial) isNever() bool {
+	for i := range e.charges {
+		if e.charges[i].status.RetryAfter == penstock.Never {
 			return true
 		}
 	}
 	return false
 }
 
-// answer is the denial, counted down to now.
+// answer returns the decision, counted down to now.
 func (e *denial) answer(now int64) penstock.Decision {
-	gone := time.Duration(now - e.answered).Truncate(time.Microsecond)
+	elapsed := time.Duration(now - e.answered).Truncate(time.Microsecond)
 	var decision penstock.Decision
-	if len(e.parts) == 1 {
-		decision = penstock.Single(e.parts[0].after(gone))
+	if len(e.charges) == 1 {
+		decision = penstock.Single(e.charges[0].after(elapsed))
 	} else {
-		statuses := make([]penstock.Status, len(e.parts))
-		for i := range e.parts {
-			statuses[i] = e.parts[i].after(gone)
+		statuses := make([]penstock.Status, len(e.charges))
+		for i := range e.charges {
+			statuses[i] = e.charges[i].after(elapsed)
 		}
 		decision = penstock.NewDecision(statuses)
 	}
@@ -76,60 +76,53 @@ func (e *denial) answer(now int64) penstock.Decision {
 	return decision
 }
 
-// after is the part's status, so long after the store gave it.
-func (p *deniedCharge) after(gone time.Duration) penstock.Status {
+// after returns the status, counted down by the time since the store's answer.
+func (p *deniedCharge) after(elapsed time.Duration) penstock.Status {
 	s := p.status
 	if s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
-		s.RetryAfter = max(s.RetryAfter-gone, time.Microsecond)
+		s.RetryAfter = max(s.RetryAfter-elapsed, time.Microsecond)
 	}
-	s.ResetAfter = max(s.ResetAfter-gone, 0)
+	s.ResetAfter = max(s.ResetAfter-elapsed, 0)
 	return s
 }
 
-// turn tells who is the first to come after e has ended, and what the others wait for.
-func (e *denial) turn() (answered chan struct{}, first bool) {
-	if asked := e.asked.Load(); asked != nil {
+// claim is called after e has ended. The first caller refreshes it and closes answered. The others
+// wait for answered.
+func (e *denial) claim() (answered chan struct{}, first bool) {
+	if asked := e.refresh.Load(); asked != nil {
 		return *asked, false
 	}
 	mine := make(chan struct{})
-	if e.asked.CompareAndSwap(nil, &mine) {
+	if e.refresh.CompareAndSwap(nil, &mine) {
 		return mine, true
 	}
-	return *e.asked.Load(), false
+	return *e.refresh.Load(), false
 }
 
-// need is the least cost that makes the charge worth granting.
-func need(c *penstock.Charge) int64 {
-	if c.Mode == penstock.Draw {
-		return min(c.Cost, 1)
-	}
-	return c.Cost
-}
-
-// patience is what the charge's patience means to its limit.
-func patience(c *penstock.Charge, plan *penstock.Plan) time.Duration {
-	if !plan.Limit.Algorithm.Bookable {
+// patienceOf returns the charge's patience, or 0 if its limit has no use for it.
+func patienceOf(c *penstock.Charge) time.Duration {
+	if !c.Plan.Algorithm().CanBook() {
 		return 0
 	}
 	return c.Patience
 }
 
-// mostFor is the largest cost that a denial answers: one that the limit never grants is told so by
-// the store.
-func mostFor(plan *penstock.Plan, denied penstock.Status) int64 {
+// maxCostFor returns the largest cost that a denial answers. A larger cost never fits the limit,
+// and needs an answer of Never from the store.
+func maxCostFor(plan *penstock.Plan, denied penstock.Status) int64 {
 	if denied.RetryAfter == penstock.Never {
 		return penstock.MaxCost
 	}
-	return plan.Capacity
+	return plan.Capacity()
 }
 
-// samePlan tells whether two plans of one counter say the same.
-func samePlan(a, b *penstock.Plan) bool {
+// isSamePlan tells whether two plans of one counter have the same numbers.
+func isSamePlan(a, b *penstock.Plan) bool {
 	if a == b {
 		return true
 	}
-	x, y := &a.Limit, &b.Limit
-	if x.Algorithm.At != nil || y.Algorithm.At != nil {
+	if a.Algorithm().IsCalendar() || b.Algorithm().IsCalendar() {
+		x, y := a.Limit(), b.Limit()
 		return x.Algorithm == y.Algorithm && x.Count == y.Count && x.Period == y.Period && x.Burst == y.Burst
 	}
 	return *a.Params(0) == *b.Params(0)

@@ -3,7 +3,7 @@ package guard
 import "testing"
 
 // In one set, under one tag: only the whole key tells.
-func TestDenialsOfOneTagAreToldApart(t *testing.T) {
+func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	table := newDenials(1)
 	if len(table.sets) != 1 {
 		t.Fatalf("%d sets for one entry", len(table.sets))

@@ -6,28 +6,29 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/deadline"
 )
 
 // DenyOptions of a DenyCache. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is how long a denial is remembered at most, and so how late it can be noticed that units
-	// came back by another way than time or this guard. Default: 1 s.
+	// MaxAge is how long a denial is remembered at most. A Refund or Reset that does not pass
+	// through this guard may stay unnoticed for as long. Default: 1 s.
 	MaxAge time.Duration
 
 	// MaxEntries is how many denials are remembered at most, rounded up to a power of two of at least
-	// 8. Beyond, the one that ends first is forgotten, which costs a question. Each takes about 160
-	// bytes, 80 more per charge beyond the first, and the plan of a limit that was not made Ready.
-	// Default: 65,536.
+	// 8. A new denial replaces the one that ends first, which costs one more call to the store. A
+	// denial takes about 160 bytes, 80 more for each charge beyond the first, and the plan that it
+	// keeps alive. Default: 65,536.
 	MaxEntries int
 
-	// Limits says what is different for a limit: its Settings' DenyFor is its MaxAge. Default:
-	// nothing. It is called for each denial that is remembered, by many goroutines at once.
-	Limits func(*penstock.Limit) Settings
+	// Limits returns the Settings of a limit. Their DenyFor replaces MaxAge. It is called for each
+	// denial that is remembered, by many goroutines at once. Default: no limit has any.
+	Limits func(*penstock.Plan) Settings
 
-	// Grants has denials remembered that follow from grants too: who takes the last tokens of a
-	// TokenBucket tells how long there are none. It needs a store whose Remaining and ResetAfter
-	// are exact, as those of redisstore and memstore are. Those of a Split are not, so Limits must
-	// say which limits have Shards. For a limit with a Lease, only grants by the store count.
+	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket,
+	// its answer shows how long there will be none. The store's Remaining and ResetAfter must be
+	// exact, as those of redisstore and memstore are. Those of a Split are not, so Limits must say
+	// which limits are split. For a limit with a Lease, only grants by the store count.
 	// Default: false; Standard sets it.
 	Grants bool
 }
@@ -37,47 +38,51 @@ func Deny(o DenyOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store { return NewDenyCache(next, o) }
 }
 
-// A DenyCache answers by itself what the store has just denied. Who is over a limit then costs the
-// store nothing, however often it comes.
+// A DenyCache remembers denials of the store and repeats them. So requests of a key over its limit
+// do not reach the store, at any request rate.
 //
-// A denial is remembered until the charge may be granted: until its RetryAfter, counted from before
-// the question was sent and shortened by 0.1 % and 2 µs for clocks that differ, and for MaxAge at
-// most. Until then whoever asks for as much or more, with as little patience or less, is denied;
-// who asks for less asks the store. Decisions that the cache made are FromDenyCache. With Grants,
-// who takes the last tokens of a bucket is followed by a denial that no one has asked for: a key
-// over its limit then costs the store little more than what it grants.
+// A denial is remembered until its RetryAfter, and for MaxAge at most. RetryAfter counts from
+// before the request was sent, and is shortened by 0.1 % and 2 µs because clocks differ. Until
+// then, a request is denied if it needs as much or more, and has as little patience or less. A
+// request that needs less is sent to the store. Decisions of the cache have the Source
+// FromDenyCache. With Grants, a grant of a bucket's last tokens is remembered as a denial of the
+// next request. A key over its limit then costs the store little more than its grants.
 //
-// The verdict is exact: the store would deny too, since other charges only take units away. The
-// exceptions end with the denial's age, MaxAge at most after they happened: units given back by
-// others (a Refund, a Reset, a batch over several slots of a Cluster that failed, a lease below
-// this guard) or after the answer was lost, lost state, a clock of the store that leaps ahead, and
-// a limit of another rate or Period that shares the counter: what was used then comes back at that
-// limit's rate once it grants. A Refund or Reset through this guard is obeyed at once: what comes
-// after its answer is not denied by what was known before.
+// A cached denial is correct: the store would deny too, because other charges only take units away.
+// The exceptions below end when the denial is MaxAge old:
 //
-// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. So
-// RetryAfter is never too long by more than the answer was under way, but for the exceptions above;
-// it is too short where others have spent meanwhile, or where more is asked than was denied. Never
-// is Never: what exceeds its limit is not told to come back.
+//   - Others return units: by a Refund, a Reset, a failed batch over several slots of a Cluster, or
+//     a lease below this guard. So does a Refund or Reset here whose answer was lost.
+//   - The store loses data, or its clock leaps ahead.
+//   - A limit of another rate or Period shares the counter. Once it grants, used units return at
+//     its rate.
+//
+// A Refund or Reset through this guard takes effect at once. Requests after its answer are not
+// denied by an older denial.
+//
+// The numbers are those of the store's answer, with RetryAfter and ResetAfter counted down. Apart
+// from the exceptions above, RetryAfter is too long by at most the time that the answer was in
+// flight. It is too short if others have spent meanwhile, or if the request needs more than the
+// denied one. A RetryAfter of Never stays Never.
 //
 // A remembered denial is for one limit with its numbers. If several limits of one name use one
 // counter, as tiers do, a denial of one does not deny another.
 //
-// A batch is denied if its charges are those of a remembered one: the same limits and keys in the
-// same order, those that were denied asking for as much or more, the others for as much or less.
-// What its statuses say of the others was so when the store was asked; by now they may stand in the
-// way too. Batches of more than 8 charges are always asked, as are those that were denied by a
-// Concurrency limit, whose slots may be released at any time, or with a Force, Refund or Reset
-// among them. Denials that did not come from the store itself are not remembered.
+// A batch is denied if it matches a remembered batch: it has the same limits and keys in the same
+// order, its denied charges need as much or more, and the others as much or less. The statuses of
+// the others are as old as the denial: by now those limits may deny too. Some batches are always
+// sent to the store: those of more than 8 charges, those with a Force, Refund or Reset, and those
+// that a Concurrency limit denied, whose slots may be released at any time. A denial is remembered
+// only if it came from the store itself.
 //
-// When a denial ends, the first to come asks the store. Those that come before its answer wait for
-// it, no longer than their contexts; then they are answered by it if it denies them, or ask too.
+// When a denial ends, the first request is sent to the store. Requests before its answer wait for
+// it, until their contexts end. If the answer denies them they get it, else they are sent too.
 type DenyCache struct {
 	next      penstock.Store
 	maxAge    time.Duration
-	limits    func(*penstock.Limit) Settings
+	limits    func(*penstock.Plan) Settings
 	grants    bool
-	deadlines *deadlines // of a decision that waits for another's; nil: only its caller's own
+	deadlines *deadline.Set // bounds the wait for another request's answer; nil: the caller's does
 	start     time.Time
 	table     *denials
 	waited    atomic.Int64
@@ -96,25 +101,23 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 
 // Decide implements penstock.Store.
 func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	var buf [4]*penstock.Plan
-	plans, err := penstock.Prepare(charges, buf[:0])
-	if err != nil {
+	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err
 	}
-	switch lotOf(charges, plans) {
-	case frees:
-		return d.free(ctx, charges, plans)
-	case passes:
+	switch routeOf(charges) {
+	case refunding:
+		return d.refund(ctx, charges)
+	case passThrough:
 		return d.next.Decide(ctx, charges)
 	}
-	q := question{plans: plans}
+	var q denyQuery
 	d.prepare(&q, charges)
 	known := d.table.find(q.key)
 	if known == nil || !known.covers(&q, charges) {
-		return d.ask(ctx, &q, charges)
+		return d.decide(ctx, &q, charges)
 	}
 	if q.sent >= known.until {
-		return d.askOnce(ctx, &q, charges, known)
+		return d.refreshOnce(ctx, &q, charges, known)
 	}
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
@@ -122,190 +125,183 @@ func (d *DenyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	return known.answer(q.sent), nil
 }
 
-// Forget forgets all denials, those that are being answered included.
-func (d *DenyCache) Forget() { d.table.clear() }
-
-// DenyStats tell how a DenyCache fares. What it answered is counted by the Source of its decisions.
+// DenyStats are counts of a DenyCache. To count its answers, count decisions of its Source.
 type DenyStats struct {
-	Entries    int64 // denials that are remembered, ended ones included
-	Remembered int64 // denials that ever were
-	Evicted    int64 // denials that had to go before they ended, for others
-	Waited     int64 // questions that waited for another's answer
+	Entries    int64 // denials in the cache now, including those that have ended
+	Remembered int64 // denials that were stored since the start
+	Evicted    int64 // denials that were replaced by others before they ended
+	Waited     int64 // requests that waited for the answer to another
 }
 
-// Stats tells how the cache fares.
+// Stats returns the counts until now.
 func (d *DenyCache) Stats() DenyStats {
 	t := d.table
 	return DenyStats{Entries: t.entries.Load(), Remembered: t.remembered.Load(), Evicted: t.evicted.Load(), Waited: d.waited.Load()}
 }
 
-// A question is a batch on its way to the store.
-type question struct {
-	plans   []*penstock.Plan
+// A denyQuery is what a look-up of a batch needs, taken before the batch is sent to the store.
+type denyQuery struct {
 	key     denialKey
-	version uint64 // of the counters, before the question was sent: Refund and Reset change it
-	sent    int64  // no later than when the question was sent, in ns of the cache's clock
+	version uint64 // sum of the counters' versions; Refund and Reset change it
+	sent    int64  // no later than when the batch is sent, in ns of the cache's clock
 }
 
-func (d *DenyCache) prepare(q *question, charges []penstock.Charge) {
-	q.key, q.version = d.table.name(charges, q.plans)
+func (d *DenyCache) prepare(q *denyQuery, charges []penstock.Charge) {
+	q.key, q.version = d.table.keyOf(charges)
 	q.sent = d.now()
 }
 
-func (d *DenyCache) ask(ctx context.Context, q *question, charges []penstock.Charge) (penstock.Decision, error) {
+func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock.Charge) (penstock.Decision, error) {
 	decision, err := d.next.Decide(ctx, charges)
 	switch {
 	case err != nil || decision.Source != penstock.FromStore:
 	case !decision.Allowed:
 		d.remember(q, charges, &decision)
 	case d.grants && len(charges) == 1:
-		if status, denied := d.again(q.plans[0], &charges[0], decision.Status(0)); denied {
-			again := penstock.Single(status)
-			d.remember(q, charges, &again)
+		if status, isDenied := d.denialAfterGrant(&charges[0], decision.Status(0)); isDenied {
+			denial := penstock.Single(status)
+			d.remember(q, charges, &denial)
 		}
 	}
 	return decision, err
 }
 
-// again is what the charge that was granted would be answered at the same moment, if that is known
-// and is a denial.
-func (d *DenyCache) again(plan *penstock.Plan, c *penstock.Charge, granted penstock.Status) (status penstock.Status, denied bool) {
-	a := plan.Limit.Algorithm
-	if a.Again == nil || need(c) <= granted.Remaining || patience(c, plan) > 0 {
+// denialAfterGrant returns the status that the same charge would get right after its grant, if that
+// is known and is a denial.
+func (d *DenyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status) (status penstock.Status, isDenied bool) {
+	if c.MinCost() <= granted.Remaining || patienceOf(c) > 0 {
 		return status, false
 	}
-	if d.limits != nil {
-		if s := d.limits(&plan.Limit); s.Shards > 1 {
-			return status, false
-		}
+	retry := c.Plan.Algorithm().RetryAfterGrant(c.Plan.Params(0), c.MinCost(), granted.Remaining, granted.ResetAfter.Microseconds())
+	if retry <= 0 || d.limits != nil && d.limits(c.Plan).SplitInto > 1 {
+		return status, false
 	}
-	retry := a.Again(plan.Params(0), need(c), granted.Remaining, granted.ResetAfter.Microseconds())
 	return penstock.Status{
 		Remaining:  granted.Remaining,
 		RetryAfter: time.Duration(retry) * time.Microsecond,
 		ResetAfter: granted.ResetAfter,
-	}, retry > 0
+	}, true
 }
 
-// askOnce asks for all who come while the answer is under way.
-func (d *DenyCache) askOnce(ctx context.Context, q *question, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
+// refreshOnce sends the first request after a denial ended. The others wait for its answer.
+func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []penstock.Charge, ended *denial) (penstock.Decision, error) {
 	if d.deadlines != nil {
-		bounded, own := d.deadlines.deadlineOf(ctx)
+		bounded, own := d.deadlines.Of(ctx)
 		if own {
-			defer bounded.end()
+			defer bounded.End()
 		}
 		ctx = bounded
 	}
-	answered, first := ended.turn()
+	answered, first := ended.claim()
 	if first {
 		defer close(answered)
 		defer d.table.remove(ended)
-		return d.ask(ctx, q, charges)
+		return d.decide(ctx, q, charges)
 	}
 	d.waited.Add(1)
-	if !await(ctx, answered) {
-		if err := callersErr(ctx); err != nil {
+	if !deadline.Await(ctx, answered) {
+		if err := deadline.CallerErr(ctx); err != nil {
 			return penstock.Decision{}, err
 		}
-		return d.ask(ctx, q, charges) // for which there is no time left: a Fallback answers
+		return d.decide(ctx, q, charges) // it is too late for the store: a Fallback answers
 	}
 	d.prepare(q, charges)
 	if known := d.table.find(q.key); known != nil && q.sent < known.until && known.covers(q, charges) {
 		return known.answer(q.sent), nil
 	}
-	return d.ask(ctx, q, charges)
+	return d.decide(ctx, q, charges)
 }
 
-// free passes on what gives units back. Whatever becomes of it, what was known of its counters is
-// forgotten before the caller is told.
-func (d *DenyCache) free(ctx context.Context, charges []penstock.Charge, plans []*penstock.Plan) (penstock.Decision, error) {
-	defer d.table.forget(charges, plans)
+// refund passes a Refund or Reset to the store. It drops the denials of its counters before the
+// caller gets the answer, even if that is an error.
+func (d *DenyCache) refund(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	defer d.table.forget(charges)
 	return d.next.Decide(ctx, charges)
 }
 
-func (d *DenyCache) remember(q *question, charges []penstock.Charge, decision *penstock.Decision) {
+func (d *DenyCache) remember(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision) {
 	if decision.Len() != len(charges) {
 		return
 	}
 	const noEnd = 1<<63 - 1
 	e := &denial{key: q.key, version: q.version, until: noEnd, answered: d.now()}
-	e.parts = e.single[:0]
+	e.charges = e.single[:0]
 	for i := range charges {
-		plan, status := q.plans[i], decision.Status(i)
-		p := deniedCharge{plan: plan, cost: need(&charges[i]), patience: patience(&charges[i], plan), status: status}
+		plan, status := charges[i].Plan, decision.Status(i)
+		p := deniedCharge{plan: plan, cost: charges[i].MinCost(), patience: patienceOf(&charges[i]), status: status}
 		if status.RetryAfter > 0 {
 			age := d.maxAgeOf(plan)
-			if plan.Limit.Algorithm.Holds || age < 0 {
+			if plan.Algorithm().NeedsHolder() || age < 0 {
 				return
 			}
-			e.until = min(e.until, q.sent+int64(min(age, stable(status.RetryAfter))))
-			p.most = mostFor(plan, status)
+			e.until = min(e.until, q.sent+int64(min(age, safeFor(status.RetryAfter))))
+			p.maxCost = maxCostFor(plan, status)
 		}
-		e.parts = append(e.parts, p)
+		e.charges = append(e.charges, p)
 	}
 	if e.until > e.answered && e.until < noEnd {
 		d.table.put(e, q, charges)
 	}
 }
 
-// stable is for how long a denial holds at least, the clocks of this process and of the store
-// differing by 0.1 % and each being read in whole µs.
-func stable(retryAfter time.Duration) time.Duration {
+// safeFor returns how long a denial holds at least. The clocks of this process and of the store may
+// differ by 0.1 %, and each is read in whole µs.
+func safeFor(retryAfter time.Duration) time.Duration {
 	return retryAfter - retryAfter/1000 - 2*time.Microsecond
 }
 
 func (d *DenyCache) maxAgeOf(plan *penstock.Plan) time.Duration {
 	age := d.maxAge
 	if d.limits != nil {
-		if own := d.limits(&plan.Limit).DenyFor; own != 0 {
+		if own := d.limits(plan).DenyFor; own != 0 {
 			age = own
 		}
 	}
-	return min(age, longest)
+	return min(age, maxDuration)
 }
 
-// denyFor is how long a denial is remembered at most, if nobody says.
+// denyFor is the default of MaxAge.
 const denyFor = time.Second
 
-// longest is a time after which nothing is remembered, and that can be added to one.
-const longest time.Duration = 1 << 61
+// maxDuration bounds MaxAge, so that adding it to a time does not overflow.
+const maxDuration time.Duration = 1 << 61
 
-// now is the time by a clock that no one can set, in ns.
+// now is the time since the cache was made, by the monotonic clock, in ns.
 func (d *DenyCache) now() int64 { return int64(time.Since(d.start)) }
 
-// A lot says what becomes of a batch.
-type lot uint8
+// A route says what a DenyCache does with a batch.
+type route uint8
 
 const (
-	passes lot = iota // to the store, whatever is known
-	asks              // only what may be denied: it may be answered here
-	frees             // gives units back
+	passThrough route = iota // send it to the store, and look up nothing
+	cacheable                // a remembered denial may answer
+	refunding                // send it to the store, and drop the denials of its keys
 )
 
 // maxRemembered is the most charges of a batch whose denial is remembered.
 const maxRemembered = 8
 
-func lotOf(charges []penstock.Charge, plans []*penstock.Plan) lot {
-	lot := passes
+func routeOf(charges []penstock.Charge) route {
+	to := passThrough
 	if len(charges) <= maxRemembered {
-		lot = asks
+		to = cacheable
 	}
 	for i := range charges {
-		c, a := &charges[i], plans[i].Limit.Algorithm
+		c, a := &charges[i], charges[i].Plan.Algorithm()
 		switch c.Mode {
 		case penstock.Spend, penstock.Peek:
 		case penstock.Draw:
-			if c.Patience > 0 && a.Bookable { // what patience means to a Draw, algorithms decide
-				lot = passes
+			if c.Patience > 0 && a.CanBook() { // each algorithm gives a Draw's patience its own meaning
+				to = passThrough
 			}
 		case penstock.Refund, penstock.Reset:
-			if !a.Holds {
-				return frees
+			if !a.NeedsHolder() {
+				return refunding
 			}
-			lot = passes
+			to = passThrough
 		default:
-			lot = passes
+			to = passThrough
 		}
 	}
-	return lot
+	return to
 }

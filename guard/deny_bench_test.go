@@ -18,11 +18,11 @@ func BenchmarkDeny(b *testing.B) {
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	denies := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
 	limit, other := made(b, penstock.PerDay(1)), made(b, penstock.PerHour(1))
-	one := []penstock.Charge{{Key: "user-1234567", Limit: limit, Cost: 1}}
-	two := []penstock.Charge{{Key: "user-1234567", Limit: limit, Cost: 1}, {Key: "user-1234567", Limit: other, Cost: 1}}
+	one := []penstock.Charge{{Key: "user-1234567", Plan: limit, Cost: 1}}
+	two := []penstock.Charge{{Key: "user-1234567", Plan: limit, Cost: 1}, {Key: "user-1234567", Plan: other, Cost: 1}}
 	full := guard.NewDenyCache(denies, guard.DenyOptions{MaxAge: time.Hour})
 	for i := range 65_536 {
-		_, _ = full.Decide(b.Context(), []penstock.Charge{{Key: strconv.Itoa(i), Limit: limit, Cost: 1}})
+		_, _ = full.Decide(b.Context(), []penstock.Charge{{Key: strconv.Itoa(i), Plan: limit, Cost: 1}})
 	}
 	memory := func() penstock.Store { return memstore.New(memstore.Options{}) }
 	cached := func(next penstock.Store) penstock.Store {
@@ -64,7 +64,7 @@ func BenchmarkDeny(b *testing.B) {
 	b.Run("remembered", func(b *testing.B) {
 		b.ReportAllocs()
 		cache := cached(denies)
-		charge := []penstock.Charge{{Limit: limit, Cost: 1}}
+		charge := []penstock.Charge{{Plan: limit, Cost: 1}}
 		keys := make([]string, 1<<18)
 		for i := range keys {
 			keys[i] = strconv.Itoa(i)
@@ -77,11 +77,11 @@ func BenchmarkDeny(b *testing.B) {
 }
 
 // made is a limit as a Limiter has it.
-func made(b testing.TB, limit penstock.Limit) penstock.Limit {
+func made(b testing.TB, limit penstock.Limit) *penstock.Plan {
 	b.Helper()
-	limit, err := limit.Ready()
+	plan, err := limit.Compile()
 	if err != nil {
 		b.Fatal(err)
 	}
-	return limit
+	return plan
 }

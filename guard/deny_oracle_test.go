@@ -19,7 +19,7 @@ type trace struct {
 	t      *testing.T
 	seed   uint64
 	rand   *rand.Rand
-	limits []penstock.Limit
+	limits []*penstock.Plan
 	store  *memstore.Store  // bare
 	cache  *guard.DenyCache // around it
 	twin   *memstore.Store  // sees the same charges, at the same times, without a cache
@@ -45,20 +45,16 @@ func newTrace(t *testing.T, seed uint64, grain time.Duration, o guard.DenyOption
 			Count:     1 + r.Int64N(12),
 			Period:    []time.Duration{700 * time.Microsecond, 37 * time.Millisecond, time.Second, 10 * time.Second, time.Hour}[r.IntN(5)],
 		}
-		if limit.Algorithm.Bookable && r.IntN(2) == 0 || limit.Algorithm.Holds {
+		if limit.Algorithm.CanBook() && r.IntN(2) == 0 || limit.Algorithm.NeedsHolder() {
 			limit.Burst = 1 + r.Int64N(15)
 		}
-		if limit.Algorithm.Holds {
+		if limit.Algorithm.NeedsHolder() {
 			limit.Period = max(limit.Period, 37*time.Millisecond)
 		}
 		if limit.Algorithm == penstock.LeakyBucket {
 			limit.Burst = r.Int64N(8)
 		}
-		limit, err := limit.Ready()
-		if err != nil {
-			t.Fatal(err)
-		}
-		tr.limits = append(tr.limits, limit)
+		tr.limits = append(tr.limits, limit.MustCompile())
 	}
 	return tr
 }
@@ -69,7 +65,7 @@ func (tr *trace) pause() {
 	case 0:
 		tr.sleep(20 * time.Millisecond)
 	case 1:
-		tr.sleep(tr.limits[tr.rand.IntN(len(tr.limits))].Period / 4)
+		tr.sleep(tr.limits[tr.rand.IntN(len(tr.limits))].Limit().Period / 4)
 	case 2:
 		tr.sleep(time.Millisecond)
 	case 3, 4:
@@ -92,10 +88,10 @@ func (tr *trace) charges(mode penstock.Mode) []penstock.Charge {
 	key := fmt.Sprint("key-", tr.rand.IntN(2))
 	for i := range n {
 		limit := tr.limits[(first+i)%len(tr.limits)]
-		c := penstock.Charge{Key: key, Limit: limit, Cost: 1, Mode: mode}
+		c := penstock.Charge{Key: key, Plan: limit, Cost: 1, Mode: mode}
 		switch tr.rand.IntN(4) {
 		case 0:
-			c.Cost = tr.rand.Int64N(limit.Count + 3)
+			c.Cost = tr.rand.Int64N(limit.Limit().Count + 3)
 		case 1:
 			c.Cost = 1 + tr.rand.Int64N(3)
 		}
@@ -103,9 +99,9 @@ func (tr *trace) charges(mode penstock.Mode) []penstock.Charge {
 			c.Mode = []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek}[tr.rand.IntN(5)]
 		}
 		if tr.rand.IntN(3) == 0 {
-			c.Patience = min(time.Duration(tr.rand.Int64N(int64(limit.Period)))/2, time.Hour)
+			c.Patience = min(time.Duration(tr.rand.Int64N(int64(limit.Limit().Period)))/2, time.Hour)
 		}
-		if limit.Algorithm.Holds || tr.rand.IntN(4) == 0 {
+		if limit.Algorithm().NeedsHolder() || tr.rand.IntN(4) == 0 {
 			c.Holder = fmt.Sprint("holder-", tr.rand.IntN(6))
 		}
 		charges = append(charges, c)
@@ -129,7 +125,7 @@ func (tr *trace) fatal(format string, args ...any) {
 func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
 	line := fmt.Sprintf("%v by %v:", time.Now().Format("15:04:05.000000000"), d.Source)
 	for i, c := range charges {
-		line += fmt.Sprintf(" %v %s %s cost %d patience %v: %+v;", c.Mode, c.Key, c.Limit.Name, c.Cost, c.Patience, d.Status(i))
+		line += fmt.Sprintf(" %v %s %s cost %d patience %v: %+v;", c.Mode, c.Key, c.Plan.Name(), c.Cost, c.Patience, d.Status(i))
 	}
 	tr.log = append(tr.log, line+"\n")
 	if len(tr.log) > 12 {
@@ -153,6 +149,7 @@ func (tr *trace) mode(frees bool) penstock.Mode {
 // Every decision through the cache is compared with that of a store without one, which sees the
 // same. With all refunds going through the cache there is no false denial.
 func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	const steps = 400
 	seeds := seeds(1000)
@@ -210,7 +207,7 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 		default:
 			tr.exact++
 		}
-		if charges[0].Patience > 0 && charges[0].Limit.Algorithm.Bookable {
+		if charges[0].Patience > 0 && charges[0].Plan.Algorithm().CanBook() {
 			tr.patient++
 		}
 	}
@@ -224,8 +221,9 @@ func (tr *trace) add(other *trace) {
 	tr.batches += other.batches
 }
 
-// Units that others give back are noticed when the denial is MaxAge old, or earlier.
+// A refund by another instance is noticed when the denial is MaxAge old, or earlier.
 func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	const steps = 400
 	seeds := seeds(1000)

@@ -14,13 +14,13 @@ func ExampleStandard() {
 	redis := newFaulty() // redisstore.Open makes a real one
 	store, err := guard.Standard(redis, guard.Options{
 		Instances: 4, // instead, Server has a redisstore.Store count them
-		Limits: func(l *penstock.Limit) guard.Settings {
-			if l.Name == "login" {
-				return guard.Settings{OnFailure: guard.Closed}
+		Limits: func(l *penstock.Plan) guard.Settings {
+			if l.Name() == "login" {
+				return guard.Settings{OnFailure: guard.FailClosed}
 			}
 			return guard.Settings{}
 		},
-		Unanswered: func(e guard.Event) { fmt.Println("no answer:", e.Reason) },
+		OnStoreError: func(e guard.Event) { fmt.Println("no answer:", e.Reason) },
 	})
 	if err != nil {
 		panic(err)

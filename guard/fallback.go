@@ -8,150 +8,154 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/guard/internal/divide"
 	"github.com/penstock/penstock/memstore"
 )
 
 // FallbackOptions configure Fallback. The zero value is useful.
 type FallbackOptions struct {
-	// OnFailure is what happens to limits whose Settings do not say. Default: Local.
-	OnFailure Failure
+	// OnFailure is the FailureMode of limits whose Settings have none. Default: FailLocal.
+	OnFailure FailureMode
 
-	// Limits are the Settings of each limit, of which OnFailure and Ceiling matter here. It is called
-	// for every charge, also while the store answers, so it must be quick. Default: none has any.
-	Limits func(*penstock.Limit) Settings
+	// Limits are the Settings of each limit. Fallback uses OnFailure and Ceiling. It is called for
+	// every charge, also while the store answers, so it must be fast. Default: none has any.
+	Limits func(*penstock.Plan) Settings
 
-	// Instances is how many instances share the limits now; while the store gives no answer, the last
-	// number known. It is called for every decision. Default: one.
+	// Instances is how many instances share the limits now. While the store does not answer, it is
+	// the last known number. It is called for every decision. Default: one.
 	Instances func() int
 
 	// Floor is the least number of instances that the limits are divided by. Default: 1.
 	Floor int
 
-	// MaxKeys is how many counters the memory may have. When it is full, Local charges that need a new
-	// one are denied. Default: 1 million, which take up to 100 MB.
+	// MaxKeys is how many counters the local memory may have. When it is full, FailLocal charges
+	// that need a new one are denied. Default: 1 million, which use up to 100 MB.
 	MaxKeys int
 }
 
-// Fallback answers itself where the store gives no answer, that is, on penstock.ErrUnavailable;
-// each limit in its own way:
+// Fallback decides batches that the store does not: those that end with penstock.ErrUnavailable.
+// Each limit has its own mode:
 //
-//   - Closed: the batch is denied, with RetryAfter one second, whatever its other limits say; its
-//     Source is FromClosed. A batch that no limit can deny (Force, Refund, Reset) ends with the
-//     store's error instead: nothing was done.
-//   - Local: decided by a memory of this process, by its share of the limit, all Local charges of a
-//     batch or none. The Source is FromFallback.
-//   - Open: granted as asked; Remaining is the limit's Count, since nobody counts. The Source is
-//     FromOpen. With a Ceiling, as Local by the Ceiling, undivided.
+//   - FailClosed: the batch is denied, whatever its other limits say. RetryAfter is one second,
+//     and the Source is FromClosed. If no limit can deny the batch (Force, Refund, Reset), it ends
+//     with the error of the store, and nothing was done.
+//   - FailLocal: the local memory of this process decides, by this instance's share of the limit.
+//     It makes all FailLocal charges of a batch or none. The Source is FromFallback.
+//   - FailOpen: the charge is granted. Remaining is the limit's Count, because nothing is counted.
+//     The Source is FromOpen. With a Ceiling, it is FailLocal with the Ceiling as the limit,
+//     undivided.
 //
-// # The bound of Local
+// # The bound of FailLocal
 //
-// The share of a limit is its Count and Burst divided by the n of Instances, at least Floor,
-// rounded up: the shares of n instances exceed the limit by at most n-1 units. (The buckets are not
-// rounded but in their Burst: the rate is divided exactly.) While the store is away, m instances
-// that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1 units.
+// The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances and
+// at least Floor. The shares of n instances exceed the limit by at most n-1 units. (Of a bucket,
+// only the Burst is rounded. The rate is divided exactly.) While the store is down, m instances
+// that divide by n admit in any interval at most m/n of what the limit allows in it, and n-1
+// units.
 //
-// While the store is well, what it grants is charged to the memory too, so that each instance
-// begins an outage with what it has let in itself. A bucket remembers at most twice its share as
-// used, so that an instance that has had most of the load does not deny for long. If the load was
-// balanced, the beginning mints nothing; if all of it went to one instance, the others together may
-// admit (n-1)/n of the Burst (of the Count, where the limit is a window) more.
+// While the store answers, its grants are charged to the local memory too. So an instance enters
+// an outage with its own recent use. A bucket remembers at most twice its share as used. So an
+// instance that had most of the load does not deny for long. If the load was balanced, the start
+// of an outage admits nothing extra. If all load went to one instance, the others together may
+// admit (n-1)/n of the Burst more (of the Count, if the limit is a window).
 //
-// At the end, nothing is charged to the store afterwards: an interval that contains it may see one
-// more Burst or Count, what was booked for later, and until the last instance has found the store
-// again (with Standard, within a second), the shares of those that have not. While only some
-// instances are cut off, their shares come on top of what the store grants to the others. Holds
-// lent in the outage are not known to the store, so until they are renewed there, Concurrency may
-// lend up to twice its slots.
+// After an outage, its grants are not charged to the store. So an interval that contains the end
+// may see one more Burst or Count, and what was booked for later. It may also see the shares of
+// the instances that have not found the store again yet: with Standard, they find it within a
+// second. While only some instances are cut off, their shares add to what the store grants to the
+// others. The store does not know holds that were lent in the outage. So Concurrency may lend up
+// to twice its slots until those holds are renewed in the store.
 //
-// Windows that begin by the clock begin by this process' own: where it differs from the store's,
-// the beginning may see a window more.
+// Windows aligned to the clock use the clock of this process. If it differs from the store's, the
+// start of an outage may see one window more.
 //
-// A cost above the share is denied with RetryAfter one second, not Never, if it fits the limit.
-// Refund and Reset touch this process' memory alone. Where n changes in an outage, what was used
-// stays used, within the new share.
+// A cost above the share that fits the limit is denied with RetryAfter one second, not Never.
+// Refund and Reset change the local memory only. If n changes in an outage, the used units count
+// against the new share.
 //
-// Limits that use one counter (tiers, or old and new limits during a reload) use one counter in
-// this memory too. The bound is that of the largest.
+// Limits that use one counter (tiers, or old and new limits during a reload) share one counter in
+// the local memory too. The bound is that of the largest.
 //
-// Limits that are not Local cost nothing while the store is well, and take no memory.
+// Limits of other modes cost nothing while the store answers, and take no memory.
 func Fallback(o FallbackOptions) penstock.Decorator {
-	if o.OnFailure == ByDefault {
-		o.OnFailure = Local
+	if o.OnFailure == FailDefault {
+		o.OnFailure = FailLocal
 	}
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 1_000_000
 	}
 	return func(next penstock.Store) penstock.Store {
 		return &fallback{
-			options: o,
-			next:    next,
-			local:   memstore.New(memstore.Options{MaxKeys: o.MaxKeys}),
-			blank:   memstore.New(memstore.Options{Shards: 1}),
+			options:    o,
+			next:       next,
+			local:      memstore.New(memstore.Options{MaxKeys: o.MaxKeys}),
+			emptyStore: memstore.New(memstore.Options{Shards: 1}),
 		}
 	}
 }
 
 type fallback struct {
-	options FallbackOptions
-	next    penstock.Store
-	local   *memstore.Store
-	blank   *memstore.Store // in which nothing is ever used
-	shares  divided[share]
+	options    FallbackOptions
+	next       penstock.Store
+	local      *memstore.Store
+	emptyStore *memstore.Store // always empty
+	shares     divide.Cache[*penstock.Plan]
 }
 
-// comeBack is the RetryAfter where nobody knows better.
-const comeBack = time.Second
+// defaultRetryAfter is the RetryAfter of denials for which no other is known.
+const defaultRetryAfter = time.Second
 
 func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if err := callersErr(ctx); err != nil {
-		return penstock.Decision{}, err // here, since afterwards a deadline that passed may be the store's fault
+	if err := deadline.CallerErr(ctx); err != nil {
+		return penstock.Decision{}, err // checked first: later, a passed deadline may be the store's fault
 	}
 	d, err := f.next.Decide(ctx, charges)
 	if err == nil {
 		if d.Allowed {
-			f.shadow(charges, &d)
+			f.mirrorToLocal(charges, &d)
 		}
 		return d, nil
 	}
 	if !errors.Is(err, penstock.ErrUnavailable) {
 		return d, err
 	}
-	if callersErr(ctx) == context.Canceled {
+	if deadline.CallerErr(ctx) == context.Canceled {
 		return d, context.Canceled
 	}
 	return f.answer(charges, err)
 }
 
-// shadow charges to the memory what the store has granted.
-func (f *fallback) shadow(charges []penstock.Charge, d *penstock.Decision) {
-	if f.options.Limits == nil && f.options.OnFailure != Local {
+// mirrorToLocal charges the store's grants to the local memory.
+func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision) {
+	if f.options.Limits == nil && f.options.OnFailure != FailLocal {
 		return
 	}
 	n := f.instances()
 	for i := range charges {
 		c := &charges[i]
-		mode, cost := echo(c, d, i)
-		if mode == penstock.Peek || f.settings(c).OnFailure != Local {
+		mode, cost := mirrorMode(c, d, i)
+		if mode == penstock.Peek || f.settings(c).OnFailure != FailLocal {
 			continue
 		}
-		if share := f.shares.by(n, &c.Limit, makeShare); share.ok {
-			one := [1]penstock.Charge{{Key: c.Key, Limit: share.limit, Cost: cost, Mode: mode, Holder: cmp.Or(c.Holder, anonymous)}}
+		if share := f.shares.Get(c.Plan.Limit(), n, makeShare); share != nil {
+			one := [1]penstock.Charge{{Key: c.Key, Plan: share, Cost: cost, Mode: mode, Holder: cmp.Or(c.Holder, anonymous)}}
 			if mode == penstock.Refund {
 				one[0].Holder = c.Holder
 			}
-			d, err := f.local.Decide(context.Background(), one[:]) // if the memory is full, it does not know
-			if err == nil && mode == penstock.Force && n > 1 && share.limit.Algorithm.Bookable {
-				f.forgive(&one[0], d.Status(0))
+			d, err := f.local.Decide(context.Background(), one[:]) // a charge is not counted if the memory is full
+			if err == nil && mode == penstock.Force && n > 1 && share.Algorithm().CanBook() {
+				f.capDebt(&one[0], d.Status(0))
 			}
 		}
 	}
 }
 
-// forgive takes back what a bucket was forced beyond twice its share, or else an instance that has
-// had most of the load would deny for as long. (Windows and holds end by themselves; and an
-// instance that is alone answers as the store would.)
-func (f *fallback) forgive(forced *penstock.Charge, s penstock.Status) {
-	l := &forced.Limit
+// capDebt refunds what a bucket owes beyond twice its share. Otherwise an instance that had most
+// of the load would deny for that much longer. Windows and holds need no cap, because they end by
+// themselves. A single instance needs none, because it answers as the store would.
+func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
+	l := forced.Plan.Limit()
 	used := float64(s.ResetAfter) / float64(l.Period) * float64(l.Count)
 	if over := int64(used) - 2*(l.Burst+1); over > 0 {
 		back := [1]penstock.Charge{*forced}
@@ -160,14 +164,14 @@ func (f *fallback) forgive(forced *penstock.Charge, s penstock.Status) {
 	}
 }
 
-// anonymous holds the places of those who do not say who they are: only a holder can leave a queue.
+// anonymous is the Holder of charges that have none. Only a holder can leave a queue.
 const anonymous = "\x00anonymous"
 
-// echo is what the memory is charged for a charge that the store has granted; Peek: nothing.
-func echo(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.Mode, cost int64) {
+// mirrorMode returns what to charge to the local memory for a granted charge. Peek: nothing.
+func mirrorMode(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.Mode, cost int64) {
 	switch c.Mode {
 	case penstock.Spend, penstock.Force:
-		mode, cost = penstock.Force, c.Cost // not what was granted: that is 0 where a hold is renewed
+		mode, cost = penstock.Force, c.Cost // Granted is 0 for a renewed hold
 	case penstock.Draw:
 		mode, cost = penstock.Force, d.Status(i).Granted
 	case penstock.Refund:
@@ -183,63 +187,63 @@ func echo(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.Mode, 
 
 // answer decides a batch without the store.
 func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Decision, error) {
-	var plans [4]*penstock.Plan
-	if _, err := penstock.Prepare(charges, plans[:0]); err != nil {
+	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err // the store may not have seen it
 	}
 	var few [4]penstock.Charge
 	b := failed{charges: charges}
-	b.locals = f.sort(charges, &b.ways, few[:0])
+	b.locals = f.assign(charges, &b.modes, few[:0])
 	if len(b.locals) > 0 {
-		if b.has(Closed) {
-			b.onlyAsk()
+		if b.has(FailClosed) {
+			b.peekOnly()
 		}
 		var err error
 		b.local, err = f.local.Decide(context.Background(), b.locals)
 		if errors.Is(err, penstock.ErrUnavailable) { // the memory is full
-			b.close()
+			b.denyLocal()
 		} else if err != nil {
 			return penstock.Decision{}, err
 		}
 	}
-	if b.has(Closed) && !b.deniable() {
+	if b.has(FailClosed) && !b.isDeniable() {
 		return penstock.Decision{}, cause
 	}
 	return f.compose(&b), nil
 }
 
-// A failed batch is one that the store has not answered.
+// A failed batch is one that the store did not decide.
 type failed struct {
 	charges []penstock.Charge
-	ways    [penstock.MaxCharges]Failure // of each charge: Open, Closed or Local
-	locals  []penstock.Charge            // the Local ones, with the limits that hold here
-	local   penstock.Decision            // on them
+	modes   [penstock.MaxCharges]FailureMode // of each charge: FailOpen, FailClosed or FailLocal
+	locals  []penstock.Charge                // the FailLocal ones, with the limits that hold here
+	local   penstock.Decision                // on them
 }
 
-func (b *failed) has(way Failure) bool { return slices.Contains(b.ways[:len(b.charges)], way) }
+func (b *failed) has(way FailureMode) bool { return slices.Contains(b.modes[:len(b.charges)], way) }
 
-// onlyAsk has the Local charges ask what is left, since the batch is denied anyway.
-func (b *failed) onlyAsk() {
+// peekOnly turns the FailLocal charges into Peeks, because the batch is denied anyway.
+func (b *failed) peekOnly() {
 	for i := range b.locals {
 		b.locals[i].Mode, b.locals[i].Cost, b.locals[i].Patience = penstock.Peek, 0, 0
 	}
 }
 
-// close denies what is Local.
-func (b *failed) close() {
+// denyLocal denies the FailLocal charges.
+func (b *failed) denyLocal() {
 	for i := range b.charges {
-		if b.ways[i] == Local {
-			b.ways[i] = Closed
+		if b.modes[i] == FailLocal {
+			b.modes[i] = FailClosed
 		}
 	}
 }
 
-// deniable tells whether a Closed charge may be denied: some are made or end with an error.
-func (b *failed) deniable() bool {
+// isDeniable tells whether a FailClosed charge can be denied. The others are made, or end with an
+// error.
+func (b *failed) isDeniable() bool {
 	for i := range b.charges {
 		switch b.charges[i].Mode {
 		case penstock.Spend, penstock.Draw, penstock.Peek:
-			if b.ways[i] == Closed {
+			if b.modes[i] == FailClosed {
 				return true
 			}
 		}
@@ -247,47 +251,44 @@ func (b *failed) deniable() bool {
 	return false
 }
 
-// sort writes how each charge fails, and appends those that are decided here, with the limits that
-// hold here.
-func (f *fallback) sort(charges []penstock.Charge, ways *[penstock.MaxCharges]Failure, locals []penstock.Charge) []penstock.Charge {
+// assign sets the mode of each charge. It appends the charges that are decided here, with the
+// limits that hold here.
+func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges]FailureMode, locals []penstock.Charge) []penstock.Charge {
 	n := f.instances()
 	for i := range charges {
 		c := &charges[i]
 		s := f.settings(c)
-		ways[i] = s.OnFailure
-		var mine share
+		modes[i] = s.OnFailure
+		var mine *penstock.Plan
 		switch {
-		case s.OnFailure == Local:
-			mine = f.shares.by(n, &c.Limit, makeShare)
-		case s.OnFailure == Open && s.Ceiling == (penstock.Limit{}):
+		case s.OnFailure == FailLocal:
+			mine = f.shares.Get(c.Plan.Limit(), n, makeShare)
+		case s.OnFailure == FailOpen && s.Ceiling == (penstock.Limit{}):
 			continue
-		case s.OnFailure == Open:
-			s.Ceiling.Group = c.Limit.Group
-			s.Ceiling = s.Ceiling.WithName(c.Limit.Name)
-			mine = f.shares.by(1, &s.Ceiling, makeShare)
+		case s.OnFailure == FailOpen:
+			s.Ceiling.Name, s.Ceiling.Group = c.Plan.Name(), c.Plan.Group()
+			mine = f.shares.Get(s.Ceiling, 1, makeShare)
 		}
-		if !mine.ok {
-			ways[i] = Closed
+		if mine == nil {
+			modes[i] = FailClosed
 			continue
 		}
-		ways[i] = Local
+		modes[i] = FailLocal
 		local := *c
-		local.Limit = mine.limit
-		if plan, err := mine.limit.Plan(); err == nil {
-			local.Patience = min(c.Patience, plan.MaxPatience())
-		}
+		local.Plan = mine
+		local.Patience = min(c.Patience, mine.MaxPatience())
 		locals = append(locals, local)
 	}
 	return locals
 }
 
-// compose makes one decision of what each way of failing says.
+// compose makes one decision of the answers of all modes.
 func (f *fallback) compose(b *failed) penstock.Decision {
 	source, allowed := penstock.FromOpen, true
 	switch {
-	case b.has(Closed):
+	case b.has(FailClosed):
 		source, allowed = penstock.FromClosed, false
-	case b.has(Local):
+	case b.has(FailLocal):
 		source, allowed = penstock.FromFallback, b.local.Allowed
 	}
 	if len(b.charges) == 1 {
@@ -298,7 +299,7 @@ func (f *fallback) compose(b *failed) penstock.Decision {
 	statuses, local := make([]penstock.Status, len(b.charges)), 0
 	for i := range statuses {
 		statuses[i] = f.status(b, i, local, allowed)
-		if b.ways[i] == Local {
+		if b.modes[i] == FailLocal {
 			local++
 		}
 	}
@@ -307,19 +308,19 @@ func (f *fallback) compose(b *failed) penstock.Decision {
 	return d
 }
 
-// status answers charge i, which is that one of the Local ones if it is one.
+// status returns the status of charge i. If it is FailLocal, local is its index among those.
 func (f *fallback) status(b *failed, i, local int, allowed bool) (s penstock.Status) {
 	c := &b.charges[i]
-	switch b.ways[i] {
-	case Closed:
-		s.RetryAfter = comeBack
-	case Local:
+	switch b.modes[i] {
+	case FailClosed:
+		s.RetryAfter = defaultRetryAfter
+	case FailLocal:
 		s = b.local.Status(local)
 		if s.RetryAfter == penstock.Never && f.fits(c) {
-			s.RetryAfter = comeBack
+			s.RetryAfter = defaultRetryAfter
 		}
-	case Open:
-		s.Remaining = c.Limit.Count
+	case FailOpen:
+		s.Remaining = c.Plan.Limit().Count
 		if allowed && c.Mode != penstock.Peek && c.Mode != penstock.Reset {
 			s.Granted = c.Cost
 		}
@@ -327,17 +328,17 @@ func (f *fallback) status(b *failed, i, local int, allowed bool) (s penstock.Sta
 	return s
 }
 
-// fits tells whether the cost fits the whole limit at any time.
+// fits tells whether the cost fits the whole limit when nothing is used.
 func (f *fallback) fits(c *penstock.Charge) bool {
-	d, err := f.blank.Decide(context.Background(), []penstock.Charge{{Limit: c.Limit, Cost: c.Cost, Mode: penstock.Peek}})
+	d, err := f.emptyStore.Decide(context.Background(), []penstock.Charge{{Plan: c.Plan, Cost: c.Cost, Mode: penstock.Peek}})
 	return err == nil && d.RetryAfter() != penstock.Never
 }
 
 func (f *fallback) settings(c *penstock.Charge) (s Settings) {
 	if f.options.Limits != nil {
-		s = f.options.Limits(&c.Limit)
+		s = f.options.Limits(c.Plan)
 	}
-	if s.OnFailure == ByDefault {
+	if s.OnFailure == FailDefault {
 		s.OnFailure = f.options.OnFailure
 	}
 	return s
@@ -349,4 +350,14 @@ func (f *fallback) instances() int {
 		n = f.options.Instances()
 	}
 	return max(n, f.options.Floor, 1)
+}
+
+// makeShare returns the part of a limit that one of n instances has, or nil if the limit or its
+// part is not valid.
+func makeShare(l penstock.Limit, n int) *penstock.Plan {
+	plan, err := l.Compile()
+	if err != nil {
+		return nil
+	}
+	return plan.Share(n)
 }

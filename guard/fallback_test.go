@@ -12,13 +12,14 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/storetest"
 )
 
-// down answers no question, except that callers that went away are told so.
+// down answers no request. A caller that is cancelled gets its own error.
 func down(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	if err := ctx.Err(); err != nil {
 		return penstock.Decision{}, err
@@ -54,20 +55,20 @@ func TestGuardedRedisObeysTheLaw(t *testing.T) {
 }
 
 // settings guard limits by their names.
-func settings(by map[string]guard.Settings) func(*penstock.Limit) guard.Settings {
-	return func(l *penstock.Limit) guard.Settings { return by[l.Name] }
+func settings(by map[string]guard.Settings) func(*penstock.Plan) guard.Settings {
+	return func(l *penstock.Plan) guard.Settings { return by[l.Name()] }
 }
 
-func failing(open, closed, local string) func(*penstock.Limit) guard.Settings {
+func failing(open, closed, local string) func(*penstock.Plan) guard.Settings {
 	return settings(map[string]guard.Settings{
-		open: {OnFailure: guard.Open}, closed: {OnFailure: guard.Closed}, local: {OnFailure: guard.Local},
+		open: {OnFailure: guard.FailOpen}, closed: {OnFailure: guard.FailClosed}, local: {OnFailure: guard.FailLocal},
 	})
 }
 
 func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	charge := func(name string) penstock.Charge {
-		return penstock.Charge{Key: "k", Cost: 1, Limit: ready(t, penstock.Limit{Name: name, Count: 2, Period: year})}
+		return penstock.Charge{Key: "k", Cost: 1, Plan: ready(t, penstock.Limit{Name: name, Count: 2, Period: year})}
 	}
 	open, closed, local, other := charge("open"), charge("closed"), charge("local"), charge("other")
 	tried := 0
@@ -116,8 +117,8 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 }
 
 func TestWhatCannotBeDeniedIsAnErrorWhereTheLimitIsClosed(t *testing.T) {
-	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.Closed})(penstock.StoreFunc(down))
-	c := one(penstock.PerSecond(1), "k")
+	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed})(penstock.StoreFunc(down))
+	c := one(penstock.PerSecond(1).MustCompile(), "k")
 	for mode := range penstock.Reset + 1 {
 		c[0].Mode = mode
 		d, err := store.Decide(t.Context(), c)
@@ -129,8 +130,8 @@ func TestWhatCannotBeDeniedIsAnErrorWhereTheLimitIsClosed(t *testing.T) {
 }
 
 func TestModesOfAnOpenLimit(t *testing.T) {
-	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.Open})(penstock.StoreFunc(down))
-	c := penstock.Charge{Key: "k", Limit: penstock.PerSecond(3), Cost: 2}
+	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(down))
+	c := penstock.Charge{Key: "k", Plan: penstock.PerSecond(3).MustCompile(), Cost: 2}
 	for mode, granted := range []int64{2, 2, 0, 2, 2, 0} {
 		c.Mode = penstock.Mode(mode)
 		if d := decide(t, store, c); !d.Allowed || d.Source != penstock.FromOpen || d.Status(0).Granted != granted {
@@ -142,14 +143,14 @@ func TestModesOfAnOpenLimit(t *testing.T) {
 func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 	limit := ready(t, penstock.PerHour(1))
 	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return 10 }, Limits: settings(map[string]guard.Settings{
-		"hour": {OnFailure: guard.Open, Ceiling: penstock.PerHour(100)},
+		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.PerHour(100)},
 	})})(penstock.StoreFunc(down))
 	for i, key := range []string{"a", "b", "b"} {
-		limit := limit.WithName("hour")
+		limit := limit.Limit().WithName("hour")
 		limit.Group = fmt.Sprint("group", i)
 		granted := 0
 		for range 300 {
-			if d := decide(t, store, one(limit, key)...); d.Source != penstock.FromFallback {
+			if d := decide(t, store, one(limit.MustCompile(), key)...); d.Source != penstock.FromFallback {
 				t.Fatalf("from %v", d.Source)
 			} else if d.Allowed {
 				granted++
@@ -160,7 +161,7 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 		}
 	}
 	invalid := guard.Fallback(guard.FallbackOptions{Limits: settings(map[string]guard.Settings{
-		"hour": {OnFailure: guard.Open, Ceiling: penstock.Limit{Count: -1}},
+		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.Limit{Count: -1}},
 	})})(penstock.StoreFunc(down))
 	if d := decide(t, invalid, one(limit, "k")...); d.Allowed || d.Source != penstock.FromClosed {
 		t.Fatalf("%v from %v; want that a ceiling that cannot be computed with denies", d, d.Source)
@@ -191,9 +192,9 @@ func TestOnlyAnUnavailableStoreIsAnsweredFor(t *testing.T) {
 		}
 	}
 	c.breaks(fails(errDown))
-	for _, way := range []guard.Failure{guard.Open, guard.Closed, guard.Local} { // whatever the store has not seen
+	for _, way := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // whatever the store has not seen
 		store := guard.Fallback(guard.FallbackOptions{OnFailure: way})(c)
-		for _, wrong := range [][]penstock.Charge{nil, {{Limit: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
+		for _, wrong := range [][]penstock.Charge{nil, {{Plan: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
 			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("%v: %+v is answered with %v; want ErrInvalid", way, wrong, err)
 			}
@@ -210,11 +211,11 @@ func TestCallerWhoseDeadlinePassesWithTheStoreIsAnswered(t *testing.T) {
 			})))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if d, err := store.Decide(ctx, one(penstock.PerHour(1), "k")); err != nil || !d.Allowed || d.Source != penstock.FromFallback {
+		if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "k")); err != nil || !d.Allowed || d.Source != penstock.FromFallback {
 			t.Fatalf("%v, %v from %v; want an answer", d, err, d.Source)
 		}
-		if d, err := store.Decide(ctx, one(penstock.PerHour(1), "other")); err != context.DeadlineExceeded {
-			t.Fatalf("a caller that comes too late is told %v, %v; want its own error", d, err)
+		if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "other")); err != context.DeadlineExceeded {
+			t.Fatalf("a caller that comes too late gets %v, %v; want its own error", d, err)
 		}
 	})
 }
@@ -226,7 +227,7 @@ func TestCallerThatGoesAwayWhileTheStoreFailsIsNotAnswered(t *testing.T) {
 			cancel()
 			return penstock.Decision{}, errDown
 		}))
-	if d, err := store.Decide(ctx, one(penstock.PerHour(1), "k")); err != context.Canceled {
+	if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "k")); err != context.Canceled {
 		t.Fatalf("%v, %v; want the caller's own error", d, err)
 	}
 }
@@ -238,10 +239,10 @@ var dividable = map[string]*algorithm.Algorithm{
 }
 
 // capacity is how much of a limit a fresh key is granted at once.
-func capacity(t *testing.T, store penstock.Store, limit penstock.Limit) int64 {
+func capacity(t *testing.T, store penstock.Store, limit *penstock.Plan) int64 {
 	t.Helper()
-	c := penstock.Charge{Limit: limit, Cost: penstock.MaxCost, Mode: penstock.Draw, Holder: "h"}
-	if limit.Algorithm == penstock.LeakyBucket {
+	c := penstock.Charge{Plan: limit, Cost: penstock.MaxCost, Mode: penstock.Draw, Holder: "h"}
+	if limit.Algorithm() == penstock.LeakyBucket {
 		c.Mode, c.Cost = penstock.Peek, 0
 	}
 	d := decide(t, store, c)
@@ -249,6 +250,7 @@ func capacity(t *testing.T, store penstock.Store, limit penstock.Limit) int64 {
 }
 
 func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
+	effort.WithoutRace(t)
 	const tries = 5000
 	random := rand.New(rand.NewPCG(4, 0))
 	tried := 0
@@ -265,8 +267,8 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 				continue
 			}
 			store := guard.Fallback(guard.FallbackOptions{Floor: n})(penstock.StoreFunc(down))
-			whole := capacity(t, memstore.New(memstore.Options{Shards: 1}), limit)
-			part := capacity(t, store, limit)
+			whole := capacity(t, memstore.New(memstore.Options{Shards: 1}), limit.MustCompile())
+			part := capacity(t, store, limit.MustCompile())
 			over := part*int64(n) - whole
 			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst is too fine at the new rate
 			if part < 1 || over > int64(n)-1 || over < 0 && !lowered {
@@ -305,7 +307,7 @@ func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
 			left := func(want int64) {
 				t.Helper()
 				c.breaks(down)
-				d := decide(t, store, penstock.Charge{Limit: limit, Mode: penstock.Peek, Holder: "peek"})
+				d := decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Peek, Holder: "peek"})
 				if got := d.Status(0).Remaining; got != want {
 					t.Fatalf("%d left; want %d", got, want)
 				}
@@ -313,7 +315,7 @@ func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
 			}
 			do := func(mode penstock.Mode, cost int64, holder string) {
 				t.Helper()
-				ask := penstock.Charge{Limit: limit, Mode: mode, Cost: cost, Holder: holder}
+				ask := penstock.Charge{Plan: limit, Mode: mode, Cost: cost, Holder: holder}
 				if a == penstock.LeakyBucket {
 					ask.Patience = 24 * time.Hour
 				}
@@ -330,7 +332,7 @@ func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
 			left(share)
 			do(penstock.Spend, 3, "a")
 			left(share - 3)
-			if a.Holds {
+			if a.NeedsHolder() {
 				do(penstock.Spend, 3, "a") // renewed
 				left(share - 3)
 			}
@@ -339,7 +341,7 @@ func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
 			do(penstock.Refund, 1, "b")
 			left(share - 4)
 			do(penstock.Refund, 1, "nobody")
-			if a.Holds || a == penstock.LeakyBucket {
+			if a.NeedsHolder() || a == penstock.LeakyBucket {
 				left(share - 4)
 			} else {
 				left(share - 3)
@@ -365,7 +367,7 @@ func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
 	c := newFaulty()
 	options := guard.FallbackOptions{Floor: 2}
 	a, b := guard.Fallback(options)(c), guard.Fallback(options)(c)
-	charge := penstock.Charge{Limit: penstock.PerDay(10).With(penstock.SlidingLog), Cost: 3}
+	charge := penstock.Charge{Plan: penstock.PerDay(10).With(penstock.SlidingLog).MustCompile(), Cost: 3}
 	decide(t, a, charge)
 	charge.Mode = penstock.Refund
 	decide(t, b, charge)
@@ -378,9 +380,9 @@ func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
 }
 
 func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
-	limit := penstock.Limit{Name: "l", Count: 252_288_000_000, Period: 8 * 365 * 24 * time.Hour, Burst: 100}
+	limit := penstock.Limit{Name: "l", Count: 252_288_000_000, Period: 8 * 365 * 24 * time.Hour, Burst: 100}.MustCompile()
 	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
-	d := decide(t, store, penstock.Charge{Limit: limit, Cost: 1, Patience: 24 * time.Hour}) // by the share, 125 ms is the longest
+	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // by the share, 125 ms is the longest
 	if !d.Allowed {
 		t.Fatal(d)
 	}
@@ -436,7 +438,7 @@ func TestCostAboveTheShareIsNotNever(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(down))
 	limit := ready(t, penstock.PerHour(8))
 	for cost, want := range map[int64]time.Duration{2: 0, 3: time.Second, 8: time.Second, 9: penstock.Never} {
-		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Limit: limit, Cost: cost})
+		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Plan: limit, Cost: cost})
 		if d.RetryAfter() != want {
 			t.Errorf("cost %d of a share of 2: retry after %v; want %v", cost, d.RetryAfter(), want)
 		}
@@ -446,7 +448,9 @@ func TestCostAboveTheShareIsNotNever(t *testing.T) {
 func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 	c := newFaulty()
 	store := guard.Fallback(guard.FallbackOptions{MaxKeys: 2, Limits: failing("open", "closed", "local")})(c)
-	charge := func(name, key string) penstock.Charge { return one(penstock.PerHour(4).WithName(name), key)[0] }
+	charge := func(name, key string) penstock.Charge {
+		return one(penstock.PerHour(4).WithName(name).MustCompile(), key)[0]
+	}
 	for i := range 100 {
 		decide(t, store, charge("open", fmt.Sprint(i)), charge("closed", fmt.Sprint(i)))
 	}
@@ -458,7 +462,7 @@ func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 		}
 	}
 	if d := decide(t, store, charge("local", "a"), charge("open", "z")); d.Source != penstock.FromFallback || !d.Allowed {
-		t.Fatalf("a known key is told %v from %v; want that it is decided as ever", d, d.Source)
+		t.Fatalf("a known key gets %v from %v; want the usual decision", d, d.Source)
 	}
 	force := charge("local", "new")
 	force.Mode = penstock.Force
@@ -503,7 +507,7 @@ func BenchmarkFallbackShadowOfThree(b *testing.B) {
 }
 
 func BenchmarkFallbackWithoutLocal(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.Open})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkFallbackLocal(b *testing.B) {
@@ -512,6 +516,6 @@ func BenchmarkFallbackLocal(b *testing.B) {
 }
 
 func BenchmarkFallbackOpen(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.Open})(penstock.StoreFunc(fails(errDown))),
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(fails(errDown))),
 		one(ready(b, penstock.PerSecond(100)), "k"))
 }

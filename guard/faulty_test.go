@@ -31,7 +31,7 @@ func (f *faulty) Decide(ctx context.Context, charges []penstock.Charge) (penstoc
 	return f.store.Decide(ctx, charges)
 }
 
-// breaks gives the store a fault, or with nil mends it.
+// breaks gives the store a fault, or with nil repairs it.
 func (f *faulty) breaks(by fault) {
 	if by == nil {
 		f.fault.Store(nil)
@@ -54,18 +54,18 @@ func hangs(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) 
 var errDown = fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
 
 // ready is a limit as a Limiter has it.
-func ready(t testing.TB, limit penstock.Limit) penstock.Limit {
+func ready(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	t.Helper()
-	limit, err := limit.Ready()
+	plan, err := limit.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return limit
+	return plan
 }
 
 // one is a batch of one unit under a key.
-func one(limit penstock.Limit, key string) []penstock.Charge {
-	return []penstock.Charge{{Key: key, Limit: limit, Cost: 1}}
+func one(limit *penstock.Plan, key string) []penstock.Charge {
+	return []penstock.Charge{{Key: key, Plan: limit, Cost: 1}}
 }
 
 type traceKey struct{}

@@ -37,7 +37,7 @@ func TestCallerOfALeaseWaitsNoLongerThanItsDeadline(t *testing.T) {
 			if l.Stats().Live == 0 {
 				t.Fatal("nothing is leased")
 			}
-			charge := penstock.Charge{Key: "k", Limit: limit, Cost: 1000, Mode: mode}
+			charge := penstock.Charge{Key: "k", Plan: limit, Cost: 1000, Mode: mode}
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 			defer cancel()
 			start := time.Now()

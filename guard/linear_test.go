@@ -22,9 +22,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// What concurrent clients of guarded stores hear must be what they would have heard, had all calls
-// been made one after another: exactly, where no lease is; and with leases, as if up to so many
-// units were always in somebody's hands. Redis' clock stands still here, so limits are counters.
+// Concurrent clients of guarded stores must get answers that some sequence of the same calls gives.
+// Without leases that holds exactly. With leases it holds as if instances always held up to a fixed
+// number of units. The clock of Redis stands still here, so limits are counters.
 
 const countClients = 8
 
@@ -51,10 +51,10 @@ func (d deed) String() string {
 // lost is the deed of a server that loses all.
 const lost = -1
 
-// A heard is what a client was told: nothing, if nobody knows whether the deeds were done.
+// A heard is the answer that a client got. It is unknown if the deeds may or may not be done.
 type heard struct {
 	unknown bool
-	excused bool // a denial by a deny cache, while something was given back
+	excused bool // a denial by a deny cache during a refund
 	allowed bool
 	source  penstock.Source
 	granted [3]int64 // of each deed
@@ -132,7 +132,7 @@ type countHistory struct {
 func (h *countHistory) record(store penstock.Store, who int, key string, deeds []deed) (asked bool) {
 	charges := make([]penstock.Charge, len(deeds))
 	for i, d := range deeds {
-		charges[i] = penstock.Charge{Key: key, Limit: countLimits[d.limit], Mode: d.mode, Cost: d.cost}
+		charges[i] = penstock.Charge{Key: key, Plan: countLimits[d.limit].MustCompile(), Mode: d.mode, Cost: d.cost}
 	}
 	op := porcupine.Operation{ClientId: who, Input: deeds, Call: int64(time.Since(h.start))}
 	var reached atomic.Bool
@@ -161,7 +161,7 @@ func (h *countHistory) record(store penstock.Store, who int, key string, deeds [
 // A witness stands before a store, and sees what is asked and what has no answer.
 type witness struct {
 	penstock.Store
-	lost atomic.Int64 // units that were drawn or given back, maybe
+	lost atomic.Int64 // units that may have been drawn or refunded
 }
 
 type reachedKey struct{}
@@ -188,8 +188,8 @@ func (h *countHistory) loses(since time.Time) {
 		Call: int64(since.Sub(h.start)), Return: int64(time.Since(h.start))})
 }
 
-// excuse excuses what a deny cache denied while a Refund or Reset was under way: it forgets when
-// that is answered.
+// excuse excuses denials by a deny cache while a Refund or Reset was in flight. The cache forgets
+// its denials only when the answer arrives.
 func (h *countHistory) excuse() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
@@ -320,7 +320,7 @@ func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.
 func witnessedStores(t *testing.T, n int, url string, o guard.Options) (stores []penstock.Store, witnesses []*witness) {
 	t.Helper()
 	now := time.Now()
-	o.OnFailure, o.Timeout.After = guard.Closed, 10*time.Second
+	o.OnFailure, o.Timeout.After = guard.FailClosed, 10*time.Second
 	for range n {
 		redis, err := redisstore.Open(url, redisstore.Options{Now: func() time.Time { return now }})
 		if err != nil {
@@ -345,7 +345,7 @@ func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 	}
 }
 
-// Where nothing is given back, the deny caches of several instances are exact too.
+// Without refunds, the deny caches of several instances are exact too.
 func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -362,7 +362,7 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	server := redistest.Start(t)
 	const n, block = 2, 5
 	stores, witnesses := witnessedStores(t, n, server.URL(), guard.Options{
-		Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: block} },
+		Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: block} },
 		Lease:  guard.LeaseOptions{Life: 10 * time.Millisecond}, Instances: n,
 	})
 	spends := func(rng *rand.Rand) []deed {
@@ -414,8 +414,8 @@ func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	})
 }
 
-// A server that is killed and comes back empty has lost all at one time; what was under way then,
-// and what a breaker keeps from being asked, is unknown.
+// A server that is killed and comes back empty loses all its data at one time. The results of calls
+// that were in flight then, and of calls that a breaker rejects, are unknown.
 func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -458,8 +458,8 @@ func behindProxy(t *testing.T, server *redistest.Server) *redistest.Proxy {
 	return proxy
 }
 
-// The check finds a deny cache that remembers what was given back elsewhere, and a store that
-// grants what others hold.
+// The check finds a deny cache that ignores refunds by other instances, and a store that grants
+// units that others hold.
 func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
 	t.Parallel()
 	for name, model := range map[string]porcupine.Model{"exact": countModel(0), "leased": countModel(10)} {

@@ -10,24 +10,24 @@ import (
 
 // An Event is one decision, as Observe reports it.
 type Event struct {
-	// Limit is the one that matters most: the strictest of the decision, or if there was none, that of
-	// the first charge; nil for an empty batch. It must not be changed, and not be kept.
-	Limit *penstock.Limit
+	// Plan is the strictest limit of the decision. Without a decision it is the first charge's. It is
+	// nil for an empty batch and for a charge without a Plan.
+	Plan *penstock.Plan
 
 	Charges int // in the batch
 	Allowed bool
 	Source  penstock.Source
 	Latency time.Duration
 
-	// Err is why there was no decision, or nil. Reason names its kind, for metrics: that of a
-	// penstock.StoreError, or "canceled" (the caller went away), "invalid" or "other". It is ""
-	// without an error.
+	// Err is why there was no decision, or nil. Reason is its kind, for metrics: the Reason of a
+	// penstock.StoreError, "canceled" (the caller cancelled), "invalid" or "other". It is "" without
+	// an error.
 	Err    error
 	Reason string
 }
 
-// Observe reports every decision to f, which is called before the caller has its answer, by many
-// goroutines at once: it must be quick. Put it outermost, so that it sees what the caller sees.
+// Observe calls f for every decision, before the caller gets it. Many goroutines call f at once,
+// and f must be fast. Put Observe outermost, so that it sees what the caller sees.
 func Observe(f func(Event)) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if f == nil {
@@ -37,8 +37,8 @@ func Observe(f func(Event)) penstock.Decorator {
 	}
 }
 
-// unanswered reports to f every question that ends with an error here.
-func unanswered(f func(Event)) penstock.Decorator {
+// onStoreError calls f for every batch that ends with an error.
+func onStoreError(f func(Event)) penstock.Decorator {
 	if f == nil {
 		return Observe(nil)
 	}
@@ -50,26 +50,26 @@ func unanswered(f func(Event)) penstock.Decorator {
 }
 
 type observer struct {
-	next penstock.Store
-	f    func(Event)
-	zero time.Time // since when the clock is read: half the price of what time it is
+	next  penstock.Store
+	f     func(Event)
+	start time.Time // time.Since(start) costs half as much as time.Now
 }
 
 func (o *observer) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	start := time.Since(o.zero)
+	sent := time.Since(o.start)
 	d, err := o.next.Decide(ctx, charges)
-	e := Event{Charges: len(charges), Latency: time.Since(o.zero) - start}
+	e := Event{Charges: len(charges), Latency: time.Since(o.start) - sent}
 	if err != nil {
 		e.Err, e.Reason = err, reasonOf(ctx, err)
 	} else {
 		e.Allowed, e.Source = d.Allowed, d.Source
 	}
 	if len(charges) == 1 {
-		e.Limit = &charges[0].Limit
+		e.Plan = charges[0].Plan
 	} else if err == nil && len(charges) == d.Len() {
-		e.Limit = &charges[d.Strictest()].Limit
+		e.Plan = charges[d.Strictest()].Plan
 	} else if len(charges) > 0 {
-		e.Limit = &charges[0].Limit
+		e.Plan = charges[0].Plan
 	}
 	o.f(e)
 	return d, err

@@ -23,13 +23,13 @@ func TestObservedStoreObeysTheLaw(t *testing.T) {
 	})
 }
 
-func TestEventTellsWhatTheCallerWasTold(t *testing.T) {
+func TestEventReportsWhatTheCallerGot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var events []guard.Event
 		c := newFaulty()
 		store := guard.Observe(func(e guard.Event) { events = append(events, e) })(c)
 		wide, tight := ready(t, penstock.PerHour(100)), ready(t, penstock.PerDay(2))
-		batch := []penstock.Charge{{Key: "k", Limit: wide, Cost: 1}, {Key: "k", Limit: tight, Cost: 1}}
+		batch := []penstock.Charge{{Key: "k", Plan: wide, Cost: 1}, {Key: "k", Plan: tight, Cost: 1}}
 		for range 3 {
 			decide(t, store, batch...)
 		}
@@ -63,8 +63,8 @@ func TestEventTellsWhatTheCallerWasTold(t *testing.T) {
 			{"", 0, false, penstock.FromStore, 0, errDown, "unknown"},
 		} {
 			e, name := events[i], ""
-			if e.Limit != nil {
-				name = e.Limit.Name
+			if e.Plan != nil {
+				name = e.Plan.Name()
 			}
 			if name != want.limit || e.Charges != want.charges || e.Allowed != want.allowed || e.Source != want.source ||
 				e.Latency != want.latency || e.Err != want.err || e.Reason != want.reason {
@@ -99,7 +99,7 @@ func TestErrorsHaveReasons(t *testing.T) {
 	}
 	for _, row := range rows {
 		c.breaks(fails(row.err))
-		if store.Decide(row.ctx, one(penstock.PerHour(1), "k")); got != row.want {
+		if store.Decide(row.ctx, one(penstock.PerHour(1).MustCompile(), "k")); got != row.want {
 			t.Errorf("%v is %q; want %q", row.err, got, row.want)
 		}
 	}

@@ -29,7 +29,7 @@ func TestPanicOfADrawEndsNoProcess(t *testing.T) {
 	for _, mode := range []penstock.Mode{penstock.Draw, penstock.Refund} {
 		synctest.Test(t, func(t *testing.T) {
 			l := guard.NewLease(panicsOn(mode), guard.LeaseOptions{Limits: leasing(100)})
-			charges := []penstock.Charge{{Key: "k", Limit: penstock.PerSecond(1000), Cost: 1}}
+			charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(1000).MustCompile(), Cost: 1}}
 			for range 2000 {
 				if _, err := l.Decide(t.Context(), charges); err != nil && !errors.Is(err, penstock.ErrUnavailable) {
 					t.Fatal(err)
@@ -58,7 +58,7 @@ func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
 			return store.Decide(ctx, charges)
 		}), guard.Options{})
 		defer b.Close()
-		charges := []penstock.Charge{{Key: "k", Limit: penstock.PerSecond(10), Cost: 1}}
+		charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(10).MustCompile(), Cost: 1}}
 		for range 10 {
 			b.Decide(t.Context(), charges)
 		}
@@ -73,7 +73,7 @@ func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
 func TestPanicOfACountEndsNoFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
-		f := guard.NewFleet(guard.FleetOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
+		f := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
 			if n++; n == 1 {
 				panic("a caller's own mistake")
 			}

@@ -7,44 +7,47 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Settings say how one limit is guarded. The zero value is what the Options of a guard say for all.
+// Settings are the guards' options for one limit. The zero value takes all defaults from the
+// Options of each guard.
 type Settings struct {
-	// OnFailure says what happens to the limit's charges while the store gives no answer. Default:
+	// OnFailure is how the limit's charges are decided while the store does not answer. Default:
 	// FallbackOptions.OnFailure.
-	OnFailure Failure
+	OnFailure FailureMode
 
-	// Ceiling bounds an Open limit while the store gives no answer: each key may have this much from
-	// this process, whatever the number of instances. Its Name and Group are those of the limit.
-	// Default (the zero Limit): none.
+	// Ceiling bounds a FailOpen limit while the store does not answer. Each process allows each key
+	// this much; the number of instances does not matter. Its Name and Group are those of the limit.
+	// Default (the zero Limit): no bound.
 	Ceiling penstock.Limit
 
-	// Lease is how many units may be drawn in advance at once, at most. Default: 0, none ever.
+	// Lease is the largest number of units that an instance draws in advance at once. Default: 0, no
+	// lease.
 	Lease int64
 
-	// Shards is in how many counters the limit is split. Default: 0, which is one, as is 1.
-	Shards int
+	// SplitInto is into how many counters the limit is split. 0 and 1 both mean one counter.
+	// Default: 0.
+	SplitInto int
 
-	// DenyFor is how long a denial may be remembered at most. Default: what the deny cache's Options
-	// say; below 0: never.
+	// DenyFor is how long a denial may be cached at most. Negative: not at all. Default:
+	// DenyOptions.MaxAge.
 	DenyFor time.Duration
 }
 
-// A Failure says what happens to charges while the store gives no answer.
-type Failure uint8
+// A FailureMode says how charges are decided while the store does not answer.
+type FailureMode uint8
 
-// The ways to fail.
+// The failure modes.
 const (
-	ByDefault Failure = iota // as the guard's Options say
-	Open                     // granted as asked, and not counted
-	Closed                   // denied
-	Local                    // decided in this process, by its share of the limit
+	FailDefault FailureMode = iota // what the guard's Options say
+	FailOpen                       // grant, and do not count
+	FailClosed                     // deny
+	FailLocal                      // decide in this process, by its share of the limit
 )
 
 var failureNames = [...]string{"default", "open", "closed", "local"}
 
-func (f Failure) String() string {
+func (f FailureMode) String() string {
 	if int(f) < len(failureNames) {
 		return failureNames[f]
 	}
-	return fmt.Sprintf("failure(%d)", uint8(f))
+	return fmt.Sprintf("FailureMode(%d)", uint8(f))
 }

@@ -6,81 +6,85 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/deadline"
 )
 
-// A Server is what guards need of a store besides decisions. A redisstore.Store is one.
+// A Server tells the guards about the servers behind a store. A *redisstore.Store is one.
 type Server interface {
-	// Node names the node that decides a batch, or "" if that is not known. It must not wait.
+	// Node returns the name of the node that decides a batch, or "" if it is not known. It must not
+	// block.
 	Node(charges []penstock.Charge) string
 
-	// Heartbeat notes that an instance is there for as long as life, and counts those that are. A life
-	// of 0 forgets the instance.
+	// Heartbeat registers an instance for as long as life, and returns how many are registered. A life
+	// of 0 removes the instance.
 	Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error)
 }
 
-// Options of Standard. Set Server or Instances; the zero value of all others is what a careful
-// operator would choose.
+// Options configure Standard. Server or Instances must be set; the defaults of all others suit
+// production.
 type Options struct {
-	// Server is the redisstore.Store below all wrappers. It gives each node a breaker of its own, and
-	// counts the instances of which each has a share under Local. Default: the store is one node, and
-	// Instances is how many there are.
+	// Server is the *redisstore.Store below all wrappers. With it, each node has its own breaker, and
+	// the instances are counted for FailLocal. Default: the store is one node, and the number of
+	// instances is Instances.
 	Server Server
 
-	Timeout TimeoutOptions // 250 ms for a decision, whatever it takes: several questions, or one that waits for another
-	Breaker BreakerOptions // one for each node; its longest pause is 500 ms here, so that a store is found back within 1 s
+	Timeout TimeoutOptions // 250 ms for a decision, including all calls that it takes
+	Breaker BreakerOptions // one for each node; MaxPause is 500 ms, so that a recovered store is noticed within 1 s
 
-	// OnFailure is what happens to limits whose Settings do not say, while the store gives no answer.
-	// Default: Local.
-	OnFailure Failure
+	// OnFailure applies to limits whose Settings have no OnFailure. Default: FailLocal.
+	OnFailure FailureMode
 
-	// Limits are the Settings of each limit. It is called for every charge, so it must be quick.
-	// Default: none has any.
-	Limits func(*penstock.Limit) Settings
+	// Limits returns the Settings of a limit. It is called for every charge, so it must be fast.
+	// Default: all limits have the zero Settings.
+	Limits func(*penstock.Plan) Settings
 
-	// Instances is how many instances there are at least, for Local. Default: 1 with a Server, which
-	// counts them too; otherwise it must be set.
+	// Instances is the smallest number of instances that FailLocal assumes. Default: 1 with a Server;
+	// without one it is required.
 	Instances int
 
-	// DenyFor is how long a denial is remembered at most. Default: 1 s, within which a refund
-	// elsewhere is noticed. Below 0: not at all.
+	// DenyFor is how long a denial is cached at most. A refund by another instance is noticed within
+	// this time. Negative: not at all. Default: 1 s.
 	DenyFor time.Duration
 
-	// Lease says how quota is drawn in advance, for limits whose Settings have a Lease. Its Limits and
-	// Instances are those of Standard.
+	// Lease configures the lease of limits whose Settings have one. Standard sets its Limits and
+	// Instances.
 	Lease LeaseOptions
 
-	// Observe is called with every decision. It must be quick. Default: none.
+	// Observe is called with every decision. It must be fast. Default: none.
 	Observe func(Event)
 
-	// Unanswered is called with every question that the store gave no answer to, and why, before the
-	// Fallback answers it: decisions, and what a Lease draws or gives back. It must be quick. Default:
-	// none.
-	Unanswered func(Event)
+	// OnStoreError is called with every batch that the store did not decide, and with the error,
+	// before Fallback decides it. That includes the draws and refunds of a Lease. It must be fast.
+	// Default: none.
+	OnStoreError func(Event)
 }
 
-// A Guarded is a store with all guards around it. Make one with Standard.
+// A Guarded is a store with all guards around it. Standard makes one.
 type Guarded struct {
 	penstock.Store
 	floor   int
-	fleet   *Fleet     // nil if the store cannot count instances
-	deny    *DenyCache // nil if no denial is remembered
-	lease   *Lease     // nil if nothing is leased
+	counter *InstanceCounter // nil without a Server
+	deny    *DenyCache       // nil if denials are not cached
+	lease   *Lease           // nil if no limit has Settings
 	breaker *breaker
 	unwatch func()
 }
 
-// Standard puts the guards around a store in their order, from the caller's side: Observe, Deny,
-// Lease, Fallback, Unanswered, Split, Breaker, Timeout. An error wraps penstock.ErrInvalid: neither
-// Server nor Instances is set.
+// Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,
+// Fallback, OnStoreError, Split, Breaker and Timeout. The error wraps penstock.ErrInvalid if
+// neither Server nor Instances is set.
 //
-// The order matters: what is remembered as denied costs the store nothing, whether it answers or
-// not; what is answered by the Fallback is never remembered; a split limit's shards have the
-// breakers of the nodes that keep them; and an open breaker spends no deadline.
+// The order matters:
+//
+//   - A cached denial never calls the store, whether the store answers or not.
+//   - A decision of Fallback is never cached.
+//   - The counters of a split limit use the breakers of the nodes that keep them.
+//   - An open breaker does not use up the timeout.
 func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	g := &Guarded{floor: o.Instances}
 	switch {
 	case o.Server != nil:
-		g.fleet = NewFleet(FleetOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
+		g.counter = NewInstanceCounter(InstanceCounterOptions{Heartbeat: o.Server.Heartbeat, Floor: o.Instances})
 		if o.Breaker.Node == nil {
 			o.Breaker.Node = o.Server.Node
 		}
@@ -90,15 +94,15 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	if o.Breaker.MaxPause == 0 {
 		o.Breaker.MaxPause = time.Second / 2
 	}
-	d := &deadlines{after: o.Timeout.after()}
+	d := &deadline.Set{After: o.Timeout.after()}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
 		g.denying(DenyOptions{MaxAge: o.DenyFor, Limits: o.Limits, Grants: true}, d),
-		d.within,
+		d.Within,
 		g.leasing(o.Lease, d),
 		Fallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
-		unanswered(o.Unanswered),
+		onStoreError(o.OnStoreError),
 		Split(SplitOptions{Limits: o.Limits}),
 		g.breaking(o.Breaker),
 		o.Timeout.timeout(d),
@@ -106,27 +110,27 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	return g, nil
 }
 
-// denying puts a DenyCache around a store, if denials may be remembered.
-func (g *Guarded) denying(o DenyOptions, p *deadlines) penstock.Decorator {
+// denying adds a DenyCache if denials may be cached.
+func (g *Guarded) denying(o DenyOptions, p *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
 		}
 		g.deny = NewDenyCache(next, o)
-		if p.after > 0 {
+		if p.After > 0 {
 			g.deny.deadlines = p
 		}
 		return g.deny
 	}
 }
 
-// leasing puts a Lease around a store, if there may be limits that are leased.
-func (g *Guarded) leasing(o LeaseOptions, p *deadlines) penstock.Decorator {
+// leasing adds a Lease if limits may have Settings.
+func (g *Guarded) leasing(o LeaseOptions, p *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
 		}
-		g.lease = NewLease(p.within(next), o) // a draw is a decision of its own
+		g.lease = NewLease(p.Within(next), o) // each draw has its own deadline
 		return g.lease
 	}
 }
@@ -139,23 +143,22 @@ func (g *Guarded) breaking(o BreakerOptions) penstock.Decorator {
 	}
 }
 
-// Instances is how many instances share the store, as far as is known.
+// Instances returns the number of instances that share the store, as last counted or configured.
 func (g *Guarded) Instances() int {
-	if g.fleet == nil {
+	if g.counter == nil {
 		return max(g.floor, 1)
 	}
-	return g.fleet.Instances()
+	return g.counter.Instances()
 }
 
-// Stats tell how the guards fare.
+// Stats are counters and states of the guards.
 type Stats struct {
 	Deny     DenyStats
 	Lease    LeaseStats
-	Breakers map[string]State // by the shard's name, of those that were asked within a minute or so; at first that of ""
+	Breakers map[string]State // by node; only nodes that were called in about the last minute, and "" at first
 }
 
-// Stats tells how the guards fare. It looks at every key that is leased, so it is not for every
-// request.
+// Stats returns the current Stats. It visits every leased key, so do not call it for every request.
 func (g *Guarded) Stats() Stats {
 	s := Stats{Breakers: g.breaker.states()}
 	if g.deny != nil {
@@ -167,16 +170,16 @@ func (g *Guarded) Stats() Stats {
 	return s
 }
 
-// Close gives back what is leased, within a second, and ends what runs in the background. It does
-// not close the store.
+// Close returns leased units to the store and stops the background work. It waits for at most two
+// seconds, and does not close the store.
 func (g *Guarded) Close() {
 	if g.lease != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = g.lease.Close(ctx) // what cannot be given back expires
+		_ = g.lease.Close(ctx) // units that cannot be returned expire
 	}
-	if g.fleet != nil {
-		g.fleet.Close()
+	if g.counter != nil {
+		g.counter.Close()
 	}
 	g.unwatch()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -27,9 +28,9 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, o := range map[string]guard.Options{
-		"as it is":       {Observe: func(guard.Event) {}},
-		"leased":         {Limits: leasing(100), Instances: 2},
-		"leased exactly": {Limits: leasing(100), Lease: guard.LeaseOptions{Exact: true}, DenyFor: -1},
+		"as it is":           {Observe: func(guard.Event) {}},
+		"leased":             {Limits: leasing(100), Instances: 2},
+		"leased, no denials": {Limits: leasing(100), DenyFor: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -54,25 +55,26 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	g := standard(t, redis, patient(redis, guard.Options{Limits: func(l *penstock.Limit) guard.Settings {
-		return map[string]guard.Settings{"leased": {Lease: 10}, "split": {Shards: 4}}[l.Name]
+	g := standard(t, redis, patient(redis, guard.Options{Limits: func(l *penstock.Plan) guard.Settings {
+		return map[string]guard.Settings{"leased": {Lease: 10}, "split": {SplitInto: 4}}[l.Name()]
 	}}))
 	t.Cleanup(g.Close)
-	limits := []penstock.Limit{
+	var limits []*penstock.Plan
+	for _, limit := range []penstock.Limit{
 		penstock.PerDay(1000).WithName("leased"), penstock.PerDay(1000).WithName("split").With(penstock.FixedWindow),
 		penstock.PerDay(1000).With(penstock.SlidingWindow),
-	}
-	for i := range limits {
-		limits[i].Group = "g"
+	} {
+		limit.Group = "g"
+		limits = append(limits, limit.MustCompile())
 	}
 	if err := redis.Load(t.Context(), limits...); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 100 {
-		for _, batch := range [][]penstock.Limit{limits, limits[i%3 : i%3+1], limits[:2], limits[1:]} {
+		for _, batch := range [][]*penstock.Plan{limits, limits[i%3 : i%3+1], limits[:2], limits[1:]} {
 			var charges []penstock.Charge
 			for _, limit := range batch {
-				charges = append(charges, penstock.Charge{Key: fmt.Sprint("k", i%2), Limit: limit, Cost: 1})
+				charges = append(charges, penstock.Charge{Key: fmt.Sprint("k", i%2), Plan: limit, Cost: 1})
 			}
 			if _, err := g.Decide(t.Context(), charges); err != nil {
 				t.Fatal(err)
@@ -87,7 +89,7 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 // A random caller asks for batches of few limits under few keys.
 type caller struct {
 	*rand.Rand
-	limits []penstock.Limit
+	limits []*penstock.Plan
 }
 
 var anyAlgorithm = []*algorithm.Algorithm{
@@ -103,7 +105,7 @@ func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 		if c.IntN(2) == 0 {
 			limit.Group = "g"
 		}
-		if limit.Algorithm.Bookable || limit.Algorithm.Holds {
+		if limit.Algorithm.CanBook() || limit.Algorithm.NeedsHolder() {
 			limit.Burst = 1 + c.Int64N(15)
 		}
 		c.limits = append(c.limits, ready(t, limit))
@@ -114,19 +116,18 @@ func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 func (c *caller) batch() (batch []penstock.Charge) {
 	key := fmt.Sprint("k", c.IntN(2))
 	for _, i := range c.Perm(len(c.limits))[:1+c.IntN(3)*c.IntN(2)] {
-		charge := penstock.Charge{Key: key, Limit: c.limits[i], Cost: c.Int64N(5)}
+		charge := penstock.Charge{Key: key, Plan: c.limits[i], Cost: c.Int64N(5)}
 		if c.IntN(4) == 0 {
 			charge.Mode = penstock.Mode(c.IntN(6))
 		}
 		if charge.Mode == penstock.Reset && c.IntN(3) > 0 {
 			charge.Mode = penstock.Refund
 		}
-		if charge.Limit.Algorithm.Holds || c.IntN(4) == 0 {
+		if charge.Plan.Algorithm().NeedsHolder() || c.IntN(4) == 0 {
 			charge.Holder = fmt.Sprint("h", c.IntN(3))
 		}
 		if c.IntN(4) == 0 {
-			plan, _ := charge.Limit.Plan()
-			charge.Patience = min(time.Duration(c.IntN(500))*time.Millisecond, plan.MaxPatience())
+			charge.Patience = min(time.Duration(c.IntN(500))*time.Millisecond, charge.Plan.MaxPatience())
 		}
 		batch = append(batch, charge)
 	}
@@ -158,7 +159,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	// A deny cache goes by true time, and would not see this clock leap.
-	g := standard(t, redis, patient(redis, guard.Options{DenyFor: -1, Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{} }}))
+	g := standard(t, redis, patient(redis, guard.Options{DenyFor: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
 	t.Cleanup(g.Close)
 	decided := 0
 	for range seeds(100) {
@@ -169,7 +170,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 		for step := range 100 {
 			switch c.IntN(10) {
 			case 0, 1, 2:
-				clock.Add(c.Int64N(3 * c.limits[c.IntN(3)].Period.Microseconds()))
+				clock.Add(c.Int64N(3 * c.limits[c.IntN(3)].Limit().Period.Microseconds()))
 			case 3, 4:
 				clock.Add(c.Int64N(2000))
 			case 5:
@@ -196,6 +197,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 // In true time, with the deny cache, the same is decided: what it denies by itself, the memory
 // would have denied before it was asked.
 func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	var decided, cached atomic.Int64

@@ -40,20 +40,20 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 			// Here only this caller refunds, so a denial may be remembered for as long as it holds.
 			guarded := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
 			limits := []penstock.Limit{
-				ready(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))),
-				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.SlidingLog)),
-				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.FixedWindow).WithName("fixed")),
+				ready(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))).Limit(),
+				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.SlidingLog)).Limit(),
+				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.FixedWindow).WithName("fixed")).Limit(),
 			}
 			for step := range 300 {
 				time.Sleep(time.Duration(rng.Int64N(int64(300 * time.Millisecond))))
-				c := penstock.Charge{Key: fmt.Sprint(rng.IntN(3)), Limit: limits[rng.IntN(len(limits))], Cost: rng.Int64N(5)}
+				c := penstock.Charge{Key: fmt.Sprint(rng.IntN(3)), Plan: limits[rng.IntN(len(limits))].MustCompile(), Cost: rng.Int64N(5)}
 				if rng.IntN(6) == 0 {
 					c.Mode = []penstock.Mode{penstock.Peek, penstock.Refund, penstock.Reset, penstock.Force, penstock.Draw}[rng.IntN(5)]
 				}
 				want, err := bare.Decide(t.Context(), []penstock.Charge{c})
 				got, err2 := guarded.Decide(t.Context(), []penstock.Charge{c})
 				if err != nil || err2 != nil || got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, step %d: %v of %v: %v %v; bare %v %v", seed, step, c.Mode, c.Limit, got, err2, want, err)
+					t.Fatalf("seed %d, step %d: %v of %v: %v %v; bare %v %v", seed, step, c.Mode, c.Plan, got, err2, want, err)
 				}
 				decided++
 			}
@@ -62,15 +62,15 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 	t.Logf("counted: %d decisions through all guards as without them", decided)
 }
 
-// A limit that may be leased is, and its units are given back at the end: the limit holds over all.
+// A limit that may be leased is leased. Its units are returned at the end, so the limit holds.
 func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		limit := ready(t, penstock.PerHour(100_000).With(penstock.FixedWindow))
-		g := standard(t, store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return guard.Settings{Lease: 100} }})
+		g := standard(t, store, guard.Options{Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: 100} }})
 		leased, granted := 0, int64(0)
 		for range 20_000 {
-			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "hot", Limit: limit, Cost: 1}})
+			d, err := g.Decide(t.Context(), []penstock.Charge{{Key: "hot", Plan: limit, Cost: 1}})
 			if err != nil || !d.Allowed {
 				t.Fatal(d, err)
 			}
@@ -81,7 +81,7 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		g.Close()
-		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "hot", Limit: limit, Mode: penstock.Peek}})
+		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "hot", Plan: limit, Mode: penstock.Peek}})
 		if used := 100_000 - d.Remaining(); err != nil || used != granted || leased < 15_000 {
 			t.Errorf("%d were granted, %d by leases, and %d are used: %v", granted, leased, used, err)
 		}
@@ -106,7 +106,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 	limit := ready(t, penstock.PerSecond(1000))
 	var asked atomic.Int64
 	ask := func() (penstock.Source, error) {
-		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint(asked.Add(1) % 100), Limit: limit, Cost: 1}})
+		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint(asked.Add(1) % 100), Plan: limit, Cost: 1}})
 		return d.Source, err
 	}
 	until := func(what string, source penstock.Source) {
@@ -147,18 +147,18 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 	t.Logf("counted: %d questions answered through outages (the slowest took %v)", asked.Load(), time.Duration(slowest.Load()))
 }
 
-// Callers have answers, and yet everybody who asks is told of each question that the store left
-// open.
-func TestWhatTheStoreDoesNotAnswerIsTold(t *testing.T) {
+// Callers get answers from Fallback. OnStoreError still reports each batch that the store did not
+// decide.
+func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		var answers, told []string
 		g := standard(t, store, guard.Options{
 			Breaker: guard.BreakerOptions{Failures: 3},
 			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Reason) },
-			Unanswered: func(e guard.Event) {
-				if e.Limit == nil || e.Limit.Name != "hour" || e.Charges != 1 {
-					t.Errorf("the event tells of %d charges to %v", e.Charges, e.Limit)
+			OnStoreError: func(e guard.Event) {
+				if e.Plan == nil || e.Plan.Name() != "hour" || e.Charges != 1 {
+					t.Errorf("the event tells of %d charges to %v", e.Charges, e.Plan)
 				}
 				told = append(told, e.Reason)
 			},
@@ -284,7 +284,7 @@ func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	defer g.Close()
 	limit := ready(t, penstock.PerHour(1_000_000))
 	ask := func(key string) penstock.Source {
-		d, err := g.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Cost: 1}})
+		d, err := g.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: limit, Cost: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -45,7 +45,7 @@ func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 				}
 				store := guard.Timeout(guard.TimeoutOptions{After: row.after})(penstock.StoreFunc(hangs))
 				start := time.Now()
-				_, err := store.Decide(ctx, one(penstock.PerSecond(1), "k"))
+				_, err := store.Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
 				if took := time.Since(start); took != row.ends || errors.Is(err, penstock.ErrUnavailable) != row.isDown ||
 					!errors.Is(err, context.DeadlineExceeded) {
 					t.Fatalf("ended after %v with %v; want %v, unavailable: %v", took, err, row.ends, row.isDown)
@@ -59,7 +59,7 @@ func TestCallerThatGoesAwayIsNoTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
-		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hangs)).Decide(ctx, one(penstock.PerSecond(1), "k"))
+		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hangs)).Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
 		if !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("%v; want the caller's own cancellation", err)
 		}
@@ -72,7 +72,7 @@ func TestErrorOfTheStoreItselfIsPassedOn(t *testing.T) {
 			func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 				<-ctx.Done()
 				return penstock.Decision{}, errDown
-			})).Decide(t.Context(), one(penstock.PerSecond(1), "k"))
+			})).Decide(t.Context(), one(penstock.PerSecond(1).MustCompile(), "k"))
 		if err != errDown {
 			t.Fatalf("%v; want %v", err, errDown)
 		}
@@ -85,7 +85,7 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 		hung := newFaulty()
 		hung.breaks(hangs)
 		store := guard.Timeout(guard.TimeoutOptions{InFlight: most})(hung)
-		limit := penstock.PerSecond(1)
+		limit := penstock.PerSecond(1).MustCompile()
 		ended := make(chan error, most)
 		for i := range most {
 			go func() {
@@ -134,7 +134,7 @@ func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
 					t.Fatal("the panic was swallowed, or the decision shed")
 				}
 			}()
-			store.Decide(t.Context(), one(penstock.PerSecond(1), "k"))
+			store.Decide(t.Context(), one(penstock.PerSecond(1).MustCompile(), "k"))
 		}()
 	}
 }
@@ -155,8 +155,8 @@ func BenchmarkTimeout(b *testing.B) {
 	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
 }
 
-// The context that a store is given is one like any other, although it has no timer before somebody
-// asks for its Done.
+// The context that a store gets behaves like any other, although it has no timer before the first
+// call of Done.
 func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 	type key struct{}
 	synctest.Test(t, func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 				return penstock.Decision{}, nil
 			}))
 		for _, name := range []string{"asks for Done", "does not"} {
-			if _, err := store.Decide(parent, one(penstock.PerSecond(1), name)); err != nil {
+			if _, err := store.Decide(parent, one(penstock.PerSecond(1).MustCompile(), name)); err != nil {
 				t.Fatal(err)
 			}
 			select {
@@ -199,11 +199,11 @@ func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 				time.Sleep(time.Second)
 				return penstock.Decision{}, ctx.Err()
 			}))
-		if _, err := late.Decide(parent, one(penstock.PerSecond(1), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
+		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
 			t.Errorf("late, without having asked for Done: %v", err)
 		}
 		cancel()
-		if _, err := late.Decide(parent, one(penstock.PerSecond(1), "k")); !errors.Is(err, context.Canceled) {
+		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.Canceled) {
 			t.Errorf("the caller went away: %v", err)
 		}
 	})

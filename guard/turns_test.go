@@ -33,7 +33,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	type chain struct {
 		name  string
 		of    func(store *faulty) (guarded penstock.Store, end func())
-		slack func(penstock.Limit) int64
+		slack func(*penstock.Plan) int64
 	}
 	by := func(d penstock.Decorator) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) { return d(store), func() {} }
@@ -46,12 +46,12 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 	standard := func(s guard.Settings) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) {
-			g := standard(t, store, guard.Options{Limits: func(*penstock.Limit) guard.Settings { return s }})
+			g := standard(t, store, guard.Options{Limits: func(*penstock.Plan) guard.Settings { return s }})
 			return vague(g), g.Close
 		}
 	}
 	lease := guard.LeaseOptions{Limits: leasing(100)}
-	outage := func(limit penstock.Limit) (over int64) {
+	outage := func(limit *penstock.Plan) (over int64) {
 		for _, b := range (guard.Options{}).Bounds(limit) {
 			if b.When == "store fails" || b.When == "store returns" {
 				over += b.Over
@@ -59,7 +59,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		}
 		return over
 	}
-	cut := guard.Settings{Shards: 3}
+	cut := guard.Settings{SplitInto: 3}
 	chains := []chain{
 		{"deny", func(store *faulty) (penstock.Store, func()) {
 			return vague(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
@@ -84,11 +84,10 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		}, outage},
 		{"split", func(store *faulty) (penstock.Store, func()) { return vague(split(3)(store)), func() {} }, nil},
 		{"lease", leased(lease), lease.Excess},
-		{"exact lease", leased(guard.LeaseOptions{Limits: leasing(100), Exact: true}), lease.Excess},
 		{"standard", standard(guard.Settings{}), nil},
 		{"standard with shards", standard(cut), nil},
 		{"standard with a lease", standard(guard.Settings{Lease: 100}), lease.Excess},
-		{"standard with both", standard(guard.Settings{Lease: 100, Shards: 3}), lease.Excess},
+		{"standard with both", standard(guard.Settings{Lease: 100, SplitInto: 3}), lease.Excess},
 	}
 	seeds := 8
 	if testing.Short() {
@@ -132,44 +131,41 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		limits []penstock.Limit
-		exact  bool
 	}{
-		{"bursts", []penstock.Limit{penstock.PerSecond(300).WithBurst(600), penstock.PerSecond(300).WithBurst(40)}, false},
-		{"rates", []penstock.Limit{penstock.PerSecond(500), penstock.PerSecond(50), penstock.PerMinute(600).WithBurst(80)}, false},
-		{"rates, exact", []penstock.Limit{penstock.PerSecond(500), penstock.PerSecond(50)}, true},
-		{"bursts, exact", []penstock.Limit{penstock.PerSecond(300).WithBurst(600), penstock.PerSecond(300).WithBurst(40)}, true},
-		{"fixed", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(100, time.Second).With(penstock.FixedWindow)}, false},
-		{"fixed, two lengths", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(1000, 5*time.Second).With(penstock.FixedWindow)}, false},
-		{"sliding", []penstock.Limit{limit(400, time.Second).With(penstock.SlidingWindow), limit(100, time.Second).With(penstock.SlidingWindow)}, false},
-		{"sub", []penstock.Limit{limit(400, time.Second).With(penstock.SubWindow(5)), limit(100, time.Second).With(penstock.SubWindow(5))}, false},
+		{"bursts", []penstock.Limit{penstock.PerSecond(300).WithBurst(600), penstock.PerSecond(300).WithBurst(40)}},
+		{"rates", []penstock.Limit{penstock.PerSecond(500), penstock.PerSecond(50), penstock.PerMinute(600).WithBurst(80)}},
+		{"fixed", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(100, time.Second).With(penstock.FixedWindow)}},
+		{"fixed, two lengths", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(1000, 5*time.Second).With(penstock.FixedWindow)}},
+		{"sliding", []penstock.Limit{limit(400, time.Second).With(penstock.SlidingWindow), limit(100, time.Second).With(penstock.SlidingWindow)}},
+		{"sub", []penstock.Limit{limit(400, time.Second).With(penstock.SubWindow(5)), limit(100, time.Second).With(penstock.SubWindow(5))}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			const instances = 4
-			for i := range row.limits {
-				row.limits[i] = ready(t, row.limits[i].WithName("tier"))
+			var limits []*penstock.Plan
+			for _, limit := range row.limits {
+				limits = append(limits, ready(t, limit.WithName("tier")))
 			}
 			for seed := range uint64(3) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 11))
 					store := newFaulty()
-					o := guard.LeaseOptions{Limits: leasing(100), Instances: func() int { return instances }, Exact: row.exact}
+					o := guard.LeaseOptions{Limits: leasing(100), Instances: func() int { return instances }}
 					var leases []*guard.Lease
 					for range instances {
 						l := guard.NewLease(store, o)
 						defer l.Close(context.Background())
 						leases = append(leases, l)
 					}
-					o.Exact = false // its promise is for limits of one rate
 					slack, lengths := int64(0), map[time.Duration]bool{}
-					for _, l := range row.limits {
-						lengths[l.Period] = true
+					for _, l := range limits {
+						lengths[l.Limit().Period] = true
 						slack = max(slack, o.Excess(l))
 					}
-					if row.limits[0].Algorithm.Is(penstock.FixedWindow) && len(lengths) > 1 {
+					if limits[0].Algorithm().Name() == penstock.FixedWindow.Name() && len(lengths) > 1 {
 						slack = instances * 25
 					}
-					bound := storetest.InTurn(row.limits)
+					bound := storetest.InTurn(limits)
 					var at []time.Time
 					leased := 0
 					for range 2000 {
@@ -177,7 +173,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 						if rng.IntN(300) == 0 {
 							time.Sleep(time.Duration(rng.IntN(900)) * time.Millisecond)
 						}
-						l := row.limits[rng.IntN(len(row.limits))]
+						l := limits[rng.IntN(len(limits))]
 						d, err := leases[rng.IntN(instances)].Decide(t.Context(), one(l, "k"))
 						if err != nil {
 							t.Fatal(err)

@@ -17,15 +17,15 @@ import (
 // has one deadline.
 func TestEveryDecisionHasOneDeadline(t *testing.T) {
 	limits := map[string]guard.Settings{
-		"plain": {}, "leased": {Lease: 100}, "split": {Shards: 8}, "both": {Lease: 100, Shards: 8}, "closed": {OnFailure: guard.Closed},
+		"plain": {}, "leased": {Lease: 100}, "split": {SplitInto: 8}, "both": {Lease: 100, SplitInto: 8}, "closed": {OnFailure: guard.FailClosed},
 	}
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := standard(t, store, guard.Options{Limits: func(l *penstock.Limit) guard.Settings { return limits[l.Name] }})
+		s := standard(t, store, guard.Options{Limits: func(l *penstock.Plan) guard.Settings { return limits[l.Name()] }})
 		defer s.Close()
 		asked, late := 0, time.Duration(0)
 		ask := func(name string, mode penstock.Mode) {
-			charge := penstock.Charge{Key: "k", Limit: penstock.PerSecond(400).WithName(name), Cost: 1, Mode: mode}
+			charge := penstock.Charge{Key: "k", Plan: penstock.PerSecond(400).WithName(name).MustCompile(), Cost: 1, Mode: mode}
 			start := time.Now()
 			if _, err := s.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
 				t.Errorf("%v of %s: %v", mode, name, err)
@@ -62,7 +62,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 				for i := range 40 {
 					all.Go(func() {
 						start := time.Now()
-						charge := penstock.Charge{Key: "k", Limit: penstock.PerSecond(400).WithName(name), Cost: 1}
+						charge := penstock.Charge{Key: "k", Plan: penstock.PerSecond(400).WithName(name).MustCompile(), Cost: 1}
 						if i%10 == 0 && name != "closed" {
 							charge.Mode = penstock.Refund
 						}
@@ -90,7 +90,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := standard(t, store, guard.Options{OnFailure: guard.Closed})
+		s := standard(t, store, guard.Options{OnFailure: guard.FailClosed})
 		limit := ready(t, penstock.PerSecond(1_000_000))
 		store.breaks(fails(errDown))
 		for range 20 {
@@ -122,8 +122,8 @@ func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 			t.Errorf("%d of 1000 that came later were not decided by the store", n)
 		}
 		// What was asked meanwhile has charged nothing.
-		if d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Mode: penstock.Peek}}); err != nil || d.Status(0).Remaining != 1_000_000 {
-			t.Errorf("%+v, %v is left for one who was never let in", d, err)
+		if d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: penstock.Peek}}); err != nil || d.Status(0).Remaining != 1_000_000 {
+			t.Errorf("%+v, %v is left for a key that was never charged", d, err)
 		}
 		store.breaks(fails(errDown))
 		for range 20 {
@@ -289,7 +289,7 @@ func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
 func TestBreakerClosesThoughItsOwnQuestionTellsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		s := standard(t, store, guard.Options{OnFailure: guard.Closed})
+		s := standard(t, store, guard.Options{OnFailure: guard.FailClosed})
 		defer s.Close()
 		limit := ready(t, penstock.PerSecond(1_000_000))
 		store.breaks(fails(errDown))

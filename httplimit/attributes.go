@@ -5,30 +5,47 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+
+	"github.com/penstock/penstock/policy"
 )
 
 // attributes are what a policy may know of an HTTP request. They are found out when they are asked
 // for.
 type attributes struct {
-	r       *http.Request
-	setup   *setup
-	path    string
-	host    string
-	address netip.Addr
-	located bool // address is known
+	r        *http.Request
+	compiled *compiledRules
+	path     string
+	host     string
+	single   [policy.KindRawQuery + 1]string // values of kinds that have one, for Lookup
+	address  netip.Addr
+	located  bool // address is known
 }
 
-// Method, and what follows, implement policy.Attributes.
-func (a *attributes) Method() string { return a.r.Method }
+// Lookup implements policy.Attributes, as Address and BodySize do.
+func (a *attributes) Lookup(kind policy.Kind, name string) []string {
+	switch kind {
+	case policy.KindHeader:
+		return a.r.Header[name]
+	case policy.KindMethod:
+		a.single[kind] = a.r.Method
+	case policy.KindHost:
+		a.single[kind] = a.host
+	case policy.KindPath:
+		a.single[kind] = a.path
+	case policy.KindRawQuery:
+		a.single[kind] = a.r.URL.RawQuery
+	case policy.KindCookie:
+		return a.cookie(name)
+	case policy.KindQuery:
+		return a.query(name)
+	default:
+		return nil
+	}
+	return a.single[kind : kind+1]
+}
 
-func (a *attributes) Path() string { return a.path }
-
-func (a *attributes) Host() string { return a.host }
-
-func (a *attributes) Header(name string) []string { return a.r.Header[name] }
-
-// Cookie accepts more than net/http: what net/http ignores, an upstream may read.
-func (a *attributes) Cookie(name string) (values []string) {
+// cookie accepts more than net/http: what net/http ignores, an upstream may read.
+func (a *attributes) cookie(name string) (values []string) {
 	for _, line := range a.r.Header["Cookie"] {
 		for pair := range strings.SplitSeq(line, ";") {
 			known, value, _ := strings.Cut(pair, "=")
@@ -48,9 +65,9 @@ func (a *attributes) Cookie(name string) (values []string) {
 	return values
 }
 
-// Query accepts more than net/url: some servers end a parameter at a semicolon, take name[] for
+// query accepts more than net/url: some servers end a parameter at a semicolon, take name[] for
 // name, or accept invalid escapes.
-func (a *attributes) Query(name string) (values []string) {
+func (a *attributes) query(name string) (values []string) {
 	query := a.r.URL.RawQuery
 	if query == "" {
 		return nil
@@ -71,10 +88,8 @@ func (a *attributes) Query(name string) (values []string) {
 	return values
 }
 
-func (a *attributes) RawQuery() string { return a.r.URL.RawQuery }
-
-// sameName tells whether some server takes a name that was sent for name. PHP reads dots and spaces
-// in it as underscores.
+// sameName tells whether a server may read the sent name as name. PHP reads dots and spaces in it
+// as underscores.
 func sameName(sent, name string) bool {
 	sent = strings.TrimSpace(sent)
 	if len(sent) != len(name) {
@@ -91,7 +106,7 @@ var underscores = strings.NewReplacer(".", "_", " ", "_")
 func (a *attributes) Address() netip.Addr {
 	if !a.located {
 		a.located = true
-		a.address = a.setup.addresses.of(a.r)
+		a.address = a.compiled.addresses.of(a.r)
 	}
 	return a.address
 }

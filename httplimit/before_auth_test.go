@@ -17,11 +17,11 @@ func TestForgedTokensCostNoMoreChecksThanTheirAddressHas(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}
 rules:
-  - {name: flood, before_auth: true, per: address, limits: [{rate: 20/h}]}
-  - {name: api, per: {first: [{user: claim sub}, everyone]}, limits: [{rate: 100k/h}]}
+  - {name: flood, before_auth: true, per: ip, limits: [{rate: 20/h}]}
+  - {name: api, per: {any_of: [{user: claim sub}, global]}, limits: [{rate: 100k/h}]}
 `)
 	checked := 0
-	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules },
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
 		TokenRejected: func(e *policy.TokenError) {
 			if checked++; e.Reason != "signature" {
 				t.Errorf("a forged token is rejected for %s: %v", e.Reason, e)

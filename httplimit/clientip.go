@@ -10,18 +10,18 @@ import (
 	"strings"
 )
 
-// addresses tells which address a request comes from: that of the socket's peer, unless the peer is
-// a trusted proxy, which says in a header whom it serves.
+// addresses finds the client's address: that of the connection's peer, or, if the peer is a trusted
+// proxy, the one that the proxy names in a header.
 //
-// A list (X-Forwarded-For or Forwarded) grows at its right end, and what stands left of the first
-// untrusted address was written by that address. So it is read from the right, past trusted
-// proxies, to the first address that is not one: the client. If all are trusted, the leftmost is.
-// Whatever cannot be read on this way, "unknown" and names like _hidden included, makes the peer
-// the client, and so does a list that goes on for more than maxHops addresses or maxHopBytes. What
-// stands further left is not read.
+// Each proxy appends to a list (X-Forwarded-For or Forwarded). The sender with the first untrusted
+// address from the right may have written everything left of it. So the list is read from the
+// right, past trusted proxies, to the first address that is not trusted: the client. If all are
+// trusted, the leftmost is the client. The peer is the client if an element on this way cannot be
+// read ("unknown" and names like _hidden included), or if the list goes on for more than maxHops
+// addresses or maxHopBytes.
 //
-// Any other header must have one line with one address, or the peer is the client. Proxies must set
-// such a header whatever the client sent, as they must append to a list.
+// Any other header must have one line with one address, or the peer is the client. Proxies must
+// overwrite such a header, as they must append to a list.
 type addresses struct {
 	trusted []netip.Prefix
 	unix    bool   // whether the peer of a unix socket is trusted
@@ -34,36 +34,22 @@ const (
 	maxHopBytes = 8 << 10
 )
 
-// newAddresses trusts the proxies in the networks trusted ("10.0.0.0/8", "2001:db8::1", or "unix"
-// for whoever connects to a unix socket; none by default) to say in header (X-Forwarded-For by
-// default) whom they serve.
-func newAddresses(trusted []string, header string) (*addresses, error) {
-	if header != "" && len(trusted) == 0 {
-		return nil, fmt.Errorf("client address: header %q is believed of nobody; name the networks of your proxies, or no header", header)
-	}
-	if header == "" {
-		header = "X-Forwarded-For"
-	}
-	if !isName(header) {
-		return nil, fmt.Errorf("client address: header %q is no header's name; write one as X-Forwarded-For, Forwarded or X-Real-IP", header)
-	}
-	a := &addresses{header: http.CanonicalHeaderKey(header)}
+// newAddresses trusts proxies in the networks ("10.0.0.0/8", "2001:db8::1", or "unix" for any peer
+// on a unix socket) to name the client in the header. A Config has checked both.
+func newAddresses(trusted []string, header string) *addresses {
+	a := &addresses{header: header}
 	for _, text := range trusted {
 		if text == "unix" {
 			a.unix = true
-			continue
+		} else if network, err := parseNetwork(text); err == nil {
+			a.trusted = append(a.trusted, network)
 		}
-		network, err := parseNetwork(text)
-		if err != nil {
-			return nil, fmt.Errorf("client address: trusted proxies: %q %w", text, err)
-		}
-		a.trusted = append(a.trusted, network)
 	}
-	return a, nil
+	return a
 }
 
-// of returns the client's address, never an IPv4-mapped one or one with a zone. It is invalid if
-// the peer is the client and has none, as on a unix socket.
+// of returns the client's address, without a zone and never IPv4-mapped. It is invalid if the
+// client is a peer without an address, as on a unix socket.
 func (a *addresses) of(r *http.Request) netip.Addr {
 	peer := parsePeer(r.RemoteAddr)
 	if !a.trusts(peer) && !a.trustsSocket(r) {
@@ -84,7 +70,7 @@ func (a *addresses) of(r *http.Request) netip.Addr {
 	return client
 }
 
-// trustsPeer tells whether the peer is a proxy that is believed.
+// trustsPeer tells whether the peer is a trusted proxy.
 func (a *addresses) trustsPeer(r *http.Request) bool {
 	return a.trusts(parsePeer(r.RemoteAddr)) || a.trustsSocket(r)
 }
@@ -100,8 +86,8 @@ func (a *addresses) trusts(address netip.Addr) bool {
 	return false
 }
 
-// walk returns the last address of a list that is not trusted, or else the first address; an
-// invalid one if it cannot tell.
+// walk reads a list from the right. It returns the first address that is not trusted; if all are
+// trusted, the leftmost; if an element before that is malformed, the zero Addr.
 func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
 	hops, bytes := 0, 0
 	for _, line := range slices.Backward(lines) {
@@ -126,9 +112,9 @@ func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(
 
 func lastComma(list string) int { return strings.LastIndexByte(list, ',') }
 
-// lastUnquotedComma is the last comma that is not in a quoted string. It reads from the right:
-// otherwise a quote that the client left open would hide what proxies appended. A quote behind a
-// backslash is a part of its string.
+// lastUnquotedComma returns the last comma that is not in a quoted string. It reads from the right:
+// otherwise a quote that the client left open would hide what proxies appended. A quote after a
+// backslash belongs to its string.
 func lastUnquotedComma(list string) int {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {
@@ -142,9 +128,10 @@ func lastUnquotedComma(list string) int {
 	return -1
 }
 
-// parseForwarded reads the address in an element of Forwarded, as
-// for="[2001:db8::1]:80";proto=https (RFC 7239); spaces around a parameter, and an address that
-// should be quoted, are let pass. It is invalid if there is none or the element is malformed.
+// parseForwarded parses the address in an element of Forwarded, such as
+// for="[2001:db8::1]:80";proto=https (RFC 7239). It accepts spaces around a parameter, and
+// addresses without the quotes that they need. The result is invalid if there is no address or the
+// element is malformed.
 func parseForwarded(element string) (address netip.Addr) {
 	found := false
 	for element = strings.TrimLeft(element, "; \t"); element != ""; element = strings.TrimLeft(element, "; \t") {
@@ -164,7 +151,7 @@ func parseForwarded(element string) (address netip.Addr) {
 	return address
 }
 
-// cutValue reads the value at the start of text. The rest is empty or begins with a semicolon.
+// cutValue cuts the value at the start of text. The rest is empty or begins with a semicolon.
 func cutValue(text string) (value, rest string, ok bool) {
 	if quoted, is := strings.CutPrefix(text, `"`); is {
 		value, rest, ok = cutQuoted(quoted)
@@ -179,8 +166,8 @@ func cutValue(text string) (value, rest string, ok bool) {
 	return value, rest, ok && (rest == "" || rest[0] == ';')
 }
 
-// cutQuoted reads up to the quote that ends a string. Escapes are left in the value, as no address
-// needs any.
+// cutQuoted cuts a string at the quote that ends it. Escapes stay in the value: no address needs
+// any.
 func cutQuoted(text string) (value, rest string, ok bool) {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
@@ -193,7 +180,7 @@ func cutQuoted(text string) (value, rest string, ok bool) {
 	return "", "", false
 }
 
-// parseNode reads an address, perhaps with a port, in brackets or quotes: 192.0.2.1, 192.0.2.1:80,
+// parseNode parses an address, which may have a port, brackets and quotes: 192.0.2.1, 192.0.2.1:80,
 // 2001:db8::1, "[2001:db8::1]:80".
 func parseNode(text string) netip.Addr {
 	text = strings.Trim(text, " \t")
@@ -217,8 +204,8 @@ func parseNode(text string) netip.Addr {
 	return address.Unmap().WithZone("")
 }
 
-// isPort tells whether text is a colon and a port, or a colon and a name for one as RFC 7239 has
-// them: _name.
+// isPort tells whether text is a colon and a port, or a colon and an obfuscated port of RFC 7239,
+// such as _name.
 func isPort(text string) bool {
 	port, ok := strings.CutPrefix(text, ":")
 	if hidden, is := strings.CutPrefix(port, "_"); is {
@@ -228,8 +215,8 @@ func isPort(text string) bool {
 	return ok && err == nil
 }
 
-// isName tells whether text has only what names of headers, parameters, zones and hidden ports are
-// made of.
+// isName tells whether text has only characters that names of headers, parameters, zones and
+// obfuscated ports may have.
 func isName(text string) bool {
 	for i := range len(text) {
 		c := text[i]
@@ -240,7 +227,8 @@ func isName(text string) bool {
 	return true
 }
 
-// parsePeer reads a [http.Request.RemoteAddr], which has a port unless somebody set it by hand.
+// parsePeer parses a [http.Request.RemoteAddr]. It normally has a port; a handler in
+// front may have replaced it by an address alone.
 func parsePeer(remote string) netip.Addr {
 	peer, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -250,27 +238,27 @@ func parsePeer(remote string) netip.Addr {
 	return peer.Addr().Unmap().WithZone("")
 }
 
-// isSocket tells whether remote is how net/http calls the peer of a unix socket: by its socket's
-// path, or @ and a name, if it has one.
+// isSocket tells whether remote is the peer of a unix socket, as net/http writes it: the path of
+// its socket, @ and a name, or nothing.
 func isSocket(remote string) bool {
 	return remote == "" || remote[0] == '@' || remote[0] == '/'
 }
 
-// parseNetwork reads a network, or an address as a network of one. Its error continues a sentence
-// about text.
+// parseNetwork parses a network, or an address as a network of one. The error is a predicate:
+// "is not a network", without the text before it.
 func parseNetwork(text string) (netip.Prefix, error) {
 	network, err := netip.ParsePrefix(text)
 	if address, e := netip.ParseAddr(text); e == nil && address.Zone() == "" {
 		network, err = netip.PrefixFrom(address, address.BitLen()), nil
 	}
 	if err != nil {
-		return netip.Prefix{}, errors.New("is no network; write one as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix")
+		return netip.Prefix{}, errors.New("is not a network; write one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix")
 	}
 	if network.Addr().Is4In6() && network.Bits() >= 96 {
 		network = netip.PrefixFrom(network.Addr().Unmap(), network.Bits()-96)
 	}
 	if network.Bits() == 0 {
-		return netip.Prefix{}, errors.New("trusts everybody to be anybody; write the networks of your proxies")
+		return netip.Prefix{}, errors.New("would let every client choose its address; write the networks of your proxies")
 	}
 	if network != network.Masked() {
 		return netip.Prefix{}, fmt.Errorf("is an address within a network; write %s or %s", network.Masked(), network.Addr())

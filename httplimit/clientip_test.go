@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock"
 )
 
 // In these tests proxies are in 10.0.0.0/8 or 2001:db8:10::/48, the attacker is 203.0.113.7, and
@@ -21,19 +24,19 @@ var proxies = []string{"10.0.0.0/8", "2001:db8:10::/48"}
 
 func mustTrust(t testing.TB, header string, trusted ...string) *addresses {
 	t.Helper()
-	a, err := newAddresses(trusted, header)
-	if err != nil {
+	c := Config{TrustedProxies: trusted, AddressHeader: header}
+	if err := c.finish(); err != nil {
 		t.Fatal(err)
 	}
-	return a
+	return newAddresses(c.TrustedProxies, c.AddressHeader)
 }
 
 func request(remote, header string, lines ...string) *http.Request {
 	return &http.Request{RemoteAddr: remote, Header: http.Header{header: lines}}
 }
 
-// forgeries are what an attacker may write into a header to be somebody else, to be nobody, or to
-// break who reads it.
+// forgeries are what an attacker may write into a header: the address of another client, no
+// address, or text that could break a parser.
 var forgeries = [][]string{
 	{"198.51.100.9"}, {"198.51.100.9:80"}, {" 198.51.100.9 "}, {"\t198.51.100.9\t"}, {`"198.51.100.9"`}, {`"198.51.100.9:80"`},
 	{"[198.51.100.9]"}, {"::ffff:198.51.100.9"}, {"[::ffff:198.51.100.9]"}, {"[::ffff:c633:6409]:80"}, {"64:ff9b::198.51.100.9"},
@@ -403,8 +406,8 @@ func TestPeersOfAUnixSocketAreTrustedIfAsked(t *testing.T) {
 
 func TestWrongProxiesAreRefusedWithAReason(t *testing.T) {
 	t.Parallel()
-	noNetwork := "is no network; write one as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix"
-	everybody := "trusts everybody to be anybody; write the networks of your proxies"
+	noNetwork := "is not a network; write one such as 10.0.0.0/8, 2001:db8::/32 or 192.0.2.1, or unix"
+	everybody := "would let every client choose its address; write the networks of your proxies"
 	for text, want := range map[string]string{
 		"":                   noNetwork,
 		"proxy.example":      noNetwork,
@@ -430,22 +433,22 @@ func TestWrongProxiesAreRefusedWithAReason(t *testing.T) {
 		"2001:db8::1/32":     "is an address within a network; write 2001:db8::/32 or 2001:db8::1",
 		"::ffff:10.0.0.1/99": "is an address within a network; write 0.0.0.0/3 or 10.0.0.1",
 	} {
-		_, err := newAddresses([]string{"10.0.0.0/8", text}, "")
-		if want = fmt.Sprintf("client address: trusted proxies: %q %s", text, want); err == nil || err.Error() != want {
+		c := Config{TrustedProxies: []string{"10.0.0.0/8", text}}
+		err := c.finish()
+		if want = fmt.Sprintf("%q %s", text, want); !errors.Is(err, penstock.ErrInvalid) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q is refused with %v; want %s", text, err, want)
 		}
 	}
 	for _, header := range []string{"X-Real-IP:", "X Real IP", " ", "X-Real-IP\n", "für", "a,b", "@"} {
-		_, err := newAddresses(proxies, header)
-		want := fmt.Sprintf("client address: header %q is no header's name; write one as X-Forwarded-For, Forwarded or X-Real-IP", header)
-		if err == nil || err.Error() != want {
-			t.Errorf("the header %q is refused with %v; want %s", header, err, want)
+		c := Config{TrustedProxies: proxies, AddressHeader: header}
+		err := c.finish()
+		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP") {
+			t.Errorf("the header %q is refused with %v", header, err)
 		}
 	}
-	_, err := newAddresses(nil, "X-Real-IP")
-	want := `client address: header "X-Real-IP" is believed of nobody; name the networks of your proxies, or no header`
-	if err == nil || err.Error() != want {
-		t.Errorf("a header without proxies is refused with %v; want %s", err, want)
+	c := Config{AddressHeader: "X-Real-IP"}
+	if err := c.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.HasSuffix(err.Error(), "no proxy is trusted, so the header is never believed; add trusted_proxies") {
+		t.Errorf("a header without proxies is refused with %v", err)
 	}
 }
 

@@ -4,8 +4,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-
-	"github.com/penstock/penstock/policy"
 )
 
 // cors says which pages may read answers. If it is nil, none may.
@@ -21,8 +19,8 @@ const (
 	headerExpose           = "Access-Control-Expose-Headers"
 )
 
-func newCORS(c policy.CORSConfig, dialects []Dialect) *cors {
-	if len(c.Origins) == 0 {
+func newCORS(c *CORSConfig, dialects []Dialect) *cors {
+	if c == nil {
 		return nil
 	}
 	expose := slices.Clone(c.Expose)
@@ -47,7 +45,7 @@ func newCORS(c policy.CORSConfig, dialects []Dialect) *cors {
 	return &cors{origins: c.Origins, credentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}
 }
 
-// origin is the request's, if its pages may read answers; "" if not.
+// origin returns the value for Access-Control-Allow-Origin, or "" if the page may not read answers.
 func (c *cors) origin(r *http.Request) string {
 	if c == nil {
 		return ""
@@ -92,4 +90,4 @@ func (c *cors) show(h http.Header, r *http.Request) {
 // AllowOrigin sets the CORS headers of an answer that the upstream does not give, as http.cors in
 // the policy says. A proxy calls it before it answers by itself. The Gate's own answers have these
 // headers already.
-func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.now().cors.allow(h, r) }
+func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.current().cors.allow(h, r) }

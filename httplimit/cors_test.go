@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -20,14 +21,14 @@ identities: {client: {key: header X-API-Key}}
 deny: {header X-Banned: "yes"}
 http: {cors: {%}}
 rules:
-  - {name: once, match: {path: /once}, per: everyone, limits: [{rate: 1/h, headers: true}]}
-  - {name: closed, match: {path: /closed}, per: everyone, limits: [{rate: 9/h, on_failure: closed, algorithm: fixed-window}]}
+  - {name: once, match: {path: /once}, per: global, limits: [{rate: 1/h, headers: true}]}
+  - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 9/h, on_failure: closed, algorithm: fixed-window}]}
 `
 
 // failing fails to decide what is not limited by a token bucket.
 func failing(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		if !charges[0].Limit.Algorithm.Is(penstock.TokenBucket) {
+		if charges[0].Plan.Algorithm().Name() != penstock.TokenBucket.Name() {
 			return penstock.Decision{}, penstock.ErrUnavailable
 		}
 		return store.Decide(ctx, charges)
@@ -102,7 +103,7 @@ func TestPagesReadTheHeadersOfEachDialect(t *testing.T) {
 			"Retry-After",
 		"none": "X-Request-Id, Retry-After",
 	} {
-		gate, _ := gateOf(t, "http: {headers: ["+headers+"], cors: {origins: https://a.example, expose: X-Request-Id}}\nrules: [{name: a, per: address, limits: [{rate: 1/h}]}]")
+		gate, _ := gateOf(t, "http: {headers: ["+headers+"], cors: {origins: https://a.example, expose: X-Request-Id}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
 		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		for _, status := range []int{200, 429} {
 			w := send(h, "GET", "/", "Origin", "https://a.example")
@@ -114,9 +115,9 @@ func TestPagesReadTheHeadersOfEachDialect(t *testing.T) {
 }
 
 func TestHandlersOfDenialsAreReadByPagesToo(t *testing.T) {
-	rules := rulesOf(t, "http: {cors: {origins: https://a.example}}\nrules: [{name: a, per: address, limits: [{rate: 1/h}]}]")
-	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules },
-		Denied: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(418) })})
+	rules := rulesOf(t, "http: {cors: {origins: https://a.example}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+		Rejected: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(418) })})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,11 +140,11 @@ func TestPreflightsAreFree(t *testing.T) {
 	gate, seen := gateOf(t, `
 identities: {client: {key: header X-API-Key}}
 tokens: {secret: "a secret of thirty-two bytes or more", header: X-Token, audience: api}
-tiers: {gold: {header X-Plan: [a-long-plan]}, free: otherwise}
-deny: [{address: 203.0.113.0/24}, {header X-Banned: "yes"}]
+tiers: {gold: {header X-Plan: [a-long-plan]}, free: default}
+deny: [{ip: 203.0.113.0/24}, {header X-Banned: "yes"}]
 rules:
-  - {name: all, per: address, limits: [{rate: 1/h}]}
-  - {name: options, match: {path: /options, method: OPTIONS}, per: address, limits: [{rate: 1/h}]}
+  - {name: all, per: ip, limits: [{rate: 1/h}]}
+  - {name: options, match: {path: /options, method: OPTIONS}, per: ip, limits: [{rate: 1/h}]}
 `)
 	served := 0
 	h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
@@ -153,8 +154,8 @@ rules:
 			t.Fatalf("a preflight got %d %v", w.Code, w.Header())
 		}
 	}
-	if served != 3 || seen.count(httplimit.Unlimited) != 3 {
-		t.Errorf("%d preflights were passed on, %d of them unlimited; want 3", served, seen.count(httplimit.Unlimited))
+	if served != 3 || seen.count(admission.Unlimited) != 3 {
+		t.Errorf("%d preflights were passed on, %d of them unlimited; want 3", served, seen.count(admission.Unlimited))
 	}
 	for _, c := range []struct {
 		method, target string

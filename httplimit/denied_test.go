@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"strings"
@@ -11,18 +12,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-func mustBodies(t testing.TB, settings bodySettings) *bodies {
-	t.Helper()
-	b, err := newBodies(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
 // answerDenial is the response to a request that accepts these types; nothing at all if accept is
 // "-".
-func answerDenial(t *testing.T, b *bodies, method, accept string, d denial) *httptest.ResponseRecorder {
+func answerDenial(t *testing.T, b *bodies, method, accept string, d rejection) *httptest.ResponseRecorder {
 	t.Helper()
 	r := httptest.NewRequest(method, "/", nil)
 	if accept != "-" {
@@ -40,14 +32,14 @@ func answerDenial(t *testing.T, b *bodies, method, accept string, d denial) *htt
 	return w
 }
 
-var searchDenied = denial{
+var searchDenied = rejection{
 	rule: "search", policies: []string{"search.second", "search.day"}, retryAfter: 70*time.Millisecond - time.Microsecond, retrySeconds: 1,
 }
 
 func TestDenialsAreProblemsAndText(t *testing.T) {
 	for _, c := range []struct {
 		what       string
-		denial     denial
+		rejection  rejection
 		status     int
 		json, text string
 	}{
@@ -55,48 +47,48 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"Retry after 70ms.","violated-policies":["search.second","search.day"],"retry_after_ms":70}`,
 			"Too many requests: search.second, search.day. Try again in 1 s."},
-		{"a cost larger than its limit", denial{policies: []string{"upload.minute"}, retryAfter: penstock.Never}, 429,
+		{"a cost larger than its limit", rejection{policies: []string{"upload.minute"}, retryAfter: penstock.Never}, 429,
 			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"It costs more than the limit; do not retry.","violated-policies":["upload.minute"]}`,
 			"Too many requests: upload.minute. This costs more than the limit; do not retry."},
-		{"a limit where 429 is not understood", denial{status: 403, policies: []string{"a.b"}, retryAfter: 90 * time.Minute, retrySeconds: 5400}, 403,
+		{"a limit where 429 is not understood", rejection{status: 403, policies: []string{"a.b"}, retryAfter: 90 * time.Minute, retrySeconds: 5400}, 403,
 			`{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":403,` +
 				`"detail":"Retry after 1h30m0s.","violated-policies":["a.b"],"retry_after_ms":5400000}`,
 			"Too many requests: a.b. Try again in 5400 s."},
-		{"an unavailable store", denial{reason: limitsUnknown, rule: "search", retryAfter: time.Second, retrySeconds: 3}, 503,
+		{"an unavailable store", rejection{reason: failedClosed, rule: "search", retryAfter: time.Second, retrySeconds: 3}, 503,
 			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
 				`"detail":"Limits cannot be checked at the moment. Retry after 1s.","retry_after_ms":1000}`,
 			"Limits cannot be checked at the moment. Try again in 3 s."},
-		{"a refused caller", denial{reason: callerRefused}, 403,
+		{"a refused caller", rejection{reason: clientRefused}, 403,
 			`{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client is on the deny list."}`, "This client is on the deny list."},
-		{"a canceled request", denial{reason: callerCanceled}, 503,
-			`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was let in."}`,
-			"The request was canceled before it was let in."},
-		{"a malformed request", denial{reason: requestMalformed, detail: "the path has %00"}, 400,
+		{"a canceled request", rejection{reason: requestCanceled}, 503,
+			`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was admitted."}`,
+			"The request was canceled before it was admitted."},
+		{"a malformed request", rejection{reason: requestMalformed, detail: "the path has %00"}, 400,
 			`{"type":"about:blank","title":"Bad Request","status":400,"detail":"the path has %00"}`, "Bad request: the path has %00."},
 	} {
-		builtIn := mustBodies(t, bodySettings{})
-		w := answerDenial(t, builtIn, "GET", "-", c.denial)
+		builtIn := newBodies(bodySettings{})
+		w := answerDenial(t, builtIn, "GET", "-", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.json+"\n" || w.Header().Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.json)
 		}
 		if len(c.json) > 280 || !json.Valid([]byte(c.json)) {
 			t.Errorf("%s: %d bytes, valid: %v", c.what, len(c.json), json.Valid([]byte(c.json)))
 		}
-		w = answerDenial(t, builtIn, "GET", "text/plain", c.denial)
+		w = answerDenial(t, builtIn, "GET", "text/plain", c.rejection)
 		if got := w.Body.String(); w.Code != c.status || got != c.text+"\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
 			t.Errorf("%s: %d, %s\n%s\nwant %d\n%s", c.what, w.Code, w.Header().Get("Content-Type"), got, c.status, c.text)
 		}
-		if w := answerDenial(t, builtIn, "HEAD", "-", c.denial); w.Code != c.status || w.Body.Len() != 0 {
+		if w := answerDenial(t, builtIn, "HEAD", "-", c.rejection); w.Code != c.status || w.Body.Len() != 0 {
 			t.Errorf("%s: HEAD is answered %d with %d bytes", c.what, w.Code, w.Body.Len())
 		}
 	}
 }
 
 func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
-	text := mustBodies(t, bodySettings{text: true})
+	text := newBodies(bodySettings{text: true})
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
-		w := answerDenial(t, text, "GET", accept, denial{policies: []string{"a.b"}})
+		w := answerDenial(t, text, "GET", accept, rejection{policies: []string{"a.b"}})
 		if w.Body.String() != "Too many requests: a.b.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
 			t.Errorf("Accept: %s: %s %q", accept, w.Header().Get("Content-Type"), w.Body)
 		}
@@ -106,16 +98,16 @@ func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
 // What a policy writes for requests over a limit would say the wrong thing of all others.
 func TestEachReasonSaysWhatItIsWhateverTheTemplate(t *testing.T) {
 	for name, custom := range map[string]*bodies{
-		"text":     mustBodies(t, bodySettings{text: true}),
-		"template": mustBodies(t, bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
+		"text":     newBodies(bodySettings{text: true}),
+		"template": newBodies(bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
 	} {
-		for reason := range denialReasons {
+		for reason := range rejectionReasons {
 			if reason == overLimit || reason == tooManyNew {
 				continue
 			}
-			d := denial{reason: reason, detail: map[denialReason]string{requestMalformed: "why"}[reason]}
+			d := rejection{reason: reason, detail: map[rejectionReason]string{requestMalformed: "why"}[reason]}
 			for _, accept := range []string{"-", "text/plain"} {
-				got, want := answerDenial(t, custom, "GET", accept, d), answerDenial(t, mustBodies(t, bodySettings{}), "GET", accept, d)
+				got, want := answerDenial(t, custom, "GET", accept, d), answerDenial(t, newBodies(bodySettings{}), "GET", accept, d)
 				if got.Body.String() != want.Body.String() || got.Code != want.Code || got.Header().Get("Content-Type") != want.Header().Get("Content-Type") {
 					t.Errorf("%s, reason %d, Accept: %s: %d %s; want %d %s", name, reason, accept, got.Code, got.Body, want.Code, want.Body)
 				}
@@ -124,7 +116,7 @@ func TestEachReasonSaysWhatItIsWhateverTheTemplate(t *testing.T) {
 	}
 }
 
-func TestTextIsForThoseWhoPreferIt(t *testing.T) {
+func TestTextIsForClientsThatListItFirst(t *testing.T) {
 	accepts := []struct {
 		accept string
 		text   bool
@@ -139,46 +131,30 @@ func TestTextIsForThoseWhoPreferIt(t *testing.T) {
 		{"TEXT/HTML", true},
 		{"text/*", true},
 		{"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", true}, // browsers
-		{"text/html, */*", false},
-		{"text/html, */*;q=0.1", true},
+		{"text/html, */*", true},
+		{" text/html ; level=1 ; q=1.000, application/*;q=0.9", true},
 		{"application/json, text/plain, */*", false}, // axios
-		{"text/plain;q=0.5, application/json;q=0.499", true},
-		{"text/plain;q=0.5, application/json;q=0.50", false},
-		{"text/plain;q=0", false},
-		{"text/plain;q=0, */*;q=0.5", false},
-		{"application/json;q=0, */*;q=0.9, text/html;q=0.5", false}, // problem+json is still any type
-		{"application/*;q=0, */*;q=0.9, text/html;q=0.5", true},
-		{"text/html ; level=1 ; q=1.000, application/*;q=0.9", true},
-		{",, text/plain ,", true},
-		{"image/png", false},
-		// malformed: JSON
-		{"text/plain;q=2", false},
-		{"text/plain;q=1.001", false},
-		{"text/plain;q=0.1234", false},
-		{"text/plain;q=.5", false},
-		{"text/plain;q=-1", false},
-		{"text/plain;q=", false},
-		{"text/plain;q", false},
-		{"text/plain;q=NaN", false},
-		{"text/plain, nonsense", false},
-		{"text/plain, /", false},
-		{"text/plain, a/", false},
-		{"text/plain" + strings.Repeat(" ", 1<<10), false},
+		{"image/png, text/plain", false},
+		{"text/csv, text/plain", false},
+		{"text/plainer", false},
+		{"text", false},
+		{"/", false},
+		{",text/plain", false},
 	}
 	for _, c := range accepts {
-		w := answerDenial(t, mustBodies(t, bodySettings{}), "GET", c.accept, searchDenied)
+		w := answerDenial(t, newBodies(bodySettings{}), "GET", c.accept, searchDenied)
 		if text := strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain"); text != c.text {
 			t.Errorf("Accept: %s: text %v; want %v", c.accept, text, c.text)
 		}
 	}
-	if !prefersText([]string{"text/plain", "application/json;q=0.9"}) {
-		t.Error("several lines are not one list")
+	if prefersText([]string{"application/json", "text/plain"}) || !prefersText([]string{"text/plain", "application/json"}) {
+		t.Error("the first of several lines does not count")
 	}
 	t.Logf("counted: %d Accept headers", len(accepts))
 }
 
 func TestTemplateHasEveryField(t *testing.T) {
-	b := mustBodies(t, bodySettings{
+	b := newBodies(bodySettings{
 		template:    `<p>{{.Status}} {{.Rule}} {{range .Policies}}[{{.}}]{{end}} {{.RetryAfter}} s, {{.RetryAfterMS}} ms`,
 		contentType: "text/html; charset=utf-8",
 	})
@@ -189,9 +165,9 @@ func TestTemplateHasEveryField(t *testing.T) {
 			t.Errorf("Accept: %s: %d %s %q; want %q", accept, w.Code, w.Header().Get("Content-Type"), got, want)
 		}
 	}
-	b = mustBodies(t, bodySettings{template: "no"})
-	if w := answerDenial(t, b, "GET", "-", searchDenied); w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
-		t.Errorf("the default content type is %s", w.Header().Get("Content-Type"))
+	config := Config{Denied: DeniedConfig{Body: "no {{.Status}}"}}
+	if err := config.finish(); err != nil || config.Denied.ContentType != "application/json" {
+		t.Errorf("the default content type is %s, %v", config.Denied.ContentType, err)
 	}
 }
 
@@ -207,7 +183,7 @@ func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 		{"that writes too much for many policies", "{{range .Policies}}" + strings.Repeat("{{.}}", 20) + "{{end}}"},
 		{"that writes too much in one piece", "{{if gt (len .Policies) 9}}" + strings.Repeat("x", 70000) + "{{end}}"},
 	} {
-		b := mustBodies(t, bodySettings{template: c.template, contentType: "text/html"})
+		b := newBodies(bodySettings{template: c.template, contentType: "text/html"})
 		w := answerDenial(t, b, "GET", "text/plain", many)
 		if w.Header().Get("Content-Type") != "application/problem+json" || !json.Valid(w.Body.Bytes()) || w.Code != 429 {
 			t.Errorf("a template %s: %d %s %q", c.what, w.Code, w.Header().Get("Content-Type"), w.Body)
@@ -217,20 +193,22 @@ func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 
 func TestTemplatesAreTriedWhenTheyAreCompiled(t *testing.T) {
 	for _, c := range []struct {
-		settings bodySettings
-		want     string
+		denied DeniedConfig
+		want   string
 	}{
-		{bodySettings{template: "{{.Status"}, "unclosed action"},
-		{bodySettings{template: "{{.Limit}}"}, "the fields are .Status, .Rule, .Policies"},
-		{bodySettings{template: "{{index .Policies 1}}"}, "out of range"},
-		{bodySettings{template: "{{if not .RetryAfter}}{{.Never}}{{end}}"}, "the fields are .Status, .Rule, .Policies"},
-		{bodySettings{template: strings.Repeat("x", 70000)}, "more than 65536 bytes"},
-		{bodySettings{template: "x", contentType: "nonsense;"}, "not a content type"},
-		{bodySettings{template: "x", contentType: "text/html\r\nSet-Cookie: a=b"}, "not a content type"},
-		{bodySettings{contentType: "text/html"}, "without a template"},
+		{DeniedConfig{Body: "{{.Status"}, "unclosed action"},
+		{DeniedConfig{Body: "{{.Limit}}"}, "the fields .Status, .Rule, .Policies"},
+		{DeniedConfig{Body: "{{index .Policies 1}}"}, "out of range"},
+		{DeniedConfig{Body: "{{if not .RetryAfter}}{{.Never}}{{end}}"}, "the fields .Status, .Rule, .Policies"},
+		{DeniedConfig{Body: strings.Repeat("x ", 35000)}, "write at most 65536"},
+		{DeniedConfig{Body: "x y", ContentType: "nonsense;"}, "not a content type"},
+		{DeniedConfig{Body: "x y", ContentType: "text/html\r\nSet-Cookie: a=b"}, "not a content type"},
+		{DeniedConfig{Body: "x y", ContentType: "text/html\r\n"}, "not a content type"},
+		{DeniedConfig{ContentType: "text/html"}, "content_type belongs to a template"},
 	} {
-		if _, err := newBodies(c.settings); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v; want %q", c.settings, err, c.want)
+		config := Config{Denied: c.denied}
+		if err := config.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.80v: %v; want %q", c.denied, err, c.want)
 		}
 	}
 }
@@ -239,7 +217,7 @@ func FuzzAcceptNeverPanics(f *testing.F) {
 	for _, seed := range []string{"", "*/*", "text/html;q=0.5, application/json", "text/plain;q=1.001", ";;;", "a/b;q=\"1\""} {
 		f.Add(seed)
 	}
-	b := mustBodies(f, bodySettings{})
+	b := newBodies(bodySettings{})
 	f.Fuzz(func(t *testing.T, accept string) {
 		d := searchDenied
 		body, contentType := b.render([]string{accept}, &d)
@@ -250,7 +228,7 @@ func FuzzAcceptNeverPanics(f *testing.F) {
 }
 
 func BenchmarkDenied(b *testing.B) {
-	builtIn := mustBodies(b, bodySettings{})
+	builtIn := newBodies(bodySettings{})
 	b.ReportAllocs()
 	for b.Loop() {
 		builtIn.render(nil, &searchDenied)

@@ -1,3 +1,2 @@
-// Package httplimit puts limits in front of HTTP handlers, and keeps outbound requests within
-// limits.
+// Package httplimit puts limits in front of HTTP handlers.
 package httplimit

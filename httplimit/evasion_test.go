@@ -15,18 +15,19 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 )
 
-// Requests that are held open until their charge has run out have nothing to give back: otherwise
-// they would store up room for guesses.
-func TestHeldRequestsGiveNothingBackThatNoLongerCounts(t *testing.T) {
+// A request that is held open until its charge has run out refunds nothing: otherwise such requests
+// would collect room for guesses.
+func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 	for _, algorithm := range []string{"token-bucket", "fixed-window", "anchored-window", "sliding-log", "sliding-window", "sub-window"} {
 		t.Run(algorithm, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const limit, period = 5, 2 * time.Second
-				gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
+				gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/2s, algorithm: "+algorithm+", on_status: 401}]}]\n")
 				var release [4]chan struct{}
 				for i := range release {
 					release[i] = make(chan struct{})
@@ -73,10 +74,10 @@ func TestASlotIsKeptWhileItsRequestWaits(t *testing.T) {
 		gate, _ := gateOf(t, `
 rules:
   - name: a
-    per: everyone
+    per: global
     limits:
-      - {name: slots, in_flight: 2, expires: 1s}
-      - {name: pace, rate: 1/5s, burst: 1, wait: 60s}
+      - {name: slots, in_flight: 2, ttl: 1s}
+      - {name: pace, rate: 1/5s, burst: 1, max_wait: 60s}
 `)
 		var now, most, served atomic.Int64
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -99,7 +100,7 @@ rules:
 
 // A client that has sent a small body and goes away is noticed, as one without a body is.
 func TestAClientThatLeavesWithItsBodySentFreesItsPlace(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, wait: 24h}]}]\n")
+	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
 	read := make(chan string, 1)
 	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -136,7 +137,7 @@ func TestAClientThatLeavesWithItsBodySentFreesItsPlace(t *testing.T) {
 
 func TestASmallBodyArrivesAfterItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/s, burst: 1, wait: 1m}]}]\n")
+		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 1, max_wait: 1m}]}]\n")
 		var bodies []string
 		handler := gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			var b strings.Builder
@@ -160,7 +161,7 @@ func (broken) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
 
 // What servers read in different ways is not let through to one of them.
 func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: everyone, limits: [{rate: 1/d, burst: 1}]}]\n")
+	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: global, limits: [{rate: 1/d, burst: 1}]}]\n")
 	handler := gate.Middleware(http.NotFoundHandler())
 	ask := func(method, host string) int {
 		r := httptest.NewRequest("POST", "/", nil)
@@ -209,9 +210,9 @@ func TestAHostIsTheSameInAllItsSpellings(t *testing.T) {
 	} {
 		gate, _ := gateOf(t, fmt.Sprintf(`
 deny: {host: %q, method: DELETE}
-tiers: {here: {host: [%[1]q, else.example]}, there: otherwise}
+tiers: {here: {host: [%[1]q, else.example]}, there: default}
 rules:
-  - {name: a, match: {host: %[1]q}, per: everyone, limits: [{rate: {here: 1/d, there: 100/s}}]}
+  - {name: a, match: {host: %[1]q}, per: global, limits: [{rate: {here: 1/d, there: 100/s}}]}
 `, row.rule))
 		handler := gate.Middleware(http.NotFoundHandler())
 		ask := func(method, host string) int {
@@ -241,11 +242,11 @@ rules:
 
 // If nobody knows how a request ended, its charge stays.
 func TestWhatIsUnansweredStaysCharged(t *testing.T) {
-	gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
+	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	passed := 0
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		passed++
-		httplimit.Unanswered(r)
+		httplimit.MarkStatusUnknown(r)
 		w.WriteHeader(http.StatusBadGateway)
 	}))
 	for range 20 {
@@ -254,13 +255,13 @@ func TestWhatIsUnansweredStaysCharged(t *testing.T) {
 	if passed != 5 {
 		t.Errorf("%d requests passed; it should be 5", passed)
 	}
-	httplimit.Unanswered(httptest.NewRequest("GET", "/", nil)) // no limit applies: nothing happens
+	httplimit.MarkStatusUnknown(httptest.NewRequest("GET", "/", nil)) // no limit applies: nothing happens
 }
 
-// A client that asks as soon as it has its answer finds what that gave back.
-func TestWhatIsGivenBackIsThereBeforeTheAnswer(t *testing.T) {
+// A client that asks again as soon as it has its response finds the refund.
+func TestRefundsComeBeforeTheResponse(t *testing.T) {
 	for _, answer := range []string{"header", "body", "flush", "nothing"} {
-		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
+		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
 		handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch answer {
 			case "header":
@@ -301,12 +302,12 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		var lost atomic.Bool
 		memory := memstore.New(memstore.Options{})
 		store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			if lost.Load() && len(charges) == 1 && charges[0].Limit.Algorithm.Holds && charges[0].Mode == penstock.Spend {
+			if lost.Load() && len(charges) == 1 && charges[0].Plan.Algorithm().NeedsHolder() && charges[0].Mode == penstock.Spend {
 				return penstock.Single(penstock.Status{RetryAfter: time.Second}), nil
 			}
 			return memory.Decide(ctx, charges)
 		})
-		gate, _ := gateOn(t, store, "rules: [{name: a, per: everyone, limits: [{in_flight: 9, expires: 3s}, {rate: 1/30s, burst: 1, wait: 60s}]}]\n")
+		gate, _ := gateOn(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s}, {rate: 1/30s, burst: 1, max_wait: 60s}]}]\n")
 		served := 0
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
 		ask := func() int {
@@ -323,18 +324,18 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 }
 
 func TestShadowsStayChargedToo(t *testing.T) {
-	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: everyone, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
+	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := httplimit.DecisionOf(r.Context()); ok {
 			t.Error("there is a decision, and no limit applies")
 		}
-		httplimit.Unanswered(r)
+		httplimit.MarkStatusUnknown(r)
 		w.WriteHeader(http.StatusBadGateway)
 	}))
 	for range 20 {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 	}
-	if denied := seen.count(httplimit.ShadowDenied); denied != 15 {
+	if denied := seen.count(admission.ShadowDenied); denied != 15 {
 		t.Errorf("%d of 20 would have been denied; it should be 15", denied)
 	}
 }

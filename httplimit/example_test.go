@@ -1,40 +1,42 @@
 package httplimit_test
 
 import (
-	"errors"
 	"fmt"
 	"log"
 	"net/http"
 	"net/http/httptest"
-	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
 
 // A gate over Redis, with all guards: limits hold while Redis does not answer, each as the policy
 // says.
 func ExampleNew() {
-	rules, err := policy.Load("rules.yaml")
+	sections := []policyfile.Section{httplimit.DefaultConfig()}
+	file, err := policyfile.Load("rules.yaml", policyfile.Options{Sections: sections})
 	if err != nil {
 		log.Fatal(err)
 	}
+	rules := file.Rules
 	store, err := redisstore.Open("redis://localhost:6379", redisstore.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	// Of a policy.Watcher w: func(l *penstock.Limit) guard.Settings { return w.Rules().Settings(l) }
+	// With a policyfile.Watcher w:
+	// func(l *penstock.Plan) guard.Settings { return w.Rules().Settings(l) }
 	guarded, err := guard.Standard(store, guard.Options{Server: store, Limits: rules.Settings})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer guarded.Close()
-	gate, err := httplimit.New(httplimit.Options{Store: guarded, Rules: func() *policy.Rules { return rules }})
+	gate, err := httplimit.New(guarded, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: true})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -42,38 +44,27 @@ func ExampleNew() {
 	log.Fatal(http.ListenAndServe(":8080", gate.Middleware(api)))
 }
 
-// A client that sends at most 100 requests a minute to each host, waits where a server asks it to,
-// and tries again twice.
-func ExampleTransport() {
-	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("RateLimit", `"api";r=0;t=60`) // nothing is left for a minute
-	}))
-	defer api.Close()
+// newGate limits each client address to 100 requests per second: use gate.Middleware(handler).
+func newGate() (*httplimit.Gate, error) {
+	store := memstore.New(memstore.Options{}) // or redisstore.Open
+	limits := []penstock.Limit{penstock.PerSecond(100)}
+	return httplimit.NewSimple(store, "api", limits, httplimit.SimpleOptions{})
+}
 
-	store := memstore.New(memstore.Options{}) // over Redis, all processes share the limit
-	limiter, err := penstock.NewLimiter(store, "outbound", penstock.PerMinute(100))
+// The smallest middleware: one limit, counted in memory.
+func ExampleNewSimple() {
+	gate, err := newGate()
 	if err != nil {
 		log.Fatal(err)
 	}
-	client := http.Client{Transport: &httplimit.Transport{
-		Limiter: limiter,
-		MaxWait: 10 * time.Second,
-		Retries: 2,
-	}}
-	for range 2 {
-		answer, err := client.Get(api.URL)
-		var not *httplimit.NotSentError
-		switch {
-		case errors.As(err, &not):
-			fmt.Println("not sent; ask again in", not.RetryAfter.Round(time.Second))
-		case err != nil:
-			log.Fatal(err)
-		default:
-			answer.Body.Close()
-			fmt.Println(answer.Status)
-		}
+	hello := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, "hello") })
+	server := httptest.NewServer(gate.Middleware(hello))
+	defer server.Close()
+	res, err := http.Get(server.URL)
+	if err != nil {
+		log.Fatal(err)
 	}
-	// Output:
-	// 200 OK
-	// not sent; ask again in 1m0s
+	defer res.Body.Close()
+	fmt.Println(res.Status, res.Header["Ratelimit"])
+	// Output: 200 OK ["api.second";r=99;t=1]
 }

@@ -5,243 +5,200 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 )
 
-// Options of a Gate. Limits come from Rules, or from Name, Key and Limits.
+// Options configure a Gate that New makes. The zero value is useful.
 type Options struct {
-	// Store counts. memstore.New makes one for this process, redisstore.Open one for many; put
-	// guard.Standard around the latter, with the Rules' Settings as its Limits. Without, New puts a
-	// guard.Fallback around it, so that limits fail as they say; but as nobody counts the instances
-	// then, each has the whole of a local limit. With a memstore, which fails only when it is full,
-	// local is as closed.
-	Store penstock.Store
+	// HasFallback says that the store itself decides while its server gives no answer, as with
+	// guard.Standard; see admission.Options. Default: New puts a guard.Fallback around the store.
+	HasFallback bool
 
-	// Rules are those to apply now; they are asked for at every request, as by
-	// (*policy.Watcher).Rules.
-	Rules func() *policy.Rules
+	// Rejected answers requests that are rejected, for any reason: over a limit, malformed, on the
+	// deny list, or the store gives no answer. The header fields about limits are set already;
+	// RejectionOf gives the details. Default: a problem of RFC 9457, or what the policy says.
+	Rejected http.Handler
 
-	// Instead of Rules: Limits that every request is charged to, who pays, and a name that tells
-	// their counters from others'. A CORS preflight is free, with any header that Key may read
-	// other than Authorization, Proxy-Authorization and Cookie.
-	Name      string                     // unrelated Gates on one store need different ones, as rules of their policies do
-	Key       func(*http.Request) string // default: ByAddress. All for whom it gives "" share one counter
-	Limits    []penstock.Limit
-	OnFailure guard.Failure     // what happens to requests while the store gives no answer, unless it has guards; default: guard.Local
-	HTTP      policy.HTTPConfig // how requests are read and answered
+	// Observe is called with each decision. Many goroutines call it at once. It must be quick, and
+	// must not keep the Event. Default: none.
+	Observe func(*admission.Event)
 
-	// Denied, if set, answers requests that are denied, refused or malformed. The fields that tell of
-	// limits stand in the response's header already; DenialOf gives the details.
-	Denied http.Handler
-
-	// Observe, if set, is told of each decision. It is called by many goroutines at once, and must be
-	// quick.
-	Observe func(Event)
-
-	// TokenRejected, if set, is told of each request whose token is rejected, and why. Such a
-	// request is limited like one without a token. It is called by many goroutines at once, and
-	// must be quick.
+	// TokenRejected is called for each request whose token is rejected. Such a request is limited like
+	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
 	TokenRejected func(*policy.TokenError)
 }
 
-// A Gate lets requests pass, wait, or turns them away, as its limits say. Make one with New; it may
-// be used by many goroutines at once.
-type Gate struct {
-	store   penstock.Store
-	rules   func() *policy.Rules
-	denied  http.Handler
-	observe func(Event)
+// SimpleOptions configure a Gate that NewSimple makes. The zero value is useful.
+type SimpleOptions struct {
+	// Key returns the key that a request is charged under. Requests with the key "" share one counter.
+	// Default: ByAddress.
+	Key func(*http.Request) string
 
-	tokenRejected func(*policy.TokenError)
+	// OnFailure is what happens while the store gives no answer, unless it has a fallback of its own.
+	// Default: guard.FailLocal.
+	OnFailure guard.FailureMode
 
-	mu       sync.Mutex            // makes setups one at a time
-	setup    atomic.Pointer[setup] // for the rules seen last
-	waiting  atomic.Int64          // requests that wait for their turn
-	returns  atomic.Int64          // requests that were answered while their slots are given back
-	verdicts sync.Pool
+	HTTP Config // how requests are read and answered
 
-	identities *identities // those that are known, whatever the rules
+	HasFallback bool                   // as in Options
+	Rejected    http.Handler           // as in Options
+	Observe     func(*admission.Event) // as in Options
 }
 
-// New makes a Gate. An error wraps penstock.ErrInvalid.
-func New(o Options) (*Gate, error) {
-	if o.Store == nil {
-		return nil, fmt.Errorf("%w: httplimit: the store is nil; memstore.New makes one", penstock.ErrInvalid)
+// A Gate admits HTTP requests within limits, lets them wait, or rejects them. Make one with New or
+// NewSimple. Many goroutines may use it at once.
+type Gate struct {
+	controller *admission.Controller
+	rules      func() *policy.Rules
+	rejected   http.Handler
+	observe    func(*admission.Event)
+
+	mu       sync.Mutex                    // held while rules are compiled
+	compiled atomic.Pointer[compiledRules] // of the rules seen last
+}
+
+// New makes a Gate that counts in the store, by rules. It calls rules for each request, so rules
+// must be quick, as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+//
+// Put guard.Standard around a store on Redis, with the settings of the rules as its Limits, and set
+// HasFallback.
+func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
+	if rules == nil || rules() == nil {
+		return nil, fmt.Errorf("%w: httplimit: there are no rules; load a policy first", penstock.ErrInvalid)
 	}
-	if (o.Rules == nil) == (len(o.Limits) == 0) {
-		return nil, fmt.Errorf("%w: httplimit: limits come from Rules or from Limits; set one of the two", penstock.ErrInvalid)
-	}
-	g := &Gate{rules: o.Rules, denied: o.Denied, observe: o.Observe, identities: newIdentities()}
-	if g.tokenRejected = o.TokenRejected; g.tokenRejected == nil {
-		g.tokenRejected = func(*policy.TokenError) {}
-	}
-	g.guard(o.Store)
+	g := &Gate{rules: rules, rejected: o.Rejected, observe: o.Observe}
 	if g.observe == nil {
-		g.observe = func(Event) {}
+		g.observe = func(*admission.Event) {}
 	}
-	g.verdicts.New = func() any { return new(policy.Verdict) }
-	if g.rules == nil {
-		rules, err := inCode(o)
-		if err != nil {
-			return nil, err
-		}
-		g.rules = func() *policy.Rules { return rules }
-	}
-	rules := g.rules()
-	if rules == nil {
-		return nil, fmt.Errorf("%w: httplimit: Rules gives none; load a policy first", penstock.ErrInvalid)
-	}
-	setup, err := newSetup(rules)
+	first, err := compile(rules())
 	if err != nil {
 		return nil, err
 	}
-	g.setup.Store(setup)
+	g.compiled.Store(first)
+	g.controller, err = admission.New(store, func() *policy.Rules { return g.current().rules }, admission.Options{
+		HasFallback: o.HasFallback, Observe: g.observe, TokenRejected: o.TokenRejected, BeforeWait: readAhead,
+	})
+	if err != nil {
+		return nil, err
+	}
 	return g, nil
 }
 
-func inCode(o Options) (*policy.Rules, error) {
+// NewSimple makes a Gate with limits that every request is charged to. The name distinguishes their
+// counters: on one store, all names of Gates and rules must differ. An error wraps
+// penstock.ErrInvalid.
+//
+// CORS preflights are not charged. A request with Authorization, Proxy-Authorization or Cookie is
+// not a preflight.
+func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o SimpleOptions) (*Gate, error) {
 	key := o.Key
 	if key == nil {
 		key = ByAddress
 	}
-	return policy.New(policy.Spec{
-		Name: o.Name, Limits: o.Limits, OnFailure: o.OnFailure, HTTP: o.HTTP,
-		Payer: func(a policy.Attributes) string { return key(a.(*attributes).r) },
-	})
+	config := o.HTTP
+	if err := config.finish(); err != nil {
+		return nil, err
+	}
+	byKey := policy.ByFunc(func(a policy.Attributes) string { return key(a.(*attributes).r) })
+	spec, err := policy.Simple(name, byKey, o.OnFailure, limits...)
+	if err != nil {
+		return nil, err
+	}
+	spec.Sections = []any{&config}
+	spec.Paths, spec.IPv4Prefix, spec.IPv6Prefix = config.paths(), config.IPv4Prefix, config.IPv6Prefix
+	rules, err := policy.New(spec)
+	if err != nil {
+		return nil, err
+	}
+	return New(store, func() *policy.Rules { return rules }, Options{HasFallback: o.HasFallback, Rejected: o.Rejected, Observe: o.Observe})
 }
 
-// ByAddress makes callers pay by their address: that of the socket's peer. Behind proxies, where
-// all peers are alike, use a policy with trusted_proxies.
+// ByAddress returns the key of the connection's remote address. Behind proxies, where all
+// connections come from few addresses, use a policy with trusted_proxies.
 func ByAddress(r *http.Request) string {
 	return "ip:" + policy.AddressText((&addresses{}).of(r), 32, 64)
 }
 
-// A setup is what a Gate makes of Rules, once.
-type setup struct {
+// compiledRules are what a Gate needs of rules, computed once.
+type compiledRules struct {
 	rules      *policy.Rules
 	paths      policy.Paths
 	headers    *headers
 	bodies     *bodies
-	cors       *cors // nil: no page may read the Gate's own answers
+	cors       *cors // nil: no page of another origin may read the Gate's own answers
 	status     int   // of a denial
 	addresses  *addresses
-	maxWaiting int64
-	policies   map[*policy.Limit][]*quotaPolicy // by form
+	maxWaiting int
+	policies   map[*penstock.Plan]*quotaPolicy
 }
 
-func newSetup(rules *policy.Rules) (*setup, error) {
-	h := rules.HTTP()
-	s := &setup{rules: rules, paths: rules.Paths(), status: h.Denied.Status, maxWaiting: int64(h.MaxWaiting), policies: make(map[*policy.Limit][]*quotaPolicy)}
+func compile(rules *policy.Rules) (*compiledRules, error) {
+	h, err := configOf(rules)
+	if err != nil {
+		return nil, err
+	}
+	c := &compiledRules{rules: rules, paths: rules.Paths(), status: h.Denied.Status, maxWaiting: h.MaxWaiting, policies: make(map[*penstock.Plan]*quotaPolicy)}
 	dialects := []Dialect{}
 	for _, name := range h.Headers {
 		if name != "none" {
 			dialects = append(dialects, Dialect(name))
 		}
 	}
-	var err error
-	if s.headers, err = newHeaders(headerSettings{dialects: dialects, resetSeconds: h.Reset == "seconds", jitter: h.RetryJitter}); err != nil {
-		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
-	}
-	s.cors = newCORS(h.CORS, dialects)
+	c.headers = newHeaders(headerSettings{dialects: dialects, resetSeconds: h.Reset == "seconds", jitter: h.RetryJitter})
+	c.cors = newCORS(h.CORS, dialects)
 	body := bodySettings{}
-	switch h.Denied.Body {
-	case "problem":
-	case "text":
-		body.text = true
-	default:
+	if h.Denied.isTemplate() {
 		body = bodySettings{template: h.Denied.Body, contentType: h.Denied.ContentType}
+	} else {
+		body.text = h.Denied.Body == "text"
 	}
-	if s.bodies, err = newBodies(body); err != nil {
-		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
-	}
-	header := h.AddressHeader
-	if len(h.TrustedProxies) == 0 {
-		header = "" // nobody is believed
-	}
-	if s.addresses, err = newAddresses(h.TrustedProxies, header); err != nil {
-		return nil, fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
-	}
+	c.bodies = newBodies(body)
+	c.addresses = newAddresses(h.TrustedProxies, h.AddressHeader)
 	for _, rule := range rules.Rules() {
 		for _, limit := range rule.Limits {
-			for _, form := range limit.Forms() {
-				plan, err := form.Plan()
-				if err != nil {
-					return nil, err
-				}
-				s.policies[limit] = append(s.policies[limit], newQuotaPolicy(limit.Policy, plan))
+			for _, plan := range limit.Variants {
+				c.policies[plan] = newQuotaPolicy(limit.Policy, plan)
 			}
 		}
 	}
-	return s, nil
+	return c, nil
 }
 
-// now is the setup for the rules of now. If they cannot be used, those of before go on.
-func (g *Gate) now() *setup {
-	s, rules := g.setup.Load(), g.rules()
-	if s.rules == rules {
-		return s
+// quota is what a response says about a limit.
+func (c *compiledRules) quota(s *admission.LimitStatus) quota {
+	p := c.policies[s.Plan]
+	if p == nil { // a Plan that is not in the policy
+		p = newQuotaPolicy(s.Limit.Policy, s.Plan)
+	}
+	q := quota{policy: p, status: s.Status, isShare: s.IsLocal}
+	q.status.Remaining = min(q.status.Remaining, p.limit) // a ceiling may have more
+	return q
+}
+
+// current returns the compiled rules in force. If new rules cannot be used, the old ones stay.
+func (g *Gate) current() *compiledRules {
+	c, rules := g.compiled.Load(), g.rules()
+	if c.rules == rules {
+		return c
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if s = g.setup.Load(); s.rules == rules {
-		return s
+	if c = g.compiled.Load(); c.rules == rules {
+		return c
 	}
-	if next, err := newSetup(rules); err == nil {
-		s = next
-		g.setup.Store(s)
+	if next, err := compile(rules); err == nil {
+		c = next
+		g.compiled.Store(c)
 	}
-	return s
+	return c
 }
 
-// Trusts tells whether a request comes straight from one of the policy's trusted proxies.
-func (g *Gate) Trusts(r *http.Request) bool { return g.now().addresses.trustsPeer(r) }
+// IsTrustedProxy tells whether a request comes straight from one of the policy's trusted proxies.
+func (g *Gate) IsTrustedProxy(r *http.Request) bool { return g.current().addresses.trustsPeer(r) }
 
-// Waiting is how many requests wait for their turn.
-func (g *Gate) Waiting() int { return int(g.waiting.Load()) }
-
-// An Event tells of a decision.
-type Event struct {
-	Rule      string // the one that mattered most: that denied for longest, or has the least left
-	Limit     string // within the rule
-	Algorithm string
-	Outcome   Outcome
-	Source    penstock.Source // who decided: with FromFallback, Allowed and Denied are by this process alone; FromStore with an Err is nobody
-	Latency   time.Duration   // of the decision
-	Err       error           // of the store, if it gave no answer. A store with guards tells guard.Options.Unanswered instead
-}
-
-// An Outcome is what became of a request.
-type Outcome uint8
-
-const (
-	Allowed       Outcome = iota // within all limits
-	Denied                       // over a limit
-	FailedOpen                   // let pass and not counted: the store gave no answer
-	FailedClosed                 // turned away: the store gave no answer
-	Unlimited                    // no limit applies; no rule
-	Exempt                       // on the list of those who are never limited; no rule
-	Refused                      // on the list of those who are always refused; no rule
-	Malformed                    // its path cannot be read; no rule
-	Abandoned                    // its caller went away before it was decided, or while it waited
-	DeniedNew                    // its address brought too many new identities; decided by this process alone
-	ShadowAllowed                // by a limit that is a shadow or a candidate; the request went on
-	ShadowDenied                 // would have been denied by such a limit; the request went on
-	outcomes
-)
-
-var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed", "abandoned", "denied_new_identity", "shadow_allowed", "shadow_denied"}
-
-func (o Outcome) String() string { return outcomeNames[o] }
-
-// Outcomes are all there are.
-func Outcomes() []Outcome {
-	all := make([]Outcome, outcomes)
-	for i := range all {
-		all[i] = Outcome(i)
-	}
-	return all
-}
+// Waiting returns how many requests wait.
+func (g *Gate) Waiting() int { return g.controller.Waiting() }

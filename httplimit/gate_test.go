@@ -17,35 +17,46 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
+
+// sections are what policies of these tests may have.
+var sections = policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}
 
 // rulesOf compiles a policy that is written in a test.
 func rulesOf(t testing.TB, text string) *policy.Rules {
 	t.Helper()
-	config, err := policy.Parse("test.yaml", []byte(text), nil)
+	config, err := policyfile.Parse("test.yaml", []byte(text), nil, sections)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules, err := config.Compile()
+	p, err := config.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return rules
+	return p.Rules
 }
 
 // gateOf is a gate with a policy and a store in memory, and what it observes.
 func gateOf(t testing.TB, text string) (*httplimit.Gate, *events) {
 	t.Helper()
-	return gateOn(t, memstore.New(memstore.Options{}), text)
+	return gateOver(t, memstore.New(memstore.Options{}), true, text)
 }
 
+// gateOn is a gate over a store that has no fallback.
 func gateOn(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *events) {
 	t.Helper()
+	return gateOver(t, store, false, text)
+}
+
+func gateOver(t testing.TB, store penstock.Store, hasFallback bool, text string) (*httplimit.Gate, *events) {
+	t.Helper()
 	rules, seen := rulesOf(t, text), new(events)
-	gate, err := httplimit.New(httplimit.Options{Store: store, Rules: func() *policy.Rules { return rules }, Observe: seen.add})
+	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{HasFallback: hasFallback, Observe: seen.add})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,16 +65,18 @@ func gateOn(t testing.TB, store penstock.Store, text string) (*httplimit.Gate, *
 
 type events struct {
 	mu   sync.Mutex
-	list []httplimit.Event
+	list []admission.Event
 }
 
-func (e *events) add(event httplimit.Event) {
+func (e *events) add(event *admission.Event) {
+	kept := *event
+	kept.Decision, kept.Charges = nil, nil // an observer must not keep what an Event points to
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.list = append(e.list, event)
+	e.list = append(e.list, kept)
 }
 
-func (e *events) count(outcome httplimit.Outcome) (n int) {
+func (e *events) count(outcome admission.Outcome) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, event := range e.list {
@@ -97,7 +110,7 @@ const perKey = `
 rules:
   - name: search
     match: {path: /search}
-    per: {first: [{key: header X-API-Key}, {ip: address}]}
+    per: {any_of: [{key: header X-API-Key}, ip]}
     limits: [{rate: 3/h}]
 `
 
@@ -118,7 +131,7 @@ func TestWhatIsListedIsLimitedAndNothingElse(t *testing.T) {
 			t.Fatalf("an unlisted path is limited: %d %v", w.Code, w.Header())
 		}
 	}
-	if a, d := seen.count(httplimit.Allowed), seen.count(httplimit.Denied); a != 4 || d != 2 {
+	if a, d := seen.count(admission.Allowed), seen.count(admission.Denied); a != 4 || d != 2 {
 		t.Errorf("observed %d allowed and %d denied, not 4 and 2", a, d)
 	}
 	if e := seen.list[0]; e.Rule != "search" || e.Limit != "hour" || e.Algorithm != "token-bucket" {
@@ -171,9 +184,8 @@ func TestRequestCarriesTheDecision(t *testing.T) {
 }
 
 func TestLimitsInCode(t *testing.T) {
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}), Name: "api", Limits: []penstock.Limit{penstock.PerHour(2), penstock.PerDay(10)},
-	})
+	limits := []penstock.Limit{penstock.PerHour(2), penstock.PerDay(10)}
+	gate, err := httplimit.NewSimple(memstore.New(memstore.Options{}), "api", limits, httplimit.SimpleOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,25 +202,41 @@ func TestLimitsInCode(t *testing.T) {
 }
 
 func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
-	store, rules := memstore.New(memstore.Options{}), rulesOf(t, perKey)
+	store := memstore.New(memstore.Options{})
 	limits := []penstock.Limit{penstock.PerSecond(1)}
-	for what, o := range map[string]httplimit.Options{
-		"no store":         {Name: "a", Limits: limits},
-		"no limits":        {Store: store},
-		"both":             {Store: store, Name: "a", Limits: limits, Rules: func() *policy.Rules { return rules }},
-		"no rules":         {Store: store, Rules: func() *policy.Rules { return nil }},
-		"a bad name":       {Store: store, Name: "A B", Limits: limits},
-		"a bad limit":      {Store: store, Name: "a", Limits: []penstock.Limit{{}}},
-		"the same limits":  {Store: store, Name: "a", Limits: []penstock.Limit{penstock.PerSecond(1), penstock.PerSecond(2)}},
-		"a bad dialect":    {Store: store, Name: "a", Limits: limits, HTTP: policy.HTTPConfig{Headers: policy.Strings{"draft-99"}}},
-		"two of one field": {Store: store, Name: "a", Limits: limits, HTTP: policy.HTTPConfig{Headers: policy.Strings{"draft-11", "draft-07"}}},
-		"a bad template":   {Store: store, Name: "a", Limits: limits, HTTP: policy.HTTPConfig{Denied: policy.DeniedConfig{Body: "{{.Nothing}}"}}},
+	rules := rulesOf(t, perKey)
+	for what, err := range map[string]error{
+		"no store": second(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
+		"no rules": second(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
+		"no func":  second(httplimit.New(store, nil, httplimit.Options{})),
 	} {
-		if _, err := httplimit.New(o); !errors.Is(err, penstock.ErrInvalid) {
+		if !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, c := range map[string]struct {
+		store  penstock.Store
+		name   string
+		limits []penstock.Limit
+		http   httplimit.Config
+	}{
+		"no store":         {nil, "a", limits, httplimit.Config{}},
+		"no limits":        {store, "a", nil, httplimit.Config{}},
+		"no name":          {store, "", limits, httplimit.Config{}},
+		"a bad name":       {store, "A B", limits, httplimit.Config{}},
+		"a bad limit":      {store, "a", []penstock.Limit{{}}, httplimit.Config{}},
+		"the same limits":  {store, "a", []penstock.Limit{penstock.PerSecond(1), penstock.PerSecond(2)}, httplimit.Config{}},
+		"a bad dialect":    {store, "a", limits, httplimit.Config{Headers: []string{"draft-99"}}},
+		"two of one field": {store, "a", limits, httplimit.Config{Headers: []string{"draft-11", "draft-07"}}},
+		"a bad template":   {store, "a", limits, httplimit.Config{Denied: httplimit.DeniedConfig{Body: "{{.Nothing}}"}}},
+	} {
+		if _, err := httplimit.NewSimple(c.store, c.name, c.limits, httplimit.SimpleOptions{HTTP: c.http}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
+
+func second(_ *httplimit.Gate, err error) error { return err }
 
 const login = `
 rules:
@@ -260,7 +288,7 @@ func TestGuessesAtOnceAreNoMoreThanGuessesInTurn(t *testing.T) {
 	all := make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guesses.Add(1)
-		<-all // nobody is told before everybody has asked
+		<-all // no request is answered before all have come
 		w.WriteHeader(401)
 	}))
 	var asked sync.WaitGroup
@@ -282,7 +310,7 @@ func TestCostIsCorrectedToWhatItWas(t *testing.T) {
 	const text = `
 rules:
   - name: chat
-    per: everyone
+    per: global
     limits: [{name: tokens, rate: 1000/h, cost: {units: 100, actual: X-Tokens}, headers: true}]
 `
 	left := func(h http.Handler) string { return send(h, "GET", "/", "X-Peek", "1").Header().Get("RateLimit") }
@@ -319,7 +347,7 @@ rules:
 		}
 	}
 	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("settled what no gate let in: %v", err)
+		t.Errorf("settled what no gate admitted: %v", err)
 	}
 }
 
@@ -327,7 +355,7 @@ func TestBodiesAreChargedBySize(t *testing.T) {
 	gate, _ := gateOf(t, `
 rules:
   - name: upload
-    per: everyone
+    per: global
     limits: [{name: kb, rate: 1000/h, cost: {body: 1KB}, headers: true}]
 `)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }))
@@ -352,11 +380,11 @@ rules:
 const slots = `
 rules:
   - name: export
-    per: everyone
-    limits: [{in_flight: 2, expires: 30s}]
+    per: global
+    limits: [{in_flight: 2, ttl: 30s}]
 `
 
-func TestSlotsAreGivenBackWhateverTheHandlerDoes(t *testing.T) {
+func TestSlotsAreReturnedWhateverTheHandlerDoes(t *testing.T) {
 	gate, _ := gateOf(t, slots)
 	for _, handler := range []http.HandlerFunc{
 		func(w http.ResponseWriter, r *http.Request) {},
@@ -368,7 +396,7 @@ func TestSlotsAreGivenBackWhateverTheHandlerDoes(t *testing.T) {
 			func() {
 				defer func() { recover() }()
 				if got := send(h, "GET", "/").Code; got == 429 {
-					t.Error("a slot was not given back")
+					t.Error("a slot was not returned")
 				}
 			}()
 		}
@@ -379,8 +407,8 @@ func TestNobodyWaitsForASlotToExpire(t *testing.T) {
 	gate, _ := gateOf(t, `
 rules:
   - name: export
-    per: everyone
-    limits: [{in_flight: 1, expires: 1h, headers: true}]
+    per: global
+    limits: [{in_flight: 1, ttl: 1h, headers: true}]
 `)
 	inside, leave := make(chan struct{}), make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { close(inside); <-leave }))
@@ -414,7 +442,7 @@ func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 		close(done)
 		busy.Wait()
 		if got := send(h, "GET", "/").Code; got != 200 {
-			t.Errorf("the slots were not given back: status %d", got)
+			t.Errorf("the slots were not returned: status %d", got)
 		}
 	})
 }
@@ -422,8 +450,8 @@ func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 const queue = `
 rules:
   - name: jobs
-    per: everyone
-    limits: [{rate: 1/s, algorithm: leaky-bucket, burst: 5, wait: 10s}]
+    per: global
+    limits: [{rate: 1/s, algorithm: leaky-bucket, burst: 5, max_wait: 10s}]
 http: {max_waiting: 3}
 `
 
@@ -456,7 +484,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 				t.Errorf("request %d was served after %v, not %v", i+1, at, want)
 			}
 		}
-		if n := seen.count(httplimit.Denied); n != 2 {
+		if n := seen.count(admission.Denied); n != 2 {
 			t.Errorf("observed %d denials, not 2", n)
 		}
 	})
@@ -503,7 +531,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	})
 }
 
-func TestCallerWhoLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
+func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, seen := gateOf(t, queue)
 		served := 0
@@ -519,8 +547,8 @@ func TestCallerWhoLeavesTheQueueGivesItsPlaceBack(t *testing.T) {
 		if got := send(h, "GET", "/").Code; got != 200 || time.Since(start) != time.Second {
 			t.Errorf("the next in the queue got %d after %v, not 200 after 1s", got, time.Since(start))
 		}
-		if served != 2 || seen.count(httplimit.Abandoned) != 1 {
-			t.Errorf("%d served and %d abandoned, not 2 and 1", served, seen.count(httplimit.Abandoned))
+		if served != 2 || seen.count(admission.Abandoned) != 1 {
+			t.Errorf("%d served and %d abandoned, not 2 and 1", served, seen.count(admission.Abandoned))
 		}
 	})
 }
@@ -530,7 +558,7 @@ func TestListsComeFirst(t *testing.T) {
 allow: [{header X-API-Key: friend}]
 deny: [{header X-API-Key: [foe]}]
 rules:
-  - {name: all, per: everyone, limits: [{rate: 1/h}]}
+  - {name: all, per: global, limits: [{rate: 1/h}]}
 `)
 	h := gate.Middleware(answer(200))
 	for range 3 {
@@ -544,7 +572,7 @@ rules:
 	if got := send(h, "GET", "/").Code; got != 200 {
 		t.Errorf("the lists charged the limit: status %d", got)
 	}
-	if e, r := seen.count(httplimit.Exempt), seen.count(httplimit.Refused); e != 3 || r != 3 {
+	if e, r := seen.count(admission.Exempt), seen.count(admission.Refused); e != 3 || r != 3 {
 		t.Errorf("observed %d exempt and %d refused, not 3 and 3", e, r)
 	}
 }
@@ -553,14 +581,14 @@ func TestShadowsAreReportedAndNotEnforced(t *testing.T) {
 	gate, seen := gateOf(t, `
 rules:
   - name: api
-    per: everyone
+    per: global
     limits:
       - {name: real, rate: 4/h, candidate: {rate: 2/h}}
       - {name: maybe, rate: 3/h, shadow: true}
   - name: whole
     always: true
     shadow: true
-    per: everyone
+    per: global
     limits: [{rate: 1/h}]
 `)
 	h := gate.Middleware(answer(200))
@@ -572,7 +600,7 @@ rules:
 	}
 	denied := map[string]int{}
 	for _, e := range seen.list {
-		if e.Outcome == httplimit.ShadowDenied {
+		if e.Outcome == admission.ShadowDenied {
 			denied[e.Rule+"."+e.Limit]++
 		}
 	}
@@ -611,10 +639,9 @@ func TestPathThatRulesMatchIsTheOneThatIsServed(t *testing.T) {
 
 func TestOwnHandlerAnswersDenials(t *testing.T) {
 	rules := rulesOf(t, perKey)
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules },
-		Denied: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			d, ok := httplimit.DenialOf(r.Context())
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
+		Rejected: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			d, ok := httplimit.RejectionOf(r.Context())
 			w.WriteHeader(420)
 			fmt.Fprintf(w, "%v %d %s %v %v", ok, d.Status, d.Rule, d.Policies, d.RetryAfter.Round(time.Minute))
 		}),
@@ -660,7 +687,7 @@ func TestHandlersKeepTheirResponseWriter(t *testing.T) {
 
 func TestThePolicySaysHowDenialsRead(t *testing.T) {
 	for body, begins := range map[string]string{"problem": "{", "text": "Too many requests: a.hour", "'no: {{.Rule}}'": "no: a"} {
-		gate, _ := gateOf(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: everyone, limits: [{rate: 1/h}]}]\n")
+		gate, _ := gateOf(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: global, limits: [{rate: 1/h}]}]\n")
 		handler := gate.Middleware(http.NotFoundHandler())
 		var w *httptest.ResponseRecorder
 		for range 2 {
@@ -675,7 +702,7 @@ func TestThePolicySaysHowDenialsRead(t *testing.T) {
 
 func TestSettlingWhatCannotBeSettledIsAnError(t *testing.T) {
 	for cost, works := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
-		gate, _ := gateOf(t, "rules: [{name: a, per: everyone, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
+		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 3); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("cost: %s: %v", cost, err)

@@ -8,60 +8,53 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Dialect is a way to tell clients of limits in the headers of a response. All dialects of one
-// response say the same.
+// A Dialect is a form of the header fields about limits. All dialects of a response agree.
 type Dialect string
 
-// The dialects. Draft11 lists every limit that was asked; the older ones know one limit only, and
-// speak of the strictest: the one that denies for longest, or has the least share left. Draft11 and
-// Draft07 write the same header in two forms, so a response can have one of them.
+// The dialects. Draft11 lists every limit. The older ones have room for one limit, the strictest:
+// the one that denies for longest, or has the least share left. Draft11 and Draft07 write the same
+// field in two forms, so a response can have only one of them.
 const (
 	// Draft11 is draft-ietf-httpapi-ratelimit-headers-11:
 	//	RateLimit-Policy: "search.second";q=10;w=1, "search.day";q=10000;w=86400
 	//	RateLimit: "search.second";r=9;t=1, "search.day";r=9120;t=40112
 	Draft11 Dialect = "draft-11"
 
-	// Draft07 is its form of 2023:
+	// Draft07 is the draft of 2023:
 	//	RateLimit-Policy: 10;w=1
 	//	RateLimit: limit=10, remaining=9, reset=1
 	Draft07 Dialect = "draft-07"
 
-	// Draft06 has a header for each number: RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset.
-	// Unless Draft11 is there too, it has a RateLimit-Policy as Draft07.
+	// Draft06 has a field for each number: RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset.
+	// Without Draft11 beside it, it also has the RateLimit-Policy of Draft07.
 	Draft06 Dialect = "draft-06"
 
-	// XRateLimit has X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is Unix
-	// time, or seconds from now by option.
+	// XRateLimit has X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is a Unix
+	// time, or seconds from now.
 	XRateLimit Dialect = "x-ratelimit"
 )
 
-// Dialects are all there are.
-func Dialects() []Dialect { return []Dialect{Draft11, Draft07, Draft06, XRateLimit} }
-
-// headers writes what a response says of its limits. Make one with newHeaders.
+// headers writes the header fields about limits. Make one with newHeaders.
 type headers struct {
-	settings  headerSettings
-	oldPolicy bool // there is a RateLimit-Policy in the form of drafts 06 and 07
+	settings            headerSettings
+	writesDraft07Policy bool // write RateLimit-Policy in the form of drafts 06 and 07
 }
 
 type headerSettings struct {
-	dialects     []Dialect        // nil: Draft11; empty: none, and denials have Retry-After only
-	resetSeconds bool             // XRateLimit's Reset counts seconds from now; default: Unix time
-	jitter       time.Duration    // Retry-After is up to this much later than need be
+	dialects     []Dialect        // nil: Draft11; empty: none, so denials have Retry-After only
+	resetSeconds bool             // Reset of XRateLimit is in seconds from now; default: Unix time
+	jitter       time.Duration    // Retry-After is longer than necessary by up to this
 	now          func() time.Time // default: time.Now
 }
 
-const maxJitter = 24 * time.Hour
-
-// newHeaders checks the settings.
-func newHeaders(settings headerSettings) (*headers, error) {
+// newHeaders prepares settings that a Config has checked.
+func newHeaders(settings headerSettings) *headers {
 	if settings.dialects == nil {
 		settings.dialects = []Dialect{Draft11}
 	}
@@ -69,70 +62,54 @@ func newHeaders(settings headerSettings) (*headers, error) {
 		settings.now = time.Now
 	}
 	has := func(d Dialect) bool { return slices.Contains(settings.dialects, d) }
-	for i, d := range settings.dialects {
-		if !slices.Contains(Dialects(), d) {
-			return nil, fmt.Errorf("headers: there is no dialect %q; there are %s", d, dialectNames())
-		}
-		if slices.Contains(settings.dialects[:i], d) {
-			return nil, fmt.Errorf("headers: %s stands there twice; write it once", d)
-		}
-	}
-	if has(Draft11) && has(Draft07) {
-		return nil, fmt.Errorf("headers: %s and %s both write RateLimit, in forms that no client can tell apart in one response; "+
-			"choose one", Draft11, Draft07)
-	}
-	if settings.jitter < 0 || settings.jitter > maxJitter {
-		return nil, fmt.Errorf("headers: the jitter of Retry-After is %v; it must be 0 to %v", settings.jitter, maxJitter)
-	}
-	return &headers{settings: settings, oldPolicy: !has(Draft11) && (has(Draft07) || has(Draft06))}, nil
+	return &headers{settings: settings, writesDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06))}
 }
 
-// A quota is what one limit says of itself in one response.
+// A quota is the state of one limit in one response.
 type quota struct {
-	policy *quotaPolicy
-	status penstock.Status
-	share  bool // the status is of a share of the limit, or of a ceiling instead of it
+	policy  *quotaPolicy
+	status  penstock.Status
+	isShare bool // the status is about this process' share of the limit, or about its ceiling
 }
 
-// A quotaPolicy is what a limit says of itself in every response. It is made once, by
-// newQuotaPolicy.
+// A quotaPolicy is what every response says about a limit. newQuotaPolicy makes it once.
 type quotaPolicy struct {
-	name    string // in public: "search.second"
-	limit   int64  // units at once: q
-	item    string // of RateLimit-Policy
-	oldItem string // the same in drafts 06 and 07; empty if they have no words for it
+	name              string // public, such as "search.second"
+	limit             int64  // units at once: q
+	policyItem        string // of RateLimit-Policy
+	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
 
-	bucket bool  // it refills steadily,
-	count  int64 // by so many units
-	period int64 // in so many µs
+	refills bool  // steadily: count units in period µs
+	count   int64 // units
+	period  int64 // µs
 }
 
-// newQuotaPolicy prepares a limit for headers, under a name of a-z, 0-9, '_', '.' and '-'. q and w
-// are
+// newQuotaPolicy prepares a limit for headers. The name consists of a-z, 0-9, '_', '.' and '-'. The
+// parameters q and w are
 //
-//	TokenBucket     the burst, and how long the bucket takes to fill
-//	LeakyBucket     the places (the queue and the one that leaves), and how long they take to empty
+//	TokenBucket     the burst, and the time in which the bucket fills
+//	LeakyBucket     the length of the queue plus 1, and the time in which they empty
 //	windows, logs   the count and the period
 //	Concurrency     the slots; it has no w, and qu="concurrent-requests"
 //
-// w is in whole seconds. A bucket's is rounded up; below a second, where rounding would tell a
-// fraction of the true rate, it is left out. So it is for windows that do not last whole seconds,
-// and for calendar months.
+// w is in whole seconds. For a bucket it is rounded up. It is left out for a bucket that fills in
+// less than a second, where rounding would show a fraction of the true rate, for windows that do
+// not last whole seconds, and for calendar months.
 func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
-	limit := plan.Limit
-	p := &quotaPolicy{name: name, limit: plan.Capacity}
+	limit := plan.Limit()
+	p := &quotaPolicy{name: name, limit: plan.Capacity()}
 	a := limit.Algorithm
 	window := int64(0)
 	unit := ""
 	switch {
-	case a.Holds:
+	case a.NeedsHolder():
 		unit = `;qu="concurrent-requests"`
-	case a.Is(penstock.TokenBucket), a.Is(penstock.LeakyBucket):
-		p.bucket, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
+	case a.RefillsSteadily():
+		p.refills, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
 		if whole, rest := p.refill(p.limit); whole+rest >= time.Second {
 			window = ceilSeconds(whole + rest)
 		}
-	case a.At != nil:
+	case a.IsCalendar():
 		window = calendarSeconds(limit.Period)
 	case limit.Period%time.Second == 0:
 		window = int64(limit.Period / time.Second)
@@ -145,14 +122,13 @@ func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
 	if window > 0 {
 		item = append(item, ";w="...)
 		item = appendInteger(item, window)
-		p.oldItem = fmt.Sprintf("%d;w=%d", min(p.limit, maxInteger), window)
+		p.draft07PolicyItem = fmt.Sprintf("%d;w=%d", min(p.limit, maxInteger), window)
 	}
-	p.item = string(item)
+	p.policyItem = string(item)
 	return p
 }
 
-// calendarSeconds is how long a calendar window is said to last, given its longest length; 0 for
-// months.
+// calendarSeconds returns w of a calendar window, given its longest length; 0 for months.
 func calendarSeconds(period time.Duration) int64 {
 	switch period {
 	case algorithm.Day.Period():
@@ -163,8 +139,8 @@ func calendarSeconds(period time.Duration) int64 {
 	return 0
 }
 
-// refill is how long a bucket takes to refill units, rounded down to a microsecond, and the
-// microsecond that rounds it up.
+// refill returns the time in which a bucket refills units, rounded down to a microsecond, and what
+// to add to round it up: 0 or 1 µs.
 func (p *quotaPolicy) refill(units int64) (down, up time.Duration) {
 	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0)))
 	count := uint64(max(p.count, 1))
@@ -184,27 +160,27 @@ func (p *quotaPolicy) refill(units int64) (down, up time.Duration) {
 // maxRefill is more than the 2^51 µs that a valid limit needs at most.
 const maxRefill time.Duration = 1 << 62
 
-// until is the draft's effective window: for how long no more than what remains can be used. It is
-// false if the request can never be granted.
+// until returns t of the draft: the time in which no more than the remaining units can be used. The
+// bool is false if the request can never be granted.
 //
-// A status says when a denied request would be granted, and when nothing is used any more. A bucket
-// has its next unit before that; a window begins again then. Sliding windows, logs and shares of a
-// bucket have more units before that too, but it is not known when. So they answer with a longer
-// time than necessary, which the draft allows. An empty share is treated as an empty bucket, so
-// that no client waits for a whole burst.
+// A limit that denied: RetryAfter. A bucket: the time of its next unit. Otherwise: ResetAfter, the
+// time when nothing is used any more. For windows that is exact. Sliding windows, logs and shares
+// of a bucket have more units before, at a time that is not known; the draft allows a longer t. An
+// empty share counts as an empty bucket, so that no client waits for a whole burst.
 func (q *quota) until() (time.Duration, bool) {
 	switch {
 	case q.status.RetryAfter == penstock.Never:
 		return 0, false
 	case q.status.RetryAfter != 0:
 		return q.status.RetryAfter, true
-	case q.policy.bucket && (!q.share || q.status.Remaining <= 0):
+	case q.policy.refills && (!q.isShare || q.status.Remaining <= 0):
 		return q.nextUnit(), true
 	}
 	return q.status.ResetAfter, true
 }
 
-// nextUnit is when a bucket has one unit more. A full one begins to refill when a unit is used.
+// nextUnit returns when a bucket has one more unit. A full bucket begins to refill when a unit is
+// used.
 func (q *quota) nextUnit() time.Duration {
 	missing := q.policy.limit - max(q.status.Remaining, 0)
 	if missing <= 0 {
@@ -215,9 +191,9 @@ func (q *quota) nextUnit() time.Duration {
 	return max(q.status.ResetAfter-later, 0)
 }
 
-// stricter tells which of two quotas an older dialect speaks of: the one that denies for longer, or
-// has the smaller share left.
-func (q *quota) stricter(than *quota) bool {
+// isStricter tells whether older dialects show q rather than another quota: q denies for longer, or
+// has a smaller share left.
+func (q *quota) isStricter(than *quota) bool {
 	if q.status.RetryAfter != than.status.RetryAfter {
 		return q.status.RetryAfter > than.status.RetryAfter
 	}
@@ -229,10 +205,10 @@ func (q *quota) stricter(than *quota) bool {
 
 func (q *quota) left() uint64 { return uint64(max(q.status.Remaining, 0)) }
 
-// write sets the headers that say what the quotas say, in place of those that are there. If the
-// request was denied it sets Retry-After: whole seconds, rounded up, at least 1, and never before
-// more quota is there of a limit that denied. There is none if the request can never be granted. It
-// returns the seconds of Retry-After, or 0.
+// write sets the header fields about the quotas. If the request was denied, it sets Retry-After: in
+// whole seconds, rounded up, at least 1, and at least the RetryAfter of each limit that denied.
+// There is no Retry-After if the request can never be granted. It returns the seconds of
+// Retry-After, or 0.
 func (h *headers) write(to http.Header, quotas []quota, denied bool, retryAfter time.Duration) (retrySeconds int64) {
 	var room [512]byte
 	var f fields
@@ -252,7 +228,7 @@ func (h *headers) write(to http.Header, quotas []quota, denied bool, retryAfter 
 func (h *headers) appendQuotas(text []byte, f *fields, quotas []quota) []byte {
 	strictest := &quotas[0]
 	for i := range quotas[1:] {
-		if q := &quotas[i+1]; q.stricter(strictest) {
+		if q := &quotas[i+1]; q.isStricter(strictest) {
 			strictest = q
 		}
 	}
@@ -264,20 +240,20 @@ func (h *headers) appendQuotas(text []byte, f *fields, quotas []quota) []byte {
 		switch dialect {
 		case Draft11:
 			for i := range quotas {
-				text = append(appendComma(text, i), quotas[i].policy.item...)
+				text = append(appendComma(text, i), quotas[i].policy.policyItem...)
 			}
-			f.end(text, headerPolicy)
+			f.finish(text, headerPolicy)
 			for i := range quotas {
 				text = quotas[i].appendItem(appendComma(text, i))
 			}
-			f.end(text, headerLimits)
+			f.finish(text, headerLimits)
 		case Draft07:
 			text = appendInteger(append(text, "limit="...), limit)
 			text = appendInteger(append(text, ", remaining="...), remaining)
 			if resets {
 				text = appendInteger(append(text, ", reset="...), seconds)
 			}
-			f.end(text, headerLimits)
+			f.finish(text, headerLimits)
 		case Draft06:
 			text = f.number(text, headerLimit, limit)
 			text = f.number(text, headerRemaining, remaining)
@@ -294,9 +270,9 @@ func (h *headers) appendQuotas(text []byte, f *fields, quotas []quota) []byte {
 			}
 		}
 	}
-	if h.oldPolicy && strictest.policy.oldItem != "" {
-		text = append(text, strictest.policy.oldItem...)
-		f.end(text, headerPolicy)
+	if h.writesDraft07Policy && strictest.policy.draft07PolicyItem != "" {
+		text = append(text, strictest.policy.draft07PolicyItem...)
+		f.finish(text, headerPolicy)
 	}
 	return text
 }
@@ -327,7 +303,7 @@ func (h *headers) retrySeconds(quotas []quota, retryAfter time.Duration) int64 {
 	return max(ceilSeconds(retryAfter), 1)
 }
 
-// The headers' names as http.Header holds them.
+// The names of the fields as http.Header has them.
 const (
 	headerPolicy     = "Ratelimit-Policy"
 	headerLimits     = "Ratelimit"
@@ -340,8 +316,8 @@ const (
 	headerRetryAfter = "Retry-After"
 )
 
-// fields are headers in the making: the values stand in one text, one after another. So all of them
-// take two allocations.
+// fields collects header fields. Their values are parts of one text, so that all of them take two
+// allocations.
 type fields struct {
 	n    int
 	keys [maxFields]string
@@ -350,15 +326,15 @@ type fields struct {
 
 const maxFields = 9 // of all dialects that may stand together, and Retry-After
 
-// end makes what was appended to the text since the last end the value of a header.
-func (f *fields) end(text []byte, key string) {
+// finish makes the text appended since the last call the value of a field.
+func (f *fields) finish(text []byte, key string) {
 	f.keys[f.n], f.ends[f.n] = key, len(text)
 	f.n++
 }
 
 func (f *fields) number(text []byte, key string, n int64) []byte {
 	text = appendInteger(text, n)
-	f.end(text, key)
+	f.finish(text, key)
 	return text
 }
 
@@ -381,12 +357,12 @@ func appendComma(b []byte, i int) []byte {
 // maxInteger is the largest Integer of RFC 9651.
 const maxInteger = 999_999_999_999_999
 
-// appendInteger appends n as an Integer of RFC 9651 that is not negative.
+// appendInteger appends n as an Integer of RFC 9651, at least 0.
 func appendInteger(b []byte, n int64) []byte {
 	return strconv.AppendInt(b, min(max(n, 0), maxInteger), 10)
 }
 
-// ceilSeconds is d in whole seconds, rounded up; 0 if it is negative.
+// ceilSeconds returns d in whole seconds, rounded up; 0 if d is negative.
 func ceilSeconds(d time.Duration) int64 {
 	if d <= 0 {
 		return 0
@@ -394,18 +370,10 @@ func ceilSeconds(d time.Duration) int64 {
 	return int64((d-1)/time.Second) + 1
 }
 
-// ceilUnix is a time in seconds since the epoch, rounded up.
+// ceilUnix returns t in seconds since the epoch, rounded up.
 func ceilUnix(t time.Time) int64 {
 	if t.Nanosecond() > 0 {
 		return t.Unix() + 1
 	}
 	return t.Unix()
-}
-
-func dialectNames() string {
-	var names []string
-	for _, d := range Dialects() {
-		names = append(names, string(d))
-	}
-	return strings.Join(names, ", ")
 }

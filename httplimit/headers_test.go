@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -19,14 +20,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-func mustHeaders(t testing.TB, settings headerSettings) *headers {
-	t.Helper()
-	h, err := newHeaders(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
+// dialects are all dialects.
+var dialects = []Dialect{Draft11, Draft07, Draft06, XRateLimit}
 
 // A saidLimit is one limit as some dialect tells it; what it does not tell is -1.
 type saidLimit struct{ limit, remaining, reset int64 }
@@ -163,11 +158,11 @@ func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) 
 		orCount = limit.Count
 	}
 	switch {
-	case a.Holds:
+	case a.NeedsHolder():
 		return orCount, 0, "concurrent-requests", false
-	case a.Name == "tokenbucket" || a.Name == "leakybucket":
+	case a.Name() == "tokenbucket" || a.Name() == "leakybucket":
 		q = orCount
-		if a.Name == "leakybucket" {
+		if a.Name() == "leakybucket" {
 			q = limit.Burst + 1
 		}
 		whole := new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(q, limit.Count))
@@ -175,7 +170,7 @@ func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) 
 			window = ceilRat(whole)
 		}
 		return q, window, nil, true
-	case a.At != nil:
+	case a.IsCalendar():
 		return limit.Count, map[time.Duration]int64{25 * time.Hour: 86400, 169 * time.Hour: 604800}[limit.Period], nil, false
 	case limit.Period%time.Second == 0:
 		return limit.Count, int64(limit.Period / time.Second), nil, false
@@ -250,7 +245,7 @@ func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
 			jitter: time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter")),
 		}
 		h := make(http.Header)
-		wrote := mustHeaders(t, settings).write(h, quotas, denied, retryAfter)
+		wrote := newHeaders(settings).write(h, quotas, denied, retryAfter)
 		responses++
 
 		strictest := meantStrictest(limits, statuses)
@@ -457,11 +452,11 @@ Retry-After: 30`},
 		c.limit.Name = "x"
 		now := time.Date(2026, 7, 1, 12, 0, 45, 0, time.UTC)
 		store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
-		write := mustHeaders(t, headerSettings{})
+		write := newHeaders(headerSettings{})
 		var got []string
 		for i, cost := range []int64{c.first, c.second} {
-			charge := penstock.Charge{Key: "k", Limit: c.limit, Cost: cost}
-			if c.limit.Algorithm != nil && c.limit.Algorithm.Holds {
+			charge := penstock.Charge{Key: "k", Plan: c.limit.MustCompile(), Cost: cost}
+			if c.limit.Algorithm != nil && c.limit.Algorithm.NeedsHolder() {
 				charge.Holder = fmt.Sprint("holder ", i)
 			}
 			d, err := store.Decide(context.Background(), []penstock.Charge{charge})
@@ -485,7 +480,7 @@ Retry-After: 30`},
 }
 
 func quotaPolicyOf(name string, limit penstock.Limit) *quotaPolicy {
-	plan, err := limit.WithName("l").Plan()
+	plan, err := limit.WithName("l").Compile()
 	if err != nil {
 		panic(err)
 	}
@@ -505,7 +500,7 @@ func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
 		{penstock.Limit{Count: 3, Period: 2_999_997 * time.Microsecond, Burst: 1}, `"x";q=1`},
 		{penstock.Limit{Count: 1, Period: time.Microsecond, Burst: 1 << 51}, `"x";q=999999999999999;w=2251799814`},
 	} {
-		if got := quotaPolicyOf("x", c.limit).item; got != c.want {
+		if got := quotaPolicyOf("x", c.limit).policyItem; got != c.want {
 			t.Errorf("%v: %s; want %s", c.limit, got, c.want)
 		}
 	}
@@ -543,7 +538,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 		{[]Dialect{}, false, map[string]string{}},
 	} {
 		h := make(http.Header)
-		mustHeaders(t, headerSettings{dialects: c.dialects, resetSeconds: c.seconds, now: now}).write(h, quotas, true, 70*time.Millisecond)
+		newHeaders(headerSettings{dialects: c.dialects, resetSeconds: c.seconds, now: now}).write(h, quotas, true, 70*time.Millisecond)
 		c.want["Retry-After"] = "1"
 		if len(h) != len(c.want) {
 			t.Errorf("%v: wrote %v; want %v", c.dialects, h, c.want)
@@ -558,7 +553,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 
 func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 	policy := quotaPolicyOf("x", penstock.PerMinute(1))
-	h := mustHeaders(t, headerSettings{})
+	h := newHeaders(headerSettings{})
 	for _, c := range []struct {
 		retryAfter time.Duration
 		statuses   []penstock.Status
@@ -588,7 +583,7 @@ func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
 }
 
 func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
-	h := mustHeaders(t, headerSettings{jitter: 5 * time.Second})
+	h := newHeaders(headerSettings{jitter: 5 * time.Second})
 	seen := make(map[int64]int)
 	for range 10_000 {
 		seen[h.write(make(http.Header), nil, true, 1500*time.Millisecond)]++
@@ -621,7 +616,7 @@ func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 		now := start
 		store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
 		ask := func(mode penstock.Mode, cost int64) penstock.Status {
-			d, err := store.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: limit, Cost: cost, Mode: mode}})
+			d, err := store.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit.MustCompile(), Cost: cost, Mode: mode}})
 			if err != nil {
 				rt.Fatal(err)
 			}
@@ -631,7 +626,7 @@ func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 		ask(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
 		now = now.Add(time.Duration(rapid.Int64Range(0, 1_000_000).Draw(rt, "later")) * time.Microsecond)
 		q.status = ask(penstock.Peek, 0)
-		if !q.policy.bucket && q.status.ResetAfter == 0 {
+		if !q.policy.refills && q.status.ResetAfter == 0 {
 			return // the window is over, and the next one has not begun
 		}
 		asked++
@@ -657,17 +652,24 @@ func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 
 func TestHeaderSettingsAreChecked(t *testing.T) {
 	for _, c := range []struct {
-		settings headerSettings
-		want     string
+		config Config
+		want   string
 	}{
-		{headerSettings{dialects: []Dialect{"draft-08"}}, `there is no dialect "draft-08"; there are draft-11, draft-07, draft-06, x-ratelimit`},
-		{headerSettings{dialects: []Dialect{Draft06, Draft06}}, "draft-06 stands there twice"},
-		{headerSettings{dialects: []Dialect{Draft07, XRateLimit, Draft11}}, "choose one"},
-		{headerSettings{jitter: -1}, "it must be 0 to 24h"},
-		{headerSettings{jitter: math.MaxInt64}, "it must be 0 to 24h"},
+		{Config{Headers: []string{"draft-08"}}, `"draft-08" has no meaning for headers; there are draft-11, draft-07, draft-06, x-ratelimit and none`},
+		{Config{Headers: []string{"draft-06", "draft-06"}}, "headers have draft-06 twice"},
+		{Config{Headers: []string{"draft-07", "x-ratelimit", "draft-11"}}, "choose one"},
+		{Config{Headers: []string{"none", "draft-11"}}, "keep none alone"},
+		{Config{RetryJitter: -1}, "write 0 to 1h"},
+		{Config{RetryJitter: math.MaxInt64}, "the most is 1h"},
 	} {
-		if _, err := newHeaders(c.settings); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v; want %q", c.settings, err, c.want)
+		if err := c.config.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v; want %q", c.config, err, c.want)
+		}
+	}
+	for _, d := range dialects {
+		config := Config{Headers: []string{string(d)}, RetryJitter: time.Hour}
+		if err := config.finish(); err != nil {
+			t.Errorf("%s: %v", d, err)
 		}
 	}
 }
@@ -692,7 +694,7 @@ func FuzzRateLimitIsAStructuredField(f *testing.F) {
 		}
 		q := quota{policy: quotaPolicyOf(name, limit), status: status}
 		h := make(http.Header)
-		mustHeaders(t, headerSettings{}).write(h, []quota{q, q}, false, 0)
+		newHeaders(headerSettings{}).write(h, []quota{q, q}, false, 0)
 
 		size, window, unit, _ := meantPolicy(limit)
 		policy := httpsfv.NewItem(name)
@@ -737,7 +739,7 @@ func BenchmarkHeaders(b *testing.B) {
 		dialects []Dialect
 	}{{"1 quota", 1, nil}, {"3 quotas", 3, nil}, {"3 quotas in three dialects", 3, []Dialect{Draft11, Draft06, XRateLimit}}} {
 		b.Run(c.name, func(b *testing.B) {
-			w := mustHeaders(b, headerSettings{dialects: c.dialects})
+			w := newHeaders(headerSettings{dialects: c.dialects})
 			h := make(http.Header)
 			b.ReportAllocs()
 			for b.Loop() {

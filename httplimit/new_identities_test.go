@@ -9,12 +9,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/memstore"
 )
 
 const boundedNew = `
-identities: {client: {first: [{key: header X-API-Key}, address]}}
+identities: {client: {any_of: [{key: header X-API-Key}, ip]}}
 rules:
   - name: api
     per: client
@@ -22,11 +22,11 @@ rules:
     limits: [{rate: 5/h}]
 `
 
-// A flood of made-up keys fills neither the store nor anybody else's limits.
+// A flood of made-up keys fills neither the store nor the limits of others.
 func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		gate, seen := gateOn(t, store, boundedNew)
+		gate, seen := gateOver(t, store, true, boundedNew)
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 		ask := func(address, key string) *httptest.ResponseRecorder {
 			r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
@@ -52,7 +52,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 			!strings.Contains(body, `"violated-policies":["api.new-identities"]`) {
 			t.Errorf("it is answered with %d, %v, %s", last.Code, last.Header(), body)
 		}
-		if n := seen.count(httplimit.DeniedNew); n != 9981 {
+		if n := seen.count(admission.DeniedNewIdentity); n != 9981 {
 			t.Errorf("%d of the requests are observed as such", n)
 		}
 		if w := ask("192.0.2.1", "known"); w.Code != 200 {

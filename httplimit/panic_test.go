@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/trial"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
-// TestPanicsOfTrialsAreNobodys: the request goes on, and is limited.
-func TestPanicsOfTrialsAreNobodys(t *testing.T) {
+// TestPanicsOfShadowsAreIgnored: the request goes on, and is limited.
+func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looser, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
 		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -35,8 +36,8 @@ func TestPanicsOfTrialsAreNobodys(t *testing.T) {
 
 func TestPanicOfAnObserverOfTrialsEndsNoProcess(t *testing.T) {
 	rules := rulesOf(t, otherAlgorithms)
-	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: func() *policy.Rules { return rules }, Observe: func(e httplimit.Event) {
-		if e.Outcome == httplimit.ShadowAllowed {
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: func(e *admission.Event) {
+		if e.Outcome == admission.ShadowAllowed {
 			panic("an observer's own mistake")
 		}
 	}})
@@ -48,7 +49,7 @@ func TestPanicOfAnObserverOfTrialsEndsNoProcess(t *testing.T) {
 	}
 }
 
-// TestPanicsInTheBackgroundEndNoProcess: slots are renewed and given back by goroutines of the
+// TestPanicsInTheBackgroundEndNoProcess: slots are renewed and returned by goroutines of the
 // Gate.
 func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -58,10 +59,10 @@ func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
 				panic("a decorator's own mistake")
 			}
 			return memory.Decide(ctx, charges)
-		}), "rules: [{name: a, per: everyone, limits: [{name: slots, in_flight: 1}]}]")
+		}), "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1}]}]")
 		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { time.Sleep(10 * time.Minute) }))
 		if w := send(h, "GET", "/"); w.Code != 200 || calls < 3 {
-			t.Errorf("%d after %d calls; want 200, and calls to renew and give back", w.Code, calls)
+			t.Errorf("%d after %d calls; want 200, and calls to renew and return", w.Code, calls)
 		}
 	})
 }
@@ -83,9 +84,9 @@ func TestStoresThatAreLeftBehindMayLookForTrials(t *testing.T) {
 	}), `
 tokens: {secret: "0123456789abcdef0123456789abcdef", audience: a, issuer: i}
 rules:
-  - {name: first, before_auth: true, per: everyone, limits: [{rate: 1000/h}]}
+  - {name: first, before_auth: true, per: global, limits: [{rate: 1000/h}]}
   - {name: claim, per: {sub: claim sub}, limits: [{rate: 1000/h}]}
-  - {name: a, always: true, per: everyone, limits: [{rate: 1000/h, candidate: {rate: 500/h}}]}
+  - {name: a, always: true, per: global, limits: [{rate: 1000/h, candidate: {rate: 500/h}}]}
 `)
 	for range 100 {
 		send(gate.Middleware(answer(200)), "GET", "/", "Authorization", "Bearer x")

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -64,7 +64,7 @@ identities:
 rules:
   - name: api
     limits:
-      - {name: everyone, rate: 1000/h, per: everyone, shards: 8}
+      - {name: everyone, rate: 1000/h, per: global, split_into: 8}
       - {name: tenant, rate: 50/h, per: tenant}
       - {name: key, rate: 20/h, per: {key: header X-API-Key}, algorithm: sliding-log}
 `
@@ -109,7 +109,7 @@ rules:
 			all.Wait()
 			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
 			// On a Cluster, a request may be overtaken between asking and charging, and while its charges
-			// are given back others miss them for a moment. Nothing is lost: one after the other, the rest
+			// are returned others miss them for a moment. Nothing is lost: one after the other, the rest
 			// is admitted.
 			for key := range allowed {
 				for ask(key, key%2) {
@@ -226,26 +226,26 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { store.Close() })
-		gate, seen := gateOn(t, guarded(t, store, text, -1), text)
+		gate, seen := gateOver(t, guarded(t, store, text, -1), true, text)
 		h := gate.Middleware(answer(200))
 		for range requests {
 			send(h, "GET", "/", "X-API-Key", "k")
 		}
-		if scripts, allowed := client.scripts.Load(), int64(seen.count(httplimit.Allowed)); scripts != test.scripts || allowed != test.allowed {
+		if scripts, allowed := client.scripts.Load(), int64(seen.count(admission.Allowed)); scripts != test.scripts || allowed != test.allowed {
 			t.Errorf("%q: %d scripts allowed %d; want %d and %d", test.candidate, scripts, allowed, test.scripts, test.allowed)
 		}
-		if shadows := int64(seen.count(httplimit.ShadowAllowed)); shadows != test.shadows {
+		if shadows := int64(seen.count(admission.ShadowAllowed)); shadows != test.shadows {
 			t.Errorf("%q would have allowed %d; want %d", test.candidate, shadows, test.shadows)
 		}
 	}
 }
 
 // Where a guard answers the enforced limit, its candidate is asked for by itself; what it would let
-// through shows all the same.
+// through shows anyway.
 func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
-	gate, seen := gateOn(t, guarded(t, openStore(t, server.URL()), text, time.Hour), text)
+	gate, seen := gateOver(t, guarded(t, openStore(t, server.URL()), text, time.Hour), true, text)
 	h := gate.Middleware(answer(200))
 	for range 10 {
 		send(h, "GET", "/", "X-API-Key", "k")
@@ -256,7 +256,7 @@ func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
 			cached++
 		}
 	}
-	for outcome, want := range map[httplimit.Outcome]int{httplimit.Allowed: 2, httplimit.Denied: 8, httplimit.ShadowAllowed: 5, httplimit.ShadowDenied: 5} {
+	for outcome, want := range map[admission.Outcome]int{admission.Allowed: 2, admission.Denied: 8, admission.ShadowAllowed: 5, admission.ShadowDenied: 5} {
 		if n := seen.count(outcome); n != want {
 			t.Errorf("%v: %d; want %d", outcome, n, want)
 		}
@@ -266,7 +266,7 @@ func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
 	}
 }
 
-// What somebody else has put under a shadow's key changes nothing for the limits that are enforced.
+// What another program has put under a shadow's key changes nothing for the enforced limits.
 func TestPoisonedTrialsChangeNothing(t *testing.T) {
 	server := redistest.Start(t)
 	const text = `
@@ -291,9 +291,9 @@ rules:
 	if _, err := server.Do("LPUSH", key, "x"); err != nil {
 		t.Fatal(err)
 	}
-	guardedGate, seen := gateOn(t, guarded(t, store, text, -1), text)
+	guardedGate, seen := gateOver(t, guarded(t, store, text, -1), true, text)
 	h := guardedGate.Middleware(answer(200))
-	for i, want := range []int{200, 429, 429} { // one was let in before
+	for i, want := range []int{200, 429, 429} { // one was admitted before
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {
 			t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
 		}

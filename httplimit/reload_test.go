@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 // A file that changes 50 times a second, every other time for the worse, under load: each request
@@ -34,7 +34,7 @@ rules:
   - name: %[1]s
     per: {%[1]s: header X-API-Key}
     limits: [{name: one, rate: %[2]d/h}, {name: two, rate: %[2]d/h}]
-  - {name: %[1]s-always, always: true, per: address, limits: [{rate: %[2]d/h}]}
+  - {name: %[1]s-always, always: true, per: ip, limits: [{rate: %[2]d/h}]}
 `, name, n)
 	}
 	const a, b = 1_000_000, 2_000_000
@@ -45,7 +45,7 @@ rules:
 	replace(files[0])
 
 	var took, broken atomic.Int64
-	watcher, err := policy.Watch(file, policy.WatchOptions{Settle: time.Millisecond, Notify: func(r policy.Reload) {
+	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: sections, Settle: time.Millisecond, Notify: func(r policyfile.Reload) {
 		if r.Err == nil {
 			took.Add(1)
 		} else {
@@ -56,7 +56,7 @@ rules:
 		t.Fatal(err)
 	}
 	defer watcher.Close()
-	gate, err := httplimit.New(httplimit.Options{Store: memstore.New(memstore.Options{}), Rules: watcher.Rules})
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), watcher.Rules, httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ rules:
 	replace(files[0])
 	for deadline := time.Now().Add(20 * time.Second); watcher.Rules().Rules()[0].Name != "a"; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the last file was not taken up")
+			t.Fatal("the last file was not loaded")
 		}
 	}
 	stop.Store(true)
@@ -103,5 +103,5 @@ rules:
 	if sawA.Load() == 0 || sawB.Load() == 0 || took.Load() == 0 || broken.Load() == 0 {
 		t.Errorf("%d requests by file a, %d by file b, %d reloads, %d refused: some never", sawA.Load(), sawB.Load(), took.Load(), broken.Load())
 	}
-	t.Logf("counted: %d requests while their policy changed (%d files taken up, %d broken ones refused)", sawA.Load()+sawB.Load(), took.Load(), broken.Load())
+	t.Logf("counted: %d requests while their policy changed (%d files loaded, %d broken ones refused)", sawA.Load()+sawB.Load(), took.Load(), broken.Load())
 }

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A clock reads the wall clock at half the price of time.Now: by the monotonic clock since a moment
-// whose wall time is known. That moment is read anew every second, so the clock follows steps of
-// the wall clock within a second.
+// A clock reads the wall clock in half the time of time.Now. It stores a moment with its wall time,
+// and adds the monotonic time since then. It takes a new moment every second, so it follows a step
+// of the wall clock within a second.
 type clock struct {
 	base atomic.Pointer[moment]
 }

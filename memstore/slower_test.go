@@ -16,18 +16,18 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 		clock := aHand()
 		s := memstore.New(memstore.Options{Now: clock.Now, Shards: 1})
 		for range 10 {
-			decide(t, s, spend("k", limit, 1))
+			decide(t, s, spend("k", limit.MustCompile(), 1))
 		}
 		slower := limit
 		slower.Period = time.Hour
-		first := decide(t, s, spend("k", slower, 1))
+		first := decide(t, s, spend("k", slower.MustCompile(), 1))
 		granted := clock.now.Add(first.RetryAfter())
 		for clock.now.Before(granted.Add(-time.Second)) {
 			clock.advance(time.Second)
 			for i := range 3 { // sweeps what is not needed any more
-				decide(t, s, spend(string(rune('a'+i)), limit, 1))
+				decide(t, s, spend(string(rune('a'+i)), limit.MustCompile(), 1))
 			}
-			if d := decide(t, s, spend("k", slower, 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != granted {
+			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != granted {
 				t.Fatalf("%v, %v after the change to an hour: %v; granted was promised for %v", limit, clock.now, d, granted)
 			}
 		}

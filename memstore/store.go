@@ -1,5 +1,5 @@
-// Package memstore keeps the state of limits in this process: for one instance, for tests and
-// replay, and for when there is no Redis. Its answers are those of package redisstore.
+// Package memstore keeps the state of limits in this process. It is for a single instance, for
+// tests and replay, and for times without Redis. It gives the same answers as package redisstore.
 package memstore
 
 import (
@@ -17,36 +17,38 @@ import (
 
 // Options of a Store. The zero value is useful.
 type Options struct {
-	// Now is the clock. Default: the wall clock, whose steps are followed within a second. A clock for
-	// tests or replay may stand still, jump or step back, from 1970 to 2112; charges at other times
-	// are refused with ErrInvalid.
+	// Now is the clock. Default: the wall clock; the store follows its steps within a second. A clock
+	// for tests or replay may stand still, jump or step back, from 1970 to 2112. At other times Decide
+	// returns ErrInvalid.
 	Now func() time.Time
 
-	// Shards is how many locks share the keys, rounded up to a power of two. Default: 256.
+	// Shards is how many shards the counters are divided into, rounded up to a power of two. Each
+	// shard has a lock. Default: 256.
 	Shards int
 
-	// Linger is how much longer than needed idle state is kept. Default: 0. A clock that steps back,
-	// in tests and in replay, finds what it left behind.
+	// Linger is how much longer the store keeps state that is no longer needed. Default: 0. Use it in
+	// tests and replay if the clock steps back: then the state of the earlier time still exists.
 	Linger time.Duration
 
-	// MaxKeys is how many counters may be live at once. Default: 10 million, which take up to 1 GB. A
-	// live counter is never evicted, since that would give its quota anew: at the cap, charges that
-	// need a new counter get an error that wraps ErrUnavailable, and all others are decided as ever.
+	// MaxKeys is how many counters may be live at once. Default: 10 million, which need at most 1 GB.
+	// A counter belongs to one key and one limit. The store never evicts a live counter, because that
+	// would reset its quota. When the store is full, charges that need a new counter return an error
+	// that wraps ErrUnavailable. All other charges are decided as usual.
 	MaxKeys int
 }
 
-// A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: idle state is
-// swept, a little with every decision.
+// A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: the decisions
+// themselves remove counters that are no longer needed, a few at a time.
 type Store struct {
-	given   func() time.Time // the clock of Options, or nil
-	clock   *clock
-	seeds   [2]maphash.Seed
-	shards  []shard
-	keys    atomic.Int64
-	maxKeys int64
-	linger  int64 // µs
+	optionsNow func() time.Time // Options.Now, or nil
+	clock      *clock
+	seeds      [2]maphash.Seed
+	shards     []shard
+	counters   atomic.Int64 // counters, with those that have not been swept yet
+	maxKeys    int64
+	linger     int64 // µs
 
-	searched atomic.Int64 // when reclaim last found nothing
+	lastFailedReclaim atomic.Int64 // µs since the epoch
 }
 
 // New makes a Store.
@@ -62,25 +64,23 @@ func New(o Options) *Store {
 		o.MaxKeys = 10_000_000
 	}
 	return &Store{
-		given:   o.Now,
-		clock:   newClock(),
-		seeds:   [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
-		shards:  make([]shard, shards),
-		maxKeys: int64(o.MaxKeys),
-		linger:  o.Linger.Microseconds(),
+		optionsNow: o.Now,
+		clock:      newClock(),
+		seeds:      [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		shards:     make([]shard, shards),
+		maxKeys:    int64(o.MaxKeys),
+		linger:     o.Linger.Microseconds(),
 	}
 }
 
-// Len is how many counters there are: the live ones, and idle ones that have not been swept yet.
-func (s *Store) Len() int { return int(s.keys.Load()) }
+// Len is the number of counters: the live ones, and those that have not been swept yet.
+func (s *Store) Len() int { return int(s.counters.Load()) }
 
 // Decide implements penstock.Store. If ctx's deadline has passed, the error wraps ErrUnavailable,
-// as with a store on a network. It never blocks on anything but a shard's lock, so it does not
-// watch ctx.
+// as with a store on a network. Decide blocks only on the locks of shards, so it checks ctx only
+// once.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	var buf [4]*penstock.Plan
-	plans, err := penstock.Prepare(charges, buf[:0])
-	if err != nil {
+	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -90,132 +90,133 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 		return penstock.Decision{}, err
 	}
 	now := s.now()
-	if s.given != nil {
+	if s.optionsNow != nil {
 		if err := algorithm.CheckTime(now); err != nil {
 			return penstock.Decision{}, fmt.Errorf("%w: memstore: Options.Now: %w", penstock.ErrInvalid, err)
 		}
 	}
 	if len(charges) == 1 {
-		err = s.decideOne(&charges[0], plans[0], now, &d)
+		err = s.decideOne(&charges[0], now, &d)
 		return d, err
 	}
-	return s.decideAll(charges, plans, now)
+	return s.decideAll(charges, now)
 }
 
 // now is the time in µs.
 func (s *Store) now() int64 {
-	if s.given != nil {
-		return s.given().UnixMicro()
+	if s.optionsNow != nil {
+		return s.optionsNow().UnixMicro()
 	}
 	return s.clock.now()
 }
 
-func (s *Store) decideOne(c *penstock.Charge, plan *penstock.Plan, now int64, d *penstock.Decision) error {
+func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) error {
+	plan := c.Plan
 	h := s.hash(c.Key, plan)
 	shard := &s.shards[s.shardOf(h)]
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
-	t := shard.tableLocked(plan.Limit.Algorithm)
+	t := shard.tableLocked(plan.Algorithm())
 	if now%sweepEvery == 0 {
 		s.sweepLocked(t, now)
 	}
 
 	params := plan.Params(now)
-	c.Ask(&t.ask)
+	c.Request(&t.request)
 	cell := t.find(h)
-	t.cells.Step(cell, params, &t.ask, now, cell != fresh, &t.out)
+	t.cells.Step(cell, params, &t.request, now, cell != fresh, &t.out)
 	if cell == fresh && t.out.OK() && t.out.Keep > 0 {
 		s.sweepLocked(t, now)
 		if !s.addLocked(t, h, &cell, now) {
 			return s.full()
 		}
-		t.cells.Step(cell, params, &t.ask, now, true, &t.out)
+		t.cells.Step(cell, params, &t.request, now, true, &t.out)
 	}
 	s.keepLocked(t, cell, &t.out, now)
-	d.Answer(&t.out)
+	penstock.SetOutcome(d, &t.out)
 	return nil
 }
 
-// decideAll asks every charge first, and makes them only if all are granted.
-func (s *Store) decideAll(charges []penstock.Charge, plans []*penstock.Plan, now int64) (penstock.Decision, error) {
-	questions := make([]question, len(charges))
+// decideAll first decides every charge without making it. If all are granted, it makes them.
+func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decision, error) {
+	pending := make([]pendingCharge, len(charges))
 	for i := range charges {
-		h := s.hash(charges[i].Key, plans[i])
-		questions[i] = question{plan: plans[i], params: plans[i].Params(now), hash: h, shard: s.shardOf(h)}
-		charges[i].Ask(&questions[i].ask)
+		plan := charges[i].Plan
+		h := s.hash(charges[i].Key, plan)
+		pending[i] = pendingCharge{plan: plan, params: plan.Params(now), hash: h, shard: s.shardOf(h)}
+		charges[i].Request(&pending[i].request)
 	}
-	unlock := s.lock(questions)
+	unlock := s.lock(pending)
 	defer unlock()
-	for i := range questions { // first, since it removes counters
-		q := &questions[i]
-		q.table = s.shards[q.shard].tableLocked(q.plan.Limit.Algorithm)
-		s.sweepLocked(q.table, now)
+	for i := range pending { // sweep before the first find, because a sweep removes counters
+		p := &pending[i]
+		p.table = s.shards[p.shard].tableLocked(p.plan.Algorithm())
+		s.sweepLocked(p.table, now)
 	}
 
 	statuses := make([]penstock.Status, len(charges))
-	for i := range questions {
-		q := &questions[i]
-		q.cell = q.table.find(q.hash)
-		out := &q.table.out
-		q.table.cells.Step(q.cell, q.params, &q.ask, now, false, out)
+	for i := range pending {
+		p := &pending[i]
+		p.cell = p.table.find(p.hash)
+		out := &p.table.out
+		p.table.cells.Step(p.cell, p.params, &p.request, now, false, out)
 		if !out.OK() {
-			s.keepLocked(q.table, q.cell, out, now)
+			s.keepLocked(p.table, p.cell, out, now)
 		}
-		q.keep = out.Keep
+		p.keep = out.Keep
 		statuses[i] = penstock.StatusOf(out)
 	}
 	decision := penstock.NewDecision(statuses)
 	if decision.Allowed {
-		if err := s.commitLocked(questions, statuses, now); err != nil {
+		if err := s.commitLocked(pending, statuses, now); err != nil {
 			return penstock.Decision{}, err
 		}
 		return decision, nil
 	}
-	for i := range questions {
-		if q := &questions[i]; statuses[i].RetryAfter == 0 {
-			q.ask = algorithm.Ask{Mode: algorithm.Peek, Holder: q.ask.Holder}
-			q.table.cells.Step(q.cell, q.params, &q.ask, now, false, &q.table.out)
-			s.keepLocked(q.table, q.cell, &q.table.out, now)
-			statuses[i] = penstock.StatusOf(&q.table.out)
+	for i := range pending {
+		if p := &pending[i]; statuses[i].RetryAfter == 0 {
+			p.request = algorithm.Request{Mode: algorithm.Peek, Holder: p.request.Holder}
+			p.table.cells.Step(p.cell, p.params, &p.request, now, false, &p.table.out)
+			s.keepLocked(p.table, p.cell, &p.table.out, now)
+			statuses[i] = penstock.StatusOf(&p.table.out)
 		}
 	}
 	return decision, nil
 }
 
-// commitLocked makes the charges. All new counters are added before the first charge is made, so
-// that a full store makes none.
-func (s *Store) commitLocked(questions []question, statuses []penstock.Status, now int64) error {
-	for i := range questions {
-		q := &questions[i]
-		if q.cell != fresh || q.keep <= 0 {
+// commitLocked makes the charges. It adds all new counters first, so that it makes no charge if the
+// store is full.
+func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status, now int64) error {
+	for i := range pending {
+		p := &pending[i]
+		if p.cell != fresh || p.keep <= 0 {
 			continue
 		}
-		if !s.addLocked(q.table, q.hash, &q.cell, now) {
-			for _, earlier := range questions[:i] {
+		if !s.addLocked(p.table, p.hash, &p.cell, now) {
+			for _, earlier := range pending[:i] {
 				if earlier.added {
 					s.removeLocked(earlier.table, earlier.cell)
 				}
 			}
 			return s.full()
 		}
-		q.added = true
+		p.added = true
 	}
-	for i := range questions {
-		q := &questions[i]
-		out := &q.table.out
-		q.table.cells.Step(q.cell, q.params, &q.ask, now, q.cell != fresh, out)
-		s.keepLocked(q.table, q.cell, out, now)
+	for i := range pending {
+		p := &pending[i]
+		out := &p.table.out
+		p.table.cells.Step(p.cell, p.params, &p.request, now, p.cell != fresh, out)
+		s.keepLocked(p.table, p.cell, out, now)
 		statuses[i] = penstock.StatusOf(out)
 	}
 	return nil
 }
 
-// lock takes the shards of a batch in the order of their numbers, so that no two batches wait for
-// each other.
-func (s *Store) lock(questions []question) (unlock func()) {
-	order := make([]int, 0, len(questions))
-	for i := range questions {
-		order = insert(order, questions[i].shard)
+// lock locks the shards of a batch in the order of their indices, so that batches cannot deadlock.
+func (s *Store) lock(pending []pendingCharge) (unlock func()) {
+	order := make([]int, 0, len(pending))
+	for i := range pending {
+		order = insert(order, pending[i].shard)
 	}
 	for _, i := range order {
 		s.shards[i].mu.Lock()
@@ -227,7 +228,7 @@ func (s *Store) lock(questions []question) (unlock func()) {
 	}
 }
 
-// insert puts n into a sorted slice, once.
+// insert adds n to a sorted slice unless it is there.
 func insert(sorted []int, n int) []int {
 	at := len(sorted)
 	for at > 0 && sorted[at-1] >= n {
@@ -243,26 +244,26 @@ func insert(sorted []int, n int) []int {
 }
 
 func (s *Store) hash(key string, plan *penstock.Plan) hash {
-	return hash{maphash.String(s.seeds[0], key) ^ plan.ID[0], maphash.String(s.seeds[1], key) ^ plan.ID[1]}
+	return hash{maphash.String(s.seeds[0], key) ^ plan.ID()[0], maphash.String(s.seeds[1], key) ^ plan.ID()[1]}
 }
 
 func (s *Store) shardOf(h hash) int { return int(h.high & uint64(len(s.shards)-1)) }
 
-// addLocked makes a counter for h, unless the store is full.
+// addLocked adds a counter for h. It returns false if the store is full.
 func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
-	if s.keys.Add(1) > s.maxKeys && !s.reclaim(now) {
-		s.keys.Add(-1)
+	if s.counters.Add(1) > s.maxKeys && !s.reclaim(now) {
+		s.counters.Add(-1)
 		return false
 	}
 	*cell = t.add(h)
 	return true
 }
 
-// reclaim removes counters whose state has become fresh from other shards, until the store is no
-// longer full. Its caller holds locks, so it skips shards that are locked. If it finds nothing, it
-// pauses like a sweep.
+// reclaim removes counters that are no longer needed, in other shards, until the store is no longer
+// full. It returns whether that succeeded. Its caller holds locks, so it skips shards that are
+// locked. After a failure it does nothing for fullPause.
 func (s *Store) reclaim(now int64) bool {
-	if last := s.searched.Load(); now >= last && now < last+fullPause {
+	if last := s.lastFailedReclaim.Load(); now >= last && now < last+fullPause {
 		return false
 	}
 	for i := range s.shards {
@@ -274,11 +275,11 @@ func (s *Store) reclaim(now int64) bool {
 			s.sweepLocked(t, now)
 		}
 		shard.mu.Unlock()
-		if s.keys.Load() <= s.maxKeys {
+		if s.counters.Load() <= s.maxKeys {
 			return true
 		}
 	}
-	s.searched.Store(now)
+	s.lastFailedReclaim.Store(now)
 	return false
 }
 
@@ -288,12 +289,12 @@ func (s *Store) full() error {
 
 func (s *Store) removeLocked(t *table, cell uint32) {
 	t.remove(cell)
-	s.keys.Add(-1)
+	s.counters.Add(-1)
 }
 
-// keepLocked notes how long a counter's state must be kept: as long as the limit that asks needs
-// it, and never shorter than another limit needed it. One that equals a fresh state is not kept at
-// all.
+// keepLocked sets how long a counter is kept: until the latest time at which any of the limits that
+// use it needs its state. If the state equals that of a new counter, keepLocked removes the counter
+// at once.
 func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now int64) {
 	if cell == fresh {
 		return
@@ -306,18 +307,18 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 	c.expires = max(c.expires, now+max(out.Keep, out.ResetAfter)+s.linger)
 }
 
-// sweepLocked looks at the next two counters and removes those whose state has become fresh; at all
-// of them, now and then, when the store is full. It is called before each new counter, so garbage
-// dies faster than a flood of new keys makes it.
+// sweepLocked checks the next two counters and removes those that are no longer needed. If the
+// store is full, it checks all counters of the table, at most once per fullPause. It runs before
+// each new counter, so it can remove counters faster than a flood of new keys adds them.
 func (s *Store) sweepLocked(t *table, now int64) {
 	n := 2
-	if s.keys.Load() >= s.maxKeys && (now >= t.swept+fullPause || now < t.swept) {
+	if s.counters.Load() >= s.maxKeys && (now >= t.swept+fullPause || now < t.swept) {
 		n, t.swept = len(t.counters), now
 	}
 	for range n {
 		t.cursor++
 		if t.cursor >= uint32(len(t.counters)) {
-			t.cursor = 0 // the fresh cell: it has no counter
+			t.cursor = 0 // cell 0, which has no counter
 		}
 		if c := t.counters[t.cursor]; c.expires != 0 && c.expires <= now {
 			s.removeLocked(t, t.cursor)
@@ -325,28 +326,28 @@ func (s *Store) sweepLocked(t *table, now int64) {
 	}
 }
 
-// sweepEvery says in how many decisions on one charge garbage is swept, on average, where no
-// counter is added.
+// sweepEvery is a number of µs. A decision on one charge sweeps if its time is a multiple of it: on
+// average one decision of that many. Decisions that add a counter always sweep.
 const sweepEvery = 8
 
-// fullPause is how many µs lie between two sweeps of a whole table.
+// fullPause is the least time between two sweeps of a whole table, in µs.
 const fullPause = 100_000
 
-// A question is a charge on its way through decideAll.
-type question struct {
-	ask    algorithm.Ask
-	plan   *penstock.Plan
-	params *algorithm.Params
-	hash   hash
-	shard  int
-	table  *table
-	cell   uint32
-	keep   int64
-	added  bool
+// A pendingCharge is a charge that decideAll has not decided yet.
+type pendingCharge struct {
+	request algorithm.Request
+	plan    *penstock.Plan
+	params  *algorithm.Params
+	hash    hash
+	shard   int
+	table   *table
+	cell    uint32
+	keep    int64
+	added   bool
 }
 
 type shard struct {
 	mu     sync.Mutex
 	tables []*table
-	_      [64 - 32]byte // a cache line each
+	_      [64 - 32]byte // one cache line for each shard
 }

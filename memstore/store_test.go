@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -26,8 +27,8 @@ func aHand() *hand { return &hand{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} 
 func (h *hand) Now() time.Time          { return h.now }
 func (h *hand) advance(d time.Duration) { h.now = h.now.Add(d) }
 
-func spend(key string, limit penstock.Limit, cost int64) penstock.Charge {
-	return penstock.Charge{Key: key, Limit: limit, Cost: cost}
+func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Plan: limit, Cost: cost}
 }
 
 func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstock.Decision {
@@ -42,7 +43,7 @@ func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstoc
 func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 	t.Parallel()
 	const most = 100
-	limit, other := penstock.PerMinute(10), penstock.PerHour(10).With(penstock.FixedWindow)
+	limit, other := penstock.PerMinute(10).MustCompile(), penstock.PerHour(10).With(penstock.FixedWindow).MustCompile()
 	for _, shards := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			t.Parallel()
@@ -71,13 +72,13 @@ func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 				}
 			}
 			// What needs no counter is decided as ever.
-			if d := decide(t, s, penstock.Charge{Key: "new", Limit: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
+			if d := decide(t, s, penstock.Charge{Key: "new", Plan: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
 				t.Errorf("peek at a new key: %+v", d.Status(0))
 			}
 			if d := decide(t, s, spend("new", limit, 11)); d.Allowed {
 				t.Error("a cost that never fits was allowed")
 			}
-			decide(t, s, penstock.Charge{Key: "k7", Limit: limit, Mode: penstock.Reset})
+			decide(t, s, penstock.Charge{Key: "k7", Plan: limit, Mode: penstock.Reset})
 			decide(t, s, spend("new", limit, 1))
 			refused("one key too many", spend("newer", limit, 1))
 		})
@@ -88,7 +89,7 @@ func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
 	t.Parallel()
 	const most = 64
-	limit := penstock.PerMinute(10)
+	limit := penstock.PerMinute(10).MustCompile()
 	for _, shards := range []int{1, 4, 256} {
 		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
 			t.Parallel()
@@ -106,18 +107,13 @@ func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
 	}
 }
 
-func TestIdleCountersAreSweptAndTheirMemoryGivenBack(t *testing.T) {
+func TestIdleCountersAreSweptAndTheirMemoryReleased(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	const keys = 100_000
 	clock := aHand()
 	s := memstore.New(memstore.Options{Now: clock.Now})
-	limits := []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)}
-	for i := range limits {
-		var err error
-		if limits[i], err = limits[i].Ready(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	limits := []*penstock.Plan{penstock.PerSecond(10).MustCompile(), penstock.PerSecond(10).With(penstock.SlidingLog).MustCompile()}
 	for i := range keys {
 		decide(t, s, spend(fmt.Sprint("k", i), limits[i%2], 1))
 	}
@@ -127,7 +123,7 @@ func TestIdleCountersAreSweptAndTheirMemoryGivenBack(t *testing.T) {
 	}
 	clock.advance(time.Hour)
 	for i := range keys { // other keys' traffic, which adds nothing
-		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Limit: limits[i%2], Mode: penstock.Peek, Cost: 1})
+		decide(t, s, penstock.Charge{Key: fmt.Sprint("other", i), Plan: limits[i%2], Mode: penstock.Peek, Cost: 1})
 	}
 	if s.Len() > keys/1000 {
 		t.Errorf("%d of %d counters are left after an hour with as many decisions", s.Len(), keys)
@@ -147,11 +143,13 @@ func heap() uint64 {
 // What is swept would be answered in the same way if it were not: a store that sweeps is asked the
 // same as one that never can.
 func TestSweepingChangesNoAnswer(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 1, Linger: 1000 * time.Hour}, time.Hour)
 }
 
 func TestShardsChangeNoAnswer(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 256}, 10*time.Second)
 }
@@ -165,20 +163,20 @@ func sameAnswers(t *testing.T, o, other memstore.Options, step time.Duration) {
 	clock := aHand()
 	o.Now, other.Now = clock.Now, clock.Now
 	a, b := memstore.New(o), memstore.New(other)
-	var limits []penstock.Limit
+	var limits []*penstock.Plan
 	for i, algorithm := range []*algorithm.Algorithm{
 		penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
 		penstock.SlidingLog, penstock.Concurrency, penstock.SubWindow(5), penstock.CalendarWindow(algorithm.Day, time.UTC),
 	} {
 		limits = append(limits, penstock.Limit{
 			Name: fmt.Sprint("l", i), Algorithm: algorithm, Count: 1 + rng.Int64N(9), Period: time.Duration(1+rng.IntN(100)) * time.Second, Burst: rng.Int64N(9),
-		})
+		}.MustCompile())
 	}
 	for n := range 20_000 {
 		var batch []penstock.Charge
 		for _, i := range rng.Perm(len(limits) * 4)[:1+rng.IntN(4)] {
 			batch = append(batch, penstock.Charge{
-				Key: fmt.Sprint("k", i%4), Limit: limits[i/4], Cost: rng.Int64N(5), Mode: penstock.Mode(rng.IntN(6)),
+				Key: fmt.Sprint("k", i%4), Plan: limits[i/4], Cost: rng.Int64N(5), Mode: penstock.Mode(rng.IntN(6)),
 				Patience: time.Duration(rng.IntN(2)) * time.Second, Holder: fmt.Sprint("h", rng.IntN(3)),
 			})
 		}
@@ -198,9 +196,7 @@ func sameAnswers(t *testing.T, o, other memstore.Options, step time.Duration) {
 }
 
 func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
-	if race {
-		t.Skip("the race detector allocates")
-	}
+	effort.WithoutRace(t)
 	for _, limit := range []penstock.Limit{
 		penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.FixedWindow), penstock.PerSecond(10).With(penstock.SlidingWindow),
 		penstock.PerSecond(10).With(penstock.SubWindow(6)), penstock.PerSecond(10).With(penstock.LeakyBucket),
@@ -246,7 +242,7 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 					var batch []penstock.Charge
 					for _, i := range order {
 						mode := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Refund, penstock.Peek}[rng.IntN(4)]
-						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/3), Limit: limits[i%3], Cost: 1 + rng.Int64N(3), Mode: mode})
+						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limits[i%3].MustCompile(), Cost: 1 + rng.Int64N(3), Mode: mode})
 					}
 					d, err := s.Decide(context.Background(), batch)
 					if err != nil {
@@ -265,10 +261,10 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 		}
 		all.Wait()
 		for i := range used {
-			limit := limits[i%3]
-			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/3), Limit: limit, Mode: penstock.Peek})
-			if got := limit.Count - d.Status(0).Remaining; got != used[i].Load() {
-				t.Errorf("seed %d, %d shards: %d units of %s are used, %d were granted and not refunded", seed, shards, got, limit.Name, used[i].Load())
+			limit := limits[i%3].MustCompile()
+			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limit, Mode: penstock.Peek})
+			if got := limit.Limit().Count - d.Status(0).Remaining; got != used[i].Load() {
+				t.Errorf("seed %d, %d shards: %d units of %s are used, %d were granted and not refunded", seed, shards, got, limit.Name(), used[i].Load())
 			}
 		}
 	}
@@ -333,7 +329,7 @@ func TestWaitOnAWindowAsksAgainWhenItEnds(t *testing.T) {
 	})
 }
 
-// A wait that ends with its context gives the turn to whoever comes next.
+// A wait that ends with its context gives the turn to the next caller.
 func TestTurnThatIsGivenUpIsTheNextOnes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

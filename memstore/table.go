@@ -2,39 +2,41 @@ package memstore
 
 import "github.com/penstock/penstock/algorithm"
 
-// A hash stands for a key and a limit. It is 128 bits wide and seeded in this process, so that
-// neither chance nor malice makes two of them meet.
+// A hash identifies a counter: a key and a limit. It has 128 bits and a random seed per Store, so
+// that collisions neither happen by chance nor can be forced by an attacker.
 type hash struct{ high, low uint64 }
 
-// fresh is the cell that no counter has: its state is always fresh.
+// fresh is cell 0, which belongs to no counter. Its state is always that of a new counter. find
+// returns it for a hash without a counter.
 const fresh uint32 = 0
 
-// A table finds the counters of one algorithm by hash: an open-addressed index of numbers into
-// dense arrays, with no pointer per counter for the garbage collector to follow.
+// A table is a hash table with the counters of one algorithm. An open-addressed index has the cell
+// of each counter, and dense arrays have the data of each cell. So the garbage collector need not
+// follow a pointer per counter.
 type table struct {
 	algorithm *algorithm.Algorithm
-	cells     algorithm.Cells
+	cells     algorithm.States
 	counters  []counter // by cell
 	index     []uint32  // cells; 0 where empty. Its length is a power of two
 	live      int
-	cursor    uint32 // where the sweep stands
-	swept     int64  // when all of it was swept
+	cursor    uint32 // the cell that was swept last
+	swept     int64  // when the whole table was swept last, in µs
 
-	// The ask and the outcome of the decision under way stand here rather than on the stack: copies
-	// cost more than the step.
-	ask algorithm.Ask
-	out algorithm.Outcome
+	// The request and the outcome of the current decision. They are not on the stack, because copies
+	// would cost more than the step.
+	request algorithm.Request
+	out     algorithm.Outcome
 }
 
 type counter struct {
 	hash    hash
-	expires int64 // when the state equals a fresh one; 0 if the cell is free
+	expires int64 // when the counter is no longer needed, in µs; 0 if the cell is free
 }
 
-// tableLocked is the table of an algorithm. Algorithms of one name share their state.
+// tableLocked returns the table of an algorithm. Algorithms with the same name share their state.
 func (s *shard) tableLocked(a *algorithm.Algorithm) *table {
 	for _, t := range s.tables {
-		if t.algorithm == a || t.algorithm.Name == a.Name {
+		if t.algorithm == a || t.algorithm.Name() == a.Name() {
 			return t
 		}
 	}
@@ -45,14 +47,14 @@ func (s *shard) tableLocked(a *algorithm.Algorithm) *table {
 }
 
 func (t *table) clear() {
-	t.cells = t.algorithm.NewCells()
+	t.cells = t.algorithm.NewStates()
 	t.cells.Add() // fresh
 	t.counters = make([]counter, 1)
 	t.index = make([]uint32, 8)
 	t.live, t.cursor = 0, 0
 }
 
-// find is the cell of h, or fresh.
+// find returns the cell of h, or fresh.
 func (t *table) find(h hash) uint32 {
 	mask := uint64(len(t.index) - 1)
 	for at := h.low & mask; ; at = (at + 1) & mask {
@@ -66,7 +68,7 @@ func (t *table) find(h hash) uint32 {
 	}
 }
 
-// add makes a counter for h, which must not have one.
+// add adds a counter for h, which must not have one.
 func (t *table) add(h hash) uint32 {
 	if (t.live+1)*4 > len(t.index)*3 {
 		t.grow()
@@ -99,7 +101,7 @@ func (t *table) grow() {
 	}
 }
 
-// remove forgets a counter. Those behind it in the index move up, so that a search may stop at the
+// remove removes a counter. It moves later entries of the index up, so that find may stop at the
 // first gap.
 func (t *table) remove(cell uint32) {
 	mask := uint64(len(t.index) - 1)
@@ -119,6 +121,6 @@ func (t *table) remove(cell uint32) {
 	t.cells.Remove(cell)
 	t.live--
 	if t.live == 0 && len(t.counters) > 64 {
-		t.clear() // gives the memory back
+		t.clear() // releases the memory
 	}
 }

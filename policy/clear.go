@@ -16,10 +16,10 @@ import (
 
 // identifies is the text of a header, a cookie or a parameter that says who the client is; "" if
 // the request has none. If it can be read in several ways, the request is noted as unclear.
-func (q *request) identifies(s *part) string {
-	values := q.values(s)
+func (q *request) identifies(s *Source) string {
+	values := q.a.Lookup(s.Kind, s.Name)
 	if why := hidden(q.a, s); why != "" {
-		q.noteUnclear(s.text() + " " + why)
+		q.noteUnclear(s.String() + " " + why)
 		return ""
 	}
 	if len(values) == 0 {
@@ -27,15 +27,15 @@ func (q *request) identifies(s *part) string {
 	}
 	text, why := values[0], ""
 	switch {
-	case s.what == partQuery && queryDiffers(q.a.RawQuery()):
+	case s.Kind == KindQuery && queryDiffers(first(q.a, KindRawQuery)):
 		why = "stands in a query with a semicolon or a broken escape, which servers read in different ways"
 	case len(values) > 1:
 		why = fmt.Sprintf("is sent %d times", len(values))
-	case s.what == partHeader && isAuthorization(s.name):
+	case s.Kind == KindHeader && isAuthorization(s.Name):
 		text, why = authorization(text)
-	case s.what == partCookie && strings.ContainsFunc(text, endsCookie):
+	case s.Kind == KindCookie && strings.ContainsFunc(text, endsCookie):
 		why = "has white space, a comma, a quote, a backslash or a control character"
-	case s.what == partCookie:
+	case s.Kind == KindCookie:
 		if decoded, err := url.PathUnescape(text); err == nil {
 			text = decoded // some servers decode it, and must see the same client
 		}
@@ -43,34 +43,34 @@ func (q *request) identifies(s *part) string {
 	default:
 		why = unclear(text)
 	}
-	if why == "" && s.what != partQuery && strings.Contains(text, ",") && !(s.what == partHeader && hasCommas(s.name)) {
+	if why == "" && s.Kind != KindQuery && strings.Contains(text, ",") && !(s.Kind == KindHeader && hasCommas(s.Name)) {
 		why = "has a comma, which some servers read as several values"
 	}
 	if why != "" {
-		q.noteUnclear(s.text() + " " + why)
+		q.noteUnclear(s.String() + " " + why)
 		return ""
 	}
 	return text
 }
 
 // hidden says why some servers may find a header or a cookie where others find none, or nothing.
-func hidden(a Attributes, s *part) string {
-	switch s.what {
-	case partHeader:
-		return droppedHeader(a, s.name)
-	case partCookie:
+func hidden(a Attributes, s *Source) string {
+	switch s.Kind {
+	case KindHeader:
+		return droppedHeader(a, s.Name)
+	case KindCookie:
 		if why := droppedHeader(a, "Cookie"); why != "" {
 			return why
 		}
-		return hiddenCookie(a, s.name)
+		return hiddenCookie(a, s.Name)
 	}
 	return ""
 }
 
 // droppedHeader says that the next proxy would not send a header on, or nothing.
 func droppedHeader(a Attributes, name string) string {
-	for _, line := range a.Header("Connection") {
-		for option := range strings.FieldsFuncSeq(line, func(r rune) bool { return r >= utf8.RuneSelf || !token(string(r)) }) {
+	for _, line := range a.Lookup(KindHeader, "Connection") {
+		for option := range strings.FieldsFuncSeq(line, func(r rune) bool { return r >= utf8.RuneSelf || !IsToken(string(r)) }) {
 			if strings.EqualFold(option, name) {
 				return "is named in Connection, so that proxies do not send it on"
 			}
@@ -94,7 +94,7 @@ func queryDiffers(query string) bool {
 // semicolons.
 func hiddenCookie(a Attributes, name string) string {
 	plain, open := false, false
-	for pair := range strings.SplitSeq(strings.Join(a.Header("Cookie"), ";"), ";") {
+	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
 		pair = strings.TrimSpace(pair)
 		known, value, _ := strings.Cut(pair, "=")
 		switch {
@@ -137,7 +137,7 @@ func isOpen(value string) bool {
 // it.
 func assigns(text, name string) bool {
 	for i := 0; i+len(name) < len(text); i++ {
-		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !token(text[i-1:i])) &&
+		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !IsToken(text[i-1:i])) &&
 			strings.HasPrefix(strings.TrimLeft(text[i+len(name):], " \t"), "=") {
 			return true
 		}
@@ -196,7 +196,7 @@ func authorization(value string) (text, why string) {
 		why = unclearToken(credentials)
 	case jwtLike.MatchString(value):
 		why = "has a token that is not behind Bearer and a space"
-	case !token(scheme) || strings.HasPrefix(scheme, "bearer"):
+	case !IsToken(scheme) || strings.HasPrefix(scheme, "bearer"):
 		why = "does not begin with a scheme and a space"
 	case scheme == "basic":
 		if _, err := base64.StdEncoding.Strict().DecodeString(credentials); err != nil {
@@ -214,8 +214,8 @@ func unclearToken(text string) string {
 	switch {
 	case text == "":
 		return "has no token behind Bearer"
-	case len(text) > tokenLengthMax:
-		return fmt.Sprintf("has a token of more than %d bytes", tokenLengthMax)
+	case len(text) > MaxTokenLength:
+		return fmt.Sprintf("has a token of more than %d bytes", MaxTokenLength)
 	case strings.ContainsFunc(strings.TrimRight(text, "="), notInBearer):
 		return "has characters that no token has"
 	case dots < 2:
@@ -233,4 +233,6 @@ func unclearToken(text string) string {
 }
 
 // notInBearer tells whether a letter is in no bearer token (RFC 6750, 2.1).
-func notInBearer(r rune) bool { return notInToken(r) && r != '~' && r != '+' && r != '/' }
+func notInBearer(r rune) bool {
+	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.~+/", r))
+}

@@ -4,8 +4,8 @@ import "fmt"
 
 // Doubts are the reasons why a request does not count as the client that it names: why its token is
 // rejected, and which of its values are not listed in the policy. They contain no secrets. Call it
-// right after Assess.
-func (v *Verdict) Doubts() (reasons []string) {
+// right after Evaluate.
+func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
 	say := func(format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
@@ -19,22 +19,22 @@ func (v *Verdict) Doubts() (reasons []string) {
 	if v.TokenError != nil {
 		say("the token is rejected: %v", v.TokenError)
 	}
-	doubt := func(t *test) {
-		switch t.part.what {
-		case partHeader, partCookie, partQuery:
-			if text := q.identifies(&t.part); text != "" && !t.is(text) {
-				say("%s is not accepted: its value is not one of %s", t.part.text(), t.listed())
+	doubt := func(t *Test) {
+		switch t.Source.Kind {
+		case KindHeader, KindCookie, KindQuery:
+			if text := q.identifies(&t.Source); text != "" && !t.has(text) {
+				say("%s is not accepted: its value is not one of %s", t.Source.String(), t.listed())
 			}
 		}
 	}
 	for _, l := range v.Limits {
-		l.per.doubts(q, doubt)
+		l.Key.doubts(q, doubt)
 	}
-	for _, t := range q.rules.tiers {
-		if t.otherwise || v.Tier == "" || v.Tier == t.name {
+	for _, t := range q.rules.spec.Tiers {
+		if t.IsDefault || v.Tier == "" || v.Tier == t.Name {
 			break
 		}
-		for _, when := range t.when {
+		for _, when := range t.AnyOf {
 			for i := range when {
 				doubt(&when[i])
 			}
@@ -44,25 +44,25 @@ func (v *Verdict) Doubts() (reasons []string) {
 }
 
 // doubts calls doubt for each test of an identity, up to the part that names the client.
-func (id *identity) doubts(q *request, doubt func(*test)) {
-	for _, one := range id.first {
-		if _, ok := q.key(one); ok {
+func (id *Identity) doubts(q *request, doubt func(*Test)) {
+	for _, one := range id.AnyOf {
+		if _, ok := q.find(one); ok {
 			return
 		}
 		one.doubts(q, doubt)
 	}
-	for _, one := range id.all {
+	for _, one := range id.AllOf {
 		one.doubts(q, doubt)
 	}
-	if id.only != nil {
-		doubt(id.only)
+	if id.Only != nil {
+		doubt(id.Only)
 	}
 }
 
 // listed says which values a test takes, without telling them.
-func (t *test) listed() string {
-	if t.file != "" {
-		return fmt.Sprintf("the %d in %s", len(t.texts), plain(t.file))
+func (t *Test) listed() string {
+	if t.File != "" {
+		return fmt.Sprintf("the %d in %s", len(t.texts), t.File)
 	}
 	return fmt.Sprintf("the %d in the policy", len(t.texts))
 }

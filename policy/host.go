@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -47,11 +48,9 @@ func matchesHost(pattern, host string) bool {
 	return pattern == host
 }
 
-// host reads a host as people write it in a policy. It returns "" for any host.
-func (c *compiler) host(p any, text string) (string, bool) {
-	if text == "*" {
-		return "", true
-	}
+// ParseHost reads a host as people write it: api.example.com, or *.example.com for all below it. It
+// returns the form that CleanHost gives to requests' hosts. The error says how to write it.
+func ParseHost(text string) (string, error) {
 	if address, err := netip.ParseAddr(text); err == nil && address.Is6() {
 		text = "[" + text + "]"
 	}
@@ -60,29 +59,27 @@ func (c *compiler) host(p any, text string) (string, bool) {
 	_, port, colon := strings.Cut(name[strings.LastIndexByte(name, ']')+1:], ":")
 	switch {
 	case strings.Contains(name, "%") && strings.Contains(name, ":"):
-		c.fail(p, "the host %q has a zone, which no request has; leave out what begins with %%", clip(text))
+		return "", fmt.Errorf("the host %.60q has a zone, which no request has; leave out what begins with %%", text)
 	case ok && colon, colon && host != "" && !strings.Contains(port, "/"):
-		c.fail(p, "the host %q has a port; leave it out, requests are matched without theirs", clip(text))
+		return "", fmt.Errorf("the host %.60q has a port; leave it out, requests are matched without theirs", text)
 	case strings.ContainsFunc(name, func(r rune) bool { return r > 0x7f }):
-		c.fail(p, "the host %q has letters that no request's host has; write it in punycode, which begins with xn--", clip(text))
+		return "", fmt.Errorf("the host %.60q has letters that no request's host has; write it in punycode, which begins with xn--", text)
 	case !ok || host == "" || name != text && strings.Contains(host, ":"):
-		c.fail(p, "%q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", clip(text))
+		return "", fmt.Errorf("%.60q is not a host; write api.example.com, or *.example.com for all below it, without scheme and port", text)
 	case name != text:
-		return "*." + host, true
-	default:
-		return host, true
+		return "*." + host, nil
 	}
-	return "", false
+	return host, nil
 }
 
-// ByHost are the names of the enforced rules that go by the host, which clients write. A client
+// ByHost are the names of the enforced rules that depend on the host, which clients write. A client
 // evades them if it can write another host and is answered by the same site.
 func (r *Rules) ByHost() (names []string) {
-	goes := func(m *matcher) bool {
-		return m.host != "" || slices.ContainsFunc(m.where, func(t test) bool { return t.part.needs(partHost) })
+	goes := func(m *Matcher) bool {
+		return m.Host != "" || slices.ContainsFunc(m.Where, func(t Test) bool { return t.Source.Needs(KindHost) })
 	}
-	for _, rule := range r.rules {
-		if rule.enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, goes) {
+	for _, rule := range r.spec.Rules {
+		if rule.Enforces() && !rule.Shadow && slices.ContainsFunc(rule.matchers, goes) {
 			names = append(names, rule.Name)
 		}
 	}

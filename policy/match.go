@@ -2,53 +2,115 @@ package policy
 
 import (
 	"cmp"
+	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
-// A matcher is one way in which a rule can match: one of its paths and hosts.
-type matcher struct {
-	rule    *Rule
-	host    string // "" is any; "*.example.com" any below
-	path    []segment
-	methods []string // none: any
-	implied bool     // it matches HEAD because its rule names GET
-	where   condition
-	order   int // in the file, and once compiled by specificity
-	written int // in the file
-	at      any // where the path was written, or the rule
+// A Match says which requests a rule is for. The zero value is for all.
+type Match struct {
+	Methods []string  // none: any. GET includes HEAD, unless HEAD is named by another rule
+	Hosts   []string  // as ParseHost returns them; none, or an empty one: any
+	Paths   []Pattern // none: any
+	Where   Condition // must hold besides
 }
 
-// A segment of a path pattern.
-type segment struct {
-	kind segmentKind
-	text string // what it is, what it is called, or its glob
+// IsAll tells whether every request matches.
+func (m *Match) IsAll() bool {
+	return len(m.Methods) == 0 && len(m.Where) == 0 && (len(m.Hosts) == 0 || slices.Contains(m.Hosts, "")) &&
+		(len(m.Paths) == 0 || slices.ContainsFunc(m.Paths, Pattern.IsAll))
 }
 
-type segmentKind uint8
+// Matchers are the ways in which a request can match: each path at each host. HEAD makes a server
+// do what GET does, so GET has a matcher for HEAD too.
+func (m *Match) Matchers() (list []*Matcher) {
+	hosts, paths := m.Hosts, m.Paths
+	if len(hosts) == 0 {
+		hosts = []string{""}
+	}
+	if len(paths) == 0 {
+		paths = []Pattern{{{Kind: SegmentRest}}}
+	}
+	impliesHead := slices.Contains(m.Methods, "GET") && !slices.Contains(m.Methods, "HEAD")
+	for _, host := range hosts {
+		for i, path := range paths {
+			list = append(list, &Matcher{Host: host, Path: path, Methods: m.Methods, Where: m.Where, PathIndex: i})
+			if impliesHead {
+				list = append(list, &Matcher{Host: host, Path: path, Methods: []string{"HEAD"}, IsImplied: true, Where: m.Where, PathIndex: i})
+			}
+		}
+	}
+	return list
+}
 
-// From the most to the least specific.
+// A Matcher is one way in which a Match can match: one of its paths at one of its hosts.
+type Matcher struct {
+	Host      string // "" is any; "*.example.com" any below
+	Path      Pattern
+	Methods   []string // none: any
+	Where     Condition
+	IsImplied bool // it matches HEAD because GET is named
+	PathIndex int  // which of the Match's paths it is
+
+	rule  *Rule
+	order int // in the policy, and once compiled by specificity
+}
+
+// A Pattern is a path's pattern, segment by segment.
+type Pattern []Segment
+
+// A Segment is one segment of a Pattern.
+type Segment struct {
+	Kind SegmentKind
+	Text string // what it is, what it is called, or its glob
+}
+
+// A SegmentKind says what a Segment stands for.
+type SegmentKind uint8
+
+// The kinds of segments, from the most to the least specific.
 const (
-	segmentLiteral segmentKind = iota
-	segmentGlob                // with * in it
-	segmentNamed               // {name}
-	segmentAny                 // *
+	SegmentLiteral SegmentKind = iota
+	SegmentGlob                // with * in it
+	SegmentNamed               // {name}
+	SegmentAny                 // *
 	segmentNone                // the path has ended
-	segmentRest                // **
+	SegmentRest                // **
 )
 
-func (m *matcher) matches(q *request, path string) bool {
-	if q.preflight && len(m.methods) == 0 {
-		return false
+// IsAll tells whether every path matches.
+func (p Pattern) IsAll() bool { return len(p) == 1 && p[0].Kind == SegmentRest }
+
+// String is the pattern as people write it.
+func (p Pattern) String() string {
+	var s strings.Builder
+	for _, one := range p {
+		switch one.Kind {
+		case SegmentNamed:
+			one.Text = "{" + one.Text + "}"
+		case SegmentAny:
+			one.Text = "*"
+		case SegmentRest:
+			one.Text = "**"
+		}
+		s.WriteString("/" + one.Text)
 	}
-	return m.matchesMethod(q.a.Method()) && m.matchesHost(q.a.Host()) && matchesPath(m.path, path) && q.holds(m.where)
+	return s.String()
 }
 
-func (m *matcher) matchesMethod(method string) bool {
-	if len(m.methods) == 0 {
+func (m *Matcher) matches(q *request) bool {
+	if q.preflight && len(m.Methods) == 0 {
+		return false
+	}
+	return m.matchesMethod(q.method) && m.matchesHost(q.host) && m.Path.matches(q.path) && q.holds(m.Where)
+}
+
+func (m *Matcher) matchesMethod(method string) bool {
+	if len(m.Methods) == 0 {
 		return true
 	}
-	for _, one := range m.methods {
+	for _, one := range m.Methods {
 		if one == method {
 			return true
 		}
@@ -56,12 +118,12 @@ func (m *matcher) matchesMethod(method string) bool {
 	return false
 }
 
-func (m *matcher) matchesHost(host string) bool { return m.host == "" || matchesHost(m.host, host) }
+func (m *Matcher) matchesHost(host string) bool { return m.Host == "" || matchesHost(m.Host, host) }
 
-func matchesPath(pattern []segment, path string) bool {
-	for i := range pattern {
-		s := &pattern[i]
-		if s.kind == segmentRest {
+func (p Pattern) matches(path string) bool {
+	for i := range p {
+		s := &p[i]
+		if s.Kind == SegmentRest {
 			return true
 		}
 		if path == "" {
@@ -84,12 +146,12 @@ func cut(path string) (text, rest string) {
 	return path[1:], ""
 }
 
-func (s *segment) matches(text string) bool {
-	switch s.kind {
-	case segmentLiteral:
-		return s.text == text
-	case segmentGlob:
-		return glob(s.text, text)
+func (s *Segment) matches(text string) bool {
+	switch s.Kind {
+	case SegmentLiteral:
+		return s.Text == text
+	case SegmentGlob:
+		return glob(s.Text, text)
 	}
 	return text != ""
 }
@@ -120,51 +182,47 @@ func glob(pattern, text string) bool {
 }
 
 // segment is the text of the named segment in a path that matches.
-func (m *matcher) segment(path, name string) (string, bool) {
-	for i := range m.path {
-		if path == "" || m.path[i].kind == segmentRest {
+func (p Pattern) segment(path, name string) (string, bool) {
+	for i := range p {
+		if path == "" || p[i].Kind == SegmentRest {
 			break
 		}
 		var text string
 		text, path = cut(path)
-		if m.path[i].kind == segmentNamed && m.path[i].text == name {
+		if p[i].Kind == SegmentNamed && p[i].Text == name {
 			return text, true
 		}
 	}
 	return "", false
 }
 
-func (m *matcher) has(name string) bool {
-	for i := range m.path {
-		if m.path[i].kind == segmentNamed && m.path[i].text == name {
-			return true
-		}
-	}
-	return false
+// HasSegment tells whether a pattern has a segment {name}.
+func (p Pattern) HasSegment(name string) bool {
+	return slices.Contains(p, Segment{SegmentNamed, name})
 }
 
-// specificity orders matchers, the most specific first: by the host (named before *.domain before
-// any), then the path from left to right (a literal segment before one with * in it, before {name},
+// bySpecificity orders matchers as Compare does, and matchers that are alike as they were written.
+func bySpecificity(a, b *Matcher) int { return cmp.Or(a.Compare(b), cmp.Compare(a.order, b.order)) }
+
+// Compare orders matchers, the most specific first: by the host (named before *.domain before any),
+// then the path from left to right (a literal segment before one with * in it, before {name},
 // before *, before the path's end, before **; of two with * in them, the longer first), then
 // whether methods are named (HEAD by itself before HEAD because of GET), then by how many more
-// conditions there are, then as written.
-func specificity(a, b *matcher) int { return cmp.Or(byMatch(a, b), cmp.Compare(a.order, b.order)) }
-
-// byMatch is specificity but for the order in the file.
-func byMatch(a, b *matcher) int {
+// conditions there are.
+func (a *Matcher) Compare(b *Matcher) int {
 	return cmp.Or(
-		cmp.Compare(hostRank(b.host), hostRank(a.host)),
-		comparePaths(a.path, b.path),
+		cmp.Compare(hostRank(b.Host), hostRank(a.Host)),
+		comparePaths(a.Path, b.Path),
 		cmp.Compare(b.methodRank(), a.methodRank()),
-		cmp.Compare(len(b.where), len(a.where)),
+		cmp.Compare(len(b.Where), len(a.Where)),
 	)
 }
 
-func (m *matcher) methodRank() int {
+func (m *Matcher) methodRank() int {
 	switch {
-	case len(m.methods) == 0:
+	case len(m.Methods) == 0:
 		return 0
-	case m.implied:
+	case m.IsImplied:
 		return 1
 	}
 	return 2
@@ -181,18 +239,18 @@ func hostRank(host string) int {
 	return 1 << 16
 }
 
-func comparePaths(a, b []segment) int {
+func comparePaths(a, b Pattern) int {
 	for i := range max(len(a), len(b)) {
-		s, t := segment{kind: segmentNone}, segment{kind: segmentNone}
+		s, t := Segment{Kind: segmentNone}, Segment{Kind: segmentNone}
 		if i < len(a) {
 			s = a[i]
 		}
 		if i < len(b) {
 			t = b[i]
 		}
-		byKind := cmp.Compare(s.kind, t.kind)
-		if byKind == 0 && s.kind == segmentGlob {
-			byKind = cmp.Compare(len(t.text), len(s.text))
+		byKind := cmp.Compare(s.Kind, t.Kind)
+		if byKind == 0 && s.Kind == SegmentGlob {
+			byKind = cmp.Compare(len(t.Text), len(s.Text))
 		}
 		if byKind != 0 {
 			return byKind
@@ -201,124 +259,112 @@ func comparePaths(a, b []segment) int {
 	return 0
 }
 
-// alike tells whether two matchers without conditions match the same requests, so that one of them
-// could never win.
-func (m *matcher) alike(o *matcher) bool {
-	return m.host == o.host && samePath(m.path, o.path) && sameMethods(m.methods, o.methods)
-}
-
-func samePath(a, b []segment) bool {
-	if len(a) != len(b) {
+// Covers tells whether m matches all requests that o does.
+func (m *Matcher) Covers(o *Matcher) bool {
+	if len(m.Where) > 0 || m.Host != "" && m.Host != o.Host && !(m.Host[0] == '*' && o.Host != "" && o.Host[0] != '*' && m.matchesHost(o.Host)) {
 		return false
 	}
-	for i := range a {
-		named := a[i].kind == segmentNamed && b[i].kind == segmentNamed
-		if a[i] != b[i] && !named {
+	for _, method := range o.Methods {
+		if !m.matchesMethod(method) {
 			return false
 		}
 	}
-	return true
+	return (len(m.Methods) == 0 || len(o.Methods) > 0) && m.Path.Covers(o.Path)
 }
 
-func sameMethods(a, b []string) bool {
-	if len(a) == 0 && len(b) == 0 {
-		return true
-	}
-	for _, method := range a {
-		for _, other := range b {
-			if method == other {
-				return true
-			}
+// Covers tells whether a pattern matches every path that another does.
+func (p Pattern) Covers(o Pattern) bool {
+	for i := range p {
+		s := &p[i]
+		if s.Kind == SegmentRest {
+			return true
+		}
+		if i >= len(o) || o[i].Kind == SegmentRest {
+			return false
+		}
+		if other := &o[i]; other.Kind == SegmentLiteral && !s.matches(other.Text) ||
+			other.Kind != SegmentLiteral && s.Kind != SegmentAny && s.Kind != SegmentNamed && *s != *other {
+			return false
 		}
 	}
-	return false
+	return len(p) == len(o)
 }
 
-// pattern reads a path as people write it in a rule.
-func (c *compiler) pattern(p any, text string) ([]segment, bool) {
+// ParsePattern reads a path's pattern as people write it: {name} is one segment, * any part of one,
+// and ** at the end everything below. The error says what is wrong and how to correct it.
+func (p Paths) ParsePattern(text string) (Pattern, error) {
 	if strings.Contains(text, "://") {
-		c.fail(p, "the path %q has a scheme and a host; write the path alone, as in /api, and the host into host:", clip(text))
-		return nil, false
+		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write the path alone, as in /api, and the host into host:", text)
 	}
 	if !strings.HasPrefix(text, "/") {
-		c.fail(p, "the path %q has to begin with a slash; write %q", clip(text), "/"+clip(text))
-		return nil, false
+		return nil, fmt.Errorf("the path %.60q has to begin with a slash; write %.60q", text, "/"+text)
 	}
-	var path []segment
+	var pattern Pattern
 	names := make(map[string]bool)
 	parts := strings.Split(text[1:], "/")
 	for i, text := range parts {
-		s := segment{segmentLiteral, text}
+		isLast := i == len(parts)-1
+		s := Segment{SegmentLiteral, text}
 		switch {
 		case text == "**":
-			if i < len(parts)-1 {
-				c.fail(p, "** stands before the end of the path; it can only be last; for one segment write * or {name}")
-				return nil, false
+			if !isLast {
+				return nil, fmt.Errorf("** stands before the end of the path; it can only be last; for one segment write * or {name}")
 			}
-			s = segment{kind: segmentRest}
+			s = Segment{Kind: SegmentRest}
 		case text == "*":
-			s = segment{kind: segmentAny}
+			s = Segment{Kind: SegmentAny}
 		case strings.ContainsAny(text, "{}"):
 			name := strings.TrimSuffix(strings.TrimPrefix(text, "{"), "}")
-			if len(name) != len(text)-2 || !wordLike(name) {
-				c.fail(p, "the segment %q is not understood; write {name} for a whole segment, with a name of letters, digits and _", clip(text))
-				return nil, false
+			if len(name) != len(text)-2 || !IsWord(name) {
+				return nil, fmt.Errorf("the segment %.60q is not understood; write {name} for a whole segment, with a name of letters, digits and _", text)
 			}
 			if names[name] {
-				c.fail(p, "the segment {%s} stands in the path twice; give each a name of its own", name)
-				return nil, false
+				return nil, fmt.Errorf("the segment {%s} stands in the path twice; give each a name of its own", name)
 			}
 			names[name] = true
-			s = segment{segmentNamed, name}
+			s = Segment{SegmentNamed, name}
 		case strings.Contains(text, "**"):
-			c.fail(p, "the segment %q has ** in it; write * for any part of a segment", clip(text))
-			return nil, false
-		case strings.Contains(text, "*"):
-			s.kind = segmentGlob
-			fallthrough
+			return nil, fmt.Errorf("the segment %.60q has ** in it; write * for any part of a segment", text)
 		default:
-			if name := strings.Trim(text, ":<>"); text != name && wordLike(name) {
-				c.warn(p, "the segment %q stands for itself, as it is written; for a segment of any text write {%s}", clip(text), clip(name))
+			if strings.Contains(text, "*") {
+				s.Kind = SegmentGlob
 			}
-			clean, ok := c.literal(p, s.text, i == len(parts)-1)
-			if !ok {
-				return nil, false
+			var err error
+			if s.Text, err = p.cleanSegment(text, isLast); err != nil {
+				return nil, err
 			}
-			s.text = clean
 		}
-		path = append(path, s)
+		pattern = append(pattern, s)
 	}
-	if last := len(path) - 1; c.rules.paths.IgnoreTrailingSlash && last > 0 && path[last] == (segment{}) {
-		path = path[:last]
+	if last := len(pattern) - 1; p.IgnoreTrailingSlash && last > 0 && pattern[last] == (Segment{}) {
+		pattern = pattern[:last]
 	}
-	return path, true
+	return pattern, nil
 }
 
-// literal brings a segment into the form that requests' paths are brought into.
-func (c *compiler) literal(p any, text string, last bool) (string, bool) {
+// cleanSegment brings a segment into the form that Clean gives to requests' paths. A star is kept.
+func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	if text == "" {
-		if !last {
-			c.fail(p, "the path has // in it, which no request's path has once it is read; write one slash")
+		if !isLast {
+			return "", fmt.Errorf("the path has // in it, which no request's path has once it is read; write one slash")
 		}
-		return "", last
+		return "", nil
 	}
-	// A star is kept as it is; in a request's path it stands for itself, too.
-	clean, err := c.rules.paths.Clean("/" + text)
+	clean, err := p.Clean("/" + text)
 	if err != nil {
-		c.fail(p, "no request's path has the segment %q: %s", clip(text), offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
-		return "", false
+		return "", fmt.Errorf("no request's path has the segment %.60q: %s", text, offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
 	}
 	if clean == "/" || strings.Contains(clean[1:], "/") {
-		c.fail(p, "no request's path has the segment %q once it is read; leave it out", clip(text))
-		return "", false
+		return "", fmt.Errorf("no request's path has the segment %.60q once it is read; leave it out", text)
 	}
-	return clean[1:], true
+	return clean[1:], nil
 }
 
-// offset is where in a path something is wrong; a pattern has its own.
+// offset is where in a path something is wrong. In a pattern it stands elsewhere.
 var offset = regexp.MustCompile(` at offset \d+`)
 
-func wordLike(s string) bool {
+// IsWord tells whether s can name a segment: 1 to 64 letters, digits and _, and no digit first.
+func IsWord(s string) bool {
 	for i, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_' || i > 0 && b >= '0' && b <= '9') {
 			return false

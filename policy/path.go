@@ -11,7 +11,7 @@ import (
 // Paths says how the paths of requests are read before rules are matched with them: every spelling
 // of a path becomes one, and what servers read differently is refused. The zero value is the strict
 // reading, which suits most servers. The server behind must get the path that the rules saw, so
-// whoever sends a request on sends what Rewrite made of it.
+// a proxy must forward the path that Rewrite wrote.
 //
 // A canonical path, whatever the fields say,
 //

@@ -331,7 +331,7 @@ func TestRewriteSendsWhatWasMatched(t *testing.T) {
 	}
 }
 
-// What somebody set by hand counts, not what it was parsed from.
+// Rewrite reads the path that the caller set, not the text from which the URL was parsed.
 func TestRewriteReadsThePathThatIsSent(t *testing.T) {
 	t.Parallel()
 	u := &url.URL{Path: "/b//c d", RawPath: "/stale%2Fpath"}
@@ -408,7 +408,7 @@ func FuzzCleanPath(f *testing.F) {
 		if changed, err := p.Rewrite(u); changed || err != nil {
 			t.Errorf("%+v: %q is read as %q, which is rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)
 		}
-		// What a client wrote, net/url read and Rewrite mended is that path too, or is refused.
+		// If net/url parses the same text, Rewrite makes the same path of it, or rejects it.
 		if u, err := url.ParseRequestURI(path); err == nil && u.Host == "" && u.Opaque == "" && u.RawQuery == "" && !u.ForceQuery {
 			if _, err := p.Rewrite(u); err != nil || u.EscapedPath() != clean || u.Path != decoded {
 				t.Errorf("%+v: %q is read as %q, but rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)

@@ -16,7 +16,7 @@ import (
 // A clock that steps cannot compute with is refused by the name of the option, and changes nothing.
 func TestClocksBefore1970AreRefused(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	for _, now := range []time.Time{{}, time.Unix(0, 0), time.Unix(-1, 0), time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)} {
 		clock := func() time.Time { return now }
 		for name, s := range map[string]penstock.Store{
@@ -24,7 +24,7 @@ func TestClocksBefore1970AreRefused(t *testing.T) {
 			"memstore":   memstore.New(memstore.Options{Now: clock}),
 		} {
 			for _, limit := range []penstock.Limit{penstock.PerSecond(1), penstock.InFlight(1, time.Second), penstock.PerSecond(1).With(penstock.SlidingLog)} {
-				_, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Cost: 1, Holder: "h"}})
+				_, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit.MustCompile(), Cost: 1, Holder: "h"}})
 				if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), name+": Options.Now") {
 					t.Errorf("%s at %v: %v, want an ErrInvalid that names Options.Now", name, now, err)
 				}
@@ -41,10 +41,10 @@ func TestEndedContextsAreAnsweredAlike(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, s := range map[string]penstock.Store{
-		"redisstore": open(t, redistest.Start(t).URL(), redisstore.Options{}),
+		"redisstore": open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: aPrefix()}),
 		"memstore":   memstore.New(memstore.Options{}),
 	} {
-		charges := []penstock.Charge{{Key: "k", Limit: penstock.PerSecond(1), Cost: 1}}
+		charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(1).MustCompile(), Cost: 1}}
 		if _, err := s.Decide(late, charges); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
 			t.Errorf("%s after the deadline: %v", name, err)
 		}

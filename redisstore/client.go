@@ -6,14 +6,14 @@ import "context"
 // URL (Open) or from a rueidis.Client (NewRueidis); package redisstore/goredis makes one from a
 // go-redis client.
 //
-// A Client must send every script once, whatever befalls the answer: a lost answer may belong to a
-// script that ran, and running it again charges twice. Following a redirection (MOVED, ASK) is
-// allowed, because that proves that nothing ran.
+// A Client must send every script once, also if the reply is lost: the script may have run, and
+// running it again charges twice. A Client may follow a redirection (MOVED, ASK), because that
+// proves that nothing ran.
 //
-// A Store calls its Client on goroutines of their own, and lets its callers go at their deadlines,
-// so a Client may dial, and wait. The contexts that it is given end 5 s after the caller has gone,
-// and when the Store is closed. Their Err tells that the caller has gone: then nothing need be sent
-// any more.
+// A Store calls its Client on other goroutines than those of its callers, which return at their
+// deadlines. So a Client may dial, and wait. The contexts of its calls are special. Err returns an
+// error as soon as the caller has left: then the Client need send nothing more. Done is closed at
+// most 5 s later, or when the Store is closed.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
 	// keys[0]. An error reply of Redis is returned as a ReplyError. Neither the slices nor the strings
@@ -23,10 +23,10 @@ type Client interface {
 	// Eval runs a script by its text.
 	Eval(ctx context.Context, script string, keys, args []string) (string, error)
 
-	// Load loads scripts by SCRIPT LOAD: into the server that owns key or, if key is "", into each
-	// server that the client knows of, replicas that may be promoted included. If one server fails
-	// it goes on with the others, and returns all errors. An answer other than the script's digest
-	// is an error.
+	// Load loads scripts by SCRIPT LOAD into the server that owns key. If key is "", it loads them
+	// into each server that the client knows of, also into replicas that may be promoted. If one
+	// server fails, it goes on with the others, and returns all errors. A reply other than the
+	// script's digest is an error.
 	Load(ctx context.Context, key string, scripts []Script) error
 
 	// Sharded tells whether keys are spread over several servers, so that a script may only touch keys
@@ -36,7 +36,8 @@ type Client interface {
 	// Ping asks a server whether it is there.
 	Ping(ctx context.Context) error
 
-	// Close ends the client's connections, if the client was made by this module.
+	// Close closes the connections of a client that Dial made. It does nothing for a client that the
+	// user passed to NewRueidis or goredis.New.
 	Close() error
 }
 

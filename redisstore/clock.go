@@ -5,38 +5,40 @@ import (
 	"time"
 )
 
-// ClockSteps is how often the server's clock has been seen to go back or ahead by more than 100 ms
-// and 0.1 % of the time that really passed, by this machine's monotonic clock. It is looked at with
-// every Live that is answered, so what goes back and returns between two of them is not seen; on a
-// Cluster it is that of the server that keeps the list of instances. A failover to a server whose
-// clock differs is a step too. It counts as ahead when this machine was suspended.
+// ClockSteps returns how often the server's clock has jumped back or forward: by more than 100 ms
+// plus 0.1 % of the time that has passed by this machine's monotonic clock. Each Heartbeat reads
+// the clock, so a jump back and its correction between two of them are not seen. On a Cluster it is
+// the clock of the server that has the list of instances. A failover to a server with another clock
+// is a jump, too. If this machine was suspended, it counts as a jump forward.
 //
-// Limits outlive steps: one ahead lets units come back as if the time had passed; after one back,
-// buckets and sliding windows stop refilling for 5 s at most, and a window ends at its own end or
-// with the one after the present one.
+// Limits survive jumps. After a jump forward, units come back as if the time had passed. After a
+// jump back, buckets and sliding windows do not refill for up to 5 s. A fixed window that has begun
+// still ends at its original time, but not much later than the window after the present one; see
+// algorithm.FixedWindow.
 func (s *Store) ClockSteps() (back, forward int64) {
 	s.clock.mu.Lock()
 	defer s.clock.mu.Unlock()
 	return s.clock.back, s.clock.forward
 }
 
-// A clock is what is known of the server's.
+// A clock compares the server's clock with this machine's.
 type clock struct {
 	mu            sync.Mutex
 	back, forward int64
 	last          reading
 }
 
-// A reading of the server's clock was made some time between the question and the answer.
+// A reading of the server's clock was made at some time between sent and answered.
 type reading struct {
 	server         time.Time
 	sent, answered time.Time // by the monotonic clock
 }
 
-// clockTolerance is the smallest step that counts.
+// clockTolerance is the smallest jump that counts.
 const clockTolerance = 100 * time.Millisecond
 
-func (c *clock) note(r reading) {
+// addReading compares a reading with the one before.
+func (c *clock) addReading(r reading) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	last := c.last
@@ -44,12 +46,13 @@ func (c *clock) note(r reading) {
 	if last.sent.IsZero() {
 		return
 	}
-	least, most := r.sent.Sub(last.answered), r.answered.Sub(last.sent) // between them, also if they overlapped
-	slack := clockTolerance + most/1000                                 // clocks differ in how fast they go
+	// The true time between the readings is from least to most, even if the readings overlap.
+	least, most := r.sent.Sub(last.answered), r.answered.Sub(last.sent)
+	tolerance := clockTolerance + most/1000 // clocks differ in how fast they go
 	switch passed := r.server.Sub(last.server); {
-	case passed < least-slack:
+	case passed < least-tolerance:
 		c.back++
-	case passed > most+slack:
+	case passed > most+tolerance:
 		c.forward++
 	}
 }

@@ -18,7 +18,7 @@ import (
 type timekeeper struct {
 	redisstore.Client
 	wrong       time.Duration // by how much its clock is ahead
-	there, back time.Duration // how long a question is under way, and its answer
+	there, back time.Duration // how long a question travels, and its reply
 	down        bool
 }
 
@@ -166,7 +166,7 @@ func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
 
 func TestTheClockOfARealServerIsRead(t *testing.T) {
 	t.Parallel()
-	store := open(t, redistest.Start(t).URL(), redisstore.Options{})
+	store := open(t, redistest.Shared(t).URL(), redisstore.Options{Prefix: aPrefix()})
 	for range 20 {
 		if n, err := store.Heartbeat(t.Context(), "i", time.Minute); n != 1 || err != nil {
 			t.Fatal(n, err)

@@ -9,15 +9,16 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore/internal/client"
 )
 
 const (
-	giveBackTimeout = time.Second // in which charges of a batch that failed are given back
-	maxGivingBack   = 256         // batches that may outlast their calls at once
+	refundTimeout = time.Second // for the refunds of a batch that failed
+	maxRefunding  = 256         // batches whose refunds may be in flight after their calls have ended
 )
 
-// spread tells whether charges have different keys, and so may be kept on different servers.
-func spread(charges []penstock.Charge) bool {
+// isMultiSlot tells whether charges have different keys, and so may be in different slots.
+func isMultiSlot(charges []penstock.Charge) bool {
 	for i := 1; i < len(charges); i++ {
 		if charges[i].Key != charges[0].Key {
 			return true
@@ -26,61 +27,63 @@ func spread(charges []penstock.Charge) bool {
 	return false
 }
 
-// decideSpread decides a batch of several keys on a Cluster, one script per key. First all keys are
-// asked at once, by dry runs. If all would grant, all are charged at once. So a denial charges
-// nothing and takes one round trip. If others charge a key between the two rounds, it may deny
-// after all; then what the other keys were charged is given back. Charges that cannot be denied are
-// made last.
-func (s *Store) decideSpread(ctx context.Context, plans []*penstock.Plan, charges []penstock.Charge) (penstock.Decision, error) {
-	deniable, others := groups(charges)
-	statuses := make([]penstock.Status, len(charges))
-	asked := len(deniable) > 1 && slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw })
-	if asked {
-		if err := s.runEach(ctx, append(deniable[:len(deniable):len(deniable)], others...), plans, dryRun(charges), statuses); err != nil {
+// decideMultiSlot decides a batch of several keys on a Cluster, with one script for each key.
+// First it sends dry runs to all keys at once. If all would grant, it charges all at once. So a
+// denial charges nothing and takes one round trip. If other callers charge a key between the two
+// rounds, it may deny after all: then the charges to the other keys are refunded. Charges that
+// cannot be denied are made last.
+func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	deniable, undeniable := groupByKey(charges)
+	firstRound := make([]penstock.Status, len(charges))
+	hasDryRun := len(deniable) > 1 && slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw })
+	if hasDryRun {
+		if err := s.runEach(ctx, append(deniable[:len(deniable):len(deniable)], undeniable...), toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
-		if denied(statuses) {
-			return penstock.NewDecision(statuses), nil
+		if denied(firstRound) {
+			return penstock.NewDecision(firstRound), nil
 		}
 	}
 
-	charges = owned(charges, plans)
-	answers := make([]penstock.Status, len(charges))
-	err := s.runEach(ctx, deniable, plans, charges, answers)
-	if err == nil && !denied(answers) {
-		if err = s.runEach(ctx, others, plans, charges, answers); err == nil {
-			return penstock.NewDecision(answers), nil
+	charges = withHolders(charges)
+	secondRound := make([]penstock.Status, len(charges))
+	err := s.runEach(ctx, deniable, charges, secondRound)
+	if err == nil && !denied(secondRound) {
+		if err = s.runEach(ctx, undeniable, charges, secondRound); err == nil {
+			return penstock.NewDecision(secondRound), nil
 		}
 	}
-	if back := s.giveBack(ctx, made(charges, answers)); back != nil {
-		return penstock.Decision{}, indeterminate(ctx, errors.Join(err, back))
+	if failed := s.refund(ctx, refundsOf(charges, secondRound)); failed != nil {
+		return penstock.Decision{}, indeterminate(ctx, errors.Join(err, failed))
 	}
 	if err != nil {
 		return penstock.Decision{}, err
 	}
-	if !asked {
-		if err := s.runEach(ctx, others, plans, dryRun(charges), statuses); err != nil {
+	// The batch is denied. The reply says what is left under each limit: from the first round, or from
+	// the charges that were tried.
+	if !hasDryRun {
+		if err := s.runEach(ctx, undeniable, toDryRun(charges), firstRound); err != nil {
 			return penstock.Decision{}, err
 		}
 	}
 	for _, group := range deniable {
-		if !asked || slices.ContainsFunc(group, func(i int) bool { return answers[i].RetryAfter > 0 }) {
+		if !hasDryRun || slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 }) {
 			for _, i := range group {
-				statuses[i] = answers[i]
+				firstRound[i] = secondRound[i]
 			}
 		}
 	}
-	return denial(statuses), nil
+	return denyMultiSlot(firstRound), nil
 }
 
-// runEach decides groups of charges, each in a script of its own and all at once, and writes their
-// statuses. It returns when all have ended. If several fail, it returns an error after which
-// charges may have been made, if there is one.
-func (s *Store) runEach(ctx context.Context, groups [][]int, plans []*penstock.Plan, charges []penstock.Charge, statuses []penstock.Status) error {
+// runEach decides groups of charges at once, each in a script of its own, and writes their
+// statuses. It returns when all have ended. If several fail, it prefers an error after which
+// charges may have been made.
+func (s *Store) runEach(ctx context.Context, groups [][]int, charges []penstock.Charge, statuses []penstock.Status) error {
 	errs := make([]error, len(groups))
 	var all sync.WaitGroup
 	for n, group := range groups {
-		run := func() { errs[n] = s.runGroup(ctx, group, plans, charges, statuses) }
+		run := func() { errs[n] = s.runGroup(ctx, group, charges, statuses) }
 		if n == len(groups)-1 {
 			run()
 		} else {
@@ -97,12 +100,13 @@ func (s *Store) runEach(ctx context.Context, groups [][]int, plans []*penstock.P
 	return worst
 }
 
-func (s *Store) runGroup(ctx context.Context, group []int, plans []*penstock.Plan, charges []penstock.Charge, statuses []penstock.Status) error {
+func (s *Store) runGroup(ctx context.Context, group []int, charges []penstock.Charge, statuses []penstock.Status) error {
 	c := s.calls.Get().(*call)
-	c.charges = c.charges[:0]
+	c.own = c.own[:0]
 	for _, i := range group {
-		c.charges = append(c.charges, charge{&charges[i], plans[i]})
+		c.own = append(c.own, charges[i])
 	}
+	c.charges = c.own
 	d, err := s.run(ctx, c)
 	if err != nil {
 		return err
@@ -115,36 +119,37 @@ func (s *Store) runGroup(ctx context.Context, group []int, plans []*penstock.Pla
 	return nil
 }
 
-// mayBeCharged tells whether charges may have been made despite an error.
+// mayBeCharged tells whether charges may have been made although there was an error.
 func mayBeCharged(err error) bool {
 	e := penstock.AsStoreError(err)
 	return err != nil && (e == nil || e.MayBeCharged)
 }
 
-// dryRun asks for charges and makes none.
-func dryRun(charges []penstock.Charge) []penstock.Charge {
-	asks := slices.Clone(charges)
-	for i := range asks {
-		asks[i].Mode += dry
+// toDryRun returns the charges of a dry run.
+func toDryRun(charges []penstock.Charge) []penstock.Charge {
+	charges = slices.Clone(charges)
+	for i := range charges {
+		charges[i].Mode += dryRun
 	}
-	return asks
+	return charges
 }
 
-// owned are the charges, with a random Holder where they could not be given back without one.
-func owned(charges []penstock.Charge, plans []*penstock.Plan) []penstock.Charge {
+// withHolders returns the charges. It gives a random Holder to each that could not be refunded
+// without one.
+func withHolders(charges []penstock.Charge) []penstock.Charge {
 	charges = slices.Clone(charges)
 	for i := range charges {
 		c := &charges[i]
-		if plans[i].Limit.Algorithm.Owned && c.Holder == "" && (c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force) {
+		if c.Plan.Algorithm().OwnsRefunds() && c.Holder == "" && (c.Mode == penstock.Spend || c.Mode == penstock.Draw || c.Mode == penstock.Force) {
 			c.Holder = rand.Text()
 		}
 	}
 	return charges
 }
 
-// made are the refunds of what was charged. A Refund that was made stays made: refunding it once
-// more would make units of nothing.
-func made(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
+// refundsOf returns the refunds of what was charged. A Refund is not undone: to refund it once more
+// would create units.
+func refundsOf(charges []penstock.Charge, answers []penstock.Status) []penstock.Charge {
 	var back []penstock.Charge
 	for i, c := range charges {
 		if granted := answers[i].Granted; granted > 0 && c.Mode != penstock.Refund {
@@ -159,9 +164,9 @@ func denied(statuses []penstock.Status) bool {
 	return slices.ContainsFunc(statuses, func(s penstock.Status) bool { return s.RetryAfter > 0 })
 }
 
-// denial is the decision of a batch that was denied. A charge that alone would be granted says what
-// is left.
-func denial(statuses []penstock.Status) penstock.Decision {
+// denyMultiSlot returns the decision of a batch that was denied. For a charge that was not itself
+// denied, the status only says how much is left.
+func denyMultiSlot(statuses []penstock.Status) penstock.Decision {
 	for i := range statuses {
 		if statuses[i].RetryAfter == 0 {
 			statuses[i].Granted, statuses[i].Wait = 0, 0
@@ -170,29 +175,30 @@ func denial(statuses []penstock.Status) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-// giveBack refunds charges, and waits for that until ctx ends. Then it goes on in the background,
-// for giveBackTimeout in all, unless as many do. What cannot be given back stays charged.
-func (s *Store) giveBack(ctx context.Context, made []penstock.Charge) error {
-	if len(made) == 0 {
+// refund makes refunds, and waits for them until ctx ends. They then continue in the background, up
+// to refundTimeout in all. If maxRefunding batches are already being refunded, these refunds end
+// with ctx. What cannot be refunded stays charged.
+func (s *Store) refund(ctx context.Context, refunds []penstock.Charge) error {
+	if len(refunds) == 0 {
 		return nil
 	}
-	refund := func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, giveBackTimeout)
+	decide := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, refundTimeout)
 		defer cancel()
-		_, err := s.Decide(ctx, made)
+		_, err := s.Decide(ctx, refunds)
 		return err
 	}
 	done := make(chan error, 1)
-	if s.givingBack.Add(1) > maxGivingBack || !s.work.start(func(life context.Context) {
-		defer s.givingBack.Add(-1)
-		err := refund(life)
+	if s.refunding.Add(1) > maxRefunding || !s.work.Start(func(life context.Context) {
+		defer s.refunding.Add(-1)
+		err := decide(life)
 		if err != nil && life.Err() != nil {
-			err = errClosed
+			err = client.ErrClosed
 		}
 		done <- err
 	}) {
-		s.givingBack.Add(-1)
-		return refund(ctx)
+		s.refunding.Add(-1)
+		return decide(ctx)
 	}
 	select {
 	case err := <-done:
@@ -202,7 +208,7 @@ func (s *Store) giveBack(ctx context.Context, made []penstock.Charge) error {
 	}
 }
 
-// perhaps is the error of a batch that is charged in part, perhaps.
+// indeterminate returns the error of a batch of which some charges may have been made.
 func indeterminate(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
@@ -210,11 +216,11 @@ func indeterminate(ctx context.Context, err error) error {
 	return penstock.NewStoreError(penstock.ReasonUnknown, err)
 }
 
-// groups are the indexes of the charges, grouped by key: of those that can be denied, and of the
-// others.
-func groups(charges []penstock.Charge) (deniable, others [][]int) {
+// groupByKey returns the indexes of the charges, grouped by key: of charges that can be denied, and
+// of the others.
+func groupByKey(charges []penstock.Charge) (deniable, undeniable [][]int) {
 	for i := range charges {
-		list := &others
+		list := &undeniable
 		if mode := charges[i].Mode; mode == penstock.Spend || mode == penstock.Draw || mode == penstock.Peek {
 			list = &deniable
 		}
@@ -225,5 +231,5 @@ func groups(charges []penstock.Charge) (deniable, others [][]int) {
 		}
 		(*list)[n] = append((*list)[n], i)
 	}
-	return deniable, others
+	return deniable, undeniable
 }

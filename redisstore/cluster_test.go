@@ -58,7 +58,7 @@ func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	for name, client := range map[string]Client{
 		"a Cluster":               dialURL(t, "redis+cluster://"+strings.Join(cluster.Addrs(), ",")),
-		"one server taken for it": &spreadClient{Client: dialURL(t, redistest.Start(t).URL())},
+		"one server taken for it": &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -84,7 +84,7 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 		return err
 	}
 	memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
-	limits := make([]penstock.Limit, 1+rng.IntN(4))
+	limits := make([]*penstock.Plan, 1+rng.IntN(4))
 	for i := range limits {
 		limits[i] = hostileLimit(rng, subject, i)
 	}
@@ -99,7 +99,7 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 		batch := hostileBatch(rng, limits, &last)
 		for range rng.IntN(3) { // of several keys more often
 			more := append(batch, hostileBatch(rng, limits, &last)...)
-			if _, err := penstock.Prepare(more, nil); err == nil {
+			if err := penstock.Check(more); err == nil {
 				batch = more
 			}
 		}
@@ -119,7 +119,7 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 		}
 		last = want
 		*decided++
-		if spread(batch) {
+		if isMultiSlot(batch) {
 			*spreads++
 			if !want.Allowed {
 				*denials++
@@ -131,14 +131,14 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 
 // runDry asks for batches that are not made, together, and compares the answers with those of
 // memory where another charge denies.
-func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []penstock.Limit, last *penstock.Decision) error {
+func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
 		batch := hostileBatch(rng, limits, last)
 		for i := range batch {
 			batch[i].Key = "a"
 		}
-		if _, err := penstock.Prepare(batch, nil); err != nil {
+		if err := penstock.Check(batch); err != nil {
 			batch = batch[:1] // the same limit twice
 		}
 		batches = append(batches, batch)
@@ -146,11 +146,11 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []penst
 			batches = append(batches, batch)
 		}
 	}
-	got, order, err := redis.decideTogether(context.Background(), batches, dry)
+	got, order, err := redis.decideTogether(context.Background(), batches, dryRun)
 	if err != nil {
 		return err
 	}
-	veto := penstock.Charge{Key: "veto", Limit: penstock.PerHour(1).WithName("veto"), Cost: 2}
+	veto := penstock.Charge{Key: "veto", Plan: penstock.PerHour(1).WithName("veto").MustCompile(), Cost: 2}
 	for _, i := range order {
 		want, err := memory.Decide(context.Background(), append(batches[i][:len(batches[i]):len(batches[i])], veto))
 		if err != nil {
@@ -170,17 +170,17 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []penst
 // together, how many round trips.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
-	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
-	store, err := New(client, Options{})
+	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
+	store, err := New(client, Options{Prefix: fmt.Sprintf("t%x", rand.Uint64())})
 	if err != nil {
 		t.Fatal(err)
 	}
-	some, none := penstock.PerHour(10).WithName("some"), penstock.PerHour(1).WithName("none")
+	some, none := penstock.PerHour(10).WithName("some").MustCompile(), penstock.PerHour(1).WithName("none").MustCompile()
 	if err := store.Load(t.Context(), some, none); err != nil { // or scripts are sent twice
 		t.Fatal(err)
 	}
-	charge := func(key string, limit penstock.Limit, mode penstock.Mode, cost int64) penstock.Charge {
-		return penstock.Charge{Key: key, Limit: limit, Mode: mode, Cost: cost}
+	charge := func(key string, limit *penstock.Plan, mode penstock.Mode, cost int64) penstock.Charge {
+		return penstock.Charge{Key: key, Plan: limit, Mode: mode, Cost: cost}
 	}
 	for _, key := range []string{"a", "b", "c"} {
 		if _, err := store.Decide(t.Context(), []penstock.Charge{charge(key, some, penstock.Spend, 1), charge(key, none, penstock.Spend, 1)}); err != nil {
@@ -214,11 +214,11 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	}
 }
 
-// Others come between the asking and the charging: one key denies after all, and the others are as
-// they were, whatever their algorithm.
-func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
+// Another caller charges a key between the dry run and the charges. The key denies after all, and
+// the other keys are refunded, whatever their algorithm.
+func TestBatchThatIsOvertakenIsRefunded(t *testing.T) {
 	t.Parallel()
-	plainClient := dialURL(t, redistest.Start(t).URL())
+	plainClient := dialURL(t, redistest.Shared(t).URL())
 	hour := time.Hour
 	for _, first := range []penstock.Limit{
 		penstock.PerHour(10), penstock.PerHour(10).WithBurst(10).With(penstock.LeakyBucket), penstock.PerHour(10).With(penstock.FixedWindow),
@@ -235,30 +235,30 @@ func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
 			if err1 != nil || err2 != nil {
 				t.Fatal(err1, err2)
 			}
-			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow)
-			if err := store.Load(t.Context(), first, scarce); err != nil { // or scripts are sent twice
+			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow).MustCompile()
+			if err := store.Load(t.Context(), first.MustCompile(), scarce); err != nil { // or scripts are sent twice
 				t.Fatal(err)
 			}
-			peek := func(limit penstock.Limit, key string) penstock.Status {
-				d, err := other.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Mode: penstock.Peek, Cost: 1, Patience: hour, Holder: "me"}})
+			peek := func(limit *penstock.Plan, key string) penstock.Status {
+				d, err := other.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: limit, Mode: penstock.Peek, Cost: 1, Patience: hour, Holder: "me"}})
 				if err != nil {
 					t.Fatal(err)
 				}
 				return d.Status(0)
 			}
-			mine := penstock.Charge{Key: "a", Limit: first, Mode: mode, Cost: 3, Patience: hour}
-			if first.Algorithm != nil && first.Algorithm.Holds {
+			mine := penstock.Charge{Key: "a", Plan: first.MustCompile(), Mode: mode, Cost: 3, Patience: hour}
+			if first.Algorithm != nil && first.Algorithm.NeedsHolder() {
 				mine.Holder = "me"
 			}
-			before := peek(first, "a")
+			before := peek(first.MustCompile(), "a")
 			client.before = func(n int64) {
 				if n == 3 { // the first that charges
-					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Limit: scarce, Cost: 1}}); err != nil {
+					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Plan: scarce, Cost: 1}}); err != nil {
 						t.Error(err)
 					}
 				}
 			}
-			d, err := store.Decide(t.Context(), []penstock.Charge{mine, {Key: "b", Limit: scarce, Cost: 1}})
+			d, err := store.Decide(t.Context(), []penstock.Charge{mine, {Key: "b", Plan: scarce, Cost: 1}})
 			if err != nil || d.Allowed {
 				t.Fatalf("%s: %v, %v", name, d, err)
 			}
@@ -266,7 +266,7 @@ func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
 			if d.RetryAfter() != window || d.Status(0).RetryAfter != 0 || d.Status(0).Granted != 0 || d.Status(0).Remaining != before.Remaining {
 				t.Errorf("%s: the answer is %+v and %+v; want nothing charged, and a retry after %v", name, d.Status(0), d.Status(1), window)
 			}
-			if after := peek(first, "a"); after != before {
+			if after := peek(first.MustCompile(), "a"); after != before {
 				t.Errorf("%s: after the denial %+v, before %+v", name, after, before)
 			}
 		}
@@ -278,12 +278,12 @@ func TestBatchThatIsOvertakenIsGivenBack(t *testing.T) {
 func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
-	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
-	store, err := New(client, Options{Now: func() time.Time { return clock }})
+	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
+	store, err := New(client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
 	if err != nil {
 		t.Fatal(err)
 	}
-	slots, scarce := penstock.InFlight(5, time.Hour), penstock.PerHour(1).WithName("scarce")
+	slots, scarce := penstock.InFlight(5, time.Hour).MustCompile(), penstock.PerHour(1).WithName("scarce").MustCompile()
 	decide := func(charges ...penstock.Charge) penstock.Decision {
 		d, err := store.Decide(t.Context(), charges)
 		if err != nil {
@@ -291,17 +291,17 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 		}
 		return d
 	}
-	decide(penstock.Charge{Key: "a", Limit: slots, Cost: 4, Holder: "me"})
-	decide(penstock.Charge{Key: "b", Limit: scarce, Cost: 1})
+	decide(penstock.Charge{Key: "a", Plan: slots, Cost: 4, Holder: "me"})
+	decide(penstock.Charge{Key: "b", Plan: scarce, Cost: 1})
 	clock = clock.Add(time.Minute)
 	for _, batch := range [][]penstock.Charge{
-		{{Key: "a", Limit: slots, Cost: 2, Holder: "me"}, {Key: "b", Limit: scarce, Cost: 1}},
-		{{Key: "b", Limit: scarce, Cost: 1}, {Key: "a", Limit: slots, Cost: 2, Holder: "me"}},
+		{{Key: "a", Plan: slots, Cost: 2, Holder: "me"}, {Key: "b", Plan: scarce, Cost: 1}},
+		{{Key: "b", Plan: scarce, Cost: 1}, {Key: "a", Plan: slots, Cost: 2, Holder: "me"}},
 	} {
 		if d := decide(batch...); d.Allowed {
 			t.Fatal("it was granted")
 		}
-		d := decide(penstock.Charge{Key: "a", Limit: slots, Mode: penstock.Peek, Cost: 2, Holder: "other"})
+		d := decide(penstock.Charge{Key: "a", Plan: slots, Mode: penstock.Peek, Cost: 2, Holder: "other"})
 		if s := d.Status(0); s.Remaining != 1 || s.RetryAfter != 59*time.Minute {
 			t.Errorf("1 slot of 5 is left for 59 minutes before; now %+v", s)
 		}
@@ -312,15 +312,15 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 func TestDeniedBatchOverSlotsTellsTheLongestRetry(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
-	client := &spreadClient{Client: dialURL(t, redistest.Start(t).URL())}
-	store, err := New(client, Options{Now: func() time.Time { return clock }})
+	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
+	store, err := New(client, Options{Prefix: fmt.Sprintf("d%x", rand.Uint64()), Now: func() time.Time { return clock }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	second, hour := penstock.PerSecond(1), penstock.PerHour(1)
 	for _, limit := range []penstock.Limit{second, hour} {
 		for _, key := range []string{"a", "b"} {
-			if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Cost: 1}}); err != nil {
+			if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: limit.MustCompile(), Cost: 1}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -329,10 +329,10 @@ func TestDeniedBatchOverSlotsTellsTheLongestRetry(t *testing.T) {
 		second, hour penstock.Charge
 		want         time.Duration
 	}{
-		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: 1}, time.Hour},
-		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: 2}, penstock.Never},
-		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: algorithm.Max / 2, Mode: penstock.Draw}, time.Hour},
-		{penstock.Charge{Key: "a", Limit: second, Cost: 1}, penstock.Charge{Key: "b", Limit: hour, Cost: 1, Mode: penstock.Peek}, time.Hour},
+		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: 1}, time.Hour},
+		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: 2}, penstock.Never},
+		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: algorithm.Max / 2, Mode: penstock.Draw}, time.Hour},
+		{penstock.Charge{Key: "a", Plan: second.MustCompile(), Cost: 1}, penstock.Charge{Key: "b", Plan: hour.MustCompile(), Cost: 1, Mode: penstock.Peek}, time.Hour},
 	} {
 		for _, batch := range [][]penstock.Charge{{c.second, c.hour}, {c.hour, c.second}} {
 			d, err := store.Decide(t.Context(), batch)

@@ -8,47 +8,45 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
-// A charge is a penstock.Charge on its way to Redis.
-type charge struct {
-	*penstock.Charge
-	plan *penstock.Plan
-}
-
-// A call is one script call being put together: a list of batches. All its memory is used again.
+// A call is one script call: a list of batches, and how they are packed. All its memory is used
+// again.
 type call struct {
-	plans   []*penstock.Plan
-	charges []charge
+	charges []penstock.Charge // of all batches; the caller's, or copies in own
+	own     []penstock.Charge
 	batches []int  // how many charges each batch has, in order
 	buf     []byte // keys and packed arguments; the strings below point into it
 	ends    []int  // of the keys in buf
 	keys    []string
 	args    []string
 
-	waiting waiting // where the call goes together with others
-	trials  []tried // that are decided in the same script
+	waiter coalesce.Waiter
+	trials []trialBatch // that are decided in the same script
 }
 
 const (
 	headerSize = 8 + 2               // now, batches
 	batchSize  = 2                   // how many charges
 	chargeSize = 2 + 1 + 1 + 4 + 4*8 // key, algorithm, mode, tag; cost, three parameters
-	moreSize   = 3 * 8               // the fourth parameter, patience, who; if one of them is not 0, or in a dry run
-	withMore   = 128                 // added to the mode where they follow
 	statusSize = 5 * 8               // granted, remaining, retry, reset, wait
-	plainSize  = 2 * 8               // remaining, reset: where all of the cost was granted and nobody waits
+	plainSize  = 2 * 8               // remaining, reset: if all of the cost was granted, without a wait
+
+	extensionSize = 3 * 8 // fourth parameter, patience, holder; unless all are 0
+	extended      = 128   // added to the mode if an extension follows
 )
 
-// dry is added to the modes of a batch for a dry run, which charges nothing: each charge is
-// answered as if another charge of its batch were denied.
-const dry penstock.Mode = 64
+// dryRun is added to the modes of a batch that charges nothing. The reply says what is left under
+// each limit, as if another charge of the batch had been denied.
+const dryRun penstock.Mode = 64
 
-// encode packs the call's batches. A time of 0 lets the server read its own.
+// encode packs the call's batches for single.lua and coalesced.lua. If now is 0, the script reads
+// the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	// The arguments come first, so that they can be written in one go; keys are appended behind them.
-	room := headerSize + batchSize*len(c.batches) + (chargeSize+moreSize)*len(c.charges)
+	room := headerSize + batchSize*len(c.batches) + (chargeSize+extensionSize)*len(c.charges)
 	if cap(c.buf) < room {
 		c.buf = make([]byte, 0, room+256)
 	}
@@ -67,114 +65,116 @@ func (c *call) encode(s *Store, now int64, script *script) {
 		left--
 		at += c.encodeCharge(s, &c.charges[i], at, now, script)
 	}
-	c.view(at)
+	c.setStrings(at)
 }
 
-// encodeRows packs a bunch for rows.lua.
-func (c *call) encodeRows(s *Store, now int64, b *bunch) {
+// encodeFlight packs a flight for batch.lua.
+func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = appendNumber(c.buf, now)
-	asks := 0 // where in buf stands how many the string has
-	for first, a := range b.inOrder {
-		if first {
-			asks = len(c.buf)
+	countAt := 0 // index in buf of the number of requests for the current Redis key
+	for isFirst, r := range f.Requests {
+		if isFirst {
+			countAt = len(c.buf)
 			c.buf = append(c.buf, 0, 0)
-			for i := range a.charges {
-				c.buf = binary.LittleEndian.AppendUint32(c.buf, a.charges[i].plan.Tag)
+			for i := range r.Charges {
+				c.buf = binary.LittleEndian.AppendUint32(c.buf, r.Charges[i].Plan.Tag())
 			}
 		}
-		c.increment(asks)
-		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(a.callers)))
-		for i := range a.charges {
-			c.appendRowCharge(&a.charges[i], now)
+		c.increment(countAt)
+		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters)))
+		for i := range r.Charges {
+			c.appendCharge(&r.Charges[i], now)
 		}
 	}
 	at := len(c.buf)
 	c.ends = append(c.ends, at)
-	for first, a := range b.inOrder {
-		if first {
-			c.buf = s.appendKey(c.buf, a.charges[0].Key, a.charges[0].plan)
+	for isFirst, r := range f.Requests {
+		if isFirst {
+			c.buf = s.appendKey(c.buf, r.Charges[0].Key, r.Charges[0].Plan)
 			c.ends = append(c.ends, len(c.buf))
 		}
 	}
-	c.view(at)
+	c.setStrings(at)
 }
 
-// increment adds one to the count at a place in buf.
+// increment adds one to the number at an index of buf.
 func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
 }
 
-func (c *call) appendRowCharge(ch *charge, now int64) {
-	p := ch.plan.Params(present(now, ch.plan))
-	patience, who := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
-	more := p[3] != 0 || patience != 0 || who != 0 || ch.Mode >= dry
+// appendCharge packs a charge for batch.lua.
+func (c *call) appendCharge(ch *penstock.Charge, now int64) {
+	p := ch.Plan.Params(paramsTime(now, ch.Plan))
+	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
+	isExtended := p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun
 	mode := byte(ch.Mode)
-	if more {
-		mode += withMore
+	if isExtended {
+		mode += extended
 	}
 	b := append(c.buf, mode)
 	b = appendNumber(b, ch.Cost)
 	b = appendNumber(b, p[0])
 	b = appendNumber(b, p[1])
 	b = appendNumber(b, p[2])
-	if more {
+	if isExtended {
 		b = appendNumber(b, p[3])
 		b = appendNumber(b, patience)
-		b = appendNumber(b, who)
+		b = appendNumber(b, holder)
 	}
 	c.buf = b
 }
 
-// view makes strings of what was packed: the arguments end at at, the keys follow.
-func (c *call) view(at int) {
+// setStrings makes strings of buf: the arguments end at index at, and the keys follow.
+func (c *call) setStrings(at int) {
 	for i := 1; i < len(c.ends); i++ {
-		c.keys = append(c.keys, view(c.buf[c.ends[i-1]:c.ends[i]]))
+		c.keys = append(c.keys, asString(c.buf[c.ends[i-1]:c.ends[i]]))
 	}
-	c.args[0] = view(c.buf[:at])
+	c.args[0] = asString(c.buf[:at])
 }
 
-// encodeCharge packs a charge at a place in buf that is large enough, and returns its size.
-func (c *call) encodeCharge(s *Store, ch *charge, at int, now int64, script *script) int {
-	p := ch.plan.Params(present(now, ch.plan))
-	key, patience, who := c.key(s, ch), ch.Patience.Microseconds(), c.who(ch)
-	b := c.buf[at:] // only now: the key may have moved it
+// encodeCharge packs a charge at an index of buf, where there is room, and returns its size.
+func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
+	p := ch.Plan.Params(paramsTime(now, ch.Plan))
+	key, patience, holder := c.key(s, ch), ch.Patience.Microseconds(), c.holder(ch)
+	b := c.buf[at:] // only now: key may have moved buf
 	mode := byte(ch.Mode)
-	if p[3] != 0 || patience != 0 || who != 0 || ch.Mode >= dry {
-		mode += withMore
+	if p[3] != 0 || patience != 0 || holder != 0 || ch.Mode >= dryRun {
+		mode += extended
 		putNumber(b[40:], p[3])
 		putNumber(b[48:], patience)
-		putNumber(b[56:], who)
+		putNumber(b[56:], holder)
 	}
 	binary.LittleEndian.PutUint16(b, uint16(key))
-	if script.kind == many {
-		b[2] = script.index(ch.plan.Limit.Algorithm)
+	if script.kind == coalesced {
+		b[2] = script.number(ch.Plan.Algorithm())
 	}
 	b[3] = mode
-	binary.LittleEndian.PutUint32(b[4:], ch.plan.Tag)
+	binary.LittleEndian.PutUint32(b[4:], ch.Plan.Tag())
 	putNumber(b[8:], ch.Cost)
 	putNumber(b[16:], p[0])
 	putNumber(b[24:], p[1])
 	putNumber(b[32:], p[2])
-	if mode >= withMore {
-		return chargeSize + moreSize
+	if mode >= extended {
+		return chargeSize + extensionSize
 	}
 	return chargeSize
 }
 
-// present is the time by which a calendar names its windows: the given one, or this process's.
-func present(now int64, plan *penstock.Plan) int64 {
-	if now == 0 && plan.Limit.Algorithm.At != nil {
+// paramsTime returns the time that selects the window of a calendar algorithm, such as "per day":
+// now if it is given, else the time of this process.
+func paramsTime(now int64, plan *penstock.Plan) int64 {
+	if now == 0 && plan.Algorithm().IsCalendar() {
 		return time.Now().UnixMicro()
 	}
 	return now
 }
 
-// key is the number, counted from 1, of the storage key of a charge. Limits that share a string
-// share the number.
-func (c *call) key(s *Store, ch *charge) int {
+// key returns the number, from 1, of the key that has the state of a charge's limit. It adds the
+// key if it is new.
+func (c *call) key(s *Store, ch *penstock.Charge) int {
 	start := len(c.buf)
-	c.buf = s.appendKey(c.buf, ch.Key, ch.plan)
+	c.buf = s.appendKey(c.buf, ch.Key, ch.Plan)
 	for i := 1; i < len(c.ends); i++ {
 		if string(c.buf[c.ends[i-1]:c.ends[i]]) == string(c.buf[start:]) {
 			c.buf = c.buf[:start]
@@ -185,9 +185,10 @@ func (c *call) key(s *Store, ch *charge) int {
 	return len(c.ends) - 1
 }
 
-// who is how the script knows a holder: the number of the argument that names it, or its HolderID.
-func (c *call) who(ch *charge) int64 {
-	if !ch.plan.Limit.Algorithm.Collection {
+// holder returns how the script names a holder: the number of the argument that has it, or its
+// HolderID.
+func (c *call) holder(ch *penstock.Charge) int64 {
+	if !ch.Plan.Algorithm().IsCollection() {
 		return algorithm.HolderID(ch.Holder)
 	}
 	if ch.Holder == "" {
@@ -198,7 +199,7 @@ func (c *call) who(ch *charge) int64 {
 }
 
 // decode reads the statuses of a batch.
-func decode(reply string, charges []charge) penstock.Decision {
+func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	size := len(reply) / len(charges)
 	if len(charges) == 1 {
 		return penstock.Single(status(reply, &charges[0]))
@@ -210,7 +211,7 @@ func decode(reply string, charges []charge) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-func status(reply string, c *charge) penstock.Status {
+func status(reply string, c *penstock.Charge) penstock.Status {
 	if len(reply) == plainSize {
 		return penstock.StatusOf(&algorithm.Outcome{Granted: c.Cost, Remaining: getNumber(reply), ResetAfter: getNumber(reply[8:])})
 	}
@@ -236,5 +237,5 @@ func getNumber(s string) int64 {
 	return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(s[:8]))))
 }
 
-// view is b as a string, without a copy: b must not change while the string is in use.
-func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+// asString returns b as a string, without a copy: b must not change while the string is in use.
+func asString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

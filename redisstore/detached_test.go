@@ -19,10 +19,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A heedless client takes an hour for a script, whatever its context says, until it is mended.
+// A heedless client takes an hour for a script, whatever its context says, until it is healed.
 type heedless struct {
 	redisstore.Client
-	mended       atomic.Bool
+	healed       atomic.Bool
 	running, max atomic.Int64
 	given        atomic.Pointer[context.Context]
 }
@@ -30,7 +30,7 @@ type heedless struct {
 func (h *heedless) Sharded(context.Context) (bool, error) { return false, nil }
 
 func (h *heedless) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
-	if h.mended.Load() {
+	if h.healed.Load() {
 		return "", redisstore.ReplyError("LOADING")
 	}
 	h.given.Store(&ctx)
@@ -48,8 +48,8 @@ func (h *heedless) Close() error { return nil }
 func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := new(heedless)
-		store := over(t, client, redisstore.Options{Apart: true})
-		charges := []penstock.Charge{spend("k", penstock.PerHour(10), 1)}
+		store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
+		charges := []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)}
 		decide := func() (time.Duration, penstock.Reason) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
@@ -73,9 +73,9 @@ func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
 			}
 		}
 		if unknown != 1024 || unreached != 976 || client.max.Load() != 1024 {
-			t.Errorf("%d callers waited for the deadline, %d were told at once, and %d calls ran; want 1024, 976 and 1024", unknown, unreached, client.max.Load())
+			t.Errorf("%d callers waited for the deadline, %d got an error at once, and %d calls ran; want 1024, 976 and 1024", unknown, unreached, client.max.Load())
 		}
-		client.mended.Store(true)
+		client.healed.Store(true)
 		time.Sleep(time.Hour)
 		if _, class := decide(); class != penstock.ReasonNotReady {
 			t.Errorf("when all calls have ended, a decision ends as %v; want the client's error", class)
@@ -97,7 +97,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				store := over(t, client, redisstore.Options{})
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()
-				go store.Decide(ctx, []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+				go store.Decide(ctx, []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 				synctest.Wait()
 				given := *client.given.Load()
 				if at, ok := given.Deadline(); given.Err() != nil || !ok || time.Until(at) != 20*time.Millisecond+time.Second {
@@ -125,13 +125,16 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 // Close ends the waits of all callers, those without a deadline too. What was sent may have been
 // charged.
 func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
-	for _, options := range []redisstore.Options{{}, {Apart: true}} {
+	for _, coalesces := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			store := over(t, new(heedless), options)
+			store := over(t, new(heedless), redisstore.Options{})
+			if !coalesces {
+				redisstore.DisableCoalescing(store)
+			}
 			ended := make(chan error, 10)
 			for range cap(ended) {
 				go func() {
-					_, err := store.Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+					_, err := store.Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 					ended <- err
 				}()
 			}
@@ -160,9 +163,9 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 func TestCallsShareTheirGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := new(counted)
-		store := over(t, client, redisstore.Options{Apart: true})
+		store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
 		for range 100 {
-			_, _ = store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+			_, _ = store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 		}
 		if n := len(client.seen); n != 1 {
 			t.Errorf("100 calls used %d goroutines", n)
@@ -192,7 +195,7 @@ func (*panics) EvalSha(context.Context, string, []string, []string) (string, err
 
 func TestPanicOfAClientIsAnError(t *testing.T) {
 	store := over(t, new(panics), redisstore.Options{})
-	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10), 1)})
+	_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 	if failure, ok := errors.AsType[*penstock.StoreError](err); !ok || !failure.MayBeCharged {
 		t.Errorf("%v; want an error of which the outcome is unknown", err)
 	}
@@ -234,8 +237,8 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		}
 		return &stubborn{conn, &closing, release}, nil
 	}
-	store := over(t, redisstore.Dial(option), redisstore.Options{Apart: true})
-	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000), 1)}
+	store := redisstore.DisableCoalescing(over(t, redisstore.Dial(option), redisstore.Options{}))
+	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
 	ask := func() error {
 		_, err := store.Decide(within(t, 20*time.Millisecond), charges)
 		return err
@@ -295,7 +298,7 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 			}
 			store := over(t, redisstore.Dial(option), redisstore.Options{})
 			ask := func(i int, patience time.Duration) error {
-				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000), 1)})
+				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000).MustCompile(), 1)})
 				return err
 			}
 			for i := range 30 { // of all servers

@@ -10,10 +10,11 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore/internal/client"
 )
 
-// unavailable makes the error that the Store returns of what its client returned: a
-// penstock.StoreError, or the context's own error if the caller went away.
+// unavailable converts an error of the client to an error of the Store: a penstock.StoreError, or
+// the context's own error if the caller has cancelled it.
 func (s *Store) unavailable(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
@@ -21,24 +22,25 @@ func (s *Store) unavailable(ctx context.Context, err error) error {
 	e := penstock.NewStoreError(classify(err), err)
 	if e.IsPermanent {
 		e.Hint = s.hint(err)
-		e.IsStoreFault = isLoginRefused(err)
+		e.IsStoreFault = isLoginRejected(err)
 	}
 	return e
 }
 
-// isLoginRefused tells whether a server lets the user do nothing at all. A right that is missing
-// may concern only some limits, so it says nothing about the server's health.
-func isLoginRefused(err error) bool {
+// isLoginRejected tells whether a server rejects all that the user does. A single missing right may
+// concern only some limits, so it is no fault of the store.
+func isLoginRejected(err error) bool {
 	text := err.Error()
 	return strings.Contains(text, "NOAUTH") || strings.Contains(text, "WRONGPASS")
 }
 
-// hint is what the server's administrator must do so that a permanent error ends: "+set", or other
-// rights as ACL SETUSER takes them; or a sentence. What several servers need is in it once.
+// hint returns what the server's administrator must do about a permanent error: rights to add, as
+// ACL SETUSER takes them ("+set"), or a sentence. If several servers need the same, the hint names
+// it once.
 func (s *Store) hint(err error) string {
 	var rights, others []string
-	for _, refusal := range refusals(err) {
-		hint := s.hintFor(refusal)
+	for _, rejection := range rejections(err) {
+		hint := s.hintFor(rejection)
 		switch {
 		case hint == "":
 		case hint[0] == '+' || hint[0] == '~':
@@ -54,17 +56,17 @@ func (s *Store) hint(err error) string {
 		all = slices.Insert(all, 0, strings.Join(slices.Compact(rights), " "))
 	}
 	if len(all) == 0 {
-		return "a command that the scripts run; docs/operations.md has them all"
+		return "the right to a command of the scripts; docs/operations.md lists all of them"
 	}
 	return strings.Join(all, "; ")
 }
 
-// refusals are those errors joined in one with which servers denied a permission.
-func refusals(err error) (all []error) {
+// rejections returns the permission errors in a tree of joined errors.
+func rejections(err error) (all []error) {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if joined, ok := e.(interface{ Unwrap() []error }); ok {
 			for _, one := range joined.Unwrap() {
-				all = append(all, refusals(one)...)
+				all = append(all, rejections(one)...)
 			}
 			return all
 		}
@@ -75,25 +77,25 @@ func refusals(err error) (all []error) {
 	return all
 }
 
-// hintFor is what ends one refusal, or "" if that is not known.
-func (s *Store) hintFor(refusal error) string {
-	if missing, ok := errors.AsType[*missingRight](refusal); ok {
+// hintFor returns the hint for one rejection, or "" if there is none.
+func (s *Store) hintFor(rejection error) string {
+	if missing, ok := errors.AsType[*missingRight](rejection); ok {
 		return "+" + missing.command
 	}
-	text := refusal.Error()
+	text := rejection.Error()
 	if command, ok := deniedCommand(text); ok {
 		return "+" + command
 	}
 	switch {
 	case strings.Contains(text, "access"): // to one of the keys, in the words of every version
 		return "~" + strings.TrimSuffix(s.prefix, schemaVersion) + "*"
-	case isLoginRefused(refusal):
-		return "the store's setting with a user and password that are let in"
+	case isLoginRejected(rejection):
+		return "a valid user and password for the store"
 	}
 	return ""
 }
 
-// deniedCommand is the command that a refusal names, in a server's words or in those of a script.
+// deniedCommand returns the command that a rejection names, in a server's words or in a script's.
 func deniedCommand(text string) (command string, found bool) {
 	if _, rest, ok := strings.Cut(text, "run the '"); ok {
 		command, _, found = strings.Cut(rest, "' command")
@@ -104,7 +106,7 @@ func deniedCommand(text string) (command string, found bool) {
 	return command, command != ""
 }
 
-// A missingRight is a server's reply that does not name the command, and the command.
+// A missingRight is a server's reply that does not name the command, with the command.
 type missingRight struct {
 	reply   error
 	command string
@@ -116,9 +118,9 @@ func (e *missingRight) Error() string {
 
 func (e *missingRight) Unwrap() error { return e.reply }
 
-// reasons are the beginnings of error replies, as Redis and Valkey word them. Redis before 7 put a
-// script's errors behind "ERR Error running script … -CODE", which is matched too. Some clients
-// leave "ERR " out, so it is not looked at.
+// reasons has the beginnings of error replies of Redis and Valkey. Redis before 7 puts a script's
+// errors behind "ERR Error running script … -CODE"; these match too. Some clients leave "ERR " out,
+// so it is ignored.
 var reasons = []struct {
 	code   string
 	reason penstock.Reason
@@ -143,7 +145,7 @@ var reasons = []struct {
 	{"WRONGTYPE", penstock.ReasonCorrupt},
 }
 
-// reasonsInside are parts of error replies, for errors that a script meets.
+// reasonsInside has parts of error replies, for errors inside a script.
 var reasonsInside = []struct {
 	part   string
 	reason penstock.Reason
@@ -154,10 +156,11 @@ var reasonsInside = []struct {
 	{"command called from script", penstock.ReasonPermissionDenied},
 	{"Invalid command passed to redis.acl_check_cmd", penstock.ReasonPermissionDenied},
 	{"data string too short", penstock.ReasonCorrupt},
-	{"POISONED ", penstock.ReasonCorrupt},
+	{"CORRUPT ", penstock.ReasonCorrupt},
 }
 
-func timedOut(err error) bool {
+// isTimeout tells whether an error is a timeout by its own account.
+func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[interface {
 		error
 		Timeout() bool
@@ -165,28 +168,17 @@ func timedOut(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// errNotSent marks what went wrong before anything was sent.
-var errNotSent = errors.New("nothing was sent")
-
-// errLate marks what was not sent since its time was over, whether or not a server could be
-// reached.
-var errLate = errors.New("it was too late to send it")
-
-func notSent(err error) error { return fmt.Errorf("%w: %w", errNotSent, err) }
-
-func tooLate(err error) error { return notSent(fmt.Errorf("%w: %w", errLate, err)) }
-
 func classify(err error) penstock.Reason {
 	replies := repliesIn(err)
 	if len(replies) == 0 {
 		var op *net.OpError
 		var certificate *tls.CertificateVerificationError
 		switch {
-		case errors.Is(err, errLate):
+		case errors.Is(err, client.ErrLate):
 			return penstock.ReasonLate
-		case errors.Is(err, errNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || certificateRefused(err):
+		case errors.Is(err, client.ErrNotSent) || errors.As(err, &op) && op.Op == "dial" || errors.As(err, &certificate) || isCertificateRejected(err):
 			return penstock.ReasonUnreachable
-		case timedOut(err):
+		case isTimeout(err):
 			return penstock.ReasonTimeout
 		}
 		return penstock.ReasonUnknown
@@ -198,13 +190,13 @@ func classify(err error) penstock.Reason {
 	return precedence[worst]
 }
 
-// precedence has the reasons of error replies; if servers differ, the first one counts.
+// precedence has the reasons of error replies. If servers differ, the first of these counts.
 var precedence = []penstock.Reason{
 	penstock.ReasonPermissionDenied, penstock.ReasonNotReady, penstock.ReasonOutOfMemory, penstock.ReasonBusy, penstock.ReasonCorrupt,
 	penstock.ReasonRejected,
 }
 
-// repliesIn are the replies among the errors that are joined in one.
+// repliesIn returns the replies among joined errors.
 func repliesIn(err error) (replies []ReplyError) {
 	for ; err != nil; err = errors.Unwrap(err) {
 		if reply, ok := err.(ReplyError); ok {
@@ -235,15 +227,17 @@ func classifyReply(reply ReplyError) penstock.Reason {
 	return penstock.ReasonRejected
 }
 
-// certificateRefused tells whether a server has ended the TLS handshake because of the client's
+// isCertificateRejected tells whether a server has ended the TLS handshake because of the client's
 // certificate. Then it has received nothing else.
-func certificateRefused(err error) bool {
+func isCertificateRejected(err error) bool {
 	alert, ok := errors.AsType[tls.AlertError](err)
 	if !ok {
 		return false
 	}
 	switch uint8(alert) {
-	case 42, 43, 44, 45, 46, 48, 49, 116: // RFC 8446, 6.2: from bad_certificate to certificate_unknown, unknown_ca, access_denied, certificate_required
+	// RFC 8446, 6.2: bad_certificate to certificate_unknown, unknown_ca, access_denied,
+	// certificate_required.
+	case 42, 43, 44, 45, 46, 48, 49, 116:
 		return true
 	}
 	return false

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -17,244 +16,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/penstock/penstock/storetest"
-	"github.com/redis/go-redis/v9"
 )
-
-// bothClients are a client of each library, over the server's port.
-func bothClients(s *redistest.Server) []maker {
-	return []maker{
-		{"rueidis", dial("redis://" + s.Addr)},
-		{"go-redis", func(t testing.TB) redisstore.Client {
-			return goRedisClient(t, redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: -1}))
-		}},
-	}
-}
-
-// must runs a command that cannot fail.
-func must(t testing.TB, s *redistest.Server, args ...string) any {
-	t.Helper()
-	reply, err := s.Do(args...)
-	if err != nil {
-		t.Fatalf("%v: %v", args, err)
-	}
-	return reply
-}
-
-// slow is a limit whose units come back in years.
-func slow(name string, n int64) penstock.Limit {
-	return penstock.Limit{Name: name, Count: n, Period: 8 * 365 * 24 * time.Hour}
-}
-
-func spend(key string, limit penstock.Limit, cost int64) penstock.Charge {
-	return penstock.Charge{Key: key, Limit: limit, Cost: cost}
-}
-
-// remaining asks what a limit has left.
-func remaining(t testing.TB, store penstock.Store, key string, limit penstock.Limit) int64 {
-	t.Helper()
-	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: key, Limit: limit, Mode: penstock.Peek}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d.Status(0).Remaining
-}
-
-// wantReason checks an error of Decide.
-func wantReason(t testing.TB, what string, err error, reason penstock.Reason) {
-	t.Helper()
-	var e *penstock.StoreError
-	if !errors.As(err, &e) || e.Reason != reason || !errors.Is(err, penstock.ErrUnavailable) || e.Err == nil {
-		t.Errorf("%s: %v; want an error of reason %v", what, err, reason)
-	}
-}
-
-func within(t testing.TB, limit time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// eventually polls until ok, which says what is missing.
-func eventually(t testing.TB, limit time.Duration, ok func() error) {
-	t.Helper()
-	start := time.Now()
-	for {
-		err := ok()
-		if err == nil {
-			return
-		}
-		if time.Since(start) > limit {
-			t.Fatalf("not within %v: %v", limit, err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// Every fault is met by charges of every kind, those that would be denied among them: a script
-// without its first line would let a replica answer a denial that is out of date.
-func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
-	t.Parallel()
-	for _, fault := range []struct {
-		name   string
-		reason penstock.Reason
-		make   func(t *testing.T, s *redistest.Server)
-		heal   func(t *testing.T, s *redistest.Server)
-	}{
-		{"replica", penstock.ReasonNotReady, do("REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
-		{"replica without its primary's data", penstock.ReasonNotReady,
-			do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), do("REPLICAOF NO ONE")},
-		{"too few replicas", penstock.ReasonNotReady, do("CONFIG SET min-replicas-to-write 1"), do("CONFIG SET min-replicas-to-write 0")},
-		{"out of memory", penstock.ReasonOutOfMemory, do("CONFIG SET maxmemory 1"), do("CONFIG SET maxmemory 0")},
-		{"no right to run scripts", penstock.ReasonPermissionDenied, do("ACL SETUSER default -eval -evalsha"), do("ACL SETUSER default +@all")},
-		{"no right inside the script", penstock.ReasonPermissionDenied, do("ACL SETUSER default -time"), do("ACL SETUSER default +@all")},
-		{"no right to the keys", penstock.ReasonPermissionDenied, do("ACL SETUSER default resetkeys ~other:*"), do("ACL SETUSER default ~*")},
-		{"busy with another script", penstock.ReasonBusy, makeBusy, do("SCRIPT KILL")},
-	} {
-		t.Run(fault.name, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.Start(t)
-			for _, m := range bothClients(s) {
-				t.Run(m.name, func(t *testing.T) {
-					store := over(t, m.client(t), redisstore.Options{})
-					some, full := slow("some", 10), slow("full", 2)
-					held := penstock.InFlight(2, time.Hour).WithName("held")
-					setUp := []penstock.Charge{spend(m.name, some, 1), spend(m.name, full, 2), spend(m.name, held, 2)}
-					setUp[2].Holder = "first"
-					if d, err := store.Decide(t.Context(), setUp); err != nil || !d.Allowed {
-						t.Fatalf("set up: %v", err)
-					}
-					denied := spend(m.name, held, 1)
-					denied.Holder = "second"
-					fault.make(t, s)
-					for _, batch := range [][]penstock.Charge{
-						{spend(m.name, some, 1)}, {spend(m.name, full, 1)}, {denied},
-						{{Key: m.name, Limit: some, Mode: penstock.Peek}},
-						{{Key: m.name, Limit: some, Mode: penstock.Force, Cost: 1}},
-						{{Key: m.name, Limit: some, Mode: penstock.Refund, Cost: 1}},
-						{{Key: m.name, Limit: some, Mode: penstock.Reset}},
-						{spend(m.name, some, 1), spend(m.name, slow("new", 5), 1)}, {spend(m.name, some, 1), spend(m.name, full, 1)},
-					} {
-						d, err := store.Decide(within(t, 5*time.Second), batch)
-						wantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Limit.Name), err, fault.reason)
-						if d.Allowed {
-							t.Errorf("allowed with an error")
-						}
-					}
-					fault.heal(t, s)
-					eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
-					for limit, want := range map[penstock.Limit]int64{some: 9, full: 0, held: 0, slow("new", 5): 5} {
-						if got := remaining(t, store, m.name, limit); got != want {
-							t.Errorf("after the fault %s has %d left, want %d", limit.Name, got, want)
-						}
-					}
-				})
-			}
-		})
-	}
-}
-
-// do runs commands, written as one types them.
-func do(commands ...string) func(*testing.T, *redistest.Server) {
-	return func(t *testing.T, s *redistest.Server) {
-		t.Helper()
-		for _, c := range commands {
-			must(t, s, strings.Fields(c)...)
-		}
-	}
-}
-
-// makeBusy starts a script that does not end. Its connection waits for it no longer than a command
-// of redistest does.
-func makeBusy(t *testing.T, s *redistest.Server) {
-	t.Helper()
-	must(t, s, "CONFIG", "SET", "busy-reply-threshold", "10")
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = s.Do("EVAL", "while true do end", "0")
-	}()
-	t.Cleanup(func() { <-ended })
-	eventually(t, 5*time.Second, func() error {
-		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
-			return fmt.Errorf("not busy yet: %v", err)
-		}
-		return nil
-	})
-}
-
-func TestServerThatIsLoadingIsUnready(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t, "--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
-	must(t, s, "EVAL", "for i = 1, 4000 do redis.call('SET', 'k' .. i, i) end", "0")
-	must(t, s, "SAVE")
-	var stores []*redisstore.Store
-	for _, m := range bothClients(s) {
-		stores = append(stores, over(t, m.client(t), redisstore.Options{}))
-	}
-	stores = append(stores, over(t, dial("redis://"+s.Addr)(t), redisstore.Options{})) // connects while it loads
-	for _, store := range stores[:2] {
-		if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 9), 1)}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s.Kill()
-	restarted := make(chan error, 1)
-	go func() { restarted <- s.Restart() }()
-	for i, store := range stores {
-		eventually(t, 10*time.Second, func() error {
-			_, err := store.Decide(within(t, time.Second), []penstock.Charge{spend("k", slow("d", 9), 1)})
-			if err == nil {
-				t.Fatalf("store %d: the server was done loading before it was asked", i)
-			}
-			var e *penstock.StoreError
-			if !errors.As(err, &e) || e.Reason != penstock.ReasonNotReady || !strings.Contains(err.Error(), "LOADING") {
-				return err
-			}
-			return nil
-		})
-	}
-	if err := <-restarted; err != nil {
-		t.Fatal(err)
-	}
-	for _, store := range stores {
-		eventually(t, 5*time.Second, func() error {
-			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 9), 1)})
-			return err
-		})
-	}
-}
-
-func TestStrangersAreRefused(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t, "--requirepass", "right")
-	for _, user := range []struct {
-		name           string
-		user, password string
-	}{{"no password", "", ""}, {"wrong password", "", "wr0ng-secret"}, {"unknown user", "eve", "wr0ng-secret"}} {
-		t.Run(user.name, func(t *testing.T) {
-			t.Parallel()
-			address := url.URL{Scheme: "redis", Host: s.Addr}
-			if user.password != "" {
-				address.User = url.UserPassword(user.user, user.password)
-			}
-			for _, m := range []maker{
-				{"rueidis", dial(address.String())},
-				{"go-redis", func(t testing.TB) redisstore.Client {
-					return goRedisClient(t, redis.NewClient(&redis.Options{Addr: s.Addr, Username: user.user, Password: user.password}))
-				}},
-			} {
-				store := over(t, m.client(t), redisstore.Options{})
-				_, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend("k", slow("d", 9), 1)})
-				wantReason(t, m.name, err, penstock.ReasonPermissionDenied)
-				wantReason(t, m.name+" ping", store.Ping(within(t, 5*time.Second)), penstock.ReasonPermissionDenied)
-				if strings.Contains(fmt.Sprint(err), "wr0ng-secret") {
-					t.Errorf("%s: the error shows the password: %v", m.name, err)
-				}
-			}
-		})
-	}
-}
 
 // A poison is what stands under a key of the store and was not written by it.
 type poison struct {
@@ -289,16 +51,16 @@ func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 		limit   penstock.Limit
 		poisons []poison
 	}{
-		{slow("numbers", 10), malformed},
-		{slow("many-numbers", 10).With(penstock.SubWindow(8)), malformed},
-		{slow("log", 10).With(penstock.SlidingLog), []poison{list, hash, text}},
+		{slow("numbers", 10).Limit(), malformed},
+		{slow("many-numbers", 10).Limit().With(penstock.SubWindow(8)), malformed},
+		{slow("log", 10).Limit().With(penstock.SlidingLog), []poison{list, hash, text}},
 		{penstock.InFlight(10, time.Hour).WithName("slots"), []poison{list, hash, text}},
 	} {
 		t.Run(kept.limit.Name, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
 			store := open(t, s.URL(), redisstore.Options{})
-			charge := spend("k", kept.limit, 1)
+			charge := spend("k", kept.limit.MustCompile(), 1)
 			charge.Holder = "holder"
 			other := spend("k", slow("other", 10), 1)
 			for _, p := range kept.poisons {
@@ -323,7 +85,7 @@ func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 				if after := must(t, s, "DUMP", key); after != before {
 					t.Errorf("%s: the store has written over it", p.name)
 				}
-				if left := remaining(t, store, "k", other.Limit); left != 10 {
+				if left := remaining(t, store, "k", other.Plan); left != 10 {
 					t.Errorf("%s: %d units of another limit are left, want 10", p.name, left)
 				}
 				must(t, s, "DEL", key)
@@ -340,8 +102,12 @@ func TestCutStateIsNeverAFreshOne(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})
-	used, other := slow("used", 10), slow("other", 10)
-	used.Group, other.Group = "g", "g"
+	grouped := func(name string) *penstock.Plan {
+		limit := slow(name, 10).Limit()
+		limit.Group = "g"
+		return limit.MustCompile()
+	}
+	used, other := grouped("used"), grouped("other")
 	if _, err := store.Decide(t.Context(), []penstock.Charge{spend("k", other, 1), spend("k", used, 10)}); err != nil {
 		t.Fatal(err)
 	}
@@ -361,127 +127,6 @@ func TestCutStateIsNeverAFreshOne(t *testing.T) {
 	}
 }
 
-func TestClusterWithoutAPrimaryIsDown(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t)
-	for i := range 3 { // no quorum is left, so nobody takes over
-		c.Nodes[3+i].Kill()
-		if i > 0 {
-			c.Nodes[i].Kill()
-		}
-	}
-	eventually(t, 20*time.Second, func() error {
-		if info := must(t, c.Nodes[0], "CLUSTER", "INFO").(string); !strings.Contains(info, "cluster_state:fail") {
-			return errors.New("the cluster has not noticed")
-		}
-		return nil
-	})
-	url := dial("redis://" + c.Nodes[0].Addr)
-	goRedis := func(t testing.TB) redisstore.Client {
-		return goRedisClient(t, redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: []string{c.Nodes[0].Addr}, MaxRedirects: -1, DialerRetries: 1,
-		}))
-	}
-	for _, m := range []maker{{"rueidis", url}, {"go-redis", goRedis}} {
-		store := over(t, m.client(t), redisstore.Options{})
-		found := make(map[penstock.Reason]int)
-		for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
-			_, err := store.Decide(within(t, 5*time.Second), []penstock.Charge{spend(fmt.Sprint("k", i), slow("d", 9), 1)})
-			var e *penstock.StoreError
-			if !errors.As(err, &e) {
-				t.Fatalf("%s: key %d: %v", m.name, i, err)
-			}
-			found[e.Reason]++
-			if e.Reason != penstock.ReasonNotReady && e.Reason != penstock.ReasonUnreachable && e.Reason != penstock.ReasonLate {
-				t.Errorf("%s: key %d: %v", m.name, i, err)
-			}
-		}
-		t.Logf("%s: %v", m.name, found)
-		if found[penstock.ReasonNotReady] == 0 {
-			t.Errorf("%s: the living node never said CLUSTERDOWN", m.name)
-		}
-	}
-}
-
-// letIn makes a user with these rights, and no others.
-func letIn(t testing.TB, s *redistest.Server, rights string) {
-	t.Helper()
-	must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret ~limiter1* "+rights)...)
-}
-
-func TestStoreNeedsTheseRightsOnly(t *testing.T) {
-	t.Parallel()
-	s := redistest.Start(t)
-	letIn(t, s, redisstore.DocumentedRights(t).Single)
-	for _, m := range asLimiter(s.Addr) {
-		t.Run(m.name, func(t *testing.T) {
-			store := over(t, m.client(t), redisstore.Options{Prefix: "limiter"})
-			storetest.Run(t, func(*testing.T) penstock.Store { return store })
-			useTheRest(t, store)
-		})
-	}
-}
-
-// useTheRest asks a store what the law does not.
-func useTheRest(t *testing.T, store *redisstore.Store) {
-	t.Helper()
-	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
-		t.Error(err)
-	}
-	if _, err := store.Memory(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if err := store.Ping(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestStoreOnAClusterNeedsTheseRightsOnly(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t)
-	rights := redisstore.DocumentedRights(t)
-	admit := func(rights string) {
-		for _, n := range c.Nodes {
-			letIn(t, n, rights)
-		}
-	}
-	client := dial("redis+cluster://limiter:secret@" + strings.Join(c.Addrs(), ","))
-	goRedis := func(t testing.TB) redisstore.Client {
-		return goRedisClient(t, redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), Username: "limiter", Password: "secret"}))
-	}
-	for _, m := range []struct {
-		maker
-		rights string
-	}{
-		{maker{"rueidis", client}, rights.Single + " " + rights.Cluster},
-		{maker{"go-redis", goRedis}, rights.Single + " " + rights.Cluster + " " + rights.GoRedis},
-	} {
-		t.Run(m.name, func(t *testing.T) {
-			admit(m.rights)
-			store := over(t, m.client(t), redisstore.Options{Prefix: "limiter"})
-			storetest.Run(t, func(*testing.T) penstock.Store { return store })
-			useTheRest(t, store)
-			charge := []penstock.Charge{spend("k", slow("d", 9), 1)}
-			eventually(t, 10*time.Second, func() error { // the layout is asked for in the background
-				if store.Node(charge) == "" {
-					return errors.New("the store does not know who keeps which slot")
-				}
-				return nil
-			})
-		})
-	}
-}
-
-// asLimiter makes clients that log in as the user of letIn.
-func asLimiter(addr string) []maker {
-	return []maker{
-		{"rueidis", dial("redis://limiter:secret@" + addr)},
-		{"go-redis", func(t testing.TB) redisstore.Client {
-			return goRedisClient(t, redis.NewClient(&redis.Options{Addr: addr, Username: "limiter", Password: "secret"}))
-		}},
-	}
-}
-
 // replies are what Redis and Valkey answer, word for word, and what is made of it. The version does
 // not matter.
 var replies = []struct {
@@ -493,11 +138,11 @@ var replies = []struct {
 	{"Redis 7.0", "NOPERM this user has no permissions to run the 'cluster|slots' command", penstock.ReasonPermissionDenied, "+cluster|slots"},
 	{"Redis 7.0", "NOPERM this user has no permissions to access one of the keys used as arguments", penstock.ReasonPermissionDenied, "~ps*"},
 	{"Redis 7.0", "ERR The user executing the script can't run this command or subcommand script: f37160b6aecfc7a91f39a747f0056ecc3eb35618, on @user_script:2.",
-		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+		penstock.ReasonPermissionDenied, "the right to a command of the scripts; docs/operations.md lists all of them"},
 	{"Redis 7.0", "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments script: e9b26805962546bd96803672e66fa4436f774677, on @user_script:2.",
 		penstock.ReasonPermissionDenied, "~ps*"},
 	{"Redis 7.0", "ERR Unknown Redis command called from script script: 1a69158b476b7570f1a723395a06319712ea49aa, on @user_script:2.",
-		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+		penstock.ReasonPermissionDenied, "the right to a command of the scripts; docs/operations.md lists all of them"},
 	{"Valkey 8", "NOPERM User limiter has no permissions to run the 'script|load' command", penstock.ReasonPermissionDenied, "+script|load"},
 	{"Valkey 8", "NOPERM No permissions to access a key", penstock.ReasonPermissionDenied, "~ps*"},
 	{"Valkey 8", "ERR ACL failure in script: User limiter has no permissions to run the 'del' command script: f37160b6aecfc7a91f39a747f0056ecc3eb35618, on @user_script:2.",
@@ -507,18 +152,18 @@ var replies = []struct {
 	{"Valkey 8", "ERR ACL failure in script: No permissions to access a key script: e9b26805962546bd96803672e66fa4436f774677, on @user_script:2.",
 		penstock.ReasonPermissionDenied, "~ps*"},
 	{"Valkey 8", "ERR Unknown command called from script script: 1a69158b476b7570f1a723395a06319712ea49aa, on @user_script:2.",
-		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+		penstock.ReasonPermissionDenied, "the right to a command of the scripts; docs/operations.md lists all of them"},
 	{"both", "ERR Invalid command passed to redis.acl_check_cmd() script: 1a69158b476b7570f1a723395a06319712ea49aa, on @user_script:2.",
-		penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+		penstock.ReasonPermissionDenied, "the right to a command of the scripts; docs/operations.md lists all of them"},
 	{"both", "NOPERM the user needs the right +zadd", penstock.ReasonPermissionDenied, "+zadd"},
-	{"both", "NOAUTH Authentication required.", penstock.ReasonPermissionDenied, "the store's setting with a user and password that are let in"},
-	{"both", "WRONGPASS invalid username-password pair or user is disabled.", penstock.ReasonPermissionDenied, "the store's setting with a user and password that are let in"},
+	{"both", "NOAUTH Authentication required.", penstock.ReasonPermissionDenied, "a valid user and password for the store"},
+	{"both", "WRONGPASS invalid username-password pair or user is disabled.", penstock.ReasonPermissionDenied, "a valid user and password for the store"},
 	{"both", "ERR unknown command 'evalsha', with args beginning with: 'f37160b6aecf' '1' ", penstock.ReasonPermissionDenied,
-		"a command that the scripts run; docs/operations.md has them all"},
+		"the right to a command of the scripts; docs/operations.md lists all of them"},
 	{"both", "WRONGTYPE Operation against a key holding the wrong kind of value script: 2c52d693e6b6ea42f70c349bf8614b8c2ec172f3, on @user_script:2.", penstock.ReasonCorrupt, ""},
 	{"both", "ERR user_script:2: bad argument #2 to 'unpack' (data string too short) script: 59d001b560bf244569ab43386d1136e2860d28aa, on @user_script:2.", penstock.ReasonCorrupt, ""},
-	{"both", "ERR user_script:2: POISONED the state is malformed script: bc4a07ac7404905237c78baa980faa41648f66a6, on @user_script:2.", penstock.ReasonCorrupt, ""},
-	{"both", "POISONED the state is malformed", penstock.ReasonCorrupt, ""},
+	{"both", "ERR user_script:2: CORRUPT the state of this key is malformed script: bc4a07ac7404905237c78baa980faa41648f66a6, on @user_script:2.", penstock.ReasonCorrupt, ""},
+	{"both", "CORRUPT the state of this key is malformed", penstock.ReasonCorrupt, ""},
 	{"both", "OOM command not allowed when used memory > 'maxmemory'.", penstock.ReasonOutOfMemory, ""},
 	{"both", "OOM command not allowed when used memory > 'maxmemory'. script: 705f427bd3bc66b529c7de9d33d600045af11bcf, on @user_script:2.", penstock.ReasonOutOfMemory, ""},
 	{"both", "READONLY You can't write against a read only replica.", penstock.ReasonNotReady, ""},
@@ -575,9 +220,9 @@ func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
 		{[]string{load, load, load}, penstock.ReasonPermissionDenied, "+script|load"},
 		{[]string{load, "", set}, penstock.ReasonPermissionDenied, "+script|load +set"},
 		{[]string{set, key, load, key}, penstock.ReasonPermissionDenied, "+script|load +set ~ps*"},
-		{[]string{login, load, login}, penstock.ReasonPermissionDenied, "+script|load; the store's setting with a user and password that are let in"},
+		{[]string{login, load, login}, penstock.ReasonPermissionDenied, "+script|load; a valid user and password for the store"},
 		{[]string{other, set}, penstock.ReasonPermissionDenied, "+set"},
-		{[]string{other, ""}, penstock.ReasonPermissionDenied, "a command that the scripts run; docs/operations.md has them all"},
+		{[]string{other, ""}, penstock.ReasonPermissionDenied, "the right to a command of the scripts; docs/operations.md lists all of them"},
 		{[]string{"READONLY You can't access it.", set}, penstock.ReasonPermissionDenied, "+set"},
 		{[]string{"READONLY You can't write against a read only replica.", "BUSY Redis is busy running a script."}, penstock.ReasonNotReady, ""},
 	} {

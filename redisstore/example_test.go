@@ -38,7 +38,7 @@ func ExampleOpen() {
 		}
 		// Optional: so that the first call is as quick as the others, and a store that is down is
 		// noticed.
-		if err := store.Load(ctx, limiter.Limits()...); err != nil {
+		if err := store.Load(ctx, limiter.Plans()...); err != nil {
 			log.Fatal(err)
 		}
 		for range 2 {

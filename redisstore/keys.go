@@ -4,20 +4,21 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"strings"
 
 	"github.com/penstock/penstock"
 )
 
-// Keys look like this, with the schema's version behind the prefix:
+// Keys have this form, with the schema's version after the prefix:
 //
 //	ps1{user:42}search                     the limits of group "search" under key "user:42"
 //	ps1{user:42}search:uploads:slidinglog  the sorted set of limit "uploads" of that group
 //
-// The braces make one hash slot of all that a key pays. Inside them stands the key in an encoding
-// that is injective and has no brace: letters, digits and -_.~:@/=+,;!*'()& as they are, other
-// bytes as %XX. A key longer than maxTag bytes stands as %# and its SHA-256; the empty key as %_;
-// what is the store's own as %@. With Options.Secret every key stands as %# and its HMAC.
+// The braces put all limits of a key into one hash slot. Inside them is the key in an injective
+// encoding without braces: letters, digits and -_.~:@/=+,;!*'()& as they are, other bytes as %XX.
+// A key longer than maxTag bytes becomes %# and its SHA-256; the empty key becomes %_; the store's
+// own keys have %@. With Options.Secret every key becomes %# and its HMAC.
 const (
 	schemaVersion = "1"
 	maxTag        = 128
@@ -37,21 +38,20 @@ func letter(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-// appendKey appends the name under which the state of a plan's limit is kept for key.
+// appendKey appends the name of the Redis key that has the state of a plan's limit for key.
 func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
 	b = s.appendTagged(b, key)
-	b = append(b, plan.Limit.Group...)
-	if plan.Limit.Algorithm.Collection {
+	b = append(b, plan.Group()...)
+	if plan.Algorithm().IsCollection() {
 		b = append(b, ':')
-		b = append(b, plan.Limit.Name...)
+		b = append(b, plan.Name()...)
 		b = append(b, ':')
-		b = append(b, plan.Limit.Algorithm.Name...)
+		b = append(b, plan.Algorithm().Name()...)
 	}
 	return b
 }
 
-// appendTagged appends how all names begin of what key pays: with the prefix, and what makes the
-// slot.
+// appendTagged appends the beginning of all names for key: the prefix and the hash tag.
 func (s *Store) appendTagged(b []byte, key string) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, '{')
@@ -87,16 +87,15 @@ func appendTag(b []byte, key string) []byte {
 	return hex.AppendEncode(b, sum[:])
 }
 
-// KeyOf is the name under which a store with these Options keeps the state of a charge's limit, for
-// those who look for it there. An error wraps penstock.ErrInvalid.
+// KeyOf returns the name of the Redis key in which a store with these Options has the state of a
+// charge's limit. An error wraps penstock.ErrInvalid.
 func KeyOf(c penstock.Charge, o Options) (string, error) {
 	s, err := newStore(o)
 	if err != nil {
 		return "", err
 	}
-	plan, err := c.Limit.Plan()
-	if err != nil {
-		return "", err
+	if c.Plan == nil {
+		return "", fmt.Errorf("%w: the charge has no Plan", penstock.ErrInvalid)
 	}
-	return string(s.appendKey(nil, c.Key, plan)), nil
+	return string(s.appendKey(nil, c.Key, c.Plan)), nil
 }

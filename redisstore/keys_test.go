@@ -27,7 +27,7 @@ func keyStore(t testing.TB, secret string) *Store {
 
 func planOf(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	t.Helper()
-	plan, err := limit.Plan()
+	plan, err := limit.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,10 +129,10 @@ func TestLimitsOfOneKeyHaveTheirOwnNames(t *testing.T) {
 				limit.Group = group
 				plan := planOf(t, limit)
 				where := s.nameOf("k", plan)
-				if !plan.Limit.Algorithm.Collection {
-					where += fmt.Sprint(" ", plan.Tag) // an entry of the group's string
+				if !plan.Algorithm().IsCollection() {
+					where += fmt.Sprint(" ", plan.Tag()) // an entry of the group's string
 				}
-				what := fmt.Sprint(group, "/", name, "/", plan.Limit.Algorithm.Name)
+				what := fmt.Sprint(group, "/", name, "/", plan.Algorithm().Name())
 				if other, ok := seen[where]; ok {
 					t.Errorf("%s and %s are both kept at %q", what, other, where)
 				}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
 // A Script is a Lua script that a Client loads into servers.
@@ -27,24 +29,26 @@ func (s Script) Check(answer string) error {
 	return fmt.Errorf("the server answered SCRIPT LOAD with %.60q; the script's SHA-1 is %s", answer, s.Digest)
 }
 
-// Load loads every script that the limits can need into the servers: for each limit alone, for
-// those of one Group together, for callers that are decided together, and for batches of any of the
-// limits. The scripts go to each server that the Client knows of. The Client of Open also finds
-// replicas that may be promoted: on a Cluster always, elsewhere if its user has the right to INFO.
+// Load loads every script that the limits can need into the servers:
+//
+//   - for each limit alone;
+//   - for the limits of one Group;
+//   - for batches of several callers, which are sent in one script;
+//   - for batches of any of the limits.
+//
+// The scripts go to each server that the Client knows of. The Client of Open also finds replicas
+// that may be promoted: on a Cluster always, elsewhere if its user has the right to INFO.
+//
 // Call Load with all limits in use, in the order of their charges, before the first decision and
 // before new limits are used. Decide works without it: then the first caller that needs a script
 // loads it, and others wait for that.
 //
-// After an *Error some server may lack some script, and Decide loads it when it is needed. The
-// class of the error is Refused if the user lacks the right to SCRIPT LOAD: then Decide sends
+// After an error some server may lack some script, and Decide loads it when it is needed. If the
+// user lacks the right to SCRIPT LOAD, the reason is ReasonPermissionDenied, and Decide sends
 // scripts by EVAL. Load returns when ctx ends.
-func (s *Store) Load(ctx context.Context, limits ...penstock.Limit) error {
-	plans := make([]*penstock.Plan, len(limits))
-	for i := range limits {
-		var err error
-		if plans[i], err = limits[i].Plan(); err != nil {
-			return err
-		}
+func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
+	if slices.Contains(plans, nil) {
+		return fmt.Errorf("%w: redisstore: a limit has no Plan; make one with Limit.Compile", penstock.ErrInvalid)
 	}
 	var wanted []Script
 	for _, script := range s.scripts.forLimits(plans) {
@@ -54,7 +58,7 @@ func (s *Store) Load(ctx context.Context, limits ...penstock.Limit) error {
 		return nil
 	}
 	err := s.client.Load(ctx, "", wanted)
-	s.loads.note(err)
+	s.loads.noteRight(err)
 	if err != nil {
 		return s.unavailable(ctx, err)
 	}
@@ -65,7 +69,7 @@ func (s *Store) Load(ctx context.Context, limits ...penstock.Limit) error {
 // ScriptStats count what a Store has sent besides EVALSHA. After Load, Missing and Evals do not
 // grow unless a server is new or has lost its scripts.
 type ScriptStats struct {
-	Missing int64 // answers NOSCRIPT
+	Missing int64 // replies NOSCRIPT
 	Loaded  int64 // scripts that were loaded, each counted once for all servers
 	Evals   int64 // decisions sent by EVAL, with the script's text
 }
@@ -75,42 +79,41 @@ func (s *Store) Scripts() ScriptStats {
 	return ScriptStats{Missing: s.loads.missing.Load(), Loaded: s.loads.loaded.Load(), Evals: s.loads.evals.Load()}
 }
 
-// maxSequences bounds the rows that Load prepares for.
+// maxSequences bounds the compact batches that Load has scripts for.
 const maxSequences = 64
 
-// forLimits composes the scripts that limits can need, as far as they are not known, and returns
-// them all.
-func (l *library) forLimits(plans []*penstock.Plan) []*script {
+// forLimits returns all scripts that limits can need. It writes those that are new.
+func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	if len(plans) == 0 {
 		return nil
 	}
-	var rowsOf, sets [][]*algorithm.Algorithm
+	var compact, sets [][]*algorithm.Algorithm
 	var all []*algorithm.Algorithm
 	for i, p := range plans {
-		all = add(all, p.Limit.Algorithm)
-		if slices.ContainsFunc(plans[:i], func(other *penstock.Plan) bool { return other.Limit.Group == p.Limit.Group }) {
+		all = add(all, p.Algorithm())
+		if slices.ContainsFunc(plans[:i], func(other *penstock.Plan) bool { return other.Group() == p.Group() }) {
 			continue
 		}
-		var inRow, set []*algorithm.Algorithm
+		var inString, set []*algorithm.Algorithm
 		known := make(map[uint32]bool) // a limit may be here more than once, with other numbers
 		for _, other := range plans[i:] {
-			if other.Limit.Group != p.Limit.Group || known[other.Tag] {
+			if other.Group() != p.Group() || known[other.Tag()] {
 				continue
 			}
-			known[other.Tag] = true
-			set = add(set, other.Limit.Algorithm)
-			if fitsRow(other) {
-				inRow = append(inRow, other.Limit.Algorithm)
+			known[other.Tag()] = true
+			set = add(set, other.Algorithm())
+			if isSmall(other) {
+				inString = append(inString, other.Algorithm())
 			}
 		}
-		rowsOf = sequences(rowsOf, inRow)
+		compact = sequences(compact, inString)
 		if len(known) > 1 {
 			sets = append(sets, set)
 		}
 	}
 	for _, p := range plans {
-		if !fitsRow(p) { // it may be alone: a hold that is released
-			sets = append(sets, []*algorithm.Algorithm{p.Limit.Algorithm})
+		if !isSmall(p) { // it may be charged by itself, for example when a hold is released
+			sets = append(sets, []*algorithm.Algorithm{p.Algorithm()})
 		}
 	}
 	var scripts []*script
@@ -121,31 +124,31 @@ func (l *library) forLimits(plans []*penstock.Plan) []*script {
 			scripts = append(scripts, s)
 		}
 	}
-	for _, sequence := range rowsOf {
-		want(l.makeLocked(row, sequence))
-		want(l.makeLocked(rows, sequence))
+	for _, sequence := range compact {
+		want(l.makeLocked(single, sequence))
+		want(l.makeLocked(batch, sequence))
 	}
 	for _, set := range append(sets, all) {
-		want(l.makeLocked(many, set))
+		want(l.makeLocked(coalesced, set))
 	}
 	return scripts
 }
 
-// sequences adds the algorithms of every row that charges of a group can form: those of any of its
-// limits, in their order. It stops at maxSequences in all.
+// sequences adds, for each subset of a group's limits, the algorithms of those limits in their
+// order. These are the compact batches that charges of the group can form. It stops at maxSequences
+// in all.
 func sequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][]*algorithm.Algorithm {
-	same := func(a, b *algorithm.Algorithm) bool { return a.Is(b) }
 	last := [][]*algorithm.Algorithm{nil}
 	for _, a := range group {
 		for _, before := range last {
-			if len(before) == maxRow || len(known) >= maxSequences {
+			if len(before) == luagen.MaxCharges || len(known) >= maxSequences {
 				continue
 			}
 			next := append(slices.Clip(before), a)
-			if !slices.ContainsFunc(last, func(s []*algorithm.Algorithm) bool { return slices.EqualFunc(s, next, same) }) {
+			if !slices.ContainsFunc(last, func(s []*algorithm.Algorithm) bool { return slices.EqualFunc(s, next, haveSameStep) }) {
 				last = append(last, next)
 			}
-			if !slices.ContainsFunc(known, func(s []*algorithm.Algorithm) bool { return slices.EqualFunc(s, next, same) }) {
+			if !slices.ContainsFunc(known, func(s []*algorithm.Algorithm) bool { return slices.EqualFunc(s, next, haveSameStep) }) {
 				known = append(known, next)
 			}
 		}
@@ -154,57 +157,57 @@ func sequences(known [][]*algorithm.Algorithm, group []*algorithm.Algorithm) [][
 }
 
 func add(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorithm.Algorithm {
-	if slices.ContainsFunc(all, a.Is) {
+	if indexOf(all, a) >= 0 {
 		return all
 	}
 	return append(all, a)
 }
 
-// loads are the scripts that are being loaded since a server has answered NOSCRIPT. For each script
-// and server one caller loads it, and the others wait.
-type loads struct {
+// scriptLoads counts loads, and has the scripts that are being loaded because a server has replied
+// NOSCRIPT. One caller loads a script into a server, and the others wait.
+type scriptLoads struct {
 	missing, loaded, evals atomic.Int64
 
-	refused atomic.Bool // the user may not SCRIPT LOAD
+	isForbidden atomic.Bool // the user may not SCRIPT LOAD
 
-	mu  sync.Mutex
-	now map[string]*loading // by the script's digest and the server's name
+	mu       sync.Mutex
+	inFlight map[string]*pendingLoad // by the script's digest and the server's name
 }
 
-// A loading is under way until done is closed.
-type loading struct {
+// A pendingLoad has ended when done is closed.
+type pendingLoad struct {
 	done chan struct{}
 	err  error // to be read after that
 }
 
-// note remembers whether the user may load scripts.
-func (l *loads) note(err error) {
+// noteRight remembers whether the user may load scripts.
+func (l *scriptLoads) noteRight(err error) {
 	switch {
 	case err == nil:
-		l.refused.Store(false)
+		l.isForbidden.Store(false)
 	case classify(err) == penstock.ReasonPermissionDenied:
-		l.refused.Store(true)
+		l.isForbidden.Store(true)
 	}
 }
 
-// begin returns the loading of a name, and whether it is the caller who must end it.
-func (l *loads) begin(name string) (*loading, bool) {
+// begin returns the pending load of a name, and whether the caller must end it.
+func (l *scriptLoads) begin(name string) (*pendingLoad, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if under, ok := l.now[name]; ok {
-		return under, false
+	if other, ok := l.inFlight[name]; ok {
+		return other, false
 	}
-	if l.now == nil {
-		l.now = make(map[string]*loading)
+	if l.inFlight == nil {
+		l.inFlight = make(map[string]*pendingLoad)
 	}
-	mine := &loading{done: make(chan struct{})}
-	l.now[name] = mine
+	mine := &pendingLoad{done: make(chan struct{})}
+	l.inFlight[name] = mine
 	return mine, true
 }
 
-func (l *loads) end(name string, of *loading, err error) {
+func (l *scriptLoads) end(name string, of *pendingLoad, err error) {
 	l.mu.Lock()
-	delete(l.now, name)
+	delete(l.inFlight, name)
 	l.mu.Unlock()
 	of.err = err
 	close(of.done)
@@ -212,7 +215,7 @@ func (l *loads) end(name string, of *loading, err error) {
 
 const (
 	loadTimeout = 2 * time.Second // for one script on one server
-	maxLoads    = 3               // that a caller waits for: a server may lose the script again, or another may take its slot
+	maxLoads    = 3               // for one caller: a server may lose the script, or its slot
 )
 
 // send runs a script, and loads it first if the server does not know it. The call is sent again
@@ -232,7 +235,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		}
 		name := script.Digest + " " + s.serverOf(c.keys[0])
 		loading, mine := s.loads.begin(name)
-		if mine && s.loads.refused.Load() {
+		if mine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
 			s.loads.end(name, loading, nil)
 			return reply, err
@@ -240,16 +243,16 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if mine {
 			s.startLoading(name, loading, script, c.keys[0])
 		}
-		if err := wait(ctx, loading.done, nil); err != nil {
-			return "", tooLate(err)
+		if err := client.Await(ctx, loading.done, nil); err != nil {
+			return "", client.TooLate(err)
 		}
-		if err := loading.err; err != nil && !s.loads.refused.Load() {
-			return "", notSent(fmt.Errorf("load the script: %w", err))
+		if err := loading.err; err != nil && !s.loads.isForbidden.Load() {
+			return "", client.NotSent(fmt.Errorf("load the script: %w", err))
 		}
 	}
 }
 
-// sendText runs a script by its text. After that, the server knows it too.
+// sendText runs a script by its text. Afterwards the server knows it, too.
 func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, error) {
 	s.loads.evals.Add(1)
 	reply, err := s.client.Eval(ctx, script.Text, c.keys, c.args)
@@ -259,33 +262,33 @@ func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, 
 	return reply, nil
 }
 
-// startLoading loads a script into the server of a key, in the background: if its caller goes away,
-// others still need it.
-func (s *Store) startLoading(name string, of *loading, script *script, key string) {
+// startLoading loads a script into the server of a key, in the background: others may need it when
+// the caller has left.
+func (s *Store) startLoading(name string, pending *pendingLoad, script *script, key string) {
 	key = strings.Clone(key)
-	if !s.work.start(func(ctx context.Context) {
+	if !s.work.Start(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, loadTimeout)
 		defer cancel()
 		err := s.client.Load(ctx, key, []Script{script.Script})
-		s.loads.note(err)
+		s.loads.noteRight(err)
 		if err == nil {
 			s.loads.loaded.Add(1)
 		}
-		s.loads.end(name, of, err)
+		s.loads.end(name, pending, err)
 	}) {
-		s.loads.end(name, of, errClosed)
+		s.loads.end(name, pending, client.ErrClosed)
 	}
 }
 
-// serverOf names the server that has a key, as far as is known: "" is any.
+// serverOf returns the name of the server that has a key, or "" if it is not known.
 func (s *Store) serverOf(key string) string {
-	if !s.where.sharded.Load() {
+	if !s.topology.isCluster.Load() {
 		return ""
 	}
-	l := s.where.layout.Load()
+	l := s.topology.layout.Load()
 	if l == nil {
-		s.where.wanted.Store(true)
-		s.where.ask(s)
+		s.topology.isNeeded.Store(true)
+		s.topology.startRefresh(s)
 		return ""
 	}
 	return l.server(slotOf([]byte(key)))

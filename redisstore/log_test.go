@@ -54,8 +54,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	const entries = 3000
 	long := penstock.PerDay(entries).With(penstock.SlidingLog).WithName("log")
 	short := penstock.PerSecond(2).With(penstock.SlidingLog).WithName("log")
-	decide := func(s *Store, limit penstock.Limit, mode penstock.Mode, cost int64) penstock.Decision {
-		d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Mode: mode, Cost: cost}})
+	decide := func(s *Store, limit *penstock.Plan, mode penstock.Mode, cost int64) penstock.Decision {
+		d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: mode, Cost: cost}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 	}
 	for range entries {
 		clock = clock.Add(time.Second)
-		if !decide(plain, long, penstock.Spend, 1).Allowed {
+		if !decide(plain, long.MustCompile(), penstock.Spend, 1).Allowed {
 			t.Fatal("the log was full too early")
 		}
 	}
@@ -87,7 +87,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 		if _, err := server.Do("SET", "reads", "0"); err != nil {
 			t.Fatal(err)
 		}
-		decide(counted, ask.limit, ask.mode, ask.cost)
+		decide(counted, ask.limit.MustCompile(), ask.mode, ask.cost)
 		reads, err := server.Do("INCRBY", "reads", "0")
 		if err != nil {
 			t.Fatal(err)
@@ -114,10 +114,10 @@ func TestLogsInTurnAreTwins(t *testing.T) {
 			t.Fatal(err)
 		}
 		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour})
-		var limits []penstock.Limit
+		var limits []*penstock.Plan
 		for range 2 + rng.IntN(2) {
 			period := time.Duration(1+rng.Int64N(1<<rng.IntN(12))) * time.Second
-			limits = append(limits, penstock.Limit{Name: "log", Count: 1 + rng.Int64N(200), Period: period, Algorithm: penstock.SlidingLog})
+			limits = append(limits, penstock.Limit{Name: "log", Count: 1 + rng.Int64N(200), Period: period, Algorithm: penstock.SlidingLog}.MustCompile())
 		}
 		modes := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Force, penstock.Peek}
 		for n := range 200 {
@@ -125,7 +125,7 @@ func TestLogsInTurnAreTwins(t *testing.T) {
 			if rng.IntN(30) == 0 {
 				clock = clock.Add(time.Duration(rng.Int64N(int64(15*time.Minute))) - time.Minute)
 			}
-			charges := []penstock.Charge{{Limit: limits[rng.IntN(len(limits))], Mode: modes[rng.IntN(len(modes))], Cost: rng.Int64N(10)}}
+			charges := []penstock.Charge{{Plan: limits[rng.IntN(len(limits))], Mode: modes[rng.IntN(len(modes))], Cost: rng.Int64N(10)}}
 			got, err := redis.Decide(t.Context(), charges)
 			if err != nil {
 				t.Fatal(err)

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
-// Memory is what a server says of its memory.
+// Memory describes a server's memory.
 type Memory struct {
 	Used   int64  // bytes
 	Max    int64  // bytes; 0: it has no bound
@@ -15,21 +17,20 @@ type Memory struct {
 	Server string // its address, on a Cluster; else ""
 }
 
-// Evicts tells whether the server may throw counters away, and so admit anew what was used. Only
-// noeviction never does: then a server that is full gives no answer, and the guards say what
-// happens.
+// Evicts tells whether the server may delete counters, and so admit again what was used. Only the
+// policy noeviction never does: then a full server rejects calls, and the guards decide.
 func (m Memory) Evicts() bool { return m.Max > 0 && m.Policy != "noeviction" }
 
-// memoryLua replies with the numbers of memory that INFO has.
-var memoryLua = withRights(`local call = redis.call
+// memoryLua replies the numbers of memory in INFO.
+var memoryLua = luagen.CheckRights(`local call = redis.call
 RIGHTS
 local info = call('INFO', 'memory')
 local function field(name) return string.match(info, '\r\n' .. name .. ':(%S+)') or '' end
 return field('used_memory') .. ' ' .. field('maxmemory') .. ' ' .. field('maxmemory_policy')`)
 
-// Memory asks the server how it keeps its memory. On a Cluster it asks every primary, and answers
-// with the one to worry about: one that evicts, or else the fullest. It needs the right to INFO
-// and, on a Cluster, to CLUSTER SLOTS, which deciding does not.
+// Memory returns the state of the server's memory. On a Cluster it asks every primary, and returns
+// the worst: one that evicts, or else the fullest. It needs the right to INFO and, on a Cluster, to
+// CLUSTER SLOTS; Decide needs neither.
 func (s *Store) Memory(ctx context.Context) (Memory, error) {
 	keys, err := s.keyOfEachServer(ctx, "memory")
 	if err != nil {
@@ -42,29 +43,30 @@ func (s *Store) Memory(ctx context.Context) (Memory, error) {
 			return Memory{}, s.unavailable(ctx, explain(memoryLua, err))
 		}
 		m.Server = server
-		if worst.Policy == "" || m.worse(worst) {
+		if worst.Policy == "" || m.isWorse(worst) {
 			worst = m
 		}
 	}
 	return worst, nil
 }
 
-func (m Memory) worse(than Memory) bool {
+// isWorse tells whether m is more of a problem than another.
+func (m Memory) isWorse(than Memory) bool {
 	if m.Evicts() != than.Evicts() {
 		return m.Evicts()
 	}
-	return m.full() > than.full()
+	return m.utilization() > than.utilization()
 }
 
-// full is the part of its bound that is used.
-func (m Memory) full() float64 {
+// utilization returns the used part of the bound.
+func (m Memory) utilization() float64 {
 	if m.Max == 0 {
 		return 0
 	}
 	return float64(m.Used) / float64(m.Max)
 }
 
-// memoryOf asks the server that keeps a key.
+// memoryOf asks the server that has a key.
 func (s *Store) memoryOf(ctx context.Context, key string) (Memory, error) {
 	text, err := s.client.Eval(ctx, memoryLua, []string{key}, nil)
 	if err != nil {

@@ -52,11 +52,11 @@ func TestOvertakenFindsWhoGoesFirstAndAskedLater(t *testing.T) {
 func TestWhoAsksAfterAnAnswerGoesAfterIt(t *testing.T) {
 	t.Parallel()
 	const callers, each = 48, 20
-	server := redistest.Start(t)
+	server, prefix := redistest.Shared(t), aPrefix()
 	now := time.Now()
 	var stores []*redisstore.Store
 	for range 2 {
-		store, err := redisstore.Open(server.URL(), redisstore.Options{Now: func() time.Time { return now }})
+		store, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: prefix, Now: func() time.Time { return now }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func TestWhoAsksAfterAnAnswerGoesAfterIt(t *testing.T) {
 		for caller := range callers {
 			all.Go(func() {
 				for i := range each {
-					c := penstock.Charge{Key: "k", Limit: limit, Cost: 1, Patience: time.Hour, Holder: fmt.Sprint(caller, "-", i)}
+					c := penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: 1, Patience: time.Hour, Holder: fmt.Sprint(caller, "-", i)}
 					p := place{asked: clock.Add(1)}
 					d, err := stores[caller%2].Decide(t.Context(), []penstock.Charge{c})
 					p.answered = clock.Add(1)

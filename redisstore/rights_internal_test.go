@@ -20,7 +20,7 @@ import (
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	all := strings.Fields(DocumentedRights(t).Single)
+	all := strings.Fields(redistest.DocumentedRights(t).Single)
 	mustDo(t, s, append(strings.Fields("ACL SETUSER whole on >secret ~limiter1* -@all"), all...)...)
 	dial := func(user string) Client { return dialURL(t, "redis://"+user+":secret@"+s.Addr) }
 	whole := dial("whole")
@@ -123,12 +123,12 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	}
 
 	years := 8 * 365 * 24 * time.Hour
-	numbers := penstock.Limit{Name: "numbers", Group: "g", Count: 10, Period: years}
-	more := penstock.Limit{Name: "more", Group: "g", Count: 10, Period: years}
-	bucket := penstock.Limit{Name: "bucket", Count: 10, Period: years}
-	log, slots := penstock.PerMinute(10).With(penstock.SlidingLog), penstock.InFlight(10, time.Minute)
-	charge := func(key string, limit penstock.Limit, mode penstock.Mode, cost int64, holder string) penstock.Charge {
-		return penstock.Charge{Key: key, Limit: limit, Mode: mode, Cost: cost, Holder: holder}
+	numbers := penstock.Limit{Name: "numbers", Group: "g", Count: 10, Period: years}.MustCompile()
+	more := penstock.Limit{Name: "more", Group: "g", Count: 10, Period: years}.MustCompile()
+	bucket := penstock.Limit{Name: "bucket", Count: 10, Period: years}.MustCompile()
+	log, slots := penstock.PerMinute(10).With(penstock.SlidingLog).MustCompile(), penstock.InFlight(10, time.Minute).MustCompile()
+	charge := func(key string, limit *penstock.Plan, mode penstock.Mode, cost int64, holder string) penstock.Charge {
+		return penstock.Charge{Key: key, Plan: limit, Mode: mode, Cost: cost, Holder: holder}
 	}
 	one := func(c penstock.Charge) []penstock.Charge { return []penstock.Charge{c} }
 
@@ -145,14 +145,14 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	// Several strings in one script: one is written in place, one anew, one deleted.
 	decide("a string to write in place", charge("a", numbers, penstock.Spend, 1, ""))
 	decide("a string to delete", charge("c", numbers, penstock.Spend, 1, ""))
-	rows := [][]penstock.Charge{
+	batches := [][]penstock.Charge{
 		one(charge("a", numbers, penstock.Spend, 1, "")), one(charge("b", numbers, penstock.Spend, 1, "")), one(charge("c", numbers, penstock.Reset, 0, "")),
 	}
-	together("rows: in place, anew, deleted", rows...)
-	slices.Reverse(rows)
-	together("rows: deleted, anew, in place", rows...)
-	decide("many: strings", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Spend, 1, ""))
-	decide("many: strings, one deleted", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Reset, 0, ""))
+	together("batch: in place, anew, deleted", batches...)
+	slices.Reverse(batches)
+	together("batch: deleted, anew, in place", batches...)
+	decide("coalesced: strings", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Spend, 1, ""))
+	decide("coalesced: strings, one deleted", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Reset, 0, ""))
 
 	// Collections beside strings, and several in one script.
 	for range 2 {
@@ -162,13 +162,13 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 			sleep(time.Second)
 		}
 		decide("denied", charge("k", log, penstock.Spend, 3, ""), charge("k", slots, penstock.Spend, 3, "d"))
-		decide("given back", charge("k", log, penstock.Refund, 1, ""), charge("k", slots, penstock.Refund, 1, "c"))
+		decide("refunded", charge("k", log, penstock.Refund, 1, ""), charge("k", slots, penstock.Refund, 1, "c"))
 		together("sets of several callers", one(charge("l", log, penstock.Spend, 3, "")), one(charge("l", slots, penstock.Spend, 2, "a")),
 			one(charge("l", log, penstock.Spend, 1, "")), one(charge("l", bucket, penstock.Spend, 1, "")))
 		decide("deleted", charge("l", log, penstock.Reset, 0, ""), charge("l", slots, penstock.Reset, 0, ""), charge("l", bucket, penstock.Reset, 0, ""))
 		sleep(59 * time.Second) // some have expired
 	}
-	sleep(-time.Hour) // state is mended
+	sleep(-time.Hour) // state is repaired
 	decide("after a step back", charge("k", log, penstock.Spend, 1, ""), charge("k", slots, penstock.Spend, 1, "e"))
 
 	add("instance", func(u stores) error {

@@ -2,11 +2,11 @@ package redisstore
 
 import "bytes"
 
-// slots is how many hash slots a Cluster has.
+// slots is the number of hash slots of a Cluster.
 const slots = 16384
 
-// slotOf is the slot of a key of this package: the CRC-16 (XMODEM) of what stands between its
-// braces, as the Cluster specification has it.
+// slotOf returns the slot of a key of this package: the CRC-16 (XMODEM) of the part between its
+// braces, modulo slots, as the Cluster specification says.
 func slotOf(key []byte) uint16 {
 	begin := bytes.IndexByte(key, '{') + 1
 	end := begin + bytes.IndexByte(key[begin:], '}')

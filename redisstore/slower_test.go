@@ -9,30 +9,27 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/redis/go-redis/v9"
 )
 
 // A limit that is made slower while it is in use keeps what was used for as long as the slower
 // limit counts it, although a denial changes nothing but the time to live: alone, and in a batch.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket})
-	t.Cleanup(func() { _ = client.Close() })
+	server := redistest.Shared(t)
 	other := penstock.PerHour(1).WithName("other")
 	for _, limit := range []penstock.Limit{
-		penstock.PerSecond(10).With(penstock.TokenBucket), penstock.PerSecond(10).With(penstock.SlidingLog),
+		penstock.PerMinute(10).With(penstock.TokenBucket), penstock.PerMinute(10).With(penstock.SlidingLog),
 	} {
 		for _, batch := range []bool{false, true} {
-			t.Run(fmt.Sprint(limit.Algorithm.Name, " ", batch), func(t *testing.T) {
+			t.Run(fmt.Sprint(limit.Algorithm.Name(), " ", batch), func(t *testing.T) {
 				prefix := aPrefix()
 				s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
-				decide := func(limit penstock.Limit) penstock.Decision {
-					charges := []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}}
+				decide := func(limit *penstock.Plan) penstock.Decision {
+					charges := []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}}
 					if batch {
 						o := other
-						o.Group = limit.Name
-						charges = append(charges, penstock.Charge{Key: "k", Limit: o, Mode: penstock.Peek})
+						o.Group = limit.Name()
+						charges = append(charges, penstock.Charge{Key: "k", Plan: o.MustCompile(), Mode: penstock.Peek})
 					}
 					d, err := s.Decide(context.Background(), charges)
 					if err != nil {
@@ -41,19 +38,19 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 					return d
 				}
 				for range 10 {
-					decide(limit)
+					decide(limit.MustCompile())
 				}
 				slower := limit
 				slower.Period = time.Hour
-				if d := decide(slower); d.Allowed {
+				if d := decide(slower.MustCompile()); d.Allowed {
 					t.Fatalf("an hour's limit was granted: %+v", d.Status(0))
 				}
-				keys := client.Keys(context.Background(), prefix+"*").Val()
+				keys := must(t, server, "KEYS", prefix+"*").([]any)
 				if len(keys) != 1 {
 					t.Fatalf("the keys are %v", keys)
 				}
-				d := decide(slower)
-				if ttl, used := client.PTTL(context.Background(), keys[0]).Val(), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
+				d := decide(slower.MustCompile())
+				if ttl, used := ttlOf(t, server, keys[0]), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
 					t.Errorf("it lives for %v, and is used for %v", ttl, used)
 				}
 			})
@@ -65,9 +62,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 // used for, and 5 s: also after a Force and the Refund of it.
 func TestTTLStaysWithinItsBound(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Network: "unix", Addr: server.Socket})
-	t.Cleanup(func() { _ = client.Close() })
+	server := redistest.Shared(t)
 	for _, limit := range []penstock.Limit{
 		penstock.PerSecond(10), penstock.PerMinute(10).With(penstock.FixedWindow), penstock.PerSecond(10).With(penstock.SlidingLog),
 		penstock.PerMinute(10).With(penstock.SubWindow(6)),
@@ -79,17 +74,23 @@ func TestTTLStaysWithinItsBound(t *testing.T) {
 			mode penstock.Mode
 			cost int64
 		}{{penstock.Spend, 1}, {penstock.Force, 1000}, {penstock.Refund, 1000}, {penstock.Spend, 1}, {penstock.Spend, 20}} {
-			d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: limit, Mode: step.mode, Cost: step.cost}})
+			d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit.MustCompile(), Mode: step.mode, Cost: step.cost}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			used := d.Status(0).ResetAfter
 			longest = max(longest, used)
-			for _, key := range client.Keys(t.Context(), prefix+"*").Val() {
-				if ttl := client.PTTL(t.Context(), key).Val(); ttl < used || ttl > 2*longest+5*time.Second+2*time.Millisecond {
+			for _, key := range must(t, server, "KEYS", prefix+"*").([]any) {
+				if ttl := ttlOf(t, server, key); ttl < used || ttl > 2*longest+5*time.Second+2*time.Millisecond {
 					t.Errorf("%v, after %v %d: it lives for %v, is used for %v, and was for %v", limit, step.mode, step.cost, ttl, used, longest)
 				}
 			}
 		}
 	}
+}
+
+// ttlOf returns for how long a key still lives.
+func ttlOf(t *testing.T, s *redistest.Server, key any) time.Duration {
+	t.Helper()
+	return time.Duration(must(t, s, "PTTL", key.(string)).(int64)) * time.Millisecond
 }

@@ -41,8 +41,8 @@ func decideEverywhere(t *testing.T, url string) error {
 func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 	t.Parallel()
 	for name, a := range map[string]redistest.TLS{
-		"by address, with client certificates": {Clients: true, Also: []string{"redis.test"}},
-		"by host name":                         {Hostname: "localhost", Also: []string{"redis.test"}},
+		"by address, with client certificates": {RequireClientCert: true, ExtraNames: []string{"redis.test"}},
+		"by host name":                         {ServerName: "localhost", ExtraNames: []string{"redis.test"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for what, url := range secured(t, a) {
@@ -60,7 +60,7 @@ func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
 
 func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
 	t.Parallel()
-	a := &redistest.TLS{Also: []string{"127.0.3.1", "redis.test"}}
+	a := &redistest.TLS{ExtraNames: []string{"127.0.3.1", "redis.test"}}
 	url := "rediss://" + redistest.StartTLS(t, a).Addr + "?" + a.Options().Encode()
 	wantReason(t, "by its address", decideEverywhere(t, url), penstock.ReasonUnreachable)
 	for _, name := range []string{"127.0.3.1", "redis.test"} {
@@ -74,7 +74,7 @@ func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
 // new connection to a node of a Cluster meets that within a call.
 func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 	t.Parallel()
-	a := &redistest.TLS{Clients: true, Also: []string{"127.0.0.1"}}
+	a := &redistest.TLS{RequireClientCert: true, ExtraNames: []string{"127.0.0.1"}}
 	s := redistest.StartTLS(t, a)
 	options := a.Options()
 	options.Del("cert")

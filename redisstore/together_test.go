@@ -9,18 +9,19 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
 // However many callers ask the same of one key, a script decides no more of them than the server's
 // effort allows: 253, where each costs it one unit of 256 and the first three more.
 func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
-	server := redistest.Start(t)
-	g := newGathering(t, dial(server.URL())(t))
-	calls := g.flyThree()
+	server := redistest.Shared(t)
+	g := newCoalescing(t, dial(server.URL())(t))
+	calls := g.holdThree()
 	for range 600 {
 		calls = append(calls, g.ask("k", 1))
 	}
-	g.gathered(600)
+	g.awaitWaiting(600)
 	go func() {
 		for range 3 + 3 {
 			select {
@@ -34,9 +35,8 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	}
 }
 
-// What the server says to a script of several callers is told to each of them as if it had been
-// alone.
-func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
+// Each caller of a script gets the server's error as if it had been alone.
+func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 	for _, fault := range []struct {
 		name, make string
 		reason     penstock.Reason
@@ -50,25 +50,25 @@ func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
 			t.Run(fault.name+"/"+kinds, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
-				g := newGathering(t, dial(server.URL())(t))
-				calls := g.fly()
+				g := newCoalescing(t, dial(server.URL())(t))
+				calls := g.hold()
 				var together []*asked
 				for range 5 {
 					if kinds == "of one row" {
 						together = append(together, g.ask("k", 1))
 						continue
 					}
-					held := penstock.Charge{Key: "k", Limit: penstock.InFlight(100, time.Hour).WithName("held"), Cost: 1, Holder: "someone"}
+					held := penstock.Charge{Key: "k", Plan: penstock.InFlight(100, time.Hour).WithName("held").MustCompile(), Cost: 1, Holder: "someone"}
 					together = append(together, g.askIn(context.Background(), nil, held))
 				}
-				g.gathered(5)
-				do(fault.make)(t, server)
+				g.awaitWaiting(5)
+				clienttest.Do(fault.make)(t, server)
 				g.client.pass(3)
 				for _, a := range append(calls, together...) {
 					<-a.done
 					var failure *penstock.StoreError
 					if !errors.As(a.err, &failure) || failure.Reason != fault.reason || !errors.Is(a.err, penstock.ErrUnavailable) {
-						t.Errorf("told %v; want the class %v", a.err, fault.reason)
+						t.Errorf("%v; want the reason %v", a.err, fault.reason)
 					}
 				}
 			})
@@ -81,13 +81,13 @@ func TestCallersOfAScriptThatIsRefusedAreToldWhy(t *testing.T) {
 func TestKeysLiveAnHourLongerWhereTheTimeIsGiven(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	for name, o := range map[string]redisstore.Options{"read": {Prefix: "read"}, "given": {Prefix: "given", Now: standing().Now}} {
+	for name, o := range map[string]redisstore.Options{"read": {Prefix: "read"}, "given": {Prefix: "given", Now: clienttest.StandingClock().Now}} {
 		store := open(t, server.URL(), o)
 		limit := penstock.PerSecond(10)
 		charges := []penstock.Charge{
-			spend("bucket", limit, 1), spend("log", limit.With(penstock.SlidingLog), 1), spend("window", limit.With(penstock.FixedWindow), 1),
-			spend("parts", limit.With(penstock.SubWindow(5)), 1), spend("both", limit, 1), spend("both", limit.With(penstock.SlidingWindow).WithName("other"), 1),
-			{Key: "held", Limit: penstock.InFlight(3, time.Second), Cost: 1, Holder: "someone"},
+			spend("bucket", limit.MustCompile(), 1), spend("log", limit.With(penstock.SlidingLog).MustCompile(), 1), spend("window", limit.With(penstock.FixedWindow).MustCompile(), 1),
+			spend("parts", limit.With(penstock.SubWindow(5)).MustCompile(), 1), spend("both", limit.MustCompile(), 1), spend("both", limit.With(penstock.SlidingWindow).WithName("other").MustCompile(), 1),
+			{Key: "held", Plan: penstock.InFlight(3, time.Second).MustCompile(), Cost: 1, Holder: "someone"},
 		}
 		for _, batch := range [][]penstock.Charge{charges[:1], charges[1:2], charges[2:3], charges[3:4], charges[4:6], charges[6:]} {
 			if d, err := store.Decide(t.Context(), batch); err != nil || !d.Allowed {

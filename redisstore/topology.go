@@ -14,24 +14,24 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Node names the server that decides a batch: on a Cluster the address of the primary that keeps
-// its key, as the Cluster said lately; those of a batch with several keys are joined by '+'. It is
-// "" on a single server, and while the Cluster has not said. It never waits, so that a breaker can
-// keep the nodes apart.
+// Node names the server that decides a batch: on a Cluster the address of the primary that has its
+// key, as far as is known. The addresses for a batch with several keys are joined by '+'. Node
+// returns "" on a single server, and while the Cluster's layout is not known. It never waits, so a
+// breaker can have a state for each node.
 func (s *Store) Node(charges []penstock.Charge) string {
-	if !s.where.sharded.Load() || len(charges) == 0 {
+	if !s.topology.isCluster.Load() || len(charges) == 0 {
 		return ""
 	}
-	l := s.where.layout.Load()
-	if l == nil || time.Since(l.at) > layoutLife {
-		s.where.wanted.Store(true)
-		s.where.ask(s)
+	l := s.topology.layout.Load()
+	if l == nil || time.Since(l.at) > layoutMaxAge {
+		s.topology.isNeeded.Store(true)
+		s.topology.startRefresh(s)
 	}
 	if l == nil {
 		return ""
 	}
 	name := l.server(s.slotOfKey(charges[0].Key))
-	if !spread(charges) {
+	if !isMultiSlot(charges) {
 		return name
 	}
 	names := []string{name}
@@ -44,33 +44,33 @@ func (s *Store) Node(charges []penstock.Charge) string {
 	return strings.Join(names, "+")
 }
 
-// slotOfKey is the slot of all that a key pays.
+// slotOfKey returns the slot of all limits of a key.
 func (s *Store) slotOfKey(key string) uint16 {
 	var room [256]byte
 	return slotOf(s.appendTagged(room[:0], key))
 }
 
-// topology is which server of a Cluster keeps which slot. It is asked for in the background, once
-// somebody has wanted it: then, when it is old, and when a call has failed, which a failover makes
-// happen.
+// topology knows which server of a Cluster has which slot. The layout is first fetched when Node or
+// a script load needs it. It is fetched again when it is older than layoutMaxAge, and after a call
+// has failed, as in a failover. It is always fetched in the background.
 type topology struct {
-	sharded atomic.Bool // it is a Cluster
-	layout  atomic.Pointer[layout]
-	wanted  atomic.Bool
-	asking  atomic.Bool
-	begin   time.Time
-	next    atomic.Int64 // when it may be asked for again, in ns since begin
+	isCluster    atomic.Bool
+	layout       atomic.Pointer[layout] // nil until it is known
+	isNeeded     atomic.Bool
+	isRefreshing atomic.Bool
+	begin        time.Time
+	next         atomic.Int64 // the earliest time of the next refresh, in ns since begin
 }
 
 const (
-	layoutLife  = 10 * time.Second
-	layoutGap   = time.Second / 2       // after one asking, before the next
-	layoutRest  = time.Minute           // after an answer that will be the same for long
-	layoutWait  = time.Second           // for all attempts of one asking
-	layoutPause = 50 * time.Millisecond // after the first attempt, and twice as long after each further one
+	layoutMaxAge        = 10 * time.Second
+	minRefreshInterval  = time.Second / 2       // between two refreshes
+	retryAfterRejection = time.Minute           // after a reply that will not change soon
+	refreshTimeout      = time.Second           // for all attempts of one refresh
+	firstRetryDelay     = 50 * time.Millisecond // after the first attempt; it doubles after each further one
 )
 
-// A layout is what the Cluster said.
+// A layout is a reply of CLUSTER SLOTS.
 type layout struct {
 	at      time.Time
 	servers []string
@@ -84,58 +84,59 @@ func (l *layout) server(slot uint16) string {
 	return ""
 }
 
-// doubt has the layout asked for again, if anybody wants it.
-func (t *topology) doubt(s *Store) {
-	if t.wanted.Load() {
-		t.ask(s)
+// requestRefresh has the layout fetched again, if it is needed at all.
+func (t *topology) requestRefresh(s *Store) {
+	if t.isNeeded.Load() {
+		t.startRefresh(s)
 	}
 }
 
-// ask asks for the layout, unless that is being done, or was just now.
-func (t *topology) ask(s *Store) {
-	if int64(time.Since(t.begin)) < t.next.Load() || !t.asking.CompareAndSwap(false, true) {
+// startRefresh fetches the layout in the background, unless that is being done, or was done just
+// now.
+func (t *topology) startRefresh(s *Store) {
+	if int64(time.Since(t.begin)) < t.next.Load() || !t.isRefreshing.CompareAndSwap(false, true) {
 		return
 	}
-	s.work.start(func(ctx context.Context) { // or never again: the store was closed
-		rest := t.learn(ctx, s)
+	s.work.Start(func(ctx context.Context) { // if it does not start, the store was closed
+		rest := t.fetchLayout(ctx, s)
 		t.next.Store(int64(time.Since(t.begin) + rest))
-		t.asking.Store(false)
+		t.isRefreshing.Store(false)
 	})
 }
 
-// learn asks one server after the other, as the slots have it, for some may be dead. It returns
-// after how long to ask again.
-func (t *topology) learn(ctx context.Context, s *Store) time.Duration {
-	ctx, cancel := context.WithTimeout(ctx, layoutWait)
+// fetchLayout sends the question to random slots, because some servers may be dead. It returns the
+// time until the next refresh.
+func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	for pause := layoutPause; ; pause *= 2 {
-		attempt, cancel := context.WithTimeout(ctx, layoutWait/4)
+	for pause := firstRetryDelay; ; pause *= 2 {
+		attempt, cancel := context.WithTimeout(ctx, refreshTimeout/4)
 		text, err := s.askLayout(attempt)
 		cancel()
 		if err == nil {
 			l, err := parseLayout(text)
 			if err != nil {
-				return layoutRest
+				return retryAfterRejection
 			}
 			t.layout.Store(l)
-			return layoutGap
+			return minRefreshInterval
 		}
 		if _, replied := errors.AsType[ReplyError](err); replied {
-			if c := classify(err); c == penstock.ReasonPermissionDenied || c == penstock.ReasonRejected { // no right to ask, or no Cluster: several servers that a client takes for one
-				return layoutRest
+			if c := classify(err); c == penstock.ReasonPermissionDenied || c == penstock.ReasonRejected {
+				return retryAfterRejection // no right to the command, or several servers that are no Cluster
 			}
-			return layoutGap
+			return minRefreshInterval
 		}
 		select {
 		case <-ctx.Done():
-			return layoutGap
+			return minRefreshInterval
 		case <-time.After(pause):
 		}
 	}
 }
 
-// layoutLua says on a line for each range of slots: the first, the last, and the address of its
-// primary.
+// layoutLua replies a line for each range of slots: the first slot, the last, and the address of
+// the primary.
 const layoutLua = `local lines = {}
 for i, range in ipairs(redis.call('CLUSTER', 'SLOTS')) do
   lines[i] = range[1] .. ' ' .. range[2] .. ' ' .. range[3][1] .. ':' .. range[3][2]
@@ -147,9 +148,9 @@ func (s *Store) askLayout(ctx context.Context) (string, error) {
 	return s.client.Eval(ctx, layoutLua, []string{key}, nil)
 }
 
-// keyOfEachServer returns, for the address of each primary of a Cluster, a key of the store's own
-// that it keeps. Without a Cluster, or with several servers that a client takes for one, it returns
-// one key, for the address "".
+// keyOfEachServer returns a key of the store's own for each primary of a Cluster, by the primary's
+// address. Without a Cluster, also if there are several servers, it returns one key for the address
+// "".
 func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]string, error) {
 	one := map[string]string{"": s.prefix + "{%@}" + name}
 	sharded, err := s.client.Sharded(ctx)

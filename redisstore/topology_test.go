@@ -13,75 +13,13 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/redis/go-redis/v9"
+	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
-
-func await(t *testing.T, what string, ready func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
-// The shard that a store names is the one that keeps the key, also after a failover.
-func TestShardsAreThoseOfTheCluster(t *testing.T) {
-	t.Parallel()
-	cluster := redistest.StartCluster(t)
-	for _, m := range []maker{{"url", dial("redis+cluster://" + strings.Join(cluster.Addrs(), ","))}, {"go-redis", func(t testing.TB) redisstore.Client {
-		return goRedisClient(t, redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()}))
-	}}} {
-		t.Run(m.name, func(t *testing.T) {
-			s := over(t, m.client(t), redisstore.Options{Prefix: aPrefix()})
-			limit := penstock.PerHour(10)
-			if name := s.Node([]penstock.Charge{{Key: "a", Limit: limit}}); name != "" {
-				t.Errorf("before anything was asked the shard is %q", name)
-			}
-			if _, err := s.Decide(context.Background(), []penstock.Charge{{Key: "a", Limit: limit, Cost: 1}}); err != nil {
-				t.Fatal(err)
-			}
-			await(t, "the layout", func() bool { return s.Node([]penstock.Charge{{Key: "a", Limit: limit}}) != "" })
-			names := make(map[string]int)
-			for i := range 300 {
-				charge := penstock.Charge{Key: fmt.Sprint("key", i), Limit: limit, Cost: 1}
-				name := s.Node([]penstock.Charge{charge})
-				names[name]++
-				owner := ""
-				if _, err := s.Decide(context.Background(), []penstock.Charge{charge}); err != nil {
-					t.Fatal(err)
-				}
-				stored, err := redisstore.KeyOf(charge, redisstore.Options{Prefix: redisstore.PrefixOf(s)})
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, p := range cluster.Primaries() {
-					if n, err := p.Do("EXISTS", stored); err == nil && n == int64(1) {
-						owner = p.Addr
-					}
-				}
-				if name != owner {
-					t.Fatalf("%s: the shard is %q; it is kept by %q", stored, name, owner)
-				}
-			}
-			if len(names) != 3 {
-				t.Errorf("the shards are %v; there should be 3", names)
-			}
-			var several []penstock.Charge
-			for i := range 30 {
-				several = append(several, penstock.Charge{Key: fmt.Sprint("key", i), Limit: limit})
-			}
-			if name := s.Node(several); strings.Count(name, "+") != 2 {
-				t.Errorf("a batch over all shards is decided by %q", name)
-			}
-		})
-	}
-}
 
 func TestASingleServerIsNoShard(t *testing.T) {
 	t.Parallel()
 	s := open(t, redistest.Start(t).URL(), redisstore.Options{})
-	charges := []penstock.Charge{{Key: "a", Limit: penstock.PerHour(10), Cost: 1}}
+	charges := []penstock.Charge{{Key: "a", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
 	if _, err := s.Decide(context.Background(), charges); err != nil {
 		t.Fatal(err)
 	}
@@ -151,15 +89,6 @@ func (q *quizzed) Eval(ctx context.Context, _ string, _, _ []string) (string, er
 
 func (q *quizzed) Close() error { return nil }
 
-// use asks the store all the time, as a breaker does.
-func use(store *redisstore.Store, during time.Duration) {
-	charges := []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}}
-	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		store.Node(charges)
-		_, _ = store.Decide(context.Background(), charges)
-	}
-}
-
 // However many calls want the layout, and however fast the answer fails, it is asked for a few
 // times a second, and by one goroutine at a time, besides those that have been given up.
 func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
@@ -185,12 +114,12 @@ func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 				client := &quizzed{answer: row.answer}
 				store := over(t, client, redisstore.Options{})
 				defer store.Close()
-				use(store, 30*time.Second)
+				clienttest.Use(store, 30*time.Second)
 				asked := client.asked.Load()
 				if asked < row.least || asked > row.most {
 					t.Errorf("asked %d times in 30 s; want %d to %d", asked, row.least, row.most)
 				}
-				use(store, 65*time.Second)
+				clienttest.Use(store, 65*time.Second)
 				if more := client.asked.Load() - asked; more < row.laterAtLeast {
 					t.Errorf("asked %d times in a minute more; want %d at least", more, row.laterAtLeast)
 				}
@@ -207,18 +136,6 @@ func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 	}
 }
 
-// A healthy Ring of go-redis is several servers and no Cluster: one of them says so once.
-func TestARingIsAskedForItsLayoutOnce(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	store := over(t, goRedisClient(t, redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}})), redisstore.Options{})
-	defer store.Close()
-	use(store, 2*time.Second)
-	if asked, _, err := server.CommandStats("cluster|slots"); err != nil || asked != 1 {
-		t.Errorf("asked %d times, %v", asked, err)
-	}
-}
-
 // Close returns after the goroutine that asks for the layout, and there is none afterwards.
 func TestCloseEndsTheQuestionForTheLayout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -228,7 +145,7 @@ func TestCloseEndsTheQuestionForTheLayout(t *testing.T) {
 			return ctx.Err()
 		}}
 		store := over(t, client, redisstore.Options{})
-		use(store, 10*time.Millisecond)
+		clienttest.Use(store, 10*time.Millisecond)
 		if client.at.Load() != 1 {
 			t.Fatal("nobody asks")
 		}
@@ -239,7 +156,7 @@ func TestCloseEndsTheQuestionForTheLayout(t *testing.T) {
 		if took := time.Since(closed); took != time.Millisecond { // of the bubble's time
 			t.Errorf("the question went on for %v", took)
 		}
-		use(store, 5*time.Second)
+		clienttest.Use(store, 5*time.Second)
 		if asked := client.asked.Load(); asked != 1 {
 			t.Errorf("asked %d times", asked)
 		}

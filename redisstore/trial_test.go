@@ -25,7 +25,7 @@ type trying struct {
 }
 
 // try asks for a charge, with another that is tried.
-func (g *gathering) try(enforced, tried penstock.Charge) *trying {
+func (g *coalescing) try(enforced, tried penstock.Charge) *trying {
 	t := &trying{batch: trial.Batch{Charges: []penstock.Charge{tried}}}
 	t.batch.Alone = func() { t.alone.Add(1) }
 	charges := []penstock.Charge{enforced}
@@ -35,13 +35,13 @@ func (g *gathering) try(enforced, tried penstock.Charge) *trying {
 }
 
 // looser is a limit of the algorithm of g.limit, for trials.
-func looser(g *gathering) penstock.Limit {
-	l := g.limit
+func looser(g *coalescing) *penstock.Plan {
+	l := g.limit.Limit()
 	l.Name, l.Count, l.Burst = "looser", 50, 50
-	return l
+	return l.MustCompile()
 }
 
-func (t *trying) wait(g *gathering) {
+func (t *trying) wait(g *coalescing) {
 	g.Helper()
 	<-t.done
 	if !t.batch.Take() {
@@ -51,11 +51,11 @@ func (t *trying) wait(g *gathering) {
 }
 
 func TestTrialsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
-	server := redistest.Start(t)
-	g := newGathering(t, dial(server.URL())(t))
+	server := redistest.Shared(t)
+	g := newCoalescing(t, dial(server.URL())(t))
 	allowed, tried := 0, 0
 	for range 60 {
-		a := g.try(penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}, penstock.Charge{Key: "k", Limit: looser(g), Cost: 1})
+		a := g.try(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 		g.client.pass(1)
 		a.wait(g)
 		if a.err != nil || a.batch.Err != nil || a.alone.Load() != 0 {
@@ -75,15 +75,15 @@ func TestTrialsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 
 // As many scripts decide 64 callers with trials as without.
 func TestTrialsOfCallersThatWaitNeedNoScript(t *testing.T) {
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	for _, trials := range []bool{false, true} {
-		g := newGathering(t, dial(server.URL())(t))
-		calls := g.fly()
+		g := newCoalescing(t, dial(server.URL())(t))
+		calls := g.hold()
 		var all []*trying
 		for range 62 {
-			charge := penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}
+			charge := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
 			if trials {
-				a := g.try(charge, penstock.Charge{Key: "k", Limit: looser(g), Cost: 1})
+				a := g.try(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 				calls, all = append(calls, a.asked), append(all, a)
 			} else {
 				calls = append(calls, g.ask("k", 1))
@@ -93,7 +93,7 @@ func TestTrialsOfCallersThatWaitNeedNoScript(t *testing.T) {
 		if trials {
 			waiting *= 2
 		}
-		g.gathered(waiting)
+		g.awaitWaiting(waiting)
 		g.client.pass(3)
 		if granted := g.granted(calls); granted != 32 || g.client.scripts.Load() != 3 {
 			t.Errorf("with trials %v: %d granted in %d scripts; want 32 in 3", trials, granted, g.client.scripts.Load())
@@ -115,16 +115,16 @@ func TestTrialsOfCallersThatWaitNeedNoScript(t *testing.T) {
 
 // Where each caller has a key of its own, scripts fill up; yet each has a batch and its trial.
 func TestTrialsOfManyKeysAreLeftToNobody(t *testing.T) {
-	server := redistest.Start(t)
-	g := newGathering(t, dial(server.URL())(t))
-	calls := append(g.flyThree(), g.ask("odd", 1)) // so that pairs do not fill a script to the brim
+	server := redistest.Shared(t)
+	g := newCoalescing(t, dial(server.URL())(t))
+	calls := append(g.holdThree(), g.ask("odd", 1)) // so that pairs do not fill a script to the brim
 	var all []*trying
 	for i := range 62 {
 		key := fmt.Sprint("key", i)
-		a := g.try(penstock.Charge{Key: key, Limit: g.limit, Cost: 1}, penstock.Charge{Key: key, Limit: looser(g), Cost: 1})
+		a := g.try(penstock.Charge{Key: key, Plan: g.limit, Cost: 1}, penstock.Charge{Key: key, Plan: looser(g), Cost: 1})
 		calls, all = append(calls, a.asked), append(all, a)
 	}
-	g.gathered(125)
+	g.awaitWaiting(125)
 	g.client.pass(3 + 2)
 	if granted := g.granted(calls); granted != len(calls) || g.client.scripts.Load() != 5 {
 		t.Errorf("%d of %d granted in %d scripts; want all in 5", granted, len(calls), g.client.scripts.Load())
@@ -138,7 +138,7 @@ func TestTrialsOfManyKeysAreLeftToNobody(t *testing.T) {
 
 // Both batches are answered as each would be alone, whatever the other is answered.
 func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 1))
 	for _, algorithm := range []func(penstock.Limit) penstock.Limit{
@@ -154,7 +154,7 @@ func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
 			charge := func(name string, count int64) []penstock.Charge {
 				l := penstock.PerMinute(count)
 				l.Name, l.Group = name, "g"
-				return []penstock.Charge{{Key: fmt.Sprint(random.IntN(2)), Limit: algorithm(l), Cost: random.Int64N(8)}}
+				return []penstock.Charge{{Key: fmt.Sprint(random.IntN(2)), Plan: algorithm(l).MustCompile(), Cost: random.Int64N(8)}}
 			}
 			a, b := charge("limit", 20), charge("candidate", 5+random.Int64N(40))
 			batch := &trial.Batch{Charges: b, Alone: func() { t.Error("the trial was left alone") }}
@@ -176,13 +176,13 @@ func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
 // What stands under a trial's key is not the trouble of the enforced batch, and what stands under
 // that one's key not the trial's.
 func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	for _, queued := range []bool{false, true} {
-		g := newGathering(t, dial(server.URL())(t))
-		limit := looser(g)
+		g := newCoalescing(t, dial(server.URL())(t))
+		limit := looser(g).Limit()
 		limit.Group = "tried"
-		bad := penstock.Charge{Key: "poisoned", Limit: limit, Cost: 1}
-		key, err := redisstore.KeyOf(bad, redisstore.Options{Prefix: redisstore.PrefixOf(g.store)})
+		bad := penstock.Charge{Key: "poisoned", Plan: limit.MustCompile(), Cost: 1}
+		key, err := redisstore.KeyOf(bad, redisstore.Options{Prefix: g.prefix})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,12 +191,12 @@ func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
 		}
 		var calls []*asked
 		if queued {
-			calls = g.fly()
+			calls = g.hold()
 		}
-		good := penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}
+		good := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
 		a := g.try(good, bad)
 		if queued {
-			g.gathered(2)
+			g.awaitWaiting(2)
 		}
 		g.client.pass(1 + len(calls))
 		a.wait(g)
@@ -216,11 +216,11 @@ func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
 
 // What the script of both meets is the enforced batch's error, as without a trial, and the trial's.
 func TestTrialsFailWithTheScript(t *testing.T) {
-	server := redistest.Start(t)
-	g := newGathering(t, dial(server.URL())(t))
-	calls := g.fly()
-	a := g.try(penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}, penstock.Charge{Key: "k", Limit: looser(g), Cost: 1})
-	g.gathered(2)
+	server := redistest.Shared(t)
+	g := newCoalescing(t, dial(server.URL())(t))
+	calls := g.hold()
+	a := g.try(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	g.awaitWaiting(2)
 	g.client.pass(2)
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
 	g.granted(calls)
@@ -233,14 +233,14 @@ func TestTrialsFailWithTheScript(t *testing.T) {
 
 // A caller that goes away before its script is sent takes its trial along.
 func TestTrialsLeaveWithTheirCaller(t *testing.T) {
-	server := redistest.Start(t)
-	g := newGathering(t, dial(server.URL())(t))
-	calls := g.fly()
-	a := g.try(penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}, penstock.Charge{Key: "k", Limit: looser(g), Cost: 1})
-	g.gathered(2)
+	server := redistest.Shared(t)
+	g := newCoalescing(t, dial(server.URL())(t))
+	calls := g.hold()
+	a := g.try(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	g.awaitWaiting(2)
 	a.cancel()
 	a.wait(g)
-	g.gathered(0)
+	g.awaitWaiting(0)
 	g.client.pass(2)
 	g.granted(calls)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil || g.client.scripts.Load() != 2 {
@@ -250,11 +250,11 @@ func TestTrialsLeaveWithTheirCaller(t *testing.T) {
 
 // A script that all its callers have left is given up, although their trials were in it.
 func TestScriptsWithTrialsAreGivenUp(t *testing.T) {
-	server := redistest.Start(t)
-	g := newGathering(t, dial(server.URL())(t))
-	others := g.fly()
-	a := g.try(penstock.Charge{Key: "k", Limit: g.limit, Cost: 1}, penstock.Charge{Key: "k", Limit: looser(g), Cost: 1})
-	g.gathered(2)
+	server := redistest.Shared(t)
+	g := newCoalescing(t, dial(server.URL())(t))
+	others := g.hold()
+	a := g.try(penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
+	g.awaitWaiting(2)
 	g.client.pass(2)
 	ended := make(chan struct{})
 	g.client.held <- func(ctx context.Context) error {
@@ -274,12 +274,12 @@ func TestScriptsWithTrialsAreGivenUp(t *testing.T) {
 // What the script cannot decide is left to a call of its own, at once; and what is not the enforced
 // batch brings no trial.
 func TestTrialsThatDoNotFitAreLeftAlone(t *testing.T) {
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	cluster := redistest.StartCluster(t)
 	limit := penstock.PerHour(30)
 	other, many := limit, limit
 	other.Algorithm, many.Algorithm = penstock.SlidingWindow, penstock.SlidingLog
-	one := penstock.Charge{Key: "k", Limit: limit, Cost: 1}
+	one := penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: 1}
 	single := "redis+cluster://" + strings.Join(cluster.Addrs(), ",")
 	for name, test := range map[string]struct {
 		url   string
@@ -287,16 +287,19 @@ func TestTrialsThatDoNotFitAreLeftAlone(t *testing.T) {
 		tried penstock.Charge
 		alone int64
 	}{
-		"another key":            {url: server.URL(), tried: penstock.Charge{Key: "l", Limit: limit, Cost: 1}},
-		"another algorithm":      {url: server.URL(), tried: penstock.Charge{Key: "k", Limit: other, Cost: 1}, alone: 1},
-		"a collection":           {url: server.URL(), tried: penstock.Charge{Key: "k", Limit: many, Cost: 1}, alone: 1},
-		"an invalid charge":      {url: server.URL(), tried: penstock.Charge{Key: "k", Limit: limit, Cost: -1}, alone: 1},
+		"another key":            {url: server.URL(), tried: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}},
+		"another algorithm":      {url: server.URL(), tried: penstock.Charge{Key: "k", Plan: other.MustCompile(), Cost: 1}, alone: 1},
+		"a collection":           {url: server.URL(), tried: penstock.Charge{Key: "k", Plan: many.MustCompile(), Cost: 1}, alone: 1},
+		"an invalid charge":      {url: server.URL(), tried: penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: -1}, alone: 1},
 		"batches apart":          {url: server.URL(), apart: true, tried: one, alone: 1},
 		"one slot of a Cluster":  {url: single, tried: one},
-		"two slots of a Cluster": {url: single, tried: penstock.Charge{Key: "l", Limit: limit, Cost: 1}, alone: 1},
+		"two slots of a Cluster": {url: single, tried: penstock.Charge{Key: "l", Plan: limit.MustCompile(), Cost: 1}, alone: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store := over(t, dial(test.url)(t), redisstore.Options{Prefix: aPrefix(), Apart: test.apart})
+			store := over(t, dial(test.url)(t), redisstore.Options{Prefix: aPrefix()})
+			if test.apart {
+				redisstore.DisableCoalescing(store)
+			}
 			alone := int64(0)
 			batch := &trial.Batch{Charges: []penstock.Charge{test.tried}, Alone: func() { alone++ }}
 			charges := []penstock.Charge{one}

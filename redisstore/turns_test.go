@@ -15,7 +15,7 @@ import (
 // algorithm.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	for _, turns := range storetest.SomeTurns() {
 		t.Run(turns[0].String(), func(t *testing.T) {
 			for n := range effort.Of(3, 60) {

@@ -1,9 +1,13 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,13 +16,14 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
 // The Go steps and their Lua twins answer alike, in every field, whatever is asked: random batches
 // over few keys and hostile limits, while the clock stands, creeps, jumps and steps back, and
 // limits change under their names.
 func TestTwins(t *testing.T) {
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	client := dialURL(t, server.URL())
 	for i, subject := range twinSubjects() {
 		t.Run(subject.name, func(t *testing.T) {
@@ -83,7 +88,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	}
 	memory := memstore.New(memstore.Options{Now: now, Shards: 1 << rng.IntN(3), Linger: 1e6 * time.Hour})
 
-	limits := make([]penstock.Limit, 1+rng.IntN(4))
+	limits := make([]*penstock.Plan, 1+rng.IntN(4))
 	for i := range limits {
 		limits[i] = hostileLimit(rng, subject, i)
 	}
@@ -128,8 +133,8 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	return decided, nil
 }
 
-// decideList decides independent batches as a gatherer does whose callers have waited, and says in
-// which order.
+// decideList decides independent batches as a coalescer does whose callers have waited. It returns
+// the order in which they were decided, too.
 func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (decisions []penstock.Decision, order []int, err error) {
 	if len(batches) == 1 {
 		d, err := s.Decide(ctx, batches[0])
@@ -140,57 +145,77 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 
 // decideTogether is decideList with something added to the modes.
 func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, more penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
-	g := gatherer{store: s}
-	calls := make([]call, len(batches))
-	index := make(map[*waiting]int)
+	serial := &serialDecider{decider: decider{s}}
+	c := coalesce.New(serial)
+	for range 2 { // others wait as long as two scripts are in flight
+		if !c.Enter(ctx, new(coalesce.Waiter)) {
+			return nil, nil, errors.New("the coalescer is not idle")
+		}
+	}
+	waiters := make([]coalesce.Waiter, len(batches))
+	index := make(map[*coalesce.Waiter]int)
 	for i, batch := range batches {
-		plans, err := penstock.Prepare(batch, nil)
-		if err != nil {
+		if err := penstock.Check(batch); err != nil {
 			return nil, nil, err
 		}
+		waiters[i].Charges = slices.Clone(batch)
 		for j := range batch {
-			asked := batch[j]
-			asked.Mode += more
-			calls[i].charges = append(calls[i].charges, charge{&asked, plans[j]})
+			waiters[i].Charges[j].Mode += more
 		}
-		calls[i].waiting.expect(ctx)
-		g.joinLocked(&calls[i])
-		index[&calls[i].waiting] = i
+		c.Enter(ctx, &waiters[i])
+		index[&waiters[i]] = i
 	}
-	decisions = make([]penstock.Decision, len(batches))
-	var c call
-	for len(g.queue) > 0 {
-		b := g.takeLocked()
-		if b.script != nil {
-			s.decideRows(ctx, &c, b)
-		} else {
-			s.decideMany(ctx, &c, b)
+	c.Exit()
+	c.Exit()
+	for i := range waiters {
+		if _, err := c.Wait(ctx, &waiters[i]); err != nil {
+			return nil, nil, err
 		}
-		for _, a := range b.inOrder {
-			for _, w := range a.callers {
-				decisions[index[w]] = w.decision
-				order = append(order, index[w])
-				if w.err != nil {
-					return nil, nil, w.err
-				}
-			}
+		if waiters[i].Err != nil {
+			return nil, nil, waiters[i].Err
 		}
-		b.free()
+		decisions = append(decisions, waiters[i].Decision)
+	}
+	for _, w := range serial.order {
+		order = append(order, index[w])
 	}
 	return decisions, order, nil
+}
+
+// A serialDecider decides one flight after the other, until one fails. It notes the order of the
+// waiters.
+type serialDecider struct {
+	decider
+	mu    sync.Mutex
+	order []*coalesce.Waiter
+	err   error
+}
+
+func (d *serialDecider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err == nil {
+		d.err = d.decideFlight(ctx, new(call), f)
+	}
+	for _, r := range f.Requests {
+		d.order = append(d.order, r.Waiters...)
+		for _, w := range r.Waiters {
+			w.Err = cmp.Or(d.err, w.Err)
+		}
+	}
 }
 
 func describe(batch []penstock.Charge) string {
 	text := ""
 	for _, c := range batch {
-		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q\n", c.Mode, c.Cost, c.Limit, c.Key, c.Patience, c.Holder)
+		text += fmt.Sprintf("  %v %d of %v under %q, patience %v, holder %q\n", c.Mode, c.Cost, c.Plan, c.Key, c.Patience, c.Holder)
 	}
 	return text
 }
 
 // hostileLimit draws a limit from the corners. Its name is one of few, so that limits change and
 // share strings.
-func hostileLimit(rng *rand.Rand, subject twinSubject, i int) penstock.Limit {
+func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	for {
 		a := subject.algorithms[rng.IntN(len(subject.algorithms))]
 		l := penstock.Limit{Name: fmt.Sprintf("l%d", i), Algorithm: a}
@@ -209,22 +234,22 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) penstock.Limit {
 			l.Burst = algorithm.Max / 2 / max(l.Period.Microseconds(), 1)
 		}
 		if l.Validate() == nil {
-			return l
+			return l.MustCompile()
 		}
 	}
 }
 
 // hostileStep moves the clock: not at all, to where an answer said that something changes, by parts
 // of a period, and back.
-func hostileStep(rng *rand.Rand, clock time.Time, limit penstock.Limit, last *penstock.Decision) time.Time {
-	period := max(limit.Period.Microseconds(), 1)
+func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *penstock.Decision) time.Time {
+	period := max(limit.Limit().Period.Microseconds(), 1)
 	status := last.Status(rng.IntN(last.Len()))
 	step := int64(0)
 	switch rng.IntN(20) {
 	case 0, 1, 2:
 		step = 1 + rng.Int64N(10)
 	case 3, 4:
-		step = rng.Int64N(period/limit.Count + 2)
+		step = rng.Int64N(period/limit.Limit().Count + 2)
 	case 5, 6:
 		step = rng.Int64N(period + 1)
 	case 7:
@@ -249,7 +274,7 @@ func hostileStep(rng *rand.Rand, clock time.Time, limit penstock.Limit, last *pe
 }
 
 // hostileBatch draws one to four charges of different limits or keys.
-func hostileBatch(rng *rand.Rand, limits []penstock.Limit, last *penstock.Decision) []penstock.Charge {
+func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) []penstock.Charge {
 	var batch []penstock.Charge
 	n := 1
 	if rng.IntN(3) == 0 {
@@ -257,7 +282,7 @@ func hostileBatch(rng *rand.Rand, limits []penstock.Limit, last *penstock.Decisi
 	}
 	for range n {
 		l := limits[rng.IntN(len(limits))]
-		c := penstock.Charge{Key: []string{"", "a", "b{c}\x00\n:"}[rng.IntN(3)], Limit: l, Cost: 1}
+		c := penstock.Charge{Key: []string{"", "a", "b{c}\x00\n:"}[rng.IntN(3)], Plan: l, Cost: 1}
 		c.Mode = []penstock.Mode{
 			penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend,
 			penstock.Draw, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Refund, penstock.Refund,
@@ -266,20 +291,19 @@ func hostileBatch(rng *rand.Rand, limits []penstock.Limit, last *penstock.Decisi
 		if c.Mode == penstock.Reset && rng.IntN(3) > 0 {
 			c.Mode = penstock.Spend
 		}
-		most := max(l.Burst, l.Count)
-		c.Cost = pick(rng, 0, 1, 1, 1, 1, 2, 3, l.Count, l.Count/2, l.Burst, most+1, 1+rng.Int64N(most),
+		most := max(l.Limit().Burst, l.Limit().Count)
+		c.Cost = pick(rng, 0, 1, 1, 1, 1, 2, 3, l.Limit().Count, l.Limit().Count/2, l.Limit().Burst, most+1, 1+rng.Int64N(most),
 			last.Status(0).Remaining, last.Status(0).Remaining+1, penstock.MaxCost)
 		c.Cost = min(c.Cost, penstock.MaxCost)
 		if rng.IntN(3) == 0 {
-			plan, _ := l.Plan()
-			c.Patience = min(time.Duration(pick(rng, 1, 1000, 1_000_000, l.Period.Microseconds(), 1<<40))*time.Microsecond, plan.MaxPatience())
+			c.Patience = min(time.Duration(pick(rng, 1, 1000, 1_000_000, l.Limit().Period.Microseconds(), 1<<40))*time.Microsecond, l.MaxPatience())
 		}
 		c.Holder = []string{"x", "y", "z", "holder\x00 with:{}"}[rng.IntN(4)]
-		if plan, _ := l.Plan(); !plan.Limit.Algorithm.Holds && rng.IntN(2) == 0 {
+		if !l.Algorithm().NeedsHolder() && rng.IntN(2) == 0 {
 			c.Holder = ""
 		}
 		batch = append(batch, c)
-		if _, err := penstock.Prepare(batch, nil); err != nil {
+		if err := penstock.Check(batch); err != nil {
 			batch = batch[:len(batch)-1] // the same limit twice
 		}
 	}

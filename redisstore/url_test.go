@@ -156,7 +156,7 @@ func TestWrongURLsSayWhatIsWrong(t *testing.T) {
 		return fmt.Sprintf("the port of host %q is not a number from 1 to 65535", host)
 	}
 	badHost := func(host string) string {
-		return fmt.Sprintf("the host %q has more than one port, or is no address", host)
+		return fmt.Sprintf("%q is not a valid host; write an IPv6 address in brackets: [2001:db8::1]:6379", host)
 	}
 	needsTLS := func(option string) string {
 		return fmt.Sprintf("the option %q needs TLS: write rediss:// for redis://", option)
@@ -187,8 +187,8 @@ func TestWrongURLsSayWhatIsWrong(t *testing.T) {
 		"redis://host:http":                        badPort("host"),
 		"redis://host:63:79":                       badHost("host"),
 		"redis://ho st":                            badHost("ho st"),
-		"redis://h1:1,h2:2":                        "several hosts need to be said what they are: redis+cluster:// or redis+sentinel://",
-		"rediss://h1,h2":                           "several hosts need to be said what they are: redis+cluster:// or redis+sentinel://",
+		"redis://h1:1,h2:2":                        "several hosts are given; write redis+cluster:// or redis+sentinel://",
+		"rediss://h1,h2":                           "several hosts are given; write redis+cluster:// or redis+sentinel://",
 		"redis://host/x":                           `the database is "x"; it must be a whole number from 0 on`,
 		"redis://host/-1":                          `the database is "-1"; it must be a whole number from 0 on`,
 		"redis://host/1/2":                         `the database is "1/2"; it must be a whole number from 0 on`,

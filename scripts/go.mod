@@ -1,23 +1,8 @@
-// What the Makefile runs: the JSON Schema of policies, a module proxy made of the tree, mutants, the summary of a test run. Never tagged.
+// What the Makefile runs: a module proxy made of the tree, mutants, the summary of a test run. Never tagged.
 module github.com/penstock/penstock/scripts
 
 go 1.26.0
 
-require (
-	github.com/google/jsonschema-go v0.4.3
-	github.com/penstock/penstock v0.0.0
-	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
-	go.yaml.in/yaml/v4 v4.0.0
-	golang.org/x/mod v0.41.0
-)
-
-require (
-	github.com/MicahParks/jwkset v0.11.3 // indirect
-	github.com/fsnotify/fsnotify v1.10.1 // indirect
-	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
-	golang.org/x/sys v0.48.0 // indirect
-	golang.org/x/text v0.14.0 // indirect
-	golang.org/x/time v0.9.0 // indirect
-)
+require golang.org/x/mod v0.41.0
 
 replace github.com/penstock/penstock => ../

@@ -14,39 +14,39 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Turns is a trial of limits that take turns over one counter, as tiers do, or old and new limits
+// Turns tests limits that are used in turn for one counter, like tiers, or like old and new limits
 // during a reload. What one of them has used counts for all, so together they admit no more than
-// InTurn says.
+// InTurn allows.
 type Turns struct {
 	Store penstock.Store
 
-	// Limits have one Name, one Group and one algorithm, perhaps with other settings. A calendar is
-	// not among them.
-	Limits []penstock.Limit
+	// Limits have the same Name, Group and algorithm; settings of the algorithm may differ.
+	// Calendar windows are not supported.
+	Limits []*penstock.Plan
 
-	// Now is the clock that the store decides by, and Advance moves it.
+	// Now is the clock of the store, and Advance moves it.
 	Now     func() time.Time
 	Advance func(time.Duration)
 
-	// Key is charged. Default: the empty key.
+	// Key is the key that is charged. Default: the empty key.
 	Key string
 
-	// Slack is how many units the store may admit beyond InTurn, for guards that state such a bound.
+	// Slack is how many units the store may admit beyond InTurn, for guards with such a bound.
 	// Default: 0.
 	Slack int64
 }
 
-// Run makes n charges of limits chosen at random. The error says when too much was admitted, and
-// what was asked before. After a denial, it checks RetryAfter on a store without slack: the same
-// charge is granted then, and not 1 µs before.
+// Run makes n charges of random limits. The error reports an excess, with the charges before it.
+// After each denial by a store without slack, Run checks RetryAfter: the same charge is granted at
+// that time, and not 1 µs before.
 func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	bound := InTurn(t.Limits)
 	var admitted []admission
-	var story []string
+	var trace []string
 	held := map[string]time.Time{} // until when
-	broken := func(format string, args ...any) error {
+	violated := func(format string, args ...any) error {
 		return fmt.Errorf("%s; the limits are %v; before:\n%s", fmt.Sprintf(format, args...), t.Limits,
-			strings.Join(story[max(len(story)-30, 0):], "\n"))
+			strings.Join(trace[max(len(trace)-30, 0):], "\n"))
 	}
 	var last penstock.Status
 	for i := range n {
@@ -59,19 +59,19 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 			return fmt.Errorf("%v: %w", limit, err)
 		}
 		last = d.Status(0)
-		story = append(story, fmt.Sprintf("  %s: %v %d of [%v] -> %+v", now.UTC().Format("15:04:05.000000"), charge.Mode, charge.Cost, limit, last))
+		trace = append(trace, fmt.Sprintf("  %s: %v %d of [%v] -> %+v", now.UTC().Format("15:04:05.000000"), charge.Mode, charge.Cost, limit, last))
 		if !d.Allowed && t.Slack == 0 && last.RetryAfter < time.Hour && rng.IntN(4) == 0 {
 			if last, err = t.retry(ctx, charge, last.RetryAfter); err != nil {
-				return broken("%v", err)
+				return violated("%v", err)
 			}
 			now = t.Now()
-			story = append(story, fmt.Sprintf("  %s: then -> %+v", now.UTC().Format("15:04:05.000000"), last))
+			trace = append(trace, fmt.Sprintf("  %s: then -> %+v", now.UTC().Format("15:04:05.000000"), last))
 		}
 		if last.Granted == 0 {
 			continue
 		}
-		if limit.Algorithm == penstock.Concurrency {
-			held[charge.Holder] = now.Add(limit.Period)
+		if limit.Algorithm() == penstock.Concurrency {
+			held[charge.Holder] = now.Add(limit.Limit().Period)
 			live := int64(0)
 			for _, until := range held {
 				if until.After(now) {
@@ -79,19 +79,19 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 				}
 			}
 			if live > bound(0)+t.Slack {
-				return broken("%d are held at once, at most %d", live, bound(0)+t.Slack)
+				return violated("%d are held at once, want at most %d", live, bound(0)+t.Slack)
 			}
 			continue
 		}
 		admitted = insert(admitted, admission{now.Add(last.Wait), last.Granted})
-		if err := within(admitted, now.Add(last.Wait), bound, t.Slack); err != nil {
-			return broken("%v", err)
+		if err := checkIntervals(admitted, now.Add(last.Wait), bound, t.Slack); err != nil {
+			return violated("%v", err)
 		}
 	}
 	return nil
 }
 
-// insert keeps admissions in the order of their moments.
+// insert keeps admissions sorted by time.
 func insert(sorted []admission, a admission) []admission {
 	i := len(sorted)
 	for i > 0 && sorted[i-1].at.After(a.at) {
@@ -100,8 +100,8 @@ func insert(sorted []admission, a admission) []admission {
 	return slices.Insert(sorted, i, a)
 }
 
-// within checks the intervals that hold a moment.
-func within(sorted []admission, moment time.Time, bound func(time.Duration) int64, slack int64) error {
+// checkIntervals checks the intervals that contain a moment.
+func checkIntervals(sorted []admission, moment time.Time, bound func(time.Duration) int64, slack int64) error {
 	for last := len(sorted) - 1; last >= 0 && !sorted[last].at.Before(moment); last-- {
 		sum := int64(0)
 		for first := last; first >= 0; first-- {
@@ -111,26 +111,26 @@ func within(sorted []admission, moment time.Time, bound func(time.Duration) int6
 				continue
 			}
 			if most := bound(apart) + slack; sum > most {
-				return fmt.Errorf("%d admitted within %v, at most %d", sum, apart, most)
+				return fmt.Errorf("%d admitted within %v, want at most %d", sum, apart, most)
 			}
 		}
 	}
 	return nil
 }
 
-// An admission is units that were let in at a moment.
+// An admission is a number of units that were admitted at a moment.
 type admission struct {
 	at    time.Time
 	units int64
 }
 
-// retry asks again 1 µs before the time that a denial named, and at it.
+// retry repeats a denied charge 1 µs before its RetryAfter, and at it.
 func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Duration) (penstock.Status, error) {
 	if after > time.Microsecond {
 		t.Advance(after - time.Microsecond)
 		d, err := t.Store.Decide(ctx, []penstock.Charge{charge})
 		if err == nil && d.RetryAfter() != time.Microsecond {
-			err = fmt.Errorf("RetryAfter was %v, and 1 µs before, the answer is %v", after, d)
+			err = fmt.Errorf("RetryAfter was %v, but 1 µs before it the decision is %v", after, d)
 		}
 		if err != nil {
 			return penstock.Status{}, err
@@ -139,19 +139,19 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 	t.Advance(time.Microsecond)
 	d, err := t.Store.Decide(ctx, []penstock.Charge{charge})
 	if err == nil && !d.Allowed {
-		err = fmt.Errorf("RetryAfter was %v, and then the answer is %v", after, d)
+		err = fmt.Errorf("RetryAfter was %v, but then the decision is %v", after, d)
 	}
 	return d.Status(0), err
 }
 
-func (t Turns) charge(rng *rand.Rand, limit penstock.Limit, i int) penstock.Charge {
-	c := penstock.Charge{Key: t.Key, Limit: limit, Cost: 1}
-	switch most := max(limit.Count, limit.Burst, 1); {
-	case limit.Algorithm == penstock.LeakyBucket:
+func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Charge {
+	c := penstock.Charge{Key: t.Key, Plan: limit, Cost: 1}
+	switch most := max(limit.Limit().Count, limit.Limit().Burst, 1); {
+	case limit.Algorithm() == penstock.LeakyBucket:
 		if rng.IntN(2) == 0 {
 			c.Patience = time.Hour
 		}
-	case limit.Algorithm == penstock.Concurrency:
+	case limit.Algorithm() == penstock.Concurrency:
 		c.Holder = fmt.Sprint("h", i)
 	case rng.IntN(2) == 0:
 		c.Cost = 1 + rng.Int64N(most)
@@ -162,17 +162,16 @@ func (t Turns) charge(rng *rand.Rand, limit penstock.Limit, i int) penstock.Char
 	return c
 }
 
-// pause is how long to wait before the next charge: often not at all, and often until something
-// changes.
-func (t Turns) pause(rng *rand.Rand, limit penstock.Limit, last penstock.Status) time.Duration {
+// pause is the time before the next charge: often zero, and often until something changes.
+func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status) time.Duration {
 	var d time.Duration
 	switch rng.IntN(8) {
 	case 0:
-		d = time.Duration(rng.Int64N(int64(limit.Period)/limit.Count + 1))
+		d = time.Duration(rng.Int64N(int64(limit.Limit().Period)/limit.Limit().Count + 1))
 	case 1:
-		d = time.Duration(rng.Int64N(int64(limit.Period)))
+		d = time.Duration(rng.Int64N(int64(limit.Limit().Period)))
 	case 2:
-		d = limit.Period
+		d = limit.Limit().Period
 	case 3:
 		d = last.ResetAfter
 	case 4:
@@ -183,11 +182,11 @@ func (t Turns) pause(rng *rand.Rand, limit penstock.Limit, last penstock.Status)
 	return d.Truncate(time.Microsecond)
 }
 
-// InTurn returns how much limits that take turns over one counter may admit in an interval, by how
-// far its first and last moment are apart. If one limit has both the largest Burst or Count and the
-// largest rate, it is the bound of that limit.
-func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
-	common, burst := limits[0].Algorithm, int64(0)
+// InTurn returns the bound of limits that are used in turn for one counter: how many units they
+// admit together in an interval whose first and last moment are apart by a duration. If one limit
+// has both the largest Burst or Count and the largest rate, it is the bound of that limit.
+func InTurn(limits []*penstock.Plan) func(apart time.Duration) int64 {
+	common, burst := limits[0].Algorithm(), int64(0)
 	if common == nil {
 		common = penstock.TokenBucket
 	}
@@ -197,25 +196,25 @@ func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
 	}
 	windows := map[kind]int64{} // units of each kind of window
 	for _, l := range limits {
-		size := l.Count
-		if l.Burst > 0 && !common.Is(penstock.LeakyBucket) {
-			size = l.Burst
+		size := l.Limit().Count
+		if l.Limit().Burst > 0 && common.Name() != penstock.LeakyBucket.Name() {
+			size = l.Limit().Burst
 		}
-		if common.Is(penstock.LeakyBucket) {
+		if common.Name() == penstock.LeakyBucket.Name() {
 			size = 1
 		}
 		burst = max(burst, size)
-		k := kind{l.Algorithm, l.Period}
-		windows[k] = max(windows[k], l.Count)
+		k := kind{l.Algorithm(), l.Limit().Period}
+		windows[k] = max(windows[k], l.Limit().Count)
 	}
 	refill := func(apart time.Duration) int64 {
 		most := int64(0)
 		for _, l := range limits {
-			most = max(most, muldiv(l.Count, int64(apart), int64(l.Period)))
+			most = max(most, muldiv(l.Limit().Count, int64(apart), int64(l.Limit().Period)))
 		}
 		return most
 	}
-	ends := func(apart time.Duration) int64 {
+	windowUnits := func(apart time.Duration) int64 {
 		sum := int64(0)
 		for k, n := range windows {
 			sum += muldiv(n, int64((apart+time.Microsecond+k.period-1)/k.period), 1)
@@ -223,14 +222,14 @@ func InTurn(limits []penstock.Limit) func(apart time.Duration) int64 {
 		return sum
 	}
 	switch {
-	case common.Is(penstock.Concurrency):
+	case common.Name() == penstock.Concurrency.Name():
 		return func(time.Duration) int64 { return burst }
-	case common.Is(penstock.LeakyBucket): // moments are rounded up to whole microseconds
+	case common.Name() == penstock.LeakyBucket.Name(): // moments are rounded up to whole microseconds
 		return func(apart time.Duration) int64 { return burst + refill(apart+time.Microsecond) }
-	case len(windows) == 1 && (common.Is(penstock.SlidingLog) || common.Is(penstock.SubWindow(1))):
-		return ends
-	case common.Is(penstock.SlidingLog), common.Is(penstock.SubWindow(1)), common.Is(penstock.FixedWindow):
-		return func(apart time.Duration) int64 { return burst + ends(apart) }
+	case len(windows) == 1 && (common.Name() == penstock.SlidingLog.Name() || common.Name() == penstock.SubWindow(1).Name()):
+		return windowUnits
+	case common.Name() == penstock.SlidingLog.Name(), common.Name() == penstock.SubWindow(1).Name(), common.Name() == penstock.FixedWindow.Name():
+		return func(apart time.Duration) int64 { return burst + windowUnits(apart) }
 	}
 	return func(apart time.Duration) int64 { return burst + refill(apart) }
 }
@@ -245,19 +244,18 @@ func muldiv(a, b, c int64) int64 {
 	return int64(min(q, math.MaxInt64/4))
 }
 
-// limitsInTurn is the law of limits that take turns, with limits whose units do not come back while
-// it is checked.
-func limitsInTurn(b *bench) {
-	b.each(func(b *bench, k kind) {
+// limitsInTurn checks limits that are used in turn. Their units do not refill during the test.
+func limitsInTurn(b *lawTest) {
+	b.each(func(b *lawTest, k kind) {
 		for round := range 4 {
 			rng := rand.New(rand.NewPCG(11, uint64(round)))
 			small, middle, large := b.counter(k, 2), b.counter(k, 7), b.counter(k, 20)
 			for _, c := range []*counter{&small, &middle, &large} {
 				if k.name == "token" {
-					c.limit.Period = age / 256 // units so small that all can count the largest burst, also in 32 shards
+					c.limit.Period = refillTime / 256 // so small that every counter can hold the largest burst, also in 32 shards
 				}
 			}
-			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // two periods too
+			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // also two periods
 				small.limit.Period /= 2
 				large.limit.Period -= time.Hour
 			}
@@ -268,7 +266,7 @@ func limitsInTurn(b *bench) {
 				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.holds() {
 					charge.Mode, charge.Cost = penstock.Refund, 1
 				}
-				if charge.Mode == penstock.Refund { // of a unit that has drained a little, Granted is 0
+				if charge.Mode == penstock.Refund { // Granted is 0 for a unit that has partly refilled
 					before := b.left(large.at(charge.Key))
 					b.decide(charge)
 					granted -= b.left(large.at(charge.Key)) - before
@@ -282,23 +280,23 @@ func limitsInTurn(b *bench) {
 			}
 			rest := b.decide(large.at(fmt.Sprint("turns", round)).as("last").charge(penstock.Draw, 20))
 			granted += rest.Status(0).Granted
-			if granted > 20 || granted < 19 { // a level is rounded against the caller when the rate changes
-				b.broken("limits of 2, 7 and 20 units have admitted %d in turn", granted)
+			if granted > 20 || granted < 19 { // a change of the rate rounds the level up
+				b.violated("limits of 2, 7 and 20 units have admitted %d in turn", granted)
 			}
 			b.deny(small.at(fmt.Sprint("turns", round)).as("late").spend(1))
 		}
 	})
 }
 
-// SomeTurns are limits for Turns: of each algorithm, with bursts, rates and periods that take
-// turns.
-func SomeTurns() [][]penstock.Limit {
-	var all [][]penstock.Limit
+// SomeTurns returns limits for Turns: of each algorithm, with several bursts, rates and periods.
+func SomeTurns() [][]*penstock.Plan {
+	var all [][]*penstock.Plan
 	add := func(limits ...penstock.Limit) {
-		for i := range limits {
-			limits[i].Name = "turns"
+		var plans []*penstock.Plan
+		for _, limit := range limits {
+			plans = append(plans, limit.WithName("turns").MustCompile())
 		}
-		all = append(all, limits)
+		all = append(all, plans)
 	}
 	add(penstock.PerSecond(10).WithBurst(600), penstock.PerSecond(10).WithBurst(20))
 	add(penstock.PerSecond(100).WithBurst(50), penstock.PerMinute(7).WithBurst(5), penstock.PerHour(1000))

@@ -3,6 +3,7 @@ package main
 import (
 	_ "embed"
 	"errors"
+	"fmt"
 
 	"github.com/penstock/penstock/algorithm"
 )
@@ -10,9 +11,9 @@ import (
 //go:embed backoff.lua
 var backoffLua string
 
-// Backoff admits one unit and then pauses for Period; each unit that follows doubles the pause, at
-// most Burst times. After a pause, and once more its length without a unit, all is forgotten. For
-// attempts that should get rarer: logins, retries.
+// Backoff admits one unit, then pauses for Period. Each further unit doubles the pause, at most
+// Burst times. If a pause is followed by as much time without a unit, the next pause is Period
+// again. Use it for attempts that should become rarer, such as logins.
 var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.Limit) (algorithm.Params, error) {
 	if l.Count != 1 {
 		return algorithm.Params{}, errors.New("a backoff admits one at a time; set the count to 1")
@@ -21,22 +22,24 @@ var Backoff = algorithm.Define("backoff", backoffLua, backoff, func(l algorithm.
 		return algorithm.Params{}, errors.New("the longest pause, Period doubled Burst times, must be from 1µs to 8 years")
 	}
 	return algorithm.Params{l.Period, l.Period << l.Burst}, nil
-})
+}, algorithm.Burst(algorithm.BurstIsSpecial), algorithm.Bounded(func(l algorithm.Limit, rate string) string {
+	return fmt.Sprintf("%s, then a pause that doubles up to %d times", rate, l.Burst)
+}))
 
-// rest is the state. Its zero value is fresh.
-type rest struct {
+// A state is the state of one key. Its zero value is that of a new key.
+type state struct {
 	Ends  int64 // when the pause ends
 	Pause int64 // how long it is
 }
 
-func backoff(s rest, p algorithm.Params, a algorithm.Ask, now int64) (algorithm.Outcome, rest) {
+func backoff(s state, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, state) {
 	first, longest := p[0], p[1]
 	ends, pause := s.Ends, min(s.Pause, longest)
 	if ends+pause <= now {
 		ends, pause = now, 0
 	}
-	mended := ends-now > pause+algorithm.MaxStall
-	if mended {
+	wasRepaired := ends-now > pause+algorithm.MaxStall
+	if wasRepaired {
 		ends = now + pause
 	}
 
@@ -66,10 +69,10 @@ func backoff(s rest, p algorithm.Params, a algorithm.Ask, now int64) (algorithm.
 	if pause > 0 {
 		out.ResetAfter = ends + pause - now
 	}
-	if out.Granted == 0 && !(mended && a.Mode != algorithm.Peek) && a.Mode != algorithm.Reset {
+	if out.Granted == 0 && !(wasRepaired && a.Mode != algorithm.Peek) && a.Mode != algorithm.Reset {
 		out.Keep = algorithm.Unchanged
 		return out, s
 	}
 	out.Keep = out.ResetAfter
-	return out, rest{ends, pause}
+	return out, state{ends, pause}
 }

@@ -3,8 +3,8 @@ local function backoff(first, longest, _, _, mode, cost, _, now, _, ends, pause)
   if ends + pause <= now then
     ends, pause = now, 0
   end
-  local mended = ends - now > pause + MAXSTALL
-  if mended then
+  local was_repaired = ends - now > pause + MAXSTALL
+  if was_repaired then
     ends = now + pause
   end
 
@@ -33,7 +33,7 @@ local function backoff(first, longest, _, _, mode, cost, _, now, _, ends, pause)
   if pause > 0 then
     reset = ends + pause - now
   end
-  if granted == 0 and not (mended and mode ~= PEEK) and mode ~= RESET then
+  if granted == 0 and not (was_repaired and mode ~= PEEK) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset

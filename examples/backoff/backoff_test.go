@@ -12,14 +12,14 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The two twins, asked the same at the same time, answer the same: alone and beside another
-// algorithm.
-func TestBackoffAnswersAlikeInGoAndLua(t *testing.T) {
+// The Go and Lua versions give the same outcomes for the same requests at the same times, alone and
+// beside another algorithm.
+func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	now := time.UnixMicro(1_700_000_000_000_000)
 	clock := func() time.Time { return now }
-	memory := memstore.New(memstore.Options{Now: clock, Linger: time.Hour}) // as long as Redis, when the clock steps back
+	memory := memstore.New(memstore.Options{Now: clock, Linger: time.Hour}) // keeps state as long as Redis if the clock steps back
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{Now: clock})
 	if err != nil {
 		t.Fatal(err)
@@ -37,13 +37,13 @@ func TestBackoffAnswersAlikeInGoAndLua(t *testing.T) {
 			now = now.Add(time.Duration(random.Int64N(60)-30) * time.Second)
 		}
 		charges := []penstock.Charge{{
-			Key: fmt.Sprint(random.IntN(4)), Limit: limit.WithBurst(random.Int64N(6)),
+			Key: fmt.Sprint(random.IntN(4)), Plan: limit.WithBurst(random.Int64N(6)).MustCompile(),
 			Mode: modes[random.IntN(len(modes))], Cost: random.Int64N(3),
 		}}
 		if random.IntN(3) == 0 {
 			other := penstock.PerMinute(20)
 			other.Group = "login"
-			charges = append(charges, penstock.Charge{Key: charges[0].Key, Limit: other, Cost: 1})
+			charges = append(charges, penstock.Charge{Key: charges[0].Key, Plan: other.MustCompile(), Cost: 1})
 		}
 		want, err := memory.Decide(t.Context(), charges)
 		if err != nil {
@@ -56,7 +56,7 @@ func TestBackoffAnswersAlikeInGoAndLua(t *testing.T) {
 		for i := range charges {
 			if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
 				t.Fatalf("seed %d, step %d, %v %d of %v: Lua says %+v, Go %+v", seed, step,
-					charges[i].Mode, charges[i].Cost, charges[i].Limit, got.Status(i), want.Status(i))
+					charges[i].Mode, charges[i].Cost, charges[i].Plan, got.Status(i), want.Status(i))
 			}
 			twins++
 		}
@@ -64,7 +64,7 @@ func TestBackoffAnswersAlikeInGoAndLua(t *testing.T) {
 	t.Logf("counted: %d twins", twins)
 }
 
-func TestBackoffDoublesThePauseAndForgets(t *testing.T) {
+func TestBackoffDoublesThePauseAndResets(t *testing.T) {
 	now := time.UnixMicro(1_700_000_000_000_000)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
 	limiter, err := penstock.NewLimiter(store, "login",
@@ -92,6 +92,6 @@ func TestBackoffDoublesThePauseAndForgets(t *testing.T) {
 	}
 	now = now.Add(4 * time.Second)
 	if got := pause(); got != time.Second {
-		t.Errorf("after a quiet time the pause is %v; want 1s", got)
+		t.Errorf("after a time without requests the pause is %v; want 1s", got)
 	}
 }

@@ -1,18 +1,25 @@
 // Command backoff limits logins by an algorithm of its own: each attempt makes the pause before the
-// next twice as long.
+// next twice as long. With arguments it is penstock, whose policy files may name the algorithm:
+//
+//	go run ./examples/backoff validate -v examples/backoff/login.yaml
 package main
 
 import (
 	"context"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/command"
 	"github.com/penstock/penstock/memstore"
 )
 
 func main() {
+	if len(os.Args) > 1 {
+		command.Main(Backoff)
+	}
 	now := time.Now()
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
 	limit := penstock.Limit{Name: "attempts", Algorithm: Backoff, Count: 1, Period: time.Second, Burst: 10}

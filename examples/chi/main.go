@@ -1,4 +1,4 @@
-// Command chi limits a service made with chi: the gate's middleware fits as it is.
+// Command chi limits a service made with chi, by the gate's middleware.
 package main
 
 import (
@@ -13,35 +13,33 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 func main() {
-	rules, err := policy.Load(demo.File("rides.yaml"))
+	file, err := policyfile.Load(demo.File("rides.yaml"), policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}),
-		Rules: func() *policy.Rules { return rules },
-	})
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return file.Rules }, httplimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	server := &http.Server{Handler: service(gate), ReadHeaderTimeout: 5 * time.Second}
-	demo.Run("POST /api/rides/request", server.Serve) // yours: server.ListenAndServe()
+	demo.Run("POST /api/rides/request", server.Serve) // in your program: server.ListenAndServe()
 }
 
 func service(gate *httplimit.Gate) *chi.Mux {
 	router := chi.NewRouter()
 	router.Use(middleware.Recoverer)
-	router.Use(gate.Middleware) // on the outermost router, so that routes are found by the path that the rules matched
-	router.Post("/api/rides/request", say("a car is on its way"))
-	router.Get("/api/fares/estimate", say("about 12.50"))
-	router.Get("/api/drivers/nearby", say("3 of them"))
-	router.Get("/api/trips/history", say("none yet"))
+	router.Use(gate.Middleware) // on the outermost router, so that routing uses the path that the rules matched
+	router.Post("/api/rides/request", respond("a car is on its way"))
+	router.Get("/api/fares/estimate", respond("about 12.50"))
+	router.Get("/api/drivers/nearby", respond("3 of them"))
+	router.Get("/api/trips/history", respond("none yet"))
 	return router
 }
 
-func say(what string) http.HandlerFunc {
+func respond(what string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { w.Write([]byte(what + "\n")) }
 }

@@ -21,7 +21,7 @@ func TestChi(t *testing.T) {
 				panic(err)
 			}
 		})
-		router.Get("/files/*", say("a file"))
+		router.Get("/files/*", respond("a file"))
 		return (&http.Server{Handler: router}).Serve
 	})
 }

@@ -1,4 +1,4 @@
-// Command echo limits a service made with Echo, by middleware of Echo's own kind.
+// Command echo limits a service made with Echo, by Echo middleware.
 package main
 
 import (
@@ -13,35 +13,33 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 func main() {
-	rules, err := policy.Load(demo.File("rides.yaml"))
+	file, err := policyfile.Load(demo.File("rides.yaml"), policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}),
-		Rules: func() *policy.Rules { return rules },
-	})
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return file.Rules }, httplimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	server := &http.Server{Handler: service(gate), ReadHeaderTimeout: 5 * time.Second}
-	demo.Run("POST /api/rides/request", server.Serve) // yours: server.ListenAndServe()
+	demo.Run("POST /api/rides/request", server.Serve) // in your program: server.ListenAndServe()
 }
 
 func service(gate *httplimit.Gate) *echo.Echo {
 	e := echo.New()
-	e.Pre(middleware.Recover(), limit(gate)) // Pre: before routing, so that routes are found by the path that the rules matched
-	e.POST("/api/rides/request", say("a car is on its way"))
-	e.GET("/api/fares/estimate", say("about 12.50"))
-	e.GET("/api/drivers/nearby", say("3 of them"))
-	e.GET("/api/trips/history", say("none yet"))
+	e.Pre(middleware.Recover(), limit(gate)) // Pre: before routing, so that routing uses the path that the rules matched
+	e.POST("/api/rides/request", respond("a car is on its way"))
+	e.GET("/api/fares/estimate", respond("about 12.50"))
+	e.GET("/api/drivers/nearby", respond("3 of them"))
+	e.GET("/api/trips/history", respond("none yet"))
 	return e
 }
 
-// limit is the gate as middleware of Echo.
+// limit makes Echo middleware of the gate.
 func limit(gate *httplimit.Gate) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c *echo.Context) error {
@@ -59,6 +57,6 @@ func limit(gate *httplimit.Gate) echo.MiddlewareFunc {
 	}
 }
 
-func say(what string) echo.HandlerFunc {
+func respond(what string) echo.HandlerFunc {
 	return func(c *echo.Context) error { return c.String(http.StatusOK, what+"\n") }
 }

@@ -22,7 +22,7 @@ func TestEcho(t *testing.T) {
 			return c.NoContent(http.StatusOK)
 		})
 		e.GET("/settles", func(c *echo.Context) error { return httplimit.Settle(c.Request(), 5) })
-		e.GET("/files/*", say("a file"))
+		e.GET("/files/*", respond("a file"))
 		return (&http.Server{Handler: e}).Serve
 	})
 }

@@ -1,5 +1,5 @@
-// Command fiber limits a service made with Fiber, whose requests are not those of net/http: the
-// gate is shown copies.
+// Command fiber limits a service made with Fiber. Fiber does not use the requests of net/http, so
+// the gate gets copies.
 package main
 
 import (
@@ -15,47 +15,46 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 func main() {
-	rules, err := policy.Load(demo.File("rides.yaml"))
+	file, err := policyfile.Load(demo.File("rides.yaml"), policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}),
-		Rules: func() *policy.Rules { return rules },
-	})
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return file.Rules }, httplimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	app := service(gate)
-	demo.Run("POST /api/rides/request", func(l net.Listener) error { // yours: app.Listen(":8080")
+	demo.Run("POST /api/rides/request", func(l net.Listener) error { // in your program: app.Listen(":8080")
 		return app.Listener(l, fiber.ListenConfig{DisableStartupMessage: true})
 	})
 }
 
 func service(gate *httplimit.Gate) *fiber.App {
-	// Rules tell /a from /A and /a/, unless the policy says otherwise; so must the routes, or a
-	// spelling is a way around the rules.
+	// Rules distinguish /a from /A and /a/, unless the policy says otherwise. The routes must do
+	// the same, or clients could evade rules by another spelling.
 	app := fiber.New(fiber.Config{CaseSensitive: true, StrictRouting: true})
-	app.Use(recover.New(), limit(gate)) // first, so that routes are found by the path that the rules matched
-	app.Post("/api/rides/request", say("a car is on its way"))
-	app.Get("/api/fares/estimate", say("about 12.50"))
-	app.Get("/api/drivers/nearby", say("3 of them"))
-	app.Get("/api/trips/history", say("none yet"))
+	app.Use(recover.New(), limit(gate)) // first, so that routing uses the path that the rules matched
+	app.Post("/api/rides/request", respond("a car is on its way"))
+	app.Get("/api/fares/estimate", respond("about 12.50"))
+	app.Get("/api/drivers/nearby", respond("3 of them"))
+	app.Get("/api/trips/history", respond("none yet"))
 	return app
 }
 
-// limit is the gate as a handler of Fiber. (Fiber's own adaptor for middleware ends it before the
-// next handler begins, so that slots would be given back at once and every status be 200.)
+// limit makes a Fiber handler of the gate. Fiber's own adaptor for middleware does not work here:
+// it ends the middleware before the next handler begins. Slots would be released at once, and every
+// status would be 200.
 func limit(gate *httplimit.Gate) fiber.Handler {
 	return func(c fiber.Ctx) error {
 		r, err := request(c)
 		if err != nil {
 			return fiber.ErrBadRequest
 		}
-		w := answer{c, make(http.Header)}
+		w := response{c, make(http.Header)}
 		admission := gate.Admit(w, r)
 		for name, values := range w.header {
 			c.Response().Header.Set(name, values[0])
@@ -68,7 +67,7 @@ func limit(gate *httplimit.Gate) fiber.Handler {
 		c.Path(admission.Request.URL.EscapedPath())
 		c.SetContext(admission.Request.Context())
 		if err := c.Next(); err != nil {
-			if err := c.App().ErrorHandler(c, err); err != nil { // now, to know the status
+			if err := c.App().ErrorHandler(c, err); err != nil { // handle it here, to know the status
 				c.Status(fiber.StatusInternalServerError)
 			}
 		}
@@ -80,8 +79,8 @@ func limit(gate *httplimit.Gate) fiber.Handler {
 	}
 }
 
-// request is a copy of the request, but for its body. Fiber uses the memory of the original again,
-// which a store may not have finished with.
+// request copies the request without its body. Fiber reuses the memory of the original, which a
+// store may still read.
 func request(c fiber.Ctx) (*http.Request, error) {
 	u, err := url.ParseRequestURI(string(c.Request().RequestURI()))
 	if err != nil {
@@ -95,16 +94,16 @@ func request(c fiber.Ctx) (*http.Request, error) {
 	return r.WithContext(c.Context()), nil
 }
 
-// An answer is the gate's, which Fiber sends.
-type answer struct {
+// A response passes the gate's response to Fiber.
+type response struct {
 	c      fiber.Ctx
 	header http.Header
 }
 
-func (a answer) Header() http.Header         { return a.header }
-func (a answer) WriteHeader(status int)      { a.c.Status(status) }
-func (a answer) Write(p []byte) (int, error) { return a.c.Write(p) }
+func (a response) Header() http.Header         { return a.header }
+func (a response) WriteHeader(status int)      { a.c.Status(status) }
+func (a response) Write(p []byte) (int, error) { return a.c.Write(p) }
 
-func say(what string) fiber.Handler {
+func respond(what string) fiber.Handler {
 	return func(c fiber.Ctx) error { return c.SendString(what + "\n") }
 }

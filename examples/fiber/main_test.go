@@ -18,7 +18,7 @@ func TestFiber(t *testing.T) {
 		app.Get("/waits", func(c fiber.Ctx) error { wait(); return nil })
 		app.Get("/costs", func(c fiber.Ctx) error { c.Set("X-Cost", "5"); return nil })
 		app.Get("/settles", func(c fiber.Ctx) error { return httplimit.SettleContext(c.Context(), 5) })
-		app.Get("/files/*", say("a file"))
+		app.Get("/files/*", respond("a file"))
 		return func(l net.Listener) error {
 			return app.Listener(l, fiber.ListenConfig{DisableStartupMessage: true})
 		}

@@ -1,4 +1,4 @@
-// Command gin limits a service made with gin, by a handler of gin's own kind.
+// Command gin limits a service made with gin, by a gin handler.
 package main
 
 import (
@@ -12,37 +12,34 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 func main() {
-	rules, err := policy.Load(demo.File("rides.yaml"))
+	file, err := policyfile.Load(demo.File("rides.yaml"), policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}),
-		Rules: func() *policy.Rules { return rules },
-	})
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return file.Rules }, httplimit.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	gin.SetMode(gin.ReleaseMode)
 	server := &http.Server{Handler: service(gate), ReadHeaderTimeout: 5 * time.Second}
-	demo.Run("POST /api/rides/request", server.Serve) // yours: server.ListenAndServe()
+	demo.Run("POST /api/rides/request", server.Serve) // in your program: server.ListenAndServe()
 }
 
 func service(gate *httplimit.Gate) *gin.Engine {
 	router := gin.New()
 	router.Use(gin.Recovery(), limit(gate))
-	router.POST("/api/rides/request", say("a car is on its way"))
-	router.GET("/api/fares/estimate", say("about 12.50"))
-	router.GET("/api/drivers/nearby", say("3 of them"))
-	router.GET("/api/trips/history", say("none yet"))
+	router.POST("/api/rides/request", respond("a car is on its way"))
+	router.GET("/api/fares/estimate", respond("about 12.50"))
+	router.GET("/api/drivers/nearby", respond("3 of them"))
+	router.GET("/api/trips/history", respond("none yet"))
 	return router
 }
 
-// limit is the gate as a handler of gin. If it is to stand before all routes,
-// gate.Middleware(router) does as well.
+// limit makes a gin handler of the gate. To limit all routes, gate.Middleware(router) works too.
 func limit(gate *httplimit.Gate) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		admission := gate.Admit(c.Writer, c.Request)
@@ -53,7 +50,7 @@ func limit(gate *httplimit.Gate) gin.HandlerFunc {
 		status := 0 // if the handler panics
 		defer func() { admission.Done(status) }()
 		if admission.Request.URL.Path != c.Request.URL.Path {
-			c.AbortWithStatus(http.StatusNotFound) // gin chose the route by another spelling than the one that the rules matched
+			c.AbortWithStatus(http.StatusNotFound) // gin has routed by another spelling of the path than the rules
 		}
 		c.Request = admission.Request
 		c.Next()
@@ -61,6 +58,6 @@ func limit(gate *httplimit.Gate) gin.HandlerFunc {
 	}
 }
 
-func say(what string) gin.HandlerFunc {
+func respond(what string) gin.HandlerFunc {
 	return func(c *gin.Context) { c.String(http.StatusOK, what+"\n") }
 }

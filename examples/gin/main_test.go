@@ -25,7 +25,7 @@ func TestGin(t *testing.T) {
 				panic(err)
 			}
 		})
-		router.GET("/files/*name", say("a file"))
+		router.GET("/files/*name", respond("a file"))
 		return (&http.Server{Handler: router}).Serve
 	})
 }

@@ -1,6 +1,6 @@
-// Command hello asks 25 times for one user who may do 20 things a minute.
+// Command hello sends 25 requests for a user who may send 20 a minute.
 //
-// The limit is kept in memory; with REDIS_URL set, all copies of the program share it.
+// The counter is in memory. With REDIS_URL set, all copies of the program share it.
 package main
 
 import (

@@ -8,48 +8,50 @@ import (
 	"time"
 )
 
-// policies are the limits of outage.yaml, by the path of those who are asked for.
-var policies = [...]string{"open", "closed", "local"}
+// failureModes are the limits of outage.yaml, by their paths.
+var failureModes = [...]string{"open", "closed", "local"}
 
-// A load asks for each policy at a steady pace, at all gates alike, and counts the answers.
+// A load sends requests for each policy at a constant rate, evenly to all instances, and counts the
+// responses.
 type load struct {
 	client *http.Client
 	work   sync.WaitGroup
 	stop   context.CancelFunc
 
 	mu     sync.Mutex
-	counts [len(policies)]count // since they were last taken
+	counts [len(failureModes)]count // since the last take
 }
 
-// A count of answers. Those that were admitted were asked for and answered between from and to.
+// A count is how many responses there were. Requests that were admitted were sent and answered
+// between from and to.
 type count struct {
 	admitted, denied, refused, failed int64
 	from, to                          time.Time
 }
 
-// workers are how many ask for each policy at each gate.
+// workers is how many goroutines send requests for each policy to each instance.
 const workers = 4
 
-func startLoad(all []*gate) *load {
+func startLoad(all []*instance) *load {
 	ctx, stop := context.WithCancel(context.Background())
-	l := &load{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * workers * len(policies)}, Timeout: 10 * time.Second}, stop: stop}
-	every := time.Second * workers * gates / asked
-	asker := 0
+	l := &load{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * workers * len(failureModes)}, Timeout: 10 * time.Second}, stop: stop}
+	every := time.Second * workers * instances / requested
+	sender := 0
 	for _, g := range all {
-		for p := range policies {
+		for p := range failureModes {
 			for range workers {
-				late := every * time.Duration(asker) / (workers * gates * time.Duration(len(policies)))
-				l.work.Go(func() { l.ask(ctx, "http://"+g.listen+"/"+policies[p], p, every, late) })
-				asker++
+				startDelay := every * time.Duration(sender) / (workers * instances * time.Duration(len(failureModes)))
+				l.work.Go(func() { l.send(ctx, "http://"+g.listen+"/"+failureModes[p], p, every, startDelay) })
+				sender++
 			}
 		}
 	}
 	return l
 }
 
-// ask asks at a pace that no answer changes, but for the time that one is awaited.
-func (l *load) ask(ctx context.Context, url string, policy int, every, late time.Duration) {
-	time.Sleep(late)
+// send sends requests at a constant rate, except while it waits for a response.
+func (l *load) send(ctx context.Context, url string, policy int, every, startDelay time.Duration) {
+	time.Sleep(startDelay)
 	pace := time.NewTicker(every)
 	defer pace.Stop()
 	for {
@@ -59,13 +61,13 @@ func (l *load) ask(ctx context.Context, url string, policy int, every, late time
 		case <-pace.C:
 		}
 		sent := time.Now()
-		status := l.send(url)
+		status := l.request(url)
 		l.note(policy, status, sent, time.Now())
 	}
 }
 
-// send is the status of an answer, or 0 if there is none.
-func (l *load) send(url string) int {
+// request sends a request. It returns the response's status, or 0 if there is none.
+func (l *load) request(url string) int {
 	res, err := l.client.Get(url)
 	if err != nil {
 		return 0
@@ -96,12 +98,12 @@ func (l *load) note(policy, status int, sent, answered time.Time) {
 	}
 }
 
-// take is what was counted since it was last asked.
-func (l *load) take() [len(policies)]count {
+// take returns the counts since the last take.
+func (l *load) take() [len(failureModes)]count {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	taken := l.counts
-	l.counts = [len(policies)]count{}
+	l.counts = [len(failureModes)]count{}
 	return taken
 }
 

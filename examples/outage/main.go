@@ -1,11 +1,10 @@
-// Command outage runs two gates of penstock serve on a real Redis, under steady load, while Redis
-// is killed, stopped, flushed and failed over. It prints what each policy for such times lets
-// through, second by second, beside what it may.
+// Command outage runs two instances of penstock serve with a real Redis, under constant load, while
+// Redis is killed, stopped, flushed and failed over. Second by second it prints how many requests
+// each failure policy lets through, and how many may pass.
 //
-// It fails if more passes than may, or if a request gets an answer that its policy does not give.
-// Without -short it fails too if the p99 of decisions, as the gates measure it, is above the
-// deadline and 100 ms in any second, or if decisions are not Redis' own again within a second of
-// its return.
+// It fails if more requests pass than may, or if a response is not allowed by its policy. Without
+// -short it also fails if the p99 of decisions exceeds the deadline by more than 100 ms in any
+// second, or if Redis is up for a second and does not make all decisions again.
 package main
 
 import (
@@ -25,23 +24,23 @@ import (
 
 func main() {
 	log.SetFlags(0)
-	binary := flag.String("penstock", "", "the `program` to run; default: built from cmd/penstock")
-	short := flag.Bool("short", false, "run for half as long, and report times without judging them")
+	binary := flag.String("penstock", "", "the penstock `program`; default: build it from cmd/penstock")
+	short := flag.Bool("short", false, "run for half as long, and do not check times")
 	flag.Parse()
-	wrong, err := run(*binary, *short)
+	faults, err := run(*binary, *short)
 	if err != nil {
 		log.Fatal(err)
 	}
-	if len(wrong) > 0 {
-		for _, what := range wrong {
-			fmt.Println("not as it should be:", what)
+	if len(faults) > 0 {
+		for _, what := range faults {
+			fmt.Println("FAILED:", what)
 		}
 		os.Exit(1)
 	}
 }
 
-// run shows all outages, and tells what was wrong.
-func run(binary string, short bool) (wrong []string, err error) {
+// run runs all outages, and returns what failed.
+func run(binary string, short bool) (faults []string, err error) {
 	dir, err := os.MkdirTemp("", "outage-")
 	if err != nil {
 		return nil, err
@@ -56,48 +55,48 @@ func run(binary string, short bool) (wrong []string, err error) {
 	if short {
 		calm = 2 * time.Second
 	}
-	fmt.Printf("Two gates let %d/s of each policy through, and a burst of %d; %d/s are asked for. A decision may take %v.\n", rate, burst, asked, deadline)
+	fmt.Printf("Two instances admit %d requests/s for each policy, with a burst of %d. The load is %d requests/s. A decision may take %v.\n", rate, burst, requested, deadline)
 
 	single, err := redistest.Launch()
 	if err != nil {
 		return nil, err
 	}
 	defer single.Close()
-	first, err := begin("one Redis", binary, single.URL(), !short)
+	onSingle, err := begin("one Redis", binary, single.URL(), !short)
 	if err != nil {
 		return nil, err
 	}
-	defer first.end()
-	first.pause(calm)
-	first.outage("killed", single.Kill, calm, single.Restart)
-	first.pause(calm)
-	first.outage("stopped", single.Pause, calm, func() error { single.Resume(); return nil })
-	first.pause(calm)
-	if err := first.flush(single); err != nil {
+	defer onSingle.end()
+	onSingle.wait(calm)
+	onSingle.outage("killed", single.Kill, calm, single.Restart)
+	onSingle.wait(calm)
+	onSingle.outage("stopped", single.Pause, calm, func() error { single.Resume(); return nil })
+	onSingle.wait(calm)
+	if err := onSingle.flush(single); err != nil {
 		return nil, err
 	}
-	first.pause(calm)
-	first.end()
+	onSingle.wait(calm)
+	onSingle.end()
 
 	sentinel, err := redistest.LaunchSentinel()
 	if err != nil {
 		return nil, err
 	}
 	defer sentinel.Close()
-	second, err := begin("Redis with Sentinels", binary, "redis+sentinel://"+strings.Join(sentinel.Addrs(), ",")+"/"+redistest.MasterName, !short)
+	withSentinel, err := begin("Redis with Sentinels", binary, "redis+sentinel://"+strings.Join(sentinel.Addrs(), ",")+"/"+redistest.MasterName, !short)
 	if err != nil {
 		return nil, err
 	}
-	defer second.end()
-	second.pause(calm)
-	second.outage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return promoted(sentinel) })
-	second.pause(calm)
-	second.end()
-	return append(first.wrong, second.wrong...), errors.Join(first.err, second.err)
+	defer withSentinel.end()
+	withSentinel.wait(calm)
+	withSentinel.outage("killed, and its replica takes over", sentinel.Primary.Kill, 0, func() error { return awaitPromotion(sentinel) })
+	withSentinel.wait(calm)
+	withSentinel.end()
+	return append(onSingle.faults, withSentinel.faults...), errors.Join(onSingle.err, withSentinel.err)
 }
 
-// promoted waits until all Sentinels name the replica as the primary.
-func promoted(s *redistest.Sentinel) error {
+// awaitPromotion waits until all Sentinels name the replica as the primary.
+func awaitPromotion(s *redistest.SentinelGroup) error {
 	named := 0
 	for end := time.Now().Add(15 * time.Second); named < len(s.Sentinels); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {

@@ -15,9 +15,10 @@ import (
 
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
-func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
+func TestEveryPolicyHasADescriptionAndCompiles(t *testing.T) {
 	files, err := filepath.Glob("*.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -32,22 +33,20 @@ func TestEveryPolicySaysWhatItIsForAndCompiles(t *testing.T) {
 		}
 		head, _, _ := strings.Cut(string(text), "\n\n")
 		if n := strings.Count(head, "\n") + 1; n < 2 || n > 4 || strings.Count(head, "#") != n || !strings.Contains(head, "Watch ") {
-			t.Errorf("%s begins with a comment of %d lines; it should have 2 to 4, and say what to watch", file, n)
+			t.Errorf("%s begins with a comment of %d lines; want 2 to 4 lines that say what to watch", file, n)
 		}
-		watched(t, file, head, load(t, file))
+		checkWatched(t, file, head, load(t, file))
 	}
 	if !slices.Equal(files, want) {
-		t.Errorf("there are policies for %v; there should be for %v", files, want)
+		t.Errorf("there are policies for %v; want %v", files, want)
 	}
 	t.Logf("counted: %d policies compiled", len(files))
 }
 
-// Where limits guard something, no answer of the store means no; elsewhere requests pass. watched
-// checks that what a policy tells people to watch is there: metrics by their names, and limits of
-// the policy.
-func watched(t *testing.T, file, head string, rules *policy.Rules) {
+// checkWatched checks that the metrics and limits that a policy's comment names exist.
+func checkWatched(t *testing.T, file, head string, rules *policy.Rules) {
 	t.Helper()
-	served, err := os.ReadFile("../../docs/operations.md") // a test compares it with what is served
+	served, err := os.ReadFile("../../docs/operations.md") // a test compares it with /metrics
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +62,7 @@ func watched(t *testing.T, file, head string, rules *policy.Rules) {
 	_, watch, _ := strings.Cut(strings.ReplaceAll(head, "\n#", ""), "Watch ")
 	metrics := regexp.MustCompile(`rate_limiter_\w+`).FindAllString(watch, -1)
 	if len(metrics) == 0 {
-		t.Errorf("%s: no metric is to be watched", file)
+		t.Errorf("%s: no metric to watch", file)
 	}
 	for _, metric := range metrics {
 		if !strings.Contains(string(served), "| `"+metric+"` |") {
@@ -76,18 +75,18 @@ func watched(t *testing.T, file, head string, rules *policy.Rules) {
 		}
 	}
 	if strings.Contains(head, "_denied") {
-		t.Errorf("%s: shadow_denied is no metric", file)
+		t.Errorf("%s: shadow_denied is not a metric", file)
 	}
 }
 
-// What is guarded has one spelling.
-func TestGuardedPathsAreGuardedHoweverTheyAreSpelled(t *testing.T) {
+// Paths with on_status limits match in every spelling.
+func TestLimitedPathsMatchInEverySpelling(t *testing.T) {
 	files, err := filepath.Glob("*.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		for _, w := range load(t, file).Warnings() {
+		for _, w := range warningsOf(t, file) {
 			if strings.Contains(w.Message, "the rule guards") || strings.Contains(w.Message, "takes requests away") || strings.Contains(w.Message, "one segment here") {
 				t.Error(w)
 			}
@@ -95,9 +94,9 @@ func TestGuardedPathsAreGuardedHoweverTheyAreSpelled(t *testing.T) {
 	}
 	rules := load(t, "credential-stuffing.yaml")
 	for _, path := range []string{"/login", "/LOGIN", "/login/", "/Login/", "/oauth/Token", "/%4Cogin"} {
-		reading, err := httplimit.Read(rules, httptest.NewRequest("POST", path, nil))
-		if err != nil || len(reading.Verdict.Charges) != 1 {
-			t.Errorf("%s: %v, with %d charges", path, err, len(reading.Verdict.Charges))
+		reading, err := httplimit.Inspect(rules, httptest.NewRequest("POST", path, nil))
+		if err != nil || len(reading.Evaluation.Charges) != 1 {
+			t.Errorf("%s: %v, with %d charges", path, err, len(reading.Evaluation.Charges))
 		}
 	}
 }
@@ -131,15 +130,15 @@ func TestPoliciesFailClosedWhereItMatters(t *testing.T) {
 	}
 }
 
-func TestAFloodTakesNothingFromOthers(t *testing.T) {
-	play(t, "dos", func(t *testing.T, w *world) {
+func TestFloodDoesNotAffectOtherClients(t *testing.T) {
+	run(t, "dos", func(t *testing.T, w *api) {
 		flood := request{path: "/", from: "203.0.113.9"}
 		w.want(200, 200, flood)
 		w.want(2000, 429, flood)
-		if got := w.seen["address.rate.candidate shadow_denied"]; got != 2100 { // 100 that were let in, and all that were denied
-			t.Errorf("the tighter candidate would have denied %d; it should be 2100", got)
+		if got := w.seen["address.rate.candidate shadow_denied"]; got != 2100 { // 100 admitted requests and all denied ones
+			t.Errorf("the tighter candidate would have denied %d; want 2100", got)
 		}
-		w.want(50, 200, request{path: "/", from: "192.0.2.1"}) // denials have taken nothing of what all have together
+		w.want(50, 200, request{path: "/", from: "192.0.2.1"}) // denials have used nothing of the shared capacity
 		for i := range 250 {
 			w.want(1, 200, request{path: "/", from: address(i)})
 		}
@@ -148,17 +147,17 @@ func TestAFloodTakesNothingFromOthers(t *testing.T) {
 	})
 }
 
-func TestTheEleventhGuessIsNotMade(t *testing.T) {
-	play(t, "brute-force", func(t *testing.T, w *world) {
+func TestEleventhGuessIsDenied(t *testing.T) {
+	run(t, "brute-force", func(t *testing.T, w *api) {
 		wrong := request{method: "POST", path: "/accounts/anna/login", status: 401}
 		right := request{method: "POST", path: "/accounts/anna/login"}
 		w.want(50, 200, right) // correct logins never count
 		w.want(10, 401, wrong)
 		w.want(1, 429, wrong)
-		w.want(1, 429, right) // nor is the right password found by trying on
+		w.want(1, 429, right) // the right password is denied too, so guessing finds nothing
 		w.want(1, 429, request{method: "POST", path: "/accounts/ANNA/login", status: 401})
 		w.want(1, 429, request{method: "POST", path: "/accounts/%61nna/login/", status: 401})
-		w.want(1, 200, request{method: "POST", path: "/accounts/anna/login", from: "192.0.2.2"}) // the owner, from home
+		w.want(1, 200, request{method: "POST", path: "/accounts/anna/login", from: "192.0.2.2"}) // the owner, from another address
 		w.want(1, 401, request{method: "POST", path: "/accounts/bert/login", status: 401})
 		w.pass(15 * time.Minute)
 		w.want(10, 401, wrong)
@@ -166,8 +165,8 @@ func TestTheEleventhGuessIsNotMade(t *testing.T) {
 	})
 }
 
-func TestMoreAddressesDoNotGuessMore(t *testing.T) {
-	play(t, "brute-force", func(t *testing.T, w *world) {
+func TestMoreAddressesDoNotAllowMoreGuesses(t *testing.T) {
+	run(t, "brute-force", func(t *testing.T, w *api) {
 		for i := range 100 {
 			w.want(1, 401, request{method: "POST", path: "/accounts/anna/login", from: address(i), status: 401})
 		}
@@ -177,9 +176,9 @@ func TestMoreAddressesDoNotGuessMore(t *testing.T) {
 	})
 }
 
-// Guesses that are made at once are counted before they are answered.
-func TestGuessingInParallelDoesNotGuessMore(t *testing.T) {
-	play(t, "brute-force", func(t *testing.T, w *world) {
+// Guesses count before their responses.
+func TestParallelGuessesAreLimited(t *testing.T) {
+	run(t, "brute-force", func(t *testing.T, w *api) {
 		w.takes = time.Second // to check a password
 		var wrong sync.WaitGroup
 		for range 100 {
@@ -187,33 +186,33 @@ func TestGuessingInParallelDoesNotGuessMore(t *testing.T) {
 		}
 		wrong.Wait()
 		if len(w.times) != 10 {
-			t.Errorf("%d passwords were tried at once; it should be 10", len(w.times))
+			t.Errorf("%d passwords were tried at once; want 10", len(w.times))
 		}
 	})
 }
 
-func TestStuffingFromOneAddressEndsAndFromManyIsReported(t *testing.T) {
-	play(t, "credential-stuffing", func(t *testing.T, w *world) {
+func TestStuffingFromOneAddressIsDeniedAndFromManyIsReported(t *testing.T) {
+	run(t, "credential-stuffing", func(t *testing.T, w *api) {
 		wrong := request{method: "POST", path: "/login", status: 401, header: map[string]string{"X-JA4": "t13d1516h2"}}
 		w.want(20, 401, wrong)
 		denied := wrong
 		denied.header = map[string]string{"X-JA4": "t13d1517h2"}
 		w.want(5, 429, denied)
-		for i := range 300 { // of a botnet, one attempt each: nobody is locked out, but it is seen
+		for i := range 300 { // a botnet with one attempt per address: no client is locked out, but the shadow limit counts it
 			wrong.from = address(i)
 			w.want(1, 401, wrong)
 		}
 		if got := w.seen["login.tool shadow_denied"]; got != 120 { // 320 - 200
-			t.Errorf("the tool was reported %d times; it should be 120", got)
+			t.Errorf("the tool was reported %d times; want 120", got)
 		}
 		if got := w.seen["login.all shadow_denied"]; got != 0 {
-			t.Errorf("everybody's failures were reported %d times", got)
+			t.Errorf("the failures of all clients were reported %d times", got)
 		}
 	})
 }
 
-func TestACookiePerRequestDoesNotHelpScrapers(t *testing.T) {
-	play(t, "scraping", func(t *testing.T, w *world) {
+func TestNewCookiesDoNotHelpScrapers(t *testing.T) {
+	run(t, "scraping", func(t *testing.T, w *api) {
 		for i := range 100 {
 			w.want(1, 200, request{path: "/products/" + strconv.Itoa(i), header: map[string]string{"Cookie": "session=" + strconv.Itoa(i)}})
 		}
@@ -231,13 +230,13 @@ func TestACookiePerRequestDoesNotHelpScrapers(t *testing.T) {
 		w.pass(20 * time.Second)
 		w.want(100, 200, request{path: "/products/1", from: "203.0.113.1"})
 		if got := w.seen["catalogue.day shadow_denied"]; got != 100 {
-			t.Errorf("beyond a day's pages, %d were reported; it should be 100", got)
+			t.Errorf("%d pages beyond the daily limit were reported; want 100", got)
 		}
 	})
 }
 
-func TestAUserThatLoopsLeavesRoomForColleaguesAndOtherCustomers(t *testing.T) {
-	play(t, "fair-use", func(t *testing.T, w *world) {
+func TestUserThatLoopsDoesNotAffectOthers(t *testing.T) {
+	run(t, "fair-use", func(t *testing.T, w *api) {
 		user := func(org, sub string) request {
 			return request{path: "/api/things", header: map[string]string{"Authorization": "Bearer " + w.token("org", org, "sub", sub, "aud", "api")}}
 		}
@@ -251,9 +250,9 @@ func TestAUserThatLoopsLeavesRoomForColleaguesAndOtherCustomers(t *testing.T) {
 		forged := user("globex", "dora")
 		spelled := user("globex", "dora")
 		spelled.header["Authorization"] += "x"
-		w.want(1, 400, spelled) // some servers may read it all the same
+		w.want(1, 400, spelled) // some servers may still read it
 		forged.header["Authorization"] = strings.Replace(forged.header["Authorization"], ".eyJ", ".eyK", 1)
-		w.want(60, 200, forged) // pays with those who have no token
+		w.want(60, 200, forged) // shares the quota of requests without a token
 		w.want(1, 429, forged)
 		w.want(1, 429, request{path: "/api/things"})
 		w.pass(time.Second)
@@ -261,13 +260,13 @@ func TestAUserThatLoopsLeavesRoomForColleaguesAndOtherCustomers(t *testing.T) {
 	})
 }
 
-func TestACompletionPaysWhatItTook(t *testing.T) {
-	play(t, "cost", func(t *testing.T, w *world) {
+func TestCompletionIsChargedItsTrueCost(t *testing.T) {
+	run(t, "cost", func(t *testing.T, w *api) {
 		ask := func(key string, most, used int) request {
 			return request{method: "POST", path: "/v1/completions",
 				header: map[string]string{"X-API-Key": key, "X-Max-Tokens": strconv.Itoa(most)}, answer: map[string]string{"X-Tokens-Used": strconv.Itoa(used)}}
 		}
-		w.want(70, 200, ask("key-of-acme", 16000, 1200)) // 84,000; by what was asked for it would have been 6
+		w.want(70, 200, ask("key-of-acme", 16000, 1200)) // 84,000; by the maximum, only 6 would pass
 		w.want(1, 200, ask("key-of-acme", 16000, 16000)) // 100,000
 		w.want(1, 429, ask("key-of-acme", 1, 1))
 		w.want(1, 200, ask("key-of-globex", 16000, 16000))
@@ -281,8 +280,8 @@ func TestACompletionPaysWhatItTook(t *testing.T) {
 	})
 }
 
-func TestTheBillOfADayHasAnEnd(t *testing.T) {
-	play(t, "cost", func(t *testing.T, w *world) {
+func TestDailyBillIsLimited(t *testing.T) {
+	run(t, "cost", func(t *testing.T, w *api) {
 		w.until(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
 		ask := request{method: "POST", path: "/v1/completions", header: map[string]string{"X-Max-Tokens": "16000"}, answer: map[string]string{"X-Tokens-Used": "16000"}}
 		for i := range 50_000_000 / 16_000 {
@@ -297,49 +296,49 @@ func TestTheBillOfADayHasAnEnd(t *testing.T) {
 }
 
 func TestBackgroundWorkLeavesRoomForPeople(t *testing.T) {
-	play(t, "backpressure", func(t *testing.T, w *world) {
+	run(t, "backpressure", func(t *testing.T, w *api) {
 		w.takes = time.Second
-		statuses := w.askAll(100, func(i int) request { return request{path: "/api/jobs/" + strconv.Itoa(i)} },
+		statuses := w.sendAll(100, func(i int) request { return request{path: "/api/jobs/" + strconv.Itoa(i)} },
 			100, func(i int) request { return request{path: "/api/orders/" + strconv.Itoa(i)} })
 		jobs, orders := statuses[0][200], statuses[1][200]
 		if jobs > 16 || jobs+orders != 64 {
-			t.Errorf("%d jobs and %d other requests were let in at once; it should be 64, of which 16 jobs at most", jobs, orders)
+			t.Errorf("%d jobs and %d other requests were admitted at once; want 64, of which at most 16 jobs", jobs, orders)
 		}
 		w.want(16, 200, request{path: "/api/jobs/1"})
 		w.want(64, 200, request{path: "/api/orders/1"}) // one after the other
 	})
 }
 
-func TestReportsLeaveOneByOne(t *testing.T) {
-	play(t, "backpressure", func(t *testing.T, w *world) {
+func TestReportsAreSentAtTheirRate(t *testing.T) {
+	run(t, "backpressure", func(t *testing.T, w *api) {
 		start := time.Now()
-		statuses := w.askAll(30, func(i int) request {
+		statuses := w.sendAll(30, func(i int) request {
 			return request{method: "POST", path: "/reports", header: map[string]string{"X-API-Key": strconv.Itoa(i)}}
 		}, 0, nil)
 		if statuses[0][200] != 21 || statuses[0][429] != 9 {
-			t.Errorf("of 30 at once: %v; 21 should have been served, and the others told at once", statuses[0])
+			t.Errorf("of 30 at once: %v; want 21 served, and the others denied at once", statuses[0])
 		}
 		for i, at := range w.times {
 			if want := time.Duration(i) * 200 * time.Millisecond; at.Sub(start) != want {
-				t.Errorf("report %d began after %v; it should be %v", i+1, at.Sub(start), want)
+				t.Errorf("report %d began after %v; want %v", i+1, at.Sub(start), want)
 			}
 		}
-		statuses = w.askAll(10, func(int) request {
+		statuses = w.sendAll(10, func(int) request {
 			return request{method: "POST", path: "/reports", header: map[string]string{"X-API-Key": "greedy"}}
 		}, 0, nil)
 		if statuses[0][200] != 2 {
-			t.Errorf("one caller had %d reports in the queue at once; it should be 2", statuses[0][200])
+			t.Errorf("one client had %d reports in the queue at once; want 2", statuses[0][200])
 		}
 	})
 }
 
-func TestAKeyHasSpikesOf100AndADayOf10000(t *testing.T) {
-	play(t, "public-api", func(t *testing.T, w *world) {
+func TestKeyHasBurstsOf100And10000ADay(t *testing.T) {
+	run(t, "public-api", func(t *testing.T, w *api) {
 		acme := request{path: "/v1/things", header: map[string]string{"X-API-Key": "key-of-acme"}}
 		w.want(100, 200, acme)
 		denied := w.want(1, 429, acme)
 		if denied.Header().Get("RateLimit") == "" || denied.Header().Get("X-RateLimit-Remaining") != "0" || denied.Header().Get("Retry-After") == "" {
-			t.Errorf("a denial tells clients %v", denied.Header())
+			t.Errorf("a denial has the headers %v", denied.Header())
 		}
 		for range 99 {
 			w.pass(10 * time.Second)
@@ -358,15 +357,15 @@ func TestAKeyHasSpikesOf100AndADayOf10000(t *testing.T) {
 	})
 }
 
-func TestStolenCardsAreNotTriedOut(t *testing.T) {
-	play(t, "checkout", func(t *testing.T, w *world) {
+func TestStolenCardsCannotBeTested(t *testing.T) {
+	run(t, "checkout", func(t *testing.T, w *api) {
 		pay := func(who string, status int) request {
 			return request{method: "POST", path: "/checkout/orders/7/payment", status: status, header: map[string]string{"Cookie": "session=" + w.token("sub", who, "aud", "shop")}}
 		}
 		w.want(30, 200, pay("anna", 200)) // payments that succeed do not count
 		w.want(5, 402, pay("anna", 402))
 		w.want(1, 429, pay("anna", 402))
-		for _, who := range []string{"b", "c", "d"} { // accounts are cheap
+		for _, who := range []string{"b", "c", "d"} { // further accounts from the same address
 			w.want(5, 402, pay(who, 402))
 		}
 		w.want(1, 429, pay("e", 402))
@@ -376,23 +375,23 @@ func TestStolenCardsAreNotTriedOut(t *testing.T) {
 	})
 }
 
-func TestBuyersWaitInLine(t *testing.T) {
-	play(t, "checkout", func(t *testing.T, w *world) {
+func TestBuyersWaitForThePaymentProvider(t *testing.T) {
+	run(t, "checkout", func(t *testing.T, w *api) {
 		start := time.Now()
-		statuses := w.askAll(300, func(i int) request {
+		statuses := w.sendAll(300, func(i int) request {
 			return request{method: "POST", path: "/checkout/orders/" + strconv.Itoa(i) + "/payment", from: address(i)}
 		}, 0, nil)
 		if statuses[0][200] != 201 || statuses[0][429] != 99 {
-			t.Errorf("of 300 at once: %v; 201 should have been served within 5 seconds", statuses[0])
+			t.Errorf("of 300 at once: %v; want 201 served within 5 seconds", statuses[0])
 		}
 		if last := w.times[len(w.times)-1].Sub(start); last != 5*time.Second {
-			t.Errorf("the last was served after %v; 200 at 40 per second are 5s", last)
+			t.Errorf("the last was served after %v; want 5s for 200 at 40 per second", last)
 		}
 	})
 }
 
-func TestAPlanIsWhatTheTokenSays(t *testing.T) {
-	play(t, "saas-tiers", func(t *testing.T, w *world) {
+func TestPlanComesFromTheToken(t *testing.T) {
+	run(t, "saas-tiers", func(t *testing.T, w *api) {
 		customer := func(org, plan string) request {
 			return request{path: "/api/things", header: map[string]string{"Authorization": "Bearer " + w.token("org", org, "plan", plan, "aud", "api")}}
 		}
@@ -416,12 +415,12 @@ func TestAPlanIsWhatTheTokenSays(t *testing.T) {
 	})
 }
 
-func TestADeviceThatLoopsIsAloneWithIt(t *testing.T) {
-	play(t, "iot", func(t *testing.T, w *world) {
-		report := func(device int) request { // all at one site
+func TestDeviceThatLoopsDoesNotAffectOthers(t *testing.T) {
+	run(t, "iot", func(t *testing.T, w *api) {
+		report := func(device int) request { // all devices at one site
 			return request{method: "POST", path: "/telemetry", header: map[string]string{"X-Device-Id": strconv.Itoa(device)}}
 		}
-		w.want(60, 200, report(0)) // what it kept during an outage
+		w.want(60, 200, report(0)) // stored reports of an outage
 		w.want(100, 429, report(0))
 		for device := range 1000 {
 			w.want(1, 200, report(1+device))
@@ -437,8 +436,8 @@ func TestADeviceThatLoopsIsAloneWithIt(t *testing.T) {
 	})
 }
 
-func TestAFleetDoesNotComeBackAtOnce(t *testing.T) {
-	play(t, "iot", func(t *testing.T, w *world) {
+func TestFleetReconnectsAtDifferentTimes(t *testing.T) {
+	run(t, "iot", func(t *testing.T, w *api) {
 		seen := make(map[string]bool)
 		for device := range 3000 {
 			want := http.StatusOK
@@ -451,20 +450,20 @@ func TestAFleetDoesNotComeBackAtOnce(t *testing.T) {
 			}
 		}
 		if len(seen) < 100 { // 2,000 draws of 120 seconds
-			t.Errorf("2,000 devices were told to come back at %d different times", len(seen))
+			t.Errorf("2,000 devices got %d different Retry-After times", len(seen))
 		}
 	})
 }
 
-func TestMailIsPaidByRecipientAndStopsWhenItBounces(t *testing.T) {
-	play(t, "outbound-email", func(t *testing.T, w *world) {
+func TestMailIsChargedByRecipientAndStoppedByBounces(t *testing.T) {
+	run(t, "outbound-email", func(t *testing.T, w *api) {
 		send := func(org, mail string, recipients, status int) request {
 			return request{method: "POST", path: "/messages", status: status, header: map[string]string{
 				"Authorization": "Bearer " + w.token("org", org, "mail", mail, "aud", "mail"), "X-Recipients": strconv.Itoa(recipients)}}
 		}
 		one := func(status int, r request) {
 			t.Helper()
-			w.pass(time.Second / 14) // the provider's pace
+			w.pass(time.Second / 14) // the provider's rate
 			w.want(1, status, r)
 		}
 		for range 20 {
@@ -472,7 +471,7 @@ func TestMailIsPaidByRecipientAndStopsWhenItBounces(t *testing.T) {
 		}
 		one(429, send("acme", "known", 50, 200))
 		one(200, send("spam", "new", 50, 200))
-		one(200, send("spam", "new", 1000, 200)) // no more than 50 are sent to, so it pays for no more
+		one(200, send("spam", "new", 1000, 200)) // at most 50 recipients get it, so only 50 are charged
 		one(429, send("spam", "new", 1, 200))
 		for range 30 {
 			one(422, send("old-list", "new", 1, 422))
@@ -482,21 +481,21 @@ func TestMailIsPaidByRecipientAndStopsWhenItBounces(t *testing.T) {
 	})
 }
 
-func TestMailLeavesAtTheProvidersPace(t *testing.T) {
-	play(t, "outbound-email", func(t *testing.T, w *world) {
+func TestMailIsSentAtTheProvidersRate(t *testing.T) {
+	run(t, "outbound-email", func(t *testing.T, w *api) {
 		start := time.Now()
-		statuses := w.askAll(29, func(i int) request { return request{method: "POST", path: "/messages"} }, 0, nil)
+		statuses := w.sendAll(29, func(i int) request { return request{method: "POST", path: "/messages"} }, 0, nil)
 		if statuses[0][200] != 29 {
 			t.Errorf("of 29 at once: %v", statuses[0])
 		}
 		if took := w.times[28].Sub(start); took != 2*time.Second {
-			t.Errorf("29 messages at 14 per second took %v; it should be 2s", took)
+			t.Errorf("29 messages at 14 per second took %v; want 2s", took)
 		}
 	})
 }
 
-func TestAMonthEndsWhereTheContractSays(t *testing.T) {
-	play(t, "contractual-quotas", func(t *testing.T, w *world) {
+func TestMonthEndsInTheTimeZoneOfTheContract(t *testing.T) {
+	run(t, "contractual-quotas", func(t *testing.T, w *api) {
 		w.until(time.Date(2026, 7, 31, 20, 0, 0, 0, time.UTC))
 		call := func(status int) request {
 			return request{path: "/api/things", status: status, header: map[string]string{"Authorization": "Bearer " + w.token("org", "acme", "aud", "api")}}
@@ -508,14 +507,14 @@ func TestAMonthEndsWhereTheContractSays(t *testing.T) {
 				w.want(1, want, r)
 			}
 		}
-		ask(500, 502, call(502)) // our own failures do not count
+		ask(500, 502, call(502)) // failures of the service do not count
 		ask(800, 200, call(200))
 		if got := w.seen["calls.warning shadow_denied"]; got != 0 {
-			t.Errorf("at 800 there were %d warnings", got)
+			t.Errorf("after 800 calls there were %d warnings", got)
 		}
 		ask(200, 404, call(404))
 		if got := w.seen["calls.warning shadow_denied"]; got != 200 {
-			t.Errorf("from 800 to 1000 there were %d warnings", got)
+			t.Errorf("from 800 to 1000 calls there were %d warnings", got)
 		}
 		ask(1, 429, call(200))
 		w.until(time.Date(2026, 7, 31, 21, 59, 59, 0, time.UTC))
@@ -523,4 +522,15 @@ func TestAMonthEndsWhereTheContractSays(t *testing.T) {
 		w.until(time.Date(2026, 7, 31, 22, 0, 0, 0, time.UTC)) // August in Berlin
 		ask(1, 200, call(200))
 	})
+}
+
+func warningsOf(t *testing.T, file string) []*policyfile.Error {
+	t.Helper()
+	t.Setenv("JWKS_URL", issuer().URL)
+	p, err := policyfile.Load(file, sections)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	return p.Warnings
 }

@@ -1,5 +1,5 @@
-// Command settle limits a service whose requests cost what is known only afterwards, as tokens of a
-// language model. Limits are in code.
+// Command settle limits a service whose requests have a cost that is known only afterwards, such as
+// the tokens of a language model. The limits are in code.
 package main
 
 import (
@@ -20,18 +20,16 @@ func main() {
 		log.Fatal(err)
 	}
 	server := &http.Server{Handler: service(gate), ReadHeaderTimeout: 5 * time.Second}
-	demo.Run("POST /v1/completions", server.Serve) // yours: server.ListenAndServe()
+	demo.Run("POST /v1/completions", server.Serve) // in your program: server.ListenAndServe()
 }
 
 func limits(store penstock.Store) (*httplimit.Gate, error) {
-	return httplimit.New(httplimit.Options{
-		Store: store,
-		Name:  "completions",
-		Key:   func(r *http.Request) string { return "key:" + r.Header.Get("X-API-Key") }, // checked before, by whoever knows the keys
-		Limits: []penstock.Limit{
-			penstock.PerHour(2000).WithName("tokens"),
-			penstock.InFlight(2, time.Minute), // so a key overdraws by two answers at most
-		},
+	limits := []penstock.Limit{
+		penstock.PerHour(2000).WithName("tokens"),
+		penstock.InFlight(2, time.Minute), // so a key can overdraw by two responses at most
+	}
+	return httplimit.NewSimple(store, "completions", limits, httplimit.SimpleOptions{
+		Key: func(r *http.Request) string { return "key:" + r.Header.Get("X-API-Key") }, // an earlier handler must check the key
 	})
 }
 
@@ -41,8 +39,8 @@ func service(gate *httplimit.Gate) http.Handler {
 	return gate.Middleware(mux)
 }
 
-// complete costs 1 token to be let in. What the answer took is charged when it is known: a caller
-// who has overdrawn waits until that is paid.
+// complete costs 1 token at first. The true cost is charged when it is known. A client that has
+// overdrawn its limit is rejected until the limit has recovered.
 func complete(w http.ResponseWriter, r *http.Request) {
 	text, tokens := model()
 	if err := httplimit.Settle(r, tokens); err != nil {
@@ -51,5 +49,5 @@ func complete(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, text)
 }
 
-// model stands for yours.
+// model stands for your language model.
 func model() (text string, tokens int64) { return "It depends.", 100 }

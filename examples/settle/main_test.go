@@ -9,9 +9,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// 20 answers of 100 tokens make 2,000; what an answer overdraws is paid off at 2,000 tokens per
-// hour before there is another.
-func TestCallersPayWhatAnswersTook(t *testing.T) {
+// 20 responses of 100 tokens use up 2,000 tokens. What a response overdraws recovers at 2,000
+// tokens per hour.
+func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 	now := time.Now()
 	gate, err := limits(memstore.New(memstore.Options{Now: func() time.Time { return now }}))
 	if err != nil {
@@ -35,7 +35,7 @@ func TestCallersPayWhatAnswersTook(t *testing.T) {
 		}
 	}
 	if got := ask("b"); got.Code != http.StatusOK {
-		t.Errorf("another caller: %d", got.Code)
+		t.Errorf("another client: %d", got.Code)
 	}
 	now = now.Add(1800 * time.Millisecond) // one token
 	if got := ask("a"); got.Code != http.StatusOK {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A backend is bound by its connections to a database, as many services are: each request has one
-// for as long as a query takes, and those that find none wait in line. It does not notice when
-// those who asked have gone.
+// A backend is limited by its database connections, as many services are. Each request uses a
+// connection for the time of a query, and waits if none is free. The backend does not notice that a
+// client has disconnected.
 type backend struct {
 	pool  chan struct{}
 	asked atomic.Int64

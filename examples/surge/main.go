@@ -1,5 +1,5 @@
-// Command surge sends 2,000 riders to a service that can answer 150 requests a second: first alone,
-// then behind Penstock. It prints what became of them, and fails if Penstock did not help.
+// Command surge sends 2,000 riders to a service that can handle 150 requests a second: first
+// without limits, then behind Penstock. It prints the results, and fails if Penstock did not help.
 package main
 
 import (
@@ -17,17 +17,18 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// A surge of three minutes in a quarter of one: all come within two seconds, not ten, and the
-// patience of riders and of the service's pool is a third of what is usual.
+// surge compresses three minutes into 14 seconds. All riders arrive within two seconds instead of
+// ten. The timeouts of riders and of the connection pool are a third of the usual ones.
 var surge = scenario{
-	riders:  2000,
-	arrive:  2 * time.Second,
-	last:    14 * time.Second,
-	least:   100 * time.Millisecond,
-	most:    300 * time.Millisecond,
-	timeout: 13 * time.Second,
+	riders:        2000,
+	arrivalPeriod: 2 * time.Second,
+	duration:      14 * time.Second,
+	minPause:      100 * time.Millisecond,
+	maxPause:      300 * time.Millisecond,
+	timeout:       13 * time.Second,
 	endpoints: []endpoint{
 		{5, http.MethodPost, "/api/rides/request"},
 		{2, http.MethodGet, "/api/fares/estimate"},
@@ -40,15 +41,15 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	runtime.GC() // what the first run leaves behind is not to be paid by the second
+	runtime.GC() // the second run must not pay for garbage of the first
 	limited, err := runBehind(demo.File("surge/surge.yaml"))
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Print(table(alone, limited))
-	if wrong := check(alone, limited); len(wrong) > 0 {
-		for _, what := range wrong {
-			fmt.Println("not as it should be:", what)
+	if failures := check(alone, limited); len(failures) > 0 {
+		for _, what := range failures {
+			fmt.Println("FAILED:", what)
 		}
 		os.Exit(1)
 	}
@@ -83,16 +84,13 @@ func runBehind(file string) (*result, error) {
 	return surge.run(transport(), at, service), nil
 }
 
-// proxy is a reverse proxy behind the limits of a policy.
+// proxy makes a reverse proxy with the limits of a policy.
 func proxy(file string, to *url.URL, by http.RoundTripper) (http.Handler, error) {
-	rules, err := policy.Load(file)
+	p, err := policyfile.Load(file, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		return nil, err
 	}
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{}),
-		Rules: func() *policy.Rules { return rules },
-	})
+	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return p.Rules }, httplimit.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +111,7 @@ func serve(handler http.Handler) (*http.Server, *url.URL, error) {
 	return server, &url.URL{Scheme: "http", Host: listener.Addr().String()}, nil
 }
 
-// transport keeps a connection for every rider.
+// transport can keep a connection for each rider.
 func transport() *http.Transport {
 	return &http.Transport{MaxIdleConnsPerHost: surge.riders, DisableCompression: true}
 }

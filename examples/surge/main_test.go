@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// The surge in a time that passes only while all wait: the same riders, service and limits, without
-// sockets.
+// TestLimitsKeepTheServiceFastInASurge runs the surge in synctest: the same riders, service and
+// limits, without sockets.
 func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		at := &url.URL{Scheme: "http", Host: "rides.example.com"}
@@ -26,30 +26,30 @@ func TestLimitsKeepTheServiceFastInASurge(t *testing.T) {
 		t.Logf("counted: %d requests of a surge", alone.allowed.TotalCount()+alone.failures+
 			limited.allowed.TotalCount()+limited.denied.TotalCount()+limited.failures)
 		t.Log("\n" + table(alone, limited))
-		for _, wrong := range check(alone, limited) {
-			t.Error(wrong)
+		for _, failures := range check(alone, limited) {
+			t.Error(failures)
 		}
-		if most := 110 + 10/surge.last.Seconds(); limited.backend > most {
+		if most := 110 + 10/surge.duration.Seconds(); limited.backend > most {
 			t.Errorf("%.1f requests/s reached the service; its limit admits %.1f", limited.backend, most)
 		}
 		if least := 0.95 * 110; limited.backend < least {
-			t.Errorf("%.1f requests/s reached the service, while more than its limit of 110 were asked", limited.backend)
+			t.Errorf("only %.1f requests/s reached the service; its limit is 110 and the load is higher", limited.backend)
 		}
 	})
 }
 
-func TestALimiterThatDoesNotHelpIsFoundOut(t *testing.T) {
+func TestCheckFindsALimiterThatDoesNotHelp(t *testing.T) {
 	alone, limited := newResult(), newResult()
 	alone.note(http.StatusOK, 10*time.Second)
 	limited.note(http.StatusOK, 2*time.Second)
 	limited.note(http.StatusServiceUnavailable, time.Second)
 	limited.note(http.StatusTooManyRequests, 3*time.Millisecond)
-	if wrong := check(alone, limited); len(wrong) != 3 {
-		t.Errorf("of three faults were found: %q", wrong)
+	if failures := check(alone, limited); len(failures) != 3 {
+		t.Errorf("check found %q; want three failures", failures)
 	}
 }
 
-// direct brings requests to a handler without a network.
+// direct calls a handler without a network.
 type direct struct{ handler http.Handler }
 
 func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -12,41 +12,41 @@ import (
 	"time"
 )
 
-// A scenario is how many riders there are and what they do.
+// A scenario describes the riders.
 type scenario struct {
-	riders      int
-	arrive      time.Duration // within which they come, evenly
-	last        time.Duration // after which nobody asks any more; who waits for an answer, waits on
-	least, most time.Duration // how long riders wait between an answer and the next request
-	timeout     time.Duration // after which riders give up a request
-	endpoints   []endpoint
+	riders             int
+	arrivalPeriod      time.Duration // riders arrive evenly in it
+	duration           time.Duration // no request is sent after this time; those in flight continue
+	minPause, maxPause time.Duration // pause of a rider between a response and the next request
+	timeout            time.Duration // of a request
+	endpoints          []endpoint
 }
 
-// An endpoint is asked in proportion to its weight.
+// An endpoint gets requests in proportion to its weight.
 type endpoint struct {
 	weight int
 	method string
 	path   string
 }
 
-// run sends the riders to a service, and tells what became of them.
+// run sends the riders to a service, and returns the result.
 func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *result {
 	result := newResult()
 	start := time.Now()
-	end := start.Add(s.last)
+	end := start.Add(s.duration)
 	ctx, cancel := context.WithDeadline(context.Background(), end)
 	defer cancel()
 	var riders sync.WaitGroup
 	for i := range s.riders {
 		r := rider{scenario: s, by: by, to: to, id: fmt.Sprintf("R-%04d", i), result: result}
 		riders.Go(func() {
-			for r.pause(ctx, s.arrive*time.Duration(i)/time.Duration(s.riders)); ctx.Err() == nil; {
-				r.pause(ctx, r.ask())
+			for r.pause(ctx, s.arrivalPeriod*time.Duration(i)/time.Duration(s.riders)); ctx.Err() == nil; {
+				r.pause(ctx, r.nextRequest())
 			}
 		})
 	}
 	<-ctx.Done()
-	result.backend = float64(service.asked.Load()) / s.last.Seconds()
+	result.backend = float64(service.asked.Load()) / s.duration.Seconds()
 	riders.Wait()
 	if t, ok := by.(*http.Transport); ok {
 		t.CloseIdleConnections()
@@ -54,8 +54,7 @@ func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *res
 	return result
 }
 
-// A rider is a good client: when it is denied, it comes back when it is told to, and a little
-// later.
+// A rider is a well-behaved client: after a denial it waits for Retry-After, and a little longer.
 type rider struct {
 	*scenario
 	by     http.RoundTripper
@@ -64,8 +63,8 @@ type rider struct {
 	result *result
 }
 
-// ask sends one request, and says how long to wait until the next.
-func (r *rider) ask() time.Duration {
+// nextRequest sends one request, and returns how long to wait before the next.
+func (r *rider) nextRequest() time.Duration {
 	e := r.pick()
 	ctx, cancel := context.WithTimeout(context.Background(), r.timeout)
 	defer cancel()
@@ -76,10 +75,10 @@ func (r *rider) ask() time.Duration {
 	if status == http.StatusTooManyRequests {
 		return retry + rand.N(time.Second)
 	}
-	return r.least + rand.N(r.most-r.least)
+	return r.minPause + rand.N(r.maxPause-r.minPause)
 }
 
-// send is the answer's status, 0 if there is none, and its Retry-After.
+// send returns the response's status, 0 if there is none, and its Retry-After.
 func (r *rider) send(request *http.Request) (status int, retry time.Duration) {
 	answer, err := r.by.RoundTrip(request)
 	if err != nil {

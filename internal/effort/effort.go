@@ -1,4 +1,4 @@
-// Package effort says how much a random test tries, and where its random numbers begin.
+// Package effort sets how many cases a random test tries, and its first seed.
 package effort
 
 import (
@@ -8,12 +8,12 @@ import (
 	"sync"
 )
 
-// Soak tells whether to take the time to find what is rare: PENSTOCK_SOAK is set, as make soak
-// does.
+// Soak is true if tests should run long enough to find rare failures: PENSTOCK_SOAK is set, as make
+// soak does.
 var Soak = os.Getenv("PENSTOCK_SOAK") != ""
 
-// Of is how many cases a test tries: a quick number in make test, a large one in make soak. What is
-// quick may be small, because each run begins at another seed.
+// Of is how many cases a test tries: quick in make test, soak in make soak. quick may be small,
+// because each run starts at another seed.
 func Of(quick, soak int) int {
 	if Soak {
 		return soak
@@ -21,8 +21,8 @@ func Of(quick, soak int) int {
 	return quick
 }
 
-// Seed is the first seed of a random test: PENSTOCK_SEED, or a number that is new in each run of
-// the program. A test that fails prints the seed that replays it.
+// Seed is the first seed of a random test: PENSTOCK_SEED, or a different number in each run. A
+// failing test prints the seed that replays it.
 var Seed = sync.OnceValue(func() uint64 {
 	text := os.Getenv("PENSTOCK_SEED")
 	if text == "" {

@@ -22,20 +22,20 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The program of busy_test.go shares a core with as many loops as this, and makes decisions for as
-// many callers.
+// The program of this file shares a core with loops busy loops, and makes decisions for many
+// callers.
 const (
 	busyLoops   = 8
 	busyCallers = 64
 
-	busyName = "busy" // what has TestMain be that program
+	busyName = "busy" // makes TestMain run that program
 )
 
 // TestBusyMachineIsNoFailureOfTheStore runs a program on a core that it shares with busy loops,
-// while Redis is well on another core. The store decides at least 99.9 % of all decisions, and no
-// breaker opens: right after the start, with limits that are new, after SCRIPT FLUSH, after a
-// failover, and while the program is stopped and goes on. When Redis is stopped, the first callers
-// wait for the deadline, and later ones do not wait.
+// while Redis has another core. The store makes at least 99.9 % of all decisions, and no breaker
+// opens. It tests the time after the start, with new limits, after SCRIPT FLUSH, after a failover,
+// and around a stop of the program. When Redis is stopped, the first callers wait for the deadline,
+// and later ones do not wait.
 func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 	decisions := times(2_000, 10_000)
 	group := redistest.StartSentinel(t)
@@ -69,8 +69,8 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 			t.Fatalf("%s: %v", when, err)
 		}
 		if n == decisions {
-			t.Logf("counted: %d of %d decisions by the store %s, %d sent to it, %d openings of a breaker, the slowest took %v; the program had %d %% of a core for %v %s",
-				r.Store, n, when, r.Asked, r.Opened, r.Slowest.Round(time.Millisecond), 100*r.CPU/max(r.Took, 1), r.Took.Round(time.Millisecond), r.Err)
+			t.Logf("counted: %d of %d decisions by the store %s (%d calls, %d openings of a breaker, the slowest took %v; the program had %d %% of a core for %v %s)",
+				r.Store, n, when, r.Calls, r.Opened, r.Slowest.Round(time.Millisecond), 100*r.CPU/max(r.Took, 1), r.Took.Round(time.Millisecond), r.Err)
 		}
 		return r
 	}
@@ -81,7 +81,7 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 		}
 	}
 	well("after the start", 1)
-	well("with limits that are new", 3)
+	well("with new limits", 3)
 	if _, err := group.Primary.Do("SCRIPT", "FLUSH"); err != nil {
 		t.Fatal(err)
 	}
@@ -96,16 +96,16 @@ func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
 
 	group.Primary.Pause()
 	if r := burst("with Redis stopped", 1, busyCallers); r.Store > 0 || r.Opened == 0 {
-		t.Errorf("%d decisions by a store that is stopped; breakers opened %d times", r.Store, r.Opened)
+		t.Errorf("%d decisions by a stopped store; breakers opened %d times", r.Store, r.Opened)
 	}
-	if r := burst("with the breaker open", 1, decisions); r.Store > 0 || r.Asked > decisions/10 {
-		t.Errorf("%d decisions by a store that is stopped; %d of %d were sent to it", r.Store, r.Asked, decisions)
+	if r := burst("with the breaker open", 1, decisions); r.Store > 0 || r.Calls > decisions/10 {
+		t.Errorf("%d decisions by a stopped store; %d of %d were sent to it", r.Store, r.Calls, decisions)
 	}
 	group.Primary.Resume()
 }
 
-// stopInside stops a program when the server has had some more scripts of it, and lets it go on two
-// seconds later. Replies come meanwhile.
+// stopInside stops a program when the server has received some more of its scripts, and continues
+// it two seconds later. Replies arrive in between.
 func stopInside(t *testing.T, server *redistest.Server, program *os.Process) {
 	t.Helper()
 	had, _, err := server.CommandStats("evalsha")
@@ -124,17 +124,17 @@ func stopInside(t *testing.T, server *redistest.Server, program *os.Process) {
 	}()
 }
 
-// A busyReport is what came of a burst of decisions.
+// A busyReport is the result of a series of decisions.
 type busyReport struct {
-	Store, Asked, Opened int
+	Store, Calls, Opened int
 	Slowest, Took, CPU   time.Duration
 	Err                  string
 }
 
-// busyMain makes decisions, so many by so many limits as a line of its standard input says, and
-// reports of each line.
+// busyMain reads lines from standard input, each with a number of decisions and of limits. It makes
+// the decisions of each line and prints a report.
 func busyMain(url, _ string) error {
-	var opened, asked atomic.Int64
+	var opened, calls atomic.Int64
 	store, err := redisstore.Open(url, redisstore.Options{})
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func busyMain(url, _ string) error {
 	defer store.Close()
 	var last atomic.Pointer[string]
 	counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		asked.Add(1)
+		calls.Add(1)
 		return store.Decide(ctx, charges)
 	})
 	g, err := guard.Standard(counting, guard.Options{
@@ -152,7 +152,7 @@ func busyMain(url, _ string) error {
 				opened.Add(1)
 			}
 		}},
-		Unanswered: func(e guard.Event) { text := e.Err.Error(); last.Store(&text) },
+		OnStoreError: func(e guard.Event) { text := e.Err.Error(); last.Store(&text) },
 	})
 	if err != nil {
 		return err
@@ -169,7 +169,7 @@ func busyMain(url, _ string) error {
 		if _, err := fmt.Sscan(lines.Text(), &limits, &n); err != nil {
 			return err
 		}
-		asked.Store(0)
+		calls.Store(0)
 		opened.Store(0)
 		var byStore, slowest, turn atomic.Int64
 		var callers sync.WaitGroup
@@ -178,7 +178,7 @@ func busyMain(url, _ string) error {
 			callers.Go(func() {
 				var charges []penstock.Charge
 				for _, l := range all[:limits] {
-					charges = append(charges, penstock.Charge{Key: strconv.Itoa(c), Limit: l, Cost: 1})
+					charges = append(charges, penstock.Charge{Key: strconv.Itoa(c), Plan: l.MustCompile(), Cost: 1})
 				}
 				for turn.Add(1) <= int64(n) {
 					began := time.Now()
@@ -194,7 +194,7 @@ func busyMain(url, _ string) error {
 			})
 		}
 		callers.Wait()
-		r := busyReport{Store: int(byStore.Load()), Asked: int(asked.Load()), Opened: int(opened.Load()), Slowest: time.Duration(slowest.Load()),
+		r := busyReport{Store: int(byStore.Load()), Calls: int(calls.Load()), Opened: int(opened.Load()), Slowest: time.Duration(slowest.Load()),
 			Took: time.Since(began), CPU: cpu() - used}
 		if text := last.Swap(nil); text != nil {
 			r.Err = *text
@@ -206,8 +206,8 @@ func busyMain(url, _ string) error {
 	return nil
 }
 
-// cores are the first and the last core that this process may use; where there is one only, they
-// are the same.
+// cores returns the first and the last core that this process may use. They are the same if there
+// is only one.
 func cores(t *testing.T) (first, last string) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/status")
@@ -220,7 +220,7 @@ func cores(t *testing.T) (first, last string) {
 	return all[0], all[len(all)-1]
 }
 
-// cpu is how long this process has run.
+// cpu is the CPU time of this process.
 func cpu() time.Duration {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -229,8 +229,8 @@ func cpu() time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// pin has a server run on one core, and before all others there, if this user may say so: it is to
-// be well, whatever else the machine does.
+// pin makes a server run on one core, with a high priority if the user may set it. The server must
+// be fast whatever else the machine does.
 func pin(t *testing.T, core string, pid int) {
 	t.Helper()
 	if out, err := exec.Command("taskset", "-a", "-c", "-p", core, strconv.Itoa(pid)).CombinedOutput(); err != nil {

@@ -9,55 +9,56 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// Everybody comes at once, or over and over.
-var crowded = []row{
+// Many clients connect at once, or again and again.
+var crowded = []fault{
 	{
 		id: "F24", name: "all connections closed, again and again",
-		begin: nothing, lasts: storm, end: nothing,
-		answered: byAnybody,
-		also:     dialledNoMoreThanOnce,
+		begin: noop, meanwhile: storm, end: noop,
+		answeredBy: byAnySource,
+		finally:    dialledOnce,
 	},
 	{
-		id: "F25", name: "a herd after an outage",
+		id: "F25", name: "many callers after an outage",
 		callers: 8,
-		begin:   kill, lasts: asks(2000),
-		end: func(l *lab) {
-			l.mark = l.reaches()
+		begin:   kill, meanwhile: forRequests(2000),
+		end: func(l *experiment) {
+			l.dialled = l.storeCalls()
 			restart(l)
 		},
-		forgets: 1,
-		also:    askedNothingOld,
+		dataLosses: 1,
+		finally:    ranNothingOld,
 	},
 	{
-		id: "F26", name: "a way that comes and goes",
-		way:   toxic,
-		begin: nothing, lasts: flap, end: nothing,
-		answered: byAnybody,
+		id: "F26", name: "a route that is cut again and again",
+		route: toxic,
+		begin: noop, meanwhile: interruptRepeatedly, end: noop,
+		answeredBy: byAnySource,
 	},
 }
 
-// connections that a client of one server may have: rueidis spreads its pipeline over so many.
+// connections is how many connections a client has to one server: rueidis spreads its pipeline over
+// so many.
 const connections = 4
 
-// storm closes all connections, waits until instances are back, and so on.
-func storm(l *lab) {
+// storm closes all connections repeatedly, each time after the instances have reconnected.
+func storm(l *experiment) {
 	kills := 10
-	if soaking {
+	if isSoak {
 		kills = 100
 	}
 	before := l.received()
 	for range kills {
 		l.do("CLIENT KILL TYPE normal")
-		l.asksFor(20)
+		l.awaitRequests(20)
 	}
-	l.mark += l.received() - before - int64(kills) - 1 // those of this function
+	l.dialled += l.received() - before - int64(kills) - 1 // without those of this function
 	l.kills += kills
 }
 
 // received is how many connections the server has accepted.
-func (l *lab) received() int64 { l.Helper(); return l.receivedBy(l.to.primary()) }
+func (l *experiment) received() int64 { l.Helper(); return l.receivedBy(l.target.primary()) }
 
-func (l *lab) receivedBy(s *redistest.Server) int64 {
+func (l *experiment) receivedBy(s *redistest.Server) int64 {
 	l.Helper()
 	reply, err := s.Do("INFO", "stats")
 	if err != nil {
@@ -71,23 +72,23 @@ func (l *lab) receivedBy(s *redistest.Server) int64 {
 	return n
 }
 
-// A connection that was closed is dialled again once, when it is needed, whoever waits for it.
-func dialledNoMoreThanOnce(l *lab) {
-	if most := int64((l.kills + l.cycles) * instances * connections); l.mark > most {
-		l.Errorf("%d connections were made after all had been closed %d times; there are %d at a time", l.mark, l.kills, instances*connections)
+// dialledOnce checks that a closed connection is dialled again only once, when it is needed, for
+// all waiting calls together.
+func dialledOnce(l *experiment) {
+	if most := int64((l.kills + l.cycles) * instances * connections); l.dialled > most {
+		l.Errorf("%d connections were dialled after all had been closed %d times; there are %d at one time", l.dialled, l.kills, instances*connections)
 	}
-	l.Logf("counted: %d times all connections closed (%d dialled)", l.kills, l.mark)
+	l.Logf("counted: %d times all connections closed (%d dialled)", l.kills, l.dialled)
 }
 
-// askedNothingOld checks that the server, when it came back, ran no script that was asked for
-// earlier.
-func askedNothingOld(l *lab) {
-	ran, _, err := l.to.primary().CommandStats("evalsha")
+// ranNothingOld checks that the server ran no script of earlier calls when it was up again.
+func ranNothingOld(l *experiment) {
+	ran, _, err := l.target.primary().CommandStats("evalsha")
 	if err != nil {
 		l.Fatal(err)
 	}
-	if asked := l.reaches() - l.mark; ran > asked {
-		l.Errorf("%d scripts ran since the server came back, and %d questions were asked", ran, asked)
+	if calls := l.storeCalls() - l.dialled; ran > calls {
+		l.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
 	}
 	opened := int64(0)
 	for _, i := range l.load.instances {
@@ -96,21 +97,21 @@ func askedNothingOld(l *lab) {
 	l.Logf("breakers opened %d times", opened)
 }
 
-// flap cuts the way and mends it, over and over.
-func flap(l *lab) {
+// interruptRepeatedly cuts the route and restores it, again and again.
+func interruptRepeatedly(l *experiment) {
 	flaps := 4
-	if soaking {
+	if isSoak {
 		flaps = 12
 	}
 	for range flaps {
-		poison(`{"type": "reset_peer", "attributes": {"timeout": 0}}`)(l)
+		addToxic(`{"type": "reset_peer", "attributes": {"timeout": 0}}`)(l)
 		l.wait(300 * time.Millisecond)
-		cure(l)
+		removeToxics(l)
 		l.wait(300 * time.Millisecond)
 	}
 }
 
-// wait lets a fault last, for half as long as said up to one and a half times.
-func (l *lab) wait(about time.Duration) {
+// wait lets a fault last for 0.5 to 1.5 times about.
+func (l *experiment) wait(about time.Duration) {
 	time.Sleep(about/2 + time.Duration(l.rng.Int64N(int64(about))))
 }

@@ -1,16 +1,16 @@
-// Package faults is the failure catalogue, as tests: whatever happens to Redis, to the way there,
-// or to the program itself, limits hold within their stated bounds, every question is answered in
-// time, and when the fault is over the store decides again.
+// Package faults has tests for the faults of the failure catalogue. Whatever happens to Redis, to
+// the network or to the program itself, limits stay within their stated bounds, every call ends in
+// time, and the store decides again when the fault is over.
 //
-// TestLimitsHoldThroughEveryFault runs the rows of the catalogue. A row says how a fault begins and
-// ends; the lab does the rest, the same for all: several instances (guard.Standard over redisstore)
-// share a target (target_test.go: one server, Sentinel or a Cluster), callers ask them all the time
-// (load_test.go), for limits of every policy at once (policy_test.go), and in the end the judge
-// counts (judge_test.go). Rows stand in a file for each family of faults: down_test.go,
+// TestLimitsHoldThroughEveryFault runs all faults of the catalogue. A fault says how it begins and
+// ends; the experiment does the rest, which is the same for all. Several instances (guard.Standard
+// over redisstore) share a target (target_test.go: one server, Sentinel or a Cluster). Callers send
+// them requests all the time (load_test.go), for limits of every policy (policy_test.go). In the
+// end the results are checked (checks_test.go). Each family of faults has a file: down_test.go,
 // slow_test.go, refusing_test.go and so on.
 //
-//	go test ./...                      every row once, briefly
-//	PENSTOCK_SOAK=1 go test ./...      every row several times, default deadline, p99 asserted
+//	go test ./...                      every fault once, briefly
+//	PENSTOCK_SOAK=1 go test ./...      every fault several times, default deadline, p99 checked
 //
-// A failure prints the line that runs its row again, with its seed.
+// A failure prints the command that runs its fault again, with its seed.
 package faults

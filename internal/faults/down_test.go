@@ -6,47 +6,47 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server is not there.
-var down = []row{
+// The server is down.
+var down = []fault{
 	{
 		id: "F1", name: "down at start",
-		prepare: kill, absent: true,
+		prepare: kill, startsAbsent: true,
 		begin: kill, end: restart,
-		sees: []penstock.Reason{penstock.ReasonUnreachable}, forgets: 1,
+		wantErrors: []penstock.Reason{penstock.ReasonUnreachable}, dataLosses: 1,
 	},
 	{
 		id: "F2", name: "killed",
-		args:  []string{"--appendonly", "yes", "--appendfsync", "always"}, // it remembers
+		args:  []string{"--appendonly", "yes", "--appendfsync", "always"}, // it keeps its data
 		begin: kill, end: restart,
-		sees: []penstock.Reason{penstock.ReasonUnreachable}, may: []penstock.Reason{penstock.ReasonNotReady}, // loading
+		wantErrors: []penstock.Reason{penstock.ReasonUnreachable}, mayHaveErrors: []penstock.Reason{penstock.ReasonNotReady}, // loading
 	},
 	{
-		id: "F28", name: "restarted without its memory",
-		begin: kill, lasts: restart, end: nothing,
-		answered: byAnybody, forgets: 1,
+		id: "F28", name: "restarted without its data",
+		begin: kill, meanwhile: restart, end: noop,
+		answeredBy: byAnySource, dataLosses: 1,
 	},
 	{
-		id: "F30", name: "moved elsewhere",
-		way:   toxic,
-		begin: nothing, lasts: move, end: nothing,
-		answered: byAnybody, forgets: 1, // the new one knows nothing
+		id: "F30", name: "moved to another server",
+		route: toxic,
+		begin: noop, meanwhile: move, end: noop,
+		answeredBy: byAnySource, dataLosses: 1, // the new server has no data
 	},
 }
 
-func kill(l *lab) { l.to.primary().Kill() }
+func kill(l *experiment) { l.target.primary().Kill() }
 
-func restart(l *lab) {
-	if err := l.to.primary().Restart(); err != nil {
+func restart(l *experiment) {
+	if err := l.target.primary().Restart(); err != nil {
 		l.Fatal(err)
 	}
 }
 
-// move has another server answer under the same address.
-func move(l *lab) {
+// move makes another server listen at the same address.
+func move(l *experiment) {
 	s := redistest.Start(l.T)
 	kill(l)
-	l.to.servers[0], l.to.direct = s, s.URL()
-	l.await("the address is free", func() bool { // it is let go for a moment
-		return l.to.toxics.Update(&toxiproxy.Proxy{Listen: l.to.toxics.Listen, Upstream: s.Addr, Enabled: true}) == nil
+	l.target.servers[0], l.target.direct = s, s.URL()
+	l.await("the address to be free", func() bool { // it is released only after a moment
+		return l.target.toxics.Update(&toxiproxy.Proxy{Listen: l.target.toxics.Listen, Upstream: s.Addr, Enabled: true}) == nil
 	})
 }

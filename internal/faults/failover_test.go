@@ -2,71 +2,71 @@ package faults
 
 import "github.com/penstock/penstock"
 
-// What a server of a group says while another takes over: that it is no primary, or that too many
-// are missing.
-var inBetween = []penstock.Reason{penstock.ReasonNotReady}
+// duringTakeover are the errors of a server while another takes over: it is no primary, or lacks
+// replicas.
+var duringTakeover = []penstock.Reason{penstock.ReasonNotReady}
 
 // Another server takes over.
-var failovers = []row{
+var failovers = []fault{
 	{
 		id: "F2", name: "the primary killed", on: groups, cycles: 1, rounds: inSoak,
-		begin: func(l *lab) { l.choose().victim.Kill() }, lasts: fallenBack, end: takenOver,
-		answered: byAnybody, may: inBetween,
-		forgets: 1, also: func(l *lab) { losesWhatWasUnderWay(l); shardsFollow(l) },
+		begin: func(l *experiment) { l.chooseVictim().victim.Kill() }, meanwhile: awaitFallback, end: awaitSuccessor,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: func(l *experiment) { losesOnlyInFlight(l); breakersFollowSuccessor(l) },
 	},
 	{
 		id: "F4", name: "the primary stopped", on: groups, cycles: 1, rounds: inSoak,
-		begin: func(l *lab) { l.choose().victim.Pause() }, lasts: fallenBack, end: takenOver,
-		answered: byAnybody, may: inBetween,
-		forgets: 1, also: func(l *lab) { losesWhatWasUnderWay(l); shardsFollow(l) },
+		begin: func(l *experiment) { l.chooseVictim().victim.Pause() }, meanwhile: awaitFallback, end: awaitSuccessor,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: func(l *experiment) { losesOnlyInFlight(l); breakersFollowSuccessor(l) },
 	},
 	{
 		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
-		begin: func(l *lab) { l.fork(); l.check(l.to.sentinel.Demote()) }, end: (*lab).mayLose,
-		answered: byAnybody, sees: inBetween,
-		forgets: 1, also: losesNoMoreThanMayBe,
+		begin: func(l *experiment) { l.startUnreplicated(); l.must(l.target.sentinel.Demote()) }, end: (*experiment).noteUnreplicated,
+		answeredBy: byAnySource, wantErrors: duringTakeover,
+		dataLosses: 1, finally: losesOnlyUnreplicated,
 	},
 	{
 		id: "F13", name: "a failover by hand that loses nothing", on: []kind{cluster}, cycles: 1, rounds: inSoak,
-		begin: nothing, lasts: func(l *lab) { l.choose(); l.check(l.to.cluster.Promote(l.group.heir)) }, end: nothing,
-		answered: byAnybody, may: inBetween,
+		begin: noop, meanwhile: func(l *experiment) { l.chooseVictim(); l.must(l.target.cluster.Promote(l.group.successor)) }, end: noop,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
 	},
 	{
 		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
-		begin: nothing, lasts: func(l *lab) {
-			l.fork()
-			l.check(l.to.sentinel.Failover()) // the old primary grants on until it is told, which is later
-		}, end: nothing,
-		answered: byAnybody, may: inBetween,
-		forgets: 1, also: func(l *lab) { l.mayLose(); losesNoMoreThanMayBe(l) },
+		begin: noop, meanwhile: func(l *experiment) {
+			l.startUnreplicated()
+			l.must(l.target.sentinel.Failover()) // the old primary still decides until Sentinel demotes it
+		}, end: noop,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: func(l *experiment) { l.noteUnreplicated(); losesOnlyUnreplicated(l) },
 	},
 	{
-		id: "F13", name: "a failover that loses what was granted", on: groups, parted: true, cycles: 1, rounds: inSoak,
-		begin: nothing, lasts: func(l *lab) {
-			deaf(l)
-			l.asksFor(300)
+		id: "F13", name: "a failover that loses what was granted", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
+		begin: noop, meanwhile: func(l *experiment) {
+			pauseReplication(l)
+			l.awaitRequests(300)
 			l.group.victim.Kill()
-			takenOver(l)
-			l.mayLose()
-			hearing(l)
-		}, end: nothing,
-		answered: byAnybody, may: inBetween,
-		forgets: 1, also: losesSome,
+			awaitSuccessor(l)
+			l.noteUnreplicated()
+			resumeReplication(l)
+		}, end: noop,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: losesSome,
 	},
 	{
-		id: "F30", name: "the primary moves to another address", on: groups, parted: true, cycles: 1, rounds: inSoak,
-		begin: nothing, lasts: moveAddress, end: nothing,
-		answered: byAnybody, may: inBetween,
+		id: "F30", name: "the primary moves to another address", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
+		begin: noop, meanwhile: moveAddress, end: noop,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
 	},
 }
 
-// moveAddress has the primary answer at another address and no longer at the one before. It keeps
-// its memory, so nothing may be lost.
-func moveAddress(l *lab) {
-	g := l.choose()
-	if l.to.sentinel != nil {
-		l.check(l.to.sentinel.Readdress())
+// moveAddress makes the primary listen at another address instead of its own. It keeps its data, so
+// nothing may be lost.
+func moveAddress(l *experiment) {
+	g := l.chooseVictim()
+	if l.target.sentinel != nil {
+		l.must(l.target.sentinel.Readdress())
 	} else {
-		l.check(l.to.cluster.Readdress(g.victim))
+		l.must(l.target.cluster.Readdress(g.victim))
 	}
 }

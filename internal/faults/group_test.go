@@ -11,72 +11,73 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// What rows on Sentinel and Cluster have in common.
+// groups are the targets with several servers.
 var groups = []kind{sentinel, cluster}
 
-// inSoak is how often a fault comes in a soak from which a group of servers needs seconds to
-// recover. Where one server has taken another's place, each fault has a new group: sentinels may
-// take a second failover soon after the first for a reason for a third.
+// inSoak is how many times a soak repeats a fault from which a group of servers needs seconds to
+// recover. After a failover, each fault has a new group: Sentinels may answer a second failover
+// soon after the first with a third.
 const inSoak = 8
 
-// A group is what rows remember of their Sentinel's group or Cluster.
+// A group is the state of faults on a Sentinel group or a Cluster.
 type group struct {
-	victim, heir *redistest.Server // the primary that the fault befalls, and the replica that takes its place
-	acked        map[account]int   // units granted by the store when the replica stopped to hear of them
-	losable      map[account]int   // units that may be lost
-	lost         int               // units that were
-	openings     []string          // shards whose breakers may open
-	way          *way0             // of the first instance to Sentinels
+	victim, successor *redistest.Server // the primary that has the fault, and the replica that replaces it
+	acked             map[limitKey]int  // units that the store had granted when replication stopped
+	mayBeLost         map[limitKey]int  // units that may be lost
+	lost              int               // units that were lost
+	openings          []string          // nodes whose breakers may open
+	route             *sentinelRoute    // of the first instance to Sentinels
 }
 
-// choose finds who is the victim now: the primary of the first slot of a Cluster.
-func (l *lab) choose() *group {
+// chooseVictim finds the primary that will have the fault. On a Cluster it is the primary of slot
+// 0.
+func (l *experiment) chooseVictim() *group {
 	l.Helper()
 	g := &l.group
-	if l.to.sentinel != nil {
-		g.victim, g.heir = l.to.sentinel.Primary, l.to.sentinel.Replica
+	if l.target.sentinel != nil {
+		g.victim, g.successor = l.target.sentinel.Primary, l.target.sentinel.Replica
 		return g
 	}
-	g.victim = l.to.cluster.Owner(0)
+	g.victim = l.target.cluster.Owner(0)
 	if g.victim == nil {
-		l.Fatal("nobody keeps slot 0")
+		l.Fatal("no node has slot 0")
 	}
-	g.heir = l.to.cluster.Replica(g.victim)
+	g.successor = l.target.cluster.Replica(g.victim)
 	return g
 }
 
-// check ends the test on an error of what makes a fault.
-func (l *lab) check(err error) {
+// must ends the test if a step of a fault fails.
+func (l *experiment) must(err error) {
 	l.Helper()
 	if err != nil {
 		l.Fatal(err)
 	}
 }
 
-// takenOver waits until the replica is primary and, with Sentinel, named by all sentinels.
-func takenOver(l *lab) {
+// awaitSuccessor waits until the replica is primary and, with Sentinel, all Sentinels name it.
+func awaitSuccessor(l *experiment) {
 	l.Helper()
 	began := time.Now()
-	if l.to.sentinel != nil {
-		l.check(l.to.sentinel.Follow())
+	if l.target.sentinel != nil {
+		l.must(l.target.sentinel.AwaitFailover())
 	} else {
-		l.check(l.group.heir.Promoted())
-		l.check(l.to.wholeWithout(l.group.victim))
+		l.must(l.group.successor.AwaitPromotion())
+		l.must(l.target.awaitSlotsWithout(l.group.victim))
 	}
-	l.Logf("the replica has taken over %v later", time.Since(began).Round(time.Millisecond))
+	l.Logf("the replica took over after %v", time.Since(began).Round(time.Millisecond))
 }
 
-// wholeWithout waits until all nodes but one see all slots served.
-func (to *target) wholeWithout(n *redistest.Server) error {
-	rest := redistest.Cluster{Nodes: slices.DeleteFunc(slices.Clone(to.cluster.Nodes), func(s *redistest.Server) bool { return s == n })}
-	return rest.Whole()
+// awaitSlotsWithout waits until all nodes but one see every slot served.
+func (t *target) awaitSlotsWithout(n *redistest.Server) error {
+	rest := redistest.Cluster{Nodes: slices.DeleteFunc(slices.Clone(t.cluster.Nodes), func(s *redistest.Server) bool { return s == n })}
+	return rest.AwaitAllSlots()
 }
 
-// granted are the units that the store has granted until now.
-func (l *lab) granted() map[account]int {
+// granted returns the units that the store has granted so far.
+func (l *experiment) granted() map[limitKey]int {
 	l.load.mu.Lock()
 	defer l.load.mu.Unlock()
-	all := map[account]int{}
+	all := map[limitKey]int{}
 	for a, g := range l.load.grants {
 		for _, n := range g.store {
 			all[a] += n
@@ -85,79 +86,80 @@ func (l *lab) granted() map[account]int {
 	return all
 }
 
-// fork notes what the replica knows: what the store grants from now on may be lost.
-func (l *lab) fork() *group {
+// startUnreplicated records what the replica has: later grants of the store may be lost.
+func (l *experiment) startUnreplicated() *group {
 	l.Helper()
-	g := l.choose()
+	g := l.chooseVictim()
 	g.acked = l.granted()
-	l.check(g.heir.CatchUp(g.victim))
+	l.must(g.successor.CatchUp(g.victim))
 	return g
 }
 
-// deaf has the replica hear nothing of its primary any more.
-func deaf(l *lab) {
+// pauseReplication stops the replication to the replica.
+func pauseReplication(l *experiment) {
 	l.Helper()
-	g := l.fork()
-	if l.to.sentinel != nil {
-		l.to.sentinel.Proxy(g.victim).Part(g.heir.Source)
+	g := l.startUnreplicated()
+	if l.target.sentinel != nil {
+		l.target.sentinel.Proxy(g.victim).Block(g.successor.Source)
 		return
 	}
-	l.to.proxies[slices.Index(l.to.cluster.Nodes, g.victim)].Part(g.heir.Source)
+	l.target.proxies[slices.Index(l.target.cluster.Nodes, g.victim)].Block(g.successor.Source)
 }
 
-// hearing ends that. Nothing arrives of what was held, as the replica follows nobody by then.
-func hearing(l *lab) {
-	if l.to.sentinel != nil {
-		l.to.sentinel.Proxy(l.group.victim).Part()
+// resumeReplication removes that block. Held data does not arrive, as the replica follows no
+// primary by then.
+func resumeReplication(l *experiment) {
+	if l.target.sentinel != nil {
+		l.target.sentinel.Proxy(l.group.victim).Block()
 		return
 	}
-	l.to.proxies[slices.Index(l.to.cluster.Nodes, l.group.victim)].Part()
+	l.target.proxies[slices.Index(l.target.cluster.Nodes, l.group.victim)].Block()
 }
 
-// mayLose notes that all that the store has granted since the replica became deaf may be lost.
-func (l *lab) mayLose() {
+// noteUnreplicated records that all grants since the replication stopped may be lost.
+func (l *experiment) noteUnreplicated() {
 	g := &l.group
-	if g.losable == nil {
-		g.losable = map[account]int{}
+	if g.mayBeLost == nil {
+		g.mayBeLost = map[limitKey]int{}
 	}
 	for a, n := range l.granted() {
-		g.losable[a] += n - g.acked[a]
+		g.mayBeLost[a] += n - g.acked[a]
 	}
 }
 
-// losesNoMoreThanMayBe compares what every key has used, as its store says in the end, with what
-// was granted of it.
-func losesNoMoreThanMayBe(l *lab) {
-	direct, err := redisstore.Open(l.to.direct, redisstore.Options{})
-	l.check(err)
+// losesOnlyUnreplicated compares the used units of every key, by the store in the end, with the
+// granted ones.
+func losesOnlyUnreplicated(l *experiment) {
+	direct, err := redisstore.Open(l.target.direct, redisstore.Options{})
+	l.must(err)
 	defer direct.Close()
 	g := &l.group
 	keys := 0
 	for a, n := range l.granted() {
 		lost, p := n-l.used(direct, a), &policies[a.policy]
-		// What was drawn in advance while it could be lost may be granted later.
-		if most := g.losable[a] + l.cycles*instances*int(p.settings.Lease); lost > most {
-			l.Errorf("%d units of %s, policy %s, are lost; only %d of %d were granted while they could be", lost, a.key, p.name, most, n)
+		// Units that were leased during that time may be granted later.
+		if most := g.mayBeLost[a] + l.cycles*instances*int(p.settings.Lease); lost > most {
+			l.Errorf("%d units of %s, policy %s, are lost; only %d of %d were granted without replication", lost, a.key, p.name, most, n)
 		}
 		g.lost += max(lost, 0)
 		keys++
 	}
-	l.Logf("counted: %d keys have lost no more than their replica had not heard of (%d units)", keys, g.lost)
+	l.Logf("counted: %d keys have lost only grants without replication (%d units)", keys, g.lost)
 }
 
-// losesSome also checks that there was something to lose: otherwise nothing is proved.
-func losesSome(l *lab) {
-	losesNoMoreThanMayBe(l)
+// losesSome also checks that something was lost: otherwise the test proves nothing.
+func losesSome(l *experiment) {
+	losesOnlyUnreplicated(l)
 	if l.group.lost == 0 {
-		l.Error("nothing was lost, so the fault was none")
+		l.Error("nothing was lost, so the fault had no effect")
 	}
 }
 
-// losesWhatWasUnderWay allows the loss of what was answered in the last turn of the primary's loop,
-// which it may not have told its replica.
-func losesWhatWasUnderWay(l *lab) {
-	direct, err := redisstore.Open(l.to.direct, redisstore.Options{})
-	l.check(err)
+// losesOnlyInFlight allows the loss of decisions of the last turn of the primary's event loop,
+// which it may not have replicated.
+func losesOnlyInFlight(l *experiment) {
+	direct, err := redisstore.Open(l.target.direct, redisstore.Options{})
+	l.must(err)
 	defer direct.Close()
 	lost := 0
 	for a, n := range l.granted() {
@@ -166,26 +168,26 @@ func losesWhatWasUnderWay(l *lab) {
 		}
 	}
 	if most := l.cycles * instances * l.callers; lost > most {
-		l.Errorf("%d units are lost; at most %d were under way", lost, most)
+		l.Errorf("%d units are lost; at most %d were in flight", lost, most)
 	}
-	l.Logf("counted: %d failovers (%d units lost, at most %d were under way)", l.cycles, lost, l.cycles*instances*l.callers)
+	l.Logf("counted: %d failovers (%d units lost, at most %d were in flight)", l.cycles, lost, l.cycles*instances*l.callers)
 }
 
-// shardsFollow checks that breakers go by the server that took over: their names of shards are
-// asked for again within 10 s.
-func shardsFollow(l *lab) {
-	if l.to.cluster == nil || !soaking {
+// breakersFollowSuccessor checks that breakers have the names of the nodes after the failover: the
+// store updates them within 10 s.
+func breakersFollowSuccessor(l *experiment) {
+	if l.target.cluster == nil || !isSoak {
 		return
 	}
-	l.group.victim.Resume() // if it is stopped, whom this asks would wait for it
+	l.group.victim.Resume() // a stopped server would block the queries below
 	for a := range l.load.grants {
-		if l.to.cluster.Owner(l.slotOf(a)) != l.group.heir {
+		if l.target.cluster.Owner(l.slotOf(a)) != l.group.successor {
 			continue
 		}
-		charges := []penstock.Charge{{Key: a.key, Limit: policies[a.policy].limit}}
-		l.await("every instance knows who took over", func() bool {
+		charges := []penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit}}
+		l.await("every instance to know the new primary", func() bool {
 			for _, in := range l.load.instances {
-				if in.spy.Node(charges) != l.group.heir.Addr {
+				if in.spy.Node(charges) != l.group.successor.Addr {
 					return false
 				}
 			}
@@ -193,44 +195,44 @@ func shardsFollow(l *lab) {
 		})
 		return
 	}
-	l.Error("no key is kept by the server that took over")
+	l.Error("the new primary has no key")
 }
 
-// fallenBack waits until every instance has answered without the store. With a Cluster, not each
-// policy need have: it goes by the key.
-func fallenBack(l *lab) {
-	l.await("every instance has fallen back", func() bool {
+// awaitFallback waits until every instance has decided without the store. On a Cluster not each
+// policy need have: it depends on the node of its keys.
+func awaitFallback(l *experiment) {
+	l.await("the fallback of every instance", func() bool {
 		return l.every(func(i, p int) bool { return p != closedPolicy || l.load.since(i, p, penstock.FromClosed) >= 3 })
 	})
 }
 
-// onlyItsShard checks that no breaker has opened but those of the shards that are named.
-func onlyItsShard(l *lab) {
+// onlyNamedBreakersOpened checks that only breakers of the listed nodes have opened.
+func onlyNamedBreakersOpened(l *experiment) {
 	for i, in := range l.load.instances {
 		in.shards.Range(func(name, _ any) bool {
 			if !slices.Contains(l.group.openings, name.(string)) {
-				l.Errorf("instance %d: the breaker of shard %q opened; only %q are out of order", i, name, l.group.openings)
+				l.Errorf("instance %d: the breaker of node %q opened; only %q have a fault", i, name, l.group.openings)
 			}
 			return true
 		})
 	}
 }
 
-// slotOf is the slot of an account, as the Cluster has it.
-func (l *lab) slotOf(a account) int {
+// slotOf is the slot of a key in the Cluster.
+func (l *experiment) slotOf(a limitKey) int {
 	l.Helper()
-	key, err := redisstore.KeyOf(penstock.Charge{Key: a.key, Limit: policies[a.policy].limit, Cost: 1}, redisstore.Options{})
-	l.check(err)
-	slot, err := l.to.cluster.Slot(key)
-	l.check(err)
+	key, err := redisstore.KeyOf(penstock.Charge{Key: a.key, Plan: policies[a.policy].limit, Cost: 1}, redisstore.Options{})
+	l.must(err)
+	slot, err := l.target.cluster.Slot(key)
+	l.must(err)
 	return slot
 }
 
-// current is an account that is asked for now.
-func (l *lab) current(rng *rand.Rand) account {
+// current returns a key that is in use now.
+func (l *experiment) current(rng *rand.Rand) limitKey {
 	l.load.mu.Lock()
 	defer l.load.mu.Unlock()
 	policy := rng.IntN(len(policies))
 	p := &policies[policy]
-	return account{policy, fmt.Sprint("k", l.load.picked[policy]/int64(thirst*p.units())+rng.Int64N(max(p.keys-1, 1)))}
+	return limitKey{policy, fmt.Sprint("k", l.load.picked[policy]/int64(overload*p.units())+rng.Int64N(max(p.keys-1, 1)))}
 }

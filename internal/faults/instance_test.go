@@ -14,14 +14,14 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// An instance is one of the programs that share a target: the guards that every user has, and a spy
+// An instance is one of the programs that share a target. It has the standard guards, and a spy
 // between them and the store.
 type instance struct {
 	store *guard.Guarded
 	spy   *spy
 
-	opened, closed atomic.Int64 // how often breakers did
-	shards         sync.Map     // whose breakers opened: by name, true
+	opened, closed atomic.Int64 // changes of breakers
+	shards         sync.Map     // nodes whose breakers opened: name to true
 }
 
 func openInstance(t *testing.T, option rueidis.ClientOption, deadline time.Duration) *instance {
@@ -58,49 +58,49 @@ func (i *instance) changed(shard string, _, to guard.State) {
 	}
 }
 
-// An account is a key of a limit.
-type account struct {
+// A limitKey is a key of a limit.
+type limitKey struct {
 	policy int
 	key    string
 }
 
-// timesAsked is the key under which a question's context counts how often the store was asked.
-type timesAsked struct{}
+// callCount is the context key of a request's counter of store calls.
+type callCount struct{}
 
-// A spy stands where the guards end, and sees what they ask of the store and what becomes of it.
+// A spy is between the guards and the store. It records the calls and their results.
 type spy struct {
-	*redisstore.Store // whose Shard and Live the guards use
+	*redisstore.Store // the guards use its Node and Heartbeat
 
-	asked, underWay atomic.Int64
-	unbounded       atomic.Int64 // questions without a deadline
-	latest          atomic.Int64 // how long after its deadline a question ended, at most, in ns
+	calls, inFlight atomic.Int64
+	withoutDeadline atomic.Int64 // calls
+	latest          atomic.Int64 // longest time from a deadline to the end of its call, in ns
 
 	mu      sync.Mutex
-	classes map[string]int      // errors, by penstock.Reason
-	texts   map[string][]string // a few of each class
-	unknown map[account]int     // questions that may have been charged
+	reasons map[string]int      // errors, by penstock.Reason
+	texts   map[string][]string // a few of each reason
+	unknown map[limitKey]int    // calls without a reply that may have been charged
 }
 
 func newSpy(store *redisstore.Store) *spy {
-	return &spy{Store: store, classes: map[string]int{}, texts: map[string][]string{}, unknown: map[account]int{}}
+	return &spy{Store: store, reasons: map[string]int{}, texts: map[string][]string{}, unknown: map[limitKey]int{}}
 }
 
 func (s *spy) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	s.asked.Add(1)
-	if times, ok := ctx.Value(timesAsked{}).(*atomic.Int64); ok && charges[0].Mode == penstock.Spend { // and not what a lease does
+	s.calls.Add(1)
+	if times, ok := ctx.Value(callCount{}).(*atomic.Int64); ok && charges[0].Mode == penstock.Spend { // not the calls of leases
 		times.Add(1)
 	}
-	s.underWay.Add(1)
-	defer s.underWay.Add(-1)
+	s.inFlight.Add(1)
+	defer s.inFlight.Add(-1)
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		s.unbounded.Add(1)
+		s.withoutDeadline.Add(1)
 	}
 	d, err := s.Store.Decide(ctx, charges)
 	for late, most := int64(time.Since(deadline)), s.latest.Load(); ok && late > most && !s.latest.CompareAndSwap(most, late); {
 		most = s.latest.Load()
 	}
-	if err != nil && charges[0].Mode != penstock.Refund { // a lease gives back in time or not at all
+	if err != nil && charges[0].Mode != penstock.Refund { // a lease that cannot return units in time keeps them
 		s.failed(charges, err)
 	}
 	return d, err
@@ -112,20 +112,20 @@ func (s *spy) failed(charges []penstock.Charge, err error) {
 		class, mayBeCharged = e.Reason.String(), e.MayBeCharged
 		switch e.Reason {
 		case penstock.ReasonTimeout:
-			class = penstock.ReasonUnknown.String() // which one it is depends on the machine's speed
+			class = penstock.ReasonUnknown.String() // the machine's speed decides which of the two it is
 		case penstock.ReasonLate:
 			class = penstock.ReasonUnreachable.String()
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.classes[class]++
+	s.reasons[class]++
 	if text := err.Error(); len(s.texts[class]) < 5 && !slices.Contains(s.texts[class], text) {
 		s.texts[class] = append(s.texts[class], text)
 	}
 	if mayBeCharged {
 		for i := range charges {
-			s.unknown[account{policyOf(&charges[i].Limit), charges[i].Key}]++
+			s.unknown[limitKey{policyOf(charges[i].Plan), charges[i].Key}]++
 		}
 	}
 }

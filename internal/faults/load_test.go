@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A phase of a run.
+// A phase is a part of a run.
 type phase int
 
 const (
@@ -27,53 +27,53 @@ var phaseNames = [phases]string{"before", "during", "after"}
 
 const sources = int(penstock.FromClosed) + 1
 
-// A load asks all instances all the time, more of every key than its limit.
+// A load sends requests to all instances all the time, more for every key than its limit.
 //
-// The keys come and go: of each policy some are asked for at any time, so that a fault finds fresh
-// keys, half used ones and exhausted ones. A fourth of them is asked for on one instance before the
-// fault and on the others during it: the worst for shares.
+// The keys change: each policy has several current keys at any time, so that a fault meets unused,
+// half used and exhausted keys. A quarter of the keys is used on one instance before the fault and
+// on the others during it, which is the worst case for shares.
 type load struct {
 	instances []*instance
 	stopping  atomic.Bool
 	ended     sync.WaitGroup
 
-	mu        sync.Mutex
-	picked    [len(policies)]int64 // how often
-	phase     phase
-	begun     int              // faults
-	over      int              // of them
-	fresh     map[answerer]int // answers to questions since the phase began
-	grants    map[account]*grants
-	answers   [phases][sources]int // to questions whose phase had not ended yet
-	latencies [phases][]time.Duration
-	wrong     []string
+	mu         sync.Mutex
+	picked     [len(policies)]int64 // requests
+	phase      phase
+	begun      int                  // faults that have begun
+	over       int                  // faults that have ended
+	sincePhase map[answerSource]int // decisions of requests that began in this phase
+	grants     map[limitKey]*grants
+	answers    [phases][sources]int // decisions of requests that ended in their phase
+	latencies  [phases][]time.Duration
+	violations []string
 }
 
-// An answerer is who answered for a policy on an instance.
-type answerer struct {
+// An answerSource identifies the source of decisions of a policy on an instance.
+type answerSource struct {
 	instance, policy int
 	source           penstock.Source
 }
 
 // grants are the units of a key that were admitted.
 type grants struct {
-	store, minted [instances]int // by the store or from what it has lent, and without it
-	first, last   int            // faults that were over when it was first asked for, and that had begun when it was last answered
+	store, byFallback [instances]int // by the store or a lease, and by the fallback
+	first, last       int            // faults that had ended before its first request, and begun before its last decision
 }
 
 const (
-	pace   = 4 * time.Millisecond
-	thirst = 3 // how much more of a key is asked for than there is
+	pace     = 4 * time.Millisecond
+	overload = 3 // ratio of requests for a key to its units
 )
 
 func startLoad(all []*instance, callers int, seed uint64) *load {
-	l := &load{instances: all, fresh: map[answerer]int{}, grants: map[account]*grants{}}
+	l := &load{instances: all, sincePhase: map[answerSource]int{}, grants: map[limitKey]*grants{}}
 	for i := range all {
 		for c := range callers {
 			rng := rand.New(rand.NewPCG(seed, uint64(i*callers+c)))
 			l.ended.Go(func() {
 				for !l.stopping.Load() {
-					l.ask(i, rng)
+					l.send(i, rng)
 					time.Sleep(time.Duration(rng.Int64N(int64(2 * pace))))
 				}
 			})
@@ -82,46 +82,46 @@ func startLoad(all []*instance, callers int, seed uint64) *load {
 	return l
 }
 
-// stop returns when all callers have their answers.
+// stop returns when all callers have ended.
 func (l *load) stop() {
 	l.stopping.Store(true)
 	l.ended.Wait()
 }
 
-// begin begins a phase.
+// begin starts a phase.
 func (l *load) begin(p phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.phase = p
-	clear(l.fresh)
+	clear(l.sincePhase)
 }
 
-// breaks says that a fault begins, and mended that it is over.
-func (l *load) breaks() { l.mu.Lock(); defer l.mu.Unlock(); l.begun++ }
-func (l *load) mended() { l.mu.Lock(); defer l.mu.Unlock(); l.over++ }
+// faultBegan and faultEnded count faults.
+func (l *load) faultBegan() { l.mu.Lock(); defer l.mu.Unlock(); l.begun++ }
+func (l *load) faultEnded() { l.mu.Lock(); defer l.mu.Unlock(); l.over++ }
 
-// since counts the answers of a source to questions since the phase began.
+// since counts the decisions of a source for requests that began in this phase.
 func (l *load) since(instance, policy int, source penstock.Source) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.fresh[answerer{instance, policy, source}]
+	return l.sincePhase[answerSource{instance, policy, source}]
 }
 
-// pickLocked picks who pays next, on instance i.
-func (l *load) pickLocked(i int, rng *rand.Rand) account {
+// pickLocked picks the key of the next request on instance i.
+func (l *load) pickLocked(i int, rng *rand.Rand) limitKey {
 	policy := rng.IntN(len(policies))
 	l.picked[policy]++
 	p := &policies[policy]
-	n := l.picked[policy]/int64(thirst*p.units()) + rng.Int64N(p.keys)
+	n := l.picked[policy]/int64(overload*p.units()) + rng.Int64N(p.keys)
 	if n%4 == 3 && (l.phase == before) != (i == 0) {
 		n--
 	}
-	return account{policy, fmt.Sprint("k", n)}
+	return limitKey{policy, fmt.Sprint("k", n)}
 }
 
-// begins begins a question on instance i: in which phase, under which account, and what of that was
-// granted until now.
-func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
+// nextRequest starts a request on instance i. It returns the phase, the units that were granted to
+// the key before, and the key.
+func (l *load) nextRequest(i int, rng *rand.Rand) (phase, grants, limitKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.pickLocked(i, rng)
@@ -131,27 +131,27 @@ func (l *load) begins(i int, rng *rand.Rand) (phase, grants, account) {
 	return l.phase, *l.grants[a], a
 }
 
-func (l *load) ask(i int, rng *rand.Rand) {
-	asked, known, a := l.begins(i, rng)
-	charge := [1]penstock.Charge{{Key: a.key, Limit: policies[a.policy].limit, Cost: 1}}
+func (l *load) send(i int, rng *rand.Rand) {
+	startPhase, known, a := l.nextRequest(i, rng)
+	charge := [1]penstock.Charge{{Key: a.key, Plan: policies[a.policy].limit, Cost: 1}}
 	var times atomic.Int64
 	start := time.Now()
-	d, err := l.instances[i].store.Decide(context.WithValue(context.Background(), timesAsked{}, &times), charge[:])
+	d, err := l.instances[i].store.Decide(context.WithValue(context.Background(), callCount{}, &times), charge[:])
 	took := time.Since(start)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.latencies[asked] = append(l.latencies[asked], took)
+	l.latencies[startPhase] = append(l.latencies[startPhase], took)
 	if n := times.Load(); n > 1 {
-		l.wrong = append(l.wrong, fmt.Sprintf("instance %d asked the store %d times for one unit of %s", i, n, a.key))
+		l.violations = append(l.violations, fmt.Sprintf("instance %d called the store %d times for one unit of %s", i, n, a.key))
 	}
 	if err != nil {
-		l.wrong = append(l.wrong, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[a.policy].name, err))
+		l.violations = append(l.violations, fmt.Sprintf("instance %d, policy %s: no decision: %v", i, policies[a.policy].name, err))
 		return
 	}
-	if asked == l.phase {
-		l.answers[asked][d.Source]++
-		l.fresh[answerer{i, a.policy, d.Source}]++
+	if startPhase == l.phase {
+		l.answers[startPhase][d.Source]++
+		l.sincePhase[answerSource{i, a.policy, d.Source}]++
 	}
 	g := l.grants[a]
 	g.last = l.begun
@@ -160,18 +160,18 @@ func (l *load) ask(i int, rng *rand.Rand) {
 	case d.Source == penstock.FromStore || d.Source == penstock.FromLease:
 		g.store[i]++
 	default:
-		g.minted[i]++
-		// What the store had granted to this instance counts in its share.
+		g.byFallback[i]++
+		// Units that the store has granted to this instance count in its share.
 		p := &policies[a.policy]
-		if had := known.store[i] + known.minted[i]; p.settings.OnFailure == guard.Local && p.returns() == 0 && had >= p.mints {
-			l.wrong = append(l.wrong, fmt.Sprintf("policy %s: instance %d had admitted %d of %s, its share is %d, and admitted one more by itself",
-				p.name, i, had, a.key, p.mints))
+		if had := known.store[i] + known.byFallback[i]; p.settings.OnFailure == guard.FailLocal && p.leaseReturns() == 0 && had >= p.fallbackBound {
+			l.violations = append(l.violations, fmt.Sprintf("policy %s: instance %d had admitted %d units of %s, its whole share of %d, and admitted another one by itself",
+				p.name, i, had, a.key, p.fallbackBound))
 		}
 	}
 }
 
-// asks is how many questions were answered.
-func (l *load) asks() (n int) {
+// requests is how many requests were decided.
+func (l *load) requests() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for p := range phases {
@@ -180,7 +180,7 @@ func (l *load) asks() (n int) {
 	return n
 }
 
-// String says who answered, and how fast, by phase.
+// String shows the sources and latencies of decisions, by phase.
 func (l *load) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

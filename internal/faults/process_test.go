@@ -18,28 +18,28 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// F21 and F22: the program itself is stopped, killed, or told to end. It holds quota in advance,
-// and a slot.
+// F21 and F22: the program itself is stopped, killed or terminated, while it has a lease and a
+// slot.
 
 const (
-	leased   = 50 // units in advance, at most
-	children = 2  // at a time, at most
+	leased   = 50 // most units of a lease
+	children = 2  // most at one time
 )
 
 var (
 	daily    = perDay(10_000, "daily")
-	windowed = penstock.Limit{Name: "windowed", Algorithm: penstock.FixedWindow, Count: 400, Period: time.Second}
+	windowed = penstock.Limit{Name: "windowed", Algorithm: penstock.FixedWindow, Count: 400, Period: time.Second}.MustCompile()
 	slots    = penstock.InFlight(1, time.Second)
 )
 
-func leasing(limit *penstock.Limit) guard.Settings {
-	if limit.Name == slots.Name {
-		return guard.Settings{OnFailure: guard.Closed}
+func leasing(limit *penstock.Plan) guard.Settings {
+	if limit.Name() == slots.Name {
+		return guard.Settings{OnFailure: guard.FailClosed}
 	}
-	return guard.Settings{OnFailure: guard.Closed, Lease: leased}
+	return guard.Settings{OnFailure: guard.FailClosed, Lease: leased}
 }
 
-// openLeasing is an instance with leases, and patience: these faults are not the store's.
+// openLeasing opens an instance with leases and a long timeout: these are not faults of the store.
 func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 	store, err := redisstore.Open(url, redisstore.Options{})
 	if err != nil {
@@ -57,31 +57,31 @@ func openLeasing(url string) (*guard.Guarded, *spy, func(), error) {
 	}, nil
 }
 
-// childMain is the program that the tests of this file start: it takes a slot and then spends a
-// unit after the other of a limit, and says of each who granted it, and between which times. At
-// SIGTERM it ends as a program should.
+// childMain is the program that the tests of this file start. It acquires a slot and then spends
+// units of a limit, one after the other. For each unit it prints its source and the times before
+// and after. It ends cleanly at SIGTERM.
 func childMain(url, limitName string) error {
-	g, _, shut, err := openLeasing(url)
+	g, _, isBlocked, err := openLeasing(url)
 	if err != nil {
 		return err
 	}
 	limit := daily
-	if limitName == windowed.Name {
+	if limitName == windowed.Name() {
 		limit = windowed
 	}
-	told, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	stopCtx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	limiter, err := penstock.NewLimiter(g, "slots", slots)
 	if err != nil {
 		return err
 	}
-	hold, err := limiter.Acquire(told, "k")
+	hold, err := limiter.Acquire(stopCtx, "k")
 	if err != nil {
 		return err
 	}
-	for parent := os.Getppid(); told.Err() == nil && os.Getppid() == parent; { // nobody's child has nothing to tell
+	for parent := os.Getppid(); stopCtx.Err() == nil && os.Getppid() == parent; { // end when the parent has ended
 		at := time.Now()
-		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}})
+		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}})
 		if err != nil {
 			return err
 		}
@@ -93,17 +93,17 @@ func childMain(url, limitName string) error {
 	if err := hold.Release(context.Background()); err != nil {
 		return err
 	}
-	shut()
+	isBlocked()
 	return nil
 }
 
-// A grant is a unit that was spent, between two times in µs.
+// A grant is a spent unit, between two times in µs.
 type grant struct {
 	source   penstock.Source
 	from, to int64
 }
 
-// A child is a program of childMain, and what it has spent so far.
+// A child is a program of childMain, and the units that it has spent so far.
 type child struct {
 	cmd   *exec.Cmd
 	ended chan error
@@ -112,10 +112,10 @@ type child struct {
 	grants []grant
 }
 
-func startChild(t *testing.T, url string, limit penstock.Limit) *child {
+func startChild(t *testing.T, url string, limit *penstock.Plan) *child {
 	t.Helper()
 	c := &child{cmd: exec.Command(os.Args[0]), ended: make(chan error, 1)}
-	c.cmd.Env = append(os.Environ(), "PENSTOCK_FAULTS_CHILD="+url, "PENSTOCK_FAULTS_LIMIT="+limit.Name)
+	c.cmd.Env = append(os.Environ(), "PENSTOCK_FAULTS_CHILD="+url, "PENSTOCK_FAULTS_LIMIT="+limit.Name())
 	c.cmd.Stderr = os.Stderr
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
@@ -139,7 +139,7 @@ func startChild(t *testing.T, url string, limit penstock.Limit) *child {
 	return c
 }
 
-// spent is what the child has spent so far, and how much of it from a lease.
+// spent returns what the child has spent so far, and how many units by its lease.
 func (c *child) spent() (grants []grant, leased int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,43 +151,43 @@ func (c *child) spent() (grants []grant, leased int) {
 	return c.grants[:len(c.grants):len(c.grants)], leased
 }
 
-// awaitLeased waits until the child lives on its lease.
+// awaitLeased waits until the child has spent more units of its lease.
 func (c *child) awaitLeased(t *testing.T, more int) {
 	t.Helper()
 	_, had := c.spent()
 	eventually(t, func() bool {
 		_, leased := c.spent()
 		return leased >= had+more
-	}, "no child spends from a lease")
+	}, "the child spends units of its lease")
 }
 
-func eventually(t *testing.T, ok func() bool, otherwise string) {
+func eventually(t *testing.T, ok func() bool, what string) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("not within 30 s: " + otherwise)
+			t.Fatal("not within 30 s: " + what)
 		}
 	}
 }
 
-// usedDaily is what is used of the daily limit, by the store itself.
+// usedDaily is how many units of the daily limit are used, by the state of the store.
 func usedDaily(t *testing.T, store *redisstore.Store) int {
 	t.Helper()
-	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: daily, Mode: penstock.Peek}})
+	d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: daily, Mode: penstock.Peek}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return int(daily.Count - d.Status(0).Remaining)
+	return int(daily.Limit().Count - d.Status(0).Remaining)
 }
 
 func times(short, soak int) int {
-	if soaking {
+	if isSoak {
 		return soak
 	}
 	return short
 }
 
-// startStore is a server, and the ways to look at it from outside.
+// startStore starts a server, and opens a store and a limiter to look at it from outside.
 func startStore(t *testing.T) (*redistest.Server, *redisstore.Store, *penstock.Limiter) {
 	t.Helper()
 	s := redistest.Start(t)
@@ -203,7 +203,7 @@ func startStore(t *testing.T) (*redistest.Server, *redisstore.Store, *penstock.L
 	return s, store, limiter
 }
 
-// F22: at most a block per key is lost, and the slot is free again when its time is over.
+// F22: at most one block of units per key is lost, and the slot expires.
 func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
@@ -216,31 +216,31 @@ func TestKilledProgramLosesAtMostItsLease(t *testing.T) {
 		<-c.ended
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
-		if used < len(grants)-1 || used > len(grants)+leased+1 { // one that was killed before it could say what it got, one that has drained
-			t.Errorf("%d units are used, and %d were spent; a program may lose %d", used, len(grants), leased)
+		if used < len(grants)-1 || used > len(grants)+leased+1 { // one unit was not printed before the kill, one has refilled
+			t.Errorf("%d units are used, %d were spent; a program may lose %d", used, len(grants), leased)
 		}
 		lost += used - len(grants)
 		eventually(t, func() bool {
 			hold, err := limiter.Acquire(t.Context(), "k")
 			return err == nil && hold.Release(t.Context()) == nil
-		}, "the dead program's slot is not free")
-		if usedDaily(t, store) > int(daily.Count)*3/4 {
+		}, "the slot of the killed program is free")
+		if usedDaily(t, store) > int(daily.Limit().Count)*3/4 {
 			reset(t, store)
 		}
 	}
 	t.Logf("counted: %d programs killed (%d units lost)", kills, lost)
 }
 
-// F22: a program that is told to end gives back what it holds. On a machine so busy that this takes
-// too long, it loses that as if it had been killed: a refund that comes late could forgive what
-// others have used.
-func TestProgramThatIsToldToEndGivesAllBack(t *testing.T) {
+// F22: a program that is terminated returns its lease and its slot. If a busy machine makes this
+// take too long, the lease is lost as in a kill: a late refund could free units that others
+// have used.
+func TestTerminatedProgramReturnsItsLease(t *testing.T) {
 	t.Parallel()
 	s, store, limiter := startStore(t)
 	ends, whole := times(2, 60), 0
 	for tries := 0; whole < ends; tries++ {
 		if tries == 3*ends {
-			t.Fatalf("only %d of %d programs gave everything back", whole, tries)
+			t.Fatalf("only %d of %d programs returned everything", whole, tries)
 		}
 		before := usedDaily(t, store)
 		c := startChild(t, s.URL(), daily)
@@ -257,38 +257,37 @@ func TestProgramThatIsToldToEndGivesAllBack(t *testing.T) {
 		}
 		grants, _ := c.spent()
 		used := usedDaily(t, store) - before
-		if used < len(grants)-5 || used > len(grants)+leased { // a unit drains in 9 s
-			t.Errorf("%d units are used, and %d were spent", used, len(grants))
+		if used < len(grants)-5 || used > len(grants)+leased { // one unit refills in 9 s
+			t.Errorf("%d units are used, %d were spent", used, len(grants))
 		}
 		if used <= len(grants) {
 			whole++
 		}
-		if usedDaily(t, store) > int(daily.Count)*3/4 {
+		if usedDaily(t, store) > int(daily.Limit().Count)*3/4 {
 			reset(t, store)
 		}
 	}
-	t.Logf("counted: %d programs told to end", ends)
+	t.Logf("counted: %d programs terminated", ends)
 }
 
 func reset(t *testing.T, store *redisstore.Store) {
 	t.Helper()
-	if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Limit: daily, Mode: penstock.Reset}}); err != nil {
+	if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: daily, Mode: penstock.Reset}}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// F21: a program is stopped while it holds a lease, for longer than that lasts. Then it spends
-// nothing of it: what was drawn in a window would be too much in a later one, of which others have
-// had all.
+// F21: a program is stopped with a lease, for longer than the lease lasts. Afterwards it spends
+// nothing of it: units of an old window would exceed a later window that others have used up.
 func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	t.Parallel()
 	s, _, _ := startStore(t)
 	stopped := startChild(t, s.URL(), windowed)
-	other, _, shut, err := openLeasing(s.URL())
+	other, _, isBlocked, err := openLeasing(s.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer shut()
+	defer isBlocked()
 	var mu sync.Mutex
 	var grants []grant
 	ctx, cancel := context.WithCancel(t.Context())
@@ -296,7 +295,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	all.Go(func() {
 		for ctx.Err() == nil {
 			at := time.Now()
-			d, err := other.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: windowed, Cost: 1}})
+			d, err := other.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: windowed, Cost: 1}})
 			if err != nil {
 				t.Error(err)
 				return
@@ -313,7 +312,7 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	for range stops {
 		stopped.awaitLeased(t, 20)
 		_ = stopped.cmd.Process.Signal(syscall.SIGSTOP)
-		time.Sleep(1500 * time.Millisecond) // one and a half lives of a lease
+		time.Sleep(1500 * time.Millisecond) // one and a half times the life of a lease
 		_ = stopped.cmd.Process.Signal(syscall.SIGCONT)
 	}
 	stopped.awaitLeased(t, 20)
@@ -324,16 +323,16 @@ func TestStoppedProgramSpendsNothingOfItsOldLease(t *testing.T) {
 	mine, leasedUnits := stopped.spent()
 	windows := map[int64]int64{}
 	for _, g := range append(mine, grants...) {
-		if period := windowed.Period.Microseconds(); g.from/period == g.to/period { // otherwise it may belong to either
+		if period := windowed.Limit().Period.Microseconds(); g.from/period == g.to/period { // otherwise its window is unknown
 			windows[g.to/period]++
 		}
 	}
 	most := int64(0)
 	for _, n := range windows {
 		most = max(most, n)
-		if n > windowed.Count {
-			t.Errorf("%d units were admitted in a window of %d", n, windowed.Count)
+		if n > windowed.Limit().Count {
+			t.Errorf("%d units were admitted in a window of %d", n, windowed.Limit().Count)
 		}
 	}
-	t.Logf("counted: %d stops of a program with a lease (%d units leased there, %d at most in a window of %d)", stops, leasedUnits, most, windowed.Count)
+	t.Logf("counted: %d stops of a program with a lease (%d units leased there, %d at most in a window of %d)", stops, leasedUnits, most, windowed.Limit().Count)
 }

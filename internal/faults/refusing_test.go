@@ -18,79 +18,79 @@ var (
 	refused = []penstock.Reason{penstock.ReasonPermissionDenied}
 )
 
-// The server answers, but not the question.
-var refusing = []row{
+// The server replies, but makes no decision.
+var refusing = []fault{
 	{
 		id: "F5", name: "loading",
-		prepare: do("DEBUG POPULATE 2000", "SAVE"), // what it forgets is all that comes later
-		begin: func(l *lab) {
+		prepare: do("DEBUG POPULATE 2000", "SAVE"), // it loses everything written later
+		begin: func(l *experiment) {
 			kill(l)
-			if err := l.to.primary().Relaunch("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"); err != nil {
+			if err := l.target.primary().Relaunch("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"); err != nil {
 				l.Fatal(err)
 			}
 		},
-		end:     func(l *lab) { l.await("the server has loaded", l.answers) },
-		partial: true, sees: unready, forgets: 1,
+		end:       func(l *experiment) { l.await("the server to finish loading", l.answers) },
+		isPartial: true, wantErrors: unready, dataLosses: 1,
 	},
 	{
 		id: "F6", name: "read-only",
 		begin: do("REPLICAOF 127.0.0.1 1"), end: do("REPLICAOF NO ONE"),
-		sees: unready,
+		wantErrors: unready,
 	},
 	{
 		id: "F7", name: "a replica without its primary",
 		begin: do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), end: do("REPLICAOF NO ONE"),
-		sees: unready,
+		wantErrors: unready,
 	},
 	{
 		id: "F7", name: "too few replicas", onMore: groups,
 		begin: do("CONFIG SET min-replicas-to-write 2"), end: do("CONFIG SET min-replicas-to-write 0"),
-		sees: unready,
+		wantErrors: unready,
 	},
 	{
 		id: "F10", name: "out of memory", onMore: groups,
 		begin: do("CONFIG SET maxmemory 1"), end: do("CONFIG SET maxmemory 0"),
-		sees: []penstock.Reason{penstock.ReasonOutOfMemory},
+		wantErrors: []penstock.Reason{penstock.ReasonOutOfMemory},
 	},
 	{
 		id: "F16", name: "busy",
 		args: []string{"--busy-reply-threshold", "50"},
-		begin: func(l *lab) {
-			go l.to.primary().Do("EVAL", "while true do end", "0")
-			l.await("the server is busy", func() bool {
-				_, err := l.to.primary().Do("PING")
+		begin: func(l *experiment) {
+			go l.target.primary().Do("EVAL", "while true do end", "0")
+			l.await("the server to be busy", func() bool {
+				_, err := l.target.primary().Do("PING")
 				return err != nil && strings.HasPrefix(err.Error(), "BUSY")
 			})
 		},
-		end:  do("SCRIPT KILL"),
-		sees: []penstock.Reason{penstock.ReasonBusy},
+		end:        do("SCRIPT KILL"),
+		wantErrors: []penstock.Reason{penstock.ReasonBusy},
 	},
 	{
-		id: "F17", name: "a right taken",
+		id: "F17", name: "a right revoked",
 		prepare: asLimiter,
 		begin:   do("ACL SETUSER limiter -time"), end: do("ACL SETUSER limiter +time"),
-		sees: refused, asked: true,
+		wantErrors: refused, storeIsCalled: true,
 	},
 	{
 		id: "F17", name: "another password",
 		prepare: asLimiter,
 		begin:   do("ACL SETUSER limiter resetpass >another", "CLIENT KILL USER limiter"), end: do("ACL SETUSER limiter resetpass >secret"),
-		sees: refused,
+		wantErrors: refused,
 	},
 	{
-		id: "F29", name: "full of clients",
+		id: "F29", name: "maxclients reached",
 		begin: fill, end: undo,
-		sees: unknown, may: unready, // the server closes the connection on what it says
+		wantErrors: unknown, mayHaveErrors: unready, // the server closes the connection after its error
 	},
 }
 
-// asLimiter has the instances come as a user with the rights of docs/operations.md, and no more.
-func asLimiter(l *lab) {
+// asLimiter makes the instances log in as a user with only the rights of docs/operations.md.
+func asLimiter(l *experiment) {
 	l.do("ACL SETUSER limiter reset on >secret ~ps1* -@all +ping " + rights(l.T))
-	l.to.url = strings.Replace(l.to.url, "://", "://limiter:secret@", 1)
+	l.target.url = strings.Replace(l.target.url, "://", "://limiter:secret@", 1)
 }
 
-// rights are those that docs/operations.md lists for one server.
+// rights returns the rights that docs/operations.md lists for one server.
 func rights(t testing.TB) string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/operations.md")
@@ -105,10 +105,10 @@ func rights(t testing.TB) string {
 	return strings.Join(found, " ")
 }
 
-// fill keeps the last place for one client, who makes room again.
-func fill(l *lab) { l.undo = fillServer(l, l.to.primary()) }
+// fill takes the last place for one client, which undo frees.
+func fill(l *experiment) { l.undo = fillServer(l, l.target.primary()) }
 
-func fillServer(l *lab, s *redistest.Server) (empty func()) {
+func fillServer(l *experiment, s *redistest.Server) (empty func()) {
 	l.Helper()
 	conn, err := net.Dial("unix", s.Socket)
 	if err != nil {

@@ -15,85 +15,85 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The slots of a Cluster move, or nobody keeps them.
-var reshards = []row{
+// The slots of a Cluster move, or no node has them.
+var reshards = []fault{
 	{
-		id: "F8", name: "slots move to and fro", on: []kind{cluster}, cycles: inSoak,
+		id: "F8", name: "slots move back and forth", on: []kind{cluster}, cycles: inSoak,
 		deadline: patient,
-		begin:    nothing, lasts: moveSlots(ownPrimaries), end: nothing,
-		answered: byStore,
-		also:     withoutError,
+		begin:    noop, meanwhile: moveSlots(otherPrimary), end: noop,
+		answeredBy: byStore,
+		finally:    withoutError,
 	},
 	{
-		id: "F12", name: "slots move to a server that knows no script", on: []kind{cluster}, cycles: 1, rounds: inSoak,
+		id: "F12", name: "slots move to a server without scripts", on: []kind{cluster}, cycles: 1, rounds: inSoak,
 		deadline: patient,
-		begin:    nothing, lasts: moveSlots(newPrimary), end: nothing,
-		answered: byStore,
-		also:     withoutError,
+		begin:    noop, meanwhile: moveSlots(newPrimary), end: noop,
+		answeredBy: byStore,
+		finally:    withoutError,
 	},
 	{
-		id: "F9", name: "a shard is dead, and the Cluster goes on without", on: []kind{cluster}, cycles: inSoak,
+		id: "F9", name: "a shard is down, and the Cluster continues without it", on: []kind{cluster}, cycles: inSoak,
 		deadline: patient,
-		prepare:  func(l *lab) { l.onAll("CONFIG SET cluster-require-full-coverage no"); alone(l) },
-		begin:    killAlone, lasts: othersDecide, end: restartAlone,
-		answered: byAnybody, may: inBetween,
-		forgets: 1,
-		also:    onlyItsShard,
+		prepare:  func(l *experiment) { l.onAll("CONFIG SET cluster-require-full-coverage no"); alone(l) },
+		begin:    killAlone, meanwhile: othersDecide, end: restartAlone,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1,
+		finally:    onlyNamedBreakersOpened,
 	},
 	{
-		id: "F9", name: "a shard is dead, and the Cluster is down", on: []kind{cluster}, cycles: inSoak,
+		id: "F9", name: "a shard is down, and so is the Cluster", on: []kind{cluster}, cycles: inSoak,
 		prepare: alone,
 		begin:   killAlone, end: restartAlone,
-		partial: true, sees: inBetween,
-		forgets: 1,
+		isPartial: true, wantErrors: duringTakeover,
+		dataLosses: 1,
 	},
 	{
 		id: "F24", name: "all connections to a Cluster closed, again and again", on: []kind{cluster}, cycles: inSoak,
-		begin: nothing, lasts: stormOnAll, end: nothing,
-		answered: byAnybody,
+		begin: noop, meanwhile: stormOnAll, end: noop,
+		answeredBy: byAnySource,
 	},
 	{
-		id: "F25", name: "a herd after an outage of the only primary", on: groups, cycles: inSoak,
+		id: "F25", name: "many callers after an outage of the only primary", on: groups, cycles: inSoak,
 		callers: 8,
 		prepare: alone,
-		begin:   killAlone, lasts: asks(2000),
-		end:     func(l *lab) { l.mark = l.reaches(); restartAlone(l) },
-		partial: true, may: inBetween,
-		forgets: 1,
-		also:    victimAskedNothingOld,
+		begin:   killAlone, meanwhile: forRequests(2000),
+		end:       func(l *experiment) { l.dialled = l.storeCalls(); restartAlone(l) },
+		isPartial: true, mayHaveErrors: duringTakeover,
+		dataLosses: 1,
+		finally:    victimRanNothingOld,
 	},
 	{
-		id: "F29", name: "a Cluster full of clients", on: []kind{cluster}, cycles: inSoak,
+		id: "F29", name: "maxclients reached on a Cluster", on: []kind{cluster}, cycles: inSoak,
 		begin: fillAll, end: undo,
-		partial: true, may: inBetween,
+		isPartial: true, mayHaveErrors: duringTakeover,
 	},
 }
 
-// moveSlots moves the slots of keys that are asked for, one after the other, and has questions come
-// while each is on its way.
-func moveSlots(to func(l *lab, slot int) *redistest.Server) func(*lab) {
-	return func(l *lab) {
+// moveSlots moves the slots of keys in use, one after the other, and waits for requests during each
+// move.
+func moveSlots(to func(l *experiment, slot int) *redistest.Server) func(*experiment) {
+	return func(l *experiment) {
 		moves := 8
-		if soaking {
+		if isSoak {
 			moves = 40
 		}
 		halves := 0
 		for range moves {
 			slot := l.slotOf(l.current(l.rng))
 			target := to(l, slot)
-			l.check(l.to.cluster.Move(slot, slot, target, func(int) {
+			l.must(l.target.cluster.Move(slot, slot, target, func(int) {
 				halves++
-				l.asksFor(40)
+				l.awaitRequests(40)
 			}))
 		}
-		l.asksFor(100)
-		l.Logf("counted: %d slots moved under load (%d stops on the way)", moves, halves)
+		l.awaitRequests(100)
+		l.Logf("counted: %d slots moved under load (%d pauses during moves)", moves, halves)
 	}
 }
 
-// ownPrimaries picks a primary that does not keep the slot.
-func ownPrimaries(l *lab, slot int) *redistest.Server {
-	owner, all := l.to.cluster.Owner(slot), l.to.cluster.Primaries()
+// otherPrimary picks a primary that does not have the slot.
+func otherPrimary(l *experiment, slot int) *redistest.Server {
+	owner, all := l.target.cluster.Owner(slot), l.target.cluster.Primaries()
 	for {
 		if s := all[l.rng.IntN(len(all))]; s != owner {
 			return s
@@ -101,53 +101,53 @@ func ownPrimaries(l *lab, slot int) *redistest.Server {
 	}
 }
 
-// newPrimary is a server that has joined the Cluster during the fault.
-func newPrimary(l *lab, _ int) *redistest.Server {
-	if l.group.heir == nil {
-		s, err := l.to.cluster.Grow()
-		l.check(err)
-		l.group.heir = s
+// newPrimary returns a server that has joined the Cluster during the fault.
+func newPrimary(l *experiment, _ int) *redistest.Server {
+	if l.group.successor == nil {
+		s, err := l.target.cluster.Grow()
+		l.must(err)
+		l.group.successor = s
 	}
-	return l.group.heir
+	return l.group.successor
 }
 
-// alone has the victim without a replica.
-func alone(l *lab) {
-	g := l.choose()
-	g.heir.Kill()
+// alone removes the victim's replica.
+func alone(l *experiment) {
+	g := l.chooseVictim()
+	g.successor.Kill()
 	g.openings = []string{g.victim.Addr}
 }
 
-func killAlone(l *lab) {
+func killAlone(l *experiment) {
 	for _, in := range l.load.instances {
-		in.shards.Clear() // while an instance does not know the shards yet, they share a breaker
+		in.shards.Clear() // before an instance knows the nodes, they share a breaker
 	}
 	l.group.victim.Kill()
 }
 
-// restartAlone has the victim serve again: what it knew is forgotten.
-func restartAlone(l *lab) {
-	l.check(l.group.victim.Restart())
-	if l.to.cluster == nil {
+// restartAlone restarts the victim without its data.
+func restartAlone(l *experiment) {
+	l.must(l.group.victim.Restart())
+	if l.target.cluster == nil {
 		return
 	}
-	l.check(l.to.wholeWithout(l.group.heir))
+	l.must(l.target.awaitSlotsWithout(l.group.successor))
 }
 
-// othersDecide asks for keys of every shard: those of the dead one are answered without the store,
-// the others by the store.
-func othersDecide(l *lab) {
-	l.await("the shard's breakers are open", func() bool {
+// othersDecide sends requests for keys of every shard: fallbacks decide those of the dead shard,
+// the store decides the others.
+func othersDecide(l *experiment) {
+	l.await("the breakers of the shard to open", func() bool {
 		return l.every(func(i, _ int) bool { _, open := l.load.instances[i].shards.Load(l.group.victim.Addr); return open })
 	})
 	right, dead := 0, 0
-	const asked = 300
-	for i := range asked {
-		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Limit: policies[closedPolicy].limit, Cost: 1}
+	const calls = 300
+	for i := range calls {
+		charge := penstock.Charge{Key: fmt.Sprint("of any shard ", i), Plan: policies[closedPolicy].limit, Cost: 1}
 		in := l.load.instances[i%instances]
 		isDead := in.spy.Node([]penstock.Charge{charge}) == l.group.victim.Addr
 		d, err := in.store.Decide(context.Background(), []penstock.Charge{charge})
-		l.check(err)
+		l.must(err)
 		if isDead {
 			dead++
 		}
@@ -155,23 +155,24 @@ func othersDecide(l *lab) {
 			right++
 		}
 	}
-	if dead < asked/6 || dead > asked/2 || right < asked*9/10 {
-		l.Errorf("of %d keys, %d of the dead shard, %d were answered by whom they should", asked, dead, right)
+	if dead < calls/6 || dead > calls/2 || right < calls*9/10 {
+		l.Errorf("of %d keys (%d of the dead shard), %d had the right source", calls, dead, right)
 	}
-	l.Logf("counted: %d keys of all shards asked for while one is dead (%d its own, %d answered by whom they should)", asked, dead, right)
+	l.Logf("counted: %d keys of all shards used while one is dead (%d of it, %d with the right source)", calls, dead, right)
 }
 
-// closedPolicy is the number of the policy that denies without the store.
+// closedPolicy is the index of the policy that denies without the store.
 var closedPolicy = slices.IndexFunc(policies[:], func(p policy) bool { return p.name == "closed" })
 
-// stormOnAll closes all connections to all nodes, waits until instances are back, and so on.
-func stormOnAll(l *lab) {
+// stormOnAll closes all connections to all nodes repeatedly, each time after the instances have
+// reconnected.
+func stormOnAll(l *experiment) {
 	kills := 5
-	if soaking {
+	if isSoak {
 		kills = 50
 	}
 	received := func() (n int64) {
-		for _, s := range l.to.servers {
+		for _, s := range l.target.servers {
 			n += l.receivedBy(s)
 		}
 		return n
@@ -179,29 +180,28 @@ func stormOnAll(l *lab) {
 	before := received()
 	for range kills {
 		l.onAll("CLIENT KILL TYPE normal")
-		l.asksFor(60)
+		l.awaitRequests(60)
 	}
-	made := received() - before - int64(len(l.to.servers)*(kills+1)) // those of this function
-	if most := int64((kills + 1) * instances * len(l.to.servers) * 2); made > most {
-		l.Errorf("%d connections were made after all had been closed %d times; bound %d", made, kills, most)
+	made := received() - before - int64(len(l.target.servers)*(kills+1)) // without those of this function
+	if most := int64((kills + 1) * instances * len(l.target.servers) * 2); made > most {
+		l.Errorf("%d connections were dialled after all had been closed %d times; want at most %d", made, kills, most)
 	}
 	l.Logf("counted: %d times all connections to a Cluster closed (%d dialled)", kills, made)
 }
 
-// victimAskedNothingOld checks that the server, when it came back, ran no script that was asked for
-// earlier.
-func victimAskedNothingOld(l *lab) {
+// victimRanNothingOld checks that the server ran no script of earlier calls when it was up again.
+func victimRanNothingOld(l *experiment) {
 	ran, _, err := l.group.victim.CommandStats("evalsha")
-	l.check(err)
-	if asked := l.reaches() - l.mark; ran > asked {
-		l.Errorf("%d scripts ran since the server came back, and %d questions were asked", ran, asked)
+	l.must(err)
+	if calls := l.storeCalls() - l.dialled; ran > calls {
+		l.Errorf("%d scripts ran since the server is up, for %d calls", ran, calls)
 	}
 }
 
-// fillAll has no node of a Cluster accept another client.
-func fillAll(l *lab) {
+// fillAll makes every node of a Cluster reject further clients.
+func fillAll(l *experiment) {
 	var all []func()
-	for _, s := range l.to.servers {
+	for _, s := range l.target.servers {
 		all = append(all, fillServer(l, s))
 	}
 	l.undo = func() {
@@ -211,9 +211,9 @@ func fillAll(l *lab) {
 	}
 }
 
-// A batch of two limits of one key is two keys in Redis. While one has moved and the other not, no
-// server can decide: it says so, and nothing is charged. Whatever else happens, both are charged or
-// none, and once.
+// A batch of two limits of one key has two keys in Redis. While only one has moved, no server can
+// decide it: the batch fails, and nothing is charged. In all other cases both are charged or none,
+// and only once.
 func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t)
@@ -223,10 +223,10 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = store.Close() })
 	const keys, plenty = 4, 1_000_000
-	limits := []penstock.Limit{perDay(plenty, "one").With(penstock.FixedWindow), perDay(plenty, "two").With(penstock.FixedWindow)} // nothing comes back meanwhile
+	limits := []penstock.Limit{perDay(plenty, "one").Limit().With(penstock.FixedWindow), perDay(plenty, "two").Limit().With(penstock.FixedWindow)} // nothing refills during the test
 	batch := func(k int) (all []penstock.Charge) {
 		for _, limit := range limits {
-			all = append(all, penstock.Charge{Key: fmt.Sprint("k", k), Limit: limit, Cost: 1})
+			all = append(all, penstock.Charge{Key: fmt.Sprint("k", k), Plan: limit.MustCompile(), Cost: 1})
 		}
 		return all
 	}
@@ -257,7 +257,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		})
 	}
 	moves := 3
-	if soaking {
+	if isSoak {
 		moves = 30
 	}
 	for m := range moves * keys {
@@ -280,7 +280,7 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 	}
 	stopping.Store(true)
 	all.Wait()
-	var asked, again int64
+	var calls, again int64
 	for k := range keys {
 		d, err := store.Decide(context.Background(), slices.Collect(func(yield func(penstock.Charge) bool) {
 			for _, c := range batch(k) {
@@ -293,13 +293,13 @@ func TestLimitsOfAKeyAreChargedTogetherWhileTheirSlotMoves(t *testing.T) {
 		}
 		one, two := plenty-d.Status(0).Remaining, plenty-d.Status(1).Remaining
 		if sure := admitted[k].Load(); one != two || one < sure || one > sure+unknown[k].Load() {
-			t.Errorf("key %d is charged %d times and %d times; %d calls were admitted, and of %d nobody knows", k, one, two, sure, unknown[k].Load())
+			t.Errorf("the limits of key %d are charged %d and %d times; %d calls were admitted, and %d have an unknown outcome", k, one, two, sure, unknown[k].Load())
 		}
-		asked += admitted[k].Load()
+		calls += admitted[k].Load()
 		again += unready[k].Load()
 	}
 	if again == 0 {
-		t.Error("no call came while its keys were apart")
+		t.Error("no call arrived while its keys were on different nodes")
 	}
-	t.Logf("counted: %d batches decided while their slots moved %d times (%d came while their keys were apart)", asked, moves*keys, again)
+	t.Logf("counted: %d batches decided while their slots moved %d times (%d arrived while their keys were on different nodes)", calls, moves*keys, again)
 }

@@ -18,47 +18,47 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// The way is secured by TLS.
-var secured = []row{
+// The connection is secured by TLS.
+var secured = []fault{
 	{
 		id: "F18", name: "an expired certificate",
 		prepare: secure,
-		begin: func(l *lab) {
+		begin: func(l *experiment) {
 			l.certify(l.authorities[0], -time.Minute)
 			l.do("CLIENT KILL TYPE normal")
 		},
-		end:  func(l *lab) { l.certify(l.authorities[0], time.Hour) },
-		sees: []penstock.Reason{penstock.ReasonUnreachable},
-		also: func(l *lab) {
+		end:        func(l *experiment) { l.certify(l.authorities[0], time.Hour) },
+		wantErrors: []penstock.Reason{penstock.ReasonUnreachable},
+		finally: func(l *experiment) {
 			if texts := l.texts(penstock.ReasonUnreachable.String()); !strings.Contains(fmt.Sprint(texts), "expired") {
-				l.Errorf("no error of a server that was not reached says that its certificate has expired: %v", texts)
+				l.Errorf("no error says that the server's certificate has expired: %v", texts)
 			}
 		},
 	},
 	{
-		id: "F18", name: "an expired certificate, for those who come anew",
-		deadline: patient,
-		prepare:  secure,
-		begin:    func(l *lab) { l.certify(l.authorities[0], -time.Minute) },
-		end:      func(l *lab) { l.certify(l.authorities[0], time.Hour) },
-		answered: byStore,
-		also:     withoutError, // connections live on
+		id: "F18", name: "an expired certificate, for new connections",
+		deadline:   patient,
+		prepare:    secure,
+		begin:      func(l *experiment) { l.certify(l.authorities[0], -time.Minute) },
+		end:        func(l *experiment) { l.certify(l.authorities[0], time.Hour) },
+		answeredBy: byStore,
+		finally:    withoutError, // open connections still work
 	},
 	{
 		id: "F18", name: "certificates and their authority rotated",
 		prepare: secure,
-		begin: func(l *lab) {
+		begin: func(l *experiment) {
 			l.certify(l.authorities[1], time.Hour)
 			l.do("CLIENT KILL TYPE normal")
 		},
-		end:      func(l *lab) { l.certify(l.authorities[0], time.Hour) },
-		answered: byStore,
+		end:        func(l *experiment) { l.certify(l.authorities[0], time.Hour) },
+		answeredBy: byStore,
 	},
 }
 
-// secure has the instances come by TLS. They trust two authorities; the server shows a certificate
-// of the first.
-func secure(l *lab) {
+// secure makes the instances connect with TLS. They trust two authorities; the server has a
+// certificate of the first.
+func secure(l *experiment) {
 	dir := l.TempDir()
 	var trusted []byte
 	for i := range l.authorities {
@@ -69,21 +69,21 @@ func secure(l *lab) {
 	l.certify(l.authorities[0], time.Hour)
 	l.do("CONFIG SET tls-auth-clients no")
 	var port string
-	l.await("a port for TLS", func() bool {
+	l.await("the port for TLS", func() bool {
 		free, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return false
 		}
 		_, port, _ = net.SplitHostPort(free.Addr().String())
 		free.Close()
-		_, err = l.to.primary().Do("CONFIG", "SET", "tls-port", port)
+		_, err = l.target.primary().Do("CONFIG", "SET", "tls-port", port)
 		return err == nil
 	})
-	l.to.url = "rediss://127.0.0.1:" + port + "?ca=" + filepath.Join(dir, "ca.pem")
+	l.target.url = "rediss://127.0.0.1:" + port + "?ca=" + filepath.Join(dir, "ca.pem")
 }
 
-// certify gives the server a certificate that is valid for so long from now.
-func (l *lab) certify(a *authority, valid time.Duration) {
+// certify gives the server a certificate that is valid for a time from now.
+func (l *experiment) certify(a *authority, valid time.Duration) {
 	l.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -115,7 +115,7 @@ type authority struct {
 	text []byte // its own certificate
 }
 
-func newAuthority(l *lab) *authority {
+func newAuthority(l *experiment) *authority {
 	l.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -139,7 +139,7 @@ func newAuthority(l *lab) *authority {
 	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
-func (l *lab) write(file string, text []byte) {
+func (l *experiment) write(file string, text []byte) {
 	l.Helper()
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		l.Fatal(err)

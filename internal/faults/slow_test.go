@@ -10,83 +10,83 @@ import (
 
 var unknown = []penstock.Reason{penstock.ReasonUnknown}
 
-// The server, or the way to it, is slow, or holds everything.
-var slow = []row{
+// The server or the route to it is slow, or stops.
+var slow = []fault{
 	{
 		id: "F3", name: "slow, within the deadline",
-		way: toxic, deadline: patient,
-		begin: poison(`{"type": "latency", "attributes": {"latency": 5, "jitter": 4}}`), end: cure,
-		answered: byStore, also: withoutError,
+		route: toxic, deadline: patient,
+		begin: addToxic(`{"type": "latency", "attributes": {"latency": 5, "jitter": 4}}`), end: removeToxics,
+		answeredBy: byStore, finally: withoutError,
 	},
 	{
 		id: "F3", name: "slow, around the deadline",
-		way: toxic,
-		begin: func(l *lab) {
-			poison(`{"type": "latency", "attributes": {"latency": ` + ms(l.deadline/2) + `, "jitter": ` + ms(l.deadline/2) + `}}`)(l)
+		route: toxic,
+		begin: func(l *experiment) {
+			addToxic(`{"type": "latency", "attributes": {"latency": ` + ms(l.deadline/2) + `, "jitter": ` + ms(l.deadline/2) + `}}`)(l)
 		},
-		end:      cure,
-		answered: byAnybody,
+		end:        removeToxics,
+		answeredBy: byAnySource,
 	},
 	{
 		id: "F3", name: "far slower than the deadline",
-		way:   toxic,
-		begin: poison(`{"type": "latency", "attributes": {"latency": 3000}}`), end: cure,
-		sees: unknown,
+		route: toxic,
+		begin: addToxic(`{"type": "latency", "attributes": {"latency": 3000}}`), end: removeToxics,
+		wantErrors: unknown,
 	},
 	{
-		id: "F3", name: "a narrow way",
-		way:   toxic,
-		begin: poison(`{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 1}}`), end: cure, // KB/s
-		partial: true, sees: unknown, cycles: 8,
+		id: "F3", name: "a route with low bandwidth",
+		route: toxic,
+		begin: addToxic(`{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 1}}`), end: removeToxics, // KB/s
+		isPartial: true, wantErrors: unknown, cycles: 8,
 	},
 	{
-		id: "F3", name: "answers in pieces",
-		way: toxic, deadline: patient,
-		begin: poison(`{"type": "slicer", "attributes": {"average_size": 8, "size_variation": 4, "delay": 100}}`), end: cure,
-		answered: byStore, also: withoutError,
+		id: "F3", name: "replies in pieces",
+		route: toxic, deadline: patient,
+		begin: addToxic(`{"type": "slicer", "attributes": {"average_size": 8, "size_variation": 4, "delay": 100}}`), end: removeToxics,
+		answeredBy: byStore, finally: withoutError,
 	},
 	{
 		id: "F4", name: "stopped",
-		begin: func(l *lab) { l.to.primary().Pause() },
-		end:   func(l *lab) { l.to.primary().Resume() },
-		sees:  unknown,
+		begin:      func(l *experiment) { l.target.primary().Pause() },
+		end:        func(l *experiment) { l.target.primary().Resume() },
+		wantErrors: unknown,
 	},
 	{
 		id: "F4", name: "asleep",
-		begin: func(l *lab) {
-			go l.to.primary().Do("DEBUG", "SLEEP", "2")
-			l.await("the server sleeps", func() bool { return !l.answers() })
+		begin: func(l *experiment) {
+			go l.target.primary().Do("DEBUG", "SLEEP", "2")
+			l.await("the server to sleep", func() bool { return !l.answers() })
 		},
-		end:     func(l *lab) { l.await("the server is awake", l.answers) },
-		partial: true, sees: unknown,
+		end:       func(l *experiment) { l.await("the server to wake up", l.answers) },
+		isPartial: true, wantErrors: unknown,
 	},
 	{
-		id: "F4", name: "its clients paused",
-		begin:   do("CLIENT PAUSE 2000 ALL"),
-		end:     func(l *lab) { l.await("the server goes on", l.answers) },
-		partial: true, sees: unknown,
+		id: "F4", name: "clients paused",
+		begin:     do("CLIENT PAUSE 2000 ALL"),
+		end:       func(l *experiment) { l.await("the server to continue", l.answers) },
+		isPartial: true, wantErrors: unknown,
 	},
 	{
 		id: "F4", name: "writes paused", onMore: groups,
-		prepare: func(l *lab) {
-			if l.to.sentinel != nil {
-				l.check(l.to.sentinel.Tolerate(time.Minute)) // or else it fails over, if the pause is long
+		prepare: func(l *experiment) {
+			if l.target.sentinel != nil {
+				l.must(l.target.sentinel.Tolerate(time.Minute)) // otherwise a long pause causes a failover
 			}
 		},
 		begin: do("CLIENT PAUSE 60000 WRITE"), end: do("CLIENT UNPAUSE"),
-		sees: unknown,
+		wantErrors: unknown,
 	},
 	{
-		id: "F4", name: "a way that holds everything",
-		way:   toxic,
-		begin: poison(`{"type": "timeout", "attributes": {"timeout": 0}}`), end: cure,
-		sees: unknown,
+		id: "F4", name: "a route that holds everything",
+		route: toxic,
+		begin: addToxic(`{"type": "timeout", "attributes": {"timeout": 0}}`), end: removeToxics,
+		wantErrors: unknown,
 	},
 	{
-		id: "F4", name: "a way that resets connections",
-		way:   toxic,
-		begin: poison(`{"type": "reset_peer", "attributes": {"timeout": 0}}`), end: cure,
-		sees: unknown,
+		id: "F4", name: "a route that resets connections",
+		route: toxic,
+		begin: addToxic(`{"type": "reset_peer", "attributes": {"timeout": 0}}`), end: removeToxics,
+		wantErrors: unknown,
 	},
 }
 
@@ -94,27 +94,27 @@ func ms(d time.Duration) string {
 	return strings.TrimSuffix(d.Truncate(time.Millisecond).String(), "ms")
 }
 
-// poison adds a toxic to the way.
-func poison(toxic string) func(*lab) {
-	return func(l *lab) {
+// addToxic adds a toxic to the route.
+func addToxic(toxic string) func(*experiment) {
+	return func(l *experiment) {
 		l.Helper()
-		if _, err := l.to.toxics.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
+		if _, err := l.target.toxics.Toxics.AddToxicJson(strings.NewReader(toxic)); err != nil {
 			l.Fatalf("%s: %v", toxic, err)
 		}
 	}
 }
 
-func cure(l *lab) { l.to.toxics.Toxics.ResetToxics(context.Background()) }
+func removeToxics(l *experiment) { l.target.toxics.Toxics.ResetToxics(context.Background()) }
 
-// answers tells whether the server answers at once.
-func (l *lab) answers() bool {
-	answered := make(chan bool, 1)
+// answers returns true if the server replies at once.
+func (l *experiment) answers() bool {
+	answeredBy := make(chan bool, 1)
 	go func() {
-		_, err := l.to.primary().Do("PING")
-		answered <- err == nil
+		_, err := l.target.primary().Do("PING")
+		answeredBy <- err == nil
 	}()
 	select {
-	case ok := <-answered:
+	case ok := <-answeredBy:
 		return ok
 	case <-time.After(50 * time.Millisecond):
 		return false

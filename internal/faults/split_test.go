@@ -16,63 +16,65 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// minority is the address from which the instance speaks that stays with the old primary.
+// minority is the source address of the instance that stays with the old primary.
 const minority = "127.0.9.1"
 
-// A primary is parted from the others, and the first instance with it: there are two primaries
-// until it notices. A Cluster's does, after its node timeout, since it sees no majority. A
-// Sentinel's does not, unless it wants replicas: then the new one, which has none either, does not
-// serve before the split is over.
-var splits = []row{
+// A primary and the first instance are cut off from the others: there are two primaries until the
+// old one notices. A Cluster's primary notices after its node timeout, since it sees no majority. A
+// Sentinel group's primary does not, unless it requires replicas. Then the new primary, which has
+// none either, does not serve before the split is over.
+var splits = []fault{
 	{
-		id: "F14", name: "two primaries", on: groups, parted: true, cycles: 1, rounds: inSoak,
+		id: "F14", name: "two primaries", on: groups, canPartition: true, cycles: 1, rounds: inSoak,
 		option: onBothSides,
-		begin:  split, lasts: servedOnBothSides, end: healed,
-		answered: byAnybody, may: inBetween,
-		forgets: 1, also: losesNoMoreThanMayBe, // the limit once more for the second primary
+		begin:  split, meanwhile: awaitBothSides, end: endSplit,
+		answeredBy: byAnySource, mayHaveErrors: duringTakeover,
+		dataLosses: 1, finally: losesOnlyUnreplicated, // the second primary may admit the limit once more
 	},
 	{
-		id: "F14", name: "two primaries that want replicas", on: []kind{sentinel}, parted: true, cycles: 1, rounds: inSoak,
-		option:  onBothSides,
-		prepare: func(l *lab) { l.onAll("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-max-lag 2") },
-		begin:   split, lasts: nobodyServes, end: healed,
-		sees: inBetween, partial: true,
-		forgets: 1, also: losesNoMoreThanMayBe,
+		id: "F14", name: "two primaries that require replicas", on: []kind{sentinel}, canPartition: true, cycles: 1, rounds: inSoak,
+		option: onBothSides,
+		prepare: func(l *experiment) {
+			l.onAll("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-max-lag 2")
+		},
+		begin: split, meanwhile: awaitNoPrimary, end: endSplit,
+		wantErrors: duringTakeover, isPartial: true,
+		dataLosses: 1, finally: losesOnlyUnreplicated,
 	},
 }
 
-// onBothSides has the first instance speak from the minority's side.
-func onBothSides(l *lab, instance int) rueidis.ClientOption {
-	option, err := redisstore.ParseURL(l.to.url)
-	l.check(err)
+// onBothSides puts the first instance on the minority's side.
+func onBothSides(l *experiment, instance int) rueidis.ClientOption {
+	option, err := redisstore.ParseURL(l.target.url)
+	l.must(err)
 	if instance > 0 {
 		return option
 	}
 	option.Dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(minority)}
-	if l.to.sentinel != nil {
-		l.group.way = &way0{to: option.InitAddress}
-		option.DialCtxFn = l.group.way.dial
+	if l.target.sentinel != nil {
+		l.group.route = &sentinelRoute{targets: option.InitAddress}
+		option.DialCtxFn = l.group.route.dial
 	}
 	return option
 }
 
-// A way0 is how the first instance reaches Sentinels, which stand behind no proxy.
-type way0 struct {
-	to []string
+// A sentinelRoute is how the first instance connects to Sentinels, which have no proxy.
+type sentinelRoute struct {
+	targets []string
 
-	mu    sync.Mutex
-	shut  bool
-	conns []net.Conn
+	mu        sync.Mutex
+	isBlocked bool
+	conns     []net.Conn
 }
 
-func (w *way0) dial(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
-	if !slices.Contains(w.to, address) {
+func (w *sentinelRoute) dial(ctx context.Context, address string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+	if !slices.Contains(w.targets, address) {
 		return dialer.DialContext(ctx, "tcp", address)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.shut {
-		return nil, errors.New("no way to the sentinel")
+	if w.isBlocked {
+		return nil, errors.New("the route to the Sentinel is cut")
 	}
 	conn, err := dialer.DialContext(ctx, "tcp", address)
 	if err == nil {
@@ -81,11 +83,11 @@ func (w *way0) dial(ctx context.Context, address string, dialer *net.Dialer, _ *
 	return conn, err
 }
 
-func (w *way0) set(shut bool) {
+func (w *sentinelRoute) set(isBlocked bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.shut = shut
-	if shut {
+	w.isBlocked = isBlocked
+	if isBlocked {
 		for _, c := range w.conns {
 			_ = c.Close()
 		}
@@ -93,68 +95,68 @@ func (w *way0) set(shut bool) {
 	}
 }
 
-// split parts the primary and the first instance from all others.
-func split(l *lab) {
-	g := l.fork()
-	if l.to.cluster != nil {
-		l.to.cluster.Part([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
+// split cuts off the primary and the first instance from all others.
+func split(l *experiment) {
+	g := l.startUnreplicated()
+	if l.target.cluster != nil {
+		l.target.cluster.Partition([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
 		return
 	}
-	g.way.set(true)
-	far := []string{"127.0.0.1", g.heir.Source}
-	for _, watcher := range l.to.sentinel.Sentinels {
+	g.route.set(true)
+	far := []string{"127.0.0.1", g.successor.Source}
+	for _, watcher := range l.target.sentinel.Sentinels {
 		far = append(far, watcher.Source)
 	}
-	l.to.sentinel.Proxy(g.victim).Part(far...)
+	l.target.sentinel.Proxy(g.victim).Block(far...)
 }
 
-// servedOnBothSides waits until the majority's clients have the second primary. Those of a
-// Sentinel's first one have not noticed.
-func servedOnBothSides(l *lab) {
-	takenOver(l)
+// awaitBothSides waits until the majority's clients use the second primary. On Sentinel the old
+// primary has not noticed.
+func awaitBothSides(l *experiment) {
+	awaitSuccessor(l)
 	l.load.begin(during)
 	from := 1
-	if l.to.sentinel != nil {
+	if l.target.sentinel != nil {
 		from = 0
 	}
-	l.await("the store decides on each side", func() bool {
+	l.await("the store to decide on each side", func() bool {
 		return l.every(func(i, p int) bool { return i < from || l.load.since(i, p, penstock.FromStore) >= enough })
 	})
 }
 
-// nobodyServes waits until neither primary grants anything.
-func nobodyServes(l *lab) {
-	takenOver(l)
-	l.await("the old primary misses its replica", func() bool {
+// awaitNoPrimary waits until neither primary grants anything.
+func awaitNoPrimary(l *experiment) {
+	awaitSuccessor(l)
+	l.await("the old primary to miss its replica", func() bool {
 		state, err := l.group.victim.Do("INFO", "replication")
 		return err == nil && strings.Contains(fmt.Sprint(state), "min_slaves_good_slaves:0")
 	})
-	l.asksFor(200) // so that all its answers have come
-	l.mayLose()
+	l.awaitRequests(200) // until all its replies have arrived
+	l.noteUnreplicated()
 	l.load.begin(during)
 }
 
-// healed ends the split. What the old primary has granted meanwhile is lost.
-func healed(l *lab) {
-	if l.to.cluster != nil {
-		l.to.cluster.Heal()
+// endSplit ends the split. The grants of the old primary in that time are lost.
+func endSplit(l *experiment) {
+	if l.target.cluster != nil {
+		l.target.cluster.Heal()
 	} else {
-		l.group.way.set(false)
-		l.to.sentinel.Proxy(l.group.victim).Part()
-		l.check(l.to.sentinel.Rejoin()) // by themselves, sentinels let 8 s pass before they demote it
+		l.group.route.set(false)
+		l.target.sentinel.Proxy(l.group.victim).Block()
+		l.must(l.target.sentinel.Rejoin()) // without this, Sentinels demote it only after 8 s
 	}
-	if l.row.answered == byAnybody {
-		l.mayLose()
+	if l.fault.answeredBy == byAnySource {
+		l.noteUnreplicated()
 	}
 }
 
-// onAll has all servers of the group run commands.
-func (l *lab) onAll(commands ...string) {
+// onAll runs commands on all servers of the group.
+func (l *experiment) onAll(commands ...string) {
 	l.Helper()
-	for _, s := range l.to.servers {
+	for _, s := range l.target.servers {
 		for _, c := range commands {
 			_, err := s.Do(strings.Fields(c)...)
-			l.check(err)
+			l.must(err)
 		}
 	}
 }

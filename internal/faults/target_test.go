@@ -9,7 +9,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// A kind of target.
+// A kind is a kind of target.
 type kind string
 
 const (
@@ -18,38 +18,38 @@ const (
 	cluster  kind = "cluster"
 )
 
-// A way is what stands between the instances and a single server.
-type way int
+// A route is what is between the instances and a single server.
+type route int
 
 const (
-	straight way = iota
-	toxic        // a toxiproxy, which delays, holds and cuts
-	lossy        // a redistest.Proxy, which has commands executed and loses the answers
+	straight route = iota
+	toxic          // a toxiproxy, which delays, holds and cuts connections
+	lossy          // a redistest.Proxy, which forwards commands and loses the replies
 )
 
-// A target is where the counters are.
+// A target is where the counters are stored.
 type target struct {
 	kind    kind
-	servers []*redistest.Server // that keep counters: the primaries first, as long as nothing failed over
-	url     string              // by which the instances reach it
-	direct  string              // by which the judge does, past any proxy
-	shards  int                 // in how many parts it is, each with a breaker of its own
+	servers []*redistest.Server // with counters; primaries first, until a failover
+	url     string              // for the instances
+	direct  string              // for the checks, without a proxy
+	shards  int                 // number of nodes with their own breaker
 
-	toxics   *toxiproxy.Proxy    // of way toxic
-	lossy    *redistest.Proxy    // of way lossy
-	clock    *redistest.Clock    // of a clocked server
-	sentinel *redistest.Sentinel // of kind sentinel
-	cluster  *redistest.Cluster  // of kind cluster
-	proxies  []*redistest.Proxy  // before the nodes of a cluster that can be parted
+	toxics   *toxiproxy.Proxy         // of way toxic
+	lossy    *redistest.Proxy         // of way lossy
+	clock    *redistest.Clock         // of a server with hasClock
+	sentinel *redistest.SentinelGroup // of kind sentinel
+	cluster  *redistest.Cluster       // of kind cluster
+	proxies  []*redistest.Proxy       // in front of the nodes of a Cluster whose network can be cut
 }
 
 // start starts the target of a row.
-func start(t *testing.T, k kind, r *row) *target {
+func start(t *testing.T, k kind, r *fault) *target {
 	t.Helper()
 	switch k {
 	case sentinel:
 		begin := redistest.StartSentinel
-		if r.parted {
+		if r.canPartition {
 			begin = redistest.StartProxiedSentinel
 		}
 		s := begin(t)
@@ -57,7 +57,7 @@ func start(t *testing.T, k kind, r *row) *target {
 		return &target{kind: k, servers: []*redistest.Server{s.Primary, s.Replica}, url: url, direct: url, shards: 1, sentinel: s}
 	case cluster:
 		to := &target{kind: k, shards: 3}
-		if r.parted {
+		if r.canPartition {
 			to.cluster, to.proxies = redistest.StartProxiedCluster(t)
 		} else {
 			to.cluster = redistest.StartCluster(t)
@@ -68,13 +68,13 @@ func start(t *testing.T, k kind, r *row) *target {
 	}
 	to := &target{kind: k, shards: 1}
 	var s *redistest.Server
-	if r.clocked {
+	if r.hasClock {
 		s, to.clock = redistest.StartClocked(t, r.args...)
 	} else {
 		s = redistest.Start(t, r.args...)
 	}
 	to.servers, to.url, to.direct = []*redistest.Server{s}, "redis://"+s.Addr, s.URL()
-	switch r.way {
+	switch r.route {
 	case toxic:
 		to.toxics = startToxics(t, s.Addr)
 		to.url = "redis://" + to.toxics.Listen
@@ -90,8 +90,8 @@ func start(t *testing.T, k kind, r *row) *target {
 	return to
 }
 
-// primary is the server that the fault befalls.
-func (to *target) primary() *redistest.Server { return to.servers[0] }
+// primary is the server that has the fault.
+func (t *target) primary() *redistest.Server { return t.servers[0] }
 
 func startToxics(t *testing.T, upstream string) *toxiproxy.Proxy {
 	t.Helper()

@@ -12,52 +12,52 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// The server's clock steps. By minutes: beyond the stall, and too short to refill a unit of the
-// policies.
-var timed = []row{
+// The server's clock jumps. Jumps by minutes are longer than the stall, and too short to refill a
+// unit of the policies.
+var timed = []fault{
 	{
 		id: "F19", name: "clock back a little",
-		clocked: true, deadline: patient,
+		hasClock: true, deadline: patient,
 		begin: step(-2 * time.Second), end: step(0),
-		answered: byStore, also: withoutError,
+		answeredBy: byStore, finally: withoutError,
 	},
 	{
 		id: "F19", name: "clock back by minutes",
-		clocked: true, deadline: patient,
+		hasClock: true, deadline: patient,
 		begin: step(-2 * time.Minute), end: step(0),
-		answered: byStore, also: withoutError,
+		answeredBy: byStore, finally: withoutError,
 	},
 	{
 		id: "F20", name: "clock forward by minutes",
-		clocked: true, deadline: patient,
+		hasClock: true, deadline: patient,
 		begin: step(2 * time.Minute), end: step(0),
-		answered: byStore, also: withoutError,
+		answeredBy: byStore, finally: withoutError,
 	},
 	{
 		id: "F20", name: "clock forward by days",
-		clocked: true, deadline: patient,
+		hasClock: true, deadline: patient,
 		begin: step(50 * time.Hour), end: step(0),
-		answered: byStore, also: withoutError,
-		forgets: 1, // all has been refilled
+		answeredBy: byStore, finally: withoutError,
+		dataLosses: 1, // everything has refilled
 	},
 }
 
-// step has the server's clock go so much ahead.
-func step(ahead time.Duration) func(*lab) {
-	return func(l *lab) {
+// step sets the server's clock ahead.
+func step(ahead time.Duration) func(*experiment) {
+	return func(l *experiment) {
 		l.Helper()
-		if err := l.to.clock.Set(ahead); err != nil {
+		if err := l.target.clock.Set(ahead); err != nil {
 			l.Fatal(err)
 		}
 	}
 }
 
-// F19 and F20: however the server's clock goes, a bucket admits what it allows in true time, and
-// once more its burst for each step forward; and whatever the step, it goes on after a while.
-func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
+// F19 and F20: a bucket admits what it allows in true time, plus its burst for each jump forward.
+// After any jump, it admits units again after a while.
+func TestBucketStaysWithinItsBoundWhenTheClockJumps(t *testing.T) {
 	t.Parallel()
 	const rate, burst = 100, 20
-	limit, err := penstock.Limit{Name: "paced", Count: rate, Period: time.Second, Burst: burst}.Ready()
+	limit, err := penstock.Limit{Name: "paced", Count: rate, Period: time.Second, Burst: burst}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,15 +68,15 @@ func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
 	began := time.Now()
 	var spies []*spy
 	for range instances {
-		g, s, shut, err := openLeasing(server.URL())
+		g, s, isBlocked, err := openLeasing(server.URL())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer shut()
+		defer isBlocked()
 		spies = append(spies, s)
 		all.Go(func() {
 			for ctx.Err() == nil {
-				d, err := g.Decide(context.Background(), []penstock.Charge{{Key: "k", Limit: limit, Cost: 1}})
+				d, err := g.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}})
 				if err != nil {
 					t.Error(err)
 					return
@@ -99,21 +99,21 @@ func TestBucketHoldsHoweverTheClockSteps(t *testing.T) {
 				forward++
 			}
 			had := granted.Load()
-			eventually(t, func() bool { return granted.Load() >= had+2*burst }, fmt.Sprint("nothing is admitted with the clock at ", to))
+			eventually(t, func() bool { return granted.Load() >= had+2*burst }, fmt.Sprint("units are admitted with the clock at ", to))
 		}
 	}
 	cancel()
 	all.Wait()
 	for _, s := range spies {
 		for class, texts := range s.texts {
-			if class != penstock.ReasonUnknown.String() && class != penstock.ReasonUnreachable.String() { // which a slow machine may see
-				t.Errorf("errors of class %s: %v", class, texts)
+			if class != penstock.ReasonUnknown.String() && class != penstock.ReasonUnreachable.String() { // a slow machine may see these
+				t.Errorf("errors with reason %s: %v", class, texts)
 			}
 		}
 	}
-	bound := burst + int64(rate*time.Since(began).Seconds()) + forward*burst + burst/4/children*instances // the last is leased
+	bound := burst + int64(rate*time.Since(began).Seconds()) + forward*burst + burst/4/children*instances // the last part is leased
 	if got := granted.Load(); got > bound {
 		t.Errorf("%d units were admitted; the bound is %d", got, bound)
 	}
-	t.Logf("counted: %d steps of a server's clock (%d of at most %d units admitted)", times(1, 20)*len(steps), granted.Load(), bound)
+	t.Logf("counted: %d jumps of a server's clock (%d of at most %d units admitted)", times(1, 20)*len(steps), granted.Load(), bound)
 }

@@ -1,4 +1,4 @@
-// Package lazy is how a guard tells a store about a deadline that has no timer.
+// Package lazy lets a guard tell a store about a deadline that has no timer.
 package lazy
 
 import (
@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// A Context has a deadline, but makes a timer for it only when somebody calls Done. A store that
-// waits in a cheaper way calls Lazy instead. Behind a decorator that wraps the context, a store
-// finds no Context, and calls Done: that costs a timer, and changes nothing else.
+// A Context has a deadline, but makes a timer for it only when Done is called. A store that waits
+// in a cheaper way calls Lazy instead. If a decorator wraps the context, the store sees no Context
+// and calls Done; that only costs a timer.
 type Context interface {
 	context.Context
 
-	// Lazy returns what Done waits for: another channel, and the deadline. The deadline may be
-	// extended: when it has come, call Lazy again.
+	// Lazy returns another channel that Done waits for, and the deadline. The deadline may be
+	// extended: when it is reached, call Lazy again.
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }

@@ -1,4 +1,4 @@
-// Package panicked keeps a panic of a user's code from ending the process, in goroutines that the
+// Package panicked stops a panic in the user's code from ending the process, in goroutines that the
 // user has not started.
 package panicked
 
@@ -11,16 +11,16 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Recover is to be deferred. It ends a panic, and logs it with its stack as net/http does for
-// handlers. Doing says what was being done.
+// Recover must be deferred. It recovers from a panic, and logs it with its stack like net/http does
+// for handlers. doing names the operation.
 func Recover(doing string) {
 	if value := recover(); value != nil {
 		report(doing, value)
 	}
 }
 
-// Decide is store.Decide, and makes of a panic an error that wraps penstock.ErrUnavailable. It logs
-// as Recover does.
+// Decide is store.Decide. It turns a panic into an error that wraps penstock.ErrUnavailable, and
+// logs it like Recover.
 func Decide(ctx context.Context, store penstock.Store, charges []penstock.Charge) (d penstock.Decision, err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -33,4 +33,25 @@ func Decide(ctx context.Context, store penstock.Store, charges []penstock.Charge
 
 func report(doing string, value any) {
 	log.Printf("penstock: panic while %s: %v\n%s", doing, value, debug.Stack())
+}
+
+// An Error is a panic while external data was read: a bug in this module or in one that it uses.
+type Error struct {
+	Doing string // the operation, such as "load rules.yaml"
+	Value any    // argument of panic
+	Stack []byte // of the goroutine that panicked, as runtime/debug.Stack writes it
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s: panic: %v; this is a bug in Penstock: please report it with the file and the stack", e.Doing, e.Value)
+}
+
+// Try calls read, and returns an *Error if it panics.
+func Try[T any](doing string, read func() (T, error)) (result T, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			err = &Error{Doing: doing, Value: value, Stack: debug.Stack()}
+		}
+	}()
+	return read()
 }

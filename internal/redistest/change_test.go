@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// ask runs a command as a client does that follows redirections.
-func ask(t *testing.T, addr string, args ...string) string {
+// follow runs a command like a client that follows redirections.
+func follow(t *testing.T, addr string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(CLI(), append([]string{"-c", "-p", portOf(addr)}, args...)...).CombinedOutput()
 	if err != nil {
@@ -27,7 +27,7 @@ func caughtUp(t *testing.T, replica, primary *Server) {
 	}
 }
 
-func TestSlotsMoveWithTheirKeysWhileClientsGoOn(t *testing.T) {
+func TestSlotsMoveWithTheirKeysUnderLoad(t *testing.T) {
 	t.Parallel()
 	t.Run("plain", func(t *testing.T) { t.Parallel(); moveSlots(t, StartCluster(t)) })
 	t.Run("proxied", func(t *testing.T) { t.Parallel(); c, _ := StartProxiedCluster(t); moveSlots(t, c) })
@@ -54,12 +54,12 @@ func moveSlots(t *testing.T, c *Cluster) {
 		}
 		halves++
 		n++
-		if got := ask(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
-			t.Errorf("INCR on the move, call %d: %s", halves, got)
+		if got := follow(t, c.Addrs()[1], "INCR", key); got != fmt.Sprint(n) {
+			t.Errorf("INCR during the move, call %d: %s", halves, got)
 		}
 	})
 	if err != nil || halves != 2 {
-		t.Errorf("moved with %d calls on the way, %v", halves, err)
+		t.Errorf("moved with %d calls during the move, %v", halves, err)
 	}
 	if c.Owner(slot) != added || c.Owner(slot+1) != added || c.Owner(slot+2) == added {
 		t.Errorf("slots belong to %v and %v", c.Owner(slot), c.Owner(slot+1))
@@ -70,7 +70,7 @@ func moveSlots(t *testing.T, c *Cluster) {
 	}
 }
 
-func TestReplicaIsPromotedByHandAndByDeath(t *testing.T) {
+func TestReplicaIsPromotedManuallyAndByFailover(t *testing.T) {
 	t.Parallel()
 	c := StartCluster(t)
 	old := c.Nodes[0]
@@ -85,13 +85,13 @@ func TestReplicaIsPromotedByHandAndByDeath(t *testing.T) {
 	}
 	want(t, replica, "1", "GET", key)
 	if c.Owner(slot) != replica || c.Replica(replica) != old {
-		t.Error("the roles were not exchanged")
+		t.Error("the roles were not swapped")
 	}
 	if err := await(readyLimit, old.inSync); err != nil {
 		t.Fatal(err)
 	}
 	replica.Kill()
-	if err := old.Promoted(); err != nil {
+	if err := old.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
 	want(t, old, "1", "GET", key)
@@ -101,7 +101,8 @@ func TestReplicaIsPromotedByHandAndByDeath(t *testing.T) {
 	}
 }
 
-// What the replica has not heard of when its primary dies is lost, though it was acknowledged.
+// Writes that have not reached the replica when its primary ends are lost, although they were
+// acknowledged.
 func TestPartedReplicaLosesAcknowledgedWrites(t *testing.T) {
 	t.Parallel()
 	c, proxies := StartProxiedCluster(t)
@@ -109,13 +110,13 @@ func TestPartedReplicaLosesAcknowledgedWrites(t *testing.T) {
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
 	caughtUp(t, replica, old)
-	proxies[0].Part(replica.Source)
+	proxies[0].Block(replica.Source)
 	want(t, old, int64(2), "INCR", key)
 	old.Kill()
-	if err := replica.Promoted(); err != nil {
+	if err := replica.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
-	proxies[0].Part()
+	proxies[0].Block()
 	want(t, replica, "1", "GET", key)
 }
 
@@ -126,19 +127,19 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	key := setOwnKey(t, old)
 	replica := c.Replica(old)
 	caughtUp(t, replica, old)
-	c.Part([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
+	c.Partition([]*Server{old}, []string{"127.0.9.1"}, []string{"127.0.0.1"})
 	want(t, old, int64(2), "INCR", key)
 	if _, err := call("tcp", proxies[0].Addr(), 50*time.Millisecond, "PING"); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("from the far side: %v", err)
+		t.Errorf("from the other side: %v", err)
 	}
 	through(t, proxies[1], "PONG", "PING")
-	if err := replica.Promoted(); err != nil {
+	if err := replica.AwaitPromotion(); err != nil {
 		t.Fatal(err)
 	}
 	want(t, replica, int64(2), "INCR", key)
 	err := await(readyLimit, func() error {
 		if _, err := old.Do("INCR", key); err == nil || !strings.HasPrefix(err.Error(), "CLUSTERDOWN") {
-			return fmt.Errorf("the minority answers %v", err)
+			return fmt.Errorf("the minority replies %v", err)
 		}
 		return nil
 	})
@@ -152,15 +153,15 @@ func TestMinorityKeepsServingUntilItNotices(t *testing.T) {
 	want(t, replica, "2", "GET", key)
 }
 
-func TestSentinelsExchangePrimaryAndReplica(t *testing.T) {
+func TestSentinelsSwapPrimaryAndReplica(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name   string
-		start  func(testing.TB) *Sentinel
-		change func(*Sentinel) error
+		start  func(testing.TB) *SentinelGroup
+		change func(*SentinelGroup) error
 	}{
-		{"by hand", StartProxiedSentinel, (*Sentinel).Failover},
-		{"by death", StartSentinel, func(s *Sentinel) error { s.Primary.Kill(); return s.Follow() }},
+		{"manual failover", StartProxiedSentinel, (*SentinelGroup).Failover},
+		{"primary killed", StartSentinel, func(s *SentinelGroup) error { s.Primary.Kill(); return s.AwaitFailover() }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
@@ -172,14 +173,14 @@ func TestSentinelsExchangePrimaryAndReplica(t *testing.T) {
 				t.Fatal(err)
 			}
 			if s.Replica != first || s.Primary == first {
-				t.Fatal("nothing was exchanged")
+				t.Fatal("the roles were not swapped")
 			}
 			want(t, s.Primary, "v", "GET", "k")
 		})
 	}
 }
 
-func TestPartedPrimaryIsReplacedAndGoesOn(t *testing.T) {
+func TestPartedPrimaryIsReplacedAndStillServes(t *testing.T) {
 	t.Parallel()
 	s := StartProxiedSentinel(t)
 	old := s.Primary
@@ -189,8 +190,8 @@ func TestPartedPrimaryIsReplacedAndGoesOn(t *testing.T) {
 	for _, watcher := range s.Sentinels {
 		cut = append(cut, watcher.Source)
 	}
-	s.Proxy(old).Part(cut...)
-	if err := s.Follow(); err != nil {
+	s.Proxy(old).Block(cut...)
+	if err := s.AwaitFailover(); err != nil {
 		t.Fatal(err)
 	}
 	through(t, s.Proxy(old), int64(2), "INCR", "n")
@@ -206,7 +207,7 @@ func TestSentinelsNameAnotherAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, watcher := range s.Sentinels {
-		if err := watcher.names(p.Addr()); err != nil {
+		if err := watcher.checkNamed(p.Addr()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -14,10 +14,10 @@ import (
 //go:embed clock/shim.c
 var clockShim []byte
 
-// A Clock is what a server takes for the time of day. Its monotonic clock is nobody's to change.
+// A Clock is the wall clock of a server. Its monotonic clock cannot be changed.
 type Clock struct{ file string }
 
-// LaunchClocked is Launch of a server whose clock can be set. It needs gcc, and Linux.
+// LaunchClocked is Launch of a server whose clock can be set. It needs Linux and gcc.
 func LaunchClocked(args ...string) (*Server, *Clock, error) {
 	var c Clock
 	s, err := launchEnv(func(dir string, port int) ([]string, []string, error) {
@@ -44,9 +44,9 @@ func StartClocked(t testing.TB, args ...string) (*Server, *Clock) {
 	return started(t, s, err), c
 }
 
-// Set has the server's clock go so much before the system's, or behind it, at once.
+// Set sets the server's clock ahead of the system's, or behind it if ahead is negative, at once.
 func (c *Clock) Set(ahead time.Duration) error {
-	f, err := os.OpenFile(c.file, os.O_CREATE|os.O_WRONLY, 0o600) // written in place: the server has mapped it
+	f, err := os.OpenFile(c.file, os.O_CREATE|os.O_WRONLY, 0o600) // written in place, because the server has mapped it
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestClockOfAServerStepsAtOnce(t *testing.T) {
+func TestClockOfAServerJumpsAtOnce(t *testing.T) {
 	t.Parallel()
 	s, clock := StartClocked(t)
 	want(t, s, "OK", "SET", "k", "v", "EX", "60")

@@ -11,14 +11,14 @@ const primaries = 3 // each with one replica
 
 // A Cluster is three primaries, each with a replica, that share the slots.
 type Cluster struct {
-	Nodes []*Server // primaries first, as long as nothing failed over
+	Nodes []*Server // primaries first, until a failover
 
-	proxies []*Proxy // one before each node, or none
-	buses   []*Proxy // likewise, before the port on which nodes talk to each other
+	proxies []*Proxy // one for each node, or none
+	buses   []*Proxy // likewise, for the port of the cluster bus
 }
 
-// LaunchCluster returns when every node sees all slots served and every
-// replica is in sync, so that a failover may follow at once.
+// LaunchCluster starts a Cluster. It returns when every node sees all slots served and every
+// replica is in sync, so that a failover is possible at once.
 func LaunchCluster() (*Cluster, error) {
 	c := new(Cluster)
 	for range 2 * primaries {
@@ -32,13 +32,13 @@ func LaunchCluster() (*Cluster, error) {
 	return c.joined()
 }
 
-// LaunchProxiedCluster is LaunchCluster with a [Proxy] before each node, in the
-// order of Nodes. Nodes announce their proxy's port, so clients that follow
-// CLUSTER SLOTS or MOVED stay behind the proxies. So does replication: without
-// [Proxy.Only] a fault hits it as well. Close closes the proxies too.
+// LaunchProxiedCluster is LaunchCluster with a [Proxy] for each node, in the order of Nodes. Nodes
+// announce the port of their proxy, so clients that follow CLUSTER SLOTS or MOVED use the proxies.
+// Replication uses them too: without [Proxy.Only] a fault also affects it. Close closes the
+// proxies.
 //
-// Each node reaches the others from an address of its own, [Server.Source], so
-// that [Cluster.Part] can part it from them.
+// Each node connects to the others from its own source address, [Server.Source], so that
+// [Cluster.Partition] can cut it off.
 func LaunchProxiedCluster() (*Cluster, []*Proxy, error) {
 	c := new(Cluster)
 	for range 2 * primaries {
@@ -68,8 +68,8 @@ func StartProxiedCluster(t testing.TB) (*Cluster, []*Proxy) {
 	return started(t, c, err), proxies
 }
 
-// Addrs are the addresses for clients: of the proxies if there are any, else
-// of the nodes.
+// Addrs returns the addresses for clients: those of the proxies if there are any, else those of the
+// nodes.
 func (c *Cluster) Addrs() []string {
 	var addrs []string
 	for _, p := range c.proxies {
@@ -84,11 +84,11 @@ func (c *Cluster) Addrs() []string {
 	return addrs
 }
 
-// Primaries are the nodes that now answer as primaries.
+// Primaries returns the nodes that are primaries now.
 func (c *Cluster) Primaries() []*Server {
 	var found []*Server
 	for _, n := range c.Nodes {
-		reply, _ := n.Do("ROLE") // a node that is down is no primary
+		reply, _ := n.Do("ROLE") // a node that is down is not a primary
 		if role, ok := reply.([]any); ok && role[0] == "master" {
 			found = append(found, n)
 		}
@@ -107,7 +107,7 @@ func (c *Cluster) Close() {
 }
 
 func (c *Cluster) addProxied() error {
-	p, err := NewProxy("tcp", "") // its port must be known before the node starts
+	p, err := NewProxy("tcp", "") // the node needs its port to start
 	if err != nil {
 		return err
 	}
@@ -127,13 +127,13 @@ func (c *Cluster) addProxied() error {
 		return err
 	}
 	s.Source = source
-	p.stand("tcp", s.Addr)
-	bus.stand("tcp", net.JoinHostPort("127.0.0.1", option(s.args, "--cluster-port")))
+	p.redirect("tcp", s.Addr)
+	bus.redirect("tcp", net.JoinHostPort("127.0.0.1", option(s.args, "--cluster-port")))
 	c.Nodes = append(c.Nodes, s)
 	return nil
 }
 
-// bus is the port on which the others reach node i.
+// bus is the port of node i for other nodes.
 func (c *Cluster) bus(i int) string {
 	if c.buses != nil {
 		return portOf(c.buses[i].Addr())
@@ -141,9 +141,9 @@ func (c *Cluster) bus(i int) string {
 	return option(c.Nodes[i].args, "--cluster-port")
 }
 
-// joined makes one cluster of the nodes, or closes them.
+// joined forms a cluster of the nodes, or closes them.
 func (c *Cluster) joined() (*Cluster, error) {
-	for _, step := range []func() error{c.share, c.meet, c.follow, c.settle} {
+	for _, step := range []func() error{c.assignSlots, c.meet, c.follow, c.settle} {
 		if err := step(); err != nil {
 			c.Close()
 			return nil, fmt.Errorf("redistest: form a cluster: %w", err)
@@ -152,8 +152,8 @@ func (c *Cluster) joined() (*Cluster, error) {
 	return c, nil
 }
 
-// share deals out the slots. Different epochs spare the nodes an election.
-func (c *Cluster) share() error {
+// assignSlots assigns the slots. Different epochs avoid an election between the nodes.
+func (c *Cluster) assignSlots() error {
 	const slots = 16384
 	for i, n := range c.Nodes {
 		if _, err := n.Do("CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1)); err != nil {
@@ -170,7 +170,7 @@ func (c *Cluster) share() error {
 	return nil
 }
 
-// meet introduces every pair: gossip alone would need seconds.
+// meet introduces every pair of nodes: gossip alone takes seconds.
 func (c *Cluster) meet() error {
 	addrs := c.Addrs()
 	for i, n := range c.Nodes {
@@ -184,7 +184,7 @@ func (c *Cluster) meet() error {
 	return nil
 }
 
-// follow gives each primary its replica, as soon as the replica knows it.
+// follow gives each primary its replica, as soon as the replica knows the primary.
 func (c *Cluster) follow() error {
 	for i, primary := range c.Nodes[:primaries] {
 		id, err := primary.Do("CLUSTER", "MYID")
@@ -212,8 +212,8 @@ func (c *Cluster) settle() error {
 	return nil
 }
 
-// clusterReady is nil once the node knows who serves what and, if it is a
-// replica, follows its primary.
+// clusterReady returns nil when the node knows the owner of each slot and, if it is a replica,
+// follows its primary.
 func (s *Server) clusterReady(replica bool) error {
 	state, err := s.Do("CLUSTER", "INFO")
 	if err != nil {
@@ -241,7 +241,7 @@ func (s *Server) clusterReady(replica bool) error {
 	return nil
 }
 
-// inSync is nil once a replica follows its primary's writes.
+// inSync returns nil when a replica receives its primary's writes.
 func (s *Server) inSync() error {
 	fields, err := s.info("replication")
 	if err != nil {
@@ -254,15 +254,15 @@ func (s *Server) inSync() error {
 }
 
 func clusterNode(dir string, port int) ([]string, error) {
-	bus, err := freePort() // the default, port+10000, may not exist
+	bus, err := freePort() // the default, port+10000, may be above 65535
 	if err != nil {
 		return nil, err
 	}
 	return append(defaults(dir, port),
 		"--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
 		"--cluster-port", strconv.Itoa(bus),
-		// CLUSTER SLOTS leaves a replica out until its primary has sent it a
-		// byte: the first ping, by default after 10 s.
+		// CLUSTER SLOTS omits a replica until its primary has sent it a byte: the first ping, by
+		// default after 10 s.
 		"--repl-ping-replica-period", "1"), nil
 }
 

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Promote makes a replica the primary of its slots while both are well, and
-// returns when both say so.
+// Promote makes a replica the primary of its slots while both are up. It returns when both have
+// their new roles.
 func (c *Cluster) Promote(replica *Server) error {
 	me, err := replica.myself()
 	if err != nil {
@@ -28,11 +28,11 @@ func (c *Cluster) Promote(replica *Server) error {
 		}
 		return n.await("slave")
 	}
-	return fmt.Errorf("redistest: the primary of %s is none of the nodes", replica.Addr)
+	return fmt.Errorf("redistest: no node is the primary of %s", replica.Addr)
 }
 
-// Promoted returns when the node has become a primary.
-func (s *Server) Promoted() error { return s.await("master") }
+// AwaitPromotion returns when the node has become a primary.
+func (s *Server) AwaitPromotion() error { return s.await("master") }
 
 // await returns when the server has this role.
 func (s *Server) await(role string) error {
@@ -49,17 +49,16 @@ func (s *Server) await(role string) error {
 	return nil
 }
 
-// CatchUp returns when the replica has heard all that the primary has done
-// until now.
+// CatchUp returns when the replica has received all writes of the primary so far.
 func (s *Server) CatchUp(primary *Server) error {
 	now, err := primary.offset("master_repl_offset")
 	if err != nil {
 		return err
 	}
 	err = await(readyLimit, func() error {
-		heard, err := s.offset("slave_repl_offset")
-		if err == nil && heard < now {
-			err = fmt.Errorf("the replica is at %d, its primary was at %d", heard, now)
+		replicated, err := s.offset("slave_repl_offset")
+		if err == nil && replicated < now {
+			err = fmt.Errorf("the replica is at %d, its primary was at %d", replicated, now)
 		}
 		return err
 	})
@@ -77,31 +76,30 @@ func (s *Server) offset(name string) (int64, error) {
 	return strconv.ParseInt(fields[name], 10, 64)
 }
 
-// Failover has the sentinels make the replica primary while both are well. It
-// returns when they all name the new one; Primary and Replica are then
-// exchanged.
-func (s *Sentinel) Failover() error {
+// Failover makes the Sentinels promote the replica while both are up. It returns when all Sentinels
+// name the new primary. Primary and Replica are then swapped.
+func (s *SentinelGroup) Failover() error {
 	err := await(readyLimit, func() error {
 		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", MasterName)
 		if err != nil && strings.HasPrefix(err.Error(), "NOGOODSLAVE") || err == nil {
 			return err
 		}
-		return giveUp{err}
+		return permanentError{err}
 	})
 	if err != nil {
 		return err
 	}
-	return s.Follow()
+	return s.AwaitFailover()
 }
 
-// Follow returns when all sentinels name the replica as primary and it has
-// become one, whatever made it so. Primary and Replica are then exchanged.
-func (s *Sentinel) Follow() error {
-	if err := s.Replica.Promoted(); err != nil {
+// AwaitFailover waits until the replica is the primary and all Sentinels report it. Primary and
+// Replica are then swapped.
+func (s *SentinelGroup) AwaitFailover() error {
+	if err := s.Replica.AwaitPromotion(); err != nil {
 		return err
 	}
 	for _, watcher := range s.Sentinels {
-		err := await(readyLimit, func() error { return watcher.names(s.addrOf(s.Replica)) })
+		err := await(readyLimit, func() error { return watcher.checkNamed(s.addrOf(s.Replica)) })
 		if err != nil {
 			return watcher.explain(err)
 		}
@@ -110,21 +108,21 @@ func (s *Sentinel) Follow() error {
 	return nil
 }
 
-// names is nil once a sentinel answers with this address for the primary's.
-func (s *Server) names(addr string) error {
+// checkNamed returns nil if this Sentinel reports addr as the primary's address.
+func (s *Server) checkNamed(addr string) error {
 	reply, err := s.Do("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MasterName)
 	if err != nil {
 		return err
 	}
 	if list, ok := reply.([]any); !ok || fmt.Sprint(list[1]) != portOf(addr) {
-		return fmt.Errorf("the sentinel names %v, not %s", reply, addr)
+		return fmt.Errorf("the Sentinel reports %v, not %s", reply, addr)
 	}
 	return nil
 }
 
-// Announce has all sentinels watch the primary at another address, as after a
-// move of its endpoint: no failover is told of.
-func (s *Sentinel) Announce(addr string) error {
+// Announce makes all Sentinels watch the primary at another address, as after a move of its
+// endpoint. No failover is announced.
+func (s *SentinelGroup) Announce(addr string) error {
 	for _, watcher := range s.Sentinels {
 		_, err1 := watcher.Do("SENTINEL", "REMOVE", MasterName)
 		_, err2 := watcher.Do("SENTINEL", "MONITOR", MasterName, "127.0.0.1", portOf(addr), "2")
@@ -140,10 +138,10 @@ func (s *Sentinel) Announce(addr string) error {
 	return nil
 }
 
-// Tolerate has all sentinels take the primary for dead only after so long a
-// silence. One whose writes are paused is silent to them: what they publish
-// waits, and their pings behind it.
-func (s *Sentinel) Tolerate(silence time.Duration) error {
+// Tolerate sets down-after-milliseconds in all Sentinels. Use it before CLIENT PAUSE WRITE: that
+// delays the PUBLISH of the Sentinels and the PINGs behind it, so they would report the primary as
+// down.
+func (s *SentinelGroup) Tolerate(silence time.Duration) error {
 	for _, watcher := range s.Sentinels {
 		if _, err := watcher.Do("SENTINEL", "SET", MasterName, "down-after-milliseconds", fmt.Sprint(silence.Milliseconds())); err != nil {
 			return err
@@ -152,9 +150,9 @@ func (s *Sentinel) Tolerate(silence time.Duration) error {
 	return nil
 }
 
-// Rejoin has the old primary follow the new one, started again if it is down,
-// and returns when the sentinels see both well.
-func (s *Sentinel) Rejoin() error {
+// Rejoin makes the old primary a replica of the new one, and restarts it if it is down. It returns
+// when the Sentinels report both as healthy.
+func (s *SentinelGroup) Rejoin() error {
 	if err := s.Replica.revive(); err != nil {
 		return err
 	}
@@ -165,16 +163,16 @@ func (s *Sentinel) Rejoin() error {
 		return s.Replica.explain(err)
 	}
 	for _, watcher := range s.Sentinels {
-		if err := await(readyLimit, watcher.watches); err != nil {
+		if err := await(readyLimit, watcher.checkReady); err != nil {
 			return watcher.explain(err)
 		}
 	}
 	return nil
 }
 
-// Demote exchanges Primary and Replica behind the sentinels' backs and tells
-// them afterwards where the primary is. Clients of the old one stay connected.
-func (s *Sentinel) Demote() error {
+// Demote swaps Primary and Replica without a Sentinel failover. Then it tells the Sentinels the new
+// address. Clients of the old primary stay connected.
+func (s *SentinelGroup) Demote() error {
 	if _, err := s.Replica.Do("REPLICAOF", "NO", "ONE"); err != nil {
 		return err
 	}
@@ -185,8 +183,8 @@ func (s *Sentinel) Demote() error {
 	return s.Announce(s.addrOf(s.Primary))
 }
 
-// Whole returns when all nodes see all slots served.
-func (c *Cluster) Whole() error {
+// AwaitAllSlots returns when all nodes see all slots served.
+func (c *Cluster) AwaitAllSlots() error {
 	for _, n := range c.Nodes {
 		err := await(readyLimit, func() error {
 			state, err := n.Do("CLUSTER", "INFO")
@@ -202,7 +200,7 @@ func (c *Cluster) Whole() error {
 	return nil
 }
 
-// revive restarts a server that is down.
+// revive restarts a server if it is down.
 func (s *Server) revive() error {
 	if _, done := s.process(); !isClosed(done) {
 		return nil
@@ -210,10 +208,9 @@ func (s *Server) revive() error {
 	return s.Restart()
 }
 
-// Readdress has the primary answer at another address and no longer at the one
-// before, and tells the sentinels: no failover is announced. The group must be
-// proxied.
-func (s *Sentinel) Readdress() error {
+// Readdress makes the primary listen at another address instead of its own, and tells the
+// Sentinels: no failover is announced. The group must be proxied.
+func (s *SentinelGroup) Readdress() error {
 	p, err := NewProxy("tcp", s.Primary.Addr)
 	if err != nil {
 		return err
@@ -228,8 +225,8 @@ func (s *Sentinel) Readdress() error {
 	return err
 }
 
-// Readdress has a node answer at another address and no longer at the one
-// before, once all others know. The cluster must be proxied.
+// Readdress makes a node listen at another address instead of its own. It returns when all others
+// know. The cluster must be proxied.
 func (c *Cluster) Readdress(n *Server) error {
 	p, err := NewProxy("tcp", n.Addr)
 	if err != nil {

@@ -5,38 +5,38 @@ import (
 	"slices"
 )
 
-// A partition needs no rights and no network of its own: every server of a
-// proxied group, and every client that wants to be told apart, speaks from
-// another loopback address, by which the proxies know it.
+// A partition needs no rights and no network namespace. Every server of a proxied group, and every
+// client that must be distinguished, has its own loopback source address, which the proxies
+// recognize.
 
-// sourceOf is the address from which the server of this number speaks.
+// sourceOf is the source address of the server with this number.
 func sourceOf(number int) string { return fmt.Sprintf("127.0.1.%d", number+1) }
 
-// Part parts the nodes, and the clients that speak from the addresses
-// given, from all other nodes and clients of a proxied cluster. Clients speak
-// from 127.0.0.1 unless their dialer says otherwise; those on the far side must
-// be listed in far. The connections hang, as [Proxy.Part] says, until Heal.
-func (c *Cluster) Part(nodes []*Server, clients, far []string) {
+// Partition splits a proxied cluster in two sides. Side A has the given nodes and clientsA; side B
+// has all other nodes and clientsB. Clients are given by their source addresses: 127.0.0.1 unless
+// their dialer sets another one. No traffic passes between the sides until Heal: connections hang,
+// as in [Proxy.Block].
+func (c *Cluster) Partition(nodes []*Server, clientsA, clientsB []string) {
 	for i, n := range c.Nodes {
-		near := slices.Contains(nodes, n)
+		isInA := slices.Contains(nodes, n)
 		var cut []string
 		for _, other := range c.Nodes {
-			if slices.Contains(nodes, other) != near {
+			if slices.Contains(nodes, other) != isInA {
 				cut = append(cut, other.Source)
 			}
 		}
-		c.buses[i].Part(cut...)
-		if near {
-			c.proxies[i].Part(append(cut, far...)...)
+		c.buses[i].Block(cut...)
+		if isInA {
+			c.proxies[i].Block(append(cut, clientsB...)...)
 		} else {
-			c.proxies[i].Part(append(cut, clients...)...)
+			c.proxies[i].Block(append(cut, clientsA...)...)
 		}
 	}
 }
 
-// Heal ends the parting.
+// Heal ends the partition.
 func (c *Cluster) Heal() {
 	for _, p := range append(slices.Clone(c.proxies), c.buses...) {
-		p.Part()
+		p.Block()
 	}
 }

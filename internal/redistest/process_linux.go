@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// CPU is the processor time the process has used so far, in user and kernel
-// mode, over its living threads.
+// CPU is the processor time that the process has used, in user and kernel mode, in its living
+// threads.
 func (s *Server) CPU() (time.Duration, error) {
 	cmd, done := s.process()
 	if isClosed(done) {
@@ -35,14 +35,14 @@ func (s *Server) CPU() (time.Duration, error) {
 	return sum, nil
 }
 
-// tied also keeps an interrupt typed at the terminal away from the server, so
-// that the program can end in its own order.
+// tied returns attributes that kill the server when this program ends. They also protect the server
+// from an interrupt typed at the terminal, so that the program can shut down in its own order.
 func tied() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }
 
-// stopped says whether a stop signal has taken effect, or never will.
-func stopped(pid int) bool {
+// isStopped returns true if a stop signal has taken effect, or never will.
+func isStopped(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || bytes.Contains(stat, []byte(") T ")) || bytes.Contains(stat, []byte(") Z "))
 }

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// CPU is known on Linux only.
+// CPU works on Linux only.
 func (s *Server) CPU() (time.Duration, error) { return 0, errors.ErrUnsupported }
 
-func tied() *syscall.SysProcAttr { return nil } // no death signal here: Close must be called
+func tied() *syscall.SysProcAttr { return nil } // without a death signal, Close must be called
 
-func stopped(int) bool { return true }
+func isStopped(int) bool { return true }

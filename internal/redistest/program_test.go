@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestServersAndSentinelsAreTheProgramThatIsChosen(t *testing.T) {
+func TestServersAndSentinelsRunTheChosenProgram(t *testing.T) {
 	real, err := exec.LookPath(Program())
 	if err != nil {
 		t.Fatal(err)
@@ -30,11 +30,11 @@ func TestServersAndSentinelsAreTheProgramThatIsChosen(t *testing.T) {
 
 	text, err := os.ReadFile(starts)
 	if err != nil {
-		t.Fatal("nobody ran the program that was chosen:", err)
+		t.Fatal("the chosen program was not run:", err)
 	}
 	for what, want := range map[string]int{"\n": 2 + (2 + 3) + 6, " --sentinel ": 3, " --cluster-enabled ": 6} {
 		if n := strings.Count(string(text), what); n != want {
-			t.Errorf("the program that was chosen had %q %d times in its arguments; want %d", what, n, want)
+			t.Errorf("the arguments of the chosen program have %q %d times; want %d", what, n, want)
 		}
 	}
 	if want := filepath.Join(dir, "other-cli"); CLI() != want {

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// A Proxy stands before a server, has every command executed, and can lose
-// what the server answers: the one fault after which a caller cannot know
-// whether its command ran. It can also part some clients from the server.
+// A Proxy is between clients and a server. It forwards every command, and can lose the replies: the
+// one fault after which a caller cannot know whether its command ran. It can also cut off some
+// clients from the server.
 //
-// Bytes do not vanish from the middle of a connection. So a connection that
-// has lost one reply hears nothing more; a client must open another.
+// A TCP connection never loses bytes in the middle. So a connection that has lost one reply
+// receives nothing more, and the client must open another.
 type Proxy struct {
 	listener net.Listener
 	ended    sync.WaitGroup
@@ -31,8 +31,8 @@ type Proxy struct {
 	closed            bool
 }
 
-// NewProxy listens on a free loopback port and passes everything on to the
-// server at upstream, until told otherwise.
+// NewProxy listens on a free loopback port and forwards everything to the server at upstream, until
+// a method changes that.
 func NewProxy(network, upstream string) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,26 +46,25 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 // Addr is the host:port that clients dial.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Lose swallows replies from now on: the connection stays open, and the caller
-// waits until its deadline.
+// Lose discards replies from now on. The connection stays open, and the caller waits until its
+// deadline.
 func (p *Proxy) Lose(on bool) { p.set(func() { p.lose = on }) }
 
-// Cut closes the client's connection when a reply arrives for it: the caller
-// sees the connection end after its command ran. It goes before Lose.
+// Cut closes the client's connection when a reply arrives for it, so the connection ends after its
+// command ran. Cut has priority over Lose.
 func (p *Proxy) Cut(on bool) { p.set(func() { p.cut = on }) }
 
-// Only spares connections from Lose and Cut until they send something that
-// contains match, in any case, so that handshakes survive; "" spares none.
-// Replies still on their way when the match is sent may be lost with its own.
+// Only limits Lose and Cut to connections that have sent something that contains match, in any
+// case, so that handshakes work. "" removes the limit. Replies that are still on their way when the
+// match is sent may be lost too.
 func (p *Proxy) Only(match string) {
 	p.set(func() { p.only = bytes.ToLower([]byte(match)) })
 }
 
-// Part holds all that passes between the server and the clients whose IP
-// addresses are given, in both directions, as a network does that loses every
-// packet: nothing arrives, and no connection ends. The next call replaces the
-// list; what was held then arrives, however late.
-func (p *Proxy) Part(clients ...string) {
+// Block blocks all traffic between the server and clients with these IP addresses, in both
+// directions, like a network that loses every packet. Nothing arrives, and no connection ends. The
+// next call replaces the list; blocked data of addresses that are no longer listed then arrives.
+func (p *Proxy) Block(clients ...string) {
 	p.set(func() {
 		if p.closed {
 			return
@@ -76,11 +75,11 @@ func (p *Proxy) Part(clients ...string) {
 	})
 }
 
-// Delay has the first answer on each new connection come that much later:
-// making a connection takes time, using it does not.
+// Delay delays the first reply of each new connection: opening a connection takes time, using it
+// does not.
 func (p *Proxy) Delay(by time.Duration) { p.set(func() { p.delay = by }) }
 
-// Lost counts the connections that have lost a reply.
+// Lost returns how many connections have lost a reply.
 func (p *Proxy) Lost() int64 { return p.lost.Load() }
 
 // Close ends the listener and all connections; a second call does nothing.
@@ -98,8 +97,8 @@ func (p *Proxy) Close() {
 	p.ended.Wait()
 }
 
-// stand moves the proxy before another server; open connections stay.
-func (p *Proxy) stand(network, upstream string) {
+// redirect puts the proxy in front of another server. Open connections stay.
+func (p *Proxy) redirect(network, upstream string) {
 	p.set(func() { p.network, p.upstream = network, upstream })
 }
 
@@ -119,7 +118,7 @@ func (p *Proxy) accept() {
 	}
 }
 
-// serve ends when either side has closed its connection.
+// serve forwards until either side has closed its connection.
 func (p *Proxy) serve(client net.Conn) {
 	defer p.drop(client)
 	p.pass(client)
@@ -139,7 +138,7 @@ func (p *Proxy) serve(client net.Conn) {
 	l.replies()
 }
 
-// keep remembers connections for Close, unless it has been called.
+// keep registers connections for Close. It returns false if Close has been called.
 func (p *Proxy) keep(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +148,7 @@ func (p *Proxy) keep(conns ...net.Conn) bool {
 	return !p.closed
 }
 
-// pass waits while the client is parted from the server.
+// pass waits while the client is cut off from the server.
 func (p *Proxy) pass(client net.Conn) {
 	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
 	for {
@@ -168,19 +167,19 @@ func (p *Proxy) drop(c net.Conn) {
 	p.set(func() { delete(p.conns, c) })
 }
 
-// A link is one client's connection and the one to the server behind it.
+// A link is a client's connection and its connection to the server.
 type link struct {
 	proxy          *Proxy
 	client, server net.Conn
 	delay          time.Duration // of the first reply
 
-	matched bool // a request since the last spared reply matches; guarded by proxy.mu
-	deaf    bool // a reply was swallowed; only replies uses it
+	matched      bool // a request matched Only since the last reply with Lose and Cut off; guarded by proxy.mu
+	hasLostReply bool // a reply was discarded; used only by replies
 }
 
 func (l *link) requests() {
 	defer l.server.Close() // ends replies too
-	var recent []byte      // a match may lie across two reads
+	var recent []byte      // a match may be split between two reads
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := l.client.Read(buf)
@@ -195,7 +194,7 @@ func (l *link) requests() {
 	}
 }
 
-// note looks for a match and returns the end of sent that may begin another.
+// note looks for a match. It returns the end of sent, which may be the beginning of another.
 func (l *link) note(sent []byte) []byte {
 	p := l.proxy
 	p.mu.Lock()
@@ -240,23 +239,23 @@ const (
 	severed
 )
 
-// fate decides what becomes of a reply that has just arrived.
+// fate decides what happens to a reply that has just arrived.
 func (l *link) fate() fate {
 	p := l.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	hit := len(p.only) == 0 || l.matched
 	switch {
-	case p.cut && l.deaf:
+	case p.cut && l.hasLostReply:
 		return severed
-	case l.deaf:
+	case l.hasLostReply:
 		return swallowed
 	case p.cut && hit:
 		p.lost.Add(1)
 		return severed
 	case p.lose && hit:
 		p.lost.Add(1)
-		l.deaf = true
+		l.hasLostReply = true
 		return swallowed
 	}
 	if !p.lose && !p.cut {

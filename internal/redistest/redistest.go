@@ -1,10 +1,9 @@
-// Package redistest runs real Redis or Valkey servers that nobody has to clean up:
-// each lives in a temporary folder, on ports the system picked, and dies with the
-// program that started it, even when that program is killed.
+// Package redistest runs real Redis or Valkey servers for tests. Each server has a temporary folder
+// and free ports. It ends with the program that started it, even if that program is killed.
 //
-// Start, StartCluster, StartProxiedCluster and StartSentinel serve tests; their
-// Launch twins serve programs, which call Close themselves. A [Proxy] stands
-// before a server and loses its replies.
+// Start, StartCluster, StartProxiedCluster and StartSentinel are for tests. Launch, LaunchCluster
+// and so on do the same for programs, which must call Close. A [Proxy] is between clients and a
+// server, and can lose replies.
 package redistest
 
 import (
@@ -33,28 +32,28 @@ const (
 type Server struct {
 	Socket string // path of the unix socket
 	Addr   string // host:port, "" when the server listens on the socket only
-	Source string // the IP address from which it reaches other servers, "" when that is any
+	Source string // the source address of its connections to other servers, "" for any
 
 	dir  string
 	args []string
-	env  []string // besides the program's own
+	env  []string // in addition to the environment of this program
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	done chan struct{} // closed once cmd has ended
 
-	clusterID string // "" while nobody has asked
+	clusterID string // "" until it is first needed
 }
 
-// Launch starts a server without persistence on a unix socket and a free
-// loopback port. Its arguments are the program's and win over the defaults.
+// Launch starts a server without persistence on a unix socket and a free loopback port. args are
+// further arguments of the server. They override the defaults.
 func Launch(args ...string) (*Server, error) {
 	return launch(func(dir string, port int) ([]string, error) {
 		return append(defaults(dir, port), args...), nil
 	})
 }
 
-// Start is Launch for a test, which fails if the server does not come up.
+// Start is Launch for a test. The test fails if the server does not start.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	s, err := Launch(args...)
@@ -64,20 +63,19 @@ func Start(t testing.TB, args ...string) *Server {
 // URL is the address of the unix socket, unix:///path.
 func (s *Server) URL() string { return "unix://" + s.Socket }
 
-// PID is the process id, the last one when the server is down.
+// PID is the process id. It is the last one if the server is down.
 func (s *Server) PID() int {
 	cmd, _ := s.process()
 	return cmd.Process.Pid
 }
 
-// Do runs one command on a connection of its own and waits at most 5 s. The
-// answer is a string, int64, nil or []any; an error reply is the error, in
-// Redis's own words.
+// Do runs a command on a new connection, and waits up to 5 s. The reply is a string, int64, nil or
+// []any. An error reply is returned as the error, with its text.
 func (s *Server) Do(args ...string) (any, error) {
 	return call("unix", s.Socket, answerLimit, args...)
 }
 
-// Kill ends the process at once, with SIGKILL, and returns when it is gone.
+// Kill ends the process with SIGKILL, and returns when it has ended.
 func (s *Server) Kill() {
 	cmd, done := s.process()
 	_ = cmd.Process.Kill() // fails only when it has ended already
@@ -88,40 +86,40 @@ func (s *Server) Kill() {
 	}
 }
 
-// Pause stops the process: connections are still accepted by the kernel, and
-// nothing is answered until Resume.
+// Pause stops the process. The kernel still accepts connections, but nothing is answered until
+// Resume.
 func (s *Server) Pause() {
 	cmd, _ := s.process()
 	_ = cmd.Process.Signal(syscall.SIGSTOP)
-	for end := time.Now().Add(answerLimit); !stopped(cmd.Process.Pid) && time.Now().Before(end); {
+	for end := time.Now().Add(answerLimit); !isStopped(cmd.Process.Pid) && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// Resume lets a paused process go on.
+// Resume continues a paused process.
 func (s *Server) Resume() {
 	cmd, _ := s.process()
 	_ = cmd.Process.Signal(syscall.SIGCONT)
 }
 
-// Restart starts a killed server again in the same folder, on the same socket
-// and port, and returns when it answers.
+// Restart starts a killed server again with the same folder, socket and port. It returns when the
+// server answers.
 func (s *Server) Restart() error {
 	if _, done := s.process(); !isClosed(done) {
 		return fmt.Errorf("redistest: restart: process %d still runs", s.PID())
 	}
-	// A connection of some other process may hold the port for a moment.
+	// A connection of another process may use the port for a moment.
 	return await(readyLimit, func() error {
 		err := s.start()
 		if err != nil && !errors.Is(err, errPortTaken) {
-			return giveUp{err}
+			return permanentError{err}
 		}
 		return err
 	})
 }
 
-// Relaunch is Restart with more arguments, from then on, and returns as soon as the server answers
-// anything: it may be loading.
+// Relaunch is Restart with further arguments, which also apply to later restarts. It returns as
+// soon as the server answers anything, even if it is still loading.
 func (s *Server) Relaunch(args ...string) error {
 	if _, done := s.process(); !isClosed(done) {
 		return fmt.Errorf("redistest: relaunch: process %d still runs", s.PID())
@@ -130,14 +128,14 @@ func (s *Server) Relaunch(args ...string) error {
 	return await(readyLimit, func() error {
 		err := s.startUntil(s.answers)
 		if err != nil && !errors.Is(err, errPortTaken) {
-			return giveUp{err}
+			return permanentError{err}
 		}
 		return err
 	})
 }
 
-// CommandStats says how often the command ran, and for how many microseconds
-// in all. A subcommand is named as Redis does: "config|get".
+// CommandStats returns how often the command ran, and for how many microseconds in total.
+// Subcommands have Redis' names, such as "config|get".
 func (s *Server) CommandStats(cmd string) (calls, usec int64, err error) {
 	fields, err := s.info("commandstats")
 	if err != nil {
@@ -151,7 +149,7 @@ func (s *Server) CommandStats(cmd string) (calls, usec int64, err error) {
 	return calls, usec, err
 }
 
-// UsedMemory is what Redis has allocated, in bytes.
+// UsedMemory is how many bytes Redis has allocated.
 func (s *Server) UsedMemory() (int64, error) {
 	fields, err := s.info("memory")
 	if err != nil {
@@ -160,22 +158,22 @@ func (s *Server) UsedMemory() (int64, error) {
 	return strconv.ParseInt(fields["used_memory"], 10, 64)
 }
 
-// Close ends the process and removes its folder; a second call does nothing.
+// Close ends the process and removes its folder. A second call does nothing.
 func (s *Server) Close() {
 	s.Kill()
 	_ = os.RemoveAll(s.dir)
 }
 
-// Log is what the server has logged so far, over all its runs.
+// Log returns the server's log of all its runs.
 func (s *Server) Log() string {
 	text, _ := os.ReadFile(s.logFile())
 	return string(text)
 }
 
-// A recipe names the arguments of a server in dir that listens on port.
+// A recipe returns the arguments of a server with this folder and port.
 type recipe func(dir string, port int) ([]string, error)
 
-var errPortTaken = errors.New("redistest: the port was taken meanwhile")
+var errPortTaken = errors.New("redistest: another process has taken the port")
 
 func launch(r recipe) (*Server, error) {
 	return launchEnv(func(dir string, port int) (args, env []string, err error) {
@@ -184,7 +182,7 @@ func launch(r recipe) (*Server, error) {
 	})
 }
 
-// An envRecipe also names what stands in the server's environment.
+// An envRecipe also returns environment variables of the server.
 type envRecipe func(dir string, port int) (args, env []string, err error)
 
 func launchEnv(r envRecipe) (*Server, error) {
@@ -221,7 +219,7 @@ func launchOnce(r envRecipe) (*Server, error) {
 	return s, nil
 }
 
-// start returns once the server executes commands; after an error no process is left.
+// start returns when the server executes commands. After an error no process is left.
 func (s *Server) start() error { return s.startUntil(s.ready) }
 
 func (s *Server) startUntil(ready func() error) error {
@@ -248,7 +246,7 @@ func (s *Server) startUntil(ready func() error) error {
 
 	err = await(readyLimit, func() error {
 		if isClosed(done) {
-			return giveUp{fmt.Errorf("%s ended at once", Program())}
+			return permanentError{fmt.Errorf("%s ended at once", Program())}
 		}
 		return ready()
 	})
@@ -262,7 +260,7 @@ func (s *Server) startUntil(ready func() error) error {
 	return s.explain(err)
 }
 
-// ready is nil once commands are executed: an error such as NOAUTH is an answer too.
+// ready returns nil when the server executes commands. An error reply such as NOAUTH counts too.
 func (s *Server) ready() error {
 	_, err := s.Do("PING")
 	if reply, ok := errors.AsType[replyError](err); ok && !strings.HasPrefix(string(reply), "LOADING") {
@@ -271,7 +269,7 @@ func (s *Server) ready() error {
 	return err
 }
 
-// answers is nil once the server answers, be it that it is loading.
+// answers returns nil when the server answers, even if it is still loading.
 func (s *Server) answers() error {
 	_, err := s.Do("PING")
 	if _, ok := errors.AsType[replyError](err); ok {
@@ -307,11 +305,11 @@ func defaults(dir string, port int) []string {
 		"--dir", dir, "--unixsocket", filepath.Join(dir, "redis.sock"),
 		"--bind", "127.0.0.1", "--port", strconv.Itoa(port),
 		"--save", "", "--appendonly", "no", "--enable-debug-command", "yes",
-		"--repl-diskless-sync-delay", "0", // otherwise a replica waits 5 s for company
+		"--repl-diskless-sync-delay", "0", // otherwise a replica waits 5 s for further replicas
 	}
 }
 
-// option is the value of the last name in args: Redis lets the last one win.
+// option returns the last value of the option in args, which is the one that Redis uses.
 func option(args []string, name string) (value string) {
 	for i, arg := range args[:len(args)-1] {
 		if strings.EqualFold(arg, name) {
@@ -330,8 +328,8 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// starter runs every start on one thread that lives as long as the program:
-// the death signal is sent when the thread that forked ends, not the process.
+// starter runs every start on one thread that lives as long as the program. The kernel sends the
+// death signal when the thread that forked ends, not the process.
 var starter = sync.OnceValue(func() chan<- func() {
 	starts := make(chan func())
 	go func() {
@@ -343,7 +341,7 @@ var starter = sync.OnceValue(func() chan<- func() {
 	return starts
 })
 
-// startTied starts cmd so that it dies with this program.
+// startTied starts cmd so that it ends with this program.
 func startTied(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = tied()
 	result := make(chan error)
@@ -362,19 +360,19 @@ func started[T closer](t testing.TB, c T, err error) T {
 	return c
 }
 
-// giveUp wraps an error that more waiting cannot mend.
-type giveUp struct{ error }
+// A permanentError is an error that waiting cannot fix.
+type permanentError struct{ error }
 
-func (g giveUp) Unwrap() error { return g.error }
+func (g permanentError) Unwrap() error { return g.error }
 
-// await polls until ok is nil; ok's error says what is still missing.
+// await polls until ok returns nil. The error of ok says what is missing.
 func await(limit time.Duration, ok func() error) error {
 	for end := time.Now().Add(limit); ; time.Sleep(pollEvery) {
 		err := ok()
 		if err == nil {
 			return nil
 		}
-		if g, hopeless := errors.AsType[giveUp](err); hopeless {
+		if g, hopeless := errors.AsType[permanentError](err); hopeless {
 			return g.error
 		}
 		if time.Now().After(end) {

@@ -77,7 +77,7 @@ func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 	want(t, s, "OK", "SET", "k", "v")
 	addr, pid := s.Addr, s.PID()
 	if err := s.Restart(); err == nil {
-		t.Error("restarted a living server")
+		t.Error("restarted a running server")
 	}
 	s.Kill()
 	if _, err := s.Do("PING"); err == nil {
@@ -89,10 +89,10 @@ func TestRestartKeepsAddressAndLosesState(t *testing.T) {
 	restart(t, s)
 	want(t, s, nil, "GET", "k")
 	if got, err := call("tcp", addr, answerLimit, "PING"); got != "PONG" {
-		t.Errorf("at the old port: %v, %v", got, err)
+		t.Errorf("on the old port: %v, %v", got, err)
 	}
 	if s.PID() == pid {
-		t.Error("the same process again")
+		t.Error("the process is the same")
 	}
 }
 
@@ -134,7 +134,7 @@ func TestLaunchErrorShowsTheLog(t *testing.T) {
 	}
 }
 
-// The test binary runs itself as a program that launches a server and is killed.
+// The test binary runs itself as a program that launches a server and is then killed.
 func TestServerDiesWithItsProgram(t *testing.T) {
 	if os.Getenv("REDISTEST_CHILD") != "" {
 		s := Start(t)
@@ -165,7 +165,7 @@ func TestServerDiesWithItsProgram(t *testing.T) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	err = await(answerLimit, func() error {
 		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
-			return fmt.Errorf("process %d lives on", pid)
+			return fmt.Errorf("process %d still runs", pid)
 		}
 		return nil
 	})
@@ -200,7 +200,7 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 		}
 	}
 
-	// A client that follows MOVED stays behind the proxies.
+	// A client that follows MOVED uses the proxies.
 	out, err := exec.Command(CLI(), "-c", "-p", portOf(proxies[0].Addr()), "SET", "foo", "bar").CombinedOutput()
 	if strings.TrimSpace(string(out)) != "OK" {
 		t.Errorf("the client with -c: %s, %v", out, err)
@@ -269,8 +269,8 @@ func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
 	}
 }
 
-// Otherwise the next reply would be taken for the lost one's.
-func TestConnectionThatLostAReplyStaysDeaf(t *testing.T) {
+// Otherwise a client would read the next reply as the lost one.
+func TestConnectionThatLostAReplyGetsNoMore(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	p := startProxy(t, s)
@@ -311,7 +311,7 @@ func TestMatchMayArriveInPieces(t *testing.T) {
 				t.Fatalf("PING: %v, %v", got, err)
 			}
 		}
-		time.Sleep(5 * time.Millisecond) // one read for each piece; the claim holds either way
+		time.Sleep(5 * time.Millisecond) // so that each piece is a separate read; the test holds either way
 	}
 	if got, err := readReply(replies); !errors.Is(err, io.EOF) {
 		t.Errorf("evalsha in pieces: %v, %v", got, err)
@@ -325,13 +325,13 @@ func TestProxyOutlivesItsServer(t *testing.T) {
 	through(t, p, "PONG", "PING")
 	s.Kill()
 	if got, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
-		t.Errorf("a dead server answered %v", got)
+		t.Errorf("a killed server answered %v", got)
 	}
 	restart(t, s)
 	through(t, p, "PONG", "PING")
 	p.Close()
 	p.Close()
 	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); err == nil {
-		t.Error("a closed proxy serves")
+		t.Error("a closed proxy still serves")
 	}
 }

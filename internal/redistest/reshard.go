@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Slot is the slot of a key.
+// Slot returns the slot of a key.
 func (c *Cluster) Slot(key string) (int, error) {
 	err := errors.New("redistest: no node answers")
 	for _, n := range c.Nodes {
@@ -20,7 +20,7 @@ func (c *Cluster) Slot(key string) (int, error) {
 	return 0, err
 }
 
-// Owner is the primary that keeps the slot, by its own word; nil if none does.
+// Owner returns the primary that claims the slot; nil if none does.
 func (c *Cluster) Owner(slot int) *Server {
 	for _, p := range c.Primaries() {
 		if me, err := p.myself(); err == nil && me.keeps(slot) {
@@ -30,8 +30,7 @@ func (c *Cluster) Owner(slot int) *Server {
 	return nil
 }
 
-// Replica is a node that follows the primary; nil if none does. The primary
-// may be down.
+// Replica returns a node that follows the primary; nil if none does. The primary may be down.
 func (c *Cluster) Replica(of *Server) *Server {
 	id := of.id()
 	for _, n := range c.Nodes {
@@ -42,8 +41,7 @@ func (c *Cluster) Replica(of *Server) *Server {
 	return nil
 }
 
-// Grow adds a primary that keeps no slot, has no replica and knows no script. It
-// returns when all nodes know it.
+// Grow adds a primary without slots, replicas and scripts. It returns when all nodes know it.
 func (c *Cluster) Grow() (*Server, error) {
 	if c.proxies != nil {
 		if err := c.addProxied(); err != nil {
@@ -70,7 +68,7 @@ func (c *Cluster) Grow() (*Server, error) {
 		err := await(readyLimit, func() error {
 			known, err := n.Do("CLUSTER", "NODES")
 			if err == nil && (!strings.Contains(fmt.Sprint(known), added.id()) || strings.Contains(fmt.Sprint(known), "handshake")) {
-				err = errors.New("a node does not know the new one yet")
+				err = errors.New("a node does not know the new node yet")
 			}
 			return err
 		})
@@ -81,24 +79,24 @@ func (c *Cluster) Grow() (*Server, error) {
 	return added, await(readyLimit, func() error {
 		state, err := added.Do("CLUSTER", "INFO")
 		if err == nil && fieldsOf(state)["cluster_state"] != "ok" {
-			err = errors.New("the new node does not see the cluster whole yet")
+			err = errors.New("the new node does not see all slots served yet")
 		}
 		return err
 	})
 }
 
-// Move gives the slots from first to last to another primary, keys and all,
-// while clients go on. Half, unless nil, is called with each slot while that is
-// on the move: after each of its keys, and at least once.
-func (c *Cluster) Move(first, last int, to *Server, half func(slot int)) error {
-	if half == nil {
-		half = func(int) {}
+// Move moves the slots from first to last to another primary, with their keys, while clients
+// continue. duringMove, unless nil, is called with each slot during its move: after each of its
+// keys, and at least once.
+func (c *Cluster) Move(first, last int, to *Server, duringMove func(slot int)) error {
+	if duringMove == nil {
+		duringMove = func(int) {}
 	}
 	for slot := first; slot <= last; slot++ {
 		if from := c.Owner(slot); from == nil {
-			return fmt.Errorf("redistest: nobody keeps slot %d", slot)
+			return fmt.Errorf("redistest: no node has slot %d", slot)
 		} else if from != to {
-			if err := c.move(slot, from, to, half); err != nil {
+			if err := c.move(slot, from, to, duringMove); err != nil {
 				return fmt.Errorf("redistest: move slot %d: %w", slot, err)
 			}
 		}
@@ -106,7 +104,7 @@ func (c *Cluster) Move(first, last int, to *Server, half func(slot int)) error {
 	return nil
 }
 
-func (c *Cluster) move(slot int, from, to *Server, half func(int)) error {
+func (c *Cluster) move(slot int, from, to *Server, duringMove func(int)) error {
 	number := strconv.Itoa(slot)
 	if _, err := to.Do("CLUSTER", "SETSLOT", number, "IMPORTING", from.id()); err != nil {
 		return err
@@ -114,7 +112,7 @@ func (c *Cluster) move(slot int, from, to *Server, half func(int)) error {
 	if _, err := from.Do("CLUSTER", "SETSLOT", number, "MIGRATING", to.id()); err != nil {
 		return err
 	}
-	half(slot)
+	duringMove(slot)
 	for {
 		reply, err := from.Do("CLUSTER", "GETKEYSINSLOT", number, "1")
 		if err != nil {
@@ -127,10 +125,10 @@ func (c *Cluster) move(slot int, from, to *Server, half func(int)) error {
 		if _, err := from.Do("MIGRATE", "127.0.0.1", portOf(to.Addr), keys[0].(string), "0", "5000"); err != nil {
 			return err
 		}
-		half(slot)
+		duringMove(slot)
 	}
 	nodes := slices.DeleteFunc(c.Primaries(), func(n *Server) bool { return n == to || n == from })
-	for _, n := range append([]*Server{to, from}, nodes...) { // first who has it: so it is never without an owner
+	for _, n := range append([]*Server{to, from}, nodes...) { // the new owner first, so that the slot always has an owner
 		if _, err := n.Do("CLUSTER", "SETSLOT", number, "NODE", to.id()); err != nil {
 			return err
 		}
@@ -138,7 +136,7 @@ func (c *Cluster) move(slot int, from, to *Server, half func(int)) error {
 	return nil
 }
 
-// id is the node's name in its cluster; it is remembered, for when it is down.
+// id is the node's name in its cluster. It is cached, so it is known while the node is down.
 func (s *Server) id() string {
 	s.mu.Lock()
 	known := s.clusterID
@@ -154,7 +152,7 @@ func (s *Server) id() string {
 	return known
 }
 
-// A membership is what a node says of itself.
+// A membership is what a node reports about itself.
 type membership struct {
 	follows string // the id of its primary
 	ranges  [][2]int
@@ -177,7 +175,7 @@ func (s *Server) myself() (membership, error) {
 		for _, r := range words[8:] {
 			first, last, found := strings.Cut(r, "-")
 			if strings.HasPrefix(r, "[") {
-				continue // on the move
+				continue // a slot that is moving
 			}
 			if !found {
 				last = first
@@ -191,7 +189,7 @@ func (s *Server) myself() (membership, error) {
 		}
 		return me, nil
 	}
-	return membership{}, fmt.Errorf("redistest: CLUSTER NODES does not name the node itself: %v", reply)
+	return membership{}, fmt.Errorf("redistest: CLUSTER NODES does not contain the node itself: %v", reply)
 }
 
 func (m membership) keeps(slot int) bool {

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// A replyError is an error that Redis answered.
+// A replyError is an error reply of Redis.
 type replyError string
 
 func (e replyError) Error() string { return string(e) }
 
-// call runs one command on a fresh connection.
+// call runs a command on a new connection.
 func call(network, addr string, limit time.Duration, args ...string) (any, error) {
 	end := time.Now().Add(limit)
 	conn, err := net.DialTimeout(network, addr, limit)
@@ -31,7 +31,7 @@ func call(network, addr string, limit time.Duration, args ...string) (any, error
 	}
 	reply, err := readReply(bufio.NewReader(conn))
 	if err != nil {
-		return nil, fmt.Errorf("redistest: answer to %s: %w", strings.Join(args, " "), err)
+		return nil, fmt.Errorf("redistest: reply to %s: %w", strings.Join(args, " "), err)
 	}
 	if refused, ok := reply.(replyError); ok {
 		return nil, refused
@@ -47,7 +47,7 @@ func request(args []string) []byte {
 	return b
 }
 
-// readReply reads one RESP2 reply; an error inside an array stays a value.
+// readReply reads one RESP2 reply. An error inside an array is a value.
 func readReply(r *bufio.Reader) (any, error) {
 	line, err := r.ReadString('\n')
 	if err != nil {
@@ -101,7 +101,7 @@ func fieldsOf(reply any) map[string]string {
 	return fields
 }
 
-// pairsOf reads a flat list of names and values, as SENTINEL answers.
+// pairsOf reads a flat list of names and values, the form of SENTINEL replies.
 func pairsOf(reply any) map[string]string {
 	list, _ := reply.([]any)
 	pairs := make(map[string]string)

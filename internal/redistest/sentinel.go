@@ -9,28 +9,28 @@ import (
 	"testing"
 )
 
-// MasterName is the name under which the sentinels watch the primary.
+// MasterName is the name of the primary for the Sentinels.
 const MasterName = "gate"
 
 const (
-	downAfter       = "500"  // ms of silence
+	downAfter       = "500"  // ms without a reply
 	failoverTimeout = "3000" // ms
 )
 
-// A Sentinel is a primary and its replica, watched by three sentinels of which
-// two must agree before the replica takes over.
-type Sentinel struct {
+// A SentinelGroup is a primary with a replica, watched by three Sentinels. Two of them must agree
+// before the replica takes over.
+type SentinelGroup struct {
 	Primary, Replica *Server
 	Sentinels        []*Server
 
-	proxies map[*Server]*Proxy // before the primary and the replica, or none
+	proxies map[*Server]*Proxy // for the primary and the replica, or none
 	secured *TLS               // nil: they do not use TLS
 }
 
-// LaunchSentinel returns when all sentinels know each other and a replica fit
-// to take over, so that a failover may follow at once.
-func LaunchSentinel() (*Sentinel, error) {
-	s := new(Sentinel)
+// LaunchSentinel starts a group. It returns when all Sentinels know each other and a replica that
+// can take over, so that a failover is possible at once.
+func LaunchSentinel() (*SentinelGroup, error) {
+	s := new(SentinelGroup)
 	if err := s.launch(); err != nil {
 		s.Close()
 		return nil, err
@@ -38,13 +38,12 @@ func LaunchSentinel() (*Sentinel, error) {
 	return s, nil
 }
 
-// LaunchProxiedSentinel is LaunchSentinel with a [Proxy] before the primary
-// and one before the replica, whose addresses are the only ones that the
-// sentinels name. The primary and its replica, and all sentinels, reach each
-// other through them, each from an address of its own, [Server.Source], by
-// which [Proxy.Part] can part them.
-func LaunchProxiedSentinel() (*Sentinel, error) {
-	s := &Sentinel{proxies: make(map[*Server]*Proxy)}
+// LaunchProxiedSentinel is LaunchSentinel with a [Proxy] for the primary and one for the replica.
+// Sentinels name only the addresses of the proxies. All servers and Sentinels connect to each other
+// through them, each from its own source address, [Server.Source], so that [Proxy.Block] can cut
+// them off.
+func LaunchProxiedSentinel() (*SentinelGroup, error) {
+	s := &SentinelGroup{proxies: make(map[*Server]*Proxy)}
 	if err := s.launch(); err != nil {
 		s.Close()
 		return nil, err
@@ -53,21 +52,21 @@ func LaunchProxiedSentinel() (*Sentinel, error) {
 }
 
 // StartProxiedSentinel is LaunchProxiedSentinel for a test.
-func StartProxiedSentinel(t testing.TB) *Sentinel {
+func StartProxiedSentinel(t testing.TB) *SentinelGroup {
 	t.Helper()
 	s, err := LaunchProxiedSentinel()
 	return started(t, s, err)
 }
 
 // StartSentinel is LaunchSentinel for a test.
-func StartSentinel(t testing.TB) *Sentinel {
+func StartSentinel(t testing.TB) *SentinelGroup {
 	t.Helper()
 	s, err := LaunchSentinel()
 	return started(t, s, err)
 }
 
-// Addrs are the addresses of the sentinels.
-func (s *Sentinel) Addrs() []string {
+// Addrs returns the addresses of the Sentinels.
+func (s *SentinelGroup) Addrs() []string {
 	var addrs []string
 	for _, w := range s.Sentinels {
 		addrs = append(addrs, w.Addr)
@@ -75,11 +74,11 @@ func (s *Sentinel) Addrs() []string {
 	return addrs
 }
 
-// Proxy is what stands before the primary or the replica; nil without proxies.
-func (s *Sentinel) Proxy(of *Server) *Proxy { return s.proxies[of] }
+// Proxy returns the proxy of the primary or the replica; nil without proxies.
+func (s *SentinelGroup) Proxy(of *Server) *Proxy { return s.proxies[of] }
 
-// Close ends the sentinels first, so that none starts a failover.
-func (s *Sentinel) Close() {
+// Close ends the Sentinels first, so that none starts a failover.
+func (s *SentinelGroup) Close() {
 	for _, server := range append(s.Sentinels[:len(s.Sentinels):len(s.Sentinels)], s.Replica, s.Primary) {
 		if server != nil {
 			server.Close()
@@ -90,7 +89,7 @@ func (s *Sentinel) Close() {
 	}
 }
 
-func (s *Sentinel) launch() (err error) {
+func (s *SentinelGroup) launch() (err error) {
 	if s.Primary, err = s.launchData(0); err != nil {
 		return err
 	}
@@ -101,7 +100,7 @@ func (s *Sentinel) launch() (err error) {
 	if s.Replica, err = s.launchData(1, "--replicaof", host, port); err != nil {
 		return err
 	}
-	// Sentinels ask the primary for its replicas at once, then only every 10 s.
+	// Sentinels ask the primary for its replicas at the start, then only every 10 s.
 	if err := await(readyLimit, s.Replica.inSync); err != nil {
 		return s.Replica.explain(err)
 	}
@@ -113,15 +112,15 @@ func (s *Sentinel) launch() (err error) {
 		s.Sentinels = append(s.Sentinels, watcher)
 	}
 	for _, watcher := range s.Sentinels {
-		if err := await(readyLimit, watcher.watches); err != nil {
+		if err := await(readyLimit, watcher.checkReady); err != nil {
 			return watcher.explain(err)
 		}
 	}
 	return nil
 }
 
-// launchData starts the primary or the replica, behind a proxy if there are to be some.
-func (s *Sentinel) launchData(number int, args ...string) (*Server, error) {
+// launchData starts the primary or the replica, with a proxy if the group has proxies.
+func (s *SentinelGroup) launchData(number int, args ...string) (*Server, error) {
 	if a := s.secured; a != nil {
 		args = append(args, "--replica-announce-ip", a.name(number))
 		return launch(a.secure(plain, a.host(number), []string{a.name(number)}, args...))
@@ -141,21 +140,21 @@ func (s *Sentinel) launchData(number int, args ...string) (*Server, error) {
 		return nil, err
 	}
 	server.Source = source
-	p.stand("tcp", server.Addr)
+	p.redirect("tcp", server.Addr)
 	s.proxies[server] = p
 	return server, nil
 }
 
-// addrOf is where others reach the primary or the replica.
-func (s *Sentinel) addrOf(server *Server) string {
+// addrOf is the address of the primary or the replica for others.
+func (s *SentinelGroup) addrOf(server *Server) string {
 	if p := s.proxies[server]; p != nil {
 		return p.Addr()
 	}
 	return server.Addr
 }
 
-// watches is nil once a sentinel could take part in a failover.
-func (s *Server) watches() error {
+// checkReady returns nil when a Sentinel can take part in a failover.
+func (s *Server) checkReady() error {
 	reply, err := s.Do("SENTINEL", "MASTER", MasterName)
 	if err != nil {
 		return err
@@ -178,10 +177,10 @@ func (s *Server) watches() error {
 }
 
 // launchSentinel starts a sentinel that watches the primary at host and port.
-func (s *Sentinel) launchSentinel(number int, host, port string) (*Server, error) {
+func (s *SentinelGroup) launchSentinel(number int, host, port string) (*Server, error) {
 	if s.secured != nil {
-		// A client begins with the sentinels, by their addresses, also where they name the servers by
-		// host names.
+		// Clients start with the addresses of the Sentinels, even if the Sentinels name the servers
+		// by host names.
 		own := s.secured.host(number)
 		return launch(s.secured.secure(sentinelOf(host, port, own, ""), own, []string{own}))
 	}
@@ -196,10 +195,10 @@ func (s *Sentinel) launchSentinel(number int, host, port string) (*Server, error
 	return watcher, err
 }
 
-// sentinelOf is a sentinel at own that watches the primary at host and primaryPort.
+// sentinelOf is the recipe of a Sentinel at own that watches the primary at host and primaryPort.
 func sentinelOf(host, primaryPort, own, source string) recipe {
 	return func(dir string, port int) ([]string, error) {
-		conf := filepath.Join(dir, "sentinel.conf") // a sentinel keeps its state in it
+		conf := filepath.Join(dir, "sentinel.conf") // a Sentinel also writes its state to it
 		text := ""
 		if net.ParseIP(host) == nil {
 			text = "sentinel resolve-hostnames yes\nsentinel announce-hostnames yes\n"

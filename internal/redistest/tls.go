@@ -17,29 +17,29 @@ import (
 	"time"
 )
 
-// A TLS makes servers speak TLS only, each with a certificate of its own from one authority.
+// A TLS makes servers that accept only TLS. Each has its own certificate, and all have the same
+// authority.
 type TLS struct {
-	Clients  bool     // must show a certificate
-	Hostname string   // by which servers name each other, "" for their addresses
-	Also     []string // names in every certificate
+	RequireClientCert bool     // clients need a certificate
+	ServerName        string   // the name by which servers know each other; "": their addresses
+	ExtraNames        []string // further names in every certificate
 
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// Options are what a URL needs to speak to the servers: ca, and where clients must show one, cert
-// and key.
+// Options returns the URL options for clients: ca, and if clients need a certificate, cert and key.
 func (a *TLS) Options() url.Values {
 	options := url.Values{"ca": {filepath.Join(a.dir, "ca.pem")}}
-	if a.Clients {
+	if a.RequireClientCert {
 		options.Set("cert", filepath.Join(a.dir, "client.pem"))
 		options.Set("key", filepath.Join(a.dir, "client.key"))
 	}
 	return options
 }
 
-// StartTLS starts a server whose certificate is only for the names in Also.
+// StartTLS starts a server whose certificate has only the names in ExtraNames.
 func StartTLS(t testing.TB, a *TLS) *Server {
 	t.Helper()
 	a.begin(t)
@@ -47,7 +47,7 @@ func StartTLS(t testing.TB, a *TLS) *Server {
 	return started(t, s, err)
 }
 
-// StartTLSCluster is StartCluster with nodes at addresses of their own.
+// StartTLSCluster is StartCluster with TLS. Each node has its own address.
 func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 	t.Helper()
 	a.begin(t)
@@ -57,9 +57,9 @@ func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 			host := a.host(i)
 			announce := []string{"--cluster-announce-ip", host, "--bind-source-addr", host, "--tls-cluster", "yes"}
 			names := []string{a.name(i)}
-			if a.Hostname != "" {
-				announce = append(announce, "--cluster-announce-hostname", a.Hostname, "--cluster-preferred-endpoint-type", "hostname")
-				if i == 0 { // a client begins with it, by its address
+			if a.ServerName != "" {
+				announce = append(announce, "--cluster-announce-hostname", a.ServerName, "--cluster-preferred-endpoint-type", "hostname")
+				if i == 0 { // clients connect to it first, by its address
 					names = append(names, host)
 				}
 			}
@@ -76,11 +76,11 @@ func StartTLSCluster(t testing.TB, a *TLS) *Cluster {
 	return started(t, c, err)
 }
 
-// StartTLSSentinel is StartSentinel with servers and sentinels at addresses of their own.
-func StartTLSSentinel(t testing.TB, a *TLS) *Sentinel {
+// StartTLSSentinel is StartSentinel with TLS. Each server and Sentinel has its own address.
+func StartTLSSentinel(t testing.TB, a *TLS) *SentinelGroup {
 	t.Helper()
 	a.begin(t)
-	s := &Sentinel{secured: a}
+	s := &SentinelGroup{secured: a}
 	if err := s.launch(); err != nil {
 		s.Close()
 		t.Fatal(err)
@@ -89,33 +89,33 @@ func StartTLSSentinel(t testing.TB, a *TLS) *Sentinel {
 	return s
 }
 
-// host is where the server of this number listens.
+// host is the address at which the server with this number listens.
 func (a *TLS) host(number int) string {
-	if a.Hostname != "" {
+	if a.ServerName != "" {
 		return "127.0.0.1"
 	}
 	return fmt.Sprintf("127.0.2.%d", number+1)
 }
 
-// name is how others name that server.
+// name is the name of that server for others.
 func (a *TLS) name(number int) string {
-	if a.Hostname != "" {
-		return a.Hostname
+	if a.ServerName != "" {
+		return a.ServerName
 	}
 	return a.host(number)
 }
 
-// secure makes a recipe's server listen at host, by TLS, with a certificate for these names.
+// secure makes a recipe's server listen at host with TLS, with a certificate for these names.
 func (a *TLS) secure(r recipe, host string, names []string, more ...string) recipe {
 	return func(dir string, port int) ([]string, error) {
 		args, err := r(dir, port)
 		if err != nil {
 			return nil, err
 		}
-		if err := a.certify(filepath.Join(dir, "server"), append(names, a.Also...)...); err != nil {
+		if err := a.certify(filepath.Join(dir, "server"), append(names, a.ExtraNames...)...); err != nil {
 			return nil, err
 		}
-		clients := map[bool]string{true: "yes", false: "no"}[a.Clients]
+		clients := map[bool]string{true: "yes", false: "no"}[a.RequireClientCert]
 		args = append(args, "--bind", host, "--protected-mode", "no", "--port", "0", "--tls-port", fmt.Sprint(port), "--tls-replication", "yes", "--tls-auth-clients", clients,
 			"--tls-ca-cert-file", filepath.Join(a.dir, "ca.pem"),
 			"--tls-cert-file", filepath.Join(dir, "server.pem"), "--tls-key-file", filepath.Join(dir, "server.key"))
@@ -155,7 +155,7 @@ func (a *TLS) begin(t testing.TB) {
 	}
 }
 
-// certify writes a certificate for addresses and host names, and its key, to file.pem and file.key.
+// certify writes a certificate for addresses and host names to file.pem, and its key to file.key.
 func (a *TLS) certify(file string, names ...string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

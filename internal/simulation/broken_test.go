@@ -10,18 +10,18 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A breakage is what is wrong with the guards of a run, on purpose.
+// A breakage is what is broken in the guards of a run, on purpose.
 type breakage struct {
-	replays   bool          // a client sends again what had no answer
-	undivided bool          // the instances do not know of each other
-	staysOpen bool          // a breaker that has opened pauses for an hour
-	timeout   time.Duration // a decision may take so long
-	denyFor   time.Duration // a denial is remembered so long
-	answers   func([]penstock.Charge, *penstock.Status)
+	replaysRequests  bool          // a client repeats requests without a reply
+	isUndivided      bool          // the instances do not know each other
+	breakerStaysOpen bool          // an open breaker pauses for an hour
+	timeout          time.Duration // of a decision
+	denyFor          time.Duration // of the deny cache
+	answers          func([]penstock.Charge, *penstock.Status)
 }
 
-// falsify is what a guard is told instead of the store's answer.
-func (b *breakage) falsify(charges []penstock.Charge, d penstock.Decision) penstock.Decision {
+// falsifyDecision changes a decision of the store before a guard gets it.
+func (b *breakage) falsifyDecision(charges []penstock.Charge, d penstock.Decision) penstock.Decision {
 	if b.answers == nil {
 		return d
 	}
@@ -36,7 +36,7 @@ func (b *breakage) falsify(charges []penstock.Charge, d penstock.Decision) penst
 	return penstock.NewDecision(statuses)
 }
 
-// later is a denial that says to come back later than the store has said.
+// later increases the RetryAfter of denials.
 func later(by time.Duration) func([]penstock.Charge, *penstock.Status) {
 	return func(_ []penstock.Charge, s *penstock.Status) {
 		if s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
@@ -45,17 +45,17 @@ func later(by time.Duration) func([]penstock.Charge, *penstock.Status) {
 	}
 }
 
-func TestBrokenGuardsAreFoundOut(t *testing.T) {
+func TestBrokenGuardsAreFound(t *testing.T) {
 	t.Parallel()
 	const most = 200
 	for _, row := range []struct {
-		name, judge string
+		name, check string
 		broken      breakage
 		planOf      func(seed uint64) *plan // default: newPlan
 	}{
-		{"a client replays what was lost", "once", breakage{replays: true}, nil},
-		{"a fallback that is not divided", "bound", breakage{undivided: true}, nil},
-		{"a breaker that stays open", "recovery", breakage{staysOpen: true}, nil},
+		{"a client that repeats lost requests", "once", breakage{replaysRequests: true}, nil},
+		{"a fallback without shares", "bound", breakage{isUndivided: true}, nil},
+		{"a breaker that stays open", "recovery", breakage{breakerStaysOpen: true}, nil},
 		{"a timeout of 2 s", "deadline", breakage{timeout: 2 * time.Second}, nil},
 		{"a denial that counts from the reply", "denial", breakage{answers: later(6 * time.Millisecond)}, nil},
 		{"a denial that never ends", "liveness", breakage{denyFor: 100 * time.Hour, answers: later(50 * time.Hour)}, nil},
@@ -79,30 +79,30 @@ func TestBrokenGuardsAreFoundOut(t *testing.T) {
 				found := false
 				synctest.Test(t, func(t *testing.T) {
 					for _, problem := range simulate(t, row.planOf(seed), row.broken).problems {
-						found = found || strings.HasPrefix(problem, row.judge)
+						found = found || strings.HasPrefix(problem, row.check)
 					}
 				})
 				if found {
 					t.Logf("found by seed %d", seed)
-					t.Logf("counted: 1 broken guards found out by simulation")
+					t.Logf("counted: 1 broken guard found by simulation")
 					return
 				}
 			}
-			t.Errorf("in %d seeds, the judge of %q has found nothing", most, row.judge)
+			t.Errorf("in %d seeds, the check of %q has found nothing", most, row.check)
 		})
 	}
 }
 
-// leasedWindowPlan is a plan of one leased window that is used up about every second time, and in
-// which nothing fails: a window is not full where the one before has left something.
+// leasedWindowPlan makes a plan without faults, and with one leased window that is used up about
+// every second time. A window after one with units left is never full.
 func leasedWindowPlan(seed uint64) *plan {
 	p := newPlan(seed)
-	limit, err := penstock.Limit{Name: "l0", Group: "g", Algorithm: penstock.FixedWindow, Count: 300, Period: time.Second}.Ready()
+	limit, err := penstock.Limit{Name: "l0", Group: "g", Algorithm: penstock.FixedWindow, Count: 300, Period: time.Second}.Compile()
 	if err != nil {
 		panic(err)
 	}
-	p.instances, p.floor, p.nodes, p.keys, p.faults, p.early = 2, 2, 1, 1, nil, false
-	p.policies = []policy{{limit: limit, settings: guard.Settings{OnFailure: guard.Local, Lease: 50}}}
-	p.phases = []phase{{after: time.Second, asks: 3000, gap: limit.Period / time.Duration(limit.Count), pattern: steady}}
+	p.instances, p.floor, p.nodes, p.keys, p.faults, p.startsEarly = 2, 2, 1, 1, nil, false
+	p.policies = []policy{{limit: limit, settings: guard.Settings{OnFailure: guard.FailLocal, Lease: 50}}}
+	p.phases = []phase{{after: time.Second, requests: 3000, gap: limit.Limit().Period / time.Duration(limit.Limit().Count), pattern: steady}}
 	return p
 }

@@ -12,37 +12,36 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A plan is what a seed draws.
+// A plan is what a seed determines.
 type plan struct {
-	seed      uint64
-	instances int
-	floor     int // of instances, as the operator says
-	nodes     int
-	oneWay    time.Duration
-	ahead     time.Duration // of the server's clock
-	keys      int
-	policies  []policy
-	denyFor   time.Duration
-	exact     bool // leases
-	early     bool // the load begins before the instances know of each other
-	patient   bool // no caller has a deadline of its own, after which the fallback answers
-	phases    []phase
-	faults    []fault
+	seed              uint64
+	instances         int
+	floor             int // number of instances in the configuration
+	nodes             int
+	oneWay            time.Duration
+	clockAhead        time.Duration // how far the server's clock is ahead
+	keys              int
+	policies          []policy
+	denyFor           time.Duration
+	startsEarly       bool // the load starts before the instances know each other
+	hasPatientCallers bool // no caller has its own deadline
+	phases            []phase
+	faults            []fault
 }
 
-// A policy is a limit and how it is guarded.
+// A policy is a limit with its guard settings.
 type policy struct {
-	limit    penstock.Limit
+	limit    *penstock.Plan
 	settings guard.Settings
 }
 
-// A phase is a time of one kind of load.
+// A phase is a period with one kind of load.
 type phase struct {
-	after   time.Duration // quiet
-	asks    int
-	gap     time.Duration
-	policy  int
-	pattern pattern
+	after    time.Duration // pause before it
+	requests int
+	gap      time.Duration
+	policy   int
+	pattern  pattern
 }
 
 type pattern uint8
@@ -50,23 +49,23 @@ type pattern uint8
 const (
 	steady pattern = iota
 	bursts
-	skewed   // most at one instance
-	alone    // all at one instance, all under one key
+	skewed   // most requests go to one instance
+	single   // all requests go to one instance, with one key
 	patterns = 4
 )
 
 var patternNames = [...]string{"steady", "bursts", "skewed", "alone"}
 
-func (p *plan) policyOf(l *penstock.Limit) *policy {
+func (p *plan) policyOf(l *penstock.Plan) *policy {
 	for i := range p.policies {
-		if p.policies[i].limit.Name == l.Name {
+		if p.policies[i].limit.Name() == l.Name() {
 			return &p.policies[i]
 		}
 	}
 	return nil
 }
 
-func (p *plan) settingsOf(l *penstock.Limit) guard.Settings {
+func (p *plan) settingsOf(l *penstock.Plan) guard.Settings {
 	if policy := p.policyOf(l); policy != nil {
 		return policy.settings
 	}
@@ -75,13 +74,13 @@ func (p *plan) settingsOf(l *penstock.Limit) guard.Settings {
 
 func (p *plan) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%d instances (floor %d), %d nodes, %v one way, clock %v ahead, %d keys, DenyFor %v, exact leases %v\n",
-		p.instances, p.floor, p.nodes, p.oneWay, p.ahead, p.keys, p.denyFor, p.exact)
+	fmt.Fprintf(&s, "%d instances (floor %d), %d nodes, %v one way, clock %v ahead, %d keys, DenyFor %v\n",
+		p.instances, p.floor, p.nodes, p.oneWay, p.clockAhead, p.keys, p.denyFor)
 	for i := range p.policies {
 		fmt.Fprintf(&s, "  %v\n", &p.policies[i])
 	}
 	for _, h := range p.phases {
-		fmt.Fprintf(&s, "  after %v: %d asks every %v, mostly of %s, %s\n", h.after, h.asks, h.gap, p.policies[h.policy].limit.Name,
+		fmt.Fprintf(&s, "  after %v: %d requests every %v, mostly of %s, %s\n", h.after, h.requests, h.gap, p.policies[h.policy].limit.Name(),
 			patternNames[h.pattern])
 	}
 	return s.String()
@@ -95,13 +94,13 @@ func (p *policy) String() string {
 	if p.settings.Lease > 0 {
 		s += fmt.Sprintf(", leased by %d", p.settings.Lease)
 	}
-	if p.settings.Shards > 1 {
-		s += fmt.Sprintf(", in %d shards", p.settings.Shards)
+	if p.settings.SplitInto > 1 {
+		s += fmt.Sprintf(", in %d shards", p.settings.SplitInto)
 	}
 	return s
 }
 
-// logUniform is between two numbers, as likely near the one as near the other, whatever their size.
+// logUniform returns a number between two others. Its logarithm is distributed uniformly.
 func logUniform(rng *rand.Rand, from, to float64) float64 {
 	return from * math.Pow(to/from, rng.Float64())
 }
@@ -119,21 +118,21 @@ func newPlan(seed uint64) *plan {
 	if rng.IntN(5) < 2 {
 		p.nodes = 2 + rng.IntN(2)
 	}
-	p.ahead = time.Duration(rng.Int64N(int64(2*time.Hour))) - time.Hour
+	p.clockAhead = time.Duration(rng.Int64N(int64(2*time.Hour))) - time.Hour
 	p.keys = 1 + rng.IntN(3)
 	p.denyFor = []time.Duration{0, 0, 0, -1, 100 * time.Millisecond, time.Minute}[rng.IntN(6)]
-	p.exact, p.early = rng.IntN(3) == 0, rng.IntN(5) == 0
+	p.startsEarly = rng.IntN(5) == 0
 	for i := range 1 + rng.IntN(3) {
-		p.policies = append(p.policies, somePolicy(rng, i, p.instances))
+		p.policies = append(p.policies, randomPolicy(rng, i, p.instances))
 	}
 	length := time.Duration(0)
 	for range 2 + rng.IntN(3) {
-		h := somePhase(rng, p)
+		h := randomPhase(rng, p)
 		p.phases = append(p.phases, h)
-		length += h.after + time.Duration(h.asks)*h.gap
+		length += h.after + time.Duration(h.requests)*h.gap
 	}
 	for range 1 + rng.IntN(8) {
-		p.faults = append(p.faults, someFault(rng, p, length))
+		p.faults = append(p.faults, randomFault(rng, p, length))
 	}
 	return p
 }
@@ -144,7 +143,7 @@ var algorithms = []*algorithm.Algorithm{
 	penstock.LeakyBucket, penstock.Concurrency,
 }
 
-func somePolicy(rng *rand.Rand, i, instances int) policy {
+func randomPolicy(rng *rand.Rand, i, instances int) policy {
 	l := penstock.Limit{Name: fmt.Sprintf("l%d", i), Group: "g", Algorithm: algorithms[rng.IntN(len(algorithms))]}
 	l.Count = int64(logUniform(rng, 1, 3000))
 	l.Period = []time.Duration{time.Second, time.Second, time.Second, 3 * time.Second, 10 * time.Second, time.Minute}[rng.IntN(6)]
@@ -152,25 +151,25 @@ func somePolicy(rng *rand.Rand, i, instances int) policy {
 		l.Period = time.Hour
 	}
 	switch {
-	case l.Algorithm.Is(penstock.TokenBucket):
+	case l.Algorithm.Name() == penstock.TokenBucket.Name():
 		l.Burst = 1 + rng.Int64N(2*l.Count)
-	case l.Algorithm.Is(penstock.LeakyBucket):
+	case l.Algorithm.Name() == penstock.LeakyBucket.Name():
 		l.Count = int64(logUniform(rng, 1, 200))
 		l.Burst = rng.Int64N(30)
-	case l.Algorithm.Holds:
+	case l.Algorithm.NeedsHolder():
 		l.Count = int64(logUniform(rng, 1, 50))
 		l.Burst, l.Period = l.Count, min(l.Period, time.Minute)
 	}
-	ready, err := l.Ready()
+	ready, err := l.Compile()
 	if err != nil {
 		panic(err)
 	}
-	p := policy{limit: ready, settings: guard.Settings{OnFailure: guard.Local}}
+	p := policy{limit: ready, settings: guard.Settings{OnFailure: guard.FailLocal}}
 	switch rng.IntN(6) {
 	case 0:
-		p.settings.OnFailure = guard.Closed
+		p.settings.OnFailure = guard.FailClosed
 	case 1:
-		p.settings.OnFailure = guard.Open
+		p.settings.OnFailure = guard.FailOpen
 		if rng.IntN(2) == 0 {
 			p.settings.Ceiling = l
 			p.settings.Ceiling.Count, p.settings.Ceiling.Burst = 2*l.Count, 2*l.Burst
@@ -180,24 +179,24 @@ func somePolicy(rng *rand.Rand, i, instances int) policy {
 		p.settings.Lease = int64(logUniform(rng, 2, 300))
 	}
 	if rng.IntN(4) == 0 {
-		p.settings.Shards = 2 + rng.IntN(7)
+		p.settings.SplitInto = 2 + rng.IntN(7)
 	}
 	return p
 }
 
-// longestPhase keeps runs of slow limits from taking days.
+// longestPhase limits the virtual time of slow limits.
 const longestPhase = 10 * time.Minute
 
-func somePhase(rng *rand.Rand, p *plan) phase {
-	h := phase{asks: 100 + rng.IntN(300), policy: rng.IntN(len(p.policies)), pattern: pattern(rng.IntN(patterns))}
+func randomPhase(rng *rand.Rand, p *plan) phase {
+	h := phase{requests: 100 + rng.IntN(300), policy: rng.IntN(len(p.policies)), pattern: pattern(rng.IntN(patterns))}
 	limit := p.policies[h.policy].limit
-	h.gap = time.Duration(float64(limit.Period) / float64(limit.Count) / logUniform(rng, 0.3, 6))
-	h.gap = min(max(h.gap, 50*time.Microsecond), longestPhase/time.Duration(h.asks))
+	h.gap = time.Duration(float64(limit.Limit().Period) / float64(limit.Limit().Count) / logUniform(rng, 0.3, 6))
+	h.gap = min(max(h.gap, 50*time.Microsecond), longestPhase/time.Duration(h.requests))
 	if p.policies[h.policy].settings.Lease > 0 && rng.IntN(2) == 0 {
 		h.gap = logTime(rng, 200*time.Microsecond, 4*time.Millisecond)
 	}
 	if h.gap < 4*time.Millisecond {
-		h.asks *= 4 // what is dense enough for leases is worth more of them
+		h.requests *= 4 // more requests where they are dense enough for leases
 	}
 	h.after = logTime(rng, time.Millisecond, 10*time.Second)
 	return h

@@ -13,44 +13,45 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A health says how a node of the store is.
+// A health is the state of a node.
 type health uint8
 
 const (
-	well health = iota
+	healthy health = iota
 	refusing
 	hanging
 )
 
-// A server is the store: nodes that share the keys, and one clock that may be set. A batch that
-// concerns several nodes is decided in one moment here; how a cluster does it is tested elsewhere.
+// A server is the store: nodes that share the keys, and one clock that may be set. It decides a
+// batch with keys of several nodes at one moment; the tests of redisstore cover how a Cluster does
+// that.
 type server struct {
-	book *book
+	history *history
 
-	mu    sync.Mutex
-	ahead time.Duration // of the clock, before true time
-	nodes []*node
-	live  map[string]time.Time
+	mu         sync.Mutex
+	clockAhead time.Duration // how far the clock is ahead of true time
+	nodes      []*node
+	live       map[string]time.Time
 
-	waiting []func() // requests that arrived while a node hung
+	waiting []func() // requests that arrived while a node was hanging
 }
 
 type node struct {
 	health health
 	store  *memstore.Store
-	now    time.Time // by which the store decides
-	log    []entry   // what was asked, for a replica that lags
+	now    time.Time // clock of the store
+	log    []entry   // decided batches, for a replica that lags
 }
 
 type entry struct {
 	at      time.Time // true
 	clock   time.Time // the server's
 	charges []penstock.Charge
-	granted bool // a denial may mend a state
+	granted bool // a denial may repair a state
 }
 
-func newServer(nodes int, ahead time.Duration, b *book) *server {
-	s := &server{book: b, ahead: ahead, live: make(map[string]time.Time)}
+func newServer(nodes int, clockAhead time.Duration, b *history) *server {
+	s := &server{history: b, clockAhead: clockAhead, live: make(map[string]time.Time)}
 	for range nodes {
 		s.nodes = append(s.nodes, newNode())
 	}
@@ -63,15 +64,15 @@ func newNode() *node {
 	return n
 }
 
-// nodeOf is the number of the node that keeps a key.
+// nodeOf is the number of the node that has a key.
 func (s *server) nodeOf(key string) int {
 	h := fnv.New32a()
 	h.Write([]byte(key))
 	return int(h.Sum32() % uint32(len(s.nodes)))
 }
 
-// shard names the node of a batch; of one that concerns several, the first one's.
-func (s *server) shard(charges []penstock.Charge) string {
+// nodeName names the node of a batch: that of its first key.
+func (s *server) nodeName(charges []penstock.Charge) string {
 	if len(charges) == 0 {
 		return ""
 	}
@@ -82,15 +83,14 @@ func (s *server) shard(charges []penstock.Charge) string {
 func (s *server) healthOf(charges []penstock.Charge) health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	worst := well
+	worst := healthy
 	for i := range charges {
 		worst = max(worst, s.nodes[s.nodeOf(charges[i].Key)].health)
 	}
 	return worst
 }
 
-// decide is what happens when a request arrives. The call is the one that the request is part of,
-// or nil.
+// decide handles a request. The request is part of the call c, or c is nil.
 func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,11 +98,11 @@ func (s *server) decide(c *call, charges []penstock.Charge) (penstock.Decision, 
 	if err != nil {
 		return d, err
 	}
-	s.book.charged(c, charges, &d, s.clockLocked())
+	s.history.charged(c, charges, &d, s.clockLocked())
 	at, clock := time.Now(), s.clockLocked()
 	for i, n := range s.nodes {
 		mine := slices.DeleteFunc(slices.Clone(charges), func(c penstock.Charge) bool { return c.Mode == penstock.Peek || s.nodeOf(c.Key) != i })
-		if len(mine) > 0 && (d.Allowed || len(mine) == len(charges)) { // what others denied would be granted when this is played again
+		if len(mine) > 0 && (d.Allowed || len(mine) == len(charges)) { // a replay would grant charges that another node denied
 			n.log = append(n.log, entry{at, clock, mine, d.Allowed})
 		}
 	}
@@ -115,12 +115,12 @@ func (s *server) clock() time.Time {
 	return s.clockLocked()
 }
 
-func (s *server) clockLocked() time.Time { return time.Now().Add(s.ahead) }
+func (s *server) clockLocked() time.Time { return time.Now().Add(s.clockAhead) }
 
 func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, error) {
 	first := s.nodeOf(charges[0].Key)
-	alone := !slices.ContainsFunc(charges, func(c penstock.Charge) bool { return s.nodeOf(c.Key) != first })
-	if alone {
+	isSingleNode := !slices.ContainsFunc(charges, func(c penstock.Charge) bool { return s.nodeOf(c.Key) != first })
+	if isSingleNode {
 		return s.nodes[first].decide(s.clockLocked(), charges)
 	}
 	asked := slices.Clone(charges)
@@ -141,7 +141,7 @@ func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, err
 	return s.eachLocked(charges)
 }
 
-// eachLocked decides charges one by one.
+// eachLocked decides each charge separately.
 func (s *server) eachLocked(charges []penstock.Charge) (penstock.Decision, error) {
 	statuses := make([]penstock.Status, len(charges))
 	for i, c := range charges {
@@ -159,8 +159,8 @@ func (n *node) decide(now time.Time, charges []penstock.Charge) (penstock.Decisi
 	return n.store.Decide(context.Background(), charges)
 }
 
-// would tells what the store would decide now, health aside.
-func (s *server) would(charges []penstock.Charge) penstock.Decision {
+// peek returns what the store would decide now, whatever its health.
+func (s *server) peek(charges []penstock.Charge) penstock.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	asked := slices.Clone(charges)
@@ -177,8 +177,8 @@ func (s *server) would(charges []penstock.Charge) penstock.Decision {
 	return d
 }
 
-// note counts the instances that are there, as Live of redisstore does.
-func (s *server) note(instance string, life time.Duration) int {
+// heartbeat counts the live instances, like Heartbeat of redisstore.
+func (s *server) heartbeat(instance string, life time.Duration) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clockLocked()
@@ -195,32 +195,32 @@ func (s *server) note(instance string, life time.Duration) int {
 	return len(s.live)
 }
 
-// set changes a node's health. What waits for a node that hung is done; what waits for a process
-// that was killed is lost.
-func (s *server) set(n int, h health) {
+// setHealth changes a node's health. Requests that wait for a hanging node are then handled; those
+// of a killed process are lost.
+func (s *server) setHealth(n int, h health) {
 	s.mu.Lock()
-	killed := s.nodes[n].health == hanging && h == refusing
+	wasKilled := s.nodes[n].health == hanging && h == refusing
 	s.nodes[n].health = h
 	waiting := s.waiting
 	s.waiting = nil
 	s.mu.Unlock()
-	if !killed {
+	if !wasKilled {
 		for _, do := range waiting {
 			do()
 		}
 	}
 }
 
-// step sets the clock.
-func (s *server) step(by time.Duration) {
+// stepClock moves the clock.
+func (s *server) stepClock(by time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ahead += by
-	s.book.stepped(by)
+	s.clockAhead += by
+	s.history.clockStepped(by)
 }
 
-// forget has a node lose all of its state.
-func (s *server) forget(n int) {
+// loseData makes a node lose all its data.
+func (s *server) loseData(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fresh := newNode()
@@ -229,10 +229,10 @@ func (s *server) forget(n int) {
 	if n == 0 {
 		clear(s.live)
 	}
-	s.book.forgave(func(key string) bool { return s.nodeOf(key) == n })
+	s.history.creditAll(func(key string) bool { return s.nodeOf(key) == n })
 }
 
-// failOver has a node go back to the state that it had so long ago.
+// failOver makes a node return to its state before lag.
 func (s *server) failOver(n int, lag time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,7 +242,7 @@ func (s *server) failOver(n int, lag time.Duration) {
 	for _, e := range old.log {
 		if e.at.After(since) {
 			if e.granted {
-				s.book.undid(e.charges)
+				s.history.creditUndone(e.charges)
 			}
 			continue
 		}
@@ -254,28 +254,28 @@ func (s *server) failOver(n int, lag time.Duration) {
 	s.nodes[n] = fresh
 }
 
-// base is the key that a shard's key was made of.
+// base is the key of which a shard's key was made.
 func base(key string) string {
 	key, _, _ = strings.Cut(key, "~")
 	return key
 }
 
-// arrive does what a request asks for, and tells whether it is answered: a server that hangs does
-// it when it goes on.
-func (s *server) arrive(charges []penstock.Charge, do func() error) (answered bool, err error) {
+// handle runs a request, and returns whether it gets a reply. A hanging server runs it when it
+// continues.
+func (s *server) handle(charges []penstock.Charge, do func() error) (answered bool, err error) {
 	switch s.healthOf(charges) {
 	case refusing:
 		return true, errRefused
 	case hanging:
 		s.mu.Lock()
-		s.waiting = append(s.waiting, func() { s.arrive(charges, do) })
+		s.waiting = append(s.waiting, func() { s.handle(charges, do) })
 		s.mu.Unlock()
 		return false, nil
 	}
 	return true, do()
 }
 
-// keyOf is a key that a node keeps.
+// keyOf returns a key that a node has.
 func (s *server) keyOf(n int) string {
 	for i := 0; ; i++ {
 		if key := fmt.Sprint("node", i); s.nodeOf(key) == n {

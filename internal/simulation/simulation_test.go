@@ -17,30 +17,30 @@ import (
 )
 
 var (
-	onlySeed  = flag.Int64("simulation.seed", -1, "only this seed of the simulation, with its trace")
-	firstSeed = flag.Uint64("simulation.first", effort.Seed(), "the first seed; default: another for each run")
+	onlySeed  = flag.Int64("simulation.seed", -1, "run only this seed of the simulation, and print its trace")
+	firstSeed = flag.Uint64("simulation.first", effort.Seed(), "the first seed; default: a different one in each run")
 )
 
-// So many seeds are simulated by make test; the soak simulates for as long as soakFor.
+// make test runs these numbers of seeds; the soak runs seeds for soakFor.
 const (
 	seeds       = 170
 	statedSeeds = 100
 	soakFor     = 3 * time.Minute
 )
 
-// A tally sums up runs.
+// A tally sums up several runs.
 type tally struct {
-	mu        sync.Mutex
-	seeds     int
-	decisions int
-	faults    int
-	hours     float64
-	sources   [6]int
-	kinds     [faultKinds]int
-	judged    map[string]float64
+	mu          sync.Mutex
+	seeds       int
+	decisions   int
+	faults      int
+	hours       float64
+	sources     [6]int
+	kinds       [faultKinds]int
+	utilization map[string]float64
 }
 
-func (s *tally) add(p *plan, b *book) {
+func (s *tally) add(p *plan, b *history) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seeds++
@@ -53,19 +53,19 @@ func (s *tally) add(p *plan, b *book) {
 	for _, f := range p.faults {
 		s.kinds[f.kind]++
 	}
-	for kind, reached := range b.judged {
-		s.judged[kind] = max(s.judged[kind], reached)
+	for kind, reached := range b.utilization {
+		s.utilization[kind] = max(s.utilization[kind], reached)
 	}
 }
 
-func TestFleetKeepsItsPromises(t *testing.T) {
+func TestFleetStaysWithinItsBounds(t *testing.T) {
 	t.Parallel()
 	simulateSeeds(t, seeds, newPlan, nil)
 }
 
-// simulateSeeds simulates the plans of so many seeds, and judges them by more if there is more.
-func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more func(*book, *plan)) {
-	sum := &tally{judged: make(map[string]float64)}
+// simulateSeeds runs the plans of n seeds. more, if not nil, is a further check.
+func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more func(*history, *plan)) {
+	sum := &tally{utilization: make(map[string]float64)}
 	name := t.Name()
 	run := func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
@@ -113,13 +113,13 @@ func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more 
 func tail(lines []string, n int) []string { return lines[max(0, len(lines)-n):] }
 
 func (s *tally) log(t *testing.T) {
-	t.Logf("counted: %d seeds of a fleet's life", s.seeds)
+	t.Logf("counted: %d seeds of simulated fleets", s.seeds)
 	t.Logf("counted: %d virtual hours of fleets", int(s.hours))
 	t.Logf("counted: %d decisions in fleets (%d by the store, %d by deny caches, %d by leases, %d by fallbacks, %d open, %d closed)", s.decisions,
 		s.sources[penstock.FromStore], s.sources[penstock.FromDenyCache], s.sources[penstock.FromLease], s.sources[penstock.FromFallback],
 		s.sources[penstock.FromOpen], s.sources[penstock.FromClosed])
 	t.Logf("counted: %d faults in fleets (%v of each kind)", s.faults, s.kinds)
-	for _, kind := range slices.Sorted(maps.Keys(s.judged)) {
-		t.Logf("at most %3.0f %% of the bound: %s", 100*s.judged[kind], kind)
+	for _, kind := range slices.Sorted(maps.Keys(s.utilization)) {
+		t.Logf("at most %3.0f %% of the bound: %s", 100*s.utilization[kind], kind)
 	}
 }

@@ -11,50 +11,51 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// found is how long after an outage the last instance has found the store again.
+// found is how long after an outage the last instance uses the store again, at most.
 const found = time.Second
 
-// outagePlan is a plan in which the store fails all instances at once, one time after another, and
-// their number is known.
+// outagePlan makes a plan in which the store fails for all instances at once, several times, and
+// the number of instances is known.
 func outagePlan(seed uint64) *plan {
 	p := newPlan(seed)
-	p.nodes, p.floor, p.early, p.patient = 1, p.instances, false, true
-	p.oneWay = min(p.oneWay, time.Millisecond) // a decision that lacks the time for what it asks would be an outage of its own
+	p.nodes, p.floor, p.startsEarly, p.hasPatientCallers = 1, p.instances, false, true
+	p.oneWay = min(p.oneWay, time.Millisecond) // a decision without enough time for its calls would be an outage of its own
 	rng := rand.New(rand.NewPCG(seed, 3))
-	kinds := []faultKind{refuses, hangs, killed, cutAll, refuses, killed, forgets, failsOver, clockSteps}
+	kinds := []faultKind{nodeRefuses, nodeHangs, nodeKilled, allCut, nodeRefuses, nodeKilled, nodeLosesData, nodeFailsOver, clockJumps}
 	slices.SortFunc(p.faults, func(x, y fault) int { return cmp.Compare(x.at, y.at) })
 	for i := range p.faults {
 		f := &p.faults[i]
 		if f.node = 0; i+1 < len(p.faults) {
-			f.long = min(f.long, p.faults[i+1].at-f.at-1)
+			f.duration = min(f.duration, p.faults[i+1].at-f.at-1)
 		}
 		f.kind = kinds[rng.IntN(len(kinds))]
-		if f.kind == clockSteps {
-			f.size = 0.5 + f.size/2 // forward: what a step back does to windows is the algorithms' affair
+		if f.kind == clockJumps {
+			f.size = 0.5 + f.size/2 // forward; the tests of the algorithms cover steps back
 		}
 	}
 	for i := range p.policies {
 		s := &p.policies[i].settings
-		if s.OnFailure == guard.Open {
-			s.OnFailure = guard.Local
+		if s.OnFailure == guard.FailOpen {
+			s.OnFailure = guard.FailLocal
 		}
 	}
 	return p
 }
 
-// stated holds all that was admitted, whoever answered, against what guard.Options.Bounds says.
-func (b *book) stated(p *plan) {
+// checkStatedBounds checks everything that was admitted, from all sources, against
+// guard.Options.Bounds.
+func (b *history) checkStatedBounds(p *plan) {
 	o := guard.Options{
-		Limits: p.settingsOf, Instances: p.instances, DenyFor: p.denyFor, Lease: guard.LeaseOptions{Exact: p.exact},
+		Limits: p.settingsOf, Instances: p.instances, DenyFor: p.denyFor,
 	}
-	clear(b.judged)
+	clear(b.utilization)
 	type name struct {
 		policy *policy
 		key    string
 	}
 	all := make(map[name][]admission)
 	for _, a := range b.admitted {
-		if !a.policy.limit.Algorithm.Holds && a.key != "wild" {
+		if !a.policy.limit.Algorithm().NeedsHolder() && a.key != "wild" {
 			all[name{a.policy, a.key}] = append(all[name{a.policy, a.key}], a)
 		}
 	}
@@ -64,15 +65,15 @@ func (b *book) stated(p *plan) {
 		for _, bound := range o.Bounds(n.policy.limit) {
 			over[bound.When] = bound.Over
 		}
-		l := n.policy.limit
-		slack := over["leased"] + int64(p.instances) // a unit each, since shares are rounded up
-		if b.last() >= 0 {
-			slack = max(slack, p.excess(n.policy, p.instances, true)+int64(p.instances))
+		l := n.policy.limit.Limit()
+		slack := over["leased"] + int64(p.instances) // one unit for each instance, because shares are rounded up
+		if b.lastCredit() >= 0 {
+			slack = max(slack, p.leaseExcess(n.policy, p.instances, true)+int64(p.instances))
 		}
-		var pardons []pardon
+		var credits []credit
 		for i, s := range b.situations {
 			booked := int64(0)
-			if s.when == "store returns" { // an instance that was idle finds it when it is asked again
+			if s.when == "store returns" { // an idle instance uses it with its next request
 				next := time.Duration(1<<62 - 1)
 				if k := slices.IndexFunc(b.situations[i:], func(s situation) bool { return s.when == "store fails" }); k >= 0 {
 					next = b.situations[i+k].at
@@ -81,7 +82,7 @@ func (b *book) stated(p *plan) {
 					switch a := &admitted[j]; {
 					case a.source != penstock.FromFallback || a.charged >= next || a.at <= s.at:
 					case a.charged < a.at:
-						booked += a.units // by who had not found it yet, for later
+						booked += a.units // booked by an instance that did not use the store yet
 						fallthrough
 					default:
 						s.until = max(s.until, a.at+1)
@@ -89,39 +90,39 @@ func (b *book) stated(p *plan) {
 				}
 			}
 			units := over[s.when] + booked
-			pardons = append(pardons, pardon{at: s.at, units: max(units, 1), until: s.until})
+			credits = append(credits, credit{at: s.at, units: max(units, 1), until: s.until})
 		}
-		slices.SortStableFunc(pardons, func(x, y pardon) int { return cmp.Compare(x.until, y.until) })
-		if l.Algorithm.Is(penstock.FixedWindow) || l.Algorithm.Is(penstock.SlidingWindow) {
-			// The store's windows and those of the instances begin at different times: what counts is how
-			// many an interval touches.
+		slices.SortStableFunc(credits, func(x, y credit) int { return cmp.Compare(x.until, y.until) })
+		if l.Algorithm.WindowsDiffer() {
+			// The windows of the store and of the instances begin at different times, so the number
+			// of windows that an interval touches counts.
 			l.Algorithm, slack = penstock.AnchoredWindow, 3*slack
 		}
-		v := check(l, admitted, pardons, slack)
-		b.judged[l.Algorithm.Name] = max(b.judged[l.Algorithm.Name], v.reached/v.bound)
+		v := checkBound(l, admitted, credits, slack)
+		b.utilization[l.Algorithm.Name()] = max(b.utilization[l.Algorithm.Name()], v.reached/v.bound)
 		if v.reached > v.bound {
-			b.problem("stated", "%.3f units of %v under %q at %v; the bound is %.3f with %v\n%s", v.reached, n.policy, n.key, v.at, v.bound, over,
+			b.problem("stated", "%.3f units of %v for key %q at %v; the bound is %.3f with %v\n%s", v.reached, n.policy, n.key, v.at, v.bound, over,
 				b.trace(n.policy, n.key, v.at, 60))
 		}
 	}
 }
 
-// A situation is one that guard.Options.Bounds knows, at a time. Until then, what it adds may be in
-// any interval.
+// A situation is one of guard.Options.Bounds, at a time. Its units may be in any interval that
+// begins before until.
 type situation struct {
 	when      string
 	at, until time.Duration
 }
 
-func (b *book) situation(when string, long time.Duration) {
+func (b *history) situation(when string, duration time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.situations = append(b.situations, situation{when, b.now(), b.now() + long})
+	b.situations = append(b.situations, situation{when, b.now(), b.now() + duration})
 }
 
-// What is stated of a limit holds for all that the fleet admits together, over the beginnings and
-// the ends of outages.
-func TestFleetAdmitsWhatIsStated(t *testing.T) {
+// The stated bounds of a limit hold for everything that the fleet admits, including the beginning
+// and the end of outages.
+func TestFleetStaysWithinTheStatedBounds(t *testing.T) {
 	t.Parallel()
-	simulateSeeds(t, statedSeeds, outagePlan, (*book).stated)
+	simulateSeeds(t, statedSeeds, outagePlan, (*history).checkStatedBounds)
 }

@@ -30,7 +30,7 @@ func TestFailoversAreFollowed(t *testing.T) {
 			client := redis.NewFailoverClient(&redis.FailoverOptions{
 				MasterName: redistest.MasterName, SentinelAddrs: s.Addrs(), ContextTimeoutEnabled: how.heedful,
 			})
-			followFailover(t, client, func() { how.fault(s.Primary) }, s.Follow)
+			followFailover(t, client, func() { how.fault(s.Primary) }, s.AwaitFailover)
 		})
 		t.Run("cluster/"+how.name, func(t *testing.T) {
 			t.Parallel()
@@ -38,7 +38,7 @@ func TestFailoversAreFollowed(t *testing.T) {
 			victim := c.Nodes[0]
 			heir := c.Replica(victim)
 			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: how.heedful})
-			followFailover(t, client, func() { how.fault(victim) }, heir.Promoted)
+			followFailover(t, client, func() { how.fault(victim) }, heir.AwaitPromotion)
 		})
 	}
 }
@@ -49,12 +49,12 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := guard.Standard(redis, guard.Options{Server: redis, OnFailure: guard.Closed})
+	store, err := guard.Standard(redis, guard.Options{Server: redis, OnFailure: guard.FailClosed})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	limit, err := penstock.PerDay(1_000_000).With(penstock.FixedWindow).Ready() // nothing comes back meanwhile
+	limit, err := penstock.PerDay(1_000_000).With(penstock.FixedWindow).Compile() // nothing comes back meanwhile
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 		return func() bool {
 			as := 0
 			for k := range keys {
-				d, err := store.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint("k", k), Limit: limit, Cost: 1}})
+				d, err := store.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint("k", k), Plan: limit, Cost: 1}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -89,11 +89,11 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 	await(t, "the store decides again", all(penstock.FromStore))
 	t.Logf("the store decides again %v after the replica has taken over", time.Since(begin))
 	for k := range keys {
-		d, err := redis.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint("k", k), Limit: limit, Mode: penstock.Peek}})
+		d, err := redis.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint("k", k), Plan: limit, Mode: penstock.Peek}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if used := limit.Count - d.Status(0).Remaining; used < granted[k]-1 { // what was answered when the primary died may be lost
+		if used := limit.Limit().Count - d.Status(0).Remaining; used < granted[k]-1 { // what was answered when the primary died may be lost
 			t.Errorf("%d units of key %d are used; %d were granted", used, k, granted[k])
 		}
 	}
@@ -104,7 +104,7 @@ func await(t *testing.T, what string, ready func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ready(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }

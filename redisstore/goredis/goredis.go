@@ -12,12 +12,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// New makes a Client of a go-redis client of the user's own: *redis.Client, *redis.ClusterClient, a
-// failover client or a *redis.Ring. The user closes it. Scripts are sent once whatever the client's
-// MaxRetries and MaxRedirects say; its timeouts, pools and hooks are its own.
+// New makes a Client of the user's own go-redis client: *redis.Client, *redis.ClusterClient, a
+// failover client or a *redis.Ring. The user closes it. Scripts are sent once, whatever the
+// client's MaxRetries and MaxRedirects are. Its timeouts, pools and hooks stay as they are.
 //
-// A call that its caller has given up goes on until the client's own timeouts end it (DialTimeout,
-// ReadTimeout, PoolTimeout), and holds a connection of the pool for as long. ReadTimeout is 3 s by
+// If a caller leaves, its call goes on until a timeout of the client ends it (DialTimeout,
+// ReadTimeout, PoolTimeout), and uses a connection of the pool for as long. ReadTimeout is 3 s by
 // default; 1 s is enough for these scripts.
 func New(client redis.UniversalClient) redisstore.Client { return adapter{client} }
 
@@ -31,39 +31,39 @@ func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (
 	return a.once(ctx, "eval", script, keys, args)
 }
 
-// unrepeated is a command that go-redis sends once. By default it would send a script up to four
-// times when an answer is lost, the cluster client even with MaxRetries -1, and each may run and
+// A singleCmd is a command that go-redis sends once. By default go-redis would send a script up to
+// four times when a reply is lost, the cluster client even with MaxRetries -1. Each may run and
 // charge.
-type unrepeated struct{ *redis.Cmd }
+type singleCmd struct{ *redis.Cmd }
 
-func (unrepeated) NoRetry() bool { return true }
+func (singleCmd) NoRetry() bool { return true }
 
 func (a adapter) once(ctx context.Context, command, script string, keys, args []string) (string, error) {
 	words := make([]any, 0, 3+len(keys)+len(args))
 	words = append(words, command, script, len(keys))
-	// The store uses the memory of keys and arguments again; hooks of the user's may keep a command
-	// for longer.
+	// The store uses the memory of keys and arguments again. The user's hooks may keep a command for
+	// longer.
 	for _, key := range keys {
 		words = append(words, strings.Clone(key))
 	}
 	for _, arg := range args {
 		words = append(words, strings.Clone(arg))
 	}
-	cmd := unrepeated{redis.NewCmd(ctx, words...)}
+	cmd := singleCmd{redis.NewCmd(ctx, words...)}
 	cmd.SetFirstKeyPos(3)
-	defer a.doubtLater(ctx)()
+	defer a.reloadLater(ctx)()
 	if err := a.client.Process(ctx, cmd); err != nil {
 		err = reply(err)
-		a.doubt(ctx, err)
+		a.reloadAfter(ctx, err)
 		return "", err
 	}
 	return cmd.Text()
 }
 
-// doubt has a Cluster's client ask who keeps what, in the background, where a call has failed and
-// no answer says why. go-redis does so when it sends a command once more, which scripts are not,
-// and would stay with a dead primary for as long as its ClusterStateReloadInterval says.
-func (a adapter) doubt(ctx context.Context, err error) {
+// reloadAfter makes the client of a Cluster reload the layout in the background, if a call has
+// failed without a reply. go-redis does so when it retries a command. Scripts are not retried, so
+// it would stay with a dead primary for ClusterStateReloadInterval.
+func (a adapter) reloadAfter(ctx context.Context, err error) {
 	if _, replied := err.(redisstore.ReplyError); replied {
 		return
 	}
@@ -72,15 +72,14 @@ func (a adapter) doubt(ctx context.Context, err error) {
 	}
 }
 
-// doubtAfter is how long a call takes before somebody else is asked who keeps what, as when it
-// fails.
-const doubtAfter = 200 * time.Millisecond
+// reloadDelay is how long a call may take before the layout is reloaded, as if it had failed.
+const reloadDelay = 200 * time.Millisecond
 
-func (a adapter) doubtLater(ctx context.Context) (stop func() bool) {
+func (a adapter) reloadLater(ctx context.Context) (stop func() bool) {
 	if _, ok := a.client.(*redis.ClusterClient); !ok {
 		return func() bool { return true }
 	}
-	return time.AfterFunc(doubtAfter, func() { a.doubt(ctx, nil) }).Stop
+	return time.AfterFunc(reloadDelay, func() { a.reloadAfter(ctx, nil) }).Stop
 }
 
 func (a adapter) Sharded(context.Context) (bool, error) {
@@ -97,7 +96,7 @@ func (a adapter) Ping(ctx context.Context) error {
 
 func (adapter) Close() error { return nil }
 
-// reply makes a ReplyError of what Redis answered, and leaves other errors as they are.
+// reply makes a ReplyError of an error reply, and returns other errors as they are.
 func reply(err error) error {
 	var answered redis.Error
 	if errors.As(err, &answered) {
@@ -106,7 +105,7 @@ func reply(err error) error {
 	return err
 }
 
-// Load reaches every node of a Cluster or Ring, and one server otherwise: go-redis does not tell of
+// Load reaches every node of a Cluster or Ring, and one server otherwise: go-redis does not know
 // the replicas behind Sentinel.
 func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
 	on := func(ctx context.Context, node redis.Scripter) error {
@@ -123,7 +122,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 	}
 	var mu sync.Mutex
 	var all []error
-	each := func(ctx context.Context, node *redis.Client) error { // the error would hide those of others
+	each := func(ctx context.Context, node *redis.Client) error { // a returned error would hide those of others
 		err := on(ctx, node)
 		mu.Lock()
 		defer mu.Unlock()

@@ -113,7 +113,7 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	charge := []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}}
+	charge := []penstock.Charge{{Key: "k", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
 	for range 3 {
 		if _, err := store.Decide(t.Context(), charge); err != nil {
 			t.Fatal(err)
@@ -163,7 +163,7 @@ func TestCallersGoAtTheirDeadlines(t *testing.T) {
 	for name, store := range stores {
 		for what, call := range map[string]func(context.Context) error{
 			"a decision": func(ctx context.Context) error {
-				_, err := store.Decide(ctx, []penstock.Charge{{Key: "k", Limit: penstock.PerHour(10), Cost: 1}})
+				_, err := store.Decide(ctx, []penstock.Charge{{Key: "k", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}})
 				return err
 			},
 			"a ping": store.Ping,

@@ -1,6 +1,6 @@
-// Command browsers shows what a web page of another origin sees of limits. It runs the gate before
-// an upstream, and lets pages in a real Chromium fetch through it. The program to run is its only
-// argument.
+// Command browsers shows what web pages of other origins see of limits. It runs penstock serve in
+// front of an upstream, and lets pages in a real Chromium fetch through it. Its only argument is
+// the penstock program.
 package main
 
 import (
@@ -20,10 +20,10 @@ import (
 	"time"
 )
 
-// patience is how long a browser may take for one page.
+// patience is the longest time for one page.
 const patience = 2 * time.Minute
 
-// The page fetches, one after another, and tells its own server what it saw.
+// The page fetches one URL after another, and reports the results to its own server.
 const page = `<!doctype html><title>fetch</title><script>
 const steps = [
 	["PUT", "/limited", {}], ["PUT", "/limited", {}], ["PUT", "/limited", {}],
@@ -35,7 +35,7 @@ const steps = [
 	const seen = [];
 	for (const [method, path, headers] of steps) {
 		try {
-			const r = await fetch("GATE" + path, {method, headers, credentials: "include"});
+			const r = await fetch("TARGET" + path, {method, headers, credentials: "include"});
 			const body = await r.text();
 			const title = (r.headers.get("Content-Type") || "").includes("problem") ? JSON.parse(body).title : body;
 			seen.push([r.status, r.headers.get("RateLimit"), r.headers.get("RateLimit-Policy"), r.headers.get("Retry-After"), title].join(" | "));
@@ -51,8 +51,8 @@ const policy = `
 http: {cors: {origins: "http://%s", credentials: true}}
 deny: {header X-Banned: "yes"}
 rules:
-  - {name: limited, match: {path: /limited}, per: address, limits: [{rate: 2/h, algorithm: anchored-window}]}
-  - {name: closed, match: {path: /closed}, per: address, limits: [{rate: 2/h, on_failure: closed}]}
+  - {name: limited, match: {path: /limited}, per: ip, limits: [{rate: 2/h, algorithm: anchored-window}]}
+  - {name: closed, match: {path: /closed}, per: ip, limits: [{rate: 2/h, on_failure: closed}]}
 `
 
 func main() {
@@ -90,29 +90,29 @@ func run(penstock string) error {
 	if err := os.WriteFile(file, fmt.Appendf(nil, policy, named.address), 0o600); err != nil {
 		return err
 	}
-	gate, stop, err := startGate(penstock, "--config="+file, "--upstream=http://"+upstream)
+	target, stop, err := startServe(penstock, "--config="+file, "--upstream=http://"+upstream)
 	if err != nil {
 		return err
 	}
 	defer stop()
 
-	// The pages of another origin go first: what they may not read is charged all the same.
-	const anonymous = "TypeError"
-	seen, err := other.visit(dir, gate)
+	// Pages of another origin go first: responses that they may not read are charged anyway.
+	const blockedByCORS = "TypeError"
+	seen, err := other.visit(dir, target)
 	if err != nil {
 		return err
 	}
-	if err := compare("a page of another origin", seen, []string{anonymous, anonymous, anonymous, anonymous, anonymous, anonymous}); err != nil {
+	if err := compare("a page of another origin", seen, []string{blockedByCORS, blockedByCORS, blockedByCORS, blockedByCORS, blockedByCORS, blockedByCORS}); err != nil {
 		return err
 	}
 	stop()
-	if gate, stop, err = startGate(penstock, "--config="+file, "--upstream=http://"+upstream); err != nil { // with new counters
+	if target, stop, err = startServe(penstock, "--config="+file, "--upstream=http://"+upstream); err != nil { // with new counters
 		return err
 	}
 	defer stop()
 	preflights.Store(0)
 	requests.Store(0)
-	if seen, err = named.visit(dir, gate); err != nil {
+	if seen, err = named.visit(dir, target); err != nil {
 		return err
 	}
 	const window = `"limited.hour";q=2;w=3600`
@@ -127,7 +127,7 @@ func run(penstock string) error {
 		return err
 	}
 	if preflights.Load() < 2 || requests.Load() != 2 {
-		return fmt.Errorf("the upstream got %d preflights and %d requests; want some, and the 2 that were let in", preflights.Load(), requests.Load())
+		return fmt.Errorf("the upstream got %d preflights and %d requests; want at least 2 preflights, and exactly the 2 admitted requests", preflights.Load(), requests.Load())
 	}
 	fmt.Printf("browsers: 12 fetches in Chromium from two origins, %d preflights passed on\n", preflights.Load())
 	return nil
@@ -136,11 +136,11 @@ func run(penstock string) error {
 // compare compares what a page saw. A * in want stands for a number.
 func compare(who string, seen, want []string) error {
 	if len(seen) != len(want) {
-		return fmt.Errorf("%s saw %d answers: %q", who, len(seen), seen)
+		return fmt.Errorf("%s saw %d responses: %q", who, len(seen), seen)
 	}
 	for i, text := range want {
 		if got := seen[i]; got != text && !matches(text, got) {
-			return fmt.Errorf("%s saw, at fetch %d,\n\t%s\nand should see\n\t%s", who, i+1, got, text)
+			return fmt.Errorf("%s saw, at fetch %d,\n\t%s\nwant\n\t%s", who, i+1, got, text)
 		}
 	}
 	return nil
@@ -161,7 +161,7 @@ func matches(pattern, text string) bool {
 	}
 }
 
-// upstream answers preflights of one origin, as an API does that knows its pages.
+// upstream answers preflights of one origin, like an API that allows its pages.
 func upstream(origin string, preflights, requests *atomic.Int64) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -191,10 +191,10 @@ func serve(h http.Handler) (address string, err error) {
 	return l.Addr().String(), nil
 }
 
-// pages are of one origin.
+// pages serves the pages of one origin.
 type pages struct {
 	address string
-	gate    atomic.Pointer[string]
+	target  atomic.Pointer[string] // the address of penstock serve
 	seen    chan []string
 }
 
@@ -203,7 +203,7 @@ func servePages() (*pages, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		io.WriteString(w, strings.ReplaceAll(page, "GATE", "http://"+*p.gate.Load()))
+		io.WriteString(w, strings.ReplaceAll(page, "TARGET", "http://"+*p.target.Load()))
 	})
 	mux.HandleFunc("POST /seen", func(_ http.ResponseWriter, r *http.Request) {
 		var seen []string
@@ -218,8 +218,8 @@ func servePages() (*pages, error) {
 }
 
 // visit opens the page in a new browser, and returns what it saw.
-func (p *pages) visit(dir, gate string) ([]string, error) {
-	p.gate.Store(&gate)
+func (p *pages) visit(dir, target string) ([]string, error) {
+	p.target.Store(&target)
 	profile, err := os.MkdirTemp(dir, "profile-")
 	if err != nil {
 		return nil, err
@@ -229,7 +229,7 @@ func (p *pages) visit(dir, gate string) ([]string, error) {
 	browser := exec.CommandContext(ctx, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0", "--user-data-dir="+profile,
 		"http://"+p.address+"/")
-	browser.WaitDelay = 5 * time.Second // its children hold the pipe
+	browser.WaitDelay = 5 * time.Second // its children keep the pipe open
 	var said strings.Builder
 	browser.Stderr = &said
 	if err := browser.Start(); err != nil {
@@ -250,26 +250,26 @@ func (p *pages) visit(dir, gate string) ([]string, error) {
 	}
 }
 
-// startGate starts the gate, with a store that cannot be reached, so that limits which are closed
-// then answer 503.
-func startGate(penstock string, args ...string) (address string, stop func(), err error) {
-	gate := exec.Command(penstock, append([]string{"serve", "--listen=127.0.0.1:0", "--admin=off", "--log-format=json", "--store=redis://127.0.0.1:1"}, args...)...)
-	pipe, err := gate.StderrPipe()
+// startServe starts penstock serve with a store that is down, so that limits with on_failure:
+// closed respond with 503.
+func startServe(penstock string, args ...string) (address string, stop func(), err error) {
+	process := exec.Command(penstock, append([]string{"serve", "--listen=127.0.0.1:0", "--admin-listen=off", "--log-format=json", "--store=redis://127.0.0.1:1"}, args...)...)
+	pipe, err := process.StderrPipe()
 	if err == nil {
-		err = gate.Start()
+		err = process.Start()
 	}
 	if err != nil {
 		return "", nil, err
 	}
 	stop = func() {
-		gate.Process.Kill()
-		gate.Wait()
+		process.Process.Kill()
+		process.Wait()
 	}
 	for lines := json.NewDecoder(pipe); ; {
 		var line struct{ Msg, Listen string }
 		if err := lines.Decode(&line); err != nil {
 			stop()
-			return "", nil, errors.Join(errors.New("the gate did not open"), err)
+			return "", nil, errors.Join(errors.New("penstock serve did not start"), err)
 		}
 		if line.Listen != "" {
 			go io.Copy(io.Discard, pipe)

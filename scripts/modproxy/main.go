@@ -18,7 +18,7 @@ import (
 
 // tagged are the folders of the modules that get a tag for each version. A tag of cmd/penstock is
 // cmd/penstock/v0.1.0.
-var tagged = []string{".", "cmd/penstock"}
+var tagged = []string{".", "cmd/penstock", "redisstore/goredis"}
 
 func main() {
 	if len(os.Args) != 4 {
@@ -59,7 +59,7 @@ func add(dir, version, proxy string) error {
 	if err != nil {
 		return err
 	}
-	// As the go command does of a tag: without the folders of other modules.
+	// Like the go command for a tagged version, this omits the folders of other modules.
 	if err := zip.CreateFromDir(archive, module.Version{Path: path, Version: version}, dir); err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}

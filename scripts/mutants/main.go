@@ -1,10 +1,10 @@
-// Command mutants breaks the code in one small place at a time, and asks whether the tests notice.
-// It prints each mutant that survives, with what replays it, and fails if fewer are killed than its
-// goal.
+// Command mutants changes the code in one small place at a time, and checks whether the tests
+// notice. It prints each mutant that survives, with the seed that reproduces it. It fails if the
+// share of killed mutants is below -goal.
 //
-// The tree is not touched: the go command reads the mutated file by -overlay. A mutant that does
-// not compile does not count, and one on which the tests hang is killed. Mutants that change
-// nothing anybody could observe are listed in equivalent.txt, each with its reason.
+// It does not change the tree: the go command reads the changed file by -overlay. A mutant that
+// does not compile does not count. One whose tests hang counts as killed. Mutants without any
+// visible effect are listed in equivalent.txt, each with its reason.
 package main
 
 import (
@@ -23,23 +23,28 @@ import (
 	"time"
 )
 
-// A target is a package, and the tests that should notice what is wrong in it.
+// A target is a package, and the tests that should find its mutants.
 type target struct {
 	files string   // a pattern, from the root of the tree
 	tests []string // arguments of go test
 }
 
-// Every target gives as many mutants as every other.
+// Every target has the same number of mutants.
 var targets = []target{
 	{"*.go", []string{".", "./memstore"}},
 	{"algorithm/*.go", []string{"./algorithm"}},
 	{"algorithm/*.lua", []string{"./redisstore"}},
 	{"memstore/*.go", []string{"./memstore"}},
 	{"redisstore/*.go", []string{"./redisstore"}},
-	{"redisstore/*.lua", []string{"./redisstore"}},
+	{"redisstore/internal/client/*.go", []string{"./redisstore", "./redisstore/internal/client"}},
+	{"redisstore/internal/coalesce/*.go", []string{"./redisstore", "./redisstore/internal/coalesce"}},
+	{"redisstore/internal/luagen/*.go", []string{"./redisstore"}},
+	{"redisstore/internal/luagen/*.lua", []string{"./redisstore"}},
 	{"guard/*.go", []string{"./guard"}},
 	{"policy/*.go", []string{"./policy"}},
+	{"admission/*.go", []string{"./admission", "./httplimit"}},
 	{"httplimit/*.go", []string{"./httplimit"}},
+	{"httplimit/outbound/*.go", []string{"./httplimit/outbound"}},
 	{"cmd/penstock/internal/*/*.go", []string{"./cmd/penstock/internal/...", "./cmd/penstock"}},
 }
 
@@ -59,8 +64,8 @@ func main() {
 	var o options
 	flag.StringVar(&o.tree, "tree", "..", "the root of the tree")
 	flag.IntVar(&o.each, "each", 20, "mutants of each target")
-	flag.Uint64Var(&o.seed, "seed", uint64(rand.Uint32()), "which mutants are tried; default: others in each run")
-	flag.StringVar(&o.only, "only", "", "only targets whose pattern begins so, as redisstore/")
+	flag.Uint64Var(&o.seed, "seed", uint64(rand.Uint32()), "seed of the random choice of mutants; default: a random seed")
+	flag.StringVar(&o.only, "only", "", "only targets whose pattern begins with this, such as redisstore/")
 	flag.Float64Var(&o.goal, "goal", 95, "per cent that must be killed")
 	flag.DurationVar(&o.timeout, "timeout", 5*time.Minute, "for the tests of one mutant")
 	flag.Parse()
@@ -122,7 +127,7 @@ func run(o options, targets []target, equivalent map[string]bool) (killed, tried
 	return killed, tried, nil
 }
 
-// passes makes sure that the tests pass without a mutant: a test that fails anyway would kill all.
+// passes checks that the tests pass without a mutant: otherwise every mutant would seem killed.
 func passes(o options, t target) error {
 	out, err := goTest(o, t)
 	if err != nil {
@@ -171,7 +176,7 @@ func try(o options, t target, m mutant) (fate, error) {
 	return alive, nil
 }
 
-// goTest runs the target's tests until one fails. What they start ends with them.
+// goTest runs the target's tests until one fails. It ends all processes that they started.
 func goTest(o options, t target, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), o.timeout+time.Minute) // go test itself ends a test that hangs, with its name
 	defer cancel()

@@ -20,7 +20,7 @@ type mutant struct {
 	text          []byte // of the file
 }
 
-// id is what equivalent.txt knows it by: line numbers change too often.
+// id identifies the mutant in equivalent.txt. It has no line number, since these change often.
 func (m *mutant) id() string { return m.file + " | " + m.before + " | " + m.after }
 
 // An edit replaces a part of a file.
@@ -30,7 +30,7 @@ type edit struct {
 	kind        string
 }
 
-// mutantsOf are all mutants of the files, without tests, from the root of the tree.
+// mutantsOf returns all mutants of the files that match the pattern, except tests.
 func mutantsOf(tree, pattern string) ([]mutant, error) {
 	files, err := filepath.Glob(filepath.Join(tree, pattern))
 	if err != nil {
@@ -158,7 +158,7 @@ var (
 	}
 )
 
-// editsOfLua does the same to Lua, by its text. Each leaves a script that can be read.
+// editsOfLua makes the same edits to Lua, by its text. Each result is valid Lua.
 func editsOfLua(text []byte) (edits []edit) {
 	code := luaHidden.ReplaceAllFunc(text, func(hidden []byte) []byte { return bytes.Repeat([]byte("\x00"), len(hidden)) })
 	for _, m := range luaOperator.FindAllIndex(code, -1) {

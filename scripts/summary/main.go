@@ -1,9 +1,9 @@
 // Command summary reads the output of "go test -json" and prints what a reader wants of it: a line
 // per package, the output of what failed, and the sums of what the tests counted.
 //
-// A test counts by logging a line "counted: 123456 twins (seed 7)": a whole number, what it is a
-// number of, and, if the reader of the test's own output should know more, details in parentheses.
-// Lines that name the same thing are added up over all tests and packages; details are left out.
+// A test counts by logging a line "counted: 123456 twins (seed 7)": a whole number, what it counts,
+// and optionally details in parentheses. Lines that name the same thing are added up over all tests
+// and packages; details are left out.
 package main
 
 import (
@@ -113,7 +113,7 @@ func (s *summary) count(line string) {
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil {
-		return // no test counts so far
+		return // the number is larger than an int64
 	}
 	if s.counts[m[2]] == nil {
 		s.counts[m[2]] = new(total)

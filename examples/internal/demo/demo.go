@@ -1,5 +1,5 @@
-// Package demo lets an example show what it does: it asks its service 25 times, or serves it to
-// others.
+// Package demo runs the service of an example: it sends the service 25 requests, or serves it on an
+// address.
 package demo
 
 import (
@@ -16,10 +16,10 @@ import (
 	"strings"
 )
 
-// Run serves on a free port of this machine and asks 25 times, as "POST /api/rides/request"; then
-// the program ends. With the flag -listen it serves there instead, for as long as it may.
+// Run serves on a free port and sends 25 requests, such as "POST /api/rides/request"; then the
+// program ends. With the flag -listen it serves on that address instead.
 func Run(request string, serve func(net.Listener) error) {
-	address := flag.String("listen", "", "serve on this `address`, as :8080, instead of asking 25 times")
+	address := flag.String("listen", "", "serve on this `address`, such as :8080, instead of sending 25 requests")
 	flag.Parse()
 	if *address != "" {
 		listener := listen(*address)
@@ -27,9 +27,9 @@ func Run(request string, serve func(net.Listener) error) {
 		log.Fatal(serve(listener))
 	}
 	listener := listen("127.0.0.1:0")
-	go serve(listener) // until the program ends
+	go serve(listener) // runs until the program ends
 	method, path, _ := strings.Cut(request, " ")
-	if err := ask(method, "http://"+listener.Addr().String()+path); err != nil {
+	if err := sendRequests(method, "http://"+listener.Addr().String()+path); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -42,10 +42,10 @@ func listen(address string) net.Listener {
 	return listener
 }
 
-// ask asks 25 times in a row, and prints how it went.
-func ask(method, url string) error {
-	var denied *http.Response
-	var why []byte
+// sendRequests sends 25 requests and prints the results.
+func sendRequests(method, url string) error {
+	var denial *http.Response
+	var denialBody []byte
 	counts := make(map[int]int)
 	for range 25 {
 		r, err := http.NewRequest(method, url, nil)
@@ -53,42 +53,42 @@ func ask(method, url string) error {
 			return err
 		}
 		r.Header.Set("X-API-Key", "demo")
-		answer, err := http.DefaultClient.Do(r)
+		res, err := http.DefaultClient.Do(r)
 		if err != nil {
 			return err
 		}
-		body, err := io.ReadAll(answer.Body)
-		answer.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		res.Body.Close()
 		if err != nil {
 			return err
 		}
-		counts[answer.StatusCode]++
-		if answer.StatusCode == http.StatusTooManyRequests && denied == nil {
-			denied, why = answer, body
+		counts[res.StatusCode]++
+		if res.StatusCode == http.StatusTooManyRequests && denial == nil {
+			denial, denialBody = res, body
 		}
 	}
-	allowed, refused := counts[http.StatusOK], counts[http.StatusTooManyRequests]
-	fmt.Printf("%d allowed, %d denied\n", allowed, refused)
-	if denied == nil || allowed+refused != 25 {
-		return fmt.Errorf("the answers by status: %v; some should have been 200, and others 429", counts)
+	allowed, denied := counts[http.StatusOK], counts[http.StatusTooManyRequests]
+	fmt.Printf("%d allowed, %d denied\n", allowed, denied)
+	if denial == nil || allowed+denied != 25 {
+		return fmt.Errorf("the responses by status: %v; want some 200 and some 429", counts)
 	}
-	fmt.Printf("\n%s %s\n", denied.Proto, denied.Status)
-	for _, name := range slices.Sorted(maps.Keys(denied.Header)) {
-		fmt.Printf("%s: %s\n", name, strings.Join(denied.Header[name], ", "))
+	fmt.Printf("\n%s %s\n", denial.Proto, denial.Status)
+	for _, name := range slices.Sorted(maps.Keys(denial.Header)) {
+		fmt.Printf("%s: %s\n", name, strings.Join(denial.Header[name], ", "))
 	}
-	fmt.Printf("\n%s", why)
+	fmt.Printf("\n%s", denialBody)
 	return nil
 }
 
-// File finds a file of the examples, from the folder of the repository, of the examples or of one
-// of them.
+// File finds a file of the examples. It works in the folder of the repository, of the examples, or
+// of one example.
 func File(name string) string {
 	for _, dir := range []string{"examples", ".", ".."} {
 		if path := filepath.Join(dir, name); exists(path) {
 			return path
 		}
 	}
-	return name // whoever opens it says what is wrong
+	return name // opening it fails with a clear error
 }
 
 func exists(path string) bool {

@@ -1,4 +1,4 @@
-// Package demotest is the law for examples that put a gate into a framework.
+// Package demotest tests examples that use a gate with a web framework.
 package demotest
 
 import (
@@ -16,10 +16,11 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// A Service makes a framework's service of the rides with a gate. It has some more routes, for GET,
-// that do things as the framework's users do them:
+// A Service makes the example's service with a gate. It has further routes for GET, which do common
+// things in the way of the framework:
 //
 //	/fails       answers 502
 //	/panics      panics
@@ -31,39 +32,39 @@ type Service func(gate *httplimit.Gate, wait func()) (serve func(net.Listener) e
 
 // Run tests a Service.
 func Run(t *testing.T, service Service) {
-	t.Run("TwentyOfABurstOf25Pass", func(t *testing.T) {
+	t.Run("20Of25RequestsPass", func(t *testing.T) {
 		s := start(t, service, rides(t))
-		answers := make(map[int]int)
+		statuses := make(map[int]int)
 		for range 25 {
-			answer := s.ask(t, "POST", "/api/rides/request", nil)
-			answers[answer.StatusCode]++
-			if answer.StatusCode == http.StatusTooManyRequests {
-				wantHeader(t, answer, "Retry-After", "1")
-				wantHeader(t, answer, "Content-Type", "application/problem+json")
-				wantHeader(t, answer, "Ratelimit", `"ride-request.second";r=0;t=1`)
+			res := s.send(t, "POST", "/api/rides/request", nil)
+			statuses[res.StatusCode]++
+			if res.StatusCode == http.StatusTooManyRequests {
+				wantHeader(t, res, "Retry-After", "1")
+				wantHeader(t, res, "Content-Type", "application/problem+json")
+				wantHeader(t, res, "Ratelimit", `"ride-request.second";r=0;t=1`)
 			} else {
-				wantHeader(t, answer, "Ratelimit-Policy", `"ride-request.second";q=20;w=2`)
+				wantHeader(t, res, "Ratelimit-Policy", `"ride-request.second";q=20;w=2`)
 			}
 		}
-		if answers[http.StatusOK] != 20 || answers[http.StatusTooManyRequests] != 5 {
-			t.Errorf("the answers by status: %v; they should be 20 of 200 and 5 of 429", answers)
+		if statuses[http.StatusOK] != 20 || statuses[http.StatusTooManyRequests] != 5 {
+			t.Errorf("the responses by status: %v; want 20 of 200 and 5 of 429", statuses)
 		}
 	})
 
-	t.Run("WhatIsNotListedIsNotLimited", func(t *testing.T) {
+	t.Run("PathsWithoutARuleAreNotLimited", func(t *testing.T) {
 		s := start(t, service, rides(t))
 		for range 50 {
-			if answer := s.ask(t, "GET", "/files/a", nil); answer.StatusCode != http.StatusOK || answer.Header["Ratelimit"] != nil {
-				t.Fatalf("%s with %v", answer.Status, answer.Header)
+			if res := s.send(t, "GET", "/files/a", nil); res.StatusCode != http.StatusOK || res.Header["Ratelimit"] != nil {
+				t.Fatalf("%s with %v", res.Status, res.Header)
 			}
 		}
 	})
 
-	t.Run("OnlyFailuresPay", func(t *testing.T) {
+	t.Run("OnlyFailuresAreCharged", func(t *testing.T) {
 		s := start(t, service, parse(t, `
 rules:
   - name: failures
-    per: everyone
+    per: global
     limits: [{rate: 3/h, on_status: 5xx}]
 `))
 		s.want(t, 10, "/files/a", http.StatusOK)
@@ -72,11 +73,11 @@ rules:
 		s.want(t, 1, "/files/a", http.StatusTooManyRequests)
 	})
 
-	t.Run("MissingRoutesAreAnsweredTruly", func(t *testing.T) {
+	t.Run("MissingRoutesGet404", func(t *testing.T) {
 		s := start(t, service, parse(t, `
 rules:
   - name: scanners
-    per: everyone
+    per: global
     limits: [{rate: 3/h, on_status: 404}]
 `))
 		s.want(t, 10, "/files/a", http.StatusOK)
@@ -84,21 +85,21 @@ rules:
 		s.want(t, 1, "/wp-admin", http.StatusTooManyRequests)
 	})
 
-	t.Run("APanicGivesItsSlotBack", func(t *testing.T) {
+	t.Run("PanicReleasesItsSlot", func(t *testing.T) {
 		s := start(t, service, parse(t, oneAtATime))
 		s.want(t, 5, "/panics", http.StatusInternalServerError)
 		s.want(t, 5, "/files/a", http.StatusOK)
 	})
 
-	t.Run("ASlotIsHeldUntilTheHandlerEnds", func(t *testing.T) {
+	t.Run("SlotIsHeldUntilTheHandlerEnds", func(t *testing.T) {
 		s := start(t, service, parse(t, oneAtATime))
 		first := make(chan *http.Response)
-		go func() { first <- s.ask(t, "GET", "/waits", nil) }()
+		go func() { first <- s.send(t, "GET", "/waits", nil) }()
 		<-s.waiting
 		s.want(t, 1, "/files/a", http.StatusTooManyRequests)
 		close(s.release)
-		if answer := <-first; answer.StatusCode != http.StatusOK {
-			t.Errorf("the one that was let in: %s", answer.Status)
+		if res := <-first; res.StatusCode != http.StatusOK {
+			t.Errorf("the admitted request got %s", res.Status)
 		}
 		s.want(t, 1, "/files/a", http.StatusOK)
 	})
@@ -108,7 +109,7 @@ rules:
 			s := start(t, service, parse(t, `
 rules:
   - name: costs
-    per: everyone
+    per: global
     limits: [{rate: 10/h, cost: {actual: X-Cost}}]
 `))
 			s.want(t, 2, path, http.StatusOK)
@@ -116,69 +117,69 @@ rules:
 		})
 	}
 
-	t.Run("NoSpellingOfAPathIsAWayAround", func(t *testing.T) {
+	t.Run("NoSpellingOfAPathEvadesItsRule", func(t *testing.T) {
 		spelled := 0
 		for _, spelling := range spellings {
 			s := start(t, service, rides(t))
 			passed := 0
 			for range 30 {
-				if answer := s.ask(t, "POST", spelling, nil); answer.StatusCode == http.StatusOK {
+				if res := s.send(t, "POST", spelling, nil); res.StatusCode == http.StatusOK {
 					passed++
 				}
 			}
 			if passed > 20 {
-				t.Errorf("POST %s: %d of 30 were answered 200; the limit is 20", spelling, passed)
+				t.Errorf("POST %s: %d of 30 requests got 200; the limit is 20", spelling, passed)
 			}
 			spelled++
 		}
 		t.Logf("counted: %d spellings of a path", spelled)
 	})
 
-	t.Run("ARouteForAllPathsIsNoWayAround", func(t *testing.T) {
+	t.Run("WildcardRouteDoesNotEvadeRules", func(t *testing.T) {
 		s := start(t, service, parse(t, `
 rules:
   - name: files
     match: {path: /files/**}
-    per: everyone
+    per: global
     limits: [{rate: 3/h}]
 `))
 		passed := 0
 		for range 10 {
 			for _, spelling := range []string{"/files/../else", "/files/a/../../else", "/files/%2e%2e/else", "//files/a", "/./files/a", "/%66iles/a"} {
-				if answer := s.ask(t, "GET", spelling, nil); answer.StatusCode == http.StatusOK {
+				if res := s.send(t, "GET", spelling, nil); res.StatusCode == http.StatusOK {
 					passed++
 				}
 			}
 		}
 		if passed > 3 {
-			t.Errorf("%d were served by the route that may be asked 3 times", passed)
+			t.Errorf("the route served %d requests; its limit is 3", passed)
 		}
 	})
 
-	t.Run("AKeyThatIsSentTwiceIsMalformed", func(t *testing.T) {
+	t.Run("RequestWithTwoKeysIsMalformed", func(t *testing.T) {
 		s := start(t, service, rides(t))
 		for i := range 30 {
 			keys := []string{fmt.Sprint("mine", i), "victim"}
 			if i%2 == 1 {
 				slices.Reverse(keys)
 			}
-			if answer := s.ask(t, "POST", "/api/rides/request", keys); answer.StatusCode != http.StatusBadRequest {
-				t.Fatalf("request %d with two keys got %d, want 400", i, answer.StatusCode)
+			if res := s.send(t, "POST", "/api/rides/request", keys); res.StatusCode != http.StatusBadRequest {
+				t.Fatalf("request %d with two keys got %d, want 400", i, res.StatusCode)
 			}
 		}
-		answer := s.ask(t, "POST", "/api/rides/request", []string{"victim"})
-		wantHeader(t, answer, "Ratelimit", `"ride-request.second";r=19;t=1`)
+		res := s.send(t, "POST", "/api/rides/request", []string{"victim"})
+		wantHeader(t, res, "Ratelimit", `"ride-request.second";r=19;t=1`)
 	})
 }
 
 const oneAtATime = `
 rules:
   - name: busy
-    per: everyone
+    per: global
     limits: [{in_flight: 1}]
 `
 
-// The rule is for POST /api/rides/request.
+// spellings of /api/rides/request, which has a rule for POST.
 var spellings = []string{
 	"/api/rides/request", "//api/rides/request", "/api//rides///request", "/api/./rides/request", "/api/x/../rides/request",
 	"/./api/rides/request", "/../api/rides/request", "/api/rides/%72equest", "/api/rides/%52equest", "/%61pi/rides/request",
@@ -188,19 +189,16 @@ var spellings = []string{
 	"/api/rides/%2e/request", "/files/../api/rides/request", "http://else/api/rides/request", "/api/rides/request#a",
 }
 
-// A running is a service that runs.
+// A running is a service that runs in a test.
 type running struct {
 	address          string
-	waiting, release chan struct{} // a handler has begun to wait; they may end
+	waiting, release chan struct{} // a handler waits; handlers may end
 }
 
 func start(t *testing.T, service Service, rules *policy.Rules) *running {
 	t.Helper()
 	now := time.Now()
-	gate, err := httplimit.New(httplimit.Options{
-		Store: memstore.New(memstore.Options{Now: func() time.Time { return now }}),
-		Rules: func() *policy.Rules { return rules },
-	})
+	gate, err := httplimit.New(memstore.New(memstore.Options{Now: func() time.Time { return now }}), func() *policy.Rules { return rules }, httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,9 +212,9 @@ func start(t *testing.T, service Service, rules *policy.Rules) *running {
 	return s
 }
 
-// ask sends the target as it is, which net/http's client would not. Without keys it has one of its
-// own.
-func (s *running) ask(t *testing.T, method, target string, keys []string) *http.Response {
+// send sends the target unchanged, which net/http's client would not. Without keys it sends the key
+// "one".
+func (s *running) send(t *testing.T, method, target string, keys []string) *http.Response {
 	t.Helper()
 	connection, err := net.Dial("tcp", s.address)
 	if err != nil {
@@ -232,38 +230,38 @@ func (s *running) ask(t *testing.T, method, target string, keys []string) *http.
 		request += "X-API-Key: " + key + "\r\n"
 	}
 	io.WriteString(connection, request+"\r\n")
-	answer, err := http.ReadResponse(bufio.NewReader(connection), nil)
+	res, err := http.ReadResponse(bufio.NewReader(connection), nil)
 	if err != nil {
 		t.Errorf("%s %s: %v", method, target, err)
 		return &http.Response{Status: "no answer"}
 	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
 	if err != nil {
 		t.Errorf("%s %s: %v", method, target, err)
 	}
-	answer.Body = io.NopCloser(strings.NewReader(string(body)))
-	return answer
+	res.Body = io.NopCloser(strings.NewReader(string(body)))
+	return res
 }
 
-// want asks some times and wants all to be answered so.
+// want sends requests, and fails unless all get the status.
 func (s *running) want(t *testing.T, times int, path string, status int) {
 	t.Helper()
 	for i := range times {
-		if answer := s.ask(t, "GET", path, nil); answer.StatusCode != status {
-			t.Errorf("GET %s, number %d: %s, not %d", path, i+1, answer.Status, status)
+		if res := s.send(t, "GET", path, nil); res.StatusCode != status {
+			t.Errorf("GET %s, number %d: %s, not %d", path, i+1, res.Status, status)
 		}
 	}
 }
 
-func wantHeader(t *testing.T, answer *http.Response, name, value string) {
+func wantHeader(t *testing.T, res *http.Response, name, value string) {
 	t.Helper()
-	if got := answer.Header[name]; len(got) != 1 || got[0] != value {
-		t.Errorf("%s: the header %s is %q, not %q", answer.Status, name, got, value)
+	if got := res.Header[name]; len(got) != 1 || got[0] != value {
+		t.Errorf("%s: the header %s is %q, not %q", res.Status, name, got, value)
 	}
 }
 
-// rides are the rules that the examples have.
+// rides loads the rules that the examples use.
 func rides(t *testing.T) *policy.Rules {
 	t.Helper()
 	text, err := os.ReadFile("../rides.yaml")
@@ -275,13 +273,13 @@ func rides(t *testing.T) *policy.Rules {
 
 func parse(t *testing.T, text string) *policy.Rules {
 	t.Helper()
-	config, err := policy.Parse("test.yaml", []byte(text), nil)
+	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules, err := config.Compile()
+	p, err := config.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return rules
+	return p.Rules
 }

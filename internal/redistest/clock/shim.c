@@ -1,5 +1,5 @@
-/* What the time is, plus what CLOCK_FILE says: 8 bytes, µs, mapped, so that time steps as soon as they are written.
- * The monotonic clock stays as it is. Nothing here may allocate: jemalloc asks for the time while it starts. */
+/* Replaces the wall clock: adds the 8 bytes in CLOCK_FILE, in µs. The file is mapped, so a write takes effect at once.
+ * The monotonic clock does not change. Nothing here may allocate: jemalloc reads the time while it starts. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-// Package admin answers those who run the gate: is it alive, is it ready, what has it counted. It
-// is for the machine's own address, and shows nothing of requests or keys.
+// Package admin serves health checks and metrics to operators. By default it listens on the
+// loopback address. It shows nothing of requests or keys.
 package admin
 
 import (
@@ -14,18 +14,18 @@ import (
 	"strings"
 )
 
-// A State is what a check finds.
+// A State is the result of a check.
 type State uint8
 
 const (
 	OK       State = iota
-	Degraded       // requests are still decided, not as well as they should be; the gate is ready
-	Down           // the gate is not ready
+	Degraded       // requests are still decided, by the fallback; the service is ready
+	Down           // the service is not ready
 )
 
 var stateNames = [...]string{"ok", "degraded", "down"}
 
-// A Check is a part of readiness. Run says how it is, and for ?verbose in which words; default: the
+// A Check is a part of readiness. Run returns its state, and a text for ?verbose; "" stands for the
 // state's name.
 type Check struct {
 	Name string
@@ -34,14 +34,14 @@ type Check struct {
 
 // Options of a handler.
 type Options struct {
-	Checks  []Check      // what readiness depends on
+	Checks  []Check      // of readiness
 	Metrics http.Handler // serves /metrics
 	Pprof   bool         // serve /debug/pprof
 }
 
 // New makes the handler of
 //
-//	/livez      200 while the process can answer; a restart would mend nothing else
+//	/livez      200 while the process can answer. It checks nothing else: a restart would not fix it
 //	/readyz     200 "ok" or "degraded: store"; 503 "down: …". With ?verbose, a line for each check
 //	/healthz    the same as /readyz
 //	/metrics    for Prometheus
@@ -67,8 +67,8 @@ func New(o Options) http.Handler {
 		header.Set("Content-Type", "text/plain; charset=utf-8")
 		header.Set("Referrer-Policy", "no-referrer")
 		header.Set("X-Content-Type-Options", "nosniff")
-		if rebound(r) {
-			http.Error(w, "ask for this address by its number, or as localhost", http.StatusMisdirectedRequest)
+		if mayBeRebound(r) {
+			http.Error(w, "use the IP address, or localhost, as the host name", http.StatusMisdirectedRequest)
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -79,8 +79,8 @@ func (o Options) ready(w http.ResponseWriter, r *http.Request) {
 	worst, names := OK, []string(nil)
 	var lines strings.Builder
 	for _, check := range o.Checks {
-		state, words := check.Run(r.Context())
-		fmt.Fprintf(&lines, "%s %s\n", check.Name, cmp.Or(words, stateNames[state]))
+		state, text := check.Run(r.Context())
+		fmt.Fprintf(&lines, "%s %s\n", check.Name, cmp.Or(text, stateNames[state]))
 		if state > worst {
 			worst, names = state, nil
 		}
@@ -101,9 +101,9 @@ func (o Options) ready(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, "\n")
 }
 
-// rebound tells whether a browser may have been led here: to a loopback address, under a name that
-// somebody else gave it.
-func rebound(r *http.Request) bool {
+// mayBeRebound detects DNS rebinding: a browser reached a loopback address under a foreign host
+// name.
+func mayBeRebound(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if !ok || !local.IP.IsLoopback() {
 		return false

@@ -9,36 +9,36 @@ import (
 	"testing"
 )
 
-func TestReadinessIsThatOfTheWorstCheck(t *testing.T) {
+func TestReadinessIsTheStateOfTheWorstCheck(t *testing.T) {
 	for _, c := range []struct {
-		store, gate State
-		path        string
-		status      int
-		body        string
+		store, service State
+		path           string
+		status         int
+		body           string
 	}{
 		{OK, OK, "/readyz", 200, "ok\n"},
-		{OK, OK, "/readyz?verbose", 200, "store ok\ngate ok\nok\n"},
+		{OK, OK, "/readyz?verbose", 200, "store ok\nservice ok\nok\n"},
 		{Degraded, OK, "/readyz", 200, "degraded: store\n"},
-		{Degraded, Degraded, "/healthz", 200, "degraded: store, gate\n"},
-		{Degraded, Down, "/readyz?verbose=1", 503, "store degraded\ngate down\ndown: gate\n"},
+		{Degraded, Degraded, "/healthz", 200, "degraded: store, service\n"},
+		{Degraded, Down, "/readyz?verbose=1", 503, "store degraded\nservice down\ndown: service\n"},
 		{Down, Down, "/livez", 200, "ok\n"},
 	} {
 		handler := New(Options{Checks: []Check{
 			{"store", func(context.Context) (State, string) { return c.store, "" }},
-			{"gate", func(context.Context) (State, string) { return c.gate, "" }},
+			{"service", func(context.Context) (State, string) { return c.service, "" }},
 		}})
 		recorder := httptest.NewRecorder()
 		handler.ServeHTTP(recorder, httptest.NewRequest("GET", c.path, nil))
 		if recorder.Code != c.status || recorder.Body.String() != c.body {
-			t.Errorf("%s with store %v, gate %v: %d %q; want %d %q", c.path, c.store, c.gate, recorder.Code, recorder.Body, c.status, c.body)
+			t.Errorf("%s with store %v, service %v: %d %q; want %d %q", c.path, c.store, c.service, recorder.Code, recorder.Body, c.status, c.body)
 		}
 	}
 }
 
-func TestACheckHasWordsForThoseWhoAskForThem(t *testing.T) {
-	for path, want := range map[string]string{"/readyz": "ok\n", "/readyz?verbose": "policy refused: the rules of yesterday stay\nok\n"} {
+func TestVerboseShowsTheTextOfACheck(t *testing.T) {
+	for path, want := range map[string]string{"/readyz": "ok\n", "/readyz?verbose": "policy reload failed\nok\n"} {
 		handler := New(Options{Checks: []Check{
-			{"policy", func(context.Context) (State, string) { return OK, "refused: the rules of yesterday stay" }},
+			{"policy", func(context.Context) (State, string) { return OK, "reload failed" }},
 		}})
 		recorder := httptest.NewRecorder()
 		handler.ServeHTTP(recorder, httptest.NewRequest("GET", path, nil))
@@ -48,7 +48,7 @@ func TestACheckHasWordsForThoseWhoAskForThem(t *testing.T) {
 	}
 }
 
-func TestNothingMoreIsServedThanAsked(t *testing.T) {
+func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 	metrics := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "m") })
 	paths := []string{"/", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/cmdline", "/debug/pprof/profile", "/debug/pprof/trace", "/debug/vars", "/config", "/metrics/"}
 	for _, path := range paths {
@@ -70,10 +70,10 @@ func TestNothingMoreIsServedThanAsked(t *testing.T) {
 	if recorder.Code != http.StatusOK {
 		t.Errorf("with Pprof, cmdline answers %d", recorder.Code)
 	}
-	t.Logf("counted: %d paths where nothing is", len(paths))
+	t.Logf("counted: %d paths that are not served", len(paths))
 }
 
-func TestAnswersAreOfNoUseToABrowser(t *testing.T) {
+func TestBrowsersCannotUseResponses(t *testing.T) {
 	server := httptest.NewServer(New(Options{}))
 	defer server.Close()
 	for _, c := range []struct {

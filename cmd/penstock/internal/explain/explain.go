@@ -1,5 +1,5 @@
-// Package explain tells what a policy makes of one request: which rules match, who pays, which
-// limits are charged, in what order and under which keys of the store.
+// Package explain shows which limits apply to a request: the matching rules, the identity, the
+// charged limits in their order, and their keys in the store.
 package explain
 
 import (
@@ -20,32 +20,32 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A Report is what is told, for programs as JSON.
+// A Report is the explanation of one request. As JSON it is for programs.
 type Report struct {
 	Method  string   `json:"method"`
 	Path    string   `json:"path"`
 	Address string   `json:"address"`
 	Tier    string   `json:"tier,omitempty"`
 	Listed  string   `json:"listed,omitempty"` // "allow" or "deny"
-	Doubts  []string `json:"doubts,omitempty"` // why the token, or a value that should have named the client, is rejected
+	Doubts  []string `json:"doubts,omitempty"` // why the token or an identity of the request is rejected
 	Rules   []Rule   `json:"rules"`
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
 	Trials  []Charge `json:"trials,omitempty"`
-	Allowed *bool    `json:"allowed,omitempty"` // by the store, if it was asked
+	Allowed *bool    `json:"allowed,omitempty"` // by the store, if it was read
 }
 
-// A Rule is one that matches.
+// A Rule is a rule that matches.
 type Rule struct {
 	Name    string `json:"name"`
 	Applies bool   `json:"applies"`
 	Why     string `json:"why"`
 }
 
-// A Charge is what a limit demands.
+// A Charge is what a limit charges for the request.
 type Charge struct {
 	Rule         string  `json:"rule"`
 	Limit        string  `json:"limit"`
-	Payer        string  `json:"payer"`
+	Identity     string  `json:"identity"`
 	Rate         string  `json:"rate"`
 	Algorithm    string  `json:"algorithm"`
 	Cost         int64   `json:"cost"`
@@ -53,41 +53,41 @@ type Charge struct {
 	OnFailure    string  `json:"on_failure"`
 	Ceiling      string  `json:"ceiling,omitempty"` // with on_failure open
 	Lease        int64   `json:"lease,omitempty"`
-	Shards       int     `json:"shards,omitempty"`
-	DenyForMS    *int64  `json:"deny_for_ms,omitempty"` // 0: never
-	Kind         string  `json:"kind"`                  // enforced, shadow or candidate
+	SplitInto    int     `json:"split_into,omitempty"`
+	DenyForMS    *int64  `json:"deny_cache_ttl_ms,omitempty"` // 0: never
+	Kind         string  `json:"kind"`                        // enforced, shadow or candidate
 	Note         string  `json:"note,omitempty"`
 	Key          string  `json:"key"`               // in Redis
-	Corrupt      bool    `json:"corrupt,omitempty"` // something else stands under the key
+	Corrupt      bool    `json:"corrupt,omitempty"` // the key contains something else
 	Remaining    *int64  `json:"remaining,omitempty"`
 	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
-	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // how long it would wait now
-	Bounds       []Bound `json:"bounds,omitempty"`         // of what is enforced
+	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // the wait, if sent now
+	Bounds       []Bound `json:"bounds,omitempty"`         // of enforced limits
 }
 
-// A Bound says how much the limit admits at most in one situation: guard.Bound for programs.
+// A Bound is how many units the limit admits at most in one situation, like guard.Bound.
 type Bound struct {
 	When string `json:"when"`
-	Over *int64 `json:"over"` // units beyond the limit itself; null: no number holds
+	Over *int64 `json:"over"` // units beyond the limit itself; null: unbounded
 	Text string `json:"text"`
 }
 
-// Explain reads a request. The options are those of the store whose keys are named; the bounds are
-// for so many instances.
+// Explain explains a request. The options are those of the store that has the keys. The bounds are
+// for this number of instances.
 func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
-	reading, err := httplimit.Read(rules, r)
+	reading, err := httplimit.Inspect(rules, r)
 	if err != nil {
 		return nil, nil, err
 	}
-	v := &reading.Verdict
+	v := &reading.Evaluation
 	report := &Report{Method: r.Method, Path: reading.Path, Address: "unix", Tier: v.Tier, Rules: []Rule{}, Charges: []Charge{}}
 	if reading.Address.IsValid() {
 		report.Address = reading.Address.String()
 	}
-	switch v.Listed {
-	case policy.Exempt:
+	switch v.ListMatch {
+	case policy.AllowListed:
 		report.Listed = "allow"
-	case policy.Refused:
+	case policy.DenyListed:
 		report.Listed = "deny"
 	}
 	report.Doubts = v.Doubts()
@@ -97,10 +97,10 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, inst
 		if err != nil {
 			return nil, nil, err
 		}
-		c.Bounds = boundsOf(rules, v.Charges[i].Limit, instances)
+		c.Bounds = boundsOf(rules, v.Charges[i].Plan, instances)
 		report.Charges = append(report.Charges, c)
 	}
-	for _, t := range v.Trials {
+	for _, t := range v.Shadows {
 		kind := "shadow"
 		if t.Candidate {
 			kind = "candidate"
@@ -116,7 +116,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, inst
 	return report, v.Charges, nil
 }
 
-func boundsOf(rules *policy.Rules, limit penstock.Limit, instances int) (all []Bound) {
+func boundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
 	for _, b := range options.Bounds(limit) {
 		bound := Bound{When: b.When, Text: b.Text}
@@ -128,22 +128,22 @@ func boundsOf(rules *policy.Rules, limit penstock.Limit, instances int) (all []B
 	return all
 }
 
-func (r *Report) rules(reading *httplimit.Reading) {
+func (r *Report) rules(reading *httplimit.Inspection) {
 	winner := ""
-	for _, rule := range reading.Verdict.Matched {
+	for _, rule := range reading.Evaluation.Matched {
 		if !rule.Always && (winner == "" || !rule.Shadow) {
 			winner = rule.Name
 		}
 	}
 	for _, rule := range reading.Matching {
-		line := Rule{Name: rule.Name, Applies: slices.Contains(reading.Verdict.Matched, rule)}
+		line := Rule{Name: rule.Name, Applies: slices.Contains(reading.Evaluation.Matched, rule)}
 		switch {
 		case r.Listed != "":
 			line.Why = "the client is on the list " + r.Listed
 		case line.Applies && rule.Shadow:
-			line.Why = "a shadow: counted and reported, never enforced"
+			line.Why = "a shadow rule: counted, never enforced"
 		case rule.Always:
-			line.Why = "always, beside any other rule"
+			line.Why = "applies in addition to other rules (always: true)"
 		case line.Applies && rule.Unlimited:
 			line.Why = "the most specific match; it sets no limit"
 		case line.Applies:
@@ -160,12 +160,12 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	if err != nil {
 		return Charge{}, err
 	}
-	_, rate, _ := strings.Cut(c.Limit.String(), ": ")
-	if c.Limit.Algorithm.Holds {
-		rate = fmt.Sprintf("%d at once", c.Limit.Burst)
+	_, rate, _ := strings.Cut(c.Plan.String(), ": ")
+	if c.Plan.Algorithm().NeedsHolder() {
+		rate = fmt.Sprintf("%d at once", c.Plan.Limit().Burst)
 	}
 	charge := Charge{
-		Rule: l.Rule.Name, Limit: l.Name, Payer: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
+		Rule: l.Rule.Name, Limit: l.Name, Identity: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
 		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key,
 	}
 	charge.guards(&l.Guard)
@@ -173,16 +173,16 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	if l.Status != nil {
 		notes = append(notes, "counts only responses with the statuses of on_status")
 	}
-	if l.Body > 0 && size < 0 {
-		notes = append(notes, "the body's size is not known yet: one unit now, the rest once it is read")
+	if l.Cost.Body > 0 && size < 0 {
+		notes = append(notes, "the size of the body is unknown: 1 unit now, the rest when the body is read")
 	}
-	if l.Settled {
+	if l.Adjustable {
 		notes = append(notes, "the true cost is charged after the response")
 	}
 	if l.Rule.BeforeAuth {
 		notes = append(notes, "charged before the signature of a new token is checked")
 	}
-	if limit, ok := l.Rule.NewIdentities(); ok && !l.Shadow {
+	if limit := l.Rule.NewIdentities; limit != nil && !l.Shadow {
 		_, rate, _ := strings.Cut(limit.String(), ": ")
 		notes = append(notes, "new identities from one address: at most "+rate)
 	}
@@ -190,9 +190,9 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	return charge, nil
 }
 
-// guards tells how the limit is guarded.
+// guards sets the fields of the guard settings.
 func (c *Charge) guards(s *guard.Settings) {
-	c.Lease, c.Shards = s.Lease, s.Shards
+	c.Lease, c.SplitInto = s.Lease, s.SplitInto
 	if s.DenyFor != 0 {
 		c.DenyForMS = new(max(s.DenyFor, 0).Milliseconds())
 	}
@@ -201,9 +201,8 @@ func (c *Charge) guards(s *guard.Settings) {
 	}
 }
 
-// Judge tells whether the request could never pass, since it costs more than a limit ever admits.
-// It asks no store.
-func (r *Report) Judge(charges []penstock.Charge) error {
+// CheckCost finds charges that cost more than their limit ever admits. It does not use the store.
+func (r *Report) CheckCost(charges []penstock.Charge) error {
 	empty := Report{Charges: slices.Clone(r.Charges)}
 	if err := empty.Peek(context.Background(), memstore.New(memstore.Options{}), charges); err != nil {
 		return err
@@ -216,8 +215,8 @@ func (r *Report) Judge(charges []penstock.Charge) error {
 	return nil
 }
 
-// Peek asks the store what it would answer now, and charges nothing. If a key holds something else,
-// the report tells which.
+// Peek adds what the store would decide now. It charges nothing. It marks keys that contain
+// something else.
 func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penstock.Charge) error {
 	if len(charges) == 0 {
 		return nil
@@ -245,7 +244,7 @@ func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penst
 	return nil
 }
 
-// isCorruptKey tells whether the store cannot decide because of this charge's key.
+// isCorruptKey returns true if this charge's key prevents a decision.
 func isCorruptKey(ctx context.Context, store penstock.Store, charge penstock.Charge) bool {
 	_, err := store.Decide(ctx, []penstock.Charge{charge})
 	return isCorrupt(err)
@@ -256,7 +255,7 @@ func isCorrupt(err error) bool {
 	return e != nil && e.Reason == penstock.ReasonCorrupt
 }
 
-// milliseconds are rounded up; penstock.Never is -1.
+// milliseconds rounds up. penstock.Never is -1.
 func milliseconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1
@@ -264,7 +263,7 @@ func milliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
 
-// Print writes the report for people.
+// Print writes the report as text.
 func (r *Report) Print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "request\t%s %s\n", r.Method, r.Path)
@@ -277,7 +276,7 @@ func (r *Report) Print(out io.Writer) error {
 	}
 	switch {
 	case r.Listed == "deny":
-		fmt.Fprintf(w, "list\tdeny: always refused, with status 403\n")
+		fmt.Fprintf(w, "list\tdeny: always rejected with status 403\n")
 	case r.Listed == "allow":
 		fmt.Fprintf(w, "list\tallow: never limited\n")
 	case len(r.Rules) == 0:
@@ -317,7 +316,7 @@ func (r *Report) Print(out io.Writer) error {
 func (c *Charge) print(out io.Writer, label string) {
 	fmt.Fprintf(out, "\n%s %s.%s\n", label, c.Rule, c.Limit)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "   counts for\t%s\n", c.counted())
+	fmt.Fprintf(w, "   counts for\t%s\n", c.identityText())
 	fmt.Fprintf(w, "   limit\t%s\n", c.Rate)
 	fmt.Fprintf(w, "   cost\t%d\n", c.Cost)
 	if c.WaitMS > 0 {
@@ -327,41 +326,41 @@ func (c *Charge) print(out io.Writer, label string) {
 		fmt.Fprintf(w, "   note\t%s\n", c.Note)
 	}
 	if c.Lease > 0 {
-		fmt.Fprintf(w, "   leased\tup to %d units are drawn from the store in advance\n", c.Lease)
+		fmt.Fprintf(w, "   lease\tup to %d units are drawn from the store in advance\n", c.Lease)
 	}
-	if c.Shards > 0 {
-		fmt.Fprintf(w, "   split\tinto %d counters: ~00 to ~%02d stands behind the key\n", c.Shards, c.Shards-1)
+	if c.SplitInto > 0 {
+		fmt.Fprintf(w, "   split_into\t%d counters; their keys end in ~00 to ~%02d\n", c.SplitInto, c.SplitInto-1)
 	}
 	switch deny := c.DenyForMS; {
 	case deny == nil:
 	case *deny == 0:
-		fmt.Fprintf(w, "   denials\tnever remembered\n")
+		fmt.Fprintf(w, "   denial cache\toff\n")
 	default:
-		fmt.Fprintf(w, "   denials\tremembered up to %v\n", time.Duration(*deny)*time.Millisecond)
+		fmt.Fprintf(w, "   denial cache\tup to %v\n", time.Duration(*deny)*time.Millisecond)
 	}
 	if c.Kind == "enforced" {
-		fmt.Fprintf(w, "   if the store fails\t%s\n", c.withoutStore())
+		fmt.Fprintf(w, "   if the store fails\t%s\n", c.failureText())
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Corrupt {
-		fmt.Fprintf(w, "   \tsomething else stands under this key: delete it\n")
+		fmt.Fprintf(w, "   \tthis key contains something else: delete it\n")
 	}
 	if c.Remaining != nil {
-		fmt.Fprintf(w, "   left\t%d\n", *c.Remaining)
+		fmt.Fprintf(w, "   remaining\t%d\n", *c.Remaining)
 	}
 	if c.TurnAfterMS != nil && *c.TurnAfterMS > 0 {
-		fmt.Fprintf(w, "   its turn\tafter %v\n", time.Duration(*c.TurnAfterMS)*time.Millisecond)
+		fmt.Fprintf(w, "   would wait\t%v\n", time.Duration(*c.TurnAfterMS)*time.Millisecond)
 	}
 	switch retry := c.RetryAfterMS; {
 	case retry == nil || *retry == 0:
 	case *retry < 0:
-		fmt.Fprintf(w, "   retry after\tnever: it costs more than the limit\n")
+		fmt.Fprintf(w, "   retry after\tnever: the cost is larger than the limit\n")
 	default:
 		fmt.Fprintf(w, "   retry after\t%v\n", time.Duration(*retry)*time.Millisecond)
 	}
 	w.Flush()
 	if len(c.Bounds) > 0 {
-		fmt.Fprintf(out, "   how much passes at most\n")
+		fmt.Fprintf(out, "   upper bounds\n")
 	}
 	for _, b := range c.Bounds {
 		fmt.Fprintf(w, "     %s\t%s\n", b.When, b.Text)
@@ -369,26 +368,26 @@ func (c *Charge) print(out io.Writer, label string) {
 	w.Flush()
 }
 
-// counted is whose requests are counted together.
-func (c *Charge) counted() string {
-	switch c.Payer {
-	case "everyone":
-		return "everyone: all clients together"
+// identityText describes the identity.
+func (c *Charge) identityText() string {
+	switch c.Identity {
+	case "global":
+		return "global: all clients together"
 	case "unknown":
-		return "unknown: all requests that do not say who sends them"
+		return "unknown: all requests without any of the identities"
 	}
-	return c.Payer
+	return c.Identity
 }
 
-// withoutStore is what becomes of the request while the store gives no answer.
-func (c *Charge) withoutStore() string {
+// failureText says what happens to the request while the store is down.
+func (c *Charge) failureText() string {
 	switch {
-	case c.OnFailure == guard.Closed.String():
+	case c.OnFailure == guard.FailClosed.String():
 		return "denied with status 503"
-	case c.OnFailure == guard.Local.String():
+	case c.OnFailure == guard.FailLocal.String():
 		return "each instance enforces its share of the limit"
 	case c.Ceiling != "":
-		return "allowed, but for each key at each instance at most " + c.Ceiling
+		return "allowed; at most this for each key at each instance: " + c.Ceiling
 	}
 	return "allowed"
 }

@@ -10,18 +10,19 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
 
 const text = `
-identities: {caller: {first: [{key: header X-API-Key}, address]}}
-tiers: {premium: {header X-Plan: premium}, free: otherwise}
-allow: [{address: 10.9.0.0/16}]
+identities: {caller: {any_of: [{key: header X-API-Key}, ip]}}
+tiers: {premium: {header X-Plan: premium}, free: default}
+allow: [{ip: 10.9.0.0/16}]
 deny: [{header X-API-Key: foe}]
 rules:
-  - {name: all, always: true, per: everyone, limits: [{in_flight: 100}]}
+  - {name: all, always: true, per: global, limits: [{in_flight: 100}]}
   - name: search
     match: {path: /search/**}
     per: caller
@@ -31,24 +32,25 @@ rules:
   - name: deep
     match: {path: /search/deep}
     per: caller
-    limits: [{rate: 1/s, wait: 2s, algorithm: leaky-bucket, burst: 5}, {name: strict, rate: 5/h, shadow: true}]
-  - {name: tried, shadow: true, match: {path: /search/deep}, per: everyone, limits: [{rate: 1/h}]}
+    limits: [{rate: 1/s, max_wait: 2s, algorithm: leaky-bucket, burst: 5}, {name: strict, rate: 5/h, shadow: true}]
+  - {name: tried, shadow: true, match: {path: /search/deep}, per: global, limits: [{rate: 1/h}]}
   - {name: free, match: {path: /search/health}, unlimited: true}
-  - {name: login, match: {path: /login}, per: address, limits: [{rate: 10/h, on_status: 401, cost: {units: 2, actual: X-Cost}}]}
+  - {name: login, match: {path: /login}, per: ip, limits: [{rate: 10/h, on_status: 401, cost: {units: 2, actual: X-Cost}}]}
 `
 
-// explained reads a request: its headers are "Name: value", and its address is 192.0.2.1 or that of
-// the header From.
+// explained explains a request. Headers are "Name: value". The client's address is 192.0.2.1, or
+// that of the header From.
 func explained(t *testing.T, text, target string, header ...string) (*Report, []penstock.Charge) {
 	t.Helper()
-	config, err := policy.Parse("p.yaml", []byte(text), nil)
+	config, err := policyfile.Parse("p.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules, err := config.Compile()
+	p, err := config.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
+	rules := p.Rules
 	r := httptest.NewRequest("GET", target, nil)
 	for _, line := range header {
 		name, value, _ := strings.Cut(line, ": ")
@@ -64,33 +66,33 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 	return report, charges
 }
 
-// brief is a report in few words.
+// brief is a short form of a report.
 func brief(r *Report) string {
 	words := []string{r.Path, r.Tier, r.Listed}
 	for _, rule := range r.Rules {
 		words = append(words, fmt.Sprintf("%s=%t", rule.Name, rule.Applies))
 	}
 	for _, c := range slices.Concat(r.Charges, r.Trials) {
-		words = append(words, fmt.Sprintf("%s %s.%s %s %s", c.Kind, c.Rule, c.Limit, c.Payer, c.Rate))
+		words = append(words, fmt.Sprintf("%s %s.%s %s %s", c.Kind, c.Rule, c.Limit, c.Identity, c.Rate))
 	}
 	return strings.Join(words, "; ")
 }
 
-func TestReportTellsWhatTheGateWouldAsk(t *testing.T) {
+func TestReportHasTheChargesOfARequest(t *testing.T) {
 	for _, c := range []struct {
 		target string
 		header []string
 		want   string
 	}{
-		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight everyone 100 at once"},
-		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight everyone 100 at once; " +
+		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight global 100 at once"},
+		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight global 100 at once; " +
 			"enforced search.second key:a 10 per 1s, burst 20 (token-bucket); enforced search.day key:a 1000 per 24h (sliding-log); " +
 			"candidate search.day.candidate key:a 500 per 24h (sliding-log)"},
 		{"/x/../%73earch/%c3%a4%2e", []string{"X-Plan: premium"}, "/search/%C3%A4.; premium; ; search=true; all=true; " +
-			"enforced all.in-flight everyone 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (token-bucket); " +
+			"enforced all.in-flight global 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (token-bucket); " +
 			"enforced search.day ip:192.0.2.1 1000 per 24h (sliding-log); " +
 			"candidate search.day.candidate ip:192.0.2.1 500 per 24h (sliding-log)"},
-		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight everyone 100 at once"},
+		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight global 100 at once"},
 		{"/search/deep", []string{"X-API-Key: foe"}, "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
 		{"/search/deep", []string{"From: 10.9.1.2"}, "/search/deep; ; allow; deep=false; tried=false; search=false; all=false"},
 	} {
@@ -99,18 +101,18 @@ func TestReportTellsWhatTheGateWouldAsk(t *testing.T) {
 			t.Errorf("%s %v:\n%s\nwant\n%s", c.target, c.header, got, c.want)
 		}
 		if len(charges) != len(report.Charges) {
-			t.Errorf("%s: %d charges are told as %d", c.target, len(charges), len(report.Charges))
+			t.Errorf("%s: %d charges, but %d in the report", c.target, len(charges), len(report.Charges))
 		}
 	}
 }
 
-func TestReportSaysWhy(t *testing.T) {
+func TestReportHasTheReasonOfEachRule(t *testing.T) {
 	report, _ := explained(t, text, "/search/deep", "X-API-Key: a")
 	want := []Rule{
 		{"deep", true, "the most specific match"},
-		{"tried", true, "a shadow: counted and reported, never enforced"},
+		{"tried", true, "a shadow rule: counted, never enforced"},
 		{"search", false, "deep is more specific"},
-		{"all", true, "always, beside any other rule"},
+		{"all", true, "applies in addition to other rules (always: true)"},
 	}
 	if !slices.Equal(report.Rules, want) {
 		t.Errorf("%v\nwant %v", report.Rules, want)
@@ -121,7 +123,7 @@ func TestReportSaysWhy(t *testing.T) {
 	}
 	slices.Sort(kinds)
 	if fmt.Sprint(kinds) != "[shadow deep.strict shadow tried.hour]" {
-		t.Errorf("on trial are %v", kinds)
+		t.Errorf("the trials are %v", kinds)
 	}
 	report, _ = explained(t, text, "/login")
 	if c := report.Charges[1]; c.Cost != 2 || c.Note != "counts only responses with the statuses of on_status; the true cost is charged after the response" {
@@ -130,11 +132,11 @@ func TestReportSaysWhy(t *testing.T) {
 }
 
 func TestNothingMatchesAndNothingIsLimited(t *testing.T) {
-	report, charges := explained(t, "rules: [{name: a, match: {path: /a}, per: everyone, limits: [{rate: 1/s}]}]", "/b")
+	report, charges := explained(t, "rules: [{name: a, match: {path: /a}, per: global, limits: [{rate: 1/s}]}]", "/b")
 	if report.Rules == nil || report.Charges == nil || len(report.Rules)+len(report.Charges)+len(charges) != 0 {
 		t.Errorf("%+v", report)
 	}
-	store := penstock.StoreFunc(nil) // must not be asked
+	store := penstock.StoreFunc(nil) // must not be called
 	if err := report.Peek(t.Context(), store, charges); err != nil || report.Allowed != nil {
 		t.Errorf("%v, %v", report.Allowed, err)
 	}
@@ -143,7 +145,7 @@ func TestNothingMatchesAndNothingIsLimited(t *testing.T) {
 	}
 }
 
-func TestPeekSaysWhatTheGateWouldSayNow(t *testing.T) {
+func TestPeekHasTheDecisionOfTheStore(t *testing.T) {
 	report, charges := explained(t, text, "/search/deep", "X-API-Key: a")
 	now := time.Unix(1_800_000_000, 0)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
@@ -153,7 +155,7 @@ func TestPeekSaysWhatTheGateWouldSayNow(t *testing.T) {
 		}
 		return printed(t, report)
 	}
-	for range 3 { // and spends nothing
+	for range 3 { // spends nothing
 		if got := peek(); !*report.Allowed || *report.Charges[1].Remaining != 6 || *report.Charges[1].TurnAfterMS != 0 {
 			t.Fatal(got)
 		}
@@ -165,16 +167,16 @@ func TestPeekSaysWhatTheGateWouldSayNow(t *testing.T) {
 	}
 	spend()
 	spend()
-	if got := peek(); !*report.Allowed || *report.Charges[1].TurnAfterMS != 2000 || !strings.Contains(got, "its turn            after 2s\n") {
-		t.Errorf("a request that would wait for its turn would be let in:\n%s", got)
+	if got := peek(); !*report.Allowed || *report.Charges[1].TurnAfterMS != 2000 || !strings.Contains(got, "would wait          2s\n") {
+		t.Errorf("a request with enough patience would be denied:\n%s", got)
 	}
 	spend()
 	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != 1000 || !strings.Contains(got, "retry after         1s\n") {
-		t.Errorf("a request that has not the patience would be denied:\n%s", got)
+		t.Errorf("a request without enough patience would be allowed:\n%s", got)
 	}
 	charges[1].Cost = 7
 	if got := peek(); *report.Allowed || *report.Charges[1].RetryAfterMS != -1 || !strings.Contains(got, "retry after         never") {
-		t.Errorf("what costs more than the limit is never let in:\n%s", got)
+		t.Errorf("a request that costs more than the limit would be allowed:\n%s", got)
 	}
 }
 
@@ -187,15 +189,15 @@ func printed(t *testing.T, r *Report) string {
 	return b.String()
 }
 
-func TestReportTellsHowLimitsAreGuarded(t *testing.T) {
+func TestReportHasTheGuardSettings(t *testing.T) {
 	const text = `
 rules:
   - name: a
-    per: everyone
+    per: global
     limits:
       - {rate: 100/s, lease: 20, on_failure: open, ceiling: "500/s, burst 50"}
-      - {rate: 5k/h, lease: 9, shards: 16, deny_for: 0s, on_failure: closed}
-      - {rate: 9k/d, lease: 9, deny_for: 1m30s, candidate: {rate: 1/s}}
+      - {rate: 5k/h, lease: 9, split_into: 16, deny_cache_ttl: 0s, on_failure: closed}
+      - {rate: 9k/d, lease: 9, deny_cache_ttl: 1m30s, candidate: {rate: 1/s}}
       - {name: free, rate: 9k per calendar day, lease: 9, on_failure: open}
 `
 	report, _ := explained(t, text, "/")
@@ -204,12 +206,12 @@ rules:
 		t.Fatal(err)
 	}
 	for _, line := range []string{
-		"leased              up to 20 units are drawn from the store in advance",
-		"if the store fails  allowed, but for each key at each instance at most 500 per 1s, burst 50 (token-bucket)",
-		"split               into 16 counters: ~00 to ~15 stands behind the key",
-		"denials             never remembered",
+		"lease               up to 20 units are drawn from the store in advance",
+		"if the store fails  allowed; at most this for each key at each instance: 500 per 1s, burst 50 (token-bucket)",
+		"split_into          16 counters; their keys end in ~00 to ~15",
+		"denial cache        off",
 		"if the store fails  denied with status 503",
-		"denials             remembered up to 1m30s",
+		"denial cache        up to 1m30s",
 		"if the store fails  each instance enforces its share of the limit",
 		"if the store fails  allowed\n",
 		"     leased         24 units more: a block of 8 for each of 3 instances, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
@@ -219,7 +221,7 @@ rules:
 		"     denials        no more; a refund by another instance is seen within 1m30s\n",
 	} {
 		if n := strings.Count(out.String(), line); n != 1 {
-			t.Errorf("%q stands there %d times; want once", line, n)
+			t.Errorf("the report has %q %d times; want once", line, n)
 		}
 	}
 	if t.Failed() {
@@ -227,8 +229,8 @@ rules:
 	}
 	for i, want := range []string{
 		`"on_failure":"open","ceiling":"500 per 1s, burst 50 (token-bucket)","lease":20,"kind"`,
-		`"on_failure":"closed","lease":9,"shards":16,"deny_for_ms":0,"kind"`,
-		`"on_failure":"local","lease":9,"deny_for_ms":90000,"kind"`,
+		`"on_failure":"closed","lease":9,"split_into":16,"deny_cache_ttl_ms":0,"kind"`,
+		`"on_failure":"local","lease":9,"deny_cache_ttl_ms":90000,"kind"`,
 		`"on_failure":"open","lease":9,"kind"`,
 	} {
 		if got, err := json.Marshal(report.Charges[i]); err != nil || !strings.Contains(string(got), want) {

@@ -1,5 +1,5 @@
-// Package logsink writes log lines in the background. Whoever logs never waits for the reader of
-// the log, and never fails with it.
+// Package logsink writes log lines in the background. A caller never waits for the reader of the
+// log, and never fails with it.
 package logsink
 
 import (
@@ -10,21 +10,22 @@ import (
 	"time"
 )
 
-// maxLines is how many lines may wait to be written. Those beyond it are lost.
+// maxLines is how many lines may wait to be written. Lines beyond it are lost.
 const maxLines = 1024
 
-// closeTimeout is how long Close waits for the lines that are left.
+// closeTimeout is how long Close waits until the queued lines are written.
 const closeTimeout = time.Second
 
-// A Sink is an io.Writer for lines, one with each Write. It may be used by many goroutines at once.
+// A Sink is an io.Writer that takes one line with each Write. It may be used by many goroutines at
+// once.
 type Sink struct {
 	to    io.Writer
 	lost  atomic.Int64
 	ended chan struct{}
 
-	mu     sync.Mutex
-	lines  chan []byte
-	closed bool
+	mu       sync.Mutex
+	lines    chan []byte
+	isClosed bool
 }
 
 // New makes a Sink. Close it after the last line.
@@ -47,7 +48,7 @@ func (s *Sink) run() {
 func (s *Sink) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.isClosed {
 		s.lost.Add(1)
 		return len(line), nil
 	}
@@ -59,15 +60,15 @@ func (s *Sink) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Lost is how many lines were not written: the reader of the log is gone or too slow, or the disk
-// is full.
+// Lost returns how many lines were not written: the reader of the log is gone or too slow, or the
+// disk is full.
 func (s *Sink) Lost() int64 { return s.lost.Load() }
 
-// Close returns when all lines are written, or after a second.
+// Close returns when all lines are written, or after closeTimeout.
 func (s *Sink) Close() {
 	s.mu.Lock()
-	if !s.closed {
-		s.closed = true
+	if !s.isClosed {
+		s.isClosed = true
 		close(s.lines)
 	}
 	s.mu.Unlock()

@@ -15,20 +15,20 @@ func TestLinesAreWrittenInOrderBeforeCloseReturns(t *testing.T) {
 	var want strings.Builder
 	line := make([]byte, 0, 20)
 	for i := range maxLines {
-		line = fmt.Appendf(line[:0], "line %d\n", i) // the same memory each time, as handlers of slog do it
+		line = fmt.Appendf(line[:0], "line %d\n", i) // reuses its buffer, like slog handlers
 		want.Write(line)
 		s.Write(line)
 	}
 	s.Close()
 	if out.String() != want.String() || s.Lost() != 0 {
-		t.Errorf("%d bytes were written, and %d lines lost; want %d bytes", out.Len(), s.Lost(), want.Len())
+		t.Errorf("%d bytes were written and %d lines lost; want %d bytes", out.Len(), s.Lost(), want.Len())
 	}
 	if s.Write([]byte("late\n")); s.Lost() != 1 {
 		t.Errorf("%d lines were lost; want the one after Close", s.Lost())
 	}
 }
 
-// stuck is the pipe of a reader that does not read.
+// stuck is a pipe whose reader does not read.
 type stuck struct{ freed chan struct{} }
 
 func (w stuck) Write(p []byte) (int, error) {
@@ -36,11 +36,11 @@ func (w stuck) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestStuckReaderDelaysNobody(t *testing.T) {
+func TestStuckReaderDelaysNoCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pipe := stuck{make(chan struct{})}
 		s := New(pipe)
-		s.Write([]byte("the first is with the reader\n"))
+		s.Write([]byte("the reader has this line\n"))
 		synctest.Wait()
 		for range maxLines + 7 {
 			s.Write([]byte("line\n"))
@@ -48,7 +48,7 @@ func TestStuckReaderDelaysNobody(t *testing.T) {
 		if s.Lost() != 7 {
 			t.Errorf("%d lines were lost; want 7", s.Lost())
 		}
-		s.Close() // in the time of the test, after a second
+		s.Close() // takes a second of the test's clock
 		close(pipe.freed)
 	})
 }

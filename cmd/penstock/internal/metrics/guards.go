@@ -10,19 +10,18 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// sources are who may decide.
+// sources are the label values of rate_limiter_decisions_total.
 var sources = []penstock.Source{
 	penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed,
 }
 
-// Decided counts a request by who decided. Those that FromOpen decided passed without being
-// counted.
+// Decided counts a request by the source of its decision. FromOpen: the request passed unlimited.
 func (m *Metrics) Decided(source penstock.Source) { m.decisions[source].Inc() }
 
 // BreakerChanged counts a change of a breaker.
 func (m *Metrics) BreakerChanged(to guard.State) { m.breakerChanges.WithLabelValues(to.String()).Inc() }
 
-// Guards are asked how they fare when somebody wants to know.
+// Guards are the functions that a scrape calls to read the state of the guards.
 type Guards struct {
 	Stats      func() guard.Stats
 	Instances  func() int
@@ -31,15 +30,15 @@ type Guards struct {
 }
 
 var (
-	breakerState = prometheus.NewDesc("rate_limiter_breaker_state", "The breaker of a node of the store: 0 closed, 1 half open, 2 open.", []string{"node"}, nil)
-	denials      = prometheus.NewDesc("rate_limiter_deny_cache_entries", "Denials that are remembered.", nil, nil)
-	leaseUnits   = prometheus.NewDesc("rate_limiter_lease_units_total", "Units of leases, by what became of them.", []string{"fate"}, nil)
-	instances    = prometheus.NewDesc("rate_limiter_instances", "Gates on this store, as far as is known.", nil, nil)
-	clockSteps   = prometheus.NewDesc("rate_limiter_clock_steps_total", "Steps that the store's clock was seen to make.", []string{"direction"}, nil)
-	scripts      = prometheus.NewDesc("rate_limiter_scripts_total", "Scripts that the store did not know (noscript), that were loaded (load), and that decisions carried (eval).", []string{"event"}, nil)
+	breakerState = prometheus.NewDesc("rate_limiter_breaker_state", "State of the circuit breaker of a store node: 0 closed, 1 half open, 2 open.", []string{"node"}, nil)
+	denials      = prometheus.NewDesc("rate_limiter_deny_cache_entries", "Entries in the denial cache.", nil, nil)
+	leaseUnits   = prometheus.NewDesc("rate_limiter_lease_units_total", "Leased units: drawn is the total from the store; spent, returned, expired and lost are what became of them.", []string{"fate"}, nil)
+	instances    = prometheus.NewDesc("rate_limiter_instances", "Running instances that share this store.", nil, nil)
+	clockSteps   = prometheus.NewDesc("rate_limiter_clock_steps_total", "Jumps of the store's clock by more than 100 ms.", []string{"direction"}, nil)
+	scripts      = prometheus.NewDesc("rate_limiter_scripts_total", "Lua scripts that the store did not have (noscript), that were loaded (load), or that were sent with a decision (eval).", []string{"event"}, nil)
 )
 
-// Guards says whom to ask. It is called once.
+// Guards registers the series of the guards. It is called once.
 func (m *Metrics) Guards(g Guards) { m.registry.MustRegister(g, m.breakerChanges) }
 
 // Describe implements prometheus.Collector.
@@ -77,18 +76,18 @@ func (g Guards) Collect(ch chan<- prometheus.Metric) {
 	counter(scripts, evals, "eval")
 }
 
-// maxNodes is how many parts of the store have a series of their own: a Cluster has one for each
-// primary, and for those that are asked together.
+// maxNodes is how many nodes have a series of their own. A Cluster has one node for each primary,
+// and one for each set of primaries that decide together.
 const maxNodes = 64
 
-// shown are the breakers by the label of their node. Beyond maxNodes, the worst of all others
-// stands for them.
+// shown returns the breakers by the label of their node. Beyond maxNodes, the worst state of all
+// others is under the label other.
 func shown(breakers map[string]guard.State) map[string]guard.State {
 	all := make(map[string]guard.State, len(breakers))
 	for i, node := range slices.Sorted(maps.Keys(breakers)) {
 		label, state := Node(node), breakers[node]
 		if i >= maxNodes {
-			label = "(other)"
+			label = otherLabel
 			if severity(all[label]) > severity(state) {
 				continue
 			}
@@ -98,10 +97,10 @@ func shown(breakers map[string]guard.State) map[string]guard.State {
 	return all
 }
 
-// Node is the label of a node of the store, or of all of it.
+// Node is the label of a node, or "default" for a store that is one node.
 func Node(name string) string {
 	if name == "" {
-		return "(store)"
+		return "default"
 	}
 	return name
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// faring are guards that fare so.
-var faring = Guards{
+// someGuards are guards with different numbers everywhere.
+var someGuards = Guards{
 	Stats: func() guard.Stats {
 		return guard.Stats{
 			Deny:     guard.DenyStats{Entries: 12},
@@ -30,7 +30,7 @@ func pageOf(m *Metrics) string {
 	return recorder.Body.String()
 }
 
-func TestGuardsTellHowTheyFare(t *testing.T) {
+func TestGuardsHaveMetrics(t *testing.T) {
 	m := New("")
 	for range 7 {
 		m.Decided(penstock.FromFallback)
@@ -38,16 +38,16 @@ func TestGuardsTellHowTheyFare(t *testing.T) {
 	m.Decided(penstock.FromClosed)
 	m.BreakerChanged(guard.StateOpen)
 	if page := pageOf(m); strings.Contains(page, "rate_limiter_breaker") || strings.Contains(page, "rate_limiter_lease") {
-		t.Error("a gate without guards tells of them")
+		t.Error("there are series of guards without guards")
 	}
-	m.Guards(faring)
+	m.Guards(someGuards)
 	page := pageOf(m)
 	lines := []string{
 		`rate_limiter_decisions_total{source="store"} 0`,
 		`rate_limiter_decisions_total{source="fallback"} 7`,
 		`rate_limiter_decisions_total{source="open"} 0`,
 		`rate_limiter_decisions_total{source="closed"} 1`,
-		`rate_limiter_breaker_state{node="(store)"} 0`,
+		`rate_limiter_breaker_state{node="default"} 0`,
 		`rate_limiter_breaker_state{node="10.0.0.1:6379"} 2`,
 		`rate_limiter_breaker_state{node="10.0.0.2:6379"} 1`,
 		`rate_limiter_breaker_changes_total{to="open"} 1`,
@@ -74,7 +74,7 @@ func TestGuardsTellHowTheyFare(t *testing.T) {
 	t.Logf("counted: %d series of guards", len(lines))
 }
 
-func TestErrorsAfterWhichMayBeChargedAreCountedByThemselves(t *testing.T) {
+func TestErrorsWithUnknownOutcomeAreCountedSeparately(t *testing.T) {
 	m := New("")
 	want := 0
 	for i, reason := range reasons {
@@ -85,19 +85,19 @@ func TestErrorsAfterWhichMayBeChargedAreCountedByThemselves(t *testing.T) {
 			want += i + 1
 		}
 	}
-	if got, _ := sums(t, m); got["rate_limiter_indeterminate_total"] != float64(want) {
-		t.Errorf("counted %v; want %d", got["rate_limiter_indeterminate_total"], want)
+	if got, _ := sums(t, m); got["rate_limiter_decisions_unknown_outcome_total"] != float64(want) {
+		t.Errorf("counted %v; want %d", got["rate_limiter_decisions_unknown_outcome_total"], want)
 	}
 }
 
-func TestACrowdOfShardsMakesFewSeries(t *testing.T) {
+func TestManyNodesMakeFewSeries(t *testing.T) {
 	breakers := map[string]guard.State{"": guard.StateClosed}
 	for i := range 1000 {
 		breakers[fmt.Sprintf("10.0.0.%04d:6379", i)] = guard.StateClosed
 	}
 	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
 	all := shown(breakers)
-	if len(all) != maxNodes+1 || all["(other)"] != guard.StateOpen || all["(store)"] != guard.StateClosed {
-		t.Errorf("%d shards have %d series; those that have none are %v", len(breakers), len(all), all["(other)"])
+	if len(all) != maxNodes+1 || all["other"] != guard.StateOpen || all["default"] != guard.StateClosed {
+		t.Errorf("%d nodes have %d series; the label other is %v", len(breakers), len(all), all["other"])
 	}
 }

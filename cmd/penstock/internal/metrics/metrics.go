@@ -1,5 +1,5 @@
-// Package metrics counts what the gate does, for Prometheus. Every series is known from the
-// configuration: traffic never makes a new one.
+// Package metrics counts what the service does, for Prometheus. All series follow from the
+// configuration: requests never create a new one.
 package metrics
 
 import (
@@ -15,40 +15,44 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
 )
 
-// A Rule is what decisions are counted by: one of its limits.
+// A Rule has the labels of one limit of a rule.
 type Rule struct{ Name, Limit, Algorithm string }
 
-// other stands for rules that are not known (any more). No rule can have this name.
-var other = Rule{"(other)", "(other)", "(other)"}
+// other counts requests that belong to no current rule. A rule may also be named other; its series
+// differ, because no algorithm is named other.
+var other = Rule{otherLabel, otherLabel, otherLabel}
 
-// outcomes are how a request may end.
-var outcomes = httplimit.Outcomes()
+const otherLabel = "other"
 
-// A sum is what an outcome is counted in, besides by itself.
+// outcomes are all outcomes of a request.
+var outcomes = admission.Outcomes()
+
+// A sum is the total that an outcome belongs to.
 type sum uint8
 
 const (
-	sumAllowed  sum = iota // the request was let through
-	sumRejected            // it was turned away, or went away
-	sumShadow              // a limit on trial was asked besides; the request is counted where the others are
+	sumAllowed  sum = iota // the request passed
+	sumRejected            // it was rejected, or its client left
+	sumShadow              // a shadow limit or a candidate decided; the request itself has another outcome
 )
 
-func sumOf(o httplimit.Outcome) sum {
+func sumOf(o admission.Outcome) sum {
 	switch o {
-	case httplimit.Allowed, httplimit.FailedOpen, httplimit.Exempt, httplimit.Unlimited:
+	case admission.Allowed, admission.FailedOpen, admission.Exempt, admission.Unlimited:
 		return sumAllowed
-	case httplimit.ShadowAllowed, httplimit.ShadowDenied:
+	case admission.ShadowAllowed, admission.ShadowDenied:
 		return sumShadow
 	}
 	return sumRejected
 }
 
-// reasons that errors are counted by; others are counted as the last.
+// reasons are the label values of rate_limiter_errors_total. Unknown reasons are counted as
+// "other".
 var reasons = append(storeReasons(), "invalid", "other")
 
 func storeReasons() (names []string) {
@@ -58,15 +62,15 @@ func storeReasons() (names []string) {
 	return names
 }
 
-// Metrics of one gate. Methods may be called by many goroutines at once.
+// Metrics are those of one process. Methods may be called by many goroutines at once.
 type Metrics struct {
 	registry *prometheus.Registry
 	latency  *prometheus.HistogramVec
 	rules    atomic.Pointer[map[Rule]*series]
-	mu       sync.Mutex           // held while rules change, and while one gets its histogram
+	mu       sync.Mutex           // held while rules change, and while a rule gets its histogram
 	errors   []prometheus.Counter // by reason
 
-	indeterminate  prometheus.Counter
+	unknownOutcome prometheus.Counter
 	tokensRejected *prometheus.CounterVec
 	decisions      []prometheus.Counter // by source
 	breakerChanges *prometheus.CounterVec
@@ -75,14 +79,14 @@ type Metrics struct {
 	reloaded, notReloaded prometheus.Counter
 }
 
-// series are those of one rule.
+// series are the numbers of one rule.
 type series struct {
 	outcomes []atomic.Uint64
-	latency  atomic.Pointer[prometheus.Observer] // nil until something is observed
+	latency  atomic.Pointer[prometheus.Observer] // nil until the first observation
 }
 
-// idle tells whether nothing was ever counted.
-func (s *series) idle() bool {
+// isIdle is true if nothing was ever counted.
+func (s *series) isIdle() bool {
 	for i := range s.outcomes {
 		if s.outcomes[i].Load() > 0 {
 			return false
@@ -91,12 +95,12 @@ func (s *series) idle() bool {
 	return true
 }
 
-// New makes Metrics that know no rules yet. The version is shown in rate_limiter_build_info.
+// New makes Metrics without rules. The version is shown in rate_limiter_build_info.
 func New(version string) *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry()}
 	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "rate_limiter_latency_seconds",
-		Help:    "How long checks took, until there was an answer or none.",
+		Help:    "Time until a request was decided, or until its decision failed.",
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .3, .5, 1, 2.5},
 
 		NativeHistogramBucketFactor:     1.1,
@@ -105,56 +109,56 @@ func New(version string) *Metrics {
 	}, []string{"rule", "limit", "algorithm"})
 	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_errors_total",
-		Help: "Questions that the store had no answer to.",
+		Help: "Store calls that failed, by reason.",
 	}, []string{"reason"})
 	for _, reason := range reasons {
 		m.errors = append(m.errors, failures.WithLabelValues(reason))
 	}
-	m.indeterminate = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "rate_limiter_indeterminate_total",
-		Help: "Questions that the store may have answered, and charged for, though no answer came.",
+	m.unknownOutcome = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "rate_limiter_decisions_unknown_outcome_total",
+		Help: "Store calls that failed although their charges may have been made.",
 	})
 	decisions := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_decisions_total",
-		Help: "Requests that a limit was asked about, by who decided.",
+		Help: "Requests that limits applied to, by the source of the decision.",
 	}, []string{"source"})
 	for _, source := range sources {
 		m.decisions = append(m.decisions, decisions.WithLabelValues(source.String()))
 	}
 	m.breakerChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_breaker_changes_total",
-		Help: "How often breakers closed, opened and half opened.",
+		Help: "Changes of circuit breakers, by their new state.",
 	}, []string{"to"})
 	for _, state := range []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen} {
 		m.breakerChanges.WithLabelValues(state.String())
 	}
 	m.tokensRejected = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_tokens_rejected_total",
-		Help: "Requests whose token was rejected, by reason; they were limited like those without a token.",
+		Help: "Requests whose token was rejected, by reason; they are limited like requests without a token.",
 	}, []string{"reason"})
 	for _, reason := range policy.TokenReasons() {
 		m.tokensRejected.WithLabelValues(reason)
 	}
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
-		Help: "Whether the policy file was taken up when it was last read: 1 or 0.",
+		Help: "1 if the last load of the policy succeeded, else 0.",
 	})
 	m.reloadTime = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_success_timestamp_seconds",
-		Help: "When the policy file was last taken up.",
+		Help: "Unix time of the last successful load of the policy.",
 	})
 	reloads := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_config_reloads_total",
-		Help: "How often the policy file was read again.",
+		Help: "Reloads of the policy, by outcome.",
 	}, []string{"outcome"})
 	m.reloaded, m.notReloaded = reloads.WithLabelValues("success"), reloads.WithLabelValues("failure")
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "rate_limiter_build_info",
-		Help:        "What runs here; always 1.",
+		Help:        "Build information; always 1.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(checks{m}, m.latency, failures, m.indeterminate, m.tokensRejected, decisions, m.reloadOK, m.reloadTime, reloads, build,
+	m.registry.MustRegister(checks{m}, m.latency, failures, m.unknownOutcome, m.tokensRejected, decisions, m.reloadOK, m.reloadTime, reloads, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.SetRules(nil)
 	return m
@@ -165,8 +169,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
 }
 
-// SetRules says what rules there are from now on. Those that stay keep their counts; the series of
-// those that go end.
+// SetRules sets the current rules. Rules that stay keep their counts; the series of removed rules
+// end.
 func (m *Metrics) SetRules(rules []Rule) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -189,8 +193,9 @@ func (m *Metrics) SetRules(rules []Rule) {
 	}
 }
 
-// Check counts a check by a rule. A latency of 0 means that nobody was asked.
-func (m *Metrics) Check(rule Rule, outcome httplimit.Outcome, latency time.Duration) {
+// CountRequest counts the outcome of a rule for a request. A latency of 0 means that no store was
+// called.
+func (m *Metrics) CountRequest(rule Rule, outcome admission.Outcome, latency time.Duration) {
 	rules := *m.rules.Load()
 	s := rules[rule]
 	if s == nil {
@@ -202,7 +207,7 @@ func (m *Metrics) Check(rule Rule, outcome httplimit.Outcome, latency time.Durat
 	}
 }
 
-// observe notes how long a check took. A rule's histogram is made for its first check.
+// observe records how long a decision took. A rule's histogram is made for its first one.
 func (m *Metrics) observe(rule Rule, s *series, latency time.Duration) {
 	histogram := s.latency.Load()
 	if histogram == nil {
@@ -213,7 +218,7 @@ func (m *Metrics) observe(rule Rule, s *series, latency time.Duration) {
 	(*histogram).Observe(latency.Seconds())
 }
 
-// histogram makes that of a rule; nil if the rule is gone.
+// histogram makes the histogram of a rule; nil if the rule is gone.
 func (m *Metrics) histogram(rule Rule, s *series) *prometheus.Observer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,8 +230,8 @@ func (m *Metrics) histogram(rule Rule, s *series) *prometheus.Observer {
 	return s.latency.Load()
 }
 
-// Error counts a call for which the store made no decision, and whether charges may have been made
-// all the same.
+// Error counts a call for which the store made no decision, and whether it may have been charged
+// anyway.
 func (m *Metrics) Error(reason string, mayBeCharged bool) {
 	i := slices.Index(reasons, reason)
 	if i < 0 {
@@ -234,30 +239,30 @@ func (m *Metrics) Error(reason string, mayBeCharged bool) {
 	}
 	m.errors[i].Inc()
 	if mayBeCharged {
-		m.indeterminate.Inc()
+		m.unknownOutcome.Inc()
 	}
 }
 
 // TokenRejected counts a request whose token was rejected.
 func (m *Metrics) TokenRejected(reason string) { m.tokensRejected.WithLabelValues(reason).Inc() }
 
-// Waiting says who knows how many requests wait for their turn. It is called once.
+// Waiting sets the function that counts waiting requests. It is called once.
 func (m *Metrics) Waiting(now func() int) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "rate_limiter_waiting",
-		Help: "Requests that wait for their turn.",
+		Name: "rate_limiter_requests_waiting",
+		Help: "Requests that wait until their limits allow them.",
 	}, func() float64 { return float64(now()) }))
 }
 
-// LinesLost sets the function that knows how many lines of the log were lost. It is called once.
+// LinesLost sets the function that counts lost lines of the log. It is called once.
 func (m *Metrics) LinesLost(now func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rate_limiter_log_lines_lost_total",
-		Help: "Log lines that were not written: the reader of the log is gone or too slow, or the disk is full.",
+		Help: "Log lines that were lost: the reader of the log is gone or too slow, or the disk is full.",
 	}, func() float64 { return float64(now()) }))
 }
 
-// Loaded notes that the policy file was read for the first time.
+// Loaded records the first load of the policy.
 func (m *Metrics) Loaded(at time.Time) {
 	m.reloadOK.Set(1)
 	m.reloadTime.Set(float64(at.UnixNano()) / 1e9)

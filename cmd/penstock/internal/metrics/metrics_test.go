@@ -12,16 +12,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/admission"
 )
 
 var search, login = Rule{"search", "second", "token-bucket"}, Rule{"login", "hour", "sliding-log"}
 
-func TestNamesAndHelpAreAsPrometheusWantsThem(t *testing.T) {
+func TestNamesAndHelpPassThePrometheusLinter(t *testing.T) {
 	m := New("v1.2.3")
 	m.SetRules([]Rule{search})
-	m.Check(search, httplimit.Allowed, time.Millisecond)
-	m.Guards(faring)
+	m.CountRequest(search, admission.Allowed, time.Millisecond)
+	m.Guards(someGuards)
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
@@ -33,7 +33,7 @@ func TestNamesAndHelpAreAsPrometheusWantsThem(t *testing.T) {
 	t.Logf("counted: %d metrics without a complaint of the linter", len(families))
 }
 
-// sums are the counters of a scrape, summed over their series, and how many series there are.
+// sums returns the counters of a scrape, summed over their series, and the number of series.
 func sums(t *testing.T, m *Metrics) (map[string]float64, int) {
 	t.Helper()
 	families, err := m.registry.Gather()
@@ -50,7 +50,7 @@ func sums(t *testing.T, m *Metrics) (map[string]float64, int) {
 	return found, series
 }
 
-func TestRequestsAreAllowedAndRejectedTogetherInEveryScrape(t *testing.T) {
+func TestAllowedPlusRejectedIsRequestsInEveryScrape(t *testing.T) {
 	m := New("")
 	m.SetRules([]Rule{search, login})
 	const workers, each = 8, 20_000
@@ -59,10 +59,10 @@ func TestRequestsAreAllowedAndRejectedTogetherInEveryScrape(t *testing.T) {
 		group.Go(func() {
 			for i := range each {
 				rule, outcome := []Rule{search, login, {"gone", "y", "x"}}[i%3], outcomes[(i/3+w)%len(outcomes)]
-				if withoutRule(outcome) {
+				if isWithoutRule(outcome) {
 					rule = Rule{}
 				}
-				m.Check(rule, outcome, time.Microsecond)
+				m.CountRequest(rule, outcome, time.Microsecond)
 			}
 		})
 	}
@@ -92,11 +92,11 @@ func TestRequestsAreAllowedAndRejectedTogetherInEveryScrape(t *testing.T) {
 	t.Logf("counted: %d scrapes in which the sums agreed (%d checks)", scrapes, workers*each)
 }
 
-func TestOutcomesAreLetThroughOrNot(t *testing.T) {
+func TestEachOutcomeHasItsSum(t *testing.T) {
 	for _, o := range outcomes {
 		m := New("")
 		m.SetRules([]Rule{search})
-		m.Check(search, o, 0)
+		m.CountRequest(search, o, 0)
 		got, _ := sums(t, m)
 		want := "rate_limiter_rejected_total"
 		switch o.String() {
@@ -117,19 +117,19 @@ func TestTrafficMakesNoSeries(t *testing.T) {
 	m := New("")
 	m.SetRules([]Rule{search, login})
 	for _, o := range outcomes {
-		m.Check(search, o, time.Millisecond)
+		m.CountRequest(search, o, time.Millisecond)
 	}
-	m.Check(Rule{"unknown", "x", "y"}, httplimit.Denied, time.Millisecond)
+	m.CountRequest(Rule{"unknown", "x", "y"}, admission.Denied, time.Millisecond)
 	_, before := sums(t, m)
 	const hostile = 100_000
 	for i := range hostile {
-		m.Check(Rule{fmt.Sprintf("search\n%d", i), "x", "\xff"}, httplimit.Denied, time.Duration(i))
+		m.CountRequest(Rule{fmt.Sprintf("search\n%d", i), "x", "\xff"}, admission.Denied, time.Duration(i))
 		m.Error(fmt.Sprint("dial tcp: lookup ", i), false)
 	}
 	if _, after := sums(t, m); after != before {
 		t.Errorf("%d series became %d", before, after)
 	}
-	t.Logf("counted: %d made-up names that made no series", hostile)
+	t.Logf("counted: %d unknown names that made no series", hostile)
 }
 
 func TestSeriesFollowTheRules(t *testing.T) {
@@ -140,8 +140,8 @@ func TestSeriesFollowTheRules(t *testing.T) {
 		return n
 	}
 	none, one, two := series(), series(search), series(search, login)
-	m.Check(search, httplimit.Allowed, time.Millisecond)
-	m.Check(login, httplimit.Allowed, time.Millisecond)
+	m.CountRequest(search, admission.Allowed, time.Millisecond)
+	m.CountRequest(login, admission.Allowed, time.Millisecond)
 	if again := series(search); two-one != one-none || again != one+1 { // its histogram
 		t.Errorf("with 0, 1, 2 and 1 rules there are %d, %d, %d and %d series", none, one, two, again)
 	}
@@ -153,12 +153,12 @@ func TestSeriesFollowTheRules(t *testing.T) {
 func TestCheckAllocatesNothing(t *testing.T) {
 	m := New("")
 	m.SetRules([]Rule{search, login})
-	if n := testing.AllocsPerRun(10_000, func() { m.Check(login, httplimit.Denied, 3*time.Millisecond) }); n != 0 {
+	if n := testing.AllocsPerRun(10_000, func() { m.CountRequest(login, admission.Denied, 3*time.Millisecond) }); n != 0 {
 		t.Errorf("a check allocates %v times", n)
 	}
 }
 
-func TestReloadsAreTold(t *testing.T) {
+func TestReloadsAreCounted(t *testing.T) {
 	m := New("")
 	const reload, stamp, total = "rate_limiter_config_last_reload_successful", "rate_limiter_config_last_reload_success_timestamp_seconds", "rate_limiter_config_reloads_total"
 	m.Loaded(time.Unix(100, 0))
@@ -178,7 +178,7 @@ func TestReloadsAreTold(t *testing.T) {
 func TestPageHasTheNames(t *testing.T) {
 	m := New("v1.2.3")
 	m.SetRules([]Rule{search})
-	m.Check(search, httplimit.Denied, 3*time.Millisecond)
+	m.CountRequest(search, admission.Denied, 3*time.Millisecond)
 	m.Waiting(func() int { return 2 })
 	recorder := httptest.NewRecorder()
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
@@ -190,7 +190,7 @@ func TestPageHasTheNames(t *testing.T) {
 		`rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="search",le="0.005"} 1`,
 		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 0`,
 		`rate_limiter_errors_total{reason="unreachable"} 0`,
-		`rate_limiter_waiting 2`,
+		`rate_limiter_requests_waiting 2`,
 		`version="v1.2.3"`,
 		`go_goroutines`, `process_open_fds`,
 	} {
@@ -205,6 +205,6 @@ func BenchmarkCheck(b *testing.B) {
 	m.SetRules([]Rule{search, login})
 	b.ReportAllocs()
 	for b.Loop() {
-		m.Check(login, httplimit.Denied, 300*time.Microsecond)
+		m.CountRequest(login, admission.Denied, 300*time.Microsecond)
 	}
 }

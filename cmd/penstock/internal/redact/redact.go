@@ -1,10 +1,10 @@
-// Package redact removes from messages what clients and upstreams sent.
+// Package redact removes texts of clients and upstreams from messages.
 package redact
 
 import "regexp"
 
 var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`)
 
-// Quoted replaces what stands in double quotes: the standard library quotes in its errors what it
-// could not read, which may be anybody's secret.
+// Quoted replaces everything in double quotes. Errors of the standard library quote what they could
+// not parse, which may be a secret.
 func Quoted(text string) string { return quoted.ReplaceAllLiteralString(text, `"…"`) }

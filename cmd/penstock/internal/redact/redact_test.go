@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestWhatIsQuotedIsGone(t *testing.T) {
+func TestQuotedTextIsRemoved(t *testing.T) {
 	for text, want := range map[string]string{
 		"dial tcp 127.0.0.1:1: connect: connection refused":                 "dial tcp 127.0.0.1:1: connect: connection refused",
 		fmt.Sprintf("malformed HTTP response %q", `a "secret" \`):           `malformed HTTP response "…"`,

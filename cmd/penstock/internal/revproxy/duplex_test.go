@@ -14,9 +14,10 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// TestNothingFollowsABodyWithoutACleanEnd: a client's connection whose request body was malformed,
-// too long or not read to its end is closed, so that nothing of it is taken for a request.
-func TestNothingFollowsABodyWithoutACleanEnd(t *testing.T) {
+// TestConnectionClosesUnlessTheBodyEndsCleanly: the proxy closes a client's connection if a request
+// body was malformed, too long or not read to its end. Otherwise the rest of the body could be read
+// as a request.
+func TestConnectionClosesUnlessTheBodyEndsCleanly(t *testing.T) {
 	const (
 		head     = "POST /a HTTP/1.1\r\nHost: h\r\n"
 		chunked  = head + "Transfer-Encoding: chunked\r\n"
@@ -33,18 +34,18 @@ func TestNothingFollowsABodyWithoutACleanEnd(t *testing.T) {
 	} {
 		up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/smuggled" {
-				t.Errorf("%s: the upstream got a request from within another", name)
+				t.Errorf("%s: the upstream got a request that was hidden in a body", name)
 			}
 			handler(w, r)
 		})
 		for _, c := range []struct {
 			request string
-			clean   bool // for an upstream that reads the body
+			isClean bool // the body ends cleanly, for an upstream that reads it
 		}{
 			{chunked + "\r\nxyz\r\n" + smuggled, false},
 			{chunked + "\r\n5\r\nhello\r\nxyz\r\n" + smuggled, false},
 			{chunked + "\r\n5\r\nhelloworld\r\n0\r\n\r\n" + smuggled, false},
-			{chunked + "\r\n5\r\nhello\r\n0\r\n" + smuggled, false}, // trailers that are none
+			{chunked + "\r\n5\r\nhello\r\n0\r\n" + smuggled, false}, // invalid trailers
 			{chunked + "Trailer: X\r\n\r\n5\r\nhello\r\n0\r\nno field\r\n\r\n" + smuggled, false},
 			{chunked + "\r\n65\r\n" + strings.Repeat("x", 0x65) + "\r\n0\r\n\r\n" + smuggled, false}, // too long
 			{chunked + "Expect: 100-continue\r\n\r\nxyz\r\n" + smuggled, false},
@@ -54,23 +55,23 @@ func TestNothingFollowsABodyWithoutACleanEnd(t *testing.T) {
 			{head + "Content-Length: 5\r\n\r\nhello" + next, true},
 		} {
 			site := front(t, revproxy.Options{MaxBody: 100}, up)
-			res, rest := talk(t, site, c.request)
-			if !c.clean && !res.Close {
-				t.Errorf("%s, %q: the connection stays", name, c.request)
+			res, rest := exchange(t, site, c.request)
+			if !c.isClean && !res.Close {
+				t.Errorf("%s, %q: the connection stays open", name, c.request)
 			}
-			if c.clean && name == "reads the body" && res.Close {
+			if c.isClean && name == "reads the body" && res.Close {
 				t.Errorf("%s, %q: the connection is closed", name, c.request)
 			}
 			if res.Close != (rest == "") {
-				t.Errorf("%s, %q: closed %v, and then came %q", name, c.request, res.Close, rest)
+				t.Errorf("%s, %q: closed %v, then received %q", name, c.request, res.Close, rest)
 			}
 		}
 	}
 }
 
-// talk sends what is written and gives the first final response, and what comes after it until the
+// exchange sends the text. It returns the first final response, and what follows it until the
 // connection ends.
-func talk(t *testing.T, site, request string) (*http.Response, string) {
+func exchange(t *testing.T, site, request string) (*http.Response, string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
 	if err != nil {
@@ -93,8 +94,8 @@ func talk(t *testing.T, site, request string) (*http.Response, string) {
 	}
 }
 
-// TestBodyThatComesAfterTheAnswerIsNoRequest: an upstream answers before the body has come.
-func TestBodyThatComesAfterTheAnswerIsNoRequest(t *testing.T) {
+// TestBodyAfterTheResponseIsNotReadAsARequest: an upstream responds before the body has arrived.
+func TestBodyAfterTheResponseIsNotReadAsARequest(t *testing.T) {
 	paths := make(chan string, 10)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths <- r.URL.Path
@@ -112,7 +113,7 @@ func TestBodyThatComesAfterTheAnswerIsNoRequest(t *testing.T) {
 		fmt.Fprintf(conn, "POST /a HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", framing)
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || !res.Close {
-			t.Errorf("%s: %v, %+v; want an answer that closes", framing, err, res)
+			t.Errorf("%s: %v, %+v; want a response that closes the connection", framing, err, res)
 		}
 		io.WriteString(conn, "xyz\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n")
 		conn.(*net.TCPConn).CloseWrite()

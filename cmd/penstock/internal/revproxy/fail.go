@@ -10,28 +10,28 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/redact"
-	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
 )
 
-// statusClientGone stands for an answer that nobody waits for.
+// statusClientGone is the status of a response to a client that has disconnected.
 const statusClientGone = 499
 
-// fail answers a request for which there is no response. The client is told whose fault it is and
-// no more; the log, why.
+// fail responds to a request for which there is no response of the upstream. The log gets the
+// cause; the client gets the status and a general text only.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if !errors.As(err, new(*unreached)) {
-		h.options.Unanswered(r)
+		h.options.NoResponse(r)
 	}
 	status, detail := classify(w, r, err)
 	switch {
 	case status == statusClientGone:
-		h.log.Debug("the client went away", "status", status, "method", r.Method)
+		h.log.Debug("the client disconnected", "status", status, "method", r.Method)
 		w.WriteHeader(status)
 		return
 	case status >= 500:
-		if held, due := h.failures.Due(); due {
-			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "err", redact.Quoted(err.Error()), "unlogged", held)
+		if skipped, isDue := h.failures.Due(); isDue {
+			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "err", redact.Quoted(err.Error()), "unlogged", skipped)
 		}
 	}
 	h.problem(w, r, status, detail)
@@ -40,17 +40,17 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 func classify(w http.ResponseWriter, r *http.Request, err error) (status int, detail string) {
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
-	broken := brokenBody(w)
+	bodyErr := bodyError(w)
 	switch {
-	case errors.As(broken, &tooLarge):
+	case errors.As(bodyErr, &tooLarge):
 		return http.StatusRequestEntityTooLarge, "the body is too large"
-	case errors.Is(broken, os.ErrDeadlineExceeded):
-		return http.StatusRequestTimeout, "the body came too slowly"
+	case errors.Is(bodyErr, os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout, "the body arrived too slowly"
 	case r.Context().Err() != nil && context.Cause(r.Context()) != context.Canceled:
-		return http.StatusServiceUnavailable, "the gate closes"
+		return http.StatusServiceUnavailable, "the service is shutting down"
 	case r.Context().Err() != nil:
 		return statusClientGone, ""
-	case broken != nil:
+	case bodyErr != nil:
 		return http.StatusBadRequest, "the body is malformed"
 	case errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout():
 		return http.StatusGatewayTimeout, "the upstream did not answer in time"
@@ -58,13 +58,13 @@ func classify(w http.ResponseWriter, r *http.Request, err error) (status int, de
 	return http.StatusBadGateway, "the upstream did not answer"
 }
 
-// problem answers a request with a problem.
+// problem responds with a problem document and the headers of AddHeaders.
 func (h *Handler) problem(w http.ResponseWriter, r *http.Request, status int, detail string) {
-	h.options.Own(w.Header(), r)
+	h.options.AddHeaders(w.Header(), r)
 	Problem(w, status, detail)
 }
 
-// Problem answers with a problem (RFC 9457).
+// Problem responds with a problem document (RFC 9457).
 func Problem(w http.ResponseWriter, status int, detail string) {
 	text, _ := json.Marshal(struct {
 		Type   string `json:"type"`
@@ -80,18 +80,18 @@ func Problem(w http.ResponseWriter, status int, detail string) {
 	w.Write(text)
 }
 
-// brokenOff thins out what httputil logs: responses that broke off while they were passed on.
-type brokenOff struct {
+// throttled limits the lines that httputil logs about responses that ended early.
+type throttled struct {
 	slog.Handler
-	line *seldom.Line
+	line *logthrottle.Line
 }
 
-func (b brokenOff) Handle(ctx context.Context, record slog.Record) error {
-	held, due := b.line.Due()
-	if !due {
+func (t throttled) Handle(ctx context.Context, record slog.Record) error {
+	skipped, isDue := t.line.Due()
+	if !isDue {
 		return nil
 	}
-	thin := slog.NewRecord(record.Time, record.Level, "a response of the upstream broke off", 0)
-	thin.AddAttrs(slog.String("err", redact.Quoted(record.Message)), slog.Int64("unlogged", held))
-	return b.Handler.Handle(ctx, thin)
+	line := slog.NewRecord(record.Time, record.Level, "the upstream's response ended early", 0)
+	line.AddAttrs(slog.String("err", redact.Quoted(record.Message)), slog.Int64("unlogged", skipped))
+	return t.Handler.Handle(ctx, line)
 }

@@ -11,52 +11,52 @@ import (
 )
 
 // A framed connection to an HTTP/1 upstream is not used again after a response with both
-// Content-Length and Transfer-Encoding. Its end may be where the upstream did not mean it, and what
-// follows it would be taken for the answer to somebody else's request (RFC 9112, 6.1 and 6.3).
-// net/http drops the Content-Length and goes on; so the connection adds Connection: close to such a
-// response.
+// Content-Length and Transfer-Encoding. The upstream and net/http may disagree where such a
+// response ends, and the rest would be read as the response to another client's request (RFC 9112,
+// 6.1 and 6.3). net/http drops the Content-Length and continues, so the connection adds Connection:
+// close to such a response.
 //
-// A framed connection sends nothing twice. When a reused connection ends before a response has
-// begun, net/http repeats requests without a body, although the upstream may have got them. So the
-// connection then gives the request up, unless nothing of it was written.
+// It also sends nothing twice. If a reused connection ends before a response has begun, net/http
+// repeats requests without a body, although the upstream may have received them. So the connection
+// cancels such a request, unless nothing of it was written.
 type framed struct {
 	net.Conn
 
-	mu     sync.Mutex
-	head   head
-	unread []byte                  // of what was read and changed
-	giveUp context.CancelCauseFunc // ends the request whose response has not begun; nil if there is none
-	sent   bool                    // something of that request may have been written
-	ended  bool                    // reading has failed
+	mu       sync.Mutex
+	head     head
+	unread   []byte                  // changed bytes that Read has not returned yet
+	giveUp   context.CancelCauseFunc // cancels the request whose response has not begun; nil if there is none
+	isSent   bool                    // part of that request may have been written
+	hasEnded bool                    // a read has failed
 }
 
-const closing = "Connection: close\r\n"
+const connectionClose = "Connection: close\r\n"
 
-// expect is called when a request is about to be sent: the next bytes are the head of its response.
-// It is ended by giveUp.
+// expect is called before a request is sent: the next bytes that are read are the head of its
+// response. giveUp cancels the request.
 func (c *framed) expect(giveUp context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.head = head{reading: true, status: true}
-	c.giveUp, c.sent = giveUp, false
+	c.head = head{isReading: true, inStatusLine: true}
+	c.giveUp, c.isSent = giveUp, false
 }
 
-// beginWrite must be called before anything is written. After an error the upstream gets nothing of
-// the request.
+// beginWrite must be called before each write. After an error the upstream receives nothing of the
+// request.
 func (c *framed) beginWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.giveUp == nil {
 		return nil
 	}
-	if c.ended && !c.sent {
+	if c.hasEnded && !c.isSent {
 		return net.ErrClosed
 	}
-	c.sent = true
+	c.isSent = true
 	return nil
 }
 
-// noteReadLocked is called with what each read from the connection returned.
+// noteReadLocked must be called with the result of each read from the connection.
 func (c *framed) noteReadLocked(n int, err error) {
 	if n > 0 {
 		c.giveUp = nil
@@ -64,9 +64,9 @@ func (c *framed) noteReadLocked(n int, err error) {
 	if err == nil {
 		return
 	}
-	c.ended = true
-	if c.giveUp != nil && c.sent {
-		c.giveUp(fmt.Errorf("the upstream's connection ended without an answer: %w", err))
+	c.hasEnded = true
+	if c.giveUp != nil && c.isSent {
+		c.giveUp(fmt.Errorf("the upstream closed the connection without a response: %w", err))
 	}
 }
 
@@ -94,13 +94,13 @@ func (c *framed) Read(p []byte) (int, error) {
 	if at < 0 {
 		return n, err
 	}
-	changed := append(append(bytes.Clone(p[:at]), closing...), p[at:n]...)
+	changed := append(append(bytes.Clone(p[:at]), connectionClose...), p[at:n]...)
 	n = copy(p, changed)
-	c.unread = changed[n:] // and an error comes again at the next Read
+	c.unread = changed[n:] // the next Read returns the error again
 	return n, nil
 }
 
-// ReadFrom lets the kernel copy where it can.
+// ReadFrom implements io.ReaderFrom, so that the kernel can copy directly.
 func (c *framed) ReadFrom(r io.Reader) (int64, error) {
 	if err := c.beginWrite(); err != nil {
 		return 0, err
@@ -116,24 +116,25 @@ func (c *framed) CloseWrite() error {
 	return http.ErrNotSupported
 }
 
-// A head is read as it arrives: the heads of interim responses, and that of the final one.
+// A head parses response heads as they arrive: those of interim responses and the final one.
 type head struct {
-	reading bool
-	status  bool // the line is the status line
-	length  bool // there is a Content-Length
-	chunked bool // there is a Transfer-Encoding
-	interim bool // the status is 1xx, and another head follows
-	line    []byte
+	isReading    bool
+	inStatusLine bool // the line is the status line
+	hasLength    bool // there is a Content-Length
+	isChunked    bool // there is a Transfer-Encoding
+	isInterim    bool // the status is 1xx, and another head follows
+	line         []byte
 }
 
-// maxName is how much of a line is kept: the longer of both names, and space.
+// maxName is how much of a line is kept: enough for the longer of both header names, and some
+// spaces.
 const maxName = 32
 
-// read reads on, and returns where closing belongs, or -1.
+// read parses p. It returns where connectionClose must be inserted, or -1.
 func (h *head) read(p []byte) int {
-	for i := 0; h.reading && i < len(p); i++ {
-		if h.length && h.chunked && len(h.line) == 0 && p[i] != ' ' && p[i] != '\t' { // else the line before goes on
-			h.reading = false
+	for i := 0; h.isReading && i < len(p); i++ {
+		if h.hasLength && h.isChunked && len(h.line) == 0 && p[i] != ' ' && p[i] != '\t' { // otherwise the line continues the one before
+			h.isReading = false
 			return i
 		}
 		h.next(p[i])
@@ -151,17 +152,17 @@ func (h *head) next(b byte) {
 	line := bytes.TrimSuffix(h.line, []byte("\r"))
 	h.line = h.line[:0]
 	switch {
-	case h.status:
+	case h.inStatusLine:
 		_, code, _ := bytes.Cut(line, []byte(" "))
-		*h = head{reading: true, line: h.line}
-		h.interim = len(code) > 0 && code[0] == '1' && !bytes.HasPrefix(code, []byte("101"))
+		*h = head{isReading: true, line: h.line}
+		h.isInterim = len(code) > 0 && code[0] == '1' && !bytes.HasPrefix(code, []byte("101"))
 	case len(line) == 0:
-		h.reading = h.interim
-		h.status = true
+		h.isReading = h.isInterim
+		h.inStatusLine = true
 	default:
 		name, _, _ := bytes.Cut(line, []byte(":"))
 		name = bytes.TrimSpace(name)
-		h.length = h.length || bytes.EqualFold(name, []byte("Content-Length"))
-		h.chunked = h.chunked || bytes.EqualFold(name, []byte("Transfer-Encoding"))
+		h.hasLength = h.hasLength || bytes.EqualFold(name, []byte("Content-Length"))
+		h.isChunked = h.isChunked || bytes.EqualFold(name, []byte("Transfer-Encoding"))
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestRequestOfWhichNothingWasSentIsNotGivenUp: net/http repeats it on another connection.
-func TestRequestOfWhichNothingWasSentIsNotGivenUp(t *testing.T) {
+// TestRequestIsNotGivenUpBeforeItIsSent: net/http repeats it on another connection.
+func TestRequestIsNotGivenUpBeforeItIsSent(t *testing.T) {
 	here, there := net.Pipe()
 	conn := &framed{Conn: here}
 	var given error
@@ -27,7 +27,8 @@ func TestRequestOfWhichNothingWasSentIsNotGivenUp(t *testing.T) {
 	}
 }
 
-// TestConnectionMayBeWrittenAfterItsResponseHasBegun: a WebSocket's other side may have ended.
+// TestConnectionMayBeWrittenAfterItsResponseHasBegun: the other side of a WebSocket may have
+// stopped sending.
 func TestConnectionMayBeWrittenAfterItsResponseHasBegun(t *testing.T) {
 	here, there := net.Pipe()
 	conn := &framed{Conn: here}

@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// A mortal upstream answers the first request of each connection, and closes the connection when it
-// has got a second one.
+// A mortal upstream responds to the first request of each connection. It closes the connection when
+// it has received a second one.
 type mortal struct {
 	url  string
 	got  atomic.Int32   // requests
-	idle sync.WaitGroup // how many first requests are waited for before they are answered
+	idle sync.WaitGroup // first requests that must arrive before any response
 }
 
 func startMortal(t *testing.T, reset bool) *mortal {
@@ -88,7 +88,7 @@ func TestRequestIsSentOnce(t *testing.T) {
 			all.Wait()
 			res, _ := raw(t, site, request)
 			if got := up.got.Load() - idleConns; got != 1 || res.StatusCode != http.StatusBadGateway {
-				t.Errorf("%q, reset %v: the upstream got it %d times, and the client %s; want once and a 502", request, reset, got, res.Status)
+				t.Errorf("%q, reset %v: the upstream got it %d times, the client got %s; want once and a 502", request, reset, got, res.Status)
 			}
 		}
 	}
@@ -110,12 +110,12 @@ func TestRequestOverHTTP2IsSentOnce(t *testing.T) {
 	for n, status := range []int{200, 502} {
 		res, _ := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nIdempotency-Key: k\r\n\r\n")
 		if res.StatusCode != status || int(got.Load()) != n+1 {
-			t.Errorf("request %d: %s, and the upstream has got %d", n+1, res.Status, got.Load())
+			t.Errorf("request %d: %s, and the upstream got %d requests", n+1, res.Status, got.Load())
 		}
 	}
 }
 
-// TestRefusedStreamIsRepeatedOnce: the upstream says that it has not processed it.
+// TestRefusedStreamIsRepeatedOnce: the upstream says that it has not processed the request.
 func TestRefusedStreamIsRepeatedOnce(t *testing.T) {
 	const protocolError, refusedStream = 1, 7
 	for _, code := range []byte{protocolError, refusedStream} {
@@ -143,7 +143,7 @@ func TestRefusedStreamIsRepeatedOnce(t *testing.T) {
 	}
 }
 
-// listenRaw starts a server that does something with each connection, and closes it. It returns the
+// listenRaw starts a server that calls serve for each connection and then closes it. It returns the
 // address.
 func listenRaw(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()

@@ -1,8 +1,8 @@
-// Package revproxy passes requests on to one upstream, and its responses back, as they stream:
-// bodies, trailers, server-sent events and WebSockets.
+// Package revproxy forwards requests to one upstream. It streams bodies, trailers, server-sent
+// events and WebSockets.
 //
-// Where a request goes is fixed by configuration; nothing in it can choose another place. What it
-// says of its own way here (X-Forwarded-*) is replaced, unless a trusted proxy says so.
+// Configuration alone decides where a request goes; nothing in the request can change it.
+// X-Forwarded-* headers of the request are replaced, unless they come from a trusted proxy.
 package revproxy
 
 import (
@@ -17,62 +17,63 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/cmd/penstock/internal/seldom"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 )
 
 // Options of a Handler.
 type Options struct {
-	// Upstream is where requests go: its scheme is http, https, h2c (HTTP/2 without TLS) or unix (HTTP
-	// on the socket of that path). Its path is put before those of requests.
+	// Upstream is where requests go. Its scheme is http, https, h2c (HTTP/2 without TLS) or unix
+	// (HTTP on the socket at that path). Its path is prepended to the paths of requests.
 	Upstream *url.URL
 
-	// PreserveHost sends the client's Host. Default: the upstream's own, and the client's in
-	// X-Forwarded-Host.
+	// PreserveHost sends the client's Host to the upstream. Default: the upstream's own name; the
+	// client's Host is in X-Forwarded-Host.
 	PreserveHost bool
 
-	// Trusted tells whether a request's X-Forwarded-* headers are kept and added to, because its peer
-	// is a proxy that is believed. Default: none is.
-	Trusted func(r *http.Request) bool
+	// IsTrusted returns true if the request's peer is a trusted proxy: its X-Forwarded-* headers
+	// are then kept and extended. Default: no peer is trusted.
+	IsTrusted func(r *http.Request) bool
 
-	// ConnectTimeout is for connecting, and then for the TLS handshake. 0: the system's own.
+	// ConnectTimeout limits connecting, and separately the TLS handshake. 0: the system's limit.
 	ConnectTimeout time.Duration
 
-	// HeaderTimeout is for the answer to begin once the request has been sent. 0: forever.
+	// HeaderTimeout limits the time from the end of the request to the beginning of the response.
+	// 0: no limit.
 	HeaderTimeout time.Duration
 
-	// MaxBody is how many bytes a request's body may have. 0: any.
+	// MaxBody is how many bytes a request's body may have. 0: no limit.
 	MaxBody int64
 
-	// MaxConnections is how many connections to the upstream may be open at once. Requests wait for
-	// one beyond that. 0: any.
+	// MaxConnections is how many connections to the upstream may be open at once. Requests beyond
+	// that wait for one. 0: no limit.
 	MaxConnections int
 
-	// Unanswered is told of requests that the upstream has, or may have, and that it gave no answer
-	// to: the answer that they get is the proxy's own. Default: nobody is.
-	Unanswered func(r *http.Request)
+	// NoResponse is called for requests that the upstream may have received, but did not respond
+	// to. The proxy responds to them itself. Default: nothing is called.
+	NoResponse func(r *http.Request)
 
-	// Own is called before the proxy answers by itself, and may add headers to that answer. Default:
-	// it adds none.
-	Own func(header http.Header, r *http.Request)
+	// AddHeaders is called before the proxy responds by itself, to add headers to that response.
+	// Default: it adds none.
+	AddHeaders func(header http.Header, r *http.Request)
 
-	// TLS is for https. Default: TLS 1.2 or later, and the system's roots.
+	// TLS is the configuration for https. Default: TLS 1.2 or later, and the system's roots.
 	TLS *tls.Config
 
-	// Log is told, at most once a second, what went wrong. Default: nobody.
+	// Log gets failures, at most one line of each kind a second. Default: nothing is logged.
 	Log *slog.Logger
 }
 
-// A Handler is an http.Handler that passes requests on. Close it when the last one has ended.
+// A Handler is an http.Handler that forwards requests. Close it when the last request has ended.
 type Handler struct {
-	options   Options
-	target    *url.URL
-	transport *http.Transport
-	plain     http.Handler
-	quota     http.Handler // drops what the upstream says about its own quotas
-	log       *slog.Logger
-	buffers   buffers
-	failures  seldom.Line // no response from the upstream
-	broken    seldom.Line // a response that broke off
+	options             Options
+	target              *url.URL
+	transport           *http.Transport
+	forward             http.Handler
+	forwardWithoutQuota http.Handler // drops headers about the upstream's own quotas
+	log                 *slog.Logger
+	buffers             buffers
+	failures            logthrottle.Line // no response from the upstream
+	endedEarly          logthrottle.Line // a response that ended early
 }
 
 // New makes a Handler. It does not connect.
@@ -81,25 +82,25 @@ func New(o Options) *Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	if h.options.Unanswered == nil {
-		h.options.Unanswered = func(*http.Request) {}
+	if h.options.NoResponse == nil {
+		h.options.NoResponse = func(*http.Request) {}
 	}
-	if h.options.Own == nil {
-		h.options.Own = func(http.Header, *http.Request) {}
+	if h.options.AddHeaders == nil {
+		h.options.AddHeaders = func(http.Header, *http.Request) {}
 	}
-	h.target, h.transport = dial(o)
+	h.target, h.transport = newTransport(o)
 	proxy := func(modify func(*http.Response) error) http.Handler {
 		return &httputil.ReverseProxy{
 			Rewrite:        h.rewrite,
 			Transport:      tracked{h.transport},
 			ModifyResponse: modify,
 			ErrorHandler:   h.fail,
-			ErrorLog:       slog.NewLogLogger(brokenOff{h.log.Handler(), &h.broken}, slog.LevelWarn),
+			ErrorLog:       slog.NewLogLogger(throttled{h.log.Handler(), &h.endedEarly}, slog.LevelWarn),
 			BufferPool:     &h.buffers,
 		}
 	}
-	h.plain = proxy(check)
-	h.quota = proxy(func(r *http.Response) error {
+	h.forward = proxy(check)
+	h.forwardWithoutQuota = proxy(func(r *http.Response) error {
 		maps.DeleteFunc(r.Header, func(name string, _ []string) bool { return isQuota(name) })
 		return check(r)
 	})
@@ -109,13 +110,13 @@ func New(o Options) *Handler {
 // Close ends idle connections to the upstream.
 func (h *Handler) Close() { h.transport.CloseIdleConnections() }
 
-// ServeHTTP passes the request on. Headers that are already set on w go before those of the
-// upstream: if they speak of quotas, in whatever dialect, the upstream's that do are dropped, since
-// two answers to one question help nobody. Retry-After is always kept.
+// ServeHTTP forwards the request. Headers that are already set on w come before those of the
+// upstream. If they contain quota headers, in any of the usual dialects, the quota headers of the
+// upstream are dropped: a client should get one answer. Retry-After is always kept.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodConnect || r.URL.Host != "":
-		h.problem(w, r, http.StatusMisdirectedRequest, "this is no forward proxy: write the path only")
+		h.problem(w, r, http.StatusMisdirectedRequest, "this is not a forward proxy: send only the path")
 		return
 	case !strings.HasPrefix(r.URL.Path, "/"):
 		h.problem(w, r, http.StatusBadRequest, "the path does not begin with /")
@@ -126,30 +127,30 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	own := w.Header()
 	if len(own) == 0 && r.ContentLength == 0 {
-		h.plain.ServeHTTP(w, r)
+		h.forward.ServeHTTP(w, r)
 		return
 	}
 	res := &response{ResponseWriter: w, own: maps.Clone(own)}
 	if r.ContentLength != 0 {
 		if r.ProtoMajor == 1 {
-			// Otherwise the server, when an upstream answers before it has read all, throws away up to 256
-			// KB of the body that it still reads.
+			// Without full duplex the server discards up to 256 KB of the body if the upstream
+			// responds before it has read everything.
 			http.NewResponseController(w).EnableFullDuplex()
 		}
 		res.body = newBody(r, h.options.MaxBody)
-		r = r.WithContext(r.Context()) // a copy: the server looks at its own request's Body
+		r = r.WithContext(r.Context()) // a copy: the server needs the Body of its own request
 		r.Body = res.body
 	}
-	proxy := h.plain
+	proxy := h.forward
 	for name := range own {
 		if isQuota(name) {
-			proxy = h.quota
+			proxy = h.forwardWithoutQuota
 		}
 	}
 	proxy.ServeHTTP(res, r)
 }
 
-// isQuota tells whether a header says what is left of a quota, in any of the usual dialects.
+// isQuota returns true for headers that report a quota, in any of the usual dialects.
 func isQuota(name string) bool {
 	if hasPrefix(name, "x-") {
 		name = name[2:]
@@ -157,50 +158,50 @@ func isQuota(name string) bool {
 	return hasPrefix(name, "ratelimit") || hasPrefix(name, "rate-limit")
 }
 
-// hasPrefix is for prefixes in lower case.
+// hasPrefix ignores the case of name. The prefix must be in lower case.
 func hasPrefix(name, prefix string) bool {
 	return len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix)
 }
 
-// A response keeps the headers that were set before the upstream was asked: interim answers (100,
-// 103) make httputil forget them.
+// A response keeps the headers that were set before the upstream was called: httputil forgets them
+// after an interim response (100, 103).
 //
-// It closes the client's connection if it begins before the request's body has come to a clean end.
-// With full duplex the server would go on after such a body, and take what is left of it for the
-// next request.
+// It closes the client's connection if the response begins before the request's body has ended
+// cleanly. With full duplex the server would continue after such a body, and parse the rest of it
+// as the next request.
 type response struct {
 	http.ResponseWriter
-	own     http.Header
-	interim bool
-	body    *body // of the request; nil if it has none
+	own        http.Header
+	hadInterim bool
+	body       *body // of the request; nil if it has none
 }
 
 func (w *response) WriteHeader(status int) {
 	if status < 200 {
-		w.interim = true
+		w.hadInterim = true
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
 	header := w.Header()
-	if w.interim {
+	if w.hadInterim {
 		for name, values := range w.own {
 			header[name] = append(values[:len(values):len(values)], header[name]...)
 		}
 	}
-	if w.body != nil && !w.body.ended.Load() {
+	if w.body != nil && !w.body.isComplete.Load() {
 		header.Set("Connection", "close")
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements the interface that http.ResponseController needs.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// check refuses a switch to a protocol that was not asked for, and a status that is none: net/http
-// panics when told to pass it on.
+// check fails for a protocol switch that was not requested, and for an invalid status: net/http
+// panics if it must send one.
 func check(r *http.Response) error {
 	if r.StatusCode == http.StatusSwitchingProtocols && !isWebSocket(r.Request.Header) {
-		return errors.New("the upstream switched protocols unasked")
+		return errors.New("the upstream switched protocols without a request")
 	}
 	if r.StatusCode < 100 || r.StatusCode > 999 {
 		return fmt.Errorf("the upstream answered with status %d", r.StatusCode)

@@ -29,16 +29,16 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-// patience is how long a test waits for what must come.
+// patience is the longest time that a test waits.
 const patience = 20 * time.Second
 
-// front starts a proxy before an upstream, and gives its URL.
+// front starts a proxy for an upstream, and returns its URL.
 func front(t *testing.T, o revproxy.Options, upstream string) string {
 	t.Helper()
 	return frontWith(t, o, upstream, func(next http.Handler) http.Handler { return next })
 }
 
-// frontWith puts something between the server and the proxy.
+// frontWith wraps the handler of the proxy.
 func frontWith(t *testing.T, o revproxy.Options, upstream string, wrap func(http.Handler) http.Handler) string {
 	t.Helper()
 	var err error
@@ -54,7 +54,7 @@ func frontWith(t *testing.T, o revproxy.Options, upstream string, wrap func(http
 	return server.URL
 }
 
-// upstream starts an upstream, and gives its URL.
+// upstream starts an upstream, and returns its URL.
 func upstream(t *testing.T, handler http.HandlerFunc) string {
 	t.Helper()
 	server := httptest.NewServer(handler)
@@ -62,7 +62,7 @@ func upstream(t *testing.T, handler http.HandlerFunc) string {
 	return server.URL
 }
 
-// echo is an upstream that answers with the request that it got.
+// echo is an upstream that responds with the request that it received.
 func echo(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	json.NewEncoder(w).Encode(seen{r.Method, r.RequestURI, r.Host, r.Header, string(body), r.Trailer, r.Proto})
@@ -76,7 +76,7 @@ type seen struct {
 	Proto             string
 }
 
-// raw sends a request as it is written, and reads one response.
+// raw sends the text of a request, and reads one response.
 func raw(t *testing.T, site, request string) (*http.Response, []byte) {
 	t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
@@ -97,7 +97,7 @@ func raw(t *testing.T, site, request string) (*http.Response, []byte) {
 	return res, body
 }
 
-// rawSeen is what the upstream saw of a request.
+// rawSeen returns the request as the upstream received it.
 func rawSeen(t *testing.T, site, request string) (s seen) {
 	t.Helper()
 	res, body := raw(t, site, request)
@@ -107,7 +107,7 @@ func rawSeen(t *testing.T, site, request string) (s seen) {
 	return s
 }
 
-func TestHeadersOfOneHopStayThere(t *testing.T) {
+func TestHopByHopHeadersAreNotForwarded(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, echo))
 	request := "GET / HTTP/1.1\r\nHost: h\r\n%s\r\n"
 	lines := []string{
@@ -126,12 +126,12 @@ func TestHeadersOfOneHopStayThere(t *testing.T) {
 		}
 	}
 	if got := rawSeen(t, site, fmt.Sprintf(request, "TE: trailers, deflate\r\n")); got.Header.Get("Te") != "trailers" {
-		t.Errorf("TE: trailers, which the proxy can do, became %q", got.Header["Te"])
+		t.Errorf("TE: trailers, which the proxy supports, became %q", got.Header["Te"])
 	}
-	t.Logf("counted: %d spellings of headers for one hop", len(lines))
+	t.Logf("counted: %d spellings of hop-by-hop headers", len(lines))
 }
 
-func TestHeadersOfOneHopInResponsesStayThere(t *testing.T) {
+func TestHopByHopHeadersOfResponsesAreNotForwarded(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"Keep-Alive", "Proxy-Authenticate", "X-Secret", "Upgrade"} {
 			w.Header().Set(name, "1")
@@ -146,7 +146,7 @@ func TestHeadersOfOneHopInResponsesStayThere(t *testing.T) {
 	}
 }
 
-var lies = []string{
+var forged = []string{
 	"X-Forwarded-For: 6.6.6.6", "x-forwarded-for: 6.6.6.6, 7.7.7.7", "X-Forwarded-For: 6.6.6.6\r\nX-Forwarded-For: 7.7.7.7", "X-Forwarded-For:",
 	"X_Forwarded_For: 6.6.6.6", "X-Forwarded_For: 6.6.6.6", "X_FORWARDED-FOR: 6.6.6.6", "x_forwarded_for: 6.6.6.6",
 	"X-Forwarded-Host: evil", "X_Forwarded_Host: evil", "X-Forwarded-Proto: https", "X_Forwarded_Proto: https", "X-Forwarded-Port: 1",
@@ -157,23 +157,23 @@ var lies = []string{
 	"Connection: close, X-Forwarded-For\r\nX_Forwarded_For: 6.6.6.6",
 }
 
-func TestNobodyLiesToTheUpstreamAboutWhereARequestCameFrom(t *testing.T) {
+func TestForgedForwardedHeadersAreRemoved(t *testing.T) {
 	want := http.Header{"X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {"h"}, "X-Forwarded-Proto": {"http"}}
-	for _, o := range []revproxy.Options{{}, {Trusted: func(*http.Request) bool { return false }}} {
+	for _, o := range []revproxy.Options{{}, {IsTrusted: func(*http.Request) bool { return false }}} {
 		site := front(t, o, upstream(t, echo))
-		for _, lie := range lies {
-			got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+lie+"\r\n\r\n")
+		for _, header := range forged {
+			got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+header+"\r\n\r\n")
 			delete(got.Header, "Accept-Encoding")
 			if fmt.Sprint(got.Header) != fmt.Sprint(want) {
-				t.Errorf("with %q the upstream got %v; want %v", lie, got.Header, want)
+				t.Errorf("with %q the upstream got %v; want %v", header, got.Header, want)
 			}
 		}
 	}
-	t.Logf("counted: %d forged headers", len(lies))
+	t.Logf("counted: %d forged headers", len(forged))
 }
 
-func TestTrustedProxiesAreBelieved(t *testing.T) {
-	site := front(t, revproxy.Options{Trusted: func(*http.Request) bool { return true }}, upstream(t, echo))
+func TestForwardedHeadersOfTrustedProxiesAreKept(t *testing.T) {
+	site := front(t, revproxy.Options{IsTrusted: func(*http.Request) bool { return true }}, upstream(t, echo))
 	for _, c := range []struct{ lines, forwardedFor, host, proto string }{
 		{"X-Forwarded-For: 9.9.9.9\r\n", "9.9.9.9, 127.0.0.1", "h", "http"},
 		{"X-Forwarded-For: 9.9.9.9\r\nX-Forwarded-For: 10.0.0.1\r\n", "9.9.9.9, 10.0.0.1, 127.0.0.1", "h", "http"},
@@ -191,11 +191,11 @@ func TestTrustedProxiesAreBelieved(t *testing.T) {
 	}
 	if got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\nX-Real-IP: 9.9.9.9\r\nX-Forwarded-Port: 443\r\n\r\n"); got.Header.Get("X-Real-Ip") != "9.9.9.9" ||
 		got.Header.Get("X-Forwarded-Port") != "443" {
-		t.Errorf("what a trusted proxy says was dropped: %v", got.Header)
+		t.Errorf("headers of a trusted proxy were dropped: %v", got.Header)
 	}
 }
 
-func TestWhereARequestGoesIsFixed(t *testing.T) {
+func TestRequestsCannotChooseTheirUpstream(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, echo))
 	for _, c := range []struct {
 		request string
@@ -213,7 +213,7 @@ func TestWhereARequestGoesIsFixed(t *testing.T) {
 		{"GET //example.com/x HTTP/1.1\r\nHost: h\r\n\r\n", 200},
 		{"GET /http://example.com/ HTTP/1.1\r\nHost: h\r\n\r\n", 200},
 		{"GET / HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n", 200},
-		{"GET /@example.com:80/ HTTP/1.1\r\nHost: h@example.com\r\n\r\n", 400}, // that Host is malformed
+		{"GET /@example.com:80/ HTTP/1.1\r\nHost: h@example.com\r\n\r\n", 400}, // the Host is malformed
 	} {
 		if res, body := raw(t, site, c.request); res.StatusCode != c.status {
 			t.Errorf("%q: %s %s; want %d", c.request, res.Status, body, c.status)
@@ -221,7 +221,7 @@ func TestWhereARequestGoesIsFixed(t *testing.T) {
 	}
 }
 
-func TestHostIsTheUpstreamsUnlessTheClientsIsToBePreserved(t *testing.T) {
+func TestHostIsTheUpstreamsUnlessPreserveHost(t *testing.T) {
 	up := upstream(t, echo)
 	request := "GET /a%2Fb//c/../d?x=1&y=%20 HTTP/1.1\r\nHost: shop.example\r\n\r\n"
 	got := rawSeen(t, front(t, revproxy.Options{}, up), request)
@@ -229,7 +229,7 @@ func TestHostIsTheUpstreamsUnlessTheClientsIsToBePreserved(t *testing.T) {
 		t.Errorf("the upstream got Host %s and X-Forwarded-Host %s", got.Host, got.Header["X-Forwarded-Host"])
 	}
 	if want := "/a%2Fb//c/../d?x=1&y=%20"; got.URI != want {
-		t.Errorf("the upstream got the path %s; want it as it was, %s", got.URI, want)
+		t.Errorf("the upstream got the path %s; want it unchanged, %s", got.URI, want)
 	}
 	if got := rawSeen(t, front(t, revproxy.Options{PreserveHost: true}, up), request); got.Host != "shop.example" {
 		t.Errorf("the upstream got Host %s; want the client's", got.Host)
@@ -239,7 +239,7 @@ func TestHostIsTheUpstreamsUnlessTheClientsIsToBePreserved(t *testing.T) {
 	}
 }
 
-func TestEncodingsAreLeftAlone(t *testing.T) {
+func TestEncodingsAreUnchanged(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, echo))
 	for _, line := range []string{"", "Accept-Encoding: br\r\n", "Accept-Encoding: identity\r\n"} {
 		got := rawSeen(t, site, "GET / HTTP/1.1\r\nHost: h\r\n"+line+"\r\n")
@@ -252,7 +252,7 @@ func TestEncodingsAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestOwnQuotaGoesBeforeTheUpstreams(t *testing.T) {
+func TestOwnQuotaHeadersReplaceTheUpstreams(t *testing.T) {
 	up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		for _, name := range []string{"RateLimit", "RateLimit-Policy", "RateLimit-Limit", "X-RateLimit-Limit", "X-Ratelimit-Reset", "X-Rate-Limit-Limit"} {
 			w.Header().Set(name, "upstream")
@@ -262,8 +262,8 @@ func TestOwnQuotaGoesBeforeTheUpstreams(t *testing.T) {
 		w.WriteHeader(http.StatusTooManyRequests)
 	})
 	for _, c := range []struct {
-		own   map[string][]string // as written, canonical or not
-		quota bool                // it speaks of quotas
+		own     map[string][]string // as written, canonical or not
+		isQuota bool                // own contains quota headers
 	}{
 		{nil, false},
 		{map[string][]string{"Vary": {"Origin"}}, false},
@@ -282,7 +282,7 @@ func TestOwnQuotaGoesBeforeTheUpstreams(t *testing.T) {
 		for name, values := range res.Header {
 			if lower := strings.ToLower(name); strings.Contains(lower, "ratelimit") || strings.Contains(lower, "rate-limit") {
 				found++
-				if c.quota != (fmt.Sprint(values) == "[own]") {
+				if c.isQuota != (fmt.Sprint(values) == "[own]") {
 					t.Errorf("with %v set, the client got %s: %q", c.own, name, values)
 				}
 			}
@@ -294,7 +294,7 @@ func TestOwnQuotaGoesBeforeTheUpstreams(t *testing.T) {
 	}
 }
 
-func TestInterimAnswersPassAndTakeNothingAway(t *testing.T) {
+func TestInterimResponsesPassAndRemoveNoHeaders(t *testing.T) {
 	up := upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
@@ -324,11 +324,11 @@ func TestInterimAnswersPassAndTakeNothingAway(t *testing.T) {
 		t.Errorf("got %v, then %q, %v; want 103, 100, then hello", codes, body, err)
 	}
 	if got := res.Header["Ratelimit"]; !slices.Equal(got, []string{"own"}) {
-		t.Errorf("after interim answers the client got RateLimit: %q; want its own", got)
+		t.Errorf("after interim responses the client got RateLimit: %q; want the proxy's", got)
 	}
 }
 
-func TestBodyIsNotAskedForBeforeTheUpstreamWantsIt(t *testing.T) {
+func TestNo100ContinueBeforeTheUpstreamSendsIt(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	res, _ := raw(t, site, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
 	if res.StatusCode != http.StatusForbidden {
@@ -336,7 +336,7 @@ func TestBodyIsNotAskedForBeforeTheUpstreamWantsIt(t *testing.T) {
 	}
 }
 
-func TestEventsArriveAtOnce(t *testing.T) {
+func TestEventsArriveImmediately(t *testing.T) {
 	for _, kind := range []string{"text/event-stream", "application/json"} {
 		next := make(chan int)
 		site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -352,7 +352,7 @@ func TestEventsArriveAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		lines := bufio.NewReader(res.Body)
-		for i := range 100 { // the upstream has not sent event i+1 yet when event i is read
+		for i := range 100 { // event i is read before the upstream sends event i+1
 			if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
 				t.Fatalf("%s: event %d: %q, %v", kind, i, line, err)
 			}
@@ -378,9 +378,9 @@ func TestTrailersPassBothWays(t *testing.T) {
 	}
 }
 
-func TestNobodyLiesInTrailers(t *testing.T) {
+func TestForgedTrailersAreRemoved(t *testing.T) {
 	for _, trusted := range []bool{false, true} {
-		o := revproxy.Options{Trusted: func(*http.Request) bool { return trusted }}
+		o := revproxy.Options{IsTrusted: func(*http.Request) bool { return trusted }}
 		for _, version := range []int{1, 2} {
 			server := httptest.NewUnstartedServer(http.HandlerFunc(echo))
 			server.EnableHTTP2 = true
@@ -403,9 +403,9 @@ func TestNobodyLiesInTrailers(t *testing.T) {
 	}
 }
 
-// Upstreams that make variables of headers cannot tell '_' from '-': what rules have read must be
-// what these get.
-func TestNoHeaderPassesForAnother(t *testing.T) {
+// Upstreams that turn headers into variables cannot tell '_' from '-'. They must receive the header
+// that rules have read.
+func TestHeadersWithUnderscoresAreRemoved(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, echo))
 	aliases := []string{"X_API_Key", "x_api_key", "X-API_Key", "X_API-Key", "_X-API-Key", "X-API-Key_", "User_Agent", "Content_Length", "Upgrade_", "_"}
 	for _, alias := range aliases {
@@ -424,7 +424,7 @@ func TestNoHeaderPassesForAnother(t *testing.T) {
 
 func TestLargeBodiesPassUnchanged(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
-		http.NewResponseController(w).EnableFullDuplex() // it answers while it still reads
+		http.NewResponseController(w).EnableFullDuplex() // it responds while it still reads
 		io.Copy(w, r.Body)
 	}))
 	const size = 64 << 20
@@ -465,7 +465,7 @@ func (r *noise) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestConcurrentRequestsGetTheirOwnAnswers(t *testing.T) {
+func TestConcurrentRequestsGetTheirOwnResponses(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s", r.URL.Path, body)
@@ -484,16 +484,16 @@ func TestConcurrentRequestsGetTheirOwnAnswers(t *testing.T) {
 				body, _ := io.ReadAll(res.Body)
 				res.Body.Close()
 				if want := id + " " + strings.Repeat(id, i*10); string(body) != want {
-					t.Errorf("%s got the answer %.80q", id, body)
+					t.Errorf("%s got the response %.80q", id, body)
 				}
 			}
 		})
 	}
 	group.Wait()
-	t.Logf("counted: %d requests, each with its own answer", clients*each)
+	t.Logf("counted: %d requests, each with its own response", clients*each)
 }
 
-// logged is a log for tests.
+// logged is a log in memory.
 type logged struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -515,17 +515,17 @@ func (l *logged) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// await waits for a condition.
+// await waits until a condition is true.
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("in vain waited for: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }
 
-func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
+func TestFailuresOfTheUpstreamAreReportedWithoutDetails(t *testing.T) {
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -546,10 +546,10 @@ func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
 		status         int
 		detail         string
 	}{
-		{"nobody listens", "http://" + gone.Addr().String(), 502, "the upstream did not answer"},
+		{"nothing listens", "http://" + gone.Addr().String(), 502, "the upstream did not answer"},
 		{"no such socket", "unix:" + filepath.Join(t.TempDir(), "none.sock"), 502, "the upstream did not answer"},
-		{"it says nothing", slow, 504, "the upstream did not answer in time"},
-		{"it hangs up", hangUp, 502, "the upstream did not answer"},
+		{"it sends nothing", slow, 504, "the upstream did not answer in time"},
+		{"it closes the connection", hangUp, 502, "the upstream did not answer"},
 		{"it speaks another protocol", garbage, 502, "the upstream did not answer"},
 		{"its status is 0", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 000 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
 		{"its status is 99", listen(t, func(conn net.Conn) { io.WriteString(conn, "HTTP/1.1 099 None\r\nContent-Length: 0\r\n\r\n") }), 502, "the upstream did not answer"},
@@ -571,8 +571,8 @@ func TestFailuresOfTheUpstreamAreToldWithoutDetail(t *testing.T) {
 	}
 }
 
-// listen starts a server that reads a line of each connection, does something with it, and closes
-// it.
+// listen starts a server that reads a line of each connection, calls serve and closes the
+// connection.
 func listen(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
 	return "http://" + listenRaw(t, func(conn net.Conn) {
@@ -581,7 +581,7 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 	})
 }
 
-func TestResponseThatBreaksOffIsNeverTakenForAWholeOne(t *testing.T) {
+func TestIncompleteResponseIsNotPassedAsComplete(t *testing.T) {
 	for _, head := range []string{"Content-Length: 100", "Transfer-Encoding: chunked"} {
 		up := listen(t, func(conn net.Conn) { fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n", head) })
 		var log logged
@@ -591,17 +591,17 @@ func TestResponseThatBreaksOffIsNeverTakenForAWholeOne(t *testing.T) {
 			res.Body.Close()
 		}
 		if err == nil {
-			t.Errorf("%s: the client did not notice", head)
+			t.Errorf("%s: the client got a complete response", head)
 		}
-		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "broke off") {
+		if got := log.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "ended early") {
 			t.Errorf("%s: logged %s", head, got)
 		}
 	}
 }
 
-// What is left out of the log is counted for each text by itself.
-func TestLinesLeftOutAreOfTheSameText(t *testing.T) {
-	var begins atomic.Bool // its responses, which break off
+// Each text of the log has its own count of skipped lines.
+func TestSkippedLinesAreCountedByText(t *testing.T) {
+	var begins atomic.Bool // true: its responses begin, and end early
 	up := listen(t, func(conn net.Conn) {
 		if begins.Load() {
 			fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhello")
@@ -623,17 +623,17 @@ func TestLinesLeftOutAreOfTheSameText(t *testing.T) {
 	if got := log.String(); !strings.Contains(got, "no response from the upstream") {
 		t.Errorf("logged %s", got)
 	}
-	_, broken, _ := strings.Cut(log.String(), "a response of the upstream broke off")
+	_, broken, _ := strings.Cut(log.String(), "the upstream's response ended early")
 	if !strings.Contains(broken, "unlogged=0") {
 		t.Errorf("logged %s", log.String())
 	}
 }
 
-// TestAmbiguousResponsesEndTheirConnection: RFC 9112, 6.1.
+// TestAmbiguousResponsesEndTheirConnection tests RFC 9112, 6.1.
 func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 	for _, c := range []struct {
 		name, head string
-		again      bool // the connection is used again
+		isReused   bool // the connection is used again
 	}{
 		{"clear", "Transfer-Encoding: chunked", true},
 		{"clear, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", true},
@@ -643,7 +643,7 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 		{"both, with a long line", "X: " + strings.Repeat("Content-Length", 5000) + "\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 		{"both, after an interim response", "Link: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", false},
 	} {
-		for _, pieces := range []int{1 << 20, 7, 1} { // in how large pieces the response comes
+		for _, pieces := range []int{1 << 20, 7, 1} { // sizes of the writes of the response
 			if pieces == 1 && strings.Contains(c.name, "long") {
 				continue
 			}
@@ -683,8 +683,8 @@ func TestAmbiguousResponsesEndTheirConnection(t *testing.T) {
 					t.Errorf("%s, in pieces of %d: %s %q, %v", c.name, pieces, res.Status, body, err)
 				}
 			}
-			if got := connections.Load(); (got == 1) != c.again || !c.again && got != 3 {
-				t.Errorf("%s, in pieces of %d: %d connections for 3 responses; used again should be %v", c.name, pieces, got, c.again)
+			if got := connections.Load(); (got == 1) != c.isReused || !c.isReused && got != 3 {
+				t.Errorf("%s, in pieces of %d: %d connections for 3 responses; want the connection reused: %v", c.name, pieces, got, c.isReused)
 			}
 		}
 	}
@@ -706,12 +706,12 @@ func TestLogDoesNotQuoteResponses(t *testing.T) {
 			res.Body.Close()
 		}
 		if got := log.String(); strings.Contains(got, "SECRET") || strings.Count(got, "level=WARN") != 1 {
-			t.Errorf("after %q it logs %s", response, got)
+			t.Errorf("after %q logged %s", response, got)
 		}
 	}
 }
 
-func TestClientThatGoesAwayIsGoneForTheUpstreamToo(t *testing.T) {
+func TestDisconnectedClientEndsTheRequestToTheUpstream(t *testing.T) {
 	for _, started := range []bool{false, true} {
 		came, left := make(chan struct{}), make(chan struct{})
 		var log logged
@@ -737,7 +737,7 @@ func TestClientThatGoesAwayIsGoneForTheUpstreamToo(t *testing.T) {
 		select {
 		case <-left:
 		case <-time.After(patience):
-			t.Fatalf("with a response started: %v, the upstream still works for nobody", started)
+			t.Fatalf("with a response started: %v, the upstream still works", started)
 		}
 		if !started {
 			await(t, "a line in the log", func() bool { return strings.Contains(log.String(), "status=499") })
@@ -748,7 +748,7 @@ func TestClientThatGoesAwayIsGoneForTheUpstreamToo(t *testing.T) {
 	}
 }
 
-func TestBodiesThatCannotBeSentAreTheClientsFault(t *testing.T) {
+func TestBodiesThatCannotBeReadGetA4xx(t *testing.T) {
 	site := front(t, revproxy.Options{MaxBody: 10}, upstream(t, echo))
 	head := "POST / HTTP/1.1\r\nHost: h\r\n"
 	for _, c := range []struct {
@@ -769,7 +769,7 @@ func TestBodiesThatCannotBeSentAreTheClientsFault(t *testing.T) {
 	}
 }
 
-func TestUpstreamsOfAllKinds(t *testing.T) {
+func TestUpstreamsOfAllSchemes(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "app.sock")
 	onSocket, err := net.Listen("unix", socket)
 	if err != nil {
@@ -807,11 +807,11 @@ func TestUpstreamsOfAllKinds(t *testing.T) {
 		}
 	}
 	if res, _ := raw(t, front(t, revproxy.Options{}, withTLS.URL), "GET / HTTP/1.1\r\nHost: h\r\n\r\n"); res.StatusCode != 502 {
-		t.Errorf("an upstream with a certificate that nobody knows: %s", res.Status)
+		t.Errorf("an upstream with an unknown certificate: %s", res.Status)
 	}
 }
 
-func TestEarlyAnswerReachesTheClientThatStillSends(t *testing.T) {
+func TestEarlyResponseReachesAClientThatStillSends(t *testing.T) {
 	site := front(t, revproxy.Options{}, upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no", http.StatusRequestEntityTooLarge)
 	}))

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// rewrite makes the request that the upstream gets. Hop-by-hop headers are gone from it already.
+// rewrite makes the request for the upstream. httputil has already removed hop-by-hop headers.
 func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 	pr.SetURL(h.target)
 	if h.options.PreserveHost {
@@ -21,8 +21,8 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 		}
 	}
 	if pr.Out.Header["Upgrade"] != nil && !isWebSocket(pr.Out.Header) {
-		// Through any other protocol (h2c above all), a client could send the upstream more requests that
-		// nobody sees.
+		// Over any other protocol (above all h2c), a client could send more requests that no limit
+		// sees.
 		pr.Out.Header.Del("Upgrade")
 		pr.Out.Header.Del("Connection")
 		pr.Out.Header.Del("Http2-Settings")
@@ -33,36 +33,37 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 	}
 }
 
-// setForwarded says where the request came from. Of what it says itself nothing is left, unless its
-// peer is trusted. Forwarded (RFC 7239) is never sent on: without this hop it would be wrong, and
-// what both headers say may differ.
+// setForwarded tells the upstream where the request comes from. What the request itself says about
+// that is removed, unless its peer is trusted. Forwarded (RFC 7239) is never sent: it would lack
+// this hop, and could contradict X-Forwarded-*.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
-	trusted := h.options.Trusted != nil && h.options.Trusted(pr.In)
+	isTrusted := h.options.IsTrusted != nil && h.options.IsTrusted(pr.In)
 	for name := range pr.Out.Header {
-		if !trusted && isForwarded(name) {
+		if !isTrusted && isForwarded(name) {
 			delete(pr.Out.Header, name)
 		}
 	}
-	if trusted {
+	if isTrusted {
 		if prior := pr.In.Header["X-Forwarded-For"]; prior != nil {
 			pr.Out.Header["X-Forwarded-For"] = prior
 		}
 	}
 	pr.SetXForwarded()
-	if trusted {
+	if isTrusted {
 		for _, name := range []string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
-			if said := pr.In.Header[name]; said != nil {
-				pr.Out.Header[name] = said
+			if values := pr.In.Header[name]; values != nil {
+				pr.Out.Header[name] = values
 			}
 		}
 	}
 }
 
-// isAmbiguous tells whether an upstream that knows headers as variables (CGI, WSGI) may take one
-// for another, which the rules have read: it cannot tell '_' from '-'.
+// isAmbiguous returns true for names with an underscore. Upstreams that turn headers into variables
+// (CGI, WSGI) cannot tell '_' from '-', so they could take such a header for another one that rules
+// have read.
 func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
 
-// isForwarded tells whether a header says where a request came from.
+// isForwarded returns true for headers that say where a request comes from.
 func isForwarded(name string) bool {
 	if c := name[0] | 0x20; c != 'x' && c != 'f' {
 		return false
@@ -73,8 +74,8 @@ func isForwarded(name string) bool {
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
-// trailers are what follows the client's body, without what no header may say: nobody's trailers
-// tell where a request came from.
+// trailers are the trailers of the client's body. Those that are not allowed as headers are left
+// out: a client may not say in trailers where a request comes from.
 type trailers struct{ in, out http.Header }
 
 func newTrailers(in http.Header) trailers {
@@ -90,27 +91,27 @@ func newTrailers(in http.Header) trailers {
 	return t
 }
 
-// fill is called when the body has been read: now they are known.
+// fill copies the values. It is called when the body has been read: they are known only then.
 func (t trailers) fill() {
 	for name := range t.out {
 		t.out[name] = t.in[name]
 	}
 }
 
-// A body is the client's, and remembers how it ended.
+// A body is the body of a client's request. It records how it ended.
 type body struct {
 	io.ReadCloser
-	trailers trailers
-	left     int64                 // bytes; below 0 if nobody knows
-	ended    atomic.Bool           // all of it was read, and it was well-formed
-	broken   atomic.Pointer[error] // why it broke off
+	trailers   trailers
+	left       int64                 // bytes; below 0 if unknown
+	isComplete atomic.Bool           // all of it was read, and it was well-formed
+	readErr    atomic.Pointer[error] // why reading failed
 }
 
-// newBody is the body of a request that may have one, of at most so many bytes if most is not 0.
-func newBody(r *http.Request, most int64) *body {
+// newBody wraps the body of a request. It allows at most limit bytes, if limit is not 0.
+func newBody(r *http.Request, limit int64) *body {
 	b := &body{ReadCloser: r.Body, trailers: newTrailers(r.Trailer), left: r.ContentLength}
-	if most > 0 {
-		b.ReadCloser = http.MaxBytesReader(nil, b.ReadCloser, most)
+	if limit > 0 {
+		b.ReadCloser = http.MaxBytesReader(nil, b.ReadCloser, limit)
 	}
 	return b
 }
@@ -123,19 +124,19 @@ func (b *body) Read(p []byte) (int, error) {
 	switch {
 	case err == io.EOF:
 		b.trailers.fill()
-		b.ended.Store(true)
+		b.isComplete.Store(true)
 	case err != nil:
-		b.broken.CompareAndSwap(nil, &err)
+		b.readErr.CompareAndSwap(nil, &err)
 	case b.left == 0:
-		b.ended.Store(true)
+		b.isComplete.Store(true)
 	}
 	return n, err
 }
 
-// brokenBody is why the client's body broke off, or nil.
-func brokenBody(w http.ResponseWriter) error {
+// bodyError is why reading the client's body failed, or nil.
+func bodyError(w http.ResponseWriter) error {
 	if res, ok := w.(*response); ok && res.body != nil {
-		if err := res.body.broken.Load(); err != nil {
+		if err := res.body.readErr.Load(); err != nil {
 			return *err
 		}
 	}

@@ -13,16 +13,17 @@ import (
 	"time"
 )
 
-// dial makes the transport to the upstream, and the URL under which the transport knows it.
-func dial(o Options) (*url.URL, *http.Transport) {
+// newTransport makes the transport to the upstream. It also returns the URL that requests on it
+// must have.
+func newTransport(o Options) (*url.URL, *http.Transport) {
 	target := *o.Upstream
 	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 30 * time.Second}
 	t := &http.Transport{
-		Proxy:                  nil,                // HTTP_PROXY is not for requests to the upstream
+		Proxy:                  nil,                // ignore HTTP_PROXY
 		DialContext:            dialer.DialContext, // h2c
 		ResponseHeaderTimeout:  o.HeaderTimeout,
-		ExpectContinueTimeout:  time.Second, // then the body is sent unasked
-		DisableCompression:     true,        // what the client asked for, it gets
+		ExpectContinueTimeout:  time.Second, // after that, the body is sent without 100 Continue
+		DisableCompression:     true,        // pass on the encoding that the client accepts
 		MaxIdleConnsPerHost:    1024,
 		MaxConnsPerHost:        o.MaxConnections,
 		IdleConnTimeout:        90 * time.Second,
@@ -63,8 +64,8 @@ func frame(conn net.Conn, err error) (net.Conn, error) {
 	return &framed{Conn: conn}, nil
 }
 
-// dialTLS connects, and frames what does not speak HTTP/2. net/http does the rest for a *tls.Conn
-// that does.
+// dialTLS connects, and wraps connections that do not use HTTP/2. net/http handles a *tls.Conn with
+// HTTP/2 itself.
 func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
 	config = config.Clone()
 	config.NextProtos = []string{"h2", "http/1.1"}
@@ -94,19 +95,19 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 	}
 }
 
-// A tracked transport knows which requests failed before there was a connection to send them on,
-// and repeats none that an HTTP/1 upstream may have got.
+// A tracked transport knows which requests failed before they had a connection. It does not repeat
+// a request that an HTTP/1 upstream may have received.
 //
-// Of an HTTP/2 upstream it repeats once what that says it has not processed (GOAWAY,
-// REFUSED_STREAM): net/http does not tell these from a PROTOCOL_ERROR, which is repeated too.
+// It repeats a request once if an HTTP/2 upstream says that it has not processed it (GOAWAY,
+// REFUSED_STREAM). net/http treats PROTOCOL_ERROR like these, so such a request is repeated too.
 type tracked struct{ *http.Transport }
 
 func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 	var progress struct {
 		connected atomic.Bool
-		sent      atomic.Int32 // how often its headers were, but for what is held by buffers
+		sent      atomic.Int32 // how often its headers were written
 	}
-	ctx, giveUp := context.WithCancelCause(r.Context()) // it ends with the parent
+	ctx, giveUp := context.WithCancelCause(r.Context()) // canceled with its parent
 	trace := &httptrace.ClientTrace{
 		GotConn: func(got httptrace.GotConnInfo) {
 			progress.connected.Store(true)
@@ -127,15 +128,15 @@ func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 
 var errRefusedAgain = errors.New("the upstream has refused the request twice")
 
-// unreached is an error after which it is certain that the upstream got nothing of the request.
+// unreached is an error of a request of which the upstream received nothing.
 type unreached struct{ error }
 
 func (e *unreached) Unwrap() error { return e.error }
 
-// bufferSize is how much of a response's body is held at once.
+// bufferSize is how much of a response's body is buffered at once.
 const bufferSize = 32 << 10
 
-// buffers are kept for httputil. One that is handed over by pointer costs no allocation.
+// buffers are reused by httputil. Passing them by pointer avoids an allocation.
 type buffers struct{ free sync.Pool }
 
 func (b *buffers) Get() []byte {

@@ -13,10 +13,10 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
 )
 
-const askForWebSocket = "GET /chat HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
+const webSocketRequest = "GET /chat HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
 	"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 
-// echoUpgraded switches protocols whatever is asked for, and then sends back what comes.
+// echoUpgraded switches to any requested protocol, and then sends back what it receives.
 func echoUpgraded(ended chan<- struct{}) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		conn, buffered, err := http.NewResponseController(w).Hijack()
@@ -34,7 +34,7 @@ func echoUpgraded(ended chan<- struct{}) http.HandlerFunc {
 	}
 }
 
-func TestWebSocketsPassBothWays(t *testing.T) {
+func TestWebSocketsPassInBothDirections(t *testing.T) {
 	ended := make(chan struct{})
 	site := front(t, revproxy.Options{}, upstream(t, echoUpgraded(ended)))
 	conn, err := net.Dial("tcp", strings.TrimPrefix(site, "http://"))
@@ -43,7 +43,7 @@ func TestWebSocketsPassBothWays(t *testing.T) {
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
-	io.WriteString(conn, askForWebSocket)
+	io.WriteString(conn, webSocketRequest)
 	reader := bufio.NewReader(conn)
 	res, err := http.ReadResponse(reader, nil)
 	if err != nil || res.StatusCode != 101 || res.Header.Get("Upgrade") != "websocket" {
@@ -65,12 +65,12 @@ func TestWebSocketsPassBothWays(t *testing.T) {
 	}
 }
 
-func TestNobodyTunnelsAnyOtherProtocol(t *testing.T) {
+func TestOtherProtocolsAreNotTunneled(t *testing.T) {
 	for _, upgrade := range []string{"h2c", "HTTP/2.0", "TLS/1.0", "tcp", "websocket2", "h2c, websocket", ""} {
 		site := front(t, revproxy.Options{}, upstream(t, echoUpgraded(make(chan struct{}))))
 		res, body := raw(t, site, "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+upgrade+"\r\nHTTP2-Settings: AAMAAABk\r\n\r\n")
 		if res.StatusCode != http.StatusBadGateway {
-			t.Errorf("Upgrade: %s with an upstream that does it: %s %s; want 502", upgrade, res.Status, body)
+			t.Errorf("Upgrade: %s with an upstream that accepts it: %s %s; want 502", upgrade, res.Status, body)
 		}
 	}
 }
@@ -84,8 +84,8 @@ func TestRefusedWebSocketIsNoTunnel(t *testing.T) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
 	reader := bufio.NewReader(conn)
-	for range 3 { // what follows is a request again
-		io.WriteString(conn, askForWebSocket)
+	for range 3 { // the connection carries further requests
+		io.WriteString(conn, webSocketRequest)
 		if res, err := http.ReadResponse(reader, nil); err != nil || res.StatusCode != http.StatusUpgradeRequired {
 			t.Fatalf("%v, %v; want 426", res, err)
 		}

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// tlsOf is how TLS is spoken with clients, or nil if it is not.
-func tlsOf(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
+// tlsConfig is the TLS configuration for clients, or nil without a certificate.
+func tlsConfig(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
 	if s.TLSCert == "" {
 		return nil, nil
 	}
@@ -26,7 +26,7 @@ func tlsOf(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
 		pem, err := settings.ReadFile(s.TLSClientCA)
 		config.ClientCAs = x509.NewCertPool()
 		if err == nil && !config.ClientCAs.AppendCertsFromPEM(pem) {
-			err = fmt.Errorf("%s holds no certificate in PEM form", s.TLSClientCA)
+			err = fmt.Errorf("%s contains no certificate in PEM format", s.TLSClientCA)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: tls-client-ca (%s): %w", settings.ErrInvalid, s.Source("tls-client-ca"), err)
@@ -36,8 +36,9 @@ func tlsOf(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
 	return config, nil
 }
 
-// certificates is the certificate of two files, as they are now: they are looked at when a client
-// comes, at most once a second. If they cannot be used, the last that could be stays.
+// certificates serves the certificate of two files, and reloads it when they change. It checks the
+// files at most once a second, when a client connects. If they cannot be used, the old certificate
+// stays.
 type certificates struct {
 	certFile, keyFile string
 	log               *slog.Logger
@@ -45,10 +46,10 @@ type certificates struct {
 	mu      sync.Mutex
 	current *tls.Certificate
 	stamps  [2]stamp
-	looked  time.Time
+	checked time.Time // when the files were last checked
 }
 
-// A stamp is what changes when a file does.
+// A stamp changes when its file changes.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -57,14 +58,14 @@ type stamp struct {
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.looked) >= time.Second {
-		c.looked = time.Now()
-		if now := c.look(); now != c.stamps {
+	if time.Since(c.checked) >= time.Second {
+		c.checked = time.Now()
+		if now := c.currentStamps(); now != c.stamps {
 			if err := c.load(); err != nil {
-				c.stamps = now // and say so once
-				c.log.Error("the changed certificate was not taken up; the old one stays", "err", err)
+				c.stamps = now // do not log this again
+				c.log.Error("certificate reload failed; the old certificate stays in use", "err", err)
 			} else {
-				c.log.Info("the changed certificate was taken up", "file", c.certFile)
+				c.log.Info("certificate reloaded", "file", c.certFile)
 			}
 		}
 	}
@@ -72,7 +73,7 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 }
 
 func (c *certificates) load() error {
-	stamps := c.look() // before reading: a change meanwhile is noticed later
+	stamps := c.currentStamps() // before reading, so that a change during the read is noticed later
 	cert, err := settings.ReadFile(c.certFile)
 	if err != nil {
 		return err
@@ -89,7 +90,7 @@ func (c *certificates) load() error {
 	return nil
 }
 
-func (c *certificates) look() (stamps [2]stamp) {
+func (c *certificates) currentStamps() (stamps [2]stamp) {
 	for i, file := range []string{c.certFile, c.keyFile} {
 		if info, err := os.Stat(file); err == nil {
 			stamps[i] = stamp{info.ModTime(), info.Size()}

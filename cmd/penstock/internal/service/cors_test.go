@@ -10,10 +10,10 @@ import (
 const corsPolicy = `
 http: {cors: {origins: https://app.example.com, expose: X-Request-Id}}
 deny: {header X-Banned: "yes"}
-rules: [{name: a, match: {path: /limited}, per: address, limits: [{rate: 1/h}]}]
+rules: [{name: a, match: {path: /limited}, per: ip, limits: [{rate: 1/h}]}]
 `
 
-func TestPagesOfOtherOriginsReadEveryAnswer(t *testing.T) {
+func TestAllowedOriginsCanReadEveryResponse(t *testing.T) {
 	preflights := make(chan string, 10)
 	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
@@ -69,7 +69,7 @@ func TestPagesOfOtherOriginsReadEveryAnswer(t *testing.T) {
 			c.expose = "X-Request-Id, " + c.expose
 		}
 		if got := strings.Join(res.Header["Access-Control-Expose-Headers"], "|"); got != c.expose {
-			t.Errorf("%s %s: it exposes %q; want %q", c.method, c.path, got, c.expose)
+			t.Errorf("%s %s: Access-Control-Expose-Headers is %q; want %q", c.method, c.path, got, c.expose)
 		}
 		if c.status != 200 && res.Header.Get("Vary") != "Origin" {
 			t.Errorf("%s %s: Vary is %q", c.method, c.path, res.Header.Get("Vary"))

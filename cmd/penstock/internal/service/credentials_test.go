@@ -17,11 +17,11 @@ import (
 	"time"
 )
 
-// However a client writes what identifies it: the gate never ignores what the upstream receives.
-// The limit of the client is used up, and it is on the list of those who are refused; each odd
-// spelling comes from an address with a limit that is not. So a request that passes must have
-// reached the upstream without the credential.
-func TestNoSpellingOfACredentialIsIgnoredHereAndReceivedBehind(t *testing.T) {
+// TestCredentialsAreNotIgnoredInAnySpelling: in every spelling of a credential that the upstream
+// receives, the service recognizes it or rejects the request. The client's limit is used up, and
+// the client is on the deny list. Each odd spelling comes from a new address with a fresh limit. So
+// a request that passes must have reached the upstream without the credential.
+func TestCredentialsAreNotIgnoredInAnySpelling(t *testing.T) {
 	const secret = "a secret of thirty-two bytes or more"
 	token := func(claims string) string {
 		signed := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + base64.RawURLEncoding.EncodeToString([]byte(claims))
@@ -36,12 +36,12 @@ http: {trusted_proxies: [127.0.0.1]}
 tokens: {secret: "` + secret + `"}
 identities:
   client:
-    first:
+    any_of:
       - user: claim sub
       - key: {header X-API-Key: [k-4711]}
       - session: cookie sid
       - account: query api_key
-      - ip: address
+      - ip
 deny: {claim sub: banned}
 rules:
   - name: all
@@ -54,9 +54,10 @@ rules:
 		received <- string(dump)
 	})
 	flags := limitedBy(t, policyText, nil)
-	r := start(t, upstream, flags, limitsOf(t, flags, nil))
+	r := start(t, upstream, flags)
 	n := 0
-	// ask asks from an address of its own, and tells the status and what the upstream has received.
+	// ask sends a request from a new address. It returns the status and what the upstream has
+	// received.
 	ask := func(target string, lines ...string) (status int, behind string) {
 		n++
 		conn, err := net.Dial("tcp", r.Listen)
@@ -95,14 +96,14 @@ rules:
 	used("/", "Cookie: sid=s-4711")
 	used("/?api_key=q-4711")
 	if status, _ := ask("/", "Authorization: Bearer "+banned); status != 403 {
-		t.Fatalf("who is refused has %d", status)
+		t.Fatalf("a client on the deny list got %d", status)
 	}
 	passed := 0
 	odd := func(credential, target string, lines ...string) {
 		status, behind := ask(target, lines...)
 		plain, _ := url.QueryUnescape(behind)
 		if strings.Contains(behind, credential) || strings.Contains(plain, credential) {
-			t.Errorf("%s %q: it is ignored here, and received behind:\n%s", target, lines, behind)
+			t.Errorf("%s %q: the credential is ignored here, and the upstream receives it:\n%s", target, lines, behind)
 		}
 		if status != 400 && status != 429 && status != 403 && status != 200 {
 			t.Errorf("%s %q: %d", target, lines, status)
@@ -112,7 +113,7 @@ rules:
 		}
 	}
 	for _, token := range []string{good, banned} {
-		// The last letter of the signature has two bits that mean nothing.
+		// The last letter of the signature has two unused bits.
 		trailing := token[:len(token)-1] + string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[strings.IndexByte(
 			"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", token[len(token)-1])|1])
 		start, _, _ := strings.Cut(token, ".")
@@ -147,14 +148,14 @@ rules:
 	} {
 		odd("s-4711", "/", lines...)
 	}
-	// Some servers take a backslash in a quoted cookie for an escape: each of these is s-4711 for
-	// them.
+	// Some servers unescape backslashes in a quoted cookie: they read each of these as s-4711.
 	for _, value := range []string{`"\163-4711"`, `"s\-4711"`, `"s-47\061\061"`, `s\-4711`, `"s-4711\"`, `s-4711"`, `"s-4711`, `"s"-4711`} {
 		if status, behind := ask("/", "Cookie: sid="+value); status != 400 || behind != "" {
 			t.Errorf("Cookie: sid=%s: %d; the upstream received %q", value, status, behind)
 		}
 	}
-	// A proxy does not send on what Connection names. An upstream behind it would see another client.
+	// A proxy removes headers that Connection names. An upstream behind it would see another
+	// client.
 	for _, lines := range [][]string{
 		{"Authorization: Bearer " + good, "Connection: authorization"}, {"Authorization: Bearer " + good, "Connection: keep-alive ,Authorization"},
 		{"X-API-Key: k-4711", "Connection: X-API-Key"}, {"X-API-Key: k-4711", "Connection: close;x-api-key"}, {"X-API-Key: x", "Connection: a", "Connection:\tX-Api-Key\t"},
@@ -165,9 +166,9 @@ rules:
 		}
 	}
 	if status, _ := ask("/", "X-API-Key: fresh", "Connection: X-API, Key, X-Other"); status == 400 {
-		t.Error("Connection names other headers, and the request is malformed")
+		t.Error("a Connection header that names other headers is malformed")
 	}
-	// Servers differ in how they split such a query: some find no key in it, or another.
+	// Servers split such a query differently: some find no key in it, or another key.
 	for _, query := range []string{
 		"api_key=q-4711;x=1", "x=1;api_key=q-4711", "api_key=fresh&x=1;y=2", "api_key=fresh&x=%zz", "x=%&api_key=fresh", "api_key=fresh%7", "api_key%3dq;=1&api_key=fresh",
 	} {
@@ -177,11 +178,11 @@ rules:
 	}
 	for _, query := range []string{"x=1;y=2", "x=%zz", "x=api_key;"} {
 		if status, _ := ask("/?" + query); status != 200 {
-			t.Errorf("%s has no key: %d", query, status)
+			t.Errorf("%s contains no key, but got %d", query, status)
 		}
 	}
 	if status, _ := ask("/", `Cookie: theme={"dark": true, "xsid": 1}; sid=another; zone=a b, asid=c`); status != 200 {
-		t.Errorf("cookies that do not name the client: %d", status)
+		t.Errorf("cookies without a credential: %d", status)
 	}
 	for _, query := range []string{
 		"api_key=q-4711&api_key=q-4711", "api_key=q-4711&api_key=x", "api_key=&api_key=q-4711", "api%5Fkey=q-4711", "API_KEY=q-4711", "api_key[]=q-4711", "api_key[0]=q-4711",
@@ -191,5 +192,5 @@ rules:
 	} {
 		odd("q-4711", "/?"+query)
 	}
-	t.Logf("counted: %d requests, of which %d passed without what identifies a client", n, passed)
+	t.Logf("counted: %d requests, of which %d passed without their credential", n, passed)
 }

@@ -1,18 +1,18 @@
 package service
 
-// places are how many connections may be open at once. They leave descriptors for the store, for
-// files and for health checks: otherwise clients could take all of them, and /livez would not
-// answer.
-type places struct{ clients, upstream, admin int64 }
+// A connectionBudget is how many connections may be open at once. It leaves file descriptors for
+// the store, files and health checks. Otherwise clients could use all descriptors, and /livez could
+// not respond.
+type connectionBudget struct{ clients, upstream, admin int64 }
 
-// maxReserved is how many descriptors are kept free of clients and of the upstream; at most a
-// quarter of all.
+// maxReserved is how many descriptors are reserved, besides those for clients and the upstream. It
+// is at most a quarter of all.
 const maxReserved = 256
 
-// divide divides the descriptors that the process may open. Each client may need a connection to
-// the upstream.
-func divide(descriptors, maxConnections int64) places {
+// newConnectionBudget divides the descriptors that the process may open. Each client may need a
+// connection to the upstream.
+func newConnectionBudget(descriptors, maxConnections int64) connectionBudget {
 	reserved := min(descriptors/4, maxReserved)
 	half := max((descriptors-reserved)/2, 1)
-	return places{clients: min(maxConnections, half), upstream: half, admin: max(reserved/4, 1)}
+	return connectionBudget{clients: min(maxConnections, half), upstream: half, admin: max(reserved/4, 1)}
 }

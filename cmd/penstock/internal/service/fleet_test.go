@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestGatesShareLimitsExactlyAndOneMayStop(t *testing.T) {
+func TestInstancesShareLimitsExactlyWhileOneStops(t *testing.T) {
 	const policy = `
 on_failure: closed
 rules:
@@ -26,12 +26,12 @@ rules:
 		upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			key := r.Header.Get("X-API-Key")
 			served[key[0]-'a'].Add(1)
-			time.Sleep(time.Millisecond) // so that some are under way when one gate stops
+			time.Sleep(time.Millisecond) // so that some are in flight when one instance stops
 		})
 		flags := map[string]string{"store": store}
 		flags = limitedBy(t, policy, flags)
-		stays := start(t, upstream, flags, limitsOf(t, flags, nil))
-		stops := startBeside(t, upstream, flags, limitsOf(t, flags, nil))
+		stays := start(t, upstream, flags)
+		stops := startBeside(t, upstream, flags)
 		var allowed [keys]atomic.Int64
 		var asked, denied, again atomic.Int64
 		ask := func(key int) {
@@ -41,7 +41,7 @@ rules:
 			}
 			header := "X-API-Key: " + string(rune('a'+key))
 			res, err := send("POST", "http://"+gate.Listen, header)
-			if err != nil && gate == stops { // it takes no more; what it took it must answer
+			if err != nil && gate == stops { // it accepts no more, but must answer what it accepted
 				again.Add(1)
 				res, err = send("POST", "http://"+stays.Listen, header)
 			}
@@ -73,13 +73,13 @@ rules:
 		stops.wait()
 		for key := range keys {
 			if a, s := allowed[key].Load(), served[key].Load(); a != limit || s != limit {
-				t.Errorf("of %d requests with key %c the gates allowed %d, and the upstream served %d; want %d", each, 'a'+key, a, s, limit)
+				t.Errorf("of %d requests with key %c the instances allowed %d, and the upstream served %d; want %d", each, 'a'+key, a, s, limit)
 			}
 		}
 		if again.Load() == 0 {
-			t.Error("nobody noticed that one gate stopped")
+			t.Error("no request met the instance that stopped")
 		}
-		t.Logf("counted: %d requests to two gates of which one stopped (%d denied, %d sent again)", asked.Load(), denied.Load(), again.Load())
+		t.Logf("counted: %d requests to two instances of which one stopped (%d denied, %d sent again)", asked.Load(), denied.Load(), again.Load())
 	}
 	t.Run("single", func(t *testing.T) { share(t, redistest.Start(t).URL()) })
 	t.Run("cluster", func(t *testing.T) { share(t, "redis+cluster://"+strings.Join(redistest.StartCluster(t).Addrs(), ",")) })

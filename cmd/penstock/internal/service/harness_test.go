@@ -2,11 +2,9 @@ package service
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -14,47 +12,50 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// patience is how long a test waits for what must come.
+// patience is the longest time that a test waits.
 const patience = 20 * time.Second
 
-// A running service.
+// A running is a service that runs in a test.
 type running struct {
 	*testing.T
 	Addresses
-	log   *logged
-	stop  context.CancelFunc // begins to drain
+	log   *logbuffer.Buffer
+	stop  context.CancelFunc // starts to drain
 	ended chan error         // what Run returned
 }
 
-// start runs a service with settings as flags; addresses are free ones unless given, and the
-// upstream is the handler. When the test ends, the service must stop without an error and leave no
-// goroutine behind.
-func start(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
+// start runs a service with settings as flags. Addresses are free ones unless given. The upstream
+// is the handler, or the demo's if it is nil. Without a policy there is one that limits no request
+// of a test. When the test ends, the service must stop without an error and leave no goroutine
+// running.
+func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
-	return startBeside(t, upstream, flags, gate)
+	return startBeside(t, upstream, flags, more...)
 }
 
-// startBeside is start for tests that run in parallel, so that nobody knows whose goroutines are
-// left.
-func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, gate Builder) *running {
+// startBeside is start for a second service in one test, and for parallel tests: it does not check
+// goroutines, which may belong to another service.
+func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	o := options(t, upstream, flags)
-	o.Gate = gate
-	r := &running{T: t, log: new(logged), ended: make(chan error, 1)}
+	r := &running{T: t, log: new(logbuffer.Buffer), ended: make(chan error, 1)}
 	ctx, stop := context.WithCancel(t.Context())
 	r.stop = stop
-	o.Log = slog.New(slog.NewTextHandler(r.log, nil))
+	o.Log = r.log.Logger()
 	started := make(chan Addresses, 1)
 	o.Started = func(a Addresses) { started <- a }
+	for _, set := range more {
+		set(&o)
+	}
 	go func() { r.ended <- Run(ctx, o) }()
 	select {
 	case r.Addresses = <-started:
@@ -67,15 +68,18 @@ func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, g
 	return r
 }
 
-// with builds a gate that is there.
-func with(gate Gate) Builder {
-	return func(context.Context, Deps) (Gate, Policy, error) { return gate, Policy{}, nil }
+// reloadOn makes each value of reload reload the policy file.
+func reloadOn(reload <-chan os.Signal) func(*Options) {
+	return func(o *Options) { o.Reload = reload }
 }
 
-// options are those of a service that start runs.
+// noLimits is a policy that limits no request of a test.
+const noLimits = "rules: [{name: none, match: {path: /no/test/asks/for/this}, per: global, limits: [{rate: 1/s}]}]\n"
+
+// options are the options with which start runs a service.
 func options(t *testing.T, upstream http.Handler, flags map[string]string) Options {
 	t.Helper()
-	all := map[string]string{"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
+	all := map[string]string{"listen": "127.0.0.1:0", "admin-listen": "127.0.0.1:0"}
 	for name, text := range flags {
 		all[name] = text
 	}
@@ -87,6 +91,10 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 		server := httptest.NewServer(upstream)
 		t.Cleanup(server.Close)
 		all["upstream"] = server.URL
+	}
+	if all["config"] == "" && all["demo"] == "" {
+		all["config"] = filepath.Join(t.TempDir(), "rules.yaml")
+		replaceFile(t, all["config"], noLimits)
 	}
 	s, err := settings.Load(settings.Sources{Flags: all})
 	if err != nil {
@@ -121,7 +129,7 @@ func (r *running) dial() net.Conn {
 	return conn
 }
 
-// get asks for a URL on a connection of its own.
+// get requests a URL on a new connection.
 func get(url string) (status int, body string, err error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
 	res, err := client.Get(url)
@@ -142,7 +150,7 @@ func (r *running) mustGet(url string, status int) string {
 	return body
 }
 
-// readResponse reads one from a connection.
+// readResponse reads a response from a connection.
 func readResponse(conn net.Conn) (status int, body string, err error) {
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
@@ -152,18 +160,18 @@ func readResponse(conn net.Conn) (status int, body string, err error) {
 	return res.StatusCode, string(text), err
 }
 
-// await waits for a condition.
+// await waits until a condition is true.
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("in vain waited for: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }
 
-// noGoroutineIsLeft waits until nothing of the service, of HTTP or of the store's client runs any
-// more.
+// noGoroutineIsLeft waits until no goroutine of the service, of HTTP or of the store's client is
+// left.
 func noGoroutineIsLeft(t *testing.T) {
 	t.Helper()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
@@ -185,47 +193,14 @@ func noGoroutineIsLeft(t *testing.T) {
 	}
 }
 
-// logged is a log for tests.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// lines are those with all the given words.
-func (l *logged) lines(words ...string) (found []string) {
-line:
-	for line := range strings.Lines(l.String()) {
-		for _, word := range words {
-			if !strings.Contains(line, word) {
-				continue line
-			}
-		}
-		found = append(found, line)
-	}
-	return found
-}
-
-// hello is an upstream.
+// hello is an upstream that responds with the path.
 var hello = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello %s", r.URL.Path) })
 
-// startLimited is start with the gate that serve has, by a policy. Decisions may take as long as
-// they need on a machine that has other things to do.
+// startLimited is start with a policy, and with a store timeout that suits busy machines.
 func startLimited(t *testing.T, upstream http.Handler, policy string, flags map[string]string) *running {
 	t.Helper()
 	flags = limitedBy(t, policy, flags)
-	return start(t, upstream, flags, limitsOf(t, flags, nil))
+	return start(t, upstream, flags)
 }
 
 // limitedBy adds a policy to flags.
@@ -239,21 +214,7 @@ func limitedBy(t *testing.T, policy string, flags map[string]string) map[string]
 	return all
 }
 
-// limitsOf is Limits for flags.
-func limitsOf(t *testing.T, flags map[string]string, reload <-chan os.Signal) Builder {
-	t.Helper()
-	all := map[string]string{"demo": "true"} // instead of the upstream, which is not the gate's business
-	for name, text := range flags {
-		all[name] = text
-	}
-	s, err := settings.Load(settings.Sources{Flags: all})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return Limits(s, reload)
-}
-
-// replaceFile writes a file as editors do: under another name first.
+// replaceFile replaces a file as editors do: it writes another file and renames it.
 func replaceFile(t *testing.T, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(name+"~", []byte(text), 0o600); err != nil {
@@ -264,7 +225,7 @@ func replaceFile(t *testing.T, name, text string) {
 	}
 }
 
-// onStores runs a test in memory and on one Redis.
+// onStores runs a test in memory and with a Redis server.
 func onStores(t *testing.T, test func(t *testing.T, flags map[string]string)) {
 	t.Run("memory", func(t *testing.T) { test(t, nil) })
 	t.Run("redis", func(t *testing.T) { test(t, map[string]string{"store": redistest.Start(t).URL()}) })
@@ -289,7 +250,7 @@ func send(method, url string, headers ...string) (*http.Response, error) {
 	return res, err
 }
 
-// mustSend is send to where requests come in.
+// mustSend sends to the service's listener.
 func (r *running) mustSend(method, path string, headers ...string) *http.Response {
 	r.Helper()
 	res, err := send(method, "http://"+r.Listen+path, headers...)
@@ -299,7 +260,7 @@ func (r *running) mustSend(method, path string, headers ...string) *http.Respons
 	return res
 }
 
-// metric is the value of a series, "" if there is none.
+// metric is the value of a series, "" if it does not exist.
 func (r *running) metric(series string) string {
 	r.Helper()
 	for line := range strings.Lines(r.mustGet("http://"+r.Admin+"/metrics", 200)) {

@@ -18,33 +18,33 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// dawdlers are clients that only want to hold a place. Each writes its beginning, and then its drip
-// for ever.
-var dawdlers = []struct{ name, begin, drip string }{
-	{"says nothing", "", ""},
-	{"says nothing more", "GET / HTTP/1.1\r\n", ""},
-	{"drips headers", "GET / HTTP/1.1\r\nHost: h\r\nX: ", "x"},
-	{"drips whole headers", "GET / HTTP/1.1\r\nHost: h\r\n", "X: y\r\n"},
-	{"drips empty lines", "", "\r\n"},
+// slowClients are clients that only occupy a connection. Each sends begin, and then drip forever.
+var slowClients = []struct{ name, begin, drip string }{
+	{"sends nothing", "", ""},
+	{"sends only a request line", "GET / HTTP/1.1\r\n", ""},
+	{"sends a header byte by byte", "GET / HTTP/1.1\r\nHost: h\r\nX: ", "x"},
+	{"sends endless headers", "GET / HTTP/1.1\r\nHost: h\r\n", "X: y\r\n"},
+	{"sends endless empty lines", "", "\r\n"},
 	{"sends no body", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", ""},
-	{"drips a body", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", "x"},
-	{"drips chunks", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\nx\r\n"},
-	{"drips the extension of a chunk", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;", "x"},
-	{"drips trailers", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X: y\r\n"},
-	{"sends no body though denied", "POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n", ""},
-	{"drips a body though denied", "POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", "x"},
-	{"drips a body that nobody asked for", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\nExpect: 200-maybe\r\n\r\n", "x"},
-	{"stays after its request", "GET / HTTP/1.1\r\nHost: h\r\n\r\n", ""},
-	{"says half of its second request", "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HT", ""},
+	{"sends a body byte by byte", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n", "x"},
+	{"sends endless chunks", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\nx\r\n"},
+	{"sends an endless chunk extension", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n1;", "x"},
+	{"sends endless trailers", "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X: y\r\n"},
+	{"is denied and sends no body", "POST / HTTP/1.1\r\nHost: h\r\nX-Denied: yes\r\nContent-Length: 100\r\n\r\n", ""},
+	{"is denied and sends a body byte by byte", "POST / HTTP/1.1\r\nHost: h\r\nX-Denied: yes\r\nContent-Length: 100000\r\n\r\n", "x"},
+	{"sends a body after a 417", "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\nExpect: 200-maybe\r\n\r\n", "x"},
+	{"stays idle after its request", "GET / HTTP/1.1\r\nHost: h\r\n\r\n", ""},
+	{"sends half of a second request", "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HT", ""},
 	{"begins HTTP/2 and stops", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ""},
 	{"begins HTTP/2 with half a frame", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00", ""},
 }
 
-func TestDawdlersAreCutOffWhileOthersAreServed(t *testing.T) {
+func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 	const each = 12
-	r := start(t, hello, map[string]string{"header-timeout": "400ms", "stall-timeout": "400ms", "idle-timeout": "400ms"}, with(new(watcher)))
+	const policy = "deny: [{header X-Denied: \"yes\"}]\nrules: [{name: none, match: {path: /none}, per: global, limits: [{rate: 1/s}]}]\n"
+	r := startLimited(t, hello, policy, map[string]string{"header-timeout": "400ms", "stall-timeout": "400ms", "idle-timeout": "400ms"})
 	var all, others sync.WaitGroup
-	for _, d := range dawdlers {
+	for _, d := range slowClients {
 		for range each {
 			all.Go(func() {
 				conn, err := net.Dial("tcp", r.Listen)
@@ -86,7 +86,7 @@ func TestDawdlersAreCutOffWhileOthersAreServed(t *testing.T) {
 				default:
 				}
 				if status, body, err := get("http://" + r.Listen + "/x"); status != 200 || body != "hello /x" {
-					t.Errorf("somebody else got %d %s, %v", status, body, err)
+					t.Errorf("another client got %d %s, %v", status, body, err)
 					return
 				}
 				served.Add(1)
@@ -97,14 +97,14 @@ func TestDawdlersAreCutOffWhileOthersAreServed(t *testing.T) {
 	close(gone)
 	others.Wait()
 	if served.Load() == 0 {
-		t.Error("nobody else was served")
+		t.Error("no other client was served")
 	}
-	t.Logf("counted: %d clients that only held a place and lost it (%d others were served meanwhile)", len(dawdlers)*each, served.Load())
+	t.Logf("counted: %d slow clients that were cut off (%d others were served meanwhile)", len(slowClients)*each, served.Load())
 }
 
-func TestStalledBodyIsToldSo(t *testing.T) {
+func TestStalledBodyGets408(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) }),
-		map[string]string{"stall-timeout": "100ms"}, nil)
+		map[string]string{"stall-timeout": "100ms"})
 	for _, head := range []string{"Content-Length: 10", "Transfer-Encoding: chunked"} {
 		conn := r.dial()
 		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", head)
@@ -112,17 +112,17 @@ func TestStalledBodyIsToldSo(t *testing.T) {
 			t.Errorf("%s: %d %s, %v; want 408", head, status, body, err)
 		}
 	}
-	if r.log.lines("level=WARN") != nil {
-		t.Errorf("the upstream was blamed: %s", r.log)
+	if r.log.Lines("level=WARN") != nil {
+		t.Errorf("the log blames the upstream: %s", r.log)
 	}
 }
 
-func TestClientThatTakesNoResponseFreesTheUpstream(t *testing.T) {
+func TestClientThatReadsNoResponseFreesTheUpstream(t *testing.T) {
 	ended := make(chan error, 1)
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, err := io.Copy(w, endless{})
 		ended <- err
-	}), map[string]string{"stall-timeout": "300ms"}, nil)
+	}), map[string]string{"stall-timeout": "300ms"})
 	conn := r.dial()
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
 	select {
@@ -140,14 +140,14 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		if err != nil {
-			t.Errorf("the upload broke off: %v", err)
+			t.Errorf("the upload failed: %v", err)
 		}
 		for range 5 {
 			fmt.Fprintf(w, "%d ", n)
 			http.NewResponseController(w).Flush()
 			time.Sleep(150 * time.Millisecond)
 		}
-	}), map[string]string{"header-timeout": "100ms", "stall-timeout": "250ms", "idle-timeout": "100ms"}, nil)
+	}), map[string]string{"header-timeout": "100ms", "stall-timeout": "250ms", "idle-timeout": "100ms"})
 	for _, version := range []int{1, 2} {
 		protocols := new(http.Protocols)
 		protocols.SetHTTP1(version == 1)
@@ -155,7 +155,7 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 		transport := &http.Transport{Protocols: protocols}
 		body, feed := io.Pipe()
 		go func() {
-			for range 10 { // in all, it takes much longer than either timeout
+			for range 10 { // the whole takes much longer than either timeout
 				feed.Write(make([]byte, 1000))
 				time.Sleep(100 * time.Millisecond)
 			}
@@ -173,9 +173,9 @@ func TestUploadsAndStreamsMayLast(t *testing.T) {
 	}
 }
 
-func TestNoMoreConnectionsThanPlaces(t *testing.T) {
+func TestNoMoreConnectionsThanTheLimit(t *testing.T) {
 	const places = 5
-	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)}, nil)
+	r := start(t, hello, map[string]string{"max-connections": fmt.Sprint(places)})
 	var inside []net.Conn
 	for range places {
 		conn := r.dial()
@@ -191,8 +191,8 @@ func TestNoMoreConnectionsThanPlaces(t *testing.T) {
 		io.WriteString(conn, "GET /out HTTP/1.1\r\nHost: h\r\n\r\n")
 		outside = append(outside, conn)
 	}
-	await(t, "a line in the log", func() bool { return r.log.lines("all places for connections are taken", "places=5") != nil })
-	for i, conn := range inside { // those inside are served on, those outside are not
+	await(t, "a line in the log", func() bool { return r.log.Lines("max_connections is reached", "limit=5") != nil })
+	for i, conn := range inside { // connections within the limit are still served
 		io.WriteString(conn, "GET /again HTTP/1.1\r\nHost: h\r\n\r\n")
 		if _, body, err := readResponse(conn); err != nil || body != "hello /again" {
 			t.Errorf("connection %d: %q, %v", i, body, err)
@@ -200,24 +200,24 @@ func TestNoMoreConnectionsThanPlaces(t *testing.T) {
 	}
 	outside[0].SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 	if n, err := outside[0].Read(make([]byte, 1)); n != 0 || err == nil {
-		t.Error("one more than there are places was served")
+		t.Error("a connection beyond the limit was served")
 	}
 	for i, conn := range outside {
 		inside[i].Close()
 		conn.SetReadDeadline(time.Now().Add(patience))
 		if _, body, err := readResponse(conn); err != nil || body != "hello /out" {
-			t.Errorf("after a place was free: %q, %v", body, err)
+			t.Errorf("after another connection closed: %q, %v", body, err)
 		}
 	}
 	r.mustGet("http://"+r.Admin+"/livez", 200)
-	if n := len(r.log.lines("all places")); n != 1 {
-		t.Errorf("that was logged %d times", n)
+	if n := len(r.log.Lines("max_connections is reached")); n != 1 {
+		t.Errorf("logged %d times; want 1", n)
 	}
 }
 
-func TestRapidResetsHoldNoMoreThanTheirStreams(t *testing.T) {
+func TestRapidResetsKeepFewRequestsInFlight(t *testing.T) {
 	var now, most atomic.Int64
-	gate := gateFunc(func(next http.Handler) http.Handler {
+	counting := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			for n := now.Add(1); ; {
 				if m := most.Load(); n <= m || most.CompareAndSwap(m, n) {
@@ -227,14 +227,14 @@ func TestRapidResetsHoldNoMoreThanTheirStreams(t *testing.T) {
 			defer now.Add(-1)
 			next.ServeHTTP(w, r)
 		})
-	})
+	}
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			<-r.Context().Done()
 			return
 		}
 		io.WriteString(w, "ok")
-	}), nil, with(gate))
+	}), nil, func(o *Options) { o.wrap.limits = counting })
 	const resets = 20_000
 	sent, connections := 0, 0
 	for sent < resets {
@@ -245,19 +245,19 @@ func TestRapidResetsHoldNoMoreThanTheirStreams(t *testing.T) {
 		}
 		sent += n
 		if body := r.mustGet("http://"+r.Listen+"/quick", 200); body != "ok" {
-			t.Errorf("somebody else got %q", body)
+			t.Errorf("another client got %q", body)
 		}
 	}
 	await(t, "the reset requests to end", func() bool { return now.Load() == 0 })
 	if bound := int64(100*connections + 1); most.Load() > bound {
-		t.Errorf("%d requests were under way at once; want at most %d on %d connections", most.Load(), bound, connections)
+		t.Errorf("%d requests were in flight at once; want at most %d on %d connections", most.Load(), bound, connections)
 	}
-	t.Logf("counted: %d streams begun and reset (at most %d under way at once)", sent, most.Load())
+	t.Logf("counted: %d streams opened and reset (at most %d in flight at once)", sent, most.Load())
 }
 
-// net/http checks the method of HTTP/1.1 only.
+// net/http checks the method of HTTP/1.1 requests only.
 func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
-	r := startLimited(t, hello, "rules: [{name: a, per: address, limits: [{rate: 1/h}]}]", nil)
+	r := startLimited(t, hello, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]", nil)
 	ask := func(method string) (status string) {
 		conn := r.dial()
 		io.WriteString(conn, http2.ClientPreface)
@@ -287,16 +287,8 @@ func TestMalformedMethodOfHTTP2IsNotCharged(t *testing.T) {
 	}
 }
 
-type gateFunc func(http.Handler) http.Handler
-
-func (f gateFunc) Middleware(next http.Handler) http.Handler { return f(next) }
-
-func (gateFunc) Trusts(*http.Request) bool { return false }
-
-func (gateFunc) AllowOrigin(http.Header, *http.Request) {}
-
-// resetStreams begins streams on one connection and resets each at once, until the server has had
-// enough.
+// resetStreams opens streams on one connection and resets each at once, until the server closes the
+// connection.
 func resetStreams(r *running, n int) (sent int) {
 	conn := r.dial()
 	defer conn.Close()

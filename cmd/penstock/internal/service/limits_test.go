@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-func TestGuessingAPasswordThroughTheProxy(t *testing.T) {
+func TestPasswordGuessesThroughTheProxyAreLimited(t *testing.T) {
 	const policy = `
 rules:
   - name: login
@@ -35,7 +35,7 @@ rules:
 		try := func(account, password string, want int) {
 			t.Helper()
 			if res := r.mustSend("POST", "/login", "X-Account: "+account, "X-Password: "+password); res.StatusCode != want {
-				t.Fatalf("%s with a password that is %s got %s after %d answers; want %d", account, password, res.Status, guesses.Load(), want)
+				t.Fatalf("%s with the %s password got %s after %d guesses; want %d", account, password, res.Status, guesses.Load(), want)
 			}
 		}
 		for i := range 50 {
@@ -52,7 +52,7 @@ rules:
 			try("eve", "right", 429)
 		}
 		if guesses.Load() != before {
-			t.Errorf("%d guesses came through after ten that were wrong", guesses.Load()-before)
+			t.Errorf("%d guesses passed after ten wrong ones", guesses.Load()-before)
 		}
 		try("anna", "wrong", 401)
 		try("anna", "right", 200)
@@ -60,7 +60,7 @@ rules:
 	})
 }
 
-func TestUpstreamTellsWhatARequestCost(t *testing.T) {
+func TestUpstreamReportsTheCostOfARequest(t *testing.T) {
 	const policy = `
 rules:
   - name: chat
@@ -69,8 +69,8 @@ rules:
 `
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if told := r.Header.Get("X-Tell"); told != "" {
-				w.Header().Set("X-Tokens-Used", told)
+			if used := r.Header.Get("X-Cost"); used != "" {
+				w.Header().Set("X-Tokens-Used", used)
 			}
 			w.WriteHeader(http.StatusEarlyHints)
 			io.WriteString(w, "answer")
@@ -80,13 +80,13 @@ rules:
 			left    int
 		}{
 			{nil, 900},
-			{[]string{"X-Tell: 30"}, 970},
-			{[]string{"X-Tell: 0"}, 1000},
-			{[]string{"X-Tell: 350"}, 650},
-			{[]string{"X-Tell: -1"}, 900},
-			{[]string{"X-Tell: many"}, 900},
-			{[]string{"X-Tokens-Used: 0"}, 900}, // it is not the caller who tells
-			{[]string{"X-Tell: 5000"}, 0},
+			{[]string{"X-Cost: 30"}, 970},
+			{[]string{"X-Cost: 0"}, 1000},
+			{[]string{"X-Cost: 350"}, 650},
+			{[]string{"X-Cost: -1"}, 900},
+			{[]string{"X-Cost: many"}, 900},
+			{[]string{"X-Tokens-Used: 0"}, 900}, // the client's header does not count
+			{[]string{"X-Cost: 5000"}, 0},
 		} {
 			key := fmt.Sprint("X-API-Key: ", i)
 			res := r.mustSend("GET", "/", append(c.headers, key)...)
@@ -104,15 +104,15 @@ rules:
 	})
 }
 
-func TestStreamsAndWebSocketsPassTheGate(t *testing.T) {
+func TestStreamsAndWebSocketsHoldASlot(t *testing.T) {
 	const policy = `
 rules:
   - name: live
     per: {key: header X-API-Key}
     limits:
-      - {in_flight: 1, expires: 1m}
+      - {in_flight: 1, ttl: 1m}
       - {rate: 100/d, on_status: [101, 200]}
-      - {name: queue, rate: 100/s, algorithm: leaky-bucket, burst: 10, wait: 1s}
+      - {name: queue, rate: 100/s, algorithm: leaky-bucket, burst: 10, max_wait: 1s}
 `
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		next := make(chan string)
@@ -138,10 +138,10 @@ rules:
 		busy := func(what string) {
 			t.Helper()
 			if res := r.mustSend("GET", "/", key); res.StatusCode != 429 {
-				t.Errorf("while %s is open its owner has another slot: %s", what, res.Status)
+				t.Errorf("while %s is open its client gets another slot: %s", what, res.Status)
 			}
 		}
-		free := func(conn net.Conn, request string) *bufio.Reader { // once the slot is
+		free := func(conn net.Conn, request string) *bufio.Reader { // sends the request when the slot is free
 			t.Helper()
 			reader := bufio.NewReader(conn)
 			var res *http.Response
@@ -199,7 +199,7 @@ rules:
 				t.Fatalf("event %q came as %q, %v", event, got, err)
 			}
 			if i+1 < messages {
-				next <- fmt.Sprintf("data: %d\n", i+1) // not before the one before has come
+				next <- fmt.Sprintf("data: %d\n", i+1) // only after the previous event has arrived
 			}
 		}
 		busy("a stream")
@@ -207,6 +207,6 @@ rules:
 		if rest, err := io.ReadAll(reader); len(rest) > 0 || err != nil {
 			t.Errorf("the stream ends with %q, %v", rest, err)
 		}
-		t.Logf("counted: %d messages and events through the gate", (sockets+1)*messages)
+		t.Logf("counted: %d messages and events through the proxy", (sockets+1)*messages)
 	})
 }

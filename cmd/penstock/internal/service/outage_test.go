@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestGateGoesOnWithoutItsStore(t *testing.T) {
+func TestServiceRunsWithoutItsStore(t *testing.T) {
 	const policy = `
 rules:
   - {name: open, match: {path: /open}, per: {key: header X-API-Key}, limits: [{rate: 1/d, on_failure: open}]}
@@ -19,13 +19,13 @@ rules:
 	redis.Kill()
 	r := startLimited(t, hello, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"})
 	caller := 0
-	// twice is what somebody new gets who asks twice.
+	// twice returns the statuses of two requests of a new client.
 	twice := func(path string) string {
 		caller++
 		key := fmt.Sprint("X-API-Key: ", caller)
 		first, second := r.mustSend("GET", path, key), r.mustSend("GET", path, key)
 		if first.StatusCode == 503 && first.Header.Get("Retry-After") == "" {
-			t.Errorf("%s gets a 503 that does not say when to come back", path)
+			t.Errorf("%s gets a 503 without Retry-After", path)
 		}
 		return fmt.Sprint(first.StatusCode, " ", second.StatusCode)
 	}
@@ -39,12 +39,12 @@ rules:
 			}
 		}
 		if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-			t.Errorf("%s, the gate says %q", what, body)
+			t.Errorf("%s, /readyz is %q", what, body)
 		}
 	}
 	up := func(what string) {
 		t.Helper()
-		const state, decisions = `rate_limiter_breaker_state{node="(store)"}`, `rate_limiter_decisions_total{source="store"}`
+		const state, decisions = `rate_limiter_breaker_state{node="default"}`, `rate_limiter_decisions_total{source="store"}`
 		for _, path := range []string{"/open", "/closed", "/local"} {
 			await(t, what+", Redis to decide again", func() bool {
 				before := r.metric(decisions)
@@ -76,7 +76,7 @@ rules:
 		`rate_limiter_errors_total{reason="unreachable"}`:                                                         2,
 		`rate_limiter_errors_total{reason="timeout"}`:                                                             5,
 		`rate_limiter_errors_total{reason="breaker_open"}`:                                                        outages * outage,
-		`rate_limiter_indeterminate_total`:                                                                        5,
+		`rate_limiter_decisions_unknown_outcome_total`:                                                            5,
 		`rate_limiter_breaker_changes_total{to="open"}`:                                                           outages,
 		`rate_limiter_breaker_changes_total{to="closed"}`:                                                         outages,
 	} {
@@ -85,11 +85,11 @@ rules:
 			t.Errorf("%s is %d, %v; want at least %d", series, n, err, least)
 		}
 	}
-	if n := len(r.log.lines("level=ERROR", "the store made no decision")); n == 0 || n > 8 {
-		t.Errorf("that made %d lines in the log:\n%s", n, r.log)
+	if n := len(r.log.Lines("level=ERROR", "the store made no decision")); n == 0 || n > 8 {
+		t.Errorf("%d lines were logged:\n%s", n, r.log)
 	}
-	if n := len(r.log.lines("level=ERROR", "requests pass without limits", "critical=true", "rule=open")); n == 0 || n > 4 {
-		t.Errorf("what passed unlimited made %d lines in the log:\n%s", n, r.log)
+	if n := len(r.log.Lines("level=ERROR", "requests pass unlimited", "critical=true", "rule=open")); n == 0 || n > 4 {
+		t.Errorf("%d lines about unlimited requests were logged:\n%s", n, r.log)
 	}
-	t.Logf("counted: %d callers without a store (%d outages)", 4*outages*outage, outages)
+	t.Logf("counted: %d clients without a store (%d outages)", 4*outages*outage, outages)
 }

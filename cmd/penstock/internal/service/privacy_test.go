@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestNobodyIsNamedInMetricsOrLog(t *testing.T) {
+func TestMetricsAndLogNameNoClient(t *testing.T) {
 	redis := redistest.Start(t)
 	const policy = `
 http: {trusted_proxies: [127.0.0.1]}
@@ -21,7 +21,7 @@ deny: [{header X-API-Key: LEAKfoe}]
 allow: [{header X-API-Key: LEAKfriend}]
 rules:
   - {name: key, match: {path: /key}, per: {key: header X-API-Key}, limits: [{rate: 1/d, candidate: {rate: 1/d, algorithm: sliding-log}}]}
-  - {name: address, match: {path: /address}, per: address, limits: [{rate: 1/d}]}
+  - {name: address, match: {path: /address}, per: ip, limits: [{rate: 1/d}]}
   - {name: claim, match: {path: /claim}, per: {sub: claim sub}, limits: [{rate: 1/d, algorithm: fixed-window}]}
   - {name: cookie, match: {path: /cookie}, per: {session: cookie session}, limits: [{rate: 1/d, shadow: true}]}
   - {name: query, match: {path: /query}, per: {token: query token}, limits: [{rate: 1/d, on_failure: closed}]}
@@ -31,7 +31,7 @@ rules:
 		if r.Header.Get("X-Break") != "" {
 			panic(http.ErrAbortHandler)
 		}
-	}), policy, map[string]string{"store": redis.URL(), "secret": "LEAKpepper"})
+	}), policy, map[string]string{"store": redis.URL(), "key-hash-secret": "LEAKpepper"})
 	requests := []struct{ path, header string }{
 		{"/key", "X-API-Key: LEAKkey"},
 		{"/key", "X-API-Key: LEAKfoe"},
@@ -56,16 +56,16 @@ rules:
 			}
 		}
 	}
-	r.mustSend("GET", "/query?token=LEAKother", "X-Break: yes", "X-API-Key: LEAKkey", "X-Forwarded-For: 203.0.113.78") // of all that is logged
+	r.mustSend("GET", "/query?token=LEAKother", "X-Break: yes", "X-API-Key: LEAKkey", "X-Forwarded-For: 203.0.113.78") // causes every log line about requests
 	all()
-	for _, key := range keysOf(t, redis) { // what stands there is not what belongs there
+	for _, key := range keysOf(t, redis) { // make every key corrupt
 		for _, command := range [][]string{{"DEL", key}, {"LPUSH", key, "LEAKpoison"}} {
 			if _, err := redis.Do(command...); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	until := func(series string) { // denials are remembered for a second
+	until := func(series string) { // denials are cached for a second
 		t.Helper()
 		await(t, series, func() bool {
 			all()
@@ -79,32 +79,32 @@ rules:
 	metrics, log := r.mustGet("http://"+r.Admin+"/metrics", 200), r.log.String()
 	for _, series := range []string{
 		`rate_limiter_requests_total{algorithm="fixed-window",limit="day",outcome="denied",rule="claim"}`,
-		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="refused",rule="(other)"}`,
-		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="exempt",rule="(other)"}`,
-		`rate_limiter_requests_total{algorithm="(other)",limit="(other)",outcome="malformed",rule="(other)"}`,
+		`rate_limiter_requests_total{algorithm="other",limit="other",outcome="refused",rule="other"}`,
+		`rate_limiter_requests_total{algorithm="other",limit="other",outcome="exempt",rule="other"}`,
+		`rate_limiter_requests_total{algorithm="other",limit="other",outcome="malformed",rule="other"}`,
 		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="day",rule="cookie"}`,
 		`rate_limiter_errors_total{reason="unreachable"}`,
 	} {
 		if n := r.metric(series); n == "" || n == "0" {
-			t.Errorf("what this test is about did not happen: %s is %q", series, n)
+			t.Errorf("the test did not cause all events: %s is %q", series, n)
 		}
 	}
 	if !strings.Contains(log, "no response from the upstream") || !strings.Contains(log, "the store made no decision") {
-		t.Errorf("what this test is about did not happen: %s", log)
+		t.Errorf("the test did not cause all log lines: %s", log)
 	}
 	for _, secret := range []string{"leak", "203.0.113", "2001:db8:1", "pepper"} {
 		for where, text := range map[string]string{"metrics": metrics, "log": log} {
 			for line := range strings.Lines(text) {
 				if strings.Contains(strings.ToLower(line), secret) {
-					t.Errorf("the %s tell of somebody: %s", where, line)
+					t.Errorf("the %s names a client: %s", where, line)
 				}
 			}
 		}
 	}
-	t.Logf("counted: %d requests of which neither metrics nor log name the caller", asked)
+	t.Logf("counted: %d requests whose client neither metrics nor log name", asked)
 }
 
-// tokenOf signs claims.
+// tokenOf makes a token with signed claims.
 func tokenOf(claims string) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	text := encode([]byte(`{"alg":"HS256"}`)) + "." + encode([]byte(claims))
@@ -113,7 +113,7 @@ func tokenOf(claims string) string {
 	return text + "." + encode(mac.Sum(nil))
 }
 
-// keysOf are all keys in Redis.
+// keysOf returns all keys in Redis.
 func keysOf(t *testing.T, redis *redistest.Server) (keys []string) {
 	t.Helper()
 	reply, err := redis.Do("KEYS", "*")

@@ -11,30 +11,28 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// seeing shows what the store decides.
-func seeing(gate Builder, see func(penstock.Charge, penstock.Decision)) Builder {
-	return func(life context.Context, d Deps) (Gate, Policy, error) {
-		guarded := d.Store
-		d.Store = func(limits func(*penstock.Limit) guard.Settings) (penstock.Store, error) {
-			store, err := guarded(limits)
-			return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+// observing calls see with each charge and the store's decision.
+func observing(see func(penstock.Charge, penstock.Decision)) func(*Options) {
+	return func(o *Options) {
+		o.wrap.core = func(c *core.Core) {
+			store := c.Store
+			c.Store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				decision, err := store.Decide(ctx, charges)
 				if err == nil {
 					see(charges[0], decision)
 				}
 				return decision, err
-			}), err
+			})
 		}
-		return gate(life, d)
 	}
 }
 
-func TestWhoeverStillWaitsWhenTheGateClosesIsTold(t *testing.T) {
+func TestQueuedRequestsGetA503OnShutdown(t *testing.T) {
 	const policy = `
-rules: [{name: queue, match: {path: /queue}, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, wait: 2h}]}]
+rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, max_wait: 2h}]}]
 `
 	reached := make(chan struct{}, 1)
 	r := startLimited(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -50,26 +48,26 @@ rules: [{name: queue, match: {path: /queue}, per: everyone, limits: [{rate: 1/h,
 		conn := r.dial()
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: h\r\n\r\n", path)
 		defer func() {
-			if status, body, err := readResponse(conn); status != 503 || err != nil || !strings.Contains(body, map[bool]string{true: "the gate closes", false: "canceled before it was let in"}[path == "/slow"]) {
+			if status, body, err := readResponse(conn); status != 503 || err != nil || !strings.Contains(body, map[bool]string{true: "the service is shutting down", false: "canceled before it was admitted"}[path == "/slow"]) {
 				t.Errorf("%s got %d %s, %v; want 503", path, status, body, err)
 			}
 		}()
 	}
-	await(t, "one to wait", func() bool { return r.metric("rate_limiter_waiting") == "1" })
+	await(t, "a request to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 	<-reached
 	r.wait()
 }
 
-func TestClientWhoLeavesTheQueueFreesItsPlace(t *testing.T) {
+func TestClientThatLeavesTheQueueFreesItsPlace(t *testing.T) {
 	const policy = `
-rules: [{name: queue, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, wait: 2h}]}]
+rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 1, max_wait: 2h}]}]
 `
 	onStores(t, func(t *testing.T, flags map[string]string) {
 		var served atomic.Int64
 		upstream := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) })
 		flags = limitedBy(t, policy, flags)
-		booked := make(chan time.Duration, 100) // how long those wait who are let in
-		r := start(t, upstream, flags, seeing(limitsOf(t, flags, nil), func(c penstock.Charge, d penstock.Decision) {
+		booked := make(chan time.Duration, 100) // waits of admitted requests
+		r := start(t, upstream, flags, observing(func(c penstock.Charge, d penstock.Decision) {
 			if c.Mode == penstock.Spend && d.Allowed {
 				booked <- d.Wait()
 			}
@@ -99,28 +97,28 @@ rules: [{name: queue, per: everyone, limits: [{rate: 1/h, algorithm: leaky-bucke
 			select {
 			case wait := <-booked:
 				if wait <= 0 || wait > time.Hour {
-					t.Errorf("client %d would wait for %v, after others who left", i, wait)
+					t.Errorf("client %d would wait for %v, behind clients that left", i, wait)
 				}
 			case err := <-gone:
-				t.Fatalf("client %d found no place, or did not have to wait: %v", i, err)
+				t.Fatalf("client %d was rejected, or did not have to wait: %v", i, err)
 			case <-time.After(patience):
-				t.Fatal("the gate does not decide")
+				t.Fatal("no decision")
 			}
-			await(t, "it to wait", func() bool { return r.metric("rate_limiter_waiting") == "1" })
+			await(t, "the client to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == "1" })
 			if res := r.mustSend("GET", "/"); res.StatusCode != 429 {
-				t.Errorf("while the queue is full somebody got %s", res.Status)
+				t.Errorf("while the queue is full another client got %s", res.Status)
 			}
 			goAway()
 			if err := <-gone; err == nil {
 				t.Errorf("client %d was answered", i)
 			}
-			await(t, "it to leave", func() bool { return r.metric("rate_limiter_waiting") == "0" })
+			await(t, "the client to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
 		}
 		if n := r.metric(`rate_limiter_requests_total{algorithm="leaky-bucket",limit="hour",outcome="abandoned",rule="queue"}`); n != fmt.Sprint(leave) {
-			t.Errorf("%s are counted as abandoned; want %d", n, leave)
+			t.Errorf("%s requests are counted as abandoned; want %d", n, leave)
 		}
 		if served.Load() != 1 {
-			t.Errorf("the upstream served %d, not the first only", served.Load())
+			t.Errorf("the upstream served %d requests; want only the first", served.Load())
 		}
 		t.Logf("counted: %d clients that left the queue", leave)
 	})

@@ -1,12 +1,12 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -14,22 +14,23 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-func TestServiceSaysInOneLineWhatItDoes(t *testing.T) {
-	r := start(t, nil, map[string]string{"store": "redis://user:hunter2@127.0.0.1:1/0?dial_timeout=1s"},
-		func(context.Context, Deps) (Gate, Policy, error) {
-			rules := []Rule{{Name: "a", Algorithm: "x"}, {Name: "a", Algorithm: "y"}, {Name: "b", Algorithm: "x"}}
-			return noRules{}, Policy{File: "p.yaml", OnFailure: "requests pass", Rules: rules}, nil
-		})
-	line := r.log.lines("the gate is open")
+func TestStartLogsOneLineThatDescribesTheService(t *testing.T) {
+	const policy = `
+rules:
+  - {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, on_failure: open}, {rate: 9/d, on_failure: open}]}
+  - {name: b, per: global, limits: [{rate: 1/s}]}
+`
+	flags := limitedBy(t, policy, map[string]string{"store": "redis://user:hunter2@127.0.0.1:1/0?dial_timeout=1s"})
+	r := start(t, nil, flags)
+	line := r.log.Lines("listening")
 	if len(line) != 1 {
 		t.Fatalf("logged %s", r.log)
 	}
-	for _, want := range []string{"listen=" + r.Listen, "admin=" + r.Admin, "tls=false", "upstream=http://127.0.0.1:", "store=redis://127.0.0.1:1/0 ",
-		"rules=2", "policy=p.yaml", `if_store_fails="requests pass"`} {
+	for _, want := range []string{"listen=" + r.Listen, "admin_listen=" + r.Admin, "tls=false", "upstream=http://127.0.0.1:", "store=redis://127.0.0.1:1/0 ",
+		"rules=2", "policy=" + flags["config"], `on_store_failure="1 limit local, 2 limits open"`} {
 		if !strings.Contains(line[0], want) {
 			t.Errorf("the line lacks %s: %s", want, line[0])
 		}
@@ -40,17 +41,17 @@ func TestServiceSaysInOneLineWhatItDoes(t *testing.T) {
 	}
 }
 
-// Memory is never unreachable: what on_failure says for that does not belong into its line.
-func TestMemorySaysWhatHappensWhenItIsFull(t *testing.T) {
-	r := startLimited(t, nil, "rules: [{name: all, per: everyone, limits: [{rate: 1/s}]}]\n", nil)
-	const want = `counters="in this process, shared with no other; at 10 million, new clients are denied except where on_failure is open"`
-	if len(r.log.lines("the gate is open", want)) != 1 || len(r.log.lines("if_store_fails")) != 0 {
-		t.Errorf("no line says %s, or one says what memory does not do: %s", want, r.log)
+// The memory store is never unreachable, so its line does not show the failure modes of on_failure.
+func TestStartLogsWhatAFullMemoryStoreDoes(t *testing.T) {
+	r := startLimited(t, nil, "rules: [{name: all, per: global, limits: [{rate: 1/s}]}]\n", nil)
+	const want = `counters="in this process, not shared; at 10 million keys, new clients are rejected unless on_failure is open"`
+	if len(r.log.Lines("listening", want)) != 1 || len(r.log.Lines("on_store_failure")) != 0 {
+		t.Errorf("no line has %s, or a line has on_store_failure: %s", want, r.log)
 	}
 }
 
 func TestRequestsPassAndAreNotLogged(t *testing.T) {
-	r := start(t, hello, nil, nil)
+	r := start(t, hello, nil)
 	before := r.log.String()
 	for range 10 {
 		if body := r.mustGet("http://"+r.Listen+"/x", 200); body != "hello /x" {
@@ -63,14 +64,14 @@ func TestRequestsPassAndAreNotLogged(t *testing.T) {
 }
 
 func TestHealthAndMetricsAreForThisMachineOnly(t *testing.T) {
-	if s, err := settings.Load(settings.Sources{Flags: map[string]string{"demo": "true"}}); err != nil || !strings.HasPrefix(s.Admin, "127.0.0.1:") {
-		t.Fatalf("by default the admin address is %s, %v", s.Admin, err)
+	if s, err := settings.Load(settings.Sources{Flags: map[string]string{"demo": "true"}}); err != nil || !strings.HasPrefix(s.AdminListen, "127.0.0.1:") {
+		t.Fatalf("the default admin address is %s, %v", s.AdminListen, err)
 	}
-	r := start(t, hello, nil, nil)
+	r := start(t, hello, nil)
 	for _, path := range []string{"/livez", "/readyz", "/healthz", "/metrics"} {
 		r.mustGet("http://"+r.Admin+path, 200)
 		if body := r.mustGet("http://"+r.Listen+path, 200); body != "hello "+path {
-			t.Errorf("where requests come in, %s answers %.60q", path, body)
+			t.Errorf("on the listener of clients, %s responds %.60q", path, body)
 		}
 	}
 	_, port, _ := net.SplitHostPort(r.Admin)
@@ -90,59 +91,28 @@ func TestHealthAndMetricsAreForThisMachineOnly(t *testing.T) {
 		}
 		tried++
 	}
-	t.Logf("counted: %d other addresses where nobody answers", tried)
+	t.Logf("counted: %d other addresses without a listener", tried)
 }
 
 func TestAdminCanBeOff(t *testing.T) {
-	r := start(t, hello, map[string]string{"admin": "off"}, nil)
+	r := start(t, hello, map[string]string{"admin-listen": "off"})
 	if r.Admin != "" {
-		t.Errorf("it listens on %s", r.Admin)
+		t.Errorf("the admin server listens on %s", r.Admin)
 	}
 	r.mustGet("http://"+r.Listen, 200)
 }
 
-// A watcher is a gate that counts, and turns away what asks for it.
-type watcher struct {
-	mu     sync.Mutex
-	passed []string
-	closed int
-}
-
-func (g *watcher) Trusts(*http.Request) bool { return false }
-
-func (g *watcher) AllowOrigin(http.Header, *http.Request) {}
-
-func (g *watcher) Middleware(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.URL.Path, "/denied") {
-			w.WriteHeader(http.StatusTooManyRequests)
-			return
-		}
-		g.mu.Lock()
-		g.passed = append(g.passed, r.Method+" "+r.URL.Path)
-		g.mu.Unlock()
-		next.ServeHTTP(w, r)
-	})
-}
-
-func (g *watcher) Close() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed++
-	return nil
-}
-
-func TestGateIsPassedFirstAndClosedLast(t *testing.T) {
-	gate := new(watcher)
-	r := start(t, hello, nil, with(gate))
+func TestLimitsComeBeforeTheUpstream(t *testing.T) {
+	const policy = "rules: [{name: one, match: {path: /denied}, per: global, limits: [{rate: 1/d}]}]\n"
+	var served []string
+	upstream := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { served = append(served, r.URL.Path) })
+	r := startLimited(t, upstream, policy, nil)
+	r.mustGet("http://"+r.Listen+"/denied", 200)
 	r.mustGet("http://"+r.Listen+"/denied", 429)
 	r.mustGet("http://"+r.Listen+"/x", 200)
-	if gate.closed != 0 {
-		t.Error("the gate was closed before the service")
-	}
 	r.wait()
-	if fmt.Sprint(gate.passed) != "[GET /x]" || gate.closed != 1 {
-		t.Errorf("%v passed; closed %d times", gate.passed, gate.closed)
+	if fmt.Sprint(served) != "[/denied /x]" {
+		t.Errorf("the upstream served %v", served)
 	}
 }
 
@@ -154,7 +124,7 @@ func TestDrainLetsRequestsEndAndNoneBegin(t *testing.T) {
 			<-goOn
 		}
 		io.WriteString(w, "done")
-	}), map[string]string{"drain-delay": "300ms", "drain-timeout": "20s"}, nil)
+	}), map[string]string{"drain-delay": "300ms", "drain-timeout": "20s"})
 	const slow = 20
 	answers := make(chan string, slow)
 	for range slow {
@@ -167,10 +137,10 @@ func TestDrainLetsRequestsEndAndNoneBegin(t *testing.T) {
 	r.stop()
 	await(t, "readiness to fail", func() bool {
 		status, body, _ := get("http://" + r.Admin + "/readyz")
-		return status == 503 && body == "down: gate\n"
+		return status == 503 && body == "down: service\n"
 	})
 	if status, _, err := get("http://" + r.Admin + "/livez"); status != 200 {
-		t.Errorf("a gate that drains is alive: %d, %v", status, err)
+		t.Errorf("/livez of a draining service: %d, %v", status, err)
 	}
 	await(t, "new connections to be refused", func() bool {
 		conn, err := net.Dial("tcp", r.Listen)
@@ -181,35 +151,35 @@ func TestDrainLetsRequestsEndAndNoneBegin(t *testing.T) {
 	})
 	select {
 	case err := <-r.ended:
-		t.Fatalf("it ended before its requests: %v", err)
+		t.Fatalf("the service ended before its requests: %v", err)
 	default:
 	}
 	close(goOn)
 	for range slow {
 		if answer := <-answers; answer != "200done<nil>" {
-			t.Errorf("a request under way got %s", answer)
+			t.Errorf("a request in flight got %s", answer)
 		}
 	}
 	r.wait()
-	if r.log.lines("cut off") != nil {
+	if r.log.Lines("cut off") != nil {
 		t.Errorf("logged %s", r.log)
 	}
-	t.Logf("counted: %d requests under way that ended well", slow)
+	t.Logf("counted: %d requests in flight that completed", slow)
 }
 
 func TestDrainDelayStillServes(t *testing.T) {
-	r := start(t, hello, map[string]string{"drain-delay": "1s"}, nil)
+	r := start(t, hello, map[string]string{"drain-delay": "1s"})
 	r.stop()
 	await(t, "readiness to fail", func() bool {
 		status, _, _ := get("http://" + r.Admin + "/readyz")
 		return status == 503
 	})
 	if status, _, err := get("http://" + r.Listen); status != 200 || err != nil {
-		t.Errorf("while load balancers have not noticed: %d, %v", status, err)
+		t.Errorf("during the drain delay: %d, %v", status, err)
 	}
 }
 
-func TestDrainEndsInTimeWhateverIsUnderWay(t *testing.T) {
+func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 	var gone sync.WaitGroup
 	upstream := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		gone.Add(1)
@@ -228,7 +198,7 @@ func TestDrainEndsInTimeWhateverIsUnderWay(t *testing.T) {
 		http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
-	r := start(t, upstream, map[string]string{"drain-timeout": "100ms"}, nil)
+	r := start(t, upstream, map[string]string{"drain-timeout": "100ms"})
 	socket, stream := r.dial(), r.dial()
 	io.WriteString(socket, "GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 	io.WriteString(stream, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -242,10 +212,10 @@ func TestDrainEndsInTimeWhateverIsUnderWay(t *testing.T) {
 	for name, conn := range map[string]net.Conn{"WebSocket": socket, "stream": stream} {
 		text, err := io.ReadAll(conn)
 		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() || strings.Contains(string(text), "\r\n0\r\n") {
-			t.Errorf("the %s did not break off: %q, %v", name, text, err)
+			t.Errorf("the %s was not cut off: %q, %v", name, text, err)
 		}
 	}
-	if r.log.lines("cut off", "requests=2") == nil {
+	if r.log.Lines("cut off", "requests=2") == nil {
 		t.Errorf("logged %s", r.log)
 	}
 }
@@ -253,12 +223,12 @@ func TestDrainEndsInTimeWhateverIsUnderWay(t *testing.T) {
 func TestStoreMayComeUpLater(t *testing.T) {
 	server := redistest.Start(t)
 	server.Kill()
-	r := start(t, hello, map[string]string{"store": server.URL(), "store-timeout": "1s"}, nil)
+	r := start(t, hello, map[string]string{"store": server.URL(), "store-timeout": "1s"})
 	r.mustGet("http://"+r.Listen, 200)
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-		t.Errorf("without its store the gate says %q", body)
+		t.Errorf("without its store, /readyz is %q", body)
 	}
-	if len(r.log.lines("level=WARN", "the store makes no decision")) != 1 {
+	if len(r.log.Lines("level=WARN", "the store makes no decision")) != 1 {
 		t.Errorf("logged %s", r.log)
 	}
 	if err := server.Restart(); err != nil {
@@ -266,93 +236,41 @@ func TestStoreMayComeUpLater(t *testing.T) {
 	}
 	await(t, "the store to be found", func() bool {
 		_, body, _ := get("http://" + r.Admin + "/readyz?verbose")
-		return body == "gate ok\nstore ok\npolicy ok\nok\n"
+		return body == "service ok\nstore ok\npolicy ok\nok\n"
 	})
-	if len(r.log.lines("level=INFO", "the store decides again")) != 1 { // though no request came
+	if len(r.log.Lines("level=INFO", "the store decides again")) != 1 { // without any request
 		t.Errorf("logged %s", r.log)
 	}
 	server.Pause()
 	defer server.Resume()
 	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-		t.Errorf("with a store that hangs the gate says %q", body)
+		t.Errorf("with a store that hangs, /readyz is %q", body)
 	}
 }
 
-func TestWhatCannotStartLeavesNothingBehind(t *testing.T) {
+func TestFailedStartLeavesNothingRunning(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	closed := new(watcher)
 	for _, c := range []struct {
 		name  string
 		flags map[string]string
-		gate  Builder
 		want  error
 		text  string
 	}{
-		{"port is taken", map[string]string{"listen": taken.Addr().String()}, nil, nil, "listen (--listen): listen tcp"},
-		{"admin port is taken", map[string]string{"admin": taken.Addr().String()}, nil, nil, "admin (--admin): listen tcp"},
-		{"store is required", map[string]string{"store": "redis://u:hunter2@127.0.0.1:1", "require-store": "true"}, nil, penstock.ErrUnavailable, "store redis://127.0.0.1:1 (--store): "},
-		{"certificate is missing", map[string]string{"tls-cert": "/none.pem", "tls-key": "/none.pem"}, nil, settings.ErrInvalid, "tls-cert (--tls-cert)"},
-		{"gate fails", nil, func(context.Context, Deps) (Gate, Policy, error) { return nil, Policy{}, penstock.ErrInvalid }, penstock.ErrInvalid, ""},
-		{"gate is closed", map[string]string{"listen": taken.Addr().String()},
-			func(context.Context, Deps) (Gate, Policy, error) { return closed, Policy{}, nil }, nil, "listen"},
+		{"port is taken", map[string]string{"listen": taken.Addr().String()}, nil, "listen (--listen): listen tcp"},
+		{"admin port is taken", map[string]string{"admin-listen": taken.Addr().String()}, nil, "admin-listen (--admin-listen): listen tcp"},
+		{"store is required", map[string]string{"store": "redis://u:hunter2@127.0.0.1:1", "require-store": "true"}, penstock.ErrUnavailable, "store redis://127.0.0.1:1 (--store): "},
+		{"certificate is missing", map[string]string{"tls-cert": "/none.pem", "tls-key": "/none.pem"}, settings.ErrInvalid, "tls-cert (--tls-cert)"},
+		{"policy is missing", map[string]string{"config": "/none.yaml"}, os.ErrNotExist, "/none.yaml"},
 	} {
 		o := options(t, nil, c.flags)
-		o.Gate = c.gate
 		err := Run(t.Context(), o)
 		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v; want … %s", c.name, err, c.text)
 		}
 		noGoroutineIsLeft(t)
-	}
-	if closed.closed != 1 {
-		t.Errorf("the gate was closed %d times", closed.closed)
-	}
-}
-
-func TestChecksOfTheGateAreCounted(t *testing.T) {
-	full := penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("memory is full"))
-	var deps Deps
-	r := start(t, nil, nil, func(_ context.Context, d Deps) (Gate, Policy, error) {
-		deps = d
-		return noRules{}, Policy{Rules: []Rule{{Name: "a", Algorithm: "x"}}}, nil
-	})
-	for _, c := range []struct {
-		event httplimit.Event
-		want  string
-	}{
-		{httplimit.Event{Outcome: httplimit.Allowed, Latency: 1}, `outcome="allowed",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.Denied}, `outcome="denied",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.ShadowDenied}, `rate_limiter_shadow_rejected_total{algorithm="x",limit="",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.ShadowAllowed}, `rate_limiter_shadow_allowed_total{algorithm="x",limit="",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.Refused}, `rate_limiter_rejected_total{algorithm="x",limit="",rule="a"} 2`},
-		{httplimit.Event{Outcome: httplimit.Exempt}, `rate_limiter_allowed_total{algorithm="x",limit="",rule="a"} 2`},
-		{httplimit.Event{Outcome: httplimit.Allowed, Source: penstock.FromLease}, `rate_limiter_decisions_total{source="lease"} 1`},
-		{httplimit.Event{Outcome: httplimit.FailedOpen, Source: penstock.FromOpen, Err: full}, `outcome="failed_open",rule="a"} 1`},
-		{httplimit.Event{Outcome: httplimit.FailedClosed, Source: penstock.FromClosed, Err: full}, `rate_limiter_decisions_total{source="closed"} 1`},
-		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: full}, `outcome="failed_closed",rule="a"} 2`},
-		{httplimit.Event{Outcome: httplimit.FailedClosed, Err: penstock.ErrInvalid}, `rate_limiter_errors_total{reason="invalid"} 1`},
-		{httplimit.Event{Outcome: httplimit.Abandoned, Err: context.Canceled}, `rate_limiter_decisions_total{source="store"} 4`},
-	} {
-		c.event.Rule, c.event.Algorithm = "a", "x"
-		deps.Observe(c.event)
-		if page := r.mustGet("http://"+r.Admin+"/metrics", 200); !strings.Contains(page, c.want) {
-			t.Errorf("after %+v the page lacks %s", c.event, c.want)
-		}
-	}
-	if body := r.mustGet("http://"+r.Admin+"/readyz", 200); body != "degraded: store\n" {
-		t.Errorf("while the store fails the gate says %q", body)
-	}
-	if n := r.metric(`rate_limiter_errors_total{reason="out_of_memory"}`); n != "3" {
-		t.Errorf("what memory did not decide is counted %s times; want 3", n)
-	}
-	deps.Reloaded(Policy{}, errors.New("line 3: no"))
-	deps.Reloaded(Policy{Rules: []Rule{{Name: "b", Algorithm: "x"}}}, nil)
-	page := r.mustGet("http://"+r.Admin+"/metrics", 200)
-	if !strings.Contains(page, `rule="b"} 0`) || strings.Contains(page, `rule="a"`) || !strings.Contains(page, `reloads_total{outcome="failure"} 1`) {
-		t.Error("the page does not follow the rules")
 	}
 }

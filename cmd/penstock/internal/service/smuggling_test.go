@@ -14,15 +14,15 @@ import (
 	"testing"
 )
 
-// A strict upstream reads HTTP/1.1 as the standard writes it and not more kindly, with a parser of
-// its own. What it gets twice or unclearly framed, it complains of.
+// A strict upstream parses HTTP/1.1 exactly as the standard requires, with its own parser. It
+// complains about requests that are ambiguous or badly framed.
 type strict struct {
 	net.Listener
 	conns sync.WaitGroup
 
-	mu       sync.Mutex
-	got      []string // method and path of each message
-	complain []string
+	mu         sync.Mutex
+	got        []string // method and path of each message
+	complaints []string
 }
 
 func startStrict(t *testing.T) *strict {
@@ -42,7 +42,7 @@ func startStrict(t *testing.T) *strict {
 	})
 	t.Cleanup(func() {
 		listener.Close()
-		s.conns.Wait() // for the gate, which ended before, has closed its connections
+		s.conns.Wait() // the service has ended before and closed its connections
 	})
 	return s
 }
@@ -58,8 +58,8 @@ func (s *strict) serve(conn net.Conn) {
 		s.mu.Lock()
 		if err == nil {
 			s.got = append(s.got, message)
-		} else if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // a client's body that broke off breaks off here too
-			s.complain = append(s.complain, fmt.Sprintf("%s: %v", message, err))
+		} else if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) { // a client's incomplete body is incomplete here too
+			s.complaints = append(s.complaints, fmt.Sprintf("%s: %v", message, err))
 		}
 		s.mu.Unlock()
 		if err != nil {
@@ -152,8 +152,8 @@ const (
 	smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
 )
 
-// attacks on the frontiers between messages, and near-messages. Where passes is nil, nothing may
-// reach the upstream.
+// attacks try to confuse the borders between messages. If passes is nil, nothing may reach the
+// upstream.
 var attacks = []struct {
 	text   string
 	passes []string
@@ -178,7 +178,7 @@ var attacks = []struct {
 	{post + "Content-Length: 35\r\n\r\n" + smuggled, []string{"POST /a"}},
 	{"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\n\r\n" + smuggled, []string{"GET /a"}},
 
-	// encodings that some understand
+	// encodings that only some servers understand
 	{post + "Transfer-Encoding: xchunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
@@ -189,13 +189,13 @@ var attacks = []struct {
 	{post + "Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: \"chunked\"\r\n\r\n0\r\n\r\n" + smuggled, nil},
 	{post + "Transfer-Encoding: chunked\x00\r\n\r\n0\r\n\r\n" + smuggled, nil},
-	{post + " Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", nil}, // a folded line: it belongs to Host
+	{post + " Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", nil}, // a folded line, which continues Host
 	{post + "X: y\r\n Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\nhello", []string{"POST /a"}},
 	{post + "Transfer-Encoding:\r\n chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 	{post + "Transfer-Encoding: CHUNKED\r\n\r\n5\r\nhello\r\n0\r\n\r\n", []string{"POST /a"}},
 
-	// both: the encoding counts, so what follows the last chunk is a message of its own, and is
-	// decided as such
+	// both: the encoding counts. What follows the last chunk is a separate message, and is limited
+	// as one
 	{post + "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG", []string{"POST /a"}},
 	{post + "Transfer-Encoding: chunked\r\nContent-Length: 40\r\n\r\n0\r\n\r\n" + smuggled, []string{"POST /a", "GET /smuggled"}},
 	{"POST /a HTTP/1.0\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\nhello", []string{"POST /a"}},
@@ -247,7 +247,7 @@ var attacks = []struct {
 	{"GET /" + strings.Repeat("x", 32<<10) + " HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"GET /a HTTP/1.1\r\nHost: h\r\n" + strings.Repeat("X: y\r\n", 8<<10) + "\r\n", nil},
 
-	// messages one after the other
+	// several messages on one connection
 	{"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /a", "GET /b"}},
 	{"\r\nGET /a HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 	{"POST /denied HTTP/1.1\r\nHost: h\r\nContent-Length: 35\r\n\r\n" + smuggled + "GET /b HTTP/1.1\r\nHost: h\r\n\r\n", []string{"GET /b"}},
@@ -263,14 +263,33 @@ var attacks = []struct {
 	{"PRI * HTTP/2.0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n", nil},
 }
 
-func TestNoMessageHidesInAnother(t *testing.T) {
+// A watcher records the requests that reach the limits, and denies those for /denied.
+type watcher struct {
+	mu     sync.Mutex
+	passed []string
+}
+
+func (g *watcher) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/denied") {
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
+		g.mu.Lock()
+		g.passed = append(g.passed, r.Method+" "+r.URL.Path)
+		g.mu.Unlock()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func TestNoMessageIsHiddenInAnother(t *testing.T) {
 	for i, attack := range attacks {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
 			upstream := startStrict(t)
 			gate := new(watcher)
 			r := startBeside(t, nil, map[string]string{"upstream": "http://" + upstream.Addr().String(),
-				"header-timeout": "200ms", "idle-timeout": "200ms", "stall-timeout": "200ms"}, with(gate))
+				"header-timeout": "200ms", "idle-timeout": "200ms", "stall-timeout": "200ms"}, func(o *Options) { o.wrap.limits = gate.wrap })
 			conn := r.dial()
 			go io.WriteString(conn, attack.text)
 			answers := bufio.NewReader(conn)
@@ -289,30 +308,30 @@ func TestNoMessageHidesInAnother(t *testing.T) {
 				}
 				if res.StatusCode == 200 {
 					if good < len(attack.passes) && !strings.HasPrefix(string(body), attack.passes[good]+" ") {
-						t.Errorf("%.200q: answer %d is that to %.80q", attack.text, good+1, body)
+						t.Errorf("%.200q: response %d belongs to %.80q", attack.text, good+1, body)
 					}
 					good++
 				}
 			}
 			if good != len(attack.passes) {
-				t.Errorf("%.200q: %d answers; want %d", attack.text, good, len(attack.passes))
+				t.Errorf("%.200q: %d responses; want %d", attack.text, good, len(attack.passes))
 			}
-			for n := range 5 { // connections to the upstream are in order
+			for n := range 5 { // connections to the upstream still work
 				path := fmt.Sprintf("/after/%d", n)
 				if body := r.mustGet("http://"+r.Listen+path, 200); body != "GET "+path+" " {
-					t.Errorf("%.200q: %s then got %q", attack.text, path, body)
+					t.Errorf("%.200q: then %s got %q", attack.text, path, body)
 				}
 			}
 			r.wait()
 			upstream.mu.Lock()
 			defer upstream.mu.Unlock()
 			upstream.got = slices.DeleteFunc(upstream.got, func(m string) bool { return strings.HasPrefix(m, "GET /after/") })
-			if !slices.Equal(upstream.got, attack.passes) || upstream.complain != nil {
-				t.Errorf("%.200q: the upstream got %q and complains of %q; want %q", attack.text, upstream.got, upstream.complain, attack.passes)
+			if !slices.Equal(upstream.got, attack.passes) || upstream.complaints != nil {
+				t.Errorf("%.200q: the upstream got %q and complains about %q; want %q", attack.text, upstream.got, upstream.complaints, attack.passes)
 			}
 			for _, message := range upstream.got {
 				if !slices.Contains(gate.passed, message) {
-					t.Errorf("%.200q: %s did not pass the gate", attack.text, message)
+					t.Errorf("%.200q: %s did not pass the limits", attack.text, message)
 				}
 			}
 		})
@@ -321,7 +340,7 @@ func TestNoMessageHidesInAnother(t *testing.T) {
 }
 
 func TestHugeHeadersAreRefusedWithAReason(t *testing.T) {
-	r := start(t, hello, nil, nil)
+	r := start(t, hello, nil)
 	const request = "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX: %s\r\n\r\n"
 	exact := 16<<10 - len(fmt.Sprintf(request, ""))
 	for _, c := range []struct {

@@ -51,7 +51,7 @@ func (a *authority) write(name, kind string, der []byte) {
 	}
 }
 
-// issue writes a certificate of that serial number to cert.pem and key.pem, and returns it.
+// issue writes a certificate with this serial number to cert.pem and key.pem, and returns it.
 func (a *authority) issue(serial int64) tls.Certificate {
 	key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
@@ -67,7 +67,7 @@ func (a *authority) issue(serial int64) tls.Certificate {
 
 func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
 
-// serial connects, and returns the serial number of the certificate that is shown.
+// serial connects, and returns the serial number of the server's certificate.
 func (a *authority) serial(address string, config *tls.Config) (int64, error) {
 	config.RootCAs = a.pool
 	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", address, config)
@@ -77,7 +77,7 @@ func (a *authority) serial(address string, config *tls.Config) (int64, error) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
 	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-	if _, _, err := readResponse(conn); err != nil { // with TLS 1.3 the server's verdict on the client comes with the first read
+	if _, _, err := readResponse(conn); err != nil { // with TLS 1.3, the first read reports whether the server accepts the client
 		return 0, err
 	}
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), nil
@@ -87,7 +87,7 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 	a := newAuthority(t)
 	a.issue(2)
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Header.Get("X-Forwarded-Proto")) }),
-		map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")}, nil)
+		map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: a.pool}, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	res, err := (&http.Client{Transport: transport, Timeout: patience}).Get("https://" + r.Listen)
@@ -101,7 +101,7 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 	}
 	for _, version := range []uint16{tls.VersionTLS10, tls.VersionTLS11} {
 		if _, err := a.serial(r.Listen, &tls.Config{MinVersion: version, MaxVersion: version}); err == nil {
-			t.Errorf("%s was spoken", tls.VersionName(version))
+			t.Errorf("the connection used %s", tls.VersionName(version))
 		}
 	}
 	if status, _, err := get("http://" + r.Listen); err == nil && status != 400 {
@@ -109,10 +109,10 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 	}
 }
 
-func TestChangedCertificateIsTakenUpAndABrokenOneIsNot(t *testing.T) {
+func TestChangedCertificateIsReloadedUnlessBroken(t *testing.T) {
 	a := newAuthority(t)
 	a.issue(2)
-	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")}, nil)
+	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
 	if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
 		t.Fatalf("certificate %d, %v", n, err)
 	}
@@ -123,7 +123,7 @@ func TestChangedCertificateIsTakenUpAndABrokenOneIsNot(t *testing.T) {
 		if n, err := a.serial(r.Listen, &tls.Config{}); n != 2 || err != nil {
 			t.Fatalf("certificate %d, %v", n, err)
 		}
-		return r.log.lines("level=ERROR", "the changed certificate was not taken up") != nil
+		return r.log.Lines("level=ERROR", "certificate reload failed") != nil
 	})
 	a.issue(3)
 	await(t, "the new certificate", func() bool {
@@ -133,12 +133,12 @@ func TestChangedCertificateIsTakenUpAndABrokenOneIsNot(t *testing.T) {
 		}
 		return n == 3
 	})
-	if len(r.log.lines("level=ERROR")) != 1 {
+	if len(r.log.Lines("level=ERROR")) != 1 {
 		t.Errorf("logged %s", r.log)
 	}
 }
 
-func TestCertificateOfAPipeIsRefused(t *testing.T) {
+func TestCertificateInAPipeIsRejected(t *testing.T) {
 	a := newAuthority(t)
 	a.issue(2)
 	pipe := a.path("pipe")
@@ -157,20 +157,20 @@ func TestCertificateOfAPipeIsRefused(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		case <-time.After(patience):
-			t.Fatalf("with a pipe as %s the start does not end", name)
+			t.Fatalf("with a pipe as %s the start hangs", name)
 		}
 	}
 }
 
-func TestOnlyClientsWithACertificateAreServedIfThatIsAsked(t *testing.T) {
+func TestClientCertificatesAreRequiredIfConfigured(t *testing.T) {
 	a, stranger := newAuthority(t), newAuthority(t)
 	known := a.issue(2)
-	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem"), "tls-client-ca": a.path("ca.pem")}, nil)
+	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem"), "tls-client-ca": a.path("ca.pem")})
 	for name, c := range map[string]struct {
 		certificates []tls.Certificate
 		served       bool
 	}{
-		"nobody":     {nil, false},
+		"no client":  {nil, false},
 		"a stranger": {[]tls.Certificate{stranger.issue(2)}, false},
 		"a client":   {[]tls.Certificate{known}, true},
 	} {

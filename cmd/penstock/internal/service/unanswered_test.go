@@ -11,37 +11,35 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/cmd/penstock/internal/core"
 )
 
-// ending tells when a request has left a gate.
-type ending struct {
-	Gate
-	ended chan struct{}
+// onEnd is a hook that reports each request that has left the limits.
+func onEnd(ended chan<- struct{}) func(*Options) {
+	return func(o *Options) {
+		o.wrap.limits = func(next http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer func() { ended <- struct{}{} }()
+				next.ServeHTTP(w, r)
+			})
+		}
+	}
 }
 
-func (e ending) Middleware(next http.Handler) http.Handler {
-	next = e.Gate.Middleware(next)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() { e.ended <- struct{}{} }()
-		next.ServeHTTP(w, r)
-	})
-}
-
-// What is charged for success alone must not be free for those who see to it that the gate never
-// learns of the success.
-func TestWhoeverPreventsTheAnswerPaysForIt(t *testing.T) {
+// A request that is charged only on success must not be free for clients that prevent the service
+// from learning of the success.
+func TestClientThatPreventsTheResponseIsCharged(t *testing.T) {
 	const policy = `
-rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
+rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
 `
 	const tries, paid = 20, 2
 	for _, c := range []struct {
 		name  string
 		flags map[string]string
-		// try sends a request that the upstream gets, and prevents its answer; or it gets the status 429.
+		// try sends a request that reaches the upstream, and prevents the response; or the request
+		// gets status 429.
 		try    func(r *running, i int, reached <-chan struct{}) (status int)
-		status int // of the gate's own answer; 0 if there is none
+		status int // of the proxy's own response; 0 if there is none
 	}{
 		{"hangs up", nil, func(r *running, _ int, reached <-chan struct{}) int {
 			ctx, hangUp := context.WithCancel(t.Context())
@@ -65,7 +63,7 @@ rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algori
 			conn := r.dial()
 			defer conn.Close()
 			fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
-			if i < paid { // the gate reads what comes with a request that it denies
+			if i < paid { // the server reads the body of a denied request
 				<-reached
 			}
 			fmt.Fprint(conn, "zz\r\n\r\n")
@@ -89,11 +87,8 @@ rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algori
 				}
 			})
 			flags := limitedBy(t, policy, c.flags)
-			limits, ended := limitsOf(t, flags, nil), make(chan struct{}, tries)
-			r := start(t, upstream, flags, func(life context.Context, d Deps) (Gate, Policy, error) {
-				gate, policy, err := limits(life, d)
-				return ending{gate, ended}, policy, err
-			})
+			ended := make(chan struct{}, tries)
+			r := start(t, upstream, flags, onEnd(ended))
 			t.Cleanup(func() { close(over) })
 			for i := range tries {
 				want := c.status
@@ -104,7 +99,7 @@ rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algori
 					t.Errorf("try %d got %d; want %d", i+1, status, want)
 				}
 				select {
-				case <-ended: // and what had to be given back is
+				case <-ended: // all refunds are done
 				case <-time.After(patience):
 					t.Fatalf("try %d does not end", i+1)
 				}
@@ -112,14 +107,14 @@ rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algori
 			if served.Load() != paid {
 				t.Errorf("%d reached the upstream; want %d", served.Load(), paid)
 			}
-			t.Logf("counted: %d answers prevented or denied", tries)
+			t.Logf("counted: %d responses prevented or denied", tries)
 		})
 	}
 }
 
-func TestWhatNeverReachedTheUpstreamIsGivenBack(t *testing.T) {
+func TestRequestThatNeverReachedTheUpstreamIsRefunded(t *testing.T) {
 	const policy = `
-rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
+rules: [{name: all, per: global, limits: [{rate: 2/h, on_status: [2xx], algorithm: sliding-log}]}]
 `
 	nobody, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -131,47 +126,38 @@ rules: [{name: all, per: everyone, limits: [{rate: 2/h, on_status: [2xx], algori
 	const tries = 10
 	for i := range tries {
 		if res := r.mustSend("GET", "/"); res.StatusCode != 502 {
-			t.Fatalf("try %d, with nobody there, got %s", i+1, res.Status)
+			t.Fatalf("try %d, without an upstream, got %s", i+1, res.Status)
 		}
 	}
 	back, err := net.Listen("tcp", address)
 	if err != nil {
-		t.Skip("somebody else has the address now: ", err)
+		t.Skip("another process has the address now: ", err)
 	}
 	server := &http.Server{Handler: hello}
 	go server.Serve(back)
 	defer server.Close()
 	for i, want := range []int{200, 200, 429} {
 		if res := r.mustSend("GET", "/"); res.StatusCode != want {
-			t.Errorf("request %d, with the upstream back, got %s; want %d", i+1, res.Status, want)
+			t.Errorf("request %d, with the upstream up again, got %s; want %d", i+1, res.Status, want)
 		}
 	}
-	t.Logf("counted: %d requests that cost nothing", tries)
+	t.Logf("counted: %d requests that were refunded", tries)
 }
 
-// Guards do not answer for every error. Whoever passes then passes without limits too.
-func TestWhoPassesByAnErrorThatNoGuardAnswersForIsTold(t *testing.T) {
+// Guards do not handle every error. Requests that pass by on_failure: open are then counted and
+// logged too.
+func TestRequestsThatPassByAnUnguardedErrorAreLogged(t *testing.T) {
 	const text = `
 rules:
-  - {name: open, match: {path: /open}, per: everyone, limits: [{rate: 1/d, on_failure: open}]}
-  - {name: closed, match: {path: /closed}, per: everyone, limits: [{rate: 1/d, on_failure: closed}]}
+  - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}
+  - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 1/d, on_failure: closed}]}
 `
-	r := start(t, hello, nil, func(_ context.Context, d Deps) (Gate, Policy, error) {
-		config, err := policy.Parse("rules.yaml", []byte(text), nil)
-		if err != nil {
-			return nil, Policy{}, err
-		}
-		rules, err := config.Compile()
-		if err != nil {
-			return nil, Policy{}, err
-		}
-		gate, err := httplimit.New(httplimit.Options{
-			Store: penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	r := start(t, hello, limitedBy(t, text, nil), func(o *Options) {
+		o.wrap.core = func(c *core.Core) {
+			c.Store = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 				return penstock.Decision{}, fmt.Errorf("%w: so it cannot be asked", penstock.ErrInvalid)
-			}),
-			Rules: func() *policy.Rules { return rules }, Observe: d.Observe,
-		})
-		return gate, Policy{}, err
+			})
+		}
 	})
 	const requests = 5
 	for range requests {
@@ -191,8 +177,8 @@ rules:
 			t.Errorf("%s is %q; want %s", series, got, want)
 		}
 	}
-	if n := len(r.log.lines("level=ERROR", "requests pass without limits", "critical=true", "rule=open")); n == 0 {
-		t.Errorf("that requests pass without limits is not told:\n%s", r.log)
+	if n := len(r.log.Lines("level=ERROR", "requests pass unlimited", "critical=true", "rule=open")); n == 0 {
+		t.Errorf("unlimited requests are not logged:\n%s", r.log)
 	}
-	t.Logf("counted: %d requests that the store could not be asked about", 2*requests)
+	t.Logf("counted: %d requests that could not be sent to the store", 2*requests)
 }

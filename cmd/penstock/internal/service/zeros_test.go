@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Before any request each limit of each rule, each candidate and each cap of new identities has its
-// series, at zero, and no rule has one without a limit.
+// Before the first request, each limit, each candidate and each limit of new identities has its
+// series, at zero. So do requests without a rule.
 func TestEveryLimitHasItsSeriesFromTheStart(t *testing.T) {
 	r := startLimited(t, http.NotFoundHandler(), `
 rules:
@@ -22,7 +22,7 @@ rules:
       - {name: slots, in_flight: 5}
   - name: b
     match: {path: /b}
-    per: everyone
+    per: global
     limits: [{name: second, rate: 10/s, shadow: true}]
 `, nil)
 	page := r.mustGet("http://"+r.Admin+"/metrics", 200)
@@ -31,17 +31,17 @@ rules:
 		got = append(got, m[2]+"/"+m[1]+" "+m[3])
 	}
 	slices.Sort(got)
-	if want := []string{"a/day 0", "a/new-identities 0", "a/second 0", "a/second.candidate 0", "a/slots 0", "b/second 0"}; !slices.Equal(got, want) {
+	if want := []string{"a/day 0", "a/new-identities 0", "a/second 0", "a/second.candidate 0", "a/slots 0", "b/second 0", "other/other 0"}; !slices.Equal(got, want) {
 		t.Errorf("the series are %q; want %q", got, want)
 	}
-	// What is decided before any rule is looked at has no series of a rule.
+	// Outcomes that are decided before any rule is matched have no series of a rule.
 	before := regexp.MustCompile(`(?m)^rate_limiter_requests_total\{.*outcome="(unlimited|exempt|refused|malformed)",rule="(.*)"\} 0$`).FindAllStringSubmatch(page, -1)
 	if len(before) == 0 {
-		t.Error("what no rule applies to has no series")
+		t.Error("outcomes without a rule have no series")
 	}
 	for _, m := range before {
 		if m[2] == "a" || m[2] == "b" {
-			t.Errorf("rule %s has a series of what is %s", m[2], m[1])
+			t.Errorf("rule %s has a series with outcome %s", m[2], m[1])
 		}
 	}
 }

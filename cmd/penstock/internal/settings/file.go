@@ -1,41 +1,86 @@
 package settings
 
 import (
-	"fmt"
 	"reflect"
 	"strconv"
+	"strings"
 
 	"github.com/penstock/penstock/policy"
 )
 
-// A Mistake is what is wrong with a field of a policy file's server section.
-type Mistake struct {
-	Field string
-	Err   error
+// A Section is the section server of a policy file. Each value has the form of the flag with that
+// name. Missing settings come from flags, the environment or the defaults.
+type Section struct {
+	Listen                 string `yaml:"listen" jsonschema:"Host:port for requests of clients; default :8080."`
+	Upstream               string `yaml:"upstream" jsonschema:"URL that requests are forwarded to."`
+	PreserveHost           *bool  `yaml:"preserve_host" jsonschema:"Pass the client's Host to the upstream; default false."`
+	Store                  string `yaml:"store,secret" jsonschema:"URL of Redis; default memory."`
+	Prefix                 string `yaml:"prefix" jsonschema:"Prefix of all keys in Redis; default ps."`
+	KeyHashSecret          string `yaml:"key_hash_secret,secret" jsonschema:"Hashes identities in Redis; default none. Better use PENSTOCK_KEY_HASH_SECRET_FILE."`
+	RequireStore           *bool  `yaml:"require_store" jsonschema:"Exit if the store is down at the start; default false."`
+	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 250ms."`
+	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances, which share the limits while the store is down; default 1."`
+	AdminListen            string `yaml:"admin_listen" jsonschema:"Host:port of metrics and health checks, or off; default 127.0.0.1:9180."`
+	Pprof                  *bool  `yaml:"pprof" jsonschema:"Serve /debug/pprof on the admin address; default false."`
+	TLSCert                string `yaml:"tls_cert" jsonschema:"PEM file of the certificate chain; default none, plain HTTP."`
+	TLSKey                 string `yaml:"tls_key" jsonschema:"PEM file of the private key."`
+	TLSClientCA            string `yaml:"tls_client_ca" jsonschema:"PEM file of the authorities of client certificates; default none, clients need no certificate."`
+	HeaderTimeout          string `yaml:"header_timeout" jsonschema:"Time to send a request's headers; default 5s."`
+	StallTimeout           string `yaml:"stall_timeout" jsonschema:"Longest pause of a client in a body; default 30s; 0 disables."`
+	MinRate                string `yaml:"min_body_rate" jsonschema:"Minimum upload speed in bytes/s; default 240; 0 disables."`
+	IdleTimeout            string `yaml:"idle_timeout" jsonschema:"How long an idle connection stays open; default 2m."`
+	UpstreamConnectTimeout string `yaml:"upstream_connect_timeout" jsonschema:"Time to connect to the upstream; default 5s."`
+	UpstreamHeaderTimeout  string `yaml:"upstream_header_timeout" jsonschema:"Time until the upstream's response begins; default 30s; 0 disables."`
+	DrainDelay             string `yaml:"drain_delay" jsonschema:"How long to accept requests after SIGTERM; default 0s."`
+	DrainTimeout           string `yaml:"drain_timeout" jsonschema:"Time for requests in flight to end; default 15s."`
+	MaxHeader              string `yaml:"max_header" jsonschema:"Largest size of a request's headers; default 16KB."`
+	MaxBody                string `yaml:"max_body" jsonschema:"Largest size of a request's body; default 0, unlimited."`
+	MaxConnections         *int64 `yaml:"max_connections" jsonschema:"Most client connections; default 10000."`
+	LogFormat              string `yaml:"log_format" jsonschema:"Text or json; default text."`
+	LogLevel               string `yaml:"log_level" jsonschema:"Debug, info, warn or error; default info."`
 }
 
-// Check tells what is wrong with the server section of a policy file by itself, whatever flags and
-// variables say.
-func Check(server policy.ServerConfig) (mistakes []Mistake) {
-	found := values(server)
+// SectionName is the key of a Section in a policy file.
+func (s *Section) SectionName() string { return "server" }
+
+// Apply reports values of the Section that are invalid by themselves, whatever flags and variables
+// say. It does not change the policy.
+func (s *Section) Apply(_ *policy.Spec, report func(field any, format string, args ...any)) {
+	found := s.values()
 	for _, row := range Table {
 		text, ok := found[row.Key()]
 		if !ok || row.NotFile {
 			continue
 		}
 		if err := row.set(new(Settings), text); err != nil {
-			mistakes = append(mistakes, Mistake{row.Key(), fmt.Errorf("%s%s: %w", row.Key(), row.show(text), err)})
+			report(s.field(row.Key()), "%s%s: %v", row.Key(), row.show(text), err)
 		}
 	}
-	return mistakes
 }
 
-// values are what a policy file's server section says, by key, as it would be written in a flag.
-func values(s policy.ServerConfig) map[string]string {
+// Describe lists the settings of the Section without their values.
+func (s *Section) Describe(line func(label string, texts ...string)) {
+	found := s.values()
+	var names []string
+	for _, row := range Table {
+		if _, ok := found[row.Key()]; ok {
+			names = append(names, row.Key())
+		}
+	}
+	if len(names) > 0 {
+		line("server", strings.Join(names, ", "))
+	}
+}
+
+// values returns the settings of the Section by key, in the form of flags.
+func (s *Section) values() map[string]string {
 	found := make(map[string]string)
-	v := reflect.ValueOf(s)
+	if s == nil {
+		return found
+	}
+	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
-		key := v.Type().Field(i).Tag.Get("yaml")
+		key, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
 		switch field := v.Field(i).Interface().(type) {
 		case string:
 			if field != "" {
@@ -52,4 +97,15 @@ func values(s policy.ServerConfig) map[string]string {
 		}
 	}
 	return found
+}
+
+// field returns a pointer to the field of a key.
+func (s *Section) field(key string) any {
+	v := reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		if name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); name == key {
+			return v.Field(i).Addr().Interface()
+		}
+	}
+	return s
 }

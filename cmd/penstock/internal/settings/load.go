@@ -6,31 +6,29 @@ import (
 	"os"
 	"slices"
 	"strings"
-
-	"github.com/penstock/penstock/policy"
 )
 
-// Sources are what settings come from.
+// Sources are the places that settings come from.
 type Sources struct {
-	// Flags are the flags that were given, by name.
+	// Flags are the given flags, by name.
 	Flags map[string]string
 
-	// Environ is the environment, as os.Environ has it.
+	// Environ is the environment, in the form of os.Environ.
 	Environ []string
 
-	// File reads the server section of a policy file. Default: there is none.
-	File func(path string) (policy.ServerConfig, error)
+	// File reads the section server of a policy file. Default: there is no file.
+	File func(path string) (*Section, error)
 
-	// Only names the settings that are wanted besides config; the others stay zero. Default: all.
+	// Only lists the settings to load besides config; the others stay zero. Default: all.
 	Only []string
 
-	// Incomplete allows settings that serve needs to be missing, as for --print-settings.
+	// Incomplete allows required settings to be missing, such as for --print-settings.
 	Incomplete bool
 }
 
-// Load puts the settings together: flags, else the environment, else the file, else defaults. An
-// empty variable is as good as none. The error tells of everything that is wrong at once, each with
-// where it came from, and wraps ErrInvalid.
+// Load takes each setting from its flag, else from the environment, else from the file, else from
+// its default. An empty variable counts as not set. The error lists all problems with their
+// sources, and wraps ErrInvalid.
 func Load(from Sources) (Settings, error) {
 	s := Settings{given: make(map[string]given)}
 	env := environment(from.Environ)
@@ -49,7 +47,7 @@ func Load(from Sources) (Settings, error) {
 		case g.text != "":
 			err = row.set(&s, g.text)
 		case row.Default != "":
-			err = fmt.Errorf("it is empty; leave it out for the default, %s", row.Default)
+			err = fmt.Errorf("it is empty; omit it for the default, %s", row.Default)
 		}
 		if err != nil {
 			err = fmt.Errorf("%s%s (%s): %w", row.Name, row.show(g.text), g.from(), err)
@@ -63,7 +61,7 @@ func Load(from Sources) (Settings, error) {
 			if err != nil {
 				return s, err
 			}
-			file, name = values(server), s.Config
+			file, name = server.values(), s.Config
 		}
 	}
 	err := errors.Join(errs...)
@@ -76,7 +74,7 @@ func Load(from Sources) (Settings, error) {
 	return s, err
 }
 
-// find is what a setting is given, by the first that gives it.
+// find returns a setting's value and source, from the first source that has it.
 func (r Row) find(flags, env, file map[string]string, name string) (given, error) {
 	if text, ok := flags[r.Name]; ok {
 		return given{text, "--" + r.Name}, nil
@@ -107,7 +105,8 @@ func (r Row) find(flags, env, file map[string]string, name string) (given, error
 	return given{r.Default, defaults}, nil
 }
 
-// ReadFile reads a regular file: to open another, as a pipe, may last for ever.
+// ReadFile reads a regular file. It opens no other kind of file: opening a pipe, for example, may
+// block forever.
 func ReadFile(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -136,8 +135,9 @@ func environment(environ []string) map[string]string {
 	return env
 }
 
-// unknown are the variables that begin with PENSTOCK_ and mean nothing. Where a Kubernetes service
-// is called penstock, it sets PENSTOCK_PORT… and PENSTOCK_SERVICE_…; these are nobody's mistake.
+// unknown returns variables that begin with PENSTOCK_ and are not settings. If a Kubernetes service
+// is called penstock, Kubernetes sets PENSTOCK_PORT… and PENSTOCK_SERVICE_…; these are not
+// mistakes.
 func unknown(env map[string]string) (names []string) {
 	for name := range env {
 		if !strings.HasPrefix(name, "PENSTOCK_") || strings.HasPrefix(name, "PENSTOCK_PORT") || strings.HasPrefix(name, "PENSTOCK_SERVICE_") {

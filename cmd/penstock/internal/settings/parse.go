@@ -28,7 +28,7 @@ func text(field func(*Settings) *string) setter {
 func choice(field func(*Settings) *string, choices ...string) setter {
 	return func(s *Settings, text string) error {
 		if !slices.Contains(choices, text) {
-			return fmt.Errorf("it is not known; write %s", strings.Join(choices, " or "))
+			return fmt.Errorf("it is unknown; write %s", strings.Join(choices, " or "))
 		}
 		*field(s) = text
 		return nil
@@ -49,11 +49,11 @@ func duration(field func(*Settings) *time.Duration, zero bool, longest time.Dura
 		d, err := time.ParseDuration(text)
 		switch {
 		case err != nil:
-			return errors.New("it is not a duration; write it as 100ms, 5s or 2m")
+			return errors.New("it is not a duration; write it like 100ms, 5s or 2m")
 		case d == 0 && !zero:
-			return fmt.Errorf("it must be limited; write more than 0 and at most %v", longest)
+			return fmt.Errorf("it must not be 0; write a duration up to %v", longest)
 		case d < 0 || d > longest:
-			return fmt.Errorf("it is out of bounds; write at most %v, and nothing negative", longest)
+			return fmt.Errorf("it is out of bounds; write a duration from 0 to %v", longest)
 		}
 		*field(s) = d
 		return nil
@@ -75,11 +75,11 @@ func size(field func(*Settings) *int64, zero bool, largest int64) setter {
 			n, err := strconv.ParseInt(strings.TrimSpace(digits), 10, 64)
 			switch {
 			case err != nil:
-				return errors.New("it is not a number; write it as 512, 16KB or 8MB")
+				return errors.New("it is not a size; write it like 512, 16KB or 8MB")
 			case n == 0 && !zero:
-				return errors.New("it must be limited; write more than 0")
+				return errors.New("it must not be 0; write a larger size")
 			case n < 0 || n > math.MaxInt64/u.size || n*u.size > largest:
-				return fmt.Errorf("it is out of bounds; write at most %d, and nothing negative", largest)
+				return fmt.Errorf("it is out of bounds; write a size from 0 to %d", largest)
 			}
 			*field(s) = n * u.size
 			return nil
@@ -106,10 +106,10 @@ func address(field func(*Settings) *string) setter {
 	return func(s *Settings, text string) error {
 		_, port, err := net.SplitHostPort(text)
 		if err != nil {
-			return errors.New("it is not an address; write host:port, or :port for every address of the machine")
+			return errors.New("it is not an address; write host:port, or :port for all addresses of the machine")
 		}
 		if !isPort(port) {
-			return errors.New("its port is not a number from 0 to 65535 (0 is any free one)")
+			return errors.New("its port is not a number from 0 to 65535 (0: any free port)")
 		}
 		*field(s) = text
 		return nil
@@ -123,13 +123,13 @@ func isPort(text string) bool {
 
 func setAdmin(s *Settings, text string) error {
 	if text == "off" {
-		s.Admin = ""
+		s.AdminListen = ""
 		return nil
 	}
 	if strings.HasPrefix(text, ":") {
-		return fmt.Errorf("without a host it would be open to everyone; write 127.0.0.1%s, or 0.0.0.0%s if that is meant", text, text)
+		return fmt.Errorf("without a host, every machine could reach it; write 127.0.0.1%s, or 0.0.0.0%s to allow that", text, text)
 	}
-	return address(func(s *Settings) *string { return &s.Admin })(s, text)
+	return address(func(s *Settings) *string { return &s.AdminListen })(s, text)
 }
 
 func setUpstream(s *Settings, text string) error {
@@ -146,7 +146,7 @@ func setUpstream(s *Settings, text string) error {
 		return errors.New("it is not a URL; write http://host:port")
 	case u.Scheme == "unix" && strings.HasPrefix(u.Path, "/") && u.Host == "":
 	case u.Scheme == "unix":
-		return errors.New("a unix upstream names a socket by its absolute path; write unix:/run/app.sock")
+		return errors.New("a unix upstream needs the absolute path of a socket; write unix:/run/app.sock")
 	case u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "h2c":
 		return errors.New("its scheme is not http, https, h2c or unix; write http://host:port")
 	case u.Hostname() == "":
@@ -155,14 +155,13 @@ func setUpstream(s *Settings, text string) error {
 		return errors.New("its port is not a number up to 65535")
 	}
 	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return errors.New("it has a user, a query or a fragment, which are not sent; write scheme, host, port and path only")
+		return errors.New("it has a user, a query or a fragment; write only scheme, host, port and path")
 	}
 	s.Upstream = u
 	return nil
 }
 
-// setStore has the store, which knows its forms, check the URL. The files that it names are read
-// when the store is opened.
+// setStore checks the form of the URL. The files that it names are read when the store is opened.
 func setStore(s *Settings, text string) error {
 	if s.Store = text; text == "memory" {
 		s.Store = ""
@@ -174,30 +173,31 @@ func setStore(s *Settings, text string) error {
 	if s.Store == "" {
 		return nil
 	}
-	return plainly(redisstore.CheckURL(s.Store))
+	return withoutKind(redisstore.CheckURL(s.Store))
 }
 
 func setPrefix(s *Settings, text string) error {
 	s.Prefix = text
-	return plainly(redisstore.Options{Prefix: text}.Validate())
+	return withoutKind(redisstore.Options{Prefix: text}.Validate())
 }
 
-// plainly removes the kind of an error from its text: the errors of settings have one already.
-func plainly(err error) error {
+// withoutKind removes the kind of an error from its text, because errors about settings have their
+// own.
+func withoutKind(err error) error {
 	if err == nil {
 		return nil
 	}
 	return errors.New(strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": "))
 }
 
-// readPort makes an address of the PORT that platforms set.
+// readPort makes an address of the variable PORT, which platforms set.
 func readPort(get func(string) string) (string, bool) {
 	port := get("PORT")
 	return ":" + port, port != ""
 }
 
-// readRedisHost makes a URL of REDIS_HOST and REDIS_PORT. Kubernetes sets REDIS_PORT to a URL of
-// its own where a service is called redis, which is not meant.
+// readRedisHost makes a URL of REDIS_HOST and REDIS_PORT. If a Kubernetes service is called redis,
+// Kubernetes sets REDIS_PORT to a URL, which is ignored.
 func readRedisHost(get func(string) string) (string, bool) {
 	host, port := get("REDIS_HOST"), get("REDIS_PORT")
 	if !isPort(port) {
@@ -219,8 +219,8 @@ func withoutSecrets(text string) string {
 	return scheme + "://" + rest
 }
 
-// withoutUser is a text without what may be a user's name and password: what stands before the last
-// "@", but for a scheme. Nor is a query left, where tokens stand.
+// withoutUser removes everything from a text that may be a user, a password or a token: the part
+// before the last "@", except a scheme, and the query.
 func withoutUser(text string) string {
 	if at := strings.LastIndex(text, "@"); at >= 0 {
 		scheme, _, ok := strings.Cut(text[:at], "://")
@@ -234,8 +234,8 @@ func withoutUser(text string) string {
 	return text
 }
 
-// sameAddress tells whether two addresses of this machine are certainly the same: the port is, and
-// the hosts are any or loopback.
+// sameAddress returns true if two addresses of this machine are certainly the same: the ports are
+// equal, and the hosts are any or loopback.
 func sameAddress(a, b string) bool {
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)

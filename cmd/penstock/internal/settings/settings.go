@@ -1,5 +1,6 @@
-// Package settings decides how the service runs: each setting comes from a flag, else the
-// environment, else the policy file's server section, else its default, and remembers which.
+// Package settings loads the settings of the service. Each comes from its flag, else the
+// environment, else the policy file's server section, else its default. Settings record their
+// source.
 package settings
 
 import (
@@ -13,7 +14,7 @@ import (
 // ErrInvalid is wrapped by errors about a setting that cannot be used.
 var ErrInvalid = errors.New("invalid configuration")
 
-// ErrFlag is wrapped as well by those about the value of a flag.
+// ErrFlag is also wrapped by errors about the value of a flag.
 var ErrFlag = errors.New("invalid flag")
 
 type flagError struct{ error }
@@ -21,50 +22,49 @@ type flagError struct{ error }
 func (e flagError) Is(target error) bool { return target == ErrFlag }
 func (e flagError) Unwrap() error        { return e.error }
 
-// Settings of the service. [Load] makes them; [Table] says what each is, its default and its
-// bounds.
+// Settings of the service. [Load] makes them. [Table] has the meaning, default and bounds of each.
 type Settings struct {
-	Config string // the policy's file; "" is none
+	Config string // the policy file; "" for none
 
 	Listen       string
 	Upstream     *url.URL // scheme http, https, h2c or unix; nil with Demo
 	PreserveHost bool
 	Demo         bool
 
-	Store        string // a URL with its password; "" is memory. StoreName is fit to be shown
-	Prefix       string
-	Secret       []byte
-	RequireStore bool
-	StoreTimeout time.Duration
-	Instances    int64 // that there are at least
+	Store         string // a URL with its password; "" is memory. Show StoreName instead
+	Prefix        string
+	KeyHashSecret []byte
+	RequireStore  bool
+	StoreTimeout  time.Duration
+	MinInstances  int64 // smallest number
 
-	Admin string // "" is off
-	Pprof bool
+	AdminListen string // "" is off
+	Pprof       bool
 
 	TLSCert, TLSKey, TLSClientCA string // files
 
-	HeaderTimeout, StallTimeout, IdleTimeout time.Duration // Stall: 0 is forever
-	MinRate                                  int64         // bytes a second; 0 is any
+	HeaderTimeout, StallTimeout, IdleTimeout time.Duration // Stall: 0 is unlimited
+	MinRate                                  int64         // bytes/s; 0 is unlimited
 
-	UpstreamConnectTimeout, UpstreamHeaderTimeout time.Duration // Header: 0 is forever
+	UpstreamConnectTimeout, UpstreamHeaderTimeout time.Duration // Header: 0 is unlimited
 
 	DrainDelay, DrainTimeout time.Duration
 
 	MaxHeader      int64 // bytes
-	MaxBody        int64 // bytes; 0 is any
+	MaxBody        int64 // bytes; 0 is unlimited
 	MaxConnections int64
 
 	LogFormat string // text or json
 	LogLevel  string // debug, info, warn or error
 
-	// Unknown are environment variables that begin with PENSTOCK_ and mean nothing: misspelt, most
-	// likely.
+	// Unknown are environment variables that begin with PENSTOCK_ and are not settings. They are
+	// probably misspelt.
 	Unknown []string
 
 	given map[string]given // by name
 }
 
-// given is what was written, and where.
+// given is the text of a value, and its source.
 type given struct{ text, source string }
 
 func (g given) from() string {
@@ -79,11 +79,11 @@ func (g given) from() string {
 
 const defaults = "default"
 
-// Source is where a setting's value came from: "--upstream", "PENSTOCK_UPSTREAM", "server.upstream
-// in penstock.yaml" or "default".
+// Source is the source of a setting's value: "--upstream", "PENSTOCK_UPSTREAM", "server.upstream in
+// penstock.yaml" or "default".
 func (s *Settings) Source(name string) string { return s.given[name].source }
 
-// StoreName is the store without its password and options: "redis://localhost:6379" or "memory".
+// StoreName is the store without password and options: "redis://localhost:6379" or "memory".
 func (s *Settings) StoreName() string {
 	if s.Store == "" {
 		return "memory"
@@ -91,7 +91,7 @@ func (s *Settings) StoreName() string {
 	return withoutSecrets(s.Store)
 }
 
-// String is a line for each setting: its name, value and source. Secrets are not shown.
+// String has a line for each setting: its name, value and source. It shows no secrets.
 func (s *Settings) String() string {
 	var b strings.Builder
 	for _, row := range Table {
@@ -110,7 +110,7 @@ func (s *Settings) String() string {
 	return b.String()
 }
 
-// check tells what is wrong between settings that are right by themselves.
+// check finds settings that are valid by themselves, but not together.
 func (s *Settings) check() error {
 	var errs []error
 	wrong := func(name, format string, args ...any) {
@@ -118,23 +118,23 @@ func (s *Settings) check() error {
 	}
 	switch {
 	case s.Upstream == nil && !s.Demo:
-		wrong("upstream", "there is none; write --upstream http://localhost:3000, or --demo for a small one that comes along")
+		wrong("upstream", "write --upstream http://localhost:3000, or --demo to try it with a built-in upstream")
 	case s.Upstream != nil && s.Demo:
-		wrong("upstream", "--demo (%s) brings its own; leave one of them out", s.Source("demo"))
+		wrong("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
 	case s.Upstream != nil && sameAddress(s.Listen, s.Upstream.Host):
-		wrong("upstream", "it is the gate's own address (listen is %s); give one of them another port", s.Listen)
+		wrong("upstream", "it is the service's own address (listen is %s); change one of the ports", s.Listen)
 	}
 	if (s.TLSCert == "") != (s.TLSKey == "") {
 		wrong("tls-cert", "tls-cert and tls-key belong together; write both or neither")
 	}
 	if s.TLSClientCA != "" && s.TLSCert == "" {
-		wrong("tls-client-ca", "it needs tls-cert and tls-key: clients show certificates only to a server that has one")
+		wrong("tls-client-ca", "it needs tls-cert and tls-key: client certificates work only with TLS")
 	}
 	if s.RequireStore && s.Store == "" {
-		wrong("require-store", "the store is memory, which is always there; set store, or leave require-store out")
+		wrong("require-store", "the store is memory, which is always up; set store, or omit require-store")
 	}
-	if s.Admin != "" && sameAddress(s.Admin, s.Listen) {
-		wrong("admin", "it is the address that requests come in by (listen is %s); give it another port", s.Listen)
+	if s.AdminListen != "" && sameAddress(s.AdminListen, s.Listen) {
+		wrong("admin-listen", "it is the address for requests of clients (listen is %s); use another port", s.Listen)
 	}
 	return errors.Join(errs...)
 }

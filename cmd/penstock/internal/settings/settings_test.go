@@ -3,6 +3,7 @@ package settings
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,33 +11,31 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/penstock/penstock/policy"
 )
 
-// samples are three values for each setting, none of them the default: for a flag, the environment
-// and the file.
+// samples has three values for each setting, different from the default: for a flag, the
+// environment and the file.
 var samples = map[string][3]string{
-	"config":        {"a.yaml", "b.yaml", ""},
-	"listen":        {":1001", ":1002", ":1003"},
-	"upstream":      {"http://a:1", "http://b:2", "http://c:3"},
-	"preserve-host": {"true", "true", "true"},
-	"demo":          {"true", "true", ""},
-	"store":         {"redis://a", "redis://b", "redis://c"},
-	"prefix":        {"a", "b", "c"},
-	"secret":        {"aa", "bb", "cc"},
-	"require-store": {"true", "true", "true"},
-	"store-timeout": {"1s", "2s", "3s"},
-	"instances":     {"1", "2", "3"},
-	"admin":         {"127.0.0.1:1", "off", "0.0.0.0:3"},
-	"pprof":         {"true", "true", "true"},
-	"tls-cert":      {"a.pem", "b.pem", "c.pem"},
-	"tls-key":       {"a.pem", "b.pem", "c.pem"},
-	"tls-client-ca": {"a.pem", "b.pem", "c.pem"},
+	"config":          {"a.yaml", "b.yaml", ""},
+	"listen":          {":1001", ":1002", ":1003"},
+	"upstream":        {"http://a:1", "http://b:2", "http://c:3"},
+	"preserve-host":   {"true", "true", "true"},
+	"demo":            {"true", "true", ""},
+	"store":           {"redis://a", "redis://b", "redis://c"},
+	"prefix":          {"a", "b", "c"},
+	"key-hash-secret": {"aa", "bb", "cc"},
+	"require-store":   {"true", "true", "true"},
+	"store-timeout":   {"1s", "2s", "3s"},
+	"min-instances":   {"1", "2", "3"},
+	"admin-listen":    {"127.0.0.1:1", "off", "0.0.0.0:3"},
+	"pprof":           {"true", "true", "true"},
+	"tls-cert":        {"a.pem", "b.pem", "c.pem"},
+	"tls-key":         {"a.pem", "b.pem", "c.pem"},
+	"tls-client-ca":   {"a.pem", "b.pem", "c.pem"},
 
 	"header-timeout":           {"1s", "2s", "3s"},
 	"stall-timeout":            {"1s", "2s", "0"},
-	"min-rate":                 {"1KB", "2 KB", "0"},
+	"min-body-rate":            {"1KB", "2 KB", "0"},
 	"idle-timeout":             {"1s", "2s", "3s"},
 	"upstream-connect-timeout": {"1s", "2s", "3s"},
 	"upstream-header-timeout":  {"1s", "2s", "0"},
@@ -49,7 +48,7 @@ var samples = map[string][3]string{
 	"log-level":                {"debug", "warn", "error"},
 }
 
-func TestFlagsGoBeforeTheEnvironmentBeforeTheFileBeforeDefaults(t *testing.T) {
+func TestFlagsOverrideEnvironmentOverridesFileOverridesDefaults(t *testing.T) {
 	tried := 0
 	for _, row := range Table {
 		values, ok := samples[row.Name]
@@ -58,11 +57,11 @@ func TestFlagsGoBeforeTheEnvironmentBeforeTheFileBeforeDefaults(t *testing.T) {
 		}
 		for given := range 8 {
 			flag, env, file := given&4 != 0, given&2 != 0, given&1 != 0 && !row.NotFile
-			from := Sources{Flags: map[string]string{}, File: func(string) (policy.ServerConfig, error) {
+			from := Sources{Flags: map[string]string{}, File: func(string) (*Section, error) {
 				if file {
 					return server(t, row.Key(), values[2]), nil
 				}
-				return policy.ServerConfig{}, nil
+				return new(Section), nil
 			}}
 			if row.Name != "config" {
 				from.Flags["config"] = "p.yaml"
@@ -79,7 +78,7 @@ func TestFlagsGoBeforeTheEnvironmentBeforeTheFileBeforeDefaults(t *testing.T) {
 				from.Flags[row.Name] = values[0]
 				text, source = values[0], "--"+row.Name
 			}
-			s, _ := Load(from) // what does not fit together is not the question here
+			s, _ := Load(from) // values that do not fit together are not the point here
 			if got := s.given[row.Name]; got.text != text || s.Source(row.Name) != source {
 				t.Errorf("%s with flag %v, environment %v, file %v is %q from %s; want %q from %s",
 					row.Name, flag, env, file, got.text, got.source, text, source)
@@ -87,7 +86,7 @@ func TestFlagsGoBeforeTheEnvironmentBeforeTheFileBeforeDefaults(t *testing.T) {
 			var want Settings
 			if text != "" {
 				if err := row.set(&want, text); err != nil {
-					t.Fatalf("%s: the sample %q is refused: %v", row.Name, text, err)
+					t.Fatalf("%s: the sample %q is invalid: %v", row.Name, text, err)
 				}
 			}
 			if text != row.Default && reflect.DeepEqual(want, Settings{}) && text != "off" && text != "0" {
@@ -99,9 +98,10 @@ func TestFlagsGoBeforeTheEnvironmentBeforeTheFileBeforeDefaults(t *testing.T) {
 	t.Logf("counted: %d combinations of sources of a setting", tried)
 }
 
-// server is a section that has one key.
-func server(t *testing.T, key, text string) (s policy.ServerConfig) {
-	v := reflect.ValueOf(&s).Elem()
+// server makes a section with one key.
+func server(t *testing.T, key, text string) (s *Section) {
+	s = new(Section)
+	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
 		if name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); name != key {
 			continue
@@ -120,14 +120,14 @@ func server(t *testing.T, key, text string) (s policy.ServerConfig) {
 	return s
 }
 
-func TestFileHasAKeyForEverySettingThatMayStandThere(t *testing.T) {
+func TestFileHasAKeyForEverySettingItMayContain(t *testing.T) {
 	var rows, keys []string
 	for _, row := range Table {
 		if !row.NotFile {
 			rows = append(rows, row.Key())
 		}
 	}
-	section := reflect.TypeFor[policy.ServerConfig]()
+	section := reflect.TypeFor[Section]()
 	for i := range section.NumField() {
 		key, _, _ := strings.Cut(section.Field(i).Tag.Get("yaml"), ",")
 		keys = append(keys, key)
@@ -137,7 +137,7 @@ func TestFileHasAKeyForEverySettingThatMayStandThere(t *testing.T) {
 	}
 }
 
-func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
+func TestSchemaHasTheTypesAndDefaultsOfSettings(t *testing.T) {
 	type property struct {
 		Description string
 		AllOf       []struct {
@@ -150,7 +150,7 @@ func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
 			Server struct{ Properties map[string]property }
 		}
 	}
-	if err := json.Unmarshal(policy.Schema(), &schema); err != nil {
+	if err := json.Unmarshal(Schema(), &schema); err != nil {
 		t.Fatal(err)
 	}
 	kinds := map[string]string{"": "truth", "duration": "duration", "size": "bytes", "number": "number"}
@@ -160,29 +160,29 @@ func TestSchemaOfPoliciesKnowsWhatSettingsMayBe(t *testing.T) {
 		}
 		p := schema.Properties.Server.Properties[row.Key()]
 		if !strings.Contains(p.Description, "default "+row.Default) && row.Default != "" {
-			t.Errorf("the default of %s is %s, and the schema says %q", row.Key(), row.Default, p.Description)
+			t.Errorf("the default of %s is %s, but the schema says %q", row.Key(), row.Default, p.Description)
 		}
 		switch kind, ok := kinds[row.Value]; {
 		case strings.Contains(row.Value, "|"):
 			if len(p.AnyOf) == 0 || strings.Join(p.AnyOf[0].Enum, "|") != row.Value {
-				t.Errorf("the schema has other words for %s than %s", row.Key(), row.Value)
+				t.Errorf("the schema has other choices for %s than %s", row.Key(), row.Value)
 			}
 		case !ok:
 			kind = "text"
 			fallthrough
 		default:
 			if len(p.AllOf) != 1 || p.AllOf[0].Ref != "#/definitions/"+kind {
-				t.Errorf("%s is a %s, and not what the schema says: %v", row.Key(), kind, p)
+				t.Errorf("%s is a %s, but the schema says: %v", row.Key(), kind, p)
 			}
 		}
 	}
 }
 
-func TestNoVariableIsOneThatKubernetesSets(t *testing.T) {
+func TestNoVariableIsSetByKubernetes(t *testing.T) {
 	for _, row := range Table {
 		for _, prefix := range []string{"PENSTOCK_PORT", "PENSTOCK_SERVICE_"} {
 			if strings.HasPrefix(row.Env(), prefix) {
-				t.Errorf("%s is set by Kubernetes where a service is called penstock", row.Env())
+				t.Errorf("Kubernetes sets %s if a service is called penstock", row.Env())
 			}
 		}
 	}
@@ -195,7 +195,7 @@ func load(flags map[string]string, environ ...string) (Settings, error) {
 	return Load(Sources{Flags: flags, Environ: environ})
 }
 
-func TestVariablesOfPlatformsAreUnderstood(t *testing.T) {
+func TestVariablesOfPlatformsAreUsed(t *testing.T) {
 	for _, c := range []struct{ environ, name, want, source string }{
 		{"PORT=3000", "listen", ":3000", "PORT"},
 		{"PORT=3000 PENSTOCK_LISTEN=:4000", "listen", ":4000", "PENSTOCK_LISTEN"},
@@ -220,15 +220,15 @@ func TestSecretsComeFromFilesToo(t *testing.T) {
 	if err := os.WriteFile(path, []byte("pepper\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := load(map[string]string{}, "PENSTOCK_SECRET_FILE="+path)
-	if err != nil || string(s.Secret) != "pepper" || s.Source("secret") != "PENSTOCK_SECRET_FILE" {
-		t.Errorf("the secret is %q from %s (%v)", s.Secret, s.Source("secret"), err)
+	s, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path)
+	if err != nil || string(s.KeyHashSecret) != "pepper" || s.Source("key-hash-secret") != "PENSTOCK_KEY_HASH_SECRET_FILE" {
+		t.Errorf("the secret is %q from %s (%v)", s.KeyHashSecret, s.Source("key-hash-secret"), err)
 	}
-	if _, err := load(map[string]string{}, "PENSTOCK_SECRET_FILE="+path+".gone"); !errors.Is(err, ErrInvalid) {
-		t.Errorf("a secret file that is not there: %v", err)
+	if _, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path+".gone"); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a secret file that does not exist: %v", err)
 	}
 	if _, err := load(map[string]string{}, "PENSTOCK_PREFIX_FILE="+path); err != nil {
-		t.Errorf("a variable that means nothing: %v", err)
+		t.Errorf("a variable that is not a setting: %v", err)
 	}
 }
 
@@ -239,7 +239,7 @@ func TestSecretsAreNeverShown(t *testing.T) {
 		"redis+sentinel://h1,h2/main?sentinel_password=hunter2", "hunter2", "redis:hunter2",
 	} {
 		for _, bad := range []string{"", "!"} {
-			s, err := load(map[string]string{"store": store, "secret": "hunter2", "listen": ":1" + bad})
+			s, err := load(map[string]string{"store": store, "key-hash-secret": "hunter2", "listen": ":1" + bad})
 			for _, text := range []string{s.String(), s.StoreName(), errorText(err)} {
 				if strings.Contains(text, "ter2") {
 					t.Errorf("with store %s a secret is shown: %s", store, text)
@@ -263,23 +263,20 @@ func TestUserOfAMistypedURLIsNotShown(t *testing.T) {
 			texts := []string{errorText(err)}
 			if row.Name == "upstream" {
 				texts = append(texts, s.String())
-				var file policy.ServerConfig
-				file.Upstream = value
-				for _, mistake := range Check(file) {
-					texts = append(texts, mistake.Err.Error())
-				}
+				file := Section{Upstream: value}
+				file.Apply(nil, func(_ any, format string, args ...any) { texts = append(texts, fmt.Sprintf(format, args...)) })
 			}
 			for _, text := range texts {
 				if shown++; strings.Contains(text, "ter2") {
-					t.Errorf("with %s %s it is shown: %s", row.Name, value, text)
+					t.Errorf("with %s %s the user is shown: %s", row.Name, value, text)
 				}
 			}
 		}
 	}
 	if _, err := load(map[string]string{"upstream": "http://u:hunter2@host:99999"}); !strings.Contains(errorText(err), "http://(hidden)@host:99999") {
-		t.Errorf("what is no secret is hidden: %v", err)
+		t.Errorf("a text without a secret is hidden: %v", err)
 	}
-	t.Logf("counted: %d texts without a URL's user in them", shown)
+	t.Logf("counted: %d texts without the user of a URL", shown)
 }
 
 func TestSecretFileIsARegularFile(t *testing.T) {
@@ -288,7 +285,7 @@ func TestSecretFileIsARegularFile(t *testing.T) {
 		t.Skip(err)
 	}
 	for _, path := range []string{pipe, t.TempDir(), os.DevNull} {
-		_, err := load(map[string]string{}, "PENSTOCK_SECRET_FILE="+path)
+		_, err := load(map[string]string{}, "PENSTOCK_KEY_HASH_SECRET_FILE="+path)
 		if err == nil || !strings.Contains(err.Error(), path+" is no regular file; name one") {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -302,7 +299,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-func TestErrorsSayWhatIsWrongWhereItIsAndWhatToWrite(t *testing.T) {
+func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
 		{"upstream", "localhost:3000", `upstream "localhost:3000" (from --upstream): it has no scheme; write http://localhost:3000`},
 		{"upstream", "10.0.0.1:3000", `it has no scheme; write http://10.0.0.1:3000`},
@@ -313,43 +310,43 @@ func TestErrorsSayWhatIsWrongWhereItIsAndWhatToWrite(t *testing.T) {
 		{"upstream", "http://h:99999", `its port is not a number up to 65535`},
 		{"upstream", "http://u:p@host", `it has a user, a query or a fragment`},
 		{"upstream", "http://host/?a=b", `it has a user, a query or a fragment`},
-		{"upstream", "unix:app.sock", `by its absolute path; write unix:/run/app.sock`},
-		{"upstream", "unix://run/app.sock", `by its absolute path`},
+		{"upstream", "unix:app.sock", `needs the absolute path of a socket; write unix:/run/app.sock`},
+		{"upstream", "unix://run/app.sock", `needs the absolute path`},
 		{"upstream", "http://a b", `it is not a URL`},
-		{"upstream", "http://localhost:8080", `it is the gate's own address (listen is :8080); give one of them another port`},
-		{"upstream", "http://[::1]:8080", `it is the gate's own address`},
+		{"upstream", "http://localhost:8080", `it is the service's own address (listen is :8080); change one of the ports`},
+		{"upstream", "http://[::1]:8080", `it is the service's own address`},
 		{"listen", "8080", `write host:port, or :port`},
 		{"listen", ":http", `its port is not a number`},
-		{"listen", "", `it is empty; leave it out for the default, :8080`},
-		{"admin", ":9180", `without a host it would be open to everyone; write 127.0.0.1:9180, or 0.0.0.0:9180 if that is meant`},
-		{"admin", "0.0.0.0:8080", `it is the address that requests come in by`},
+		{"listen", "", `it is empty; omit it for the default, :8080`},
+		{"admin-listen", ":9180", `without a host, every machine could reach it; write 127.0.0.1:9180, or 0.0.0.0:9180 to allow that`},
+		{"admin-listen", "0.0.0.0:8080", `it is the address for requests of clients`},
 		{"preserve-host", "maybe", `it is neither true nor false`},
 		{"store", "localhost:6379", `store (from --store): it is not a URL; write redis://host:6379, rediss://`},
 		{"store", "unix:/tmp/r.sock", `unix:///path/of.sock, redis+sentinel://host:26379/name, redis+cluster://host:6379, or memory`},
-		{"store", "redis://a,b", `redis URL: several hosts need to be said what they are`},
+		{"store", "redis://a,b", `redis URL: several hosts are given`},
 		{"store", "redis://host/-1", `the database is "-1"; it must be a whole number from 0 on`},
 		{"store", "redis://host?ttl=1", `the option "ttl" is not known`},
 		{"store", "http://host", `the scheme "http" is not known`},
 		{"prefix", "a b", `the prefix has ' ' at position 2; use letters, digits and -_.:`},
-		{"store", "", `store (from --store): it is empty; leave it out for the default, memory`},
-		{"require-store", "true", `the store is memory, which is always there`},
-		{"header-timeout", "0", `it must be limited; write more than 0 and at most 1h0m0s`},
-		{"header-timeout", "5", `it is not a duration; write it as 100ms, 5s or 2m`},
+		{"store", "", `store (from --store): it is empty; omit it for the default, memory`},
+		{"require-store", "true", `the store is memory, which is always up`},
+		{"header-timeout", "0", `it must not be 0; write a duration up to 1h0m0s`},
+		{"header-timeout", "5", `it is not a duration; write it like 100ms, 5s or 2m`},
 		{"header-timeout", "2h", `it is out of bounds`},
 		{"stall-timeout", "-1s", `it is out of bounds`},
-		{"max-header", "0", `it must be limited`},
-		{"max-header", "2MB", `write at most 1048576`},
+		{"max-header", "0", `it must not be 0`},
+		{"max-header", "2MB", `write a size from 0 to 1048576`},
 		{"max-body", "-1", `it is out of bounds`},
-		{"max-body", "1TB", `it is not a number; write it as 512, 16KB or 8MB`},
+		{"max-body", "1TB", `it is not a size; write it like 512, 16KB or 8MB`},
 		{"max-body", "9223372036854775807GB", `it is out of bounds`},
-		{"instances", "0", `it is out of bounds; write a whole number from 1 to 10000`},
-		{"instances", "-1", `write a whole number from 1 to 10000`},
-		{"instances", "10001", `write a whole number from 1 to 10000`},
-		{"instances", "1e99", `it is not a whole number; write one from 1 to 10000`},
-		{"instances", "2KB", `it is not a whole number; write one from 1 to 10000`},
-		{"instances", "99999999999999999999", `it is out of bounds`},
+		{"min-instances", "0", `it is out of bounds; write a whole number from 1 to 10000`},
+		{"min-instances", "-1", `write a whole number from 1 to 10000`},
+		{"min-instances", "10001", `write a whole number from 1 to 10000`},
+		{"min-instances", "1e99", `it is not a whole number; write one from 1 to 10000`},
+		{"min-instances", "2KB", `it is not a whole number; write one from 1 to 10000`},
+		{"min-instances", "99999999999999999999", `it is out of bounds`},
 		{"max-connections", "many", `it is not a whole number; write one from 1 to 1000000`},
-		{"log-format", "xml", `it is not known; write text or json`},
+		{"log-format", "xml", `it is unknown; write text or json`},
 		{"tls-cert", "a.pem", `tls-cert and tls-key belong together`},
 		{"tls-key", "a.pem", `tls-cert (not set): tls-cert and tls-key belong together`},
 		{"tls-client-ca", "a.pem", `it needs tls-cert and tls-key`},
@@ -359,28 +356,28 @@ func TestErrorsSayWhatIsWrongWhereItIsAndWhatToWrite(t *testing.T) {
 			t.Errorf("--%s=%s: %v\nwant … %s", c.name, c.value, err, c.want)
 		}
 	}
-	if _, err := Load(Sources{}); err == nil || !strings.Contains(err.Error(), "upstream (not set): there is none; write --upstream") {
+	if _, err := Load(Sources{}); err == nil || !strings.Contains(err.Error(), "upstream (not set): write --upstream") {
 		t.Errorf("without an upstream: %v", err)
 	}
-	if _, err := load(map[string]string{"upstream": "http://a", "demo": "true"}); err == nil || !strings.Contains(err.Error(), "--demo (--demo) brings its own") {
+	if _, err := load(map[string]string{"upstream": "http://a", "demo": "true"}); err == nil || !strings.Contains(err.Error(), "--demo (--demo) has its own upstream") {
 		t.Errorf("with two upstreams: %v", err)
 	}
 }
 
-func TestAllErrorsAreToldAtOnce(t *testing.T) {
-	_, err := load(map[string]string{"listen": "x", "max-header": "y"}, "PENSTOCK_ADMIN=:1", "PENSTOCK_UPSTREAM=z")
-	for _, want := range []string{"listen", "max-header", "admin", "upstream"} {
+func TestAllErrorsAreReportedTogether(t *testing.T) {
+	_, err := load(map[string]string{"listen": "x", "max-header": "y"}, "PENSTOCK_ADMIN_LISTEN=:1", "PENSTOCK_UPSTREAM=z")
+	for _, want := range []string{"listen", "max-header", "admin-listen", "upstream"} {
 		if err == nil || !strings.Contains(err.Error(), "\n"+want) && !strings.Contains(err.Error(), ": "+want) {
-			t.Errorf("nothing is said about %s: %v", want, err)
+			t.Errorf("no error about %s: %v", want, err)
 		}
 	}
 }
 
-func TestMisspeltVariablesAreNoticed(t *testing.T) {
+func TestUnknownVariablesAreReported(t *testing.T) {
 	s, err := load(map[string]string{}, "PENSTOCK_UPSTEAM=x", "PENSTOCK_LISTEN=:1", "PENSTOCK_STORE_FILE=", "PENSTOCK_PORT=tcp://10.0.0.1:80",
 		"PENSTOCK_PORT_80_TCP_ADDR=10.0.0.1", "PENSTOCK_SERVICE_HOST=10.0.0.1", "PENSTOCK_LISTEN_FILE=x")
 	if err != nil || !slices.Equal(s.Unknown, []string{"PENSTOCK_LISTEN_FILE", "PENSTOCK_UPSTEAM"}) {
-		t.Errorf("noticed %v (%v); want PENSTOCK_LISTEN_FILE and PENSTOCK_UPSTEAM", s.Unknown, err)
+		t.Errorf("reported %v (%v); want PENSTOCK_LISTEN_FILE and PENSTOCK_UPSTEAM", s.Unknown, err)
 	}
 }
 
@@ -393,13 +390,13 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 	}
 }
 
-func TestThoseWhoNeedFewSettingsAreNotToldOfOthers(t *testing.T) {
+func TestOnlyLoadsJustTheseSettings(t *testing.T) {
 	s, err := Load(Sources{
-		Only:    []string{"prefix", "secret"},
-		Environ: []string{"PENSTOCK_CONFIG=p.yaml", "PENSTOCK_SECRET=s", "PENSTOCK_UPSTREAM=nonsense", "PENSTOCK_LOG_LEVEL=loud"},
-		File:    func(string) (policy.ServerConfig, error) { return policy.ServerConfig{Prefix: "p", Listen: "?"}, nil },
+		Only:    []string{"prefix", "key-hash-secret"},
+		Environ: []string{"PENSTOCK_CONFIG=p.yaml", "PENSTOCK_KEY_HASH_SECRET=s", "PENSTOCK_UPSTREAM=nonsense", "PENSTOCK_LOG_LEVEL=loud"},
+		File:    func(string) (*Section, error) { return &Section{Prefix: "p", Listen: "?"}, nil },
 	})
-	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.Secret) != "s" || s.Listen != "" {
+	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.KeyHashSecret) != "s" || s.Listen != "" {
 		t.Errorf("%v, %v", s, err)
 	}
 }

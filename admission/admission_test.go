@@ -1,0 +1,621 @@
+package admission_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+func rulesOf(t testing.TB, text string) *policy.Rules {
+	t.Helper()
+	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Rules
+}
+
+// A seen event is a copy of what an observer may keep.
+type seen struct {
+	admission.Event
+	decision penstock.Decision // a copy, if there was one
+	costs    []int64
+}
+
+type events struct {
+	mu   sync.Mutex
+	list []seen
+}
+
+func (e *events) add(event *admission.Event) {
+	s := seen{Event: *event}
+	if event.Decision != nil {
+		s.decision = *event.Decision
+	}
+	for i := range event.Charges {
+		s.costs = append(s.costs, event.Charges[i].Cost)
+	}
+	s.Decision, s.Charges = nil, nil
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, s)
+}
+
+func (e *events) take() []seen {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := e.list
+	e.list = nil
+	return list
+}
+
+func (e *events) outcomes() (outcomes []admission.Outcome) {
+	for _, s := range e.take() {
+		outcomes = append(outcomes, s.Outcome)
+	}
+	return outcomes
+}
+
+func controllerOf(t testing.TB, store penstock.Store, hasFallback bool, text string) (*admission.Controller, *events) {
+	t.Helper()
+	rules, seen := rulesOf(t, text), new(events)
+	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: hasFallback, Observe: seen.add})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, seen
+}
+
+// transportOf is a JSON transport with counters in memory.
+func transportOf(t testing.TB, text string) (*transport, *events) {
+	t.Helper()
+	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, text)
+	return &transport{controller: c}, seen
+}
+
+// post sends a question to the transport.
+func post(ctx context.Context, t *transport, q question) (reply answer) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		panic(err)
+	}
+	w := httptest.NewRecorder()
+	t.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/", bytes.NewReader(body)))
+	if err := json.Unmarshal(w.Body.Bytes(), &reply); err != nil {
+		panic(err)
+	}
+	return reply
+}
+
+const perUser = `
+rules:
+  - {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{rate: 2/h}, {rate: 10/d}]}
+`
+
+func TestTransportAllowsAndDenies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, seen := transportOf(t, perUser)
+		ask := func(user, path string) answer { return post(t.Context(), server, question{Path: path, User: user}) }
+		for left := int64(1); left >= 0; left-- {
+			want := answer{Outcome: "allowed", Remaining: map[string]int64{"search.hour": left, "search.day": 8 + left}}
+			if got := ask("a", "/search"); !reflect.DeepEqual(got, want) {
+				t.Errorf("%+v; want %+v", got, want)
+			}
+		}
+		want := answer{Outcome: "denied", Rule: "search", Policies: []string{"search.hour"}, RetryAfter: 30 * time.Minute,
+			Remaining: map[string]int64{"search.hour": 0, "search.day": 8}}
+		if got := ask("a", "/search"); !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v; want %+v", got, want)
+		}
+		if got := ask("b", "/search"); got.Outcome != "allowed" {
+			t.Errorf("another user: %+v", got)
+		}
+		if got := ask("a", "/other"); got.Outcome != "unlimited" || len(got.Remaining) != 0 {
+			t.Errorf("a path without limits: %+v", got)
+		}
+		time.Sleep(30 * time.Minute)
+		if got := ask("a", "/search"); got.Outcome != "allowed" {
+			t.Errorf("after RetryAfter: %+v", got)
+		}
+
+		list := seen.take()
+		denial := list[2]
+		if denial.Rule != "search" || denial.Limit != "hour" || denial.Algorithm != "token-bucket" || denial.Key != "user:a" ||
+			denial.Outcome != admission.Denied || denial.Source != penstock.FromStore || denial.Err != nil {
+			t.Errorf("the event of the denial is %+v", denial)
+		}
+		if denial.decision.Allowed || denial.decision.RetryAfter() != 30*time.Minute || !slices.Equal(denial.costs, []int64{1, 1}) {
+			t.Errorf("the event of the denial has the decision %v on costs %v", denial.decision, denial.costs)
+		}
+		if unlimited := list[4]; unlimited.Outcome != admission.Unlimited || unlimited.Rule != "" || unlimited.Key != "" || unlimited.costs != nil {
+			t.Errorf("the event of a path without limits is %+v", unlimited)
+		}
+	})
+}
+
+const queue = `
+rules:
+  - {name: jobs, per: global, limits: [{rate: 1/s, algorithm: leaky-bucket, burst: 5, max_wait: 10s}]}
+`
+
+func TestTransportWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, seen := transportOf(t, queue)
+		post(t.Context(), server, question{})
+		start := time.Now()
+		gone, leave := context.WithCancel(t.Context())
+		var abandoned, next answer
+		var nextAfter time.Duration
+		var all sync.WaitGroup
+		all.Go(func() { abandoned = post(gone, server, question{}) })
+		synctest.Wait()
+		all.Go(func() { next = post(t.Context(), server, question{}); nextAfter = time.Since(start) })
+		synctest.Wait()
+		if n := server.controller.Waiting(); n != 2 {
+			t.Errorf("%d requests wait; want 2", n)
+		}
+		leave()
+		all.Wait()
+		if abandoned.Outcome != "abandoned" || abandoned.Error != context.Canceled.Error() {
+			t.Errorf("a request whose client left: %+v", abandoned)
+		}
+		if next.Outcome != "allowed" || nextAfter != 2*time.Second {
+			t.Errorf("the next request: %+v after %v; want it allowed after 2s", next, nextAfter)
+		}
+		// The place of the client that left is free again.
+		start = time.Now()
+		if got := post(t.Context(), server, question{}); got.Outcome != "allowed" || time.Since(start) > time.Second {
+			t.Errorf("%+v after %v; want it allowed after 1s at most", got, time.Since(start))
+		}
+		want := []admission.Outcome{admission.Allowed, admission.Abandoned, admission.Allowed, admission.Allowed}
+		if got := seen.outcomes(); !slices.Equal(got, want) {
+			t.Errorf("events: %v; want %v", got, want)
+		}
+	})
+}
+
+func TestFullQueueDenies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, queue)
+		admit := func() (admission.Rejection, admission.Outcome) {
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, MaxWaiting: 1})
+			defer a.Done(admission.Result{})
+			return a.Rejection(), outcome
+		}
+		admit()
+		var waits sync.WaitGroup
+		waits.Go(func() { admit() })
+		synctest.Wait()
+		got, outcome := admit()
+		want := admission.Rejection{Rule: "jobs", Policies: []string{"jobs.second"}, RetryAfter: 2 * time.Second}
+		if outcome != admission.Denied || !reflect.DeepEqual(got, want) {
+			t.Errorf("%v, %+v; want denied, %+v", outcome, got, want)
+		}
+		waits.Wait()
+	})
+}
+
+func TestTransportSettles(t *testing.T) {
+	server, _ := transportOf(t, `
+rules:
+  - {name: chat, match: {path: /chat}, per: global, limits: [{name: tokens, rate: 1000/h, cost: {units: 100, actual: X-Tokens}, headers: true}]}
+  - {name: login, match: {path: /login}, per: global, limits: [{name: failed, rate: 9/h, on_status: [401], headers: true}]}
+  - {name: plain, match: {path: /plain}, per: global, limits: [{rate: 9/h}]}
+`)
+	cost := func(n int64) *int64 { return &n }
+	left := func(path, limit string) int64 {
+		return post(t.Context(), server, question{Path: path, ID: "look"}).Remaining[limit]
+	}
+	for _, c := range []struct {
+		what, path, limit string
+		end               question
+		want              int64 // what a request after it finds
+	}{
+		{"a larger cost", "/chat", "chat.tokens", question{Cost: cost(350)}, 1000 - 350 - 100},
+		{"a smaller cost", "/chat", "chat.tokens", question{Cost: cost(30)}, 550 - 30 - 100},
+		{"no cost", "/chat", "chat.tokens", question{}, 420 - 100 - 100},
+		{"a status that counts", "/login", "login.failed", question{Status: 401}, 9 - 1 - 1},
+		{"a status that does not count", "/login", "login.failed", question{Status: 200}, 7 - 1},
+		{"no status", "/login", "login.failed", question{}, 6 - 1 - 1},
+	} {
+		q := question{ID: "1", Path: c.path}
+		if got := post(t.Context(), server, q); got.Outcome != "allowed" {
+			t.Fatalf("%s: %+v", c.what, got)
+		}
+		c.end.ID, c.end.Ended = "1", true
+		if got := post(t.Context(), server, c.end); got.Error != "" {
+			t.Errorf("%s: %s", c.what, got.Error)
+		}
+		if got := left(c.path, c.limit); got != c.want {
+			t.Errorf("%s: %d left; want %d", c.what, got, c.want)
+		}
+	}
+	post(t.Context(), server, question{ID: "1", Path: "/plain"})
+	if got := post(t.Context(), server, question{ID: "1", Ended: true, Cost: cost(5)}); got.Error == "" {
+		t.Error("a cost that no limit settles is no error")
+	}
+}
+
+func TestResultsSettleByNameAndBody(t *testing.T) {
+	store := memstore.New(memstore.Options{})
+	c, _ := controllerOf(t, store, true, `
+rules:
+  - {name: a, per: global, limits: [{name: kb, rate: 1000/h, cost: {body: 1KB}, headers: true}, {name: tokens, rate: 1000/h, cost: {units: 10, actual: X-Tokens}, headers: true}]}
+`)
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: unsized{}})
+	if !a.NeedsResult() || !a.NeedsBodySize() {
+		t.Errorf("needs result: %t, needs body size: %t; want both", a.NeedsResult(), a.NeedsBodySize())
+	}
+	a.Done(admission.Result{BodySize: 10_000, Cost: func(name string) (int64, bool) { return 7, name == "X-Tokens" }})
+	a, _, _ = c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
+	var left []int64
+	for _, s := range a.AppendVisible(nil) {
+		left = append(left, s.Status.Remaining)
+	}
+	if want := []int64{990, 993}; !slices.Equal(left, want) {
+		t.Errorf("left: %v; want %v", left, want)
+	}
+}
+
+// unsized are attributes of a request whose size is not known.
+type unsized struct{ attributes }
+
+func (unsized) BodySize() int64 { return -1 }
+
+func TestCancelReturnsWhatStillCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
+rules:
+  - name: a
+    per: global
+    limits:
+      - {name: bucket, rate: 60/min, headers: true}
+      - {name: window, rate: 60/min, algorithm: fixed-window, headers: true}
+      - {name: failed, rate: 60/h, on_status: [401], headers: true}
+      - {name: slots, in_flight: 60, candidate: {in_flight: 1}, headers: true}
+`)
+		admit := func() (*admission.Admission, []int64) {
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
+			if outcome != admission.Allowed {
+				t.Fatal(outcome)
+			}
+			var left []int64
+			for _, s := range a.AppendVisible(nil) {
+				left = append(left, s.Status.Remaining)
+			}
+			return a, left
+		}
+		for _, c := range []struct {
+			what string
+			wait time.Duration
+			want []int64 // what the next request finds
+		}{
+			{"at once", 0, []int64{59, 59, 59, 59}},
+			{"in the next window", time.Minute, []int64{59, 59, 59, 59}},
+		} {
+			a, _ := admit()
+			time.Sleep(c.wait)
+			a.Cancel()
+			next, left := admit()
+			if !slices.Equal(left, c.want) {
+				t.Errorf("canceled %s: %v left; want %v", c.what, left, c.want)
+			}
+			next.Cancel()
+			next.Cancel() // a second time changes nothing
+		}
+		if slices.Contains(seen.outcomes(), admission.ShadowDenied) {
+			t.Error("a candidate's slot was not returned")
+		}
+		// A refund of the first would be out of the second's charge.
+		first, _ := admit()
+		time.Sleep(time.Minute)
+		second, _ := admit()
+		first.Cancel()
+		if third, left := admit(); left[0] != 58 || left[1] != 58 {
+			t.Errorf("a request of the last minute is canceled: %v left; want 58", left)
+		} else {
+			third.Cancel()
+		}
+		second.Cancel()
+		synctest.Wait()
+	})
+}
+
+func TestRefundByStatusComesBeforeDone(t *testing.T) {
+	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, "rules: [{name: a, per: global, limits: [{rate: 1/h, on_status: [401]}]}]")
+	admit := func() (*admission.Admission, admission.Outcome) {
+		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
+		return a, outcome
+	}
+	first, _ := admit()
+	first.RefundByStatus(200)
+	second, outcome := admit()
+	if outcome != admission.Allowed {
+		t.Fatalf("before the first request is done: %v; want it allowed", outcome)
+	}
+	second.MarkStatusUnknown()
+	second.RefundByStatus(200)
+	second.Done(admission.Result{Status: 200})
+	first.Done(admission.Result{Status: 200}) // refunds nothing again
+	if _, outcome := admit(); outcome != admission.Denied {
+		t.Errorf("after a request of unknown status: %v; want denied", outcome)
+	}
+}
+
+var errDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
+
+// flaky is a store that can be down.
+type flaky struct {
+	penstock.Store
+	isDown atomic.Bool
+}
+
+func (f *flaky) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if f.isDown.Load() {
+		return penstock.Decision{}, errDown
+	}
+	return f.Store.Decide(ctx, charges)
+}
+
+func TestTransportFailsAsEachLimitSays(t *testing.T) {
+	for _, c := range []struct {
+		onFailure string
+		want      []string // of three requests; the limit is 2
+		source    penstock.Source
+		retry     time.Duration // of the last
+	}{
+		{"open", []string{"failed_open", "failed_open", "failed_open"}, penstock.FromOpen, 0},
+		{"closed", []string{"failed_closed", "failed_closed", "failed_closed"}, penstock.FromClosed, time.Second},
+		{"local", []string{"allowed", "allowed", "denied"}, penstock.FromFallback, 30 * time.Minute},
+	} {
+		// Where guards are below, a fallback of the controller's own changes nothing.
+		for _, kind := range []struct{ hasGuards, hasFallback bool }{{false, false}, {true, true}, {true, false}} {
+			hasGuards := kind.hasGuards
+			t.Run(fmt.Sprintf("%s/%+v", c.onFailure, kind), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					text := "rules: [{name: a, per: global, limits: [{rate: 2/h, on_failure: " + c.onFailure + ", headers: true}]}]"
+					bare := &flaky{Store: memstore.New(memstore.Options{})}
+					bare.isDown.Store(true)
+					store := penstock.Store(bare)
+					if hasGuards {
+						all, err := guard.Standard(bare, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
+						if err != nil {
+							t.Fatal(err)
+						}
+						defer all.Close()
+						store = all
+					}
+					controller, seen := controllerOf(t, store, kind.hasFallback, text)
+					server := &transport{controller: controller}
+					var last answer
+					for i, want := range c.want {
+						if last = post(t.Context(), server, question{}); last.Outcome != want || last.Error != "" {
+							t.Errorf("request %d: %+v; want %s", i+1, last, want)
+						}
+					}
+					if last.RetryAfter != c.retry || c.retry > 0 && !slices.Equal(last.Policies, []string{"a.hour"}) {
+						t.Errorf("the last answer is %+v; want RetryAfter %v, and the limit if it stands in the way", last, c.retry)
+					}
+					for _, e := range seen.take() {
+						if e.Source != c.source || errors.Is(e.Err, errDown) == hasGuards {
+							t.Errorf("observed %v from %v, with the error %v", e.Outcome, e.Source, e.Err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A decorator may use a context and a slice of its own, as one for tracing does.
+func decorated(store penstock.Store) penstock.Store {
+	type span struct{}
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		return store.Decide(context.WithValue(ctx, span{}, "decide"), slices.Clone(charges))
+	})
+}
+
+func TestDecoratedStoresBehaveAsWithoutDecorators(t *testing.T) {
+	const text = `
+rules:
+  - {name: open, match: {path: /open}, per: global, limits: [{rate: 2/h, on_failure: open}]}
+  - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 2/h, on_failure: closed}]}
+  - {name: local, match: {path: /local}, per: global, limits: [{rate: 2/h, candidate: {rate: 1/h}}, {in_flight: 1}]}
+`
+	same := func(store penstock.Store) penstock.Store { return store }
+	for _, kind := range []string{"memory", "guards", "none"} {
+		run := func(t *testing.T, decorate penstock.Decorator) (trace []string) {
+			synctest.Test(t, func(t *testing.T) {
+				memory := memstore.New(memstore.Options{MaxKeys: 2, Shards: 1})
+				down := &flaky{Store: memory}
+				store := penstock.Store(down)
+				switch kind {
+				case "memory":
+					store = memory
+				case "guards":
+					all, err := guard.Standard(down, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer all.Close()
+					store = all
+				}
+				c, seen := controllerOf(t, decorate(store), kind != "none", text)
+				for _, isDown := range []bool{false, true, false} {
+					down.isDown.Store(isDown)
+					for _, path := range []string{"/open", "/closed", "/local"} {
+						for range 3 {
+							a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{Path: path}}})
+							d, _ := a.Decision()
+							trace = append(trace, fmt.Sprint(path, outcome, err, d, d.Source, a.Rejection()))
+							a.Done(admission.Result{Status: 200})
+							synctest.Wait()
+						}
+					}
+					time.Sleep(2 * time.Second) // the breaker looks again
+				}
+				for _, e := range seen.take() {
+					e.Latency = 0
+					trace = append(trace, fmt.Sprint(e.Event, e.decision, e.costs))
+				}
+			})
+			return trace
+		}
+		plain, with := run(t, same), run(t, decorated)
+		if len(plain) != len(with) {
+			t.Errorf("%s: %d answers and events; with a decorator %d", kind, len(plain), len(with))
+		}
+		for i := range min(len(plain), len(with)) {
+			if plain[i] != with[i] {
+				t.Errorf("%s: %s\nwith a decorator: %s", kind, plain[i], with[i])
+			}
+		}
+	}
+}
+
+func TestPeeksChargeNothing(t *testing.T) {
+	store := memstore.New(memstore.Options{})
+	c, seen := controllerOf(t, store, true, `
+rules:
+  - {name: a, per: global, limits: [{rate: 1/h, candidate: {rate: 5/h}}, {in_flight: 1}]}
+`)
+	peek := func() admission.Outcome {
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, Peek: true})
+		if err != nil || a.NeedsResult() {
+			t.Errorf("error %v, needs result: %t", err, a.NeedsResult())
+		}
+		a.Done(admission.Result{})
+		return outcome
+	}
+	for range 9 {
+		if got := peek(); got != admission.Allowed {
+			t.Fatalf("%v; want allowed", got)
+		}
+	}
+	if n := store.Len(); n != 0 {
+		t.Errorf("peeks left %d counters", n)
+	}
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}})
+	if got := peek(); got != admission.Denied {
+		t.Errorf("while a request is served: %v; want denied", got)
+	}
+	a.Done(admission.Result{})
+	if got := seen.outcomes(); slices.Contains(got, admission.Denied) || !slices.Contains(got, admission.Allowed) {
+		t.Errorf("observed: %v; want what was charged only", got)
+	}
+}
+
+const slots = "rules: [{name: a, per: global, limits: [{in_flight: 1, ttl: 30s}]}]"
+
+func TestHoldsAreRenewedByController(t *testing.T) { holds(t, false) }
+
+func TestHoldsAreRenewedByCaller(t *testing.T) { holds(t, true) }
+
+func holds(t *testing.T, renewsHolds bool) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, slots)
+		admit := func() (*admission.Admission, admission.Outcome) {
+			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RenewsHolds: renewsHolds})
+			return a, outcome
+		}
+		a, _ := admit()
+		if ttl := a.HoldTTL(); ttl != 30*time.Second {
+			t.Errorf("a slot lasts %v; want 30s", ttl)
+		}
+		for range 5 {
+			time.Sleep(29 * time.Second)
+			if renewsHolds {
+				if isHeld, err := a.Renew(t.Context()); !isHeld || err != nil {
+					t.Fatalf("renewed: %t, %v", isHeld, err)
+				}
+			}
+			if _, outcome := admit(); outcome != admission.Denied {
+				t.Fatalf("while the slot is held: %v; want denied", outcome)
+			}
+		}
+		if renewsHolds {
+			time.Sleep(31 * time.Second)
+			other, outcome := admit()
+			if isHeld, err := a.Renew(t.Context()); outcome != admission.Allowed || isHeld || err != nil {
+				t.Errorf("a slot that was not renewed: the next is %v, renewed: %t, %v", outcome, isHeld, err)
+			}
+			other.Done(admission.Result{})
+		}
+		a.Done(admission.Result{})
+		synctest.Wait()
+		next, outcome := admit()
+		if outcome != admission.Allowed {
+			t.Errorf("after the slot was returned: %v; want allowed", outcome)
+		}
+		next.Done(admission.Result{})
+	})
+}
+
+func TestListsAndMalformedRequests(t *testing.T) {
+	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
+allow: [{header X-User: friend}]
+deny: [{header X-User: foe}]
+rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1/h}]}]
+`)
+	for user, want := range map[string]admission.Outcome{"friend": admission.Exempt, "foe": admission.Refused} {
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{User: user}}})
+		a.Done(admission.Result{})
+		if outcome != want || err != nil {
+			t.Errorf("%s: %v, %v; want %v", user, outcome, err, want)
+		}
+	}
+	a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: twice{}})
+	defer a.Done(admission.Result{})
+	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
+		t.Errorf("a user that is sent twice: %v, %v, %+v; want malformed", outcome, err, a.Rejection())
+	}
+	if got := seen.outcomes(); len(got) != 3 {
+		t.Errorf("observed: %v", got)
+	}
+}
+
+// twice names two users.
+type twice struct{ attributes }
+
+func (t twice) Lookup(kind policy.Kind, name string) []string {
+	if kind == policy.KindHeader {
+		return []string{"a", "b"}
+	}
+	return t.attributes.Lookup(kind, name)
+}
+
+func TestOnlyAdmittedOutcomesAreServed(t *testing.T) {
+	var admitted []string
+	for _, o := range admission.Outcomes() {
+		if o.IsAdmitted() {
+			admitted = append(admitted, o.String())
+		}
+	}
+	if want := []string{"allowed", "failed_open", "unlimited", "exempt"}; !slices.Equal(admitted, want) {
+		t.Errorf("%v; want %v", admitted, want)
+	}
+	if got := admission.Outcome(255).String(); got != "unknown" {
+		t.Errorf("an outcome of a newer version is %q", got)
+	}
+}

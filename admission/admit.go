@@ -1,0 +1,289 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// An Admission is a request that has been decided. One goroutine at a time may use it, but Settle,
+// MarkStatusUnknown and Decision may be called at any time after Admit.
+type Admission struct {
+	controller *Controller
+	request    Request
+	call       call
+	*scratch   // nil after Done
+
+	decision  penstock.Decision
+	isLimited bool // there is a decision
+	decidedAt time.Time
+
+	isRejected      bool
+	actualCost      atomic.Int64 // the true cost plus 1, once known
+	isStatusUnknown atomic.Bool
+	canSettle       bool    // the true cost matters to a limit
+	grants          []grant // what may have to be corrected
+	renewal         *renewal
+}
+
+// scratch is memory that requests use one after another.
+type scratch struct {
+	evaluation policy.Evaluation
+	event      Event
+	rejection  Rejection
+}
+
+// A Rejection says why a request was rejected.
+type Rejection struct {
+	Rule       string        // empty if no rule rejected it
+	Policies   []string      // public names of the limits that denied the request
+	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
+	Detail     string        // what is wrong with a malformed request; nothing that the client sent
+}
+
+// Rejection returns why the request was rejected. It is empty if the request was admitted. It must
+// be called before Done.
+func (a *Admission) Rejection() Rejection { return a.rejection }
+
+// Decision returns the decision about the request's limits. The bool is
+// false if no limit applied.
+func (a *Admission) Decision() (penstock.Decision, bool) { return a.decision, a.isLimited }
+
+// A LimitStatus is the state of one limit after a decision.
+type LimitStatus struct {
+	Limit   *policy.Limit
+	Plan    *penstock.Plan // of the limit for this request; tiers can have different ones
+	Status  penstock.Status
+	IsLocal bool // this process decided alone, by its share of the limit or by a ceiling
+}
+
+// AppendVisible appends the limits that clients may know about, in the order of the policy. It must
+// be called before Done.
+func (a *Admission) AppendVisible(to []LimitStatus) []LimitStatus {
+	if !a.isLimited || a.decision.Source == penstock.FromClosed {
+		return to // nobody has counted
+	}
+	for i, l := range a.evaluation.Limits {
+		if !l.InHeaders || isNotCounted(l, a.decision.Source) {
+			continue
+		}
+		to = append(to, LimitStatus{l, a.evaluation.Charges[i].Plan, a.status(i), a.decision.Source == penstock.FromFallback})
+	}
+	return to
+}
+
+// Strictest returns the limit that mattered most: the one that denies for longest, or has the least
+// left. It is nil if no limit applied. It must be called before Done.
+func (a *Admission) Strictest() *policy.Limit {
+	if !a.isLimited {
+		return nil
+	}
+	return a.evaluation.Limits[a.decision.Strictest()]
+}
+
+// holdRetry is how soon a client should ask again for a slot. Nobody knows when one is returned:
+// the store knows only when one would end by itself.
+const holdRetry = time.Second
+
+// status is what a client may know of charge i.
+func (a *Admission) status(i int) penstock.Status {
+	s := a.decision.Status(i)
+	if isSlot(&a.evaluation.Charges[i]) && s.RetryAfter != penstock.Never {
+		s.RetryAfter, s.ResetAfter = min(s.RetryAfter, holdRetry), min(s.ResetAfter, holdRetry)
+	}
+	return s
+}
+
+func (a *Admission) admit() (Outcome, error) {
+	rules, v := a.request.Rules, &a.evaluation
+	if !rules.EvaluateFirst(a.request.Attributes, v) {
+		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
+			return outcome, err
+		}
+		rules.EvaluateRest(a.request.Attributes, v)
+	}
+	if v.TokenError != nil && !a.request.Peek {
+		a.controller.options.TokenRejected(v.TokenError)
+	}
+	switch {
+	case v.Unclear != "":
+		a.rejection.Detail = v.Unclear
+		return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, v.Unclear)
+	case v.ListMatch == policy.AllowListed:
+		return a.observe(Exempt), nil
+	case v.ListMatch == policy.DenyListed:
+		return a.observe(Refused), nil
+	case a.request.Peek:
+		if len(v.Charges) == 0 {
+			return Unlimited, nil
+		}
+		return a.decide(nil)
+	case !a.admitsIdentities():
+		return DeniedNewIdentity, nil
+	}
+	shadows := a.beginShadows()
+	defer a.endShadows(shadows)
+	if len(v.Charges) == 0 {
+		return a.observe(Unlimited), nil
+	}
+	return a.decide(shadows)
+}
+
+// decideBeforeAuth charges the rules with before_auth. What they grant stays charged. Clients do
+// not see their limits.
+func (a *Admission) decideBeforeAuth() (Outcome, error) {
+	d, latency, err := a.askStore()
+	if err != nil {
+		if outcome, err := a.undecided(err, latency); !outcome.IsAdmitted() {
+			return outcome, err
+		}
+	} else if a.decision, a.isLimited = d, true; !d.Allowed {
+		return a.denied(latency), nil
+	}
+	a.decision, a.isLimited = penstock.Decision{}, false // Decision is about the other rules only
+	return Allowed, nil
+}
+
+// askStore has the store decide the charges.
+func (a *Admission) askStore() (d penstock.Decision, latency time.Duration, err error) {
+	charges := a.evaluation.Charges
+	if a.request.Peek {
+		for i := range charges {
+			charges[i].Mode, charges[i].Patience = penstock.Peek, 0
+		}
+	}
+	a.call.err = nil
+	start := time.Now()
+	d, err = a.controller.store.Decide(&a.call, charges)
+	return d, time.Since(start), err
+}
+
+// decide has the store decide, and waits if need be.
+func (a *Admission) decide(shadows *shadows) (Outcome, error) {
+	start := time.Now()
+	d, latency, err := a.askStore()
+	a.endPiggybacked(shadows)
+	if err != nil {
+		return a.undecided(err, latency)
+	}
+	a.decision, a.isLimited, a.decidedAt = d, true, start
+	if !d.Allowed {
+		return a.denied(latency), nil
+	}
+	a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d, start)
+	if d.Source == penstock.FromOpen {
+		return a.observeDecision(FailedOpen, latency), nil
+	}
+	if wait := d.Wait(); wait > 0 {
+		return a.wait(wait, latency)
+	}
+	return a.observeDecision(Allowed, latency), nil
+}
+
+// denied rejects a request that the decision denies.
+func (a *Admission) denied(latency time.Duration) Outcome {
+	if isWithoutStore(a.decision.Source) {
+		a.noteHolds(a.evaluation.Charges, a.evaluation.Limits)
+	}
+	if a.decision.Source == penstock.FromClosed {
+		a.rejectClosed(a.Strictest())
+		return a.observeDecision(FailedClosed, latency)
+	}
+	for i, l := range a.evaluation.Limits {
+		if s := a.status(i); s.RetryAfter > 0 {
+			a.rejectBy(l, s.RetryAfter)
+		}
+	}
+	return a.observeDecision(Denied, latency)
+}
+
+// rejectBy adds a limit to those that denied the request.
+func (a *Admission) rejectBy(l *policy.Limit, retryAfter time.Duration) {
+	r := &a.rejection
+	r.Rule, r.RetryAfter = l.Rule.Name, max(r.RetryAfter, retryAfter)
+	r.Policies = append(r.Policies, l.Policy)
+}
+
+// undecided handles a request without a decision, in one of two cases. If its context has ended,
+// the request is abandoned. If the store failed and no fallback decided, the request is admitted
+// only if all of its limits fail open.
+func (a *Admission) undecided(err error, latency time.Duration) (Outcome, error) {
+	v, ctx := &a.evaluation, a.call.Context
+	a.noteHolds(v.Charges, v.Limits)
+	a.isLimited = true
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		a.decision = penstock.Decision{Source: penstock.FromClosed}
+		return a.observeUndecided(Abandoned, 0, penstock.FromStore, latency, err), context.Cause(ctx)
+	}
+	for i, l := range v.Limits {
+		if !failsOpen(l) {
+			a.decision = penstock.Decision{Source: penstock.FromClosed}
+			a.rejectClosed(l)
+			return a.observeUndecided(FailedClosed, i, penstock.FromClosed, latency, err), nil
+		}
+	}
+	a.decision = penstock.Decision{Allowed: true, Source: penstock.FromOpen}
+	return a.observeUndecided(FailedOpen, 0, penstock.FromOpen, latency, err), nil
+}
+
+// closedRetry is how soon a client should ask again while the store gives no answer.
+const closedRetry = time.Second
+
+// rejectClosed rejects a request because a limit fails closed.
+func (a *Admission) rejectClosed(l *policy.Limit) {
+	a.rejection = Rejection{Rule: l.Rule.Name, Policies: []string{l.Policy}, RetryAfter: closedRetry}
+}
+
+// prepare makes the Admission ready for its request to be served.
+func (a *Admission) prepare() {
+	for i := range a.grants {
+		a.canSettle = a.canSettle || a.grants[i].limit.Adjustable
+	}
+	if a.request.RenewsHolds {
+		a.renewal.stop() // wait has started it
+	} else {
+		a.renewHolds()
+	}
+}
+
+// observe emits an event without a limit.
+func (a *Admission) observe(o Outcome) Outcome {
+	a.event = Event{Outcome: o}
+	return a.emit()
+}
+
+// observeDecision emits an event of the decision, with the limit that mattered most.
+func (a *Admission) observeDecision(o Outcome, latency time.Duration) Outcome {
+	i := a.decision.Strictest()
+	a.event = eventOf(a.evaluation.Limits[i], &a.evaluation.Charges[i])
+	e := &a.event
+	e.Outcome, e.Source, e.Latency, e.Err = o, a.decision.Source, latency, a.call.err
+	e.Decision, e.Charges = &a.decision, a.evaluation.Charges
+	return a.emit()
+}
+
+// observeUndecided emits an event without a decision. It names the limit of charge i.
+func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, latency time.Duration, err error) Outcome {
+	a.event = eventOf(a.evaluation.Limits[i], &a.evaluation.Charges[i])
+	e := &a.event
+	e.Outcome, e.Source, e.Latency, e.Err = o, source, latency, err
+	return a.emit()
+}
+
+func (a *Admission) emit() Outcome {
+	o := a.event.Outcome
+	if !a.request.Peek {
+		a.controller.options.Observe(&a.event)
+	}
+	a.event = Event{}
+	return o
+}
+
+func eventOf(l *policy.Limit, c *penstock.Charge) Event {
+	return Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Key: c.Key}
+}

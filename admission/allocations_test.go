@@ -1,0 +1,55 @@
+package admission_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// An event says more than a metric needs, and still costs nothing.
+func TestAdmitAllocatesNothing(t *testing.T) {
+	effort.WithoutRace(t)
+	rules := rulesOf(t, "rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1M/s}]}]")
+	observed := 0
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
+		HasFallback: true, Observe: func(e *admission.Event) { observed += int(e.Decision.Remaining() & 1) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var of policy.Attributes = constant{}
+	a, ctx := new(admission.Admission), context.Background()
+	n := testing.AllocsPerRun(1000, func() {
+		*a = admission.Admission{}
+		c.Admit(ctx, admission.Request{Attributes: of, Into: a})
+		a.Done(admission.Result{})
+	})
+	if n > 1 { // the key
+		t.Errorf("%v allocations for a request; want the key's at most", n)
+	}
+}
+
+// constant are attributes that take no memory.
+type constant struct{ attributes }
+
+var (
+	constantUser   = []string{"a"}
+	constantMethod = []string{"POST"}
+	constantPath   = []string{"/"}
+)
+
+func (constant) Lookup(kind policy.Kind, _ string) []string {
+	switch kind {
+	case policy.KindHeader:
+		return constantUser
+	case policy.KindMethod:
+		return constantMethod
+	case policy.KindPath:
+		return constantPath
+	}
+	return nil
+}

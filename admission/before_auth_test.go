@@ -1,0 +1,70 @@
+package admission_test
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// forged are attributes with a token that nobody signed. A token that was rejected once costs no
+// signature check again, so each user has one.
+type forged struct{ attributes }
+
+func (f forged) Lookup(kind policy.Kind, name string) []string {
+	if kind == policy.KindHeader && name == "Authorization" {
+		b64 := base64.RawURLEncoding.EncodeToString
+		return []string{"Bearer " + b64([]byte(`{"alg":"HS256"}`)) + "." + b64([]byte(`{"sub":"`+f.User+`"}`)) + ".AAAA"}
+	}
+	return f.attributes.Lookup(kind, name)
+}
+
+func TestClientsDoNotSeeWhatIsChargedBeforeAuth(t *testing.T) {
+	c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
+tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}
+rules:
+  - {name: flood, before_auth: true, per: global, limits: [{rate: 2/h, headers: true}]}
+  - {name: api, match: {path: /api}, per: {any_of: [{user: claim sub}, global]}, limits: [{rate: 9/h, headers: true}]}
+  - {name: vip, match: {path: /vip, claim plan: vip}, per: global, limits: [{rate: 9/h, headers: true}]}
+`)
+	tokens := 0
+	admit := func(path string, peek bool) (*admission.Admission, admission.Outcome) {
+		tokens++
+		attributes := forged{attributes{question{Path: path, User: fmt.Sprint(tokens)}}}
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: peek})
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		return a, outcome
+	}
+	for path, visible := range map[string][]string{"/vip": nil, "/api": {"api.hour"}} {
+		for range 5 {
+			a, outcome := admit(path, true)
+			if !outcome.IsAdmitted() {
+				t.Fatalf("%s: a peek is %v", path, outcome)
+			}
+			a.Done(admission.Result{})
+		}
+		a, outcome := admit(path, false)
+		var got []string
+		for _, s := range a.AppendVisible(nil) {
+			got = append(got, s.Limit.Policy)
+		}
+		if _, isLimited := a.Decision(); !outcome.IsAdmitted() || isLimited != (visible != nil) || !slices.Equal(got, visible) {
+			t.Errorf("%s: %v, with a decision: %t, on %v; want %v", path, outcome, isLimited, got, visible)
+		}
+		a.Done(admission.Result{})
+	}
+	a, outcome := admit("/api", false)
+	if why := a.Rejection(); outcome != admission.Denied || why.Rule != "flood" || why.RetryAfter <= 0 || a.Strictest().Rule.Name != "flood" {
+		t.Errorf("a third request: %v, %+v; want denied by flood", outcome, why)
+	}
+	a.Done(admission.Result{})
+	if got := len(seen.take()); got != 3 {
+		t.Errorf("%d events; want one for each request", got)
+	}
+}

@@ -1,0 +1,130 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// Options configure a Controller. The zero value is useful.
+type Options struct {
+	// HasFallback says that the store itself decides while its server gives no answer: it has
+	// guard.Standard or guard.Fallback in it, under any number of decorators. It also suits a
+	// memstore, which fails only when it is full: a local limit is then closed to new keys.
+	//
+	// Default: New puts a guard.Fallback around the store, so that each limit fails as its rule says.
+	// Nobody counts the instances then, so each has the whole of a local limit.
+	HasFallback bool
+
+	// Observe is called with an Event for each decision. Many goroutines call it at once. It must be
+	// quick, and must not keep the Event. Default: none.
+	Observe func(*Event)
+
+	// TokenRejected is called for each request whose token is rejected. Such a request is limited like
+	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
+	TokenRejected func(*policy.TokenError)
+
+	// BeforeWait is called with the attributes of each request that has to wait. It runs during the
+	// wait. An HTTP transport reads the body there, because net/http notices that a client has gone
+	// only after that. Default: none.
+	BeforeWait func(policy.Attributes)
+}
+
+// A Controller admits requests within the limits of a policy. Make one with New. Many goroutines
+// may use it at once.
+type Controller struct {
+	store   penstock.Store
+	rules   func() *policy.Rules
+	options Options
+
+	waiting         atomic.Int64 // requests that wait
+	refundsInFlight atomic.Int64 // rejected requests whose charges are being returned
+	scratches       sync.Pool    // of *scratch
+	identities      *identities  // that requests have had; kept across reloads
+}
+
+// New makes a Controller that counts in the store. It calls rules for each request, so rules must
+// be quick, as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controller, error) {
+	if store == nil {
+		return nil, fmt.Errorf("%w: admission: the store is nil; memstore.New makes one", penstock.ErrInvalid)
+	}
+	if rules == nil || rules() == nil {
+		return nil, fmt.Errorf("%w: admission: there are no rules; load a policy first", penstock.ErrInvalid)
+	}
+	if o.Observe == nil {
+		o.Observe = func(*Event) {}
+	}
+	if o.TokenRejected == nil {
+		o.TokenRejected = func(*policy.TokenError) {}
+	}
+	if o.BeforeWait == nil {
+		o.BeforeWait = func(policy.Attributes) {}
+	}
+	c := &Controller{rules: rules, options: o, identities: newIdentities()}
+	c.scratches.New = func() any { return new(scratch) }
+	c.store = c.withFallback(store)
+	return c, nil
+}
+
+// Rules returns the rules in force.
+func (c *Controller) Rules() *policy.Rules { return c.rules() }
+
+// Waiting returns how many requests wait.
+func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
+
+// A Request is what a transport asks to admit.
+type Request struct {
+	// Attributes describe the request. Admit does not use them after it has returned.
+	Attributes policy.Attributes
+
+	// Rules decide the request. Set them if the transport has already used them, such as for the
+	// path. Default: those in force.
+	Rules *policy.Rules
+
+	// MaxWaiting is how many requests may wait at once. Those beyond it are denied. Default: 1,000.
+	MaxWaiting int
+
+	// Peek asks what would be decided now. Nothing is charged or observed. Nothing waits: a request
+	// that would have to wait is denied.
+	Peek bool
+
+	// RenewsHolds says that the caller renews holds, by Admission.Renew. By default they are renewed
+	// in the background until Done.
+	RenewsHolds bool
+
+	// Into is memory for the Admission, which must be zero. Default: it is allocated.
+	Into *Admission
+}
+
+const defaultMaxWaiting = 1000
+
+// Admit decides a request. If the request has to wait, Admit waits, until ctx ends.
+//
+// The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. The error
+// is nil unless the outcome is Malformed (it wraps penstock.ErrInvalid, and contains nothing that
+// the client sent) or Abandoned (it is the cause of ctx).
+func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome, error) {
+	a := r.Into
+	if a == nil {
+		a = new(Admission)
+	}
+	if r.Rules == nil {
+		r.Rules = c.rules()
+	}
+	if r.MaxWaiting <= 0 {
+		r.MaxWaiting = defaultMaxWaiting
+	}
+	a.controller, a.request, a.call.Context = c, r, ctx
+	a.scratch = c.scratches.Get().(*scratch)
+	outcome, err := a.admit()
+	a.isRejected = !outcome.IsAdmitted()
+	if !a.isRejected {
+		a.prepare()
+	}
+	return a, outcome, err
+}

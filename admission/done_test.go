@@ -1,0 +1,56 @@
+package admission_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+)
+
+const twoPaths = `
+rules:
+  - {name: a, match: {path: /a}, per: global, limits: [{rate: 1/h, cost: {units: 1, actual: X-Cost}}]}
+  - {name: b, match: {path: /b}, per: global, limits: [{rate: 1/h}]}
+`
+
+func at(path string) attributes { return attributes{question{Path: path}} }
+
+func TestDoneTwiceIsDoneOnce(t *testing.T) {
+	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
+	first, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/other")})
+	first.Done(admission.Result{})
+	first.Done(admission.Result{})
+	// Otherwise these two would share their memory.
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/a")})
+	b, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/b")})
+	if a.Strictest().Rule.Name != "a" || b.Strictest().Rule.Name != "b" {
+		t.Errorf("the limits are of rules %s and %s; want a and b", a.Strictest().Rule.Name, b.Strictest().Rule.Name)
+	}
+	if first.Strictest() != nil {
+		t.Error("a request without limits has a strictest limit")
+	}
+}
+
+func TestCostsAreBounded(t *testing.T) {
+	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/a")})
+	for cost, works := range map[int64]bool{-1: false, 0: true, penstock.MaxCost: true, penstock.MaxCost + 1: false} {
+		if err := a.Settle(cost); (err == nil) != works || err != nil && !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("settle %d: %v", cost, err)
+		}
+	}
+}
+
+func TestPeeksFindWhatApplies(t *testing.T) {
+	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
+	c.Admit(t.Context(), admission.Request{Attributes: at("/b")})
+	for path, want := range map[string]admission.Outcome{"/a": admission.Allowed, "/b": admission.Denied, "/other": admission.Unlimited} {
+		a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: at(path), Peek: true})
+		if _, isLimited := a.Decision(); outcome != want || isLimited != (want != admission.Unlimited) {
+			t.Errorf("%s: %v, with a decision: %t; want %v", path, outcome, isLimited, want)
+		}
+		a.Done(admission.Result{})
+	}
+}

@@ -1,0 +1,79 @@
+package admission
+
+import (
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// An Event describes the decision about one request, or about one of its shadows. An observer must
+// not keep it, nor anything that it points to: the memory is used again.
+type Event struct {
+	// Rule, Limit (its name within the rule), Algorithm and Key are those of the limit that mattered
+	// most: the one that denies for longest, or has the least left. They are empty if no limit
+	// applied. A Key may be a secret: it is the identity as the request named it.
+	Rule, Limit, Algorithm, Key string
+
+	Outcome Outcome
+
+	// Source is who decided. With FromFallback, this process decided alone. If Err is set
+	// and Source is FromStore, nobody decided.
+	Source penstock.Source
+
+	// Decision answers Charges, in their order. It is nil if there is none.
+	Decision *penstock.Decision
+	Charges  []penstock.Charge
+
+	Latency time.Duration // of the decision, without the wait that follows it
+
+	// Err is why the store gave no answer. A store that has its own fallback reports that itself, as
+	// to guard.Options.OnStoreError.
+	Err error
+}
+
+// An Outcome is what became of a request.
+type Outcome uint8
+
+const (
+	Allowed           Outcome = iota // within all limits
+	Denied                           // over a limit
+	FailedOpen                       // admitted and not counted: the store gave no answer
+	FailedClosed                     // rejected: the store gave no answer
+	Unlimited                        // admitted: no limit applies; Event.Rule is empty
+	Exempt                           // admitted: on the allow list; Event.Rule is empty
+	Refused                          // rejected: on the deny list; Event.Rule is empty
+	Malformed                        // rejected: servers could read it in different ways; Event.Rule is empty
+	Abandoned                        // its context ended before it was decided, or while it waited
+	DeniedNewIdentity                // its address brought too many new identities, to this process
+	ShadowAllowed                    // a shadow or candidate would allow the request; in events only
+	ShadowDenied                     // a shadow or candidate would deny the request; in events only
+	outcomes
+)
+
+var outcomeNames = [outcomes]string{"allowed", "denied", "failed_open", "failed_closed", "unlimited", "exempt", "refused", "malformed",
+	"abandoned", "denied_new_identity", "shadow_allowed", "shadow_denied"}
+
+func (o Outcome) String() string {
+	if o >= outcomes {
+		return "unknown"
+	}
+	return outcomeNames[o]
+}
+
+// IsAdmitted tells whether the request is to be served.
+func (o Outcome) IsAdmitted() bool {
+	switch o {
+	case Allowed, FailedOpen, Unlimited, Exempt:
+		return true
+	}
+	return false
+}
+
+// Outcomes returns all outcomes.
+func Outcomes() []Outcome {
+	all := make([]Outcome, outcomes)
+	for i := range all {
+		all[i] = Outcome(i)
+	}
+	return all
+}

@@ -1,0 +1,59 @@
+package admission_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net/netip"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// A job is a request of a protocol of its own.
+type job struct{ user string }
+
+func (j job) Lookup(policy.Kind, string) []string { return nil }
+func (j job) Address() (none netip.Addr)          { return none }
+func (j job) BodySize() int64                     { return 0 }
+
+// A worker admits two jobs per hour and user.
+func ExampleController_Admit() {
+	byUser := policy.ByFunc(func(a policy.Attributes) string { return a.(job).user })
+	spec, err := policy.Simple("jobs", byUser, guard.FailClosed, penstock.PerHour(2))
+	if err != nil {
+		log.Fatal(err)
+	}
+	rules, err := policy.New(spec)
+	if err != nil {
+		log.Fatal(err)
+	}
+	store := memstore.New(memstore.Options{}) // over Redis, all workers share the limits
+	controller, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{
+		HasFallback: true,
+		Observe:     func(e *admission.Event) { fmt.Println(e.Rule, e.Limit, e.Key, e.Outcome) },
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 3 {
+		a, outcome, err := controller.Admit(context.Background(), admission.Request{Attributes: job{"ann"}})
+		switch {
+		case err != nil:
+			log.Print(err)
+		case outcome.IsAdmitted():
+			// The job is done here.
+		default:
+			fmt.Println("try again in", a.Rejection().RetryAfter.Round(1e9))
+		}
+		a.Done(admission.Result{})
+	}
+	// Output:
+	// jobs hour ann allowed
+	// jobs hour ann allowed
+	// jobs hour ann denied
+	// try again in 30m0s
+}

@@ -1,0 +1,102 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/policy"
+)
+
+// withFallback returns a store that also decides while store gives no answer.
+func (c *Controller) withFallback(store penstock.Store) penstock.Store {
+	if c.options.HasFallback {
+		return c.withLastResort(store)
+	}
+	return penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: c.settings}), recordErrors)
+}
+
+// withLastResort also decides if the fallback in the store fails. Then limits that fail open admit
+// the request, up to their ceiling. All other limits refuse it.
+//
+// A guard.Fallback around the store would also count each grant of the store. That is not needed
+// here: decisions in memory would become a tenth slower.
+func (c *Controller) withLastResort(store penstock.Store) penstock.Store {
+	unavailable := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.ErrUnavailable
+	})
+	lastResort := penstock.Wrap(unavailable, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed, Limits: c.settingsWithoutLocal}))
+	store = recordErrors(store)
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := store.Decide(ctx, charges)
+		if errors.Is(err, penstock.ErrUnavailable) {
+			return lastResort.Decide(ctx, charges)
+		}
+		return d, err
+	})
+}
+
+func (c *Controller) settings(plan *penstock.Plan) guard.Settings {
+	return c.rules().Settings(plan)
+}
+
+func (c *Controller) settingsWithoutLocal(plan *penstock.Plan) guard.Settings {
+	s := c.settings(plan)
+	if s.OnFailure == guard.FailLocal {
+		s.OnFailure = guard.FailClosed
+	}
+	return s
+}
+
+// A call is the context that the store gets with a request's charges.
+type call struct {
+	context.Context
+	err error // why the store gave no answer, although there is a decision
+
+	// shadows may be decided by the store together with the enforced batch; nil: none. It is atomic
+	// because a guard may still use the context in the background.
+	shadows atomic.Pointer[trial.Batches]
+}
+
+// callKey is the key of the call in a context.
+type callKey struct{}
+
+func (c *call) Value(key any) any {
+	switch key {
+	case trial.Key{}:
+		return c.shadows.Load()
+	case callKey{}:
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// recordErrors records the store's error in the call, for the event.
+func recordErrors(store penstock.Store) penstock.Store {
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := store.Decide(ctx, charges)
+		if err != nil {
+			if c, ok := ctx.Value(callKey{}).(*call); ok {
+				c.err = err
+			}
+		}
+		return d, err
+	})
+}
+
+// isWithoutStore tells whether a decision was made without an answer of the store, which may have
+// been asked and may have charged.
+func isWithoutStore(s penstock.Source) bool {
+	return s == penstock.FromFallback || s == penstock.FromOpen || s == penstock.FromClosed
+}
+
+// isNotCounted tells whether nobody has counted a charge of the limit, in a decision from the
+// source.
+func isNotCounted(l *policy.Limit, s penstock.Source) bool {
+	return s == penstock.FromOpen || s == penstock.FromFallback && failsOpen(l) && l.Guard.Ceiling == (penstock.Limit{})
+}
+
+func failsOpen(l *policy.Limit) bool { return l.Guard.OnFailure == guard.FailOpen }

@@ -1,0 +1,128 @@
+package admission
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// The bounds of identities, in each process.
+const (
+	maxIdentities = 128 << 10 // in a generation; there are two
+	maxAddresses  = 128 << 10 // that have brought new identities lately
+)
+
+// identities bounds how many new identities an address may bring to a rule.
+//
+// Known identities: it keeps at least the 131,072 admitted ones that were used last, and at most
+// twice as many, in up to 8 MB. An identity that it has dropped is new again.
+//
+// Addresses: it counts new identities for up to 131,072 addresses, in up to 16 MB. New identities
+// of further addresses are denied. Known ones are still admitted.
+//
+// The memory belongs to this process: after a start all identities are new, and n processes admit n
+// times as many.
+type identities struct {
+	seed   maphash.Seed
+	counts *memstore.Store
+
+	shards     [64]identityShard
+	youngCount atomic.Int64 // in all shards
+}
+
+// An identityShard keeps the identities whose hashes end alike, in two generations.
+type identityShard struct {
+	mu         sync.Mutex
+	young, old map[uint64]struct{}
+	_          [64]byte // so that shards do not share a cache line
+}
+
+func newIdentities() *identities {
+	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Shards: 16, MaxKeys: maxAddresses})}
+}
+
+// admit tells whether an identity is known, or may be new now. If neither, it says when to retry.
+func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
+	var h maphash.Hash
+	h.SetSeed(s.seed)
+	h.WriteString(u.Limit.Group())
+	h.WriteByte(0)
+	h.WriteString(u.Key)
+	sum := h.Sum64()
+	shard := &s.shards[sum%uint64(len(s.shards))]
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	for {
+		if _, ok := shard.young[sum]; ok {
+			return true, 0
+		}
+		if s.youngCount.Add(1) <= maxIdentities {
+			break
+		}
+		s.youngCount.Add(-1)
+		// age locks all shards, so this one must be unlocked. Then the identity may have moved.
+		shard.mu.Unlock()
+		s.age()
+		shard.mu.Lock()
+	}
+	if _, ok := shard.old[sum]; !ok {
+		if ok, retryAfter := s.count(u); !ok {
+			s.youngCount.Add(-1)
+			return false, retryAfter
+		}
+	}
+	if shard.young == nil {
+		shard.young = make(map[uint64]struct{})
+	}
+	shard.young[sum] = struct{}{}
+	return true, 0
+}
+
+// count counts a new identity for its address. It tells whether the address may bring it, and if
+// not when to retry.
+func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
+	charge := [1]penstock.Charge{{Key: u.Address, Plan: u.Limit, Cost: 1}}
+	d, err := s.counts.Decide(context.Background(), charge[:])
+	if err != nil { // there are too many addresses
+		return false, time.Second
+	}
+	return d.Allowed, d.RetryAfter()
+}
+
+// age begins a new generation, if the young one is full. The caller holds no lock.
+func (s *identities) age() {
+	for i := range s.shards {
+		s.shards[i].mu.Lock()
+		defer s.shards[i].mu.Unlock()
+	}
+	if s.youngCount.Load() < maxIdentities {
+		return
+	}
+	for i := range s.shards {
+		s.shards[i].young, s.shards[i].old = nil, s.shards[i].young
+	}
+	s.youngCount.Store(0)
+}
+
+// admitsIdentities tells whether all of the request's identities are known, or are new and may be.
+// If not, it rejects the request.
+func (a *Admission) admitsIdentities() bool {
+	for i := range a.evaluation.Unchecked {
+		u := &a.evaluation.Unchecked[i]
+		ok, retryAfter := a.controller.identities.admit(u)
+		if ok {
+			continue
+		}
+		a.rejection = Rejection{Rule: u.Rule.Name, Policies: []string{u.Rule.Name + "." + u.Limit.Name()}, RetryAfter: retryAfter}
+		a.event = Event{Rule: u.Rule.Name, Limit: u.Limit.Name(), Algorithm: u.Limit.Algorithm().Title(), Key: u.Address, Outcome: DeniedNewIdentity}
+		a.emit()
+		return false
+	}
+	return true
+}

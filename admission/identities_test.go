@@ -1,0 +1,122 @@
+package admission
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// However many identities there are, and addresses that bring them, the memory is bounded; what is
+// in use is known.
+func TestKnownIdentitiesAreBounded(t *testing.T) {
+	s := newIdentities()
+	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1"}
+	for i := range 5 * maxIdentities {
+		u.Key = strconv.Itoa(i)
+		if ok, _ := s.admit(u); !ok {
+			t.Fatalf("identity %d is not admitted", i)
+		}
+		if i%1000 == 0 {
+			u.Key = "in use"
+			s.admit(u)
+		}
+	}
+	if young, old := generations(s); young > maxIdentities || old != maxIdentities {
+		t.Errorf("%d young and %d old identities are known", young, old)
+	}
+	once, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted := 0
+	u.Limit = once
+	for i := range 2 * maxAddresses {
+		u.Address, u.Key = "ip:"+strconv.Itoa(i), strconv.Itoa(i)
+		if ok, _ := s.admit(u); ok {
+			admitted++
+		}
+		if i == maxAddresses/2 {
+			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: "in use"})
+		}
+	}
+	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
+		t.Errorf("%d addresses brought new identities, and %d are counted", admitted, s.counts.Len())
+	}
+	u.Limit, u.Key = limit, "in use"
+	if ok, _ := s.admit(u); !ok {
+		t.Error("an identity in use is not known")
+	}
+}
+
+func generations(s *identities) (young, old int) {
+	for i := range s.shards {
+		young, old = young+len(s.shards[i].young), old+len(s.shards[i].old)
+	}
+	return young, old
+}
+
+// Requests that race are admitted as exactly as one after another: an address brings no more new
+// identities than it may, each is counted once, and the memory keeps its bound.
+func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
+	s := newIdentities()
+	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(maxIdentities) - 250 { // so that the generations change meanwhile
+		shard := &s.shards[i%int64(len(s.shards))]
+		if shard.young == nil {
+			shard.young = make(map[uint64]struct{})
+		}
+		shard.young[uint64(i)] = struct{}{}
+		s.youngCount.Add(1)
+	}
+	var admitted atomic.Int64
+	var racers sync.WaitGroup
+	for range 8 {
+		racers.Go(func() {
+			for i := range 1000 {
+				if ok, _ := s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: strconv.Itoa(i)}); ok {
+					admitted.Add(1)
+				}
+			}
+		})
+	}
+	racers.Wait()
+	if n := admitted.Load(); n != 8*500 {
+		t.Errorf("%d identities were admitted, want each of 500 for each of 8 racers", n)
+	}
+	young, old := generations(s)
+	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < 250 || young > 500 {
+		t.Errorf("%d young, counted as %d, and %d old identities are known", young, s.youngCount.Load(), old)
+	}
+}
+
+func BenchmarkKnownIdentity(b *testing.B) {
+	s := newIdentities()
+	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.RunParallel(func(pb *testing.PB) {
+		for i := 0; pb.Next(); i++ {
+			s.admit(&policy.UncheckedIdentity{Limit: limit, Address: "ip:192.0.2.1", Key: known[i%len(known)]})
+		}
+	})
+}
+
+var known = func() (keys [1024]string) {
+	for i := range keys {
+		keys[i] = "key:" + strconv.Itoa(i)
+	}
+	return keys
+}()

@@ -1,0 +1,113 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A renewal renews the slots that a request holds, three times in the life of a slot.
+type renewal struct {
+	store penstock.Store
+	holds []penstock.Charge
+	every time.Duration
+	timer *time.Timer
+
+	mu      sync.Mutex // held while slots are renewed, so that none is renewed after its return
+	isEnded bool
+	isLost  bool // a slot was given to another request
+}
+
+// isSlot tells whether a charge takes a slot of an in_flight limit.
+func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
+
+// holds returns the slots that the request holds, and the shortest time after which one ends.
+func (a *Admission) holds() (holds []penstock.Charge, ttl time.Duration) {
+	for i := range a.grants {
+		c := &a.grants[i].charge
+		if !isSlot(c) {
+			continue
+		}
+		holds = append(holds, *c)
+		if period := c.Plan.Limit().Period; ttl == 0 || period < ttl {
+			ttl = period
+		}
+	}
+	return holds, ttl
+}
+
+// HoldTTL returns how long the request's slots last without being renewed. It is 0 if it holds
+// none.
+func (a *Admission) HoldTTL() time.Duration {
+	_, ttl := a.holds()
+	return ttl
+}
+
+// Renew renews the request's slots, which then last for HoldTTL. Call it only if
+// Request.RenewsHolds is set. It returns false if a slot has ended and another request has it. An
+// error means that not all could be renewed.
+func (a *Admission) Renew(ctx context.Context) (isHeld bool, err error) {
+	holds, _ := a.holds()
+	isHeld = true
+	for i := range holds {
+		d, e := a.controller.store.Decide(ctx, holds[i:i+1])
+		err = errors.Join(err, e)
+		isHeld = isHeld && (e != nil || d.Allowed)
+	}
+	return isHeld, err
+}
+
+// renewHolds renews the request's slots in the background from now on.
+func (a *Admission) renewHolds() {
+	a.renewal.stop()
+	holds, ttl := a.holds()
+	if holds == nil {
+		return
+	}
+	n := &renewal{store: a.controller.store, holds: holds, every: ttl / 3}
+	a.renewal = n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.timer = time.AfterFunc(n.every, n.renew)
+}
+
+func (n *renewal) renew() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isEnded {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), correctTimeout)
+	defer cancel()
+	for i := range n.holds {
+		// A slot that cannot be renewed may be given to another request. A request that is being
+		// served is not cancelled for that.
+		if d, err := panicked.Decide(ctx, n.store, n.holds[i:i+1]); err == nil && !d.Allowed {
+			n.isLost = true
+		}
+	}
+	n.timer.Reset(n.every)
+}
+
+func (n *renewal) hasLost() bool {
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isLost
+}
+
+func (n *renewal) stop() {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.isEnded = true
+	n.timer.Stop()
+}

@@ -1,0 +1,301 @@
+package admission
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Result is how a request ended.
+type Result struct {
+	// Status is the status of the response, as on_status of the policy lists it. It is 0 if there was
+	// none, or if it is unknown: then nothing is refunded by status.
+	Status int
+
+	// BodySize is how many bytes of the body were read, if NeedsBodySize.
+	BodySize int64
+
+	// Cost returns the true cost that the response announces under a name: a header of HTTP, which
+	// cost.actual of the policy names. Settle takes precedence. Default: no response announces one.
+	Cost func(name string) (units int64, ok bool)
+}
+
+// Done ends the Admission. It returns slots, refunds the charges of on_status limits that do not
+// list this status, and adjusts charges to their true cost. Call it before the response is sent:
+// then the refund is there when the client's next request comes.
+//
+// For a rejected request it does not wait for the store, unless 1,000 such calls are in flight.
+func (a *Admission) Done(r Result) {
+	if a.isStatusUnknown.Load() {
+		r.Status = 0
+	}
+	a.renewal.stop()
+	var all corrections
+	for i := range a.grants {
+		if c, ok := a.correction(&a.grants[i], &r); ok {
+			all.add(c, a.grants[i].source)
+		}
+	}
+	a.grants = nil
+	if a.isRejected {
+		a.correctInBackground(all)
+	} else {
+		a.correct(all)
+	}
+	if a.scratch != nil {
+		a.rejection = Rejection{}
+		a.controller.scratches.Put(a.scratch)
+		a.scratch = nil
+	}
+}
+
+// Cancel ends the Admission of a request that is not served after all, in place of Done. It returns
+// all that was charged for the request and still counts, except by rules with before_auth.
+func (a *Admission) Cancel() {
+	if a.scratch != nil && !a.isRejected && a.isLimited {
+		a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(a.evaluation.Limits, g.limit) })
+		a.renewal.stop()
+		a.returnAll()
+	}
+	a.Done(Result{})
+}
+
+// NeedsResult tells whether Done has anything to correct. If not, it may be called with any Result
+// before the request is served.
+func (a *Admission) NeedsResult() bool { return len(a.grants) > 0 }
+
+// NeedsBodySize tells whether a limit charges by the size of the body, which was not known.
+func (a *Admission) NeedsBodySize() bool {
+	return slices.ContainsFunc(a.grants, func(g grant) bool { return g.limit.Cost.Body > 0 && g.isUnsized })
+}
+
+// RefundByStatus refunds at once the charges of on_status limits that do not list this status. A
+// transport calls it before it sends the status: then the refund is there when the client's next
+// request comes.
+func (a *Admission) RefundByStatus(status int) {
+	if a.isStatusUnknown.Load() {
+		return
+	}
+	var all corrections
+	r := Result{Status: status}
+	a.grants = slices.DeleteFunc(a.grants, func(g grant) bool {
+		if g.limit.Status == nil || g.limit.Status.Has(status) {
+			return false
+		}
+		if c, ok := a.correction(&g, &r); ok {
+			all.add(c, g.source)
+		}
+		return true
+	})
+	a.correct(all)
+}
+
+// MarkStatusUnknown makes Done ignore the status: what is charged by status stays charged. A proxy
+// calls it when the upstream may have the request, and gives no answer.
+func (a *Admission) MarkStatusUnknown() { a.isStatusUnknown.Store(true) }
+
+// Settle sets the request's true cost. Done adjusts the charges of settled limits to it: in a
+// policy those with cost.actual, of limits in code all that can refund. The last call counts. It
+// fails if the request has no such limit.
+func (a *Admission) Settle(cost int64) error {
+	if cost < 0 || cost > penstock.MaxCost {
+		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
+	}
+	if !a.canSettle {
+		return fmt.Errorf("%w: admission: no limit of the request is settled; write cost: {actual: HEADER} into one", penstock.ErrInvalid)
+	}
+	a.actualCost.Store(cost + 1)
+	return nil
+}
+
+// A grant is a charge that was made, or a slot that may have been taken. It may have to be
+// corrected.
+type grant struct {
+	charge          penstock.Charge
+	limit           *policy.Limit
+	source          penstock.Source
+	refundableUntil time.Time // later, the charge has expired
+	isUnsized       bool      // the size of the request's body was not known
+}
+
+// noteGrants keeps the charges that may have to be corrected. They were made after start.
+func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
+	if a.request.Peek {
+		return
+	}
+	for i, l := range limits {
+		c := &charges[i]
+		if isNotCounted(l, d.Source) {
+			a.noteHolds(charges[i:i+1], limits[i:i+1])
+			continue
+		}
+		isUnsized := l.Cost.Body > 0 && a.request.Attributes.BodySize() < 0
+		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
+			a.grants = append(a.grants, grant{*c, l, d.Source, start.Add(countsFor(c, d.Status(i))), isUnsized})
+		}
+	}
+}
+
+// noteHolds keeps the slots that the store may have granted although it gave no answer.
+func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
+	if a.request.Peek {
+		return
+	}
+	for i, l := range limits {
+		if c := &charges[i]; isSlot(c) {
+			a.grants = append(a.grants, grant{charge: *c, limit: l})
+		}
+	}
+}
+
+// countsFor returns how long a charge counts at least. A later refund would cancel newer charges.
+func countsFor(c *penstock.Charge, s penstock.Status) time.Duration {
+	if c.Plan.Algorithm().RefillsSteadily() {
+		return s.Wait + refillTime(c.Cost, c.Plan.Limit())
+	}
+	if c.Plan.Algorithm().IsCalendar() {
+		return s.ResetAfter
+	}
+	return min(s.ResetAfter, c.Plan.Limit().Period)
+}
+
+// refillTime returns how long a limit takes to refill units.
+func refillTime(units int64, l penstock.Limit) time.Duration {
+	t := float64(units) / float64(l.Count) * float64(l.Period)
+	if t >= math.MaxInt64/2 {
+		return math.MaxInt64 / 2
+	}
+	return time.Duration(t)
+}
+
+// returnAll returns all that was charged by enforced limits and still counts.
+func (a *Admission) returnAll() {
+	var all corrections
+	now := time.Now()
+	for i, c := range a.evaluation.Charges {
+		if !isSlot(&c) &&
+			(isNotCounted(a.evaluation.Limits[i], a.decision.Source) || !now.Before(a.decidedAt.Add(countsFor(&c, a.decision.Status(i))))) {
+			continue
+		}
+		c.Mode, c.Patience = penstock.Refund, 0
+		all.add(c, a.decision.Source)
+	}
+	a.correct(all)
+}
+
+// corrections are charges that correct others.
+type corrections struct {
+	charges []penstock.Charge
+	local   []penstock.Charge // of what this process has counted, and the store has not
+}
+
+// add adds the correction of what that source granted. Slots go to the store even if the fallback
+// granted them, because the store may have granted them too.
+func (s *corrections) add(c penstock.Charge, granted penstock.Source) {
+	if granted == penstock.FromFallback && !isSlot(&c) {
+		s.local = append(s.local, c)
+	} else {
+		s.charges = append(s.charges, c)
+	}
+}
+
+func (s *corrections) isEmpty() bool { return len(s.charges)+len(s.local) == 0 }
+
+// maxRefundsInFlight is how many rejected requests may be answered while their charges are
+// returned. For those beyond it, Done waits.
+const maxRefundsInFlight = 1000
+
+func (a *Admission) correctInBackground(all corrections) {
+	if all.isEmpty() {
+		return
+	}
+	c := a.controller
+	if c.refundsInFlight.Add(1) > maxRefundsInFlight {
+		defer c.refundsInFlight.Add(-1)
+		a.correct(all)
+		return
+	}
+	go func() {
+		defer c.refundsInFlight.Add(-1)
+		a.correct(all)
+	}()
+}
+
+// correctTimeout bounds how long the corrections of a request may take.
+const correctTimeout = time.Second
+
+// correct makes corrections. If the store cannot be asked, what was charged stays charged, and
+// slots end by themselves. The local corrections are for the fallback. They are dropped if the
+// store is back.
+func (a *Admission) correct(all corrections) {
+	if all.isEmpty() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.call.Context), correctTimeout)
+	defer cancel()
+	for batch := range slices.Chunk(all.charges, penstock.MaxCharges) {
+		panicked.Decide(ctx, a.controller.store, batch)
+	}
+	for i := range all.local { // one at a time: each may have a server of its own
+		if batch := all.local[i : i+1]; a.isStoreAway(ctx, batch[0]) {
+			panicked.Decide(ctx, a.controller.store, batch)
+		}
+	}
+}
+
+// isStoreAway tells whether the fallback would decide a charge now.
+func (a *Admission) isStoreAway(ctx context.Context, c penstock.Charge) bool {
+	c.Mode, c.Cost = penstock.Peek, 0
+	d, err := panicked.Decide(ctx, a.controller.store, []penstock.Charge{c})
+	return err == nil && d.Source == penstock.FromFallback
+}
+
+// correction returns the charge that corrects a grant, if one is needed.
+func (a *Admission) correction(g *grant, r *Result) (penstock.Charge, bool) {
+	c := g.charge
+	c.Patience = 0
+	if isSlot(&c) {
+		c.Mode = penstock.Refund
+		return c, true
+	}
+	cost := a.trueCost(g, r)
+	if g.limit.Status != nil && r.Status != 0 && !g.limit.Status.Has(r.Status) {
+		cost = 0
+	}
+	switch {
+	case cost < c.Cost && !time.Now().Before(g.refundableUntil):
+		return c, false
+	case cost < c.Cost:
+		c.Mode, c.Cost = penstock.Refund, c.Cost-cost
+	case cost > c.Cost:
+		c.Mode, c.Cost = penstock.Force, cost-c.Cost
+	default:
+		return c, false
+	}
+	return c, true
+}
+
+// trueCost returns what the request cost, as far as it is known.
+func (a *Admission) trueCost(g *grant, r *Result) int64 {
+	if g.limit.Adjustable {
+		if settled := a.actualCost.Load(); settled > 0 {
+			return settled - 1
+		}
+		if r.Cost != nil && g.limit.CostHeader != "" {
+			if units, ok := r.Cost(g.limit.CostHeader); ok && units >= 0 {
+				return min(units, penstock.MaxCost)
+			}
+		}
+	}
+	if g.isUnsized {
+		n := r.BodySize
+		return max(g.charge.Cost, n/g.limit.Cost.Body+min(n%g.limit.Cost.Body, 1))
+	}
+	return g.charge.Cost
+}

@@ -1,0 +1,129 @@
+package admission
+
+import (
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/policy"
+)
+
+// A shadow is the decision about a batch that is not enforced: of a shadow rule, a shadow limit or
+// a candidate. It changes nothing for the request, and a failure is not reported.
+type shadow struct {
+	trial.Batch
+	event      Event
+	start      time.Time
+	hasOwnCall bool // a call of its own decides it
+}
+
+// shadows are decided independently of each other.
+type shadows struct {
+	running     sync.WaitGroup
+	list        []shadow      // in the order of Evaluation.Shadows
+	piggybacked trial.Batches // those that the store may decide in the call of the enforced batch
+}
+
+// beginShadows starts to decide the shadows, at the same time as the enforced limits. They are also
+// decided for requests that the enforced limits deny. A shadow with the enforced batch's sequence
+// of algorithms is decided in the call of that batch, if the store can do that. Each of the others
+// gets a call of its own at once.
+func (a *Admission) beginShadows() *shadows {
+	batches := a.evaluation.Shadows
+	if len(batches) == 0 {
+		return nil
+	}
+	s := &shadows{list: make([]shadow, len(batches))}
+	s.piggybacked.Enforced = a.evaluation.Charges
+	ctx := a.call.Context
+	for i := range batches {
+		one := &s.list[i]
+		one.start = time.Now()
+		one.Charges = batches[i].Charges
+		one.Alone = func() {
+			one.hasOwnCall = true
+			s.running.Go(func() {
+				defer panicked.Recover("a shadow is observed")
+				one.Decision, one.Err = panicked.Decide(ctx, a.controller.store, one.Charges)
+				a.observeShadow(&batches[i], one)
+			})
+		}
+		if sameAlgorithms(one.Charges, a.evaluation.Charges) {
+			s.piggybacked.Trials = append(s.piggybacked.Trials, &one.Batch)
+		} else {
+			one.Alone()
+		}
+	}
+	a.call.shadows.Store(&s.piggybacked)
+	return s
+}
+
+// sameAlgorithms tells whether two batches have one sequence of algorithms.
+func sameAlgorithms(a, b []penstock.Charge) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Plan.Algorithm().Name() != b[i].Plan.Algorithm().Name() {
+			return false
+		}
+	}
+	return true
+}
+
+// endPiggybacked reports the shadows that the store has decided with the enforced batch. It starts
+// a call for each of the others: a guard has decided the enforced batch, or the store decides only
+// one batch in a call.
+func (a *Admission) endPiggybacked(s *shadows) {
+	if s == nil {
+		return
+	}
+	a.call.shadows.Store(nil)
+	for i := range s.list {
+		one := &s.list[i]
+		switch {
+		case one.hasOwnCall:
+		case one.Take(): // the store has not taken it
+			one.Alone()
+		default:
+			a.observeShadow(&a.evaluation.Shadows[i], one)
+		}
+	}
+}
+
+// endShadows waits until the shadows are decided, and notes what they have charged.
+func (a *Admission) endShadows(s *shadows) {
+	if s == nil {
+		return
+	}
+	s.running.Wait()
+	for i := range s.list {
+		one, batch := &s.list[i], &a.evaluation.Shadows[i]
+		if one.isUndecided() {
+			a.noteHolds(batch.Charges, batch.Limits)
+		} else if one.Decision.Allowed {
+			a.noteGrants(batch.Charges, batch.Limits, &one.Decision, one.start)
+		}
+	}
+}
+
+func (s *shadow) isUndecided() bool {
+	return s.Err != nil || s.Decision.Source == penstock.FromOpen || s.Decision.Source == penstock.FromClosed
+}
+
+func (a *Admission) observeShadow(t *policy.Shadow, s *shadow) {
+	if s.isUndecided() {
+		return
+	}
+	d := &s.Decision
+	i := d.Strictest()
+	s.event = eventOf(t.Limits[i], &t.Charges[i])
+	e := &s.event
+	if e.Outcome = ShadowAllowed; !d.Allowed {
+		e.Outcome = ShadowDenied
+	}
+	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.start), d, t.Charges
+	a.controller.options.Observe(e)
+}

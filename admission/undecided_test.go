@@ -1,0 +1,80 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+)
+
+// An error that no guard answers for closes a request unless all of its limits are open.
+func TestErrorsWithoutADecisionNameTheLimitThatRejects(t *testing.T) {
+	wrong := fmt.Errorf("%w: it cannot be asked", penstock.ErrInvalid)
+	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong })
+	c, seen := controllerOf(t, store, false, `
+rules:
+  - {name: open, match: {path: /open}, per: global, limits: [{rate: 1/d, on_failure: open}]}
+  - {name: mixed, match: {path: /mixed}, per: {user: header X-User}, limits: [{rate: 1/d, on_failure: open}, {rate: 9/h, on_failure: closed}]}
+`)
+	for _, want := range []struct {
+		path, limit string
+		outcome     admission.Outcome
+		source      penstock.Source
+	}{
+		{"/open", "day", admission.FailedOpen, penstock.FromOpen},
+		{"/mixed", "hour", admission.FailedClosed, penstock.FromClosed},
+	} {
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{Path: want.path, User: "a"}}})
+		d, _ := a.Decision()
+		if outcome != want.outcome || err != nil || d.Source != want.source || d.Allowed != outcome.IsAdmitted() || len(a.AppendVisible(nil)) > 0 {
+			t.Errorf("%s: %v, %v, by %v, allowed: %t", want.path, outcome, err, d.Source, d.Allowed)
+		}
+		e := seen.take()[0]
+		if "/"+e.Rule != want.path || e.Limit != want.limit || e.Algorithm == "" || e.Source != want.source || !errors.Is(e.Err, wrong) || e.costs != nil {
+			t.Errorf("%s: the event is %+v", want.path, e)
+		}
+		if outcome == admission.FailedClosed && (e.Key != "user:a" || !slices.Equal(a.Rejection().Policies, []string{"mixed.hour"})) {
+			t.Errorf("%s: key %s, rejected by %v", want.path, e.Key, a.Rejection())
+		}
+		a.Done(admission.Result{})
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	c, _ = controllerOf(t, penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, ctx.Err()
+	}), false, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
+	a, outcome, err := c.Admit(gone, admission.Request{Attributes: attributes{}})
+	if d, _ := a.Decision(); outcome != admission.Abandoned || err != context.Canceled || d.Source != penstock.FromClosed || d.Allowed {
+		t.Errorf("a client that left: %v, %v, by %v", outcome, err, d.Source)
+	}
+	a.Done(admission.Result{})
+}
+
+func TestFullQueueNamesTheLimitThatIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, `
+rules:
+  - {name: jobs, per: global, limits: [{name: day, rate: 100/d}, {name: queue, rate: 1/s, algorithm: leaky-bucket, burst: 5, max_wait: 10s}]}
+`)
+		admit := func() []string {
+			a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, MaxWaiting: 1})
+			defer a.Done(admission.Result{})
+			return a.Rejection().Policies
+		}
+		admit()
+		var waits sync.WaitGroup
+		waits.Go(func() { admit() })
+		synctest.Wait()
+		if got := admit(); !slices.Equal(got, []string{"jobs.queue"}) {
+			t.Errorf("rejected by %v; want jobs.queue", got)
+		}
+		waits.Wait()
+	})
+}

@@ -1,0 +1,58 @@
+package admission
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// wait waits for the request's turn, and renews its slots. It returns all charges of the request if
+// too many requests wait already, a slot is lost, or the context ends.
+func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
+	c := a.controller
+	if c.waiting.Add(1) > int64(a.request.MaxWaiting) {
+		c.waiting.Add(-1)
+		return a.denyWaiting(wait, latency), nil
+	}
+	stopCounting := sync.OnceFunc(func() { c.waiting.Add(-1) })
+	defer stopCounting()
+	done := make(chan struct{})
+	timer := time.AfterFunc(wait, func() {
+		stopCounting() // even if BeforeWait takes longer: a slow client must not count as waiting any longer
+		close(done)
+	})
+	defer timer.Stop()
+	a.renewHolds()
+	c.options.BeforeWait(a.request.Attributes)
+	select {
+	case <-done:
+		if a.renewal.hasLost() {
+			return a.denyWaiting(holdRetry, latency), nil
+		}
+		return a.observeDecision(Allowed, latency), nil
+	case <-a.call.Done():
+		a.observeDecision(Abandoned, latency)
+		a.returnWaiting()
+		return Abandoned, context.Cause(a.call.Context)
+	}
+}
+
+// denyWaiting denies a request that was granted its units for later, but cannot wait.
+func (a *Admission) denyWaiting(retryAfter, latency time.Duration) Outcome {
+	a.observeDecision(Denied, latency)
+	a.returnWaiting()
+	a.rejection.RetryAfter = retryAfter
+	for i, l := range a.evaluation.Limits {
+		if a.decision.Status(i).Wait > 0 {
+			a.rejectBy(l, retryAfter)
+		}
+	}
+	return Denied
+}
+
+// returnWaiting returns all that was charged for a request that was to wait.
+func (a *Admission) returnWaiting() {
+	a.renewal.stop()
+	a.grants = nil
+	a.returnAll()
+}

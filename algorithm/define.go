@@ -1,0 +1,349 @@
+package algorithm
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// An Algorithm is a step and the properties that other packages need. It never changes. Make one
+// with Define.
+//
+// Other packages do not compare algorithms. They call the methods for the properties.
+type Algorithm struct {
+	name, title, lua string
+	prepare          func(Limit) (Params, error)
+	newStates        func() States
+
+	// Of the state.
+	collection bool
+	numbers    int
+	additive   bool
+
+	// Of the requests.
+	needsHolder, ownsRefunds, canBook, canRefund bool
+	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
+
+	// Of the limit.
+	burst    BurstUse
+	windows  string
+	paramsAt func(p Params, now int64) Params
+
+	// Of what it admits.
+	refillsSteadily, windowsDiffer bool
+	bound                          func(l Limit, rate string) string
+	decay                          Decay
+	window                         func(l Limit) int64
+	share                          func(l Limit, n int64) []Limit
+	part                           func(l Limit, n, i int64) []Limit
+}
+
+// An Option sets a property of an algorithm that differs from the default.
+type Option func(*Algorithm)
+
+// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its
+// parameters.
+//
+// The name is part of the key of stored state, and it is the name of the Lua function. It is a
+// lower-case identifier, unique among the algorithms in use. lua is a chunk that defines a local
+// function with that name; see docs/adding-an-algorithm.md. prepare checks a limit and computes its
+// parameters. Its errors use the words that the author of a limit knows.
+func Define[S any](name, lua string, step Step[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
+	return define(name, lua, func(s S, p *Params, a *Request, now int64, out *Outcome) (next S) {
+		*out, next = step(s, *p, *a, now)
+		return next
+	}, prepare, options...)
+}
+
+func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Params, error), options ...Option) *Algorithm {
+	a := &Algorithm{
+		name: name, title: name, lua: lua, prepare: prepare, numbers: 6,
+		newStates: func() States { return &cells[S]{step: step} },
+	}
+	for _, option := range options {
+		option(a)
+	}
+	return a
+}
+
+// All returns the algorithms without settings of their own, in the order of the documentation.
+// SubWindow and CalendarWindow have settings. Add a new algorithm here.
+func All() []*Algorithm {
+	return []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, AnchoredWindow, SlidingWindow, SlidingLog, Concurrency}
+}
+
+// Title gives the algorithm another name in configurations, metrics and messages, such as
+// "anchored-window". Default: its name.
+func Title(title string) Option { return func(a *Algorithm) { a.title = title } }
+
+// Numbers sets the maximum count of numbers in the Lua twin's state: 1 to 120. Default: 6. Six or
+// fewer are faster. Each number is at most Max, and the third at most MaxPeriod.
+func Numbers(n int) Option { return func(a *Algorithm) { a.numbers = n } }
+
+// Collection says that the Lua twin itself reads and writes its state, a sorted set. Otherwise the
+// state consists of numbers, and the generated script loads and saves them.
+func Collection() Option { return func(a *Algorithm) { a.collection = true } }
+
+// NeedsHolder says that every request except Peek and Reset needs a Holder. Only a Refund with the
+// same Holder returns what a Spend took.
+func NeedsHolder() Option { return func(a *Algorithm) { a.needsHolder, a.ownsRefunds = true, true } }
+
+// OwnsRefunds says that a Refund returns only what its Holder has taken.
+func OwnsRefunds() Option { return func(a *Algorithm) { a.ownsRefunds = true } }
+
+// CanRefund says that a Refund returns units at any time and for every Holder.
+func CanRefund() Option { return func(a *Algorithm) { a.canRefund = true } }
+
+// CanBook says that a request with patience can book the future.
+func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
+
+// Additive says that Spends add up. If Step grants one of k times a cost, without patience, then
+// it grants k of the cost one after another at the same moment, and the state and the last outcome
+// are the same. Remaining falls by the cost with each. The reset grows with each by a k-th of the
+// whole, rounded down or up. Stores then may decide many callers at once.
+func Additive() Option { return func(a *Algorithm) { a.additive = true } }
+
+// RetryAfterGrant computes from a grant whether the next request would be denied. That request is a
+// Spend of cost at the same moment, without patience. remaining and reset are the Remaining and
+// ResetAfter of the grant, and p is the result of Prepare. The result is the RetryAfter of the
+// request, or 1 µs less. 0 means that it would be granted at once, never, or that this is unknown.
+func RetryAfterGrant(f func(p *Params, cost, remaining, reset int64) int64) Option {
+	return func(a *Algorithm) { a.retryAfterGrant = f }
+}
+
+// A BurstUse says what an algorithm uses a limit's Burst for.
+type BurstUse uint8
+
+const (
+	BurstUnused     BurstUse = iota // nothing
+	BurstIsCapacity                 // units or slots that may be used at once; default: the Count
+	BurstIsQueue                    // units that may wait; default: none
+	BurstIsSpecial                  // something special to the algorithm
+)
+
+// Burst says what the algorithm uses a limit's Burst for. Default: BurstUnused.
+func Burst(use BurstUse) Option { return func(a *Algorithm) { a.burst = use } }
+
+// RefillsSteadily says that units come back one by one at the limit's rate, rather than at the end
+// of a window.
+func RefillsSteadily() Option { return func(a *Algorithm) { a.refillsSteadily = true } }
+
+// WindowsDiffer says that two stores may begin their windows at different moments.
+func WindowsDiffer() Option { return func(a *Algorithm) { a.windowsDiffer = true } }
+
+// Bounded says in words how much a limit admits. rate is the limit's rate in words.
+func Bounded(f func(l Limit, rate string) string) Option { return func(a *Algorithm) { a.bound = f } }
+
+// A Decay says when charged units become free again. It decides whether quota can be leased in
+// blocks.
+type Decay uint8
+
+const (
+	DecayUnknown     Decay = iota // leases do not support the algorithm: its limits are not leased
+	DecayContinuous               // unit by unit, in the order of the charges
+	DecayAtReset                  // all at once, when the window ends
+	DecayAfterPeriod              // the running window, or part of one, ends a Period before the reset
+)
+
+// Leasable says that quota can be leased in blocks, and how it decays. window returns the length of
+// a window, or of a part of it, in µs. Units that are drawn in a window must be spent in it. A
+// continuous decay has no window.
+func Leasable(decay Decay, window func(Limit) int64) Option {
+	return func(a *Algorithm) { a.decay, a.window = decay, window }
+}
+
+// Shared sets the function for the part of a limit that each of n instances enforces. f returns the
+// limits to try, the best first. Each must admit at least an n-th. Default: Count and Burst are
+// divided and rounded up.
+func Shared(f func(l Limit, n int64) []Limit) Option { return func(a *Algorithm) { a.share = f } }
+
+// Divisible sets the function for part i of a limit that is split into n parts. f returns the
+// limits to try, the best first. All parts together must admit exactly what the whole limit admits.
+// Default: a limit cannot be split.
+func Divisible(f func(l Limit, n, i int64) []Limit) Option { return func(a *Algorithm) { a.part = f } }
+
+// calendar says that windows have no fixed length. windows is their name. paramsAt adapts
+// parameters to a time.
+func calendar(windows string, paramsAt func(p Params, now int64) Params) Option {
+	return func(a *Algorithm) { a.windows, a.paramsAt = windows, paramsAt }
+}
+
+// Name is the name in the key of stored state and of the Lua function. Algorithms with the same
+// name share a step and stored state. Their settings may differ.
+func (a *Algorithm) Name() string { return a.name }
+
+// Title is the name in configurations, metrics and messages.
+func (a *Algorithm) Title() string { return a.title }
+
+// Lua is the step's twin.
+func (a *Algorithm) Lua() string { return a.lua }
+
+// Prepare checks a limit and computes its parameters.
+func (a *Algorithm) Prepare(l Limit) (Params, error) { return a.prepare(l) }
+
+// ParamsAt adapts parameters of Prepare to the time now, if they depend on it.
+func (a *Algorithm) ParamsAt(p Params, now int64) Params {
+	if a.paramsAt == nil {
+		return p
+	}
+	return a.paramsAt(p, now)
+}
+
+// IsCalendar tells whether windows follow the calendar: they have no fixed length, and parameters
+// depend on the time.
+func (a *Algorithm) IsCalendar() bool { return a.paramsAt != nil }
+
+// Windows names windows that have no fixed length, such as "calendar month". It is empty for all
+// others.
+func (a *Algorithm) Windows() string { return a.windows }
+
+// NewStates returns an empty set of states.
+func (a *Algorithm) NewStates() States { return a.newStates() }
+
+// IsCollection is what the option Collection says.
+func (a *Algorithm) IsCollection() bool { return a.collection }
+
+// Numbers is what the option Numbers says.
+func (a *Algorithm) Numbers() int { return a.numbers }
+
+// IsAdditive is what the option Additive says.
+func (a *Algorithm) IsAdditive() bool { return a.additive }
+
+// NeedsHolder is what the option NeedsHolder says.
+func (a *Algorithm) NeedsHolder() bool { return a.needsHolder }
+
+// OwnsRefunds is what the option OwnsRefunds says.
+func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
+
+// CanRefund is what the option CanRefund says.
+func (a *Algorithm) CanRefund() bool { return a.canRefund }
+
+// CanBook is what the option CanBook says.
+func (a *Algorithm) CanBook() bool { return a.canBook }
+
+// BurstUse is what the option Burst says.
+func (a *Algorithm) BurstUse() BurstUse { return a.burst }
+
+// RefillsSteadily is what the option RefillsSteadily says.
+func (a *Algorithm) RefillsSteadily() bool { return a.refillsSteadily }
+
+// WindowsDiffer is what the option WindowsDiffer says.
+func (a *Algorithm) WindowsDiffer() bool { return a.windowsDiffer }
+
+// RetryAfterGrant is what the option RetryAfterGrant says, and 0 without it.
+func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int64 {
+	if a.retryAfterGrant == nil {
+		return 0
+	}
+	return a.retryAfterGrant(p, cost, remaining, reset)
+}
+
+// Decay is what the option Leasable says.
+func (a *Algorithm) Decay() Decay { return a.decay }
+
+// Window is the length of the limit's window, or of a part of it, in µs. It is 0 without windows.
+// See Leasable.
+func (a *Algorithm) Window(l Limit) int64 {
+	if a.window == nil {
+		return 0
+	}
+	return a.window(l)
+}
+
+// Rate is the limit's rate in words: "10 per 1s", "1000 per calendar month".
+func (a *Algorithm) Rate(l Limit) string {
+	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windows, PeriodText(time.Duration(l.Period)*time.Microsecond)))
+}
+
+// PeriodText is a duration without the zeros that its String ends with: 24h, not 24h0m0s.
+func PeriodText(period time.Duration) string {
+	text := period.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// Bound says in words how much a limit admits, given how much it grants at once.
+func (a *Algorithm) Bound(l Limit, capacity int64) string {
+	if a.bound == nil {
+		return fmt.Sprintf("%d at once, and what its algorithm %q says", capacity, a.name)
+	}
+	return a.bound(l.withBurst(a), a.Rate(l))
+}
+
+// withBurst fills in the default of a Burst that is a capacity.
+func (l Limit) withBurst(a *Algorithm) Limit {
+	if l.Burst == 0 && a.burst == BurstIsCapacity {
+		l.Burst = l.Count
+	}
+	return l
+}
+
+// Share returns the part of a limit that each of n instances enforces, or false if there is no
+// valid one. The parts of n instances together exceed the limit by at most n-1 units.
+func (a *Algorithm) Share(l Limit, n int64) (Limit, bool) {
+	if n == 1 {
+		return l, true
+	}
+	if a.share == nil {
+		return a.firstValid([]Limit{{Count: cdiv(l.Count, n), Period: l.Period, Burst: cdiv(l.Burst, n)}})
+	}
+	return a.firstValid(a.share(l.withBurst(a), n))
+}
+
+// CanSplit tells whether limits can be split.
+func (a *Algorithm) CanSplit() bool { return a.part != nil }
+
+// Part returns part i of a limit that is split into n parts, or false if that is not possible.
+func (a *Algorithm) Part(l Limit, n, i int64) (Limit, bool) {
+	if a.part == nil {
+		return Limit{}, false
+	}
+	return a.firstValid(a.part(l.withBurst(a), n, i))
+}
+
+func (a *Algorithm) firstValid(limits []Limit) (Limit, bool) {
+	for _, l := range limits {
+		if _, err := a.prepare(l); err == nil {
+			return l, true
+		}
+	}
+	return Limit{}, false
+}
+
+// slower returns a limit with an n-th of its rate. The first result is exact. The next is rounded
+// up, for when the exact one is too fine to compute with. Limits with lower bursts follow, for when
+// the burst is too large for the new rate.
+func slower(l Limit, n int64) []Limit {
+	var limits []Limit
+	if l.Period <= MaxPeriod/n {
+		limits = append(limits, Limit{l.Count, l.Period * n, l.Burst})
+	}
+	l.Count = cdiv(l.Count, n)
+	limits = append(limits, l)
+	for l.Burst > 1 {
+		l.Burst /= 2
+		limits = append(limits, l)
+	}
+	return limits
+}
+
+// piece is part i of a whole number that is split into n parts. The parts differ by at most 1, and
+// the larger ones come first.
+func piece(whole, n, i int64) int64 {
+	p := whole / n
+	if i < whole%n {
+		p++
+	}
+	return p
+}
+
+// pieces splits the Count of a limit, as windows do.
+func pieces(l Limit, n, i int64) []Limit {
+	return []Limit{{Count: piece(l.Count, n, i), Period: l.Period, Burst: piece(l.Burst, n, i)}}
+}

@@ -1,0 +1,73 @@
+package algorithm
+
+import (
+	"testing"
+)
+
+// Shares of n instances admit at least the whole together; parts of a split limit exactly.
+func TestSharesAndPartsAddUp(t *testing.T) {
+	checked := 0
+	capacity := func(a *Algorithm, l Limit) int64 {
+		p, err := a.Prepare(l)
+		if err != nil {
+			t.Fatalf("%s: %+v: %v", a.Title(), l, err)
+		}
+		var out Outcome
+		cells := a.NewStates()
+		now := int64(1_700_000_000_000_000)
+		p = a.ParamsAt(p, now)
+		cells.Step(cells.Add(), &p, &Request{Mode: Peek}, now, false, &out)
+		return out.Remaining
+	}
+	for _, a := range append(All(), SubWindow(5)) {
+		for _, whole := range []Limit{{Count: 100, Period: 60_000_000}, {Count: 7, Period: 1_000_000, Burst: 13}, {Count: 1000, Period: 3_600_000_000, Burst: 64}} {
+			for n := int64(1); n <= 7; n++ {
+				want := capacity(a, whole)
+				if share, ok := a.Share(whole, n); !ok || capacity(a, share)*n < want || capacity(a, share)*n > want+n {
+					t.Errorf("%s: %d shares of %+v are %+v, %v", a.Title(), n, whole, share, ok)
+				}
+				sum := int64(0)
+				for i := range n {
+					part, ok := a.Part(whole, n, i)
+					if ok != a.CanSplit() {
+						t.Errorf("%s: part %d of %d of %+v: %v", a.Title(), i, n, whole, ok)
+					}
+					if ok {
+						sum += capacity(a, part)
+					}
+				}
+				if a.CanSplit() && sum != want {
+					t.Errorf("%s: %d parts of %+v admit %d together; want %d", a.Title(), n, whole, sum, want)
+				}
+				checked++
+			}
+		}
+	}
+	t.Logf("counted: %d divisions", checked)
+}
+
+func TestAlgorithmsThatSayNothingPromiseNothing(t *testing.T) {
+	a := Define("mine", "", func(s int, _ Params, _ Request, _ int64) (Outcome, int) { return Outcome{}, s },
+		func(Limit) (Params, error) { return Params{}, nil })
+	if a.CanRefund() || a.CanBook() || a.CanSplit() || a.NeedsHolder() || a.OwnsRefunds() || a.IsAdditive() || a.IsCalendar() || a.IsCollection() ||
+		a.RefillsSteadily() || a.WindowsDiffer() || a.Decay() != DecayUnknown || a.BurstUse() != BurstUnused {
+		t.Errorf("an algorithm without options has some: %+v", a)
+	}
+	if a.Title() != "mine" || a.Numbers() != 6 || a.Window(Limit{}) != 0 || a.RetryAfterGrant(&Params{}, 1, 1, 1) != 0 {
+		t.Errorf("the defaults are %+v", a)
+	}
+	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and what its algorithm "mine" says` {
+		t.Errorf("the bound is %q", text)
+	}
+}
+
+// The names of All are the words of policy files, so they are all different.
+func TestTitlesDiffer(t *testing.T) {
+	known := make(map[string]bool)
+	for _, a := range All() {
+		if known[a.Title()] {
+			t.Errorf("two algorithms are called %s", a.Title())
+		}
+		known[a.Title()] = true
+	}
+}

@@ -1,0 +1,127 @@
+package penstock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// AllowWith charges one unit of the given limits instead of the Limiter's own. It is for limits
+// that differ from key to key.
+//
+//	limiter.AllowWith(ctx, "user:42", penstock.PerSecond(planOf(user).RequestsPerSecond))
+//
+// The Name identifies a limit. Limits with the same Name and key share one counter, even if their
+// rates differ, and a limit of the Limiter with that Name shares it too. What one of them has used
+// counts for the others.
+//
+// The Limiter compiles each limit once and caches up to 1024 of them. Call SubWindow and
+// CalendarWindow once, not for each request: each call makes a new algorithm.
+func (l *Limiter) AllowWith(ctx context.Context, key string, limits ...Limit) (Decision, error) {
+	return l.AllowNWith(ctx, key, 1, limits...)
+}
+
+// AllowNWith charges n units of the given limits. See AllowWith.
+func (l *Limiter) AllowNWith(ctx context.Context, key string, n int64, limits ...Limit) (Decision, error) {
+	if len(limits) == 0 {
+		return Decision{}, fmt.Errorf("%w: limiter %q: the call has no limits; pass some, or use Allow", ErrInvalid, l.name)
+	}
+	b := adHocBatches.Get().(*batch)
+	defer adHocBatches.Put(b)
+	b.charges = b.charges[:0]
+	for _, limit := range limits {
+		plan, err := l.plan(limit)
+		if err != nil {
+			return Decision{}, err
+		}
+		b.charges = append(b.charges, Charge{Key: key, Plan: plan, Cost: n})
+	}
+	return l.store.Decide(ctx, b.charges)
+}
+
+// adHocBatches holds batches whose number of charges differs from call to call.
+var adHocBatches = sync.Pool{New: func() any { return new(batch) }}
+
+// maxPlans bounds a planCache: 1024 plans take about 300 kB.
+const maxPlans = 1024
+
+// A planCache caches the plans of limits. When it is full, it is emptied.
+type planCache struct {
+	mu    sync.RWMutex
+	plans map[Limit]*Plan
+}
+
+// plan returns the plan of a limit of the Limiter's group.
+func (l *Limiter) plan(limit Limit) (*Plan, error) {
+	if limit.Group == "" {
+		limit.Group = l.name
+	}
+	c := &l.adHoc
+	c.mu.RLock()
+	plan := c.plans[limit]
+	c.mu.RUnlock()
+	if plan != nil {
+		return plan, nil
+	}
+	plan, err := limit.Compile()
+	if err != nil {
+		return nil, fmt.Errorf("limiter %q: %w", l.name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.plans == nil || len(c.plans) >= maxPlans {
+		c.plans = make(map[Limit]*Plan)
+	}
+	c.plans[limit] = plan
+	return plan, nil
+}
+
+// AllowAtMost charges as many of n units as fit, and denies if not even one fits. The Granted of
+// the decision is the number of units charged.
+//
+// If there are several limits, each is charged the number that fits all of them. The first call to
+// the store may charge a limit more than that. A second call refunds this surplus at once, even if
+// ctx has ended. A LeakyBucket does not refund, and the second call may fail: then the surplus
+// stays charged.
+func (l *Limiter) AllowAtMost(ctx context.Context, key string, n int64) (Decision, error) {
+	b := l.charges(key, "", Draw, n)
+	defer l.release(b)
+	d, err := l.store.Decide(ctx, b.charges)
+	if err != nil || !d.Allowed || d.Len() == 1 {
+		return d, err
+	}
+	return l.refundSurplus(ctx, b.charges, d), nil
+}
+
+// refundSurplus refunds what a charge was granted beyond the least Granted of all charges.
+func (l *Limiter) refundSurplus(ctx context.Context, charges []Charge, d Decision) Decision {
+	granted := d.Granted()
+	statuses := make([]Status, len(charges))
+	var refunds []Charge
+	for i := range statuses {
+		statuses[i] = d.Status(i)
+		if surplus := statuses[i].Granted - granted; surplus > 0 {
+			refunds = append(refunds, Charge{Key: charges[i].Key, Plan: charges[i].Plan, Cost: surplus, Mode: Refund})
+		}
+	}
+	if len(refunds) == 0 {
+		return d
+	}
+	ctx, cancel := detach(ctx)
+	defer cancel()
+	refunded, err := l.store.Decide(ctx, refunds)
+	next := 0
+	for i := range statuses {
+		if statuses[i].Granted == granted {
+			continue
+		}
+		statuses[i].Granted = granted
+		if err == nil {
+			statuses[i].Remaining, statuses[i].ResetAfter = refunded.Status(next).Remaining, refunded.Status(next).ResetAfter
+		}
+		next++
+	}
+	composed := NewDecision(statuses)
+	composed.Source = d.Source
+	return composed
+}

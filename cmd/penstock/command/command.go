@@ -1,0 +1,50 @@
+// Package command is the program penstock. A program with its own algorithms calls Main with them,
+// so that its policy files can name them.
+package command
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/algorithm"
+)
+
+// Main runs the command line of this process and ends it. Policy files may name the algorithms by
+// their titles, in addition to the built-in ones.
+func Main(algorithms ...*algorithm.Algorithm) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the first signal drains, the second one ends the process
+	os.Exit(Run(ctx, os.Args[1:], os.Stdout, os.Stderr, algorithms...))
+}
+
+// Run runs a command line and returns the exit status. See Main.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer, algorithms ...*algorithm.Algorithm) int {
+	root := newRoot(algorithms)
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	command, err := root.ExecuteContextC(ctx)
+	return exitStatus(command, err)
+}
+
+func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "penstock",
+		Short: "A rate limiter for HTTP APIs",
+		Long: "penstock limits requests to HTTP APIs. All instances share one set of counters in Redis or Valkey;\na single instance can count in memory.\n\n" +
+			"Exit status: 0 ok, 1 internal error, 2 wrong usage, 3 request denied, 4 invalid configuration, 5 store unreachable.",
+		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetVersionTemplate(versionLine())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return coded(exitUsage, err) })
+	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newSchema(), newVersion())
+	return root
+}

@@ -1,0 +1,410 @@
+package command
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain lets the test binary be the penstock program, if a variable is set.
+func TestMain(m *testing.M) {
+	if os.Getenv("BE_PENSTOCK") != "" {
+		Main()
+	}
+	os.Exit(m.Run())
+}
+
+const patience = 20 * time.Second
+
+// command runs a command line in this process.
+func command(args ...string) (code int, out, err string) {
+	var stdout, stderr bytes.Buffer
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	code = Run(ctx, args, &stdout, &stderr)
+	return code, stdout.String(), stderr.String()
+}
+
+func TestExitCodeDependsOnTheFailure(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	if err := os.WriteFile(broken, []byte("server: [\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		code int
+		text string // on standard error
+	}{
+		{"", exitOK, ""},
+		{"--help", exitOK, ""},
+		{"version", exitOK, ""},
+		{"completion bash", exitOK, ""},
+		{"--version", exitOK, ""},
+		{"serve --print-settings", exitOK, ""},
+		{"serve --demo --drain-delay soon", exitUsage, `drain-delay "soon" (from --drain-delay): it is not a duration`},
+		{"serve --demo --max-connections 0 --log-level loud", exitUsage, "it is out of bounds"},
+		{"explain --from nowhere /", exitUsage, "nowhere"},
+		{"explain --config /none.yaml --min-instances many /", exitInvalid, "/none.yaml"},
+		{"explain --min-instances many /", exitUsage, "it is not a whole number"},
+		{"serve --demo --print-settings", exitOK, ""},
+		{"unknown", exitUsage, `penstock: unknown command "unknown"`},
+		{"serve --unknown", exitUsage, `Run "penstock serve --help" for usage.`},
+		{"serve extra", exitUsage, "penstock serve --help"},
+		{"version extra", exitUsage, "penstock version --help"},
+		{"serve --listen", exitUsage, "flag needs an argument: --listen"},
+		{"serve", exitInvalid, "upstream (not set): write --upstream http://localhost:3000"},
+		{"serve --upstream localhost:3000", exitUsage, `upstream "localhost:3000" (from --upstream): it has no scheme`},
+		{"serve --demo --config /none.yaml", exitInvalid, "/none.yaml"},
+		{"serve --demo --config " + broken, exitInvalid, "broken.yaml:"},
+		{"serve --demo --tls-cert /none.pem --tls-key /none.pem", exitInvalid, "tls-cert (--tls-cert)"},
+		{"serve --demo --store redis://u:hunter2@127.0.0.1:1/x", exitUsage, "redis URL"},
+		{"serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", exitUnreachable, "store redis://127.0.0.1:1 (--store)"},
+		{"serve --demo --listen 192.0.2.1:1 --admin-listen off", exitInternal, "listen (--listen)"},
+	} {
+		code, out, err := command(strings.Fields(c.args)...)
+		if code != c.code || !strings.Contains(err, c.text) || (c.code == exitOK) != (out != "") || strings.Contains(err, "hunter2") {
+			t.Errorf("penstock %s: exit code %d, %d bytes, %s\nwant %d, … %s", c.args, code, len(out), err, c.code, c.text)
+		}
+	}
+}
+
+func TestVersionAsTextAndJSON(t *testing.T) {
+	if _, out, _ := command("version"); !strings.HasPrefix(out, "penstock ") || strings.Count(out, "\n") != 1 {
+		t.Errorf("printed %q", out)
+	}
+	var b struct{ Version, Go, Platform string }
+	if _, out, _ := command("version", "--json"); json.Unmarshal([]byte(out), &b) != nil || b.Go == "" || b.Platform == "" {
+		t.Errorf("printed %q", out)
+	}
+}
+
+func TestSettingsArePrintedWithTheirSources(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p.yaml")
+	text := "server:\n  upstream: http://localhost:3000\n  max_connections: 7\n  pprof: true\nrules: [{name: a, unlimited: true}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PENSTOCK_CONFIG", file)
+	t.Setenv("REDIS_URL", "redis://:hunter2@r:1")
+	t.Setenv("PENSTOCK_KEY_HASH_SECRET", "pepper")
+	code, out, errors := command("serve", "--listen", ":1", "--print-settings")
+	if code != exitOK {
+		t.Fatal(errors)
+	}
+	for _, want := range []string{
+		"listen :1 --listen", "upstream http://localhost:3000 server.upstream in " + file, "max-connections 7 server.max_connections in " + file,
+		"pprof true server.pprof in " + file,
+		"store redis://r:1 REDIS_URL", "key-hash-secret (hidden) PENSTOCK_KEY_HASH_SECRET", "header-timeout 5s default", "config " + file + " PENSTOCK_CONFIG",
+	} {
+		if !slices.ContainsFunc(strings.Split(out, "\n"), func(line string) bool { return strings.Join(strings.Fields(line), " ") == want }) {
+			t.Errorf("no line says %s:\n%s", want, out)
+		}
+	}
+}
+
+func TestCompletionKnowsValues(t *testing.T) {
+	const valuesOnly, filesByExtension = 4, 8 // directives to the shell
+	for _, c := range []struct {
+		args string
+		want string
+		then int
+	}{
+		{"serve --log-format", "text json", valuesOnly},
+		{"validate --output", "text json", valuesOnly},
+		{"explain -o", "text json", valuesOnly},
+		{"validate", "yaml yml", filesByExtension},
+		{"validate a.yaml", "yaml yml", filesByExtension},
+		{"validate -v -o json", "yaml yml", filesByExtension},
+		{"serve --config", "yaml yml", filesByExtension},
+		{"explain --config", "yaml yml", filesByExtension},
+		{"explain", "", valuesOnly},
+	} {
+		_, out, _ := command(append(append([]string{"__complete"}, strings.Fields(c.args)...), "")...)
+		if got := strings.Join(strings.Fields(out), " "); got != strings.TrimSpace(fmt.Sprintf("%s :%d", c.want, c.then)) {
+			t.Errorf("after penstock %s the completions are %q; want %s, :%d", c.args, got, c.want, c.then)
+		}
+	}
+}
+
+func TestShellsAcceptTheirCompletion(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, out, err := command("completion", shell)
+		if code != exitOK || !strings.Contains(out, "__complete") || err != "" {
+			t.Errorf("completion %s: exit status %d, %d bytes, %s", shell, code, len(out), err)
+		}
+		if _, err := exec.LookPath(shell); err != nil {
+			t.Logf("%s is not installed", shell)
+			continue
+		}
+		read := exec.Command(shell, "-n") // check only, do not run
+		read.Stdin = strings.NewReader(out)
+		if complaint, err := read.CombinedOutput(); err != nil {
+			t.Errorf("%s rejects its completion: %v, %s", shell, err, complaint)
+		}
+	}
+}
+
+// A process is a running penstock program.
+type process struct {
+	*exec.Cmd
+	lines         *bufio.Scanner
+	listen, admin string
+}
+
+func startProcess(t *testing.T, args ...string) *process {
+	t.Helper()
+	return startProcessBy(t, nil, args...)
+}
+
+// startProcessBy starts the program by another command.
+func startProcessBy(t *testing.T, by []string, args ...string) *process {
+	t.Helper()
+	all := slices.Concat(by, []string{os.Args[0], "serve", "--demo", "--listen=127.0.0.1:0", "--admin-listen=off", "--log-format=json"}, args)
+	p := &process{Cmd: exec.Command(all[0], all[1:]...)}
+	p.Env = []string{"BE_PENSTOCK=1", "PATH=" + os.Getenv("PATH")}
+	pipe, err := p.StderrPipe()
+	if err == nil {
+		err = p.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(patience, func() { p.Process.Kill() }) // ends a wait for a line that never comes
+	t.Cleanup(func() {
+		late.Stop()
+		p.Process.Kill()
+		p.Wait()
+	})
+	p.lines = bufio.NewScanner(pipe)
+	for p.lines.Scan() {
+		var line struct {
+			Msg, Listen string
+			Admin       string `json:"admin_listen"`
+		}
+		if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil {
+			t.Fatalf("%q is not JSON: %v", p.lines.Text(), err)
+		}
+		if line.Msg == "listening" {
+			p.listen, p.admin = line.Listen, line.Admin
+			return p
+		}
+	}
+	t.Fatalf("the process ended before it listened: %v", p.Wait())
+	return nil
+}
+
+func TestProcessServesUntilASignal(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		p := startProcess(t)
+		res, err := http.Get("http://" + p.listen + "/api/fares/estimate")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != 200 || !strings.Contains(string(body), "EUR") {
+			t.Errorf("%s %s", res.Status, body)
+		}
+		p.Process.Signal(signal)
+		last := ""
+		for p.lines.Scan() {
+			last = p.lines.Text()
+		}
+		if err := p.Wait(); err != nil || !strings.Contains(last, `"stopped"`) {
+			t.Errorf("after %v: %v, %s", signal, err, last)
+		}
+	}
+}
+
+func TestSecondSignalEndsTheProcessAtOnce(t *testing.T) {
+	p := startProcess(t, "--drain-delay=1h")
+	p.Process.Signal(syscall.SIGTERM)
+	for p.lines.Scan() && !strings.Contains(p.lines.Text(), "shutting down") {
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	for end := time.After(patience); ; {
+		p.Process.Signal(syscall.SIGTERM)
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("the exit status is that of a drained process")
+			}
+			return
+		case <-end:
+			t.Fatal("the process did not end")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// await reads the log until a line contains words.
+func (p *process) await(t *testing.T, words string) {
+	t.Helper()
+	for p.lines.Scan() {
+		if strings.Contains(p.lines.Text(), words) {
+			return
+		}
+	}
+	t.Fatalf("the process ended without logging %q: %v", words, p.Wait())
+}
+
+func TestHangupReloadsThePolicy(t *testing.T) {
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	p := startProcess(t, "--config="+config)
+	for range 2 { // although nothing changed
+		p.Process.Signal(syscall.SIGHUP)
+		p.await(t, "policy reloaded")
+	}
+	if err := os.WriteFile(config, []byte("rules: [\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.Process.Signal(syscall.SIGHUP)
+	p.await(t, "policy reload failed")
+
+	demo := startProcess(t)
+	for _, p := range []*process{p, demo} {
+		p.Process.Signal(syscall.SIGHUP)
+		p.Process.Signal(syscall.SIGTERM)
+		p.await(t, `"stopped"`)
+		if err := p.Wait(); err != nil {
+			t.Errorf("a hangup ended the process: %v", err)
+		}
+	}
+}
+
+// The reader of the log may end at any time: its terminal closes, or a log shipper crashes.
+func TestServiceOutlivesTheReaderOfItsLog(t *testing.T) {
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(os.Args[0], "serve", "--demo", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--log-format=json", "--config="+config)
+	c.Env, c.Stdout, c.Stderr = []string{"BE_PENSTOCK=1"}, write, write
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+	})
+	write.Close()
+	var open struct {
+		Msg, Listen string
+		Admin       string `json:"admin_listen"`
+	}
+	for lines := bufio.NewScanner(read); open.Msg != "listening"; {
+		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &open) != nil {
+			t.Fatalf("the service does not listen: %s", lines.Text())
+		}
+	}
+	read.Close()
+	if err := os.WriteFile(config, []byte("rules: [\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lost := regexp.MustCompile(`(?m)^rate_limiter_log_lines_lost_total [1-9]`)
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		c.Process.Signal(syscall.SIGHUP) // makes it log why the reload failed
+		page := mustGet(t, "http://"+open.Admin+"/metrics")
+		if lost.MatchString(page) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no lost line was counted")
+		}
+	}
+	mustGet(t, "http://"+open.Listen+"/api/fares/estimate")
+	c.Process.Signal(syscall.SIGTERM)
+	if err := c.Wait(); err != nil {
+		t.Errorf("the process did not drain: %v", err)
+	}
+}
+
+// net/http logs an unsolicited response of the upstream. The line must have the format of the log,
+// without the bytes of the response.
+func TestLinesOfTheStandardLibraryHaveTheLogFormat(t *testing.T) {
+	upstream, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer upstream.Close()
+	go func() {
+		for {
+			conn, err := upstream.Accept()
+			if err != nil {
+				return
+			}
+			http.ReadRequest(bufio.NewReader(conn))
+			io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nSECRET")
+		}
+	}()
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	p := startProcess(t, "--demo=false", "--config="+config, "--upstream=http://"+upstream.Addr().String())
+	for said := false; !said; {
+		mustGet(t, "http://"+p.listen+"/")
+		p.Process.Signal(syscall.SIGHUP) // makes it log a last line
+		for p.lines.Scan() {
+			var line struct{ Level, Msg, Err string }
+			if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil || strings.Contains(p.lines.Text(), "SECRET") {
+				t.Fatalf("logged is %s: %v", p.lines.Text(), err)
+			}
+			if said = said || line.Msg == "message of Go's standard library" && line.Level == "WARN"; line.Msg == "policy reloaded" {
+				break
+			}
+		}
+	}
+}
+
+// A process that may open few file descriptors keeps some for health checks.
+func TestHealthChecksWorkWhenClientsUseManyConnections(t *testing.T) {
+	block := make(chan struct{})
+	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-block }))
+	defer upstream.Close()
+	defer close(block)
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
+	p := startProcessBy(t, []string{"sh", "-c", `ulimit -n 100; exec "$0" "$@"`}, "--demo=false", "--admin-listen=127.0.0.1:0", "--config="+config, "--upstream="+upstream.URL)
+	for range 200 {
+		conn, err := net.Dial("tcp", p.listen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+	}
+	p.await(t, "max_connections is reached")
+	for range 20 {
+		mustGet(t, "http://"+p.admin+"/livez")
+		mustGet(t, "http://"+p.admin+"/readyz")
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	}
+}
+
+func mustGet(t *testing.T, url string) string {
+	t.Helper()
+	res, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != 200 {
+		t.Fatalf("%s: %s, %v", url, res.Status, err)
+	}
+	return string(body)
+}

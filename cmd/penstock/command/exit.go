@@ -1,0 +1,92 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// Exit statuses. They are part of the interface: scripts depend on them.
+const (
+	exitOK          = 0
+	exitInternal    = 1
+	exitUsage       = 2
+	exitDenied      = 3
+	exitInvalid     = 4
+	exitUnreachable = 5
+)
+
+// A codedError is an error with an exit status. If it has no cause, nothing is printed: the command
+// has printed everything already.
+type codedError struct {
+	status int
+	cause  error
+}
+
+func (e *codedError) Error() string { return fmt.Sprint(e.cause) }
+
+func (e *codedError) Unwrap() error { return e.cause }
+
+func coded(status int, cause error) error { return &codedError{status, cause} }
+
+func silent(status int) error { return &codedError{status: status} }
+
+// exitStatus prints the error, if there is one, and returns the exit status.
+func exitStatus(c *cobra.Command, err error) int {
+	var known *codedError
+	switch {
+	case err == nil:
+		return exitOK
+	case !errors.As(err, &known):
+		known = &codedError{statusOf(err), err}
+	}
+	if known.cause != nil {
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+textOf(known.cause))
+		if crash := (*panicked.Error)(nil); errors.As(known.cause, &crash) {
+			fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
+		}
+		if known.status == exitUsage {
+			fmt.Fprintf(c.ErrOrStderr(), "Run %q for usage.\n", c.CommandPath()+" --help")
+		}
+	}
+	return known.status
+}
+
+// textOf is the error's text without prefixes that only repeat what the exit status means.
+func textOf(err error) string {
+	text := err.Error()
+	for _, kind := range []error{settings.ErrInvalid, penstock.ErrInvalid} {
+		text = strings.TrimPrefix(text, kind.Error()+": ")
+	}
+	return strings.TrimPrefix(text, "penstock: ")
+}
+
+func statusOf(err error) int {
+	switch {
+	case errors.Is(err, settings.ErrFlag):
+		return exitUsage
+	case errors.Is(err, settings.ErrInvalid), errors.Is(err, penstock.ErrInvalid):
+		return exitInvalid
+	case errors.Is(err, penstock.ErrUnavailable):
+		return exitUnreachable
+	case strings.HasPrefix(err.Error(), "unknown command"), strings.Contains(err.Error(), "arg(s)"):
+		return exitUsage // cobra has no types for these
+	}
+	return exitInternal
+}
+
+// checkOutput checks the value of --output.
+func checkOutput(output string, known ...string) error {
+	for _, k := range known {
+		if output == k {
+			return nil
+		}
+	}
+	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
+}

@@ -1,0 +1,179 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
+	"github.com/penstock/penstock/cmd/penstock/internal/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// newExplain makes the command that shows which limits apply to a request.
+func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
+	e := explanation{algorithms: algorithms}
+	c := &cobra.Command{
+		Use:   "explain [flags] URL-OR-PATH",
+		Short: "Show which limits apply to a request",
+		Long: "explain shows which rules match a request, its identity, which limits are charged in which order, and their keys in the\n" +
+			"store. For each limit it shows the most that it admits, also when the store fails. It charges nothing. With --store it\n" +
+			"also shows what is left. The exit status is 3 if the request would be rejected, else 0.\n\n" +
+			"Without --config it uses the demo policy. It reads the secret that hashes keys in Redis from the same places as serve:\n" +
+			"PENSTOCK_KEY_HASH_SECRET, PENSTOCK_KEY_HASH_SECRET_FILE or the policy's server section.",
+		Example: "  penstock explain -X POST /api/rides/request -H 'X-API-Key: a'\n" +
+			"  penstock explain --config rules.yaml --store redis://localhost:6379 -o json https://api.example.com/search?q=1",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(c *cobra.Command, args []string) error { return e.run(c, args[0]) },
+	}
+	f := c.Flags()
+	f.StringVar(&e.config, "config", "", "policy file (PENSTOCK_CONFIG)")
+	f.StringVarP(&e.method, "request", "X", "GET", "method of the request")
+	f.StringArrayVarP(&e.headers, "header", "H", nil, "header field, such as 'X-API-Key: a'; repeatable")
+	f.StringVar(&e.from, "from", "192.0.2.1", "address of the client")
+	f.Int64Var(&e.size, "size", 0, "size of the body in bytes; -1: unknown")
+	f.StringVar(&e.store, "store", "", "URL of Redis or Valkey, to show what is left")
+	f.StringVar(&e.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX)")
+	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds (PENSTOCK_MIN_INSTANCES; default 1)")
+	f.StringVarP(&e.output, "output", "o", "text", "output format: text or json")
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	return c
+}
+
+type explanation struct {
+	config, method, from, store, prefix, instances, output string
+	headers                                                []string
+	size                                                   int64
+	algorithms                                             []*algorithm.Algorithm
+}
+
+func (e *explanation) run(c *cobra.Command, target string) error {
+	if err := checkOutput(e.output, "text", "json"); err != nil {
+		return err
+	}
+	request, err := e.request(target)
+	if err != nil {
+		return coded(exitUsage, err)
+	}
+	p, s, err := e.policy(c)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	p.Start(nil)
+	rules := p.Rules
+	keys := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
+	report, charges, err := explain.Explain(rules, request, keys, int(s.MinInstances))
+	if err != nil {
+		return coded(exitUsage, err)
+	}
+	if err := report.CheckCost(charges); err != nil {
+		return coded(exitUsage, err)
+	}
+	var storeErr error
+	if e.store != "" && e.store != "memory" {
+		store, err := redisstore.Open(e.store, keys)
+		if err != nil {
+			return coded(exitUsage, err)
+		}
+		defer store.Close()
+		ctx, cancel := context.WithTimeout(c.Context(), 5*time.Second)
+		defer cancel()
+		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
+		if err := report.Peek(ctx, split, charges); err != nil {
+			storeErr = coded(exitUnreachable, err) // print the report anyway: it helps to fix the store
+		}
+	}
+	if e.output == "json" {
+		err = writeJSON(c.OutOrStdout(), report)
+	} else {
+		err = report.Print(c.OutOrStdout())
+	}
+	if err == nil && storeErr != nil {
+		return storeErr
+	}
+	if err == nil && (report.Listed == "deny" || report.Allowed != nil && !*report.Allowed) {
+		return silent(exitDenied)
+	}
+	return err
+}
+
+// policy loads the policy, and the settings of serve that explain needs.
+func (e *explanation) policy(c *cobra.Command) (p *policyfile.Policy, s settings.Settings, err error) {
+	given := make(map[string]string)
+	for name, text := range map[string]string{"config": e.config, "prefix": e.prefix, "min-instances": e.instances} {
+		if c.Flags().Changed(name) {
+			given[name] = text
+		}
+	}
+	s, err = settings.Load(settings.Sources{
+		Flags:   given,
+		Environ: os.Environ(),
+		File: func(path string) (*settings.Section, error) {
+			if p, err = policyfile.Load(path, settings.PolicyOptions(e.algorithms...)); err != nil {
+				return nil, err
+			}
+			section, _ := policy.SectionOf[*settings.Section](p.Rules)
+			return section, nil
+		},
+		Only: []string{"prefix", "key-hash-secret", "min-instances"},
+	})
+	if err == nil && p == nil {
+		fmt.Fprintln(c.ErrOrStderr(), "penstock: no --config: using the demo policy")
+		p, err = demopolicy.Load(settings.PolicyOptions(e.algorithms...))
+	}
+	return p, s, err
+}
+
+// request makes the request that the flags describe, in the form in which a server receives it.
+func (e *explanation) request(target string) (*http.Request, error) {
+	if strings.HasPrefix(target, "/") {
+		target = "http://localhost" + target
+	}
+	u, err := url.Parse(target)
+	if err != nil || u.Host == "" {
+		return nil, fmt.Errorf("%q is neither a path nor a URL; write /path or http://host/path", target)
+	}
+	r, err := http.NewRequest(e.method, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	r.URL.Scheme, r.URL.Host = "", ""
+	r.ContentLength = e.size
+	for _, line := range e.headers {
+		name, value, ok := strings.Cut(line, ":")
+		value = strings.Trim(value, " \t")
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("header %q has no colon; write 'Name: value'", line)
+		case !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
+			return nil, fmt.Errorf("header %q is not valid; write 'Name: value', without spaces in the name", line)
+		case strings.EqualFold(name, "Host"):
+			r.Host = value
+			continue
+		}
+		r.Header.Add(name, value)
+	}
+	address, err := netip.ParseAddr(e.from)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not an address; write 192.0.2.1 or 2001:db8::1", e.from)
+	}
+	r.RemoteAddr = netip.AddrPortFrom(address, 1024).String()
+	return r, nil
+}

@@ -1,0 +1,400 @@
+package command
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// report has the fields of penstock explain -o json that these tests use.
+type report struct {
+	Charges, Trials []struct {
+		Rule, Limit, Key string
+		Remaining        *int64
+	}
+	Allowed *bool
+}
+
+func explained(t *testing.T, args ...string) (r report) {
+	t.Helper()
+	_, out, errors := command(append([]string{"explain", "-o", "json"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %q, %s", err, out, errors)
+	}
+	return r
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	name = filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestDemoIsExplainedWithoutAPolicy(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	for output, want := range map[string]string{
+		"text": `request  POST /api/rides/request
+from     192.0.2.1
+rules    ride-request applies: the most specific match
+
+1. ride-request.second
+   counts for          key:a
+   limit               10 per 1s, burst 20 (token-bucket)
+   cost                1
+   note                new identities from one address: at most 20 per 1m (token-bucket)
+   if the store fails  each instance enforces its share of the limit
+   key in the store    ps1{key:a}ride-request
+   upper bounds
+     always         20 at once, and 10 per 1s
+     denials        no more; a refund by another instance is seen within 1s
+     store fails    no more, with one instance
+     store returns  20 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later
+     store forgets  20 units more each time the store loses data (a restart without persistence, a failover to a replica that lags)
+     clock forward  20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late
+`,
+		"json": `{
+  "method": "POST",
+  "path": "/api/rides/request",
+  "address": "192.0.2.1",
+  "rules": [
+    {
+      "name": "ride-request",
+      "applies": true,
+      "why": "the most specific match"
+    }
+  ],
+  "charges": [
+    {
+      "rule": "ride-request",
+      "limit": "second",
+      "identity": "key:a",
+      "rate": "10 per 1s, burst 20 (token-bucket)",
+      "algorithm": "token-bucket",
+      "cost": 1,
+      "on_failure": "local",
+      "kind": "enforced",
+      "note": "new identities from one address: at most 20 per 1m (token-bucket)",
+      "key": "ps1{key:a}ride-request",
+      "bounds": [
+        {
+          "when": "always",
+          "over": 0,
+          "text": "20 at once, and 10 per 1s"
+        },
+        {
+          "when": "denials",
+          "over": 0,
+          "text": "no more; a refund by another instance is seen within 1s"
+        },
+        {
+          "when": "store fails",
+          "over": 0,
+          "text": "no more, with one instance"
+        },
+        {
+          "when": "store returns",
+          "over": 20,
+          "text": "20 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"
+        },
+        {
+          "when": "store forgets",
+          "over": 20,
+          "text": "20 units more each time the store loses data (a restart without persistence, a failover to a replica that lags)"
+        },
+        {
+          "when": "clock forward",
+          "over": 20,
+          "text": "20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"
+        }
+      ]
+    }
+  ]
+}
+`,
+	} {
+		code, out, note := command("explain", "-o", output, "-X", "POST", "/api/rides/request", "-H", "X-API-Key: a")
+		if code != exitOK || out != want {
+			t.Errorf("-o %s: exit status %d, %s\nwant %s", output, code, out, want)
+		}
+		if note != "penstock: no --config: using the demo policy\n" {
+			t.Errorf("-o %s: standard error is %q", output, note)
+		}
+	}
+}
+
+func TestBoundsDependOnTheNumberOfInstances(t *testing.T) {
+	t.Setenv("PENSTOCK_MIN_INSTANCES", "4")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "store fails    4 instances with a share each: 0 units more by rounding, and up to 15 at the beginning if"},
+		{[]string{"--min-instances", "3"}, "store fails    3 instances with a share each: 1 unit more by rounding, and up to 13 at the beginning if"},
+	} {
+		code, out, _ := command(append([]string{"explain", "-X", "POST", "/api/rides/request"}, c.args...)...)
+		if code != exitOK || !strings.Contains(out, c.want) {
+			t.Errorf("%v: exit status %d, %s\nwant %s", c.args, code, out, c.want)
+		}
+	}
+	if code, _, note := command("explain", "--min-instances", "none", "/"); code != exitUsage || !strings.Contains(note, "instances") {
+		t.Errorf("exit status %d, %s", code, note)
+	}
+}
+
+// several has limits with all kinds of keys, and some shadow limits.
+const several = `
+rules:
+  - name: all
+    always: true
+    per: global
+    limits: [{rate: 1000/d}, {name: log, rate: 900/h, algorithm: sliding-log}]
+  - name: ride
+    match: {path: "/api/rides/{id}"}
+    per: {key: header X-API-Key}
+    limits:
+      - {rate: 10/h, candidate: {rate: 5/h, algorithm: sliding-log}}
+      - {rate: 50/d, algorithm: fixed-window}
+      - {name: maybe, rate: 3/h, shadow: true}
+  - {name: tried, always: true, shadow: true, match: {path: /api/**}, per: ip, limits: [{rate: 10/h}]}
+`
+
+func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", several)
+	compared := 0
+	for _, c := range []struct{ serve, explain, env string }{
+		{"", "", ""},
+		{"--prefix=gate", "--prefix=gate", ""},
+		{"--prefix=gate", "", "PENSTOCK_PREFIX=gate"},
+		{"--key-hash-secret=pepper", "", "PENSTOCK_KEY_HASH_SECRET=pepper"},
+	} {
+		t.Run(c.serve+c.explain+c.env, func(t *testing.T) {
+			if _, err := redis.Do("FLUSHALL"); err != nil {
+				t.Fatal(err)
+			}
+			p := startProcess(t, strings.Fields("--config="+config+" --store-timeout=20s --store="+redis.URL()+" "+c.serve)...)
+			if name, value, ok := strings.Cut(c.env, "="); ok {
+				t.Setenv(name, value)
+			}
+			for _, key := range []string{"a", "{a}:b %\u00e9", strings.Repeat("long", 100)} {
+				r, err := http.NewRequest("POST", "http://"+p.listen+"/api//rides/%31", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header.Set("X-API-Key", key)
+				res, err := http.DefaultClient.Do(r)
+				if err != nil || res.StatusCode != http.StatusOK {
+					t.Fatalf("%v, %v", res, err)
+				}
+				res.Body.Close()
+				var named []string
+				args := strings.Fields("-X POST --from 127.0.0.1 /api//rides/%31 --config " + config + " " + c.explain)
+				e := explained(t, append(args, "-H", "X-API-Key: "+key)...)
+				for _, charge := range slices.Concat(e.Charges, e.Trials) {
+					named = append(named, charge.Key)
+				}
+				slices.Sort(named)
+				named = slices.Compact(named)
+				written := slices.DeleteFunc(keysOf(t, redis), isOwnKey)
+				if !slices.Equal(named, written) {
+					t.Errorf("key %.20q: explain names %q\nRedis has %q", key, named, written)
+				}
+				compared += len(named)
+				if _, err := redis.Do("FLUSHALL"); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+	t.Logf("counted: %d keys that explain names and serve writes", compared)
+}
+
+// isOwnKey returns true for keys of the service itself.
+func isOwnKey(key string) bool {
+	return strings.HasSuffix(key, "{%@}instances") || strings.HasSuffix(key, "}self-test")
+}
+
+// keysOf returns all keys in Redis, found by SCAN.
+func keysOf(t *testing.T, redis *redistest.Server) (keys []string) {
+	t.Helper()
+	for cursor := "0"; ; {
+		reply, err := redis.Do("SCAN", cursor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page := reply.([]any)
+		for _, key := range page[1].([]any) {
+			keys = append(keys, key.(string))
+		}
+		if cursor = page[0].(string); cursor == "0" {
+			slices.Sort(keys)
+			return slices.Compact(keys)
+		}
+	}
+}
+
+func TestExplainChargesNothing(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", several)
+	const asked = 5
+	for range asked {
+		e := explained(t, "--config", config, "--store", redis.URL(), "/api/rides/1")
+		if e.Allowed == nil || !*e.Allowed || *e.Charges[2].Remaining != 10 {
+			t.Errorf("%+v", e)
+		}
+		if keys := keysOf(t, redis); keys != nil {
+			t.Errorf("it wrote %q", keys)
+		}
+	}
+	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")
+	for range 4 {
+		res, err := http.Get("http://" + p.listen + "/api/rides/1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	for range asked {
+		e := explained(t, "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/api/rides/1")
+		var left []int64
+		for _, c := range e.Charges {
+			left = append(left, *c.Remaining)
+		}
+		if want := []int64{996, 896, 6, 46}; !slices.Equal(left, want) {
+			t.Errorf("remaining is %v; want %v", left, want)
+		}
+	}
+	t.Logf("counted: %d explained requests that were not charged", 2*asked)
+}
+
+// A split limit is charged to its shards only; its own key is never written.
+func TestExplainReadsAllShardsOfASplitLimit(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", "rules: [{name: a, per: ip, limits: [{rate: 6/h, split_into: 3}, {rate: 100/d}, {name: slots, in_flight: 9, split_into: 2}]}]")
+	p := startProcess(t, "--config="+config, "--store="+redis.URL(), "--store-timeout=20s")
+	const units = 6
+	for used := range units + 1 {
+		e := explained(t, "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/")
+		var left []int64
+		for _, c := range e.Charges {
+			left = append(left, *c.Remaining)
+		}
+		if want := []int64{int64(units - used), int64(100 - used), 9}; !slices.Equal(left, want) || *e.Allowed != (used < units) {
+			t.Errorf("after %d requests: remaining is %v, allowed %t; want %v, %t", used, left, *e.Allowed, want, used < units)
+		}
+		res, err := http.Get("http://" + p.listen + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	code, out, errors := command("explain", "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/")
+	if code != exitDenied || !strings.Contains(out, "It would be denied now.") {
+		t.Errorf("exit status %d; want %d: %s%s", code, exitDenied, out, errors)
+	}
+	t.Logf("counted: %d peeks at a split limit", units+2)
+}
+
+func TestExitStatusOfExplain(t *testing.T) {
+	t.Setenv("PENSTOCK_CONFIG", "")
+	redis := redistest.Start(t)
+	rules := writeFile(t, "rules.yaml", `
+deny: [{ip: 203.0.113.0/24}]
+allow: [{ip: 198.51.100.0/24}]
+rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}]
+`)
+	broken := writeFile(t, "broken.yaml", "rules: [\n")
+	p := startProcess(t, "--config="+rules, "--store="+redis.URL(), "--store-timeout=20s")
+	for range 2 {
+		res, err := http.Get("http://" + p.listen + "/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	t.Setenv("RULES", rules)
+	t.Setenv("BROKEN", broken)
+	t.Setenv("STORE", redis.URL())
+	for _, c := range []struct {
+		args string
+		code int
+		text string // on standard output, or on standard error
+	}{
+		{"--config $RULES /a", exitOK, "a applies: the most specific match"},
+		{"--config $RULES /b", exitOK, "no rule matches"},
+		{"--config $RULES --store $STORE /a", exitOK, "It would be allowed now."},
+		{"--config $RULES --store $STORE --from 127.0.0.1 /a", exitDenied, "It would be denied now."},
+		{"--config $RULES --store $STORE --from 127.0.0.1 /b", exitOK, "no rule matches"},
+		{"--config $RULES --from 203.0.113.7 /a", exitDenied, "deny: always rejected"},
+		{"--config $RULES --from 198.51.100.7 /a", exitOK, "allow: never limited"},
+		{"--config $RULES --store redis://:hunter2@127.0.0.1:1 /a", exitUnreachable, "penstock: store unavailable"},
+		{"--config $RULES --store localhost /a", exitUsage, "it has no scheme; write redis://"},
+		{"--config $BROKEN /a", exitInvalid, "broken.yaml:"},
+		{"--config /none.yaml /a", exitInvalid, "/none.yaml: no such file"},
+		{"-H X-API-Key /a", exitUsage, "has no colon; write 'Name: value'"},
+		{"-H :a /a", exitUsage, "is not valid; write 'Name: value'"},
+		{"-H X(Y):a /a", exitUsage, "is not valid; write 'Name: value'"},
+		{"--from nowhere /a", exitUsage, `"nowhere" is not an address; write 192.0.2.1`},
+		{"--prefix a/b /api/fares/estimate", exitUsage, "the prefix"},
+		{"-X G(T /a", exitUsage, "invalid method"},
+		{"-o xml /a", exitUsage, `unknown output "xml"; write text or json`},
+		{"a", exitUsage, "neither a path nor a URL; write /path"},
+		{"/%zz", exitUsage, "neither a path nor a URL; write /path"},
+		{"/a%2fb", exitUsage, "is a slash to some servers only; write /"},
+		{"", exitUsage, "accepts 1 arg(s), received 0"},
+	} {
+		code, out, err := command(strings.Fields("explain " + os.ExpandEnv(c.args))...)
+		text := out + err
+		explained := code == exitOK || code == exitDenied || code == exitUnreachable
+		if code != c.code || !strings.Contains(text, c.text) || strings.Contains(out+err, "hunter2") || (out != "") != explained {
+			t.Errorf("explain %s: exit status %d, %s\nwant %d, … %s", c.args, code, text, c.code, c.text)
+		}
+	}
+}
+
+// An operator needs the name of a key with the wrong type. The limits beside it must not be named.
+func TestExplainNamesTheCorruptKey(t *testing.T) {
+	redis := redistest.Start(t)
+	config := writeFile(t, "rules.yaml", "rules: [{name: all, always: true, per: global, limits: [{rate: 9/s}]}, {name: pay, per: ip, limits: [{rate: 1/s}, {rate: 9/h, algorithm: sliding-log}]}]")
+	for _, c := range []struct{ poison, want string }{
+		{"LPUSH ps1{ip:192.0.2.1}pay 1", "ps1{ip:192.0.2.1}pay"},
+		{"SET ps1{ip:192.0.2.1}pay:hour:slidinglog 1", "ps1{ip:192.0.2.1}pay:hour:slidinglog"},
+	} {
+		if _, err := redis.Do("FLUSHALL"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := redis.Do(strings.Fields(c.poison)...); err != nil {
+			t.Fatal(err)
+		}
+		args := []string{"explain", "--config", config, "--store", redis.URL(), "/"}
+		code, out, errors := command(args...)
+		const blame = "this key contains something else: delete it"
+		_, named, _ := strings.Cut(out, c.want+"\n")
+		if code != exitUnreachable || strings.Count(out, blame) != 1 || !strings.HasPrefix(strings.TrimSpace(named), blame) || !strings.Contains(errors, "corrupt") {
+			t.Errorf("%s: exit status %d: %s%s", c.poison, code, out, errors)
+		}
+		var r struct {
+			Charges []struct {
+				Key     string
+				Corrupt bool
+			}
+		}
+		if _, out, errors := command(append(args, "-o", "json")...); json.Unmarshal([]byte(out), &r) != nil {
+			t.Errorf("%s%s", out, errors)
+		}
+		for _, charge := range r.Charges {
+			if charge.Corrupt != (charge.Key == c.want) {
+				t.Errorf("%s: %+v", c.poison, charge)
+			}
+		}
+	}
+}

@@ -1,0 +1,31 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+	"unicode"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+// TestLogHasNoControlCharacters: log lines may contain texts of clients.
+func TestLogHasNoControlCharacters(t *testing.T) {
+	const hostile = "a\x00\x07\x1b[2J\r\n\x7f\u0080\u0085\u009b2J\u009dé"
+	for _, format := range []string{"text", "json"} {
+		var out bytes.Buffer
+		log := newLog(settings.Settings{LogFormat: format, LogLevel: "info"}, &out, false)
+		log.Info(hostile, "err", hostile)
+		line := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
+		if bytes.ContainsFunc(line, unicode.IsControl) {
+			t.Errorf("%s: %q", format, line)
+		}
+		if !bytes.Contains(line, []byte("é")) {
+			t.Errorf("%s: other characters are changed: %s", format, line)
+		}
+		var read map[string]string
+		if format == "json" && (json.Unmarshal(line, &read) != nil || read["msg"] != hostile || read["err"] != hostile) {
+			t.Errorf("%s: reads back as %q", line, read)
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// operations returns the tables of docs/operations.md by the head of their first column: the cells
+// of each row.
+func operations(t *testing.T) map[string][][]string {
+	t.Helper()
+	text, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := make(map[string][][]string)
+	head := ""
+	for line := range strings.Lines(string(text)) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case !strings.HasPrefix(line, "|"):
+			head = ""
+		case head == "":
+			head = cells[0]
+		case !strings.HasPrefix(cells[0], "---"):
+			tables[head] = append(tables[head], cells)
+		}
+	}
+	return tables
+}
+
+var (
+	typeLine = regexp.MustCompile(`(?m)^# TYPE (rate_limiter_\w+) (\w+)$`)
+	series   = regexp.MustCompile(`(?m)^(rate_limiter_\w+)(?:\{(.*)\})? `)
+	pair     = regexp.MustCompile(`(\w+)="([^"]*)"`)
+)
+
+// served parses /metrics. It returns each series with its type and labels, and the values of a
+// label.
+func served(t *testing.T, page string) (rows []string, values func(name, label string) []string) {
+	types, labels, found := make(map[string]string), make(map[string]map[string]bool), make(map[string]map[string]bool)
+	for _, m := range typeLine.FindAllStringSubmatch(page, -1) {
+		types[m[1]], labels[m[1]] = m[2], make(map[string]bool)
+	}
+	for _, m := range series.FindAllStringSubmatch(page, -1) {
+		name := m[1]
+		if types[name] == "" {
+			name = name[:strings.LastIndex(name, "_")] // a histogram
+		}
+		if types[name] == "" {
+			t.Errorf("%s has no type", m[1])
+			continue
+		}
+		for _, p := range pair.FindAllStringSubmatch(m[2], -1) {
+			if p[1] == "le" {
+				continue
+			}
+			labels[name][p[1]] = true
+			at := name + " " + p[1]
+			if found[at] == nil {
+				found[at] = make(map[string]bool)
+			}
+			found[at][p[2]] = true
+		}
+	}
+	for name, kind := range types {
+		rows = append(rows, fmt.Sprint(name, " ", kind, " ", slices.Sorted(maps.Keys(labels[name]))))
+	}
+	slices.Sort(rows)
+	return rows, func(name, label string) []string { return slices.Sorted(maps.Keys(found[name+" "+label])) }
+}
+
+func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
+	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without Redis has fewer series
+	asked, err := http.Get("http://" + p.listen + "/api/fares/estimate")                    // a rule has a histogram once it has traffic
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked.Body.Close()
+	res, err := http.Get("http://" + p.admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	page, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, values := served(t, string(page))
+
+	tables := operations(t)
+	bare := func(cell string) string { return strings.ReplaceAll(cell, "`", "") }
+	var said []string
+	for _, cells := range tables["series"] {
+		labels := strings.FieldsFunc(bare(cells[2]), func(r rune) bool { return r == ',' || r == ' ' })
+		slices.Sort(labels)
+		said = append(said, fmt.Sprint(bare(cells[0]), " ", cells[1], " ", labels))
+	}
+	slices.Sort(said)
+	if !slices.Equal(said, rows) {
+		t.Errorf("docs/operations.md has the series\n%s\n/metrics has\n%s", strings.Join(said, "\n"), strings.Join(rows, "\n"))
+	}
+	counted := len(rows)
+	for head, want := range map[string][]string{
+		"outcome": values("rate_limiter_requests_total", "outcome"),
+		"reason":  values("rate_limiter_errors_total", "reason"),
+		"source":  values("rate_limiter_decisions_total", "source"),
+	} {
+		var said []string
+		for _, cells := range tables[head] {
+			said = append(said, bare(cells[0]))
+		}
+		slices.Sort(said)
+		if !slices.Equal(said, want) {
+			t.Errorf("docs/operations.md: the table of each %s has %v; /metrics has %v", head, said, want)
+		}
+		counted += len(want)
+	}
+	t.Logf("counted: %d series, outcomes and reasons of the docs", counted)
+}
+
+// TestOperationsPageNamesWhatThereIs: metrics, log lines and exit statuses on the page exist.
+func TestOperationsPageNamesWhatThereIs(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := make(map[string]bool)
+	tables := operations(t)
+	for _, cells := range tables["series"] {
+		known[strings.Trim(cells[0], "`")] = true
+	}
+	for _, name := range regexp.MustCompile(`rate_limiter_\w+`).FindAllString(string(text), -1) {
+		if !known[name] && !known[strings.TrimSuffix(name, "_bucket")] {
+			t.Errorf("docs/operations.md names %s, which is not in its table", name)
+		}
+	}
+	var code strings.Builder
+	err = filepath.WalkDir("../internal", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		code.Write(source)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := tables["level"]
+	for _, cells := range lines {
+		if !strings.Contains(code.String(), strings.Trim(cells[1], "`")) {
+			t.Errorf("docs/operations.md: no code logs %s", cells[1])
+		}
+	}
+	for i, cells := range tables["status"] {
+		if want := []int{exitOK, exitInternal, exitUsage, exitDenied, exitInvalid, exitUnreachable}[i]; cells[0] != fmt.Sprint(want) {
+			t.Errorf("docs/operations.md: exit status %s; want %d", cells[0], want)
+		}
+	}
+	if len(lines) == 0 || len(tables["status"]) != 6 {
+		t.Errorf("docs/operations.md has %d lines of the log and %d exit statuses", len(lines), len(tables["status"]))
+	}
+	t.Logf("counted: %d lines of the log in the docs", len(lines))
+}

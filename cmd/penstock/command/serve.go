@@ -1,0 +1,129 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"os"
+	"os/signal"
+	"regexp"
+	"strings"
+	"syscall"
+	"unicode/utf8"
+
+	"github.com/lmittmann/tint"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/logsink"
+	"github.com/penstock/penstock/cmd/penstock/internal/service"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// newServe makes the command that runs the service.
+func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
+	var show bool
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the service: a reverse proxy that limits requests",
+		Long: "serve forwards requests to an upstream and rejects those that exceed the limits of the policy.\n\n" +
+			"Each setting comes from the first of these that has it: its flag, the environment (such as PENSTOCK_UPSTREAM for\n" +
+			"--upstream; also REDIS_URL for --store, and PORT for --listen), the policy's server section, its default.\n" +
+			"A secret can be read from a file: set PENSTOCK_KEY_HASH_SECRET_FILE to its name.\n\n" +
+			"The policy is reloaded when its file changes, and on SIGHUP. SIGTERM drains requests in flight, then exits.",
+		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379",
+		Args:    cobra.NoArgs,
+	}
+	values := make(map[string]*string)
+	for _, row := range settings.Table {
+		values[row.Name] = c.Flags().String(row.Name, row.Default, row.Help)
+		flag := c.Flags().Lookup(row.Name)
+		if row.Value == "" {
+			flag.NoOptDefVal = "true"
+		}
+		if strings.Contains(row.Value, "|") {
+			_ = c.RegisterFlagCompletionFunc(row.Name, cobra.FixedCompletions(strings.Split(row.Value, "|"), cobra.ShellCompDirectiveNoFileComp))
+		}
+	}
+	c.Flags().BoolVar(&show, "print-settings", false, "print each setting with its source, and exit")
+	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		given := make(map[string]string)
+		for name, value := range values {
+			if c.Flags().Changed(name) {
+				given[name] = *value
+			}
+		}
+		s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: show})
+		if err != nil {
+			return err
+		}
+		if show {
+			_, err := c.OutOrStdout().Write([]byte(s.String()))
+			return err
+		}
+		signal.Ignore(syscall.SIGPIPE) // otherwise the process ends with the reader of its log
+		sink := logsink.New(c.ErrOrStderr())
+		defer sink.Close()
+		logger := newLog(s, sink, c.ErrOrStderr() == os.Stderr)
+		log.SetFlags(0)
+		log.SetOutput(service.StandardLog(logger))
+		hangup := make(chan os.Signal, 1)
+		signal.Notify(hangup, syscall.SIGHUP)
+		defer signal.Stop(hangup)
+		return service.Run(c.Context(), service.Options{
+			Settings: s, Reload: hangup, Log: logger, LinesLost: sink.Lost, Version: version(), Algorithms: algorithms,
+		})
+	}
+	return c
+}
+
+// serverSection returns a function that reads the server section of a policy. It fails if any part
+// of the file is invalid.
+func serverSection(algorithms []*algorithm.Algorithm) func(path string) (*settings.Section, error) {
+	return func(path string) (*settings.Section, error) {
+		p, err := policyfile.Load(path, settings.PolicyOptions(algorithms...))
+		if err != nil {
+			return nil, err
+		}
+		defer p.Close()
+		section, _ := policy.SectionOf[*settings.Section](p.Rules)
+		return section, nil
+	}
+}
+
+// newLog makes the logger in the format of the settings. isStderr is true if its lines go to
+// standard error, which may be a terminal.
+func newLog(s settings.Settings, to io.Writer, isStderr bool) *slog.Logger {
+	to = escaped{to}
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(strings.ToUpper(s.LogLevel))) // settings.Load has checked it
+	switch {
+	case s.LogFormat == "json":
+		return slog.New(slog.NewJSONHandler(to, &slog.HandlerOptions{Level: level}))
+	case isStderr && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("NO_COLOR") == "":
+		return slog.New(tint.NewTextHandler(to, &tint.Options{Level: level}))
+	}
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
+}
+
+// escaped writes log lines with the control characters U+007F to U+009F escaped: some terminals
+// obey them. slog leaves them in JSON, where they occur in strings only.
+type escaped struct{ to io.Writer }
+
+var control = regexp.MustCompile("[\u007f-\u009f]")
+
+func (e escaped) Write(line []byte) (int, error) {
+	safe := control.ReplaceAllFunc(line, func(c []byte) []byte {
+		r, _ := utf8.DecodeRune(c)
+		return fmt.Appendf(nil, `\u%04x`, r)
+	})
+	if _, err := e.to.Write(safe); err != nil {
+		return 0, err
+	}
+	return len(line), nil
+}

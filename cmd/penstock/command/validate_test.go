@@ -1,0 +1,165 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy/describe"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+const mistakes = "testdata/five-mistakes.yaml"
+
+// mistakeLine is a line of validate: its place, what is wrong, and how to fix it.
+var mistakeLine = regexp.MustCompile(`^testdata/five-mistakes\.yaml:(\d+:\d+): ([^;]+); (.+)\n$`)
+
+func TestEveryMistakeHasItsPlaceAndFix(t *testing.T) {
+	code, out, err := command("validate", mistakes)
+	if code != exitInvalid || err != "" {
+		t.Errorf("exit status %d, %s; want %d and nothing on standard error", code, err, exitInvalid)
+	}
+	var places []string
+	for line := range strings.Lines(out) {
+		if m := mistakeLine.FindStringSubmatch(line); m != nil {
+			places = append(places, m[1])
+		} else {
+			t.Errorf("not in the form file:line:column: mistake; fix: %s", line)
+		}
+	}
+	if want := []string{"7:19", "10:16", "11:11", "13:10", "15:22"}; !slices.Equal(places, want) {
+		t.Errorf("mistakes at %v; want %v:\n%s", places, want, out)
+	}
+}
+
+func TestMistakesOfTheServerSectionHaveTheirPlaceAndFix(t *testing.T) {
+	const file = "testdata/five-settings.yaml"
+	code, out, err := command("validate", file)
+	if code != exitInvalid || err != "" || strings.Contains(out, "hunter2") {
+		t.Errorf("exit status %d, %s; want %d:\n%s", code, err, exitInvalid, out)
+	}
+	want := []string{"5:13: upstream ", "6:11: listen ", "7:18: store_timeout ", "8:15: max_header ", "9:15: log_format "}
+	lines := slices.Collect(strings.Lines(out))
+	for i, line := range lines {
+		if i >= len(want) || !strings.HasPrefix(line, file+":"+want[i]) || !strings.Contains(line, "; write ") {
+			t.Errorf("not in the form file:line:column: setting: mistake; fix: %s", line)
+		}
+	}
+	if len(lines) != len(want) {
+		t.Errorf("%d mistakes; want %d:\n%s", len(lines), len(want), out)
+	}
+	code, out, _ = command("validate", "-o", "json", file)
+	var got findings
+	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || *got.Valid || len(got.Findings) != len(want) {
+		t.Errorf("as JSON: exit status %d, %v in %s", code, err, out)
+	}
+	if _, _, err := command("serve", "--config", file); !strings.Contains(err, "log_format") && !strings.Contains(err, "log-format") {
+		t.Errorf("serve accepts it: %s", err)
+	}
+}
+
+func TestStoresThatServeRejectsAreNotValid(t *testing.T) {
+	for _, setting := range []string{
+		"store: redis://a,b", "store: redis://localhost/-1", "store: redis://localhost?ttl=1", "store: http://localhost", "store: rediss://localhost?cert=a.pem",
+		"prefix: a b",
+	} {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		text := "rules:\n  - {name: all, per: global, limits: [{rate: 10/s}]}\nserver:\n  upstream: http://localhost:1\n  store: redis://localhost\n"
+		if name, _, _ := strings.Cut(setting, ":"); name == "store" {
+			text = strings.Replace(text, "store: redis://localhost", setting, 1)
+		} else {
+			text += "  " + setting + "\n"
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, out, _ := command("validate", file)
+		if code != exitInvalid || !strings.HasPrefix(out, file+":") {
+			t.Errorf("%s: validate exits with %d: %s", setting, code, out)
+		}
+		if code, _, err := command("serve", "--config", file); code != exitInvalid {
+			t.Errorf("%s: serve exits with %d: %s", setting, code, err)
+		}
+	}
+	if code, out, _ := command("validate", "testdata/store-elsewhere.yaml"); code != 0 {
+		t.Errorf("a store URL with files that do not exist here: %d, %s", code, out)
+	}
+}
+
+// findings is the output of validate -o json.
+type findings struct {
+	Valid    *bool
+	Findings []finding
+}
+
+func TestJSONHasTheSameMistakes(t *testing.T) {
+	_, text, _ := command("validate", mistakes)
+	code, out, _ := command("validate", "-o", "json", mistakes)
+	var got findings
+	if err := json.Unmarshal([]byte(out), &got); err != nil || code != exitInvalid || got.Valid == nil || *got.Valid {
+		t.Fatalf("exit status %d, %v in %s", code, err, out)
+	}
+	var lines strings.Builder
+	for _, f := range got.Findings {
+		fmt.Fprintf(&lines, "%s:%d:%d: %s\n", f.File, f.Line, f.Column, f.Message)
+		if f.Severity != "error" {
+			t.Errorf("%+v is an error", f)
+		}
+	}
+	if lines.String() != text {
+		t.Errorf("JSON has\n%s\nand text\n%s", &lines, text)
+	}
+	code, out, _ = command("validate", "-o", "json", "../../../examples/rides.yaml")
+	if code != exitOK || out != "{\n  \"valid\": true,\n  \"findings\": []\n}\n" {
+		t.Errorf("a policy without mistakes: exit status %d, %s", code, out)
+	}
+}
+
+func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
+	const good, valid = "../../../examples/rides.yaml", "../../../examples/rides.yaml: valid, 4 rules, digest "
+	const unread = "/none.yaml: cannot read the file: no such file or directory; write the name of a policy file"
+	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: ip, limits: [{rate: 10/s}]}]\n")
+	for _, c := range []struct {
+		files string
+		code  int
+		want  []string // the beginning or end of each line
+	}{
+		{good, exitOK, []string{valid}},
+		{good + " " + good, exitOK, []string{valid, valid}},
+		{good + " " + mistakes, exitInvalid,
+			[]string{valid, mistakes + ":7:", mistakes + ":10:", mistakes + ":11:", mistakes + ":13:", mistakes + ":15:"}},
+		{"/none.yaml " + good, exitInvalid, []string{unread, valid}},
+		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
+		{warned, exitOK, []string{warned + ":1:24: warning: ", warned + ": valid, 1 rule, digest "}},
+	} {
+		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
+		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+		same := slices.EqualFunc(lines, c.want, func(line, want string) bool {
+			return strings.HasPrefix(line, want) || strings.HasSuffix(line, want)
+		})
+		if code != c.code || !same || err != "" {
+			t.Errorf("validate %s: exit status %d, %s%s\nwant %d, %q", c.files, code, out, err, c.code, c.want)
+		}
+	}
+}
+
+func TestVerboseDescribesThePolicy(t *testing.T) {
+	const good = "../../../examples/rides.yaml"
+	p, err := policyfile.Load(good, settings.PolicyOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, _ := command("validate", "-v", good)
+	if want := describe.Spec(p.Rules.Spec()) + good + ": valid, 4 rules, digest " + p.Digest + "\n"; code != exitOK || out != want {
+		t.Errorf("exit status %d, %s\nwant %s", code, out, want)
+	}
+	if _, out, _ := command("validate", "-v", mistakes); strings.Count(out, "\n") != 5 {
+		t.Errorf("an invalid policy is described: %s", out)
+	}
+}

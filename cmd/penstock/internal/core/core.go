@@ -1,0 +1,231 @@
+// Package core is what all servers of the service share: the current rules, the store with its
+// guards, and the health and metrics of both.
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// Options of Open. Settings, Metrics and Log must be set.
+type Options struct {
+	Settings settings.Settings
+	Reload   <-chan os.Signal // each value reloads the policy file; nil: only a change of the file does
+	Metrics  *metrics.Metrics
+	Log      *slog.Logger
+
+	// Algorithms are those that policies may name besides the built-in ones.
+	Algorithms []*algorithm.Algorithm
+}
+
+// A Core decides requests for all servers of one process. Open makes one, Close ends it.
+type Core struct {
+	Options
+	Store penstock.Store // with its guards
+
+	store   store
+	scripts *scriptLoader // nil: the store is memory
+	rules   *rules
+
+	health   health
+	failOpen failOpenReporter
+	memory   memoryMonitor
+	tokens   logthrottle.Line // about rejected tokens
+
+	background sync.WaitGroup
+	cancel     context.CancelFunc // ends what runs in the background
+	closers    []func()           // called in reverse order
+}
+
+// Open connects to the store, loads the policy and puts the guards around the store. Background
+// work ends when ctx ends or Close is called.
+//
+// An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used,
+// and penstock.ErrUnavailable if the store is required and makes no decision.
+func Open(ctx context.Context, o Options) (*Core, error) {
+	c := newCore(o)
+	ctx, c.cancel = context.WithCancel(ctx)
+	if err := c.open(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func newCore(o Options) *Core {
+	return &Core{
+		Options:  o,
+		health:   health{log: o.Log},
+		failOpen: failOpenReporter{log: o.Log},
+		tokens:   logthrottle.Line{Every: 10 * time.Second},
+	}
+}
+
+func (c *Core) open(ctx context.Context) error {
+	var err error
+	if c.store, err = openStore(c.Settings); err != nil {
+		return err
+	}
+	c.onClose(c.store.close)
+	c.onClose(c.background.Wait)
+	if redis, ok := c.store.Store.(*redisstore.Store); ok {
+		c.scripts = &scriptLoader{Store: redis, log: c.Log, probe: c.probeNow}
+		c.background.Go(func() { c.scripts.retry(ctx) })
+	}
+	if err := c.probeAtStart(ctx); err != nil {
+		return err
+	}
+	c.memory = memoryMonitor{log: c.Log, read: c.store.memory}
+	c.background.Go(func() { c.poll(ctx) })
+	c.Metrics.Loaded(time.Now()) // if the policy cannot be loaded, the process ends
+	if c.rules, err = c.openRules(ctx); err != nil {
+		return err
+	}
+	c.onClose(c.rules.close)
+	c.Store, err = c.guard(c.rules.current)
+	return err
+}
+
+// Close ends the core and all of its background work.
+func (c *Core) Close() {
+	c.cancel()
+	for i := len(c.closers) - 1; i >= 0; i-- {
+		c.closers[i]()
+	}
+}
+
+func (c *Core) onClose(closer func()) { c.closers = append(c.closers, closer) }
+
+// Rules returns the current rules. They change with a reload.
+func (c *Core) Rules() *policy.Rules { return c.rules.current() }
+
+// Policy describes the rules of the first load.
+func (c *Core) Policy() Policy { return c.rules.first }
+
+// probeAtStart checks whether the store makes decisions. It may take longer than a decision,
+// because connections must be made first.
+func (c *Core) probeAtStart(ctx context.Context) error {
+	const timeout = 3 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err := c.store.probe(ctx)
+	if err == nil {
+		return nil
+	}
+	if c.Settings.RequireStore {
+		return fmt.Errorf("store %s (%s): %w", c.Settings.StoreName(), c.Settings.Source("store"), err)
+	}
+	c.health.storeDownAtStart(err)
+	c.scripts.storeDownAtStart(err)
+	c.Log.Warn("the store makes no decision; starting without it", "store", c.Settings.StoreName(), "err", err)
+	return nil
+}
+
+// probe checks whether the store makes decisions. It fails while decisions are held back from the
+// store.
+func (c *Core) probe(ctx context.Context) error {
+	if c.scripts != nil && c.scripts.isHolding.Load() {
+		return c.scripts.unavailable()
+	}
+	return c.probeNow(ctx)
+}
+
+// probeNow sends the store a decision, with the deadline of a decision.
+func (c *Core) probeNow(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Settings.StoreTimeout)
+	defer cancel()
+	return c.store.probe(ctx)
+}
+
+// poll runs the periodic checks that work without requests, until ctx ends.
+func (c *Core) poll(ctx context.Context) {
+	second, memory := time.NewTicker(time.Second), time.NewTicker(memoryInterval)
+	defer second.Stop()
+	defer memory.Stop()
+	c.memory.check(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-second.C:
+			c.selfTest(ctx)
+			c.failOpen.reportEnd()
+		case <-memory.C:
+			c.memory.check(ctx)
+		}
+	}
+}
+
+// selfTest sends the store a decision. Without requests, nothing else would notice an outage or its
+// end.
+func (c *Core) selfTest(ctx context.Context) {
+	err := c.probe(ctx)
+	if ctx.Err() == nil && c.health.tested(err) {
+		c.storeFailed(err)
+	}
+}
+
+// Observe counts and reports the event of one request.
+func (c *Core) Observe(e *admission.Event) {
+	c.Metrics.CountRequest(metrics.Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
+	// The guards around Redis report its failures themselves. They do not report a charge that cannot
+	// be sent.
+	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {
+		c.storeFailed(e.Err)
+	}
+	isUndecided := e.Rule == "" || e.Err != nil && e.Source == penstock.FromStore
+	if isShadow := e.Outcome == admission.ShadowAllowed || e.Outcome == admission.ShadowDenied; isShadow || isUndecided || e.Outcome == admission.DeniedNewIdentity {
+		return
+	}
+	c.Metrics.Decided(e.Source)
+	switch e.Source {
+	case penstock.FromStore:
+		c.health.answered()
+	case penstock.FromOpen:
+		c.failOpen.passed(e.Rule)
+	}
+}
+
+// TokenRejected counts a request whose token is rejected. It logs one of many.
+func (c *Core) TokenRejected(e *policy.TokenError) {
+	c.Metrics.TokenRejected(e.Reason)
+	if skipped, isDue := c.tokens.Due(); isDue {
+		c.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", skipped)
+	}
+}
+
+// Checks returns the checks of /readyz: the store and the policy.
+func (c *Core) Checks() []admin.Check {
+	return []admin.Check{
+		{Name: "store", Run: func(ctx context.Context) (admin.State, string) {
+			if reason := c.health.currentReason(); reason != "" {
+				return admin.Degraded, "degraded: " + reason
+			}
+			if err := c.probe(ctx); err != nil {
+				return admin.Degraded, "degraded: " + reasonOf(err)
+			}
+			return admin.OK, ""
+		}},
+		{Name: "policy", Run: func(context.Context) (admin.State, string) {
+			if isRefused, since := c.rules.state(); isRefused { // still ready: a restarted instance would have no rules at all
+				return admin.OK, "reload failed: the rules of " + since.UTC().Format(time.RFC3339) + " stay in force"
+			}
+			return admin.OK, ""
+		}},
+	}
+}

@@ -1,0 +1,44 @@
+package core
+
+import (
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// A failOpenReporter logs requests that pass unlimited: the first one at once, then their number
+// every interval. It logs the total once none has passed for an interval.
+type failOpenReporter struct {
+	log *slog.Logger
+
+	mu         sync.Mutex
+	sinceLine  int64 // requests since the last line
+	sinceFirst int64 // requests since the first one
+	latest     time.Time
+	nextLine   time.Time
+}
+
+func (r *failOpenReporter) passed(rule string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.sinceLine++
+	r.sinceFirst++
+	r.latest = now
+	if now.Before(r.nextLine) {
+		return
+	}
+	r.log.Error("requests pass unlimited: the store makes no decision", "critical", true, "requests", r.sinceLine, "rule", rule)
+	r.sinceLine, r.nextLine = 0, now.Add(interval)
+}
+
+// reportEnd logs the total once no request has passed unlimited for an interval.
+func (r *failOpenReporter) reportEnd() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sinceFirst == 0 || time.Since(r.latest) < interval {
+		return
+	}
+	r.log.Warn("limits are enforced again; requests had passed unlimited", "requests", r.sinceFirst, "until", r.latest.UTC().Format(time.RFC3339))
+	r.sinceLine, r.sinceFirst, r.nextLine = 0, 0, time.Time{}
+}

@@ -1,0 +1,51 @@
+package core
+
+import (
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+)
+
+// guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
+func (c *Core) guard(rules func() *policy.Rules) (penstock.Store, error) {
+	if c.scripts == nil {
+		return c.store.Store, nil
+	}
+	g, err := guard.Standard(c.scripts, guard.Options{
+		Server:    c.scripts.Store,
+		Timeout:   guard.TimeoutOptions{After: c.Settings.StoreTimeout},
+		Breaker:   guard.BreakerOptions{Changed: c.breakerChanged},
+		Limits:    func(limit *penstock.Plan) guard.Settings { return rules().Settings(limit) },
+		Instances: int(c.Settings.MinInstances),
+		OnStoreError: func(e guard.Event) {
+			if e.Reason != "canceled" { // then no caller waits for the answer
+				c.storeFailed(e.Err)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.onClose(g.Close) // returns leased units, and removes this instance from the count
+	c.Metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Scripts: c.scripts.counts})
+	return g, nil
+}
+
+// storeFailed counts and logs a call for which the store made no decision.
+func (c *Core) storeFailed(err error) {
+	e := penstock.AsStoreError(err)
+	c.Metrics.Error(reasonOf(err), e != nil && e.MayBeCharged)
+	c.health.failed(err)
+}
+
+func (c *Core) breakerChanged(node string, from, to guard.State) {
+	c.Metrics.BreakerChanged(to)
+	node = metrics.Node(node)
+	switch {
+	case to == guard.StateClosed:
+		c.Log.Info("circuit breaker closed: the store is used again", "node", node)
+	case from == guard.StateClosed:
+		c.Log.Warn("circuit breaker open: the fallback answers, and the store is probed", "node", node)
+	}
+}

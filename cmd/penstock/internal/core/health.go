@@ -1,0 +1,147 @@
+package core
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// health logs the beginning, course and end of a store outage: one line for each reason and
+// interval, not one for each call.
+type health struct {
+	log       *slog.Logger
+	isFailing atomic.Bool
+
+	mu      sync.Mutex
+	calls   int64                  // without a decision, in this outage
+	reason  string                 // of the latest call whose reason is known
+	cause   error                  // the error of that call
+	reasons map[string]*reasonLine // of this outage; bounded by the number of reasons
+	latest  time.Time              // time of the latest call without a decision
+	missed  int                    // self-tests in a row that failed while nothing else did
+}
+
+// A reasonLine is the state of the log lines of one reason.
+type reasonLine struct {
+	lastLine time.Time // zero: none yet
+	calls    int64     // since then
+}
+
+const (
+	// interval is the time between two lines with the same reason. An outage has ended after an
+	// interval without a failure.
+	interval = 10 * time.Second
+
+	// maxMissed is how many self-tests in a row, one a second, must fail to report an outage if
+	// there are no requests.
+	maxMissed = 2
+)
+
+// failed records a call for which the store made no decision. An open breaker is not a reason of
+// its own: such a call counts for the failure that opened it.
+func (h *health) failed(err error) {
+	reason := reasonOf(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	h.isFailing.Store(true)
+	h.calls++
+	h.latest = now
+	if reason != penstock.ReasonBreakerOpen.String() || h.cause == nil {
+		h.reason, h.cause = reason, err
+	}
+	if h.reasons == nil {
+		h.reasons = make(map[string]*reasonLine)
+	}
+	r := h.reasons[h.reason]
+	if r == nil {
+		r = new(reasonLine)
+		h.reasons[h.reason] = r
+	}
+	r.calls++
+	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < interval {
+		return
+	}
+	line := []any{"calls", r.calls, "reason", h.reason, "err", h.cause}
+	if hint := hintOf(h.cause); hint != "" {
+		line = append(line, "needs", hint)
+	}
+	h.log.Error("the store made no decision", line...)
+	r.lastLine, r.calls = now, 0
+}
+
+// answered records that the store has made a decision.
+func (h *health) answered() {
+	if !h.isFailing.Load() {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.isFailing.Load() && time.Since(h.latest) >= interval {
+		h.isFailing.Store(false)
+		h.log.Info("the store decides again", "calls_without_decision", h.calls)
+		h.calls, h.reasons, h.reason, h.cause = 0, nil, "", nil
+	}
+}
+
+// storeDownAtStart records that the store makes no decision at the start, and why. The caller logs
+// it.
+func (h *health) storeDownAtStart(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reason, h.cause = reasonOf(err), err
+	h.isFailing.Store(true)
+}
+
+// tested records the result of a self-test. It returns true if the caller must report the error,
+// because it is the first sign of an outage.
+func (h *health) tested(err error) (isFirstSign bool) {
+	if err == nil {
+		h.answered()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case err == nil:
+		h.missed = 0
+	case h.isFailing.Load():
+		h.reason, h.cause = reasonOf(err), err
+	default:
+		h.missed++
+		return h.missed >= maxMissed
+	}
+	return false
+}
+
+// currentReason is why the store fails, or "" if it works.
+func (h *health) currentReason() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.isFailing.Load() {
+		return ""
+	}
+	return h.reason
+}
+
+// reasonOf is the reason of an error, by its name in the metrics.
+func reasonOf(err error) string {
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.Reason.String()
+	}
+	if errors.Is(err, penstock.ErrInvalid) {
+		return "invalid"
+	}
+	return "other"
+}
+
+// hintOf says how to fix the error, or is "".
+func hintOf(err error) string {
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.Hint
+	}
+	return ""
+}

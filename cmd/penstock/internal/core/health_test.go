@@ -1,0 +1,253 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/redisstore"
+)
+
+func TestOutageIsLoggedEveryInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := new(logbuffer.Buffer)
+		h := &health{log: log.Logger()}
+		const seconds, each = 35, 100
+		for range seconds {
+			for range each {
+				h.failed(noAnswer(penstock.ReasonUnreachable))
+				h.answered() // some calls still succeed
+			}
+			time.Sleep(time.Second)
+		}
+		if n := len(log.Lines("level=ERROR", "the store made no decision")); n != 4 {
+			t.Errorf("%d failures in %d s made %d lines; want 4:\n%s", seconds*each, seconds, n, log)
+		}
+		if !strings.Contains(log.String(), "calls=1000") || !h.isFailing.Load() {
+			t.Errorf("logged %s", log)
+		}
+		for range 20 {
+			h.answered()
+			time.Sleep(time.Second)
+		}
+		if n := len(log.Lines("level=INFO", "the store decides again")); n != 1 || h.isFailing.Load() {
+			t.Errorf("its end was logged in %d lines:\n%s", n, log)
+		}
+		h.failed(noAnswer(penstock.ReasonUnreachable))
+		if n := len(log.Lines("level=ERROR")); n != 5 {
+			t.Errorf("the next outage was not logged at once:\n%s", log)
+		}
+		t.Logf("counted: %d failures logged in 4 lines", seconds*each)
+	})
+}
+
+func TestNewReasonIsLoggedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := new(logbuffer.Buffer)
+		h := &health{log: log.Logger()}
+		reasons := []penstock.Reason{penstock.ReasonUnreachable, penstock.ReasonTimeout, penstock.ReasonPermissionDenied}
+		for second := range 10 {
+			for i := range 100 {
+				reason := reasons[i%min(second+1, len(reasons))]
+				h.failed(noAnswer(reason))
+			}
+			for i, reason := range reasons {
+				want := 0
+				if second >= i {
+					want = 1
+				}
+				if n := len(log.Lines("level=ERROR", "reason="+reason.String())); n != want {
+					t.Errorf("after %d s: %d lines have the reason %s; want %d:\n%s", second, n, reason, want, log)
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		t.Log("counted: 1000 failures logged in 3 lines")
+	})
+}
+
+// watched returns a core that only polls its store.
+func watched(t *testing.T, probe func(context.Context) error) (*Core, *logbuffer.Buffer) {
+	log := new(logbuffer.Buffer)
+	c := newCore(Options{Log: log.Logger(), Metrics: metrics.New("")})
+	c.Settings.Store, c.Settings.StoreTimeout = "redis://localhost", time.Second
+	c.store.probe = probe
+	ctx, stop := context.WithCancel(t.Context())
+	c.background.Go(func() { c.poll(ctx) })
+	t.Cleanup(func() { stop(); c.background.Wait() })
+	return c, log
+}
+
+func noAnswer(reason penstock.Reason) error {
+	return penstock.NewStoreError(reason, errors.New("no answer"))
+}
+
+var breakerOpen = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
+
+func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked, up atomic.Int64
+		down := noAnswer(penstock.ReasonUnreachable)
+		c, log := watched(t, func(context.Context) error {
+			if asked.Add(1); up.Load() == 0 {
+				return down
+			}
+			return nil
+		})
+		up.Store(1)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := asked.Swap(0); n < 59 || n > 61 || c.health.isFailing.Load() {
+			t.Errorf("%d self-tests in a minute without requests; logged %s", n, log)
+		}
+		up.Store(0)
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
+		if c.health.isFailing.Load() {
+			t.Errorf("one failed self-test is reported: %s", log)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if !c.health.isFailing.Load() || len(log.Lines("level=ERROR", "the store made no decision")) != 1 {
+			t.Errorf("two failed self-tests in a row are not reported: %s", log)
+		}
+		asked.Store(0)
+		c.storeFailed(down)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := asked.Load(); n < 59 || n > 61 || !c.health.isFailing.Load() || log.Lines("decides again") != nil {
+			t.Errorf("%d self-tests in a minute of outage; logged %s", n, log)
+		}
+		up.Store(1)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if c.health.isFailing.Load() || len(log.Lines("level=INFO", "the store decides again")) != 1 {
+			t.Errorf("logged %s", log)
+		}
+	})
+}
+
+func TestOnlyDecisionsOfTheStoreEndItsOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := &penstock.StoreError{Reason: penstock.ReasonOutOfMemory, Err: redisstore.ReplyError("OOM command not allowed")}
+		c, log := watched(t, func(context.Context) error { return full })
+		c.storeFailed(&penstock.StoreError{Reason: penstock.ReasonUnreachable, Err: errors.New("no route")})
+		if reason := c.health.currentReason(); reason != "unreachable" {
+			t.Errorf("the reason is %q", reason)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		c.storeFailed(breakerOpen)
+		if reason := c.health.currentReason(); reason != "out_of_memory" { // the self-test's reason; breaker_open is not one
+			t.Errorf("after a minute the reason is %q; logged %s", reason, log)
+		}
+		time.Sleep(interval)
+		c.Observe(&admission.Event{Rule: "a", Outcome: admission.Allowed, Source: penstock.FromFallback})
+		if c.health.currentReason() == "" {
+			t.Error("a decision of the fallback has ended the outage")
+		}
+		c.Observe(&admission.Event{Rule: "a", Outcome: admission.Allowed, Source: penstock.FromStore})
+		if c.health.currentReason() != "" || len(log.Lines("level=INFO", "the store decides again")) != 1 {
+			t.Errorf("logged %s", log)
+		}
+	})
+}
+
+func TestBreakerIsLoggedOncePerOutage(t *testing.T) {
+	c, log := watched(t, func(context.Context) error { return nil })
+	states := []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen, guard.StateOpen, guard.StateHalfOpen, guard.StateClosed}
+	for i, to := range states[1:] {
+		c.breakerChanged("", states[i], to)
+	}
+	if open, closed := len(log.Lines("circuit breaker open")), len(log.Lines("circuit breaker closed")); open != 1 || closed != 1 {
+		t.Errorf("%d lines say open, %d closed:\n%s", open, closed, log)
+	}
+}
+
+func TestOpenBreakerIsNotLoggedAsAReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := noAnswer(penstock.ReasonTimeout)
+		c, log := watched(t, func(context.Context) error { return hangs })
+		for range 350 {
+			c.storeFailed(hangs)
+			for range 10 {
+				c.storeFailed(breakerOpen)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR")); open != 0 || all != 4 {
+			t.Errorf("%d lines of %d have the reason breaker_open:\n%s", open, all, log)
+		}
+		for range 300 { // they count for the last known reason
+			c.storeFailed(breakerOpen)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if open, all := len(log.Lines("reason=breaker_open")), len(log.Lines("level=ERROR", "reason=timeout")); open != 0 || all < 6 || all > 8 {
+			t.Errorf("after 65 s, %d lines have the reason timeout, %d breaker_open:\n%s", all, open, log)
+		}
+	})
+}
+
+func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, log := watched(t, func(context.Context) error { return nil })
+		const line = "requests pass unlimited"
+		counted := func(words ...string) (n, requests int) {
+			for _, line := range log.Lines(words...) {
+				_, after, _ := strings.Cut(line, "requests=")
+				count := 0
+				fmt.Sscan(after, &count)
+				n, requests = n+1, requests+count
+			}
+			return n, requests
+		}
+		told := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
+		ended := func() (n, requests int) {
+			return counted("level=WARN", "requests had passed unlimited", "until=2000-01-01T00:00:34Z")
+		}
+		pass := func(n int) {
+			for range n {
+				c.Observe(&admission.Event{Rule: "search", Outcome: admission.FailedOpen, Source: penstock.FromOpen})
+			}
+		}
+		c.Observe(&admission.Event{Rule: "search", Outcome: admission.ShadowAllowed, Source: penstock.FromOpen})
+		c.Observe(&admission.Event{Rule: "search", Outcome: admission.Allowed, Source: penstock.FromFallback})
+		c.Observe(&admission.Event{Outcome: admission.Unlimited})
+		if n, _ := told(); n != 0 {
+			t.Errorf("logged, though no request passes unlimited: %s", log)
+		}
+		pass(1)
+		if n, requests := told(); n != 1 || requests != 1 {
+			t.Errorf("the first was logged in %d lines", n)
+		}
+		for range 35 {
+			pass(100)
+			time.Sleep(time.Second)
+		}
+		if n, requests := told(); n != 4 || requests != 3002 {
+			t.Errorf("in 35 s, %d lines report %d requests; want 4, with all requests before the last line:\n%s", n, requests, log)
+		}
+		time.Sleep(20 * time.Second)
+		if n, _ := told(); n != 4 {
+			t.Errorf("a line was logged as if requests still passed:\n%s", log)
+		}
+		if n, requests := ended(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
+			t.Errorf("%d lines report the total %d; want 1, 3501:\n%s", n, requests, log)
+		}
+		pass(1)
+		if n, requests := told(); n != 5 || requests != 3003 {
+			t.Errorf("the next time, %d lines were logged", n)
+		}
+		t.Logf("counted: %d requests without limits, logged in 6 lines", 3502)
+	})
+}

@@ -1,0 +1,237 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// rules are the current rules, from a watched policy file or from the demo.
+type rules struct {
+	settings   settings.Settings
+	algorithms []*algorithm.Algorithm
+	metrics    *metrics.Metrics
+	log        *slog.Logger
+
+	current   func() *policy.Rules
+	first     Policy              // of the first load
+	watcher   *policyfile.Watcher // nil for the demo
+	reloading sync.WaitGroup
+
+	mu        sync.Mutex
+	isRefused bool // the file's latest content is invalid
+	since     time.Time
+	warnings  []string // of the current rules
+	emptyDeny []string // of the current rules
+}
+
+// openRules loads the policy that the settings name, and the scripts that it can need. It watches
+// the file until close.
+func (c *Core) openRules(ctx context.Context) (*rules, error) {
+	r := &rules{settings: c.Settings, algorithms: c.Algorithms, metrics: c.Metrics, log: c.Log}
+	prepare := func(next *policyfile.Policy) {
+		if c.scripts != nil {
+			c.scripts.load(ctx, limitsIn(next.Rules))
+		}
+	}
+	switch {
+	case c.Settings.Config != "":
+		if err := r.watch(prepare); err != nil {
+			return nil, err
+		}
+		r.reloading.Go(func() { r.reloadOn(ctx, c.Reload) })
+	case c.Settings.Demo:
+		demo, err := demopolicy.Load(settings.PolicyOptions(c.Algorithms...))
+		if err != nil {
+			return nil, err
+		}
+		prepare(demo)
+		r.current = func() *policy.Rules { return demo.Rules }
+		r.start(demo)
+	default:
+		return nil, fmt.Errorf("%w: no policy; write --config rules.yaml, or --demo to try sample rules", settings.ErrInvalid)
+	}
+	return r, nil
+}
+
+// watch loads the file and watches it. prepare is called with new rules before they take effect.
+func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
+	started := make(chan struct{})
+	defer close(started)
+	r.watcher, err = policyfile.Watch(r.settings.Config, policyfile.WatchOptions{
+		Options: settings.PolicyOptions(r.algorithms...),
+		Ready:   prepare,
+		Keys: func(err error) {
+			if err != nil {
+				r.log.Warn("cannot read the keys that verify tokens; the old keys stay in use", append([]any{"err", err}, stackOf(err)...)...)
+			}
+		},
+		Notify: func(reload policyfile.Reload) {
+			<-started // the file may change before watch returns
+			if reload.Err != nil {
+				r.reloadFailed(reload.Err)
+				return
+			}
+			r.reloadSucceeded(describe(r.watcher.Policy(), r.settings))
+		},
+	})
+	if err != nil {
+		return err
+	}
+	r.current = r.watcher.Rules
+	r.start(r.watcher.Policy())
+	return nil
+}
+
+// start records the first rules.
+func (r *rules) start(p *policyfile.Policy) {
+	r.first = describe(p, r.settings)
+	r.since = time.Now()
+	r.warnings, r.emptyDeny = r.first.Warnings, r.first.EmptyDeny
+	r.metrics.SetRules(r.first.Rules)
+}
+
+// reloadSucceeded records rules that took effect by a reload. It logs those of their warnings that
+// the old rules did not have.
+func (r *rules) reloadSucceeded(p Policy) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.metrics.Reloaded(nil, time.Now())
+	r.isRefused = false
+	for _, file := range p.EmptyDeny {
+		if !slices.Contains(r.emptyDeny, file) {
+			r.log.Error("a deny list has become empty; it denies no client now", "policy", p.File, "list", file)
+		}
+	}
+	r.since = time.Now()
+	r.metrics.SetRules(p.Rules)
+	r.log.Info("policy reloaded", "policy", p.File, "digest", p.Digest, "rules", p.Count())
+	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return slices.Contains(r.warnings, w) }))
+	if !reflect.DeepEqual(p.server, r.first.server) {
+		r.log.Warn("the policy's server section has changed; restart to apply it", "policy", p.File)
+	}
+	r.warnings, r.emptyDeny = p.Warnings, p.EmptyDeny
+}
+
+// reloadFailed records a reload that failed. The old rules stay in force.
+func (r *rules) reloadFailed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.metrics.Reloaded(err, time.Now())
+	r.isRefused = true
+	logMistakes(r.log, r.settings.Config, err)
+}
+
+// state returns whether the file's latest content is invalid, and when the current rules took
+// effect.
+func (r *rules) state() (isRefused bool, since time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.isRefused, r.since
+}
+
+func (r *rules) reloadOn(ctx context.Context, reload <-chan os.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-reload:
+			r.watcher.Reload() // Notify reports the result
+		}
+	}
+}
+
+// closeTimeout is how long close waits for a reload in progress. A large file or a slow disk can
+// take longer.
+const closeTimeout = time.Second
+
+// close stops watching. It leaves a reload that takes longer than closeTimeout running.
+func (r *rules) close() {
+	if r.watcher == nil {
+		return
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.reloading.Wait()
+		r.watcher.Close()
+	}()
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+	}
+}
+
+// maxLogged is how many errors of a policy are logged at most, and how many warnings. penstock
+// validate shows all.
+const maxLogged = 5
+
+func logMistakes(log *slog.Logger, file string, err error) {
+	const line = "policy reload failed; the old rules stay in force"
+	var mistakes policyfile.Errors
+	if !errors.As(err, &mistakes) {
+		log.Error(line, append([]any{"policy", file, "err", err}, stackOf(err)...)...)
+		return
+	}
+	log.Error(line, "policy", file, "mistakes", len(mistakes))
+	for _, mistake := range mistakes[:min(len(mistakes), maxLogged)] {
+		log.Error(mistake.Error())
+	}
+	if more := len(mistakes) - maxLogged; more > 0 {
+		log.Error(fmt.Sprintf("and %d more; penstock validate shows all", more))
+	}
+}
+
+func logWarnings(log *slog.Logger, warnings []string) {
+	for _, warning := range warnings[:min(len(warnings), maxLogged)] {
+		log.Warn(warning)
+	}
+	if more := len(warnings) - maxLogged; more > 0 {
+		log.Warn(fmt.Sprintf("and %d more warnings; penstock validate shows all", more))
+	}
+}
+
+// stackOf is a log attribute with the stack of a panic, or none.
+func stackOf(err error) []any {
+	if crash := (*panicked.Error)(nil); errors.As(err, &crash) {
+		return []any{"stack", string(crash.Stack)}
+	}
+	return nil
+}
+
+// limitsIn returns all limits that requests may be charged to, in the order of their charges.
+// Shadow limits and candidates are charged separately.
+func limitsIn(rules *policy.Rules) (all []*penstock.Plan) {
+	for _, rule := range rules.Rules() {
+		var shadows []*penstock.Plan
+		for _, l := range rule.Limits {
+			if l.Shadow {
+				shadows = append(shadows, l.Variants...)
+			} else {
+				all = append(all, l.Variants...)
+			}
+			if l.Candidate != nil {
+				shadows = append(shadows, l.Candidate.Variants...)
+			}
+		}
+		all = append(all, shadows...)
+	}
+	return all
+}

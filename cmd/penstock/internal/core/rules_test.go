@@ -1,0 +1,88 @@
+package core
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+func TestPanicStackIsLogged(t *testing.T) {
+	log := new(logbuffer.Buffer)
+	logMistakes(log.Logger(), "rules.yaml", fmt.Errorf("reload: %w", &panicked.Error{Doing: "load rules.yaml", Value: "index out of range", Stack: []byte("goroutine 1")}))
+	if len(log.Lines("level=ERROR", "policy reload failed", "index out of range", `stack="goroutine 1"`)) != 1 {
+		t.Errorf("the stack is not logged: %s", log)
+	}
+}
+
+// TestSlowReloadDelaysNothing: a slow reload delays neither the end of the process nor the next
+// reload.
+func TestSlowReloadDelaysNothing(t *testing.T) {
+	const patience = 20 * time.Second
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(name string) {
+		t.Helper()
+		text := "rules: [{name: " + name + ", per: global, limits: [{rate: 1/s}]}]\n"
+		if err := errors.Join(os.WriteFile(file+"~", []byte(text), 0o600), os.Rename(file+"~", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one")
+	log := new(logbuffer.Buffer)
+	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New(""), log: log.Logger()}
+	loads, release := make(chan string, 10), make(chan struct{})
+	first := true
+	if err := r.watch(func(next *policyfile.Policy) {
+		loads <- next.Rules.Rules()[0].Name
+		if !first {
+			<-release
+		}
+		first = false
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	r.reloading.Go(func() { r.reloadOn(ctx, nil) })
+	isLoading := func(name string) {
+		t.Helper()
+		select {
+		case got := <-loads:
+			if got != name {
+				t.Errorf("loaded %s; want %s", got, name)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s was not loaded", name)
+		}
+	}
+	isLoading("one")
+	write("two")
+	isLoading("two")
+	write("three")
+	release <- struct{}{}
+	isLoading("three")
+	release <- struct{}{}
+	write("four")
+	isLoading("four")
+	if name := r.current().Rules()[0].Name; name != "three" {
+		t.Errorf("%s is in force; want three", name)
+	}
+	end()
+	closed := make(chan struct{})
+	go func() { r.close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Error("close waits for a reload in progress")
+	}
+	close(release)
+	r.watcher.Close()
+}

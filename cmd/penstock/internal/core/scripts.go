@@ -1,0 +1,139 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A scriptLoader is a store that loads the scripts of the policy. If the store is down at the
+// start, it sends no decision before they are loaded.
+type scriptLoader struct {
+	*redisstore.Store
+	log   *slog.Logger
+	probe func(context.Context) error // nil if the store makes decisions
+
+	isHolding atomic.Bool // sends no decision: the store was down at the start and may lack scripts
+	isPending atomic.Bool // retry must load: the store was down at the latest attempt
+
+	loading sync.Mutex // held during an attempt
+
+	mu       sync.Mutex
+	limits   []*penstock.Plan // current, or about to take effect
+	changes  int              // how often limits was set
+	err      error            // of the latest attempt
+	isLogged bool             // logOnce has logged its line
+}
+
+const (
+	scriptsTimeout = 3 * time.Second        // of one attempt
+	scriptsPause   = 200 * time.Millisecond // between attempts
+)
+
+func (s *scriptLoader) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if s.isHolding.Load() {
+		return penstock.Decision{}, s.unavailable()
+	}
+	return s.Store.Decide(ctx, charges)
+}
+
+// unavailable is the error while no decision is sent: the cause of the latest failed attempt.
+// Nothing was charged.
+func (s *scriptLoader) unavailable() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := penstock.AsStoreError(s.err); e != nil && !e.MayBeCharged {
+		return e
+	}
+	return penstock.NewStoreError(penstock.ReasonUnreachable, fmt.Errorf("scripts are not loaded yet: %w", s.err))
+}
+
+// storeDownAtStart records that the store is down at the start.
+func (s *scriptLoader) storeDownAtStart(err error) {
+	s.err = err
+	s.isHolding.Store(true)
+	s.isPending.Store(true)
+}
+
+// load loads the scripts of limits into the store, and returns when that is done or has failed. If
+// the store is down, it returns at once: the limits take effect without it, and retry loads the
+// scripts.
+func (s *scriptLoader) load(ctx context.Context, limits []*penstock.Plan) {
+	s.mu.Lock()
+	s.limits = append(slices.Clone(limits), selfTest[0].Plan)
+	s.changes++
+	s.mu.Unlock()
+	if !s.isPending.Load() {
+		s.try(ctx)
+	}
+}
+
+func (s *scriptLoader) try(ctx context.Context) {
+	s.loading.Lock()
+	defer s.loading.Unlock()
+	s.mu.Lock()
+	limits, changes := s.limits, s.changes
+	s.mu.Unlock()
+	timed, cancel := context.WithTimeout(ctx, scriptsTimeout)
+	defer cancel()
+	err := s.Load(timed, limits...)
+	if err != nil && ctx.Err() == nil {
+		if down := s.probe(ctx); down != nil {
+			s.mu.Lock()
+			s.err = down
+			s.mu.Unlock()
+			s.isPending.Store(true)
+			return
+		}
+		s.logOnce(err)
+	}
+	s.isHolding.Store(false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isPending.Store(s.changes != changes) // a newer set of limits is not loaded yet
+}
+
+// logOnce logs that the store makes decisions, but its scripts cannot be loaded.
+func (s *scriptLoader) logOnce(err error) {
+	s.mu.Lock()
+	isLogged := s.isLogged
+	s.isLogged = true
+	s.mu.Unlock()
+	if isLogged {
+		return
+	}
+	line := []any{"err", err}
+	if hint := hintOf(err); hint != "" {
+		line = append(line, "needs", hint)
+	}
+	s.log.Warn("the store's scripts could not be loaded; the first call that needs one sends it", line...)
+}
+
+// retry repeats failed loads until ctx ends.
+func (s *scriptLoader) retry(ctx context.Context) {
+	tick := time.NewTicker(scriptsPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if s.isPending.Load() {
+			s.try(ctx)
+		}
+	}
+}
+
+// counts returns the numbers for the metrics.
+func (s *scriptLoader) counts() (missing, loaded, evals int64) {
+	stats := s.Scripts()
+	return stats.Missing, stats.Loaded, stats.Evals
+}

@@ -1,0 +1,124 @@
+package core
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/admin"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A stuckLoad is a client that does not answer when it must load scripts. It records how many
+// scripts each call has.
+type stuckLoad struct {
+	redisstore.Client
+	answer chan error
+
+	mu    sync.Mutex
+	calls []int // number of scripts of each call
+}
+
+func (c *stuckLoad) Load(ctx context.Context, _ string, scripts []redisstore.Script) error {
+	c.mu.Lock()
+	c.calls = append(c.calls, len(scripts))
+	c.mu.Unlock()
+	select {
+	case err := <-c.answer:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *stuckLoad) Close() error { return nil }
+
+// stuck returns a core whose store makes decisions unless it is down, and never finishes loading
+// scripts.
+func stuck(t *testing.T, down *atomic.Bool) (*Core, *stuckLoad) {
+	client := &stuckLoad{answer: make(chan error)}
+	redis, err := redisstore.New(client, redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { redis.Close() })
+	c := newCore(Options{Log: slog.New(slog.DiscardHandler)})
+	c.store.probe = func(context.Context) error {
+		if down.Load() {
+			return penstock.ErrUnavailable
+		}
+		return nil
+	}
+	c.Settings.StoreTimeout = time.Second
+	c.scripts = &scriptLoader{Store: redis, log: c.Log, probe: c.probeNow}
+	c.rules = new(rules)
+	return c, client
+}
+
+// While a reload waits for scripts to be loaded, the store makes decisions, and the service is
+// ready.
+func TestServiceIsReadyWhileAReloadLoadsScripts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		c, _ := stuck(t, &down)
+		began, loaded := time.Now(), make(chan struct{})
+		go func() {
+			c.scripts.load(t.Context(), []*penstock.Plan{penstock.PerDay(9).MustCompile()})
+			close(loaded)
+		}()
+		synctest.Wait()
+		for _, check := range c.Checks() {
+			if state, text := check.Run(t.Context()); state != admin.OK {
+				t.Errorf("%s is %v during a reload: %s", check.Name, state, text)
+			}
+		}
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("the readiness checks took %v", waited)
+		}
+		<-loaded
+		if took := time.Since(began); took != scriptsTimeout {
+			t.Errorf("the reload took %v", took)
+		}
+	})
+}
+
+// While the store is down, a reload does not wait. Its scripts are loaded once the store is up
+// again.
+func TestReloadDoesNotWaitWhileTheStoreIsDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		down.Store(true)
+		c, client := stuck(t, &down)
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		limits := []*penstock.Plan{penstock.PerDay(9).MustCompile()}
+		c.scripts.load(ctx, limits) // notices that the store is down
+		go func() {
+			c.scripts.retry(ctx)
+			close(ended)
+		}()
+		time.Sleep(time.Second) // an attempt is in progress
+		began := time.Now()
+		c.scripts.load(ctx, append(limits, penstock.PerDay(8).With(penstock.SlidingLog).MustCompile()))
+		if took := time.Since(began); took != 0 {
+			t.Errorf("the reload took %v", took)
+		}
+		down.Store(false)
+		client.answer <- nil // the attempt with the old limits
+		client.answer <- nil
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		client.mu.Lock()
+		defer client.mu.Unlock()
+		if n := len(client.calls); n != 3 || client.calls[2] <= client.calls[1] {
+			t.Errorf("the calls loaded these numbers of scripts: %v; want a third call, with more scripts, after the reload", client.calls)
+		}
+		end()
+		<-ended
+	})
+}

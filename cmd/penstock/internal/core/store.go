@@ -1,0 +1,44 @@
+package core
+
+import (
+	"context"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A store holds the counters. The functions are what the core needs besides decisions.
+type store struct {
+	penstock.Store
+	probe  func(ctx context.Context) error                      // nil if the store makes decisions
+	memory func(ctx context.Context) (redisstore.Memory, error) // nil for the store in this process
+	close  func()
+}
+
+// openStore opens the store without connecting. Its error wraps penstock.ErrInvalid and shows no
+// password.
+func openStore(s settings.Settings) (store, error) {
+	if s.Store == "" {
+		return store{
+			Store: memstore.New(memstore.Options{}),
+			probe: func(context.Context) error { return nil },
+			close: func() {},
+		}, nil
+	}
+	redis, err := redisstore.Open(s.Store, redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret})
+	if err != nil {
+		return store{}, err
+	}
+	probe := func(ctx context.Context) error {
+		_, err := redis.Decide(ctx, selfTest)
+		return err
+	}
+	return store{Store: redis, probe: probe, memory: redis.Memory, close: func() { redis.Close() }}, nil
+}
+
+// selfTest is a charge that only checks the store. A full server, a replica, or one that lacks a
+// right still answers PING; only a decision proves that the store makes them. All instances
+// together never exhaust this limit. Its state lives for 5 s. No policy can use its key.
+var selfTest = []penstock.Charge{{Key: "gate", Plan: penstock.PerSecond(1_000_000).WithName("self-test").MustCompile(), Cost: 1}}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/google/jsonschema-go/jsonschema"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy/jwt"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+type schema = jsonschema.Schema
+
+// generate returns the schema. It is draft 7, which most editors support.
+func generate() ([]byte, error) {
+	g := &generator{left: forms()}
+	root := g.of(reflect.TypeFor[policyfile.Config]())
+	for _, section := range settings.PolicyOptions().Sections {
+		root.Properties[section.SectionName()] = described(g.of(reflect.TypeOf(section)), sectionText[section.SectionName()])
+		root.PropertyOrder = append(root.PropertyOrder, section.SectionName())
+	}
+	for _, name := range slices.Sorted(maps.Keys(g.left)) {
+		g.errs = append(g.errs, fmt.Errorf("%s has a form, but is not a field of a Config; remove it", name))
+	}
+	if err := errors.Join(g.errs...); err != nil {
+		return nil, err
+	}
+	root.Schema = "http://json-schema.org/draft-07/schema#"
+	root.Title = "Policy of Penstock"
+	root.Definitions = definitions()
+	text, err := json.Marshal(root)
+	if err != nil {
+		return nil, err
+	}
+	var pretty bytes.Buffer
+	err = json.Indent(&pretty, text, "", "  ")
+	pretty.WriteByte('\n')
+	return pretty.Bytes(), err
+}
+
+// sectionText describes the sections.
+var sectionText = map[string]string{
+	"http":   "How HTTP requests are read and answered.",
+	"server": "Settings of penstock serve; flags and the environment override them.",
+}
+
+// A generator describes structs by their fields. It describes fields by their type, or by a form of
+// their own if the type is not enough.
+type generator struct {
+	left map[string]*schema // unused forms, by "Struct.field"
+	errs []error
+}
+
+// of describes a type.
+func (g *generator) of(t reflect.Type) *schema {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if form, ok := typeForms[t]; ok {
+		return form
+	}
+	switch {
+	case t.Kind() == reflect.Slice:
+		return listOf(g.of(t.Elem()))
+	case t.Kind() != reflect.Struct:
+		g.errs = append(g.errs, fmt.Errorf("type %s has no form; add it to typeForms", t))
+		return &schema{}
+	}
+	s := g.object(t)
+	if shape, ok := structForms[t]; ok {
+		s = shape(s)
+	}
+	return s
+}
+
+// object describes the fields of a struct.
+func (g *generator) object(t reflect.Type) *schema {
+	s := &schema{Type: "object", Properties: make(map[string]*schema), AdditionalProperties: nothing()}
+	for i := range t.NumField() {
+		field := t.Field(i)
+		name, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		if name == "" || name == "-" {
+			continue
+		}
+		what := field.Tag.Get("jsonschema")
+		if what == "" {
+			g.errs = append(g.errs, fmt.Errorf("%s.%s has no description; write one into a jsonschema tag", nameOf(t), name))
+		}
+		s.Properties[name] = described(g.field(nameOf(t)+"."+name, field.Type), what)
+		s.PropertyOrder = append(s.PropertyOrder, name)
+	}
+	if len(s.Properties) == 0 {
+		g.errs = append(g.errs, fmt.Errorf("type %s has its own decoder; add it to typeForms, or its fields to forms", t))
+	}
+	return s
+}
+
+func (g *generator) field(name string, t reflect.Type) *schema {
+	form, ok := g.left[name]
+	if !ok {
+		return g.of(t)
+	}
+	delete(g.left, name)
+	return form
+}
+
+// described adds a description to a schema. Draft 7 ignores everything beside a $ref, so the $ref
+// moves into an allOf.
+func described(s *schema, what string) *schema {
+	if s.Ref != "" {
+		return &schema{Description: what, AllOf: []*schema{s}}
+	}
+	with := *s
+	with.Description = what
+	return &with
+}
+
+// nameOf is the name of a struct in forms. Configs and Sections are distinguished by their
+// packages.
+func nameOf(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[httplimit.Config]():
+		return "http"
+	case reflect.TypeFor[settings.Section]():
+		return "server"
+	case reflect.TypeFor[jwt.Config]():
+		return "tokens"
+	}
+	return t.Name()
+}

@@ -1,0 +1,27 @@
+// What make schema runs: the JSON Schema of policies, made of the structs. Never tagged.
+module github.com/penstock/penstock/cmd/penstock/internal/schemagen
+
+go 1.26.0
+
+require (
+	github.com/google/jsonschema-go v0.4.3
+	github.com/penstock/penstock v0.1.0
+	github.com/penstock/penstock/cmd/penstock v0.0.0
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
+	go.yaml.in/yaml/v4 v4.0.0
+)
+
+require (
+	github.com/MicahParks/jwkset v0.11.3 // indirect
+	github.com/fsnotify/fsnotify v1.10.1 // indirect
+	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
+	github.com/redis/rueidis v1.0.79 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/text v0.43.0 // indirect
+	golang.org/x/time v0.9.0 // indirect
+)
+
+replace (
+	github.com/penstock/penstock => ../../../../
+	github.com/penstock/penstock/cmd/penstock => ../../
+)

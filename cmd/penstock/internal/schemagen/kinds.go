@@ -1,0 +1,157 @@
+package main
+
+import (
+	"reflect"
+	"strconv"
+)
+
+// Patterns of texts.
+const (
+	variable = `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^${}]*)?\}`
+	digits   = `^[+-]?[0-9_]+$`
+	token    = "^[A-Za-z0-9!#$%&'*+.^_`|~-]+$" // the name of a header, a cookie or a method
+)
+
+func ref(name string) *schema { return &schema{Ref: "#/definitions/" + name} }
+
+func nothing() *schema { return &schema{Not: &schema{}} }
+
+// anyOf accepts one of the schemas. Schemas that are an anyOf themselves are flattened.
+func anyOf(list ...*schema) *schema {
+	s := &schema{}
+	for _, one := range list {
+		if choice := (&schema{AnyOf: one.AnyOf}); reflect.DeepEqual(one, choice) {
+			s.AnyOf = append(s.AnyOf, one.AnyOf...)
+		} else {
+			s.AnyOf = append(s.AnyOf, one)
+		}
+	}
+	return s
+}
+
+// words accepts the listed values. Numbers may be written without quotes.
+func words(list ...string) *schema {
+	s := &schema{}
+	for _, word := range list {
+		if n, err := strconv.Atoi(word); err == nil {
+			s.Enum = append(s.Enum, n)
+		}
+		s.Enum = append(s.Enum, word)
+	}
+	return anyOf(s, ref("variable"))
+}
+
+// matching accepts a text that matches a pattern.
+func matching(pattern string, samples ...any) *schema {
+	return anyOf(&schema{Type: "string", Pattern: pattern, Examples: samples}, ref("variable"))
+}
+
+// like accepts a text, even if it looks like a number.
+func like(pattern string, samples ...any) *schema {
+	return anyOf(&schema{Types: scalars, Pattern: pattern, Examples: samples}, ref("variable"))
+}
+
+// scalars are the types that YAML gives to texts without quotes.
+var scalars = []string{"string", "number", "boolean"}
+
+func examples(s *schema, samples ...any) *schema {
+	return &schema{AllOf: []*schema{s}, Examples: samples}
+}
+
+// number accepts a whole number within bounds. The compiler checks numbers that are written as
+// texts.
+func number(least, most float64) *schema {
+	return anyOf(&schema{Type: "integer", Minimum: new(least), Maximum: new(most)}, &schema{Type: "string", Pattern: digits}, ref("variable"))
+}
+
+func listOf(item *schema) *schema { return &schema{Type: "array", Items: item} }
+
+func oneOrMore(item *schema) *schema {
+	list := listOf(item)
+	list.MinItems = new(1)
+	return anyOf(item, list)
+}
+
+// named accepts values by name.
+func named(names, value *schema) *schema {
+	return &schema{Type: "object", PropertyNames: names, AdditionalProperties: value}
+}
+
+func some(s *schema) *schema {
+	s.MinProperties = new(1)
+	return s
+}
+
+// perTier accepts one value, or one for each tier.
+func perTier(value *schema) *schema { return anyOf(value, some(named(tierNames(), value))) }
+
+func tierNames(but ...any) *schema {
+	s := &schema{Pattern: "^[a-z][a-z0-9-]{0,19}$"}
+	if but != nil {
+		s.Not = &schema{Enum: but}
+	}
+	return s
+}
+
+var identityNames = &schema{Pattern: identifier, Not: &schema{Enum: []any{
+	"all_of", "any_of", "claim", "cookie", "global", "header", "host", "ip", "method", "query", "segment", "tier",
+}}}
+
+// identifier is the pattern of an identity's name.
+const identifier = `^[A-Za-z_-][A-Za-z0-9_-]{0,63}$`
+
+// identity accepts the definition of an identity.
+func identity() *schema {
+	list := listOf(ref("identity"))
+	list.MinItems = new(1)
+	with := func(word string) *schema {
+		return &schema{Type: "object", Properties: map[string]*schema{word: list}, Required: []string{word}, AdditionalProperties: nothing()}
+	}
+	name := &schema{Type: "string", Pattern: identifier, Examples: []any{"ip", "global"}}
+	kind := &schema{Pattern: "^[a-z][a-z0-9-]{0,19}$", Not: &schema{Enum: []any{"any_of", "all_of"}}}
+	only := &schema{Type: "object", MinProperties: new(1), MaxProperties: new(1), Properties: map[string]*schema{"ip": ref("addresses")},
+		PatternProperties: map[string]*schema{`^\s*((header|cookie|query|claim|segment)\s+\S+|host|method|tier)\s*$`: ref("values")}, AdditionalProperties: nothing()}
+	return anyOf(name, ref("variable"), with("any_of"), with("all_of"),
+		&schema{Type: "object", PropertyNames: kind, AdditionalProperties: anyOf(ref("source"), only), MinProperties: new(1), MaxProperties: new(1)})
+}
+
+// values accepts the values of a part of a request.
+func values(item *schema) *schema {
+	file := &schema{Type: "object", Properties: map[string]*schema{"file": ref("text")}, Required: []string{"file"}, AdditionalProperties: nothing()}
+	return anyOf(oneOrMore(item), file)
+}
+
+// condition accepts parts of the request, each with its values. The words are parts without a name;
+// other parts are names of identities.
+func condition(words ...string) *schema {
+	s := &schema{
+		Type: "object", MinProperties: new(1), Properties: make(map[string]*schema), PropertyOrder: words,
+		PatternProperties: map[string]*schema{
+			`^\s*(header|cookie|query|claim)\s+\S+\s*$`: ref("values"),
+			identifier: ref("values"),
+		},
+		PropertyNames:        &schema{Not: &schema{Enum: []any{"all_of", "any_of", "claim", "cookie", "global", "header", "query", "segment"}}},
+		AdditionalProperties: nothing(),
+	}
+	for _, word := range words {
+		s.Properties[word] = described(ref("values"), parts[word])
+	}
+	s.Properties["ip"] = described(ref("addresses"), parts["ip"])
+	return s
+}
+
+var parts = map[string]string{
+	"ip":     "The client's address: addresses and networks.",
+	"host":   "The host of the request, without its port.",
+	"method": "The method.",
+	"tier":   "The client's tier.",
+}
+
+// conditions accepts one condition, or a list of which one must hold.
+func conditions() *schema { return anyOf(ref("condition"), listOf(ref("condition"))) }
+
+func tierConditions() *schema {
+	list := listOf(ref("condition"))
+	list.MinItems = new(1)
+	return anyOf(words("default"), ref("condition"), list)
+}

@@ -1,0 +1,554 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+const repository = "../../../.."
+
+func TestSchemaIsUpToDate(t *testing.T) {
+	text, err := generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(text, settings.Schema()) {
+		t.Error("settings/schema.json is out of date; run make schema")
+	}
+}
+
+// TestEveryFieldIsDescribed: every field of the structs is in the schema, with a description.
+func TestEveryFieldIsDescribed(t *testing.T) {
+	fields := 0
+	var visit func(at string, t reflect.Type, s *jsonschema.Schema)
+	visit = func(at string, typ reflect.Type, s *jsonschema.Schema) {
+		for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
+			typ = typ.Elem()
+		}
+		if typ.Kind() != reflect.Struct {
+			return
+		}
+		for i := range typ.NumField() {
+			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("yaml"), ",")
+			if name == "" || name == "-" {
+				continue
+			}
+			fields++
+			property := propertyOf(s, name)
+			if property == nil {
+				t.Errorf("%s.%s is not in the schema", at, name)
+			} else if property.Description == "" {
+				t.Errorf("%s.%s has no description", at, name)
+			} else {
+				visit(at+"."+name, typ.Field(i).Type, property)
+			}
+		}
+	}
+	visit("policy", reflect.TypeFor[policyfile.Config](), compiled(t))
+	for _, section := range settings.PolicyOptions().Sections {
+		name := section.SectionName()
+		visit("policy."+name, reflect.TypeOf(section), propertyOf(compiled(t), name))
+	}
+	if fields < 80 {
+		t.Errorf("found only %d fields", fields)
+	}
+	t.Logf("counted: %d fields described by the schema", fields)
+}
+
+// propertyOf finds a property of an object anywhere in a schema.
+func propertyOf(s *jsonschema.Schema, name string) *jsonschema.Schema {
+	if s == nil {
+		return nil
+	}
+	if found := s.Properties[name]; found != nil {
+		return found
+	}
+	if found := propertyOf(s.Ref, name); found != nil {
+		return found
+	}
+	if items, ok := s.Items.(*jsonschema.Schema); ok {
+		if found := propertyOf(items, name); found != nil {
+			return found
+		}
+	}
+	for _, one := range slices.Concat(s.AnyOf, s.AllOf) {
+		if found := propertyOf(one, name); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+func TestSchemaAcceptsEveryPolicyThatCompiles(t *testing.T) {
+	files := policies(t)
+	s := compiled(t)
+	for _, file := range files {
+		if err := s.Validate(valueOf(read(t, file))); err != nil {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	t.Logf("counted: %d policies accepted by the schema", len(files))
+}
+
+// policies returns the files of all valid policies in docs, examples and tests.
+func policies(t *testing.T) (files []string) {
+	t.Helper()
+	for _, pattern := range []string{"examples/*.yaml", "examples/policies/*.yaml", "examples/surge/*.yaml", "policy/policyfile/testdata/golden/*.yaml"} {
+		found, err := filepath.Glob(filepath.Join(repository, pattern))
+		if err != nil || found == nil && !strings.Contains(pattern, "golden") {
+			t.Fatalf("%s: no files: %v", pattern, err)
+		}
+		files = append(files, found...)
+	}
+	return files
+}
+
+// TestSchemaAcceptsEveryFormThatTheCompilerDoes tests forms that few policies use.
+func TestSchemaAcceptsEveryFormThatTheCompilerDoes(t *testing.T) {
+	forms := strings.Split(strings.TrimSpace(goodForms), "\n")
+	s := compiled(t)
+	for _, form := range forms {
+		var text string
+		if text = "{" + form + "}"; !strings.Contains(form, "rules:") {
+			text = "{" + form + ", " + oneRule
+		}
+		if err := compile(text); err != nil {
+			t.Errorf("%s: not a valid policy: %v", form, err)
+		} else if err := s.Validate(valueOf(text)); err != nil {
+			t.Errorf("%s: %v", form, err)
+		}
+	}
+	t.Logf("counted: %d forms accepted by the schema", len(forms))
+}
+
+// Each line is a policy in braces. A rule is added if it has none.
+const goodForms = `
+version: "1"
+version: "${V:-1}"
+apply: "${A:-all}"
+identities: {}
+identities: {a: ip, b: global, c: a, d-e_F: {any_of: [a, {k: "header X"}]}, g: {all_of: [{k: cookie c}, {l: query q}, {m: host}]}}
+identities: {a: {k: {header X: "*"}}, b: {k: {header X: [1, true, x]}}, c: {k: {ip: [10.0.0.0/8, "::1"]}}, d: {k: method}}
+identities: {a: "${I:-ip}", b: {k: "${S:-header X}"}, c: {k: " header   X "}}
+tiers: {a: {header X-Plan: 1}, b: [{ip: 10.0.0.0/8, method: GET}, {host: [a, b]}], c: "${O:-default}"}
+tiers: {}
+allow: {ip: 192.0.2.1}
+allow: []
+deny: [{ip: "2001:db8::/32"}, {ip: "*"}, {query a: b, cookie c: [d]}]
+identities: {key: {key: header X}}, deny: {key: ["key:1", "key:2"]}
+tiers: {a: {method: GET}, b: default}, deny: {tier: a}
+tokens: {secret: 0123456789abcdef0123456789abcdef, algorithms: [HS256], leeway: 1m30s, header: X-Token, cookie: c}
+tokens: {secret: "${SECRET:-0123456789abcdef0123456789abcdef}", algorithms: HS256, issuer: 7, audience: true}, deny: {claim a.b: c}
+tokens: {jwks_url: "http://localhost/", refresh: 90s, issuer: i, audience: a}
+http: {trusted_proxies: [10.0.0.0/8, unix, "::1", "${P:-10.1.0.0/16}"], address_header: Forwarded, ipv4_prefix: 24, ipv6_prefix: "56"}
+http: {trusted_proxies: 10.0.0.0/8, headers: x-ratelimit, reset: seconds, retry_jitter: 0}
+http: {headers: [draft-07, x-ratelimit], max_waiting: 1_000, denied: {status: "${S:-503}", body: text}}
+http: {denied: {status: 420, body: "<p>{{.Status}}</p>", content_type: text/html}, encoded_slash: keep, trailing_slash: ignore, case_sensitive: false, path_parameters: strip}
+http: {}
+server: {listen: ":1", pprof: true, preserve_host: "false", max_connections: 7, min_body_rate: 240, max_body: 8 MB, max_header: 16KB, drain_delay: 0s, stall_timeout: 0}
+server: {log_format: json, log_level: "${L:-warn}", store: memory, key_hash_secret: 123, require_store: "${R:-true}", max_connections: "10"}
+rules: [{name: 404, unlimited: true}]
+rules: [{name: a, unlimited: "true", limits: []}, {name: b, match: {path: /b}, unlimited: false, per: ip, limits: [{rate: 1/s}]}]
+rules: [{name: a, match: {}, per: global, limits: [{rate: 1/s}]}]
+rules: [{name: a, match: {method: get, path: ["/b/{c}", "/{c}/d/**"], host: ["*.a.b", "[::1]", "*"]}, per: {k: segment c}, limits: [{rate: 1/s}]}, {name: b, unlimited: true}]
+rules: [{name: a, match: {header X-A: [b, c], ip: 10.0.0.0/8, query q: {file: main.go}}, per: global, limits: [{rate: 1/s}]}]
+rules: [{name: a, always: true, shadow: true, per: {all_of: [ip, {m: method}]}, limits: [{rate: 1/s, name: 7, headers: true, on_failure: closed, shadow: false}]}]
+rules: [{name: a, per: global, limits: [{rate: "3/s, burst 10"}, {rate: 1_000 PER minute, burst: 10k}, {rate: 10-H, burst: "1,000"}, {rate: 5 writes per 2 days, burst: "${B:-7}"}]}]
+rules: [{name: a, per: global, limits: [{rate: "${RATE:-10}/s"}, {rate: 1M per calendar week, timezone: Europe/Berlin}, {rate: 10/1h30m, algorithm: sub-window, sub_windows: 60}]}]
+rules: [{name: a, per: global, limits: [{in_flight: 5, ttl: 500ms}, {name: b, in_flight: "10k"}, {name: c, in_flight: "${N:-5}", ttl: 1h0.5m}]}]
+rules: [{name: a, per: global, limits: [{rate: 99/s, on_failure: open, ceiling: "${C:-1k/s, burst 5}", deny_cache_ttl: 0}, {rate: 99/m, split_into: "2", deny_cache_ttl: 1h30m}]}]
+rules: [{name: a, per: global, limits: [{rate: 99/s, lease: 1_000}, {rate: 99/m, lease: "${L:-2}"}]}]
+rules: [{name: a, per: global, limits: [{rate: 10/s, max_wait: 2s}, {rate: 10/m, algorithm: leaky-bucket, burst: 5, max_wait: 0}]}]
+rules: [{name: a, per: global, limits: [{rate: 99/s, cost: 2}, {rate: 99/m, cost: "3"}, {rate: 99/h, cost: "${C:-4}"}, {rate: 99/d, cost: {units: 0}}]}]
+rules: [{name: a, per: global, limits: [{rate: 99/s, cost: {methods: {get: 1, default: "5"}}}, {rate: 99/m, cost: {header: X-C, min: 0, max: 9, actual: X-D}}, {rate: 99/h, cost: {body: 64 kib}}, {rate: 9/d, cost: {body: 512}}]}]
+rules: [{name: a, per: global, limits: [{rate: 10/s, on_status: 401}, {rate: 10/m, on_status: ["401", 5XX, 400-499]}, {rate: 10/h, on_status: "${S:-4xx}"}]}]
+rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s}}, {rate: 10/m, candidate: {algorithm: gcra, burst: 3}}, {in_flight: 5, candidate: {in_flight: 6}}]}]
+tiers: {a: {method: GET}, b: default}, rules: [{name: a, per: global, limits: [{rate: {a: 1/s, default: "${R:-2/s}"}, burst: {b: 3, a: 10k}}, {in_flight: {a: 1, b: 2}}]}]
+`
+
+// What the schema refuses the compiler refuses, too. Policies are made by putting parts of policies
+// in other places.
+func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
+	var whole []*yaml.Node
+	for _, file := range policies(t) {
+		whole = append(whole, nodeOf(t, read(t, file)))
+	}
+	for _, form := range strings.Split(strings.TrimSpace(goodForms), "\n") {
+		whole = append(whole, nodeOf(t, "{"+form+"}"))
+	}
+	for _, c := range badCases(t) {
+		if n := new(yaml.Node); c.env == nil && yaml.Load([]byte(c.text), n) == nil && len(n.Content) == 1 {
+			whole = append(whole, n.Content[0])
+		}
+	}
+	byName := make(map[string][]*yaml.Node) // what stands behind a name
+	var keys, values []*yaml.Node
+	for _, n := range whole {
+		collect(n, func(key, value *yaml.Node) {
+			byName[key.Value] = append(byName[key.Value], value)
+			keys, values = append(keys, key), append(values, value)
+		})
+	}
+	t.Chdir(filepath.Join(repository, "examples/policies")) // where files are that they name
+	s := compiled(t)
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 1))
+	tried, good := 0, 0
+	for range 10_000 {
+		n := clone(whole[r.IntN(len(whole))], 0)
+		for range 1 + r.IntN(2) {
+			var places []func()
+			collect(n, func(key, value *yaml.Node) {
+				places = append(places, func() {
+					switch same, how := byName[key.Value], r.IntN(8); {
+					case how == 0:
+						*key = *clone(keys[r.IntN(len(keys))], 0)
+					case how == 1 || len(same) == 0:
+						*value = *clone(values[r.IntN(len(values))], 0)
+					default:
+						*value = *clone(same[r.IntN(len(same))], 0)
+					}
+				})
+			})
+			if len(places) > 0 {
+				places[r.IntN(len(places))]()
+			}
+		}
+		text, err := yaml.Dump(n)
+		if err != nil {
+			continue
+		}
+		tried++
+		if compile(string(text)) != nil {
+			continue
+		}
+		good++
+		read := valueOf(string(text))
+		delete(read.(map[string]any), "server") // what its texts may be is known to penstock serve only
+		if err := s.Validate(read); err != nil {
+			t.Errorf("seed %d: this compiles:\n%s\n%v", seed, text, err)
+		}
+	}
+	if good < 300 {
+		t.Errorf("seed %d: only %d of %d compile", seed, good, tried)
+	}
+	t.Logf("counted: %d policies that compile accepted by the schema (of %d made at random)", good, tried)
+}
+
+func collect(n *yaml.Node, visit func(key, value *yaml.Node)) {
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && n.Content[i-1].Kind == yaml.ScalarNode && child.Kind != yaml.AliasNode {
+			visit(n.Content[i-1], child)
+		}
+		collect(child, visit)
+	}
+}
+
+// clone is a copy in which nothing is an alias.
+func clone(n *yaml.Node, depth int) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	c := *n
+	c.Anchor, c.Content = "", nil
+	for _, child := range n.Content {
+		if depth < 30 {
+			c.Content = append(c.Content, clone(child, depth+1))
+		}
+	}
+	return &c
+}
+
+// The schema sees unknown fields and values of the wrong kind. Of what goes beyond, it sees some.
+func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
+	s := compiled(t)
+	all, refused, form := 0, 0, 0
+	for _, c := range badCases(t) {
+		var n yaml.Node
+		if yaml.Load([]byte(c.text), &n) != nil || len(n.Content) == 0 || c.env != nil || endless(&n, nil) {
+			continue // no editor has a value to compare with a schema, or it cannot know the variables
+		}
+		all++
+		if s.Validate(valueOf(c.text)) != nil {
+			refused++
+		} else if formal.MatchString(c.said) && !unseen.MatchString(c.said) {
+			t.Errorf("%s: %s: the schema accepts this, of which is said\n%s", c.file, c.name, c.said)
+		}
+		if formal.MatchString(c.said) {
+			form++
+		}
+	}
+	if form < 100 {
+		t.Errorf("only %d bad configurations have a mistake of form; is the pattern right?", form)
+	}
+	t.Logf("counted: %d bad configurations refused by the schema (of %d that are YAML; %d have a mistake of form)", refused, all, form)
+}
+
+// endless tells whether an alias stands within what it names.
+func endless(n *yaml.Node, within []*yaml.Node) bool {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if slices.Contains(within, n) {
+		return true
+	}
+	within = append(within, n)
+	return slices.ContainsFunc(n.Content, func(child *yaml.Node) bool { return endless(child, within) })
+}
+
+var (
+	formal = regexp.MustCompile(`(?m)there is no field|does not belong|stands where|has no meaning|is neither; write|is not a duration|is not a size|` +
+		`is not a whole number below 2.52|the list is empty|there is no algorithm|nothing stands here|the text is empty`)
+
+	// What the schema cannot know: 1.0 is a whole number in JSON.
+	unseen = regexp.MustCompile(`"1\.0" is not a whole number`)
+)
+
+type badCase struct {
+	file, name, text, said string
+	env                    []string
+}
+
+// badCases are the configurations of policy/policyfile/testdata/bad; its test says how they are
+// written.
+func badCases(t *testing.T) (list []badCase) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(repository, "policy/policyfile/testdata/bad/*.txt"))
+	if err != nil || files == nil {
+		t.Fatal("there are no bad configurations:", err)
+	}
+	for _, file := range files {
+		for _, written := range strings.Split("\n"+read(t, file), "\n==== ")[1:] {
+			name, rest, _ := strings.Cut(written, "\n")
+			c := badCase{file: filepath.Base(file), name: name}
+			for strings.HasPrefix(rest, ":") {
+				var line string
+				if line, rest, _ = strings.Cut(rest, "\n"); line != ":escaped" {
+					c.env = append(c.env, line)
+				}
+			}
+			c.text, c.said, _ = strings.Cut(rest, "\n----\n")
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// Words and bounds of the schema are those of the compiler: it is asked about each, and what it
+// says of others lists the same.
+func TestWordsAreTheCompilers(t *testing.T) {
+	s := compiled(t)
+	asked := 0
+	for _, row := range []struct{ path, policy string }{
+		{"apply", "{apply: %s, " + oneRule},
+		{"on_failure", "{on_failure: %s, " + oneRule},
+		{"http.encoded_slash", "{http: {encoded_slash: %s}, " + oneRule},
+		{"http.trailing_slash", "{http: {trailing_slash: %s}, " + oneRule},
+		{"http.path_parameters", "{http: {path_parameters: %s}, " + oneRule},
+		{"http.reset", "{http: {reset: %s}, " + oneRule},
+		{"http.headers", "{http: {headers: %s}, " + oneRule},
+		{"tokens.algorithms", "{tokens: {jwks_url: 'https://a/', algorithms: [%s]}, " + oneRule},
+		{"rules.limits.on_failure", "{rules: [{name: a, per: global, limits: [{rate: 1/s, on_failure: %s}]}]}"},
+		{"rules.limits.algorithm", "{rules: [{name: a, per: global, limits: [{rate: 10/s, algorithm: %s}]}]}"},
+		{"rules.limits.candidate.algorithm", "{rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s, algorithm: %s}}]}]}"},
+	} {
+		property := s
+		for _, name := range strings.Split(row.path, ".") {
+			property = propertyOf(property, name)
+		}
+		var known []string
+		walk(property, func(s *jsonschema.Schema) {
+			if s.Enum != nil {
+				for _, word := range s.Enum.Values {
+					known = append(known, fmt.Sprint(word))
+				}
+			}
+		})
+		slices.Sort(known)
+		known = slices.Compact(known)
+		asked += len(known)
+		for _, word := range known {
+			if err := compile(fmt.Sprintf(row.policy, word)); err != nil && !strings.Contains(err.Error(), "the keys here are public") {
+				t.Errorf("%s: the schema knows %q, and the compiler says %v", row.path, word, err)
+			}
+		}
+		err := compile(fmt.Sprintf(row.policy, "qqqqqqqqqqqq"))
+		if err == nil {
+			t.Fatalf("%s: every word is accepted", row.path)
+		}
+		_, there, _ := strings.Cut(err.Error(), "; ")
+		told := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(there), -1)
+		slices.Sort(told)
+		if !slices.Equal(told, known) {
+			t.Errorf("%s: the schema knows %q, and the compiler %q", row.path, known, told)
+		}
+	}
+	t.Logf("counted: %d words of the schema known to the compiler", asked)
+}
+
+const oneRule = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]}"
+
+func TestBoundsAreTheCompilers(t *testing.T) {
+	s := compiled(t)
+	asked := 0
+	for _, row := range []struct{ path, policy string }{
+		{"http.ipv4_prefix", "{http: {ipv4_prefix: %d}, " + oneRule},
+		{"http.ipv6_prefix", "{http: {ipv6_prefix: %d}, " + oneRule},
+		{"http.max_waiting", "{http: {max_waiting: %d}, " + oneRule},
+		{"http.denied.status", "{http: {denied: {status: %d}}, " + oneRule},
+		{"rules.limits.sub_windows", "{rules: [{name: a, per: global, limits: [{rate: 10/m, algorithm: sub-window, sub_windows: %d}]}]}"},
+		{"rules.limits.split_into", "{rules: [{name: a, per: global, limits: [{rate: 99/m, split_into: %d}]}]}"},
+		{"rules.limits.lease", "{rules: [{name: a, per: global, limits: [{rate: 99/m, lease: %d}]}]}"},
+		{"rules.limits.cost.units", "{rules: [{name: a, per: global, limits: [{rate: 2251799813685248/d, algorithm: fixed-window, cost: {units: %d}}]}]}"},
+		{"rules.limits.cost.methods", "{rules: [{name: a, per: global, limits: [{rate: 2251799813685248/d, algorithm: fixed-window, cost: {methods: {GET: %d}}}]}]}"},
+		{"rules.limits.cost.min", "{rules: [{name: a, per: global, limits: [{rate: 2251799813685248/d, algorithm: fixed-window, cost: {header: X, min: %d, max: 2251799813685248}}]}]}"},
+		{"rules.limits.cost.max", "{rules: [{name: a, per: global, limits: [{rate: 10/s, cost: {header: X, max: %d}}]}]}"},
+		{"rules.limits.burst", "{rules: [{name: a, per: global, limits: [{rate: 1/us, burst: %d}]}]}"},
+		{"rules.limits.in_flight", "{rules: [{name: a, per: global, limits: [{in_flight: %d}]}]}"},
+	} {
+		property := s
+		for _, name := range strings.Split(row.path, ".") {
+			property = propertyOf(property, name)
+		}
+		bounds := 0
+		walk(property, func(s *jsonschema.Schema) {
+			if s.Minimum == nil || s.Maximum == nil {
+				return
+			}
+			least, most := s.Minimum.Num().Int64(), s.Maximum.Num().Int64()
+			for _, n := range []int64{least - 1, least, most, most + 1} {
+				bounds++
+				if err := compile(fmt.Sprintf(row.policy, n)); (err == nil) != (n >= least && n <= most) {
+					t.Errorf("%s: the schema has %d to %d, and of %d the compiler says %v", row.path, least, most, n, err)
+				}
+			}
+		})
+		if bounds == 0 {
+			t.Errorf("%s has no bounds", row.path)
+		}
+		asked += bounds
+	}
+	t.Logf("counted: %d numbers at the bounds of the schema", asked)
+}
+
+// walk visits a schema and all that may stand in its place.
+func walk(s *jsonschema.Schema, visit func(*jsonschema.Schema)) {
+	if s == nil {
+		return
+	}
+	visit(s)
+	walk(s.Ref, visit)
+	for _, one := range slices.Concat(s.AnyOf, s.AllOf) {
+		walk(one, visit)
+	}
+	if items, ok := s.Items.(*jsonschema.Schema); ok {
+		walk(items, visit)
+	}
+	if more, ok := s.AdditionalProperties.(*jsonschema.Schema); ok {
+		walk(more, visit)
+	}
+}
+
+func compiled(t *testing.T) *jsonschema.Schema {
+	t.Helper()
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(settings.Schema()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("policy.json", value); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Compile("policy.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// compile reads a policy as Load does, with an environment that has no variables.
+func compile(text string) error {
+	config, parsed := policyfile.Parse("policy.yaml", []byte(text), func(string) (string, bool) { return "", false }, settings.PolicyOptions())
+	rules, err := config.Compile()
+	if err != nil {
+		return err
+	}
+	rules.Close()
+	return parsed
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func nodeOf(t *testing.T, text string) *yaml.Node {
+	t.Helper()
+	var n yaml.Node
+	if err := yaml.Load([]byte(text), &n); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	return n.Content[0]
+}
+
+// valueOf is a YAML text as an editor compares it with a schema.
+func valueOf(text string) any {
+	var n yaml.Node
+	if err := yaml.Load([]byte(text), &n); err != nil || len(n.Content) == 0 {
+		return nil
+	}
+	return value(n.Content[0], 0)
+}
+
+func value(n *yaml.Node, depth int) any {
+	if depth > 100 {
+		return nil // an anchor within itself
+	}
+	switch n.Kind {
+	case yaml.AliasNode:
+		return value(n.Alias, depth+1)
+	case yaml.SequenceNode:
+		list := []any{}
+		for _, item := range n.Content {
+			list = append(list, value(item, depth+1))
+		}
+		return list
+	case yaml.MappingNode:
+		object := make(map[string]any)
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			object[n.Content[i].Value] = value(n.Content[i+1], depth+1)
+		}
+		return object
+	}
+	switch digits := strings.ReplaceAll(n.Value, "_", ""); n.ShortTag() {
+	case "!!null":
+		return nil
+	case "!!bool":
+		return n.Value == "true"
+	case "!!int", "!!float":
+		if _, err := strconv.ParseFloat(digits, 64); err == nil {
+			return json.Number(digits)
+		}
+	}
+	return n.Value
+}

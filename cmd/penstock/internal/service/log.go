@@ -1,0 +1,44 @@
+package service
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log"
+	"log/slog"
+	"strings"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+)
+
+// serverLog is the log of an http.Server. Clients can cause most of its lines at will, so it logs
+// them at debug level. A panic is an error.
+func serverLog(l *slog.Logger) *log.Logger { return log.New(serverLines{l}, "", 0) }
+
+type serverLines struct{ log *slog.Logger }
+
+func (w serverLines) Write(p []byte) (int, error) {
+	level := slog.LevelDebug
+	if bytes.Contains(p, []byte("panic")) {
+		level = slog.LevelError
+	}
+	w.log.Log(context.Background(), level, redact.Quoted(strings.TrimSpace(string(p))))
+	return len(p), nil
+}
+
+// StandardLog is for log.SetOutput. It takes messages that the standard library logs by itself,
+// such as one about an unsolicited response of the upstream.
+func StandardLog(l *slog.Logger) io.Writer { return &standardLines{log: l} }
+
+type standardLines struct {
+	log  *slog.Logger
+	line logthrottle.Line
+}
+
+func (w *standardLines) Write(p []byte) (int, error) {
+	if skipped, isDue := w.line.Due(); isDue {
+		w.log.Warn("message of Go's standard library", "err", redact.Quoted(strings.TrimSpace(string(p))), "unlogged", skipped)
+	}
+	return len(p), nil
+}

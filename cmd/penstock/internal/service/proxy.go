@@ -1,0 +1,112 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/demoupstream"
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+	"github.com/penstock/penstock/cmd/penstock/internal/slowclient"
+	"github.com/penstock/penstock/httplimit"
+)
+
+// newProxy makes the server that applies the limits and forwards requests to the upstream.
+func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*server, error) {
+	gate, err := httplimit.New(s.core.Store, s.core.Rules, httplimit.Options{HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected})
+	if err != nil {
+		return nil, err
+	}
+	s.metrics.Waiting(gate.Waiting)
+	upstream := s.Settings.Upstream
+	if s.Settings.Demo {
+		demo, err := demoupstream.Start()
+		if err != nil {
+			return nil, fmt.Errorf("demo upstream: %w", err)
+		}
+		s.onClose(demo.Close)
+		upstream = &url.URL{Scheme: "http", Host: demo.Addr()}
+	}
+	s.upstream = upstream.String()
+	proxy := revproxy.New(revproxy.Options{
+		Upstream:       upstream,
+		PreserveHost:   s.Settings.PreserveHost,
+		IsTrusted:      gate.IsTrustedProxy,
+		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
+		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
+		MaxBody:        s.Settings.MaxBody,
+		MaxConnections: int(budget.upstream),
+		NoResponse:     httplimit.MarkStatusUnknown,
+		AddHeaders:     gate.AllowOrigin,
+		Log:            s.Log,
+	})
+	s.onClose(proxy.Close)
+	handler := gate.Middleware(proxy)
+	if s.wrap.limits != nil {
+		handler = s.wrap.limits(handler)
+	}
+	handler = s.countInFlight(limitHeader(gate, s.Settings.MaxHeader, handler))
+	config, err := tlsConfig(s.Settings, s.Log)
+	if err != nil {
+		return nil, err
+	}
+	return newServer("listen", s.newHTTP(runCtx, slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate}), config)), nil
+}
+
+// newHTTP makes the server that clients connect to. It speaks HTTP/1.1, and HTTP/2 with TLS or with
+// prior knowledge.
+func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *tls.Config) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler:           handler,
+		TLSConfig:         config,
+		Protocols:         protocols,
+		ReadHeaderTimeout: s.Settings.HeaderTimeout,
+		ReadTimeout:       s.readTimeout(),
+		IdleTimeout:       s.Settings.IdleTimeout,
+		MaxHeaderBytes:    int(s.Settings.MaxHeader), // the server reads 4 KB more; limitHeader is exact
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 100,
+			SendPingTimeout:      s.Settings.StallTimeout, // after that, a silent client gets a ping
+			WriteByteTimeout:     s.Settings.StallTimeout,
+		},
+		DisableGeneralOptionsHandler: true, // OPTIONS * is limited like other requests
+		ErrorLog:                     serverLog(s.Log),
+		BaseContext:                  func(net.Listener) context.Context { return runCtx },
+	}
+}
+
+// readTimeout limits bodies of requests that the server answers by itself, such as with 417.
+// Package slowclient limits all others.
+func (s *service) readTimeout() time.Duration {
+	if s.Settings.StallTimeout == 0 {
+		return 0
+	}
+	return s.Settings.HeaderTimeout + s.Settings.StallTimeout
+}
+
+// limitHeader responds with 431 to requests whose request line and headers are larger than limit
+// bytes, in the form of HTTP/1.1.
+func limitHeader(gate *httplimit.Gate, limit int64, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		size := len(r.Method) + len(" ") + len(r.RequestURI) + len(" HTTP/1.1\r\n") + len("Host: \r\n") + len(r.Host) + len("\r\n")
+		for name, values := range r.Header {
+			for _, value := range values {
+				size += len(name) + len(": \r\n") + len(value)
+			}
+		}
+		if int64(size) <= limit {
+			next.ServeHTTP(w, r)
+			return
+		}
+		gate.AllowOrigin(w.Header(), r)
+		revproxy.Problem(w, http.StatusRequestHeaderFieldsTooLarge, fmt.Sprintf("the headers are larger than %d bytes", limit))
+	})
+}

@@ -1,0 +1,67 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+)
+
+// A server serves the connections of one listener. All kinds of servers start and end the same way.
+type server struct {
+	name     string // the setting that has its address
+	listener net.Listener
+
+	serve    func(net.Listener) error  // returns nil after shutdown or stop
+	shutdown func(ctx context.Context) // accepts nothing new; returns when nothing is in flight or ctx ends
+	stop     func()                    // closes all connections
+	ended    chan struct{}             // closed when serve has returned
+}
+
+// newServer makes a server for HTTP, or HTTPS if TLS is configured.
+func newServer(name string, http1 *http.Server) *server {
+	return &server{
+		name: name,
+		serve: func(l net.Listener) (err error) {
+			if http1.TLSConfig != nil {
+				err = http1.ServeTLS(l, "", "")
+			} else {
+				err = http1.Serve(l)
+			}
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			return err
+		},
+		shutdown: func(ctx context.Context) { http1.Shutdown(ctx) },
+		stop:     func() { http1.Close() },
+	}
+}
+
+// start starts serving. If that fails, it sends the error to failed.
+func (s *server) start(failed chan<- error) {
+	s.ended = make(chan struct{})
+	go func() {
+		defer close(s.ended)
+		if err := s.serve(s.listener); err != nil {
+			failed <- fmt.Errorf("%s %s: %w", s.name, s.listener.Addr(), err)
+		}
+	}()
+}
+
+// close closes all connections and waits for the end.
+func (s *server) close() {
+	s.stop()
+	<-s.ended
+}
+
+// shutdown shuts down all servers at once.
+func shutdown(ctx context.Context, servers []*server) {
+	var all sync.WaitGroup
+	for _, s := range servers {
+		all.Go(func() { s.shutdown(ctx) })
+	}
+	all.Wait()
+}

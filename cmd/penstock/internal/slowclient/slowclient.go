@@ -1,0 +1,145 @@
+// Package slowclient cuts off clients that stall: they send a body or read a response so slowly
+// that they only occupy a connection.
+package slowclient
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Options of a Handler.
+type Options struct {
+	// Stall is how long a client may pause. 0: forever; then Rate has no effect.
+	Stall time.Duration
+
+	// Rate is the lowest speed of a request body, in bytes a second. Each body has a time budget, at
+	// first Stall. Waiting for the client reduces it, and each byte adds 1/Rate seconds, up to Stall.
+	// The body is cut off when the budget is 0. So a body that stays below Rate is cut off, however
+	// evenly it arrives. 0: only single pauses are limited.
+	Rate int64
+}
+
+// Handler passes requests to next. Their body and response fail once the client stalls; reading the
+// body then returns os.ErrDeadlineExceeded. Only the time of waiting for the client counts, not the
+// time that next takes. So uploads and downloads may last as long as they progress, and event
+// streams may be silent.
+//
+// A connection that next hijacks (a WebSocket) is not watched any more.
+func Handler(next http.Handler, o Options) http.Handler {
+	if o.Stall <= 0 {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		pw := &writer{ResponseWriter: w, control: control, stall: o.Stall, isHTTP2: r.ProtoMajor == 2}
+		if r.Body != nil && r.Body != http.NoBody {
+			if pw.isHTTP2 {
+				control.SetReadDeadline(time.Time{}) // the server's deadline would also count time of next
+			} else {
+				// Also if next never reads the body: the server reads it before the response, to
+				// keep the connection.
+				control.SetReadDeadline(time.Now().Add(o.Stall))
+			}
+			r = r.WithContext(r.Context()) // a copy: the server needs the Body of its own request
+			r.Body = &body{ReadCloser: r.Body, control: control, options: o, left: o.Stall, isHTTP2: pw.isHTTP2}
+			pw.stall *= 2 // before the first write, the server may read the rest of the body
+		}
+		next.ServeHTTP(pw, r)
+		if !pw.isHijacked {
+			pw.start() // the server sends buffered data after next has returned
+		}
+	})
+}
+
+// A body is the body of a request. Waiting for the client reduces the time that is left; data
+// increases it.
+type body struct {
+	io.ReadCloser
+	control  *http.ResponseController
+	options  Options
+	left     time.Duration // for waiting
+	isHTTP2  bool
+	hasEnded bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	if b.hasEnded {
+		return b.ReadCloser.Read(p) // the connection reads beyond the body now; the server sets its deadline
+	}
+	start := time.Now()
+	b.control.SetReadDeadline(start.Add(b.left))
+	n, err := b.ReadCloser.Read(p)
+	b.stop()
+	b.hasEnded = err != nil
+	if b.options.Rate > 0 {
+		earned := time.Duration(n) * time.Second / time.Duration(b.options.Rate)
+		b.left = min(b.left-time.Since(start)+earned, b.options.Stall)
+	}
+	return n, err
+}
+
+// stop removes the deadline. Only HTTP/2 needs it: there, a deadline that passes ends the body even
+// while nobody reads.
+func (b *body) stop() {
+	if b.isHTTP2 {
+		b.control.SetReadDeadline(time.Time{})
+	}
+}
+
+// A writer is the writer of a response. Each write may last up to stall; the time between writes
+// does not count.
+type writer struct {
+	http.ResponseWriter
+	control    *http.ResponseController
+	stall      time.Duration
+	isHTTP2    bool
+	isHijacked bool
+}
+
+func (w *writer) start() { w.control.SetWriteDeadline(time.Now().Add(w.stall)) }
+
+// stop removes the deadline. Only HTTP/2 needs it: there, a deadline that passes ends the stream
+// even while nothing is written.
+func (w *writer) stop() {
+	if w.isHTTP2 {
+		w.control.SetWriteDeadline(time.Time{})
+	}
+}
+
+func (w *writer) WriteHeader(status int) {
+	if status >= 200 { // the header is sent with the body
+		w.ResponseWriter.WriteHeader(status)
+		return
+	}
+	w.start()
+	w.ResponseWriter.WriteHeader(status)
+	w.stop()
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	w.start()
+	n, err := w.ResponseWriter.Write(p)
+	w.stop()
+	return n, err
+}
+
+// FlushError is what http.ResponseController calls.
+func (w *writer) FlushError() error {
+	w.start()
+	err := w.control.Flush()
+	w.stop()
+	return err
+}
+
+func (w *writer) Flush() { w.FlushError() }
+
+func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.isHijacked = true
+	return w.control.Hijack()
+}
+
+// Unwrap is for http.ResponseController.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -1,0 +1,311 @@
+package slowclient
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// pipes is a listener with connections in memory: synctest can then advance time while they wait. A
+// write blocks until it is read.
+type pipes struct{ conns chan net.Conn }
+
+func (p pipes) Accept() (net.Conn, error) {
+	conn, ok := <-p.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+func (p pipes) Close() error   { close(p.conns); return nil }
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+func (p pipes) dial() net.Conn { client, server := net.Pipe(); p.conns <- server; return client }
+
+// A site is a server in a synctest bubble. Its handler is wrapped by Handler.
+type site struct {
+	*testing.T
+	dial    func() net.Conn
+	handle  http.HandlerFunc
+	results chan result // of the handler
+}
+
+func serve(t *testing.T, o Options, test func(s *site)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		listener := pipes{make(chan net.Conn)}
+		s := &site{T: t, dial: listener.dial, results: make(chan result, 1)}
+		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handle(w, r) })
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(true)
+		protocols.SetUnencryptedHTTP2(true)
+		server := &http.Server{
+			Handler: Handler(handler, o), Protocols: protocols,
+			ReadTimeout: 2 * o.Stall, IdleTimeout: 24 * time.Hour, // as package service has them
+		}
+		ended := make(chan struct{})
+		go func() {
+			server.Serve(listener)
+			close(ended)
+		}()
+		test(s)
+		server.Close()
+		<-ended
+	})
+}
+
+// A result is what a handler has read.
+type result struct {
+	read int64
+	err  error
+	at   time.Duration
+}
+
+// readAll is a handler that reads the body and reports the result.
+func (s *site) readAll(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	n, err := io.Copy(io.Discard, r.Body)
+	s.results <- result{n, err, time.Since(start)}
+}
+
+func TestBodyMayArriveAtTheRateAndPauseForTheStall(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		o     Options
+		piece int           // size in bytes
+		every time.Duration // between pieces
+		count int
+		cut   bool
+	}{
+		{"arrives below the rate", Options{Stall: 10 * time.Second, Rate: 100}, 10, time.Second, 1000, true},
+		{"sends one byte before each stall ends", Options{Stall: 10 * time.Second, Rate: 100}, 1, 9 * time.Second, 1000, true},
+		{"arrives at the rate for hours", Options{Stall: 10 * time.Second, Rate: 100}, 100, time.Second, 10_000, false},
+		{"pauses, but keeps the rate", Options{Stall: 10 * time.Second, Rate: 100}, 1000, 9 * time.Second, 1000, false},
+		{"pauses longer than the stall after much data", Options{Stall: 10 * time.Second, Rate: 100}, 100_000, 11 * time.Second, 10, true},
+		{"sends slowly without a rate", Options{Stall: 10 * time.Second}, 1, 9 * time.Second, 1000, false},
+		{"pauses too long without a rate", Options{Stall: 10 * time.Second}, 1, 11 * time.Second, 10, true},
+		{"pauses for an hour without a stall", Options{}, 1, time.Hour, 3, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			serve(t, c.o, func(s *site) {
+				s.handle = s.readAll
+				conn := s.dial()
+				defer conn.Close()
+				go io.Copy(io.Discard, conn)
+				fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n", c.piece*c.count)
+				for range c.count {
+					time.Sleep(c.every)
+					if _, err := io.WriteString(conn, strings.Repeat("x", c.piece)); err != nil {
+						break
+					}
+				}
+				got := <-s.results
+				if cut := errors.Is(got.err, os.ErrDeadlineExceeded); cut != c.cut || !cut && got.read != int64(c.piece*c.count) {
+					s.Errorf("after %v and %d bytes: %v; want cut off: %v", got.at, got.read, got.err, c.cut)
+				}
+			})
+		})
+	}
+}
+
+func TestTimeOfTheHandlerDoesNotCount(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 1000}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				var n int
+				p := make([]byte, 10)
+				for {
+					time.Sleep(time.Minute) // the upstream is slow
+					m, err := r.Body.Read(p)
+					n += m
+					if err != nil {
+						s.results <- result{read: int64(n), err: err}
+						return
+					}
+				}
+			}
+			client := s.client(version)
+			defer client.CloseIdleConnections()
+			res, err := client.Post("http://h/", "", strings.NewReader(strings.Repeat("x", 100)))
+			if got := <-s.results; got.read != 100 || got.err != io.EOF || err != nil || res.ProtoMajor != version {
+				s.Errorf("HTTP/%d: %d bytes were read, then %v, %v; want 100 and EOF", version, got.read, got.err, err)
+			}
+		})
+	}
+}
+
+func TestLargeBodyMayWaitForTheHandler(t *testing.T) {
+	const size = 8 << 20 // larger than all flow-control windows
+	for _, version := range []int{1, 2} {
+		serve(t, Options{Stall: time.Second, Rate: 1000}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				time.Sleep(time.Hour)
+				s.readAll(w, r)
+			}
+			client := s.client(version)
+			defer client.CloseIdleConnections()
+			_, err := client.Post("http://h/", "", strings.NewReader(strings.Repeat("x", size)))
+			if got := <-s.results; got.read != size || got.err != nil || err != nil {
+				s.Errorf("HTTP/%d: %d bytes were read, then %v, %v; want %d", version, got.read, got.err, err, size)
+			}
+		})
+	}
+}
+
+func TestBodyThatStallsIsCutOffInBothVersions(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		for _, pause := range []time.Duration{0, time.Hour} { // of the handler, before it reads
+			serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+				s.handle = func(w http.ResponseWriter, r *http.Request) {
+					time.Sleep(pause)
+					s.readAll(w, r)
+					w.WriteHeader(http.StatusRequestTimeout)
+				}
+				client := s.client(version)
+				defer client.CloseIdleConnections()
+				body, feed := io.Pipe()
+				defer feed.Close()
+				go func() {
+					res, err := client.Post("http://h/", "", body)
+					if err == nil {
+						res.Body.Close()
+					}
+				}()
+				feed.Write(make([]byte, 1000))
+				if got := <-s.results; !errors.Is(got.err, os.ErrDeadlineExceeded) || got.read != 1000 || got.at != 10*time.Second {
+					s.Errorf("HTTP/%d, read after %v: %d bytes, then %v after %v; want 1000, and a deadline after 10 s",
+						version, pause, got.read, got.err, got.at)
+				}
+			})
+		}
+	}
+}
+
+func TestDeniedRequestGetsItsResponseThoughItsBodyNeverArrives(t *testing.T) {
+	for _, c := range []struct {
+		head   string
+		within time.Duration
+	}{
+		{"Content-Length: 100", 10 * time.Second},
+		{"Transfer-Encoding: chunked", 10 * time.Second},
+		{"Content-Length: 100\r\nExpect: 100-continue", 0}, // this client sends nothing before the response
+	} {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }
+			conn := s.dial()
+			defer conn.Close()
+			start := time.Now()
+			fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: h\r\n%s\r\n\r\n", c.head)
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			if err != nil || res.StatusCode != 429 || time.Since(start) != c.within || !res.Close {
+				s.Errorf("%s: %v, %v after %v; want a 429 after %v that ends the connection", c.head, res, err, time.Since(start), c.within)
+			}
+		})
+	}
+}
+
+func TestClientThatDoesNotReadItsResponseIsCutOff(t *testing.T) {
+	for _, size := range []int{1 << 20, 5} { // the short one stays in the server's buffer until the handler has returned
+		serve(t, Options{Stall: 10 * time.Second}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				start := time.Now()
+				_, err := io.WriteString(w, strings.Repeat("x", size))
+				s.results <- result{err: err, at: time.Since(start)}
+			}
+			conn := s.dial()
+			defer conn.Close()
+			io.WriteString(conn, "GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+			if got := <-s.results; size > 5 && (!errors.Is(got.err, os.ErrDeadlineExceeded) || got.at != 10*time.Second) {
+				s.Errorf("%d bytes: %v after %v; want a deadline after 10 s", size, got.err, got.at)
+			}
+			time.Sleep(11 * time.Second)
+			if _, err := io.WriteString(conn, "GET"); err == nil {
+				s.Errorf("%d bytes: the connection is still open", size)
+			}
+		})
+	}
+}
+
+// client makes a client for one version of HTTP.
+func (s *site) client(version int) *http.Client {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(version == 1)
+	protocols.SetUnencryptedHTTP2(version == 2)
+	return &http.Client{Transport: &http.Transport{
+		Protocols:   protocols,
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return s.dial(), nil },
+	}}
+}
+
+func TestSilentEventStreamLives(t *testing.T) {
+	for _, version := range []int{1, 2} {
+		serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+			s.handle = func(w http.ResponseWriter, r *http.Request) {
+				for range 5 {
+					io.WriteString(w, "event\n")
+					http.NewResponseController(w).Flush()
+					time.Sleep(time.Hour)
+				}
+			}
+			client := s.client(version)
+			defer client.CloseIdleConnections()
+			res, err := client.Get("http://h/")
+			if err != nil {
+				s.Fatal(err)
+			}
+			text, err := io.ReadAll(res.Body)
+			if err != nil || string(text) != strings.Repeat("event\n", 5) || res.ProtoMajor != version {
+				s.Errorf("HTTP/%d: %q, %v", res.ProtoMajor, text, err)
+			}
+		})
+	}
+}
+
+func TestEachRequestOfAConnectionHasItsOwnTime(t *testing.T) {
+	serve(t, Options{Stall: 10 * time.Second, Rate: 100}, func(s *site) {
+		s.handle = s.readAll
+		conn := s.dial()
+		defer conn.Close()
+		reader := bufio.NewReader(conn)
+		for i := range 20 {
+			fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nx")
+			time.Sleep(8 * time.Second)
+			fmt.Fprint(conn, "x")
+			if got := <-s.results; got.err != nil {
+				s.Fatalf("request %d: %v", i+1, got.err)
+			}
+			if res, err := http.ReadResponse(reader, nil); err != nil || res.Close {
+				s.Fatalf("request %d: %v, %v", i+1, res, err)
+			}
+			time.Sleep(time.Minute) // no deadline is left over
+		}
+	})
+}
+
+func TestHTTP2StreamThatIsNotReadIsReset(t *testing.T) {
+	serve(t, Options{Stall: 10 * time.Second}, func(s *site) {
+		s.handle = func(w http.ResponseWriter, r *http.Request) {
+			_, err := io.WriteString(w, strings.Repeat("x", 1<<24)) // more than the client's window
+			s.results <- result{err: err}
+		}
+		client := s.client(2)
+		defer client.CloseIdleConnections()
+		res, err := client.Get("http://h/")
+		if err != nil {
+			s.Fatal(err)
+		}
+		defer res.Body.Close()
+		if got := <-s.results; got.err == nil { // the client does not read, so the window stays full
+			s.Error("the handler could write everything")
+		}
+	})
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+// The limits of outage.yaml, and the load.
+const (
+	instances = 2
+	rate      = 200 // a second, for each policy
+	burst     = 20
+	requested = 400 // a second, of each policy
+	deadline  = 250 * time.Millisecond
+	slack     = 100 * time.Millisecond
+	recovery  = time.Second
+)
+
+// A bound is how many requests may pass.
+type bound struct {
+	units       int64
+	isUnlimited bool // every request may pass
+}
+
+func (b bound) String() string {
+	if b.isUnlimited {
+		return "any"
+	}
+	return fmt.Sprint(b.units)
+}
+
+// bucketAdmits is what the bucket of outage.yaml admits at most in any period of length d.
+func bucketAdmits(d time.Duration) int64 { return burst + int64(math.Floor(rate*d.Seconds())) }
+
+// sharesAdmit is what all instances together admit at most by their shares in a period of length d.
+// Each may round its burst up.
+func sharesAdmit(d time.Duration) int64 { return bucketAdmits(d) + instances - 1 }
+
+// An interval is what happened in one second.
+type interval struct {
+	store        bool // Redis decided, or a cached denial of it
+	withoutRedis bool // a fallback decided
+	wasReset     bool // Redis has lost its data, or its bucket has had time to fill
+}
+
+// boundOf is how many requests of a policy may pass in the interval: what Redis admits in that
+// time, plus what the policy admits without Redis. If both decided, at different instances or for
+// different requests, both may have admitted their part.
+func (i interval) boundOf(policy string, c count) bound {
+	b, d := bound{}, c.to.Sub(c.from)
+	if i.store {
+		b.units = bucketAdmits(d)
+		if i.wasReset {
+			b.units += burst
+		}
+	}
+	if i.withoutRedis {
+		switch policy {
+		case "open":
+			b.isUnlimited = true
+		case "local":
+			b.units += sharesAdmit(d)
+		}
+	}
+	return b
+}
+
+// total is how many requests of a policy may pass in all. It is the sum of
+//
+//   - what one limit admits in that time;
+//   - one burst for each interval in which the bucket in Redis was reset or could fill, or in which
+//     both Redis and a fallback decided;
+//   - what the policy admits without Redis, in intervals in which both decided.
+//
+// If a fallback decided under "open", any number may pass.
+func total(policy string, seconds []interval, d time.Duration) bound {
+	b := bound{units: bucketAdmits(d)}
+	for _, i := range seconds {
+		if i.wasReset || i.store && i.withoutRedis {
+			b.units += burst
+		}
+		switch {
+		case !i.withoutRedis:
+		case policy == "open":
+			b.isUnlimited = true
+		case policy == "local" && i.store:
+			b.units += sharesAdmit(time.Second)
+		}
+	}
+	return b
+}
+
+// withoutRedis is how many decisions fallbacks made.
+func (c counters) withoutRedis() int64 {
+	return c.sources["fallback"] + c.sources["open"] + c.sources["closed"]
+}
+
+// shares describes the sources of the decisions.
+func (c counters) shares() (text string) {
+	for _, source := range []string{"store", "deny_cache", "fallback", "open", "closed"} {
+		if n := c.sources[source]; n > 0 {
+			text += fmt.Sprintf("%s %d  ", source, n)
+		}
+	}
+	return text
+}
+
+// p99 is the 99th percentile of the time of decisions, in seconds. It is interpolated within a
+// bucket of the histogram.
+func (c counters) p99() float64 {
+	least, below := 0., int64(0)
+	rank := 0.99 * float64(c.latencies[math.Inf(1)])
+	for _, limit := range slices.Sorted(maps.Keys(c.latencies)) {
+		n := c.latencies[limit]
+		if float64(n) >= rank && n > below {
+			if math.IsInf(limit, 1) {
+				return math.Inf(1)
+			}
+			return least + (limit-least)*(rank-float64(below))/float64(n-below)
+		}
+		least, below = limit, n
+	}
+	return 0
+}
+
+const heading = "                 open         closed          local   decided by                                                         p99\n"

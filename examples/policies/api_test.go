@@ -1,0 +1,254 @@
+package policies
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// run runs a test with a policy in a synctest bubble: with the memory store, with all guards
+// around it, and with guards around a store that is down while all limits are local. The results
+// must be the same each time.
+func run(t *testing.T, name string, test func(*testing.T, *api)) {
+	t.Helper()
+	t.Run("memory", func(t *testing.T) {
+		rules := load(t, name+".yaml")
+		synctest.Test(t, func(t *testing.T) { test(t, open(t, rules, memstore.New(memstore.Options{}))) })
+	})
+	t.Run("guarded", func(t *testing.T) {
+		rules := load(t, name+".yaml")
+		synctest.Test(t, func(t *testing.T) {
+			store := guarded(t, memstore.New(memstore.Options{}), rules.Settings)
+			defer store.Close()
+			test(t, open(t, rules, store))
+		})
+	})
+	if name == "contractual-quotas" {
+		return // its shadow limit refunds units, and a shadow does not count without its store
+	}
+	t.Run("outage", func(t *testing.T) {
+		rules := loadLocal(t, name+".yaml")
+		synctest.Test(t, func(t *testing.T) {
+			store := guarded(t, down, func(limit *penstock.Plan) guard.Settings {
+				s := rules.Settings(limit)
+				s.OnFailure = guard.FailLocal // also for shadows and candidates, which would not count otherwise
+				return s
+			})
+			defer store.Close()
+			test(t, open(t, rules, store))
+		})
+	})
+}
+
+// guarded puts guards around a store. No other process shares it.
+func guarded(t *testing.T, store penstock.Store, settings func(*penstock.Plan) guard.Settings) *guard.Guarded {
+	t.Helper()
+	g, err := guard.Standard(store, guard.Options{Limits: settings, Instances: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// An api is a service with a policy.
+type api struct {
+	t       *testing.T
+	handler http.Handler
+	takes   time.Duration // to serve a request; default: none
+
+	mu    sync.Mutex
+	seen  map[string]int // events, as "rule.limit outcome"
+	times []time.Time    // start times of served requests
+}
+
+// A request, and the response of the service if it arrives there.
+type request struct {
+	method, path string // default: GET
+	from         string // default: 192.0.2.1
+	header       map[string]string
+	body         string
+	status       int // default: 200
+	answer       map[string]string
+}
+
+// sections are what these policies may have.
+var sections = policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}
+
+func load(t *testing.T, file string) *policy.Rules {
+	t.Helper()
+	t.Setenv("JWKS_URL", issuer().URL)
+	p, err := policyfile.Load(file, sections)
+	return started(t, p, err)
+}
+
+// loadLocal loads a policy and makes all its limits local.
+func loadLocal(t *testing.T, file string) *policy.Rules {
+	t.Helper()
+	t.Setenv("JWKS_URL", issuer().URL)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := policyfile.Parse(file, text, os.LookupEnv, sections)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.OnFailure = "local"
+	for i := range config.Rules {
+		for j := range config.Rules[i].Limits {
+			config.Rules[i].Limits[j].OnFailure, config.Rules[i].Limits[j].Ceiling = "", ""
+		}
+	}
+	p, err := config.Compile()
+	return started(t, p, err)
+}
+
+func started(t *testing.T, p *policyfile.Policy, err error) *policy.Rules {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	p.Start(func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return p.Rules
+}
+
+func open(t *testing.T, rules *policy.Rules, store penstock.Store) *api {
+	t.Helper()
+	w := &api{t: t, seen: make(map[string]int)}
+	gate, err := httplimit.New(store, func() *policy.Rules { return rules }, httplimit.Options{Observe: w.observe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.handler = gate.Middleware(http.HandlerFunc(w.serve))
+	return w
+}
+
+// down is a store that makes no decision.
+var down = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	return penstock.Decision{}, penstock.ErrUnavailable
+})
+
+func (w *api) observe(e *admission.Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen[e.Rule+"."+e.Limit+" "+e.Outcome.String()]++
+}
+
+type requestKey struct{}
+
+func (w *api) serve(out http.ResponseWriter, r *http.Request) {
+	w.mu.Lock()
+	w.times = append(w.times, time.Now())
+	w.mu.Unlock()
+	time.Sleep(w.takes)
+	asked := r.Context().Value(requestKey{}).(request)
+	for name, value := range asked.answer {
+		out.Header().Set(name, value)
+	}
+	if asked.status != 0 {
+		out.WriteHeader(asked.status)
+	}
+}
+
+func (w *api) ask(asked request) *httptest.ResponseRecorder {
+	if asked.method == "" {
+		asked.method = "GET"
+	}
+	if asked.from == "" {
+		asked.from = "192.0.2.1"
+	}
+	r := httptest.NewRequest(asked.method, asked.path, strings.NewReader(asked.body))
+	r.RemoteAddr = asked.from + ":1234"
+	for name, value := range asked.header {
+		r.Header.Set(name, value)
+	}
+	answer := httptest.NewRecorder()
+	w.handler.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), requestKey{}, asked)))
+	return answer
+}
+
+// want sends a request several times. All responses must have the status. It returns the last
+// response.
+func (w *api) want(times, status int, asked request) (answer *httptest.ResponseRecorder) {
+	w.t.Helper()
+	for i := range times {
+		answer = w.ask(asked)
+		if answer.Code != status {
+			w.t.Fatalf("%s %s from %q with %v, number %d of %d: %d, not %d\n%s",
+				asked.method, asked.path, asked.from, asked.header, i+1, times, answer.Code, status, answer.Body)
+		}
+	}
+	return answer
+}
+
+// sendAll sends n and m requests, all at once, and counts the statuses of each kind.
+func (w *api) sendAll(n int, one func(int) request, m int, other func(int) request) (statuses [2]map[int]int) {
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for of, make := range []func(int) request{one, other} {
+		statuses[of] = map[int]int{}
+		for i := range []int{n, m}[of] {
+			all.Go(func() {
+				answer := w.ask(make(i))
+				mu.Lock()
+				defer mu.Unlock()
+				statuses[of][answer.Code]++
+			})
+		}
+	}
+	all.Wait()
+	return statuses
+}
+
+func (w *api) pass(d time.Duration)   { time.Sleep(d) }
+func (w *api) until(moment time.Time) { time.Sleep(time.Until(moment)) }
+
+// address returns the i-th address.
+func address(i int) string { return fmt.Sprintf("203.0.%d.%d", i/256, i%256) }
+
+// issuer publishes the key of tokens while the tests run.
+var issuer = sync.OnceValue(func() *httptest.Server {
+	set := fmt.Sprintf(`{"keys": [{"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "kid": "1", "x": %q}]}`, encode(signer.Public().(ed25519.PublicKey)))
+	return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte(set)) }))
+})
+
+var signer = ed25519.NewKeyFromSeed([]byte("a seed of thirty-two bytes in all"[:32]))
+
+// token makes a signed token with claims: name and value, name and value, ...
+func (w *api) token(says ...string) string {
+	claims := map[string]any{"iss": "https://login.example.com", "exp": time.Now().Add(time.Hour).Unix()}
+	for i := 0; i < len(says); i += 2 {
+		claims[says[i]] = says[i+1]
+	}
+	text, err := json.Marshal(claims)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	signed := encode([]byte(`{"alg":"EdDSA","kid":"1"}`)) + "." + encode(text)
+	return signed + "." + encode(ed25519.Sign(signer, []byte(signed)))
+}
+
+func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }

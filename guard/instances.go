@@ -1,0 +1,125 @@
+package guard
+
+import (
+	"context"
+	"crypto/rand"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// InstanceCounterOptions configure NewInstanceCounter.
+type InstanceCounterOptions struct {
+	// Heartbeat registers this instance in the store for as long as life, and returns how many are
+	// registered. A life of 0 removes the instance. Required; use (*redisstore.Store).Heartbeat.
+	Heartbeat func(ctx context.Context, instance string, life time.Duration) (int, error)
+
+	// Every is the time between two heartbeats. Each registers the instance for three times as long.
+	// Default: 5 s.
+	Every time.Duration
+
+	// Floor is the smallest number that Instances returns. Default: 1.
+	Floor int
+
+	// Memory is how long the largest count is remembered. If instances stop or lose their connection,
+	// the others do not take larger shares before that. Default: 60 s.
+	Memory time.Duration
+}
+
+// An InstanceCounter counts the instances that share a store. While the store does not answer, the
+// last count stays.
+type InstanceCounter struct {
+	o    InstanceCounterOptions
+	name string
+	stop context.CancelFunc
+	done chan struct{}
+
+	known atomic.Int64 // instances
+
+	mu     sync.Mutex
+	counts []instanceCount // ascending in time, descending in number; the first is the largest remembered
+	last   time.Time       // of the last count
+}
+
+type instanceCount struct {
+	at time.Time
+	n  int
+}
+
+// NewInstanceCounter registers this instance and keeps it registered until Close.
+func NewInstanceCounter(o InstanceCounterOptions) *InstanceCounter {
+	if o.Every <= 0 {
+		o.Every = 5 * time.Second
+	}
+	if o.Memory <= 0 {
+		o.Memory = time.Minute
+	}
+	o.Floor = max(o.Floor, 1)
+	ctx, stop := context.WithCancel(context.Background())
+	c := &InstanceCounter{o: o, name: rand.Text(), stop: stop, done: make(chan struct{})}
+	c.known.Store(int64(o.Floor))
+	go c.run(ctx)
+	return c
+}
+
+// Instances returns the number of instances: the largest remembered count. The newest count is
+// remembered until the next one arrives.
+func (c *InstanceCounter) Instances() int { return int(c.known.Load()) }
+
+func (c *InstanceCounter) run(ctx context.Context) {
+	defer close(c.done)
+	for {
+		c.beat(ctx)
+		pause := time.NewTimer(c.o.Every)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		}
+	}
+}
+
+func (c *InstanceCounter) beat(ctx context.Context) {
+	defer panicked.Recover("counting instances")
+	ctx, cancel := context.WithTimeout(ctx, c.o.Every)
+	defer cancel()
+	if n, err := c.o.Heartbeat(ctx, c.name, 3*c.o.Every); err == nil {
+		c.count(time.Now(), n)
+	}
+}
+
+func (c *InstanceCounter) count(now time.Time, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Time without a count does not age the older ones: after an outage, instances register one after
+	// the other.
+	if gap := now.Sub(c.last) - c.o.Every; !c.last.IsZero() && gap > 0 {
+		for i := range c.counts {
+			c.counts[i].at = c.counts[i].at.Add(gap)
+		}
+	}
+	c.last = now
+	// Drop the counts that are too old, and those that are not larger than the new one: they can no
+	// longer be the largest.
+	for len(c.counts) > 0 && now.Sub(c.counts[0].at) > c.o.Memory {
+		c.counts = c.counts[1:]
+	}
+	for len(c.counts) > 0 && c.counts[len(c.counts)-1].n <= n {
+		c.counts = c.counts[:len(c.counts)-1]
+	}
+	c.counts = append(c.counts, instanceCount{now, n})
+	c.known.Store(int64(max(c.counts[0].n, c.o.Floor)))
+}
+
+// Close ends the heartbeat and removes this instance from the store. It waits for at most one
+// second.
+func (c *InstanceCounter) Close() {
+	c.stop()
+	<-c.done
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, _ = c.o.Heartbeat(ctx, c.name, 0)
+}

@@ -1,0 +1,100 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/guard"
+)
+
+// A register is what instances are noted in.
+type register struct {
+	mu    sync.Mutex
+	until map[string]time.Time
+	down  bool
+}
+
+func (r *register) Heartbeat(_ context.Context, name string, life time.Duration) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.down {
+		return 0, errors.New("no answer")
+	}
+	if r.until == nil {
+		r.until = make(map[string]time.Time)
+	}
+	r.until[name] = time.Now().Add(life)
+	for other, until := range r.until {
+		if !until.After(time.Now()) {
+			delete(r.until, other)
+		}
+	}
+	return len(r.until), nil
+}
+
+func (r *register) fail(down bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down = down
+}
+
+func TestAFleetKnowsHowManyItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r register
+		var all []*guard.InstanceCounter
+		for range 4 {
+			all = append(all, guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat}))
+		}
+		want := func(when string, n int, some ...*guard.InstanceCounter) {
+			t.Helper()
+			for i, f := range some {
+				if got := f.Instances(); got != n {
+					t.Errorf("%s: instance %d counts %d; want %d", when, i, got, n)
+				}
+			}
+		}
+		time.Sleep(6 * time.Second)
+		want("all there", 4, all...)
+
+		r.fail(true)
+		time.Sleep(10 * time.Hour)
+		want("in an outage", 4, all...)
+
+		r.fail(false)
+		time.Sleep(6 * time.Second)
+		want("after it", 4, all...)
+
+		all[3].Close()
+		time.Sleep(30 * time.Second)
+		want("one has gone, maybe only for a moment", 4, all[:3]...)
+		time.Sleep(40 * time.Second)
+		want("one has gone", 3, all[:3]...)
+
+		more := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 10})
+		time.Sleep(6 * time.Second)
+		want("one has come", 4, all[:3]...)
+		want("with a floor", 10, more)
+		for _, f := range append(all[:3], more) {
+			f.Close()
+		}
+		if n, _ := r.Heartbeat(context.Background(), "x", 0); n != 0 {
+			t.Errorf("%d are still counted", n)
+		}
+	})
+}
+
+func TestBeforeTheFirstAnswerAFleetIsItsFloor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := register{down: true}
+		f := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 3})
+		defer f.Close()
+		time.Sleep(time.Hour)
+		if n := f.Instances(); n != 3 {
+			t.Errorf("it counts %d; want 3", n)
+		}
+	})
+}

@@ -1,0 +1,231 @@
+// Package deadline gives each decision one deadline, shared by all guards.
+package deadline
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/lazy"
+)
+
+// A Set gives decisions their deadlines. Its clock stands still while this process does not run.
+type Set struct {
+	After    time.Duration
+	lateness lateness
+}
+
+// Within gives each decision of a store one deadline, however many calls the guards below make of
+// it, and although it may wait for another. A Timeout below finds it.
+func (t *Set) Within(next penstock.Store) penstock.Store {
+	if t.After < 0 {
+		return next
+	}
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		bounded, own := t.Of(ctx)
+		if own {
+			defer bounded.End()
+		}
+		return next.Decide(bounded, charges)
+	})
+}
+
+// Of returns the decision's deadline. If there is none yet, it makes one: then isOwn is true, and
+// the caller must end it.
+func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
+	if d := From(ctx); d != nil {
+		return d, false
+	}
+	t.lateness.begin()
+	now := time.Now()
+	return &Context{Context: ctx, lateness: &t.lateness, at: now.Add(t.After), lost: t.lateness.lost(now)}, true
+}
+
+// CallerErr returns the error of the caller's own context. The guards' deadline does not count.
+func CallerErr(ctx context.Context) error {
+	d := From(ctx)
+	if d == nil {
+		return ctx.Err()
+	}
+	if err := d.Context.Err(); err != nil {
+		return err
+	}
+	if ctx != context.Context(d) && ctx.Err() == context.Canceled { // by a guard in between
+		return context.Canceled
+	}
+	return nil
+}
+
+// contextKey is the key of the decision's deadline in a context.
+type contextKey struct{}
+
+// From returns the decision's deadline, or nil if there is none yet.
+func From(ctx context.Context) *Context {
+	d, _ := ctx.Value(contextKey{}).(*Context)
+	return d
+}
+
+// Detach returns a context for work that goes on after the decision: it is never cancelled, and has
+// the caller's values, but not the decision's deadline.
+func Detach(ctx context.Context) context.Context {
+	if d := From(ctx); d != nil {
+		ctx = d.Context
+	}
+	return context.WithoutCancel(ctx)
+}
+
+// Await waits until done is closed. It returns false if the caller has gone away, or the
+// decision's time is over.
+func Await(ctx context.Context, done <-chan struct{}) bool {
+	bounded := From(ctx)
+	if bounded == nil || ctx != context.Context(bounded) {
+		select {
+		case <-done:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	timer := time.NewTimer(bounded.Left()) // without the timer, and the context, that its Done makes
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return true
+		case <-bounded.Context.Done():
+			return false
+		case <-timer.C:
+		}
+		left := bounded.Left()
+		if left <= 0 {
+			return false
+		}
+		timer.Reset(left)
+	}
+}
+
+// A Context is a context with a deadline that costs nothing before the first call of Done. A store
+// that waits more cheaply than with a timer for each caller uses Lazy instead.
+//
+// The deadline is extended by the time that this process loses. So code that waits for it must
+// check it again when the wait ends.
+type Context struct {
+	context.Context // the caller's
+	lateness        *lateness
+	at              time.Time     // if no time is lost
+	lost            time.Duration // until it was made
+
+	mu       sync.Mutex
+	done     chan struct{} // once it was asked for
+	timer    *time.Timer   // that closes done
+	unfollow func() bool   // what closes done with the caller's context
+	err      error         // why it is over
+}
+
+// Left returns how much of the decision's time is left, if no more of it is lost.
+func (d *Context) Left() time.Duration {
+	now := time.Now()
+	return d.at.Sub(now) + d.lateness.lost(now) - d.lost
+}
+
+// Until returns when the decision's time is over, if no more of it is lost.
+func (d *Context) Until() time.Time {
+	return d.at.Add(d.lateness.lost(time.Now()) - d.lost)
+}
+
+var _ lazy.Context = (*Context)(nil)
+
+// Lazy returns the caller's Done, and the deadline.
+func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
+	at, _ = d.Deadline()
+	return d.Context.Done(), at
+}
+
+// Value returns the Context itself for contextKey, also through contexts derived from it.
+func (d *Context) Value(key any) any {
+	if key == (contextKey{}) {
+		return d
+	}
+	return d.Context.Value(key)
+}
+
+func (d *Context) Deadline() (time.Time, bool) {
+	until := d.Until()
+	if at, ok := d.Context.Deadline(); ok && at.Before(until) {
+		return at, true
+	}
+	return until, true
+}
+
+func (d *Context) Done() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.done != nil {
+		return d.done
+	}
+	d.done = make(chan struct{})
+	if d.errLocked() != nil {
+		close(d.done)
+		return d.done
+	}
+	d.unfollow = context.AfterFunc(d.Context, d.look)
+	d.timer = time.AfterFunc(d.Left(), d.look)
+	return d.done
+}
+
+// look closes done if the time is over.
+func (d *Context) look() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err != nil {
+		return
+	}
+	if d.errLocked() == nil { // it was extended
+		d.timer.Reset(d.Left())
+		return
+	}
+	d.closeLocked()
+}
+
+func (d *Context) closeLocked() {
+	if d.done != nil {
+		d.timer.Stop()
+		d.unfollow()
+		close(d.done)
+	}
+}
+
+func (d *Context) Err() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was := d.err
+	err := d.errLocked()
+	if was == nil && err != nil {
+		d.closeLocked()
+	}
+	return err
+}
+
+// errLocked returns why it is over, or nil. Once it is over, it stays over.
+func (d *Context) errLocked() error {
+	if d.err == nil {
+		d.err = d.Context.Err()
+	}
+	if d.err == nil && d.Left() <= 0 {
+		d.err = context.DeadlineExceeded
+	}
+	return d.err
+}
+
+// End cancels it: the decision is over.
+func (d *Context) End() {
+	d.lateness.end()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.err != nil {
+		return
+	}
+	d.err = context.Canceled
+	d.closeLocked()
+}

@@ -1,0 +1,159 @@
+package deadline
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// miss has the next tick be so late, as if the process had been stopped for that long before now.
+func (l *lateness) miss(by time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tally.Store(&tally{l.lost(time.Now()), time.Now().Add(-by)})
+	l.nextLocked(time.Now())
+}
+
+func TestLateTicksTellOfLostTime(t *testing.T) {
+	for _, row := range []struct{ late, lost time.Duration }{
+		{0, 0},
+		{time.Millisecond, 0}, // as on any machine
+		{8 * time.Millisecond, 7 * time.Millisecond},
+		{200 * time.Millisecond, 175 * time.Millisecond},
+		{10 * time.Second, 10*time.Second - 25*time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var l lateness
+			l.begin()
+			defer l.end()
+			for range 3 {
+				l.miss(row.late)
+			}
+			if got := l.lost(time.Now()); got != 3*row.lost {
+				t.Errorf("three ticks that were %v late: %v are lost; want %v", row.late, got, 3*row.lost)
+			}
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if got := l.lost(time.Now()); got != 3*row.lost {
+				t.Errorf("%v are lost after a minute without loss; want %v", got, 3*row.lost)
+			}
+		})
+	}
+}
+
+func TestNothingTicksWithoutDecisions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l lateness
+		for range 3 {
+			l.begin()
+			l.begin()
+			time.Sleep(time.Second)
+			l.end()
+			time.Sleep(time.Second)
+			if synctest.Wait(); l.tally.Load().due.IsZero() {
+				t.Error("with a decision in flight, nothing ticks")
+			}
+			l.end()
+			time.Sleep(tick)
+			if synctest.Wait(); !l.tally.Load().due.IsZero() {
+				t.Error("it ticks on")
+			}
+			if got := l.lost(time.Now().Add(time.Hour)); got != 0 {
+				t.Errorf("%v are lost while nothing ticks", got)
+			}
+		}
+	})
+}
+
+// However a process is starved, its decisions end: after eight times the deadline at most, or as
+// many pauses as there are 25 ms in the deadline.
+func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
+	const after = 250 * time.Millisecond
+	for _, late := range []time.Duration{0, 2 * time.Millisecond, 27 * time.Millisecond, 95 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
+		var l lateness
+		now := time.Now()
+		end, pauses := now.Add(after), 0
+		l.tally.Store(&tally{due: now.Add(tick)})
+		began := now
+		for now.Before(end.Add(l.lost(now))) {
+			now = now.Add(tick + late)
+			l.tally.Store(&tally{l.lost(now), now.Add(tick)})
+			pauses++
+		}
+		if took := now.Sub(began); took > max(8*after, 10*late+after)+tick+late || took < after {
+			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses", late, tick+late, took, pauses)
+		}
+	}
+}
+
+// While a decision waits, the process loses time. The answer comes after the deadline would have
+// passed, and is taken; without an answer, the decision ends later by what was lost.
+func TestDeadlineIsPutOffByLostTime(t *testing.T) {
+	for _, row := range []struct {
+		name         string
+		lost, answer time.Duration // 0: none comes
+		ends         time.Duration
+		answered     bool
+	}{
+		{"nothing is lost", 0, 0, 250 * time.Millisecond, false},
+		{"an answer in time", 0, 249 * time.Millisecond, 249 * time.Millisecond, true},
+		{"an answer that is late", 0, 300 * time.Millisecond, 250 * time.Millisecond, false},
+		{"an answer that was not read", 80 * time.Millisecond, 310 * time.Millisecond, 310 * time.Millisecond, true},
+		{"no answer, and lost time", 80 * time.Millisecond, 0, 330 * time.Millisecond, false},
+	} {
+		wait := map[string]func(ctx context.Context, answer <-chan struct{}) error{
+			"Done": func(ctx context.Context, answer <-chan struct{}) error {
+				select {
+				case <-answer:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			},
+			"await": func(ctx context.Context, answer <-chan struct{}) error {
+				if Await(ctx, answer) {
+					return nil
+				}
+				return ctx.Err()
+			},
+			"a child": func(ctx context.Context, answer <-chan struct{}) error {
+				child, cancel := context.WithCancel(ctx)
+				defer cancel()
+				select {
+				case <-answer:
+					return nil
+				case <-child.Done():
+					return child.Err()
+				}
+			},
+		}
+		for how, wait := range wait {
+			t.Run(row.name+", by "+how, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					d := &Set{After: 250 * time.Millisecond}
+					store := d.Within(penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+						answer := make(chan struct{})
+						if row.answer > 0 {
+							timer := time.AfterFunc(row.answer, func() { close(answer) })
+							defer timer.Stop()
+						}
+						return penstock.Decision{}, wait(ctx, answer)
+					}))
+					began := time.Now()
+					if row.lost > 0 {
+						time.AfterFunc(100*time.Millisecond, func() { d.lateness.miss(row.lost * 8 / 7) })
+					}
+					_, err := store.Decide(t.Context(), nil)
+					took := time.Since(began).Round(100 * time.Microsecond)
+					if took != row.ends || (err == nil) != row.answered || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("it ended after %v with %v; want %v, answered: %v", took, err, row.ends, row.answered)
+					}
+				})
+			})
+		}
+	}
+}

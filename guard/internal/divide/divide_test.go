@@ -1,0 +1,24 @@
+package divide
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock"
+)
+
+func TestRememberedPartsAreBounded(t *testing.T) {
+	const tried = 3 * maxDivided
+	var shares Cache[*penstock.Plan]
+	for i := range tried {
+		limit := penstock.PerSecond(int64(i + 1)).With(penstock.TokenBucket)
+		for range 2 {
+			if s := shares.Get(limit, 3, func(l penstock.Limit, n int) *penstock.Plan { return l.MustCompile().Share(n) }); s == nil || s.Limit().Burst != (limit.Count+2)/3 {
+				t.Fatalf("a third of %v is %v", limit, s)
+			}
+		}
+		if len(shares.known) > maxDivided {
+			t.Fatalf("%d are remembered; want %d at most", len(shares.known), maxDivided)
+		}
+	}
+	t.Logf("counted: %d shares of which %d are remembered at most", tried, maxDivided)
+}

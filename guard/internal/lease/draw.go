@@ -1,0 +1,547 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A draw is a call to the store that is in flight. It requests a block, plus the costs of the
+// callers that wait when it is sent. The store decides on those costs as it would without a lease.
+// Callers that come later wait for a part of the block. The outcome is set before done is closed:
+// an error, a denial, or neither.
+type draw struct {
+	done          chan struct{}
+	sent          bool
+	block         int64 // units in advance
+	waitersBefore waiters
+	waitersAfter  waiters
+	over          time.Duration // when its answer arrived
+	denial        penstock.Decision
+	denied        bool
+	err           error
+}
+
+// joinLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring too
+// little for it.
+func (f *draw) joinLocked(p *pool, cost int64) *waiters {
+	w, most := &f.waitersBefore, int64(penstock.MaxCost/2) // with a block it is still a cost
+	if f.sent {
+		w, most = &f.waitersAfter, f.block+p.left()
+	}
+	if cost > most-w.needs {
+		return nil
+	}
+	w.needs += cost
+	return w
+}
+
+// Waiters are the callers that wait for units of one origin: those requested for them, or a part
+// of the block.
+type waiters struct {
+	needs int64 // costs of those that still wait
+	share int64 // what they got, set when the draw has ended
+}
+
+// spendLocked ends a caller's wait. It spends units of the share, and takes what is missing from
+// the blocks. If there is not enough, it spends nothing.
+func (w *waiters) spendLocked(k *leasedKey, p *pool, now time.Duration, cost int64) bool {
+	part := min(w.share, cost)
+	taken := part == cost || k.takeLocked(p, now, cost-part)
+	if taken {
+		w.share -= part
+	}
+	w.departLocked(k, cost)
+	return taken
+}
+
+// departLocked ends a caller's wait. What is left of the share after the last caller stays charged
+// and unspent, like a grant to a caller that has gone away.
+func (w *waiters) departLocked(k *leasedKey, cost int64) {
+	if w.needs -= cost; w.needs == 0 {
+		k.counts.spent -= w.share
+		k.counts.expired += w.share
+		w.share = 0
+	}
+}
+
+// spend decides a batch from what is leased. It draws if needed, or sends the batch to the store.
+func (l *Store) spend(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
+	if err := deadline.CallerErr(ctx); err != nil {
+		return d, err
+	}
+	cost := charges[0].Cost
+	k.mu.Lock()
+	now := l.now() // after locking, which may take long
+	p := k.poolLocked(l, charges, plans, now)
+	if p == nil {
+		k.mu.Unlock()
+		return l.next.Decide(ctx, charges)
+	}
+	p.measure(l.life, now, cost)
+	if k.takeLocked(p, now, cost) {
+		d = p.answer(now, cost)
+		if p.left()*10 <= p.block*3 && p.draw == nil && now >= p.noPrefetchUntil && l.drawLocked(ctx, k, p, now, 0) == nil {
+			p.noPrefetchUntil = now + l.life/16
+		}
+		k.mu.Unlock()
+		return d, nil
+	}
+	f := p.draw
+	if f == nil {
+		f = l.drawLocked(ctx, k, p, now, cost)
+	}
+	var mine *waiters
+	if f != nil {
+		mine = f.joinLocked(p, cost)
+	}
+	if mine == nil {
+		return l.passAndUnlock(ctx, k, p, now, charges)
+	}
+	k.mu.Unlock()
+
+	if !deadline.Await(ctx, f.done) {
+		k.mu.Lock()
+		mine.departLocked(k, cost)
+		k.mu.Unlock()
+		return l.late(ctx, charges)
+	}
+	if f.err != nil {
+		return d, f.err
+	}
+	if f.denied && cost == 1 {
+		return f.denial, nil
+	}
+	k.mu.Lock()
+	now = f.over
+	if mine.share < cost {
+		now = l.now()
+	}
+	if !mine.spendLocked(k, p, now, cost) {
+		return l.passAndUnlock(ctx, k, p, now, charges)
+	}
+	d = p.answer(now, cost)
+	k.mu.Unlock()
+	return d, nil
+}
+
+// passAndUnlock sends a batch to the store. If the store probably has too little left, it first
+// returns what is held here.
+func (l *Store) passAndUnlock(
+	ctx context.Context, k *leasedKey, p *pool, now time.Duration, charges []penstock.Charge,
+) (penstock.Decision, error) {
+	held := p.left() > 0
+	var refunds []refund
+	if held && p.belowRefillMark(charges[0].Cost) {
+		refunds = l.takePoolLocked(k, p, now, nil)
+	}
+	k.mu.Unlock()
+	if l.refundFirst(ctx, k, refunds) != nil {
+		return l.late(ctx, charges)
+	}
+	sent := l.now()
+	d, err := l.next.Decide(ctx, charges)
+	if err != nil {
+		return d, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d.Source == penstock.FromStore {
+		now := l.now()
+		p.updateRemaining(&d, sent, now)
+		if p.isScarce() {
+			p.bypassUntil = now + p.windowLeft(l.life/2, now)
+		}
+	} else {
+		p.bypassUntil = l.now() + l.life // the answer came from a fallback, not from the store
+	}
+	return d, nil
+}
+
+// late decides a batch whose time is over. Either the caller has gone away, or the store below
+// returns the error.
+func (l *Store) late(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if err := deadline.CallerErr(ctx); err != nil {
+		return penstock.Decision{}, err
+	}
+	return l.next.Decide(ctx, charges)
+}
+
+// drawLocked starts a draw that fills the pool up to a block. It returns nil if that is not worth
+// a draw, or if the block is too small for the cost.
+func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.Duration, cost int64) *draw {
+	if k.refundsInFlight > 0 || now < p.bypassUntil || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
+		return nil
+	}
+	block := l.blockOf(p, now)
+	size := block - p.held()
+	if block < MinBlock || size < 1 || 2*cost > block-p.returning || k.sharedLocked(p) || !l.begin() {
+		return nil
+	}
+	f := &draw{done: make(chan struct{}), block: size}
+	p.draw, p.block = f, block
+	go l.draw(deadline.Detach(ctx), k, p, f)
+	return f
+}
+
+// blockOf returns the size of a pool's block now: the demand of half the time for which it may be
+// spent, or 0 if that is not worth a draw.
+func (l *Store) blockOf(p *pool, now time.Duration) int64 {
+	demand := int64(min(p.demand*float64(p.spendableFor(l.life, now))/float64(l.life), penstock.MaxCost))
+	most := int64(penstock.MaxCost)
+	for i := range p.parts {
+		most = min(most, l.options.LargestBlock(p.parts[i].plan))
+	}
+	if demand < min(most, worthDraw) {
+		return 0
+	}
+	return min(demand, most)
+}
+
+// draw calls the store and wakes the waiters.
+func (l *Store) draw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
+	defer l.work.Done()
+	runtime.Gosched() // lets callers that are about to wait join
+	k.mu.Lock()
+	f.sent = true
+	p.block = max(p.block, l.blockOf(p, l.now()))
+	f.block = p.block - p.held() // held units may have been spent meanwhile
+	size := f.block + f.waitersBefore.needs
+	k.mu.Unlock()
+	charges := make([]penstock.Charge, len(p.parts))
+	for i := range charges {
+		charges[i] = penstock.Charge{Key: k.name.key, Plan: p.parts[i].plan, Cost: size, Mode: penstock.Draw}
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.life) // later, the answer is useless
+	defer cancel()
+	sent := l.now()
+	d, err := panicked.Decide(bounded, l.next, charges)
+	if err != nil && !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, penstock.ErrInvalid) {
+		err = penstock.NewStoreError(penstock.ReasonTimeout, fmt.Errorf("a draw of %d units within %v: %v", size, l.life, err))
+	}
+
+	k.mu.Lock()
+	now := l.now()
+	p.draw, f.over = nil, now
+	k.counts.draws++
+	var refunds []refund
+	switch {
+	case err != nil:
+		f.err = err
+		p.bypassUntil = now + l.life/2
+	case !d.Allowed:
+		f.denial, f.denied = d, true
+		p.updateRemaining(&d, sent, now)
+		p.bypassUntil = now + p.windowLeft(l.life/2, now)
+		if d.Source != penstock.FromStore {
+			p.bypassUntil = now + l.life
+		}
+	case d.Source != penstock.FromStore:
+		units := minGranted(&d, size)
+		k.counts.drawn += units
+		k.counts.lost += units
+		p.bypassUntil = now + l.life
+	default:
+		refunds = l.receiveLocked(k, p, f, &d, size, sent, now)
+	}
+	k.mu.Unlock()
+	close(f.done)
+	for _, r := range refunds {
+		l.refund(ctx, k, r)
+	}
+}
+
+// receiveLocked keeps what a draw has brought. It returns refunds of what came in unequal amounts,
+// too late, or after Close.
+func (l *Store) receiveLocked(
+	k *leasedKey, p *pool, f *draw, d *penstock.Decision, size int64, sent, now time.Duration,
+) (refunds []refund) {
+	units := minGranted(d, size)
+	p.updateTrip(now - sent)
+	if units < size {
+		p.noPrefetchUntil = now + l.life/16
+	}
+	if units < min(size, worthDraw) { // the key is at its limit: a denial that is remembered costs less
+		p.bypassUntil = now + p.windowLeft(l.life/2, now)
+	}
+	room := p.block - p.held()
+	if units >= f.waitersBefore.needs || units > room {
+		f.waitersBefore.share = min(units, f.waitersBefore.needs)
+	} // otherwise they take from the block, so that nothing is lost if it is enough for none of them
+	b := block{left: min(units-f.waitersBefore.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
+	k.counts.drawn += units
+	k.counts.spent += f.waitersBefore.share
+	k.counts.expired += units - f.waitersBefore.share - b.left // of waiters that left meanwhile
+	var extra []penstock.Charge
+	for i := range p.parts {
+		part, s := &p.parts[i], d.Status(i)
+		part.updateRemaining(s, sent)
+		b.resets[i] = sent + part.end(s)
+		if part.decay != algorithm.DecayContinuous {
+			b.expires = min(b.expires, b.resets[i])
+		}
+		more := s.Granted - units
+		if more <= 0 {
+			continue
+		}
+		extra = append(extra, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: more, Mode: penstock.Refund})
+		part.left += more
+		if part.decay == algorithm.DecayContinuous {
+			b.resets[i] -= time.Duration(part.drain(more)) + 1
+		}
+	}
+	if extra != nil {
+		k.pendingRefunds++
+		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
+	}
+	b.travel = max((b.expires-sent)/16, 2*p.trip)
+	for i := range p.blocks {
+		if old := &p.blocks[i]; now >= old.expires {
+			refunds = l.returnLocked(k, p, old, now, refunds)
+		}
+	}
+	if p.blocks[0].left == 0 {
+		p.blocks[0], p.blocks[1] = p.blocks[1], block{}
+	}
+	if l.closed.Load() || now >= b.expires || p.blocks[1].left > 0 {
+		return l.returnLocked(k, p, &b, now, refunds)
+	}
+	free := 0
+	if p.blocks[0].left > 0 {
+		free = 1
+	}
+	p.blocks[free] = b
+	if f.waitersBefore.share == f.waitersBefore.needs {
+		f.waitersAfter.share = min(f.waitersAfter.needs, k.spendableLocked(p, now))
+		k.spendLocked(p, now, f.waitersAfter.share)
+	}
+	l.armLocked(k, p, now)
+	return refunds
+}
+
+// armLocked sets the timer to when a block of the pool is due, assuming no further requests.
+func (l *Store) armLocked(k *leasedKey, p *pool, now time.Duration) {
+	due := now + l.life
+	for i := range p.blocks {
+		if p.blocks[i].left > 0 {
+			due = min(due, p.blocks[i].due(), p.lastUsed+l.life/2)
+		}
+	}
+	wait := max(due-now, 0)
+	if p.timer == nil {
+		p.timer = time.AfterFunc(wait, func() { l.due(k, p) })
+	} else {
+		p.timer.Reset(wait)
+	}
+}
+
+// due returns blocks that no request needs, and blocks that expire soon.
+func (l *Store) due(k *leasedKey, p *pool) {
+	if !l.begin() {
+		return
+	}
+	defer l.work.Done()
+	var refunds []refund
+	k.mu.Lock()
+	now := l.now()
+	for i := range p.blocks {
+		if b := &p.blocks[i]; b.left > 0 && (now >= b.due() || now-p.lastUsed >= l.life/2) {
+			refunds = l.returnLocked(k, p, b, now, refunds)
+		}
+	}
+	if p.left() > 0 {
+		l.armLocked(k, p, now)
+	}
+	k.mu.Unlock()
+	for _, r := range refunds {
+		l.refund(context.Background(), k, r)
+	}
+}
+
+// due is the latest time to begin the refund of a block. If the store is too slow for that, the
+// block is spent or expires.
+func (b *block) due() time.Duration { return b.expires - min(2*b.travel, (b.expires-b.sent)/2) }
+
+// A refund returns units of a pool to the store.
+type refund struct {
+	pool    *pool
+	charges []penstock.Charge
+	units   int64         // of each limit
+	until   time.Duration // later, it would refund units that have drained
+}
+
+// returnLocked removes a block and appends its refund, if a part of it still counts in the store.
+func (l *Store) returnLocked(k *leasedKey, p *pool, b *block, now time.Duration, refunds []refund) []refund {
+	if b.left == 0 {
+		return refunds
+	}
+	r := refund{pool: p, units: b.left, until: now + b.travel}
+	for i := range p.parts {
+		part := &p.parts[i]
+		units := part.returnable(b.left, b.resets[i], r.until)
+		r.units = min(r.units, units)
+		if units > 0 {
+			r.charges = append(r.charges, penstock.Charge{Key: k.name.key, Plan: part.plan, Cost: units, Mode: penstock.Refund})
+		}
+	}
+	k.counts.expired += b.left - r.units
+	p.returning += r.units
+	b.left = 0
+	if len(r.charges) == 0 {
+		return refunds
+	}
+	k.pendingRefunds++
+	return append(refunds, r)
+}
+
+func (l *Store) takePoolLocked(k *leasedKey, p *pool, now time.Duration, refunds []refund) []refund {
+	for i := range p.blocks {
+		refunds = l.returnLocked(k, p, &p.blocks[i], now, refunds)
+	}
+	return refunds
+}
+
+// takeAllLocked removes all that is leased under a key, and returns its refunds.
+func (l *Store) takeAllLocked(k *leasedKey) (refunds []refund) {
+	now := l.now()
+	for _, p := range k.pools {
+		if p.timer != nil {
+			p.timer.Stop()
+		}
+		refunds = l.takePoolLocked(k, p, now, refunds)
+	}
+	return refunds
+}
+
+// refund sends a refund. Without an answer the units count as lost: it is not retried.
+func (l *Store) refund(ctx context.Context, k *leasedKey, r refund) {
+	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
+	defer cancel()
+	d, err := panicked.Decide(ctx, l.next, r.charges)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	r.pool.returning -= r.units
+	if err != nil || d.Source != penstock.FromStore {
+		k.counts.lost += r.units
+	} else {
+		returned := minGranted(&d, r.units)
+		k.counts.returned += returned
+		k.counts.expired += r.units - returned
+	}
+	if k.pendingRefunds--; k.pendingRefunds == 0 && k.settled != nil {
+		close(k.settled)
+		k.settled = nil
+	}
+}
+
+// refundFirst sends refunds, and waits for them as long as the caller does. They are sent in any
+// case.
+func (l *Store) refundFirst(ctx context.Context, k *leasedKey, refunds []refund) error {
+	if len(refunds) == 0 {
+		return nil
+	}
+	done := make(chan struct{})
+	tracked := l.begin() // false if closed: then Close does not wait for this
+	go func() {
+		defer close(done)
+		if tracked {
+			defer l.work.Done()
+		}
+		for _, r := range refunds {
+			l.refund(deadline.Detach(ctx), k, r)
+		}
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// forget sends a Refund or Reset to the store, after what is leased under its keys is back there.
+func (l *Store) forget(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	for i := range charges {
+		c := &charges[i]
+		if c.Mode != penstock.Refund && c.Mode != penstock.Reset || c.Plan == nil {
+			continue
+		}
+		s := l.stripeOf(c.Key)
+		s.mu.RLock()
+		k := s.keys[keyName{c.Key, c.Plan.Group()}]
+		s.mu.RUnlock()
+		if k == nil {
+			continue
+		}
+		k.mu.Lock()
+		k.refundsInFlight++
+		k.mu.Unlock()
+		defer func() {
+			k.mu.Lock()
+			k.refundsInFlight--
+			k.mu.Unlock()
+		}()
+		if l.returnUnused(ctx, k) != nil {
+			return l.late(ctx, charges)
+		}
+	}
+	return l.next.Decide(ctx, charges)
+}
+
+// returnUnused waits until nothing of a key is drawn, leased or in flight back. Meanwhile nothing
+// new is drawn.
+func (l *Store) returnUnused(ctx context.Context, k *leasedKey) error {
+	for {
+		k.mu.Lock()
+		wait := k.pendingLocked()
+		refunds := l.takeAllLocked(k)
+		k.mu.Unlock()
+		if wait == nil && len(refunds) == 0 {
+			return nil
+		}
+		if err := l.refundFirst(ctx, k, refunds); err != nil {
+			return err
+		}
+		if wait == nil {
+			continue
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// pendingLocked returns a channel that is closed when a draw or the refunds in flight have ended,
+// or nil if there are none.
+func (k *leasedKey) pendingLocked() <-chan struct{} {
+	for _, p := range k.pools {
+		if p.draw != nil {
+			return p.draw.done
+		}
+	}
+	if k.pendingRefunds == 0 {
+		return nil
+	}
+	if k.settled == nil {
+		k.settled = make(chan struct{})
+	}
+	return k.settled
+}
+
+// minGranted returns the units that every charge of a batch was granted, and at most the given
+// number.
+func minGranted(d *penstock.Decision, atMost int64) int64 {
+	for i := range d.Len() {
+		atMost = min(atMost, d.Status(i).Granted)
+	}
+	return max(atMost, 0)
+}

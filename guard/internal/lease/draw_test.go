@@ -1,0 +1,174 @@
+package lease
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+// leasedOf is a lease of up to 100 units, and its pool of a busy key.
+func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
+	limit, err := penstock.PerDay(100_000).With(penstock.FixedWindow).Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := New(store, Options{Block: func(*penstock.Plan) int64 { return 100 }, Counters: func(*penstock.Plan) int { return 1 }})
+	plans := []*penstock.Plan{limit}
+	l.find("k", plans) // a key that comes once is not watched
+	k := l.find("k", plans)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.poolLocked(l, []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}}, plans, 0)
+	p.demand, p.known = 1000, true
+	return l, k, p
+}
+
+// A process that was stopped wakes up with its lease, before any timer has run.
+func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
+	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p.block = 50
+	reply := penstock.Single(penstock.Status{Granted: 50, ResetAfter: time.Hour})
+	if refunds := l.receiveLocked(k, p, &draw{block: 50}, &reply, 50, 0, time.Millisecond); refunds != nil {
+		t.Fatalf("%+v", refunds)
+	}
+	p.timer.Stop()
+	for _, row := range []struct {
+		now  time.Duration
+		take bool
+	}{{time.Millisecond, true}, {l.life - 1, true}, {l.life, false}, {time.Hour, false}} {
+		if took := k.takeLocked(p, row.now, 1); took != row.take {
+			t.Errorf("%v after it was asked for, a unit was spent: %v; want %v", row.now, took, row.take)
+		}
+	}
+}
+
+// Who waits when a draw is sent is owed a unit besides the block, which is all that is drawn in
+// advance. Who comes later gets a part of the block, which nobody takes before. What those leave
+// behind who go away is spent by nobody.
+func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
+	const early, late = 40, 100
+	for _, row := range []struct {
+		name                  string
+		grants                int64         // at most
+		takes                 time.Duration // the draw
+		earlyLeave, lateLeave int
+		drawn, left           int64 // afterwards
+		earlyTake, lateTake   int
+		expired               int64
+	}{
+		{name: "all", grants: 1000, drawn: 140, earlyTake: 40, lateTake: 100},
+		{name: "some of the late have left", grants: 1000, lateLeave: 30, drawn: 140, left: 30, earlyTake: 40, lateTake: 70},
+		{name: "some of the early have left", grants: 1000, earlyLeave: 10, lateLeave: 5, drawn: 140, left: 5, earlyTake: 30, lateTake: 95, expired: 10},
+		{name: "little is granted", grants: 20, drawn: 20, left: 20, earlyTake: 20},
+		{name: "a little more is granted", grants: 60, drawn: 60, earlyTake: 40, lateTake: 20},
+		{name: "nothing is granted"},
+		{name: "the answer comes late", grants: 1000, takes: 2 * time.Second, drawn: 140, earlyTake: 40},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked, goOn := int64(0), make(chan struct{})
+				l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+					if charges[0].Mode != penstock.Draw {
+						return penstock.Single(penstock.Status{Granted: charges[0].Cost}), nil
+					}
+					asked = charges[0].Cost
+					<-goOn
+					time.Sleep(row.takes)
+					s := penstock.Status{Granted: min(asked, row.grants), ResetAfter: time.Hour}
+					if s.Granted == 0 {
+						s.RetryAfter = time.Second
+					}
+					return penstock.Single(s), nil
+				}))
+				k.mu.Lock()
+				f := l.drawLocked(t.Context(), k, p, l.now(), 1)
+				for range early {
+					if f.joinLocked(p, 1) != &f.waitersBefore {
+						t.Fatal("who came early was not taken along")
+					}
+				}
+				k.mu.Unlock()
+				synctest.Wait()
+				k.mu.Lock()
+				for range late {
+					if f.joinLocked(p, 1) != &f.waitersAfter {
+						t.Fatal("who came later was not taken along")
+					}
+				}
+				if f.joinLocked(p, 1) != nil {
+					t.Error("more wait than the block serves")
+				}
+				for range row.earlyLeave {
+					f.waitersBefore.departLocked(k, 1)
+				}
+				for range row.lateLeave {
+					f.waitersAfter.departLocked(k, 1)
+				}
+				k.mu.Unlock()
+				close(goOn)
+				<-f.done
+				synctest.Wait()
+
+				k.mu.Lock()
+				if asked != early+100 || k.counts.drawn != row.drawn || p.left() != row.left {
+					t.Errorf("%d were asked for, %d drawn, %d are left; want %d, %d and %d", asked, k.counts.drawn, p.left(), early+100, row.drawn, row.left)
+				}
+				takes := func(group *waiters, n int) (taken int) {
+					for range n {
+						if group.spendLocked(k, p, l.now(), 1) {
+							taken++
+						}
+					}
+					return taken
+				}
+				earlyTake, lateTake := takes(&f.waitersBefore, early-row.earlyLeave), takes(&f.waitersAfter, late-row.lateLeave)
+				if earlyTake != row.earlyTake || lateTake != row.lateTake {
+					t.Errorf("%d of the early and %d of the late were served; want %d and %d", earlyTake, lateTake, row.earlyTake, row.lateTake)
+				}
+				if k.counts.expired != row.expired {
+					t.Errorf("%d have expired; want %d", k.counts.expired, row.expired)
+				}
+				k.mu.Unlock()
+				balanced(t, l)
+				if err := l.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+				balanced(t, l)
+			})
+		})
+	}
+}
+
+// Those who go away when the draw is over leave their part to nobody, as does who needs more than
+// is there.
+func TestWhatIsLeftBehindExpires(t *testing.T) {
+	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
+	k.mu.Lock()
+	p.block = 3
+	f := &draw{block: 3, waitersBefore: waiters{needs: 7}}
+	reply := penstock.Single(penstock.Status{Granted: 6, ResetAfter: time.Hour})
+	l.receiveLocked(k, p, f, &reply, 10, 0, time.Millisecond)
+	p.timer.Stop()
+	if f.waitersBefore.spendLocked(k, p, 0, 1); f.waitersBefore.share != 5 || k.counts.spent != 6 {
+		t.Errorf("one took its part of 6: %+v, %+v", f.waitersBefore, k.counts)
+	}
+	f.waitersBefore.departLocked(k, 2)
+	if f.waitersBefore.spendLocked(k, p, 0, 4); f.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
+		t.Errorf("another left, the last took 4: %+v, %+v; want 5 spent and one expired", f.waitersBefore, k.counts)
+	}
+	k.mu.Unlock()
+	balanced(t, l)
+}
+
+func balanced(t *testing.T, l *Store) {
+	t.Helper()
+	if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live {
+		t.Errorf("%+v: not everything is accounted for", s)
+	}
+}

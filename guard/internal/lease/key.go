@@ -1,0 +1,377 @@
+package lease
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+// A leasedKey is the state of a key in a group.
+type leasedKey struct {
+	name keyName
+
+	mu              sync.Mutex
+	gone            bool // swept: no longer in its stripe
+	pools           []*pool
+	first           [1]*pool // saves an allocation for a single pool
+	counts          counts
+	refundsInFlight int           // callers' Refunds and Resets: nothing is drawn meanwhile
+	pendingRefunds  int           // refunds in flight
+	settled         chan struct{} // closed when pendingRefunds is 0; nil if no caller waits
+}
+
+// maxPools is how many combinations of limits are leased under one key.
+const maxPools = 4
+
+type counts struct{ draws, drawn, spent, returned, expired, lost int64 }
+
+func (c *counts) add(other *counts) {
+	c.draws += other.draws
+	c.drawn += other.drawn
+	c.spent += other.spent
+	c.returned += other.returned
+	c.expired += other.expired
+	c.lost += other.lost
+}
+
+// A pool is what was drawn for one combination of limits, and the demand for it.
+type pool struct {
+	parts     []poolPart
+	one       [1]poolPart // saves an allocation for a single limit
+	blocks    [2]block    // the older first
+	draw      *draw       // the draw in flight
+	returning int64       // units of refunds in flight: they count as held
+	timer     *time.Timer
+
+	// Demand, in units per half a Life.
+	demand float64
+	known  bool
+	asked  int64         // since
+	since  time.Duration // the demand is measured anew
+
+	block           int64         // the last that was worth drawing
+	trip            time.Duration // how long the store takes to answer: about the slowest of the last answers
+	lastUsed        time.Duration // when the last request came
+	bypassUntil     time.Duration // until then nothing is drawn
+	noPrefetchUntil time.Duration // until then nothing is drawn in advance
+}
+
+// A poolPart is one of a pool's limits.
+type poolPart struct {
+	plan  *penstock.Plan
+	decay algorithm.Decay
+	parts int           // counters that the limit is split in: what was drawn drains from one, by its part of the rate
+	left  int64         // in the store, when it last said so
+	reset time.Duration // when nothing is used there any more
+	width time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
+	edge  time.Duration // when one of them ends, as the store last said; 0: it has not said yet
+}
+
+// A block is what one draw has brought and is not spent yet.
+type block struct {
+	left    int64
+	sent    time.Duration // when its draw was sent, or a little earlier
+	expires time.Duration
+	travel  time.Duration   // how long a refund of it may be in flight
+	resets  []time.Duration // per limit: when the store has forgotten it: a bucket has drained, a window is over
+}
+
+// track adds a key, unless there are too many. It sweeps a few others, so that idle keys make
+// room.
+func (l *Store) track(s *stripe, name keyName) *leasedKey {
+	now := l.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.keys[name]; k != nil {
+		return k
+	}
+	looked := 0
+	for other, k := range s.keys {
+		if k.sweep(l, now) {
+			delete(s.keys, other)
+			l.keys.Add(-1)
+		}
+		if looked++; looked == 4 {
+			break
+		}
+	}
+	if l.keys.Add(1) > int64(l.options.MaxKeys) {
+		l.keys.Add(-1)
+		return nil
+	}
+	name.key, name.group = strings.Clone(name.key), strings.Clone(name.group)
+	k := &leasedKey{name: name}
+	s.keys[name] = k
+	return k
+}
+
+// sweep tells whether a key is idle. If so, it marks the key as gone.
+func (k *leasedKey) sweep(l *Store, now time.Duration) bool {
+	if !k.mu.TryLock() {
+		return false
+	}
+	defer k.mu.Unlock()
+	if k.refundsInFlight > 0 || k.pendingRefunds > 0 {
+		return false
+	}
+	for _, p := range k.pools {
+		if !p.isIdle(now, 2*l.life) {
+			return false
+		}
+	}
+	k.gone = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gone.add(&k.counts)
+	l.swept++
+	return true
+}
+
+func (k *leasedKey) liveLocked() (units int64) {
+	for _, p := range k.pools {
+		units += p.held()
+	}
+	return units
+}
+
+// poolLocked returns the pool of a combination of limits, or nil if they are not leased.
+func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*penstock.Plan, now time.Duration) *pool {
+	if k.gone {
+		return nil
+	}
+	for _, p := range k.pools {
+		if p.isOf(plans) {
+			return p
+		}
+	}
+	if !l.worthwhile(plans) {
+		return nil
+	}
+	if len(k.pools) == maxPools {
+		k.pools = slices.DeleteFunc(k.pools, func(p *pool) bool { return p.isIdle(now, 2*l.life) })
+		if len(k.pools) == maxPools {
+			return nil
+		}
+	}
+	p := &pool{since: now, lastUsed: now}
+	p.parts = p.one[:0]
+	for _, plan := range plans {
+		p.parts = append(p.parts, poolPart{
+			plan: plan, decay: plan.Algorithm().Decay(), parts: max(l.options.Counters(plan), 1), width: plan.Window(),
+		})
+	}
+	if k.pools == nil {
+		k.pools = k.first[:0]
+	}
+	k.pools = append(k.pools, p)
+	return p
+}
+
+// sharedLocked tells whether another pool holds units of one of p's limits.
+func (k *leasedKey) sharedLocked(p *pool) bool {
+	for _, other := range k.pools {
+		if other == p || other.held() == 0 && other.draw == nil {
+			continue
+		}
+		for i := range p.parts {
+			for j := range other.parts {
+				if p.parts[i].plan.ID() == other.parts[j].plan.ID() {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (p *pool) isOf(plans []*penstock.Plan) bool {
+	if len(plans) != len(p.parts) {
+		return false
+	}
+	for i, plan := range plans {
+		if mine := p.parts[i].plan; mine != plan && mine.Limit() != plan.Limit() {
+			return false
+		}
+	}
+	return true
+}
+
+// isIdle tells whether nothing is held or in flight, and no request came for so long.
+func (p *pool) isIdle(now, long time.Duration) bool {
+	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= long
+}
+
+// left returns the units that are not spent, expired ones included.
+func (p *pool) left() int64 { return p.blocks[0].left + p.blocks[1].left }
+
+// held returns the units that may still be spent or returned to the store.
+func (p *pool) held() int64 { return p.left() + p.returning }
+
+// measure adds a request to the demand. It computes the demand every quarter of a Life, and
+// averages it with the one before unless that is older than a Life.
+func (p *pool) measure(life, now time.Duration, cost int64) {
+	if elapsed := now - p.since; elapsed >= life/4 {
+		demand := float64(p.asked) * float64(life/2) / float64(elapsed)
+		if p.known && elapsed < life {
+			demand = (demand + p.demand) / 2
+		}
+		p.demand, p.known, p.asked, p.since = demand, true, 0, now
+	}
+	p.asked += cost
+	p.lastUsed = now
+}
+
+// updateRemaining records the store's answer to a call that was sent at the given time.
+func (p *pool) updateRemaining(d *penstock.Decision, sent, now time.Duration) {
+	p.updateTrip(now - sent)
+	for i := range p.parts {
+		p.parts[i].updateRemaining(d.Status(i), sent)
+	}
+}
+
+func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
+	part.left = s.Remaining
+	if s.ResetAfter > 0 {
+		part.reset, part.edge = sent+s.ResetAfter, sent+part.end(s)
+	}
+}
+
+// updateTrip records how long an answer took.
+func (p *pool) updateTrip(trip time.Duration) { p.trip = max(trip, (3*p.trip+trip)/4) }
+
+// windowLeft returns how long the present windows of all limits last, and at most the given time.
+// It assumes that windows follow one another without gaps.
+func (p *pool) windowLeft(most, now time.Duration) time.Duration {
+	for i := range p.parts {
+		part := &p.parts[i]
+		if part.width == 0 || part.edge == 0 {
+			continue
+		}
+		rest := part.edge - now
+		if rest <= 0 {
+			rest = part.width - (-rest)%part.width
+		}
+		most = min(most, rest)
+	}
+	return most
+}
+
+// spendableFor returns how long units that are drawn now may be spent after they arrive: for a
+// Life, or until a window ends.
+func (p *pool) spendableFor(life, now time.Duration) time.Duration {
+	return max(p.windowLeft(life, now)-2*p.trip, 0) // the next answer may take longer
+}
+
+// isScarce tells whether the store will have too little left for a draw when the draw arrives.
+func (p *pool) isScarce() bool {
+	for i := range p.parts {
+		part := &p.parts[i]
+		left := part.left
+		if part.decay == algorithm.DecayContinuous {
+			left += part.flow(p.trip)
+		}
+		if left < worthDraw {
+			return true
+		}
+	}
+	return false
+}
+
+// belowRefillMark tells whether the store had less than the cost left in its last answer.
+func (p *pool) belowRefillMark(cost int64) bool {
+	for i := range p.parts {
+		if p.parts[i].left < cost {
+			return true
+		}
+	}
+	return false
+}
+
+// takeLocked spends the whole cost, or nothing.
+func (k *leasedKey) takeLocked(p *pool, now time.Duration, cost int64) bool {
+	if k.spendableLocked(p, now) < cost {
+		return false
+	}
+	k.spendLocked(p, now, cost)
+	return true
+}
+
+// spendableLocked returns how much may be spent now.
+func (k *leasedKey) spendableLocked(p *pool, now time.Duration) int64 {
+	return p.blocks[0].spendable(now) + p.blocks[1].spendable(now)
+}
+
+// spendLocked spends units from the older block first. They must be spendable.
+func (k *leasedKey) spendLocked(p *pool, now time.Duration, units int64) {
+	first := min(p.blocks[0].spendable(now), units)
+	p.blocks[0].left -= first
+	p.blocks[1].left -= units - first
+	k.counts.spent += units
+}
+
+// spendable returns how much of a block may be spent now.
+func (b *block) spendable(now time.Duration) int64 {
+	if now >= b.expires {
+		return 0
+	}
+	return b.left
+}
+
+// answer returns the decision on a batch that was decided here.
+func (p *pool) answer(now time.Duration, cost int64) (d penstock.Decision) {
+	left := p.left()
+	if len(p.parts) == 1 {
+		d = penstock.Single(p.parts[0].status(now, cost, left))
+	} else {
+		statuses := make([]penstock.Status, len(p.parts))
+		for i := range p.parts {
+			statuses[i] = p.parts[i].status(now, cost, left)
+		}
+		d = penstock.NewDecision(statuses)
+	}
+	d.Source = penstock.FromLease
+	return d
+}
+
+func (part *poolPart) status(now time.Duration, cost, left int64) penstock.Status {
+	reset := max(part.reset-now, 0)
+	return penstock.Status{Granted: cost, Remaining: left + part.left, ResetAfter: reset - reset%time.Microsecond}
+}
+
+// flow returns how many units drain in the given time, rounded down.
+func (part *poolPart) flow(d time.Duration) int64 {
+	if d <= 0 {
+		return 0
+	}
+	units := float64(d) / part.drain(1) * (1 - 1e-12)
+	return int64(min(units, penstock.MaxCost))
+}
+
+// drain returns how long the given units take to drain, in ns.
+func (part *poolPart) drain(units int64) float64 {
+	return float64(units) / float64(part.plan.Limit().Count) * float64(part.plan.Limit().Period) * float64(part.parts)
+}
+
+// end returns when the store forgets what it has just charged, counted from when the call was
+// sent. For a bucket, that is when the last unit has drained.
+func (part *poolPart) end(s penstock.Status) time.Duration {
+	if part.decay == algorithm.DecayAfterPeriod {
+		return s.ResetAfter - part.plan.Limit().Period - algorithm.MaxParts*time.Microsecond // parts are rounded up to whole µs
+	}
+	return s.ResetAfter
+}
+
+// returnable returns how many of the units that are left still count in the store at until.
+func (part *poolPart) returnable(left int64, reset, until time.Duration) int64 {
+	switch {
+	case part.decay != algorithm.DecayContinuous && until < reset:
+		return left
+	case part.decay == algorithm.DecayContinuous:
+		return min(left, part.flow(reset-until))
+	}
+	return 0
+}

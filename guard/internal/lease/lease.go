@@ -1,0 +1,326 @@
+// Package lease is the engine of guard.Lease: it draws quota of busy keys in blocks.
+package lease
+
+import (
+	"context"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+// Options configure New.
+type Options struct {
+	// Block returns the largest block that may be drawn of a limit; 0: none.
+	Block func(*penstock.Plan) int64
+
+	// Counters returns how many counters the store below splits a limit into. 0 and 1 mean one.
+	Counters func(*penstock.Plan) int
+
+	// Life is how long drawn units may be spent, at most. Default: DefaultLife.
+	Life time.Duration
+
+	// Instances returns how many instances share the limits now. Default: one.
+	Instances func() int
+
+	// MaxKeys is how many keys may be leased or measured. Default: 10,000.
+	MaxKeys int
+}
+
+// A Store draws units in blocks and spends them locally. See guard.Lease.
+type Store struct {
+	options Options
+	next    penstock.Store
+	start   time.Time // from which all times count
+	life    time.Duration
+	seed    maphash.Seed
+	stripes [stripes]stripe
+	keys    atomic.Int64
+	closed  atomic.Bool
+
+	mu    sync.Mutex
+	work  sync.WaitGroup // background goroutines; none starts once closed
+	gone  counts         // of removed keys
+	swept int64          // number of removed keys
+}
+
+const (
+	stripes     = 64
+	DefaultLife = time.Second // of Options.Life
+)
+
+type stripe struct {
+	mu   sync.RWMutex
+	keys map[keyName]*leasedKey
+	once [64]atomic.Uint64 // hashes of keys that were seen once, as most keys are
+}
+
+// seenBefore tells whether a key of this hash was seen in this Life or the one before. It can be
+// wrong: keys with nearly the same hash count as one.
+func (s *stripe) seenBefore(hash uint64, life, now time.Duration) bool {
+	const times = 1<<16 - 1
+	time := uint64(now/life) & times
+	place := &s.once[hash/stripes%uint64(len(s.once))]
+	old, seen := place.Load(), hash&^times|time
+	if old == seen || old == hash&^times|(time-1)&times {
+		return true
+	}
+	place.Store(seen)
+	return false
+}
+
+type keyName struct{ key, group string }
+
+// New puts a Store around another.
+func New(store penstock.Store, o Options) *Store {
+	if o.Life <= 0 {
+		o.Life = DefaultLife
+	}
+	if o.MaxKeys <= 0 {
+		o.MaxKeys = 10_000
+	}
+	l := &Store{options: o, next: store, start: time.Now(), life: o.Life, seed: maphash.MakeSeed()}
+	for i := range l.stripes {
+		l.stripes[i].keys = make(map[keyName]*leasedKey)
+	}
+	return l
+}
+
+// Decide implements penstock.Store.
+func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	if l.options.Block == nil || l.closed.Load() {
+		return l.next.Decide(ctx, charges)
+	}
+	var few [4]*penstock.Plan
+	plans, shape := shapeOf(charges, few[:0])
+	switch shape {
+	case refunding:
+		return l.forget(ctx, charges)
+	case spending:
+		if k := l.find(charges[0].Key, plans); k != nil {
+			return l.spend(ctx, k, charges, plans)
+		}
+	}
+	return l.next.Decide(ctx, charges)
+}
+
+// Close returns what is leased, and waits for draws that are in flight. Afterwards all batches go
+// to the store. Its error is the context's, if that ends first.
+func (l *Store) Close(ctx context.Context) error {
+	l.mu.Lock()
+	l.closed.Store(true)
+	l.mu.Unlock()
+	var all sync.WaitGroup
+	room := make(chan struct{}, closeConcurrency)
+	for _, k := range l.all() {
+		k.mu.Lock()
+		pending := l.takeAllLocked(k)
+		k.mu.Unlock()
+		for _, r := range pending {
+			room <- struct{}{}
+			all.Go(func() {
+				l.refund(ctx, k, r)
+				<-room
+			})
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		all.Wait()
+		l.work.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// closeConcurrency is how many refunds Close has in flight at once.
+const closeConcurrency = 32
+
+// Stats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost +
+// Live.
+type Stats struct {
+	Keys     int   // keys that are leased or measured now
+	Draws    int64 // calls to the store, answered or not
+	Drawn    int64 // units that draws have brought, the same number of each limit of a batch
+	Spent    int64 // locally
+	Returned int64 // to the store
+	Expired  int64 // unspent; they count in the store until its limit frees them
+	Lost     int64 // returned without an answer, or drawn from elsewhere than the store
+	Live     int64 // held here now, or in flight back to the store
+}
+
+// Stats returns the counts until now.
+func (l *Store) Stats() Stats {
+	for tries := 1; ; tries++ {
+		s, swept := l.stats()
+		l.mu.Lock()
+		same := swept == l.swept
+		l.mu.Unlock()
+		if same || tries == 10 {
+			return s
+		}
+	}
+}
+
+// stats returns the counts, and the number of removed keys before it counted. The counts are right
+// if no key was removed meanwhile.
+func (l *Store) stats() (s Stats, swept int64) {
+	l.mu.Lock()
+	sum, swept := l.gone, l.swept
+	l.mu.Unlock()
+	for _, k := range l.all() {
+		k.mu.Lock()
+		sum.add(&k.counts)
+		s.Live += k.liveLocked()
+		k.mu.Unlock()
+		s.Keys++
+	}
+	s.Draws, s.Drawn, s.Spent = sum.draws, sum.drawn, sum.spent
+	s.Returned, s.Expired, s.Lost = sum.returned, sum.expired, sum.lost
+	return s, swept
+}
+
+// Excess returns how many units more than the limit alone all instances together may admit under a
+// key, in any interval: n·b for a TokenBucket, 0 elsewhere. See guard.Lease.
+func (o Options) Excess(plan *penstock.Plan) int64 {
+	if plan.Algorithm().Decay() != algorithm.DecayContinuous {
+		return 0
+	}
+	b := o.LargestBlock(plan)
+	if b < MinBlock {
+		return 0
+	}
+	return b * int64(o.instances())
+}
+
+const (
+	MinBlock  = 2 // the smallest block: a limit that allows less is not leased
+	worthDraw = 4 // the fewest units for which a draw is cheaper than a call for each
+)
+
+// LargestBlock returns the largest block of a limit. A limit whose block is below MinBlock is not
+// leased.
+func (o Options) LargestBlock(plan *penstock.Plan) int64 {
+	if o.Block == nil || plan.Algorithm().Decay() == algorithm.DecayUnknown {
+		return 0
+	}
+	largest := o.Block(plan)
+	if largest < MinBlock {
+		return 0
+	}
+	return min(largest, plan.Capacity()/4/int64(o.instances()))
+}
+
+func (o Options) instances() int {
+	if o.Instances == nil {
+		return 1
+	}
+	return max(o.Instances(), 1)
+}
+
+// now is the time since the start, by the monotonic clock.
+func (l *Store) now() time.Duration { return time.Since(l.start) }
+
+// begin tells whether a background goroutine may start. If so, it must call l.work.Done at its
+// end.
+func (l *Store) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed.Load() {
+		return false
+	}
+	l.work.Add(1)
+	return true
+}
+
+// A shape says what to do with a batch.
+type shape uint8
+
+const (
+	passThrough shape = iota
+	spending          // a lease may answer it
+	refunding         // a Refund or Reset: return what is leased first
+)
+
+// shapeOf returns a batch's shape. For a batch that spends, it appends the plans of its limits to
+// plans.
+func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Plan, shape) {
+	for i := range charges {
+		if m := charges[i].Mode; m == penstock.Refund || m == penstock.Reset {
+			return nil, refunding
+		}
+	}
+	if len(charges) == 0 || len(charges) > penstock.MaxCharges {
+		return nil, passThrough
+	}
+	first := &charges[0]
+	if first.Cost < 1 || first.Cost > penstock.MaxCost || len(first.Key) > penstock.MaxKey {
+		return nil, passThrough
+	}
+	for i := range charges {
+		c := &charges[i]
+		if c.Mode != penstock.Spend || c.Patience != 0 || c.Holder != "" || c.Cost != first.Cost || i > 0 && c.Key != first.Key {
+			return nil, passThrough
+		}
+		plan := c.Plan
+		if plan == nil || i > 0 && plan.Group() != plans[0].Group() {
+			return nil, passThrough
+		}
+		for _, other := range plans {
+			if other.Tag() == plan.Tag() {
+				return nil, passThrough // the store says what is wrong
+			}
+		}
+		plans = append(plans, plan)
+	}
+	return plans, spending
+}
+
+// find returns the key of a batch that spends, or nil if it is not leased.
+func (l *Store) find(key string, plans []*penstock.Plan) *leasedKey {
+	name := keyName{key, plans[0].Group()}
+	hash := maphash.String(l.seed, key)
+	s := &l.stripes[hash%stripes]
+	s.mu.RLock()
+	k := s.keys[name]
+	s.mu.RUnlock()
+	if k != nil || !l.worthwhile(plans) || !s.seenBefore(hash, l.life, l.now()) {
+		return k
+	}
+	return l.track(s, name)
+}
+
+func (l *Store) stripeOf(key string) *stripe {
+	return &l.stripes[maphash.String(l.seed, key)%stripes]
+}
+
+// worthwhile tells whether all of the limits may be leased.
+func (l *Store) worthwhile(plans []*penstock.Plan) bool {
+	for _, plan := range plans {
+		if l.options.LargestBlock(plan) < MinBlock {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *Store) all() []*leasedKey {
+	var all []*leasedKey
+	for i := range l.stripes {
+		s := &l.stripes[i]
+		s.mu.RLock()
+		for _, k := range s.keys {
+			all = append(all, k)
+		}
+		s.mu.RUnlock()
+	}
+	return all
+}

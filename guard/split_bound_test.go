@@ -1,0 +1,146 @@
+package guard_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A burst of all units at once is granted in full: not one unit too many, and no unit is denied
+// while a shard has one. If a denial by the first shard were final, √(N·S(1-1/S)/2π) units would be
+// denied: those that chance sends to a shard beyond its part. Split pays a few more calls for each
+// of them instead.
+func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
+		units, shards, runs := row.units, row.shards, row.runs
+		vain, probes := 0.0, 0
+		for range runs {
+			asked, first := 0, map[string]int{}
+			store := memstore.New(memstore.Options{})
+			counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if asked++; asked == 1 {
+					first[charges[0].Key]++
+				}
+				return store.Decide(ctx, charges)
+			})
+			limit := ready(t, penstock.PerDay(int64(units)).With(penstock.FixedWindow))
+			s := split(shards)(counting)
+			for i := range units + 100 {
+				asked = 0
+				if d := decide(t, s, one(limit, "k")...); d.Allowed != (i < units) {
+					t.Fatalf("%d units in %d shards, spend %d: %v", units, shards, i, d)
+				}
+				if i < units {
+					probes += asked - 1
+				}
+				if i == units-1 {
+					for _, n := range first {
+						vain += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
+					}
+				}
+			}
+		}
+		formula := math.Sqrt(float64(units) * float64(shards) * (1 - 1/float64(shards)) / (2 * math.Pi))
+		t.Logf("%5d units in %2d shards: 0 too many, 0 denied wrongly; %.1f would have been (the formula says %.1f); %.3f more calls per unit", units, shards,
+			vain, formula, float64(probes)/float64(runs*units))
+		if vain < formula/2 || vain > 2*formula {
+			t.Errorf("%.1f of %d units were thrown together in %d shards; want about %.1f: the shards are not chosen evenly", vain, units, shards, formula)
+		}
+		t.Logf("counted: %d spends of split limits held against their bound", runs*(units+100))
+	}
+}
+
+// Under more load than fits, a split bucket admits Burst + r·w, and no less than S units under it.
+func TestSplitBucketIsUsedToItsBound(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	for _, shards := range []int{2, 4, 16, 32} {
+		synctest.Test(t, func(t *testing.T) {
+			const count, seconds = 100, 20
+			settings := func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: shards} }
+			g := standard(t, memstore.New(memstore.Options{}), guard.Options{Limits: settings})
+			limit := ready(t, penstock.PerSecond(count))
+			admitted, start := 0, time.Now()
+			for time.Since(start) < seconds*time.Second {
+				if decide(t, g, one(limit, "k")...).Allowed {
+					admitted++
+				}
+				time.Sleep(time.Millisecond)
+			}
+			most := count + count*seconds
+			if admitted > most || admitted < most-shards-1 {
+				t.Errorf("%d shards: %d units in %d s; want %d, or %d less at most", shards, admitted, seconds, most, shards+1)
+			}
+			t.Logf("%2d shards: %d units in %d s; the bound is %d (%.1f %%)", shards, admitted, seconds, most, 100*float64(admitted)/float64(most))
+		})
+	}
+}
+
+// After a split limit was lowered, each shard grants what it has not used of its part of the new
+// limit, and no more: about √(units·S(1-1/S)/2π) more than a limit that is not split, where as much
+// was used as the new limit has; at most all but the part of one shard; and with what was used
+// before never more than the old limit.
+func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	const from, to, shards, runs = 150, 50, 8, 60
+	for _, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.SlidingWindow, penstock.SlidingLog} {
+		for _, used := range []int{20, 50, 120} {
+			more := 0.0
+			for range runs {
+				synctest.Test(t, func(t *testing.T) {
+					store := memstore.New(memstore.Options{})
+					of := map[string]int{} // of each shard
+					noting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+						d, err := store.Decide(ctx, charges)
+						if err == nil && d.Allowed {
+							of[charges[0].Key] += int(d.Status(0).Granted)
+						}
+						return d, err
+					})
+					s := split(shards)(noting)
+					old, lowered := ready(t, penstock.PerDay(from).With(a)), ready(t, penstock.PerDay(to).With(a))
+					for range used {
+						if !decide(t, s, one(old, "k")...).Allowed {
+							t.Fatal("denied by the old limit")
+						}
+					}
+					want, whole := 0, max(to-used, 0)
+					for i := range shards {
+						part := to / shards
+						if i < to%shards {
+							part++
+						}
+						want += max(part-of[fmt.Sprintf("k~%02d", i)], 0)
+					}
+					granted := 0
+					for range from {
+						if decide(t, s, one(lowered, "k")...).Allowed {
+							granted++
+						}
+					}
+					if granted != want || granted-whole > to-to/shards || used+granted > from {
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; the shards have %d left, and together %d", a.Name(), used, from, to,
+							shards, granted, want, whole)
+					}
+					more += float64(granted-whole) / runs
+				})
+			}
+			t.Logf("%v: %d of %d used, lowered to %d in %d shards: %.1f units more than without", a.Name(), used, from, to, shards, more)
+			formula := math.Sqrt(to * shards * (1 - 1.0/shards) / (2 * math.Pi))
+			if used == to && (more < formula/2 || more > 2*formula) {
+				t.Errorf("%v: %.1f units more than without Split; the formula says %.1f", a.Name(), more, formula)
+			}
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package httplimit
+
+import (
+	"bytes"
+	"io"
+	"sync"
+
+	"github.com/penstock/penstock/policy"
+)
+
+// A countedBody counts the bytes read of a body whose size was not announced.
+type countedBody struct {
+	io.ReadCloser
+	mu sync.Mutex
+	n  int64
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.mu.Lock()
+	b.n += int64(n)
+	b.mu.Unlock()
+	return n, err
+}
+
+func (b *countedBody) size() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.n
+}
+
+func (a *Admission) countBody() {
+	a.body = &countedBody{ReadCloser: a.Request.Body}
+	r := *a.Request
+	r.Body = a.body
+	a.Request = &r
+}
+
+// maxAhead is how many bytes of a body are read while its request waits.
+const maxAhead = 16 << 10
+
+// readAhead reads a small body while its request waits: net/http notices that a client has gone
+// only when the body has been read.
+func readAhead(of policy.Attributes) {
+	a := of.(*attributes)
+	n := a.r.ContentLength
+	if n <= 0 || n > maxAhead || a.r.Body == nil {
+		return
+	}
+	read, err := io.ReadAll(a.r.Body)
+	r := *a.r
+	r.Body = &readBody{Reader: bytes.NewReader(read), err: err, Closer: a.r.Body}
+	a.r = &r
+}
+
+// A readBody is a body that has been read: its bytes, and the error at its end.
+type readBody struct {
+	*bytes.Reader
+	io.Closer
+	err error
+}
+
+func (b *readBody) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if err == io.EOF && b.err != nil {
+		err = b.err
+	}
+	return n, err
+}
+
+// WriteTo also returns the error at the end, which the Reader does not know.
+func (b *readBody) WriteTo(w io.Writer) (int64, error) {
+	n, err := b.Reader.WriteTo(w)
+	if err == nil {
+		err = b.err
+	}
+	return n, err
+}

@@ -1,0 +1,84 @@
+package httplimit
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/httplimit/outbound"
+)
+
+// What this package writes, package outbound reads: each dialect gives the same pause.
+func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
+	understood := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		limit, status := drawLimit(rt), drawStatus(rt)
+		status.Remaining = 0
+		q := quota{policy: quotaPolicyOf(limit.Name, limit), status: status}
+		until, known := q.until()
+		now := time.Unix(1_800_000_000, 0)
+		for _, dialect := range dialects {
+			for _, inSeconds := range []bool{true, false} {
+				if (dialect == Draft06 || dialect == XRateLimit && inSeconds) && until > 10*365*24*time.Hour {
+					continue // so many seconds are read as Unix time
+				}
+				h := make(http.Header)
+				newHeaders(headerSettings{dialects: []Dialect{dialect}, resetSeconds: inSeconds, now: func() time.Time { return now }}).
+					write(h, []quota{q}, false, 0)
+				h.Set("Date", now.UTC().Format(http.TimeFormat))
+				want := time.Duration(ceilSeconds(until)) * time.Second
+				if !known {
+					want = 0
+				}
+				if pause := pauseAfter(t, http.StatusOK, h); pause != want {
+					rt.Fatalf("%s: %v pauses for %v; want %v", dialect, h, pause, want)
+				}
+				if !known {
+					want = time.Second // as after each 429 that gives no time
+				}
+				if pause := pauseAfter(t, http.StatusTooManyRequests, h); pause != want {
+					rt.Fatalf("%s: 429 with %v pauses for %v; want %v", dialect, h, pause, want)
+				}
+				understood++
+			}
+		}
+	})
+	t.Logf("counted: %d responses that both sides understand alike", understood)
+}
+
+// pauseAfter returns how long a client sends nothing after such a response.
+func pauseAfter(t *testing.T, status int, h http.Header) (pause time.Duration) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		client := &outbound.Transport{Base: answering{status, h}, MaxWait: -1, MaxPause: 1 << 62}
+		r, err := http.NewRequest(http.MethodGet, "http://api.example/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.RoundTrip(r); err != nil {
+			t.Fatal(err)
+		}
+		_, err = client.RoundTrip(r)
+		var notSent *outbound.NotSentError
+		if errors.As(err, &notSent) {
+			pause = notSent.RetryAfter
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	})
+	return pause
+}
+
+// answering is a server that gives every request the same response.
+type answering struct {
+	status int
+	header http.Header
+}
+
+func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: a.status, Header: a.header, Body: http.NoBody}, nil
+}

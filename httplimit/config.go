@@ -1,0 +1,277 @@
+package httplimit
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Config says how HTTP requests are read and answered. It is the section http of a policy file:
+// give DefaultConfig to package policyfile as a Section. In Go code, a zero field means its
+// default.
+type Config struct {
+	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Addresses of proxies whose address header is believed: CIDRs, or unix for peers on a unix socket. Default: none."`
+	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies tell the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`
+	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"IPv4 addresses that share so many leading bits count as one client: 8 to 32. Default: 32."`
+	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"IPv6 addresses that share so many leading bits count as one client: 16 to 128. Default: 64."`
+	EncodedSlash   string        `yaml:"encoded_slash" jsonschema:"What becomes of paths with %2F or %5C: refuse (default; status 400), or keep."`
+	TrailingSlash  string        `yaml:"trailing_slash" jsonschema:"Whether /a/ is /a: keep (default) tells them apart, ignore removes the slash."`
+	CaseSensitive  *bool         `yaml:"case_sensitive" jsonschema:"Whether /A is another path than /a. Default: true; false makes letters lower case."`
+	PathParameters string        `yaml:"path_parameters" jsonschema:"What becomes of ;v=1 behind a segment: keep (default), or strip."`
+	Headers        []string      `yaml:"headers" jsonschema:"Which header fields about limits are sent: draft-11 (default), draft-07, draft-06, x-ratelimit, or none."`
+	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
+	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by up to this, at random, so that callers do not all come back at once. Default: 0."`
+	Denied         DeniedConfig  `yaml:"denied" jsonschema:"How a request over a limit is answered."`
+	CORS           *CORSConfig   `yaml:"cors" jsonschema:"Which web pages may read the answers that do not come from the upstream, and what they learn of limits. Default: none."`
+	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
+}
+
+// A DeniedConfig says how a request over a limit is answered. Requests that are denied for other
+// reasons have an answer of their own.
+type DeniedConfig struct {
+	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
+	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`
+	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
+}
+
+// A CORSConfig says which web pages of other origins may read what the gate answers by itself.
+type CORSConfig struct {
+	Origins     []string `yaml:"origins" jsonschema:"The origins of these pages, such as https://app.example.com, or * alone for any."`
+	Credentials bool     `yaml:"credentials" jsonschema:"Whether they may send cookies and other credentials, and still read the answer. Not with *. Default: false."`
+	Expose      []string `yaml:"expose" jsonschema:"Headers of responses that they may read, besides those about limits. Default: none."`
+}
+
+// DefaultConfig is what holds for a policy without a section http.
+func DefaultConfig() *Config {
+	c := new(Config)
+	c.complete()
+	return c
+}
+
+// SectionName is the key of a Config in a policy file.
+func (c *Config) SectionName() string { return "http" }
+
+// Apply reports what is wrong with the Config, and copies its settings of paths and addresses.
+func (c *Config) Apply(spec *policy.Spec, report func(field any, format string, args ...any)) {
+	c.check(report)
+	c.complete()
+	spec.Paths = c.paths()
+	spec.IPv4Prefix, spec.IPv6Prefix = c.IPv4Prefix, c.IPv6Prefix
+}
+
+func (c *Config) paths() policy.Paths {
+	return policy.Paths{
+		KeepEncodedSlash:    c.EncodedSlash == "keep",
+		IgnoreTrailingSlash: c.TrailingSlash == "ignore",
+		IgnoreCase:          c.CaseSensitive != nil && !*c.CaseSensitive,
+		StripParameters:     c.PathParameters == "strip",
+	}
+}
+
+// configOf is the Config of rules, complete and valid.
+func configOf(rules *policy.Rules) (*Config, error) {
+	c := new(Config)
+	if own, ok := policy.SectionOf[*Config](rules); ok {
+		*c = *own
+	}
+	return c, c.finish()
+}
+
+// finish completes a Config that is made in Go, and returns what is wrong with it.
+func (c *Config) finish() error {
+	c.complete()
+	var errs []error
+	c.check(func(_ any, format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) })
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w: httplimit: %w", penstock.ErrInvalid, err)
+	}
+	return nil
+}
+
+// complete sets the defaults of what is not set.
+func (c *Config) complete() {
+	c.AddressHeader = http.CanonicalHeaderKey(c.AddressHeader)
+	if len(c.TrustedProxies) > 0 {
+		c.AddressHeader = cmp.Or(c.AddressHeader, "X-Forwarded-For")
+	}
+	c.IPv4Prefix, c.IPv6Prefix = cmp.Or(c.IPv4Prefix, 32), cmp.Or(c.IPv6Prefix, 64)
+	if len(c.Headers) == 0 {
+		c.Headers = []string{string(Draft11)}
+	}
+	c.Reset = cmp.Or(c.Reset, "epoch")
+	c.MaxWaiting = cmp.Or(c.MaxWaiting, 1000)
+	c.Denied.Status = cmp.Or(c.Denied.Status, http.StatusTooManyRequests)
+	c.Denied.Body = cmp.Or(c.Denied.Body, "problem")
+	if c.Denied.isTemplate() {
+		c.Denied.ContentType = cmp.Or(c.Denied.ContentType, "application/json")
+	}
+}
+
+// isTemplate tells whether the body is a template.
+func (d *DeniedConfig) isTemplate() bool {
+	return d.Body != "" && d.Body != "problem" && d.Body != "text"
+}
+
+// check reports what is wrong with the Config: at which field, what, and how to correct it.
+func (c *Config) check(report func(field any, format string, args ...any)) {
+	oneOf := func(field *string, key string, words ...string) {
+		if *field != "" && !slices.Contains(words, *field) {
+			report(field, "%q has no meaning for %s; there are %s", wording.Clip(*field), key, wording.List(words, "and"))
+		}
+	}
+	within := func(field *int, key string, least, most int) {
+		if *field < least || *field > most {
+			report(field, "%s is %d; write %d to %d", key, *field, least, most)
+		}
+	}
+	oneOf(&c.EncodedSlash, "encoded_slash", "refuse", "keep")
+	oneOf(&c.TrailingSlash, "trailing_slash", "keep", "ignore")
+	oneOf(&c.PathParameters, "path_parameters", "keep", "strip")
+	oneOf(&c.Reset, "reset", "epoch", "seconds")
+	within(&c.IPv4Prefix, "ipv4_prefix", 8, 32)
+	within(&c.IPv6Prefix, "ipv6_prefix", 16, 128)
+	within(&c.MaxWaiting, "max_waiting", 1, 1_000_000)
+	switch {
+	case c.RetryJitter < 0:
+		report(&c.RetryJitter, "retry_jitter is %v; write 0 to 1h", c.RetryJitter)
+	case c.RetryJitter > time.Hour:
+		report(&c.RetryJitter, "retry_jitter is %s; the most is 1h", wording.Period(c.RetryJitter))
+	}
+	c.checkProxies(report)
+	for i := range c.Headers {
+		oneOf(&c.Headers[i], "headers", "draft-11", "draft-07", "draft-06", "x-ratelimit", "none")
+		switch {
+		case c.Headers[i] == "none" && len(c.Headers) > 1:
+			report(&c.Headers[i], "headers are none and others; keep none alone, or remove it")
+		case slices.Contains(c.Headers[:i], c.Headers[i]):
+			report(&c.Headers[i], "headers have %s twice; keep one", c.Headers[i])
+		case c.Headers[i] == "draft-07" && slices.Contains(c.Headers, "draft-11"):
+			report(&c.Headers[i], "draft-11 and draft-07 both write RateLimit, in forms that no client can tell apart; choose one")
+		}
+	}
+	c.Denied.check(report)
+	if c.CORS != nil {
+		c.CORS.check(report)
+	}
+}
+
+func (c *Config) checkProxies(report func(field any, format string, args ...any)) {
+	for i, text := range c.TrustedProxies {
+		if text == "unix" {
+			continue
+		}
+		if _, err := parseNetwork(text); err != nil {
+			report(&c.TrustedProxies[i], "%q %v", wording.Clip(text), err)
+		}
+	}
+	if c.AddressHeader != "" && !policy.IsToken(c.AddressHeader) {
+		report(&c.AddressHeader, "%q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", wording.Clip(c.AddressHeader))
+	}
+	if c.AddressHeader != "" && len(c.TrustedProxies) == 0 {
+		report(&c.AddressHeader, "no proxy is trusted, so the header is never believed; add trusted_proxies")
+	}
+}
+
+func (d *DeniedConfig) check(report func(field any, format string, args ...any)) {
+	if d.Status < 400 || d.Status > 599 {
+		report(&d.Status, "the status of a denial is %d; write 429, or another from 400 to 599", d.Status)
+	}
+	switch {
+	case !d.isTemplate():
+		if d.ContentType != "" {
+			report(&d.ContentType, "content_type belongs to a template; remove it")
+		}
+	case !strings.Contains(d.Body, "{{") && !strings.ContainsAny(d.Body, " \n{<"):
+		report(&d.Body, "body is %q; write problem, text, or a template such as '{\"retry_after\":{{.RetryAfter}}}'", wording.Clip(d.Body))
+	default:
+		if wrong := checkTemplate(d.Body); wrong != "" {
+			report(&d.Body, "%s", wrong)
+		}
+	}
+	if mediaType, _, err := mime.ParseMediaType(d.ContentType); d.ContentType != "" &&
+		(err != nil || !strings.Contains(mediaType, "/") || strings.ContainsAny(d.ContentType, "\r\n")) {
+		report(&d.ContentType, "%q is not a content type; write one such as application/json", wording.Clip(d.ContentType))
+	}
+}
+
+func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
+	for i, text := range c.Origins {
+		switch {
+		case text == "*" && len(c.Origins) > 1:
+			report(&c.Origins[i], "* is every origin; keep it alone, or remove it")
+		case text == "*" && c.Credentials:
+			report(&c.Credentials, "credentials cannot be combined with origin \"*\": any page could read answers as its visitor; name the origins")
+		case text == "*":
+		case text == "null":
+			report(&c.Origins[i], "null is the origin of every sandboxed page, of any author; name the origins")
+		case !isOrigin(text):
+			report(&c.Origins[i], "%q is not an origin as browsers send it; write https://app.example.com, in small letters, with a port only if it is not "+
+				"the scheme's own, and without a path", wording.Clip(text))
+		case slices.Contains(c.Origins[:i], text):
+			report(&c.Origins[i], "the origins have %s twice; keep one", text)
+		}
+	}
+	for i, name := range c.Expose {
+		if !policy.IsToken(name) {
+			report(&c.Expose[i], "%q cannot be the name of a header; write one such as X-Request-Id", wording.Clip(name))
+		}
+	}
+	if len(c.Origins) == 0 {
+		report(c, "cors has no origins, so it does nothing; add origins: [https://app.example.com], or remove it")
+	}
+}
+
+// isOrigin tells whether a browser could send a text as an Origin.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" || u.Host == "" || u.Scheme+"://"+u.Host != text || text != strings.ToLower(text) || u.Hostname() == "" {
+		return false
+	}
+	if strings.ContainsAny(u.Host, "*%_") || strings.HasSuffix(u.Host, ":") {
+		return false
+	}
+	port := u.Port()
+	return !(u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443")
+}
+
+// Describe says in words how requests are read and answered; see package describe.
+func (c *Config) Describe(line func(label string, texts ...string)) {
+	if len(c.TrustedProxies) > 0 {
+		line("proxies", c.AddressHeader+" is believed from "+wording.ShortList(c.TrustedProxies, "and"))
+	}
+	denial := fmt.Sprintf("status %d, %s", c.Denied.Status, c.Denied.Body)
+	if c.Denied.isTemplate() {
+		denial = fmt.Sprintf("status %d, a template of %s", c.Denied.Status, wording.Plain(c.Denied.ContentType))
+	}
+	if c.RetryJitter > 0 {
+		denial += ", Retry-After up to " + wording.Period(c.RetryJitter) + " longer"
+	}
+	line("denial", denial)
+	headers := wording.List(c.Headers, "and")
+	if slices.Contains(c.Headers, string(XRateLimit)) {
+		headers += ", whose reset is in " + map[bool]string{true: "seconds since 1970", false: "seconds from now"}[c.Reset == "epoch"]
+	}
+	line("headers", headers)
+	if c.CORS != nil {
+		line("cors", c.CORS.text())
+	}
+	line("waiting", fmt.Sprintf("at most %d requests at once", c.MaxWaiting))
+}
+
+func (c *CORSConfig) text() string {
+	pages := "pages of " + wording.ShortList(c.Origins, "and")
+	if slices.Equal(c.Origins, []string{"*"}) {
+		pages = "any page"
+	}
+	return "answers of the gate itself may be read by " + pages + map[bool]string{true: ", with credentials", false: ", without credentials"}[c.Credentials]
+}

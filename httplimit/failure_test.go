@@ -1,0 +1,580 @@
+package httplimit_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+var errDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
+
+// flaky is a store that can be down. What is asked of it then it does or not, and does not say.
+type flaky struct {
+	penstock.Store
+	down, does atomic.Bool
+
+	mu    sync.Mutex
+	asked []penstock.Charge
+}
+
+func newFlaky() *flaky {
+	return &flaky{Store: memstore.New(memstore.Options{})}
+}
+
+func (f *flaky) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	f.mu.Lock()
+	f.asked = append(f.asked, charges...)
+	f.mu.Unlock()
+	if !f.down.Load() {
+		return f.Store.Decide(ctx, charges)
+	}
+	if f.does.Load() {
+		f.Store.Decide(ctx, charges)
+	}
+	return penstock.Decision{}, errDown
+}
+
+// did are the charges of a mode that the store was asked for.
+func (f *flaky) did(mode penstock.Mode) (names []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.asked {
+		if c := &f.asked[i]; c.Mode == mode {
+			names = append(names, c.Plan.Name())
+		}
+	}
+	return names
+}
+
+// eachWay runs a test with a Gate over a store without guards, and over one with all of them, by a
+// clock of its own.
+func eachWay(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events)) {
+	t.Helper()
+	for _, guarded := range []bool{false, true} {
+		t.Run(fmt.Sprintf("guarded=%t", guarded), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store, rules, seen := newFlaky(), rulesOf(t, text), new(events)
+				o, use := httplimit.Options{HasFallback: guarded, Observe: seen.add}, penstock.Store(store)
+				if guarded {
+					all, err := guard.Standard(store, guard.Options{Limits: rules.Settings, Instances: 1})
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer all.Close()
+					use = all
+				}
+				gate, err := httplimit.New(use, func() *policy.Rules { return rules }, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				test(t, gate, store, seen)
+			})
+		})
+	}
+}
+
+const ways = `
+rules:
+  - {name: open, match: {path: /open}, per: ip, limits: [{rate: 1/h, on_failure: open}, {rate: 5/d, on_failure: open}]}
+  - {name: ceiling, match: {path: /ceiling}, per: ip, limits: [{rate: 1/h, on_failure: open, ceiling: 3/h}]}
+  - {name: closed, match: {path: /closed}, per: ip, limits: [{rate: 1/h}, {rate: 5/d, on_failure: closed}, {rate: 9/w, on_failure: open}]}
+  - {name: local, match: {path: /local}, per: ip, limits: [{rate: 2/h}]}
+  - {name: mixed, match: {path: /mixed}, per: ip, limits: [{rate: 2/h}, {rate: 1/d, on_failure: open}]}
+`
+
+func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
+	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		store.down.Store(true)
+		h := gate.Middleware(answer(200))
+		for _, c := range []struct {
+			path     string
+			statuses []int
+			outcomes []admission.Outcome
+			source   penstock.Source
+			tells    []string // RateLimit, as often as it is there
+		}{
+			{"/open", []int{200, 200, 200}, []admission.Outcome{admission.FailedOpen, admission.FailedOpen, admission.FailedOpen}, penstock.FromOpen, nil},
+			{"/ceiling", []int{200, 200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Allowed, admission.Denied},
+				penstock.FromFallback, []string{`"ceiling.hour";r=1;t=1200`, `"ceiling.hour";r=1;t=2400`, `"ceiling.hour";r=0;t=3600`, `"ceiling.hour";r=0;t=1200`}},
+			{"/closed", []int{503, 503}, []admission.Outcome{admission.FailedClosed, admission.FailedClosed}, penstock.FromClosed, nil},
+			{"/local", []int{200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied}, penstock.FromFallback,
+				[]string{`"local.hour";r=1;t=1800`, `"local.hour";r=0;t=1800`, `"local.hour";r=0;t=1800`}},
+			{"/mixed", []int{200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied}, penstock.FromFallback,
+				[]string{`"mixed.hour";r=1;t=1800`, `"mixed.hour";r=0;t=1800`, `"mixed.hour";r=0;t=1800`}},
+		} {
+			seen.list = nil
+			var statuses []int
+			var tells []string
+			for range c.statuses {
+				w := send(h, "GET", c.path)
+				statuses = append(statuses, w.Code)
+				tells = append(tells, w.Header()["Ratelimit"]...)
+				if got := w.Header().Get("Retry-After"); (got != "") != (w.Code != 200) || w.Code == 503 && got != "1" {
+					t.Errorf("%s: status %d with Retry-After %q", c.path, w.Code, got)
+				}
+				if body := w.Body.String(); w.Code == 503 && !strings.Contains(body, `"violated-policies":["closed.day"]`) {
+					t.Errorf("%s: the body is %s; want the limit that is closed", c.path, body)
+				}
+			}
+			if !slices.Equal(statuses, c.statuses) || !slices.Equal(tells, c.tells) {
+				t.Errorf("%s: statuses %v, and told %q; want %v and %q", c.path, statuses, tells, c.statuses, c.tells)
+			}
+			for i, e := range seen.list {
+				if e.Outcome != c.outcomes[i] || e.Source != c.source {
+					t.Errorf("%s: request %d was %v from %v; want %v from %v", c.path, i+1, e.Outcome, e.Source, c.outcomes[i], c.source)
+				}
+			}
+		}
+	})
+}
+
+func TestEventsTellWhyTheStoreGaveNoAnswer(t *testing.T) {
+	store := newFlaky()
+	gate, seen := gateOn(t, store, ways)
+	h := gate.Middleware(answer(200))
+	paths := []string{"/open", "/ceiling", "/closed", "/local"}
+	for _, down := range []bool{false, true, false} {
+		store.down.Store(down)
+		seen.list = nil
+		for _, path := range paths {
+			send(h, "GET", path, "X-API-Key", fmt.Sprint(down))
+		}
+		for i, e := range seen.list {
+			if errors.Is(e.Err, errDown) != down {
+				t.Errorf("%s, store down: %t: the event has the error %v", paths[i], down, e.Err)
+			}
+		}
+	}
+}
+
+// The store may have done what it was asked and given no answer.
+func TestSlotsThatWereLentWithoutAnAnswerAreReturned(t *testing.T) {
+	for way, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
+		text := "rules:\n- {name: a, per: global, limits: [{in_flight: 1, on_failure: " + way + "}, {rate: 1/h, on_failure: " + way + "}]}\n"
+		want := []string{"in-flight"}
+		if way != "local" { // of two requests, the failures would open the breaker, and what was not asked for is not returned
+			text += "- {name: b, always: true, shadow: true, per: global, limits: [{name: tried, in_flight: 9}]}\n"
+			want = append(want, "tried")
+		}
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+			store.down.Store(true)
+			store.does.Store(true)
+			h := gate.Middleware(answer(200))
+			if way == "local" {
+				send(h, "GET", "/") // it takes what there is
+			}
+			store.asked = nil
+			if got := send(h, "GET", "/").Code; got != status {
+				t.Fatalf("on_failure: %s: status %d; want %d", way, got, status)
+			}
+			synctest.Wait()
+			got := store.did(penstock.Refund)
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("on_failure: %s: the refunds are %v; want %v", way, got, want)
+			}
+		})
+	}
+}
+
+func TestUncountedChargesAreNotRefunded(t *testing.T) {
+	const text = `
+rules:
+  - name: login
+    per: global
+    limits:
+      - {name: local, rate: 5/h, on_status: 401}
+      - {name: open, rate: 5/h, on_status: 401, on_failure: open}
+`
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		store.down.Store(true)
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			store.down.Store(false) // the store is back before the answer
+			w.WriteHeader(200)
+		}))
+		send(h, "GET", "/")
+		if got := store.did(penstock.Refund); slices.Contains(got, "open") {
+			t.Errorf("the refunds are %v; nobody had counted open", got)
+		}
+	})
+}
+
+func TestLeavingAQueueRefundsOnlyWhatWasCounted(t *testing.T) {
+	const text = `
+rules:
+  - name: mail
+    per: global
+    limits:
+      - {name: local, rate: 1/s, burst: 1, max_wait: 5s}
+      - {name: open, rate: 5/h, on_failure: open}
+      - {name: slots, in_flight: 5, on_failure: open}
+`
+	for _, back := range []bool{false, true} {
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+			store.down.Store(true)
+			h := gate.Middleware(answer(200))
+			send(h, "GET", "/")
+			ctx, leave := context.WithCancel(t.Context())
+			var gone sync.WaitGroup
+			gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
+			synctest.Wait()
+			store.down.Store(!back)
+			store.asked = nil
+			leave()
+			gone.Wait()
+			given := store.did(penstock.Refund)
+			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || back && slices.Contains(given, "local") {
+				t.Errorf("store back: %t: the refunds are %v; want the slots, nothing open, and nothing local to a store that is back", back, given)
+			}
+			if back {
+				return
+			}
+			start := time.Now()
+			send(h, "GET", "/")
+			if waited := time.Since(start); waited != time.Second {
+				t.Errorf("the next in the queue waited %v; want 1s, as nobody is before it", waited)
+			}
+		})
+	}
+}
+
+// The store never had the charge, so a refund there would cancel others' charges, and what is
+// forced would be charged there alone.
+func TestWhatWasDecidedLocallyIsNotCorrectedInTheStore(t *testing.T) {
+	const text = `
+rules:
+  - name: a
+    per: global
+    limits:
+      - {name: login, rate: 50/h, on_status: 401}
+      - {name: settled, rate: 50/h, cost: {units: 2, actual: X-Cost}}
+      - {name: body, rate: 50/h, cost: {body: 1KB}}
+      - {name: ceiling, rate: 50/h, cost: {units: 2, actual: X-Cost}, on_failure: open, ceiling: 60/h}
+      - {name: slots, in_flight: 5}
+`
+	for _, away := range []bool{false, true} {
+		corrected := 0
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+			for _, cost := range []string{"1", "7"} {
+				store.down.Store(away)
+				store.asked = nil
+				h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					store.down.Store(false) // it is back before the answer
+					io.Copy(io.Discard, r.Body)
+					w.Header().Set("X-Cost", cost)
+					w.WriteHeader(200)
+				}))
+				r := httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", 3000)))
+				r.ContentLength = -1
+				h.ServeHTTP(httptest.NewRecorder(), r)
+				got := append(store.did(penstock.Refund), store.did(penstock.Force)...)
+				corrected += len(got)
+				slices.Sort(got)
+				want := []string{"slots"}
+				if !away {
+					want = []string{"body", "ceiling", "login", "settled", "slots"}
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("decided locally: %t, cost %s: corrected in the store were %v; want %v", away, cost, got, want)
+				}
+			}
+		})
+		t.Logf("counted: %d corrections in a store that is there (decided locally: %t)", corrected, away)
+	}
+}
+
+func TestLoginsAreCountedByTheirAnswersInAnOutageToo(t *testing.T) {
+	const text = `
+rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, on_status: 401}]}]
+`
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		status := 200
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) }))
+		ask := func(what string, want ...int) {
+			t.Helper()
+			for i, want := range want {
+				if got := send(h, "POST", "/").Code; got != want {
+					t.Errorf("%s: request %d: status %d; want %d", what, i+1, got, want)
+				}
+			}
+		}
+		ask("right passwords", 200, 200, 200, 200, 200)
+		status = 401
+		ask("a wrong one", 401)
+		store.down.Store(true)
+		status = 200
+		ask("right passwords in an outage", 200, 200, 200, 200, 200)
+		status = 401
+		ask("wrong ones in an outage", 401, 401, 429, 429)
+	})
+}
+
+// A denial is remembered, and a refund forgets it: who logs in rightly makes room for others at
+// once, whatever was denied meanwhile.
+func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
+	const text = `
+rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]
+`
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		proceed := make(chan int)
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(<-proceed) }))
+		var busy sync.WaitGroup
+		for range 2 {
+			busy.Go(func() { send(h, "POST", "/") })
+		}
+		synctest.Wait()
+		for range 3 {
+			if got := send(h, "POST", "/").Code; got != 429 {
+				t.Errorf("a third login while two are in flight: status %d; want 429", got)
+			}
+		}
+		proceed <- 200
+		synctest.Wait()
+		busy.Go(func() {
+			if got := send(h, "POST", "/").Code; got != 401 {
+				t.Errorf("a login after another was right: status %d; want its answer, 401", got)
+			}
+		})
+		synctest.Wait()
+		proceed <- 401
+		proceed <- 401
+		busy.Wait()
+		if got := send(h, "POST", "/").Code; got != 429 {
+			t.Errorf("a login after two wrong ones: status %d; want 429", got)
+		}
+	})
+}
+
+func TestTrialsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
+	// Of each limit something is left: that nothing is left is known, and still told by the deny
+	// cache.
+	const text = `
+rules:
+  - {name: a, per: global, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}
+  - {name: b, always: true, shadow: true, per: global, limits: [{rate: 3/h, on_failure: closed}]}
+`
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		h := gate.Middleware(answer(200))
+		trials := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
+		for i, c := range []struct {
+			down   bool
+			trials int
+		}{{false, 3}, {true, 3}, {true, 3}} {
+			store.down.Store(c.down)
+			if got := send(h, "GET", "/").Code; got != 200 {
+				t.Errorf("request %d: status %d; want 200", i+1, got)
+			}
+			if got := trials(); got != c.trials {
+				t.Errorf("request %d, store down: %t: %d trials are reported; want %d", i+1, c.down, got, c.trials)
+			}
+		}
+	})
+}
+
+func TestErrorsThatNoGuardAnswersForCloseWhatIsNotOpen(t *testing.T) {
+	wrong := fmt.Errorf("%w: so it cannot be asked", penstock.ErrInvalid)
+	gate, seen := gateOn(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), ways)
+	h := gate.Middleware(answer(200))
+	for path, want := range map[string]int{"/open": 200, "/mixed": 503, "/local": 503, "/closed": 503} {
+		seen.list = nil
+		w := send(h, "GET", path)
+		if w.Code != want || (w.Header().Get("Retry-After") == "1") != (want == 503) {
+			t.Errorf("%s: status %d, Retry-After %q; want %d", path, w.Code, w.Header().Get("Retry-After"), want)
+		}
+		outcome := map[int]admission.Outcome{200: admission.FailedOpen, 503: admission.FailedClosed}[want]
+		source := map[int]penstock.Source{200: penstock.FromOpen, 503: penstock.FromClosed}[want]
+		if e := seen.list[0]; e.Outcome != outcome || e.Source != source || !errors.Is(e.Err, wrong) {
+			t.Errorf("%s: observed %v from %v with the error %v; want %v from %v", path, e.Outcome, e.Source, e.Err, outcome, source)
+		}
+	}
+}
+
+func TestRequestsWithoutAClientAreAbandonedAndNotDecidedLocally(t *testing.T) {
+	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		store.down.Store(true)
+		ctx, leave := context.WithCancel(t.Context())
+		leave()
+		served := 0
+		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { served++ }))
+		for _, path := range []string{"/open", "/closed", "/local"} {
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil).WithContext(ctx))
+		}
+		if n := seen.count(admission.Abandoned); n != 3 || served != 0 {
+			t.Errorf("%d abandoned and %d served; want 3 and 0", n, served)
+		}
+	})
+}
+
+func TestSlotOfAClientThatLeftIsReturned(t *testing.T) {
+	synctest.Test(t, slotOfAClientThatLeft)
+}
+
+func slotOfAClientThatLeft(t *testing.T) {
+	ctx, leave := context.WithCancel(t.Context())
+	store := newFlaky()
+	gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		d, err := store.Decide(ctx, charges)
+		leave()
+		return d, cmp.Or(ctx.Err(), err)
+	}), "rules: [{name: a, per: global, limits: [{in_flight: 1}]}]")
+	h := gate.Middleware(answer(200))
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
+	synctest.Wait()
+	if got := store.did(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
+		t.Errorf("%d abandoned, and the refunds are %v; want 1 and its slot", seen.count(admission.Abandoned), got)
+	}
+}
+
+// A request that is denied gives its slots back with a second call, which may be as slow as the
+// first.
+func TestAnswerDoesNotWaitForReturnedSlots(t *testing.T) {
+	const text = `
+rules:
+  - {name: closed, match: {path: /closed}, per: global, limits: [{in_flight: 1, on_failure: closed}]}
+  - {name: local, match: {path: /local}, per: global, limits: [{in_flight: 1}, {rate: 1/h}]}
+`
+	const requests, most = 1200, 1000
+	for path, want := range map[string]int{"/closed": 503, "/local": 429} {
+		synctest.Test(t, func(t *testing.T) {
+			release := make(chan struct{})
+			var waiting, returned atomic.Int64
+			gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if charges[0].Mode == penstock.Refund {
+					waiting.Add(1)
+					select {
+					case <-release:
+						returned.Add(1)
+					case <-ctx.Done():
+					}
+					waiting.Add(-1)
+				}
+				return penstock.Decision{}, errDown
+			}), text)
+			h := gate.Middleware(answer(200))
+			if path == "/local" { // which takes what there is
+				done := make(chan struct{})
+				go func() { send(h, "GET", path); close(done) }()
+				synctest.Wait()
+				<-done
+			}
+			var answered atomic.Int64
+			for range requests {
+				go func() {
+					if got := send(h, "GET", path).Code; got != want {
+						t.Errorf("%s: status %d; want %d", path, got, want)
+					}
+					answered.Add(1)
+				}()
+			}
+			synctest.Wait()
+			if n, held := answered.Load(), waiting.Load(); n != most || held != requests {
+				t.Errorf("%s: %d are answered while %d slots are returned; want %d, and %d", path, n, held, most, requests)
+			}
+			close(release)
+			synctest.Wait()
+			if n := returned.Load(); n != requests || answered.Load() != requests {
+				t.Errorf("%s: %d slots are returned, and %d answered; want %d", path, n, answered.Load(), requests)
+			}
+		})
+	}
+	t.Logf("counted: %d answers that did not wait for the store", 2*most)
+}
+
+// Memory fails only when it is full, and there is no other to fall back to.
+func TestFullMemoryIsClosedToNewKeysUnlessTheLimitIsOpen(t *testing.T) {
+	gate, seen := gateOver(t, memstore.New(memstore.Options{MaxKeys: 1, Shards: 1}), true, `
+rules:
+  - {name: local, match: {path: /local}, per: {key: header X-Key}, limits: [{rate: 2/h}]}
+  - {name: open, match: {path: /open}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]}
+`)
+	h := gate.Middleware(answer(200))
+	for _, c := range []struct {
+		path, key string
+		want      int
+	}{{"/local", "a", 200}, {"/local", "b", 503}, {"/open", "b", 200}, {"/local", "a", 200}, {"/local", "a", 429}} {
+		if got := send(h, "GET", c.path, "X-Key", c.key).Code; got != c.want {
+			t.Errorf("%s by %s: status %d; want %d", c.path, c.key, got, c.want)
+		}
+	}
+	for _, e := range seen.list {
+		if failed := e.Outcome == admission.FailedClosed || e.Outcome == admission.FailedOpen; failed != errors.Is(e.Err, penstock.ErrUnavailable) {
+			t.Errorf("%v has the error %v", e.Outcome, e.Err)
+		}
+	}
+}
+
+func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
+	store := newFlaky()
+	store.down.Store(true)
+	all, err := guard.Standard(store, guard.Options{OnFailure: guard.FailClosed, Instances: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	gate, err := httplimit.NewSimple(all, "api", []penstock.Limit{penstock.PerHour(5)}, httplimit.SimpleOptions{OnFailure: guard.FailOpen, HasFallback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := send(gate.Middleware(answer(200)), "GET", "/").Code; got != 503 {
+		t.Errorf("status %d; want 503, as the guards say", got)
+	}
+}
+
+func TestLimitsInCodeFailAsTheOptionsSay(t *testing.T) {
+	for way, want := range map[guard.FailureMode][]int{
+		guard.FailDefault: {200, 429}, guard.FailLocal: {200, 429}, guard.FailOpen: {200, 200}, guard.FailClosed: {503, 503},
+	} {
+		store := newFlaky()
+		store.down.Store(true)
+		gate, err := httplimit.NewSimple(store, "api", []penstock.Limit{penstock.PerHour(1)}, httplimit.SimpleOptions{OnFailure: way})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range want {
+			if got := send(gate.Middleware(answer(200)), "GET", "/").Code; got != want {
+				t.Errorf("%v: request %d: status %d; want %d", way, i+1, got, want)
+			}
+		}
+	}
+}
+
+func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
+	const text = "rules: [{name: a, per: global, limits: [{rate: 1/h, on_failure: %s}]}]"
+	var now atomic.Pointer[policy.Rules]
+	now.Store(rulesOf(t, fmt.Sprintf(text, "closed")))
+	store := newFlaky()
+	store.down.Store(true)
+	gate, err := httplimit.New(store, now.Load, httplimit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := gate.Middleware(answer(200))
+	for _, c := range []struct {
+		way  string
+		want []int
+	}{{"closed", []int{503, 503}}, {"open", []int{200, 200}}, {"local", []int{200, 429}}} {
+		now.Store(rulesOf(t, fmt.Sprintf(text, c.way)))
+		for i, want := range c.want {
+			if got := send(h, "GET", "/").Code; got != want {
+				t.Errorf("%s: request %d: status %d; want %d", c.way, i+1, got, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package outbound
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+)
+
+// pauseOf returns the pause, 0 or longer, that a response demands by its status and header. It is
+// false if the response gives no time.
+func pauseOf(status int, h http.Header, now time.Time) (pause time.Duration, ok bool) {
+	if date, ok := parseDate(h.Get("Date")); ok {
+		now = date // the server's own clock
+	}
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		if pause, ok = parseRetryAfter(h.Get(headerRetryAfter), now); ok {
+			return pause, true
+		}
+	}
+	if age := h.Get("Age"); age != "" && age != "0" {
+		return 0, false
+	}
+	if pause, ok = parseRateLimit(h[headerLimits]); ok {
+		return pause, true
+	}
+	if pause, ok = parseRemaining(h.Get(headerRemaining), h.Get(headerReset), now); ok {
+		return pause, true
+	}
+	return parseRemaining(h.Get(headerXRemaining), h.Get(headerXReset), now)
+}
+
+// parseRetryAfter parses seconds or a date.
+func parseRetryAfter(value string, now time.Time) (time.Duration, bool) {
+	value = strings.Trim(value, " \t")
+	if n, ok := parseDigits(value); ok {
+		return seconds(n), true
+	}
+	if date, ok := parseDate(value); ok {
+		return max(date.Sub(now), 0), true
+	}
+	return 0, false
+}
+
+// parseRateLimit parses RateLimit as draft-11 has it, or else draft-07. Of several limits with
+// nothing left, the one with the longest time counts.
+func parseRateLimit(lines []string) (pause time.Duration, hasTime bool) {
+	length := 0
+	for _, line := range lines {
+		length += len(line)
+	}
+	if length == 0 || length > maxRateLimit {
+		return 0, false
+	}
+	if list, err := httpsfv.UnmarshalList(lines); err == nil {
+		for _, member := range list {
+			item, ok := member.(httpsfv.Item)
+			if !ok {
+				continue
+			}
+			if _, ok := item.Value.(string); !ok {
+				continue
+			}
+			r, _ := item.Params.Get("r")
+			t, _ := item.Params.Get("t")
+			if wait, ok := nothingLeft(r, t); ok {
+				pause, hasTime = max(pause, wait), true
+			}
+		}
+		return pause, hasTime
+	}
+	dictionary, err := httpsfv.UnmarshalDictionary(lines)
+	if err != nil {
+		return 0, false
+	}
+	value := func(key string) any {
+		member, _ := dictionary.Get(key)
+		item, _ := member.(httpsfv.Item)
+		return item.Value
+	}
+	return nothingLeft(value("remaining"), value("reset"))
+}
+
+// maxRateLimit is how many bytes a RateLimit may have. A longer one is ignored.
+const maxRateLimit = 4 << 10
+
+// nothingLeft returns the pause if remaining is 0 and reset is a number of seconds.
+func nothingLeft(remaining, reset any) (time.Duration, bool) {
+	r, ok := remaining.(int64)
+	t, alsoOK := reset.(int64)
+	if !ok || !alsoOK || r != 0 || t < 0 {
+		return 0, false
+	}
+	return seconds(t), true
+}
+
+// parseRemaining parses the two headers of older dialects. Reset has no common meaning: more than
+// ten years are a Unix time in seconds, and more than three thousand years one in milliseconds.
+func parseRemaining(remaining, reset string, now time.Time) (time.Duration, bool) {
+	if n, ok := parseDigits(strings.Trim(remaining, " \t")); !ok || n != 0 {
+		return 0, false
+	}
+	reset = strings.Trim(reset, " \t")
+	n, ok := parseDigits(reset)
+	switch {
+	case !ok:
+		date, ok := parseDate(reset)
+		return max(date.Sub(now), 0), ok
+	case n > 100_000_000_000:
+		return max(time.UnixMilli(n).Sub(now), 0), true
+	case n > 10*365*24*3600:
+		return max(time.Unix(n, 0).Sub(now), 0), true
+	}
+	return seconds(n), true
+}
+
+// parseDigits parses a number of digits only. A number that is too large becomes the largest int64.
+func parseDigits(s string) (int64, bool) {
+	if s == "" || len(s) > 64 || strings.Trim(s, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return math.MaxInt64, true
+	}
+	return n, true
+}
+
+// parseDate parses an HTTP-date. UTC counts as GMT, because some servers write it.
+func parseDate(s string) (time.Time, bool) {
+	if s = strings.Trim(s, " \t"); s == "" || len(s) > 64 {
+		return time.Time{}, false
+	}
+	if rest, ok := strings.CutSuffix(s, " UTC"); ok {
+		s = rest + " GMT"
+	}
+	date, err := http.ParseTime(s)
+	return date, err == nil
+}
+
+// seconds returns n seconds, at most the longest duration.
+func seconds(n int64) time.Duration {
+	return time.Duration(min(n, math.MaxInt64/int64(time.Second))) * time.Second
+}
+
+// The headers' names as http.Header holds them.
+const (
+	headerLimits     = "Ratelimit"
+	headerRemaining  = "Ratelimit-Remaining"
+	headerReset      = "Ratelimit-Reset"
+	headerXRemaining = "X-Ratelimit-Remaining"
+	headerXReset     = "X-Ratelimit-Reset"
+	headerRetryAfter = "Retry-After"
+)

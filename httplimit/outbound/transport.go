@@ -1,0 +1,402 @@
+package outbound
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// A Transport is an http.RoundTripper that keeps outbound requests within limits: its own, and
+// those that servers announce. The zero value has no limit of its own. The fields must not be
+// changed once the Transport is in use. Many goroutines may use it at once.
+//
+// A request waits until the Limiter has granted its cost and its server is not paused. A server
+// pauses its requests by
+//
+//   - Retry-After, in seconds or as a date, with status 429 or 503;
+//   - RateLimit with nothing remaining and a time until there is more (draft-11: r=0 and t;
+//     draft-07: remaining=0 and reset);
+//   - RateLimit-Remaining or X-RateLimit-Remaining: 0 with a Reset, in seconds, as Unix time or as
+//     a date.
+//
+// The first of these that gives a time counts, in this order. A date is compared with the server's
+// own clock if the server sends Date. Of a response from a cache (with Age) only Retry-After
+// counts. A 429 without a time pauses for 1 second, and for twice as long each time that the next
+// response is such a 429 too, up to MaxPause.
+//
+// A request that could not be sent in time is not sent at all, and fails with a [NotSentError].
+type Transport struct {
+	// Base sends the requests. Default: http.DefaultTransport.
+	Base http.RoundTripper
+
+	// Limiter limits the requests before they are sent. Over Redis it limits all processes together.
+	// Its limits must not lend slots (Concurrency). Default: none.
+	Limiter *penstock.Limiter
+
+	// Key returns the Limiter's key for a request. A server pauses the requests of one key together.
+	// Default: the URL's host and port, in lower case.
+	Key func(*http.Request) string
+
+	// Cost returns how many units of the Limiter a request takes. Default: 1.
+	Cost func(*http.Request) int64
+
+	// MaxWait is how long a request may wait to be sent, all its tries together. A context that ends
+	// earlier ends the wait. Default: 30 seconds. Below 0, a request is sent at once or fails.
+	MaxWait time.Duration
+
+	// MaxWaiting is how many requests may wait at once. Those beyond it are sent at once or fail.
+	// Default: 1,000.
+	MaxWaiting int
+
+	// MaxPause is how long one response may pause requests. If the server wants a longer pause, the
+	// next request tries it again after MaxPause. Default: 5 minutes.
+	MaxPause time.Duration
+
+	// FailClosed sends no requests while the Limiter's store is unavailable. By default they are sent:
+	// the server announces its own limits anyway. A store with guard.Standard around it decides by its
+	// own settings instead.
+	FailClosed bool
+
+	// Retries is how often a request is sent again after a 429, or after a 503 if the request is
+	// idempotent. The response must give a time within MaxWait and have at most 64 KiB. A request with
+	// a body needs GetBody, which http.NewRequest sets. Where a retry is not possible, the response is
+	// returned. Default: 0.
+	Retries int
+
+	mu      sync.Mutex
+	waiting int
+	pauses  map[string]pause
+}
+
+// A pause ends requests of one key for a time.
+type pause struct {
+	until  time.Time
+	untold int // how many responses with 429 in a row gave no time
+}
+
+const (
+	maxPauses   = 10_000   // keys; if there are more, the pause that ends first is dropped
+	maxBuffered = 64 << 10 // bytes of a response that are kept while its request is tried again
+)
+
+// A NotSentError is the error of a request that was not sent, because it would have waited for too
+// long. The request is safe to repeat.
+type NotSentError struct {
+	// Key is the request's key.
+	Key string
+
+	// RetryAfter is how long from now the same request would be sent, after a wait of up to MaxWait.
+	// It is penstock.Never if the cost is larger than the limit, and 0 if the time is unknown.
+	RetryAfter time.Duration
+
+	// Err is the reason: a *penstock.DeniedError, an error of the store, or ErrPaused.
+	Err error
+}
+
+func (e *NotSentError) Error() string {
+	return fmt.Sprintf("outbound: request under key %q not sent: %v", e.Key, e.Err)
+}
+
+func (e *NotSentError) Unwrap() error { return e.Err }
+
+// ErrPaused in a NotSentError says that the server has paused its requests.
+var ErrPaused = errors.New("the server asked to wait")
+
+// RoundTrip sends the request as soon as the limits allow it. An error is a *NotSentError, the
+// cause of the request's context, or the Base's own.
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	key, cost := t.key(r), int64(1)
+	if t.Cost != nil {
+		cost = t.Cost(r)
+	}
+	left := cmp.Or(t.MaxWait, 30*time.Second)
+	waited, err := t.acquire(r.Context(), key, cost, left)
+	if err != nil {
+		if r.Body != nil {
+			r.Body.Close()
+		}
+		return nil, err
+	}
+	for try, sent := 0, r; ; try++ {
+		answer, err := t.base().RoundTrip(sent)
+		if err != nil {
+			return nil, err
+		}
+		pause, hasTime := t.recordPause(key, answer)
+		left -= waited
+		if try >= t.Retries || !hasTime || pause > left || !canRepeat(r, answer.StatusCode) || !bufferBody(answer) {
+			return answer, nil
+		}
+		waited, err = t.acquire(r.Context(), key, cost, left)
+		if r.Context().Err() != nil {
+			return nil, context.Cause(r.Context())
+		}
+		if err != nil {
+			return answer, nil
+		}
+		again := *r
+		if r.Body != nil && r.GetBody != nil {
+			if again.Body, err = r.GetBody(); err != nil {
+				return answer, nil
+			}
+		}
+		sent = &again
+	}
+}
+
+// CloseIdleConnections closes those of the Base, as http.Client.CloseIdleConnections asks for.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// acquire waits until a request may be sent, at most for patience, and charges the Limiter. It
+// returns how long that took.
+func (t *Transport) acquire(ctx context.Context, key string, cost int64, patience time.Duration) (waited time.Duration, err error) {
+	start := time.Now()
+	if patience > 0 && t.join() {
+		defer t.leave()
+	} else {
+		patience = 0
+	}
+	end := start.Add(patience)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
+	if err := t.waitForServer(ctx, key, end); err != nil {
+		return 0, err
+	}
+	charged, err := t.charge(ctx, key, cost, end)
+	if err != nil {
+		return 0, err
+	}
+	if err := t.waitForServer(ctx, key, end); err != nil { // the server may have paused meanwhile
+		if charged {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			t.Limiter.Refund(ctx, key, cost) // if it fails, the cost stays charged, as if sent
+		}
+		return 0, err
+	}
+	return time.Since(start), nil
+}
+
+// waitForServer waits until the key is not paused. It fails if that would be later than end.
+func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time) error {
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		pause := t.pause(key)
+		if pause <= 0 {
+			return nil
+		}
+		spare := time.Until(end) - pause
+		if spare < 0 {
+			return &NotSentError{key, pause, fmt.Errorf("%w: another %v, and the request may wait for %v",
+				ErrPaused, pause.Round(time.Millisecond), max(pause+spare, 0).Round(time.Millisecond))}
+		}
+		// Jitter: requests that waited together are not all sent together.
+		timer := time.NewTimer(pause + rand.N(min(pause/10, time.Second, spare)+1))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// charge waits for the Limiter to grant the cost, until end at the latest.
+func (t *Transport) charge(ctx context.Context, key string, cost int64, end time.Time) (charged bool, err error) {
+	if t.Limiter == nil {
+		return false, nil
+	}
+	if time.Until(end) > 0 {
+		bounded, cancel := context.WithDeadline(ctx, end)
+		defer cancel()
+		err = t.Limiter.WaitN(bounded, key, cost)
+	} else {
+		var d penstock.Decision
+		if d, err = t.Limiter.AllowN(ctx, key, cost); err == nil && !d.Allowed {
+			err = &penstock.DeniedError{Decision: d}
+		}
+	}
+	var denied *penstock.DeniedError
+	switch {
+	case err == nil:
+		return true, nil
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case errors.As(err, &denied):
+		return false, &NotSentError{key, denied.Decision.RetryAfter(), err}
+	case errors.Is(err, penstock.ErrUnavailable) && !t.FailClosed:
+		return false, nil
+	}
+	return false, &NotSentError{key, 0, fmt.Errorf("the limiter did not grant it: %w", err)}
+}
+
+// recordPause records the pause that a response demands, by its header or by status 429.
+func (t *Transport) recordPause(key string, answer *http.Response) (wait time.Duration, hasTime bool) {
+	now := time.Now()
+	wait, hasTime = pauseOf(answer.StatusCode, answer.Header, now)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, known := t.pauses[key]
+	switch {
+	case answer.StatusCode != http.StatusTooManyRequests || hasTime:
+		p.untold = 0
+	case now.Before(p.until): // the request was sent before the pause began
+		return p.until.Sub(now), true
+	default:
+		wait, hasTime = firstBackoff<<min(p.untold, maxDoublings), true
+		p.untold++
+	}
+	wait = max(min(wait, cmp.Or(t.MaxPause, 5*time.Minute)), 0)
+	if until := now.Add(wait); until.After(p.until) {
+		p.until = until
+	}
+	t.keepLocked(key, p, known, now)
+	return wait, hasTime
+}
+
+// The first pause after a 429 without a time, and how often it is doubled at most.
+const (
+	firstBackoff = time.Second
+	maxDoublings = 30
+)
+
+// keepLocked stores a pause, or deletes one that is over.
+func (t *Transport) keepLocked(key string, p pause, known bool, now time.Time) {
+	if p.untold == 0 && !p.until.After(now) {
+		delete(t.pauses, key)
+		return
+	}
+	if !known && len(t.pauses) >= maxPauses {
+		t.makeRoomLocked(now)
+	}
+	if t.pauses == nil {
+		t.pauses = make(map[string]pause)
+	}
+	t.pauses[key] = p
+}
+
+// pause returns how long the key is paused; 0 or less if it is not.
+func (t *Transport) pause(key string) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, ok := t.pauses[key]
+	if !ok {
+		return 0
+	}
+	left := time.Until(p.until)
+	if left <= 0 && p.untold == 0 {
+		delete(t.pauses, key)
+	}
+	return left
+}
+
+// makeRoomLocked drops the pauses that are over, or else the one that ends first.
+func (t *Transport) makeRoomLocked(now time.Time) {
+	var first string
+	var ends time.Time
+	for key, p := range t.pauses {
+		if !p.until.After(now) {
+			delete(t.pauses, key)
+		} else if ends.IsZero() || p.until.Before(ends) {
+			first, ends = key, p.until
+		}
+	}
+	if len(t.pauses) >= maxPauses {
+		delete(t.pauses, first)
+	}
+}
+
+func (t *Transport) join() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.waiting >= cmp.Or(t.MaxWaiting, 1000) {
+		return false
+	}
+	t.waiting++
+	return true
+}
+
+func (t *Transport) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.waiting--
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
+	}
+	return t.Base
+}
+
+// key returns the key of a request.
+func (t *Transport) key(r *http.Request) string {
+	if t.Key != nil {
+		return t.Key(r)
+	}
+	if r.URL == nil {
+		return "" // the Base returns the error
+	}
+	return strings.ToLower(r.URL.Host)
+}
+
+// canRepeat tells whether a request with such a response can be sent again without harm.
+func canRepeat(r *http.Request, status int) bool {
+	if r.Body != nil && r.Body != http.NoBody && r.GetBody == nil {
+		return false
+	}
+	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable && isIdempotent(r)
+}
+
+// isIdempotent tells whether net/http itself would send the request again.
+func isIdempotent(r *http.Request) bool {
+	switch r.Method {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
+}
+
+// bufferBody reads a response's body, so that its connection is free and the response can still be
+// returned. It is false if the body cannot be read or is too long. Then nothing of the body is
+// lost.
+func bufferBody(answer *http.Response) bool {
+	if answer.Body == nil {
+		return true
+	}
+	read, err := io.ReadAll(io.LimitReader(answer.Body, maxBuffered+1))
+	if err == nil && len(read) <= maxBuffered {
+		answer.Body.Close()
+		answer.Body = io.NopCloser(bytes.NewReader(read))
+		return true
+	}
+	rest := io.Reader(answer.Body)
+	if err != nil {
+		rest = failing{err}
+	}
+	answer.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(read), rest), answer.Body}
+	return false
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }

@@ -1,0 +1,910 @@
+package outbound
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A server stands in for the network: it answers, and notes what it was sent and when.
+type server struct {
+	answer func(n int) *http.Response // to request n, from 0; nil: 200
+
+	mu     sync.Mutex
+	start  time.Time
+	at     []time.Duration // since the start
+	bodies []string
+	open   int // answers whose bodies are not closed
+}
+
+func newServer(answer func(n int) *http.Response) *server {
+	return &server{answer: answer, start: time.Now()}
+}
+
+func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := ""
+	if r.Body != nil {
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		body = string(b)
+		r.Body.Close()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.at)
+	s.at, s.bodies = append(s.at, time.Since(s.start)), append(s.bodies, body)
+	answer := answered(200)
+	if s.answer != nil {
+		if a := s.answer(n); a != nil {
+			answer = a
+		}
+	}
+	s.open++
+	answer.Request = r
+	answer.Body = &closer{Reader: answer.Body, closed: func() { s.mu.Lock(); s.open--; s.mu.Unlock() }}
+	return answer, nil
+}
+
+// A closer calls closed on its first Close.
+type closer struct {
+	io.Reader
+	once   sync.Once
+	closed func()
+}
+
+func (c *closer) Close() error { c.once.Do(c.closed); return nil }
+
+// answered is a response with headers, given as name, value, name, value.
+func answered(status int, header ...string) *http.Response {
+	h := make(http.Header)
+	for i := 0; i < len(header); i += 2 {
+		h.Add(header[i], header[i+1])
+	}
+	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("the answer"))}
+}
+
+// first answers the first request so, and later ones with 200.
+func first(status int, header ...string) func(int) *http.Response {
+	return func(n int) *http.Response {
+		if n == 0 {
+			return answered(status, header...)
+		}
+		return nil
+	}
+}
+
+// A sending is a request whose body tells whether it was closed.
+func sending(t testing.TB, ctx context.Context, method, target, body string) (*http.Request, *atomic.Int64) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var closed atomic.Int64
+	whole := r.Body
+	r.Body = &closer{Reader: whole, closed: func() { closed.Add(1) }}
+	return r, &closed
+}
+
+func send(t testing.TB, rt http.RoundTripper, target string) (*http.Response, error) {
+	t.Helper()
+	r, closed := sending(t, context.Background(), "GET", target, "x")
+	answer, err := rt.RoundTrip(r)
+	if closed.Load() != 1 {
+		t.Errorf("%s: the request's body was closed %d times", target, closed.Load())
+	}
+	if err == nil {
+		io.Copy(io.Discard, answer.Body)
+		answer.Body.Close()
+	}
+	return answer, err
+}
+
+func mustSend(t testing.TB, rt http.RoundTripper, target string) {
+	t.Helper()
+	if _, err := send(t, rt, target); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
+	t.Helper()
+	var not *NotSentError
+	if !errors.As(err, &not) || not.RetryAfter != retryAfter {
+		t.Fatalf("%v (%+v); want a NotSentError with RetryAfter %v", err, not, retryAfter)
+	}
+}
+
+// wantSent checks when requests were sent: not before these moments, and at most a tenth of the
+// wait later.
+func (s *server) wantSent(t testing.TB, after ...time.Duration) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.at) != len(after) {
+		t.Fatalf("sent after %v; want %v", s.at, after)
+	}
+	for i := range after {
+		if late := s.at[i] - after[i]; late < 0 || late > max(after[i]/10, time.Millisecond) {
+			t.Errorf("request %d was sent after %v; want %v and at most a tenth of jitter", i, s.at[i], after[i])
+		}
+	}
+}
+
+func (s *server) wantClosed(t testing.TB) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open != 0 {
+		t.Errorf("%d answers are not closed", s.open)
+	}
+}
+
+func clientLimiter(t testing.TB, store penstock.Store, limits ...penstock.Limit) *penstock.Limiter {
+	t.Helper()
+	l, err := penstock.NewLimiter(store, "outbound", limits...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// saying are all the ways to say that there is nothing left for 7 seconds, at a moment.
+func saying(now time.Time) map[string]*http.Response {
+	unix := strconv.FormatInt(now.Unix()+7, 10)
+	date := now.Add(7 * time.Second).UTC().Format(http.TimeFormat)
+	return map[string]*http.Response{
+		"429 with seconds":            answered(429, "Retry-After", "7"),
+		"503 with seconds":            answered(503, "Retry-After", " 7 "),
+		"429 with a date":             answered(429, "Retry-After", date),
+		"429 with a date in UTC":      answered(429, "Retry-After", strings.Replace(date, "GMT", "UTC", 1)),
+		"429 with the server's Date":  answered(429, "Retry-After", "Sun, 06 Nov 1994 08:49:44 GMT", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"),
+		"draft-11":                    answered(200, "RateLimit", `"a";r=0;t=7`),
+		"draft-11, several":           answered(200, "RateLimit", `"a";r=0;t=7, "b";r=3;t=99, "c";r=0;t=2;pk=:AA==:`),
+		"draft-11, several lines":     answered(200, "RateLimit", `"a";r=0;t=2`, "RateLimit", `"b";r=0;t=7`),
+		"draft-11 of a failure":       answered(500, "RateLimit", `"a";r=0;t=7`),
+		"draft-07":                    answered(200, "RateLimit", "limit=10, remaining=0, reset=7"),
+		"draft-06":                    answered(200, "RateLimit-Limit", "10, 10;w=60", "RateLimit-Remaining", "0", "RateLimit-Reset", "7"),
+		"x-ratelimit in seconds":      answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
+		"x-ratelimit in Unix time":    answered(403, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix),
+		"x-ratelimit in Unix ms":      answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix+"000"),
+		"x-ratelimit as a date":       answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", date),
+		"Retry-After before others":   answered(429, "Retry-After", "7", "RateLimit", `"a";r=0;t=60`),
+		"garbage, then the next word": answered(429, "Retry-After", "soon", "RateLimit", `"a";r=0;t=7`),
+		"a fresh answer of a cache":   answered(200, "Age", "0", "RateLimit", `"a";r=0;t=7`),
+	}
+}
+
+func TestRequestsWaitUntilTheServerWantsMore(t *testing.T) {
+	for what := range saying(time.Time{}) {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newServer(nil)
+				s.answer = func(n int) *http.Response {
+					if n == 0 {
+						return saying(time.Now())[what]
+					}
+					return nil
+				}
+				client := &Transport{Base: s}
+				mustSend(t, client, "http://a.example/")
+				mustSend(t, client, "http://b.example/") // nobody asked this one to wait
+				mustSend(t, client, "http://A.example/2")
+				mustSend(t, client, "http://a.example/3")
+				s.wantSent(t, 0, 0, 7*time.Second, 7*time.Second)
+				s.wantClosed(t)
+			})
+		})
+	}
+	t.Logf("counted: %d ways to ask for 7 seconds", len(saying(time.Time{})))
+}
+
+func TestOnlyClearHeadersPause(t *testing.T) {
+	answers := []*http.Response{
+		answered(200, "Retry-After", "7"),
+		answered(301, "Retry-After", "7"),
+		answered(503),
+		answered(503, "Retry-After", "-7"),
+		answered(503, "Retry-After", "+7"),
+		answered(503, "Retry-After", "7.5"),
+		answered(503, "Retry-After", "7 seconds"),
+		answered(429, "Retry-After", "0"),
+		answered(429, "Retry-After", "Sun, 06 Nov 1994 08:49:37 GMT"), // long ago
+		answered(503, "Retry-After", strings.Repeat("9", 65)),
+		answered(200, "RateLimit", `"a";r=1;t=7`),
+		answered(200, "RateLimit", `"a";r=0`),
+		answered(200, "RateLimit", `"a";t=7`),
+		answered(200, "RateLimit", `"a";r=0;t=-7`),
+		answered(200, "RateLimit", `"a";r=0;t=7.0`),
+		answered(200, "RateLimit", `a;r=0;t=7`), // a token, which the draft forbids
+		answered(200, "RateLimit", `("a");r=0;t=7`),
+		answered(200, "RateLimit", `"a";r=0;t=7,`),
+		answered(200, "RateLimit", `"a;r=0;t=7`),
+		answered(200, "RateLimit", `"a";r=0;t=1000000000000000`),
+		answered(200, "RateLimit", `"`+strings.Repeat("a", 5000)+`";r=0;t=7`),
+		answered(200, "RateLimit", "limit=10, remaining=0"),
+		answered(200, "RateLimit", "remaining=(0), reset=7"),
+		answered(200, "RateLimit-Remaining", "1", "RateLimit-Reset", "7"),
+		answered(200, "RateLimit-Remaining", "0"),
+		answered(200, "RateLimit-Reset", "7"),
+		answered(200, "X-RateLimit-Remaining", "-1", "X-RateLimit-Reset", "7"),
+		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "6m0s"),
+		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111777"), // Unix time, long ago
+		answered(200, "Age", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
+		answered(200, "Age", "60", "RateLimit", `"a";r=0;t=7`),
+	}
+	for _, answer := range answers {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(func(n int) *http.Response {
+				if n == 0 {
+					return answer
+				}
+				return nil
+			})
+			client := &Transport{Base: s}
+			mustSend(t, client, "http://a.example/")
+			mustSend(t, client, "http://a.example/")
+			if s.at[1] != 0 {
+				t.Errorf("%d %v: the next request waited for %v", answer.StatusCode, answer.Header, s.at[1])
+			}
+		})
+	}
+	t.Logf("counted: %d answers that ask for nothing", len(answers))
+}
+
+// A 429 without a time pauses too.
+func TestA429WithoutATimeIsBackedOffFrom(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		answers []*http.Response // then 200
+		max     time.Duration
+		pauses  []time.Duration // after each
+	}{
+		{"doubling", []*http.Response{answered(429), answered(429), answered(429), answered(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
+		{"up to MaxPause", []*http.Response{answered(429), answered(429), answered(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
+		{"anew after another answer", []*http.Response{answered(429), answered(429), answered(200), answered(429)}, 0, []time.Duration{1e9, 2e9, 0, 1e9}},
+		{"anew after a time that the server said", []*http.Response{answered(429), answered(429, "Retry-After", "7"), answered(429)}, 0,
+			[]time.Duration{1e9, 7e9, 1e9}},
+		{"what cannot be read says nothing", []*http.Response{answered(429, "Retry-After", "soon"), answered(429, "Retry-After", "-7")}, 0, []time.Duration{1e9, 2e9}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(func(n int) *http.Response {
+				if n < len(c.answers) {
+					return c.answers[n]
+				}
+				return nil
+			})
+			client := &Transport{Base: s, MaxPause: c.max}
+			for i, want := range c.pauses {
+				mustSend(t, client, "http://a.example/")
+				if got := client.pause("a.example"); max(got, 0) != want {
+					t.Errorf("%s: after answer %d it pauses for %v; want %v", c.what, i+1, got, want)
+				}
+			}
+			if len(client.pauses) > 1 {
+				t.Errorf("%s: %d pauses are remembered", c.what, len(client.pauses))
+			}
+		})
+	}
+	// Requests that were sent together are one sign, not several.
+	synctest.Test(t, func(t *testing.T) {
+		client := &Transport{}
+		for range 5 {
+			if wait, said := client.recordPause("a.example", answered(429)); wait != time.Second || !said {
+				t.Errorf("one of five answers makes it wait for %v, %v; want 1s", wait, said)
+			}
+		}
+	})
+}
+
+func TestAServerCannotKeepRequestsWaitingForEver(t *testing.T) {
+	for _, answer := range []*http.Response{
+		answered(429, "Retry-After", "86400"),
+		answered(503, "Retry-After", strings.Repeat("9", 40)),
+		answered(429, "Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"),
+		answered(429, "Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT", "Date", "Thu, 01 Jan 1970 00:00:00 GMT"),
+		answered(200, "RateLimit", `"a";r=0;t=999999999999999`),
+		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", strconv.Itoa(math.MaxInt64)),
+		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "99999999999"),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(func(n int) *http.Response {
+				if n == 0 {
+					return answer
+				}
+				return nil
+			})
+			client := &Transport{Base: s, MaxWait: time.Hour}
+			mustSend(t, client, "http://a.example/")
+			mustSend(t, client, "http://a.example/")
+			s.wantSent(t, 0, 5*time.Minute)
+
+			capped := &Transport{Base: newServer(func(int) *http.Response { return answer }), MaxPause: 3 * time.Second, MaxWait: -1}
+			mustSend(t, capped, "http://a.example/")
+			_, err := send(t, capped, "http://a.example/")
+			wantNotSent(t, err, 3*time.Second)
+		})
+	}
+}
+
+func TestALaterAnswerDoesNotShortenThePause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		client := &Transport{Base: s}
+		client.recordPause("a.example", answered(429, "Retry-After", "10"))
+		client.recordPause("a.example", answered(429, "Retry-After", "2"))
+		mustSend(t, client, "http://a.example/")
+		s.wantSent(t, 10*time.Second)
+	})
+}
+
+func TestWhatCannotBeHadInTimeIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(first(429, "Retry-After", "20"))
+		client := &Transport{Base: s, MaxWait: 5 * time.Second}
+		mustSend(t, client, "http://a.example/")
+		time.Sleep(2 * time.Second)
+		_, err := send(t, client, "http://a.example/")
+		wantNotSent(t, err, 18*time.Second)
+		if !errors.Is(err, ErrPaused) {
+			t.Errorf("%v; want ErrPaused", err)
+		}
+		if want := "the server asked to wait: another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+
+		// A context that ends earlier counts.
+		client.MaxWait = time.Hour
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		r, closed := sending(t, ctx, "GET", "http://a.example/", "x")
+		_, err = client.RoundTrip(r)
+		wantNotSent(t, err, 18*time.Second)
+		if closed.Load() != 1 || ctx.Err() != nil {
+			t.Errorf("the body was closed %d times; the context: %v", closed.Load(), ctx.Err())
+		}
+		s.wantSent(t, 0)
+	})
+}
+
+func TestAPauseAsLongAsMaxWaitIsWaitedFor(t *testing.T) {
+	for maxWait, inTime := range map[time.Duration]bool{7 * time.Second: true, 7*time.Second - time.Millisecond: false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(first(429, "Retry-After", "7"))
+			client := &Transport{Base: s, MaxWait: maxWait}
+			mustSend(t, client, "http://a.example/")
+			_, err := send(t, client, "http://a.example/")
+			if inTime {
+				if err != nil || s.at[1] != 7*time.Second {
+					t.Errorf("%v, sent after %v; want 7s", err, s.at)
+				}
+				return
+			}
+			wantNotSent(t, err, 7*time.Second)
+		})
+	}
+}
+
+func TestThoseWhoWaitTogetherDoNotComeBackTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		client := &Transport{Base: s}
+		client.recordPause("a.example", answered(429, "Retry-After", "10"))
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() { mustSend(t, client, "http://a.example/") })
+		}
+		all.Wait()
+		if first, last := s.at[0], s.at[49]; first < 10*time.Second || last > 11*time.Second || last-first < 300*time.Millisecond {
+			t.Errorf("sent from %v to %v; want a spread over the second after 10s", first, last)
+		}
+	})
+}
+
+func TestRequestsKeepTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		client := &Transport{
+			Base:    s,
+			Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(2).WithBurst(4)),
+			Key:     func(r *http.Request) string { return r.URL.Query().Get("as") },
+			Cost:    func(r *http.Request) int64 { return r.ContentLength },
+		}
+		for range 6 { // of cost 1
+			mustSend(t, client, "http://a.example/?as=me")
+		}
+		mustSend(t, client, "http://a.example/?as=other")
+		s.wantSent(t, 0, 0, 0, 0, 500*time.Millisecond, time.Second, time.Second)
+
+		r, _ := sending(t, t.Context(), "GET", "http://a.example/?as=me", "four") // costs 4
+		if _, err := client.RoundTrip(r); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := s.at[7], 3*time.Second; got != want {
+			t.Errorf("a request of cost 4 was sent after %v; want %v", got, want)
+		}
+
+		r, closed := sending(t, t.Context(), "GET", "http://a.example/?as=me", "fives")
+		_, err := client.RoundTrip(r)
+		wantNotSent(t, err, penstock.Never)
+		if closed.Load() != 1 {
+			t.Error("the body of a request that was not sent is not closed")
+		}
+	})
+}
+
+func TestDenialOfTheLimiterIsFound(t *testing.T) {
+	for what, maxWait := range map[string]time.Duration{"after a short wait": 10 * time.Second, "at once": -1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(nil)
+			client := http.Client{Transport: &Transport{
+				Base: s, MaxWait: maxWait,
+				Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerMinute(1).With(penstock.SlidingLog)),
+			}}
+			answer, err := client.Get("http://a.example/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer.Body.Close()
+			_, err = client.Get("http://a.example/")
+			wantNotSent(t, err, time.Minute)
+			var denied *penstock.DeniedError
+			if !errors.As(err, &denied) || denied.Decision.RetryAfter() != time.Minute {
+				t.Errorf("%s: %v; want a DeniedError", what, err)
+			}
+			if got := time.Since(s.start); got != 0 {
+				t.Errorf("%s: it took %v to say no", what, got)
+			}
+			s.wantSent(t, 0)
+		})
+	}
+}
+
+func TestOnlySoManyRequestsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		client := &Transport{
+			Base: s, MaxWaiting: 3, MaxWait: time.Minute,
+			Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(1)),
+		}
+		mustSend(t, client, "http://a.example/")
+		var all sync.WaitGroup
+		var not atomic.Int64
+		for range 10 {
+			all.Go(func() {
+				_, err := send(t, client, "http://a.example/")
+				var n *NotSentError
+				if errors.As(err, &n) {
+					not.Add(1)
+				} else if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		if not.Load() != 7 {
+			t.Errorf("%d were not sent; want 7", not.Load())
+		}
+		mustSend(t, client, "http://b.example/") // it need not wait, so it may go
+		all.Wait()
+		s.wantSent(t, 0, 0, time.Second, 2*time.Second, 3*time.Second)
+		if client.waiting != 0 {
+			t.Errorf("%d still wait", client.waiting)
+		}
+	})
+}
+
+func TestACancelledRequestGivesItsTurnBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gone := errors.New("gone")
+		s := newServer(nil)
+		limiter := clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(1))
+		client := &Transport{Base: s, Limiter: limiter}
+		mustSend(t, client, "http://a.example/")
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		r, closed := sending(t, ctx, "GET", "http://a.example/", "x")
+		time.AfterFunc(500*time.Millisecond, func() { cancel(gone) })
+		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
+			t.Errorf("%v; want the context's cause", err)
+		}
+		if closed.Load() != 1 || time.Since(s.start) != 500*time.Millisecond {
+			t.Errorf("body closed %d times, after %v", closed.Load(), time.Since(s.start))
+		}
+		mustSend(t, client, "http://a.example/")
+		s.wantSent(t, 0, time.Second)
+
+		// So it does while the server is waited for.
+		client.recordPause("a.example", answered(429, "Retry-After", "20"))
+		ctx, cancel = context.WithCancelCause(t.Context())
+		time.AfterFunc(5*time.Second, func() { cancel(gone) })
+		r, _ = sending(t, ctx, "GET", "http://a.example/", "x")
+		if _, err := client.RoundTrip(r); !errors.Is(err, gone) || time.Since(s.start) != 6*time.Second {
+			t.Errorf("%v after %v", err, time.Since(s.start))
+		}
+		r, _ = sending(t, ctx, "GET", "http://c.example/", "x")
+		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
+			t.Errorf("a request whose context has ended: %v", err)
+		}
+		s.wantSent(t, 0, time.Second)
+	})
+}
+
+// While a request waits for the Limiter, the server may ask to be left alone.
+func TestAPauseThatBeginsMeanwhileRefundsTheCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		limiter := clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerMinute(2).With(penstock.AnchoredWindow))
+		client := &Transport{Base: s, Limiter: limiter, MaxWait: 90 * time.Second}
+		mustSend(t, client, "http://a.example/")
+		mustSend(t, client, "http://a.example/")
+		time.AfterFunc(30*time.Second, func() { client.recordPause("a.example", answered(503, "Retry-After", "200")) })
+		_, err := send(t, client, "http://a.example/")
+		var not *NotSentError
+		if !errors.As(err, &not) || !errors.Is(err, ErrPaused) || not.RetryAfter < 165*time.Second || not.RetryAfter > 170*time.Second {
+			t.Fatalf("%v, %+v; want to be told to wait for about 170s", err, not)
+		}
+		if d, err := limiter.Peek(t.Context(), "a.example"); err != nil || d.Remaining() != 2 {
+			t.Errorf("%v, %v; want 2 left: the cost is not refunded", d, err)
+		}
+		s.wantSent(t, 0, 0)
+	})
+}
+
+func TestAnUnavailableStoreStopsRequestsOnlyIfToldTo(t *testing.T) {
+	down := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		limiter := clientLimiter(t, down, penstock.PerSecond(1))
+		mustSend(t, &Transport{Base: s, Limiter: limiter}, "http://a.example/")
+		mustSend(t, &Transport{Base: s, Limiter: limiter, MaxWait: -1}, "http://a.example/")
+		_, err := send(t, &Transport{Base: s, Limiter: limiter, FailClosed: true}, "http://a.example/")
+		wantNotSent(t, err, 0)
+		if !errors.Is(err, penstock.ErrUnavailable) {
+			t.Errorf("%v; want ErrUnavailable", err)
+		}
+		s.wantSent(t, 0, 0)
+
+		// What is wrong in itself is never sent.
+		wrong := &Transport{Base: s, Limiter: limiter, Cost: func(*http.Request) int64 { return -1 }}
+		wrong.Limiter = clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(1))
+		_, err = send(t, wrong, "http://a.example/")
+		wantNotSent(t, err, 0)
+		if !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%v; want ErrInvalid", err)
+		}
+		s.wantSent(t, 0, 0)
+	})
+}
+
+// A store that does not answer is waited for as long as a turn.
+func TestAHangingStoreEndsWithTheWait(t *testing.T) {
+	hangs := penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+		<-ctx.Done()
+		return penstock.Decision{}, ctx.Err()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(nil)
+		_, err := send(t, &Transport{Base: s, Limiter: clientLimiter(t, hangs, penstock.PerSecond(1))}, "http://a.example/")
+		wantNotSent(t, err, 0)
+		if time.Since(s.start) != 30*time.Second {
+			t.Errorf("it took %v", time.Since(s.start))
+		}
+	})
+}
+
+func TestRetries(t *testing.T) {
+	always := func(int) *http.Response { return answered(429, "Retry-After", "2") }
+	long := func(n int) *http.Response {
+		if n > 0 {
+			return nil
+		}
+		a := answered(429, "Retry-After", "2")
+		a.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", maxBuffered+1)))
+		return a
+	}
+	for _, c := range []struct {
+		what    string
+		answer  func(int) *http.Response
+		method  string
+		header  string
+		noBody  bool
+		once    bool // GetBody is missing
+		retries int
+		maxWait time.Duration
+		status  int             // returned
+		sent    []time.Duration // when
+	}{
+		{what: "a 429 is tried again", answer: first(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "a 503 to a PUT too", answer: first(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "a 503 to a GET too", answer: first(503, "Retry-After", "2"), method: "GET", noBody: true, retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "at once if the server says so", answer: first(503, "Retry-After", "0"), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 0}},
+		{what: "by RateLimit alone", answer: first(429, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "a 503 to a POST is not", answer: first(503, "Retry-After", "2"), method: "POST", retries: 1, status: 503, sent: []time.Duration{0}},
+		{what: "unless it has an idempotency key", answer: first(503, "Retry-After", "2"), method: "POST", header: "Idempotency-Key", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "not by default", answer: always, method: "GET", status: 429, sent: []time.Duration{0}},
+		{what: "so often", answer: always, method: "GET", retries: 2, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
+		{what: "not for another status", answer: first(500, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 500, sent: []time.Duration{0}},
+		{what: "after a time of its own", answer: first(429), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 1e9}},
+		{what: "not without a time", answer: first(503), method: "GET", retries: 1, status: 503, sent: []time.Duration{0}},
+		{what: "not beyond MaxWait", answer: first(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5e9, status: 429, sent: []time.Duration{0}},
+		{what: "nor all together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
+		{what: "not if nothing may wait", answer: first(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
+		{what: "not if the body can be read once only", answer: first(429, "Retry-After", "2"), method: "POST", once: true, retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "not if the answer is too long to keep", answer: long, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(c.answer)
+			client := &Transport{Base: s, Retries: c.retries, MaxWait: c.maxWait}
+			r, closed := sending(t, t.Context(), c.method, "http://a.example/", "the request")
+			if c.once {
+				r.GetBody = nil
+			}
+			if c.noBody {
+				r.Body, r.GetBody, r.ContentLength = nil, nil, 0
+			}
+			if c.header != "" {
+				r.Header.Set(c.header, "1")
+			}
+			before := *r
+			header := r.Header.Clone()
+			answer, err := client.RoundTrip(r)
+			if err != nil {
+				t.Fatalf("%s: %v", c.what, err)
+			}
+			if answer.StatusCode != c.status {
+				t.Errorf("%s: answered %d; want %d", c.what, answer.StatusCode, c.status)
+			}
+			body, err := io.ReadAll(answer.Body)
+			if string(body) != "the answer" && len(body) != maxBuffered+1 || err != nil {
+				t.Errorf("%s: the answer's body has %d bytes, %v", c.what, len(body), err)
+			}
+			answer.Body.Close()
+			s.wantClosed(t)
+			s.wantSent(t, c.sent...)
+			if !c.noBody && closed.Load() != 1 {
+				t.Errorf("%s: the body was closed %d times", c.what, closed.Load())
+			}
+			for i, got := range s.bodies {
+				if got != "the request" && !c.noBody {
+					t.Errorf("%s: try %d sent %q", c.what, i, got)
+				}
+			}
+			if r.Body != before.Body || r.URL != before.URL || r.Context() != before.Context() || !reflect.DeepEqual(r.Header, header) {
+				t.Errorf("%s: the request was modified", c.what)
+			}
+		})
+	}
+}
+
+// The Limiter has no turn for the second try, so the first answer is what there is.
+func TestARetryWhoseTurnDoesNotComeReturnsTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(first(429, "Retry-After", "1"))
+		client := &Transport{
+			Base: s, Retries: 3, MaxWait: 10 * time.Second,
+			Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerHour(1)),
+		}
+		r, _ := sending(t, t.Context(), "POST", "http://a.example/", "x")
+		answer, err := client.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(answer.Body)
+		if answer.StatusCode != 429 || string(body) != "the answer" || err != nil {
+			t.Errorf("%d %q, %v", answer.StatusCode, body, err)
+		}
+		s.wantSent(t, 0)
+		s.wantClosed(t)
+	})
+}
+
+func TestARetryEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(first(429, "Retry-After", "10"))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(3*time.Second, cancel)
+		r, _ := sending(t, ctx, "POST", "http://a.example/", "x")
+		if _, err := (&Transport{Base: s, Retries: 3}).RoundTrip(r); !errors.Is(err, context.Canceled) || time.Since(s.start) != 3*time.Second {
+			t.Errorf("%v after %v", err, time.Since(s.start))
+		}
+		s.wantSent(t, 0)
+		s.wantClosed(t)
+	})
+}
+
+func TestAnAnswerThatBreaksOffIsReturnedAsItIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("broken")
+		s := newServer(func(int) *http.Response {
+			a := answered(429, "Retry-After", "1")
+			a.Body = io.NopCloser(io.MultiReader(strings.NewReader("half"), &failsOnce{err: broken}))
+			return a
+		})
+		r, _ := sending(t, t.Context(), "GET", "http://a.example/", "x")
+		answer, err := (&Transport{Base: s, Retries: 1}).RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(answer.Body); string(body) != "half" || err != broken {
+			t.Errorf("%q, %v; want half of it and the error", body, err)
+		}
+		answer.Body.Close()
+		s.wantClosed(t)
+		s.wantSent(t, 0)
+	})
+}
+
+type failsOnce struct{ err error }
+
+func (f *failsOnce) Read([]byte) (int, error) {
+	err := f.err
+	f.err = io.EOF
+	return 0, err
+}
+
+func TestErrorsOfTheBaseAreItsOwn(t *testing.T) {
+	refused := errors.New("refused")
+	client := &Transport{Base: roundTrip(func(r *http.Request) (*http.Response, error) { r.Body.Close(); return nil, refused }), Retries: 3}
+	if _, err := send(t, client, "http://a.example/"); err != refused {
+		t.Error(err)
+	}
+	// Without a URL there is no host; what is wrong, the Base says.
+	if _, err := (&Transport{}).RoundTrip(&http.Request{}); err == nil {
+		t.Error("a request without a URL was sent")
+	}
+	client.CloseIdleConnections() // the Base has none
+	closed := &idle{}
+	(&Transport{Base: closed}).CloseIdleConnections()
+	if !closed.closed {
+		t.Error("idle connections of the base stay open")
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+type idle struct {
+	http.RoundTripper
+	closed bool
+}
+
+func (i *idle) CloseIdleConnections() { i.closed = true }
+
+func TestOnlySoManyPausesAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := &Transport{MaxPause: 100 * time.Hour}
+		ask := func(i int, seconds int) {
+			client.recordPause(strconv.Itoa(i), answered(429, "Retry-After", strconv.Itoa(seconds)))
+		}
+		for i := range maxPauses {
+			ask(i, 1000+i)
+		}
+		ask(5, 9000) // known: nobody makes room
+		if len(client.pauses) != maxPauses || client.pause("0") == 0 {
+			t.Fatalf("%d pauses, the first for %v", len(client.pauses), client.pause("0"))
+		}
+		ask(maxPauses, 5000)
+		if len(client.pauses) != maxPauses || client.pause("0") != 0 || client.pause("1") != 1001*time.Second ||
+			client.pause(strconv.Itoa(maxPauses)) != 5000*time.Second {
+			t.Errorf("%d pauses; the one that ends first is left for %v", len(client.pauses), client.pause("0"))
+		}
+		time.Sleep(2000 * time.Second) // 1 to 1000 are over, but 5
+		ask(maxPauses+1, 10)
+		if got := len(client.pauses); got != maxPauses-999+1 {
+			t.Errorf("%d pauses; want those that are not over", got)
+		}
+	})
+}
+
+func TestManyGoroutinesShareATransport(t *testing.T) {
+	s := newServer(func(n int) *http.Response {
+		if n%7 == 0 {
+			return answered(429, "Retry-After", "0", "RateLimit", `"a";r=0;t=0`)
+		}
+		return nil
+	})
+	client := &Transport{Base: s, Retries: 2, Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(1_000_000))}
+	var all sync.WaitGroup
+	const each = 200
+	for i := range 16 {
+		all.Go(func() {
+			for j := range each {
+				mustSend(t, client, fmt.Sprintf("http://%d.example/", (i+j)%5))
+			}
+		})
+	}
+	all.Wait()
+	s.wantClosed(t)
+	if len(s.at) < 16*each || client.waiting != 0 {
+		t.Errorf("%d were sent, %d wait", len(s.at), client.waiting)
+	}
+	t.Logf("counted: %d requests of 16 goroutines through one Transport", len(s.at))
+}
+
+// Over a real connection: an answer that asks to wait, and a body that is sent twice.
+func TestTransportOverTheNetwork(t *testing.T) {
+	var mu sync.Mutex
+	var got []string
+	real := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, r.Method+" "+string(body))
+		if len(got) == 1 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+			io.WriteString(w, "later")
+		}
+	}))
+	defer real.Close()
+	client := http.Client{Transport: &Transport{
+		Retries: 1, Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(100)),
+	}}
+	defer client.CloseIdleConnections()
+	answer, err := client.PostForm(real.URL, url.Values{"a": {"b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if want := []string{"POST a=b", "POST a=b"}; answer.StatusCode != 200 || !slices.Equal(got, want) {
+		t.Fatalf("%d; sent %q; want %q", answer.StatusCode, got, want)
+	}
+}
+
+func FuzzPauseOf(f *testing.F) {
+	f.Add(429, "7", "", "", "", "", "", "")
+	f.Add(503, "Sun, 06 Nov 1994 08:49:37 GMT", "", "", "", "", "", "Sun, 06 Nov 1994 08:49:30 GMT")
+	f.Add(200, "", `"a";r=0;t=7, "b";r=1`, "", "", "", "", "")
+	f.Add(200, "", `"a";r=0;t=-7`, "", "", "", "", "")
+	f.Add(200, "", "limit=10, remaining=0, reset=-7", "", "", "", "", "")
+	f.Add(200, "", "limit=10, remaining=0, reset=7", "0", "7", "0", "1800000000", "")
+	f.Add(429, "99999999999999999999", `"a";r=0;t=-1`, "-0", "0x7", "0", "99999999999999", "UTC")
+	now := time.Unix(1_800_000_000, 0)
+	f.Fuzz(func(t *testing.T, status int, retryAfter, rateLimit, remaining, reset, xRemaining, xReset, date string) {
+		h := make(http.Header)
+		for i, value := range []string{retryAfter, rateLimit, remaining, reset, xRemaining, xReset, date} {
+			name := []string{"Retry-After", "RateLimit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Date"}[i]
+			if value != "" {
+				h.Set(name, value)
+			}
+		}
+		pause, said := pauseOf(status, h, now)
+		if pause < 0 || pause > 0 && !said {
+			t.Fatalf("%d %v says %v, %v", status, h, pause, said)
+		}
+		if n, err := strconv.ParseUint(retryAfter, 10, 32); err == nil && (status == 429 || status == 503) && pause != time.Duration(n)*time.Second {
+			t.Fatalf("%d %v says %v; want %d s", status, h, pause, n)
+		}
+		// No header, however long, makes a request wait for longer than it may.
+		client := &Transport{MaxPause: time.Minute}
+		if kept, _ := client.recordPause("", &http.Response{StatusCode: status, Header: h}); kept > time.Minute || client.pause("") > time.Minute {
+			t.Fatalf("%d %v: waits for %v", status, h, client.pause(""))
+		}
+	})
+}

@@ -1,0 +1,143 @@
+package httplimit_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+)
+
+const looser = `
+rules:
+  - {name: a, per: global, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}
+  - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h}]}
+`
+
+func TestLooserTrialsShowWhatTheyWouldLetThrough(t *testing.T) {
+	gate, seen := gateOf(t, looser)
+	h := gate.Middleware(answer(200))
+	for i := range 10 {
+		want := 429
+		if i < 2 {
+			want = 200
+		}
+		if w := send(h, "GET", "/"); w.Code != want {
+			t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
+		}
+	}
+	got := make(map[string]int)
+	for _, e := range seen.list {
+		got[e.Rule+"."+e.Limit+" "+e.Outcome.String()]++
+	}
+	for what, want := range map[string]int{"a.hour allowed": 2, "a.hour denied": 8, "a.hour.candidate shadow_allowed": 5, "a.hour.candidate shadow_denied": 5,
+		"b.hour shadow_allowed": 7, "b.hour shadow_denied": 3} {
+		if got[what] != want {
+			t.Errorf("%s: %d; want %d", what, got[what], want)
+		}
+	}
+}
+
+// isTrial tells whether a batch is of the rules of looser, and tried.
+func isTrial(charges []penstock.Charge) bool {
+	return strings.HasSuffix(charges[0].Plan.Name(), ".candidate") || charges[0].Plan.Group() == "b"
+}
+
+func TestFailuresOfShadowsAreIgnored(t *testing.T) {
+	for _, err := range []error{penstock.ErrUnavailable, penstock.ErrInvalid, errors.New("of no kind")} {
+		memory := memstore.New(memstore.Options{})
+		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			if isTrial(charges) {
+				return penstock.Decision{}, err
+			}
+			return memory.Decide(ctx, charges)
+		}), looser)
+		h := gate.Middleware(answer(200))
+		for i, want := range []int{200, 200, 429, 429} {
+			if w := send(h, "GET", "/"); w.Code != want {
+				t.Errorf("%v: request %d: %d; want %d", err, i+1, w.Code, want)
+			}
+		}
+		for _, e := range seen.list {
+			if e.Err != nil || e.Source != penstock.FromStore {
+				t.Errorf("%v: observed %+v", err, e)
+			}
+		}
+	}
+}
+
+const otherAlgorithms = `
+rules:
+  - {name: a, per: global, limits: [{rate: 2/h, candidate: {rate: 5/h, algorithm: sliding-window}}]}
+  - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h, algorithm: sliding-window}]}
+`
+
+// Trials of other algorithms take no time of their own: all batches of a request are asked before
+// any has an answer.
+func TestTrialsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		memory, asked := memstore.New(memstore.Options{}), make(chan bool, 3)
+		all := make(chan struct{})
+		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			asked <- isTrial(charges)
+			<-all
+			return memory.Decide(ctx, charges)
+		}), otherAlgorithms)
+		served := make(chan int, 1)
+		go func() { served <- send(gate.Middleware(answer(200)), "GET", "/").Code }()
+		synctest.Wait()
+		if len(asked) != 3 {
+			t.Errorf("%d batches are asked at once; want 3", len(asked))
+		}
+		close(all)
+		if status := <-served; status != 200 || seen.count(admission.ShadowAllowed) != 2 {
+			t.Errorf("status %d, %d trials; want 200 and 2", status, seen.count(admission.ShadowAllowed))
+		}
+	})
+}
+
+func TestDeniedRequestsKeepNoSlotOfATrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, seen := gateOf(t, "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1, candidate: {in_flight: 2}}]}]")
+		release := make(chan struct{})
+		h := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+		served := make(chan int, 1)
+		go func() { served <- send(h, "GET", "/").Code }()
+		synctest.Wait()
+		for range 5 { // the candidate lets each of them in, since the one before has left
+			if w := send(h, "GET", "/"); w.Code != 429 {
+				t.Errorf("%d; want 429", w.Code)
+			}
+			synctest.Wait() // slots are returned in the background
+		}
+		close(release)
+		<-served
+		if allowed, denied := seen.count(admission.ShadowAllowed), seen.count(admission.ShadowDenied); allowed != 6 || denied != 0 {
+			t.Errorf("the candidate let %d in and denied %d; want 6 and 0", allowed, denied)
+		}
+	})
+}
+
+// A denied request is not answered with what a shadow counts.
+func TestDeniedRequestsAreNotChargedByStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate, seen := gateOf(t, `
+rules: [{name: a, per: global, limits: [{name: hard, rate: 1/h}, {name: failed, rate: 3/h, on_status: 401, shadow: true}]}]
+`)
+		h := gate.Middleware(answer(401))
+		for i := range 10 {
+			if w := send(h, "GET", "/"); (w.Code == 401) != (i == 0) {
+				t.Errorf("request %d: %d", i+1, w.Code)
+			}
+			synctest.Wait()
+		}
+		if denied := seen.count(admission.ShadowDenied); denied != 0 {
+			t.Errorf("the shadow would have denied %d, where one request of 3 had failed", denied)
+		}
+	})
+}

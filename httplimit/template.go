@@ -1,0 +1,147 @@
+package httplimit
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/template"
+	"text/template/parse"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// maxTemplate is how many bytes the template of a denial may have.
+const maxTemplate = 64 << 10
+
+// checkTemplate says what is wrong with the template of a denial; empty if nothing is. A template
+// runs for each denial, and once for each load, so it must end soon, whatever it says.
+// text/template has no such limit, so only a subset is allowed: no loop but one over the policies
+// of the denial, no calls of templates, no function that makes longer text.
+func checkTemplate(body string) string {
+	if len(body) > maxTemplate {
+		return fmt.Sprintf("the template has %d bytes; write at most %d", len(body), maxTemplate)
+	}
+	t, err := template.New("body").Parse(body)
+	if err == nil {
+		if refused := findForbidden(t); refused != "" {
+			return refused
+		}
+		err = tryTemplate(t)
+	}
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("the template is not understood: %v; write it as for Go's text/template, with the fields .Status, .Rule, .Policies, "+
+		".RetryAfter and .RetryAfterMS", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "template: "), " in type httplimit.templateData", ""))
+}
+
+// templateFunctions are those that a template may call.
+var templateFunctions = []string{"and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "len", "index"}
+
+// findForbidden returns what a template has that might not end, and what to write instead, or "".
+func findForbidden(t *template.Template) string {
+	if len(t.Templates()) > 1 {
+		return "the template defines another; it cannot define or call templates: write the text where it belongs"
+	}
+	r := templateChecker{tree: t.Tree}
+	r.list(t.Root, false)
+	return r.refused
+}
+
+// A templateChecker goes through a template up to the first node that is refused.
+type templateChecker struct {
+	tree    *parse.Tree
+	refused string
+}
+
+func (r *templateChecker) list(list *parse.ListNode, inLoop bool) {
+	if list == nil {
+		return
+	}
+	for _, n := range list.Nodes {
+		r.node(n, inLoop)
+	}
+}
+
+func (r *templateChecker) node(n parse.Node, inLoop bool) {
+	switch n := n.(type) {
+	case *parse.TextNode, *parse.CommentNode, *parse.BreakNode, *parse.ContinueNode:
+	case *parse.ActionNode:
+		r.pipe(n.Pipe)
+	case *parse.IfNode:
+		r.pipe(n.Pipe)
+		r.list(n.List, inLoop)
+		r.list(n.ElseList, inLoop)
+	case *parse.RangeNode:
+		if inLoop {
+			r.refuse(n, "a loop cannot be in another: write it after the first")
+		}
+		if !overPolicies(n.Pipe) {
+			r.refuse(n, "a loop is over the policies only: write {{range .Policies}}")
+		}
+		r.list(n.List, true)
+		r.list(n.ElseList, inLoop)
+	case *parse.WithNode:
+		r.refuse(n, "write {{if ...}}, and name the field in it")
+	default:
+		r.refuse(n, "it cannot define or call templates: write the text where it belongs")
+	}
+}
+
+// overPolicies tells whether a range is over .Policies or $.Policies. Only the denial has that
+// field, wherever the dot is.
+func overPolicies(p *parse.PipeNode) bool {
+	if len(p.Cmds) != 1 || len(p.Cmds[0].Args) != 1 {
+		return false
+	}
+	switch n := p.Cmds[0].Args[0].(type) {
+	case *parse.FieldNode:
+		return slices.Equal(n.Ident, []string{"Policies"})
+	case *parse.VariableNode:
+		return slices.Equal(n.Ident, []string{"$", "Policies"})
+	}
+	return false
+}
+
+func (r *templateChecker) pipe(p *parse.PipeNode) {
+	for _, command := range p.Cmds {
+		for _, n := range command.Args {
+			r.operand(n)
+		}
+	}
+}
+
+func (r *templateChecker) operand(n parse.Node) {
+	switch n := n.(type) {
+	case *parse.BoolNode, *parse.DotNode, *parse.FieldNode, *parse.NilNode, *parse.NumberNode, *parse.StringNode, *parse.VariableNode:
+	case *parse.PipeNode:
+		r.pipe(n)
+	case *parse.ChainNode:
+		r.operand(n.Node)
+	case *parse.IdentifierNode:
+		if !slices.Contains(templateFunctions, n.Ident) {
+			r.refuse(n, "it can call "+strings.Join(templateFunctions, ", ")+": write one of these, or the field alone")
+		}
+	default:
+		r.refuse(n, "write a field, a text, a number or a function")
+	}
+}
+
+func (r *templateChecker) refuse(n parse.Node, remedy string) {
+	if r.refused == "" {
+		at, text := r.tree.ErrorContext(n)
+		r.refused = fmt.Sprintf("the template cannot have %s (%s); %s", wording.Clip(text), at, remedy)
+	}
+}
+
+// tryTemplate writes a template for a request that may be sent again, and for one that costs more
+// than its limit.
+func tryTemplate(t *template.Template) error {
+	for _, denial := range []templateData{{429, "rule", []string{"rule.limit"}, 1, 1000}, {429, "rule", []string{"rule.limit"}, 0, 0}} {
+		if err := t.Execute(io.Discard, denial); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,28 @@
+package httplimit
+
+import (
+	"strings"
+	"testing"
+)
+
+// What a template may have is enough for lists, conditions and both languages of a body. What it
+// may not is in testdata/bad of package policyfile.
+func TestTemplatesMayHaveFieldsConditionsAndOneLoop(t *testing.T) {
+	for _, body := range []string{
+		`{"wait":{{.RetryAfter}},"rule":"{{.Rule}}"}`,
+		`{{if .RetryAfter}}{{.RetryAfterMS}} ms{{else if eq .Status 503}}busy{{else}}never{{end}}`,
+		`[{{range $i, $p := .Policies}}{{if $i}},{{end}}"{{$p}}"{{end}}]`,
+		`{{range .Policies}}{{.}} {{else}}none{{end}}{{range $.Policies}}{{if eq . "a.b"}}{{break}}{{end}}{{end}}`,
+		`{{$first := index .Policies 0}}{{/* one */}}{{if and (gt (len .Policies) 1) (not (lt .Status 429))}}{{$first}} and more{{end}}`,
+		strings.Repeat("x ", maxTemplate/2),
+	} {
+		c := Config{Denied: DeniedConfig{Body: body}}
+		if err := c.finish(); err != nil {
+			t.Errorf("%.80q: %v", body, err)
+		}
+	}
+	c := Config{Denied: DeniedConfig{Body: strings.Repeat("x ", maxTemplate/2) + "x"}}
+	if err := c.finish(); err == nil || !strings.Contains(err.Error(), "write at most 65536") {
+		t.Errorf("a template of %d bytes: %v", maxTemplate+1, err)
+	}
+}

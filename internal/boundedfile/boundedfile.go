@@ -1,0 +1,46 @@
+// Package boundedfile reads files that a user names, without trusting their kind or size.
+package boundedfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// ErrTooLong is wrapped by the error for a file with more bytes than allowed.
+var ErrTooLong = errors.New("is longer")
+
+// Read reads a regular file of at most max bytes. It opens no other kind of file: opening a pipe,
+// for example, may block forever.
+func Read(path string, max int64) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.IsDir() {
+		return nil, fmt.Errorf("%s is a folder; name a file", path)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file; name one", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, max+1))
+	if err == nil && int64(len(text)) > max {
+		err = fmt.Errorf("%s %w than %d bytes; split it", path, ErrTooLong, max)
+	}
+	return text, err
+}
+
+// Join returns name, or if it is relative, name within the folder dir.
+func Join(dir, name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(dir, name)
+}

@@ -1,0 +1,71 @@
+package redistest
+
+import (
+	"flag"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var shared = sync.OnceValues(func() (*Server, error) {
+	isShared = true
+	return Launch()
+})
+
+var isShared bool // read by Main, after all tests
+
+// Shared returns the server that all tests of a package share. Each test uses its own keys. Tests
+// that stop, fill, flush or configure a server, or check state that other tests may change, start
+// their own. The package needs a TestMain that calls Main.
+func Shared(t testing.TB) *Server {
+	t.Helper()
+	s, err := shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Main runs the tests of a package, up to 8 in parallel, because most wait for servers. Then it
+// closes the shared server, and fails if a goroutine is left that runs code of a package with this
+// path.
+func Main(m *testing.M, path string) {
+	flag.Parse()
+	isChosen := false
+	flag.Visit(func(f *flag.Flag) { isChosen = isChosen || f.Name == "test.parallel" })
+	if !isChosen {
+		_ = flag.Set("test.parallel", "8")
+	}
+	code := m.Run()
+	if isShared {
+		if s, err := shared(); err == nil {
+			s.Close()
+		}
+	}
+	if left := goroutinesOf(path); left != "" && code == 0 {
+		_, _ = os.Stderr.WriteString("goroutines are left after the tests:\n\n" + left + "\n")
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// goroutinesOf returns the stacks of the goroutines that run code of a package, except this one. It
+// waits 10 s for them to end.
+func goroutinesOf(path string) (left string) {
+	buf := make([]byte, 16<<20)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+		var found []string
+		for _, stack := range stacks[1:] { // the first is this goroutine
+			if strings.Contains(stack, path) {
+				found = append(found, stack)
+			}
+		}
+		if left = strings.Join(found, "\n\n"); left == "" || time.Now().After(end) {
+			return left
+		}
+	}
+}

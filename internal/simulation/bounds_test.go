@@ -1,0 +1,309 @@
+package simulation
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+)
+
+// check checks what was admitted against the bounds of the algorithms and of the guards.
+func (b *history) check(p *plan) {
+	most := p.maxInstances()
+	for _, g := range b.groups(p) {
+		limit, slack, credits := g.policy.limit, int64(0), b.creditsOf(g)
+		switch {
+		case g.inst == storeUnits:
+			slack = p.leaseExcess(g.policy, most, len(credits) > 0)
+		case g.policy.settings.OnFailure == guard.FailLocal && g.hasChanged && limit.Algorithm().Name() == penstock.LeakyBucket.Name():
+			continue // a waiter that was admitted by the old share may exceed the new one
+		case g.policy.settings.OnFailure == guard.FailLocal:
+			limit = share(limit.Limit(), g.knownInstances).MustCompile()
+		default:
+			limit = g.policy.settings.Ceiling.MustCompile()
+		}
+		var v verdict
+		if limit.Algorithm().NeedsHolder() {
+			v = b.checkHolds(g, limit.Limit(), credits)
+		} else {
+			v = checkBound(limit.Limit(), g.admitted, credits, slack)
+		}
+		kind := limit.Algorithm().Name()
+		if g.inst != storeUnits {
+			kind += " in an outage"
+		} else if slack > 0 {
+			kind += " with leases"
+		}
+		b.utilization[kind] = max(b.utilization[kind], v.reached/v.bound)
+		if v.reached > v.bound {
+			b.problems = append(b.problems, fmt.Sprintf("bound, at %v: %.3f units of %v for key %q at %s; the bound is %.3f\n%s", v.at, v.reached,
+				&g.policy.limit, g.key, g.where(), v.bound, b.trace(g.policy, g.key, v.at, 40)))
+		}
+	}
+}
+
+// storeUnits stands for all instances: units that they admitted from the store.
+const storeUnits = -1
+
+// A group shares one bound. It has the admissions of all instances from the store, or those of one
+// instance by itself.
+type group struct {
+	policy         *policy
+	key            string
+	inst           int
+	knownInstances int  // the smallest number of instances that this one knew
+	hasChanged     bool // the known number of instances
+	admitted       []admission
+}
+
+func (g *group) where() string {
+	if g.inst == storeUnits {
+		return "all instances"
+	}
+	return fmt.Sprintf("instance %d, of %d", g.inst, g.knownInstances)
+}
+
+func (b *history) groups(p *plan) (groups []*group) {
+	type name struct {
+		policy *policy
+		key    string
+		inst   int
+	}
+	known := make(map[name]*group)
+	for _, a := range b.admitted {
+		if a.key == "wild" {
+			continue
+		}
+		n := name{a.policy, a.key, a.inst}
+		switch s := a.policy.settings; {
+		case a.source == penstock.FromStore || a.source == penstock.FromLease:
+			n.inst = storeUnits
+		case s.OnFailure == guard.FailClosed:
+			b.problems = append(b.problems, "bound: a closed limit admitted "+a.String())
+			continue
+		case s.OnFailure == guard.FailOpen && s.Ceiling.Count == 0:
+			continue // without bound
+		case a.clock%a.policy.limit.Limit().Period.Microseconds() == 0:
+			continue // the instance's clock may differ by 1 µs, so its window is unknown
+		}
+		g := known[n]
+		if g == nil {
+			g = &group{policy: a.policy, key: a.key, inst: n.inst, knownInstances: a.knownInstances}
+			known[n] = g
+			groups = append(groups, g)
+		}
+		g.hasChanged = g.hasChanged || g.knownInstances != a.knownInstances
+		g.knownInstances = min(g.knownInstances, a.knownInstances)
+		g.admitted = append(g.admitted, a)
+	}
+	for _, g := range groups {
+		slices.SortStableFunc(g.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
+	}
+	return groups
+}
+
+func (b *history) creditsOf(g *group) (of []credit) {
+	for _, p := range b.credits {
+		switch {
+		case p.inst != g.inst:
+		case p.limit != "" && p.limit != g.policy.limit.Name():
+		case p.keys != nil && !p.keys(g.key) && g.policy.settings.SplitInto < 2:
+		default:
+			of = append(of, p)
+		}
+	}
+	return of
+}
+
+// maxInstances is the largest number of instances at one time.
+func (p *plan) maxInstances() int {
+	n := p.instances
+	for _, f := range p.faults {
+		if f.kind == instanceJoins {
+			n++
+		}
+	}
+	return n
+}
+
+// leaseExcess is how many units leases may admit beyond the algorithm's bound: n·b for buckets. For
+// others it is only what leases hold when the store loses its data.
+func (p *plan) leaseExcess(policy *policy, instances int, forgot bool) int64 {
+	l := policy.limit
+	size := l.Limit().Count
+	if l.Algorithm().Name() == penstock.TokenBucket.Name() {
+		size = l.Limit().Burst
+		forgot = true
+	}
+	b := min(policy.settings.Lease, size/4/int64(max(p.floor, 1)))
+	leased := l.Algorithm().Decay() != algorithm.DecayUnknown
+	if b < 2 || !leased || !forgot {
+		return 0
+	}
+	return int64(instances) * b
+}
+
+// share is the n-th part of a limit, rounded up like in guard.Fallback.
+func share(l penstock.Limit, n int) penstock.Limit {
+	parts := int64(n)
+	up := func(a int64) int64 { return (a + parts - 1) / parts }
+	switch {
+	case l.Algorithm.RefillsSteadily():
+		l.Burst = up(l.Burst)
+		l.Period *= time.Duration(n)
+	default:
+		l.Count, l.Burst = up(l.Count), up(l.Burst)
+	}
+	return l
+}
+
+// A verdict is how many units were admitted in the worst interval, and how many may be.
+type verdict struct {
+	reached, bound float64
+	at             time.Duration
+}
+
+// worse returns the verdict that is closer to its bound.
+func worse(a, b verdict) verdict {
+	if b.reached*a.bound > a.reached*b.bound {
+		return b
+	}
+	return a
+}
+
+// checkBound checks admissions, in order, against the bound of a limit's algorithm plus slack
+// units. It checks all intervals at once. Credits are subtracted from the intervals that contain
+// them.
+func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) verdict {
+	n, extra := l.Count, float64(slack)
+	period := func(a *admission) int64 { return a.clock / l.Period.Microseconds() }
+	long := func(d time.Duration) func(first, a *admission) bool {
+		d -= 2 * time.Microsecond // the algorithms round to microseconds
+		return func(first, a *admission) bool { return a.at-first.at < d }
+	}
+	switch {
+	case l.Algorithm.Name() == penstock.TokenBucket.Name():
+		return checkBucket(l, float64(l.Burst), admitted, credits, extra)
+	case l.Algorithm.Name() == penstock.LeakyBucket.Name():
+		return checkBucket(l, 1, admitted, credits, extra)
+	case l.Algorithm.Name() == penstock.SlidingWindow.Name() && slices.ContainsFunc(credits, func(p credit) bool { return p.step < 0 }):
+		return checkWindows(admitted, credits, 2*float64(n)+extra, long(l.Period)) // its windows are no longer aligned
+	case l.Algorithm == penstock.FixedWindow, l.Algorithm.Name() == penstock.SlidingWindow.Name():
+		return checkWindows(admitted, credits, float64(n)+extra, func(first, a *admission) bool { return period(first) == period(a) })
+	case l.Algorithm == penstock.AnchoredWindow:
+		return worse(checkWindows(admitted, credits, 2*float64(n)+extra, long(l.Period)),
+			checkWindows(admitted, credits, 3*float64(n)+extra, long(2*l.Period)))
+	default: // a log or sub-windows
+		return checkWindows(admitted, credits, float64(n)+extra, long(l.Period))
+	}
+}
+
+// checkBucket fills a bucket that leaks at the limit's rate with the admissions. Its level is the
+// most that any interval has had above the rate.
+func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits []credit, slack float64) verdict {
+	rate := float64(l.Count) / float64(l.Period)
+	tolerance := 1e-6 + 3*rate*float64(time.Microsecond)
+	v, level, last := verdict{bound: burst + slack + tolerance}, 0.0, time.Duration(0)
+	var booked time.Duration // charges before this time are credited
+	for i := range admitted {
+		a := &admitted[i]
+		for len(credits) > 0 && credits[0].creditedFrom() <= a.at {
+			p := credits[0]
+			credits = credits[1:]
+			p.at = p.creditedFrom()
+			level, last = max(0, level-rate*float64(p.at-last)), p.at
+			switch {
+			case p.step != 0:
+				level, booked = max(0, level-rate*float64(max(p.step, 0))), p.at
+			case p.units > 0 && (p.until > 0 || l.Algorithm.Name() != penstock.LeakyBucket.Name()): // a queue that returns to an older state starts again
+				level = max(0, level-float64(p.units))
+				booked = p.at
+			default:
+				level, booked = 0, p.at
+			}
+		}
+		if a.charged < booked && a.at > a.charged {
+			continue
+		}
+		level, last = max(0, level-rate*float64(a.at-last))+float64(a.units), a.at
+		v = worse(v, verdict{level - allowed(credits, a.at), v.bound, a.at})
+	}
+	return v
+}
+
+// creditedFrom is the time from which the credit counts fully.
+func (p *credit) creditedFrom() time.Duration { return max(p.at, p.until) }
+
+// allowed is how many units may be admitted now by credits that do not count fully yet.
+func allowed(credits []credit, now time.Duration) (units float64) {
+	for _, p := range credits {
+		if p.until > 0 && p.at <= now {
+			units += float64(p.units)
+		}
+	}
+	return units
+}
+
+// checkWindows sums up the admissions of each window. isTogether returns true if two admissions are
+// in one window.
+func checkWindows(admitted []admission, credits []credit, bound float64, isTogether func(first, a *admission) bool) verdict {
+	v := verdict{bound: bound}
+	sum, first := int64(0), 0
+	left := make([]int64, len(admitted))
+	for i := range admitted {
+		a := &admitted[i]
+		for len(credits) > 0 && credits[0].creditedFrom() <= a.at {
+			p := credits[0]
+			credits = credits[1:]
+			units := p.units
+			for j := i - 1; j >= first && (units > 0 || p.units == 0); j-- { // the newest first
+				off := left[j]
+				if p.units > 0 {
+					off = min(off, units)
+				}
+				left[j], units, sum = left[j]-off, units-off, sum-off
+			}
+		}
+		left[i] = a.units
+		sum += a.units
+		for first < i && !isTogether(&admitted[first], a) {
+			sum -= left[first]
+			first++
+		}
+		v = worse(v, verdict{float64(sum) - allowed(credits, a.at), bound, a.at})
+	}
+	return v
+}
+
+// checkHolds sums up the holds that last at the same time.
+func (b *history) checkHolds(g *group, l penstock.Limit, credits []credit) verdict {
+	released := make(map[string]time.Duration)
+	for _, r := range b.released {
+		if at, known := released[r.holder]; !known || r.at < at {
+			released[r.holder] = r.at
+		}
+	}
+	v := verdict{bound: float64(l.Burst)}
+	for i := range g.admitted {
+		a, sum := &g.admitted[i], int64(0)
+		for j := range i + 1 {
+			h := &g.admitted[j]
+			ended := h.at+l.Period <= a.at
+			if at, known := released[h.holder]; known && at <= a.at {
+				ended = true
+			}
+			for _, p := range credits {
+				ended = ended || h.at <= p.at && p.at <= a.at
+			}
+			if !ended {
+				sum += h.units
+			}
+		}
+		v = worse(v, verdict{float64(sum), v.bound, a.at})
+	}
+	return v
+}

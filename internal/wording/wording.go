@@ -1,0 +1,75 @@
+// Package wording formats lists, durations, sizes and quoted texts for messages and descriptions.
+package wording
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// List joins names with commas, and the last one with a word such as "and".
+func List(names []string, and string) string {
+	if len(names) < 2 {
+		return strings.Join(names, "")
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " " + and + " " + names[last]
+}
+
+// maxListed is how many names ShortList writes out.
+const maxListed = 20
+
+// ShortList is List, but shortens a long list to its beginning and the number of the others.
+func ShortList(names []string, and string) string {
+	if len(names) > maxListed {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxListed], ", "), len(names)-maxListed)
+	}
+	return List(names, and)
+}
+
+// Period formats a duration without zeros: 24h, not 24h0m0s.
+func Period(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// Size formats a number of bytes in the largest unit that fits: 64KB, 100 bytes.
+func Size(n int64) string {
+	for i, unit := range []string{"GB", "MB", "KB"} {
+		if by := int64(1) << (30 - 10*i); n%by == 0 {
+			return strconv.FormatInt(n/by, 10) + unit
+		}
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
+}
+
+// Plain returns a text from a user, in quotes if it would be misread without them.
+func Plain(text string) string {
+	odd := func(c rune) bool { return c == ' ' || c == ',' || c == ';' || c == '"' || !unicode.IsPrint(c) }
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, odd) {
+		return text
+	}
+	return strconv.Quote(text)
+}
+
+// Clip shortens a text for a message.
+func Clip(s string) string {
+	const most = 60
+	if len(s) <= most {
+		return s
+	}
+	cut := most
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "..."
+}

@@ -1,0 +1,429 @@
+// Package describe says in words what a policy means.
+package describe
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// Spec says what a policy means, as people would read it aloud: what holds for all requests, and
+// then each rule in the order of the file. The same files always have the same description. It
+// tells no secrets: values that callers send in headers, cookies and queries may be keys, so those
+// that a policy lists are only counted.
+//
+// A section of the policy that has a method Describe(line func(label string, texts ...string))
+// describes itself.
+func Spec(s policy.Spec) string {
+	var p printer
+	p.policy(&s)
+	for _, rule := range s.Rules {
+		p.rule(&s, rule)
+	}
+	return p.String()
+}
+
+// A printer writes a text of lines with a label each.
+type printer struct{ strings.Builder }
+
+const (
+	textColumn = 20  // where the text of a line begins
+	textEnd    = 120 // where it goes on in the next line, if it has a space before
+)
+
+// line writes texts behind a label, each in a line of its own, and nothing if there are none.
+func (p *printer) line(label string, texts ...string) {
+	for _, text := range texts {
+		for more := true; more; label, text = "", "  "+text {
+			var line string
+			line, text, more = wrap(text)
+			fmt.Fprintf(p, "%-*s%s\n", textColumn, label+"  ", line)
+		}
+	}
+}
+
+// wrap takes the first line off a text.
+func wrap(text string) (line, rest string, more bool) {
+	const most = textEnd - textColumn
+	if len(text) <= most {
+		return text, "", false
+	}
+	begins := len(text) - len(strings.TrimLeft(text, " "))
+	end := strings.LastIndexByte(text[:most+1], ' ')
+	if end < begins {
+		end = begins + strings.IndexByte(text[begins:], ' ')
+	}
+	if end < begins {
+		return text, "", false
+	}
+	return text[:end], text[end+1:], true
+}
+
+// policy says what holds for all requests.
+func (p *printer) policy(s *policy.Spec) {
+	p.line("policy", wording.Plain(s.Name))
+	if s.ApplyAll {
+		p.line("rules", "all that match a request apply, in this order")
+	} else {
+		p.line("rules", "of those that match a request the most specific applies, and those that always do")
+	}
+	if len(s.Deny) > 0 {
+		p.line("deny", texts(s.Deny)...)
+	}
+	if len(s.Allow) > 0 {
+		p.line("allow", texts(s.Allow)...)
+	}
+	if len(s.Tiers) > 0 {
+		p.line("tiers", "the first of these that fits")
+		p.line("", perTier(s, func(i int) string {
+			if s.Tiers[i].IsDefault {
+				return "all others"
+			}
+			return strings.Join(texts(s.Tiers[i].AnyOf), ", or ")
+		})...)
+	}
+	if s.Tokens.Verifier != nil {
+		p.line("tokens", s.Tokens.Summary)
+	}
+	p.line("addresses", fmt.Sprintf("those of one IPv4 /%d are limited together, and those of one IPv6 /%d", cmp.Or(s.IPv4Prefix, 32), cmp.Or(s.IPv6Prefix, 64)))
+	choose := func(yes bool, a, b string) string {
+		if yes {
+			return a
+		}
+		return b
+	}
+	p.line("paths", strings.Join([]string{
+		choose(s.Paths.IgnoreTrailingSlash, "/a/ is /a", "/a/ is not /a"),
+		choose(s.Paths.IgnoreCase, "/A is /a", "/A is not /a"),
+		choose(s.Paths.StripParameters, "/a;v=1 is /a", "/a;v=1 is not /a"),
+		choose(s.Paths.KeepEncodedSlash, "%2F is part of a segment", "%2F is refused"),
+	}, ", "))
+	for _, section := range s.Sections {
+		if d, ok := section.(interface {
+			Describe(line func(label string, texts ...string))
+		}); ok {
+			d.Describe(p.line)
+		}
+	}
+}
+
+// rule says when a rule applies, to which identities, and what it limits.
+func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
+	p.WriteByte('\n')
+	when := "if it is the most specific"
+	switch {
+	case rule.Shadow && !rule.Always:
+		when = "beside the most specific unless that is more specific"
+	case rule.BeforeAuth:
+		when = "always, and by itself before a token is verified"
+	case rule.Always:
+		when = "always"
+	}
+	switch {
+	case rule.Unlimited:
+		when += ", and sets no limit"
+	case rule.Shadow:
+		when += ", as a shadow: counted, never enforced"
+	}
+	p.line("rule "+rule.Name, when)
+	p.match(rule)
+	identities := make(map[string]bool)
+	for _, l := range rule.Limits {
+		identities[Identity(l.Key)] = true
+	}
+	if len(identities) == 1 {
+		p.line("  identity", Identity(rule.Limits[0].Key))
+	}
+	if n := rule.NewIdentities; n != nil {
+		p.line("  new identities", rateText(n.Limit())+" of each address, in each process")
+	}
+	for _, l := range rule.Limits {
+		p.limit(s, l, len(identities) > 1)
+	}
+}
+
+func (p *printer) match(rule *policy.Rule) {
+	m := &rule.Match
+	var hosts, paths []string
+	for _, host := range m.Hosts {
+		if host = wording.Plain(host); !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	for _, pattern := range m.Paths {
+		if path := pattern.String(); !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	if m.IsAll() {
+		p.line("  matches", "every request")
+	}
+	if len(m.Methods) > 0 {
+		text := wording.ShortList(m.Methods, "or")
+		if slices.Contains(m.Methods, "GET") && !slices.Contains(m.Methods, "HEAD") {
+			text += "; HEAD as GET"
+		}
+		p.line("  method", text)
+	}
+	if len(hosts) > 0 && !slices.Contains(m.Hosts, "") {
+		p.line("  host", wording.ShortList(hosts, "or"))
+	}
+	if len(paths) > 0 && !slices.ContainsFunc(m.Paths, policy.Pattern.IsAll) {
+		p.line("  path", wording.ShortList(paths, "or"))
+	}
+	if len(m.Where) > 0 {
+		p.line("  where", conditionText(m.Where))
+	}
+}
+
+// limit says what one limit admits, and what it charges. If isKeyed is true, it names the identity.
+func (p *printer) limit(s *policy.Spec, l *policy.Limit, isKeyed bool) {
+	how := algorithmText(l)
+	if l.Shadow && !l.Rule.Shadow {
+		how += ", as a shadow: counted, never enforced"
+	}
+	p.line("  limit "+l.Name, how)
+	p.line("    admits", admits(s, l)...)
+	if isKeyed {
+		p.line("    identity", Identity(l.Key))
+	}
+	if cost := costText(l); cost != "1" {
+		p.line("    cost", cost)
+	}
+	if l.Status != nil {
+		p.line("    only for", "answers with status "+statusText(l.Status))
+	}
+	if l.Patience > 0 {
+		p.line("    waits", "up to "+wording.Period(l.Patience))
+	}
+	if !l.Shadow {
+		p.guards(l)
+		if !l.InHeaders {
+			p.line("    headers", "do not tell of it")
+		}
+	}
+	if c := l.Candidate; c != nil {
+		how := algorithmText(c) + ", beside it: counted, never enforced"
+		if c.Patience > 0 {
+			how += "; waits up to " + wording.Period(c.Patience)
+		}
+		p.line("    candidate", append([]string{how}, admits(s, c)...)...)
+	}
+}
+
+// guards says what stands between the limit and the store.
+func (p *printer) guards(l *policy.Limit) {
+	g := &l.Guard
+	if g.Lease > 0 {
+		p.line("    leased", fmt.Sprintf("up to %d drawn in advance", g.Lease),
+			fmt.Sprintf("of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*guard.LeaseUtilization))
+	}
+	if g.SplitInto > 0 {
+		p.line("    split", fmt.Sprintf("in %d counters", g.SplitInto))
+	}
+	if g.DenyFor > 0 {
+		p.line("    denials", "remembered up to "+wording.Period(g.DenyFor))
+	} else if g.DenyFor < 0 {
+		p.line("    denials", "never remembered")
+	}
+	text := withoutStore[g.OnFailure]
+	if g.Ceiling.Algorithm != nil {
+		text += ", to each key from each process " + rateText(g.Ceiling)
+	}
+	p.line("    no store", text)
+}
+
+// withoutStore is what becomes of requests while the store gives no answer.
+var withoutStore = map[guard.FailureMode]string{
+	guard.FailOpen: "requests pass", guard.FailClosed: "requests are refused", guard.FailLocal: "this process decides, by its share of the limit",
+}
+
+// admits are the numbers of a limit, in a line for each tier if they differ.
+func admits(s *policy.Spec, l *policy.Limit) []string {
+	number := func(i int) string {
+		if f := l.Variants[i]; f.Algorithm().NeedsHolder() {
+			return fmt.Sprintf("%d in flight", f.Limit().Count)
+		}
+		return rateText(l.Variants[i].Limit())
+	}
+	if len(l.Variants) == 1 {
+		return []string{number(0)}
+	}
+	return perTier(s, number)
+}
+
+// rateText is a limit's rate, without its name and algorithm.
+func rateText(limit penstock.Limit) string {
+	if limit.Algorithm.BurstUse() == algorithm.BurstIsCapacity {
+		limit.Burst = cmp.Or(limit.Burst, limit.Count)
+	}
+	_, text, _ := strings.Cut(limit.String(), ": ")
+	text, _, _ = strings.Cut(text, " (")
+	return text
+}
+
+// perTier is a line for each tier.
+func perTier(s *policy.Spec, text func(i int) string) []string {
+	lines, width := make([]string, len(s.Tiers)), 0
+	for _, t := range s.Tiers {
+		width = max(width, len(t.Name))
+	}
+	for i, t := range s.Tiers {
+		lines[i] = fmt.Sprintf("%-*s  %s", width, t.Name, text(i))
+	}
+	return lines
+}
+
+// algorithmText is how a limit is enforced.
+func algorithmText(l *policy.Limit) string {
+	a := l.Variants[0].Algorithm()
+	text := a.Title()
+	if a.NeedsHolder() {
+		return "slots, each free again " + wording.Period(l.Variants[0].Limit().Period) + " after its process died"
+	}
+	if l.SubWindows > 0 {
+		text += fmt.Sprintf(" of %d parts", l.SubWindows)
+	}
+	if l.Timezone != "" {
+		text += " of " + l.Timezone
+	}
+	return text
+}
+
+func costText(l *policy.Limit) string {
+	c := &l.Cost
+	text := strconv.FormatInt(c.Units, 10)
+	switch {
+	case c.Body > 0:
+		text = fmt.Sprintf("1 for each begun %s of the body, at least %d", wording.Size(c.Body), c.Min)
+	case c.Header != "":
+		text = fmt.Sprintf("what header %s says, from %d to %d; %[2]d if it says no number", c.Header, c.Min, c.Max)
+	case c.Methods != nil:
+		var each []string
+		for _, method := range slices.Sorted(maps.Keys(c.Methods)) {
+			each = append(each, fmt.Sprintf("%d for %s", c.Methods[method], method))
+		}
+		text = fmt.Sprintf("%s, otherwise %d", wording.ShortList(each, "and"), c.Units)
+	}
+	switch {
+	case l.CostHeader != "":
+		text += ", corrected to what the answer's header " + l.CostHeader + " says, or the handler"
+	case l.Adjustable:
+		text += ", corrected to what the handler says"
+	}
+	return text
+}
+
+// statusText is the statuses as people write them: 401, 500-599.
+func statusText(s *policy.Statuses) string {
+	var ranges []string
+	for from := 0; from < 64*len(s); from++ {
+		to := from
+		for s.Has(to) {
+			to++
+		}
+		switch {
+		case to > from+1:
+			ranges = append(ranges, fmt.Sprintf("%d-%d", from, to-1))
+		case to > from:
+			ranges = append(ranges, strconv.Itoa(from))
+		}
+		from = max(from, to-1)
+	}
+	return wording.ShortList(ranges, "or")
+}
+
+// Identity says by what a request is limited: the first of these that it has.
+func Identity(id *policy.Identity) string {
+	text := chain(id)
+	if !id.IsAlwaysPresent() {
+		text += ", else unknown, all together"
+	}
+	return text
+}
+
+func chain(id *policy.Identity) string {
+	join := func(list []*policy.Identity, between string) string {
+		var all []string
+		for _, one := range list {
+			text := chain(one)
+			if len(one.Parts()) > 1 {
+				text = "(" + text + ")"
+			}
+			all = append(all, text)
+		}
+		return strings.Join(all, between)
+	}
+	switch {
+	case id.Global:
+		return "all requests together"
+	case id.Func != nil:
+		return "whom the program says"
+	case id.AnyOf != nil:
+		return join(id.AnyOf, ", else ")
+	case id.AllOf != nil:
+		return join(id.AllOf, " with ")
+	case id.Only != nil:
+		return id.Kind + " (" + testText(id.Only) + ")"
+	}
+	source := sourceText(&id.Source)
+	if source == id.Kind {
+		return source
+	}
+	return id.Kind + " (" + source + ")"
+}
+
+func texts(conditions []policy.Condition) (lines []string) {
+	for _, c := range conditions {
+		lines = append(lines, conditionText(c))
+	}
+	return lines
+}
+
+func conditionText(c policy.Condition) string {
+	var all []string
+	for i := range c {
+		all = append(all, testText(&c[i]))
+	}
+	return strings.Join(all, " and ")
+}
+
+func testText(t *policy.Test) string {
+	name := sourceText(&t.Source)
+	switch {
+	case t.Any && t.Source.IsAlwaysPresent():
+		return name + " is any"
+	case t.Any:
+		return name + " is there"
+	case t.File != "":
+		return fmt.Sprintf("%s is one of the %d in %s", name, t.Len(), wording.Plain(t.File))
+	case t.Source.IsPrivate() && t.Len() == 1:
+		return name + " is a value that is not shown"
+	case t.Source.IsPrivate():
+		return fmt.Sprintf("%s is one of %d values that are not shown", name, t.Len())
+	}
+	values := t.Values()
+	for i := range values {
+		values[i] = wording.Plain(wording.Clip(values[i]))
+	}
+	return name + " is " + wording.ShortList(values, "or")
+}
+
+func sourceText(s *policy.Source) string {
+	switch {
+	case s.Kind == policy.KindIdentity:
+		return "the identity [" + chain(s.Identity) + "]"
+	case s.Kind.IsNamed():
+		return s.Kind.String() + " " + wording.Plain(s.Name)
+	}
+	return s.Kind.String()
+}

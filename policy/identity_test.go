@@ -1,0 +1,33 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+)
+
+// Two values never have one spelling, and no spelling has a letter that parts values.
+func FuzzEscape(f *testing.F) {
+	long := strings.Repeat("x", MaxValue+1)
+	for _, value := range []string{"", "a", "a,b", "%2C", "#", "é", "\xff", "a b", "key:a", long, long + ",", escape(long), escape(long)[1:]} {
+		f.Add(value, "a")
+		f.Add("%2C", value)
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		x, y := escape(a), escape(b)
+		if (x == y) != (a == b) {
+			t.Fatalf("%q and %q are both spelt %q", a, b, x)
+		}
+		// The comma separates the two values, and a missing value by nothing behind the kind.
+		if pair := x + "," + y; strings.Count(pair, ",") != 1 {
+			t.Fatalf("%q and %q look like several: %q", a, b, pair)
+		}
+		for _, c := range []byte(x) {
+			if c <= ' ' || c >= 0x7f {
+				t.Fatalf("%q is spelt with %q", a, c)
+			}
+		}
+		if len(x) > 3*MaxValue || a != "" && x == "" {
+			t.Fatalf("%q is spelt in %d letters", a, len(x))
+		}
+	})
+}

@@ -1,0 +1,95 @@
+// Package jwttest makes keys and signs tokens, for tests.
+package jwttest
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"strings"
+	"sync"
+
+	gojwt "github.com/golang-jwt/jwt/v5"
+)
+
+// Secret is 64 bytes, enough for every algorithm.
+const Secret = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// Pairs are key pairs by algorithm: the issuer's, and another of the same kind.
+var Pairs = sync.OnceValue(func() map[string][2]any {
+	one := map[string]func() (any, error){
+		"RS256": func() (any, error) { return rsa.GenerateKey(rand.Reader, 2048) },
+		"ES256": func() (any, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) },
+		"ES384": func() (any, error) { return ecdsa.GenerateKey(elliptic.P384(), rand.Reader) },
+		"ES512": func() (any, error) { return ecdsa.GenerateKey(elliptic.P521(), rand.Reader) },
+		"EdDSA": func() (any, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err },
+	}
+	pairs := make(map[string][2]any)
+	for alg, generate := range one {
+		a, errA := generate()
+		b, errB := generate()
+		if errA != nil || errB != nil {
+			panic(fmt.Sprint(errA, errB))
+		}
+		pairs[alg] = [2]any{a, b}
+	}
+	for _, alg := range []string{"RS384", "RS512", "PS256", "PS384", "PS512"} {
+		pairs[alg] = pairs["RS256"]
+	}
+	for _, alg := range []string{"HS256", "HS384", "HS512"} {
+		pairs[alg] = [2]any{[]byte(Secret), []byte(strings.Repeat("another secret..", 4))}
+	}
+	return pairs
+})
+
+func Sign(alg string, key any, header, payload string) string {
+	text := Base64(header) + "." + Base64(payload)
+	signature, err := gojwt.GetSigningMethod(alg).Sign(text, key)
+	if err != nil {
+		panic(err)
+	}
+	return text + "." + Base64(string(signature))
+}
+
+func Base64(s string) string { return base64.RawURLEncoding.EncodeToString([]byte(s)) }
+
+func PublicOf(private any) any { return private.(crypto.Signer).Public() }
+
+func PublicPEM(privates ...any) string {
+	var text strings.Builder
+	for _, private := range privates {
+		der, err := x509.MarshalPKIXPublicKey(PublicOf(private))
+		if err != nil {
+			panic(err)
+		}
+		_ = pem.Encode(&text, &pem.Block{Type: "PUBLIC KEY", Bytes: der})
+	}
+	return text.String()
+}
+
+// JWK is the public key as an entry of a JWKS; more, which must begin with a comma, is added to it.
+func JWK(private any, more string) string {
+	switch key := PublicOf(private).(type) {
+	case *rsa.PublicKey:
+		return fmt.Sprintf(`{"kty":"RSA","n":%q,"e":%q%s}`, Base64(string(key.N.Bytes())), Base64(string(big.NewInt(int64(key.E)).Bytes())), more)
+	case *ecdsa.PublicKey:
+		point, err := key.Bytes()
+		if err != nil {
+			panic(err)
+		}
+		size := len(point) / 2
+		return fmt.Sprintf(`{"kty":"EC","crv":%q,"x":%q,"y":%q%s}`, key.Params().Name, Base64(string(point[1:1+size])), Base64(string(point[1+size:])), more)
+	case ed25519.PublicKey:
+		return fmt.Sprintf(`{"kty":"OKP","crv":"Ed25519","x":%q%s}`, Base64(string(key)), more)
+	}
+	panic("no such key")
+}
+
+func JWKS(keys ...string) string { return `{"keys":[` + strings.Join(keys, ",") + `]}` }

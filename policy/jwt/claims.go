@@ -1,0 +1,155 @@
+package jwt
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	gojwt "github.com/golang-jwt/jwt/v5"
+
+	"github.com/penstock/penstock/policy"
+)
+
+// claims add to policy.Claims what the JWT library asks of a token.
+type claims struct{ policy.Claims }
+
+// maxClaimsDepth bounds how deeply objects and lists of a token lie in each other.
+const maxClaimsDepth = 32
+
+// UnmarshalJSON reads the claims of a token. A name given twice is an error: who reads the other
+// one sees another caller.
+func (c *claims) UnmarshalJSON(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	v, err := decodeOnce(d, maxClaimsDepth)
+	if err != nil {
+		return err
+	}
+	set, ok := v.(map[string]any)
+	if !ok {
+		return errors.New("claims are not an object")
+	}
+	c.Claims = set
+	return nil
+}
+
+// decodeOnce reads one value of at most the given depth, in which no object has a name twice.
+func decodeOnce(d *json.Decoder, depth int) (any, error) {
+	token, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	if depth == 0 {
+		return nil, fmt.Errorf("deeper than %d levels", maxClaimsDepth)
+	}
+	switch token {
+	case json.Delim('{'):
+		object := make(map[string]any)
+		for d.More() {
+			token, err := d.Token()
+			if err != nil {
+				return nil, err
+			}
+			name, _ := token.(string)
+			if _, twice := object[name]; twice {
+				return nil, fmt.Errorf("%.64q is there twice", name)
+			}
+			if object[name], err = decodeOnce(d, depth-1); err != nil {
+				return nil, err
+			}
+		}
+		_, err := d.Token()
+		return object, err
+	case json.Delim('['):
+		list := []any{}
+		for d.More() {
+			v, err := decodeOnce(d, depth-1)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, v)
+		}
+		_, err := d.Token()
+		return list, err
+	default:
+		return token, nil
+	}
+}
+
+// Validate is asked by the parser, after the signature and besides the times, the issuer and the
+// audience.
+func (c claims) Validate() error {
+	sub, ok := c.Claims["sub"]
+	if !ok {
+		return nil
+	}
+	if _, isBool := sub.(bool); isBool {
+		return fmt.Errorf("%w: sub is neither a string nor an integer", gojwt.ErrInvalidType)
+	}
+	if _, ok := c.Text("sub"); !ok {
+		return fmt.Errorf("%w: sub is neither a string with something in it nor an integer", gojwt.ErrInvalidType)
+	}
+	return nil
+}
+
+func (c claims) GetExpirationTime() (*gojwt.NumericDate, error) { return c.date("exp") }
+func (c claims) GetNotBefore() (*gojwt.NumericDate, error)      { return c.date("nbf") }
+func (c claims) GetIssuedAt() (*gojwt.NumericDate, error)       { return c.date("iat") }
+func (c claims) GetIssuer() (string, error)                     { return c.word("iss") }
+func (c claims) GetSubject() (string, error)                    { return c.word("sub") }
+
+func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
+	switch aud := c.Claims["aud"].(type) {
+	case nil:
+		return nil, nil
+	case string:
+		return gojwt.ClaimStrings{aud}, nil
+	case []any:
+		var all gojwt.ClaimStrings
+		for _, v := range aud {
+			s, ok := v.(string)
+			if !ok {
+				return nil, fmt.Errorf("%w: aud holds what is not a string", gojwt.ErrInvalidType)
+			}
+			all = append(all, s)
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("%w: aud is neither a string nor a list", gojwt.ErrInvalidType)
+}
+
+// word is a claim that must be a string if it is there.
+func (c claims) word(name string) (string, error) {
+	v, ok := c.Claims[name]
+	if !ok {
+		return "", nil
+	}
+	s, ok := v.(string)
+	if !ok {
+		return "", fmt.Errorf("%w: %s is not a string", gojwt.ErrInvalidType, name)
+	}
+	return s, nil
+}
+
+// lastDate is when the year 10000 begins, in seconds since 1970. What is beyond is no date, and may
+// overflow one.
+const lastDate = 253402300800
+
+// date is a claim that must be a number of seconds since 1970 if it is there.
+func (c claims) date(name string) (*gojwt.NumericDate, error) {
+	v, ok := c.Claims[name]
+	if !ok {
+		return nil, nil
+	}
+	number, ok := v.(json.Number)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s is not a number", gojwt.ErrInvalidType, name)
+	}
+	seconds, err := number.Float64()
+	if err != nil || seconds < 0 || seconds >= lastDate {
+		return nil, fmt.Errorf("%w: %s is not a date", gojwt.ErrInvalidType, name)
+	}
+	return gojwt.NewNumericDate(time.Unix(int64(seconds), 0)), nil
+}

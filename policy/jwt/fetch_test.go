@@ -1,0 +1,388 @@
+package jwt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// A publisher is an issuer's JWKS behind an http.RoundTripper, so that hours of readings pass in no
+// time.
+type publisher struct {
+	mu    sync.Mutex
+	set   string // "" is unreachable
+	reads int
+}
+
+func (p *publisher) publish(set string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.set = set
+}
+
+func (p *publisher) read() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.reads
+}
+
+func (p *publisher) RoundTrip(*http.Request) (*http.Response, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reads++
+	if p.set == "" {
+		return nil, errors.New("unreachable")
+	}
+	return &http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(p.set))}, nil
+}
+
+// byURL is a Verifier with keys from an address.
+func byURL(t *testing.T, url string) *Verifier {
+	t.Helper()
+	v, err := New(Config{JWKSURL: url}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.now = func() time.Time { return tokenNow }
+	return v
+}
+
+// kept is the JWKS of the EdDSA keys that are numbered, and by their token of one.
+func keptSet(numbers ...int) string {
+	var keys []string
+	for _, n := range numbers {
+		keys = append(keys, jwttest.JWK(jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`,"kid":"k%d"`, n)))
+	}
+	return jwttest.JWKS(keys...)
+}
+
+func keptToken(n int) string {
+	return jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`{"alg":"EdDSA","kid":"k%d"}`, n), `{"sub":"x",`+tokenOK+`}`)
+}
+
+func believes(v *Verifier, token string) bool {
+	_, err := v.Claims(token)
+	return err == nil
+}
+
+func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
+	t.Parallel()
+	jwttest.Pairs()
+	synctest.Test(t, func(t *testing.T) {
+		p := &publisher{set: keptSet(0)}
+		v := byURL(t, "https://issuer.example/jwks.json")
+		v.issuer.client.Transport = p
+		var told []error
+		v.Start(func(err error) { told = append(told, err) })
+		defer v.Close()
+		if !believes(v, keptToken(0)) || believes(v, keptToken(1)) {
+			t.Fatal("believed: not the published key's token, or that of another")
+		}
+		p.publish(keptSet(0, 1))
+		time.Sleep(minFetchGap)
+		if believes(v, keptToken(1)) {
+			t.Error("a key was read without being asked for")
+		}
+		synctest.Wait()
+		if !believes(v, keptToken(1)) || !believes(v, keptToken(0)) {
+			t.Error("the new key is not believed, or the old one no longer")
+		}
+		p.publish(keptSet(1)) // the old key is withdrawn
+		time.Sleep(DefaultRefresh)
+		synctest.Wait()
+		if believes(v, keptToken(0)) || !believes(v, keptToken(1)) {
+			t.Error("a remembered token of a withdrawn key is believed, or the other no longer")
+		}
+		v.Close()
+		if p.read() != 3 || len(told) != 3 || errors.Join(told...) != nil {
+			t.Errorf("%d readings, told %v", p.read(), told)
+		}
+		if !believes(v, keptToken(1)) {
+			t.Error("after Close the keys are gone")
+		}
+	})
+}
+
+func TestForgedKeyIDsDoNotHammerTheIssuer(t *testing.T) {
+	t.Parallel()
+	jwttest.Pairs()
+	synctest.Test(t, func(t *testing.T) {
+		p := &publisher{set: keptSet(0)}
+		v := byURL(t, "https://issuer.example/jwks.json")
+		v.issuer.client.Transport = p
+		v.Start(nil)
+		defer v.Close()
+		const minutes, perSecond = 30, 20
+		forged := 0
+		for range minutes * 60 {
+			for range perSecond {
+				forged++
+				v.Claims(jwttest.Base64(fmt.Sprintf(`{"alg":"EdDSA","kid":"%d"}`, forged)) + "." + jwttest.Base64(`{}`) + ".AAAA")
+			}
+			time.Sleep(time.Second)
+		}
+		if reads := p.read(); reads > minutes+1 || reads < minutes-1 {
+			t.Errorf("%d forged key IDs in %d minutes: %d readings", forged, minutes, reads)
+		}
+		t.Logf("counted: %d forged key IDs (%d readings)", forged, p.read())
+	})
+}
+
+func TestIssuerThatComesLateIsBelievedThen(t *testing.T) {
+	t.Parallel()
+	jwttest.Pairs()
+	synctest.Test(t, func(t *testing.T) {
+		p := new(publisher)
+		v := byURL(t, "https://issuer.example/jwks.json")
+		v.issuer.client.Transport = p
+		var told []error
+		v.Start(func(err error) { told = append(told, err) })
+		defer v.Close()
+		if believes(v, keptToken(0)) {
+			t.Error("believed without keys")
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		// After 0, 1, 3, 7, 15, 31 and 63 seconds, then 60 seconds each.
+		if reads := p.read(); reads != 15 || len(told) != reads {
+			t.Errorf("%d readings in ten minutes, %d reports", reads, len(told))
+		}
+		for _, err := range told {
+			if err == nil || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ") {
+				t.Errorf("told: %v", err)
+			}
+		}
+		p.publish(keptSet(0))
+		time.Sleep(minFetchGap)
+		synctest.Wait()
+		if !believes(v, keptToken(0)) {
+			t.Error("the issuer is there, and not believed")
+		}
+		p.publish("") // gone again: what it said stays
+		time.Sleep(3 * DefaultRefresh)
+		synctest.Wait()
+		if !believes(v, keptToken(0)) {
+			t.Error("the issuer is gone, and no longer believed")
+		}
+		for _, odd := range []string{"{}", "[]", "<html>", `{"keys":[]}`, `{"keys":[{"kty":"oct","k":"AAAA"}]}`, `{"keys":null}`} {
+			p.publish(odd)
+			time.Sleep(2 * minFetchGap)
+			synctest.Wait()
+			if !believes(v, keptToken(0)) {
+				t.Errorf("%s took the place of keys", odd)
+			}
+		}
+	})
+}
+
+// What an issuer publishes of secret things is known to everybody.
+func TestPublishedSecretsAreNotBelieved(t *testing.T) {
+	t.Parallel()
+	pairs := jwttest.Pairs()
+	synctest.Test(t, func(t *testing.T) {
+		p := &publisher{set: jwttest.JWKS(jwttest.JWK(pairs["ES256"][0], `,"d":"AAAA"`), `{"kty":"oct","k":"`+jwttest.Base64(jwttest.Secret)+`"}`, `{"kty":"EC"}`, `7`,
+			jwttest.JWK(pairs["EdDSA"][0], ""))}
+		v := byURL(t, "https://issuer.example/jwks.json")
+		v.issuer.client.Transport = p
+		v.Start(nil)
+		defer v.Close()
+		payload := `{"sub":"x",` + tokenOK + `}`
+		if believes(v, jwttest.Sign("ES256", pairs["ES256"][0], `{"alg":"ES256"}`, payload)) {
+			t.Error("a published private key is believed")
+		}
+		if believes(v, jwttest.Sign("HS256", []byte(jwttest.Secret), `{"alg":"HS256"}`, payload)) {
+			t.Error("a published secret is believed")
+		}
+		if !believes(v, jwttest.Sign("EdDSA", pairs["EdDSA"][0], `{"alg":"EdDSA","kid":"any"}`, payload)) {
+			t.Error("the good key beside them is not believed")
+		}
+	})
+}
+
+func TestSlowIssuerHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	jwttest.Pairs()
+	synctest.Test(t, func(t *testing.T) {
+		v := byURL(t, "https://issuer.example/jwks.json")
+		v.issuer.client.Transport = roundTripper(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		})
+		told := make(chan error, 10)
+		before := time.Now()
+		v.Start(func(err error) { told <- err })
+		if waited := time.Since(before); waited != firstFetchWait { // the bubble's time is exact
+			t.Errorf("start waited %v", waited)
+		}
+		if believes(v, keptToken(0)) || time.Since(before) != firstFetchWait {
+			t.Error("a token was believed, or waited for")
+		}
+		if err := <-told; !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != fetchTimeout {
+			t.Errorf("told %v after %v", err, time.Since(before))
+		}
+		time.Sleep(2 * time.Second) // the next reading is in progress
+		before = time.Now()
+		v.Close()
+		if time.Since(before) != 0 || len(told) != 0 {
+			t.Errorf("Close waited %v, told %d errors", time.Since(before), len(told))
+		}
+		select {
+		case <-v.issuer.ended:
+		default:
+			t.Error("Close returned before the reading ended")
+		}
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// The same over real connections, where sizes, redirects and certificates count.
+func TestKeysOverHTTP(t *testing.T) {
+	t.Parallel()
+	answer := func(status int, header, value, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(header, value)
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, body)
+		}
+	}
+	endless := func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, `{"keys":[`)
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, strings.Repeat(" ", 64<<10)); err != nil {
+				return
+			}
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		handler http.HandlerFunc
+		wrong   string // in the error; "" is none
+	}{
+		{"good", answer(200, "Content-Type", "application/json", keptSet(0, 1)), ""},
+		{"good, of odd type", answer(200, "Content-Type", "text/html", keptSet(0)), ""},
+		{"one byte too long", answer(200, "X-A", "b", keptSet(0)+strings.Repeat(" ", maxKeyBytes)), "answers more than 1 MiB"},
+		{"endless", endless, "answers more than 1 MiB"},
+		{"endless header", answer(200, "X-A", strings.Repeat("x", 128<<10), keptSet(0)), "header"},
+		{"cut off", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "10000")
+			_, _ = io.WriteString(w, keptSet(0))
+		}, "unexpected EOF"},
+		{"redirect", answer(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `leads to "http://127.0.0.1:1/jwks.json", which is not followed`},
+		{"not found", answer(404, "X-A", "b", keptSet(0)), "answers 404"},
+		{"no content", answer(204, "X-A", "b", ""), "answers 204"},
+		{"down", answer(503, "X-A", "b", keptSet(0)), "answers 503"},
+		{"empty", answer(200, "X-A", "b", ""), "is not a JSON Web Key Set"},
+		{"page", answer(200, "X-A", "b", "<html>"), "is not a JSON Web Key Set"},
+		{"too many", answer(200, "X-A", "b", keptSet(make([]int, MaxKeys+1)...)), "has 33 keys"},
+	} {
+		server := httptest.NewServer(c.handler)
+		v := byURL(t, server.URL+"/jwks.json")
+		_, err := v.issuer.read(context.Background())
+		if (err == nil) != (c.wrong == "") || err != nil && (!strings.Contains(err.Error(), c.wrong) || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ")) {
+			t.Errorf("%s: %v; want %q", c.name, err, c.wrong)
+		}
+		server.Close()
+	}
+
+	secure := httptest.NewUnstartedServer(answer(200, "X-A", "b", keptSet(0)))
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.StartTLS()
+	defer secure.Close()
+	v := byURL(t, secure.URL)
+	if _, err := v.issuer.read(context.Background()); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a server whose certificate nobody signed: %v", err)
+	}
+	v.issuer.client.Transport = secure.Client().Transport
+	if keys, err := v.issuer.read(context.Background()); err != nil || len(keys) != 1 {
+		t.Errorf("%v, %v", keys, err)
+	}
+}
+
+func TestServerThatStartsLaterIsRead(t *testing.T) {
+	t.Parallel()
+	jwttest.Pairs()
+	var up atomic.Bool
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !up.Load() {
+			panic(http.ErrAbortHandler) // the connection ends without an answer
+		}
+		_, _ = io.WriteString(w, keptSet(1))
+	}))
+	server.Listener = loopback(t)
+	server.Start()
+	defer server.Close()
+
+	v := byURL(t, server.URL)
+	told := make(chan error, 100)
+	v.Start(func(err error) { told <- err })
+	defer v.Close()
+	if err := <-told; err == nil || believes(v, keptToken(1)) {
+		t.Fatalf("told %v", err)
+	}
+	up.Store(true)
+	deadline := time.After(time.Minute)
+	for !believes(v, keptToken(1)) {
+		select {
+		case <-told:
+		case <-deadline:
+			t.Fatal("not believed")
+		}
+	}
+}
+
+func loopback(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestVerifyWhileKeysChange(t *testing.T) {
+	t.Parallel()
+	issuer := newIssuer(t, "EdDSA", nil)
+	token := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 500 {
+				c, err := issuer.v.Claims(token)
+				if sub, _ := c.Text("sub"); err != nil || sub != "victim" {
+					t.Errorf("%q, %v", sub, err)
+				}
+				issuer.v.keys.Store(&keySet{list: issuer.v.fixed})
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestAPanicWhileReadingKeysIsReported(t *testing.T) {
+	f := newFetcher("http://127.0.0.1/keys", time.Hour, nil)
+	f.client.Transport = roundTripper(func(*http.Request) (*http.Response, error) { panic("a key that nobody expected") })
+	reports := make(chan error, 1)
+	f.start(func(err error) { reports <- err }, func([]verifyKey) { t.Error("keys were read") })
+	defer f.close()
+	var panicked *panicked.Error
+	if err := <-reports; !errors.As(err, &panicked) || !strings.Contains(string(panicked.Stack), "panic") {
+		t.Fatalf("the error is %v, and should be a panicked.Error with its stack", err)
+	}
+}

@@ -1,0 +1,745 @@
+package jwt
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// tokenNow is when all tests of tokens take place, and tokenOK is what a token says that is
+// believed then.
+var tokenNow = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+var tokenOK = fmt.Sprintf(`"iss":"https://issuer.example/","aud":["rides","food"],"exp":%d,"nbf":%[2]d,"iat":%[2]d`,
+	tokenNow.Add(time.Hour).Unix(), tokenNow.Add(-time.Minute).Unix())
+
+// An issuerOfTests signs tokens, and has a Verifier that believes it.
+type issuerOfTests struct {
+	alg string
+	own any // its private key
+	v   *Verifier
+}
+
+func newIssuer(t testing.TB, alg string, change func(*Config)) issuerOfTests {
+	t.Helper()
+	dir := t.TempDir()
+	pair := jwttest.Pairs()[alg]
+	tokens := Config{Algorithms: []string{alg}, Issuer: "https://issuer.example/", Audience: "rides"}
+	if secret, ok := pair[0].([]byte); ok {
+		tokens.Secret = string(secret)
+	} else {
+		tokens.KeyFile = "public.pem"
+		write(t, filepath.Join(dir, "public.pem"), jwttest.PublicPEM(pair[0]))
+	}
+	if change != nil {
+		change(&tokens)
+	}
+	v, err := New(tokens, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.now = func() time.Time { return tokenNow }
+	return issuerOfTests{alg, pair[0], v}
+}
+
+// token is what the issuer signs. more goes into the header, and must begin with a comma.
+func (i issuerOfTests) token(more, payload string) string {
+	return jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+`","typ":"JWT"`+more+`}`, payload)
+}
+
+func certificate(private any) []byte {
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: tokenNow.AddDate(-2, 0, 0), NotAfter: tokenNow.AddDate(-1, 0, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, jwttest.PublicOf(private), private)
+	if err != nil {
+		panic(err)
+	}
+	return der
+}
+
+// A carrier has header fields, and nothing else of a request.
+type carrier map[string][]string
+
+func (c carrier) Lookup(kind policy.Kind, name string) []string {
+	if kind == policy.KindHeader {
+		return c[name]
+	}
+	return nil
+}
+func (c carrier) Address() netip.Addr { return netip.Addr{} }
+func (c carrier) BodySize() int64     { return 0 }
+
+func write(t testing.TB, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEveryAlgorithmIsBelieved(t *testing.T) {
+	t.Parallel()
+	counted := 0
+	for alg := range jwttest.Pairs() {
+		issuer := newIssuer(t, alg, nil)
+		for range 2 { // verified, then remembered
+			c, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
+			if sub, ok := c.Text("sub"); err != nil || !ok || sub != "victim" {
+				t.Errorf("%s: sub %q, %v", alg, sub, err)
+			}
+			counted++
+		}
+	}
+	t.Logf("counted: %d genuine tokens believed", counted)
+}
+
+func TestKeysAreForTheirOwnAlgorithmUnlessToldOtherwise(t *testing.T) {
+	t.Parallel()
+	for alg := range jwttest.Pairs() {
+		issuer := newIssuer(t, alg, func(tokens *Config) { tokens.Algorithms = nil })
+		_, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
+		usual := alg[0] == 'E' || alg == "RS256" || alg == "HS256"
+		if (err == nil) != usual {
+			t.Errorf("%s: %v; believed by default: %v", alg, err, usual)
+		}
+	}
+}
+
+func TestSetOfKeysSaysWhatEachIsFor(t *testing.T) {
+	t.Parallel()
+	pairs := jwttest.Pairs()
+	v := fromSet(t, Config{}, jwttest.JWKS(
+		jwttest.JWK(pairs["RS256"][0], `,"kid":"a","alg":"PS512","use":"sig"`),
+		jwttest.JWK(pairs["EdDSA"][0], `,"kid":"b","alg":"Ed25519"`),
+		jwttest.JWK(pairs["ES384"][0], `,"kid":"c","key_ops":["verify"]`),
+		jwttest.JWK(pairs["ES256"][0], `,"kid":"d","use":"enc"`),
+		jwttest.JWK(pairs["ES512"][0], `,"kid":"e","key_ops":["sign"]`),
+		jwttest.JWK(pairs["RS256"][1], `,"kid":"f","alg":"RSA-OAEP"`),
+		`{"kty":"OKP","crv":"X25519","x":"AAAA","kid":"g"}`, `{"kty":"new"}`))
+	for _, c := range []struct {
+		alg, kid string
+		which    int
+		believed bool
+	}{
+		{"PS512", "a", 0, true}, {"EdDSA", "b", 0, true}, {"ES384", "c", 0, true}, {"ES384", "", 0, true},
+		{"RS256", "a", 0, false}, {"PS256", "a", 0, false}, {"PS512", "a", 1, false}, {"PS512", "b", 0, false},
+		{"ES256", "d", 0, false}, {"ES512", "e", 0, false}, {"RS256", "f", 1, false}, {"ES384", "C", 0, false},
+	} {
+		header := `{"alg":"` + c.alg + `"}`
+		if c.kid != "" {
+			header = `{"alg":"` + c.alg + `","kid":"` + c.kid + `"}`
+		}
+		_, err := v.Claims(jwttest.Sign(c.alg, pairs[c.alg][c.which], header, `{"sub":"x",`+tokenOK+`}`))
+		if (err == nil) != c.believed {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+func TestKeyOfASetIsForNothingElseWhateverElseIsWanted(t *testing.T) {
+	t.Parallel()
+	key := jwttest.Pairs()["RS256"][0]
+	v := fromSet(t, Config{Algorithms: []string{"PS512", "RS256"}}, jwttest.JWKS(jwttest.JWK(key, `,"alg":"PS512"`), jwttest.JWK(jwttest.Pairs()["RS256"][1], "")))
+	for alg, want := range map[string]bool{"PS512": true, "RS256": false} {
+		if _, err := v.Claims(jwttest.Sign(alg, key, `{"alg":"`+alg+`"}`, `{`+tokenOK+`}`)); (err == nil) != want {
+			t.Errorf("%s: %v", alg, err)
+		}
+	}
+}
+
+// fromSet is a Verifier with the keys of a JWKS in a file.
+func fromSet(t testing.TB, tokens Config, set string) *Verifier {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "keys.json"), set)
+	tokens.JWKSFile = filepath.Join(dir, "keys.json")
+	v, err := New(tokens, "/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.now = func() time.Time { return tokenNow }
+	return v
+}
+
+func TestSeveralKeysOfAFile(t *testing.T) {
+	t.Parallel()
+	dir, pairs := t.TempDir(), jwttest.Pairs()
+	pkcs1 := pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY",
+		Bytes: x509.MarshalPKCS1PublicKey(jwttest.PublicOf(pairs["RS256"][1]).(*rsa.PublicKey))})
+	expired := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(pairs["EdDSA"][0])})
+	write(t, filepath.Join(dir, "k.pem"), "Of last year:\n"+jwttest.PublicPEM(pairs["RS256"][0])+string(pkcs1)+"\n"+string(expired)+jwttest.PublicPEM(pairs["ES256"][1]))
+	v, err := New(Config{KeyFile: "k.pem"}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.now = func() time.Time { return tokenNow }
+	for _, c := range []struct {
+		alg   string
+		which int
+	}{{"RS256", 0}, {"RS256", 1}, {"EdDSA", 0}, {"ES256", 1}} {
+		token := jwttest.Sign(c.alg, pairs[c.alg][c.which], `{"alg":"`+c.alg+`","kid":"any"}`, `{"sub":"x",`+tokenOK+`}`)
+		if _, err := v.Claims(token); err != nil {
+			t.Errorf("%v: %v", c, err)
+		}
+	}
+	if files := (Config{KeyFile: "k.pem", JWKSFile: "/etc/jwks.json"}).Files(dir); !slices.Equal(files, []string{dir + "/k.pem", "/etc/jwks.json"}) {
+		t.Error(files)
+	}
+}
+
+// forgeries are tokens that name the victim and must not be believed, by what is wrong with them.
+func (i issuerOfTests) forgeries() map[string]string {
+	pairs := jwttest.Pairs()
+	other := pairs[i.alg][1]
+	victim := `{"sub":"victim",` + tokenOK + `}`
+	genuine := i.token("", victim)
+	part := strings.Split(genuine, ".")
+	sig, err := base64.RawURLEncoding.DecodeString(part[2])
+	if err != nil {
+		panic(err)
+	}
+	with := func(signature []byte) string {
+		return part[0] + "." + part[1] + "." + jwttest.Base64(string(signature))
+	}
+	changed := func(at int) []byte { s := slices.Clone(sig); s[at] ^= 1; return s }
+	attackers := strings.Split(i.token("", `{"sub":"attacker",`+tokenOK+`}`), ".")
+	header := `{"alg":"` + i.alg + `","typ":"JWT"}`
+
+	f := map[string]string{
+		"signed by another key":             jwttest.Sign(i.alg, other, header, victim),
+		"signature left out":                part[0] + "." + part[1] + ".",
+		"two parts":                         part[0] + "." + part[1],
+		"one part":                          part[0],
+		"payload alone":                     part[1],
+		"four parts":                        genuine + "." + part[2],
+		"five parts":                        genuine + "." + part[1] + "." + part[2],
+		"trailing dot":                      genuine + ".",
+		"leading dot":                       "." + genuine,
+		"empty":                             "",
+		"dots":                              "..",
+		"payload changed":                   attackers[0] + "." + part[1] + "." + attackers[2],
+		"header changed":                    jwttest.Base64(`{"typ":"JWT","alg":"`+i.alg+`"}`) + "." + part[1] + "." + part[2],
+		"signature of the header":           part[0] + "." + part[1] + "." + part[0],
+		"signature a byte short":            with(sig[:len(sig)-1]),
+		"signature a byte long":             with(append(slices.Clone(sig), 0)),
+		"signature with a byte in front":    with(append([]byte{0}, sig...)),
+		"signature's first bit":             with(changed(0)),
+		"signature's last bit":              with(changed(len(sig) - 1)),
+		"signature of zeros":                with(make([]byte, len(sig))),
+		"signature of ones":                 with([]byte(strings.Repeat("\xff", len(sig)))),
+		"signature 0, 1":                    with(append(make([]byte, len(sig)-1), 1)),
+		"signature twice":                   with(append(slices.Clone(sig), sig...)),
+		"parts swapped":                     part[1] + "." + part[0] + "." + part[2],
+		"truncated by a letter":             genuine[:len(genuine)-1],
+		"truncated by half":                 genuine[:len(genuine)/2],
+		"padded signature":                  genuine + "=",
+		"padded twice":                      genuine + "==",
+		"padded payload":                    part[0] + "." + part[1] + "=." + part[2],
+		"padded header":                     part[0] + "==." + part[1] + "." + part[2],
+		"space in front":                    " " + genuine,
+		"space behind":                      genuine + " ",
+		"line end behind":                   genuine + "\n",
+		"line end in the signature":         part[0] + "." + part[1] + "." + part[2][:4] + "\r\n" + part[2][4:],
+		"tab in the signature":              part[0] + "." + part[1] + "." + part[2][:4] + "\t" + part[2][4:],
+		"NUL behind":                        genuine + "\x00",
+		"quoted":                            `"` + genuine + `"`,
+		"with its scheme":                   "Bearer " + genuine,
+		"two with a comma":                  genuine + "," + genuine,
+		"percent-encoded":                   strings.ReplaceAll(genuine, ".", "%2E"),
+		"wide dots":                         strings.ReplaceAll(genuine, ".", "．"),
+		"standard base64":                   part[0] + "." + part[1] + "." + base64.StdEncoding.EncodeToString(sig),
+		"as JSON":                           `{"payload":"` + part[1] + `","protected":"` + part[0] + `","signature":"` + part[2] + `"}`,
+		"header not base64":                 "!!!!." + part[1] + "." + part[2],
+		"payload not base64":                part[0] + ".!!!!." + part[2],
+		"huge":                              i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", policy.MaxTokenLength)+`",`+tokenOK+`}`),
+		"huge header":                       i.token(`,"x":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
+		"huge kid":                          i.token(`,"kid":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
+		"JWE":                               jwttest.Base64(`{"alg":"dir","enc":"A256GCM"}`) + ".." + part[1] + "." + part[2] + "." + part[2],
+		"alg written in other letters":      jwttest.Sign(i.alg, i.own, `{"alg":"`+strings.ToLower(i.alg)+`"}`, victim),
+		"alg with a space":                  jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+` "}`, victim),
+		"alg under another name":            jwttest.Sign(i.alg, i.own, `{"Alg":"`+i.alg+`"}`, victim),
+		"nested":                            i.token(`,"cty":"JWT"`, `"`+genuine+`"`),
+		"another key and its jwk":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jwk":`+publicJWK(other)+`}`, victim),
+		"another key and its jku":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jku":"http://127.0.0.1:1/jwks.json"}`, victim),
+		"another key and its x5u":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","x5u":"http://127.0.0.1:1/x.pem"}`, victim),
+		"another key and its x5c":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","x5c":["`+publicX5C(other)+`"]}`, victim),
+		"another key and its x5c as key":    jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"x5c","x5c":["`+publicX5C(other)+`"]}`, victim),
+		"another key, jwttest.Base64 false": jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","b64":false}`, victim),
+		"own key, crit b64":                 i.token(`,"b64":false,"crit":["b64"]`, victim),
+		"own key, crit empty":               i.token(`,"crit":[]`, victim),
+		"own key, crit null":                i.token(`,"crit":null`, victim),
+		"own key, kid a number":             i.token(`,"kid":1`, victim),
+		"own key, kid null":                 i.token(`,"kid":null`, victim),
+		"own key, kid a list":               i.token(`,"kid":["a"]`, victim),
+		"own key, kid an object":            i.token(`,"kid":{"a":1}`, victim),
+		"another key, own after the kid":    jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"public.pem"}`, victim),
+		"sub twice, the victim's first":     i.token("", `{"sub":"victim","sub":"attacker",`+tokenOK+`}`),
+		"sub twice, the victim's last":      i.token("", `{"sub":"attacker","sub":"victim",`+tokenOK+`}`),
+		"sub twice, once escaped":           i.token("", `{"sub":"attacker","\u0073ub":"victim",`+tokenOK+`}`),
+		"name twice further in":             i.token("", `{"sub":"victim","a":[{"b":{"c":1,"c":2}}],`+tokenOK+`}`),
+		"names that cannot be told apart":   i.token("", `{"sub":"victim","\ud800":1,"\ud801":2,`+tokenOK+`}`),
+		"exp twice":                         i.token("", `{"sub":"victim","exp":1,`+tokenOK+`}`),
+		"33 levels deep":                    i.token("", `{"sub":"victim","a":`+strings.Repeat("[", 32)+strings.Repeat("]", 32)+`,`+tokenOK+`}`),
+		"1,000 levels deep":                 i.token("", `{"sub":"victim","a":`+strings.Repeat(`{"a":`, 500)+"1"+strings.Repeat("}", 500)+`,`+tokenOK+`}`),
+		"2,500 lists deep":                  i.token("", strings.Repeat("[", 2500)+strings.Repeat("]", 2500)),
+		"3,000 lists deep and never out":    i.token("", strings.Repeat("[", 3000)),
+		"deep header":                       i.token(`,"kid":`+strings.Repeat("[", 2500)+strings.Repeat("]", 2500), victim),
+	}
+	for _, secret := range i.publicTexts() {
+		for _, alg := range secretAlgorithms {
+			f[fmt.Sprintf("%s with public text %.30q (%d bytes)", alg, secret, len(secret))] =
+				jwttest.Sign(alg, []byte(secret), `{"alg":"`+alg+`","typ":"JWT"}`, victim)
+		}
+	}
+	for _, alg := range []string{`"none"`, `"None"`, `"NONE"`, `"nOnE"`, `"none "`, `" none"`, `"\u006eone"`, `""`, `null`, `0`, `["none"]`,
+		`{}`, `false`, `"none\u0000"`, `"XX256"`, `"dir"`} {
+		unsigned := jwttest.Base64(`{"alg":`+alg+`}`) + "." + part[1] + "."
+		f["alg "+alg] = unsigned
+		f["alg "+alg+" and a signature"] = unsigned + part[2]
+	}
+	f["alg twice, none last"] = jwttest.Base64(`{"alg":"`+i.alg+`","alg":"none"}`) + "." + part[1] + "."
+	f["alg twice, none first"] = jwttest.Base64(`{"alg":"none","alg":"`+i.alg+`"}`) + "." + part[1] + "."
+	f["no alg"] = jwttest.Base64(`{}`) + "." + part[1] + "."
+	for _, h := range []string{``, `null`, `[]`, `"alg"`, `{`, `{"alg":"` + i.alg + `"`, `{"alg":"` + i.alg + `"}x`, "\ufeff" + header} {
+		f["header "+h] = jwttest.Sign(i.alg, i.own, h, victim)
+	}
+	for alg, pair := range pairs { // the attacker's own keys, of every kind, and the issuer's in an algorithm that is not wanted
+		if alg != i.alg {
+			f["attacker's "+alg] = jwttest.Sign(alg, pair[1], `{"alg":"`+alg+`"}`, victim)
+			f["unwanted "+alg] = jwttest.Sign(alg, pair[0], `{"alg":"`+alg+`"}`, victim)
+			f["attacker's "+alg+" called "+i.alg] = jwttest.Sign(alg, pair[1], header, victim)
+		}
+	}
+	for _, kid := range []string{"../../../../../../dev/null", "/dev/null", "public.pem", "keys/public.pem", "file:///dev/null",
+		"http://127.0.0.1:1/", "' UNION SELECT 'x' -- ", "|/bin/true", "\u0000", "\r\nX-Y: z", "{{7*7}}", "constructor", "0", "%2e%2e%2f"} {
+		quoted, _ := json.Marshal(kid)
+		f["kid "+kid+", another key"] = jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":`+string(quoted)+`}`, victim)
+		f["kid "+kid+", no secret"] = jwttest.Sign("HS256", []byte{}, `{"alg":"HS256","kid":`+string(quoted)+`}`, victim)
+	}
+	for _, p := range []string{``, `null`, `[]`, `"victim"`, `1`, `{`, `{"sub":"victim"`, victim + victim, victim + "x", "\ufeff" + victim, `{"sub":"victim",}`, `{sub:"victim"}`,
+		"{\"sub\":\"victim\n\"," + tokenOK + "}"} {
+		f["payload "+p] = i.token("", p)
+	}
+	at := func(after time.Duration) string { return fmt.Sprint(tokenNow.Add(after).Unix()) }
+	for _, c := range []struct {
+		claim  string
+		values []string // as JSON; "" leaves the claim out
+	}{
+		{"exp", []string{"", "null", "0", "-1", "1.5", "1e300", "1e400", "-1e300", `"4102444800"`, "true", "[4102444800]", "{}", "253402300800",
+			at(-time.Hour), at(-30 * time.Second), at(-31 * time.Second), "9223372036854775807", "18446744073709551616"}},
+		{"nbf", []string{"null", `"0"`, "1e300", "-1", "true", "[]", at(31 * time.Second), at(time.Hour), "9223372036854775808"}},
+		{"iat", []string{"null", `"0"`, "1e300", "-1", "{}", at(31 * time.Second), at(time.Hour)}},
+		{"iss", []string{"", "null", `""`, `"https://issuer.example"`, `"https://ISSUER.example/"`, `"https://issuer.example/x"`, `"https://evil.example/"`,
+			`["https://issuer.example/"]`, `{"a":"https://issuer.example/"}`, "1", "true", `" https://issuer.example/"`, `"https://issuer.example/\u0000"`}},
+		{"aud", []string{"", "null", `""`, `"ride"`, `"rides2"`, `"RIDES"`, "[]", `[""]`, `["food"]`, `[["rides"]]`, `["rides",1]`, `{"rides":true}`, "1", "true", `"rides food"`, `"rides,food"`}},
+		{"sub", []string{"null", `""`, "1.5", "1e3", "-0", "true", `["victim"]`, `{"sub":"victim"}`, `"victim\ud800"`, `"victim\ufffd"`, "\"victim\xff\""}},
+	} {
+		for _, value := range c.values {
+			set := map[string]json.RawMessage{}
+			if err := json.Unmarshal([]byte(victim), &set); err != nil {
+				panic(err)
+			}
+			delete(set, c.claim)
+			rest, err := json.Marshal(set)
+			if err != nil {
+				panic(err)
+			}
+			if value != "" {
+				rest = fmt.Appendf(rest[:len(rest)-1], ",%q:%s}", c.claim, value)
+			}
+			f[fmt.Sprintf("own key, %s is %q", c.claim, value)] = i.token("", string(rest))
+		}
+	}
+	if key, ok := i.own.(*ecdsa.PrivateKey); ok {
+		hash := sha256.Sum256([]byte(part[0] + "." + part[1]))
+		der, err := ecdsa.SignASN1(rand.Reader, key, hash[:])
+		if err != nil {
+			panic(err)
+		}
+		f["signature in ASN.1"] = with(der)
+	}
+	for form, token := range f {
+		if token == genuine { // as standard base64 is where the signature has no + and no /
+			delete(f, form)
+		}
+	}
+	return f
+}
+
+// publicTexts are spellings of the public key that a program could take for a secret.
+func (i issuerOfTests) publicTexts() []string {
+	if _, ok := i.own.([]byte); ok {
+		return []string{"", "secret", "public.pem", i.alg, jwttest.Secret[:32], jwttest.Secret + "\n"}
+	}
+	text := jwttest.PublicPEM(i.own)
+	block, _ := pem.Decode([]byte(text))
+	texts := []string{"", text, strings.TrimSpace(text), strings.ReplaceAll(text, "\n", "\r\n"), strings.ReplaceAll(text, "\n", ""), string(block.Bytes),
+		base64.StdEncoding.EncodeToString(block.Bytes), publicJWK(i.own), jwttest.JWKS(publicJWK(i.own)), string(certificate(i.own)),
+		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(i.own)}))}
+	if key, ok := jwttest.PublicOf(i.own).(*rsa.PublicKey); ok {
+		texts = append(texts, string(key.N.Bytes()), string(x509.MarshalPKCS1PublicKey(key)),
+			string(pem.EncodeToMemory(&pem.Block{Type: "RSA PUBLIC KEY", Bytes: x509.MarshalPKCS1PublicKey(key)})))
+	}
+	return texts
+}
+
+func publicJWK(key any) string {
+	if secret, ok := key.([]byte); ok {
+		return `{"kty":"oct","k":"` + jwttest.Base64(string(secret)) + `"}`
+	}
+	return jwttest.JWK(key, "")
+}
+
+func publicX5C(key any) string {
+	if _, ok := key.([]byte); ok {
+		return ""
+	}
+	return base64.StdEncoding.EncodeToString(certificate(key))
+}
+
+func TestForgedTokenNeverPaysForItsVictim(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	tried := 0
+	forms := make(map[string]bool)
+	for _, alg := range []string{"HS256", "HS512", "RS256", "PS256", "ES256", "ES512", "EdDSA"} {
+		files := newIssuer(t, alg, nil)
+		issuers := []issuerOfTests{files}
+		if isPublic(alg) { // the same key in a JWKS, with a kid
+			set := jwttest.JWKS(jwttest.JWK(files.own, `,"kid":"k1","use":"sig"`))
+			v := fromSet(t, Config{Algorithms: []string{alg}, Issuer: "https://issuer.example/", Audience: "rides"}, set)
+			issuers = append(issuers, issuerOfTests{alg, files.own, v})
+		}
+		forged := files.forgeries()
+		for _, issuer := range issuers {
+			for round := range 2 { // the second time, what is remembered is of no help
+				for form, token := range forged {
+					forms[strings.ReplaceAll(form, alg, "ALG")] = true
+					c, err := issuer.v.Claims(token)
+					if sub, ok := c.Text("sub"); err == nil || ok || c != nil {
+						t.Errorf("%s: %s: believed as %q\n%.300s", alg, form, sub, token)
+					}
+					tried++
+				}
+				if round == 0 {
+					genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+					if c, err := issuer.v.Claims(genuine); err != nil || c["sub"] != "victim" {
+						t.Errorf("%s: genuine token: %v", alg, err)
+					}
+				}
+			}
+		}
+	}
+	t.Logf("counted: %d forged tokens refused (of %d forms)", tried, len(forms))
+	if len(forms) < 200 {
+		t.Errorf("only %d forms", len(forms))
+	}
+}
+
+// Go's decoder takes any last letter whose used bits are right, so a signature would have up to 16
+// spellings.
+func TestSignatureHasOneSpelling(t *testing.T) {
+	t.Parallel()
+	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
+		issuer := newIssuer(t, alg, nil)
+		genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+		spelled := 0
+		for _, last := range "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_" {
+			if _, err := issuer.v.Claims(genuine[:len(genuine)-1] + string(last)); err == nil {
+				spelled++
+			}
+		}
+		if spelled != 1 {
+			t.Errorf("%s: a signature has %d spellings", alg, spelled)
+		}
+	}
+}
+
+func TestTimesAreCheckedWithLeeway(t *testing.T) {
+	t.Parallel()
+	issuer := newIssuer(t, "HS256", func(tokens *Config) { tokens.Leeway = time.Minute })
+	token := issuer.token("", fmt.Sprintf(`{"iss":"https://issuer.example/","aud":"rides","exp":%d,"nbf":%d}`,
+		tokenNow.Add(time.Hour).Unix(), tokenNow.Unix()))
+	for _, c := range []struct {
+		at       time.Duration
+		believed bool
+	}{
+		{-time.Minute - time.Second, false}, {-time.Minute, true}, {0, true}, {time.Hour + time.Minute - time.Second, true},
+		{time.Hour + time.Minute, false}, // remembered from before, and expired since
+		{time.Hour, true}, {-time.Hour, false},
+	} {
+		issuer.v.now = func() time.Time { return tokenNow.Add(c.at) }
+		if _, err := issuer.v.Claims(token); (err == nil) != c.believed {
+			t.Errorf("at %v: %v", c.at, err)
+		}
+	}
+}
+
+func TestIssuerAndAudienceCountOnlyIfConfigured(t *testing.T) {
+	t.Parallel()
+	issuer := newIssuer(t, "HS256", func(tokens *Config) { tokens.Issuer, tokens.Audience = "", "" })
+	if _, err := issuer.v.Claims(issuer.token("", fmt.Sprintf(`{"sub":"x","aud":"other","iss":"y","exp":%d}`, tokenNow.Unix()+60))); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		tokens Config
+		fields []string
+	}{
+		{Config{KeyFile: "x"}, []string{"tokens.audience:", "tokens.issuer:"}},
+		{Config{Secret: "x"}, []string{"tokens.audience:"}},
+		{Config{KeyFile: "x", Issuer: "x"}, []string{"tokens.audience:"}},
+		{Config{KeyFile: "x", Issuer: "x", Audience: "x"}, nil},
+	} {
+		got := c.tokens.Warnings()
+		if !slices.EqualFunc(got, c.fields, strings.HasPrefix) {
+			t.Errorf("%+v: %q", c.tokens, got)
+		}
+	}
+}
+
+func TestClaimsAsText(t *testing.T) {
+	t.Parallel()
+	issuer := newIssuer(t, "HS256", nil)
+	c, err := issuer.v.Claims(issuer.token("", `{"sub":"u1","n":42,"big":9007199254740993,"neg":-7,"f":1.5,"e":1e3,"zero":-0,"yes":true,"no":false,"null":null,
+		"empty":"","broken":"a\ud800","roles":["admin","", 7,null,[1],{"a":1},true],"realm":{"role":"user","roles":["x","y"],"a.b":{"c":"deep"},"null":null},
+		"realm.role":"exact","https://x.example/plan":"gold","https://x.example/meta":{"plan":"silver"},"none.deep":[1],"none":{"deep":"hidden"},
+		"scope":"read  write\tx","scp":["a b"],"word":"two words",`+tokenOK+`}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string]string{"sub": "u1", "n": "42", "big": "9007199254740993", "neg": "-7", "f": "", "e": "", "zero": "", "yes": "true", "no": "false",
+		"null": "", "empty": "", "broken": "", "roles": "", "realm": "", "realm.role": "exact", "realm.roles": "", "realm.a.b.c": "deep", "realm.null": "", "realm.null.x": "",
+		"https://x.example/plan": "gold", "https://x.example/meta.plan": "silver", "none.deep": "", "absent": "", "": "", ".": "", "sub.x": "", "..": "", "Sub": ""}
+	for name, want := range texts {
+		if got, ok := c.Text(name); got != want || ok != (want != "") {
+			t.Errorf("text(%q) = %q, %v; want %q", name, got, ok, want)
+		}
+	}
+	lists := map[string]string{"sub": "u1", "n": "42", "roles": "admin|7|true", "realm.roles": "x|y", "scope": "read|write|x", "scp": "a b", "word": "two words",
+		"aud": "rides|food", "realm": "", "absent": "", "null": "", "empty": "", "none.deep": "1"}
+	for name, want := range lists {
+		if got := c.Values(name); strings.Join(got, "|") != want {
+			t.Errorf("values(%q) = %q; want %q", name, got, want)
+		}
+	}
+	t.Logf("counted: %d claims by name", len(texts)+len(lists))
+}
+
+// What a header makes of a token on its way must not make another caller of it: it is the token, or
+// the request is malformed.
+func TestSpellingsOfOneTokenAreOneCallerOrMalformed(t *testing.T) {
+	t.Parallel()
+	issuer := newIssuer(t, "RS256", nil)
+	token := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+	tried := 0
+	for _, before := range []string{"", " ", "\t", "Bearer ", "bearer ", "BeArEr  ", "Bearer\t", "Bearer,", "Bearer Bearer ", "Bearer =", "Bearer \"", "Bearer\u00a0", "Bearer: ", "JWT ", "Bearer %20"} {
+		for _, after := range []string{"", " ", "\t", "=", "==", ".", ",", ", Bearer x", "\"", "\r\n", "\n", "\x00", ";", "%00", "\u00a0", "AAA="} {
+			for _, lines := range [][]string{{before + token + after}, {before + token + after, "x"}, {"x", before + token + after}} {
+				tried++
+				found, unclear := issuer.v.tokens.Find(carrier{"Authorization": lines})
+				if unclear != "" {
+					continue
+				}
+				if c, err := issuer.v.Claims(found); err != nil || c["sub"] != "victim" || len(lines) > 1 {
+					t.Errorf("%q is read as %q, and so is %v: %v", lines, found, c["sub"], err)
+				}
+			}
+		}
+	}
+	t.Logf("counted: %d spellings of one token", tried)
+}
+
+func TestMistakesAreReportedAtOnceByField(t *testing.T) {
+	t.Parallel()
+	dir, pairs := t.TempDir(), jwttest.Pairs()
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p224, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(pairs["ES256"][0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := jwttest.PublicPEM(pairs["RS256"][0])
+	goodJWK := jwttest.JWK(pairs["ES256"][0], "")
+	for name, text := range map[string]string{
+		"good.pem": good, "weak.pem": jwttest.PublicPEM(weak), "p224.pem": jwttest.PublicPEM(p224), "empty.pem": "", "text.pem": "hello",
+		"damaged.pem": good[:100] + "!!!" + good[100:], "cut.pem": good + good[:200], "many.pem": strings.Repeat(good, MaxKeys+1),
+		"private.pem": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
+		"request.pem": string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: []byte("x")})),
+		"broken.pem":  string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte("x")})),
+		"big.pem":     strings.Repeat(" ", maxKeyBytes+1),
+		"good.json":   jwttest.JWKS(goodJWK), "none.json": jwttest.JWKS(), "enc.json": jwttest.JWKS(jwttest.JWK(pairs["ES256"][0], `,"use":"enc"`)),
+		"text.json": "hello", "other.json": `{"a":1}`, "list.json": `[]`, "many.json": jwttest.JWKS(strings.Split(strings.Repeat(goodJWK+"\n", MaxKeys+1), "\n")[:MaxKeys+1]...),
+		"oct.json": jwttest.JWKS(`{"kty":"oct","k":"AAAA","kid":"s"}`), "private.json": jwttest.JWKS(jwttest.JWK(pairs["ES256"][0], `,"d":"AAAA"`)),
+		"weak.json": jwttest.JWKS(jwttest.JWK(weak, "")), "even.json": jwttest.JWKS(strings.Replace(jwttest.JWK(pairs["RS256"][0], ""), `"e":"AQAB"`, `"e":"AQAA"`, 1)),
+		"one.json":   jwttest.JWKS(strings.Replace(jwttest.JWK(pairs["RS256"][0], ""), `"e":"AQAB"`, `"e":"AQ"`, 1)),
+		"great.json": jwttest.JWKS(strings.Replace(jwttest.JWK(pairs["RS256"][0], ""), `"e":"AQAB"`, `"e":"AQAAAAAAAAAB"`, 1)),
+		"no_n.json":  jwttest.JWKS(`{"kty":"RSA","e":"AQAB"}`), "type.json": jwttest.JWKS(`{"kty":"RSA","e":1}`),
+		"off.json": jwttest.JWKS(`{"kty":"EC","crv":"P-256","x":"AQ","y":"AQ"}`), "long.json": jwttest.JWKS(`{"kty":"EC","crv":"P-256","x":"` + strings.Repeat("_", 60) + `","y":"AQ"}`),
+		"no_y.json": jwttest.JWKS(`{"kty":"EC","crv":"P-256","x":"AQ"}`), "short.json": jwttest.JWKS(`{"kty":"OKP","crv":"Ed25519","x":"AQ"}`),
+	} {
+		write(t, filepath.Join(dir, name), text)
+	}
+	pemFile := func(name string) Config { return Config{KeyFile: name} }
+	jwksFile := func(name string) Config { return Config{JWKSFile: name} }
+	cases := []struct {
+		tokens Config
+		wants  []string // one in each line of the error
+	}{
+		{Config{}, []string{"tokens.secret: there is no key; give one of"}},
+		{Config{Secret: "short"}, []string{"tokens.secret: is 5 bytes; HS256 needs 32"}},
+		{Config{Secret: jwttest.Secret[:47], Algorithms: []string{"HS256", "HS384", "HS512"}}, []string{"HS384 needs 48", "HS512 needs 64"}},
+		{Config{Secret: good}, []string{"tokens.secret: is a PEM file's text"}},
+		{Config{Secret: jwttest.Secret, KeyFile: "good.pem"}, []string{"tokens.secret: cannot be used together"}},
+		{Config{Secret: jwttest.Secret, JWKSURL: "https://x.example/"}, []string{"tokens.secret: cannot be used together"}},
+		{Config{Secret: jwttest.Secret, Algorithms: []string{"RS256"}}, []string{"tokens.algorithms: RS256 is verified with a public key"}},
+		{Config{KeyFile: "good.pem", Algorithms: []string{"RS256", "HS256"}}, []string{"tokens.algorithms: HS256 is signed with a secret"}},
+		{Config{JWKSURL: "https://x.example/", Algorithms: []string{"HS512"}}, []string{"tokens.algorithms: HS512 is signed with a secret"}},
+		{Config{KeyFile: "good.pem", Algorithms: []string{"None", "rs256", ""}}, []string{`"None" would believe everybody`, `"rs256" is unknown; write some of HS256`, `"" is unknown`}},
+		{Config{KeyFile: "good.pem", Algorithms: []string{"RS256", "ES256"}}, []string{"tokens.algorithms: no key is for ES256"}},
+		{Config{KeyFile: "good.pem", Algorithms: []string{"ES256"}}, []string{"tokens.key_file: good.pem: block 1: is for none of tokens.algorithms [ES256]; add RS256", "no key is for ES256"}},
+		{Config{JWKSFile: "good.json", Algorithms: []string{"RS256"}}, []string{"tokens.jwks_file: good.json: holds no key for tokens.algorithms"}},
+		{Config{Secret: jwttest.Secret, Leeway: 5*time.Minute + 1}, []string{"tokens.leeway: 5m0.000000001s is out of bounds"}},
+		{Config{Secret: jwttest.Secret, Leeway: -1}, []string{"tokens.leeway"}},
+		{Config{Secret: jwttest.Secret, Refresh: time.Hour}, []string{"tokens.refresh: is how often jwks_url is read"}},
+		{Config{JWKSURL: "https://x.example/", Refresh: time.Minute - 1}, []string{"tokens.refresh: 59.999999999s is out of bounds"}},
+		{Config{JWKSURL: "https://x.example/", Refresh: 25 * time.Hour}, []string{"tokens.refresh"}},
+		{Config{JWKSURL: "http://x.example/", Header: "a b", Cookie: "a=b", Leeway: -1}, []string{`tokens.header: "a b"`, `tokens.cookie: "a=b"`,
+			`tokens.jwks_url: "http://x.example/" can be changed on its way`, "tokens.leeway"}},
+		{Config{JWKSURL: "http://127.0.0.1.example/"}, []string{"tokens.jwks_url"}},
+		{Config{JWKSURL: "http://user:pass@x.example/"}, []string{`"http://x.example" can be`}},
+		{Config{JWKSURL: "x.example/jwks.json"}, []string{"tokens.jwks_url"}}, {Config{JWKSURL: "file:///etc/passwd"}, []string{"tokens.jwks_url"}},
+		{Config{JWKSURL: "https://"}, []string{"tokens.jwks_url"}}, {Config{JWKSURL: ":"}, []string{"tokens.jwks_url"}},
+		{pemFile("absent.pem"), []string{"tokens.key_file: stat "}}, {pemFile("."), []string{"tokens.key_file"}},
+		{pemFile("empty.pem"), []string{"empty.pem: is not a PEM file"}}, {pemFile("text.pem"), []string{"is not a PEM file"}},
+		{pemFile("weak.pem"), []string{"block 1: is an RSA key of 1024 bits; take one of 2048 to 8192"}}, {pemFile("p224.pem"), []string{"is a key of another kind"}},
+		{pemFile("damaged.pem"), []string{"1 of its 1 blocks are damaged"}}, {pemFile("cut.pem"), []string{"1 of its 2 blocks are damaged"}},
+		{pemFile("many.pem"), []string{"has 33 keys; at most 32"}}, {pemFile("private.pem"), []string{"is a private key"}},
+		{pemFile("request.pem"), []string{`is a "CERTIFICATE REQUEST"`}}, {pemFile("broken.pem"), []string{"block 1: asn1"}}, {pemFile("big.pem"), []string{"is longer than 1048576 bytes"}},
+		{jwksFile("none.json"), []string{"holds no key for"}}, {jwksFile("enc.json"), []string{"holds no key for"}}, {jwksFile("text.json"), []string{"is not a JSON Web Key Set"}},
+		{jwksFile("other.json"), []string{`it has no "keys"`}}, {jwksFile("list.json"), []string{"is not a JSON Web Key Set"}}, {jwksFile("many.json"), []string{"has 33 keys"}},
+		{jwksFile("oct.json"), []string{`key 1 ("s"): is a secret`}}, {jwksFile("private.json"), []string{"is a private key"}}, {jwksFile("weak.json"), []string{"of 1024 bits"}},
+		{jwksFile("even.json"), []string{"exponent 65536"}}, {jwksFile("one.json"), []string{`"e" is out of range; ask`}}, {jwksFile("great.json"), []string{`"e" is out of range; ask`}},
+		{jwksFile("no_n.json"), []string{`requires parameters "n" and "e"; ask`}}, {jwksFile("type.json"), []string{"key 1"}}, {jwksFile("off.json"), []string{"key 1"}},
+		{jwksFile("long.json"), []string{"not on the specified curve; ask"}}, {jwksFile("no_y.json"), []string{`requires parameters "crv", "x", and "y"; ask`}},
+		{jwksFile("short.json"), []string{"should be 32 bytes; ask"}},
+		{Config{KeyFile: "weak.pem", JWKSFile: "oct.json", Leeway: -1}, []string{"tokens.leeway", "tokens.key_file: weak.pem", "tokens.jwks_file: oct.json"}},
+	}
+	for _, c := range cases {
+		_, err := New(c.tokens, dir)
+		if err == nil {
+			t.Errorf("%+v: no error; want %q", c.tokens, c.wants)
+			continue
+		}
+		told := strings.Split(err.Error(), "\n")
+		if !slices.EqualFunc(told, c.wants, strings.Contains) {
+			t.Errorf("%+v:\n%q; want lines with\n%q", c.tokens, told, c.wants)
+		}
+		if strings.Contains(err.Error(), "0123456789") {
+			t.Errorf("the error tells the secret: %v", err)
+		}
+	}
+	t.Logf("counted: %d mistakes in tokens told", len(cases))
+}
+
+func TestRememberedTokensAreBounded(t *testing.T) {
+	t.Parallel()
+	var seen seenTokens
+	sum := func(i int) (sum [32]byte) { sum[0], sum[1], sum[2] = byte(i), byte(i>>8), byte(i>>16); return sum }
+	const size, count = 1000, 20_000
+	for i := range count {
+		seen.add(sum(i), claims{}, size)
+		if held := (len(seen.young) + len(seen.old)) * size; held > 2*maxSeenSize {
+			t.Fatalf("%d tokens: %d bytes held", i, held)
+		}
+		if _, ok := seen.get(sum(0)); i%1000 == 0 && !ok {
+			t.Fatalf("the token that comes again and again is forgotten after %d others", i)
+		}
+	}
+	if _, ok := seen.get(sum(1)); ok {
+		t.Error("the token that never came again is remembered")
+	}
+}
+
+// Whatever is sent, only the genuine token is believed; and whatever the issuer signs, what is read
+// of it is what others read.
+func FuzzToken(f *testing.F) {
+	issuer := newIssuer(f, "HS256", nil)
+	genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
+	f.Add(genuine, `{"sub":"victim",`+tokenOK+`}`)
+	f.Add(genuine+"=", `{"sub":42,"roles":["a",1,{"b":null}],`+tokenOK+`}`)
+	f.Add(genuine[1:], `{"realm":{"role":"x"},"realm.role":"y",`+tokenOK+`}`)
+	f.Add("", `{"sub":"a","sub":"b",`+tokenOK+`}`)
+	f.Add("..", `{"sub":"\ud800","e":1e3,`+tokenOK+`}`)
+	f.Fuzz(func(t *testing.T, text, payload string) {
+		if c, err := issuer.v.Claims(text); (err == nil) != (text == genuine) {
+			t.Fatalf("%q: %v, %v", text, c, err)
+		}
+		c, err := issuer.v.Claims(issuer.token("", payload))
+		if err != nil {
+			return
+		}
+		var plain map[string]any
+		if err := json.Unmarshal([]byte(payload), &plain); err != nil {
+			t.Fatalf("believed, and not JSON: %q: %v", payload, err)
+		}
+		if plain["iss"] != "https://issuer.example/" || plain["exp"].(float64) < float64(tokenNow.Unix())-30 {
+			t.Fatalf("believed: %q", payload)
+		}
+		for name, v := range plain {
+			got, ok := c.Text(name)
+			if want, isText := v.(string); ok && isText && got != want {
+				t.Fatalf("%q is %q here and %q elsewhere: %q", name, got, want, payload)
+			}
+			c.Values(name)
+		}
+	})
+}
+
+func BenchmarkToken(b *testing.B) {
+	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
+		issuer := newIssuer(b, alg, nil)
+		token := issuer.token(`,"kid":"2026-07"`, `{"sub":"4c9f6b1e-7d0e-4e44-9d5e-0f6f2a8f0b11","email":"someone@example.com","plan":"gold",`+
+			`"realm_access":{"roles":["user","admin","offline_access"]},"scope":"read write","jti":"0d1f9d5e-1c8c-4a39-8f5e-2a8f0b114c9f",`+tokenOK+`}`)
+		b.Run(alg+"/first", func(b *testing.B) {
+			for b.Loop() {
+				issuer.v.keys.Load().seen.young = nil
+				if _, err := issuer.v.Claims(token); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(alg+"/again", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := issuer.v.Claims(token); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

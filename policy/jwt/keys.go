@@ -1,0 +1,326 @@
+package jwt
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/MicahParks/jwkset"
+
+	"github.com/penstock/penstock/internal/boundedfile"
+)
+
+// keySet are the keys that are believed, and the tokens that they were seen to have signed, or
+// not. New keys come with a memory of their own, so a token is never believed by a key that is
+// gone.
+type keySet struct {
+	list   []verifyKey
+	seen   seenTokens
+	forged seenTokens // tokens that none of these keys has signed; without claims
+}
+
+// A verifyKey verifies tokens of some algorithms.
+type verifyKey struct {
+	kid        string   // a JWKS's name for it; "" fits every token
+	algorithms []string // of those asked for, the ones that it is for
+	key        any      // []byte, *rsa.PublicKey, *ecdsa.PublicKey or ed25519.PublicKey
+	from       string   // where it was read, for messages
+}
+
+// MaxKeys is how many keys a file or a set may have. MaxKeysTried is how many of them one token may
+// be checked with.
+const (
+	MaxKeys      = 32
+	MaxKeysTried = 8
+)
+
+const (
+	maxKeyBytes = 1 << 20
+	minRSABits  = 2048
+	maxRSABits  = 8192
+)
+
+// The algorithms, by whether their keys must stay secret.
+var (
+	secretAlgorithms = []string{"HS256", "HS384", "HS512"}
+	publicAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+
+func isSecretive(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }
+func isPublic(algorithm string) bool    { return slices.Contains(publicAlgorithms, algorithm) }
+
+// secretLength is how many bytes a secret must have at least: what the algorithm's hash yields (RFC
+// 7518, 3.2).
+func secretLength(algorithm string) int {
+	switch algorithm {
+	case "HS256":
+		return 32
+	case "HS384":
+		return 48
+	case "HS512":
+		return 64
+	}
+	return 0
+}
+
+// usualAlgorithm is what a key is for when nothing else says so.
+func usualAlgorithm(key any) string {
+	switch key := key.(type) {
+	case []byte:
+		return "HS256"
+	case *rsa.PublicKey:
+		return "RS256"
+	case *ecdsa.PublicKey:
+		switch key.Curve {
+		case elliptic.P256():
+			return "ES256"
+		case elliptic.P384():
+			return "ES384"
+		case elliptic.P521():
+			return "ES512"
+		}
+	case ed25519.PublicKey:
+		return "EdDSA"
+	}
+	return ""
+}
+
+// algorithmsOf are the algorithms among those wanted that a key is for. own is the one that the
+// key's file says it is for.
+func algorithmsOf(key any, own string, wanted []string) []string {
+	usual := usualAlgorithm(key)
+	_, isRSA := key.(*rsa.PublicKey)
+	_, isSecret := key.([]byte)
+	fits := func(a string) bool {
+		return a == usual || isRSA && (strings.HasPrefix(a, "RS") || strings.HasPrefix(a, "PS")) || isSecret && isSecretive(a)
+	}
+	if len(wanted) == 0 {
+		wanted = []string{usual}
+		if own != "" {
+			wanted = []string{own}
+		}
+	}
+	var algorithms []string
+	for _, a := range wanted {
+		if fits(a) && (isSecretive(a) || isPublic(a)) && (own == "" || own == a) {
+			algorithms = append(algorithms, a)
+		}
+	}
+	return algorithms
+}
+
+// readKeys reads the keys that need no network.
+func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
+	if t.Secret != "" {
+		secret := []byte(t.Secret)
+		keys = append(keys, verifyKey{key: secret, algorithms: algorithmsOf(secret, "", t.Algorithms), from: "tokens.secret"})
+	}
+	read := func(field, name string, parse func(data []byte, wanted []string) ([]verifyKey, []error)) {
+		if name == "" {
+			return
+		}
+		data, e := boundedfile.Read(boundedfile.Join(dir, name), maxKeyBytes)
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("tokens.%s: %w; a name without / in front starts from the policy file's folder", field, e))
+			return
+		}
+		found, wrong := parse(data, t.Algorithms)
+		if len(found) == 0 && len(wrong) == 0 {
+			wrong = []error{errors.New("holds no key for tokens.algorithms; check that it is the issuer's")}
+		}
+		for _, w := range wrong {
+			err = errors.Join(err, fmt.Errorf("tokens.%s: %s: %w", field, name, w))
+		}
+		for i := range found {
+			found[i].from = fmt.Sprintf("tokens.%s: %s: %s", field, name, found[i].from)
+		}
+		keys = append(keys, found...)
+	}
+	read("key_file", t.KeyFile, parsePEM)
+	read("jwks_file", t.JWKSFile, parseJWKS)
+	return keys, err
+}
+
+// parsePEM reads public keys and certificates, and says what is wrong with each block that is
+// neither.
+func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
+	n := 0
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		n++
+		where := fmt.Sprintf("block %d", n)
+		key, err := parseBlock(block)
+		if err == nil {
+			err = wrongPublicKey(key)
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("%s: %w", where, err))
+			continue
+		}
+		keys = append(keys, verifyKey{key: key, algorithms: algorithmsOf(key, "", wanted), from: where})
+	}
+	if begun := bytes.Count(data, []byte("-----BEGIN ")); begun != n {
+		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", begun-n, begun))
+	} else if n == 0 {
+		wrong = append(wrong, errors.New("is not a PEM file; it must have a line -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"))
+	}
+	if n > MaxKeys {
+		return nil, append(wrong, fmt.Errorf("has %d keys; at most %d are taken", n, MaxKeys))
+	}
+	return keys, wrong
+}
+
+func parseBlock(block *pem.Block) (any, error) {
+	switch {
+	case block.Type == "PUBLIC KEY":
+		key, err := x509.ParsePKIXPublicKey(block.Bytes)
+		return key, damaged(err)
+	case block.Type == "RSA PUBLIC KEY":
+		key, err := x509.ParsePKCS1PublicKey(block.Bytes)
+		return key, damaged(err)
+	case block.Type == "CERTIFICATE":
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, damaged(err)
+		}
+		return certificate.PublicKey, nil
+	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
+		return nil, errors.New("is a private key, which stays with the issuer; give what openssl pkey -pubout makes of it")
+	}
+	return nil, fmt.Errorf("is a %q; give a PUBLIC KEY or a CERTIFICATE", block.Type)
+}
+
+// wrongPublicKey says why a key is not one to trust.
+func wrongPublicKey(key any) error {
+	switch key := key.(type) {
+	case *rsa.PublicKey:
+		if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits {
+			return fmt.Errorf("is an RSA key of %d bits; take one of %d to %d", bits, minRSABits, maxRSABits)
+		}
+		if key.E < 3 || key.E%2 == 0 {
+			return fmt.Errorf("is an RSA key with the exponent %d; make another, with 65537", key.E)
+		}
+		return nil
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+		if usualAlgorithm(key) != "" {
+			return nil
+		}
+	}
+	return errors.New("is a key of another kind; take RSA, P-256, P-384, P-521 or Ed25519")
+}
+
+// curves are those that sign tokens; RSA has none.
+var curves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jwkset.CrvEd25519}
+
+var errNotForTokens = errors.New("is for something else than signing tokens")
+
+// parseJWKS reads the public keys that sign tokens, and says what is wrong with each that cannot be
+// trusted. Keys that are for something else, or of an unknown kind, are left out.
+func parseJWKS(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	if err := json.Unmarshal(data, &set); err != nil {
+		return nil, []error{fmt.Errorf("is not a JSON Web Key Set: %w; give the JSON that the issuer publishes", err)}
+	}
+	if set.Keys == nil {
+		return nil, []error{errors.New("is not a JSON Web Key Set: it has no \"keys\"; give the JSON that the issuer publishes")}
+	}
+	if len(set.Keys) > MaxKeys {
+		return nil, []error{fmt.Errorf("has %d keys; at most %d are taken", len(set.Keys), MaxKeys)}
+	}
+	for i, raw := range set.Keys {
+		key, err := parseJWK(raw, wanted)
+		if errors.Is(err, errNotForTokens) {
+			continue
+		}
+		if err != nil {
+			wrong = append(wrong, fmt.Errorf("key %d (%.64q): %w", i+1, key.kid, err))
+			continue
+		}
+		if key.from = fmt.Sprintf("key %d (%.64q)", i+1, key.kid); len(key.algorithms) > 0 {
+			keys = append(keys, key)
+		}
+	}
+	return keys, wrong
+}
+
+// parseJWK reads one key of a set (RFC 7517, 7518 and 8037).
+func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
+	var j jwkset.JWKMarshal
+	err := json.Unmarshal(raw, &j)
+	k := verifyKey{kid: j.KID}
+	if err != nil {
+		return k, damaged(err)
+	}
+	members, err := decodeOnce(json.NewDecoder(bytes.NewReader(raw)), maxClaimsDepth)
+	if err != nil {
+		return k, damaged(err)
+	}
+	if err := wrongJWK(j, members); err != nil {
+		return k, err
+	}
+	if k.key, err = publicKey(j); err != nil {
+		return k, err
+	}
+	own := string(j.ALG)
+	if own == "Ed25519" { // RFC 9864's name for what tokens call EdDSA
+		own = "EdDSA"
+	}
+	k.algorithms = algorithmsOf(k.key, own, wanted)
+	return k, wrongPublicKey(k.key)
+}
+
+// wrongJWK says why a key of a set is not to be used, whatever its numbers are.
+func wrongJWK(j jwkset.JWKMarshal, members any) error {
+	forVerifying := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
+	switch {
+	case j.USE != "" && j.USE != jwkset.UseSig, !forVerifying, !slices.Contains(curves, j.CRV):
+		return errNotForTokens
+	case j.KTY == jwkset.KtyOct:
+		return errors.New("is a secret; write it in tokens.secret")
+	case isPrivate(members):
+		return errors.New("is a private key, which stays with the issuer; leave out its \"d\" and all that belongs to it")
+	}
+	return nil
+}
+
+// isPrivate says whether a key has a member that only private keys have, in whatever case it is
+// written.
+func isPrivate(key any) bool {
+	members, _ := key.(map[string]any)
+	for name, v := range members {
+		private := slices.Contains([]string{"d", "p", "q", "dp", "dq", "qi", "oth"}, strings.ToLower(name))
+		if private && v != nil && v != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// publicKey is the key itself. Its certificates are not read: they may be out of date, or lie
+// elsewhere.
+func publicKey(j jwkset.JWKMarshal) (any, error) {
+	itself := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
+	key, err := jwkset.NewJWKFromMarshal(itself, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
+	if errors.Is(err, jwkset.ErrUnsupportedKey) {
+		return nil, errNotForTokens
+	}
+	return key.Key(), damaged(err)
+}
+
+// damaged is the error of a key that cannot be read, in one line; of no error, it is none.
+func damaged(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s; ask the issuer for it again, or leave it out", strings.ReplaceAll(err.Error(), "\n", ": "))
+}

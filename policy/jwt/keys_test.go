@@ -1,0 +1,277 @@
+package jwt
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"slices"
+	"strings"
+	"testing"
+
+	gojwt "github.com/golang-jwt/jwt/v5"
+
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// with is a key of a JWKS with the text of one member replaced.
+func with(t testing.TB, key, member, text string) string {
+	t.Helper()
+	before, rest, ok := strings.Cut(key, `"`+member+`":"`)
+	_, after, closed := strings.Cut(rest, `"`)
+	if !ok || !closed {
+		t.Fatalf("%s has no %q", key, member)
+	}
+	return before + `"` + member + `":"` + text + `"` + after
+}
+
+// member is the bytes of a member of a key.
+func member(t testing.TB, key, name string) []byte {
+	t.Helper()
+	var members map[string]string
+	if err := json.Unmarshal([]byte(key), &members); err != nil {
+		t.Fatal(err)
+	}
+	data, err := base64.RawURLEncoding.DecodeString(members[name])
+	if err != nil || len(data) == 0 {
+		t.Fatalf("%s: %q: %v", key, name, err)
+	}
+	return data
+}
+
+// Each row is an odd key of a set. The key is still believed, reported as wrong, or left out.
+func TestOddKeysOfASet(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	pairs := jwttest.Pairs()
+	own := func(alg string) string { return jwttest.JWK(pairs[alg][0], "") }
+	more := func(alg, more string) string { return jwttest.JWK(pairs[alg][0], more) }
+	rs, es, ed := own("RS256"), own("ES256"), own("EdDSA")
+	x, n := member(t, es, "x"), member(t, rs, "n")
+	key := pairs["ES256"][0].(*ecdsa.PrivateKey)
+	p := key.Params().P
+	d, err := key.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := func(data []byte) string { return jwttest.Base64(string(data)) }
+	number := func(n *big.Int) string { return raw(n.Bytes()) }
+	two := func(shift uint, plus int64) string {
+		return number(new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), shift), big.NewInt(plus)))
+	}
+	private := "is a private key, which stays with the issuer; leave out"
+	rows := []struct {
+		name, key, alg string
+		says           string // "" if it is believed, and "left out" if nothing is said
+	}{
+		{"as it should be, RSA", rs, "RS256", ""}, {"as it should be, EC", es, "ES256", ""}, {"as it should be, OKP", ed, "EdDSA", ""},
+
+		{"padded modulus", with(t, rs, "n", base64.URLEncoding.EncodeToString(n)+"="), "RS256", ""},
+		{"padded exponent", with(t, rs, "e", "AQAB="), "RS256", ""},
+		{"padded x", with(t, es, "x", base64.URLEncoding.EncodeToString(x)), "ES256", ""},
+		{"padded point of Ed25519", with(t, ed, "x", base64.URLEncoding.EncodeToString(member(t, ed, "x"))), "EdDSA", ""},
+		{"padding alone", with(t, rs, "n", "="), "RS256", "RSA key of 0 bits; take"},
+		{"padding in front", with(t, rs, "e", "=AQAB"), "RS256", "illegal base64"},
+		{"letters of standard base64", with(t, rs, "n", "+/"+raw(n)), "RS256", "illegal base64"},
+		{"space in a number", with(t, rs, "e", "AQ AB"), "RS256", "illegal base64"},
+		{"zeros in front of the modulus", with(t, rs, "n", raw(append([]byte{0, 0}, n...))), "RS256", ""},
+		{"zeros in front of x", with(t, es, "x", raw(append([]byte{0}, x...))), "ES256", ""},
+
+		{"exponent 0", with(t, rs, "e", "AA"), "RS256", "out of range; ask"},
+		{"exponent 1", with(t, rs, "e", "AQ"), "RS256", "out of range; ask"},
+		{"exponent 2", with(t, rs, "e", "Ag"), "RS256", "exponent 2; make another"},
+		{"exponent 65536", with(t, rs, "e", "AQAA"), "RS256", "exponent 65536; make another"},
+		{"exponent 2^32+65537", with(t, rs, "e", two(32, 65537)), "RS256", "out of range; ask"},
+		{"exponent 2^63+65537", with(t, rs, "e", two(63, 65537)), "RS256", "out of range; ask"},
+		{"exponent 2^64+1", with(t, rs, "e", two(64, 1)), "RS256", "out of range; ask"},
+		{"exponent 2^64+65537", with(t, rs, "e", two(64, 65537)), "RS256", "E in marshal does not match E in marshalled; ask"},
+		{"exponent of 512 KiB", with(t, rs, "e", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "; ask"},
+		{"exponent left out", strings.Replace(rs, `"e":`, `"f":`, 1), "RS256", `requires parameters "n" and "e"; ask`},
+		{"modulus of 512 KiB", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "of 4194304 bits; take"},
+		{"modulus of 8,200 bits", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, maxRSABits/8+1))), "RS256", "of 8200 bits; take"},
+		{"modulus without its second half", with(t, rs, "n", raw(n[:128])), "RS256", "of 1024 bits; take"},
+		{"RSA with a curve", more("RS256", `,"crv":"P-256"`), "RS256", ""},
+
+		{"x changed", with(t, es, "x", raw(append(slices.Clone(x[:31]), x[31]^1))), "ES256", "not on the specified curve; ask"},
+		{"x and y swapped", with(t, with(t, es, "x", raw(member(t, es, "y"))), "y", raw(x)), "ES256", "not on the specified curve; ask"},
+		{"0, 0", with(t, with(t, es, "x", "AA"), "y", "AA"), "ES256", "not on the specified curve; ask"},
+		{"x + p", with(t, es, "x", number(new(big.Int).Add(new(big.Int).SetBytes(x), p))), "ES256", "not on the specified curve; ask"},
+		{"x a byte short", with(t, es, "x", raw(x[:31])), "ES256", "not on the specified curve; ask"},
+		{"x a byte long", with(t, es, "x", raw(append(slices.Clone(x), 7))), "ES256", "not on the specified curve; ask"},
+		{"x of 512 KiB", with(t, es, "x", raw(bytes.Repeat([]byte{255}, 512<<10))), "ES256", "not on the specified curve; ask"},
+		{"y left out", strings.Replace(es, `"y":`, `"z":`, 1), "ES256", `requires parameters "crv", "x", and "y"; ask`},
+		{"curve left out", strings.Replace(es, `"crv":`, `"z":`, 1), "ES256", `requires parameters "crv", "x", and "y"; ask`},
+		{"another's curve", with(t, es, "crv", "P-384"), "ES256", "not on the specified curve; ask"},
+		{"point of P-521 on P-256", with(t, own("ES512"), "crv", "P-256"), "ES256", "not on the specified curve; ask"},
+		{"EC on a curve of OKP", with(t, es, "crv", "Ed25519"), "ES256", "left out"},
+		{"OKP on a curve of EC", with(t, ed, "crv", "P-256"), "EdDSA", "left out"},
+		{"EC called RSA", with(t, es, "kty", "RSA"), "ES256", `requires parameters "n" and "e"; ask`},
+		{"RSA called EC", with(t, rs, "kty", "EC"), "RS256", `requires parameters "crv", "x", and "y"; ask`},
+
+		{"Ed25519 of no byte", with(t, ed, "x", ""), "EdDSA", `requires parameters "crv" and "x"; ask`},
+		{"Ed25519 of 31 bytes", with(t, ed, "x", raw(make([]byte, 31))), "EdDSA", "should be 32 bytes; ask"},
+		{"Ed25519 of 33 bytes", with(t, ed, "x", raw(make([]byte, 33))), "EdDSA", "should be 32 bytes; ask"},
+		{"Ed25519 of its private key", with(t, ed, "x", raw(pairs["EdDSA"][0].(ed25519.PrivateKey))), "EdDSA", "should be 32 bytes; ask"},
+
+		{"kty twice", more("ES256", `,"kty":"EC"`), "ES256", `"kty" is there twice; ask`},
+		{"kid twice", more("ES256", `,"kid":"a","kid":"b"`), "ES256", `"kid" is there twice; ask`},
+		{"kid twice, once escaped", more("ES256", `,"kid":"a","\u006bid":"b"`), "ES256", `"kid" is there twice; ask`},
+		{"use twice", more("ES256", `,"use":"enc","use":"sig"`), "ES256", `"use" is there twice; ask`},
+		{"modulus twice", more("RS256", `,"n":"`+raw(n)+`"`), "RS256", `"n" is there twice; ask`},
+		{"d twice, nothing last", more("ES256", `,"d":"AQ","d":""`), "ES256", `"d" is there twice; ask`},
+		{"deep", more("ES256", `,"ext":`+strings.Repeat("[", 40)+strings.Repeat("]", 40)), "ES256", "deeper than 32 levels; ask"},
+
+		{"secret", `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, "HS256", "is a secret; write it"},
+		{"secret for signatures", `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `","use":"sig","alg":"HS256"}`, "HS256", "is a secret; write it"},
+		{"secret without a k", `{"kty":"oct"}`, "HS256", "is a secret; write it"},
+		{"secret in other letters", `{"kty":"OCT","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, "HS256", "left out"},
+		{"secret in a public key", more("ES256", `,"k":"`+jwttest.Base64(jwttest.Secret)+`","alg":"HS256"`), "HS256", "left out"},
+		{"RSA for HS256", more("RS256", `,"alg":"HS256"`), "RS256", "left out"},
+		{"alg none", more("RS256", `,"alg":"none"`), "RS256", "left out"},
+
+		{"private EC", more("ES256", `,"d":"`+raw(d)+`"`), "ES256", private},
+		{"private OKP", more("EdDSA", `,"d":"`+raw(pairs["EdDSA"][0].(ed25519.PrivateKey).Seed())+`"`), "EdDSA", private},
+		{"private RSA", more("RS256", `,"d":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).D.Bytes())+`"`), "RS256", private},
+		{"one prime of RSA", more("RS256", `,"p":"`+raw(pairs["RS256"][0].(*rsa.PrivateKey).Primes[0].Bytes())+`"`), "RS256", private},
+		{"other prime of RSA", more("RS256", `,"oth":[{"r":"AQ"}]`), "RS256", private},
+		{"d in other letters", more("ES256", `,"D":"AQ"`), "ES256", private},
+		{"d, and nothing in other letters", more("ES256", `,"d":"AQ","D":""`), "ES256", private},
+		{"d null", more("ES256", `,"d":null`), "ES256", ""},
+		{"d empty", more("ES256", `,"d":""`), "ES256", ""},
+
+		{"unknown curve", with(t, es, "crv", "secp256k1"), "ES256", "left out"},
+		{"unknown curve and no y", `{"kty":"EC","crv":"BLS12381G1","x":"!"}`, "ES256", "left out"},
+		{"curve of encryption", with(t, ed, "crv", "X25519"), "EdDSA", "left out"},
+		{"curve of encryption, damaged", `{"kty":"OKP","crv":"X25519","x":"AAAA"}`, "EdDSA", "left out"},
+		{"unknown OKP", `{"kty":"OKP","crv":"Ed448","x":"!"}`, "EdDSA", "left out"},
+		{"curve in other letters", with(t, es, "crv", "p-256"), "ES256", "left out"},
+		{"unknown kty", `{"kty":"AKP","alg":"ML-DSA-44","pub":"AAAA"}`, "ES256", "left out"},
+		{"kty in other letters", with(t, rs, "kty", "rsa"), "RS256", "left out"},
+		{"no kty", `{}`, "ES256", "left out"}, {"null", `null`, "ES256", "left out"},
+		{"number", `7`, "ES256", "cannot unmarshal number"}, {"list", `[]`, "ES256", "cannot unmarshal array"},
+		{"kid a number", more("ES256", `,"kid":1`), "ES256", "cannot unmarshal number"},
+
+		{"certificate that is none", more("ES256", `,"x5c":["AAAA"],"x5t":"!","x5t#S256":"!"`), "ES256", ""},
+		{"certificate of last year", more("EdDSA", `,"x5c":["`+publicX5C(pairs["EdDSA"][0])+`"]`), "EdDSA", ""},
+		{"certificate of another key", more("ES256", `,"x5c":["`+publicX5C(pairs["ES256"][1])+`"]`), "ES256", ""},
+		{"certificate elsewhere", more("ES256", `,"x5u":"http://127.0.0.1:1/x.pem"`), "ES256", ""},
+		{"operations that nobody knows", more("ES256", `,"key_ops":["verify","dance"]`), "ES256", ""},
+		{"use that nobody knows", more("ES256", `,"use":"dance"`), "ES256", "left out"},
+	}
+	believed := 0
+	for _, row := range rows {
+		keys, wrong := parseJWKS([]byte(jwttest.JWKS(row.key)), nil)
+		said := "left out"
+		switch {
+		case len(keys) == 1 && len(wrong) == 0:
+			said = ""
+		case len(wrong) == 1:
+			said = wrong[0].Error()
+		}
+		if !strings.Contains(said, row.says) || (said == "") != (row.says == "") {
+			t.Errorf("%s: %d keys, said %q; want %q\n%.300s", row.name, len(keys), said, row.says, row.key)
+		}
+		if len(wrong) > 0 && (!strings.HasPrefix(said, "key 1 (") || !strings.Contains(said, ";") || strings.Contains(said, "\n") || len(said) > 300) {
+			t.Errorf("%s: not one line that says where, what, and how to fix it: %q", row.name, said)
+		}
+
+		// Beside a good key, for a token that the odd one might have signed.
+		good := jwttest.JWK(pairs["ES384"][0], "")
+		keys, _ = parseJWKS([]byte(jwttest.JWKS(good, row.key, good)), nil)
+		v := fromSet(t, Config{}, jwttest.JWKS(good))
+		v.keys.Store(&keySet{list: keys})
+		payload := `{"sub":"x",` + tokenOK + `}`
+		for alg, private := range map[string]any{row.alg: pairs[row.alg][0], "HS256": []byte(jwttest.Secret)} {
+			want := row.says == "" && alg == row.alg
+			if believes(v, jwttest.Sign(alg, private, `{"alg":"`+alg+`"}`, payload)) != want {
+				t.Errorf("%s: a token of %s is believed: %v", row.name, alg, !want)
+			}
+		}
+		if !believes(v, jwttest.Sign("ES384", pairs["ES384"][0], `{"alg":"ES384"}`, payload)) {
+			t.Errorf("%s: the good keys around it are not believed", row.name)
+		}
+		if row.says == "" {
+			believed++
+		}
+	}
+	t.Logf("counted: %d odd keys of a set (%d of them believed anyway)", len(rows), believed)
+}
+
+// Whatever a set holds: nothing panics, what is believed is a sound public key, and what is wrong
+// is said in one line.
+func FuzzKeySet(f *testing.F) {
+	pairs := jwttest.Pairs()
+	for _, alg := range []string{"RS256", "ES256", "ES384", "ES512", "EdDSA"} {
+		f.Add(jwttest.JWK(pairs[alg][0], `,"kid":"k","use":"sig","key_ops":["verify"]`))
+		f.Add(jwttest.JWK(pairs[alg][0], `,"d":"AQ","x5c":["AAAA"],"alg":"`+alg+`"`))
+		f.Add(jwttest.JWK(pairs[alg][0], "") + "," + jwttest.JWK(pairs[alg][1], ""))
+	}
+	f.Add(`{"kty":"oct","k":"AAAA"},{"kty":"RSA","n":"AQ","e":"AQ"},{"kty":"EC","crv":"P-256","x":"AQ","y":"AQ"},7,null,[]`)
+	f.Fuzz(func(t *testing.T, text string) {
+		keys, wrong := parseJWKS([]byte(jwttest.JWKS(text)), nil)
+		var set struct{ Keys []json.RawMessage }
+		if err := json.Unmarshal([]byte(jwttest.JWKS(text)), &set); err != nil && len(keys) > 0 {
+			t.Fatalf("believed, and not JSON: %q: %v", text, err)
+		}
+		for _, key := range keys {
+			if err := unsound(key); err != nil {
+				t.Fatalf("%s: %v: %q", key.from, err, text)
+			}
+			var n int
+			if _, err := fmt.Sscanf(key.from, "key %d ", &n); err != nil {
+				t.Fatalf("%q: %v", key.from, err)
+			}
+			var members map[string]any
+			if err := json.Unmarshal(set.Keys[n-1], &members); err != nil || members["kty"] == "oct" {
+				t.Fatalf("%s is believed: %v: %q", key.from, err, text)
+			}
+			if d, ok := members["d"]; ok && d != nil && d != "" {
+				t.Fatalf("%s is believed, and private: %q", key.from, text)
+			}
+		}
+		for _, err := range wrong {
+			if !strings.Contains(err.Error(), ";") || strings.ContainsAny(err.Error(), "\r\n") {
+				t.Fatalf("not one line that says how to fix it: %q", err)
+			}
+		}
+	})
+}
+
+// unsound says why a key should not have been believed, found in another way than where it is read.
+func unsound(k verifyKey) error {
+	switch key := k.key.(type) {
+	case *rsa.PublicKey:
+		if key.Size() < 256 || key.Size() > 1024 || key.E < 3 || key.E > 1<<31-1 || key.E%2 != 1 {
+			return fmt.Errorf("%d bits, exponent %d", key.N.BitLen(), key.E)
+		}
+	case *ecdsa.PublicKey:
+		if _, err := key.Bytes(); err != nil {
+			return err
+		}
+	case ed25519.PublicKey:
+		if len(key) != 32 {
+			return fmt.Errorf("%d bytes", len(key))
+		}
+	default:
+		return fmt.Errorf("%T", key)
+	}
+	if len(k.algorithms) == 0 {
+		return errors.New("for nothing")
+	}
+	for _, alg := range k.algorithms {
+		signature := bytes.Repeat([]byte{0x55}, map[string]int{"ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64}[alg])
+		if key, ok := k.key.(*rsa.PublicKey); ok {
+			signature = bytes.Repeat([]byte{0x55}, key.Size())
+		}
+		if !isPublic(alg) || gojwt.GetSigningMethod(alg).Verify("x", signature, k.key) == nil {
+			return fmt.Errorf("verifies what nobody signed with %s", alg)
+		}
+	}
+	return nil
+}

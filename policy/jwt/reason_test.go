@@ -1,0 +1,88 @@
+package jwt
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// Each reason has a name of its own, and what a signature check has found is remembered.
+func TestTokensThatAreNotBelievedSayWhy(t *testing.T) {
+	issuer := newIssuer(t, "ES256", func(tokens *Config) { tokens.Algorithms = nil })
+	good := `"aud":"rides","iss":"https://issuer.example/"`
+	at := func(d time.Duration) string { return fmt.Sprint(tokenNow.Add(d).Unix()) }
+	seen := make(map[string]bool)
+	for _, row := range []struct{ token, reason, text string }{
+		{issuer.token("", `{`+good+`,"exp":`+at(-time.Hour)+`}`), "expired", "it expired at " + tokenNow.Add(-time.Hour).UTC().Format(time.RFC3339)},
+		{issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`,"nbf":`+at(time.Minute)+`}`), "not_yet_valid", "it is not valid yet: nbf "},
+		{issuer.token("", `{"aud":"rides","iss":"other","exp":`+at(time.Hour)+`}`), "issuer", "its iss is not tokens.issuer"},
+		{issuer.token("", `{"aud":"other","iss":"https://issuer.example/","exp":`+at(time.Hour)+`}`), "audience", "its aud has not tokens.audience"},
+		{issuer.token("", `{`+good+`}`), "claims", "exp"},
+		{strings.Replace(issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`}`), ".eyJ", ".eyK", 1), "signature", "no trusted key has signed it"},
+		{newIssuer(t, "RS256", nil).token(`,"kid":"new"`, `{`+good+`,"exp":`+at(time.Hour)+`}`), "unknown_key", "RS256"},
+		{"opaque", "malformed", ""},
+		{"aaaa.bbbb.cccc", "malformed", ""},
+	} {
+		for range 2 {
+			_, err := issuer.v.Claims(row.token)
+			if err == nil || err.Reason != row.reason || !strings.Contains(err.Error(), row.text) {
+				t.Errorf("%s: %v; want %s: %s", row.token, err, row.reason, row.text)
+			}
+		}
+		seen[row.reason] = true
+		if checked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.v.IsKnown(row.token) != checked {
+			t.Errorf("%s: a signature is checked once, and remembered: %v", row.reason, !checked)
+		}
+	}
+	for _, reason := range policy.TokenReasons() {
+		if !seen[reason] {
+			t.Errorf("there is no token with the reason %s", reason)
+		}
+	}
+}
+
+func TestForgedTokensAreRememberedInBoundedMemory(t *testing.T) {
+	effort.WithoutRace(t)
+	issuer := newIssuer(t, "HS256", nil)
+	keys := issuer.v.keys.Load()
+	for i := range 10_000 {
+		issuer.v.Claims(jwttest.Base64(`{"alg":"HS256"}`) + "." + jwttest.Base64(fmt.Sprintf(`{"sub":"%d","x":"%s"}`, i, strings.Repeat("x", 4000))) + ".AAAA")
+	}
+	if n := len(keys.forged.young) + len(keys.forged.old); n < 500 || n > 2*maxSeenSize/4000 {
+		t.Errorf("%d forged tokens are remembered", n)
+	}
+	if len(keys.seen.young) > 0 {
+		t.Error("they take the place of others")
+	}
+}
+
+// A token without a key ID is checked with few keys, and only those of its algorithm.
+func TestTokensWithoutAKeyIDAreTriedWithFewKeys(t *testing.T) {
+	t.Parallel()
+	pairs := jwttest.Pairs()
+	genuine := jwttest.Sign("ES384", pairs["ES384"][0], `{"alg":"ES384"}`, `{"sub":"x",`+tokenOK+`}`)
+	forged := jwttest.Sign("ES384", pairs["ES384"][1], `{"alg":"ES384"}`, `{"sub":"x",`+tokenOK+`}`)
+	good, other := jwttest.JWK(pairs["ES384"][0], ""), jwttest.JWK(pairs["ES256"][0], "")
+	set := func(keys, others int) *Verifier {
+		var all []string
+		for range keys {
+			all = append(all, good)
+		}
+		for range others {
+			all = append(all, other)
+		}
+		return fromSet(t, Config{}, jwttest.JWKS(all...))
+	}
+	if v := set(MaxKeysTried, MaxKeys-MaxKeysTried); !believes(v, genuine) || believes(v, forged) {
+		t.Errorf("with %d keys of its algorithm, a token is not believed, or a forged one is", MaxKeysTried)
+	}
+	_, err := set(MaxKeysTried+1, 0).Claims(genuine)
+	if err == nil || !strings.Contains(err.Error(), "any of 9 ES384 keys, and at most 8 are tried") {
+		t.Errorf("with %d keys of its algorithm: %v", MaxKeysTried+1, err)
+	}
+}

@@ -1,0 +1,67 @@
+package policyfile
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// everySecond is an algorithm of one's own: it admits one request, and the next a period later.
+var everySecond = algorithm.Define("everysecond", "", func(opens int64, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, int64) {
+	switch {
+	case a.Mode == algorithm.Reset:
+		return algorithm.Outcome{Remaining: 1}, 0
+	case now < opens:
+		return algorithm.Outcome{RetryAfter: opens - now, ResetAfter: opens - now, Keep: algorithm.Unchanged}, opens
+	case a.Mode != algorithm.Spend:
+		return algorithm.Outcome{Remaining: 1, Keep: algorithm.Unchanged}, opens
+	}
+	return algorithm.Outcome{Granted: 1, ResetAfter: p[0], Keep: p[0]}, now + p[0]
+}, func(l algorithm.Limit) (algorithm.Params, error) {
+	return algorithm.Params{l.Period}, nil
+}, algorithm.Title("every-second"))
+
+const ownAlgorithm = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
+
+func TestFilesMayNameAlgorithmsOfTheProgram(t *testing.T) {
+	config, err := Parse("p.yaml", []byte(ownAlgorithm), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name := p.Rules.Rules()[0].Limits[0].Algorithm; name != "every-second" {
+		t.Errorf("the algorithm is %s", name)
+	}
+	store := memstore.New(memstore.Options{})
+	for _, want := range []bool{true, false} {
+		var v policy.Evaluation
+		p.Rules.Evaluate(asked{}, &v)
+		if d, err := store.Decide(t.Context(), v.Charges); err != nil || d.Allowed != want {
+			t.Errorf("%v, %v; want %v", d.Allowed, err, want)
+		}
+	}
+}
+
+func TestAlgorithmsThatAreNotGivenAreUnknown(t *testing.T) {
+	if err := mistakesOf("p.yaml", ownAlgorithm, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
+		t.Errorf("said is %v", err)
+	}
+}
+
+// An algorithm with the name of another would change what files mean.
+func TestAlgorithmsHaveNamesOfTheirOwn(t *testing.T) {
+	for what, list := range map[string][]*algorithm.Algorithm{"twice": {everySecond, everySecond}, "built in": {penstock.FixedWindow}, "nil": {nil}} {
+		_, err := load("testdata/golden/minimal.yaml", Options{Algorithms: list})
+		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Algorithms") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

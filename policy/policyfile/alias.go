@@ -1,0 +1,55 @@
+package policyfile
+
+import (
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// resolved is a copy of a document in which each alias is replaced by a copy of its value. That
+// copy has the position of the alias; what is inside it keeps its own position. resolved notes a
+// mistake and returns nil if a value contains itself, or if the document has more than maxNodes
+// values without aliases.
+func (d *decoder) resolved(root *yaml.Node) *yaml.Node {
+	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
+	return r.copy(root, nil)
+}
+
+type resolver struct {
+	*decoder
+	nodes int
+	open  map[*yaml.Node]bool // those whose contents are being copied
+}
+
+// copy copies one value. alias is the outermost alias that it is repeated by, or nil.
+func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
+	at := n
+	if alias != nil {
+		at = alias
+	}
+	if r.nodes++; r.nodes > maxNodes {
+		r.fail(at, "the file has more than %d values, aliases included; put long lists into files of their own", maxNodes)
+		return nil
+	}
+	if n.Kind == yaml.AliasNode {
+		if r.open[n.Alias] {
+			r.fail(n, "*%s repeats a value that it is a part of, so it would never end; write out what is meant", wording.Clip(n.Value))
+			return nil
+		}
+		repeated := r.copy(n.Alias, at)
+		if repeated != nil {
+			repeated.Line, repeated.Column = n.Line, n.Column
+		}
+		return repeated
+	}
+	r.open[n] = true
+	defer delete(r.open, n)
+	copied := *n
+	copied.Content = make([]*yaml.Node, len(n.Content))
+	for i, item := range n.Content {
+		if copied.Content[i] = r.copy(item, alias); copied.Content[i] == nil {
+			return nil
+		}
+	}
+	return &copied
+}

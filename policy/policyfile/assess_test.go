@@ -1,0 +1,1097 @@
+package policyfile
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/describe"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// asked is a request of tests: "GET /a" from 192.0.2.1, unless it says otherwise.
+type asked struct {
+	method, host, path, address string
+	header                      http.Header
+	cookies, query              map[string][]string
+	body                        int64
+}
+
+func (a asked) Lookup(kind policy.Kind, name string) []string {
+	switch kind {
+	case policy.KindMethod:
+		return []string{cmp.Or(a.method, "GET")}
+	case policy.KindHost:
+		return []string{a.host}
+	case policy.KindPath:
+		return []string{cmp.Or(a.path, "/a")}
+	case policy.KindHeader:
+		return a.header[name]
+	case policy.KindCookie:
+		return a.cookies[name]
+	case policy.KindQuery:
+		return a.query[name]
+	}
+	return nil
+}
+
+func (a asked) BodySize() int64 { return a.body }
+
+func (a asked) Address() netip.Addr {
+	if a.address == "unix" {
+		return netip.Addr{}
+	}
+	return netip.MustParseAddr(cmp.Or(a.address, "192.0.2.1"))
+}
+
+// with is the request with a header, given as name, value, name, value ...
+func (a asked) with(headers ...string) asked {
+	a.header = a.header.Clone()
+	if a.header == nil {
+		a.header = make(http.Header)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		a.header.Add(headers[i], headers[i+1])
+	}
+	return a
+}
+
+func (a asked) String() string {
+	return fmt.Sprintf("%s %s%s from %s %v", cmp.Or(a.method, "GET"), a.host, cmp.Or(a.path, "/a"), cmp.Or(a.address, "192.0.2.1"), a.header)
+}
+
+// rulesOf compiles a policy of tests.
+func rulesOf(t testing.TB, text string) *policy.Rules {
+	t.Helper()
+	return rulesIn(t, "policy.yaml", text)
+}
+
+func rulesIn(t testing.TB, file, text string) *policy.Rules {
+	t.Helper()
+	return policyIn(t, file, text).Rules
+}
+
+// policyIn compiles a policy as if it stood in a file.
+func policyIn(t testing.TB, file, text string) *Policy {
+	t.Helper()
+	config, err := Parse(file, []byte(text), nil, allSections)
+	if err != nil {
+		t.Fatalf("%v\nin\n%s", err, text)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatalf("%v\nin\n%s", err, text)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// hashed is how a value that is too long stands in a key.
+func hashed(value string) string {
+	sum := sha256.Sum256([]byte(value))
+	return "#" + hex.EncodeToString(sum[:])
+}
+
+func write(t testing.TB, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// believes tells whether the rules accept a token.
+func believes(rules *policy.Rules, token string) bool {
+	_, err := rules.Spec().Tokens.Verifier.Claims(token)
+	return err == nil
+}
+
+// described is the description of rules.
+func described(rules *policy.Rules) string { return describe.Spec(rules.Spec()) }
+
+// charged are the charges of a request, as "rule.limit key cost".
+func charged(rules *policy.Rules, a asked) (list []string) {
+	var v policy.Evaluation
+	rules.Evaluate(a, &v)
+	for i, c := range v.Charges {
+		list = append(list, fmt.Sprintf("%s %s %d", v.Limits[i].Policy, c.Key, c.Cost))
+	}
+	return list
+}
+
+// keyOf returns the key of the one charge of a request.
+func keyOf(t testing.TB, rules *policy.Rules, a asked) string {
+	t.Helper()
+	var v policy.Evaluation
+	rules.Evaluate(a, &v)
+	if v.Unclear != "" {
+		if len(v.Charges)+len(v.Matched)+len(v.Shadows) > 0 || v.ListMatch != policy.NotListed {
+			t.Errorf("%v is malformed, and is still charged or listed", a)
+		}
+		return "malformed"
+	}
+	if len(v.Charges) != 1 {
+		t.Fatalf("%v has %d charges", a, len(v.Charges))
+	}
+	return v.Charges[0].Key
+}
+
+func want[T any](t testing.TB, what any, got, want T) {
+	t.Helper()
+	if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+		t.Errorf("%v: got\n\t%s\nand want\n\t%s", what, g, w)
+	}
+}
+
+func TestMostSpecificRuleWins(t *testing.T) {
+	const paths = `
+exact      /users/me
+file       /users/*.json
+files      /users/report-*.json
+user       /users/{id}
+any        /users/*
+users      /users
+below      /users/**
+settings   /users/{id}/settings
+mine       /users/me/**
+root       /
+slash      /users/
+percent    /caf%C3%A9
+semicolon  /a;v=1
+star       /literal/%2A
+deep       /{a}/{b}/{c}/{d}
+rest       /**
+`
+	var text strings.Builder
+	text.WriteString("rules:\n")
+	lines := strings.Split(strings.TrimSpace(paths), "\n")
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(lines), func(i, j int) { lines[i], lines[j] = lines[j], lines[i] })
+	for _, line := range lines {
+		name, path, _ := strings.Cut(line, " ")
+		if name == "any" {
+			continue // {id} is as good, and says more
+		}
+		fmt.Fprintf(&text, "  - {name: %s, match: {path: '%s'}, per: global, limits: [{rate: 1/s}]}\n", name, strings.TrimSpace(path))
+	}
+	rules := rulesOf(t, text.String())
+	rows := []struct{ path, wins string }{
+		{"/users/me", "exact"},
+		{"/users/a.json", "file"},
+		{"/users/.json", "file"},
+		{"/users/report-1.json", "files"},
+		{"/users/report-.json", "files"},
+		{"/users/you", "user"},
+		{"/users/Me", "user"},
+		{"/users", "users"},
+		{"/users/", "slash"},
+		{"/users/you/settings", "settings"},
+		{"/users/you/settings/", "deep"},
+		{"/users/you/a", "below"},
+		{"/users/me/a", "mine"},
+		{"/users/me/settings", "mine"}, // me stands before {id}: the path is compared from left to right
+		{"/users/me/", "mine"},
+		{"/users/a.json/b", "below"},
+		{"/", "root"},
+		{"/caf%C3%A9", "percent"},
+		{"/caf%c3%a9x", "rest"},
+		{"/a;v=1", "semicolon"},
+		{"/a", "rest"},
+		{"/literal/*", "star"},
+		{"/literal/x", "rest"},
+		{"/a/b/c/d", "deep"},
+		{"/a/b/c", "rest"},
+		{"/a/b/c/", "rest"},
+		{"/users/a/b/c", "below"},
+		{"/usersx", "rest"},
+	}
+	for _, row := range rows {
+		if row.path == "/users/you/settings/" {
+			row.wins = "below"
+		}
+		want(t, row.path, charged(rules, asked{path: row.path}), []string{row.wins + ".second global 1"})
+	}
+	t.Logf("counted: %d paths, each at one of %d patterns", len(rows), len(lines)-1)
+}
+
+// A patternOfTests is a way to match that is read by a regular expression and compared letter by
+// letter, unlike the compiler's.
+type patternOfTests struct {
+	name, host, path string
+	methods          []string
+	plan             bool // only with X-Plan: gold
+}
+
+func (p *patternOfTests) matches(a asked) bool {
+	var s strings.Builder
+	for _, part := range strings.Split(p.path[1:], "/") {
+		switch {
+		case part == "**":
+			s.WriteString("(/.*)?")
+		case part == "*" || part[0] == '{':
+			s.WriteString("/[^/]+")
+		default:
+			s.WriteString("/" + strings.ReplaceAll(regexp.QuoteMeta(part), `\*`, "[^/]*"))
+		}
+	}
+	host := strings.TrimPrefix(p.host, "*")
+	return regexp.MustCompile("^"+s.String()+"$").MatchString(cmp.Or(a.path, "/a")) &&
+		(p.host == "" || a.host == p.host || host != p.host && strings.HasSuffix(a.host, host)) &&
+		(p.methods == nil || slices.Contains(p.methods, cmp.Or(a.method, "GET"))) &&
+		(!p.plan || a.header.Get("X-Plan") == "gold")
+}
+
+// rank is a text that sorts the most specific first.
+func (p *patternOfTests) rank() string {
+	var s strings.Builder
+	switch {
+	case p.host == "":
+		s.WriteString("c    ")
+	case p.host[0] == '*':
+		fmt.Fprintf(&s, "b%04d", 9999-len(p.host))
+	default:
+		s.WriteString("a    ")
+	}
+	for _, part := range strings.Split(p.path[1:], "/") {
+		switch {
+		case part == "**":
+			s.WriteString("6   ")
+		case part == "*":
+			s.WriteString("4   ")
+		case part[0] == '{':
+			s.WriteString("3   ")
+		case strings.Contains(part, "*"):
+			fmt.Fprintf(&s, "2%03d", 999-len(part))
+		default:
+			s.WriteString("1   ")
+		}
+	}
+	if !strings.HasSuffix(p.path, "**") {
+		s.WriteString("5   ")
+	}
+	fmt.Fprintf(&s, "|%d", 1-min(1, len(p.methods)))
+	if p.plan {
+		return s.String() + "0"
+	}
+	return s.String() + "1"
+}
+
+func (p *patternOfTests) yaml() string {
+	match := "path: '" + p.path + "'"
+	if p.host != "" {
+		match += ", host: '" + p.host + "'"
+	}
+	if p.methods != nil {
+		match += ", method: [" + strings.Join(p.methods, ", ") + "]"
+	}
+	if p.plan {
+		match += ", header X-Plan: gold"
+	}
+	return fmt.Sprintf("  - {name: %s, match: {%s}, per: global, limits: [{rate: 1/s}]}\n", p.name, match)
+}
+
+func TestRulesAndTheirDefinitionAgree(t *testing.T) {
+	effort.WithoutRace(t)
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 1))
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	segment := func() string { return pick("a", "a", "b", "ab", "a*", "*b", "a*b", "{x}", "*") }
+	tried := 0
+	for range 300 {
+		var text strings.Builder
+		text.WriteString("rules:\n")
+		var patterns []*patternOfTests
+		for len(patterns) < 12 {
+			p := &patternOfTests{name: fmt.Sprintf("r%d", len(patterns)), host: pick("", "", "a.example", "*.example", "*.b.example"), plan: r.IntN(4) == 0}
+			for depth := range r.IntN(3) + 1 {
+				part := segment()
+				if part == "{x}" {
+					part = fmt.Sprintf("{x%d}", depth)
+				}
+				p.path += "/" + part
+			}
+			if r.IntN(3) == 0 {
+				p.path += "/**"
+			}
+			if r.IntN(3) == 0 {
+				p.methods = []string{pick("GET", "POST")}
+			}
+			// Two of one rank that match alike are refused; leave them out.
+			if slices.ContainsFunc(patterns, func(other *patternOfTests) bool { return other.rank() == p.rank() }) {
+				continue
+			}
+			patterns = append(patterns, p)
+			text.WriteString(p.yaml())
+		}
+		rules := rulesOf(t, text.String())
+		for range 100 {
+			a := asked{method: pick("GET", "POST", "PUT"), host: pick("a.example", "x.b.example", "b.example", "other"), path: "/" + pick("a", "b", "ab", "axb", "c")}
+			for range r.IntN(3) {
+				a.path += "/" + pick("a", "b", "ab", "axb", "c")
+			}
+			if r.IntN(2) == 0 {
+				a = a.with("X-Plan", "gold")
+			}
+			tried++
+			var matching []*patternOfTests
+			for _, p := range patterns {
+				if p.matches(a) {
+					matching = append(matching, p)
+				}
+			}
+			slices.SortStableFunc(matching, func(p, q *patternOfTests) int { return strings.Compare(p.rank(), q.rank()) })
+			var names []string
+			for _, p := range matching {
+				names = append(names, p.name)
+			}
+			var got []string
+			for _, rule := range rules.Matching(a) {
+				got = append(got, rule.Name)
+			}
+			if !slices.Equal(got, names) {
+				t.Fatalf("seed %d: %v matches %v and should match %v, in this order, by\n%s", seed, a, got, names, text.String())
+			}
+			var v policy.Evaluation
+			rules.Evaluate(a, &v)
+			if len(v.Matched) != min(1, len(names)) || len(names) > 0 && v.Matched[0].Name != names[0] {
+				t.Fatalf("seed %d: %v: %v applies and should %v by\n%s", seed, a, v.Matched, names, text.String())
+			}
+		}
+	}
+	t.Logf("counted: %d requests at random rules (agreed with the definition)", tried)
+}
+
+func TestHosts(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: any, per: global, limits: [{rate: 1/s}]}
+  - {name: below, match: {host: "*.Example.com"}, per: global, limits: [{rate: 1/s}]}
+  - {name: deeper, match: {host: "*.api.example.com"}, per: global, limits: [{rate: 1/s}]}
+  - {name: named, match: {host: [api.example.com., "[2001:DB8::1]"]}, per: global, limits: [{rate: 1/s}]}
+  - {name: path, match: {path: /exact}, per: global, limits: [{rate: 1/s}]}
+`)
+	for host, wins := range map[string]string{
+		"api.example.com": "named", "www.example.com": "below", "v1.api.example.com": "deeper", "a.b.example.com": "below",
+		"example.com": "any", "badexample.com": "any", ".example.com": "any", "": "any", "2001:db8::1": "named", "example.com.evil.net": "any",
+	} {
+		if host == ".example.com" {
+			wins = "any" // there is nothing below
+		}
+		want(t, host, charged(rules, asked{host: host}), []string{wins + ".second global 1"})
+		// The host counts before the path.
+		if wins != "any" {
+			want(t, host+"/exact", charged(rules, asked{host: host, path: "/exact"}), []string{wins + ".second global 1"})
+		}
+	}
+	want(t, "other host", charged(rules, asked{host: "x", path: "/exact"}), []string{"path.second global 1"})
+}
+
+func TestRulesThatAlwaysApplyStandBesideTheMostSpecific(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: specific, match: {path: /api/search}, per: global, limits: [{rate: 1/s}, {rate: 1/m}]}
+  - {name: all, always: true, per: global, limits: [{rate: 1/h}]}
+  - {name: api, match: {path: /api/**}, per: global, limits: [{rate: 1/s}]}
+  - {name: posts, always: true, match: {method: POST}, per: global, limits: [{rate: 1/d}]}
+`)
+	want(t, "search", charged(rules, asked{path: "/api/search"}), []string{"specific.second global 1", "specific.minute global 1", "all.hour global 1"})
+	want(t, "post", charged(rules, asked{path: "/api/x", method: "POST"}), []string{"all.hour global 1", "api.second global 1", "posts.day global 1"})
+	want(t, "other", charged(rules, asked{path: "/"}), []string{"all.hour global 1"})
+}
+
+func TestApplyAllAppliesEveryRuleOnceInTheOrderOfTheFile(t *testing.T) {
+	rules := rulesOf(t, `
+apply: all
+rules:
+  - {name: c, match: {path: [/a, /a/**, "/{x}"]}, per: global, limits: [{rate: 1/s}]}
+  - {name: a, match: {path: /a}, per: global, limits: [{rate: 2/s}, {rate: 5/m}]}
+  - {name: b, match: {path: /b}, per: global, limits: [{rate: 3/s}]}
+`)
+	want(t, "/a", charged(rules, asked{path: "/a"}), []string{"c.second global 1", "a.second global 1", "a.minute global 1"})
+	want(t, "/b", charged(rules, asked{path: "/b"}), []string{"c.second global 1", "b.second global 1"})
+}
+
+func TestUnlimitedStopsLessSpecificRules(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: health, match: {path: /health}, unlimited: true}
+  - {name: rest, per: global, limits: [{rate: 1/s}]}
+`)
+	want(t, "/health", charged(rules, asked{path: "/health"}), nil)
+	want(t, "/healthy", charged(rules, asked{path: "/healthy"}), []string{"rest.second global 1"})
+}
+
+func TestShadowTakesNoPlace(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: enforced, match: {path: /api/**}, per: global, limits: [{rate: 10/s}]}
+  - {name: tighter, shadow: true, match: {path: /api/**}, per: global, limits: [{rate: 5/s}, {rate: 50/m}]}
+  - {name: closer, shadow: true, match: {path: /api/search}, per: global, limits: [{rate: 1/s}]}
+  - {name: wider, shadow: true, per: global, limits: [{rate: 1/s}]}
+`)
+	for _, row := range []struct{ path, charges, trials string }{
+		{"/api/x", "[enforced.second global 1]", "[tighter.second tighter.minute]"},
+		{"/api/search", "[enforced.second global 1]", "[closer.second]"},
+		{"/", "[]", "[wider.second]"},
+	} {
+		want(t, row.path, fmt.Sprint(charged(rules, asked{path: row.path})), row.charges)
+		var v policy.Evaluation
+		rules.Evaluate(asked{path: row.path}, &v)
+		var trials []string
+		for _, trial := range v.Shadows {
+			for _, l := range trial.Limits {
+				trials = append(trials, l.Policy)
+			}
+		}
+		want(t, row.path, fmt.Sprint(trials), row.trials)
+		if len(v.Shadows) != 1 {
+			t.Errorf("%s: the limits of a rule are tried in %d parts; they are decided together", row.path, len(v.Shadows))
+		}
+	}
+}
+
+func TestDenyCountsBeforeAllowBeforeRules(t *testing.T) {
+	rules := rulesOf(t, `
+allow: [{ip: 10.0.0.0/8}, {header X-Internal: "yes", method: GET}]
+deny: [{ip: 10.6.6.6}, {header X-Key: [stolen, leaked]}]
+rules: [{name: a, per: global, limits: [{rate: 1/s}]}]
+`)
+	for _, row := range []struct {
+		a    asked
+		want policy.ListMatch
+	}{
+		{asked{}, policy.NotListed},
+		{asked{address: "10.1.2.3"}, policy.AllowListed},
+		{asked{address: "::ffff:10.1.2.3"}, policy.AllowListed},
+		{asked{address: "10.6.6.6"}, policy.DenyListed},
+		{asked{address: "unix"}, policy.NotListed},
+		{asked{}.with("X-Internal", "yes"), policy.AllowListed},
+		{asked{method: "POST"}.with("X-Internal", "yes"), policy.NotListed},
+		{asked{}.with("X-Internal", "Yes"), policy.NotListed},
+		{asked{}.with("X-Key", "leaked"), policy.DenyListed},
+	} {
+		var v policy.Evaluation
+		rules.Evaluate(row.a, &v)
+		if v.ListMatch != row.want || (v.ListMatch == policy.NotListed) != (len(v.Charges) == 1) {
+			t.Errorf("%v is listed as %d, with %d charges; want %d", row.a, v.ListMatch, len(v.Charges), row.want)
+		}
+	}
+}
+
+func TestListsComeFromFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"blocked.txt": "\ufeff# bots\r\n10.6.6.6\r\n\r\n2001:db8::/32   # a network\r\n",
+		"keys.txt":    "alpha\nbeta\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := policyIn(t, filepath.Join(dir, "policy.yaml"), `
+deny: [{ip: {file: blocked.txt}}]
+tiers: {partner: {header X-Key: {file: keys.txt}}, free: default}
+rules: [{name: a, per: global, limits: [{rate: {partner: 10/s, free: 1/s}}]}]
+`)
+	rules := p.Rules
+	for address, listed := range map[string]policy.ListMatch{"10.6.6.6": policy.DenyListed, "2001:db8:1::1": policy.DenyListed, "10.6.6.7": policy.NotListed} {
+		var v policy.Evaluation
+		rules.Evaluate(asked{address: address}, &v)
+		want(t, address, v.ListMatch, listed)
+	}
+	var v policy.Evaluation
+	rules.Evaluate(asked{}.with("X-Key", "beta"), &v)
+	want(t, "beta", v.Tier, "partner")
+	want(t, "files", len(p.Files), 3)
+}
+
+func TestKeysOfRequests(t *testing.T) {
+	rules := rulesOf(t, `
+identities:
+  rider:
+    any_of:
+      - key: header X-API-Key
+      - user: {header X-User: [alice, bob]}
+      - session: cookie sid
+      - token: query access_token
+      - ip
+rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
+`)
+	long := strings.Repeat("a", 129)
+	rows := []struct {
+		a    asked
+		pays string
+	}{
+		{asked{}, "ip:192.0.2.1"},
+		{asked{address: "2001:db8:1:2:3:4:5:6"}, "ip:2001:db8:1:2::/64"},
+		{asked{address: "::ffff:192.0.2.1"}, "ip:192.0.2.1"},
+		{asked{address: "unix"}, "ip:unix"},
+		{asked{}.with("X-Api-Key", "abc"), "key:abc"},
+		{asked{}.with("X-Api-Key", "abc", "X-User", "alice"), "key:abc"},
+		{asked{}.with("X-Api-Key", "", "X-User", "alice"), "user:alice"},
+		{asked{}.with("X-User", "mallory"), "ip:192.0.2.1"},                 // not one of those that count
+		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "b"), "malformed"},     // sent twice, it may be either
+		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "malformed"},     // even if both agree
+		{asked{}.with("X-User", "alice", "X-User", "mallory"), "malformed"}, // one that counts is no use behind another
+		{asked{}.with("X-Api-Key", "a,user:bob"), "malformed"},              // and nor is a list
+		{asked{}.with("X-Api-Key", " a"), "malformed"},                      //
+		{asked{}.with("X-Api-Key", "a\tb"), "malformed"},                    //
+		{asked{}.with("X-Api-Key", "a\xa0"), "malformed"},                   // a space for some
+		{asked{}.with("X-Api-Key", "a\u00a0"), "malformed"},                 //
+		{asked{query: map[string][]string{"access_token": {"t", "t"}}}, "malformed"},
+		{asked{query: map[string][]string{"access_token": {"t\x00"}}}, "malformed"},
+		{asked{query: map[string][]string{"access_token": {"a,b"}}}, "token:a%2Cb"},
+		{asked{cookies: map[string][]string{"sid": {"s1", "s2"}}}, "malformed"},
+		{asked{cookies: map[string][]string{"sid": {"%731"}}}, "session:s1"},
+		{asked{cookies: map[string][]string{"sid": {"s1"}}}.with("X-Api-Key", "k", "Cookie", "a", "Cookie", "b"), "key:k"}, // what nobody looks at
+		{asked{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},                                                      // an imitation stays a key
+		{asked{}.with("X-Api-Key", "unknown"), "key:unknown"},                                                              //
+		{asked{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},                                                         //
+		{asked{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},                                                       //
+		{asked{}.with("X-Api-Key", long), "key:" + hashed(long)},                                                           //
+		{asked{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]},                                            // a hash is not taken for what it is of
+		{asked{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},                                                 //
+		{asked{query: map[string][]string{"access_token": {"t1"}}}, "token:t1"},                                            //
+		{asked{query: map[string][]string{"access_token": {""}}}, "ip:192.0.2.1"},                                          //
+		{asked{cookies: map[string][]string{"sid": {"s1"}}}.with("X-User", "bob"), "user:bob"},
+	}
+	for _, row := range rows {
+		want(t, row.a, keyOf(t, rules, row.a), row.pays)
+	}
+	t.Logf("counted: %d requests and their keys", len(rows))
+}
+
+func TestWhoIsUnknownPaysWithAllOthersUnknown(t *testing.T) {
+	rules := rulesOf(t, `
+rules: [{name: a, per: {any_of: [{key: header X-Key}, {user: header X-User}]}, limits: [{rate: 1/s}]}]
+`)
+	want(t, "nothing", keyOf(t, rules, asked{}), "unknown")
+	want(t, "twice", keyOf(t, rules, asked{}.with("X-Key", "a", "X-Key", "b")), "malformed")
+	want(t, "a key with this value", keyOf(t, rules, asked{}.with("X-Key", "unknown")), "key:unknown")
+}
+
+func TestCombinations(t *testing.T) {
+	rules := rulesOf(t, `
+identities:
+  who: {any_of: [{key: header X-Key}, {user: header X-User}]}
+rules:
+  - {name: a, match: {path: "/{shop}/**"}, per: {all_of: [who, {shop: segment shop}, {m: method}, global]}, limits: [{rate: 1/s}]}
+  - {name: b, match: {path: /pair}, per: {all_of: [who, {device: header X-Device}]}, limits: [{rate: 1/s}]}
+`)
+	for _, row := range []struct {
+		a    asked
+		pays string
+	}{
+		{asked{path: "/s1/x"}.with("X-Key", "k"), "key:k,shop:s1,m:GET,global"},
+		{asked{path: "/s1"}, "key:,shop:s1,m:GET,global"},
+		{asked{path: "/a,b/x"}.with("X-User", "u"), "user:u,shop:a%2Cb,m:GET,global"},
+		{asked{path: "/pair"}.with("X-Key", "k", "X-Device", "d"), "key:k,device:d"},
+		{asked{path: "/pair"}.with("X-Key", "k"), "key:k,device:"},
+		{asked{path: "/pair"}.with("X-Device", "d"), "key:,device:d"},
+		{asked{path: "/pair"}, "unknown"},
+	} {
+		want(t, row.a, keyOf(t, rules, row.a), row.pays)
+	}
+}
+
+// Whatever callers write, two of them never share a key, and one never has two.
+func TestNoTwoCallersShareAKey(t *testing.T) {
+	rules := rulesOf(t, `
+rules: [{name: a, per: {any_of: [{all_of: [{a: query A}, {any_of: [{b: query B}, {c: query C}]}]}, ip]}, limits: [{rate: 1/s}]}]
+`)
+	long := strings.Repeat("x", 200)
+	values := []string{"", "a:", "b:", ",", "%", "%2C", "#", ":", " ", "a", "b:a", ",b:a", "a,b:", "é", "\xff", long, long + "y", hashed(long), "unknown", "global", "ip:192.0.2.1"}
+	for _, x := range "ab:,%#" {
+		for _, y := range "ab:,%#2C" {
+			values = append(values, string(x)+string(y), string(x)+"b:"+string(y))
+		}
+	}
+	slices.Sort(values)
+	values = slices.Compact(values)
+	seen := make(map[string]string)
+	n := 0
+	for _, x := range values {
+		for _, y := range values {
+			for _, third := range []string{"B", "C"} {
+				caller := fmt.Sprintf("A=%q %s=%q", x, third, y)
+				switch {
+				case y == "" && x == "":
+					caller = "nobody"
+				case y == "":
+					caller = fmt.Sprintf("A=%q", x)
+				}
+				key := keyOf(t, rules, asked{query: map[string][]string{"A": {x}, third: {y}}})
+				if key == "malformed" {
+					continue
+				}
+				if other, ok := seen[key]; ok && other != caller {
+					t.Fatalf("%s and %s share the key %q", caller, other, key)
+				}
+				seen[key] = caller
+				n++
+			}
+		}
+	}
+	t.Logf("counted: %d callers, of whom no two share a key", n)
+}
+
+func TestTiers(t *testing.T) {
+	issuer := jwttest.Pairs()["HS256"][0].([]byte)
+	rules := rulesOf(t, `
+tokens: {secret: "`+string(issuer)+`", audience: rides, issuer: i}
+identities: {key: {key: header X-Key}}
+tiers:
+  staff: [{claim roles: [admin, support]}, {ip: 10.0.0.0/8}]
+  premium: {header X-Plan: [premium, gold]}
+  partner: {key: ["key:p1", "key:p2"]}
+  blocked: {host: "*", claim scope: none}
+  free: default
+rules:
+  - {name: a, match: {path: /a}, per: global, limits: [{rate: {staff: 1000/s, premium: 100/s, default: 10/s}, burst: {premium: 300, partner: 40}}]}
+  - {name: b, match: {path: /b, tier: [free, partner]}, per: {tier: tier}, limits: [{in_flight: {default: 5}}]}
+`)
+	token := func(payload string) string {
+		return "Bearer " + jwttest.Sign("HS256", issuer, `{"alg":"HS256"}`, `{"aud":"rides","iss":"i","exp":`+fmt.Sprint(time.Now().Add(time.Hour).Unix())+payload+`}`)
+	}
+	for _, row := range []struct {
+		a           asked
+		tier        string
+		rate, burst int64
+	}{
+		{asked{}, "free", 10, 0},
+		{asked{address: "10.1.1.1"}, "staff", 1000, 0},
+		{asked{}.with("Authorization", token(`,"roles":["user","support"]`)), "staff", 1000, 0},
+		{asked{}.with("Authorization", token(`,"roles":"admin"`)), "staff", 1000, 0},
+		{asked{}.with("Authorization", token(`,"roles":["user"]`)), "free", 10, 0},
+		{asked{}.with("Authorization", token(`,"roles":["admin"]`)+"x"), "free", 10, 0}, // forged
+		{asked{}.with("X-Plan", "gold"), "premium", 100, 300},
+		{asked{address: "10.1.1.1"}.with("X-Plan", "gold"), "staff", 1000, 0}, // the first counts
+		{asked{}.with("X-Key", "p2"), "partner", 10, 40},
+		{asked{}.with("X-Key", "p3"), "free", 10, 0},
+	} {
+		var v policy.Evaluation
+		rules.Evaluate(row.a, &v)
+		l := v.Charges[0].Plan.Limit()
+		want(t, row.a, fmt.Sprint(v.Tier, l.Count, l.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
+		want(t, row.a, v.Limits[0].Variants[v.Variant(v.Limits[0])].Limit().Count, row.rate)
+	}
+	want(t, "tier as key", keyOf(t, rules, asked{path: "/b"}), "tier:free")
+	want(t, "tier as key", keyOf(t, rules, asked{path: "/b"}.with("X-Key", "p1")), "tier:partner")
+	want(t, "tier that is not matched", charged(rules, asked{path: "/b"}.with("X-Plan", "gold")), nil)
+}
+
+func TestCosts(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - name: a
+    per: global
+    limits:
+      - {name: fixed, rate: 100/s, cost: 7}
+      - {name: free, rate: 100/s, cost: 0}
+      - {name: method, rate: 100/s, cost: {methods: {get: 0, POST: 5, default: 2}}}
+      - {name: method-default, rate: 100/s, cost: {methods: {POST: 5}}}
+      - {name: header, rate: 100/s, cost: {header: x-cost, min: 2, max: 50}}
+      - {name: body, rate: 100/s, cost: {body: 1KB}}
+      - {name: body-min, rate: 100/s, cost: {body: 1KB, min: 3}}
+      - {name: body-byte, rate: 100/s, cost: {body: 1}}
+`)
+	cost := func(a asked) map[string]int64 {
+		var v policy.Evaluation
+		rules.Evaluate(a, &v)
+		costs := make(map[string]int64)
+		for i, c := range v.Charges {
+			costs[v.Limits[i].Name] = c.Cost
+		}
+		if err := penstock.Check(v.Charges); err != nil {
+			t.Errorf("%v: %v", a, err)
+		}
+		return costs
+	}
+	n := 0
+	check := func(a asked, name string, units int64) {
+		t.Helper()
+		n++
+		want(t, fmt.Sprintf("%v, body %d, %s", a, a.body, name), cost(a)[name], units)
+	}
+	check(asked{}, "fixed", 7)
+	check(asked{}, "free", 0)
+	for method, units := range map[string]int64{"GET": 0, "POST": 5, "PUT": 2, "get": 2, "BREW": 2} {
+		check(asked{method: method}, "method", units)
+	}
+	check(asked{method: "GET"}, "method-default", 1)
+	check(asked{method: "POST"}, "method-default", 5)
+	for value, units := range map[string]int64{
+		"10": 10, "50": 50, "51": 50, "1": 2, "0": 2, "-5": 2, "": 50, "ten": 50, "1e3": 50, "7.5": 50, " 7": 50, "+7": 7, "007": 7,
+		"9223372036854775807": 50, "99999999999999999999": 50, "-9223372036854775808": 2, "10\x00": 50, "10,10": 50, "0x10": 50,
+	} {
+		check(asked{}.with("X-Cost", value), "header", units)
+	}
+	check(asked{}, "header", 2)
+	check(asked{}.with("X-Cost", "9", "X-Cost", "9"), "header", 50) // nobody pays less by sending it twice
+	for size, units := range map[int64]int64{0: 1, 1: 1, 1023: 1, 1024: 1, 1025: 2, 10 << 10: 10, -1: 1} {
+		check(asked{body: size}, "body", units)
+		check(asked{body: size}, "body-min", max(units, 3))
+	}
+	check(asked{body: 1<<63 - 1}, "body-byte", penstock.MaxCost) // what a caller claims is never more than can be charged
+	t.Logf("counted: %d costs of requests", n)
+}
+
+func TestStatusesSayWhichAnswersAreCharged(t *testing.T) {
+	rules := rulesOf(t, `
+rules: [{name: a, per: global, limits: [{rate: 5/m, on_status: [401, 5xx, 410-412]}]}]
+`)
+	s := rules.Rules()[0].Limits[0].Status
+	for status := range 1000 {
+		in := status == 401 || status >= 500 && status < 600 || status >= 410 && status <= 412
+		if s.Has(status) != in {
+			t.Errorf("status %d: %v", status, !in)
+		}
+	}
+	if s.Has(-1) || s.Has(1<<40) {
+		t.Error("a status that is none is charged")
+	}
+}
+
+func TestAVerdictCanBeUsedAgain(t *testing.T) {
+	rules := rulesOf(t, richPolicy)
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 2))
+	var again policy.Evaluation
+	for i := range 3000 {
+		a := randomRequest(r)
+		var fresh policy.Evaluation
+		rules.Evaluate(a, &fresh)
+		rules.Evaluate(a, &again)
+		if got, want := shown(&again), shown(&fresh); got != want {
+			t.Fatalf("seed %d, request %d, %v: a verdict that was used before says\n%s\nand a new one\n%s", seed, i, a, got, want)
+		}
+	}
+	t.Logf("counted: %d requests whose verdict was used before", 3000)
+}
+
+func TestRulesAreSharedByGoroutines(t *testing.T) {
+	rules := rulesOf(t, richPolicy)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 3))
+			var v policy.Evaluation
+			for range 300 {
+				rules.Evaluate(randomRequest(r), &v)
+			}
+		})
+	}
+	all.Wait()
+}
+
+const richPolicy = `
+identities:
+  rider: {any_of: [{key: header X-Key}, {user: header X-User}, ip]}
+tiers:
+  premium: [{header X-Plan: premium}, {ip: 10.0.0.0/8}]
+  free: default
+allow: [{ip: 10.9.0.0/16}]
+deny: [{rider: "user:mallory"}]
+rules:
+  - {name: all, always: true, per: global, limits: [{in_flight: 100}]}
+  - name: shops
+    match: {path: "/shops/{shop}/**"}
+    per: {all_of: [rider, {shop: segment shop}]}
+    limits:
+      - {rate: {premium: 100/s, free: 10/s}, burst: {premium: 500}, max_wait: 2s, candidate: {rate: 20/s}}
+      - {name: month, rate: {premium: 1M per calendar month, free: 1000 per calendar month}, timezone: Europe/Berlin, shadow: true}
+  - {name: login, match: {method: POST, path: /login}, per: ip, limits: [{rate: 5/m, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 5s, on_failure: open, ceiling: 9/s}]}
+  - {name: upload, match: {method: [POST, PUT], path: /files/*}, per: rider, limits: [{rate: 100/s, algorithm: leaky-bucket, burst: 200, cost: {body: 64KB}}]}
+  - {name: trial, shadow: true, match: {path: /files/**}, per: rider, limits: [{rate: 1/s}, {in_flight: 2}]}
+  - {name: health, match: {path: /health}, unlimited: true}
+`
+
+func randomRequest(r *rand.Rand) asked {
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	a := asked{method: pick("GET", "POST", "PUT"), path: pick("/", "/shops/s1", "/shops/s2/x", "/login", "/files/a", "/files/a/b", "/health", "*", ""),
+		address: pick("192.0.2.1", "10.1.1.1", "10.9.1.1", "2001:db8::1", "unix"), body: r.Int64N(1 << 20)}
+	for _, name := range []string{"X-Key", "X-User", "X-Plan"} {
+		for range r.IntN(3) {
+			a = a.with(name, pick("a", "b", "mallory", "premium", ""))
+		}
+	}
+	return a
+}
+
+// shown writes a verdict, without holders, which are random.
+func shown(v *policy.Evaluation) string {
+	var s strings.Builder
+	fmt.Fprintln(&s, v.ListMatch, v.Tier)
+	for _, rule := range v.Matched {
+		fmt.Fprintln(&s, rule.Name)
+	}
+	charges := func(list []penstock.Charge, limits []*policy.Limit) {
+		for i, c := range list {
+			fmt.Fprintln(&s, limits[i].Policy, c.Key, c.Cost, c.Patience, c.Plan.String(), c.Holder != "")
+		}
+	}
+	charges(v.Charges, v.Limits)
+	for _, trial := range v.Shadows {
+		fmt.Fprintln(&s, "trial", trial.Candidate)
+		charges(trial.Charges, trial.Limits)
+	}
+	return s.String()
+}
+
+// decide charges a request in a store, and tells whether it may pass and what is left.
+func decide(t *testing.T, store penstock.Store, rules *policy.Rules, a asked) (allowed bool, remaining int64) {
+	t.Helper()
+	var v policy.Evaluation
+	rules.Evaluate(a, &v)
+	d, err := store.Decide(context.Background(), v.Charges)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.Allowed, d.Status(0).Remaining
+}
+
+func TestChangingALimitInTheFileKeepsWhatWasUsed(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	file := func(rate, more string) *policy.Rules {
+		return rulesOf(t, "rules: [{name: a, per: {key: header X-Key}, limits: [{name: main, rate: "+rate+more+"}]}]")
+	}
+	a := asked{}.with("X-Key", "k")
+	before := file("10/h", ", algorithm: fixed-window")
+	for range 7 {
+		decide(t, store, before, a)
+	}
+	_, left := decide(t, store, file("20/h", ", algorithm: fixed-window"), a)
+	want(t, "raised to 20 after 8", left, 12)
+	allowed, _ := decide(t, store, file("5/h", ", algorithm: fixed-window"), a)
+	want(t, "lowered to 5 after 8", allowed, false)
+	_, left = decide(t, store, file("20/h", ", algorithm: fixed-window, cost: 2"), a)
+	want(t, "at a higher cost", left, 10)
+	_, left = decide(t, store, file("20/h", ""), a)
+	want(t, "by another algorithm", left, 19)
+	other := rulesOf(t, "rules: [{name: b, per: {key: header X-Key}, limits: [{name: main, rate: 20/h, algorithm: fixed-window}]}]")
+	_, left = decide(t, store, other, a)
+	want(t, "of a rule with another name", left, 19)
+}
+
+func TestATierUpgradeKeepsWhatWasUsed(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	rules := rulesOf(t, `
+tiers: {premium: {header X-Plan: premium}, free: default}
+rules:
+  - {name: a, match: {path: /bucket}, per: {key: header X-Key}, limits: [{rate: {free: 10/h, premium: 100/h}}]}
+  - {name: b, match: {path: /window}, per: {key: header X-Key}, limits: [{rate: {free: 10/h, premium: 100/d}, algorithm: anchored-window}]}
+  - {name: c, match: {path: /month}, per: {key: header X-Key}, limits: [{rate: {free: 10 per calendar month, premium: 100 per calendar month}}]}
+`)
+	for _, path := range []string{"/bucket", "/window", "/month"} {
+		a := asked{path: path}.with("X-Key", "k")
+		for range 10 {
+			decide(t, store, rules, a)
+		}
+		allowed, _ := decide(t, store, rules, a)
+		want(t, path+": the 11th", allowed, false)
+		allowed, left := decide(t, store, rules, a.with("X-Plan", "premium"))
+		want(t, path+": after the upgrade", fmt.Sprint(allowed, left), "true 89")
+		allowed, _ = decide(t, store, rules, a)
+		want(t, path+": after going back", allowed, false)
+	}
+}
+
+func TestCandidatesHaveCountersOfTheirOwn(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	rules := rulesOf(t, `
+rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 10/h, cost: 2, candidate: {rate: 6/h}}]}]
+`)
+	a := asked{}.with("X-Key", "k")
+	var enforced, tried []bool
+	for range 6 {
+		var v policy.Evaluation
+		rules.Evaluate(a, &v)
+		for _, part := range []struct {
+			charges []penstock.Charge
+			into    *[]bool
+		}{{v.Charges, &enforced}, {v.Shadows[0].Charges, &tried}} {
+			d, err := store.Decide(context.Background(), part.charges)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*part.into = append(*part.into, d.Allowed)
+		}
+	}
+	want(t, "limit", enforced, []bool{true, true, true, true, true, false})
+	want(t, "candidate", tried, []bool{true, true, true, false, false, false})
+}
+
+func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
+	rows := []struct{ limit, says, is string }{
+		{"rate: 10/s, burst: 30", "rate: 20/s", "second.candidate: 20 per 1s, burst 30 (token-bucket)"},
+		{"rate: 10/s, burst: 30", "burst: 40", "second.candidate: 10 per 1s, burst 40 (token-bucket)"},
+		{"rate: 10/s, burst: 30", "algorithm: fixed-window", "second.candidate: 10 per 1s (fixed-window)"},
+		{"rate: 10/s, algorithm: sliding-window", "rate: 20/s", "second.candidate: 20 per 1s (sliding-window)"},
+		{"rate: 10/m, algorithm: sub-window, sub_windows: 6", "rate: 20/m", "minute.candidate: 20 per 1m (sub-window) ||||||"},
+		{"rate: 10/m, algorithm: sub-window, sub_windows: 6", "algorithm: token-bucket", "minute.candidate: 10 per 1m (token-bucket)"},
+		{"in_flight: 10, ttl: 30s", "in_flight: 20", "in-flight.candidate: 20 per 30s, burst 20 (in_flight)"},
+		{"rate: 10 per calendar day, timezone: Europe/Berlin", "rate: 20 per calendar day", "calendar-day.candidate: 20 per calendar day (calendar-window) Europe/Berlin"},
+		{"rate: 10 per calendar day, timezone: Europe/Berlin", "rate: 20/d", "calendar-day.candidate: 20 per 24h (token-bucket)"},
+		{"rate: 10/d, algorithm: fixed-window", "rate: 20 per calendar day", "day.candidate: 20 per calendar day (calendar-window) UTC"},
+	}
+	for _, row := range rows {
+		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+row.limit+", candidate: {"+row.says+"}}]}]")
+		candidate := rules.Rules()[0].Limits[0].Candidate
+		want(t, row.limit+" / "+row.says, strings.TrimSpace(candidate.Variants[0].String()+" "+candidate.Timezone+strings.Repeat("|", candidate.SubWindows)), row.is)
+	}
+}
+
+// A request waits for its turn in the candidate for as long as that understands, and can give its
+// place back there.
+func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
+	rows := []struct {
+		limit, candidate string
+		patience         time.Duration
+		held             bool
+	}{
+		{"rate: 1/min, max_wait: 1m", "rate: 2/min", time.Minute, false},
+		{"rate: 1/min, max_wait: 1h", "rate: 999999937/s", 2251799 * time.Microsecond, false},
+		{"rate: 1/min, max_wait: 1m", "algorithm: fixed-window", 0, false},
+		{"rate: 1/min, max_wait: 1m", "algorithm: leaky-bucket, burst: 5", time.Minute, true},
+		{"rate: 1/min, max_wait: 1m, algorithm: leaky-bucket, burst: 1", "algorithm: token-bucket, burst: 1", time.Minute, false},
+	}
+	for _, row := range rows {
+		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+row.limit+", candidate: {"+row.candidate+"}}]}]")
+		var v policy.Evaluation
+		rules.Evaluate(asked{}, &v)
+		c := v.Shadows[0].Charges[0]
+		want(t, row.limit+" / "+row.candidate, []any{c.Patience, c.Holder != ""}, []any{row.patience, row.held})
+		if err := penstock.Check(v.Shadows[0].Charges); err != nil {
+			t.Errorf("%s / %s: no store takes the trial: %v", row.limit, row.candidate, err)
+		}
+	}
+	t.Logf("counted: %d candidates", len(rows))
+}
+
+func TestACandidateMayDifferInWhereItsWindowsBegin(t *testing.T) {
+	for _, row := range [][2]string{{"fixed-window", "anchored-window"}, {"anchored-window", "fixed-window"}} {
+		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/d, algorithm: "+row[0]+", candidate: {algorithm: "+row[1]+"}}]}]")
+		want(t, row, rules.Rules()[0].Limits[0].Variants[0].Algorithm().Title(), row[0])
+		want(t, row, rules.Rules()[0].Limits[0].Candidate.Variants[0].Algorithm().Title(), row[1])
+	}
+}
+
+// Without the header nobody is named, and so nobody is a member.
+func TestAnIdentityThatMayBeAnythingHasToBeThere(t *testing.T) {
+	rules := rulesOf(t, `
+identities: {member: {member: header X-Member}}
+tiers: {members: {member: "*"}, nobody: {member: unknown}, others: default}
+rules: [{name: a, per: {tier: tier}, limits: [{rate: 1/s}]}]
+`)
+	want(t, "with the header", keyOf(t, rules, asked{}.with("X-Member", "m")), "tier:members")
+	want(t, "called unknown", keyOf(t, rules, asked{}.with("X-Member", "unknown")), "tier:members")
+	want(t, "without it", keyOf(t, rules, asked{}), "tier:nobody")
+	want(t, "with two", keyOf(t, rules, asked{}.with("X-Member", "m", "X-Member", "m")), "malformed")
+}
+
+// HEAD makes a server do what GET does: nobody should get around a limit by it.
+func TestHeadIsLimitedAsGet(t *testing.T) {
+	rules := rulesOf(t, `
+rules:
+  - {name: any, per: global, limits: [{rate: 1/s}]}
+  - {name: get, match: {method: GET, path: /a}, per: global, limits: [{rate: 10/s, cost: {methods: {GET: 3, default: 7}}}]}
+  - {name: other, match: {method: GET, path: "/b/*"}, per: global, limits: [{rate: 1/s}]}
+  - {name: head, match: {method: [POST, HEAD], path: "/b/*"}, per: global, limits: [{rate: 1/s}]}
+  - {name: whatever, match: {path: /a}, per: global, limits: [{rate: 1/s}]}
+`)
+	for request, wins := range map[string]string{
+		"GET /a": "get.second global 3", "HEAD /a": "get.second global 3", "POST /a": "whatever.second global 1",
+		"GET /b/1": "other.second global 1", "HEAD /b/1": "head.second global 1", "PUT /b/1": "any.second global 1",
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		want(t, request, charged(rules, asked{method: method, path: path}), []string{wins})
+	}
+}
+
+func TestAnAddressHasOneFormInLists(t *testing.T) {
+	rules := rulesOf(t, `
+deny: [{ip: 192.0.2.0/24}]
+rules: [{name: a, per: global, limits: [{rate: 1/s}]}]
+`)
+	for _, address := range []string{"192.0.2.7", "::ffff:192.0.2.7", "64:ff9b::192.0.2.7"} {
+		var v policy.Evaluation
+		rules.Evaluate(asked{address: address}, &v)
+		want(t, address, v.ListMatch, policy.DenyListed)
+	}
+}
+
+func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
+	for text, says := range map[string]string{
+		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]":                       "the queue of limit second is never used",
+		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, max_wait: 2s}]}]":         "",
+		"rules: [{name: a, match: {path: '/v/:id'}, per: global, limits: [{rate: 1/s}]}]":                                 `the segment ":id" stands for itself, as it is written; for a segment of any text write {id}`,
+		"rules: [{name: a, match: {path: '/v/<id>'}, per: global, limits: [{rate: 1/s}]}]":                                `write {id}`,
+		"rules: [{name: a, match: {path: '/v/x:id'}, per: global, limits: [{rate: 1/s}]}]":                                "",
+		"tiers: {a: {header X-Plan: a}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "callers write header X-Plan themselves",
+		"tiers: {a: {ip: 10.0.0.0/8}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]":   "",
+		"rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]":                                                              "limits by address alone",
+		"rules: [{name: a, per: ip, limits: [{rate: 1/s, on_status: 401}]}]":                                              "",
+	} {
+		warnings := policyIn(t, "policy.yaml", text+"\n").Warnings
+		if says == "" && len(warnings) != 0 || says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), says)) {
+			t.Errorf("%s\nwarned of %v, want %s", text, warnings, says)
+		}
+	}
+}
+
+// A client that sends a cookie or a parameter twice cannot evade a condition on it.
+func TestMatchesHoldIfAnyValueDoes(t *testing.T) {
+	rules := rulesOf(t, `
+deny: {query debug: "1"}
+rules:
+  - {name: csv, match: {query format: csv}, per: global, limits: [{rate: 1/s}]}
+  - {name: old, match: {path: /old, cookie plan: old}, per: global, limits: [{rate: 1/s}]}
+`)
+	want(t, "twice", charged(rules, asked{query: map[string][]string{"format": {"csv", "csv"}}}), []string{"csv.second global 1"})
+	want(t, "behind another", charged(rules, asked{query: map[string][]string{"format": {"json", "csv"}}}), []string{"csv.second global 1"})
+	want(t, "cookies", charged(rules, asked{path: "/old", cookies: map[string][]string{"plan": {"new", "old"}}}), []string{"old.second global 1"})
+	var v policy.Evaluation
+	rules.Evaluate(asked{query: map[string][]string{"debug": {"0", "1"}}}, &v)
+	want(t, "what is denied by", v.Unclear, "query debug is sent 2 times; send it once, plainly written")
+}
+
+func TestPipesAreNoPolicies(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := exec.Command("mkfifo", pipe).Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(pipe, Options{}); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
+		t.Errorf("said %v", err)
+	}
+	for _, text := range []string{
+		"deny: {ip: {file: " + pipe + "}}\n",
+		"tokens: {key_file: " + pipe + ", audience: a, issuer: b}\n",
+	} {
+		config, err := Parse("policy.yaml", []byte(text+"rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"), nil, allSections)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
+			t.Errorf("%s: said %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+package policyfile
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/penstock/penstock"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write what is said today into testdata")
+
+// A badCase is one configuration of testdata/bad with what is said of it. It stands there as
+//
+//	==== what is wrong
+//	:env NAME=value
+//	the file, as it is, or with \t, \xff and so on where :escaped says so
+//	----
+//	what is said, one mistake a line
+type badCase struct {
+	file    string // in testdata/bad
+	line    int
+	name    string
+	header  []string // the lines that begin with a colon
+	written []string
+	said    []string
+}
+
+func readBadCases(t testing.TB, file string) (cases []*badCase) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c *badCase
+	said := false
+	for i, line := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") {
+		name, begins := strings.CutPrefix(line, "==== ")
+		switch {
+		case begins:
+			c, said = &badCase{file: file, line: i + 1, name: name}, false
+			cases = append(cases, c)
+		case c == nil && line != "":
+			t.Fatalf("%s:%d: %q stands before the first case", file, i+1, line)
+		case line == "----":
+			said = true
+		case said && line != "":
+			c.said = append(c.said, line)
+		case said || c == nil:
+		case strings.HasPrefix(line, ":") && c.written == nil:
+			c.header = append(c.header, line)
+		default:
+			c.written = append(c.written, line)
+		}
+	}
+	return cases
+}
+
+func writeBadCases(t *testing.T, file string, cases []*badCase) {
+	t.Helper()
+	var s strings.Builder
+	for i, c := range cases {
+		if i > 0 {
+			s.WriteByte('\n')
+		}
+		fmt.Fprintf(&s, "==== %s\n", c.name)
+		for _, line := range slices.Concat(c.header, c.written, []string{"----"}, c.said) {
+			s.WriteString(line + "\n")
+		}
+	}
+	if err := os.WriteFile(file, []byte(s.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// text is the file as it is read.
+func (c *badCase) text(t testing.TB) string {
+	t.Helper()
+	text := strings.Join(c.written, "\n") + "\n"
+	if !slices.Contains(c.header, ":escaped") {
+		return text
+	}
+	text, err := strconv.Unquote(`"` + strings.ReplaceAll(strings.ReplaceAll(text, `"`, `\"`), "\n", `\n`) + `"`)
+	if err != nil {
+		t.Fatalf("%s:%d: %v", c.file, c.line, err)
+	}
+	return text
+}
+
+func (c *badCase) env(name string) (string, bool) {
+	for _, line := range c.header {
+		if value, ok := strings.CutPrefix(line, ":env "+name+"="); ok {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// mistakesOf reads and compiles a policy as Load does.
+func mistakesOf(name, text string, env func(string) (string, bool)) error {
+	config, parsed := Parse(name, []byte(text), env, allSections)
+	rules, err := config.Compile()
+	if err == nil {
+		rules.Close()
+		return parsed
+	}
+	return err
+}
+
+// Every error names the place, says what is wrong, and says how to fix it.
+func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
+	files, err := filepath.Glob("testdata/bad/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("there is nothing in testdata/bad:", err)
+	}
+	for i := range files {
+		files[i], _ = filepath.Abs(files[i])
+	}
+	t.Chdir("testdata/bad/files") // what the policies name lies there
+	n := 0
+	names := make(map[string]string)
+	for _, file := range files {
+		cases := readBadCases(t, file)
+		for _, c := range cases {
+			at := fmt.Sprintf("testdata/bad/%s:%d: %s", filepath.Base(file), c.line, c.name)
+			if other, twice := names[c.name]; twice {
+				t.Errorf("%s: there is a case of this name already: %s", at, other)
+			}
+			names[c.name] = at
+			text := c.text(t)
+			err := mistakesOf("policy.yaml", text, c.env)
+			if err == nil {
+				t.Errorf("%s: nothing is said", at)
+				continue
+			}
+			n++
+			said := strings.Split(err.Error(), "\n")
+			if *rewrite {
+				c.said = said
+			} else if !slices.Equal(said, c.said) {
+				t.Errorf("%s: said is\n\t%s\nand should be\n\t%s\n(go test ./policy -run Bad -rewrite writes what is said)",
+					at, strings.Join(said, "\n\t"), strings.Join(c.said, "\n\t"))
+			}
+			for _, wrong := range badlySaid(text, err) {
+				t.Errorf("%s: %s", at, wrong)
+			}
+		}
+		if *rewrite {
+			writeBadCases(t, file, cases)
+		}
+	}
+	t.Logf("counted: %d bad configurations", n)
+}
+
+// badlySaid checks what every mistake must have, whatever it is.
+func badlySaid(text string, err error) (wrong []string) {
+	var errs Errors
+	if !errors.As(err, &errs) || !errors.Is(err, penstock.ErrInvalid) {
+		return []string{fmt.Sprintf("%T is not Errors that wrap ErrInvalid", err)}
+	}
+	lines := strings.Split(text, "\n")
+	for i, e := range errs {
+		switch {
+		case e.Line < 1 || e.Line > len(lines) || e.Column < 1 || e.Column > utf8.RuneCountInString(lines[e.Line-1])+1:
+			wrong = append(wrong, fmt.Sprintf("%v: there is no such place in the file", e))
+		case !strings.Contains(e.Message, ";"):
+			wrong = append(wrong, fmt.Sprintf("%v: the error does not say how to fix it", e))
+		case strings.HasSuffix(e.Message, ".") || strings.Contains(e.Message, "%!") || strings.ContainsAny(e.Message, "\r\n\t"):
+			wrong = append(wrong, fmt.Sprintf("%q: it is not one clean line", e.Message))
+		case len(e.Message) > 400:
+			wrong = append(wrong, fmt.Sprintf("%v: it is %d bytes long", e, len(e.Message)))
+		case i > 0 && (e.Line < errs[i-1].Line || e.Line == errs[i-1].Line && e.Column < errs[i-1].Column):
+			wrong = append(wrong, fmt.Sprintf("%v: it stands behind a later one", e))
+		}
+	}
+	return wrong
+}
+
+// What is too large, too deep or refers to itself ends soon and says so.
+func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
+	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
+	var bomb strings.Builder
+	bomb.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")
+	for i := range 9 {
+		fmt.Fprintf(&bomb, "a%d: &a%d [%s]\n", i+1, i+1, strings.TrimSuffix(strings.Repeat(fmt.Sprintf("*a%d, ", i), 10), ", "))
+	}
+	var limits, always, many strings.Builder
+	for i := range 65 {
+		fmt.Fprintf(&limits, "      - {name: l%d, rate: 1/s}\n", i)
+		fmt.Fprintf(&always, "  - {name: r%d, always: true, per: global, limits: [{rate: 1/s}]}\n", i)
+	}
+	for i := range maxRules + 1 {
+		fmt.Fprintf(&many, "- {name: r%d, match: {path: /%d}, unlimited: true}\n", i, i)
+	}
+	var doubled strings.Builder
+	doubled.WriteString("identities:\n  i0: {key: header X}\n")
+	for i := range 40 {
+		fmt.Fprintf(&doubled, "  i%d: {all_of: [i%d, i%d]}\n", i+1, i, i)
+	}
+	ways := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
+	rows := []struct{ name, text, says string }{
+		{"identities that double what they consist of", doubled.String() + rule,
+			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most are 32"},
+		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + ways + ", host: " + strings.ReplaceAll(ways, "/", "") + "}, unlimited: true}]",
+			"the rules have more than 100000 ways to match, each path at each host; write patterns instead"},
+		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
+			"policy.yaml:1:1: the file has 1048627 bytes; the largest has 1048576. Put long lists into files of their own: {file: NAME}"},
+		{"an alias bomb that nothing reads", bomb.String() + rule, "policy.yaml:5:45: the file has more than 100000 values, aliases included; "},
+		{"an alias bomb in a list of values", "deny: &d [" + strings.Repeat("{header X: [a, b, c, d, e, f, g, h, i, j]}, ", 200) + "]\ntiers:\n" +
+			func() (s string) {
+				for i := range 100 {
+					s += fmt.Sprintf("  t%d: *d\n", i)
+				}
+				return s
+			}() + rule, "the file has more than 100000 values, aliases included; put long lists into files of their own"},
+		{"lists in lists", "rules: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "policy.yaml:1:9: a list does not belong here; write fields with values: "},
+		{"identities in identities", "identities:\n  a: " + strings.Repeat("{any_of: [", 20) + "ip" + strings.Repeat("]}", 20) + "\n" + rule,
+			"the file is nested more than 32 levels deep; nothing in a policy needs that"},
+		{"mappings in mappings", strings.Repeat("{a: ", 9000) + "1" + strings.Repeat("}", 9000), "policy.yaml:1:2: there is no field \"a\" here; "},
+		{"lists in lists that YAML does not read", "rules: " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), "depth"},
+		{"65 limits in a rule", "rules:\n  - name: a\n    per: global\n    limits:\n" + limits.String(),
+			"a request could meet 65 limits at once, as rules with always: true apply together; the most are 64"},
+		{"65 rules that always apply", "rules:\n" + always.String(),
+			"policy.yaml:2:3: a request could meet 65 limits at once, as rules with always: true apply together; the most are 64"},
+		{"10,001 rules", "rules:\n" + many.String(), "policy.yaml:2:1: there are 10001 rules; the most are 10000"},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			done := make(chan error, 1)
+			go func() { done <- mistakesOf("policy.yaml", row.text, nil) }()
+			select {
+			case err := <-done:
+				if err == nil || !strings.Contains(err.Error(), row.says) {
+					t.Fatalf("said is %.2000v\nand should be %q", err, row.says)
+				}
+				for _, wrong := range badlySaid(row.text, err) {
+					t.Error(wrong)
+				}
+				if n := strings.Count(err.Error(), "\n"); n > 200 {
+					t.Errorf("said are %d mistakes", n)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("no end within a minute")
+			}
+		})
+	}
+	t.Logf("counted: %d policies without measure", len(rows))
+}

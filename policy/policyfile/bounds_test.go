@@ -1,0 +1,74 @@
+package policyfile
+
+import (
+	"fmt"
+	"github.com/penstock/penstock/internal/effort"
+	"os"
+	"strings"
+	"testing"
+)
+
+// What files of values may hold in all is bounded, and the error names the bound.
+func TestFilesOfValuesAreBounded(t *testing.T) {
+	effort.WithoutRace(t)
+	dir := t.TempDir()
+	write(t, dir+"/long.txt", "a\n"+strings.Repeat("x", maxListLine+1)+"\nb\n")
+	write(t, dir+"/longest.txt", strings.Repeat("x", maxListLine)+" # "+strings.Repeat("c", 100)+"\n")
+	write(t, dir+"/empty.txt", "\n")
+	for _, size := range []int64{maxLists/2 + 1, maxLists + 1} { // sparse, so it takes no space
+		name := fmt.Sprintf("%s/%d", dir, size)
+		write(t, name, "# ")
+		if err := os.Truncate(name, size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	half, whole := fmt.Sprint(maxLists/2+1), fmt.Sprint(maxLists+1)
+	for _, c := range []struct {
+		files []string
+		says  []string
+	}{
+		{[]string{"longest.txt"}, nil},
+		{[]string{"long.txt"}, []string{"long.txt:2: the value has 16385 bytes; the longest has 16384"}},
+		{[]string{whole}, []string{"with " + whole + ", the files of values have more than 67108864 bytes"}},
+		{[]string{half}, nil},
+		{[]string{half, half}, []string{"with " + half + ", the files of values have more than 67108864 bytes"}},
+		{strings.Split(strings.Repeat("empty.txt,", maxListFiles-1)+"empty.txt", ","), nil},
+		{strings.Split(strings.Repeat("empty.txt,", 2*maxListFiles)+"empty.txt", ","), []string{"there are more than 1000 files of values"}},
+	} {
+		var text strings.Builder
+		text.WriteString(aRule + "\nallow:\n")
+		for _, name := range c.files {
+			fmt.Fprintf(&text, "  - {header X-Key: {file: \"%s\"}}\n", name)
+		}
+		err := mistakesOf(dir+"/policy.yaml", text.String(), nil)
+		if (err == nil) != (c.says == nil) {
+			t.Errorf("%d files, from %s: %v", len(c.files), c.files[0], err)
+		}
+		for _, says := range c.says {
+			if err != nil && strings.Count(err.Error(), says) != 1 {
+				t.Errorf("%d files, from %s: %.300v; want once %q", len(c.files), c.files[0], err, says)
+			}
+		}
+	}
+}
+
+// Identities may refer to others only so deep: each request goes through all levels.
+func TestIdentitiesReferToOthersOnlySoDeep(t *testing.T) {
+	chain := func(levels int) error {
+		var text strings.Builder
+		text.WriteString("identities:\n")
+		for i := range levels {
+			fmt.Fprintf(&text, "  i%d: {any_of: [i%d]}\n", i, i+1)
+		}
+		fmt.Fprintf(&text, "  i%d: {key: header X-Key}\nrules: [{name: a, per: i0, limits: [{rate: 1/s}]}]\n", levels)
+		return mistakesOf("policy.yaml", text.String(), nil)
+	}
+	if err := chain(maxDepth); err != nil {
+		t.Errorf("%d levels: %v", maxDepth, err)
+	}
+	for _, levels := range []int{maxDepth + 1, 5000} {
+		if err := chain(levels); err == nil || !strings.Contains(err.Error(), "the identity is nested more than 32 levels deep") {
+			t.Errorf("%d levels: %.300v", levels, err)
+		}
+	}
+}

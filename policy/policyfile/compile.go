@@ -1,0 +1,186 @@
+package policyfile
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"os"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/jwt"
+)
+
+// Options say what a file may have besides the policy itself. The zero value is useful.
+type Options struct {
+	// Sections are the parts of the file that other packages use, with their defaults. A file that
+	// has another is invalid. Default: none.
+	Sections []Section
+
+	// Algorithms are more that limits may name, by their titles. Default: none.
+	Algorithms []*algorithm.Algorithm
+
+	// Ignore names sections that belong to other programs, such as server to penstock serve. They
+	// are not read. Default: none.
+	Ignore []string
+}
+
+// A Policy is a file that was read: its Rules, and what is known of the file.
+type Policy struct {
+	Rules    *policy.Rules
+	Files    []string // that the policy was made of, its own first
+	Warnings []*Error // about what is valid but may not be what the author means
+
+	// Digest tells policies apart: the first 12 hex digits of the SHA-256 of the policy's file and of
+	// each file of values, one behind the other in the order in which they are named. Variables and
+	// keys of tokens are not in it. It is "" if the policy was read from no text.
+	Digest string
+
+	verifier *jwt.Verifier // nil without tokens
+}
+
+// Start begins to read the keys at jwks_url, and waits for the first answer for at most two
+// seconds; without one it does nothing. After each reading it calls report, which may be nil, with
+// nil if it succeeded. No token is valid until keys were read once.
+func (p *Policy) Start(report func(error)) {
+	if p.verifier != nil {
+		p.verifier.Start(report)
+	}
+}
+
+// Close ends the reading of keys. The Rules still answer, with the keys that they have.
+func (p *Policy) Close() {
+	if p.verifier != nil {
+		p.verifier.Close()
+	}
+}
+
+// Load reads and compiles a policy from a YAML file, with the variables of the process. Names of
+// files in it are relative to its folder. A panic while the file is read is an error.
+func Load(path string, o Options) (*Policy, error) {
+	return panicked.Try("policy: load "+path, func() (*Policy, error) { return load(path, o) })
+}
+
+func load(path string, o Options) (*Policy, error) {
+	text, err := boundedfile.Read(path, MaxFile)
+	if err != nil {
+		return nil, fmt.Errorf("%w: policy: %w", penstock.ErrInvalid, err)
+	}
+	config, parsed := Parse(path, text, os.LookupEnv, o)
+	if parsed == nil {
+		return config.Compile()
+	}
+	// Compile what could be read, so that all mistakes are reported together.
+	p, err := config.Compile()
+	if err == nil {
+		p.Close()
+		return nil, parsed
+	}
+	return nil, err
+}
+
+// What a policy may have at most.
+const (
+	maxRules = 10_000
+	maxWays  = 100_000 // in which rules match: each path at each host
+)
+
+// Compile checks the whole policy and makes Rules of it. The error is Errors: every mistake, with
+// its position.
+func (config *Config) Compile() (*Policy, error) {
+	c := newCompiler(config)
+	c.compile()
+	p := &Policy{Files: c.files, verifier: c.verifier}
+	err := c.err()
+	if err == nil {
+		p.Rules, err = policy.New(c.spec)
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	p.Warnings = c.warnings.sorted().few()
+	if c.text != nil {
+		p.Digest = hex.EncodeToString(c.digest.Sum(nil)[:6])
+	}
+	return p, nil
+}
+
+// A compiler turns a Config into a Spec, and goes on after a mistake.
+type compiler struct {
+	*source
+	config     *Config
+	spec       policy.Spec
+	verifier   *jwt.Verifier
+	files      []string
+	warnings   Errors
+	digest     hash.Hash                       // of what was read
+	algorithms map[string]*algorithm.Algorithm // by the words that name them
+	identities map[string]*identityState
+	notes      map[*policy.Identity]identityNote
+	index      map[string][]*placed // by the first segment of their paths, the most specific first
+	general    []*placed            // those whose paths begin with a pattern, the most specific first
+	ways       int                  // in which rules match
+	listLines  int                  // read from files of values, listFiles of them with listBytes
+	listFiles  int
+	listBytes  int
+	onFailure  guard.FailureMode
+}
+
+func newCompiler(config *Config) *compiler {
+	s := config.source
+	if s == nil {
+		s = newSource("policy")
+	}
+	digest := sha256.New()
+	digest.Write(s.text)
+	return &compiler{source: s, config: config, spec: policy.Spec{Name: s.file}, files: []string{s.file}, digest: digest,
+		identities: make(map[string]*identityState), notes: make(map[*policy.Identity]identityNote)}
+}
+
+func (c *compiler) compile() {
+	c.algorithms = c.knownAlgorithms(c.config.options.Algorithms)
+	if c.config.Version != 1 && (c.config.Version != 0 || c.written(&c.config.Version)) {
+		c.fail(&c.config.Version, "version %d of the format is not known; write version: 1", c.config.Version)
+	}
+	c.onFailure = c.failure(&c.config.OnFailure)
+	c.spec.ApplyAll = c.oneOf(&c.config.Apply, "apply", "most-specific", "all") == "all"
+	c.compileSections()
+	c.compileTokens()
+	c.compileIdentities()
+	c.compileTiers()
+	c.spec.Allow = c.conditions(&c.config.Allow, "allow")
+	c.spec.Deny = c.conditions(&c.config.Deny, "deny")
+	c.compileRules()
+}
+
+// oneOf is a word out of a few; the first is the default.
+func (c *compiler) oneOf(p *string, what string, words ...string) string {
+	if *p == "" {
+		return words[0]
+	}
+	if !slices.Contains(words, *p) {
+		c.fail(p, "%q has no meaning for %s; %s", wording.Clip(*p), what, suggestOf(*p, words))
+	}
+	return *p
+}
+
+func (c *compiler) warn(p any, format string, args ...any) {
+	at := c.at[p]
+	c.warnings = append(c.warnings, &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))})
+}
+
+// orWritten is p if it was written, to show a mistake there, and else what it is in.
+func (c *compiler) orWritten(within, p any) any {
+	if c.written(p) {
+		return p
+	}
+	return within
+}

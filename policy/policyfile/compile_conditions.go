@@ -1,0 +1,205 @@
+package policyfile
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+func (c *compiler) compileIdentities() {
+	for i := range c.config.Identities {
+		e := &c.config.Identities[i]
+		_, word := sourceWords[e.Name]
+		switch {
+		case word || e.Name == "global" || e.Name == "any_of" || e.Name == "all_of":
+			c.fail(&e.Name, "%q has a meaning of its own; name the identity otherwise", e.Name)
+		case !identityLike(e.Name):
+			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))
+		}
+		c.identities[e.Name] = &identityState{entry: e}
+	}
+	for i := range c.config.Identities {
+		id := c.identity(c.identities[c.config.Identities[i].Name])
+		c.spec.Identities = append(c.spec.Identities, id)
+	}
+}
+
+func identityLike(s string) bool {
+	return policy.IsWord(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
+}
+
+func (c *compiler) compileTiers() {
+	tiers := c.config.Tiers
+	for i := range tiers {
+		e := &tiers[i]
+		last := i == len(tiers)-1
+		t := policy.Tier{Name: e.Name, IsDefault: e.Value.Otherwise}
+		switch {
+		case !policy.IsKind(e.Name):
+			c.fail(&e.Name, "%q cannot be the name of a tier; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(e.Name))
+		case e.Name == "default":
+			c.fail(&e.Name, "a tier cannot be called default; write free: default for the tier of all others")
+		case t.IsDefault && !last:
+			c.fail(&e.Value, "tier %s takes everybody, so no tier behind it is ever chosen; move it to the end", e.Name)
+		case !t.IsDefault && last:
+			c.fail(&e.Value, "the last tier, %s, has conditions, so some callers would have none; add one for all others, as in free: default", e.Name)
+		case !t.IsDefault && len(e.Value.Any) == 0:
+			c.fail(&e.Value, "tier %s has no condition, so nobody would have it; add one, as in {header X-Plan: premium}", e.Name)
+		}
+		if !t.IsDefault {
+			t.AnyOf = c.conditions(&e.Value, "tier")
+			c.warnChosenTier(e)
+		}
+		c.spec.Tiers = append(c.spec.Tiers, t)
+	}
+}
+
+// warnChosenTier warns of a tier that callers can choose: by a short value, which is no secret.
+func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
+	for _, clauses := range e.Value.Any {
+		for i := range clauses {
+			clause := &clauses[i]
+			word, _, _ := strings.Cut(clause.Source, " ")
+			if len(clauses) == 1 && clause.Values.File == "" && (word == "header" || word == "cookie" || word == "query") {
+				c.warn(&clause.Source, "callers write %s themselves, and so choose tier %s, unless a proxy before this sets it; use a claim, or a list of keys in a file", clause.Source, e.Name)
+			}
+		}
+	}
+}
+
+func (c *compiler) conditions(config *Conditions, what string) (list []policy.Condition) {
+	if config.Otherwise {
+		c.fail(config, "%s cannot be default; name a source with its values, as in [{ip: 10.0.0.0/8}]", what)
+	}
+	for i := range config.Any {
+		list = append(list, c.condition(config.Any[i], what))
+	}
+	return list
+}
+
+// condition compiles what is asked by a match, a tier, allow or deny.
+func (c *compiler) condition(clauses Condition, what string) (when policy.Condition) {
+	for i := range clauses {
+		clause := &clauses[i]
+		var known []string
+		if what == "match" {
+			known = []string{"path"}
+		}
+		source, ok := c.compileSource(&clause.Source, clause.Source, known...)
+		if !ok {
+			continue
+		}
+		switch {
+		case what == "tier" && source.Needs(policy.KindTier):
+			c.fail(&clause.Source, "who has a tier cannot depend on the tier; use a claim, a header or a list")
+			continue
+		case what == "match" && source.Needs(policy.KindSegment):
+			c.fail(&clause.Source, "a match cannot test a named segment; write the segment itself into the path")
+		case source.Needs(policy.KindSegment):
+			c.fail(&clause.Source, "%s goes by the request, whichever rule matches, and so not by a segment of a path; use a claim, a header or a list", what)
+		}
+		when = append(when, c.test(source, &clause.Values))
+	}
+	return when
+}
+
+// tierNames are the names of the tiers, in the order of the file.
+func (c *compiler) tierNames() (names []string) {
+	for _, t := range c.spec.Tiers {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
+// test compiles what a source may be.
+func (c *compiler) test(source policy.Source, values *Values) policy.Test {
+	t := policy.Test{Source: source}
+	add := func(p any, where, text string) bool {
+		if text == "*" {
+			t.Any = true
+			return true
+		}
+		switch id := source.Identity; {
+		case source.Kind == policy.KindIdentity && id != invalidIdentity && !id.CanBe(text):
+			c.fail(p, "%s%q is no key of this identity; write the whole key, which begins with its kind, as in %s", where, wording.Clip(text), id.ExampleKey(wording.Clip(text)))
+			return false
+		case source.Kind == policy.KindTier && !slices.Contains(c.tierNames(), text):
+			c.fail(p, "%sthere is no tier %q; %s", where, wording.Clip(text), suggestOf(text, c.tierNames()))
+			return false
+		}
+		if err := t.Add(text); err != nil {
+			c.fail(p, "%s%v", where, err)
+			return false
+		}
+		return true
+	}
+	for i := range values.Is {
+		add(&values.Is[i], "", values.Is[i])
+	}
+	if t.File = values.File; t.File != "" && c.lines(&values.File, values.File, add) && t.IsEmpty() {
+		c.warn(&values.File, "%s has no values, so nobody is in it; write some, or remove the line", wording.Clip(values.File))
+	}
+	return t
+}
+
+// Bounds of files with values.
+const (
+	maxListFiles = 1000      // those that are named twice counted twice, here and below
+	maxLists     = 64 << 20  // bytes of all files
+	maxListLines = 1_000_000 // of all files
+	maxListLine  = 16 << 10  // bytes
+	maxListBad   = 10        // bad lines that are reported one by one
+)
+
+// lines reads a file with one value per line. # begins a comment. It is false if the file has a
+// mistake.
+func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
+	if c.listFiles++; c.listFiles > maxListFiles {
+		if c.listFiles == maxListFiles+1 {
+			c.fail(p, "there are more than %d files of values, those that are named twice counted twice; name fewer", maxListFiles)
+		}
+		return false
+	}
+	path := boundedfile.Join(filepath.Dir(c.file), name)
+	text, err := boundedfile.Read(path, int64(maxLists-c.listBytes))
+	if errors.Is(err, boundedfile.ErrTooLong) {
+		c.fail(p, "with %s, the files of values have more than %d bytes, those that are named twice counted twice; name fewer", name, maxLists)
+		return false
+	}
+	if err != nil {
+		c.fail(p, "the file cannot be read: %v; a name without / in front starts from the policy's folder", err)
+		return false
+	}
+	c.files = append(c.files, path)
+	c.digest.Write(text)
+	c.listBytes += len(text)
+	number, bad := 0, 0
+	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
+		number++
+		if c.listLines++; c.listLines > maxListLines {
+			c.fail(p, "the files of values have more than %d lines, those that are named twice counted twice; name fewer", maxListLines)
+			return false
+		}
+		where := fmt.Sprintf("%s:%d: ", name, number)
+		value, _, _ := strings.Cut(line, "#")
+		if value = strings.TrimSpace(value); value == "" {
+			continue
+		}
+		if len(value) > maxListLine {
+			c.fail(p, "%sthe value has %d bytes; the longest has %d. Write one value in each line", where, len(value), maxListLine)
+		} else if add(p, where, value) {
+			continue
+		}
+		if bad++; bad == maxListBad {
+			c.fail(p, "%s has more such lines; fix them all", name)
+			return false
+		}
+	}
+	return bad == 0
+}

@@ -1,0 +1,198 @@
+package policyfile
+
+import (
+	"reflect"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/describe"
+)
+
+// What guards can do at most.
+const (
+	leastLease      = 2  // units drawn in advance
+	leastRoom       = 8  // units of a limit that is leased: a quarter is drawn at most
+	maxSplitInto    = 32 // of a split limit
+	maxDenyCacheTTL = 24 * time.Hour
+)
+
+// guards reads how the limit is guarded.
+func (c *compiler) guards(l *policy.Limit, config *LimitConfig) {
+	l.Guard.OnFailure = c.onFailure
+	if config.OnFailure != "" {
+		l.Guard.OnFailure = c.failure(&config.OnFailure)
+	}
+	if config.Ceiling != "" {
+		c.ceiling(l, config)
+	}
+	if c.written(&config.Lease) || config.Lease != 0 {
+		c.lease(l, config)
+	}
+	if c.written(&config.SplitInto) || config.SplitInto != 0 {
+		c.splitInto(l, config)
+	}
+	if config.DenyCacheTTL != nil {
+		c.denyFor(l, config)
+	}
+	if l.Shadow {
+		l.Guard = shadowed(l.Guard)
+	}
+}
+
+// shadowed are the settings of a limit that is tried only. Nobody waits for it, so nothing is drawn
+// in advance or split; and what it would have denied without the store would say little of it.
+func shadowed(s guard.Settings) guard.Settings {
+	return guard.Settings{OnFailure: guard.FailOpen, DenyFor: s.DenyFor}
+}
+
+var failures = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
+
+// failure reads what happens to charges while the store gives no answer.
+func (c *compiler) failure(p *string) guard.FailureMode {
+	return failures[c.oneOf(p, "on_failure", "local", "open", "closed")]
+}
+
+// ceiling reads what bounds an open limit.
+func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
+	at := &config.Ceiling
+	limit, calendar, err := parseRate(config.Ceiling)
+	switch {
+	case config.InFlight.set():
+		c.fail(at, "a ceiling is a rate, which cannot bound what is in flight; write on_failure: local instead, for this process' share of it")
+		return
+	case l.Guard.OnFailure == guard.FailLocal || l.Guard.OnFailure == guard.FailClosed:
+		c.fail(at, "a ceiling bounds what passes with on_failure: open, and here it is %v; change it, or remove ceiling", l.Guard.OnFailure)
+		return
+	case err != nil:
+		c.fail(at, "%s", reason(err))
+		return
+	case calendar != "":
+		c.fail(at, "a ceiling is for as long as the store gives no answer and has no calendar; write it as 1000/s, or 1000/s, burst 50")
+		return
+	case len(l.Variants) == 0:
+		return
+	}
+	limit.Name, limit.Group = l.Name, l.Variants[0].Group()
+	ready, err := limit.Compile()
+	if err != nil {
+		c.fail(at, "%s", reason(err))
+		return
+	}
+	c.checkCost(&policy.Limit{Variants: []*penstock.Plan{ready}, Cost: l.Cost}, &config.Cost, at)
+	l.Guard.Ceiling = ready.Limit()
+}
+
+// lease reads how much may be drawn in advance, and complains if nothing ever would.
+func (c *compiler) lease(l *policy.Limit, config *LimitConfig) {
+	at := &config.Lease
+	if config.Lease < leastLease || config.Lease > penstock.MaxCost {
+		c.fail(at, "lease is %d; write how many units may be drawn in advance at once, from %d to 2^51, or remove it", config.Lease, leastLease)
+		return
+	}
+	l.Guard.Lease = config.Lease
+	if len(l.Variants) == 0 {
+		return
+	}
+	switch a := l.Variants[0].Algorithm(); {
+	case a.NeedsHolder():
+		c.fail(at, "what is in flight cannot be drawn in advance; remove lease")
+	case a.Decay() == algorithm.DecayUnknown:
+		c.fail(at, "nothing can be drawn in advance of %s; remove lease, or use token-bucket, sliding-window or another window", a.Title())
+	case l.Patience > 0:
+		c.fail(at, "a request that may wait is for the store to decide, so nothing would be drawn in advance; remove lease or max_wait")
+	case l.Status != nil:
+		c.fail(at, "on_status gives much back, and with it all that was drawn in advance; remove lease or on_status")
+	case l.Adjustable:
+		c.fail(at, "cost.actual gives much back, and with it all that was drawn in advance; remove lease or actual")
+	case capacity(l) < leastRoom:
+		c.fail(at, "the limit admits %d at once, and a quarter of that is drawn in advance at most; let it admit %d or more, or remove lease", capacity(l), leastRoom)
+	}
+}
+
+// capacity is how much the largest variant admits at once.
+func capacity(l *policy.Limit) (most int64) {
+	for i := range l.Variants {
+		most = max(most, l.Variants[i].Capacity())
+	}
+	return most
+}
+
+func (c *compiler) splitInto(l *policy.Limit, config *LimitConfig) {
+	at := &config.SplitInto
+	if config.SplitInto < 2 || config.SplitInto > maxSplitInto {
+		c.fail(at, "split_into is %d; write into how many counters the limit is split, from 2 to %d, or remove it", config.SplitInto, maxSplitInto)
+		return
+	}
+	l.Guard.SplitInto = config.SplitInto
+	for i := range l.Variants {
+		plan := l.Variants[i]
+		switch {
+		case !plan.Algorithm().CanSplit():
+			c.fail(at, "a leaky-bucket admits one request at a time, so it cannot be split; remove split_into, or use token-bucket")
+			return
+		case plan.Capacity() < int64(config.SplitInto):
+			c.fail(at, "the limit admits %d at once, which cannot be split into %d; lower split_into, or remove it", plan.Capacity(), config.SplitInto)
+			return
+		}
+	}
+}
+
+func (c *compiler) denyFor(l *policy.Limit, config *LimitConfig) {
+	at := &config.DenyCacheTTL
+	l.Guard.DenyFor = *config.DenyCacheTTL
+	switch {
+	case config.InFlight.set():
+		c.fail(at, "denials of in_flight are never remembered, since a slot may be free again at any time; remove deny_cache_ttl")
+	case *config.DenyCacheTTL > maxDenyCacheTTL:
+		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to remember no denial", wording.Period(*config.DenyCacheTTL))
+	case *config.DenyCacheTTL <= 0:
+		l.Guard.DenyFor = -1
+	}
+}
+
+// checkLeasesTogether complains of limits that are never leased because of others of their rule: a
+// batch is leased as a whole.
+func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
+	for i, l := range r.Limits {
+		if l.Guard.Lease == 0 {
+			continue
+		}
+		for j, other := range r.Limits {
+			at := &config.Limits[i].Lease
+			switch {
+			case other.Shadow || len(other.Variants) == 0:
+			case config.Limits[j].Lease == 0 && !c.written(&config.Limits[j].Lease):
+				c.fail(at, "limits that are charged together are drawn in advance together, and limit %s has no lease; add one there, or remove this", wording.Clip(other.Name))
+				return
+			case describe.Identity(other.Key) != describe.Identity(l.Key):
+				c.fail(at, "limits that are charged together are drawn in advance together, and limit %s has another identity; remove lease from both", wording.Clip(other.Name))
+				return
+			case !reflect.DeepEqual(other.Cost, l.Cost):
+				c.fail(at, "limits that are charged together are drawn in advance together, and limit %s has another cost; remove lease from both", wording.Clip(other.Name))
+				return
+			}
+		}
+	}
+}
+
+// warnUnusedLeases warns of leases that have no effect, because another rule is always charged too.
+func (c *compiler) warnUnusedLeases() {
+	for i, r := range c.spec.Rules {
+		for j, l := range r.Limits {
+			if l.Guard.Lease == 0 {
+				continue
+			}
+			for _, other := range c.spec.Rules {
+				if other != r && other.Always && !other.Shadow && other.Enforces() && other.Match.IsAll() {
+					c.warn(&c.config.Rules[i].Limits[j].Lease, "rule %s is always charged with this one, and limits of several rules are not drawn in advance together; the lease has no effect",
+						other.Name)
+					break
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package policyfile
+
+import (
+	"strings"
+
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// An identityState tells how far the compiler is with a named identity, to find those that refer to
+// themselves.
+type identityState struct {
+	entry    *Entry[IdentityConfig]
+	compiled *policy.Identity
+	busy     bool
+}
+
+// identity compiles a named one, once.
+func (c *compiler) identity(s *identityState) *policy.Identity {
+	if s.busy {
+		c.fail(&s.entry.Name, "identity %s refers to itself; name what it consists of", s.entry.Name)
+		return invalidIdentity
+	}
+	if s.compiled == nil {
+		s.busy = true
+		s.compiled = c.identityOf(&s.entry.Value)
+		s.busy = false
+	}
+	return s.compiled
+}
+
+// invalidIdentity stands for an identity with a mistake.
+var invalidIdentity = policy.ByFunc(func(policy.Attributes) string { return "" })
+
+// identityOf compiles what was written.
+func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
+	switch {
+	case !config.set():
+		c.fail(config, "the identity is missing; %s", identityForms)
+		return invalidIdentity
+	case config.Name == "global":
+		return policy.Global()
+	case config.Name == "ip":
+		return policy.ByAddress()
+	case config.Name != "":
+		if state := c.identities[config.Name]; state != nil {
+			return c.identity(state)
+		}
+		if _, word := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; word {
+			c.fail(config, "%q needs a kind, which stays in the key; write {KIND: %s}, as in {user: header X-User-Id}", config.Name, config.Name)
+		} else {
+			c.fail(config, "there is no identity %q; %s", wording.Clip(config.Name), c.suggestIdentity(config.Name))
+		}
+		return invalidIdentity
+	case config.First != nil:
+		return c.compound(config, policy.AnyOf(c.identityList("any_of", &config.First)...))
+	case config.All != nil:
+		return c.compound(config, policy.AllOf(c.identityList("all_of", &config.All)...))
+	}
+	return c.simple(config)
+}
+
+// An identityNote is what the compiler keeps of an identity besides what it is.
+type identityNote struct {
+	source *string // where its source was written
+	size   int     // how many parts it consists of, however deep; 0 counts as 1
+	depth  int     // levels of identities in it
+}
+
+// maxParts is how many parts an identity may consist of: it bounds keys and the work of finding
+// one.
+const maxParts = 32
+
+func (c *compiler) compound(config *IdentityConfig, id *policy.Identity) *policy.Identity {
+	size, depth := 0, 0
+	for _, one := range id.Parts() {
+		size += max(c.notes[one].size, 1)
+		depth = max(depth, c.notes[one].depth+1)
+	}
+	if size == 0 {
+		return invalidIdentity
+	}
+	if size > maxParts {
+		c.fail(config, "the identity has %d parts, with those of the identities that it names; the most are %d", size, maxParts)
+		return invalidIdentity
+	}
+	if depth > maxDepth {
+		c.fail(config, "the identity is nested more than %d levels deep, with the identities that it names; use fewer levels", maxDepth)
+		return invalidIdentity
+	}
+	c.notes[id] = identityNote{size: size, depth: depth}
+	return id
+}
+
+func (c *compiler) suggestIdentity(name string) string {
+	known := []string{"ip", "global"}
+	for other := range c.identities {
+		known = append(known, other)
+	}
+	return suggestOf(name, known)
+}
+
+func (c *compiler) identityList(kind string, configs *[]IdentityConfig) []*policy.Identity {
+	if len(*configs) == 0 {
+		c.fail(configs, "the list of %s is empty; add an identity, as in {%[1]s: [{key: header X-API-Key}, ip]}", kind)
+	}
+	list := make([]*policy.Identity, len(*configs))
+	for i := range list {
+		list[i] = c.identityOf(&(*configs)[i])
+	}
+	return list
+}
+
+func (c *compiler) simple(config *IdentityConfig) *policy.Identity {
+	id := &policy.Identity{Kind: config.Kind}
+	c.notes[id] = identityNote{source: &config.Source}
+	if !policy.IsKind(config.Kind) {
+		c.fail(&config.Kind, "%q cannot be a kind, which stands in the key as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(config.Kind))
+	}
+	var ok bool
+	if id.Source, ok = c.compileSource(&config.Source, config.Source); !ok {
+		return invalidIdentity
+	}
+	if id.Source.Kind == policy.KindIdentity {
+		c.fail(&config.Source, "%s is an identity and has its kinds already; refer to it by its name alone", config.Source)
+		return invalidIdentity
+	}
+	if config.Only != nil {
+		only := c.test(id.Source, config.Only)
+		id.Only = &only
+	}
+	return id
+}

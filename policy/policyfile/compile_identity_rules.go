@@ -1,0 +1,101 @@
+package policyfile
+
+import (
+	"slices"
+
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// beforeAuth checks that a rule can be decided before a token is verified.
+func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
+	at := &config.BeforeAuth
+	r.BeforeAuth = true
+	if c.config.Tokens == nil && !c.broken[&c.config.Tokens] {
+		c.fail(at, "there are no tokens to verify; remove before_auth, or add tokens:")
+		return
+	}
+	if r.Unlimited || r.Shadow || r.NewIdentities != nil {
+		c.fail(at, "the rule denies nothing before tokens are verified; remove before_auth, or unlimited, shadow and new_identities")
+	}
+	for i := range r.Match.Where {
+		if source := &r.Match.Where[i].Source; source.Needs(policy.KindClaim) || source.Needs(policy.KindTier) {
+			c.fail(at, "before a token is verified, nothing is known of claims and tiers, and the rule's match names one; remove that, or before_auth")
+			return
+		}
+	}
+	for i, l := range r.Limits {
+		at := c.orWritten(at, &config.Limits[i])
+		switch {
+		case l.Key.Needs(policy.KindClaim) || l.Key.Needs(policy.KindTier) || len(l.Variants) > 1:
+			c.fail(at, "before a token is verified, nothing is known of claims and tiers, and limit %s goes by one; use per: ip", wording.Clip(l.Name))
+		case l.Status != nil || l.Adjustable || l.Patience > 0 || l.Shadow || l.Candidate != nil || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder():
+			c.fail(at, "limit %s is decided and done with before the token is verified; it cannot have in_flight, on_status, actual, max_wait, shadow or candidate", wording.Clip(l.Name))
+		}
+	}
+}
+
+// newIdentities reads how many new identities an address may bring to a rule.
+func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
+	at := &config.NewIdentities
+	limit, calendar, err := parseRate(config.NewIdentities)
+	switch {
+	case err != nil:
+		c.fail(at, "%s", reason(err))
+		return
+	case calendar != "":
+		c.fail(at, "how many new identities an address may bring has no calendar; write it as 20/min, or 20/min, burst 100")
+		return
+	case r.Shadow || r.Unlimited:
+		c.fail(at, "the rule denies nothing, so it cannot bound new identities; remove new_identities, or enforce the rule")
+		return
+	case !slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Shadow && len(l.Key.Invented()) > 0 }):
+		c.warn(at, "clients cannot invent identities of this rule, so none is new; remove new_identities")
+	}
+	limit.Name, limit.Group = policy.NewIdentities, r.Name
+	if !policy.IsName(r.Name) {
+		return // complained of elsewhere
+	}
+	ready, err := limit.Compile()
+	if err != nil {
+		c.fail(at, "%s", reason(err))
+		return
+	}
+	r.NewIdentities = ready
+	for i, l := range r.Limits {
+		if l.Name == policy.NewIdentities {
+			c.fail(c.orWritten(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit of this name; give this one another")
+		}
+	}
+}
+
+// warnInventedIdentities warns of identities that clients can invent without a bound: each new one
+// has a fresh limit, and a key in the store.
+func (c *compiler) warnInventedIdentities() {
+	bounded := slices.ContainsFunc(c.spec.Rules, func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) })
+	for _, r := range c.spec.Rules {
+		if bounded || r.NewIdentities != nil || boundsAddresses(r) {
+			continue
+		}
+		for _, l := range r.Limits {
+			if l.Shadow {
+				continue // nothing is refused for it, and its numbers are looked at
+			}
+			for _, id := range l.Key.Invented() {
+				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
+					at := c.notes[id].source
+					c.warn(at, "clients write %s as they like, and each new value has a limit and a key of its own; list the values that were issued, "+
+						"add new_identities: 20/min to the rule, or a limit per address beside this", *at)
+				}
+			}
+		}
+	}
+}
+
+// boundsAddresses tells whether a rule charges each of its requests to the client's address, too.
+func boundsAddresses(r *policy.Rule) bool {
+	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
+		plain := l.Key.Source.Kind == policy.KindAddress && l.Key.Only == nil
+		return plain && !l.Shadow && l.Status == nil && len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
+	})
+}

@@ -1,0 +1,229 @@
+package policyfile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// calendar tells whether a rate goes by the calendar.
+func (p *PerTier) calendar() bool {
+	if calendarRate.MatchString(p.All) {
+		return true
+	}
+	for _, e := range p.Tiers {
+		if calendarRate.MatchString(e.Value) {
+			return true
+		}
+	}
+	return false
+}
+
+// defaultSubWindows is how many parts a sub-window has if nothing else is said.
+const defaultSubWindows = 10
+
+// reason is what an error of the core says, without what the position tells already, and in the
+// words of the file.
+func reason(err error) string {
+	text := strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
+	if rest, ok := strings.CutPrefix(text, "limit "); ok {
+		if _, after, found := strings.Cut(rest, ": "); found {
+			text = after
+		}
+	}
+	text = strings.NewReplacer(
+		"or use CalendarWindow with Month", "or 1000 per calendar month",
+		"deny before the charge", "use deny",
+	).Replace(text)
+	if !strings.Contains(text, ";") {
+		text += "; choose other numbers"
+	}
+	return text
+}
+
+// variant returns the limit of one tier.
+func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
+	what := s.rate
+	if s.inFlight.set() {
+		what = s.inFlight
+	}
+	text, at, ok := what.of(tier)
+	if !ok {
+		c.fail(at, "there is no number for tier %s; add %s: or default:", tier, tier)
+		return penstock.Limit{}, false
+	}
+	if s.inFlight.set() {
+		return c.slots(s, at, text)
+	}
+	limit, calendar, err := parseRate(text)
+	if err != nil {
+		c.fail(at, "%s", reason(err))
+	}
+	a, ok := c.algorithm(s, calendar)
+	if err != nil || !ok {
+		return limit, false
+	}
+	limit.Algorithm = a
+	return limit, c.burst(s, tier, &limit, at)
+}
+
+// burst sets how much a limit admits at once. rate is where its rate was written, which may say it,
+// too.
+func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) bool {
+	text, at, ok := s.burst.of(tier)
+	switch {
+	case !s.burst.set() || !ok:
+		if at = rate; limit.Burst == 0 {
+			return true // the default
+		}
+	case limit.Burst != 0:
+		c.fail(at, "the rate has a burst already; keep one of the two")
+		return false
+	default:
+		if limit.Burst, ok = c.count(at, "a burst", text); !ok {
+			return false
+		}
+	}
+	if limit.Algorithm.BurstUse() == algorithm.BurstUnused {
+		c.fail(at, "a window has no burst, since it admits its whole count at once; remove it, or use token-bucket")
+		return false
+	}
+	return true
+}
+
+func (c *compiler) slots(s shape, at any, text string) (penstock.Limit, bool) {
+	n, ok := c.count(at, "a number of requests in flight", text)
+	for p, set := range map[any]bool{s.burst: s.burst.set(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
+		if set {
+			c.fail(p, "this belongs to a rate, and here is in_flight; remove it")
+			ok = false
+		}
+	}
+	if c.written(s.ttl) && (*s.ttl < time.Millisecond || *s.ttl > 24*time.Hour) {
+		c.fail(s.ttl, "ttl is %s; write a time from 1ms to 24h", wording.Period(*s.ttl))
+		ok = false
+	}
+	return penstock.InFlight(n, cmp.Or(*s.ttl, time.Minute)), ok
+}
+
+func (c *compiler) count(at any, what, text string) (int64, bool) {
+	digits, by := strings.NewReplacer("_", "", ",", "").Replace(text), int64(1)
+	if number, ok := strings.CutSuffix(digits, "k"); ok {
+		digits, by = number, 1e3
+	} else if number, ok := strings.CutSuffix(digits, "M"); ok {
+		digits, by = number, 1e6
+	}
+	const most = penstock.MaxCost
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n < 1 || n > most/by {
+		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, as 50 or 10k", wording.Clip(text), what)
+		return 0, false
+	}
+	return n * by, true
+}
+
+var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
+
+// parseRate reads a rate, which may go by the calendar: "1000 per calendar month".
+func parseRate(text string) (penstock.Limit, string, error) {
+	m := calendarRate.FindStringSubmatch(text)
+	if m == nil {
+		limit, err := penstock.ParseRate(text)
+		if err != nil && strings.Contains(text, "calendar") {
+			err = fmt.Errorf("rate %q is not understood; write it as 1000 per calendar day, week or month", wording.Clip(text))
+		}
+		return limit, "", err
+	}
+	limit, err := penstock.ParseRate(m[1] + " per day")
+	if err != nil {
+		_, why, _ := strings.Cut(reason(err), ": ")
+		err = fmt.Errorf("rate %q: %s", wording.Clip(text), why)
+	}
+	limit.Name, limit.Period = "calendar-"+m[2], calendarUnits[m[2]].Period()
+	return limit, m[2], err
+}
+
+var calendarUnits = map[string]algorithm.CalendarUnit{"day": algorithm.Day, "week": algorithm.Week, "month": algorithm.Month}
+
+// algorithms are the words of algorithm:. Slots are written as in_flight instead.
+var algorithms = func() map[string]*algorithm.Algorithm {
+	words := map[string]*algorithm.Algorithm{"gcra": penstock.TokenBucket, "sub-window": nil}
+	for _, a := range algorithm.All() {
+		if !a.NeedsHolder() {
+			words[a.Title()] = a
+		}
+	}
+	return words
+}()
+
+// knownAlgorithms are the built-in algorithms and those of the program, by the words that name
+// them.
+func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algorithm.Algorithm {
+	known := maps.Clone(algorithms)
+	for _, a := range own {
+		switch _, isTaken := known[titleOf(a)]; {
+		case a == nil:
+			c.fail(c.config, "Options.Algorithms has a nil; remove it")
+		case isTaken:
+			c.fail(c.config, "Options.Algorithms has a second algorithm called %q; give it another title", a.Title())
+		default:
+			known[a.Title()] = a
+		}
+	}
+	return known
+}
+
+func titleOf(a *algorithm.Algorithm) string {
+	if a == nil {
+		return ""
+	}
+	return a.Title()
+}
+
+func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bool) {
+	if *s.timezone != "" && calendar == "" {
+		c.fail(s.timezone, "timezone belongs to a calendar rate, as in 1000 per calendar month; remove it, or change the rate")
+	}
+	if c.written(s.subWindows) && *s.algorithm != "sub-window" {
+		c.fail(s.subWindows, "sub_windows belong to algorithm: sub-window; remove them, or change the algorithm")
+	}
+	if calendar != "" {
+		return c.calendar(s, calendar)
+	}
+	if *s.algorithm == "" {
+		return penstock.TokenBucket, true
+	}
+	a, ok := c.algorithms[*s.algorithm]
+	if !ok {
+		c.fail(s.algorithm, "there is no algorithm %q; %s", wording.Clip(*s.algorithm), suggest(*s.algorithm, c.algorithms))
+		return nil, false
+	}
+	if *s.algorithm != "sub-window" {
+		return a, true
+	}
+	if c.written(s.subWindows) && !c.broken[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
+		c.fail(s.subWindows, "a window of %d sub-windows is not possible; write 1 to %d", *s.subWindows, algorithm.MaxParts)
+		return nil, false
+	}
+	return penstock.SubWindow(cmp.Or(*s.subWindows, defaultSubWindows)), true
+}
+
+func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
+	if *s.algorithm != "" {
+		c.fail(s.algorithm, "a calendar rate has its own windows; remove algorithm, or write the period without calendar")
+	}
+	zone, err := time.LoadLocation(cmp.Or(*s.timezone, "UTC"))
+	if err != nil || *s.timezone == "Local" {
+		c.fail(s.timezone, "there is no time zone %q; write one as Europe/Berlin or UTC", wording.Clip(*s.timezone))
+		return nil, false
+	}
+	return penstock.CalendarWindow(calendarUnits[unit], zone), true
+}

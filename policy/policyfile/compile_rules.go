@@ -1,0 +1,253 @@
+package policyfile
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// A placed matcher is one of a rule, with where its path was written, or the rule.
+type placed struct {
+	*policy.Matcher
+	rule    *policy.Rule
+	index   int // of the rule
+	at      any
+	written int // order in the file
+}
+
+func (c *compiler) compileRules() {
+	if len(c.config.Rules) == 0 && !c.broken[&c.config.Rules] {
+		c.fail(c.orWritten(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
+	}
+	if len(c.config.Rules) > maxRules {
+		c.fail(&c.config.Rules, "there are %d rules; the most are %d", len(c.config.Rules), maxRules)
+		return
+	}
+	first := make(map[string]*RuleConfig)
+	var matchers []*placed
+	for i := range c.config.Rules {
+		config := &c.config.Rules[i]
+		if earlier := first[config.Name]; earlier != nil && config.Name != "" {
+			c.fail(&config.Name, "a rule %q stands in line %d already; rename one, since counters go by it", wording.Clip(config.Name), c.at[&earlier.Name].line)
+		}
+		if first[config.Name] == nil {
+			first[config.Name] = config
+		}
+		rule, own := c.rule(config)
+		c.spec.Rules = append(c.spec.Rules, rule)
+		if c.broken[config] {
+			continue
+		}
+		for _, m := range own {
+			m.index, m.written = i, len(matchers)
+			matchers = append(matchers, m)
+		}
+	}
+	c.checkOverlaps(matchers)
+	c.checkBatchSize()
+	c.warnUnusedLeases()
+	c.warnInventedIdentities()
+	c.surprises(matchers)
+}
+
+// checkOverlaps complains of rules that can never apply.
+func (c *compiler) checkOverlaps(matchers []*placed) {
+	type place struct{ host, path string }
+	seen := make(map[place][]*placed)
+	for _, m := range matchers {
+		if m.rule.Always || m.IsImplied || len(m.Where) > 0 {
+			continue
+		}
+		var path strings.Builder
+		for _, s := range m.Path {
+			if s.Kind == policy.SegmentNamed {
+				s.Text = ""
+			}
+			fmt.Fprintf(&path, "/%d%s", s.Kind, s.Text)
+		}
+		at := place{m.Host, path.String()}
+		for _, other := range seen[at] {
+			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && sameMethods(m.Methods, other.Methods) {
+				config := &c.config.Rules[m.index]
+				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that rule %s, which stands before it, matches just as well, and only one applies; "+
+					"change one match, or write always: true to apply both", wording.Clip(m.rule.Name), wording.Clip(other.rule.Name))
+				break
+			}
+		}
+		seen[at] = append(seen[at], m)
+	}
+}
+
+// sameMethods tells whether some method is in both lists. An empty list has all methods, and goes
+// before none.
+func sameMethods(a, b []string) bool {
+	if len(a) == 0 && len(b) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(a, func(method string) bool { return slices.Contains(b, method) })
+}
+
+// checkBatchSize checks that no request can have too many charges. Each shard of a limit may be
+// one.
+func (c *compiler) checkBatchSize() {
+	atOnce := func(count func(*policy.Rule) int) int {
+		always, most := 0, 0
+		for _, r := range c.spec.Rules {
+			if r.Always {
+				always += count(r)
+			} else {
+				most = max(most, count(r))
+			}
+		}
+		return always + most
+	}
+	limits, counters := atOnce(func(r *policy.Rule) int { return len(r.Limits) }), atOnce(countersOf)
+	switch {
+	case limits > policy.MaxLimits:
+		c.fail(&c.config.Rules, "a request could meet %d limits at once, as rules with always: true apply together; the most are %d", limits, policy.MaxLimits)
+	case counters > policy.MaxLimits:
+		c.fail(&c.config.Rules, "a request could meet %d counters at once, counting each one that split_into makes; the most are %d: lower split_into", counters, policy.MaxLimits)
+	}
+}
+
+// countersOf are how many counters a rule's limits have.
+func countersOf(r *policy.Rule) (n int) {
+	for _, l := range r.Limits {
+		n += max(l.Guard.SplitInto, 1)
+	}
+	return n
+}
+
+// rule compiles a rule. matchers is empty if its match has a mistake.
+func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed) {
+	r = &policy.Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.spec.ApplyAll, Unlimited: config.Unlimited, Shadow: config.Shadow}
+	switch {
+	case config.Name == "":
+		c.fail(c.orWritten(config, &config.Name), "the rule has no name; add one, as in name: search")
+	case !policy.IsName(config.Name):
+		c.fail(&config.Name, "%q cannot be the name of a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
+	}
+	matchers = c.match(r, &config.Match)
+	switch {
+	case config.Unlimited && len(config.Limits) > 0:
+		c.fail(&config.Unlimited, "the rule is unlimited and has limits; remove one of the two")
+	case config.Unlimited && r.Always:
+		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list those who are never limited under allow")
+	case config.Unlimited && config.Shadow:
+		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
+	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited]:
+		c.fail(c.orWritten(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
+	}
+	for i := range config.Limits {
+		l := c.limit(r, config, &config.Limits[i])
+		c.checkLimitName(r, l, &config.Limits[i])
+		r.Limits = append(r.Limits, l)
+	}
+	c.checkLeasesTogether(r, config)
+	if config.NewIdentities != "" {
+		c.newIdentities(r, config)
+	}
+	if config.BeforeAuth {
+		c.beforeAuth(r, config)
+	}
+	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
+		c.identityOf(&config.Per) // for its mistakes: no limit uses it
+	}
+	return r, matchers
+}
+
+// checkLimitName complains of a limit or candidate that has the name of another: they would share a
+// counter.
+func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *LimitConfig) {
+	candidate := func(l *policy.Limit) string {
+		if l.Candidate == nil {
+			return ""
+		}
+		return l.Candidate.Name
+	}
+	for _, other := range r.Limits {
+		switch at := c.orWritten(config, &config.Name); {
+		case l.Name == "":
+		case l.Name == other.Name:
+			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
+		case sameTag(l, other):
+			c.fail(at, "limits %q and %q of rule %s have the same tag by an unlucky chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
+		case l.Name == candidate(other), candidate(l) != "" && candidate(l) == other.Name:
+			c.fail(at, "the candidate of a limit of rule %s is called as another limit, by .candidate behind the name; give one another name", wording.Clip(r.Name))
+		}
+	}
+}
+
+// sameTag tells whether a store could not tell two limits of a rule apart.
+func sameTag(a, b *policy.Limit) bool {
+	if len(a.Variants) == 0 || len(b.Variants) == 0 {
+		return false
+	}
+	return a.Variants[0].Tag() == b.Variants[0].Tag()
+}
+
+// match compiles which requests a rule is for.
+func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*placed) {
+	for i := range config.Method {
+		r.Match.Methods = append(r.Match.Methods, strings.ToUpper(config.Method[i]))
+		c.checkMethod(&config.Method[i], config.Method[i])
+	}
+	for i := range config.Host {
+		if config.Host[i] == "*" {
+			r.Match.Hosts = append(r.Match.Hosts, "")
+		} else if host, err := policy.ParseHost(config.Host[i]); err != nil {
+			c.fail(&config.Host[i], "%v", err)
+		} else {
+			r.Match.Hosts = append(r.Match.Hosts, host)
+		}
+	}
+	r.Match.Where = c.condition(config.Where, "match")
+	places := []any{config}
+	if len(config.Path) > 0 {
+		places = nil
+	}
+	for i := range config.Path {
+		if path, ok := c.pattern(&config.Path[i], config.Path[i]); ok {
+			r.Match.Paths, places = append(r.Match.Paths, path), append(places, &config.Path[i])
+		}
+	}
+	if len(places) == 0 || len(r.Match.Hosts) == 0 && len(config.Host) > 0 {
+		return nil // there were mistakes
+	}
+	if c.ways += max(len(r.Match.Hosts), 1) * len(places); c.ways > maxWays {
+		c.fail(config, "here the rules have more than %d ways to match, each path at each host; write patterns instead", maxWays)
+		return nil
+	}
+	for _, m := range r.Match.Matchers() {
+		matchers = append(matchers, &placed{Matcher: m, rule: r, at: places[m.PathIndex]})
+	}
+	return matchers
+}
+
+// pattern reads the pattern of a path.
+func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
+	pattern, err := c.spec.Paths.ParsePattern(text)
+	if err != nil {
+		c.fail(p, "%v", err)
+		return nil, false
+	}
+	for _, s := range strings.Split(text, "/") {
+		if name := strings.Trim(s, ":<>"); s != name && policy.IsWord(name) {
+			c.warn(p, "the segment %q stands for itself, as it is written; for a segment of any text write {%s}", wording.Clip(s), wording.Clip(name))
+		}
+	}
+	return pattern, true
+}
+
+// checkMethod checks the name of a method, as people write it.
+func (c *compiler) checkMethod(p any, name string) {
+	switch {
+	case name == "*":
+		c.fail(p, "no request has the method *; leave methods out to mean any")
+	case !policy.IsToken(name):
+		c.fail(p, "%q is not a method; write one as GET or POST, and several as a list", wording.Clip(name))
+	}
+}

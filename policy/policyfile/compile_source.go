@@ -1,0 +1,80 @@
+package policyfile
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+)
+
+// sourceWords are the words that begin a source.
+var sourceWords = func() map[string]policy.Kind {
+	words := make(map[string]policy.Kind)
+	for _, kind := range policy.Kinds() {
+		words[kind.String()] = kind
+	}
+	return words
+}()
+
+const sourceForms = "write header NAME, cookie NAME, query NAME, claim NAME, segment NAME, ip, host, method, tier or the name of an identity"
+
+// compileSource reads a source; p points to where it was written. more are words that may have been
+// meant instead.
+func (c *compiler) compileSource(p any, text string, more ...string) (policy.Source, bool) {
+	words := strings.Fields(text)
+	if len(words) == 0 {
+		c.fail(p, "the source is empty; %s", sourceForms)
+		return policy.Source{}, false
+	}
+	kind, known := sourceWords[words[0]]
+	switch {
+	case known && kind.IsNamed() && len(words) != 2:
+		c.fail(p, "%q needs one name behind %s; write %s NAME", wording.Clip(text), words[0], words[0])
+		return policy.Source{}, false
+	case known && !kind.IsNamed() && len(words) > 1:
+		c.fail(p, "%q has %q behind %s; remove it", wording.Clip(text), wording.Clip(strings.Join(words[1:], " ")), words[0])
+		return policy.Source{}, false
+	case known && kind.IsNamed():
+		return c.namedSource(p, kind, words[1])
+	case known && kind == policy.KindTier && len(c.config.Tiers) == 0:
+		c.fail(p, "there are no tiers; add tiers: with conditions, or go by something else")
+		return policy.Source{}, false
+	case known:
+		return policy.Source{Kind: kind}, true
+	case len(words) == 1 && c.identities[text] != nil:
+		return policy.Source{Kind: policy.KindIdentity, Identity: c.identity(c.identities[text])}, true
+	}
+	hint := suggestOf(words[0], slices.Concat(slices.Sorted(maps.Keys(sourceWords)), slices.Sorted(maps.Keys(c.identities)), more))
+	if !strings.HasPrefix(hint, "did you mean") {
+		hint = sourceForms
+	}
+	c.fail(p, "%q is not a part of a request; %s", wording.Clip(text), hint)
+	return policy.Source{}, false
+}
+
+func (c *compiler) namedSource(p any, kind policy.Kind, name string) (policy.Source, bool) {
+	switch kind {
+	case policy.KindHeader:
+		if !policy.IsToken(name) {
+			c.fail(p, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(name))
+			return policy.Source{}, false
+		}
+		return policy.Header(name), true
+	case policy.KindCookie:
+		if !policy.IsToken(name) {
+			c.fail(p, "%q cannot be the name of a cookie; use letters, digits, - and _", wording.Clip(name))
+			return policy.Source{}, false
+		}
+	case policy.KindClaim:
+		if c.broken[&c.config.Tokens] {
+			return policy.Source{}, false
+		}
+		if c.config.Tokens == nil {
+			c.fail(p, "claim %s needs verified tokens, and nothing says how to verify them; add tokens: with a secret, key_file, jwks_file or jwks_url", wording.Clip(name))
+			return policy.Source{}, false
+		}
+	}
+	return policy.Source{Kind: kind, Name: name}, true
+}

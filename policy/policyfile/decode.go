@@ -1,0 +1,586 @@
+package policyfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/jwt"
+)
+
+// What a file may be at most.
+const (
+	MaxFile  = 1 << 20 // bytes
+	maxDepth = 32      // levels of nesting
+	maxNodes = 100_000 // values and names of fields, those that aliases repeat counted each time
+)
+
+// Parse reads a policy. The name is the file's, for messages. In scalars, ${NAME} and
+// ${NAME:-default} stand for what env knows of NAME (nil: nothing is replaced), and $$ for a dollar
+// sign. The error is Errors: every mistake of form, with its position.
+func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
+	d := &decoder{source: newSource(name), env: env}
+	d.text = text
+	c := &Config{source: d.source, sections: newSections(o.Sections), options: o}
+	if root := d.parse(text); root != nil {
+		d.value(root, c)
+	} else {
+		d.unread(c)
+	}
+	return c, d.err()
+}
+
+// A source is where a Config was written, so that its mistakes can be shown there.
+type source struct {
+	file   string
+	text   []byte           // nil: nothing was read
+	at     map[any]position // by pointer to what was written
+	broken map[any]bool     // by pointer to what could not be read, which was complained of
+	mask   mask             // of variables that were put in
+	errs   Errors
+}
+
+func newSource(file string) *source {
+	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool)}
+}
+
+type position struct{ line, column int }
+
+// fail notes a mistake at what p points to, unless that could not even be read.
+func (s *source) fail(p any, format string, args ...any) {
+	if s.broken[p] {
+		return
+	}
+	at := s.at[p]
+	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.mask.apply(fmt.Sprintf(format, args...))})
+}
+
+func (s *source) written(p any) bool {
+	_, ok := s.at[p]
+	return ok
+}
+
+// unread notes that what p points to was complained of and has no value.
+func (s *source) unread(p any) { s.broken[p] = true }
+
+func (s *source) err() error {
+	if len(s.errs) == 0 {
+		return nil
+	}
+	return s.errs.sorted()
+}
+
+// A decoder fills Go values from YAML. It goes on after a mistake, so that all are found at once.
+type decoder struct {
+	*source
+	env    func(string) (string, bool)
+	depth  int
+	secret bool // the field that is being read holds one
+}
+
+func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
+
+func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
+	d.errs = append(d.errs, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: d.mask.apply(fmt.Sprintf(format, args...))})
+}
+
+func (d *decoder) parse(text []byte) *yaml.Node {
+	start := &yaml.Node{Line: 1, Column: 1}
+	if len(text) > MaxFile {
+		d.fail(start, "the file has %d bytes; the largest has %d. Put long lists into files of their own: {file: NAME}", len(text), MaxFile)
+		return nil
+	}
+	if at := invalidUTF8(text); at >= 0 {
+		line, column := place(text, at)
+		d.fail(&yaml.Node{Line: line, Column: column}, "the file is not UTF-8; save it as UTF-8")
+		return nil
+	}
+	if at, char := controlCharacter(text); at >= 0 {
+		line, column := place(text, at)
+		d.fail(&yaml.Node{Line: line, Column: column}, "the control character %U stands here, which YAML does not allow; remove it", char)
+		return nil
+	}
+	if blank(text) {
+		d.fail(start, "the file has no policy; begin with rules:")
+		return nil
+	}
+	var document yaml.Node
+	if err := yaml.Load(text, &document); err != nil {
+		d.syntax(text, err)
+		return nil
+	}
+	if len(document.Content) == 0 {
+		d.fail(start, "the file has no policy; begin with rules:")
+		return nil
+	}
+	return d.resolved(document.Content[0])
+}
+
+// syntax turns what the YAML library says into a mistake with a position.
+func (d *decoder) syntax(text []byte, err error) {
+	var one *yaml.LoadError
+	if !errors.As(err, &one) {
+		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v; mind indentation, quotes and brackets", err)
+		return
+	}
+	if one.Stage == "loader" || strings.Contains(one.Message, "multiple") {
+		d.fail(&yaml.Node{Line: secondDocument(text), Column: 1}, "a second document begins here; keep one, and remove the lines with --- or ... between them")
+		return
+	}
+	at := &yaml.Node{Line: max(one.Mark.Line, 1), Column: max(one.Mark.Column, 1)}
+	if line, column := end(text); at.Line > line {
+		at.Line, at.Column = line, column
+	}
+	d.fail(at, "%s", plainly(one, character(text, at.Line, at.Column)))
+}
+
+// plainly says what is wrong with the YAML. The character is the one where it was noticed.
+func plainly(e *yaml.LoadError, character string) string {
+	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
+	says := func(text string) bool { return strings.Contains(e.Message, text) }
+	switch {
+	case character == "\t" && (says("cannot start any token") || says("tab")):
+		return "a tab stands in the indentation; indent with spaces"
+	case says("cannot start any token"):
+		return fmt.Sprintf("a text cannot begin with %s; put it into quotes", character)
+	case says("mapping values are not allowed"):
+		return "a colon stands where no field can begin; indent fields of one group alike, put a space behind each colon, and texts with a colon into quotes"
+	case says("did not find expected '-' indicator"), says("did not find expected key"):
+		return "the line is indented unlike the one that it continues; indent fields and dashes of one group alike"
+	case says("did not find expected ',' or"):
+		return fmt.Sprintf("the bracket that opens in %s goes on here without a comma or its end; add one", begun)
+	case says("unexpected end of stream"):
+		return fmt.Sprintf("the quote that opens in %s is never closed; close it", begun)
+	case says("unknown escape character"):
+		return "what follows the backslash has no meaning; write \\\\ for a backslash, or use single quotes"
+	case says("unknown anchor"):
+		return "a text that begins with * repeats the value that has its name behind &, and there is none; put the text into quotes, or name the value"
+	case says("could not find expected ':'"):
+		return "a field has no colon behind its name; add one, or indent the line as a part of the text above"
+	case says("did not find expected node content"):
+		return "a value is missing before this; add it, or remove the comma"
+	}
+	what := e.Message
+	if e.ContextMsg != "" {
+		what = e.ContextMsg + ", " + what
+	}
+	return fmt.Sprintf("the file is not YAML: %s; mind indentation, quotes and brackets near here", what)
+}
+
+// character is what stands at a place of the text.
+func character(text []byte, line, column int) string {
+	for ; line > 1; line-- {
+		_, text, _ = bytes.Cut(text, []byte("\n"))
+	}
+	for c := range bytes.SplitSeq(text, nil) {
+		if column--; column == 0 {
+			return string(c)
+		}
+	}
+	return ""
+}
+
+// secondDocument is the line that ends the first document.
+func secondDocument(text []byte) int {
+	number, begun := 0, false
+	for line := range strings.Lines(string(text)) {
+		number++
+		mark := len(line) >= 3 && (line[:3] == "---" || line[:3] == "...") && strings.TrimSpace(line[3:4]) == ""
+		if mark && begun {
+			return number
+		}
+		begun = begun || !mark && !blank([]byte(line))
+	}
+	return 1
+}
+
+func controlCharacter(text []byte) (at int, char rune) {
+	for i, c := range string(text) {
+		if c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85 || c == 0xfffe || c == 0xffff {
+			return i, c
+		}
+	}
+	return -1, 0
+}
+
+func invalidUTF8(text []byte) int {
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRune(text[i:])
+		if r == utf8.RuneError && n <= 1 {
+			return i
+		}
+		i += n
+	}
+	return -1
+}
+
+func place(text []byte, at int) (line, column int) {
+	before := string(text[:at])
+	line = 1 + strings.Count(before, "\n")
+	return line, utf8.RuneCountInString(before[strings.LastIndexByte(before, '\n')+1:]) + 1
+}
+
+// end is the place behind a text, with lines as YAML counts them.
+func end(text []byte) (line, column int) {
+	line, column = 1, 1
+	before := ' '
+	for _, c := range string(text) {
+		switch {
+		case c == '\n' && before == '\r':
+		case c == '\n', c == '\r', c == 0x85, c == 0x2028, c == 0x2029:
+			line, column = line+1, 1
+		default:
+			column++
+		}
+		before = c
+	}
+	return line, column
+}
+
+func blank(text []byte) bool {
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line != "" && line != "---" && line != "..." && !strings.HasPrefix(line, "#") {
+			return false
+		}
+	}
+	return true
+}
+
+// A custom value reads itself.
+type custom interface {
+	decode(d *decoder, n *yaml.Node)
+}
+
+// value reads a node into what p points to.
+func (d *decoder) value(n *yaml.Node, p any) {
+	if d.depth++; d.depth > maxDepth {
+		d.fail(n, "the file is nested more than %d levels deep; nothing in a policy needs that", maxDepth)
+		d.unread(p)
+		d.depth--
+		return
+	}
+	defer func() { d.depth-- }()
+	d.note(p, n)
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
+		d.fail(n, "nothing stands here; give it a value, or remove the line")
+		d.unread(p)
+		return
+	}
+	if n.Tag != "" && !slices.Contains(plainTags, n.Tag) {
+		d.fail(n, "the tag %s is not known; remove it", wording.Clip(n.Tag))
+		d.unread(p)
+		return
+	}
+	if c, ok := p.(custom); ok {
+		c.decode(d, n)
+		return
+	}
+	d.plain(n, reflect.ValueOf(p).Elem())
+}
+
+var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "!!seq", "!!map", "!!merge", "!"}
+
+// plain reads a node into a value of a built-in kind.
+func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
+	switch {
+	case v.Kind() == reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		d.value(n, v.Interface())
+	case v.Kind() == reflect.Struct:
+		if d.mapping(n, v.Addr().Interface(), "fields with values: "+wording.List(slices.Sorted(maps.Keys(fieldsOf(v.Type()))), "or")) {
+			d.fields(n.Content, v.Addr().Interface())
+		}
+	case v.Kind() == reflect.Slice:
+		isTexts := v.Type() == reflect.TypeFor[[]string]()
+		if isTexts && n.Kind != yaml.SequenceNode { // one text needs no list
+			v.Set(reflect.ValueOf(make([]string, 1)))
+			if d.value(n, v.Index(0).Addr().Interface()); d.broken[v.Index(0).Addr().Interface()] {
+				d.unread(v.Addr().Interface())
+			}
+			return
+		}
+		if isTexts && len(n.Content) == 0 {
+			d.fail(n, "the list is empty; write what belongs into it, or remove the line")
+			d.unread(v.Addr().Interface())
+		}
+		if n.Kind != yaml.SequenceNode {
+			d.fail(n, "%s stands where a list belongs; put it into brackets, or a dash and a space before each item", whatIs(n))
+			d.unread(v.Addr().Interface())
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
+		for i, item := range n.Content {
+			d.value(item, v.Index(i).Addr().Interface())
+		}
+	case n.Kind != yaml.ScalarNode:
+		d.fail(n, "%s stands where one value belongs; write the value alone", whatIs(n))
+		d.unread(v.Addr().Interface())
+	default:
+		d.scalar(n, v)
+	}
+}
+
+func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
+	if wrong := d.set(n, v); wrong != "" {
+		d.fail(n, "%s", wrong)
+		d.unread(v.Addr().Interface())
+	}
+}
+
+// set gives v the value of a scalar, or tells what is wrong with it.
+func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
+	text, wrong := d.expand(n.Value)
+	if wrong != "" {
+		return wrong
+	}
+	if text == "" {
+		if n.Value != "" {
+			return "nothing is left once variables are replaced; set them, or give a default as in ${NAME:-default}"
+		}
+		return "the text is empty; write one, or remove the line"
+	}
+	if _, duration := v.Interface().(time.Duration); duration {
+		parsed, err := time.ParseDuration(text)
+		if err != nil || parsed < 0 {
+			return fmt.Sprintf("%q is not a duration; write it with its unit, as in 500ms, 30s, 5m or 1h", wording.Clip(text))
+		}
+		v.SetInt(int64(parsed))
+		return ""
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Bool:
+		if text != "true" && text != "false" {
+			return fmt.Sprintf("%q is neither; write true or false", wording.Clip(text))
+		}
+		v.SetBool(text == "true")
+	case reflect.Int, reflect.Int64:
+		parsed, err := strconv.ParseInt(strings.ReplaceAll(text, "_", ""), 10, 53)
+		if err != nil {
+			return fmt.Sprintf("%q is not a whole number below 2^52; write one as 10 or 1000", wording.Clip(text))
+		}
+		v.SetInt(parsed)
+	default:
+		panic("policy: a Config cannot hold a " + v.Type().String())
+	}
+	return ""
+}
+
+// fields reads pairs of nodes into the fields of the struct that p points to.
+func (d *decoder) fields(content []*yaml.Node, p any) {
+	v := reflect.ValueOf(p).Elem()
+	known := fieldsOf(v.Type())
+	secrets := secretsOf(v.Type())
+	var sections []Section
+	if c, ok := p.(*Config); ok {
+		sections = c.sections
+	}
+	seen := make(map[string]*yaml.Node)
+	for i := 0; i+1 < len(content); i += 2 {
+		name, ok := d.name(content[i], seen)
+		if !ok {
+			continue
+		}
+		field, ok := known[name]
+		if !ok {
+			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), elsewhere(name, known, sections))
+			continue
+		}
+		d.secret = slices.Contains(secrets, name)
+		d.value(content[i+1], v.Field(field).Addr().Interface())
+		d.secret = false
+	}
+}
+
+// decode reads the policy and the sections.
+func (c *Config) decode(d *decoder, node *yaml.Node) {
+	names := slices.Collect(maps.Keys(fieldsOf(reflect.TypeFor[Config]())))
+	for _, s := range c.sections {
+		names = append(names, s.SectionName())
+	}
+	slices.Sort(names)
+	if !d.mapping(node, c, "fields with values: "+wording.List(names, "or")) {
+		return
+	}
+	var fields []*yaml.Node
+	seen := make(map[string]*yaml.Node)
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		at := slices.IndexFunc(c.sections, func(s Section) bool { return key.Kind == yaml.ScalarNode && s.SectionName() == key.Value })
+		switch {
+		case key.Kind == yaml.ScalarNode && slices.Contains(c.options.Ignore, key.Value):
+			continue
+		case at < 0:
+			fields = append(fields, key, value)
+		default:
+			if _, ok := d.name(key, seen); ok {
+				d.value(value, c.sections[at])
+			}
+		}
+	}
+	d.fields(fields, c)
+}
+
+// secretsOf are the fields of a struct that hold secrets, by their names in YAML.
+func secretsOf(t reflect.Type) (names []string) {
+	for i := range t.NumField() {
+		if name, option, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); option == "secret" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// fieldsOf are the fields of a struct by their names in YAML.
+func fieldsOf(t reflect.Type) map[string]int {
+	known := make(map[string]int)
+	for i := range t.NumField() {
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); name != "" && name != "-" {
+			known[name] = i
+		}
+	}
+	return known
+}
+
+// elsewhere says where a field belongs that does not belong among those known, or else which was
+// meant. sections are those of the group; only the whole file has any.
+func elsewhere(name string, known map[string]int, sections []Section) string {
+	places := []struct {
+		field string
+		has   reflect.Type
+	}{
+		{"limits", reflect.TypeFor[LimitConfig]()}, {"match", reflect.TypeFor[MatchConfig]()}, {"rules", reflect.TypeFor[RuleConfig]()},
+		{"cost", reflect.TypeFor[CostConfig]()}, {"tokens", reflect.TypeFor[jwt.Config]()},
+	}
+	names := make(map[string]bool)
+	for known := range known {
+		names[known] = true
+	}
+	for _, s := range sections {
+		names[s.SectionName()] = true
+	}
+	for _, place := range places {
+		if _, ok := fieldsOf(place.has)[name]; ok && names[place.field] {
+			return fmt.Sprintf("it belongs into %s", place.field)
+		}
+	}
+	for _, s := range sections {
+		if _, ok := fieldsOf(reflect.TypeOf(s).Elem())[name]; ok {
+			return fmt.Sprintf("it belongs into %s", s.SectionName())
+		}
+	}
+	return suggest(name, names)
+}
+
+// name reads a key of a mapping, which must not stand there twice. It tells whether it is one.
+func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
+	if n.Kind != yaml.ScalarNode {
+		d.fail(n, "%s stands where a name belongs; write the name as a text", whatIs(n))
+		return "", false
+	}
+	if n.Value == "<<" {
+		d.fail(n, "merge keys (<<) are not supported; write the fields out, or give what is shared a name under identities or tiers")
+		return "", false
+	}
+	if first := seen[n.Value]; first != nil {
+		d.fail(n, "%q stands here twice, first in line %d; keep one", wording.Clip(n.Value), first.Line)
+	} else if seen != nil {
+		seen[n.Value] = n
+	}
+	return n.Value, true
+}
+
+// mapping tells whether n is one, and if not complains that p has no value.
+func (d *decoder) mapping(n *yaml.Node, p any, instead string) bool {
+	if n.Kind == yaml.MappingNode {
+		return true
+	}
+	d.fail(n, "%s does not belong here; write %s", whatIs(n), instead)
+	d.unread(p)
+	return false
+}
+
+func whatIs(n *yaml.Node) string {
+	switch n.Kind {
+	case yaml.MappingNode:
+		return "a group of fields"
+	case yaml.SequenceNode:
+		return "a list"
+	}
+	return strconv.Quote(wording.Clip(n.Value))
+}
+
+// expand replaces ${NAME} in a text, or tells what is wrong with it.
+func (d *decoder) expand(text string) (expanded, wrong string) {
+	if d.env == nil || !strings.Contains(text, "$") {
+		return text, ""
+	}
+	whole := strings.HasPrefix(text, "${") && strings.IndexByte(text, '}') == len(text)-1
+	var s strings.Builder
+	for {
+		before, after, found := strings.Cut(text, "$")
+		s.WriteString(before)
+		if !found {
+			return s.String(), ""
+		}
+		switch {
+		case strings.HasPrefix(after, "$"):
+			s.WriteByte('$')
+			text = after[1:]
+		case strings.HasPrefix(after, "{"):
+			inside, rest, closed := strings.Cut(after[1:], "}")
+			if !closed {
+				return "", "a ${ is not closed; write ${NAME}, or $$ for a dollar sign"
+			}
+			value, wrong := d.variable(inside, whole)
+			if wrong != "" {
+				return "", wrong
+			}
+			s.WriteString(value)
+			text = rest
+		default:
+			s.WriteByte('$')
+			text = after
+		}
+		if s.Len() > MaxFile {
+			return "", fmt.Sprintf("the text is longer than %d bytes once variables are replaced; put it into a file", MaxFile)
+		}
+	}
+}
+
+// variable is the value of what stands in ${}. If that is not the whole text, it may be a part of a
+// secret with ${ in it, and is not told.
+func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
+	name, otherwise, hasDefault := strings.Cut(inside, ":-")
+	named := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
+	switch {
+	case !named && (d.secret || !whole):
+		return "", "what stands in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
+	case !named:
+		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(inside))
+	}
+	value, ok := d.env(name)
+	switch {
+	case value == "" && hasDefault:
+		return otherwise, ""
+	case !ok && d.secret && !whole:
+		return "", "a variable that is named in it is not set; set it, or write $$ for a dollar sign"
+	case !ok:
+		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)
+	}
+	d.mask.hide(name, value)
+	return value, ""
+}

@@ -1,0 +1,251 @@
+package policyfile
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/jwt"
+)
+
+// page is docs/configuration.md.
+func page(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// tablesOf are the rows of a page's tables, each as its cells, by what stands in the first cell of
+// the table's head. Tables of one head are one.
+func tablesOf(page string) map[string][][]string {
+	tables := make(map[string][][]string)
+	head := ""
+	for line := range strings.Lines(page) {
+		line, ok := strings.CutPrefix(strings.TrimSpace(line), "| ")
+		cells := strings.Split(strings.TrimSuffix(strings.ReplaceAll(line, "| |", "|  |"), " |"), " | ")
+		switch {
+		case !ok:
+			head = ""
+		case head == "":
+			head = cells[0]
+		case cells[0] != "---":
+			tables[head] = append(tables[head], cells)
+		}
+	}
+	return tables
+}
+
+// structsOfPage are the structs that a page's tables describe, by their heads, and policies in
+// which an example of a row can stand.
+var structsOfPage = []struct {
+	head  string
+	about reflect.Type
+	in    []string
+}{
+	{"at the top", reflect.TypeFor[Config](), []string{
+		"%s\n" + aRule,
+		"%s",
+		"%s\ntokens: {jwks_url: 'https://a/'}\n" + aRule,
+	}},
+	{"in a rule", reflect.TypeFor[RuleConfig](), []string{
+		"rules: [{name: a, per: client, limits: [{rate: 1/s}], %s}]",
+		"rules: [{per: client, limits: [{rate: 1/s}], %s}]",
+		"rules: [{name: a, limits: [{rate: 1/s}], %s}]",
+		"rules: [{name: a, per: client, %s}]",
+	}},
+	{"in `match`", reflect.TypeFor[MatchConfig](), []string{"rules: [{name: a, match: {%s}, per: client, limits: [{rate: 1/s}]}]"}},
+	{"in a limit", reflect.TypeFor[LimitConfig](), []string{
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, %s}]}]",
+		"rules: [{name: a, per: client, limits: [{%s}]}]",
+		"rules: [{name: a, per: client, limits: [{in_flight: 5, %s}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, algorithm: sub-window, %s}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100 per calendar month, %s}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, on_failure: open, %s}]}]",
+	}},
+	{"in `cost`", reflect.TypeFor[CostConfig](), []string{
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {%s}}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {header: X, %s}}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {max: 10, %s}}]}]",
+		"rules: [{name: a, per: client, limits: [{rate: 100/s, cost: {body: 1KB, %s}}]}]",
+	}},
+	{"in `http`", reflect.TypeFor[httplimit.Config](), []string{
+		"http: {%s}\n" + aRule,
+		"http: {trusted_proxies: [10.0.0.0/8], %s}\n" + aRule,
+	}},
+	{"in `denied`", reflect.TypeFor[httplimit.DeniedConfig](), []string{
+		"http: {denied: {%s}}\n" + aRule,
+		"http: {denied: {body: '<p>', %s}}\n" + aRule,
+	}},
+	{"in `cors`", reflect.TypeFor[httplimit.CORSConfig](), []string{
+		"http: {cors: {%s}}\n" + aRule,
+		"http: {cors: {origins: https://a.example, %s}}\n" + aRule,
+	}},
+	{"in `tokens`", reflect.TypeFor[jwt.Config](), []string{
+		"tokens: {%s}\n" + aRule,
+		"tokens: {jwks_url: 'https://a/', %s}\n" + aRule,
+	}},
+}
+
+const (
+	aRule  = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]"
+	client = "identities: {client: {key: header X-API-Key}}\n"
+)
+
+func TestConfigurationPageHasExactlyTheFieldsThereAre(t *testing.T) {
+	tables := tablesOf(page(t))
+	n := 0
+	for _, s := range structsOfPage {
+		var told []string
+		for _, row := range tables[s.head] {
+			if row[0] == "not in the file" {
+				continue
+			}
+			told = append(told, strings.Trim(row[0], "`"))
+			if !strings.HasPrefix(row[0], "`") {
+				t.Errorf("the table %q has a row for %s, which is no field", s.head, row[0])
+			}
+		}
+		slices.Sort(told)
+		there := slices.Collect(maps.Keys(fieldsOf(s.about)))
+		if s.about == reflect.TypeFor[Config]() {
+			for _, section := range allSections.Sections {
+				there = append(there, section.SectionName())
+			}
+		}
+		if slices.Sort(there); !slices.Equal(told, there) {
+			t.Errorf("docs/configuration.md, the table %q: it has\n\t%v\nand there are\n\t%v", s.head, told, there)
+		}
+		n += len(told)
+	}
+	t.Logf("counted: %d fields in tables of the docs", n)
+}
+
+// What the page says is a default must be what the schema says.
+func TestConfigurationPageTellsTheDefaults(t *testing.T) {
+	said := regexp.MustCompile(`Default: ([a-zA-Z0-9/_.:-]*[a-zA-Z0-9/_-])|(\S+) \(default`)
+	tables := tablesOf(page(t))
+	n := 0
+	for _, s := range structsOfPage {
+		for name, i := range fieldsOf(s.about) {
+			m := said.FindStringSubmatch(s.about.Field(i).Tag.Get("jsonschema"))
+			if m == nil || s.in == nil || slices.Contains([]string{"after", "all", "anything", "as", "needed", "none", "what", "one", "the"}, m[1]) {
+				continue
+			}
+			want := m[1] + m[2]
+			if want == "0" {
+				want = "0s" // a duration
+			}
+			n++
+			for _, row := range tables[s.head] {
+				if row[0] == "`"+name+"`" && !strings.Contains(row[2], want) {
+					t.Errorf("docs/configuration.md: %s has the default %q, and the page says %q", name, want, row[2])
+				}
+			}
+		}
+	}
+	if n < 20 {
+		t.Errorf("only %d defaults were compared; is the pattern right?", n)
+	}
+	t.Logf("counted: %d defaults compared with the docs", n)
+}
+
+func TestExamplesOfConfigurationPageCompile(t *testing.T) {
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```\n").FindAllStringSubmatch(page(t), -1)
+	for _, block := range blocks {
+		text := block[1]
+		if !regexp.MustCompile(`(?m)^rules:`).MatchString(text) {
+			text += aRule
+		}
+		if err := compiles(text); err != nil {
+			t.Errorf("docs/configuration.md: %v\nin\n%s", err, text)
+		}
+	}
+	tables := tablesOf(page(t))
+	n := 0
+	for _, s := range structsOfPage {
+		for _, row := range tables[s.head] {
+			if s.in == nil {
+				continue
+			}
+			example := strings.Trim(row[3], "`")
+			if name := strings.Trim(row[0], "`"); !strings.HasPrefix(example, name+": ") {
+				t.Errorf("docs/configuration.md: %q is no example of %s", example, name)
+			}
+			var errs []error
+			for _, in := range s.in {
+				text := fmt.Sprintf(in, example)
+				if !strings.Contains(strings.ReplaceAll(text, "new_identities:", ""), "identities:") {
+					text = client + text
+				}
+				err := compiles(text)
+				if err == nil || strings.Contains(err.Error(), "no such file") {
+					errs = nil
+					break
+				}
+				errs = append(errs, fmt.Errorf("%w\nin %s", err, text))
+			}
+			for _, err := range errs {
+				t.Errorf("docs/configuration.md: %s: %v", example, err)
+			}
+			n++
+		}
+	}
+	t.Logf("counted: %d policies of the docs and %d examples of fields", len(blocks), n)
+}
+
+// compiles tells what is wrong with a policy that lies beside those of the examples, where no
+// variable is set.
+func compiles(text string) error {
+	return mistakesOf("../../examples/policies/page.yaml", text, func(string) (string, bool) { return "", false })
+}
+
+func TestConfigurationPageTellsTheBounds(t *testing.T) {
+	var rows []string
+	for _, row := range tablesOf(page(t))["at most"] {
+		rows = append(rows, strings.Join(row, " | "))
+	}
+	want := []string{
+		"the file | " + size(MaxFile),
+		"levels of nesting, also by identities that refer to others | " + number(maxDepth),
+		"values and names in the file; those of an alias count each time | " + number(maxNodes),
+		"rules | " + number(maxRules),
+		"ways to match: each path of a rule at each of its hosts | " + number(maxWays),
+		"limits that a request can meet | " + number(policy.MaxLimits),
+		"parts of an identity | " + number(maxParts),
+		"a part of a key; a longer one stands as its SHA-256 | " + number(policy.MaxValue) + " bytes",
+		"files of values, each counted as often as it is named | " + number(maxListFiles),
+		"all files of values together | " + size(maxLists),
+		"lines of all files of values | " + number(maxListLines),
+		"a value in a file | " + size(maxListLine),
+		"keys of tokens in a file or a set | " + number(jwt.MaxKeys),
+		"keys that are tried for a token without a key ID | " + number(jwt.MaxKeysTried),
+		"a token | " + size(policy.MaxTokenLength),
+	}
+	if !slices.Equal(rows, want) {
+		t.Errorf("docs/configuration.md: the table of bounds should be\n| %s |", strings.Join(want, " |\n| "))
+	}
+}
+
+func size(n int) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+func number(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return number(n/1000) + fmt.Sprintf(",%03d", n%1000)
+}

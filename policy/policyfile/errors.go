@@ -1,0 +1,147 @@
+package policyfile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// An Error is one mistake in a policy: what is wrong, and behind a semicolon how to fix it. Line
+// and Column count from 1; they are 0 where the policy was not read from a file.
+type Error struct {
+	File         string
+	Line, Column int
+	Message      string
+}
+
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return e.File + ": " + e.Message
+	}
+	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
+}
+
+// Errors are all mistakes of a policy, in the order of the file. They wrap penstock.ErrInvalid.
+type Errors []*Error
+
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, err := range e {
+		lines[i] = err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Is makes Errors wrap penstock.ErrInvalid.
+func (e Errors) Is(target error) bool { return target == penstock.ErrInvalid }
+
+// sorted is a copy in the order of the file, in which nothing stands twice.
+func (e Errors) sorted() Errors {
+	e = slices.Clone(e)
+	slices.SortStableFunc(e, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
+}
+
+// mostAlike is at how many places one message is shown.
+const mostAlike = 5
+
+// few are the errors, but of a message that occurs at more than mostAlike places only the first,
+// with the number of places.
+func (e Errors) few() (list Errors) {
+	places := make(map[string]int)
+	for _, err := range e {
+		places[err.Message]++
+	}
+	for _, err := range e {
+		switch n := places[err.Message]; {
+		case n > mostAlike:
+			places[err.Message] = 0
+			first := *err
+			first.Message += fmt.Sprintf("; this occurs in %d places", n)
+			list = append(list, &first)
+		case n > 0:
+			list = append(list, err)
+		}
+	}
+	return list
+}
+
+// suggest says which name was probably meant, or which there are.
+func suggest[T any](name string, known map[string]T) string {
+	return suggestOf(name, slices.Sorted(maps.Keys(known)))
+}
+
+// meant maps words that people try to the right ones.
+var meant = map[string]string{
+	"address": "ip", "ip_address": "ip", "addr": "ip", "client_ip": "ip", "remote_addr": "ip", "source_ip": "ip",
+	"everybody": "global", "anyone": "global", "any": "global",
+	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
+	"else": "default", "blacklist": "deny", "blocklist": "deny", "whitelist": "allow", "allowlist": "allow",
+	"key": "per", "by": "per", "window": "rate", "quota": "rate", "requests": "rate", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",
+	"tz": "timezone", "dry_run": "shadow", "log_only": "shadow",
+}
+
+func suggestOf(name string, known []string) string {
+	if word := meant[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
+		return fmt.Sprintf("did you mean %s?", word)
+	}
+	best, least := "", min(max(1, len(name)/3), 3)+1
+	var longer []string
+	for _, k := range known {
+		if d := distance(name, k); d < least && d < len(k) {
+			best, least = k, d
+		}
+		if len(name) >= 3 && strings.HasPrefix(k, name) {
+			longer = append(longer, k)
+		}
+	}
+	switch {
+	case best != "":
+		return fmt.Sprintf("did you mean %s?", best)
+	case len(longer) == 1:
+		return fmt.Sprintf("did you mean %s?", longer[0])
+	case len(known) == 0:
+		return "there are none"
+	case len(known) == 1:
+		return "there is " + known[0]
+	case len(known) > 20:
+		return fmt.Sprintf("there are %d, such as %s", len(known), strings.Join(known[:3], ", "))
+	}
+	return "there are " + wording.List(known, "and")
+}
+
+// distance is how many letters must be changed, added, removed or swapped with the next to get from
+// a to b, up to about 3.
+func distance(a, b string) int {
+	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {
+		return 4
+	}
+	a, b = strings.ToLower(a), strings.ToLower(b)
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		rows[i][0] = i
+		for j := range len(b) {
+			if i == 0 {
+				rows[i][j+1] = j + 1
+				continue
+			}
+			change := rows[i-1][j]
+			if a[i-1] != b[j] {
+				change++
+			}
+			rows[i][j+1] = min(change, rows[i][j]+1, rows[i-1][j+1]+1)
+			if i > 1 && j > 0 && a[i-1] == b[j-1] && a[i-2] == b[j] {
+				rows[i][j+1] = min(rows[i][j+1], rows[i-2][j-1]+1)
+			}
+		}
+	}
+	return rows[len(a)][len(b)]
+}

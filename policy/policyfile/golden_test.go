@@ -1,0 +1,393 @@
+package policyfile
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// A golden is a policy, requests, and a text that shows what the policy means: what String and
+// Warnings say, and what Evaluate makes of each request. The requests stand in NAME.requests beside
+// the text, NAME.txt, parted by empty lines:
+//
+//	# a comment
+//	POST http://HOST/PATH?QUERY from ADDRESS size BYTES
+//	  Header: value
+//
+// where the host, from, size and headers may be left out. In a header, {JSON} stands for a token
+// with these claims, signed so that the policy believes it.
+type golden struct {
+	policy   string // file with the policy, in the folder dir
+	dir      string
+	requests string // file without an end, from this folder
+}
+
+// goldens are those of testdata/golden, and the examples, which must each be one.
+func goldens(t testing.TB) (list []golden) {
+	t.Helper()
+	for _, place := range []struct{ pattern, into string }{
+		{"testdata/golden/*.yaml", "testdata/golden"},
+		{"../../examples/*.yaml", "testdata/golden/examples"},
+		{"../../examples/policies/*.yaml", "testdata/golden/examples/policies"},
+	} {
+		files, err := filepath.Glob(place.pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("there is no %s: %v", place.pattern, err)
+		}
+		for _, file := range files {
+			name := filepath.Base(file)
+			list = append(list, golden{name, filepath.Dir(file), filepath.Join(place.into, strings.TrimSuffix(name, ".yaml"))})
+		}
+	}
+	return list
+}
+
+// envOfGoldens are the variables that goldens may name.
+func envOfGoldens(name string) (string, bool) {
+	value, ok := map[string]string{"GOLDEN_RATE": "9/s", "GOLDEN_SECRET": jwttest.Secret}[name]
+	return value, ok
+}
+
+// config reads the policy in its folder, which is left again.
+func (g golden) config(t *testing.T) (*Config, *Policy) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(g.dir, g.policy))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(g.dir) // for the files that it names
+	config, err := Parse(g.policy, text, envOfGoldens, allSections)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return config, p
+}
+
+func TestPoliciesMeanWhatTheirGoldensSay(t *testing.T) {
+	requests := 0
+	list := goldens(t)
+	for i := range list {
+		list[i].requests, _ = filepath.Abs(list[i].requests)
+	}
+	for _, g := range list {
+		t.Run(g.requests[strings.Index(g.requests, "golden/")+7:], func(t *testing.T) {
+			config, p := g.config(t)
+			rules, sign := signer(config, p)
+			var s strings.Builder
+			s.WriteString(described(p.Rules))
+			for i, w := range p.Warnings {
+				if i == 0 {
+					s.WriteByte('\n')
+				}
+				fmt.Fprintf(&s, "warning: %v\n", w)
+			}
+			asked := readRequests(t, g.requests+".requests")
+			requests += len(asked)
+			for _, lines := range asked {
+				fmt.Fprintf(&s, "\n==== %s\n%s", strings.Join(lines, "\n"), assessed(t, rules, lines, sign))
+			}
+			compare(t, g.requests+".txt", s.String())
+		})
+	}
+	t.Logf("counted: %d policies with goldens", len(list))
+	t.Logf("counted: %d requests in goldens", requests)
+}
+
+// compare checks a text against its file, or writes it there.
+func compare(t *testing.T, file, text string) {
+	t.Helper()
+	if *rewrite {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	before, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v\n(go test ./policy -run Golden -rewrite writes it)", err)
+	}
+	was, is := strings.Split(string(before), "\n"), strings.Split(text, "\n")
+	for i := range max(len(was), len(is)) {
+		a, b := "", ""
+		if i < len(was) {
+			a = was[i]
+		}
+		if i < len(is) {
+			b = is[i]
+		}
+		if a != b {
+			t.Fatalf("%s:%d: it is now\n\t%s\nand was\n\t%s\n(go test ./policy -run Golden -rewrite writes what is; git diff shows all that changed)", file, i+1, b, a)
+		}
+	}
+}
+
+// readRequests gives the lines of each request, with the comments before them.
+func readRequests(t *testing.T, file string) (requests [][]string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v\n(each golden has requests, and so a file with them)", err)
+	}
+	for _, block := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
+		requests = append(requests, strings.Split(block, "\n"))
+	}
+	return requests
+}
+
+var requestForm = regexp.MustCompile(`^([A-Z]+) (?:http://([^/]+))?(/[^ ?]*)(?:\?([^ ]*))?(?: from ([^ ]+))?(?: size (-?\d+))?$`)
+
+// assessed is what becomes of a request.
+func assessed(t *testing.T, rules *policy.Rules, lines []string, sign func(claims string) string) string {
+	t.Helper()
+	for strings.HasPrefix(lines[0], "#") {
+		lines = lines[1:]
+	}
+	m := requestForm.FindStringSubmatch(lines[0])
+	if m == nil {
+		t.Fatalf("%q is not a request; write METHOD http://HOST/PATH?QUERY from ADDRESS size BYTES", lines[0])
+	}
+	path, err := rules.Paths().Clean(m[3])
+	if err != nil {
+		return fmt.Sprintf("refused: %v\n", err)
+	}
+	a := asked{method: m[1], host: m[2], path: path, address: m[5], header: make(http.Header), cookies: make(map[string][]string)}
+	a.body, _ = strconv.ParseInt(cmp.Or(m[6], "0"), 10, 64)
+	if a.query, err = url.ParseQuery(m[4]); err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range lines[1:] {
+		name, value, ok := strings.Cut(strings.TrimPrefix(line, "  "), ": ")
+		if !ok {
+			t.Fatalf("%q is not a header; write two spaces, Name: value", line)
+		}
+		if before, claims, ok := strings.Cut(value, "{"); ok {
+			value = before + sign("{"+claims)
+		}
+		a.header.Add(name, value)
+	}
+	for _, cookie := range (&http.Request{Header: a.header}).Cookies() {
+		a.cookies[cookie.Name] = append(a.cookies[cookie.Name], cookie.Value)
+	}
+	var v policy.Evaluation
+	rules.Evaluate(a, &v)
+	return verdictText(t, rules.Matching(a), &v)
+}
+
+// verdictText shows a verdict, with one line for each charge: the limit, its tag in the store,
+// the key, how much, and of what.
+func verdictText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation) string {
+	t.Helper()
+	var s strings.Builder
+	w := tabwriter.NewWriter(&s, 0, 0, 2, ' ', 0)
+	names := func(rules []*policy.Rule) string {
+		var list []string
+		for _, r := range rules {
+			list = append(list, r.Name)
+		}
+		return cmp.Or(strings.Join(list, ", "), "none")
+	}
+	if v.Unclear != "" {
+		return "malformed: " + v.Unclear + "\n"
+	}
+	switch v.ListMatch {
+	case policy.DenyListed:
+		return "refused: on the list deny\n"
+	case policy.AllowListed:
+		return "never limited: on the list allow\n"
+	}
+	fmt.Fprintf(&s, "rules that match: %s; that apply: %s\n", names(matching), names(v.Matched))
+	if v.Tier != "" {
+		fmt.Fprintf(&s, "tier: %s\n", v.Tier)
+	}
+	line := func(what string, l *policy.Limit, c penstock.Charge) {
+		plan := c.Plan
+		_, of, _ := strings.Cut(c.Plan.String(), ": ")
+		of += windowText(plan)
+		if c.Patience > 0 {
+			of += ", waits " + wording.Period(c.Patience)
+		}
+		if c.Holder != "" {
+			of += ", held"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%07x\t%s\t%d\tof %s\n", what, l.Policy, plan.Tag()>>7, c.Key, c.Cost, of)
+	}
+	for i, c := range v.Charges {
+		line("charge", v.Limits[i], c)
+	}
+	for _, trial := range v.Shadows {
+		what := "shadow"
+		if trial.Candidate {
+			what = "candidate"
+		}
+		for i, c := range trial.Charges {
+			line(what, trial.Limits[i], c)
+			what = "  with"
+		}
+	}
+	for i, batch := range append([]policy.Shadow{{Charges: v.Charges}}, v.Shadows...) {
+		if err := penstock.Check(batch.Charges); err != nil && len(batch.Charges) > 0 {
+			t.Errorf("batch %d of\n%s\nis none that a store takes: %v", i, s.String(), err)
+		}
+	}
+	w.Flush()
+	return s.String()
+}
+
+// windowText is what a limit does not say of its windows: how many parts they have, where they
+// begin, or in UTC when those end that are next to a day of summer.
+func windowText(p *penstock.Plan) string {
+	const minutes = "2006-01-02 15:04"
+	a, params := p.Algorithm(), p.Params(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC).UnixMicro())
+	switch {
+	case a.Name() == penstock.SubWindow(1).Name():
+		return fmt.Sprintf(", %d parts", params[2])
+	case a.IsCalendar():
+		return fmt.Sprintf(", ends %s, %s", time.UnixMicro(params[1]).UTC().Format(minutes), time.UnixMicro(params[2]).UTC().Format(minutes))
+	case a.Name() == penstock.FixedWindow.Name():
+		return [...]string{", from the epoch", ", from the first"}[params[3]]
+	}
+	return ""
+}
+
+// signer makes rules that believe tokens of tests, and signs them.
+func signer(config *Config, p *Policy) (*policy.Rules, func(claims string) string) {
+	t := config.Tokens
+	if t == nil {
+		return p.Rules, nil
+	}
+	alg, key, rules := "ES256", jwttest.Pairs()["ES256"][0], p.Rules
+	if t.Secret != "" {
+		alg, key = "HS256", []byte(t.Secret)
+	} else {
+		spec := rules.Spec()
+		spec.Tokens.Verifier = anyIssuer{spec.Tokens.Verifier}
+		var err error
+		if rules, err = policy.New(spec); err != nil {
+			panic(err)
+		}
+	}
+	standard := fmt.Sprintf(`{"iss": %q, "aud": %q, "exp": %d, `, t.Issuer, t.Audience, time.Now().Add(time.Hour).Unix())
+	return rules, func(claims string) string {
+		return jwttest.Sign(alg, key, `{"alg": "`+alg+`"}`, standard+strings.TrimPrefix(claims, "{"))
+	}
+}
+
+// anyIssuer believes tokens of tests, whatever key has signed them.
+type anyIssuer struct{ policy.Verifier }
+
+func (anyIssuer) Claims(token string) (policy.Claims, *policy.TokenError) {
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
+	if err != nil {
+		panic(err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(payload))
+	decoder.UseNumber()
+	var claims policy.Claims
+	if err := decoder.Decode(&claims); err != nil {
+		panic(err)
+	}
+	return claims, nil
+}
+
+// Nothing that people may write is without a golden that shows what it means.
+func TestEveryFieldOfTheLanguageStandsInAGolden(t *testing.T) {
+	used := make(map[string]bool)
+	words := make(map[string]bool)
+	for _, g := range goldens(t) {
+		t.Run(g.policy, func(t *testing.T) {
+			config, _ := g.config(t)
+			visit(reflect.ValueOf(config), func(field string, v reflect.Value) {
+				if !v.IsZero() {
+					used[field] = true
+				}
+				if v.Kind() == reflect.String {
+					word, _, _ := strings.Cut(v.String(), " ")
+					words[field+" "+word] = true
+				}
+			})
+		})
+	}
+	all := fieldsBelow(reflect.TypeFor[Config](), make(map[string]bool))
+	for _, field := range slices.Sorted(maps.Keys(all)) {
+		if !used[field] {
+			t.Errorf("no golden uses %s; write it into one of testdata/golden/*.yaml", field)
+		}
+	}
+	for name := range algorithms {
+		if !words["LimitConfig.Algorithm "+name] {
+			t.Errorf("no golden uses algorithm: %s; write it into one of testdata/golden/*.yaml", name)
+		}
+	}
+	for word := range sourceWords {
+		if !words["IdentityConfig.Source "+word] {
+			t.Errorf("no golden has an identity by %s; write it into one of testdata/golden/*.yaml", word)
+		}
+		if !words["Clause.Source "+word] && word != "segment" {
+			t.Errorf("no golden has a condition on %s; write it into one of testdata/golden/*.yaml", word)
+		}
+	}
+	t.Logf("counted: %d fields, algorithms and sources in goldens (of %d goldens)", len(all)+len(algorithms)+2*len(sourceWords)-1, len(goldens(t)))
+}
+
+// fieldsBelow are the exported fields of a type's structs, as Struct.Field. Those of Named go by
+// the type that has one.
+func fieldsBelow(t reflect.Type, into map[string]bool) map[string]bool {
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		fieldsBelow(t.Elem(), into)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if f := t.Field(i); f.IsExported() && !into[t.Name()+"."+f.Name] {
+				into[t.Name()+"."+f.Name] = true
+				fieldsBelow(f.Type, into)
+			}
+		}
+	}
+	return into
+}
+
+// visit goes through the exported fields of all structs below v.
+func visit(v reflect.Value, see func(field string, v reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() {
+			visit(v.Elem(), see)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			visit(v.Index(i), see)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if f := v.Type().Field(i); f.IsExported() {
+				see(v.Type().Name()+"."+f.Name, v.Field(i))
+				visit(v.Field(i), see)
+			}
+		}
+	}
+}

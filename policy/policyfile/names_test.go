@@ -1,0 +1,30 @@
+package policyfile
+
+import (
+	"strings"
+	"testing"
+)
+
+// An algorithm has the same name in the file and in every output, and a calendar window's
+// period is a unit of the calendar.
+func TestAlgorithmsHaveOneName(t *testing.T) {
+	for name := range algorithms {
+		if name == "gcra" {
+			continue // another name for token-bucket
+		}
+		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/min, algorithm: "+name+"}]}]\n").Rules()[0].Limits[0]
+		if text := l.Variants[0].String(); l.Algorithm != name || !strings.HasSuffix(text, " ("+name+")") {
+			t.Errorf("%s is called %s, and its limit %q", name, l.Algorithm, text)
+		}
+	}
+	for written, want := range map[string]string{
+		"in_flight: 5":              "in_flight",
+		"rate: 10 per calendar day": "calendar-window", "rate: 10 per calendar week": "calendar-window", "rate: 10 per calendar month": "calendar-window",
+	} {
+		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+written+"}]}]\n").Rules()[0].Limits[0]
+		_, period, calendar := strings.Cut(written, " per ")
+		if text := l.Variants[0].String(); l.Algorithm != want || calendar && !strings.Contains(text, "10 per "+period+" (") {
+			t.Errorf("%s is called %s, and its limit %q", written, l.Algorithm, text)
+		}
+	}
+}

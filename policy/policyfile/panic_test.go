@@ -1,0 +1,56 @@
+package policyfile
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// panics stands for a reader with a mistake.
+func panics(string) (*Policy, error) { panic("index out of range") }
+
+func isPanic(t *testing.T, err error) {
+	t.Helper()
+	var panicked *panicked.Error
+	if !errors.As(err, &panicked) || !bytes.Contains(panicked.Stack, []byte("panic")) {
+		t.Fatalf("the error is %v, and should be a PanicError with its stack", err)
+	}
+}
+
+func TestAPanicWhileLoadingIsAnErrorAndNoWatcherBegins(t *testing.T) {
+	_, err := watch("rules.yaml", WatchOptions{}, panics, nil)
+	isPanic(t, err)
+}
+
+func TestAPanicWhileReloadingKeepsTheRules(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(path, []byte(version("first")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := false
+	var told witness
+	w, err := watch(path, WatchOptions{Poll: never, Notify: told.notify}, func(path string) (*Policy, error) {
+		if broken {
+			return panics(path)
+		}
+		return load(path, Options{})
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	broken = true
+	isPanic(t, w.Reload())
+	if versionOf(w) != "first" || len(told.all()) != 1 {
+		t.Fatalf("rules %s are in force, and %d loads were reported", versionOf(w), len(told.all()))
+	}
+	isPanic(t, told.all()[0].Err)
+	broken = false
+	if err := w.Reload(); err != nil {
+		t.Fatalf("the next reload fails: %v", err)
+	}
+}

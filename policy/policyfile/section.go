@@ -1,0 +1,57 @@
+package policyfile
+
+import (
+	"reflect"
+
+	"github.com/penstock/penstock/policy"
+)
+
+// A Section is a part of the file that another package defines and uses, as http of package
+// httplimit. It is a pointer to a struct. The tags of the struct's fields name the keys (yaml) and
+// describe them for editors (jsonschema). What the struct holds are the defaults: each file is
+// read into a copy of it.
+type Section interface {
+	// SectionName is the key of the section in the file.
+	SectionName() string
+
+	// Apply checks what was read, and changes the policy as it says. It calls report for each
+	// mistake: field points to the field at fault, or is the Section itself, and the message says what
+	// is wrong and how to correct it. Apply is called for a section that the file does not have, too.
+	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
+}
+
+// newSections copies the sections for one file.
+func newSections(prototypes []Section) (list []Section) {
+	for _, p := range prototypes {
+		fresh := reflect.New(reflect.TypeOf(p).Elem())
+		fresh.Elem().Set(reflect.ValueOf(p).Elem())
+		list = append(list, fresh.Interface().(Section))
+	}
+	return list
+}
+
+// compileSections lets the sections change the policy.
+func (c *compiler) compileSections() {
+	for _, s := range c.config.sections {
+		s.Apply(&c.spec, func(field any, format string, args ...any) {
+			if !c.written(field) {
+				field = s
+			}
+			c.fail(field, format, args...)
+		})
+		c.spec.Sections = append(c.spec.Sections, s)
+	}
+}
+
+// writtenIn tells whether the file has a key in a section.
+func (c *compiler) writtenIn(name, key string) bool {
+	for _, s := range c.config.sections {
+		if s.SectionName() != name {
+			continue
+		}
+		v := reflect.ValueOf(s).Elem()
+		field, ok := fieldsOf(v.Type())[key]
+		return ok && c.written(v.Field(field).Addr().Interface())
+	}
+	return false
+}

@@ -1,0 +1,305 @@
+package policyfile
+
+import (
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// Named are values by name, in the order in which they were written.
+type Named[T any] []Entry[T]
+
+// An Entry is one of Named.
+type Entry[T any] struct {
+	Name  string
+	Value T
+}
+
+func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
+	if !d.mapping(node, n, "names with values, as in NAME: VALUE") {
+		return
+	}
+	*n = make(Named[T], len(node.Content)/2)
+	seen := make(map[string]*yaml.Node)
+	for i := range *n {
+		key, value := node.Content[2*i], node.Content[2*i+1]
+		e := &(*n)[i]
+		d.note(e, key)
+		d.note(&e.Name, key)
+		var ok bool
+		if e.Name, ok = d.name(key, seen); !ok {
+			d.unread(&e.Name)
+		}
+		d.value(value, &e.Value)
+	}
+}
+
+// Values are what a source may be: a list, one alone, or {file: NAME} with one per line. "*" is
+// anything.
+type Values struct {
+	Is   []string
+	File string
+}
+
+func (v *Values) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.MappingNode {
+		if len(node.Content) != 2 || node.Content[0].Value != "file" {
+			d.fail(node, "a group of fields does not belong here; write a list of values, one alone, or {file: NAME}")
+			return
+		}
+		d.value(node.Content[1], &v.File)
+		return
+	}
+	if node.Kind != yaml.SequenceNode {
+		d.value(node, &v.Is)
+		return
+	}
+	if len(node.Content) == 0 {
+		d.fail(node, "the list of values is empty; write what the source may be, or \"*\" for anything")
+		return
+	}
+	for _, item := range node.Content {
+		if item.Kind == yaml.MappingNode {
+			d.fail(item, "a group of fields does not belong into a list of values; write {file: NAME} alone, without other values beside it")
+			return
+		}
+	}
+	d.value(node, &v.Is)
+}
+
+// A Condition holds if each of its sources has one of its values. A source is a part of the
+// request, as in "header X-Plan", or the name of an identity.
+type Condition []Clause
+
+// A Clause is one source of a Condition with its values.
+type Clause struct {
+	Source string
+	Values Values
+}
+
+func (c *Condition) decode(d *decoder, node *yaml.Node) {
+	if !d.mapping(node, c, "a source with its values, as in {header X-Plan: premium} or {ip: 10.0.0.0/8}") {
+		return
+	}
+	if len(node.Content) == 0 {
+		d.fail(node, "the condition is empty, so it would always hold; name a source, as in {header X-Plan: premium}")
+	}
+	c.clauses(d, node.Content)
+}
+
+func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
+	*c = make(Condition, len(content)/2)
+	seen := make(map[string]*yaml.Node)
+	for i := range *c {
+		clause := &(*c)[i]
+		d.note(&clause.Source, content[2*i])
+		d.note(clause, content[2*i])
+		var ok bool
+		if clause.Source, ok = d.name(content[2*i], seen); !ok {
+			d.unread(&clause.Source)
+		}
+		d.value(content[2*i+1], &clause.Values)
+	}
+}
+
+// Conditions hold if one of them does. One alone needs no list; "default" always holds.
+type Conditions struct {
+	Otherwise bool
+	Any       []Condition
+}
+
+func (c *Conditions) decode(d *decoder, node *yaml.Node) {
+	switch node.Kind {
+	case yaml.ScalarNode:
+		var text string
+		d.value(node, &text)
+		if c.Otherwise = text == "default"; c.Otherwise {
+			return
+		}
+		d.unread(c)
+		switch {
+		case d.broken[&text]:
+		case distance(text, "default") < 3:
+			d.fail(node, "%q is no condition; did you mean default?", wording.Clip(text))
+		default:
+			d.fail(node, "%q is no condition; write a source with its values, as in {header X-Plan: premium}, or default", wording.Clip(text))
+		}
+	case yaml.SequenceNode:
+		d.value(node, &c.Any)
+	default:
+		c.Any = make([]Condition, 1)
+		d.value(node, &c.Any[0])
+	}
+}
+
+// An IdentityConfig is how a request is identified. It is one of: the name of an identity, "ip" or
+// "global"; {KIND: SOURCE}, where the kind stays in the key; {any_of: [...]}, the first that the
+// request has; {all_of: [...]}, a combination.
+type IdentityConfig struct {
+	Name   string
+	Kind   string
+	Source string
+	Only   *Values
+	First  []IdentityConfig
+	All    []IdentityConfig
+}
+
+// set tells whether anything was written.
+func (c *IdentityConfig) set() bool {
+	return c.Name != "" || c.Kind != "" || c.First != nil || c.All != nil
+}
+
+const identityForms = "write {KIND: SOURCE} as in {key: header X-API-Key}, {any_of: [...]}, {all_of: [...]}, ip, global or the name of an identity"
+
+func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.ScalarNode {
+		d.value(node, &c.Name)
+		if c.Name == "" {
+			d.unread(c)
+		}
+		return
+	}
+	if !d.mapping(node, c, strings.TrimPrefix(identityForms, "write ")) {
+		return
+	}
+	if len(node.Content) == 0 {
+		d.fail(node, "the identity is missing; %s", identityForms)
+		d.unread(c)
+		return
+	}
+	if len(node.Content) != 2 {
+		d.unread(c)
+		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is there, {any_of: [...]}",
+			len(node.Content)/2)
+		return
+	}
+	key, value := node.Content[0], node.Content[1]
+	kind, ok := d.name(key, nil)
+	if !ok {
+		d.unread(c)
+		return
+	}
+	switch kind {
+	case "any_of":
+		d.value(value, &c.First)
+	case "all_of":
+		d.value(value, &c.All)
+	case "":
+		d.fail(key, "the kind, which stays in the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
+		d.unread(c)
+		return
+	default:
+		c.Kind = kind
+		d.note(&c.Kind, key)
+		c.decodeSource(d, value)
+		return
+	}
+	if !c.set() {
+		d.unread(c)
+	}
+}
+
+// decodeSource reads SOURCE, or {SOURCE: VALUES} where only those count.
+func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.ScalarNode {
+		d.value(node, &c.Source)
+		return
+	}
+	if node.Kind == yaml.SequenceNode {
+		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is there, {any_of: [...]}")
+		d.unread(&c.Source)
+		return
+	}
+	var only Condition
+	d.value(node, &only)
+	if len(only) == 0 {
+		d.unread(&c.Source)
+	}
+	if len(only) > 1 {
+		d.fail(node, "%d sources stand here and there can be one; to combine several, write {all_of: [...]}", len(only))
+	}
+	if len(only) > 0 {
+		c.Source, c.Only = only[0].Source, &only[0].Values
+		d.note(&c.Source, node.Content[0])
+	}
+}
+
+// PerTier is a text that is the same for all, or one for each tier.
+type PerTier struct {
+	All   string
+	Tiers Named[string]
+}
+
+func (p *PerTier) set() bool { return p.All != "" || p.Tiers != nil }
+
+func (p *PerTier) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.MappingNode {
+		d.value(node, &p.Tiers)
+		if len(node.Content) == 0 {
+			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
+			d.unread(p)
+		}
+		return
+	}
+	d.value(node, &p.All)
+}
+
+func (m *MatchConfig) decode(d *decoder, node *yaml.Node) {
+	if !d.mapping(node, m, "what to match, as in {method: POST, path: /api/**}") {
+		return
+	}
+	var fields, sources []*yaml.Node
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		switch pair := node.Content[i : i+2]; pair[0].Value {
+		case "method", "path", "host":
+			fields = append(fields, pair...)
+		default:
+			sources = append(sources, pair...)
+		}
+	}
+	d.fields(fields, m)
+	m.Where.clauses(d, sources)
+}
+
+func (c *CostConfig) decode(d *decoder, node *yaml.Node) {
+	if node.Kind == yaml.MappingNode {
+		if len(node.Content) == 0 {
+			d.fail(node, "the cost is empty; write a number, or one of {methods: ...}, {header: ...} and {body: ...}")
+		}
+		d.fields(node.Content, c)
+		return
+	}
+	d.value(node, &c.Units)
+}
+
+// A Size is a number of bytes: 512, 64KB, 10MB. 1KB is 1024 bytes; KiB means the same.
+type Size int64
+
+func (s *Size) decode(d *decoder, node *yaml.Node) {
+	var text string
+	d.value(node, &text)
+	if d.broken[&text] {
+		d.unread(s)
+		return
+	}
+	n, ok := parseSize(text)
+	if !ok || n == 0 {
+		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", wording.Clip(text))
+		d.unread(s)
+	}
+	*s = n
+}
+
+func parseSize(text string) (Size, bool) {
+	number := strings.TrimRight(text, "kKmMgGiIbB ")
+	unit := strings.ToUpper(strings.TrimSpace(text[len(number):]))
+	n, err := strconv.ParseUint(number, 10, 40)
+	shift, ok := map[string]int{"": 0, "B": 0, "K": 10, "KB": 10, "KIB": 10, "M": 20, "MB": 20, "MIB": 20, "G": 30, "GB": 30, "GIB": 30}[unit]
+	if err != nil || !ok || n > 1<<50>>shift {
+		return 0, false
+	}
+	return Size(n << shift), true
+}

@@ -1,0 +1,833 @@
+package policyfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/internal/jwttest"
+)
+
+// version is a policy whose one rule is named so.
+func version(name string) string {
+	return "rules:\n- name: " + name + "\n  per: ip\n  limits:\n  - rate: 10/s\n"
+}
+
+// versionOf is the version that is in force.
+func versionOf(w *Watcher) string { return w.Rules().Rules()[0].Name }
+
+// A witness keeps what a Watcher told.
+type witness struct {
+	mu   sync.Mutex
+	told []Reload
+}
+
+func (n *witness) notify(r Reload) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.told = append(n.told, r)
+}
+
+func (n *witness) all() []Reload {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.told)
+}
+
+// outcomes returns one word for each report.
+func (n *witness) outcomes() (words []string) {
+	for _, r := range n.all() {
+		word := "loaded"
+		if r.Err != nil {
+			word = "failed"
+		}
+		words = append(words, word)
+	}
+	return words
+}
+
+const (
+	never = time.Hour             // leaves everything to the system's notices
+	often = 10 * time.Millisecond // for polling without notices
+)
+
+// loadPlain loads a file without sections.
+func loadPlain(path string) (*Policy, error) { return load(path, Options{}) }
+
+// opened is a Watcher that hears of changes by notices, or without them only by polling.
+func opened(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
+	t.Helper()
+	o.Poll = poll
+	var notices *fsnotify.Watcher
+	if poll == never {
+		var err error
+		if notices, err = fsnotify.NewWatcher(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, err := watch(path, o, load, notices)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// eventually waits for a condition.
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("a minute later still not: %s", what)
+		}
+	}
+}
+
+// replace puts a file in the place of another at once.
+func replace(t testing.TB, name, text string) {
+	t.Helper()
+	write(t, name+".new", text)
+	must(t, os.Rename(name+".new", name))
+}
+
+// link makes a symbolic link, in the place of an earlier one at once.
+func link(t testing.TB, target, name string) {
+	t.Helper()
+	must(t, os.Symlink(target, name+".new"))
+	must(t, os.Rename(name+".new", name))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A wayOfTests is how people and machines change a file. Both functions get an empty folder; begin
+// returns the policy's name.
+type wayOfTests struct {
+	name   string
+	begin  func(t *testing.T, dir string) string
+	change func(t *testing.T, dir string)
+}
+
+var waysOfTests = []wayOfTests{
+	{"write", inFolder, func(t *testing.T, dir string) { write(t, dir+"/p.yaml", version("v2")) }},
+	{"truncate, then write in parts", inFolder, func(t *testing.T, dir string) {
+		f, err := os.Create(dir + "/p.yaml")
+		must(t, err)
+		for _, line := range strings.SplitAfter(version("v2"), "\n") {
+			_, err := f.WriteString(line)
+			must(t, err)
+		}
+		must(t, f.Close())
+	}},
+	{"rename over", inFolder, func(t *testing.T, dir string) { replace(t, dir+"/p.yaml", version("v2")) }},
+	{"keep a backup, then write anew", inFolder, func(t *testing.T, dir string) {
+		must(t, os.Rename(dir+"/p.yaml", dir+"/p.yaml~"))
+		write(t, dir+"/p.yaml", version("v2"))
+	}},
+	{"delete, then create", inFolder, func(t *testing.T, dir string) {
+		must(t, os.Remove(dir+"/p.yaml"))
+		write(t, dir+"/p.yaml", version("v2"))
+	}},
+	{"Kubernetes ConfigMap", func(t *testing.T, dir string) string {
+		must(t, os.Mkdir(dir+"/..2026_1", 0o700))
+		write(t, dir+"/..2026_1/p.yaml", version("v1"))
+		must(t, os.Symlink("..2026_1", dir+"/..data"))
+		must(t, os.Symlink("..data/p.yaml", dir+"/p.yaml"))
+		return dir + "/p.yaml"
+	}, func(t *testing.T, dir string) {
+		must(t, os.Mkdir(dir+"/..2026_2", 0o700))
+		write(t, dir+"/..2026_2/p.yaml", version("v2"))
+		link(t, "..2026_2", dir+"/..data")
+		must(t, os.RemoveAll(dir+"/..2026_1"))
+	}},
+	{"behind a link", func(t *testing.T, dir string) string {
+		must(t, os.Mkdir(dir+"/real", 0o700))
+		must(t, os.Mkdir(dir+"/etc", 0o700))
+		write(t, dir+"/real/policy", version("v1"))
+		must(t, os.Symlink("../real/policy", dir+"/etc/p.yaml"))
+		return dir + "/etc/p.yaml"
+	}, func(t *testing.T, dir string) { replace(t, dir+"/real/policy", version("v2")) }},
+	{"another release's folder", func(t *testing.T, dir string) string {
+		for _, v := range []string{"v1", "v2"} {
+			must(t, os.MkdirAll(dir+"/releases/"+v+"/etc", 0o700))
+			write(t, dir+"/releases/"+v+"/etc/p.yaml", version(v))
+		}
+		must(t, os.Symlink(dir+"/releases/v1", dir+"/current"))
+		return dir + "/current/etc/p.yaml"
+	}, func(t *testing.T, dir string) { link(t, dir+"/releases/v2", dir+"/current") }},
+	{"folder renamed over", inSubfolder, func(t *testing.T, dir string) {
+		must(t, os.Mkdir(dir+"/new", 0o700))
+		write(t, dir+"/new/p.yaml", version("v2"))
+		must(t, os.Rename(dir+"/a", dir+"/old"))
+		must(t, os.Rename(dir+"/new", dir+"/a"))
+	}},
+	{"folder deleted, then created", inSubfolder, func(t *testing.T, dir string) {
+		must(t, os.RemoveAll(dir+"/a"))
+		must(t, os.Mkdir(dir+"/a", 0o700))
+		write(t, dir+"/a/p.yaml", version("v2"))
+	}},
+}
+
+func inFolder(t *testing.T, dir string) string {
+	write(t, dir+"/p.yaml", version("v1"))
+	return dir + "/p.yaml"
+}
+
+func inSubfolder(t *testing.T, dir string) string {
+	must(t, os.Mkdir(dir+"/a", 0o700))
+	write(t, dir+"/a/p.yaml", version("v1"))
+	return dir + "/a/p.yaml"
+}
+
+func TestChangesAreLoaded(t *testing.T) {
+	t.Parallel()
+	for _, way := range waysOfTests {
+		for by, poll := range map[string]time.Duration{"notices": never, "polling": often} {
+			t.Run(way.name+" by "+by, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				w := opened(t, way.begin(t, dir), poll, WatchOptions{}, loadPlain)
+				if v := versionOf(w); v != "v1" {
+					t.Fatalf("%s is loaded", v)
+				}
+				way.change(t, dir)
+				eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
+				way.again(t, dir, w)
+			})
+		}
+	}
+	t.Logf("counted: %d ways to change a file", 2*len(waysOfTests))
+}
+
+// again changes the file once more, by writing it where it is now: what leads to it is still
+// followed.
+func (wayOfTests) again(t *testing.T, dir string, w *Watcher) {
+	t.Helper()
+	name, err := filepath.EvalSymlinks(w.path)
+	must(t, err)
+	replace(t, name, version("v3"))
+	eventually(t, "the second change is loaded", func() bool { return versionOf(w) == "v3" })
+}
+
+func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "p.yaml")
+	write(t, name, version("v1"))
+	var inForce atomic.Pointer[Watcher]
+	var told []string // the rules made ready, and those in force meanwhile
+	o := WatchOptions{Ready: func(p *Policy) {
+		now := "none"
+		if w := inForce.Load(); w != nil {
+			now = versionOf(w)
+		}
+		told = append(told, p.Rules.Rules()[0].Name+" over "+now)
+	}}
+	w := opened(t, name, never, o, loadPlain)
+	inForce.Store(w)
+	w.mu.Lock() // only this test loads
+	write(t, name, version("v2"))
+	must(t, w.loadLocked())
+	write(t, name, "rules: broken")
+	if w.loadLocked() == nil {
+		t.Error("a broken file was loaded")
+	}
+	got := slices.Clone(told)
+	w.mu.Unlock()
+	if want := []string{"v1 over none", "v2 over v1"}; !slices.Equal(got, want) {
+		t.Errorf("made ready: %v, want %v", got, want)
+	}
+}
+
+// A folder that is gone for long is found again by notices: the one above it is followed meanwhile.
+func TestFolderThatIsGoneForLongIsFoundAgain(t *testing.T) {
+	t.Parallel()
+	dir, n := t.TempDir(), new(witness)
+	must(t, os.Mkdir(dir+"/a", 0o700))
+	w := opened(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: n.notify}, loadPlain)
+	must(t, os.RemoveAll(dir+"/a"))
+	eventually(t, "the absence is reported", func() bool { return len(n.all()) > 0 })
+	eventually(t, "the folder above is followed", func() bool { return slices.Contains(w.notices.WatchList(), realName(t, dir)) })
+	must(t, os.MkdirAll(dir+"/a/b", 0o700))
+	write(t, dir+"/a/b/p.yaml", version("v2"))
+	eventually(t, "the file is loaded", func() bool { return versionOf(w) == "v2" })
+}
+
+func inSubfolderOf(t *testing.T, dir string) string {
+	must(t, os.Mkdir(dir+"/b", 0o700))
+	write(t, dir+"/b/p.yaml", version("v1"))
+	return dir + "/b/p.yaml"
+}
+
+func realName(t *testing.T, name string) string {
+	t.Helper()
+	name, err := filepath.EvalSymlinks(name)
+	must(t, err)
+	return name
+}
+
+// A folder that takes another's place is followed, though the file in it is the same.
+func TestFolderWithTheSameTextIsFollowed(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := opened(t, inSubfolder(t, dir), never, WatchOptions{}, loadPlain)
+	must(t, os.Mkdir(dir+"/new", 0o700))
+	write(t, dir+"/new/p.yaml", version("v1"))
+	before, folder := w.Rules(), realName(t, dir+"/a")
+	followed := func() bool { return slices.Contains(w.notices.WatchList(), folder) }
+	w.mu.Lock() // nobody looks until the old folder is forgotten
+	must(t, os.Rename(dir+"/a", dir+"/old"))
+	must(t, os.Rename(dir+"/new", dir+"/a"))
+	eventually(t, "the old folder is forgotten", func() bool { return !followed() })
+	w.mu.Unlock()
+	eventually(t, "the new folder is followed", followed)
+	if w.Rules() != before {
+		t.Error("rules of the same text took the place of the old")
+	}
+	replace(t, dir+"/a/p.yaml", version("v2"))
+	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
+}
+
+func TestBrokenFileChangesNothing(t *testing.T) {
+	t.Parallel()
+	broken := []string{"", "rules:", "rules: [", version("v1") + version("v1"), "\xff", "rules:\n- name: v2\n  limits:\n  - rate: many\n",
+		"rules: []", version("v1")[:20], version("v1") + "tokens: {key_file: absent.pem}\n", strings.Repeat("#", MaxFile+1)}
+	for i, text := range broken {
+		n := new(witness)
+		name := inFolder(t, t.TempDir())
+		w := opened(t, name, never, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
+		before := w.Rules()
+		replace(t, name, text)
+		eventually(t, "the failure is reported", func() bool { return len(n.all()) == 1 })
+		if r := n.all()[0]; r.Err == nil || !errors.Is(r.Err, penstock.ErrInvalid) || r.Rules != 1 || r.At.IsZero() {
+			t.Errorf("%d: told %+v", i, r)
+		}
+		if w.Rules() != before {
+			t.Errorf("%d: the rules changed", i)
+		}
+		replace(t, name, version("v2"))
+		eventually(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) == 2 })
+		if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
+			t.Errorf("%d: told %q", i, got)
+		}
+	}
+	t.Logf("counted: %d broken files that changed nothing", len(broken))
+}
+
+func TestUnchangedFileDoesNothing(t *testing.T) {
+	t.Parallel()
+	for _, poll := range []time.Duration{never, often} {
+		dir, n := t.TempDir(), new(witness)
+		name := inFolder(t, dir)
+		w := opened(t, name, poll, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
+		before := w.Rules()
+		for i := range 20 {
+			replace(t, name, version("v1"))
+			write(t, dir+"/other.log", strconv.Itoa(i))
+			must(t, os.Chtimes(name, time.Now(), time.Now().Add(time.Duration(i)*time.Hour)))
+			must(t, os.Chmod(name, 0o600|os.FileMode(i&0o44)))
+		}
+		if w.Rules() != before {
+			t.Error("rules of the same text took the place of the old")
+		}
+		replace(t, name, version("v2"))
+		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 0 })
+		if got := n.outcomes(); !slices.Equal(got, []string{"loaded"}) {
+			t.Errorf("told %q", got)
+		}
+	}
+}
+
+func TestAbsenceIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	n, loads := new(witness), new(atomic.Int64)
+	name := inFolder(t, t.TempDir())
+	w := opened(t, name, often, WatchOptions{Notify: n.notify}, func(path string) (*Policy, error) {
+		loads.Add(1)
+		return Load(path, Options{})
+	})
+	before := w.Rules()
+	must(t, os.Remove(name))
+	eventually(t, "a load was tried ten times", func() bool { return loads.Load() > 10 })
+	if r := n.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
+		t.Errorf("told %v", r)
+	}
+	write(t, name, version("v1")) // as it was: still, that it is back is worth telling
+	eventually(t, "the return is reported", func() bool { return len(n.all()) > 1 })
+	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
+		t.Errorf("told %q", got)
+	}
+}
+
+func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
+	t.Parallel()
+	for _, poll := range []time.Duration{never, often} {
+		dir, pairs := t.TempDir(), jwttest.Pairs()
+		must(t, os.Mkdir(dir+"/keys", 0o700))
+		must(t, os.Mkdir(dir+"/lists", 0o700))
+		write(t, dir+"/keys/public.pem", jwttest.PublicPEM(pairs["EdDSA"][0]))
+		write(t, dir+"/lists/bad.txt", "192.0.2.1\n")
+		write(t, dir+"/p.yaml", version("v1")+"tokens: {key_file: keys/public.pem}\ndeny:\n  ip: {file: lists/bad.txt}\n")
+		w := opened(t, dir+"/p.yaml", poll, WatchOptions{}, loadPlain)
+
+		believed := func(which int) bool {
+			token := jwttest.Sign("EdDSA", pairs["EdDSA"][which], `{"alg":"EdDSA"}`, fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(time.Hour).Unix()))
+			return believes(w.Rules(), token)
+		}
+		if !believed(0) || believed(1) {
+			t.Fatal("other keys than the file's")
+		}
+		before := w.Rules()
+		replace(t, dir+"/keys/public.pem", jwttest.PublicPEM(pairs["EdDSA"][1]))
+		eventually(t, "the new key is believed", func() bool { return believed(1) && !believed(0) })
+		between := w.Rules()
+		replace(t, dir+"/lists/bad.txt", "192.0.2.2\n")
+		eventually(t, "the new list is loaded", func() bool { return w.Rules() != between })
+
+		must(t, os.Mkdir(dir+"/more", 0o700)) // a folder that only the changed policy names
+		write(t, dir+"/more/bad.txt", "192.0.2.3\n")
+		replace(t, dir+"/p.yaml", version("v2")+"deny:\n  ip: {file: more/bad.txt}\n")
+		eventually(t, "the changed policy is loaded", func() bool { return versionOf(w) == "v2" })
+		if poll == never {
+			w.mu.Lock()
+			followed := w.notices.WatchList()
+			slices.Sort(followed)
+			w.mu.Unlock()
+			if dir := realName(t, dir); !slices.Equal(followed, []string{dir, dir + "/more"}) {
+				t.Errorf("followed are %q", followed)
+			}
+		}
+		between = w.Rules()
+		replace(t, dir+"/more/bad.txt", "192.0.2.4\n")
+		eventually(t, "the list of the changed policy is loaded", func() bool { return w.Rules() != between })
+		if w.Rules() == before {
+			t.Error("the first rules are back")
+		}
+	}
+}
+
+// A failed load names no files, so its cause may be fixed in a file that is not watched.
+func TestCauseThatIsFixedElsewhereIsFound(t *testing.T) {
+	t.Parallel()
+	dir, elsewhere, n := t.TempDir(), t.TempDir(), new(witness)
+	name := inFolder(t, dir)
+	w := opened(t, name, often, WatchOptions{Notify: n.notify}, loadPlain)
+	replace(t, name, version("v2")+"deny:\n  ip: {file: "+elsewhere+"/bad.txt}\n")
+	eventually(t, "the failure is reported", func() bool { return len(n.all()) > 0 })
+	write(t, elsewhere+"/bad.txt", "192.0.2.1\n")
+	eventually(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 1 })
+	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
+		t.Errorf("told %q", got)
+	}
+}
+
+func TestManyChangesAreFewLoads(t *testing.T) {
+	t.Parallel()
+	n := new(witness)
+	name := inFolder(t, t.TempDir())
+	w := opened(t, name, never, WatchOptions{Notify: n.notify, Settle: 200 * time.Millisecond}, loadPlain)
+	const changes = 1000
+	for i := range changes {
+		replace(t, name, version(fmt.Sprint("v", i+2)))
+	}
+	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
+	if loads := len(n.all()); loads > changes/10 {
+		t.Errorf("%d changes took %d loads", changes, loads)
+	}
+	t.Logf("counted: %d changes at once (%d loads)", changes, len(n.all()))
+}
+
+func TestUnrestDoesNotPutOffALoadForEver(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w := opened(t, inFolder(t, dir), never, WatchOptions{}, loadPlain)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond): // well within Settle
+				_ = os.WriteFile(dir+"/other.log", fmt.Append(nil, i), 0o600)
+			}
+		}
+	})
+	for _, v := range []string{"v2", "v3"} {
+		replace(t, dir+"/p.yaml", version(v))
+		eventually(t, "the change is loaded", func() bool { return versionOf(w) == v })
+	}
+	close(stop)
+	wg.Wait()
+}
+
+func TestSettlingHasAnEnd(t *testing.T) {
+	t.Parallel()
+	o := WatchOptions{Settle: 50 * time.Millisecond}
+	for since, want := range map[time.Duration]time.Duration{0: 50, 500: 50, 950: 50, 960: 40, 999: 1, 1000: 0, 5000: 0} {
+		if got := o.waitFor(since * time.Millisecond); got != want*time.Millisecond {
+			t.Errorf("%d ms after the first change: wait %v; want %d ms", since, got, want)
+		}
+	}
+}
+
+// The loader reads two files, one after the other, while both are swapped together.
+func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
+	t.Parallel()
+	for _, poll := range []time.Duration{never, time.Millisecond} {
+		dir := t.TempDir()
+		publish := func(v int) {
+			here := fmt.Sprintf("..2026_%d", v)
+			must(t, os.Mkdir(filepath.Join(dir, here), 0o700))
+			for _, name := range []string{"p.yaml", "list.txt"} {
+				write(t, filepath.Join(dir, here, name), strconv.Itoa(v))
+			}
+			link(t, here, filepath.Join(dir, "..data"))
+			_ = os.RemoveAll(filepath.Join(dir, fmt.Sprintf("..2026_%d", v-1)))
+		}
+		for _, name := range []string{"p.yaml", "list.txt"} {
+			must(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
+		}
+		publish(0)
+		mixed, loads := new(atomic.Int64), new(atomic.Int64)
+		turn := make(chan struct{}) // each makes a swap happen
+		load := func(path string) (*Policy, error) {
+			loads.Add(1)
+			text, err := os.ReadFile(path)
+			select {
+			case turn <- struct{}{}:
+				<-turn
+			default:
+			}
+			list, err2 := os.ReadFile(filepath.Join(dir, "list.txt"))
+			if err := errors.Join(err, err2); err != nil {
+				return nil, err
+			}
+			if string(text) != string(list) {
+				mixed.Add(1)
+			}
+			rules, err := policy.New(policy.Spec{Rules: []*policy.Rule{{Name: string(text) + "." + string(list), Unlimited: true}}})
+			return &Policy{Rules: rules, Files: []string{path, filepath.Join(dir, "list.txt")}}, err
+		}
+		w := opened(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{Settle: time.Millisecond}, load)
+		whole := func() {
+			if a, b, _ := strings.Cut(versionOf(w), "."); a != b {
+				t.Fatalf("the rules are of %s and of %s", a, b)
+			}
+		}
+		swaps := 0
+		for mixed.Load() < 20 || swaps < 100 {
+			swaps++
+			publish(swaps)
+			select { // if a load is between the two files now, swap them there
+			case <-turn:
+				swaps++
+				publish(swaps)
+				turn <- struct{}{}
+			case <-time.After(5 * time.Millisecond):
+			}
+			whole()
+		}
+		// The loader may be waiting for a turn no more: it only offers one.
+		want := fmt.Sprintf("%d.%[1]d", swaps)
+		eventually(t, "the last version is loaded", func() bool { whole(); return versionOf(w) == want })
+		t.Logf("counted: %d swaps of two files together (%d loads, of which %d read a mixture)", swaps, loads.Load(), mixed.Load())
+	}
+}
+
+func TestLoadThatFailsBecauseFilesChangedIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	name, changing := inFolder(t, t.TempDir()), false
+	w := opened(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
+		if changing {
+			changing = false
+			write(t, name, version("v2"))
+			return nil, errors.New("half of it")
+		}
+		return Load(path, Options{})
+	})
+	w.mu.Lock()
+	changing = true
+	w.mu.Unlock()
+	if err := w.Reload(); err != nil || versionOf(w) != "v2" {
+		t.Errorf("Reload: %v; %s is loaded", err, versionOf(w))
+	}
+}
+
+// Files that are swapped faster than they can be read leave the rules as they are.
+func TestRulesOfFilesThatNeverRestAreNotTaken(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	name, v, restless := inFolder(t, dir), 1, false
+	w := opened(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
+		p, err := Load(path, Options{})
+		if restless {
+			v++
+			replace(t, name, version(fmt.Sprint("v", v)))
+		}
+		return p, err
+	})
+	w.mu.Lock()
+	restless = true
+	w.mu.Unlock()
+	if err := w.Reload(); err == nil || !strings.Contains(err.Error(), "change faster") {
+		t.Errorf("Reload: %v", err)
+	}
+	if got := versionOf(w); got != "v1" {
+		t.Errorf("%s was taken", got)
+	}
+	w.mu.Lock()
+	restless = false
+	w.mu.Unlock()
+	eventually(t, "what the files are at rest is loaded", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return versionOf(w) == fmt.Sprint("v", v)
+	})
+}
+
+func TestReloadLoadsWhateverChanged(t *testing.T) {
+	t.Parallel()
+	n := new(witness)
+	name := inFolder(t, t.TempDir())
+	w := opened(t, name, never, WatchOptions{Notify: n.notify}, loadPlain)
+	before := w.Rules()
+	if err := w.Reload(); err != nil || w.Rules() == before {
+		t.Errorf("Reload of an unchanged file: %v, new rules: %v", err, w.Rules() != before)
+	}
+	write(t, name, "rules:")
+	if err := w.Reload(); !errors.Is(err, penstock.ErrInvalid) || versionOf(w) != "v1" {
+		t.Errorf("Reload of a broken file: %v, %s", err, versionOf(w))
+	}
+	write(t, name, version("v2"))
+	if err := w.Reload(); err != nil || versionOf(w) != "v2" {
+		t.Errorf("Reload of a changed file: %v, %s", err, versionOf(w))
+	}
+	must(t, w.Close())
+	if got := n.outcomes(); len(got) < 3 || got[0] != "loaded" {
+		t.Errorf("told %q", got)
+	}
+	if err := w.Reload(); !errors.Is(err, errWatcherClosed) || versionOf(w) != "v2" {
+		t.Errorf("Reload after Close: %v, %s", err, versionOf(w))
+	}
+}
+
+func TestReloadWhileFilesChange(t *testing.T) {
+	t.Parallel()
+	name := inFolder(t, t.TempDir())
+	told := new(atomic.Int64)
+	busy := new(atomic.Bool)
+	w := opened(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(r Reload) {
+		if !busy.CompareAndSwap(false, true) {
+			t.Error("Notify is called while it runs")
+		}
+		told.Add(1)
+		busy.Store(false)
+	}}, loadPlain)
+	const changes = 100
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if err := w.Reload(); err != nil && !strings.Contains(err.Error(), "change faster") {
+					t.Errorf("Reload: %v", err)
+				}
+				versionOf(w)
+			}
+		})
+	}
+	for i := range changes {
+		replace(t, name, version(fmt.Sprint("v", i+2)))
+	}
+	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
+	close(done)
+	wg.Wait()
+	t.Logf("counted: %d loads while the file changed", told.Load())
+}
+
+func TestFirstLoadThatFailsIsAnError(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir+"/broken.yaml", "rules:")
+	for _, name := range []string{"absent.yaml", "broken.yaml", "absent/p.yaml", "."} {
+		w, err := Watch(filepath.Join(dir, name), WatchOptions{})
+		if err == nil || w != nil || !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%s: %v, %v", name, w, err)
+		}
+	}
+}
+
+// Every Rules reads its keys for as long as it is in force, and no longer.
+func TestKeysAreReadForTheRulesInForce(t *testing.T) {
+	t.Parallel()
+	set := jwttest.JWKS(jwttest.JWK(jwttest.Pairs()["EdDSA"][0], ""))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, set) }))
+	defer server.Close()
+	dir, told := t.TempDir(), new(atomic.Int64)
+	tokens := "tokens: {jwks_url: " + server.URL + "}\n"
+	write(t, dir+"/p.yaml", version("v1")+tokens)
+	w := opened(t, dir+"/p.yaml", never, WatchOptions{Keys: func(err error) {
+		if err != nil {
+			t.Error(err)
+		}
+		told.Add(1)
+	}}, loadPlain)
+	ended := func(p *Policy) bool { return !p.verifier.IsReading() }
+	claims := fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(time.Hour).Unix())
+	token := jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][0], `{"alg":"EdDSA"}`, claims)
+	first := w.Policy()
+	if !believes(first.Rules, token) {
+		t.Error("the first rules came without their keys")
+	}
+	replace(t, dir+"/p.yaml", version("v2")+tokens)
+	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
+	second := w.Policy()
+	if !believes(second.Rules, token) {
+		t.Error("the second rules came without their keys")
+	}
+	eventually(t, "the first rules' reading ended", func() bool { return ended(first) })
+	if ended(second) {
+		t.Error("the reading of the rules in force ended")
+	}
+	must(t, w.Close())
+	if !ended(second) || told.Load() != 2 {
+		t.Errorf("after Close: reading ended: %v; %d readings reported", ended(second), told.Load())
+	}
+}
+
+// This test runs alone, so that the goroutines are its own.
+func TestCloseLeavesNothingBehind(t *testing.T) {
+	dir := t.TempDir()
+	name := inFolder(t, dir)
+	const watchers = 20
+	for i := range watchers {
+		w, err := Watch(name, WatchOptions{Settle: time.Millisecond, Poll: often})
+		must(t, err)
+		replace(t, name, version(fmt.Sprint("v", i)))
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { must(t, w.Close()) })
+			wg.Go(func() { _ = w.Reload() })
+		}
+		wg.Wait()
+		if w.Rules() == nil {
+			t.Error("no rules after Close")
+		}
+	}
+	for _, broken := range []string{"absent", "."} {
+		if _, err := Watch(filepath.Join(dir, broken), WatchOptions{}); err == nil {
+			t.Error("no error")
+		}
+	}
+	running := func() (found []string) {
+		var all strings.Builder
+		must(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
+		for _, one := range strings.Split(all.String(), "\n\n") {
+			if strings.Contains(one, "fsnotify") || strings.Contains(one, "policy.(*Watcher)") || strings.Contains(one, "policy.(*keyFetcher)") {
+				found = append(found, one)
+			}
+		}
+		return found
+	}
+	found := running()
+	for end := time.Now().Add(10 * time.Second); len(found) > 0 && time.Now().Before(end); found = running() {
+		runtime.Gosched() // fsnotify's goroutine says that it has ended just before it does
+	}
+	for _, one := range found {
+		t.Errorf("still running:\n%s", one)
+	}
+	t.Logf("counted: %d watchers closed", watchers)
+}
+
+func TestFoldersThatLeadToAFile(t *testing.T) {
+	t.Parallel()
+	dir := realName(t, t.TempDir())
+	for _, name := range []string{"a/b", "c", "k/..1"} {
+		must(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
+	}
+	write(t, dir+"/a/b/file", "")
+	write(t, dir+"/k/..1/file", "")
+	for name, target := range map[string]string{"c/up": "../a/b/../b/file", "c/abs": dir + "/a/b/file", "c/dir": "../a", "k/..data": "..1", "k/file": "..data/file",
+		"loop": "loop", "c/lost": "../gone/file", "c/twice": "up", "c/slash": "../a//b/"} {
+		must(t, os.Symlink(target, filepath.Join(dir, name)))
+	}
+	for name, want := range map[string]string{
+		"a/b/file": "a/b", "a/b/absent": "a/b", "a/absent/x/file": "a", "c/up": "c a/b", "c/abs": "c a/b", "c/dir/b/file": "c a/b", "k/file": "k k k/..1",
+		"c/lost": "c .", "c/twice": "c c a/b", "c/slash/file": "c a/b", "loop": strings.TrimSpace(strings.Repeat(". ", 40)), "a/b/file/x": "a/b/file",
+	} {
+		var got []string
+		for _, folder := range foldersOf(filepath.Join(dir, name)) {
+			relative, err := filepath.Rel(dir, folder)
+			must(t, err)
+			got = append(got, relative)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q; want %q", name, got, want)
+		}
+	}
+}
+
+// TestPanicsOfCallersEndNoWatching: they are logged, and the next change is loaded.
+func TestPanicsOfCallersEndNoWatching(t *testing.T) {
+	for _, who := range []string{"Notify", "Ready"} {
+		path := filepath.Join(t.TempDir(), "rules.yaml")
+		write := func(name string) {
+			if err := os.WriteFile(path, []byte(version(name)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write("a")
+		var calls atomic.Int32
+		fail := func(name string) {
+			if calls.Add(1) == 1 && name == who {
+				panic("a caller's own mistake")
+			}
+		}
+		w, err := watch(path, WatchOptions{Poll: often, Notify: func(Reload) { fail("Notify") }, Ready: func(p *Policy) {
+			if who == "Ready" && p.Rules.Rules()[0].Name == "b" {
+				fail("Ready")
+			}
+		}}, loadPlain, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write("b")
+		for end := time.Now().Add(20 * time.Second); calls.Load() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		}
+		write("c")
+		if err := w.Reload(); err != nil || versionOf(w) != "c" {
+			t.Errorf("%s: reload %v, and %s is in force; want c", who, err, versionOf(w))
+		}
+		w.Close()
+	}
+}

@@ -1,0 +1,346 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"net/textproto"
+	"slices"
+	"strings"
+)
+
+// A Kind is a kind of attribute.
+type Kind uint8
+
+// The kinds. Transports supply those from KindMethod to KindQuery by Attributes.Lookup; rules find
+// the others themselves.
+const (
+	KindNone     Kind = iota
+	KindMethod        // of HTTP
+	KindHost          // that the request is for
+	KindPath          // in canonical form
+	KindRawQuery      // the query as it was sent
+	KindHeader        // a header field
+	KindCookie        // a cookie
+	KindQuery         // a parameter of the query
+	KindAddress       // the client's address, or its network
+	KindClaim         // a claim of the verified token
+	KindSegment       // a named segment of the path that a rule matched
+	KindTier          // the name of the client's tier
+	KindIdentity      // the key by an Identity
+)
+
+// kindWords are the words by which rules name their sources. The others are no sources.
+var kindWords = [...]string{KindMethod: "method", KindHost: "host", KindHeader: "header", KindCookie: "cookie", KindQuery: "query",
+	KindAddress: "ip", KindClaim: "claim", KindSegment: "segment", KindTier: "tier", KindIdentity: ""}
+
+// Kinds are the kinds that a Source may have, without KindIdentity.
+func Kinds() (kinds []Kind) {
+	for kind, word := range kindWords {
+		if word != "" {
+			kinds = append(kinds, Kind(kind))
+		}
+	}
+	return kinds
+}
+
+// String is the word that begins a source in a policy file.
+func (k Kind) String() string {
+	if int(k) < len(kindWords) && kindWords[k] != "" {
+		return kindWords[k]
+	}
+	return fmt.Sprintf("kind %d", k)
+}
+
+// IsNamed tells whether a source of this kind needs a name.
+func (k Kind) IsNamed() bool {
+	switch k {
+	case KindHeader, KindCookie, KindQuery, KindClaim, KindSegment:
+		return true
+	}
+	return false
+}
+
+// A Source is where a text comes from: a part of the request, what its token says, or the key by an
+// Identity.
+type Source struct {
+	Kind     Kind
+	Name     string    // of the header, cookie and so on; empty for kinds without names
+	Identity *Identity // of KindIdentity
+}
+
+// Header is the header field of a name.
+func Header(name string) Source {
+	return Source{Kind: KindHeader, Name: textproto.CanonicalMIMEHeaderKey(name)}
+}
+
+// Cookie is the cookie of a name.
+func Cookie(name string) Source { return Source{Kind: KindCookie, Name: name} }
+
+// Query is the parameter of the query that has a name.
+func Query(name string) Source { return Source{Kind: KindQuery, Name: name} }
+
+// Claim is a claim of the verified token.
+func Claim(name string) Source { return Source{Kind: KindClaim, Name: name} }
+
+// String is the source as a policy file has it.
+func (s *Source) String() string {
+	if s.Kind.IsNamed() {
+		return s.Kind.String() + " " + s.Name
+	}
+	return s.Kind.String()
+}
+
+// Needs tells whether a source is of a kind, or is an identity that has a source of that kind.
+func (s *Source) Needs(kind Kind) bool {
+	return s.Kind == kind || s.Identity != nil && s.Identity.Needs(kind)
+}
+
+// IsPrivate tells whether the values of a source may be secrets: clients send them, and
+// servers may admit clients by them.
+func (s *Source) IsPrivate() bool {
+	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery)
+}
+
+// IsAlwaysPresent tells whether every request has the source.
+func (s *Source) IsAlwaysPresent() bool {
+	return s.Kind == KindAddress || s.Kind == KindSegment || s.Kind == KindMethod || s.Kind == KindTier
+}
+
+// IsToken tells whether s is a token of RFC 9110, as the names of headers, cookies and methods are.
+func IsToken(s string) bool {
+	for _, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// text is the text of a source in the request, if it has one.
+func (q *request) text(s *Source) (string, bool) {
+	text := ""
+	switch s.Kind {
+	case KindHeader, KindCookie, KindQuery:
+		text = q.identifies(s)
+	case KindClaim:
+		return q.claims().Text(s.Name)
+	case KindSegment:
+		return q.matcher.Path.segment(q.path, s.Name)
+	case KindAddress:
+		return q.addressText(), true
+	case KindHost:
+		text = q.host
+	case KindMethod:
+		text = q.method
+	case KindTier:
+		return q.rules.spec.Tiers[q.tierIndex()].Name, true
+	case KindIdentity:
+		return q.key(s.Identity), true
+	}
+	return text, text != ""
+}
+
+// addressText is the text under which the client's address is limited.
+func (q *request) addressText() string {
+	a := q.a.Address()
+	if !a.IsValid() {
+		return "unix"
+	}
+	return AddressText(a, q.rules.spec.IPv4Prefix, q.rules.spec.IPv6Prefix)
+}
+
+// A Test holds if a source has one of some values.
+type Test struct {
+	Source Source
+	Any    bool   // any value will do
+	File   string // that the values were read from, for descriptions
+
+	isIdentity bool // the value says who the client is, and must be readable in one way only
+	texts      map[string]struct{}
+	networks   networks
+	domains    []string // of hosts, as *.example.com
+}
+
+// Is is a test whether a source has one of some values, which Add explains.
+func Is(source Source, values ...string) (Test, error) {
+	t := Test{Source: source}
+	for _, value := range values {
+		if err := t.Add(value); err != nil {
+			return Test{}, err
+		}
+	}
+	return t, nil
+}
+
+// Add adds a value: a text, for an address one or a network, for a host one or *.example.com for
+// all below it. "*" is any value. The error says what is wrong and how to correct it.
+func (t *Test) Add(value string) error {
+	if value == "*" {
+		t.Any = true
+		return nil
+	}
+	switch t.Source.Kind {
+	case KindAddress:
+		network, ok := ParseNetwork(value)
+		if !ok {
+			return fmt.Errorf("%.60q is not an address or a network; write 192.0.2.1, 10.0.0.0/8 or 2001:db8::/32", value)
+		}
+		if t.networks == nil {
+			t.networks = make(networks)
+		}
+		t.networks.add(network)
+		return nil
+	case KindHost:
+		host, err := ParseHost(value)
+		if err != nil {
+			return err
+		}
+		if host[0] == '*' {
+			t.domains = append(t.domains, host)
+			return nil
+		}
+		value = host
+	}
+	if t.texts == nil {
+		t.texts = make(map[string]struct{})
+	}
+	t.texts[value] = struct{}{}
+	return nil
+}
+
+// Len is how many different values there are.
+func (t *Test) Len() int {
+	n := len(t.texts) + len(t.domains)
+	for _, set := range t.networks {
+		n += len(set)
+	}
+	return n
+}
+
+// Values are the values, sorted.
+func (t *Test) Values() []string {
+	values := slices.AppendSeq(slices.Clone(t.domains), maps.Keys(t.texts))
+	for _, set := range t.networks {
+		for network := range set {
+			if network.IsSingleIP() {
+				values = append(values, network.Addr().String())
+			} else {
+				values = append(values, network.String())
+			}
+		}
+	}
+	slices.Sort(values)
+	return values
+}
+
+// IsEmpty tells whether no value passes the test.
+func (t *Test) IsEmpty() bool { return !t.Any && t.Len() == 0 }
+
+// A Condition holds if all of its tests do.
+type Condition []Test
+
+func (q *request) holds(c Condition) bool {
+	for i := range c {
+		if !q.passes(&c[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (q *request) anyHolds(conditions []Condition) bool {
+	for _, c := range conditions {
+		if q.holds(c) {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *request) passes(t *Test) bool {
+	switch t.Source.Kind {
+	case KindAddress:
+		return t.Any || t.networks.contain(q.a.Address())
+	case KindClaim:
+		// A claim that is a list passes if any of its elements does.
+		for _, text := range q.claims().Values(t.Source.Name) {
+			if t.has(text) {
+				return true
+			}
+		}
+		return false
+	case KindHeader, KindCookie, KindQuery:
+		if t.isIdentity {
+			text := q.identifies(&t.Source)
+			return text != "" && t.has(text)
+		}
+		// Any of several values will do: nobody evades a rule by sending one twice.
+		for _, text := range q.a.Lookup(t.Source.Kind, t.Source.Name) {
+			if text != "" && t.has(text) {
+				return true
+			}
+		}
+		return false
+	case KindIdentity:
+		key := q.key(t.Source.Identity)
+		if t.Any {
+			return key != unknownKey
+		}
+		return t.has(key)
+	}
+	text, ok := q.text(&t.Source)
+	return ok && t.has(text)
+}
+
+func (t *Test) has(text string) bool {
+	if t.Any {
+		return true
+	}
+	if _, ok := t.texts[text]; ok {
+		return true
+	}
+	return slices.ContainsFunc(t.domains, func(domain string) bool { return matchesHost(domain, text) })
+}
+
+// networks is a set of address ranges, by their length.
+type networks map[int]map[netip.Prefix]struct{}
+
+func (n networks) add(p netip.Prefix) {
+	if n[p.Bits()] == nil {
+		n[p.Bits()] = make(map[netip.Prefix]struct{})
+	}
+	n[p.Bits()][p.Masked()] = struct{}{}
+}
+
+func (n networks) contain(a netip.Addr) bool {
+	a = folded(a)
+	for bits, set := range n {
+		if p, err := a.Prefix(bits); err == nil {
+			if _, ok := set[p]; ok {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// ParseNetwork reads an address, or a CIDR without bits behind its prefix. IPv4 in IPv6 becomes
+// IPv4.
+func ParseNetwork(text string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
+		a = a.Unmap()
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return p, false
+	}
+	if p.Addr().Is4In6() {
+		if p.Bits() < 96 {
+			return p, false
+		}
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p, p == p.Masked()
+}

@@ -1,0 +1,288 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+// A Spec is a policy as data. Package policyfile makes one of a file, and Go code may fill one in;
+// Simple makes the simplest. New makes Rules of it.
+type Spec struct {
+	Name string // for messages and descriptions
+
+	// ApplyAll applies every rule that matches a request. By default the most specific one applies,
+	// and those that apply always.
+	ApplyAll bool
+
+	Rules       []*Rule
+	Tiers       []Tier      // the first whose conditions hold is the client's
+	Allow, Deny []Condition // who is never limited, and who is always rejected. Deny counts before Allow
+	Tokens      Tokens
+
+	// Identities are others than those that the rules use. A request with a header of any identity is
+	// not taken for a CORS preflight, which would be free.
+	Identities []*Identity
+
+	Paths Paths // how paths are read before they are matched
+
+	// IPv4Prefix and IPv6Prefix are how many leading bits of an address are limited together.
+	// Default: 32 and 64.
+	IPv4Prefix, IPv6Prefix int
+
+	// Sections are what the policy says to users of the Rules, such as transports. Each finds its own
+	// by its type; see SectionOf.
+	Sections []any
+}
+
+// A Tier is a class of clients, such as free or premium.
+type Tier struct {
+	Name      string
+	IsDefault bool        // takes all clients that no other tier does; the last tier only
+	AnyOf     []Condition // one of them must hold
+}
+
+// MaxLimits is how many limits one request may be charged to.
+const MaxLimits = penstock.MaxCharges
+
+// Simple is a policy of one rule: some limits that every request is charged to, decided together.
+// The true cost of a request may be told afterwards, for all limits that can give units back.
+// onFailure is what happens while the store gives no answer; guard.FailDefault is guard.FailLocal.
+func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...penstock.Limit) (Spec, error) {
+	if onFailure == guard.FailDefault {
+		onFailure = guard.FailLocal
+	}
+	rule := &Rule{Name: name}
+	for _, limit := range limits {
+		limit.Group = name
+		plan, err := limit.Compile()
+		if err != nil {
+			return Spec{}, fmt.Errorf("policy %q: %w", name, err)
+		}
+		rule.Limits = append(rule.Limits, &Limit{
+			Name: plan.Name(), Key: key, Cost: Cost{Units: 1}, Variants: []*penstock.Plan{plan},
+			Guard: guard.Settings{OnFailure: onFailure}, InHeaders: true,
+			Adjustable: plan.Algorithm().CanRefund(),
+		})
+	}
+	return Spec{Name: name, Rules: []*Rule{rule}}, nil
+}
+
+// New makes Rules of a Spec. The Rules keep a copy of it; its maps, conditions and values must not
+// be changed afterwards. The error tells every mistake and wraps penstock.ErrInvalid.
+func New(spec Spec) (*Rules, error) {
+	b := builder{rules: &Rules{spec: spec}, copies: make(map[*Identity]*Identity)}
+	b.build()
+	if err := errors.Join(b.errs...); err != nil {
+		return nil, fmt.Errorf("%w: policy %q: %w", penstock.ErrInvalid, spec.Name, err)
+	}
+	return b.rules, nil
+}
+
+// A builder makes Rules, and goes on after a mistake.
+type builder struct {
+	rules  *Rules
+	copies map[*Identity]*Identity // of the Spec's identities
+	errs   []error
+}
+
+func (b *builder) fail(format string, args ...any) {
+	b.errs = append(b.errs, fmt.Errorf(format, args...))
+}
+
+func (b *builder) build() {
+	spec := &b.rules.spec
+	spec.Tiers, spec.Rules = slices.Clone(spec.Tiers), slices.Clone(spec.Rules)
+	b.identifyingHeader(spec.Tokens.Header)
+	for i := range spec.Tiers {
+		t := &spec.Tiers[i]
+		if isLast := i == len(spec.Tiers)-1; t.IsDefault != isLast {
+			b.fail("tier %q: the last tier, and no other, takes all other clients; set IsDefault there", t.Name)
+		}
+		t.AnyOf = b.conditions(t.AnyOf)
+	}
+	spec.Allow, spec.Deny = b.conditions(spec.Allow), b.conditions(spec.Deny)
+	spec.Identities = b.identities(spec.Identities)
+	names := make(map[string]bool)
+	for i, rule := range spec.Rules {
+		if !IsName(rule.Name) {
+			b.fail("a rule needs a name, and %q is none; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
+		}
+		if names[rule.Name] {
+			b.fail("two rules are called %q; rename one, since counters are kept under it", rule.Name)
+		}
+		names[rule.Name] = true
+		spec.Rules[i] = b.rule(rule, i)
+	}
+	b.index()
+	b.rules.indexSettings()
+}
+
+// rule copies a rule.
+func (b *builder) rule(rule *Rule, order int) *Rule {
+	r := *rule
+	r.order = order
+	r.Always = r.Always || r.BeforeAuth || b.rules.spec.ApplyAll
+	if r.Unlimited != (len(r.Limits) == 0) {
+		b.fail("rule %q: it has limits, or is Unlimited; set one of the two", r.Name)
+	}
+	if len(r.Limits) > MaxLimits {
+		b.fail("rule %q has %d limits; the most are %d", r.Name, len(r.Limits), MaxLimits)
+	}
+	r.Match.Where = b.condition(r.Match.Where, false)
+	r.matchers = r.Match.Matchers()
+	r.Limits = slices.Clone(r.Limits)
+	for i, limit := range r.Limits {
+		l := b.limit(&r, limit)
+		if slices.ContainsFunc(r.Limits[:i], func(other *Limit) bool { return other.Name == l.Name }) {
+			b.fail("rule %q has two limits called %q; rename one", r.Name, l.Name)
+		}
+		if l.Candidate != nil {
+			l.Candidate = b.limit(&r, l.Candidate)
+		}
+		r.Limits[i] = l
+	}
+	for _, m := range r.matchers {
+		m.rule = &r
+	}
+	return &r
+}
+
+// limit copies a limit of a rule.
+func (b *builder) limit(r *Rule, limit *Limit) *Limit {
+	l := *limit
+	l.Rule = r
+	l.Policy = r.Name + "." + l.Name
+	if l.Key == nil {
+		b.fail("limit %q: it has no Key; set one, as ByAddress() or Global()", l.Policy)
+		return &l
+	}
+	if l.Guard.OnFailure == guard.FailDefault {
+		l.Guard.OnFailure = guard.FailLocal
+	}
+	l.Key = b.identity(l.Key)
+	l.Variants = slices.Clone(l.Variants)
+	if n := len(l.Variants); n != 1 && (n == 0 || n != len(b.rules.spec.Tiers)) {
+		b.fail("limit %q has %d Variants; write one, or one for each tier", l.Policy, n)
+		return &l
+	}
+	for i, plan := range l.Variants {
+		if plan.Name() == l.Name && plan.Group() == r.Name {
+			continue
+		}
+		limit := plan.Limit()
+		limit.Name, limit.Group = l.Name, r.Name
+		renamed, err := limit.Compile()
+		if err != nil {
+			b.errs = append(b.errs, err)
+			return &l
+		}
+		l.Variants[i] = renamed
+	}
+	l.Algorithm = l.Variants[0].Algorithm().Title()
+	return &l
+}
+
+// conditions copies conditions on who the client is.
+func (b *builder) conditions(list []Condition) []Condition {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i] = b.condition(list[i], true)
+	}
+	return list
+}
+
+func (b *builder) condition(c Condition, isIdentity bool) Condition {
+	c = slices.Clone(c)
+	for i := range c {
+		c[i] = b.test(c[i])
+		if c[i].isIdentity = isIdentity; isIdentity && c[i].Source.Kind == KindHeader {
+			b.identifyingHeader(c[i].Source.Name)
+		}
+	}
+	return c
+}
+
+func (b *builder) test(t Test) Test {
+	if t.Source.Identity != nil {
+		t.Source.Identity = b.identity(t.Source.Identity)
+	}
+	return t
+}
+
+// identity copies an identity, and gives it a place in requests unless its key depends on the rule.
+// One that the Spec has at several places stays one.
+func (b *builder) identity(id *Identity) *Identity {
+	if known := b.copies[id]; known != nil {
+		return known
+	}
+	one := *id
+	b.copies[id] = &one
+	one.AnyOf, one.AllOf = b.identities(id.AnyOf), b.identities(id.AllOf)
+	isCompound := one.AnyOf != nil || one.AllOf != nil
+	if !one.Global && one.Func == nil && !isCompound && !IsKind(one.Kind) {
+		b.fail("%q cannot be the kind of an identity; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", one.Kind)
+	}
+	if one.Source.Kind == KindHeader {
+		b.identifyingHeader(one.Source.Name)
+	}
+	if one.Only != nil {
+		only := b.test(*one.Only)
+		one.Only = &only
+	}
+	if !one.Global && len(one.Segments()) == 0 {
+		b.rules.identities++
+		one.index = b.rules.identities
+	}
+	return &one
+}
+
+func (b *builder) identities(list []*Identity) (copies []*Identity) {
+	for _, one := range list {
+		copies = append(copies, b.identity(one))
+	}
+	return copies
+}
+
+func (b *builder) identifyingHeader(name string) {
+	if list := &b.rules.identifying; name != "" && !slices.Contains(*list, name) && !slices.Contains(inPreflights, name) {
+		*list = append(*list, name)
+	}
+}
+
+// index lets a request find the matchers that can match it.
+func (b *builder) index() {
+	var matchers []*Matcher
+	for _, rule := range b.rules.spec.Rules {
+		for _, m := range rule.matchers {
+			m.order = len(matchers)
+			matchers = append(matchers, m)
+		}
+	}
+	slices.SortStableFunc(matchers, bySpecificity)
+	b.rules.index = make(map[string][]*Matcher)
+	for i, m := range matchers {
+		m.order = i
+		if m.Path[0].Kind == SegmentLiteral {
+			b.rules.index[m.Path[0].Text] = append(b.rules.index[m.Path[0].Text], m)
+		} else {
+			b.rules.general = append(b.rules.general, m)
+		}
+		if m.rule.BeforeAuth {
+			b.rules.before = append(b.rules.before, m)
+		}
+	}
+}
+
+// IsName tells whether s can name a rule or a limit: 1 to 64 of a-z, 0-9, '_', '.' and '-'.
+func IsName(s string) bool {
+	for _, b := range []byte(s) {
+		if !(b >= 'a' && b <= 'z' || b >= '0' && b <= '9' || b == '_' || b == '.' || b == '-') {
+			return false
+		}
+	}
+	return len(s) >= 1 && len(s) <= 64
+}

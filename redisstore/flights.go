@@ -1,0 +1,134 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore/internal/client"
+	"github.com/penstock/penstock/redisstore/internal/coalesce"
+)
+
+// coalescer returns the coalescer of the call's charges: one for a single server, one for each slot
+// of a Cluster. It is nil if the store does not coalesce.
+func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, error) {
+	sharded, err := s.client.Sharded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if sharded {
+		s.topology.isCluster.Store(true)
+	}
+	switch {
+	case s.isUncoalesced:
+		return nil, nil
+	case !sharded:
+		return s.single, nil
+	}
+	slot := s.slotOfKey(c.charges[0].Key)
+	s.sendTrialsOfOtherSlots(c, slot)
+	return s.bySlot.Of(slot), nil
+}
+
+// coalesce decides the call's charges immediately if few scripts are in flight. Otherwise it adds
+// them to a flight, which decides the charges of several callers in one script.
+func (s *Store) coalesce(ctx context.Context, in *coalesce.Coalescer, c *call) (penstock.Decision, error) {
+	c.prepareWaiter()
+	if in.Enter(ctx, &c.waiter) {
+		defer in.Exit()
+		if len(c.trials) > 0 {
+			return s.decideWithTrials(ctx, c)
+		}
+		return s.decideNow(ctx, c)
+	}
+	c.sendTrialsWithoutRoom()
+	isSent, err := in.Wait(ctx, &c.waiter)
+	switch {
+	case err != nil && !isSent:
+		return penstock.Decision{}, s.unavailable(ctx, client.TooLate(err))
+	case err != nil:
+		return penstock.Decision{}, s.unavailable(ctx, err)
+	case c.waiter.Err != nil:
+		return penstock.Decision{}, s.unavailable(ctx, c.waiter.Err)
+	}
+	return c.waiter.Decision, nil
+}
+
+// A decider decides the flights of a store's coalescers.
+type decider struct{ *Store }
+
+func (d decider) ScriptFor(charges []penstock.Charge) coalesce.Script {
+	if isCompact(charges) {
+		return d.scripts.find(batch, charges)
+	}
+	return nil
+}
+
+func (d decider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
+	c := d.calls.Get().(*call)
+	if d.decideFlight(ctx, c, f) == nil {
+		c.forget()
+		d.calls.Put(c) // after an error the client may still hold the call, and send it late
+	}
+}
+
+// decideFlight decides a flight, and returns the error of its script.
+func (s *Store) decideFlight(ctx context.Context, c *call, f *coalesce.Flight) error {
+	var err error
+	if f.Script != nil {
+		err = s.decideBatch(ctx, c, f)
+	} else {
+		err = s.decideCoalesced(ctx, c, f)
+	}
+	if err != nil {
+		for _, r := range f.Requests {
+			for _, w := range r.Waiters {
+				w.Err = err
+			}
+		}
+	}
+	return err
+}
+
+// decideCoalesced decides batches of any kind by coalesced.lua.
+func (s *Store) decideCoalesced(ctx context.Context, c *call, f *coalesce.Flight) error {
+	c.own, c.batches = c.own[:0], c.batches[:0]
+	for _, r := range f.Requests {
+		for range r.Waiters {
+			c.own = append(c.own, r.Charges...)
+			c.batches = append(c.batches, len(r.Charges))
+		}
+	}
+	c.charges = c.own
+	reply, err := s.eval(ctx, c, s.scripts.find(coalesced, c.charges))
+	if err != nil {
+		return err
+	}
+	for _, r := range f.Requests {
+		for _, w := range r.Waiters {
+			size := statusSize * len(r.Charges)
+			w.Decision, w.Err = decode(reply[:size], r.Charges), nil
+			reply = reply[size:]
+		}
+	}
+	return nil
+}
+
+// decideBatch decides batches of one kind by batch.lua.
+func (s *Store) decideBatch(ctx context.Context, c *call, f *coalesce.Flight) error {
+	c.encodeFlight(s, s.fixedNow(), f)
+	reply, err := s.send(ctx, c, f.Script.(*script))
+	if err != nil {
+		return err
+	}
+	reader := replyReader{text: reply}
+	for _, r := range f.Requests {
+		for _, w := range r.Waiters {
+			reader.next(r.Charges, w)
+		}
+	}
+	if reader.text != "" || reader.isShort {
+		return fmt.Errorf("the script replied %d bytes for %d batches", len(reply), f.Len())
+	}
+	return nil
+}

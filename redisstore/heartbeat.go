@@ -1,0 +1,54 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore/internal/luagen"
+)
+
+// heartbeatLua adds an instance to a sorted set, or removes it. It replies the number of instances
+// that have not expired by the server's clock, and that clock.
+var heartbeatLua = luagen.CheckRights(`#!lua
+local call = redis.call
+local time = call('TIME')
+RIGHTS
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local life = tonumber(ARGV[2])
+if life > 0 then
+  call('ZADD', KEYS[1], string.format('%.0f', now + life), ARGV[1])
+else
+  call('ZREM', KEYS[1], ARGV[1])
+end
+call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('(%.0f', now))
+local last = call('ZRANGE', KEYS[1], -1, -1, 'WITHSCORES')
+if last[2] then
+  call('PEXPIRE', KEYS[1], string.format('%.0f', tonumber(last[2]) - now))
+end
+return call('ZCARD', KEYS[1]) .. ' ' .. time[1] .. ' ' .. time[2]`)
+
+const maxInstance = 128 // bytes of an instance's name
+
+// Heartbeat registers an instance of the program, and returns how many instances there are among
+// the stores of one prefix. The registration expires after life. A life of 0 or less removes the
+// instance. Its name has 1 to 128 bytes. Heartbeat also reads the server's clock, for ClockSteps.
+func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
+	if instance == "" || len(instance) > maxInstance {
+		return 0, fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(instance), maxInstance)
+	}
+	sent := time.Now()
+	text, err := s.client.Eval(ctx, heartbeatLua, []string{s.prefix + "{%@}instances"}, []string{instance, strconv.FormatInt(life.Milliseconds(), 10)})
+	if err != nil {
+		return 0, s.unavailable(ctx, explain(heartbeatLua, err))
+	}
+	var n int
+	var seconds, micros int64
+	if _, err := fmt.Sscan(text, &n, &seconds, &micros); err != nil {
+		return 0, s.unavailable(ctx, fmt.Errorf("the script replied %q", text))
+	}
+	s.clock.addReading(reading{time.Unix(seconds, micros*1000), sent, time.Now()})
+	return n, nil
+}

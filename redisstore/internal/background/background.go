@@ -1,0 +1,67 @@
+// Package background runs goroutines that may outlast the call that starts them.
+package background
+
+import (
+	"context"
+	"sync"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A Group of goroutines has one context. Its owner cancels the group, and waits until all have
+// ended.
+type Group struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu  sync.Mutex // held to start one, so that none starts after Cancel
+	all sync.WaitGroup
+}
+
+// New returns a Group without goroutines.
+func New() *Group {
+	g := new(Group)
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	return g
+}
+
+// Context ends with Cancel.
+func (g *Group) Context() context.Context { return g.ctx }
+
+// Start runs work, which ends with its context. After Cancel it runs nothing, and returns false.
+func (g *Group) Start(work func(ctx context.Context)) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ctx.Err() != nil {
+		return false
+	}
+	g.all.Go(func() {
+		defer panicked.Recover("a store works in the background")
+		work(g.ctx)
+	})
+	return true
+}
+
+// Enter makes Wait wait for the caller too, until it calls Leave. After Cancel it returns false.
+func (g *Group) Enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ctx.Err() != nil {
+		return false
+	}
+	g.all.Add(1)
+	return true
+}
+
+// Leave ends what Enter has begun.
+func (g *Group) Leave() { g.all.Done() }
+
+// Cancel ends the context of the group. It does not wait: Wait does.
+func (g *Group) Cancel() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.cancel()
+}
+
+// Wait returns when all goroutines have ended.
+func (g *Group) Wait() { g.all.Wait() }

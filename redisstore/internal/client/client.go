@@ -1,0 +1,66 @@
+// Package client sets up clients of Redis: it reads URLs, connects in the background, corrects
+// what rueidis does with connections, and lets callers return at their deadlines.
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/internal/lazy"
+)
+
+var (
+	// ErrNotSent marks what went wrong before anything was sent.
+	ErrNotSent = errors.New("nothing was sent")
+
+	// ErrLate marks what was not sent because its deadline had passed, whether or not a server could
+	// be reached.
+	ErrLate = errors.New("it was too late to send it")
+
+	// ErrClosed is the error of calls after Close.
+	ErrClosed = errors.New("the store was closed")
+)
+
+// NotSent marks an error by ErrNotSent.
+func NotSent(err error) error { return fmt.Errorf("%w: %w", ErrNotSent, err) }
+
+// TooLate marks an error by ErrLate and ErrNotSent.
+func TooLate(err error) error { return NotSent(fmt.Errorf("%w: %w", ErrLate, err)) }
+
+// Await returns nil when done is closed or receives. It returns an error when ctx ends or closed is
+// closed before. A lazy.Context has a deadline but no timer; Await makes one for it.
+func Await(ctx context.Context, done, closed <-chan struct{}) error {
+	l, ok := ctx.(lazy.Context)
+	if !ok {
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-closed:
+			return ErrClosed
+		}
+	}
+	cancelled, at := l.Lazy()
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-cancelled:
+			return ctx.Err()
+		case <-closed:
+			return ErrClosed
+		case <-timer.C:
+		}
+		_, at = l.Lazy() // it may have been extended
+		left := time.Until(at)
+		if left <= 0 {
+			return context.DeadlineExceeded
+		}
+		timer.Reset(left)
+	}
+}

@@ -1,0 +1,56 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"testing"
+	"testing/synctest"
+
+	"github.com/redis/rueidis"
+)
+
+// Reading from a connection on which nothing was written yet ends with the client, and so does
+// dialling one.
+func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
+	for _, dialed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			life, end := context.WithCancel(t.Context())
+			here, there := net.Pipe()
+			defer there.Close()
+			option := rueidis.ClientOption{DialCtxFn: func(ctx context.Context, _ string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				if dialed {
+					return here, nil
+				}
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}}
+			guardConnections(&option, life)
+			ended := make(chan error, 1)
+			go func() {
+				conn, err := option.DialCtxFn(t.Context(), "", nil, nil)
+				if err == nil {
+					_, err = conn.Read(make([]byte, 1))
+				}
+				ended <- err
+			}()
+			synctest.Wait()
+			select {
+			case err := <-ended:
+				t.Fatalf("dialed %v: it ended before the client: %v", dialed, err)
+			default:
+			}
+			end()
+			synctest.Wait()
+			select {
+			case err := <-ended:
+				if err == nil {
+					t.Errorf("dialed %v: something was read", dialed)
+				}
+			default:
+				t.Errorf("dialed %v: it goes on without the client", dialed)
+				here.Close()
+			}
+		})
+	}
+}

@@ -1,0 +1,115 @@
+package client
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/redisstore/internal/background"
+	"github.com/redis/rueidis"
+)
+
+// redialPause is how long calls fail with the error of a failed attempt to connect. Then the next
+// attempt begins.
+const redialPause = 100 * time.Millisecond
+
+// A Connector makes a rueidis client in the background. If it cannot connect, it tries again when
+// the client is used.
+type Connector struct {
+	option   rueidis.ClientOption
+	asReply  func(error) error // makes the caller's own error of an error reply
+	attempts *background.Group
+
+	ready atomic.Pointer[rueidis.Client] // nil before it has connected, and after Close
+
+	mu       sync.Mutex
+	attempt  *attempt
+	isClosed bool
+}
+
+// An attempt to connect is made once for all callers that wait for it.
+type attempt struct {
+	done  chan struct{}
+	err   error
+	ended time.Time
+}
+
+// Connect begins to connect. An error reply of the server is passed through asReply.
+func Connect(option rueidis.ClientOption, asReply func(error) error) *Connector {
+	c := &Connector{option: option, asReply: asReply, attempts: background.New()}
+	guardConnections(&c.option, c.attempts.Context())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.connectLocked()
+	return c
+}
+
+// Option returns the option for further clients. Their connections end with Close.
+func (c *Connector) Option() rueidis.ClientOption { return c.option }
+
+// Get returns the client, or waits for it until ctx ends. The attempt goes on for later callers.
+func (c *Connector) Get(ctx context.Context) (rueidis.Client, error) {
+	for {
+		if client := c.ready.Load(); client != nil {
+			return *client, nil
+		}
+		c.mu.Lock()
+		if client := c.ready.Load(); client != nil || c.isClosed {
+			c.mu.Unlock()
+			if client == nil {
+				return nil, NotSent(ErrClosed)
+			}
+			return *client, nil
+		}
+		a := c.connectLocked()
+		c.mu.Unlock()
+		if err := Await(ctx, a.done, c.attempts.Context().Done()); err != nil {
+			return nil, NotSent(err)
+		}
+		if a.err != nil {
+			return nil, a.err
+		}
+	}
+}
+
+// connectLocked begins an attempt to connect, unless there is one, or was just now.
+func (c *Connector) connectLocked() *attempt {
+	if a := c.attempt; a != nil && (a.ended.IsZero() || time.Since(a.ended) <= redialPause) {
+		return a
+	}
+	a := &attempt{done: make(chan struct{})}
+	c.attempt = a
+	c.attempts.Start(func(context.Context) { c.connect(a) })
+	return a
+}
+
+func (c *Connector) connect(a *attempt) {
+	client, err := rueidis.NewClient(c.option)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err == nil && c.isClosed {
+		client.Close()
+		err = ErrClosed
+	} else if err == nil {
+		c.ready.Store(&client)
+	}
+	if err != nil {
+		a.err = NotSent(c.asReply(err))
+	}
+	a.ended = time.Now()
+	close(a.done)
+}
+
+// Close ends the client, and the attempt to make it.
+func (c *Connector) Close() {
+	c.mu.Lock()
+	c.isClosed = true
+	client := c.ready.Swap(nil)
+	c.mu.Unlock()
+	c.attempts.Cancel()
+	if client != nil {
+		(*client).Close()
+	}
+	c.attempts.Wait()
+}

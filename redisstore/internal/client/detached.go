@@ -1,0 +1,302 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/redisstore/internal/background"
+)
+
+// Calls is the interface of the client that a Detached wraps, redisstore.Client. S is
+// redisstore.Script; as a type parameter it avoids an import cycle.
+type Calls[S any] interface {
+	EvalSha(ctx context.Context, digest string, keys, args []string) (string, error)
+	Eval(ctx context.Context, script string, keys, args []string) (string, error)
+	Load(ctx context.Context, key string, scripts []S) error
+	Sharded(ctx context.Context) (bool, error)
+	Ping(ctx context.Context) error
+	Close() error
+}
+
+// A Detached client returns from a call when the call's context ends, even if the wrapped client
+// does not: some clients dial, wait for a connection that others dial, or close one, beyond the
+// deadline. So calls run on goroutines of their own, the workers. A call goes on if its caller
+// leaves.
+type Detached[S any] struct {
+	next      Calls[S]
+	calls     *background.Group
+	abandoned atomic.Int64 // calls whose callers have left, and that still run
+
+	mu       sync.Mutex
+	idle     []*worker[S] // the one that was used last is the last
+	isClosed bool
+}
+
+// Detach wraps a client.
+func Detach[S any](next Calls[S]) *Detached[S] {
+	return &Detached[S]{next: next, calls: background.New()}
+}
+
+const (
+	// maxAbandoned bounds the calls that go on after their callers have left. While there are so many,
+	// nothing is sent.
+	maxAbandoned = 1024
+
+	// idleFor is how long a worker stays without a call. A worker keeps its stack; a new goroutine
+	// would have to grow one in each call.
+	idleFor = 10 * time.Second
+
+	// abandonedFor is how long a call may go on without its caller: long enough to make a connection
+	// that others will use.
+	abandonedFor = 5 * time.Second
+
+	// overtime is how long a client may wait for a reply beyond the caller's deadline. Meanwhile the
+	// call blocks others on its connection.
+	overtime = time.Second
+)
+
+var errAbandoned = fmt.Errorf("%d calls that were given up still wait for the server", maxAbandoned)
+
+func (d *Detached[S]) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	return d.run(&runningCall[S]{Context: ctx, method: evalSha, text: digest, keys: keys, args: args})
+}
+
+func (d *Detached[S]) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	return d.run(&runningCall[S]{Context: ctx, method: eval, text: script, keys: keys, args: args})
+}
+
+func (d *Detached[S]) Load(ctx context.Context, key string, scripts []S) error {
+	_, err := d.run(&runningCall[S]{Context: ctx, method: load, text: key, scripts: scripts})
+	return err
+}
+
+func (d *Detached[S]) Ping(ctx context.Context) error {
+	_, err := d.run(&runningCall[S]{Context: ctx, method: ping})
+	return err
+}
+
+func (d *Detached[S]) Sharded(ctx context.Context) (bool, error) { return d.next.Sharded(ctx) }
+
+// Close ends the calls and the waits of their callers. It waits a second at most for calls that end
+// with their contexts.
+func (d *Detached[S]) Close() error {
+	d.calls.Cancel()
+	d.closeIdle()
+	err := d.next.Close()
+	ended := make(chan struct{})
+	go func() {
+		d.calls.Wait()
+		close(ended)
+	}()
+	timer := time.NewTimer(time.Second)
+	defer timer.Stop()
+	select {
+	case <-ended:
+	case <-timer.C:
+	}
+	return err
+}
+
+// run returns when the call has ended, when its caller's context ends, or when the client is
+// closed.
+func (d *Detached[S]) run(r *runningCall[S]) (string, error) {
+	if err := r.Context.Err(); err != nil {
+		return "", TooLate(err)
+	}
+	if d.abandoned.Load() >= maxAbandoned {
+		return "", NotSent(errAbandoned)
+	}
+	if !d.calls.Enter() {
+		return "", NotSent(ErrClosed)
+	}
+	w := d.worker()
+	r.done = w.done
+	w.calls <- r
+	if err := Await(r.Context, w.ended, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
+		return "", err
+	}
+	d.keep(w)
+	return r.reply, r.err
+}
+
+// A worker makes one call after the other.
+type worker[S any] struct {
+	calls chan *runningCall[S]
+	ended chan struct{} // receives once for each call that has ended
+	done  chan struct{} // of the contexts of its calls; closed only if its last call was abandoned
+}
+
+// worker returns a worker that is idle, or a new one.
+func (d *Detached[S]) worker() *worker[S] {
+	d.mu.Lock()
+	if last := len(d.idle) - 1; last >= 0 {
+		w := d.idle[last]
+		d.idle = d.idle[:last]
+		d.mu.Unlock()
+		return w
+	}
+	d.mu.Unlock()
+	w := &worker[S]{calls: make(chan *runningCall[S], 1), ended: make(chan struct{}, 1), done: make(chan struct{})}
+	go w.work(d)
+	return w
+}
+
+// work ends when calls is closed, or when the worker was idle for idleFor.
+func (w *worker[S]) work(d *Detached[S]) {
+	timer := time.NewTimer(idleFor)
+	defer timer.Stop()
+	for {
+		select {
+		case r, ok := <-w.calls:
+			if !ok {
+				return
+			}
+			r.run(d)
+			w.ended <- struct{}{}
+		case <-timer.C:
+			if d.drop(w) {
+				return
+			}
+		}
+		timer.Reset(idleFor)
+	}
+}
+
+// keep takes back a worker whose call has ended.
+func (d *Detached[S]) keep(w *worker[S]) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.isClosed {
+		close(w.calls)
+		return
+	}
+	d.idle = append(d.idle, w)
+}
+
+// drop removes a worker that is idle, and returns false if it is not.
+func (d *Detached[S]) drop(w *worker[S]) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := slices.Index(d.idle, w)
+	if i < 0 {
+		return false
+	}
+	d.idle = slices.Delete(d.idle, i, i+1)
+	return true
+}
+
+func (d *Detached[S]) closeIdle() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.isClosed = true
+	for _, w := range d.idle {
+		close(w.calls)
+	}
+	d.idle = nil
+}
+
+// A runningCall is a call of the wrapped client, and also the context of that call. This context
+// lasts longer than the caller's: for abandonedFor at most after the caller has left. So a
+// connection that is made for one caller serves others too, and a reply that has arrived is read
+// although a deadline has passed. Its Err is the caller's: once the caller has left, nothing more
+// is sent.
+type runningCall[S any] struct {
+	context.Context               // the caller's
+	done            chan struct{} // the worker's
+
+	method     method
+	text       string // the digest, the script, or the key
+	keys, args []string
+	scripts    []S
+
+	state atomic.Int32 // running, hasEnded or wasAbandoned
+	reply string
+	err   error
+}
+
+// A method is one of a Client.
+type method int
+
+const (
+	evalSha method = iota
+	eval
+	load
+	ping
+)
+
+const (
+	running int32 = iota
+	hasEnded
+	wasAbandoned
+)
+
+func (r *runningCall[S]) run(d *Detached[S]) {
+	defer d.calls.Leave()
+	defer func() {
+		if p := recover(); p != nil {
+			r.reply, r.err = "", fmt.Errorf("the client panicked: %v\n%s", p, debug.Stack())
+		}
+		if !r.state.CompareAndSwap(running, hasEnded) {
+			d.abandoned.Add(-1)
+		}
+	}()
+	switch r.method {
+	case evalSha:
+		r.reply, r.err = d.next.EvalSha(r, r.text, r.keys, r.args)
+	case eval:
+		r.reply, r.err = d.next.Eval(r, r.text, r.keys, r.args)
+	case load:
+		r.err = d.next.Load(r, r.text, r.scripts)
+	case ping:
+		r.err = d.next.Ping(r)
+	}
+}
+
+// abandon lets the call go on alone, unless it has ended. Its worker ends with it.
+func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
+	d.abandoned.Add(1)
+	if !r.state.CompareAndSwap(running, wasAbandoned) {
+		d.abandoned.Add(-1)
+		<-w.ended
+		return false
+	}
+	close(w.calls)
+	go func() {
+		timer := time.NewTimer(abandonedFor)
+		defer timer.Stop()
+		select {
+		case <-w.ended:
+			return
+		case <-timer.C:
+		case <-d.calls.Context().Done():
+		}
+		close(w.done)
+	}()
+	return true
+}
+
+func (r *runningCall[S]) Done() <-chan struct{} { return r.done }
+
+// Err is not nil once the caller has left.
+func (r *runningCall[S]) Err() error {
+	if err := r.Context.Err(); err != nil || r.state.Load() != wasAbandoned {
+		return err
+	}
+	return context.Canceled // the store was closed
+}
+
+// Deadline is the caller's plus overtime, so that a reply is read even if this process is late. If
+// the caller has none, it is in an hour: without a deadline rueidis would start two goroutines for
+// the call.
+func (r *runningCall[S]) Deadline() (time.Time, bool) {
+	at, ok := r.Context.Deadline()
+	if !ok {
+		at = time.Now().Add(time.Hour)
+	}
+	return at.Add(overtime), true
+}

@@ -1,0 +1,53 @@
+package client
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// A reply that is in the socket is read, although the deadline of the read has passed: this process
+// was stopped meanwhile.
+func TestReplyIsReadThoughItsDeadlineHasPassed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	g := &guardedConn{Conn: client, release: func() bool { return true }, opened: make(chan struct{})}
+	defer g.Close()
+	if _, err := g.Write([]byte("question")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.Write([]byte("reply")); err != nil {
+		t.Fatal(err)
+	}
+	var reply [5]byte
+	if _, err := g.Read(reply[:1]); err != nil { // it has come
+		t.Fatal(err)
+	}
+	if err := g.SetDeadline(time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(g, reply[1:]); err != nil || string(reply[:]) != "reply" {
+		t.Errorf("read %q, %v", reply, err)
+	}
+	if err := g.SetDeadline(time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Read(reply[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("without a reply: %v", err)
+	}
+}

@@ -1,0 +1,269 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/redis/rueidis"
+)
+
+// ParseURL reads where Redis is; redisstore.ParseURL documents the forms. It reads the files that
+// the URL names by file, or none if file is nil.
+func ParseURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOption, error) {
+	option, err := parseURL(text, file)
+	if err != nil {
+		if mayShowPassword(text) {
+			err = errMalformed
+		}
+		return option, fmt.Errorf("%w: redis URL: %w", penstock.ErrInvalid, err)
+	}
+	return option, nil
+}
+
+// sentinelInterval is how often the Sentinels are asked for the primary, besides listening to their
+// messages.
+const sentinelInterval = time.Second
+
+var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
+
+// mayShowPassword tells whether what was read as path or options may be a password with a '/', '?'
+// or '#' in it.
+func mayShowPassword(text string) bool {
+	_, rest, _ := strings.Cut(text, "://")
+	authority, tail := cutAuthority(rest)
+	return !strings.Contains(authority, "@") && strings.Contains(tail, "@")
+}
+
+func parseURL(text string, file func(string) ([]byte, error)) (option rueidis.ClientOption, err error) {
+	transport, form, rest, err := parseScheme(text)
+	if err != nil {
+		return option, err
+	}
+	authority, tail := cutAuthority(rest)
+	// net/url takes one host only, so the hosts are read here.
+	userinfo, hosts := "", authority
+	if at := strings.LastIndex(authority, "@"); at >= 0 {
+		userinfo, hosts = authority[:at+1], authority[at+1:]
+	}
+	u, err := url.Parse(transport + "://" + userinfo + "host" + tail)
+	if err != nil || u.Fragment != "" {
+		return option, errMalformed
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return option, errMalformed
+	}
+	option = rueidis.ClientOption{DisableCache: true, DisableRetry: true, ClientName: "penstock"}
+	option.Dialer.Timeout = time.Second
+	option.Dialer.KeepAlive = time.Second
+	option.ConnWriteTimeout = time.Second
+	option.Username = u.User.Username()
+	option.Password, _ = u.User.Password()
+
+	database := strings.TrimPrefix(u.Path, "/")
+	switch {
+	case transport == "unix":
+		err, database = setSocket(&option, u.Path, hosts), ""
+	case form == "sentinel":
+		if database, err = setSentinels(&option, database, query); err == nil {
+			err = setHosts(&option, hosts, form, "26379")
+		}
+	default:
+		err = setHosts(&option, hosts, form, "6379")
+	}
+	if err != nil {
+		return option, err
+	}
+	if query.Has("db") {
+		database = query.Get("db")
+	}
+	if database != "" {
+		if option.SelectDB, err = strconv.Atoi(database); err != nil || option.SelectDB < 0 {
+			return option, fmt.Errorf("the database is %q; it must be a whole number from 0 on", database)
+		}
+	}
+	if option.SelectDB != 0 && form == "cluster" {
+		return option, errors.New("a Cluster has no database but 0")
+	}
+	return option, parseOptions(&option, query, transport == "rediss", file)
+}
+
+// parseScheme reads redis+sentinel:// as transport redis and form sentinel.
+func parseScheme(text string) (transport, form, rest string, err error) {
+	scheme, rest, ok := strings.Cut(text, "://")
+	if !ok || strings.ContainsAny(scheme, ":/?#@") {
+		return "", "", "", errors.New("it has no scheme; write redis://host:6379")
+	}
+	transport, form, _ = strings.Cut(scheme, "+")
+	transport = strings.Replace(transport, "valkey", "redis", 1)
+	if scheme == "redis-sentinel" || scheme == "rediss-sentinel" {
+		transport, form, _ = strings.Cut(scheme, "-")
+	}
+	if !slices.Contains([]string{"redis", "rediss", "unix"}, transport) || !slices.Contains([]string{"", "cluster", "sentinel"}, form) ||
+		transport == "unix" && form != "" {
+		return "", "", "", fmt.Errorf("the scheme %q is not known; there are redis, rediss, unix, redis+sentinel and redis+cluster, and valkey for redis", scheme)
+	}
+	return transport, form, rest, nil
+}
+
+func setSocket(option *rueidis.ClientOption, path, hosts string) error {
+	if path == "" || hosts != "" {
+		return errors.New("a unix URL names a socket by its absolute path: unix:///run/redis.sock")
+	}
+	option.InitAddress = []string{path}
+	option.DialCtxFn = func(ctx context.Context, path string, dialer *net.Dialer, _ *tls.Config) (net.Conn, error) {
+		return dialer.DialContext(ctx, "unix", path)
+	}
+	return nil
+}
+
+// setSentinels reads the primary's name from a path, and returns the database behind it.
+func setSentinels(option *rueidis.ClientOption, path string, query url.Values) (database string, err error) {
+	option.Sentinel.MasterSet, database, _ = strings.Cut(path, "/")
+	if option.Sentinel.MasterSet == "" {
+		return "", errors.New("a sentinel URL names the primary in its path: redis+sentinel://host:26379/mymaster")
+	}
+	// Sentinels send one message about a new primary, and none if they learn of another address. A
+	// client that only listens may stay with the old primary for ever.
+	option.Sentinel.TopologyRefreshInterval = sentinelInterval
+	option.Sentinel.Username, option.Sentinel.Password = query.Get("sentinel_username"), query.Get("sentinel_password")
+	return database, nil
+}
+
+func setHosts(option *rueidis.ClientOption, hosts, form, port string) (err error) {
+	if option.InitAddress, err = addresses(hosts, port); err != nil {
+		return err
+	}
+	if len(option.InitAddress) > 1 && form == "" {
+		return errors.New("several hosts are given; write redis+cluster:// or redis+sentinel://")
+	}
+	return nil
+}
+
+// cutAuthority splits what follows :// before the path, the query or the end.
+func cutAuthority(rest string) (authority, tail string) {
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		return rest[:i], rest[i:]
+	}
+	return rest, ""
+}
+
+// addresses reads host:port,… Its errors show no more of a host than stands before the first colon:
+// the rest may be a password whose @host was forgotten.
+func addresses(hosts, port string) ([]string, error) {
+	var list []string
+	for _, host := range strings.Split(hosts, ",") {
+		name, own, err := net.SplitHostPort(host)
+		if err != nil { // no port
+			name, own = strings.Trim(host, "[]"), port
+		}
+		if name == "" {
+			return nil, errors.New("a host is empty")
+		}
+		if n, err := strconv.Atoi(own); err != nil || n < 1 || n > 65535 {
+			first, _, _ := strings.Cut(name, ":")
+			return nil, fmt.Errorf("the port of host %q is not a number from 1 to 65535", first)
+		}
+		if _, err := netip.ParseAddr(name); err != nil && strings.ContainsAny(name, ":[] ") {
+			first, _, _ := strings.Cut(name, ":")
+			return nil, fmt.Errorf("%q is not a valid host; write an IPv6 address in brackets: [2001:db8::1]:6379", first)
+		}
+		list = append(list, net.JoinHostPort(name, own))
+	}
+	return list, nil
+}
+
+var urlOptions = []string{"db", "password_file", "dial_timeout", "ca", "cert", "key", "server_name", "insecure_skip_verify",
+	"sentinel_username", "sentinel_password"}
+
+// parseOptions reads the options, and the files that they name if file is not nil.
+func parseOptions(option *rueidis.ClientOption, query url.Values, secure bool, file func(string) ([]byte, error)) error {
+	for name := range query {
+		if !slices.Contains(urlOptions, name) {
+			return fmt.Errorf("the option %q is not known; there are %s", name, strings.Join(urlOptions, ", "))
+		}
+	}
+	if name := query.Get("password_file"); name != "" && file != nil {
+		password, err := file(name)
+		if err != nil {
+			return fmt.Errorf("password_file: %w", err)
+		}
+		option.Password = strings.TrimRight(string(password), "\r\n")
+	}
+	if text := query.Get("dial_timeout"); text != "" {
+		timeout, err := time.ParseDuration(text)
+		if err != nil || timeout <= 0 {
+			return fmt.Errorf("dial_timeout is %q; write a duration as 500ms or 5s", text)
+		}
+		option.Dialer.Timeout = timeout
+	}
+	option.Sentinel.Dialer = option.Dialer
+	if secure {
+		return parseTLS(option, query, file)
+	}
+	for _, name := range []string{"ca", "cert", "key", "server_name", "insecure_skip_verify"} {
+		if query.Has(name) {
+			return fmt.Errorf("the option %q needs TLS: write rediss:// for redis://", name)
+		}
+	}
+	return nil
+}
+
+func parseTLS(option *rueidis.ClientOption, query url.Values, file func(string) ([]byte, error)) error {
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: query.Get("server_name")} // if empty: the host that is dialled
+	if text := query.Get("insecure_skip_verify"); text != "" {
+		skip, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("insecure_skip_verify is %q; it must be true or false", text)
+		}
+		config.InsecureSkipVerify = skip
+	}
+	if name := query.Get("ca"); name != "" && file != nil {
+		pem, err := file(name)
+		if err != nil {
+			return fmt.Errorf("ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("ca: %s holds no certificate in PEM form", name)
+		}
+	}
+	if query.Has("cert") != query.Has("key") {
+		return errors.New("cert and key belong together; write both or neither")
+	}
+	if query.Has("cert") && file != nil {
+		pair, err := keyPair(query.Get("cert"), query.Get("key"), file)
+		if err != nil {
+			return fmt.Errorf("cert and key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	option.TLSConfig = config
+	if option.Sentinel.MasterSet != "" {
+		option.Sentinel.TLSConfig = config
+	}
+	return nil
+}
+
+func keyPair(cert, key string, file func(string) ([]byte, error)) (tls.Certificate, error) {
+	public, err := file(cert)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	private, err := file(key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(public, private)
+}

@@ -1,0 +1,85 @@
+package clienttest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// MemoryOfACluster sets a maxmemory-policy that evicts keys, for each of the three primaries in
+// turn.
+func MemoryOfACluster(t *testing.T, c *redistest.Cluster, library Library) {
+	store := NewStore(t, library.Cluster(t, c.Addrs(), Options{}), redisstore.Options{})
+	for _, n := range c.Primaries() {
+		Must(t, n, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
+		if memory, err := store.Memory(t.Context()); err != nil || !memory.Evicts() || memory.Server != n.Addr {
+			t.Errorf("%s evicts: %+v, %v", n.Addr, memory, err)
+		}
+		Must(t, n, "CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "90mb")
+		if memory, err := store.Memory(t.Context()); err != nil || memory.Evicts() || memory.Server != n.Addr {
+			t.Errorf("%s is the only one with a bound: %+v, %v", n.Addr, memory, err)
+		}
+		Must(t, n, "CONFIG", "SET", "maxmemory", "0")
+	}
+}
+
+// NodesOfACluster compares the node that a store names with the node that has the key.
+func NodesOfACluster(t *testing.T, cluster *redistest.Cluster, library Library) {
+	prefix := NewPrefix()
+	s := NewStore(t, library.Cluster(t, cluster.Addrs(), Options{}), redisstore.Options{Prefix: prefix})
+	limit := penstock.PerHour(10).MustCompile()
+	if name := s.Node([]penstock.Charge{{Key: "a", Plan: limit}}); name != "" {
+		t.Errorf("before the first decision the node is %q", name)
+	}
+	if _, err := s.Decide(context.Background(), []penstock.Charge{{Key: "a", Plan: limit, Cost: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	Await(t, "the layout", func() bool { return s.Node([]penstock.Charge{{Key: "a", Plan: limit}}) != "" })
+	names := make(map[string]int)
+	for i := range 300 {
+		charge := penstock.Charge{Key: fmt.Sprint("key", i), Plan: limit, Cost: 1}
+		name := s.Node([]penstock.Charge{charge})
+		names[name]++
+		owner := ""
+		if _, err := s.Decide(context.Background(), []penstock.Charge{charge}); err != nil {
+			t.Fatal(err)
+		}
+		stored, err := redisstore.KeyOf(charge, redisstore.Options{Prefix: prefix})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range cluster.Primaries() {
+			if n, err := p.Do("EXISTS", stored); err == nil && n == int64(1) {
+				owner = p.Addr
+			}
+		}
+		if name != owner {
+			t.Fatalf("%s: the node is %q; %q has the key", stored, name, owner)
+		}
+	}
+	if len(names) != 3 {
+		t.Errorf("the nodes are %v; there should be 3", names)
+	}
+	var several []penstock.Charge
+	for i := range 30 {
+		several = append(several, penstock.Charge{Key: fmt.Sprint("key", i), Plan: limit})
+	}
+	if name := s.Node(several); strings.Count(name, "+") != 2 {
+		t.Errorf("a batch over all nodes is decided by %q", name)
+	}
+}
+
+// Use asks the store all the time, as a breaker does.
+func Use(store *redisstore.Store, during time.Duration) {
+	charges := []penstock.Charge{{Key: "k", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		store.Node(charges)
+		_, _ = store.Decide(context.Background(), charges)
+	}
+}

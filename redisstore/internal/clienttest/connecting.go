@@ -1,0 +1,60 @@
+package clienttest
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// OthersConnections makes calls while connections are being made for other calls with longer
+// deadlines. No call may wait for longer than its own context allows.
+func OthersConnections(t *testing.T, library Library) {
+	to := OneBehindProxy(t)
+	p := to.Proxies[0]
+	store := NewStore(t, library.One(t, p.Addr(), Options{}), redisstore.Options{})
+	charges := []penstock.Charge{Spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
+	ask := func(patience time.Duration) error {
+		_, err := store.Decide(Within(t, patience), charges)
+		return err
+	}
+	Eventually(t, 10*time.Second, func() error { return ask(time.Second) })
+
+	CutAll(t, p, func() { _ = ask(time.Second) })
+	p.Lose(true) // also the answers to greetings
+	patient, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
+	var waiting atomic.Int64
+	for range 8 { // so that all connections are being made
+		waiting.Add(1)
+		go func() {
+			defer waiting.Add(-1)
+			_, _ = store.Heartbeat(patient, "i", time.Minute)
+		}()
+	}
+	lost := p.Lost()
+	Await(t, "a greeting to be lost", func() bool { return p.Lost() > lost })
+	for i := range 10 {
+		if err := ask(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	if waiting.Load() == 0 {
+		t.Error("the calls have waited for as long as those with more patience")
+	}
+}
+
+// CutAll ends all connections of a store behind a proxy.
+func CutAll(t testing.TB, p *redistest.Proxy, ask func()) {
+	t.Helper()
+	p.Cut(true)
+	for range 10 {
+		ask()
+	}
+	p.Cut(false)
+}

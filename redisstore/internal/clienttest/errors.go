@@ -1,0 +1,246 @@
+package clienttest
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/storetest"
+)
+
+// CannotDecide makes servers unable to decide, in various ways. Charges of every kind must fail,
+// also those that would be denied: a script without its first line would let a replica answer a
+// denial that is out of date.
+func CannotDecide(t *testing.T, library Library) {
+	for _, fault := range []struct {
+		name   string
+		reason penstock.Reason
+		make   func(t *testing.T, s *redistest.Server)
+		heal   func(t *testing.T, s *redistest.Server)
+	}{
+		{"replica", penstock.ReasonNotReady, Do("REPLICAOF 127.0.0.1 1"), Do("REPLICAOF NO ONE")},
+		{"replica without its primary's data", penstock.ReasonNotReady,
+			Do("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), Do("REPLICAOF NO ONE")},
+		{"too few replicas", penstock.ReasonNotReady, Do("CONFIG SET min-replicas-to-write 1"), Do("CONFIG SET min-replicas-to-write 0")},
+		{"out of memory", penstock.ReasonOutOfMemory, Do("CONFIG SET maxmemory 1"), Do("CONFIG SET maxmemory 0")},
+		{"no right to run scripts", penstock.ReasonPermissionDenied, Do("ACL SETUSER default -eval -evalsha"), Do("ACL SETUSER default +@all")},
+		{"no right inside the script", penstock.ReasonPermissionDenied, Do("ACL SETUSER default -time"), Do("ACL SETUSER default +@all")},
+		{"no right to the keys", penstock.ReasonPermissionDenied, Do("ACL SETUSER default resetkeys ~other:*"), Do("ACL SETUSER default ~*")},
+		{"busy with another script", penstock.ReasonBusy, makeBusy, Do("SCRIPT KILL")},
+	} {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Start(t)
+			store := NewStore(t, library.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{})
+			some, full := Slow("some", 10), Slow("full", 2)
+			held := penstock.InFlight(2, time.Hour).WithName("held").MustCompile()
+			setUp := []penstock.Charge{Spend("k", some, 1), Spend("k", full, 2), Spend("k", held, 2)}
+			setUp[2].Holder = "first"
+			if d, err := store.Decide(t.Context(), setUp); err != nil || !d.Allowed {
+				t.Fatalf("set up: %v", err)
+			}
+			denied := Spend("k", held, 1)
+			denied.Holder = "second"
+			fault.make(t, s)
+			for _, batch := range [][]penstock.Charge{
+				{Spend("k", some, 1)}, {Spend("k", full, 1)}, {denied},
+				{{Key: "k", Plan: some, Mode: penstock.Peek}},
+				{{Key: "k", Plan: some, Mode: penstock.Force, Cost: 1}},
+				{{Key: "k", Plan: some, Mode: penstock.Refund, Cost: 1}},
+				{{Key: "k", Plan: some, Mode: penstock.Reset}},
+				{Spend("k", some, 1), Spend("k", Slow("new", 5), 1)}, {Spend("k", some, 1), Spend("k", full, 1)},
+			} {
+				d, err := store.Decide(Within(t, 5*time.Second), batch)
+				WantReason(t, fmt.Sprint(batch[0].Mode, " of ", batch[0].Plan.Name()), err, fault.reason)
+				if d.Allowed {
+					t.Errorf("allowed with an error")
+				}
+			}
+			fault.heal(t, s)
+			Eventually(t, 5*time.Second, func() error { return store.Ping(t.Context()) })
+			for limit, want := range map[*penstock.Plan]int64{some: 9, full: 0, held: 0, Slow("new", 5): 5} {
+				if got := Remaining(t, store, "k", limit); got != want {
+					t.Errorf("after the fault %s has %d left, want %d", limit.Name(), got, want)
+				}
+			}
+		})
+	}
+}
+
+// Do runs commands, written as one types them.
+func Do(commands ...string) func(*testing.T, *redistest.Server) {
+	return func(t *testing.T, s *redistest.Server) {
+		t.Helper()
+		for _, c := range commands {
+			Must(t, s, strings.Fields(c)...)
+		}
+	}
+}
+
+// makeBusy starts a script that does not end. Its connection waits for it no longer than a command
+// of redistest does.
+func makeBusy(t *testing.T, s *redistest.Server) {
+	t.Helper()
+	Must(t, s, "CONFIG", "SET", "busy-reply-threshold", "10")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = s.Do("EVAL", "while true do end", "0")
+	}()
+	t.Cleanup(func() { <-ended })
+	Eventually(t, 5*time.Second, func() error {
+		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
+			return fmt.Errorf("not busy yet: %v", err)
+		}
+		return nil
+	})
+}
+
+// LoadingServer restarts a server that takes long to load its data.
+func LoadingServer(t *testing.T, library Library) {
+	s := redistest.Start(t, "--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
+	Must(t, s, "EVAL", "for i = 1, 4000 do redis.call('SET', 'k' .. i, i) end", "0")
+	Must(t, s, "SAVE")
+	var stores []*redisstore.Store
+	for range 2 { // the second one connects while the server loads
+		stores = append(stores, NewStore(t, library.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{}))
+	}
+	if _, err := stores[0].Decide(t.Context(), []penstock.Charge{Spend("k", Slow("d", 9), 1)}); err != nil {
+		t.Fatal(err)
+	}
+	s.Kill()
+	restarted := make(chan error, 1)
+	go func() { restarted <- s.Restart() }()
+	for i, store := range stores {
+		Eventually(t, 10*time.Second, func() error {
+			_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
+			if err == nil {
+				t.Fatalf("store %d: the server was done loading before it was asked", i)
+			}
+			var e *penstock.StoreError
+			if !errors.As(err, &e) || e.Reason != penstock.ReasonNotReady || !strings.Contains(err.Error(), "LOADING") {
+				return err
+			}
+			return nil
+		})
+	}
+	if err := <-restarted; err != nil {
+		t.Fatal(err)
+	}
+	for _, store := range stores {
+		Eventually(t, 5*time.Second, func() error {
+			_, err := store.Decide(t.Context(), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
+			return err
+		})
+	}
+}
+
+// WrongLogin logs in with wrong names and passwords.
+func WrongLogin(t *testing.T, library Library) {
+	s := redistest.Start(t, "--requirepass", "right")
+	for _, user := range []struct {
+		name           string
+		user, password string
+	}{{"no password", "", ""}, {"wrong password", "", "wr0ng-secret"}, {"unknown user", "eve", "wr0ng-secret"}} {
+		t.Run(user.name, func(t *testing.T) {
+			t.Parallel()
+			client := library.One(t, s.Addr, Options{User: user.user, Password: user.password})
+			store := NewStore(t, client, redisstore.Options{})
+			_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
+			WantReason(t, "decide", err, penstock.ReasonPermissionDenied)
+			WantReason(t, "ping", store.Ping(Within(t, 5*time.Second)), penstock.ReasonPermissionDenied)
+			if strings.Contains(fmt.Sprint(err), "wr0ng-secret") {
+				t.Errorf("the error shows the password: %v", err)
+			}
+		})
+	}
+}
+
+// ClusterDown kills most of a Cluster.
+func ClusterDown(t *testing.T, library Library) {
+	c := redistest.StartCluster(t)
+	for i := range 3 { // no quorum is left, so nobody takes over
+		c.Nodes[3+i].Kill()
+		if i > 0 {
+			c.Nodes[i].Kill()
+		}
+	}
+	Eventually(t, 20*time.Second, func() error {
+		if info := Must(t, c.Nodes[0], "CLUSTER", "INFO").(string); !strings.Contains(info, "cluster_state:fail") {
+			return errors.New("the cluster has not noticed")
+		}
+		return nil
+	})
+	store := NewStore(t, library.Cluster(t, []string{c.Nodes[0].Addr}, Options{NoRetries: true}), redisstore.Options{})
+	found := make(map[penstock.Reason]int)
+	for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
+		_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend(fmt.Sprint("k", i), Slow("d", 9), 1)})
+		var e *penstock.StoreError
+		if !errors.As(err, &e) {
+			t.Fatalf("key %d: %v", i, err)
+		}
+		found[e.Reason]++
+		if e.Reason != penstock.ReasonNotReady && e.Reason != penstock.ReasonUnreachable && e.Reason != penstock.ReasonLate {
+			t.Errorf("key %d: %v", i, err)
+		}
+	}
+	t.Log(found)
+	if found[penstock.ReasonNotReady] == 0 {
+		t.Error("the living node never said CLUSTERDOWN")
+	}
+}
+
+// allowUser makes a user with these rights, and no others.
+func allowUser(t testing.TB, s *redistest.Server, rights string) {
+	t.Helper()
+	Must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret ~limiter1* "+rights)...)
+}
+
+// RightsOnOneServer runs the conformance suite as a user that has only the documented rights.
+func RightsOnOneServer(t *testing.T, library Library) {
+	s := redistest.Start(t)
+	allowUser(t, s, redistest.DocumentedRights(t).Single)
+	store := NewStore(t, library.One(t, s.Addr, limiterLogin), redisstore.Options{Prefix: "limiter"})
+	storetest.Run(t, func(*testing.T) penstock.Store { return store })
+	useTheRest(t, store)
+}
+
+// limiterLogin is the login of the user of allowUser.
+var limiterLogin = Options{User: "limiter", Password: "secret"}
+
+// useTheRest calls the methods that storetest.Run does not call.
+func useTheRest(t *testing.T, store *redisstore.Store) {
+	t.Helper()
+	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
+		t.Error(err)
+	}
+	if _, err := store.Memory(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := store.Ping(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// RightsOnACluster does the same on a Cluster, with the rights that the library needs there.
+func RightsOnACluster(t *testing.T, library Library, rights string) {
+	c := redistest.StartCluster(t)
+	for _, n := range c.Nodes {
+		allowUser(t, n, rights)
+	}
+	store := NewStore(t, library.Cluster(t, c.Addrs(), limiterLogin), redisstore.Options{Prefix: "limiter"})
+	storetest.Run(t, func(*testing.T) penstock.Store { return store })
+	useTheRest(t, store)
+	charge := []penstock.Charge{Spend("k", Slow("d", 9), 1)}
+	Eventually(t, 10*time.Second, func() error { // the layout is asked for in the background
+		if store.Node(charge) == "" {
+			return errors.New("the store does not know who keeps which slot")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,387 @@
+package clienttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A loss is a way in which a proxy loses the reply to a script that ran.
+type loss struct {
+	name string
+	set  func(p *redistest.Proxy, on bool)
+}
+
+var losses = []loss{
+	{"silence", (*redistest.Proxy).Lose},
+	{"end of the connection", (*redistest.Proxy).Cut},
+}
+
+// A Target is a server, or a Cluster, behind proxies that can lose the replies to scripts.
+type Target struct {
+	Servers []*redistest.Server
+	Proxies []*redistest.Proxy
+	Direct  string // the URL past the proxies
+}
+
+// OneBehindProxy starts a server behind a proxy.
+func OneBehindProxy(t testing.TB) Target {
+	t.Helper()
+	s := redistest.Start(t)
+	p, err := redistest.NewProxy("unix", s.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return Target{[]*redistest.Server{s}, []*redistest.Proxy{p}, s.URL()}
+}
+
+// ClusterBehindProxies starts a Cluster with a proxy in front of each node.
+func ClusterBehindProxies(t testing.TB) Target {
+	t.Helper()
+	c, proxies := redistest.StartProxiedCluster(t)
+	return Target{c.Nodes, proxies, "redis+cluster://" + strings.Join(c.Addrs(), ",")}
+}
+
+const (
+	// shortReplyTimeout is far below the calls' deadline, so that there is time for the retries that
+	// a library makes by default.
+	shortReplyTimeout = 40 * time.Millisecond
+
+	// longReplyTimeout is for tests that lose no reply, on a busy machine.
+	longReplyTimeout = 10 * time.Second
+)
+
+const lostCalls = 12
+
+// LostRepliesNeverChargeTwice loses replies to scripts that ran. The clients have the retries that
+// their libraries make by default.
+func LostRepliesNeverChargeTwice(t *testing.T, libraries ...Library) {
+	onTargets(t, libraries, shortReplyTimeout, func(t *testing.T, to Target, makers []Maker) {
+		for _, l := range losses {
+			for _, m := range makers {
+				t.Run(l.name+"/"+m.Name, func(t *testing.T) { loseReplies(t, to, l, m) })
+			}
+		}
+	})
+}
+
+// onTargets runs a test against a server and a Cluster behind proxies, with the clients of each.
+func onTargets(t *testing.T, libraries []Library, replyTimeout time.Duration, test func(*testing.T, Target, []Maker)) {
+	o := Options{ReplyTimeout: replyTimeout}
+	t.Run("one server", func(t *testing.T) {
+		t.Parallel()
+		to := OneBehindProxy(t)
+		var makers []Maker
+		for _, l := range libraries {
+			makers = append(makers, l.on(to.addrs()[0], o))
+		}
+		test(t, to, makers)
+	})
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		to := ClusterBehindProxies(t)
+		var makers []Maker
+		for _, l := range libraries {
+			if l.Cluster != nil {
+				makers = append(makers, l.onCluster(to.addrs(), o))
+			}
+		}
+		test(t, to, makers)
+	})
+}
+
+// loseReplies makes calls whose replies are lost, and counts what they have charged past the
+// proxies.
+func loseReplies(t *testing.T, to Target, l loss, m Maker) {
+	prefix := NewPrefix()
+	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: prefix})
+	direct := OpenStore(t, to.Direct, redisstore.Options{Prefix: prefix})
+	limit := Slow("d", 1000)
+	key := func(i int) string { return fmt.Sprint("k", i%6) }
+	for i := range 6 { // every server knows the script, every client its servers
+		for _, s := range []penstock.Store{direct, store} {
+			Eventually(t, 5*time.Second, func() error {
+				_, err := s.Decide(Within(t, time.Second), []penstock.Charge{{Key: key(i), Plan: limit, Mode: penstock.Peek}})
+				return err
+			})
+		}
+	}
+	before := to.ran(t)
+	to.lose(l, true)
+	var unknown, unreached int64
+	for i := range lostCalls {
+		ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+		_, err := store.Decide(ctx, []penstock.Charge{Spend(key(i), limit, 1)})
+		cancel()
+		var e *penstock.StoreError
+		switch {
+		case !errors.As(err, &e):
+			t.Errorf("call %d, whose answer was lost, returned %v", i, err)
+		case e.Reason == penstock.ReasonUnreachable || e.Reason == penstock.ReasonLate:
+			unreached++
+		case e.MayBeCharged:
+			unknown++
+		default:
+			t.Errorf("call %d, whose answer was lost, is %v: %v", i, e.Reason, err)
+		}
+	}
+	to.lose(l, false)
+	ran := to.ran(t) - before
+	var charged int64
+	for i := range 6 {
+		charged += 1000 - Remaining(t, direct, key(i), limit)
+	}
+	t.Logf("counted: %d calls with lost answers (%d unknown, %d unreached; %d scripts ran, %d charges)", lostCalls, unknown, unreached, ran, charged)
+	if charged > unknown || ran > lostCalls {
+		t.Errorf("%d calls of unknown outcome have charged %d times, in %d scripts", unknown, charged, ran)
+	}
+	least := int64(lostCalls / 2)
+	if l.name == "silence" {
+		least = 1 // while a call waits for its answer, rueidis may keep others back
+	}
+	if charged < least {
+		t.Errorf("only %d of %d calls ran: the commands were lost, not their replies", charged, lostCalls)
+	}
+	Eventually(t, 10*time.Second, func() error { // and the client recovers
+		_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend(key(0), limit, 1)})
+		return err
+	})
+}
+
+// ForgottenScriptsChargeOnce has servers forget their scripts all the time.
+func ForgottenScriptsChargeOnce(t *testing.T, libraries ...Library) {
+	onTargets(t, libraries, longReplyTimeout, func(t *testing.T, to Target, makers []Maker) {
+		for _, m := range makers {
+			t.Run(m.Name, func(t *testing.T) { forgetScripts(t, to, m) })
+		}
+	})
+}
+
+func forgetScripts(t *testing.T, to Target, m Maker) {
+	store := NewStore(t, m.Client(t), redisstore.Options{Prefix: NewPrefix()})
+	one, two := Slow("one", 1_000_000), Slow("two", 1_000_000).Limit().With(penstock.SlidingLog).MustCompile()
+	flushes, stop := 0, make(chan struct{})
+	var flushing sync.WaitGroup
+	flushing.Go(func() {
+		for ; ; flushes++ {
+			for _, s := range to.Servers {
+				if _, err := s.Do("SCRIPT", "FLUSH"); err != nil {
+					t.Errorf("script flush: %v", err)
+				}
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(2 * time.Millisecond):
+			}
+		}
+	})
+	var admitted [4]atomic.Int64
+	var all sync.WaitGroup
+	end := time.Now().Add(500 * time.Millisecond)
+	for who := range 8 {
+		all.Go(func() {
+			for i := 0; time.Now().Before(end); i++ {
+				k := (who + i) % 4
+				batch := []penstock.Charge{Spend(fmt.Sprint("k", k), one, 1), Spend(fmt.Sprint("k", k), two, 1)}
+				d, err := store.Decide(t.Context(), batch[:1+i%2])
+				if err != nil || !d.Allowed {
+					t.Errorf("client %d, call %d: %v", who, i, err)
+					return
+				}
+				admitted[k].Add(1)
+			}
+		})
+	}
+	all.Wait()
+	close(stop)
+	flushing.Wait()
+	total := int64(0)
+	for k := range admitted {
+		n := admitted[k].Load()
+		total += n
+		if charged := 1_000_000 - Remaining(t, store, fmt.Sprint("k", k), one); charged != n {
+			t.Errorf("key %d: %d charges for %d calls", k, charged, n)
+		}
+	}
+	t.Logf("counted: %d decisions among forgotten scripts (%d flushes)", total, flushes)
+}
+
+// tolerance is how late a call may end after its deadline. It is large because test machines are
+// busy.
+const tolerance = 2 * time.Second
+
+// EveryCallEnds kills and stops a server under load. Every call ends soon after its deadline.
+func EveryCallEnds(t *testing.T, library Library) {
+	for _, fault := range []struct {
+		name       string
+		make, heal func(*redistest.Server) error
+		lasts      time.Duration
+	}{
+		{"killed", func(s *redistest.Server) error { s.Kill(); return nil }, (*redistest.Server).Restart, 300 * time.Millisecond},
+		// Long enough for clients to give up their connections and to try others, which the system
+		// accepts.
+		{"stopped", func(s *redistest.Server) error { s.Pause(); return nil }, func(s *redistest.Server) error { s.Resume(); return nil }, 3 * time.Second},
+	} {
+		for _, callers := range []int{1, 8} {
+			s := redistest.Start(t)
+			m := library.on(s.Addr, Options{NoRetries: true})
+			t.Run(fmt.Sprintf("%s/%s/%d callers", fault.name, m.Name, callers), func(t *testing.T) {
+				t.Parallel()
+				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
+				Eventually(t, 5*time.Second, load.decided)
+				load.faulty.Store(true)
+				if err := fault.make(s); err != nil {
+					t.Fatal(err)
+				}
+				Eventually(t, 10*time.Second, load.failed)
+				time.Sleep(fault.lasts)
+				healed := time.Now()
+				if err := fault.heal(s); err != nil {
+					t.Fatal(err)
+				}
+				load.answers.Store(0)
+				Eventually(t, 5*time.Second, load.decided)
+				t.Logf("decisions again after %v; %d failed, the slowest call took %v", time.Since(healed), load.failures.Load(), time.Duration(load.slowest.Load()))
+			})
+		}
+	}
+}
+
+// A load asks a store all the time, and checks that every call ends.
+type load struct {
+	faulty            atomic.Bool
+	answers, failures atomic.Int64
+	slowest           atomic.Int64
+}
+
+const patienceOfLoad = 100 * time.Millisecond
+
+func startLoad(t *testing.T, store penstock.Store, callers int) *load {
+	l := new(load)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for who := range callers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				l.call(t, ctx, store, fmt.Sprint("k", who%3))
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	t.Cleanup(func() {
+		cancel()
+		all.Wait()
+	})
+	return l
+}
+
+// ServerMayComeUpLater connects to a server that is not there yet.
+func ServerMayComeUpLater(t *testing.T, library Library, others func(*redistest.Server) []Maker) {
+	s := redistest.Start(t)
+	s.Kill()
+	charge := []penstock.Charge{Spend("k", Slow("d", 10), 1)}
+	makers := append(others(s), library.on(s.Addr, Options{NoRetries: true}))
+	stores := make([]*redisstore.Store, len(makers))
+	for i, m := range makers {
+		stores[i] = NewStore(t, m.Client(t), redisstore.Options{})
+		for range 3 {
+			_, err := stores[i].Decide(Within(t, 5*time.Second), charge)
+			WantReason(t, m.Name, err, penstock.ReasonUnreachable)
+			WantReason(t, m.Name+" ping", stores[i].Ping(Within(t, 5*time.Second)), penstock.ReasonUnreachable)
+		}
+	}
+	if err := s.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for i, m := range makers {
+		Eventually(t, 5*time.Second, func() error {
+			_, err := stores[i].Decide(Within(t, time.Second), charge)
+			return err
+		})
+		t.Logf("%s: decides %v after the server came up", m.Name, time.Since(start))
+	}
+	if left := Remaining(t, stores[0], "k", Slow("d", 10)); left != 10-int64(len(stores)) {
+		t.Errorf("%d units are left of 10 after %d were spent: what failed was charged later", left, len(stores))
+	}
+}
+
+func (to Target) addrs() []string {
+	var addrs []string
+	for _, p := range to.Proxies {
+		addrs = append(addrs, p.Addr())
+	}
+	return addrs
+}
+
+func (to Target) lose(l loss, on bool) {
+	for _, p := range to.Proxies {
+		p.Only("EVALSHA")
+		l.set(p, on)
+	}
+}
+
+// ran counts the scripts that ran.
+func (to Target) ran(t testing.TB) (n int64) {
+	t.Helper()
+	for _, s := range to.Servers {
+		for _, command := range []string{"evalsha", "eval"} {
+			calls, _, err := s.CommandStats(command)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += calls
+		}
+	}
+	return n
+}
+
+func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key string) {
+	ctx, cancel := context.WithTimeout(ctx, patienceOfLoad)
+	defer cancel()
+	start := time.Now()
+	_, err := store.Decide(ctx, []penstock.Charge{Spend(key, Slow("d", 1_000_000), 1)})
+	took := time.Since(start)
+	if int64(took) > l.slowest.Load() {
+		l.slowest.Store(int64(took))
+	}
+	if took > patienceOfLoad+tolerance {
+		t.Errorf("a call with %v to live took %v: %v", patienceOfLoad, took, err)
+	}
+	switch {
+	case err == nil:
+		l.answers.Add(1)
+	case errors.Is(err, context.Canceled): // the test is over
+	case !errors.Is(err, penstock.ErrUnavailable) && !errors.Is(err, context.DeadlineExceeded):
+		t.Errorf("a call failed with %v", err)
+	case !l.faulty.Load() && took < patienceOfLoad:
+		t.Errorf("a call failed before the fault: %v", err)
+	default:
+		l.failures.Add(1)
+	}
+}
+
+func (l *load) decided() error {
+	if l.answers.Load() < 20 {
+		return fmt.Errorf("%d decisions", l.answers.Load())
+	}
+	return nil
+}
+
+func (l *load) failed() error {
+	if l.failures.Load() < 8 {
+		return fmt.Errorf("%d failures", l.failures.Load())
+	}
+	return nil
+}

@@ -1,0 +1,32 @@
+// Package clienttest has the tests that a Client must pass whichever Redis library it is made of.
+// The tests of redisstore run them over rueidis, those of redisstore/goredis over go-redis.
+package clienttest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A Library makes clients of one Redis library. Each client ends with its test.
+type Library struct {
+	Name    string
+	One     func(t testing.TB, addr string, o Options) redisstore.Client
+	Cluster func(t testing.TB, addrs []string, o Options) redisstore.Client // nil if there is none
+}
+
+// Options of a client. The zero value is the library's default.
+type Options struct {
+	User, Password string
+	ReplyTimeout   time.Duration // for libraries that have a timeout of their own
+	NoRetries      bool          // switches off the library's own retries
+}
+
+func (l Library) on(addr string, o Options) Maker {
+	return Maker{l.Name, func(t testing.TB) redisstore.Client { t.Helper(); return l.One(t, addr, o) }}
+}
+
+func (l Library) onCluster(addrs []string, o Options) Maker {
+	return Maker{l.Name, func(t testing.TB) redisstore.Client { t.Helper(); return l.Cluster(t, addrs, o) }}
+}

@@ -1,0 +1,365 @@
+package clienttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const (
+	linearClients = 8
+	linearOps     = 25 // of each client
+	linearKeys    = 3
+)
+
+// The limits of the histories. Time stands still in them, so each is a counter, and slots are a
+// counter for each holder.
+var linearLimits = []*penstock.Plan{
+	penstock.Limit{Name: "token", Group: "g", Count: 6, Period: time.Hour}.MustCompile(),
+	penstock.Limit{Name: "window", Group: "g", Algorithm: penstock.FixedWindow, Count: 9, Period: time.Hour}.MustCompile(),
+	penstock.Limit{Name: "log", Group: "g", Algorithm: penstock.SlidingLog, Count: 7, Period: time.Hour}.MustCompile(),
+	penstock.Limit{Name: "slots", Group: "g", Algorithm: penstock.Concurrency, Count: 5, Period: time.Hour}.MustCompile(),
+}
+
+const slotsLimit = 3 // the index of the limit that lends slots; those before it are counters
+
+// A linearState is what has been used: by limit, and of slots by holder.
+type linearState struct {
+	used  [linearKeys][slotsLimit]int64
+	holds [linearKeys][linearClients]int64
+}
+
+// A linearCharge is a charge by the numbers of its key, its limit and its holder.
+type linearCharge struct {
+	key, limit, holder int
+	mode               penstock.Mode
+	cost               int64
+}
+
+// A linearStatus is what the model predicts of a status.
+type linearStatus struct {
+	granted, remaining int64
+	retry              time.Duration // 0, 1 for some time, or Never
+}
+
+// A linearAnswer is nil if nobody knows whether the charges were made.
+type linearAnswer []linearStatus
+
+var linearModel = porcupine.Model{
+	Init: func() any { return linearState{} },
+	Step: func(state, input, output any) (bool, any) {
+		answer, next := state.(linearState).decide(input.([]linearCharge))
+		got := output.(linearAnswer)
+		return got == nil || slices.Equal(got, answer), next
+	},
+	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v -> %v", input, output) },
+	DescribeState:     func(state any) string { return fmt.Sprintf("%+v", state) },
+}
+
+// A history is what clients asked and heard, and when.
+type history struct {
+	start time.Time
+
+	mu  sync.Mutex
+	ops []porcupine.Operation
+}
+
+// someBatch is a batch on up to so many keys. Most charges spend, so that the limits are nearly
+// used up and the order of calls matters.
+func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
+	modes := []penstock.Mode{
+		penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Refund, penstock.Refund, penstock.Peek,
+		penstock.Force, penstock.Reset,
+	}
+	var batch []linearCharge
+	for _, i := range rng.Perm(keys * len(linearLimits))[:1+rng.IntN(3)*rng.IntN(2)] {
+		holder := who
+		if rng.IntN(8) == 0 {
+			holder = rng.IntN(linearClients)
+		}
+		mode := modes[rng.IntN(len(modes)-rng.IntN(2))]
+		if mode == penstock.Reset && rng.IntN(4) > 0 {
+			mode = penstock.Refund
+		}
+		cost := 1 + rng.Int64N(3)
+		if rng.IntN(20) == 0 {
+			cost = []int64{0, 20}[rng.IntN(2)]
+		}
+		if mode == penstock.Force {
+			cost = min(cost, 3)
+		}
+		batch = append(batch, linearCharge{key: i % keys, limit: i / keys, holder: holder, mode: mode, cost: cost})
+	}
+	return batch
+}
+
+// write makes a history: the clients ask the stores in turn. It returns the seed of what they
+// asked.
+func write(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
+	t.Helper()
+	h, seed := &history{start: time.Now()}, rand.Uint64()
+	prefix := NewPrefix()
+	var all sync.WaitGroup
+	for who := range linearClients {
+		rng := rand.New(rand.NewPCG(seed, uint64(who)))
+		all.Go(func() {
+			for range ops {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				err := h.record(ctx, stores[who%len(stores)], prefix, who, batch(rng, who, keys))
+				cancel()
+				if err != nil {
+					t.Errorf("seed %d: %v", seed, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	return h, seed
+}
+
+// StandingClock is a clock that stands still, which makes the counters' model exact.
+func StandingClock() redisstore.Options {
+	now := time.Now()
+	return redisstore.Options{Now: func() time.Time { return now }}
+}
+
+// Linearizable has several stores decide at once, of this library and of URLs. Each call must get
+// the reply that it would get if all calls were made one after another, in some order.
+func Linearizable(t *testing.T, library Library, n int) {
+	s, o := redistest.Start(t), StandingClock()
+	stores := []penstock.Store{
+		OpenStore(t, s.URL(), o), NewStore(t, library.One(t, s.Addr, Options{NoRetries: true}), o), OpenStore(t, "redis://"+s.Addr, o),
+	}
+	ops := 0
+	for i := range n {
+		h, seed := write(t, stores, linearOps, 1+i%linearKeys, someBatch)
+		ops += len(h.ops)
+		if h.check(t, seed) == porcupine.Illegal {
+			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
+		}
+	}
+	t.Logf("counted: %d histories of concurrent clients (%d operations in all)", n, ops)
+}
+
+// LinearizableByKey does the same for batches of one key on a Cluster, which one server decides.
+func LinearizableByKey(t *testing.T, c *redistest.Cluster, library Library, n int) {
+	o := StandingClock()
+	stores := []penstock.Store{
+		OpenStore(t, "redis+cluster://"+strings.Join(c.Addrs(), ","), o),
+		NewStore(t, library.Cluster(t, c.Addrs(), Options{}), o),
+	}
+	for range n {
+		h, seed := write(t, stores, linearOps, 1, someBatch)
+		if h.check(t, seed) == porcupine.Illegal {
+			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
+		}
+	}
+	t.Logf("counted: %d histories of concurrent clients (on a Cluster)", n)
+}
+
+// LinearizableWithLostReplies cuts connections while replies are on their way. Each charge whose
+// outcome is unknown was made once or not at all.
+func LinearizableWithLostReplies(t *testing.T, library Library, n int) {
+	to, o := OneBehindProxy(t), StandingClock()
+	p := to.Proxies[0]
+	p.Only("EVAL")
+	stores := []penstock.Store{
+		OpenStore(t, "redis://"+p.Addr(), o), NewStore(t, library.One(t, p.Addr(), Options{}), o),
+	}
+	unknown, undecided := 0, 0
+	for range n {
+		stop := make(chan struct{})
+		var cutting sync.WaitGroup
+		cutting.Go(func() { cutOnce(p, stop) })
+		h, seed := write(t, stores, linearOps/2, 1, someBatch)
+		close(stop)
+		cutting.Wait()
+		unknown += h.unknown()
+		switch porcupine.CheckOperationsTimeout(linearModel, h.ops, 2*time.Second) {
+		case porcupine.Illegal:
+			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
+		case porcupine.Unknown: // every unknown charge may be at every place: some histories have too many orders
+			undecided++
+		}
+	}
+	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d more were too much to check)", n-undecided, unknown, undecided)
+	if unknown < n/2 || undecided > n/5 {
+		t.Errorf("of %d histories with %d lost answers, %d were too much to check", n, unknown, undecided)
+	}
+}
+
+// cutOnce cuts connections until an answer is lost.
+func cutOnce(p *redistest.Proxy, stop <-chan struct{}) {
+	select {
+	case <-stop:
+		return
+	case <-time.After(rand.N(4 * time.Millisecond)):
+	}
+	before := p.Lost()
+	p.Cut(true)
+	for end := time.Now().Add(20 * time.Millisecond); p.Lost() == before && time.Now().Before(end); {
+		runtime.Gosched()
+	}
+	p.Cut(false)
+}
+
+func (c linearCharge) String() string {
+	return fmt.Sprintf("%v %d of %s/%d by %d", c.mode, c.cost, linearLimits[c.limit].Name(), c.key, c.holder)
+}
+
+// ask is the sequential specification of one charge. It returns the status that the charge must
+// get, and the state after it.
+func (s linearState) ask(c linearCharge) (linearStatus, linearState) {
+	count, before := linearLimits[c.limit].Limit().Count, s
+	taken, own := int64(0), &s.used[c.key%linearKeys][c.limit%slotsLimit]
+	if c.limit == slotsLimit {
+		own = &s.holds[c.key][c.holder]
+		for who, n := range s.holds[c.key] {
+			if who != c.holder {
+				taken += n
+			}
+		}
+	}
+	had, free := *own, max(count-taken-*own, 0)
+	spend, cost := had, c.cost // counter: a Spend adds its cost
+	if c.limit == slotsLimit { // slots: a Spend sets the number that the holder holds
+		spend, free = 0, max(count-taken, had)
+	}
+	granted, fits := int64(0), true
+	switch c.mode {
+	case penstock.Spend, penstock.Peek:
+		fits = cost <= free || cost == 0
+	case penstock.Draw:
+		cost = min(cost, free)
+		fits = cost > 0 || c.cost == 0
+	case penstock.Refund:
+		granted = min(c.cost, had)
+		*own = had - granted
+	case penstock.Reset:
+		*own = 0
+		if c.limit == slotsLimit {
+			s.holds[c.key] = [linearClients]int64{}
+		}
+	}
+	if spends := c.mode == penstock.Spend || c.mode == penstock.Draw || c.mode == penstock.Force; spends && fits && cost > 0 {
+		*own = spend + cost
+		granted = max(*own-had, 0)
+	}
+	if !fits {
+		s = before
+	}
+	status := linearStatus{granted: granted, remaining: s.remaining(c)}
+	if !fits {
+		status.retry = 1
+		if c.cost > count && c.mode != penstock.Draw {
+			status.retry = penstock.Never
+		}
+	}
+	return status, s
+}
+
+func (s linearState) remaining(c linearCharge) int64 {
+	used := s.used[c.key][c.limit%slotsLimit]
+	if c.limit == slotsLimit {
+		used = 0
+		for _, n := range s.holds[c.key] {
+			used += n
+		}
+	}
+	return max(linearLimits[c.limit].Limit().Count-used, 0)
+}
+
+// decide is the sequential specification of a batch.
+func (s linearState) decide(batch []linearCharge) (linearAnswer, linearState) {
+	answer, next, allowed := make(linearAnswer, len(batch)), s, true
+	for i, c := range batch {
+		answer[i], next = next.ask(c)
+		allowed = allowed && answer[i].retry == 0
+	}
+	if allowed {
+		return answer, next
+	}
+	for i, c := range batch {
+		if answer[i].retry == 0 {
+			answer[i] = linearStatus{remaining: s.remaining(c)}
+		}
+	}
+	return answer, s
+}
+
+// record makes a call of the store and notes it. A call whose outcome is unknown may be made at any
+// time from then on, or never, which is as good as after everything else.
+func (h *history) record(ctx context.Context, store penstock.Store, prefix string, who int, batch []linearCharge) error {
+	charges := make([]penstock.Charge, len(batch))
+	for i, c := range batch {
+		charges[i] = penstock.Charge{
+			Key: fmt.Sprint(prefix, c.key), Plan: linearLimits[c.limit], Mode: c.mode, Cost: c.cost, Holder: fmt.Sprint("holder", c.holder),
+		}
+	}
+	op := porcupine.Operation{ClientId: who, Input: batch, Call: int64(time.Since(h.start))}
+	d, err := store.Decide(ctx, charges)
+	op.Return = int64(time.Since(h.start))
+	var e *penstock.StoreError
+	switch {
+	case errors.As(err, &e) && (e.Reason == penstock.ReasonUnreachable || e.Reason == penstock.ReasonLate):
+		return nil
+	case errors.As(err, &e) && e.MayBeCharged:
+		op.Output, op.Return = linearAnswer(nil), math.MaxInt64
+	case err != nil:
+		return err
+	default:
+		answer := make(linearAnswer, d.Len())
+		for i := range answer {
+			s := d.Status(i)
+			answer[i] = linearStatus{s.Granted, s.Remaining, s.RetryAfter}
+			if s.RetryAfter != 0 && s.RetryAfter != penstock.Never {
+				answer[i].retry = 1
+			}
+		}
+		op.Output = answer
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ops = append(h.ops, op)
+	return nil
+}
+
+func (h *history) unknown() (n int) {
+	for _, op := range h.ops {
+		if op.Output.(linearAnswer) == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func (h *history) String() string {
+	slices.SortFunc(h.ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+	var s strings.Builder
+	for _, op := range h.ops {
+		fmt.Fprintf(&s, "client %d, %d to %d: %s\n", op.ClientId, op.Call, op.Return, linearModel.DescribeOperation(op.Input, op.Output))
+	}
+	return s.String()
+}
+
+func (h *history) check(t *testing.T, seed uint64) porcupine.CheckResult {
+	t.Helper()
+	result := porcupine.CheckOperationsTimeout(linearModel, h.ops, time.Minute)
+	if result == porcupine.Unknown {
+		t.Errorf("seed %d: the check of %d operations was not done in a minute", seed, len(h.ops))
+	}
+	return result
+}

@@ -1,0 +1,64 @@
+package clienttest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+)
+
+// One after another, the memory store answers as the model: what the histories below show is not a
+// mistake of the model.
+func TestModelOfHistoriesIsRight(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	for seed := range uint64(200) {
+		rng, h, state := rand.New(rand.NewPCG(seed, 0)), &history{start: time.Now()}, linearState{}
+		for range 60 {
+			batch := someBatch(rng, rng.IntN(linearClients), linearKeys)
+			if err := h.record(t.Context(), store, fmt.Sprint(seed, "-"), 0, batch); err != nil {
+				t.Fatal(err)
+			}
+			answer, next := state.decide(batch)
+			if got := h.ops[len(h.ops)-1].Output.(linearAnswer); !slices.Equal(got, answer) {
+				t.Fatalf("seed %d: %v in %+v: %v, but the model says %v", seed, batch, state, got, answer)
+			}
+			state = next
+		}
+	}
+}
+
+// TestLinearizabilityCheckCanFail gives it a store that asks first and spends afterwards, as the
+// limiters do that read, compare and write in separate commands.
+func TestLinearizabilityCheckCanFail(t *testing.T) {
+	t.Parallel()
+	store := OpenStore(t, redistest.Start(t).URL(), StandingClock())
+	racy := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		asked, spent := slices.Clone(charges), slices.Clone(charges)
+		for i := range charges {
+			asked[i].Mode, spent[i].Mode = penstock.Peek, penstock.Force
+		}
+		if d, err := store.Decide(ctx, asked); err != nil || !d.Allowed {
+			return d, err
+		}
+		return store.Decide(ctx, spent)
+	})
+	spends := func(*rand.Rand, int, int) []linearCharge { return []linearCharge{{mode: penstock.Spend, cost: 1}} }
+	const most = 100
+	for i := range most {
+		h, seed := write(t, []penstock.Store{racy}, linearOps, 1, spends)
+		if h.check(t, seed) == porcupine.Illegal {
+			t.Logf("the racy store was found out by history %d", i+1)
+			return
+		}
+	}
+	t.Errorf("%d histories of a store that races with itself were all legal", most)
+}

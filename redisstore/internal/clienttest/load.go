@@ -1,0 +1,242 @@
+package clienttest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// VariousLimits has limits of two groups. Only those of the first can have a compact script
+// (isCompact).
+func VariousLimits() []*penstock.Plan {
+	limits := []penstock.Limit{
+		Slow("bucket", 1000).Limit(), Slow("window", 1000).Limit().With(penstock.FixedWindow), Slow("sliding", 1000).Limit().With(penstock.SlidingWindow),
+		Slow("leaky", 1000).Limit(), penstock.InFlight(1000, time.Hour), Slow("log", 1000).Limit().With(penstock.SlidingLog),
+	}
+	var plans []*penstock.Plan
+	for i, limit := range limits {
+		limit.Group = "one"
+		if i > 2 {
+			limit.Group = "two"
+		}
+		plans = append(plans, limit.MustCompile())
+	}
+	return plans
+}
+
+// DecideVarious decides the batches that the limits allow: each alone, those of a group, some of
+// them, all, and many at once.
+func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
+	t.Helper()
+	var all sync.WaitGroup
+	decide := func(keys []string, of ...*penstock.Plan) {
+		var batch []penstock.Charge
+		for i, limit := range of {
+			batch = append(batch, penstock.Charge{Key: keys[i%len(keys)], Plan: limit, Cost: 1, Holder: "h"})
+		}
+		all.Go(func() {
+			if d, err := s.Decide(t.Context(), batch); err != nil || !d.Allowed {
+				t.Errorf("%d charges: %v, %v", len(of), d, err)
+			}
+		})
+	}
+	for range 20 {
+		for _, key := range []string{"a", "b", "c", "d", "e"} {
+			for _, limit := range limits {
+				decide([]string{key}, limit)
+			}
+			decide([]string{key}, limits[:3]...)
+			decide([]string{key}, limits[:2]...)
+			decide([]string{key}, limits[1:3]...)
+			decide([]string{key}, limits[0], limits[2])
+			decide([]string{key}, limits[3:]...)
+			decide([]string{key}, limits...)
+			decide([]string{key, key + "2"}, limits...)
+		}
+	}
+	all.Wait()
+}
+
+// WantLoadedOnly fails the test if the store has sent anything but EVALSHA and what Load sends.
+func WantLoadedOnly(t *testing.T, s *redisstore.Store) {
+	t.Helper()
+	if got := s.Scripts(); got.Missing != 0 || got.Evals != 0 || got.Loaded == 0 {
+		t.Errorf("after Load, %+v; want nothing but what it loaded", got)
+	}
+}
+
+// LoadedLimits decides with limits whose scripts were loaded before.
+func LoadedLimits(t *testing.T, library Library) {
+	server := redistest.Start(t)
+	s := NewStore(t, library.One(t, server.Addr, Options{NoRetries: true}), redisstore.Options{})
+	if err := s.Load(t.Context(), VariousLimits()...); err != nil {
+		t.Fatal(err)
+	}
+	DecideVarious(t, s, VariousLimits())
+	WantLoadedOnly(t, s)
+}
+
+// LoadOnACluster loads scripts into every node of a Cluster.
+func LoadOnACluster(t *testing.T, cluster *redistest.Cluster, library Library) {
+	var servers []*redistest.Server
+	for _, primary := range cluster.Primaries() {
+		servers = append(servers, primary, cluster.Replica(primary))
+	}
+	for _, server := range servers {
+		Must(t, server, "SCRIPT", "FLUSH")
+	}
+	client := &CountingClient{Client: library.Cluster(t, cluster.Addrs(), Options{})}
+	s := NewStore(t, client, redisstore.Options{Prefix: NewPrefix()})
+	if err := s.Load(t.Context(), VariousLimits()...); err != nil {
+		t.Fatal(err)
+	}
+	for _, server := range servers {
+		WantScripts(t, server, client.Scripts)
+	}
+	DecideVarious(t, s, VariousLimits())
+	WantLoadedOnly(t, s)
+
+	// One server alone loses them.
+	Must(t, servers[0], "SCRIPT", "FLUSH")
+	DecideVarious(t, s, VariousLimits())
+	if got := s.Scripts(); got.Missing == 0 || got.Evals != 0 {
+		t.Errorf("after SCRIPT FLUSH on one server, %+v; want that scripts were missing, and none sent by EVAL", got)
+	}
+}
+
+// WantScripts fails the test if the server does not know all scripts.
+func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Script) {
+	t.Helper()
+	for _, script := range scripts {
+		if known := Must(t, server, "SCRIPT", "EXISTS", script.Digest).([]any); known[0] != int64(1) {
+			t.Errorf("%s does not know %s", server.Addr, script.Digest)
+		}
+	}
+}
+
+// A CountingClient counts what is sent. It holds back whatever would make a server know a script,
+// until Proceed is closed.
+type CountingClient struct {
+	redisstore.Client
+	Missing, Loads, Evals atomic.Int64
+	Scripts               []redisstore.Script // of the last Load into every server
+	Proceed               chan struct{}       // nil: nothing is held back
+}
+
+// OneCallerLoads sends decisions of several callers at the same time to a server without scripts.
+// Exactly one caller must load the script. open makes a store that has up to that many scripts in
+// flight.
+func OneCallerLoads(t *testing.T, library Library, callers int64, open func(redisstore.Client) *redisstore.Store) {
+	server := redistest.Start(t)
+	client := &CountingClient{Client: library.One(t, server.Addr, Options{NoRetries: true})}
+	s := open(client)
+	for round := range int64(2) { // a new store, and a server that has lost its scripts
+		if got := client.callAtOnce(t, s, callers, Slow("l", 1000)); got != callers {
+			t.Errorf("%d of %d callers were allowed", got, callers)
+		}
+		if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != round+1 || evals != 0 {
+			t.Errorf("round %d: %d loads and %d EVALs; want %d and 0", round, loads, evals, round+1)
+		}
+		Must(t, server, "SCRIPT", "FLUSH")
+	}
+	if got, want := s.Scripts(), (redisstore.ScriptStats{Missing: 2 * callers, Loaded: 2}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
+	}
+	if left := Remaining(t, s, "k", Slow("l", 1000)); left != 1000-2*callers {
+		t.Errorf("%d units are left, want %d", left, 1000-2*callers)
+	}
+}
+
+// OneCallerSendsTheText does the same without the right to load scripts.
+func OneCallerSendsTheText(t *testing.T, library Library, callers int64, open func(redisstore.Client) *redisstore.Store) {
+	server := redistest.Start(t)
+	Must(t, server, "ACL", "SETUSER", "default", "-script|load")
+	client := &CountingClient{Client: library.One(t, server.Addr, Options{NoRetries: true})}
+	s := open(client)
+	limit := Slow("l", 1000)
+	err := s.Load(t.Context(), limit)
+	var failure *penstock.StoreError
+	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonPermissionDenied || !failure.IsPermanent || failure.Hint != "+script|load" {
+		t.Fatalf("Load without the right to: %v, want one that is refused and hints at +script|load", err)
+	}
+	if got := client.callAtOnce(t, s, callers, limit); got != callers {
+		t.Errorf("%d of %d callers were allowed", got, callers)
+	}
+	if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != 1 || evals != 1 {
+		t.Errorf("%d loads and %d EVALs; want one of each", loads, evals)
+	}
+	if left := Remaining(t, s, "k", limit); left != 1000-callers {
+		t.Errorf("%d units are left, want %d", left, 1000-callers)
+	}
+}
+
+// WrongDigest loads a script with the digest of another.
+func WrongDigest(t *testing.T, library Library) {
+	client := library.One(t, redistest.Start(t).Addr, Options{})
+	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})
+	if err == nil || !strings.Contains(err.Error(), "SHA-1") {
+		t.Error(err)
+	}
+}
+
+func (c *CountingClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+	reply, err := c.Client.EvalSha(ctx, digest, keys, args)
+	if err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
+		c.Missing.Add(1)
+	}
+	return reply, err
+}
+
+func (c *CountingClient) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+	c.Evals.Add(1)
+	c.wait()
+	return c.Client.Eval(ctx, script, keys, args)
+}
+
+func (c *CountingClient) Load(ctx context.Context, key string, scripts []redisstore.Script) error {
+	c.Loads.Add(1)
+	if key == "" {
+		c.Scripts = slices.Clone(scripts)
+	}
+	c.wait()
+	return c.Client.Load(ctx, key, scripts)
+}
+
+func (c *CountingClient) wait() {
+	if c.Proceed != nil {
+		<-c.Proceed
+	}
+}
+
+// callAtOnce has callers decide, each in a script of its own. All get the reply NOSCRIPT before one
+// loads the script. It returns how many were allowed.
+func (c *CountingClient) callAtOnce(t *testing.T, s *redisstore.Store, callers int64, limit *penstock.Plan) (allowed int64) {
+	t.Helper()
+	c.Proceed = make(chan struct{})
+	before := c.Missing.Load()
+	var all sync.WaitGroup
+	var granted atomic.Int64
+	for range callers {
+		all.Go(func() {
+			d, err := s.Decide(t.Context(), []penstock.Charge{Spend("k", limit, 1)})
+			if err != nil {
+				t.Error(err)
+			} else if d.Allowed {
+				granted.Add(1)
+			}
+		})
+	}
+	Await(t, "all callers to miss the script", func() bool { return c.Missing.Load() >= before+callers })
+	close(c.Proceed)
+	all.Wait()
+	return granted.Load()
+}

@@ -1,0 +1,494 @@
+package coalesce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A bench has a Coalescer whose scripts take a second, and a store in memory that decides them.
+type bench struct {
+	*testing.T
+	c     *Coalescer
+	store *memstore.Store
+
+	mu    sync.Mutex
+	sizes []int // waiters of each flight that was sent
+	fail  error // of the next flights
+}
+
+const scriptTime = time.Second
+
+// kind is the Script of charges without a holder.
+type kind struct{}
+
+func (b *bench) ScriptFor(charges []penstock.Charge) Script {
+	if charges[0].Holder != "" {
+		return nil
+	}
+	return kind{}
+}
+
+func (b *bench) DecideFlight(ctx context.Context, f *Flight) {
+	b.mu.Lock()
+	b.sizes = append(b.sizes, f.Len())
+	cause := b.fail
+	b.mu.Unlock()
+	for _, r := range f.Requests {
+		for _, w := range r.Waiters {
+			if w.Err = cause; cause == nil {
+				w.Decision, w.Err = b.store.Decide(context.Background(), r.Charges)
+			}
+		}
+	}
+	select {
+	case <-time.After(scriptTime):
+	case <-ctx.Done():
+	}
+}
+
+// run runs a test in a bubble, where time passes only while everybody waits.
+func run(t *testing.T, test func(b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{T: t, store: memstore.New(memstore.Options{})}
+		b.c = New(b)
+		test(b)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if b.c.inFlight != 0 || len(b.c.queue) != 0 || len(b.c.flights) != 0 {
+			t.Errorf("at rest %d scripts are in flight, %d queued", b.c.inFlight, len(b.c.queue))
+		}
+	})
+}
+
+// hold keeps two scripts in flight, so that all others wait, until the returned function is called.
+func (b *bench) hold() (release func()) {
+	for range 2 {
+		if !b.c.Enter(b.Context(), new(Waiter)) {
+			b.Fatal("a caller waits while the store is idle")
+		}
+	}
+	return func() { b.c.Exit(); b.c.Exit() }
+}
+
+// A result is what a caller got.
+type result struct {
+	decision penstock.Decision
+	isSent   bool
+	err      error
+	after    time.Duration
+}
+
+// decide decides a waiter's batch.
+func (b *bench) decide(ctx context.Context, w *Waiter) result {
+	begin := time.Now()
+	if b.c.Enter(ctx, w) {
+		defer b.c.Exit()
+		d, err := b.store.Decide(ctx, w.Charges)
+		time.Sleep(scriptTime)
+		return result{d, true, err, time.Since(begin)}
+	}
+	isSent, err := b.c.Wait(ctx, w)
+	if err != nil { // the flight may still write to the waiter
+		return result{penstock.Decision{}, isSent, err, time.Since(begin)}
+	}
+	return result{w.Decision, isSent, w.Err, time.Since(begin)}
+}
+
+// call decides charges in the background.
+func (b *bench) call(ctx context.Context, charges ...penstock.Charge) <-chan result {
+	return b.callWith(ctx, &Waiter{Charges: charges})
+}
+
+func (b *bench) callWith(ctx context.Context, w *Waiter) <-chan result {
+	results := make(chan result, 1)
+	go func() { results <- b.decide(ctx, w) }()
+	synctest.Wait()
+	return results
+}
+
+// within calls with a deadline that has no timer of its own, as that of guard.Timeout.
+func (b *bench) within(after time.Duration, charges ...penstock.Charge) <-chan result {
+	results := make(chan result, 1)
+	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		r := b.decide(ctx, &Waiter{Charges: charges})
+		results <- r
+		return r.decision, r.err
+	})
+	go func() {
+		_, _ = guard.Timeout(guard.TimeoutOptions{After: after})(store).Decide(context.Background(), charges)
+	}()
+	synctest.Wait()
+	return results
+}
+
+var thirty = penstock.PerDay(30).With(penstock.FixedWindow).MustCompile()
+
+func spend(key string, cost int64) penstock.Charge {
+	return penstock.Charge{Key: key, Plan: thirty, Cost: cost}
+}
+
+func (b *bench) wantUsed(key string, want int64) {
+	b.Helper()
+	d, err := b.store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: thirty, Mode: penstock.Peek}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if used := 30 - d.Remaining(); used != want {
+		b.Errorf("%d units of %q are used, want %d", used, key, want)
+	}
+}
+
+func (b *bench) failWith(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fail = err
+}
+
+func (b *bench) wantFlights(sizes ...int) {
+	b.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !slices.Equal(b.sizes, sizes) {
+		b.Errorf("flights of %v waiters were sent, want %v", b.sizes, sizes)
+	}
+}
+
+func TestNobodyWaitsForAnIdleStore(t *testing.T) {
+	run(t, func(b *bench) {
+		for range 3 {
+			if r := <-b.call(b.Context(), spend("k", 1)); r.err != nil || r.after != scriptTime {
+				t.Errorf("%+v", r)
+			}
+		}
+		b.wantFlights()
+		b.wantUsed("k", 3)
+	})
+}
+
+func TestEqualBatchesAreOneRequest(t *testing.T) {
+	run(t, func(b *bench) {
+		release := b.hold()
+		var calls []<-chan result
+		for range 200 {
+			calls = append(calls, b.call(b.Context(), spend("k", 1)))
+		}
+		release()
+		granted := 0
+		for _, c := range calls {
+			if r := <-c; r.err != nil {
+				t.Error(r.err)
+			} else if r.decision.Allowed {
+				granted++
+			}
+		}
+		if granted != 30 {
+			t.Errorf("%d of 30 units were granted", granted)
+		}
+		b.wantFlights(200)
+	})
+}
+
+// A flight costs the server 256 at most: 4 for a request of one charge, and 1 for each further
+// waiter. Here three scripts are in flight, so that all others wait.
+func TestCostOfAFlightIsBounded(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		call func(i int) penstock.Charge
+		n    int
+		want []int
+	}{
+		{"different requests", func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, 200, []int{64, 64, 64, 8}},
+		{"equal requests", func(int) penstock.Charge { return spend("k", 1) }, 600, []int{253, 253, 94}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			run(t, func(b *bench) {
+				defer b.hold()()
+				b.third()
+				for i := range row.n {
+					b.call(b.Context(), row.call(i))
+				}
+				b.wantFlights(thirdFlightMinRequests)
+				time.Sleep(time.Minute)
+				b.wantFlights(append([]int{thirdFlightMinRequests}, row.want...)...)
+			})
+		})
+	}
+}
+
+// third sends a third script.
+func (b *bench) third() {
+	for i := range thirdFlightMinRequests {
+		b.call(b.Context(), spend(fmt.Sprint("third", i), 1))
+	}
+}
+
+// While a flight is in flight, a small one waits for its end, unless it grows. Many waiters for one
+// request are enough too.
+func TestSecondFlightHasAThreshold(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		call  func(i int) penstock.Charge
+		least int // how many calls make a further flight
+	}{
+		{"different requests", func(i int) penstock.Charge { return spend(fmt.Sprint(i), 1) }, secondFlightMinRequests},
+		{"equal requests", func(int) penstock.Charge { return spend("hot", 1) }, secondFlightMinWaiters},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			run(t, func(b *bench) {
+				release := b.hold()
+				b.call(b.Context(), spend("first", 1))
+				release() // the first flight is sent
+				synctest.Wait()
+				var calls []<-chan result
+				for i := range row.least - 1 {
+					calls = append(calls, b.call(b.Context(), row.call(i)))
+				}
+				b.wantFlights(1)
+				calls = append(calls, b.call(b.Context(), row.call(row.least-1)))
+				b.wantFlights(1, row.least)
+				small := b.call(b.Context(), spend("small", 1))
+				for _, c := range append(calls, small) {
+					<-c
+				}
+				b.wantFlights(1, row.least, 1)
+			})
+		})
+	}
+}
+
+// A third flight is sent for many different requests; not for equal ones, and not a fourth.
+func TestThirdFlightHasAThreshold(t *testing.T) {
+	run(t, func(b *bench) {
+		defer b.hold()()
+		for range 100 {
+			b.call(b.Context(), spend("hot", 1))
+		}
+		for i := range thirdFlightMinRequests - 2 {
+			b.call(b.Context(), spend(fmt.Sprint(i), 1))
+		}
+		b.wantFlights()
+		b.call(b.Context(), spend("last", 1))
+		b.wantFlights(100 + thirdFlightMinRequests - 1)
+		for i := range 40 {
+			b.call(b.Context(), spend(fmt.Sprint(i), 1))
+		}
+		b.wantFlights(100 + thirdFlightMinRequests - 1)
+	})
+}
+
+// A waiter that leaves before its flight is sent is not charged, and others are.
+func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
+	run(t, func(b *bench) {
+		release := b.hold()
+		ctx, cancel := context.WithCancel(b.Context())
+		leaves, stays := b.call(ctx, spend("k", 1)), b.call(b.Context(), spend("k", 1))
+		cancel()
+		if r := <-leaves; !errors.Is(r.err, context.Canceled) || r.isSent {
+			t.Errorf("the waiter that left: %+v", r)
+		}
+		release()
+		if r := <-stays; r.err != nil || !r.decision.Allowed {
+			t.Errorf("the waiter that stayed: %+v", r)
+		}
+		b.wantUsed("k", 1)
+		b.wantFlights(1)
+	})
+}
+
+// A deadline with a timer ends the wait to the moment, one without at most minTimerInterval later.
+func TestDeadlinesEndTheWait(t *testing.T) {
+	run(t, func(b *bench) {
+		release := b.hold()
+		ctx, cancel := context.WithTimeout(b.Context(), 20*time.Millisecond)
+		defer cancel()
+		plain := b.call(ctx, spend("k", 30))
+		if r := <-plain; !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after != 20*time.Millisecond {
+			t.Errorf("with a timer: %+v", r)
+		}
+		for range 2 {
+			if r := <-b.within(20*time.Millisecond, spend("k", 30)); !errors.Is(r.err, context.DeadlineExceeded) || r.isSent || r.after > 20*time.Millisecond+minTimerInterval {
+				t.Errorf("without a timer: %+v", r)
+			}
+		}
+		stays := b.within(time.Hour, spend("k", 30)) // nothing is left of the deadlines before
+		release()
+		if r := <-stays; r.err != nil || !r.decision.Allowed {
+			t.Errorf("the waiter that stayed: %+v", r)
+		}
+	})
+}
+
+// Of the waiters of one request each leaves at its own deadline: not charged if the flight was not
+// sent, or not knowing. The others get their answers.
+func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
+	for _, isSent := range []bool{false, true} {
+		run(t, func(b *bench) {
+			release := b.hold()
+			var stay, leave []<-chan result
+			var deadlines []time.Duration
+			for i := range 12 {
+				if i%4 == 0 { // the first has the latest deadline
+					stay = append(stay, b.within(time.Hour, spend("k", 1)))
+					continue
+				}
+				deadline := 20*time.Millisecond + time.Duration(i)*300*time.Microsecond
+				deadlines = append(deadlines, deadline)
+				leave = append(leave, b.within(deadline, spend("k", 1)))
+			}
+			if isSent {
+				release()
+			}
+			for i, c := range leave {
+				r := <-c
+				if !errors.Is(r.err, context.DeadlineExceeded) || r.isSent != isSent || r.after < deadlines[i] || r.after > deadlines[i]+minTimerInterval {
+					t.Errorf("sent: %v; the waiter with %v to wait: %+v", isSent, deadlines[i], r)
+				}
+			}
+			if !isSent {
+				release()
+			}
+			for _, c := range stay {
+				if r := <-c; r.err != nil || !r.decision.Allowed {
+					t.Errorf("sent: %v; a waiter that stayed: %+v", isSent, r)
+				}
+			}
+			used := int64(len(stay))
+			if isSent {
+				used += int64(len(leave))
+			}
+			b.wantUsed("k", used)
+		})
+	}
+}
+
+// A flight goes on as long as one of its waiters waits, and is cancelled with the last.
+func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
+	run(t, func(b *bench) {
+		release := b.hold()
+		var cancels []context.CancelFunc
+		var calls []<-chan result
+		for range 3 {
+			ctx, cancel := context.WithCancel(b.Context())
+			cancels = append(cancels, cancel)
+			calls = append(calls, b.call(ctx, spend("k", 1)))
+		}
+		release()
+		synctest.Wait()
+		flight := b.c.flights[0].ctx
+		for i, cancel := range cancels {
+			if flight.Err() != nil {
+				t.Errorf("cancelled while %d waiters wait", 3-i)
+			}
+			cancel()
+			if r := <-calls[i]; !errors.Is(r.err, context.Canceled) || !r.isSent {
+				t.Errorf("%+v", r)
+			}
+		}
+		if flight.Err() == nil {
+			t.Error("the flight goes on without a waiter")
+		}
+	})
+}
+
+// A flight that fails fails its waiters, and nobody else.
+func TestFailedFlightFailsItsWaitersAlone(t *testing.T) {
+	run(t, func(b *bench) {
+		release := b.hold()
+		b.failWith(errors.New("the connection broke"))
+		var fail []<-chan result
+		for range 5 {
+			fail = append(fail, b.call(b.Context(), spend("k", 1)))
+		}
+		release()
+		synctest.Wait()
+		later := b.call(b.Context(), spend("k", 1))
+		b.failWith(nil)
+		for _, c := range fail {
+			if r := <-c; r.err == nil || !r.isSent {
+				t.Errorf("a waiter of the failed flight: %+v", r)
+			}
+		}
+		if r := <-later; r.err != nil {
+			t.Errorf("a waiter of the next flight: %+v", r)
+		}
+		b.wantFlights(5, 1)
+	})
+}
+
+// Batches of different scripts do not share a flight; those without one share theirs.
+func TestFlightsHaveOneScript(t *testing.T) {
+	run(t, func(b *bench) {
+		release := b.hold()
+		held := penstock.InFlight(100, time.Hour).MustCompile()
+		for i := range 5 {
+			b.call(b.Context(), spend(fmt.Sprint(i), 1))
+			b.call(b.Context(), penstock.Charge{Key: fmt.Sprint(i), Plan: held, Cost: 1, Holder: fmt.Sprint(i)})
+		}
+		release()
+		time.Sleep(time.Minute)
+		b.wantFlights(5, 5)
+	})
+}
+
+// Extras join the flight of their waiter, and leave the queue with it.
+func TestExtrasGoWithTheirWaiter(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		run(t, func(b *bench) {
+			release := b.hold()
+			extra := &Waiter{Charges: []penstock.Charge{spend("extra", 1)}}
+			ctx, cancel := context.WithCancel(b.Context())
+			defer cancel()
+			call := b.callWith(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
+			if !extra.HasJoined() {
+				t.Error("the extra has not joined")
+			}
+			want := int64(1)
+			if leaves {
+				cancel()
+				<-call
+				want = 0
+			}
+			release()
+			time.Sleep(time.Minute)
+			b.wantUsed("k", want)
+			b.wantUsed("extra", want)
+		})
+	}
+}
+
+func TestSlotsDoNotWaitForEachOther(t *testing.T) {
+	run(t, func(b *bench) {
+		slots := NewSlots(b)
+		one, other := slots.Of(1), slots.Of(2)
+		if one == other || slots.Of(1) != one {
+			t.Fatal("slots share a Coalescer, or one has two")
+		}
+		for range 2 {
+			one.Enter(b.Context(), new(Waiter))
+		}
+		waiter := &Waiter{Charges: []penstock.Charge{spend("k", 1)}}
+		if one.Enter(b.Context(), waiter) || slots.Waiting() != 1 {
+			t.Error("the third caller of a slot does not wait")
+		}
+		if !other.Enter(b.Context(), new(Waiter)) {
+			t.Error("a caller waits for another slot")
+		}
+		other.Exit()
+		one.Exit()
+		one.Exit()
+		if _, err := one.Wait(b.Context(), waiter); err != nil {
+			t.Error(err)
+		}
+	})
+}

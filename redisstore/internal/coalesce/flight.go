@@ -1,0 +1,271 @@
+package coalesce
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// A Flight is a script call that decides the batches of several waiters. Equal batches are one
+// request.
+type Flight struct {
+	Script Script
+
+	requests []Request
+	groups   map[group]int // the index of the first request of each group
+	recent   int           // the index of the request that was joined last
+	waiters  int
+	cost     int
+
+	wakeup     *wakeup            // nil when all waiters have their answers
+	earliest   time.Time          // of the deadlines that have no timer of their own; zero: there is none
+	latest     time.Time          // of the waiters' deadlines
+	noDeadline bool               // a waiter has none
+	departed   int                // waiters that have gone since the script was sent
+	ctx        context.Context    // of the script, once it is sent
+	cancel     context.CancelFunc // of ctx
+}
+
+// A Request is a batch, and all waiters for it. It has a copy of the charges, because waiters may
+// leave.
+type Request struct {
+	Charges []penstock.Charge
+	Waiters []*Waiter
+
+	isFirst bool // of its group
+	next    int  // the index of the next request of its group; -1: there is none
+}
+
+// A group has the requests that a script decides one after the other: their limits are at the same
+// places of the same string.
+type group struct {
+	key, name string
+	tags      [maxGroupCharges]uint32
+}
+
+// maxGroupCharges is the most charges of a batch that has a Script.
+const maxGroupCharges = 4
+
+// The server's cost of a flight is bounded. Costs are in about µs of server time. A request takes
+// the server about 3 µs; a further charge, and another waiter for the same request, less than 1 µs.
+// Equal batches are usually decided together, so a further waiter rarely costs that much.
+const (
+	maxCost     = 256 // some 200 µs
+	requestCost = 3   // and one for each of its charges
+)
+
+var flightPool = sync.Pool{New: func() any { return &Flight{groups: make(map[group]int)} }}
+
+// NewFlight returns an empty flight. Release it after use.
+func NewFlight(script Script) *Flight {
+	f := flightPool.Get().(*Flight)
+	f.Script = script
+	return f
+}
+
+// Release ends the use of a flight.
+func (f *Flight) Release() {
+	for i := range f.requests {
+		r := &f.requests[i]
+		clear(r.Charges)
+		clear(r.Waiters)
+		r.Charges, r.Waiters = r.Charges[:0], r.Waiters[:0]
+	}
+	clear(f.groups)
+	*f = Flight{requests: f.requests[:0], groups: f.groups}
+	flightPool.Put(f)
+}
+
+// Len returns how many waiters there are.
+func (f *Flight) Len() int { return f.waiters }
+
+// Requests iterates over the requests in the order in which the script decides them: those of a
+// group follow each other. isFirst tells whether a request is the first of its group.
+func (f *Flight) Requests(yield func(isFirst bool, r *Request) bool) {
+	for i := range f.requests {
+		if !f.requests[i].isFirst {
+			continue
+		}
+		isFirst := true
+		for j := i; j >= 0; j = f.requests[j].next {
+			if len(f.requests[j].Waiters) == 0 { // they have left
+				continue
+			}
+			if !yield(isFirst, &f.requests[j]) {
+				return
+			}
+			isFirst = false
+		}
+	}
+}
+
+// Join adds a waiter, unless the flight would cost the server too much.
+func (f *Flight) Join(w *Waiter) bool {
+	if f.Script == nil {
+		return f.addRequest(w) >= 0
+	}
+	g := group{key: w.Charges[0].Key, name: w.Charges[0].Plan.Group()}
+	for i := range w.Charges {
+		g.tags[i] = w.Charges[i].Plan.Tag()
+	}
+	first, known := f.groups[g]
+	if !known {
+		i := f.addRequest(w)
+		if i >= 0 {
+			f.groups[g] = i
+			f.requests[i].isFirst = true
+		}
+		return i >= 0
+	}
+	last := first
+	for i := first; i >= 0; i = f.requests[i].next {
+		if areEqual(f.requests[i].Charges, w.Charges) {
+			return f.joinRequest(w, i)
+		}
+		last = i
+	}
+	i := f.addRequest(w)
+	if i >= 0 {
+		f.requests[last].next = i
+	}
+	return i >= 0
+}
+
+// joinRecent adds a waiter if its batch equals that of the waiter before.
+func (f *Flight) joinRecent(w *Waiter) bool {
+	if f.Script == nil || len(w.Charges) != len(f.requests[f.recent].Charges) {
+		return false
+	}
+	for i := range w.Charges {
+		if c := &f.requests[f.recent].Charges[i]; c.Plan != w.Charges[i].Plan || c.Key != w.Charges[i].Key {
+			return false
+		}
+	}
+	return areEqual(f.requests[f.recent].Charges, w.Charges) && f.joinRequest(w, f.recent)
+}
+
+// addRequest adds a waiter with a request of its own. It returns the index of the request, or -1 if
+// there is no room.
+func (f *Flight) addRequest(w *Waiter) int {
+	cost := requestCost + len(w.Charges)
+	if len(f.requests) > 0 && f.cost+cost > maxCost {
+		return -1
+	}
+	i := len(f.requests)
+	if i < cap(f.requests) {
+		f.requests = f.requests[:i+1]
+	} else {
+		f.requests = append(f.requests, Request{})
+	}
+	r := &f.requests[i]
+	r.Charges = append(r.Charges, w.Charges...)
+	r.isFirst, r.next = f.Script == nil, -1
+	f.add(w, i, cost)
+	return i
+}
+
+// joinRequest adds a waiter to a request, if there is room.
+func (f *Flight) joinRequest(w *Waiter, i int) bool {
+	cost := len(f.requests[i].Charges)
+	if f.cost+cost > maxCost {
+		return false
+	}
+	f.add(w, i, cost)
+	return true
+}
+
+func (f *Flight) add(w *Waiter, i, cost int) {
+	w.flight = f
+	f.requests[i].Waiters = append(f.requests[i].Waiters, w)
+	f.recent = i
+	f.waiters++
+	f.cost += cost
+	if w.deadline.IsZero() {
+		f.noDeadline = true
+	} else if w.deadline.After(f.latest) {
+		f.latest = w.deadline
+	}
+	if w.lazy != nil {
+		f.earliest = earlier(f.earliest, w.deadline)
+	}
+}
+
+// JoinAll adds a waiter and, as far as there is room, its extras.
+func (f *Flight) JoinAll(w *Waiter) {
+	f.Join(w)
+	f.joinExtras(w)
+}
+
+// joinExtras adds a waiter's extras, as far as there is room.
+func (f *Flight) joinExtras(w *Waiter) {
+	recent := f.recent // the next waiter will more likely have the same batch as w than as an extra
+	for _, extra := range w.Extras {
+		extra.lazy, extra.deadline = nil, w.deadline // the waiter's own timer serves both
+		f.Join(extra)
+	}
+	f.recent = recent
+}
+
+// hasRoomFor tells whether a waiter and all its extras fit. Without extras it returns true, because
+// Join checks the room for the waiter.
+func (f *Flight) hasRoomFor(w *Waiter) bool {
+	if len(w.Extras) == 0 {
+		return true
+	}
+	extra := 0
+	for _, e := range w.Extras {
+		extra += requestCost + len(e.Charges)
+	}
+	return f.cost+requestCost+maxGroupCharges+extra <= maxCost
+}
+
+// start gives the flight a context. Its deadline is the latest of the waiters' deadlines, but only
+// cancel ends it.
+func (f *Flight) start() {
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	if !f.noDeadline {
+		f.ctx = deadlineContext{f.ctx, f.latest}
+	}
+}
+
+// A deadlineContext has a deadline that does not end it.
+type deadlineContext struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c deadlineContext) Deadline() (time.Time, bool) { return c.deadline, true }
+
+// has tells whether a waiter is there.
+func (f *Flight) has(w *Waiter) bool {
+	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
+}
+
+// remove takes a waiter out, and returns false if it is not there.
+func (f *Flight) remove(w *Waiter) bool {
+	for i := range f.requests {
+		r := &f.requests[i]
+		if j := slices.Index(r.Waiters, w); j >= 0 {
+			r.Waiters = slices.Delete(r.Waiters, j, j+1)
+			f.waiters--
+			return true
+		}
+	}
+	return false
+}
+
+// areEqual tells whether two batches of one group are the same request.
+func areEqual(a, b []penstock.Charge) bool {
+	for i := range a {
+		if a[i].Cost != b[i].Cost || a[i].Mode != b[i].Mode || a[i].Patience != b[i].Patience || a[i].Holder != b[i].Holder {
+			return false
+		}
+		if p, q := a[i].Plan, b[i].Plan; p != q && (p.Algorithm().IsCalendar() || q.Algorithm().IsCalendar() || *p.Params(0) != *q.Params(0)) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,167 @@
+package coalesce
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/lazy"
+)
+
+// A Waiter is a batch that waits to be decided. It may be used again.
+type Waiter struct {
+	Charges []penstock.Charge
+	Extras  []*Waiter // batches that the same script may decide; nobody waits for them alone
+
+	Decision penstock.Decision // if Err is nil
+	Err      error
+
+	flight     *Flight
+	wakeup     *wakeup
+	cancelled  <-chan struct{} // the context's; nil: it never ends by itself
+	lazy       lazy.Context    // the context, if it has no timer for its deadline
+	deadline   time.Time       // zero: there is none
+	hasExpired atomic.Bool     // the deadline of lazy has passed
+}
+
+// HasJoined tells whether the waiter is in a flight. It is for extras.
+func (w *Waiter) HasJoined() bool { return w.flight != nil }
+
+// Reset drops what the waiter refers to.
+func (w *Waiter) Reset() {
+	w.Charges, w.Extras, w.flight, w.wakeup, w.lazy = nil, w.Extras[:0], nil, nil, nil
+}
+
+// prepare notes how long a waiter may wait.
+func (w *Waiter) prepare(ctx context.Context) {
+	w.Err = nil
+	w.hasExpired.Store(false)
+	w.lazy, _ = ctx.(lazy.Context)
+	if w.lazy == nil {
+		w.deadline, _ = ctx.Deadline()
+		w.cancelled = ctx.Done()
+		return
+	}
+	w.cancelled, w.deadline = w.lazy.Lazy()
+}
+
+// wait returns nil when the waiter has its answer, or the error of the context that ended before.
+func (w *Waiter) wait(ctx context.Context) error {
+	for at := w.wakeup; ; at = at.next {
+		if w.cancelled == nil {
+			<-at.fired
+		} else {
+			select {
+			case <-at.fired:
+			case <-w.cancelled:
+				return ctx.Err()
+			}
+		}
+		if at.next == nil {
+			return nil
+		}
+		if w.hasExpired.Load() {
+			return context.DeadlineExceeded
+		}
+	}
+}
+
+// A wakeup fires when the flight is decided, or when the deadlines of some of its waiters have
+// passed. In the second case the other waiters wait for the next one. So one timer serves all
+// waiters of a Coalescer: a timer for each would cost more than the rest of the wait.
+type wakeup struct {
+	fired chan struct{}
+	next  *wakeup // nil if the flight is decided
+}
+
+func newWakeup() *wakeup { return &wakeup{fired: make(chan struct{})} }
+
+// minTimerInterval is the shortest time between two calls of wakeExpired, and so the longest that a
+// caller waits beyond its deadline.
+const minTimerInterval = time.Millisecond
+
+// armTimerLocked makes the timer fire at a time, or before.
+func (c *Coalescer) armTimerLocked(at time.Time) {
+	if !c.timerAt.IsZero() && !at.Before(c.timerAt) {
+		return
+	}
+	c.timerAt = at
+	if c.timer == nil {
+		c.timer = time.AfterFunc(time.Until(at), c.wakeExpired)
+	} else {
+		c.timer.Reset(time.Until(at))
+	}
+}
+
+// wakeExpired wakes the waiters whose deadlines have passed, and arms the timer for the others.
+func (c *Coalescer) wakeExpired() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	var next time.Time
+	for _, list := range [...][]*Flight{c.flights, c.queue} {
+		for _, f := range list {
+			if f.wakeup == nil || f.earliest.IsZero() {
+				continue
+			}
+			if !f.earliest.After(now) {
+				f.wakeExpired(now)
+			}
+			next = earlier(next, f.earliest)
+		}
+	}
+	c.timerAt = time.Time{}
+	if soonest := now.Add(minTimerInterval); !next.IsZero() && next.Before(soonest) {
+		next = soonest
+	}
+	if !next.IsZero() {
+		c.armTimerLocked(next)
+	}
+}
+
+// wakeExpired wakes all waiters if the deadlines of some have passed.
+func (f *Flight) wakeExpired(now time.Time) {
+	f.earliest = time.Time{}
+	someExpired := false
+	for i := range f.requests {
+		for _, w := range f.requests[i].Waiters {
+			if w.lazy == nil || w.hasExpired.Load() {
+				continue
+			}
+			if !w.deadline.After(now) {
+				_, w.deadline = w.lazy.Lazy() // it may have been extended
+			}
+			if w.deadline.After(now) {
+				f.earliest = earlier(f.earliest, w.deadline)
+			} else {
+				w.hasExpired.Store(true)
+				someExpired = true
+			}
+		}
+	}
+	if !someExpired {
+		return
+	}
+	old := f.wakeup
+	f.wakeup = newWakeup()
+	old.next = f.wakeup
+	close(old.fired)
+}
+
+// complete wakes all waiters: they have their answers.
+func (c *Coalescer) complete(f *Flight) {
+	c.mu.Lock()
+	last := f.wakeup
+	f.wakeup = nil
+	c.mu.Unlock()
+	close(last.fired)
+}
+
+// earlier returns the earlier of two times. The zero time is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

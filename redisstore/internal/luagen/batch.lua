@@ -1,0 +1,118 @@
+-- Decides batches of several callers. Each is a batch as in single.lua, with the same algorithms,
+-- and all or nothing for itself. Batches on one string follow each other: the string is loaded once
+-- and saved once. If a string cannot be read, only its own callers get an error.
+local args, virtual = ARGV[1], 0
+local now, at = sunpack('<d', args)
+@clock
+local get = call
+if #KEYS > 1 then
+  RIGHTS
+  get = redis.pcall
+end
+
+local replies, filled = {}, 0 -- numbers: the kind of a reply, then its fields
+for index = 1, #KEYS do
+  local key, poisoned = KEYS[index], false
+  local requests, @list{tag$}
+  requests, @list{tag$}, at = sunpack('<I2@text{I4}', args, at)
+@load
+
+  local @list{keepLast$} = @list{UNCHANGED}
+  local @list{resetLast$} = @list{0}
+  for _ = 1, requests do
+    local callers, dry, @list{mode$, callerCost$, a$, b$, c$}
+    local @list{d$, patience$, holder$} = @list{0, 0, 0}
+    callers, at = sunpack('<I2', args, at)
+@each
+    mode$, callerCost$, a$, b$, c$, at = sunpack('<Bdddd', args, at)
+    if mode$ >= 128 then
+      mode$ = mode$ - 128
+      if mode$ >= 64 then
+        mode$, dry = mode$ - 64, true
+      end
+      d$, patience$, holder$, at = sunpack('<ddd', args, at)
+    end
+@endeach
+    if poisoned then
+      replies[filled + 1], replies[filled + 2], replies[filled + 3] = 2, 3, callers - 1
+      filled = filled + 3
+@each
+      replies[filled + 1], replies[filled + 2] = 0, 0
+      filled = filled + 2
+@endeach
+      callers = 0
+    end
+
+    -- Several callers may have sent equal batches. After the first is granted, the next ones for
+    -- which there is room are decided as one batch with the summed cost. This requires that the
+    -- algorithms are additive: then the state is the same as one by one, and each reply differs
+    -- from the one before by the same amounts. If the outcome shows otherwise, the batches are
+    -- decided one by one.
+    local sum, summing = 1, ADDITIVE and @all{mode$ == SPEND and patience$ == 0 and callerCost$ > 0}
+    local @list{remainingBefore$, resetBefore$}
+    while callers > 0 do
+      local @list{cost$} = @list{callerCost$ * sum}
+@decide
+
+      if sum > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == remainingBefore$ - cost$ and fmod(reset$ - resetBefore$, sum) == 0}) then
+        sum, summing = 1, false
+      else
+@each
+        resetLast$ = reset$
+        if keep$ == 0 then
+          keepLast$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
+        elseif keep$ > 0 then
+          keepLast$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
+        end
+@endeach
+        callers = callers - sum
+        local same = false
+        if sum > 1 then
+          replies[filled + 1], replies[filled + 2] = 3, sum
+          filled = filled + 2
+@each
+          replies[filled + 1], replies[filled + 2] = callerCost$, (reset$ - resetBefore$) / sum
+          filled = filled + 2
+@endeach
+          sum = 1
+        elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
+          same = @all{keep$ < 0}
+          replies[filled + 1] = 0
+          filled = filled + 1
+@each
+          replies[filled + 1], replies[filled + 2] = remaining$, reset$
+          filled = filled + 2
+@endeach
+          if summing then
+            sum = math.max(math.min(callers, @list{div(remaining$, callerCost$)}), 1)
+            @list{remainingBefore$} = @list{remaining$}
+            @list{resetBefore$} = @list{reset$}
+          end
+        else
+          same = @all{keep$ < 0}
+          replies[filled + 1] = 1
+          filled = filled + 1
+@each
+          replies[filled + 1], replies[filled + 2], replies[filled + 3], replies[filled + 4], replies[filled + 5] = granted$, remaining$, retry$, reset$, wait$
+          filled = filled + 5
+@endeach
+        end
+        if same and callers > 0 then -- nothing has changed: the other callers get the same reply
+          replies[filled + 1], replies[filled + 2] = 3, callers
+          filled = filled + 2
+@each
+          replies[filled + 1], replies[filled + 2] = 0, 0
+          filled = filled + 2
+@endeach
+          callers = 0
+        end
+      end
+    end
+  end
+
+@each
+  local keep$, reset$, t$1, t$2, t$3, t$4, t$5, t$6 = keepLast$, resetLast$, s$1, s$2, s$3, s$4, s$5, s$6
+@endeach
+@save
+end
+return spack('<' .. string.rep('d', filled), unpack(replies, 1, filled))

@@ -1,0 +1,140 @@
+-- Decides a list of independent batches in their order, each all or nothing for itself. A string is
+-- loaded once and saved once, however many charges use it.
+local args = ARGV[1]
+local now, batches, at = sunpack('<dI2', args)
+local virtual = 0
+@clock
+RIGHTS
+
+-- A cell is a table of the state of one limit. Its first six elements are the outcome of the last
+-- step, or zeros if there was none. The numbers of the state follow.
+local strings, saved = {}, {}
+
+local function formatof(n)
+  return '<' .. string.rep('I7', math.min(n, 2)) .. (n >= 3 and 'I6' or '') .. string.rep('I7', n - 3)
+end
+
+local function load(key)
+  local cells, order, expiresAfter = {}, {}, 0
+  local stored = call('GET', KEYS[key])
+  if stored then
+    expiresAfter = sunpack('<I4', stored) * 1000000
+    local pos, size = 5, #stored
+    if size < 5 then
+      error('CORRUPT the state of this key is malformed')
+    end
+    while pos <= size do
+      local word = sunpack('<I4', stored, pos)
+      local n = fmod(word, 128)
+      local cell = { 0, 0, 0, 0, 0, 0, sunpack(formatof(n), stored, pos + 4) }
+      pos = cell[7 + n]
+      cell[7 + n] = nil
+      cells[word - n] = cell
+      order[#order + 1] = word - n
+    end
+  end
+  strings[key] = { cells = cells, order = order, expiresAfter = expiresAfter, keep = -1 }
+  return strings[key]
+end
+
+local FRESH = {}
+local function step(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
+  local cell
+  if algorithm < 128 then
+    cell = (strings[key] or load(key)).cells[tag] or FRESH
+  end
+  STEP
+end
+
+-- Saves the state of a granted charge, or the repaired state of a denied one. State that is not
+-- changed must live for as long as its present limit counts it.
+local function save(key, algorithm, tag, result)
+  local keep, reset = result[6], result[4]
+  if keep < 0 then
+    if algorithm >= 128 and reset > 0 then
+      call('PEXPIRE', KEYS[key], text(ttlof(reset) + virtual), 'GT')
+    elseif algorithm < 128 and reset > 0 and now + reset > strings[key].expiresAfter then
+      local s = strings[key]
+      if s.keep < 0 then
+        saved[#saved + 1] = key
+      end
+      s.keep = math.max(s.keep, reset)
+    end
+    return
+  end
+  if algorithm >= 128 then
+    SAVE
+    if keep > 0 then
+      call('PEXPIRE', KEYS[key], text(ttlof(keep) + virtual))
+    end
+    return
+  end
+  local s = strings[key]
+  if not s.cells[tag] then
+    s.order[#s.order + 1] = tag
+  end
+  if keep == 0 then
+    result = { 0, 0, 0, 0, 0, 0 }
+  end
+  s.cells[tag] = result
+  if s.keep < 0 then
+    saved[#saved + 1] = key
+  end
+  s.keep = math.max(s.keep, keep, reset)
+end
+
+local reply = {}
+for _ = 1, batches do
+  local charges
+  charges, at = sunpack('<I2', args, at)
+  local steps, results, allowed = {}, {}, true -- allowed becomes false for a dry run too, so that nothing is charged
+  for i = 1, charges do
+    local key, algorithm, mode, tag, cost, p1, p2, p3
+    local p4, patience, who = 0, 0, 0
+    key, algorithm, mode, tag, cost, p1, p2, p3, at = sunpack('<I2BBI4dddd', args, at)
+    if mode >= 128 then
+      mode = mode - 128
+      p4, patience, who, at = sunpack('<ddd', args, at)
+    end
+    if mode >= 64 then
+      mode, allowed = mode - 64, false
+    end
+    local q = { key, algorithm, tag, who, p1, p2, p3, p4 }
+    local result = step(key, algorithm, tag, mode, cost, patience, who, p1, p2, p3, p4)
+    steps[i], results[i] = q, result
+    allowed = allowed and result[3] == 0
+  end
+  for i = 1, charges do
+    local q, result = steps[i], results[i]
+    if not allowed and result[3] == 0 then -- granted itself; denied by another charge, or a dry run: reply what is left
+      result = step(q[1], q[2], q[3], PEEK, 0, 0, q[4], q[5], q[6], q[7], q[8])
+    end
+    save(q[1], q[2], q[3], result)
+    reply[#reply + 1] = spack('<ddddd', result[1], result[2], result[3], result[4], result[5])
+  end
+end
+
+for _, key in ipairs(saved) do
+  local s, parts = strings[key], { '' }
+  for _, tag in ipairs(s.order) do
+    local cell = s.cells[tag]
+    local n = #cell
+    while n > 6 and cell[n] == 0 do
+      n = n - 1
+    end
+    if n > 6 then
+      n, cell[8] = math.max(n, 8), cell[8] or 0
+      parts[#parts + 1] = spack('<I4', tag + n - 6) .. spack(formatof(n - 6), unpack(cell, 7, n))
+    end
+  end
+  if #parts == 1 then
+    call('DEL', KEYS[key])
+  elseif now + s.keep <= s.expiresAfter then
+    parts[1] = spack('<I4', s.expiresAfter / 1000000)
+    call('SET', KEYS[key], table.concat(parts), 'KEEPTTL')
+  else
+    parts[1] = spack('<I4', expiryof(now, s.keep))
+    call('SET', KEYS[key], table.concat(parts), 'PX', text(ttlof(s.keep) + virtual))
+  end
+end
+return table.concat(reply)

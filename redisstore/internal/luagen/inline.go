@@ -1,0 +1,372 @@
+package luagen
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+)
+
+// Two kinds of Lua functions are put in line:
+//
+//   - A function whose body is "return" and one expression. Each call is replaced by the
+//     expression.
+//   - A function without a loop. A call is replaced if it is a statement on one line, "a, b =
+//     f(…)" or "local a, b = f(…)".
+//
+// Others stay functions. Each pass reads the text once, because a request may wait for its script
+// to be written.
+
+// A function is a Lua function as text.
+type function struct {
+	name       string
+	parameters []string
+	body       string
+	expression string // of a body that only returns one; else ""
+	hasLoop    bool
+	names      map[string]bool // in the body
+	assigned   map[string]bool // names that the body assigns
+	declared   map[string]bool // names that the body declares as local
+}
+
+// uncomment removes comments and empty lines.
+func uncomment(lua string) string {
+	var out strings.Builder
+	out.Grow(len(lua))
+	for line := range strings.Lines(lua) {
+		if code, _, commented := strings.Cut(line, "--"); commented {
+			line = strings.TrimRight(code, " \t") + "\n"
+		}
+		if strings.TrimSpace(line) != "" {
+			out.WriteString(line)
+		}
+	}
+	return out.String()
+}
+
+// functionsOf reads the functions that a text defines at its top level. It inlines calls of others
+// in their bodies.
+func functionsOf(lua string, others []function) []function {
+	const begin, end = "local function ", "\nend\n"
+	var functions []function
+	for {
+		start := strings.Index(lua, begin)
+		if start < 0 {
+			return functions
+		}
+		if start > 0 && lua[start-1] != '\n' { // inside another
+			lua = lua[start+len(begin):]
+			continue
+		}
+		text, rest, _ := strings.Cut(lua[start+len(begin):], end)
+		lua = rest
+		head, body, _ := strings.Cut(text, ")\n")
+		name, parameters, _ := strings.Cut(head, "(")
+		functions = append(functions, newFunction(name, parameters, body+"\n", others))
+	}
+}
+
+func newFunction(name, parameters, body string, others []function) function {
+	f := function{name: name, parameters: strings.Split(parameters, ", ")}
+	f.hasLoop = mentions(body, "while") || mentions(body, "for") || mentions(body, "repeat") // before inlining, which adds repeat blocks
+	body = replaceAllCalls(body, others)
+	f.body = body
+	if expression, ok := strings.CutPrefix(strings.TrimSpace(body), "return "); ok && !strings.Contains(expression, "\n") {
+		if values, _ := argumentsAt(expression+")", 0); len(values) == 1 {
+			f.expression = expression
+		}
+	}
+	f.names, f.assigned, f.declared = make(map[string]bool, 64), make(map[string]bool), make(map[string]bool)
+	for _, name := range names(body) {
+		f.names[name] = true
+	}
+	for line := range strings.Lines(body) {
+		line, local := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
+		names := line[:listEnd(line)]
+		if local {
+			addNames(f.declared, names)
+		}
+		if strings.HasSuffix(names, " ") && strings.HasPrefix(line[len(names):], "= ") {
+			addNames(f.assigned, names)
+		}
+	}
+	return f
+}
+
+// listEnd returns the length of the list of names at the beginning of a text.
+func listEnd(text string) int {
+	for i := range len(text) {
+		if c := text[i]; !isNameByte(c) && c != ',' && c != ' ' {
+			return i
+		}
+	}
+	return len(text)
+}
+
+func addNames(set map[string]bool, names string) {
+	for name := range strings.SplitSeq(names, ",") {
+		set[strings.TrimSpace(name)] = true
+	}
+}
+
+// inline puts functions in line in a text, the last one first. A function that is still called
+// afterwards is defined in front of the text.
+func inline(text string, functions []function) string {
+	for i := len(functions) - 1; i >= 0; i-- {
+		f := &functions[i]
+		if text = f.replaceCalls(text); mentions(text, f.name) {
+			text = "local function " + f.name + "(" + strings.Join(f.parameters, ", ") + ")\n" + f.body + "end\n" + text
+		}
+	}
+	return text
+}
+
+// replaceAllCalls puts functions in line, and leaves those calls that it cannot replace.
+func replaceAllCalls(text string, functions []function) string {
+	for i := len(functions) - 1; i >= 0; i-- {
+		text = functions[i].replaceCalls(text)
+	}
+	return text
+}
+
+func (f *function) replaceCalls(text string) string {
+	switch {
+	case f.expression != "":
+		return f.asExpression(text)
+	case f.hasLoop: // a return inside would leave the loop only
+		return text
+	}
+	return f.asStatement(text)
+}
+
+// asStatement replaces the statements that assign what f returns.
+func (f *function) asStatement(text string) string {
+	var out strings.Builder
+	for from := 0; ; {
+		at := indexName(text, f.name+"(", from)
+		if at < 0 {
+			return finished(&out, text)
+		}
+		start := strings.LastIndexByte(text[:at], '\n') + 1
+		end := len(text)
+		if i := strings.IndexByte(text[at:], '\n'); i >= 0 {
+			end = at + i
+		}
+		code := strings.TrimLeft(text[start:at], " \t")
+		indent := text[start : at-len(code)]
+		names, local := strings.CutPrefix(code, "local ")
+		names, assigns := strings.CutSuffix(names, " = ")
+		if !assigns || listEnd(names) < len(names) || text[end-1] != ')' {
+			from = end
+			continue
+		}
+		if out.Len() == 0 {
+			out.Grow(len(text) + 4*len(f.body))
+		}
+		out.WriteString(text[:start])
+		f.writeStatement(&out, indent, names, text[at+len(f.name)+1:end-1], local)
+		text, from = text[end:], 0
+	}
+}
+
+// writeStatement writes f's body as a block "repeat … until true". Each return becomes an
+// assignment to the names and a break.
+func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, local bool) {
+	if local {
+		out.WriteString(indent + "local " + names + "\n")
+	}
+	body, locals := f.bind(arguments)
+	if !f.isHidden(names) {
+		writeBlock(out, indent, locals, body, names)
+		return
+	}
+	var results []string
+	for i := range strings.Count(names, ",") + 1 {
+		results = append(results, fmt.Sprintf("r%d", i+1))
+	}
+	all := strings.Join(results, ", ")
+	out.WriteString(indent + "do\n" + indent + "local " + all + "\n")
+	writeBlock(out, indent, locals, body, all)
+	out.WriteString("\n" + indent + names + " = " + all + "\n" + indent + "end")
+}
+
+// writeBlock writes a body in which each return becomes an assignment to the results and a break.
+func writeBlock(out *strings.Builder, indent, locals, body, results string) {
+	out.WriteString(indent + "repeat\n" + locals)
+	for line := range strings.Lines(body) {
+		code := strings.TrimLeft(line, " \t")
+		if value, ok := strings.CutPrefix(code, "return "); ok {
+			space := line[:len(line)-len(code)]
+			line = space + results + " = " + value + space + "break\n"
+		}
+		out.WriteString(line)
+	}
+	out.WriteString(indent + "until true")
+}
+
+// bind replaces f's parameters by its arguments. An argument that is a name replaces a parameter
+// that the body never assigns. Other arguments become local variables.
+func (f *function) bind(arguments string) (body, locals string) {
+	values, _ := argumentsAt(arguments+")", 0)
+	renamed := make(map[string]string)
+	var names, initial []string
+	for i, parameter := range f.parameters {
+		switch {
+		case i >= len(values):
+			names, initial = append(names, parameter), append(initial, "nil")
+		case isName(values[i]) && !f.assigned[parameter] && !f.declared[values[i]] && parameter != "_":
+			renamed[parameter] = values[i]
+		case parameter != "_" || f.assigned["_"]:
+			names, initial = append(names, parameter), append(initial, values[i])
+		}
+	}
+	if len(names) > 0 {
+		locals = "local " + strings.Join(names, ", ") + " = " + strings.Join(initial, ", ") + "\n"
+	}
+	return replaceNames(f.body, renamed), locals
+}
+
+// isHidden tells whether one of the names may mean something else inside f.
+func (f *function) isHidden(names string) bool {
+	for name := range strings.SplitSeq(names, ",") {
+		if name = strings.TrimSpace(name); f.names[name] || slices.Contains(f.parameters, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// asExpression replaces the calls of f by its expression.
+func (f *function) asExpression(text string) string {
+	var out strings.Builder
+	for {
+		at := indexName(text, f.name+"(", 0)
+		if at < 0 {
+			return finished(&out, text)
+		}
+		if out.Len() == 0 {
+			out.Grow(len(text) + len(text)/4)
+		}
+		arguments, end := argumentsAt(text, at+len(f.name)+1)
+		values := make(map[string]string, len(arguments))
+		for i, name := range f.parameters {
+			values[name] = parenthesize(f.asExpression(arguments[i]))
+		}
+		out.WriteString(text[:at])
+		out.WriteString("(" + replaceNames(f.expression, values) + ")")
+		text = text[end:]
+	}
+}
+
+// finished returns what was written, followed by the rest of the text.
+func finished(out *strings.Builder, rest string) string {
+	if out.Len() == 0 {
+		return rest
+	}
+	out.WriteString(rest)
+	return out.String()
+}
+
+func parenthesize(expression string) string {
+	if isName(expression) {
+		return expression
+	}
+	return "(" + expression + ")"
+}
+
+// argumentsAt splits the arguments of a call, from behind its opening parenthesis. It returns where
+// the call ends.
+func argumentsAt(text string, start int) (arguments []string, end int) {
+	depth := 0
+	for i := start; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '(':
+			depth++
+		case c == ')' && depth > 0:
+			depth--
+		case c == ')':
+			return append(arguments, strings.TrimSpace(text[start:i])), i + 1
+		case c == ',' && depth == 0:
+			arguments = append(arguments, strings.TrimSpace(text[start:i]))
+			start = i + 1
+		}
+	}
+	panic("unreachable: an embedded script has a call without an end: " + text[start:min(start+40, len(text))])
+}
+
+// isNameByte tells whether a byte may be part of a name.
+func isNameByte(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_'
+}
+
+// isName tells whether a text is a name, a name in a template, or a whole number.
+func isName(text string) bool {
+	for i := range len(text) {
+		if !isNameByte(text[i]) && text[i] != '$' {
+			return false
+		}
+	}
+	return text != ""
+}
+
+// indexName returns the index of begin, which starts with a name, in a text at or after from. It
+// skips places where that name is the end of a longer one. It returns -1 if there is none.
+func indexName(text, begin string, from int) int {
+	for {
+		i := strings.Index(text[from:], begin)
+		if i < 0 {
+			return -1
+		}
+		if from += i; from == 0 || !isNameByte(text[from-1]) {
+			return from
+		}
+		from++
+	}
+}
+
+// mentions tells whether a text contains a name.
+func mentions(text, name string) bool {
+	for from := 0; ; {
+		i := indexName(text, name, from)
+		if i < 0 {
+			return false
+		}
+		if from = i + len(name); from == len(text) || !isNameByte(text[from]) {
+			return true
+		}
+	}
+}
+
+// replaceNames replaces names in a text by other texts.
+func replaceNames(text string, others map[string]string) string {
+	if len(others) == 0 {
+		return text
+	}
+	var out strings.Builder
+	out.Grow(len(text) + len(text)/8)
+	written := 0
+	for start, name := range names(text) {
+		if other, ok := others[name]; ok {
+			out.WriteString(text[written:start])
+			out.WriteString(other)
+			written = start + len(name)
+		}
+	}
+	out.WriteString(text[written:])
+	return out.String()
+}
+
+// names iterates over the names and numbers in a text, with their indexes.
+func names(text string) iter.Seq2[int, string] {
+	return func(yield func(int, string) bool) {
+		for i := 0; i < len(text); i++ {
+			start := i
+			for i < len(text) && isNameByte(text[i]) {
+				i++
+			}
+			if i > start && !yield(start, text[start:i]) {
+				return
+			}
+		}
+	}
+}

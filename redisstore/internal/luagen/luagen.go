@@ -1,0 +1,170 @@
+// Package luagen writes the Lua scripts of redisstore. A script is made of four parts:
+//
+//   - prelude.lua: short names of Redis functions, and helpers that algorithms and harnesses use
+//   - the fragments of some algorithms (algorithm.Algorithm.Lua)
+//   - a harness: single.lua, batch.lua or coalesced.lua
+//   - storage.lua: reading and writing of stored strings, for single.lua and batch.lua
+//
+// Harnesses are templates (see template.go). Functions are put in line (see inline.go), because a
+// script defines its functions anew in every call, and to define one costs as much as to run it.
+package luagen
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/penstock/penstock/algorithm"
+)
+
+var (
+	//go:embed prelude.lua
+	preludeLua string
+	//go:embed storage.lua
+	storageLua string
+	//go:embed single.lua
+	singleLua string
+	//go:embed batch.lua
+	batchLua string
+	//go:embed coalesced.lua
+	coalescedLua string
+)
+
+const (
+	MaxCharges = 4 // of one batch in Single and Batch
+	MaxNumbers = 6 // of the state of one limit there
+
+	// FirstCollection is added to the number of an algorithm whose state is a collection. Coalesced
+	// numbers its algorithms from 0, in their order.
+	FirstCollection = 128
+)
+
+const (
+	// Keys expire at least slackTTL ms later than necessary. So state outlives a jump of the clock up
+	// to algorithm.MaxStall.
+	slackTTL = algorithm.MaxStall / 1000
+
+	// virtualTTL is added, in ms, if the time is given and not read: TTLs run in real time.
+	virtualTTL = 3_600_000
+)
+
+// Single writes a script that decides one batch. Its charges have these algorithms, in this order,
+// and their state is in one string.
+func Single(algorithms []*algorithm.Algorithm) string {
+	return unroll(harnesses().single, algorithms)
+}
+
+// Batch writes a script that decides several batches like that of Single, also in several strings.
+func Batch(algorithms []*algorithm.Algorithm) string {
+	return unroll(harnesses().batch, algorithms)
+}
+
+// Coalesced writes a script that decides any batches whose algorithms are among these.
+func Coalesced(algorithms []*algorithm.Algorithm) string {
+	var fragments, steps, saves strings.Builder
+	for i, a := range algorithms {
+		number, rest := i, "who, unpack(cell, 7)"
+		if a.IsCollection() {
+			number, rest = FirstCollection+i, "KEYS[key], ARGV[who] or ''"
+			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end\n", number, a.Name())
+		}
+		fmt.Fprintf(&steps, "  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end\n",
+			number, a.Name(), rest)
+		fragments.WriteString(a.Lua() + "\n")
+	}
+	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String()).Replace(harnesses().coalesced)
+	return finish(inline(replaceNames(uncomment(fragments.String()), constants), preludeOf().functions) + harness)
+}
+
+// unroll writes a harness out for a sequence of algorithms.
+func unroll(text string, algorithms []*algorithm.Algorithm) string {
+	n := len(algorithms)
+	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
+	text = expandLists(text, n)
+	additive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.IsAdditive() })
+	names := []string{"COUNT", strconv.Itoa(n), "ADDITIVE", strconv.FormatBool(additive)}
+	var fragments strings.Builder
+	for i, a := range algorithms {
+		names = append(names, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(")
+		if isNew := !slices.ContainsFunc(algorithms[:i], func(b *algorithm.Algorithm) bool { return b.Name() == a.Name() }); isNew {
+			fragments.WriteString(a.Lua() + "\n")
+		}
+	}
+	text = strings.NewReplacer(names...).Replace(text)
+	prelude := preludeOf()
+	functions := functionsOf(replaceNames(uncomment(fragments.String()), constants), prelude.functions)
+	text = inline(text, functions)
+	if slices.ContainsFunc(functions, prelude.isCalledIn) {
+		text = inline(text, prelude.functions)
+	}
+	return finish(text)
+}
+
+// finish checks the rights, and puts those names of the prelude in front that the script uses.
+func finish(body string) string {
+	// With the line #!lua, Redis rejects the whole script on a replica, when memory is full, and when
+	// too few replicas are connected. Without it Redis would reject only writes, so a script that
+	// denies would still answer.
+	body = CheckRights(body)
+	text := "#!lua\n"
+	for _, line := range preludeOf().names {
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "local "), " = "); ok && mentions(body, name) {
+			text += line + "\n"
+		}
+	}
+	return text + body
+}
+
+// constants replace their names in scripts: a local costs time in every call.
+var constants = decimals(map[string]int64{
+	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
+	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
+	"MAX": algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
+	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "LIVES": slackTTL*1000 - 2000, "VIRTUALTTL": virtualTTL,
+})
+
+func decimals(numbers map[string]int64) map[string]string {
+	all := make(map[string]string, len(numbers))
+	for name, n := range numbers {
+		all[name] = strconv.FormatInt(n, 10)
+	}
+	return all
+}
+
+// harnesses returns the templates without comments, with the blocks of storage.lua that they name.
+var harnesses = sync.OnceValue(func() (h struct{ single, batch, coalesced string }) {
+	storage := uncomment(storageLua)
+	include := func(harness string) string {
+		harness = uncomment(harness)
+		for _, part := range [...]string{"clock", "load", "decide", "save"} {
+			_, text, _, _ := cutBlock(storage, part)
+			harness = strings.Replace(harness, "@"+part+"\n", text, 1)
+		}
+		return replaceNames(replaceAllCalls(harness, preludeOf().functions), constants)
+	}
+	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
+		"POISON\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
+	h.batch = strings.NewReplacer("GET\n", "get('GET', key)\n", "POISON\n", "poisoned = true\n").Replace(include(batchLua))
+	h.coalesced = include(coalescedLua)
+	return h
+})
+
+// A prelude is what prelude.lua defines.
+type prelude struct {
+	names     []string // lines, "local name = …"
+	functions []function
+}
+
+var preludeOf = sync.OnceValue(func() prelude {
+	header, definitions, _ := strings.Cut(uncomment(preludeLua), "\nlocal function ")
+	definitions = replaceNames("local function "+definitions, constants)
+	return prelude{strings.Split(header, "\n"), functionsOf(definitions, nil)}
+})
+
+// isCalledIn tells whether a function calls one of the prelude's.
+func (p prelude) isCalledIn(f function) bool {
+	return slices.ContainsFunc(p.functions, func(of function) bool { return f.names[of.name] })
+}

@@ -1,0 +1,103 @@
+package luagen
+
+import (
+	"flag"
+	"go/build"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+var luaDir = flag.String("lua", "", "where TestScriptsAreWritten writes the scripts, for luacheck to read")
+
+// Each algorithm has scripts of every kind, for one charge and for two.
+func TestScriptsAreWritten(t *testing.T) {
+	write := func(name, text string) {
+		if strings.Contains(text, "@") || strings.Contains(text, "ALGORITHM") || strings.Contains(text, "POISON\n") || strings.Contains(text, "STEP\n") {
+			t.Errorf("%s: something was left unwritten:\n%s", name, text)
+		}
+		if *luaDir == "" {
+			return
+		}
+		if err := os.MkdirAll(*luaDir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(*luaDir, name+".lua"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all []*algorithm.Algorithm
+	for _, limit := range []penstock.Limit{
+		penstock.PerSecond(1), penstock.PerSecond(1).With(penstock.LeakyBucket), penstock.PerSecond(1).With(penstock.FixedWindow),
+		penstock.PerSecond(1).With(penstock.SlidingWindow), penstock.PerSecond(1).With(penstock.SubWindow(10)),
+		penstock.PerSecond(1).With(penstock.SlidingLog), penstock.InFlight(1, time.Second),
+	} {
+		plan, err := limit.Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := plan.Algorithm()
+		all = append(all, a)
+		twice := []*algorithm.Algorithm{a, a}
+		if a.IsCollection() || a.Numbers() > MaxNumbers {
+			write(a.Name(), Coalesced(twice[:1]))
+			continue
+		}
+		write(a.Name()+"-single", Single(twice[:1]))
+		write(a.Name()+"-twice-single", Single(twice))
+		write(a.Name()+"-batch", Batch(twice[:1]))
+		write(a.Name()+"-twice-batch", Batch(twice))
+	}
+	write("all-coalesced", Coalesced(all))
+}
+
+// mixed are algorithms whose scripts are the most expensive to write, the first most of all.
+var mixed = []*algorithm.Algorithm{penstock.SlidingWindow, penstock.LeakyBucket, penstock.TokenBucket, penstock.FixedWindow}
+
+// A request may be the first that needs a script. Allocations stand for time, because machines are
+// busy. A generator that took 70 ms made 6,500 of them.
+func TestWritingAScriptIsCheap(t *testing.T) {
+	for name, write := range map[string]func(){
+		"single of one":  func() { Single(mixed[:1]) },
+		"single of four": func() { Single(mixed) },
+		"batch of four":  func() { Batch(mixed) },
+		"coalesced":      func() { Coalesced(append(mixed, penstock.SlidingLog, penstock.Concurrency)) },
+	} {
+		if n := testing.AllocsPerRun(1, write); n > 1500 {
+			t.Errorf("%s: %.0f allocations; want 1500 at most", name, n)
+		}
+	}
+}
+
+// Regular expressions would be slow, also at the start of each process.
+func TestPackageHasNoRegularExpressions(t *testing.T) {
+	pkg, err := build.ImportDir(".", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(pkg.Imports, "regexp") {
+		t.Errorf("the package imports regexp: %v", pkg.Imports)
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	run := func(name string, write func()) {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				write()
+			}
+		})
+	}
+	run("single of one", func() { Single(mixed[2:3]) })
+	run("batch of one", func() { Batch(mixed[2:3]) })
+	run("single of four", func() { Single(mixed) })
+	run("batch of four", func() { Batch(mixed) })
+	run("coalesced", func() { Coalesced(append(mixed, penstock.SlidingLog, penstock.Concurrency)) })
+}

@@ -1,0 +1,99 @@
+-- Short names, the twins of package algorithm's helpers, and helpers of the storage format. The
+-- generator (luagen.go) keeps what a script uses, and puts calls of these functions in line.
+-- Names in capitals stand for numbers.
+local call = redis.call
+local spack = struct.pack
+local sunpack = struct.unpack
+local fmod = math.fmod
+
+-- A number with all its digits, as Redis reads it.
+local function text(n)
+  return string.format('%.0f', n)
+end
+
+-- Exact integer division, down and up, of numbers up to MAX. Most rates reduce to one unit per
+-- microsecond: then there is nothing to divide.
+local function div(a, b)
+  return b == 1 and a or (a - fmod(a, b)) / b
+end
+
+local function cdiv(a, b)
+  return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
+end
+
+-- The size in bytes of an entry of n numbers: the third number has six, the others seven.
+local function widthof(n)
+  return 4 + 7 * n - (n >= 3 and 1 or 0)
+end
+
+-- The TTL in ms of a string or set that is needed for keep µs: twice that and the slack, so that a
+-- key in use rarely needs a new TTL.
+local function ttlof(keep)
+  return 2 * cdiv(keep, 1000) + SLACK
+end
+
+-- The time in seconds before which a key that is written now with ttlof(keep) cannot expire.
+local function expiryof(now, keep)
+  return math.min(div(now + 2 * keep + LIVES, 1000000), 4294967295)
+end
+
+-- The twin of take in algorithm.go: what is granted, what is used afterwards, whether it fits.
+local function take(mode, cost, used, count)
+  if mode == SPEND then
+    if cost == 0 or cost <= count - used then
+      return cost, used + cost, true
+    end
+    return 0, used, false
+  elseif mode == DRAW then
+    local granted = math.min(cost, math.max(count - used, 0))
+    return granted, used + granted, granted > 0 or cost == 0
+  elseif mode == PEEK then
+    return 0, used, cost == 0 or cost <= count - used
+  elseif mode == FORCE then
+    local granted = math.min(cost, math.max(MAX - used, 0))
+    return granted, used + granted, true
+  elseif mode == REFUND then
+    local granted = math.min(cost, used)
+    return granted, used - granted, true
+  end
+  return 0, 0, true
+end
+
+-- The twin of never in algorithm.go: whether the cost cannot fit even a new key.
+local function never(mode, cost, count)
+  return (mode == SPEND or mode == PEEK) and cost > count
+end
+
+-- The twin of convert in tokenbucket.go: changes a level's unit from 1/old to 1/parts, rounded up.
+local function convert(level, old, parts)
+  local whole = div(level, old)
+  if whole >= div(MAX, parts) then
+    return MAX
+  end
+  local rest = level - whole * old
+  if rest > div(MAX, parts) then
+    rest = math.min(parts, math.ceil(rest / old * parts) + 1)
+  elseif rest > 0 then
+    rest = cdiv(rest * parts, old)
+  end
+  return whole * parts + rest
+end
+
+-- The twin of drain in tokenbucket.go: the level now, the time for which it is right, how far that
+-- is ahead of now, and whether the state was repaired.
+local function drain(rate, now, level, at)
+  if not level then
+    return 0, now, 0, false
+  end
+  local repaired = at - now > MAXSTALL
+  if repaired then
+    at = now
+  end
+  if at > now then
+    return level, at, at - now, repaired
+  end
+  if (now - at) * rate >= level then -- a product too large to be exact is larger than any level
+    return 0, now, 0, repaired
+  end
+  return level - (now - at) * rate, now, 0, repaired
+end

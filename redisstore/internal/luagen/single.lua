@@ -1,0 +1,33 @@
+-- Decides one batch of up to four charges whose state is in one string: the most frequent call. The
+-- generator writes it out for a sequence of algorithms, so that it needs no tables (template.go).
+-- COUNT is the number of charges.
+local args, key, virtual, dry = ARGV[1], KEYS[1], 0, false
+local now, @list{mode$, tag$, cost$, a$, b$, c$}
+local @list{d$, patience$, holder$} = @list{0, 0, 0}
+if #args == 12 + 40 * COUNT then
+  now, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<dxxxx@text{xxxBI4dddd}', args)
+else
+  local at
+  now, at = sunpack('<dxxxx', args)
+@each
+  mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4dddd', args, at)
+  if mode$ >= 128 then
+    mode$ = mode$ - 128
+    if mode$ >= 64 then
+      mode$, dry = mode$ - 64, true
+    end
+    d$, patience$, holder$, at = sunpack('<ddd', args, at)
+  end
+@endeach
+end
+@clock
+
+@load
+
+@decide
+
+@save
+if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then -- the caller knows the other fields
+  return spack('<@text{dd}', @list{remaining$, reset$})
+end
+return spack('<@text{ddddd}', @list{granted$, remaining$, retry$, reset$, wait$})

@@ -1,0 +1,138 @@
+-- Blocks of the harnesses. All read the time (clock). single.lua and batch.lua load the numbers of
+-- a batch's limits from their string (load), run the algorithms (decide), and save the new numbers
+-- (save). GET and POISON stand for what differs between the two.
+@clock
+if now == 0 then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+else
+  virtual = VIRTUALTTL
+end
+@endclock
+
+@load
+-- The first 4 bytes of a string are a time in seconds: the key does not expire before it. Entries
+-- follow, one for each limit: a word that is the limit's tag plus the count of its numbers, then
+-- the numbers. Trailing zeros are not stored. Usually the string has only the entries of this
+-- batch, in its order, with three numbers each. Then they are read and written in one call.
+local stored = GET
+local isUsual, expiresAfter, size = false, 0, 0
+local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
+if stored then
+  size = #stored
+  if size == 4 + 24 * COUNT then
+    expiresAfter, @list{n$, s$1, s$2, s$3} = sunpack('<I4@text{I4I7I7I6}', stored)
+    isUsual = @all{n$ == tag$ + 3}
+  end
+  if not isUsual then
+    local pos = 5
+    @list{s$1, s$2, s$3} = nil
+    if size >= 5 then
+      expiresAfter = sunpack('<I4', stored)
+    end
+    while pos + 17 <= size do
+      local word = sunpack('<I4', stored, pos)
+      local n = fmod(word, 128)
+      local nextPos = pos + widthof(n)
+      if nextPos > size + 1 then
+        break
+      end
+@each
+      if word - n == tag$ then
+        first$, n$ = pos, n
+        if n == 2 then
+          s$1, s$2 = sunpack('<I7I7', stored, pos + 4)
+        elseif n == 3 then
+          s$1, s$2, s$3 = sunpack('<I7I7I6', stored, pos + 4)
+        elseif n == 4 then
+          s$1, s$2, s$3, s$4 = sunpack('<I7I7I6I7', stored, pos + 4)
+        elseif n == 5 then
+          s$1, s$2, s$3, s$4, s$5 = sunpack('<I7I7I6I7I7', stored, pos + 4)
+        else
+          s$1, s$2, s$3, s$4, s$5, s$6 = sunpack('<I7I7I6I7I7I7', stored, pos + 4)
+        end
+      end
+@endeach
+      pos = nextPos
+    end
+    if size < 5 or pos ~= size + 1 then
+      POISON
+    end
+  end
+  expiresAfter = expiresAfter * 1000000
+end
+@endload
+
+@decide
+@each
+local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
+granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
+@endeach
+if dry or not (@all{retry$ == 0}) then
+@each
+  if retry$ == 0 then -- granted itself; denied by another charge, or a dry run: reply what is left
+    granted$, remaining$, retry$, reset$, wait$, keep$ = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, holder$, s$1, s$2, s$3, s$4, s$5, s$6)
+  end
+@endeach
+end
+@enddecide
+
+@save
+local keep, need = UNCHANGED, 0 -- need: how long the string must exist, also for unchanged entries
+@each
+if keep$ > keep then
+  keep = keep$
+end
+if reset$ > need then
+  need = reset$
+end
+t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
+@endeach
+if keep > need then
+  need = keep
+end
+if isUsual and now + need <= expiresAfter and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 + t$6 == 0} then
+  call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))
+elseif keep >= 0 or need > 0 and now + need > expiresAfter then
+  local value = ''
+@each
+  if keep$ > 0 then
+    if t$6 > 0 then
+      value = value .. spack('<I4I7I7I6I7I7I7', tag$ + 6, t$1, t$2, t$3, t$4, t$5, t$6)
+    elseif t$5 > 0 then
+      value = value .. spack('<I4I7I7I6I7I7', tag$ + 5, t$1, t$2, t$3, t$4, t$5)
+    elseif t$4 > 0 then
+      value = value .. spack('<I4I7I7I6I7', tag$ + 4, t$1, t$2, t$3, t$4)
+    elseif t$3 and t$3 > 0 then
+      value = value .. spack('<I4I7I7I6', tag$ + 3, t$1, t$2, t$3)
+    else
+      value = value .. spack('<I4I7I7', tag$ + 2, t$1, t$2)
+    end
+  elseif keep$ < 0 and isUsual then
+    value = value .. stored:sub(5 + 24 * ($ - 1), 4 + 24 * $)
+  elseif keep$ < 0 and first$ then
+    value = value .. stored:sub(first$, first$ + widthof(n$) - 1)
+  end
+@endeach
+  if not isUsual then -- then the entries of other limits
+    local pos = 5
+    while pos <= size do
+      local word = sunpack('<I4', stored, pos)
+      local n = fmod(word, 128)
+      if @all{word - n ~= tag$} then
+        value = value .. stored:sub(pos, pos + widthof(n) - 1)
+      end
+      pos = pos + widthof(n)
+    end
+  end
+  if value == '' then
+    if stored then
+      call('DEL', key)
+    end
+  elseif now + need <= expiresAfter then
+    call('SET', key, stored:sub(1, 4) .. value, 'KEEPTTL')
+  else
+    call('SET', key, spack('<I4', expiryof(now, need)) .. value, 'PX', text(ttlof(need) + virtual))
+  end
+end
+@endsave

@@ -1,0 +1,9 @@
+package redisstore_test
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m, "github.com/penstock/penstock/redisstore") }

@@ -1,0 +1,104 @@
+package redisstore
+
+import (
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/redisstore/internal/coalesce"
+	"github.com/penstock/penstock/redisstore/internal/luagen"
+)
+
+// The reply of batch.lua is a list of numbers. For one batch after the other it has a kind, and
+// what follows here.
+const (
+	replyPlain   = 0 // remaining and reset of each charge: all of the cost was granted, without a wait
+	replyFull    = 1 // a status of each charge
+	replyCorrupt = 2 // nothing
+
+	// Run-length encoding: the number of further batches like the last one. Then, for each charge: by
+	// how much Remaining decreases and ResetAfter increases from one batch to the next.
+	replyRepeat = 3
+
+	numberSize = 8
+)
+
+// A replyReader reads the reply of batch.lua, in the order of the batches.
+type replyReader struct {
+	text    string
+	isShort bool // it ends too early
+
+	repeats   int64 // further batches whose statuses differ from the last by the deltas
+	isCorrupt bool
+	statuses  [luagen.MaxCharges]penstock.Status
+	deltas    [luagen.MaxCharges]struct {
+		remaining int64
+		reset     time.Duration
+	}
+}
+
+// next reads the decision of the next batch.
+func (r *replyReader) next(charges []penstock.Charge, w *coalesce.Waiter) {
+	if r.repeats > 0 {
+		r.repeats--
+		for i := range charges {
+			r.statuses[i].Remaining -= r.deltas[i].remaining
+			r.statuses[i].ResetAfter += r.deltas[i].reset
+		}
+	} else {
+		r.read(charges)
+	}
+	switch w.Err = nil; {
+	case r.isCorrupt:
+		w.Err = ReplyError("CORRUPT the state of this key is malformed")
+	case len(charges) == 1:
+		w.Decision = penstock.Single(r.statuses[0])
+	default:
+		w.Decision = penstock.NewDecision(append([]penstock.Status(nil), r.statuses[:len(charges)]...))
+	}
+}
+
+func (r *replyReader) read(charges []penstock.Charge) {
+	size := 0
+	kind := r.number()
+	switch kind {
+	case replyPlain:
+		size = plainSize
+	case replyFull:
+		size = statusSize
+	case replyCorrupt:
+	default:
+		r.isShort = true
+	}
+	r.isCorrupt = kind == replyCorrupt
+	for i := range charges {
+		if text := r.take(size); size > 0 && !r.isShort {
+			r.statuses[i] = status(text, &charges[i])
+		}
+	}
+	if len(r.text) < numberSize || getNumber(r.text) != replyRepeat {
+		return
+	}
+	r.number()
+	r.repeats = r.number()
+	for i := range charges {
+		r.deltas[i].remaining = r.number()
+		r.deltas[i].reset = time.Duration(r.number()) * time.Microsecond
+	}
+}
+
+func (r *replyReader) number() int64 {
+	if text := r.take(numberSize); !r.isShort {
+		return getNumber(text)
+	}
+	return 0
+}
+
+func (r *replyReader) take(size int) string {
+	if len(r.text) < size {
+		r.isShort, r.text = true, ""
+		return ""
+	}
+	text := r.text[:size]
+	r.text = r.text[size:]
+	return text
+}

@@ -1,0 +1,114 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/redis/rueidis"
+)
+
+func (c rueidisClient) Load(ctx context.Context, key string, scripts []Script) error {
+	if key != "" {
+		return c.loadOn(ctx, c.Client, key, scripts)
+	}
+	nodes := c.Nodes()
+	failed := make(chan error, len(nodes))
+	for address, node := range nodes {
+		go func() {
+			err := c.loadOn(ctx, node, "", scripts)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", address, err)
+			}
+			failed <- err
+		}()
+	}
+	var all []error
+	for range nodes {
+		all = append(all, <-failed)
+	}
+	return errors.Join(all...)
+}
+
+// loadOn loads scripts into one server: the node, or the server that owns the key if node is the
+// client of a Cluster.
+func (c rueidisClient) loadOn(ctx context.Context, node rueidis.Client, key string, scripts []Script) error {
+	commands := make(rueidis.Commands, len(scripts))
+	for i := range scripts {
+		commands[i] = node.B().ScriptLoad().Script(scripts[i].Text).Build()
+		if key != "" {
+			commands[i] = commands[i].SetSlot(key)
+		}
+	}
+	for i, r := range node.DoMulti(ctx, commands...) {
+		digest, err := result(r)
+		if err == nil {
+			err = scripts[i].Check(digest)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d dialled) Load(ctx context.Context, key string, scripts []Script) error {
+	c, err := d.get(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.Load(ctx, key, scripts); err != nil || key != "" || c.Mode() == rueidis.ClientModeCluster {
+		return err
+	}
+	d.loadReplicas(ctx, c, scripts)
+	return nil
+}
+
+// loadReplicas loads scripts into the replicas of a primary, so that a promoted replica knows them.
+// It ignores errors: a replica may be out of reach from here, and Decide loads what a new primary
+// lacks.
+func (d dialled) loadReplicas(ctx context.Context, c rueidisClient, scripts []Script) {
+	info, err := result(c.Do(ctx, c.B().Info().Section("replication").Build()))
+	if err != nil {
+		return
+	}
+	var all sync.WaitGroup
+	for _, address := range replicasIn(info) {
+		all.Go(func() {
+			option := d.Option()
+			option.InitAddress, option.Sentinel, option.ForceSingleClient = []string{address}, rueidis.SentinelOption{}, true
+			if replica, err := rueidis.NewClient(option); err == nil {
+				_ = c.loadOn(ctx, replica, "", scripts)
+				replica.Close()
+			}
+		})
+	}
+	all.Wait()
+}
+
+// replicasIn returns the addresses of the replicas in a reply of INFO replication:
+// slave0:ip=10.0.0.2,port=6379,state=online,…
+func replicasIn(info string) (addresses []string) {
+	for line := range strings.Lines(info) {
+		name, fields, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if number, ok := strings.CutPrefix(name, "slave"); !ok || strings.Trim(number, "0123456789") != "" {
+			continue
+		}
+		var host, port string
+		for field := range strings.SplitSeq(fields, ",") {
+			switch name, value, _ := strings.Cut(field, "="); name {
+			case "ip":
+				host = value
+			case "port":
+				port = value
+			}
+		}
+		if host != "" && port != "" {
+			addresses = append(addresses, net.JoinHostPort(host, port))
+		}
+	}
+	return addresses
+}

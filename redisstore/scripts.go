@@ -1,0 +1,200 @@
+package redisstore
+
+import (
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/redisstore/internal/luagen"
+)
+
+// A script decides charges with some algorithms. A script of the kind single or batch decides
+// exactly one charge for each of its algorithms, in that order; the kind batch decides such batches
+// of several callers. A script of the kind coalesced decides any number of charges with any of its
+// algorithms.
+type script struct {
+	Script
+	algorithms []*algorithm.Algorithm
+	kind       kind
+}
+
+// A kind of script is named after its harness, a template in package luagen.
+type kind uint8
+
+const (
+	coalesced kind = iota // any batches
+	single                // one batch that isCompact
+	batch                 // such batches of several callers
+	kinds
+)
+
+// number returns the number of an algorithm in a script of the kind coalesced.
+func (s *script) number(a *algorithm.Algorithm) byte {
+	i := indexOf(s.algorithms, a)
+	if a.IsCollection() {
+		i += luagen.FirstCollection
+	}
+	return byte(i)
+}
+
+// explain names the right that the script's user lacks: Redis 7.0 says only in which line it is
+// needed.
+func explain(script string, err error) error {
+	reply, ok := errors.AsType[ReplyError](err)
+	if !ok || !strings.Contains(string(reply), "can't run this command") {
+		return err
+	}
+	_, where, _ := strings.Cut(string(reply), "on @user_script:")
+	digits := len(where) - len(strings.TrimLeft(where, "0123456789"))
+	n, _ := strconv.Atoi(where[:digits])
+	for line := range strings.Lines(script) {
+		if n--; n != 0 {
+			continue
+		}
+		for command := range luagen.Commands(line) {
+			return &missingRight{err, strings.ToLower(command)}
+		}
+	}
+	return err
+}
+
+// A scriptCache holds the scripts that were written so far.
+type scriptCache struct {
+	mu    sync.Mutex // held while scripts are added
+	lists [kinds][luagen.MaxCharges + 1]scriptList
+}
+
+// find returns the script of a kind that decides charges. It writes the script if there is none.
+func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
+	if found := l.known(kind, charges); found != nil {
+		return found
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if found := l.known(kind, charges); found != nil {
+		return found
+	}
+	var algorithms []*algorithm.Algorithm
+	for i := range charges {
+		if a := charges[i].Plan.Algorithm(); kind != coalesced {
+			algorithms = append(algorithms, a)
+		} else {
+			algorithms = add(algorithms, a)
+		}
+	}
+	return l.makeLocked(kind, algorithms)
+}
+
+// known returns the script of a kind that decides charges, or nil. Of several it returns the one
+// with the fewest algorithms.
+func (l *scriptCache) known(kind kind, charges []penstock.Charge) (best *script) {
+	for _, s := range l.list(kind, len(charges)).all() {
+		if !s.fits(charges) {
+			continue
+		}
+		if kind != coalesced {
+			return s
+		}
+		if best == nil || len(s.algorithms) < len(best.algorithms) {
+			best = s
+		}
+	}
+	return best
+}
+
+// makeLocked returns the script of a kind for exactly these algorithms. It writes the script if
+// there is none.
+func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *script {
+	list := l.list(kind, len(algorithms))
+	for _, s := range list.all() {
+		if slices.EqualFunc(s.algorithms, algorithms, haveSameStep) {
+			return s
+		}
+	}
+	s := &script{kind: kind, algorithms: algorithms}
+	switch kind {
+	case single:
+		s.Text = luagen.Single(algorithms)
+	case batch:
+		s.Text = luagen.Batch(algorithms)
+	default:
+		s.Text = luagen.Coalesced(algorithms)
+	}
+	sum := sha1.Sum([]byte(s.Text))
+	s.Digest = hex.EncodeToString(sum[:])
+	list.add(s)
+	return s
+}
+
+// A scriptList has the scripts of one kind; of the kinds single and batch, those for one number of
+// charges.
+type scriptList struct{ scripts atomic.Pointer[[]*script] }
+
+func (l *scriptCache) list(kind kind, charges int) *scriptList {
+	if kind == coalesced {
+		charges = 0
+	}
+	return &l.lists[kind][charges]
+}
+
+func (l *scriptList) all() []*script {
+	if scripts := l.scripts.Load(); scripts != nil {
+		return *scripts
+	}
+	return nil
+}
+
+func (l *scriptList) add(s *script) {
+	scripts := append(slices.Clone(l.all()), s)
+	l.scripts.Store(&scripts)
+}
+
+// fits tells whether the script can decide these charges. The kind coalesced must have all of their
+// algorithms; the others must have exactly these, in their order.
+func (s *script) fits(charges []penstock.Charge) bool {
+	if s.kind != coalesced && len(charges) != len(s.algorithms) {
+		return false
+	}
+	for i := range charges {
+		a := charges[i].Plan.Algorithm()
+		if s.kind != coalesced && !haveSameStep(a, s.algorithms[i]) || s.kind == coalesced && indexOf(s.algorithms, a) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// haveSameStep tells whether both algorithms have the same function in scripts.
+func haveSameStep(a, b *algorithm.Algorithm) bool { return a.Name() == b.Name() }
+
+// indexOf finds the algorithm that has the step of a, or returns -1.
+func indexOf(algorithms []*algorithm.Algorithm, a *algorithm.Algorithm) int {
+	return slices.IndexFunc(algorithms, func(b *algorithm.Algorithm) bool { return haveSameStep(a, b) })
+}
+
+// isCompact tells whether the kinds single and batch can decide a batch: it has few charges, and
+// their state is few numbers in one string.
+func isCompact(charges []penstock.Charge) bool {
+	if len(charges) > luagen.MaxCharges {
+		return false
+	}
+	for i := range charges {
+		plan := charges[i].Plan
+		if !isSmall(plan) || plan.Group() != charges[0].Plan.Group() || charges[i].Key != charges[0].Key {
+			return false
+		}
+	}
+	return true
+}
+
+// isSmall tells whether a limit's state is few numbers.
+func isSmall(plan *penstock.Plan) bool {
+	return !plan.Algorithm().IsCollection() && plan.Algorithm().Numbers() <= luagen.MaxNumbers
+}

@@ -1,0 +1,38 @@
+package redisstore
+
+import (
+	"flag"
+	"go/build"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+var luaDir = flag.String("lua", "", "where TestScriptsAreWritten writes the scripts, for luacheck to read")
+
+// The scripts that do not decide; package luagen writes the others.
+func TestScriptsAreWritten(t *testing.T) {
+	if *luaDir == "" {
+		t.Skip("it writes them for make lint")
+	}
+	if err := os.MkdirAll(*luaDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"heartbeat": heartbeatLua, "layout": layoutLua, "memory": memoryLua} {
+		if err := os.WriteFile(filepath.Join(*luaDir, name+".lua"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Regular expressions would be slow, also at the start of each process.
+func TestStoreHasNoRegularExpressions(t *testing.T) {
+	pkg, err := build.ImportDir(".", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.Contains(pkg.Imports, "regexp") {
+		t.Errorf("the package imports regexp: %v", pkg.Imports)
+	}
+}

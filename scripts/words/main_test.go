@@ -1,0 +1,40 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+)
+
+func TestWordsAreFound(t *testing.T) {
+	w, err := parse("# a comment\nbunch, bunches = batch\nunder way = in flight\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		text string
+		want string
+	}{
+		{"a batch is in flight", "[]"},
+		{"one\nA Bunch of", "[{2 bunch}]"},
+		{"bunchSize lastBunch max_bunches BUNCH", "[{1 bunch} {1 bunch} {1 bunches} {1 bunch}]"},
+		{"bunched rebunch", "[]"},
+		{"// it is under\n\t// way", "[{1 under way}]"},
+		{"-- under\n-- way", "[{1 under way}]"},
+		{"# under\n  way", "[{1 under way}]"},
+		{"it goes under. Way back", "[]"},
+	} {
+		if got := fmt.Sprint(w.in(c.text)); got != c.want {
+			t.Errorf("%q: %s; want %s", c.text, got, c.want)
+		}
+	}
+	if _, err := parse("bunch\n"); err == nil {
+		t.Error("a word without its replacement is accepted")
+	}
+}
+
+func TestListIsSound(t *testing.T) {
+	w, err := parse(list)
+	if err != nil || len(w.instead) < 20 {
+		t.Errorf("%d words: %v", len(w.instead), err)
+	}
+}
