@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -13,9 +14,11 @@ import (
 )
 
 const (
-	refundTimeout = time.Second // for the refunds of a batch that failed
-	maxRefunding  = 256         // batches whose refunds may be in flight after their calls have ended
+	outliveTimeout = time.Second // for the calls of a batch after its caller has left
+	maxOutliving   = 256         // batches whose calls may be in flight after their callers have left
 )
+
+var errPanicked = penstock.NewStoreError(penstock.ReasonUnknown, errors.New("the store panicked"))
 
 // isMultiSlot tells whether charges have different keys, and so may be in different slots.
 func isMultiSlot(charges []penstock.Charge) bool {
@@ -46,18 +49,12 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	}
 
 	charges = withHolders(charges)
-	secondRound := make([]penstock.Status, len(charges))
-	err := s.runEach(ctx, deniable, charges, secondRound)
-	if err == nil && !denied(secondRound) {
-		if err = s.runEach(ctx, undeniable, charges, secondRound); err == nil {
-			return penstock.NewDecision(secondRound), nil
-		}
-	}
-	if failed := s.refund(ctx, refundsOf(charges, secondRound)); failed != nil {
-		return penstock.Decision{}, indeterminate(ctx, errors.Join(err, failed))
-	}
+	secondRound, err := s.chargeMultiSlot(ctx, deniable, undeniable, charges)
 	if err != nil {
 		return penstock.Decision{}, err
+	}
+	if !denied(secondRound) {
+		return penstock.NewDecision(secondRound), nil
 	}
 	// The batch is denied. The reply says what is left under each limit: from the first round, or from
 	// the charges that were tried.
@@ -74,6 +71,64 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 		}
 	}
 	return denyMultiSlot(firstRound), nil
+}
+
+// chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them. It returns
+// when ctx ends. Its calls then continue in the background, up to outliveTimeout, and what they
+// charged is refunded. If maxOutliving batches already continue so, its calls end with ctx, and
+// what they charged may stay charged.
+func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge) ([]penstock.Status, error) {
+	const (
+		running int32 = iota
+		hasEnded
+		wasAbandoned
+	)
+	var (
+		state    atomic.Int32
+		statuses = make([]penstock.Status, len(charges))
+		err      = error(errPanicked)
+		done     = make(chan struct{})
+	)
+	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	if !s.work.Start(func(life context.Context) {
+		defer close(done)
+		defer cancel()
+		defer context.AfterFunc(life, cancel)()
+		charged := s.runEach(calls, deniable, charges, statuses)
+		if charged == nil && !denied(statuses) {
+			charged = s.runEach(calls, undeniable, charges, statuses)
+			if charged == nil && !denied(statuses) && state.CompareAndSwap(running, hasEnded) {
+				err = nil
+				return
+			}
+		}
+		refunded := s.refund(calls, refundsOf(charges, statuses))
+		switch err = charged; {
+		case life.Err() != nil && errors.Join(charged, refunded) != nil:
+			err = penstock.NewStoreError(penstock.ReasonUnknown, client.ErrClosed)
+		case refunded != nil:
+			err = penstock.NewStoreError(penstock.ReasonUnknown, errors.Join(charged, refunded))
+		}
+		if !state.CompareAndSwap(running, hasEnded) {
+			s.outliving.Add(-1)
+		}
+	}) {
+		cancel()
+		return nil, s.unavailable(ctx, client.NotSent(client.ErrClosed))
+	}
+	if left := client.Await(ctx, done, nil); left != nil && state.CompareAndSwap(running, wasAbandoned) {
+		if s.outliving.Add(1) > maxOutliving {
+			cancel()
+		} else {
+			time.AfterFunc(outliveTimeout, cancel)
+		}
+		if errors.Is(left, context.Canceled) {
+			return nil, left
+		}
+		return nil, penstock.NewStoreError(penstock.ReasonUnknown, left)
+	}
+	<-done
+	return statuses, err
 }
 
 // runEach decides groups of charges at once, each in a script of its own, and writes their
@@ -175,45 +230,12 @@ func denyMultiSlot(statuses []penstock.Status) penstock.Decision {
 	return penstock.NewDecision(statuses)
 }
 
-// refund makes refunds, and waits for them until ctx ends. They then continue in the background, up
-// to refundTimeout in all. If maxRefunding batches are already being refunded, these refunds end
-// with ctx. What cannot be refunded stays charged.
+// refund makes refunds. What cannot be refunded within outliveTimeout stays charged.
 func (s *Store) refund(ctx context.Context, refunds []penstock.Charge) error {
-	if len(refunds) == 0 {
-		return nil
-	}
-	decide := func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, refundTimeout)
-		defer cancel()
-		_, err := s.Decide(ctx, refunds)
-		return err
-	}
-	done := make(chan error, 1)
-	if s.refunding.Add(1) > maxRefunding || !s.work.Start(func(life context.Context) {
-		defer s.refunding.Add(-1)
-		err := decide(life)
-		if err != nil && life.Err() != nil {
-			err = client.ErrClosed
-		}
-		done <- err
-	}) {
-		s.refunding.Add(-1)
-		return decide(ctx)
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// indeterminate returns the error of a batch of which some charges may have been made.
-func indeterminate(ctx context.Context, err error) error {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return ctx.Err()
-	}
-	return penstock.NewStoreError(penstock.ReasonUnknown, err)
+	ctx, cancel := context.WithTimeout(ctx, outliveTimeout)
+	defer cancel()
+	_, groups := groupByKey(refunds) // no refund is denied
+	return s.runEach(ctx, groups, refunds, make([]penstock.Status, len(refunds)))
 }
 
 // groupByKey returns the indexes of the charges, grouped by key: of charges that can be denied, and

@@ -9,7 +9,7 @@ func DisableCoalescing(s *Store) *Store {
 	return s
 }
 
-const MaxRefunding = maxRefunding
+const MaxOutliving = maxOutliving
 
-// Refunding returns how many batches are being refunded.
-func Refunding(s *Store) int64 { return s.refunding.Load() }
+// Outliving returns how many batches go on after their callers have left.
+func Outliving(s *Store) int64 { return s.outliving.Load() }

@@ -132,7 +132,7 @@ func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
 			cancel(errors.New("gone"))
 		}
 		return false
-	}}, redisstore.Options{})
+	}}, redisstore.Options{Prefix: aPrefix()})
 	if _, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)}); !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller that went away while it was served got %v, want its context's error", err)
 	}
@@ -208,7 +208,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 	t.Error("the call has never ended before its give-back")
 }
 
-// Only so many give-backs outlast their calls, and Close ends them. Nobody knows what became of
+// Only so many batches outlast their calls, and Close ends them. Nobody knows what became of
 // such a batch.
 func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 	t.Parallel()
@@ -218,7 +218,7 @@ func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := over(t, stuck, redisstore.Options{})
-	const calls = redisstore.MaxRefunding + 100
+	const calls = redisstore.MaxOutliving + 100
 	var all sync.WaitGroup
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(500*time.Millisecond))
 	defer cancel()
@@ -231,9 +231,7 @@ func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := redisstore.Refunding(store); n > redisstore.MaxRefunding {
-		t.Errorf("%d give-backs outlast their calls", n)
-	}
+	await(t, "all but the permitted number of batches to end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
 	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
 		t.Errorf("closed (%v), and %d give-backs go on", err, stuck.hanging.Load())
 	}

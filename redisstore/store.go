@@ -71,7 +71,7 @@ type Store struct {
 	clock    clock               // the server's
 
 	work      *background.Group // what outlasts calls
-	refunding atomic.Int64      // batches of decideMultiSlot whose refunds are in flight
+	outliving atomic.Int64      // batches of decideMultiSlot whose callers have left
 }
 
 // New makes a Store of a Client. It does not wait for a connection. Call Ping to check that the
@@ -141,8 +141,8 @@ func (s *Store) Close() error {
 // If other callers charge a Key between the two rounds, it may deny after all. Then Decide refunds
 // the other Keys. Such a batch never admits more than it should; for one round trip it may take
 // units from others that it then refunds. A hold that was renewed meanwhile stays renewed. If ctx
-// ends before the refunds, they are made in the background, within a second, for up to 256 batches
-// at once; then the reason of the error is ReasonUnknown.
+// ends before all are charged or refunded, Decide returns an error with ReasonUnknown. The batch is
+// then refunded in the background, within a second, for up to 256 batches at once.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	c := s.calls.Get().(*call)
 	d, err := s.decide(ctx, c, charges)
