@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/lease"
 	"github.com/penstock/penstock/guard/internal/split"
 )
@@ -58,13 +59,7 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	all = append(all,
 		Bound{"store forgets", capacity, fmt.Sprintf("%s more each time the store loses data (a restart without persistence, a failover to a replica that lags)",
 			units(capacity))})
-	if !plan.Algorithm().NeedsHolder() {
-		all = append(all, Bound{"clock forward", capacity, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late",
-			units(capacity))})
-	} else {
-		all = append(all, Bound{"clock forward", capacity, "if the store's clock jumps ahead, slots end as much too early; if it is set back, none more, and slots end up to 5s late"})
-	}
-	return all
+	return append(all, b.clockForward())
 }
 
 type bounds struct {
@@ -85,6 +80,21 @@ func (b *bounds) leased(o LeaseOptions, block int64) Bound {
 
 func (b *bounds) denials() Bound {
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
+}
+
+// clockForward returns the bound around a jump of the store's clock. The time before the jump and
+// the time after it may each touch the windows that the limit itself allows, however short they
+// are. For fixed windows that is one window more at each side of the jump.
+func (b *bounds) clockForward() Bound {
+	const when = "clock forward"
+	a, over := b.plan.Algorithm(), b.plan.Capacity()
+	if a.NeedsHolder() {
+		return Bound{when, over, "if the store's clock jumps ahead, slots end as much too early; if it is set back, none more, and slots end up to 5s late"}
+	}
+	if a.Decay() == algorithm.DecayAtReset {
+		over *= 2
+	}
+	return Bound{when, over, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late", units(over))}
 }
 
 // failing returns the bounds while the store does not answer, and when it answers again.

@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
 )
 
 // What each setting promises, in numbers and in words; that the numbers hold is what the tests of
@@ -42,6 +44,8 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		{penstock.PerMinute(10).With(penstock.SubWindow(6)), guard.Settings{}, 1, "always", 0, "10 per 1m, wherever that begins"},
 		{penstock.PerMinute(10).With(penstock.LeakyBucket).WithBurst(5), guard.Settings{}, 1, "always", 0, "1 at once, and 10 per 1m, evenly spaced; 5 may wait"},
 		{penstock.PerDay(7).With(penstock.CalendarWindow(algorithm.Month, time.UTC)), guard.Settings{}, 1, "always", 0, "7 in each calendar window, so up to 14 around its end"},
+		{penstock.PerMinute(10), guard.Settings{}, 1, "clock forward", 10, "10 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
+		{penstock.PerMinute(10).With(penstock.FixedWindow), guard.Settings{}, 1, "clock forward", 20, "20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late"},
 		{penstock.InFlight(9, time.Minute), guard.Settings{}, 1, "always", 0, "9 at a time"},
 		{penstock.InFlight(9, time.Minute), guard.Settings{}, 3, "store fails", 6, "6 units more: 3 instances with a share each, rounded up, besides the slots lent before"},
 	} {
@@ -58,6 +62,27 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		if !found {
 			t.Errorf("%v: no bound for %q", c.limit, c.when)
 		}
+	}
+}
+
+// The bound around a jump of the clock is reached: two windows end within a period before the jump
+// or after it, so four windows are used up in less time than one lasts.
+func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
+	now := time.UnixMilli(1_000_900)
+	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+	limit := penstock.PerSecond(10).With(penstock.FixedWindow).MustCompile()
+	granted := int64(0)
+	for _, step := range []time.Duration{0, 200 * time.Millisecond, 5700 * time.Millisecond, 300 * time.Millisecond} {
+		now = now.Add(step) // 0.9 s, 1.1 s, after the jump 6.8 s and 7.1 s
+		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: penstock.Draw, Cost: 99}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted += d.Status(0).Granted
+	}
+	bounds := guard.Options{}.Bounds(limit)
+	if over := bounds[slices.IndexFunc(bounds, func(b guard.Bound) bool { return b.When == "clock forward" })].Over; granted != 20+over {
+		t.Errorf("four windows within 0.7 s granted %d units; the limit's own bound is 20, and %d more", granted, over)
 	}
 }
 

@@ -60,11 +60,12 @@ func (s *tally) add(p *plan, b *history) {
 
 func TestFleetStaysWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	simulateSeeds(t, seeds, newPlan, nil)
+	simulateSeeds(t, seeds, nil, newPlan, nil)
 }
 
-// simulateSeeds runs the plans of n seeds. more, if not nil, is a further check.
-func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more func(*history, *plan)) {
+// simulateSeeds runs the plans of n seeds, and of the seeds in known. more, if not nil, is a
+// further check.
+func simulateSeeds(t *testing.T, n uint64, known []uint64, planOf func(seed uint64) *plan, more func(*history, *plan)) {
 	sum := &tally{utilization: make(map[string]float64)}
 	name := t.Name()
 	run := func(t *testing.T, seed uint64) {
@@ -87,6 +88,9 @@ func simulateSeeds(t *testing.T, n uint64, planOf func(seed uint64) *plan, more 
 	if *onlySeed >= 0 {
 		run(t, uint64(*onlySeed))
 		return
+	}
+	for _, seed := range known {
+		run(t, seed)
 	}
 	if testing.Short() {
 		n /= 5

@@ -124,5 +124,8 @@ func (b *history) situation(when string, duration time.Duration) {
 // and the end of outages.
 func TestFleetStaysWithinTheStatedBounds(t *testing.T) {
 	t.Parallel()
-	simulateSeeds(t, statedSeeds, outagePlan, (*history).checkStatedBounds)
+	known := []uint64{
+		3369732818, // fixed windows around a jump of the store's clock
+	}
+	simulateSeeds(t, statedSeeds, known, outagePlan, (*history).checkStatedBounds)
 }
