@@ -239,6 +239,9 @@ func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int
 	return a.retryAfterGrant(p, cost, remaining, reset)
 }
 
+// ResetsAtOnce tells whether all units become free at once, when a window ends.
+func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
+
 // Decay is what the option Leasable says.
 func (a *Algorithm) Decay() Decay { return a.decay }
 

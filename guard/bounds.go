@@ -6,7 +6,6 @@ import (
 	"math"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/lease"
 	"github.com/penstock/penstock/guard/internal/split"
 )
@@ -91,7 +90,7 @@ func (b *bounds) clockForward() Bound {
 	if a.NeedsHolder() {
 		return Bound{when, over, "if the store's clock jumps ahead, slots end as much too early; if it is set back, none more, and slots end up to 5s late"}
 	}
-	if a.Decay() == algorithm.DecayAtReset {
+	if a.ResetsAtOnce() {
 		over *= 2
 	}
 	return Bound{when, over, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late", units(over))}
