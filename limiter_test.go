@@ -693,10 +693,10 @@ func TestUnavailableStoreIsReportedAsSuch(t *testing.T) {
 
 func TestFullStoreDeniesNobodyItKnows(t *testing.T) {
 	ctx := t.Context()
-	l := newLimiter(t, memstore.New(memstore.Options{Now: newClock().Now, MaxKeys: 1}), "search", penstock.PerSecond(3))
+	l := newLimiter(t, memstore.New(memstore.Options{Now: newClock().Now, MaxCounters: 1}), "search", penstock.PerSecond(3))
 	want(t, true, 2, 0)(l.Allow(ctx, "alice"))
 	_, err := l.Allow(ctx, "bob")
-	wantError(t, err, penstock.ErrUnavailable, "MaxKeys")
+	wantError(t, err, penstock.ErrUnavailable, "MaxCounters")
 	want(t, true, 1, 0)(l.Allow(ctx, "alice"))
 }
 

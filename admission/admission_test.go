@@ -447,7 +447,7 @@ rules:
 	for _, kind := range []string{"memory", "guards", "none"} {
 		run := func(t *testing.T, decorate penstock.Decorator) (trace []string) {
 			synctest.Test(t, func(t *testing.T) {
-				memory := memstore.New(memstore.Options{MaxKeys: 2, Shards: 1})
+				memory := memstore.New(memstore.Options{MaxCounters: 2, Locks: 1})
 				down := &flaky{Store: memory}
 				store := penstock.Store(down)
 				switch kind {

@@ -32,19 +32,19 @@ type identities struct {
 	seed   maphash.Seed
 	counts *memstore.Store
 
-	shards     [64]identityShard
-	youngCount atomic.Int64 // in all shards
+	stripes    [64]identityStripe
+	youngCount atomic.Int64 // in all stripes
 }
 
-// An identityShard keeps the identities whose hashes end alike, in two generations.
-type identityShard struct {
+// An identityStripe keeps the identities whose hashes end alike, in two generations.
+type identityStripe struct {
 	mu         sync.Mutex
 	young, old map[uint64]struct{}
-	_          [64]byte // so that shards do not share a cache line
+	_          [64]byte // so that stripes do not share a cache line
 }
 
 func newIdentities() *identities {
-	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Shards: 16, MaxKeys: maxAddresses})}
+	return &identities{seed: maphash.MakeSeed(), counts: memstore.New(memstore.Options{Locks: 16, MaxCounters: maxAddresses})}
 }
 
 // admit tells whether an identity is known, or may be new now. If neither, it says when to retry.
@@ -55,32 +55,32 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 	h.WriteByte(0)
 	h.WriteString(u.Key)
 	sum := h.Sum64()
-	shard := &s.shards[sum%uint64(len(s.shards))]
-	shard.mu.Lock()
-	defer shard.mu.Unlock()
+	stripe := &s.stripes[sum%uint64(len(s.stripes))]
+	stripe.mu.Lock()
+	defer stripe.mu.Unlock()
 	for {
-		if _, ok := shard.young[sum]; ok {
+		if _, ok := stripe.young[sum]; ok {
 			return true, 0
 		}
 		if s.youngCount.Add(1) <= maxIdentities {
 			break
 		}
 		s.youngCount.Add(-1)
-		// age locks all shards, so this one must be unlocked. Then the identity may have moved.
-		shard.mu.Unlock()
+		// age locks all stripes, so this one must be unlocked. Then the identity may have moved.
+		stripe.mu.Unlock()
 		s.age()
-		shard.mu.Lock()
+		stripe.mu.Lock()
 	}
-	if _, ok := shard.old[sum]; !ok {
+	if _, ok := stripe.old[sum]; !ok {
 		if ok, retryAfter := s.count(u); !ok {
 			s.youngCount.Add(-1)
 			return false, retryAfter
 		}
 	}
-	if shard.young == nil {
-		shard.young = make(map[uint64]struct{})
+	if stripe.young == nil {
+		stripe.young = make(map[uint64]struct{})
 	}
-	shard.young[sum] = struct{}{}
+	stripe.young[sum] = struct{}{}
 	return true, 0
 }
 
@@ -97,15 +97,15 @@ func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 
 // age begins a new generation, if the young one is full. The caller holds no lock.
 func (s *identities) age() {
-	for i := range s.shards {
-		s.shards[i].mu.Lock()
-		defer s.shards[i].mu.Unlock()
+	for i := range s.stripes {
+		s.stripes[i].mu.Lock()
+		defer s.stripes[i].mu.Unlock()
 	}
 	if s.youngCount.Load() < maxIdentities {
 		return
 	}
-	for i := range s.shards {
-		s.shards[i].young, s.shards[i].old = nil, s.shards[i].young
+	for i := range s.stripes {
+		s.stripes[i].young, s.stripes[i].old = nil, s.stripes[i].young
 	}
 	s.youngCount.Store(0)
 }

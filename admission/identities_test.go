@@ -58,8 +58,8 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 }
 
 func generations(s *identities) (young, old int) {
-	for i := range s.shards {
-		young, old = young+len(s.shards[i].young), old+len(s.shards[i].old)
+	for i := range s.stripes {
+		young, old = young+len(s.stripes[i].young), old+len(s.stripes[i].old)
 	}
 	return young, old
 }
@@ -73,11 +73,11 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range int64(maxIdentities) - 250 { // so that the generations change meanwhile
-		shard := &s.shards[i%int64(len(s.shards))]
-		if shard.young == nil {
-			shard.young = make(map[uint64]struct{})
+		stripe := &s.stripes[i%int64(len(s.stripes))]
+		if stripe.young == nil {
+			stripe.young = make(map[uint64]struct{})
 		}
-		shard.young[uint64(i)] = struct{}{}
+		stripe.young[uint64(i)] = struct{}{}
 		s.youngCount.Add(1)
 	}
 	var admitted atomic.Int64

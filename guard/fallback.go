@@ -29,9 +29,9 @@ type FallbackOptions struct {
 	// Floor is the least number of instances that the limits are divided by. Default: 1.
 	Floor int
 
-	// MaxKeys is how many counters the local memory may have. When it is full, FailLocal charges
+	// MaxCounters is how many counters the local memory may have. When it is full, FailLocal charges
 	// that need a new one are denied. Default: 1 million, which use up to 100 MB.
-	MaxKeys int
+	MaxCounters int
 }
 
 // Fallback decides batches that the store does not: those that end with penstock.ErrUnavailable.
@@ -82,15 +82,15 @@ func Fallback(o FallbackOptions) penstock.Decorator {
 	if o.OnFailure == FailDefault {
 		o.OnFailure = FailLocal
 	}
-	if o.MaxKeys <= 0 {
-		o.MaxKeys = 1_000_000
+	if o.MaxCounters <= 0 {
+		o.MaxCounters = 1_000_000
 	}
 	return func(next penstock.Store) penstock.Store {
 		return &fallback{
 			options:    o,
 			next:       next,
-			local:      memstore.New(memstore.Options{MaxKeys: o.MaxKeys}),
-			emptyStore: memstore.New(memstore.Options{Shards: 1}),
+			local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters}),
+			emptyStore: memstore.New(memstore.Options{Locks: 1}),
 		}
 	}
 }

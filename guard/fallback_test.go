@@ -267,7 +267,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 				continue
 			}
 			store := guard.Fallback(guard.FallbackOptions{Floor: n})(penstock.StoreFunc(down))
-			whole := capacity(t, memstore.New(memstore.Options{Shards: 1}), limit.MustCompile())
+			whole := capacity(t, memstore.New(memstore.Options{Locks: 1}), limit.MustCompile())
 			part := capacity(t, store, limit.MustCompile())
 			over := part*int64(n) - whole
 			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst is too fine at the new rate
@@ -447,7 +447,7 @@ func TestCostAboveTheShareIsNotNever(t *testing.T) {
 
 func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 	c := newFaulty()
-	store := guard.Fallback(guard.FallbackOptions{MaxKeys: 2, Limits: failing("open", "closed", "local")})(c)
+	store := guard.Fallback(guard.FallbackOptions{MaxCounters: 2, Limits: failing("open", "closed", "local")})(c)
 	charge := func(name, key string) penstock.Charge {
 		return one(penstock.PerHour(4).WithName(name).MustCompile(), key)[0]
 	}

@@ -499,7 +499,7 @@ rules:
 
 // Memory fails only when it is full, and there is no other to fall back to.
 func TestFullMemoryIsClosedToNewKeysUnlessTheLimitIsOpen(t *testing.T) {
-	gate, seen := gateOver(t, memstore.New(memstore.Options{MaxKeys: 1, Shards: 1}), true, `
+	gate, seen := gateOver(t, memstore.New(memstore.Options{MaxCounters: 1, Locks: 1}), true, `
 rules:
   - {name: local, match: {path: /local}, per: {key: header X-Key}, limits: [{rate: 2/h}]}
   - {name: open, match: {path: /open}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]}

@@ -13,7 +13,7 @@ func TestMemoryStoreObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return memstore.New(memstore.Options{}) })
 }
 
-func TestMemoryStoreOfOneShardObeysTheLaw(t *testing.T) {
+func TestMemoryStoreOfOneLockObeysTheLaw(t *testing.T) {
 	t.Parallel()
-	storetest.Run(t, func(*testing.T) penstock.Store { return memstore.New(memstore.Options{Shards: 1}) })
+	storetest.Run(t, func(*testing.T) penstock.Store { return memstore.New(memstore.Options{Locks: 1}) })
 }

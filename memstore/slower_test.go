@@ -14,7 +14,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)} {
 		clock := aHand()
-		s := memstore.New(memstore.Options{Now: clock.Now, Shards: 1})
+		s := memstore.New(memstore.Options{Now: clock.Now, Locks: 1})
 		for range 10 {
 			decide(t, s, spend("k", limit.MustCompile(), 1))
 		}

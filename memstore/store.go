@@ -22,54 +22,54 @@ type Options struct {
 	// returns ErrInvalid.
 	Now func() time.Time
 
-	// Shards is how many shards the counters are divided into, rounded up to a power of two. Each
-	// shard has a lock. Default: 256.
-	Shards int
+	// Locks is how many locks the counters are divided among, rounded up to a power of two.
+	// Default: 256.
+	Locks int
 
 	// Linger is how much longer the store keeps state that is no longer needed. Default: 0. Use it in
 	// tests and replay if the clock steps back: then the state of the earlier time still exists.
 	Linger time.Duration
 
-	// MaxKeys is how many counters may be live at once. Default: 10 million, which need at most 1 GB.
-	// A counter belongs to one key and one limit. The store never evicts a live counter, because that
-	// would reset its quota. When the store is full, charges that need a new counter return an error
-	// that wraps ErrUnavailable. All other charges are decided as usual.
-	MaxKeys int
+	// MaxCounters is how many counters may be live at once. Default: 10 million, which need at most
+	// 1 GB. A counter belongs to one key and one limit. The store never evicts a live counter, because
+	// that would reset its quota. When the store is full, charges that need a new counter return an
+	// error that wraps ErrUnavailable. All other charges are decided as usual.
+	MaxCounters int
 }
 
 // A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: the decisions
 // themselves remove counters that are no longer needed, a few at a time.
 type Store struct {
-	optionsNow func() time.Time // Options.Now, or nil
-	clock      *clock
-	seeds      [2]maphash.Seed
-	shards     []shard
-	counters   atomic.Int64 // counters, with those that have not been swept yet
-	maxKeys    int64
-	linger     int64 // µs
+	optionsNow  func() time.Time // Options.Now, or nil
+	clock       *clock
+	seeds       [2]maphash.Seed
+	stripes     []stripe
+	counters    atomic.Int64 // counters, with those that have not been swept yet
+	maxCounters int64
+	linger      int64 // µs
 
 	lastFailedReclaim atomic.Int64 // µs since the epoch
 }
 
 // New makes a Store.
 func New(o Options) *Store {
-	if o.Shards <= 0 {
-		o.Shards = 256
+	if o.Locks <= 0 {
+		o.Locks = 256
 	}
-	shards := 1
-	for shards < o.Shards {
-		shards *= 2
+	stripes := 1
+	for stripes < o.Locks {
+		stripes *= 2
 	}
-	if o.MaxKeys <= 0 {
-		o.MaxKeys = 10_000_000
+	if o.MaxCounters <= 0 {
+		o.MaxCounters = 10_000_000
 	}
 	return &Store{
-		optionsNow: o.Now,
-		clock:      newClock(),
-		seeds:      [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
-		shards:     make([]shard, shards),
-		maxKeys:    int64(o.MaxKeys),
-		linger:     o.Linger.Microseconds(),
+		optionsNow:  o.Now,
+		clock:       newClock(),
+		seeds:       [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
+		stripes:     make([]stripe, stripes),
+		maxCounters: int64(o.MaxCounters),
+		linger:      o.Linger.Microseconds(),
 	}
 }
 
@@ -77,7 +77,7 @@ func New(o Options) *Store {
 func (s *Store) Len() int { return int(s.counters.Load()) }
 
 // Decide implements penstock.Store. If ctx's deadline has passed, the error wraps ErrUnavailable,
-// as with a store on a network. Decide blocks only on the locks of shards, so it checks ctx only
+// as with a store on a network. Decide blocks only on the locks of stripes, so it checks ctx only
 // once.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	if err := penstock.Check(charges); err != nil {
@@ -113,10 +113,10 @@ func (s *Store) now() int64 {
 func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) error {
 	plan := c.Plan
 	h := s.hash(c.Key, plan)
-	shard := &s.shards[s.shardOf(h)]
-	shard.mu.Lock()
-	defer shard.mu.Unlock()
-	t := shard.tableLocked(plan.Algorithm())
+	stripe := &s.stripes[s.stripeOf(h)]
+	stripe.mu.Lock()
+	defer stripe.mu.Unlock()
+	t := stripe.tableLocked(plan.Algorithm())
 	if now%sweepEvery == 0 {
 		s.sweepLocked(t, now)
 	}
@@ -143,14 +143,14 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 	for i := range charges {
 		plan := charges[i].Plan
 		h := s.hash(charges[i].Key, plan)
-		pending[i] = pendingCharge{plan: plan, params: plan.Params(now), hash: h, shard: s.shardOf(h)}
+		pending[i] = pendingCharge{plan: plan, params: plan.Params(now), hash: h, stripe: s.stripeOf(h)}
 		charges[i].Request(&pending[i].request)
 	}
 	unlock := s.lock(pending)
 	defer unlock()
 	for i := range pending { // sweep before the first find, because a sweep removes counters
 		p := &pending[i]
-		p.table = s.shards[p.shard].tableLocked(p.plan.Algorithm())
+		p.table = s.stripes[p.stripe].tableLocked(p.plan.Algorithm())
 		s.sweepLocked(p.table, now)
 	}
 
@@ -212,18 +212,18 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 	return nil
 }
 
-// lock locks the shards of a batch in the order of their indices, so that batches cannot deadlock.
+// lock locks the stripes of a batch in the order of their indices, so that batches cannot deadlock.
 func (s *Store) lock(pending []pendingCharge) (unlock func()) {
 	order := make([]int, 0, len(pending))
 	for i := range pending {
-		order = insert(order, pending[i].shard)
+		order = insert(order, pending[i].stripe)
 	}
 	for _, i := range order {
-		s.shards[i].mu.Lock()
+		s.stripes[i].mu.Lock()
 	}
 	return func() {
 		for _, i := range order {
-			s.shards[i].mu.Unlock()
+			s.stripes[i].mu.Unlock()
 		}
 	}
 }
@@ -247,11 +247,11 @@ func (s *Store) hash(key string, plan *penstock.Plan) hash {
 	return hash{maphash.String(s.seeds[0], key) ^ plan.ID()[0], maphash.String(s.seeds[1], key) ^ plan.ID()[1]}
 }
 
-func (s *Store) shardOf(h hash) int { return int(h.high & uint64(len(s.shards)-1)) }
+func (s *Store) stripeOf(h hash) int { return int(h.high & uint64(len(s.stripes)-1)) }
 
 // addLocked adds a counter for h. It returns false if the store is full.
 func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
-	if s.counters.Add(1) > s.maxKeys && !s.reclaim(now) {
+	if s.counters.Add(1) > s.maxCounters && !s.reclaim(now) {
 		s.counters.Add(-1)
 		return false
 	}
@@ -259,23 +259,23 @@ func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
 	return true
 }
 
-// reclaim removes counters that are no longer needed, in other shards, until the store is no longer
-// full. It returns whether that succeeded. Its caller holds locks, so it skips shards that are
-// locked. After a failure it does nothing for fullPause.
+// reclaim removes counters that are no longer needed, in other stripes, until the store is no
+// longer full. It returns whether that succeeded. Its caller holds locks, so it skips stripes that
+// are locked. After a failure it does nothing for fullPause.
 func (s *Store) reclaim(now int64) bool {
 	if last := s.lastFailedReclaim.Load(); now >= last && now < last+fullPause {
 		return false
 	}
-	for i := range s.shards {
-		shard := &s.shards[i]
-		if !shard.mu.TryLock() {
+	for i := range s.stripes {
+		stripe := &s.stripes[i]
+		if !stripe.mu.TryLock() {
 			continue
 		}
-		for _, t := range shard.tables {
+		for _, t := range stripe.tables {
 			s.sweepLocked(t, now)
 		}
-		shard.mu.Unlock()
-		if s.counters.Load() <= s.maxKeys {
+		stripe.mu.Unlock()
+		if s.counters.Load() <= s.maxCounters {
 			return true
 		}
 	}
@@ -284,7 +284,7 @@ func (s *Store) reclaim(now int64) bool {
 }
 
 func (s *Store) full() error {
-	return penstock.NewStoreError(penstock.ReasonOutOfMemory, fmt.Errorf("memstore is full: %d counters are live; raise Options.MaxKeys", s.maxKeys))
+	return penstock.NewStoreError(penstock.ReasonOutOfMemory, fmt.Errorf("memstore is full: %d counters are live; raise Options.MaxCounters", s.maxCounters))
 }
 
 func (s *Store) removeLocked(t *table, cell uint32) {
@@ -312,7 +312,7 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 // each new counter, so it can remove counters faster than a flood of new keys adds them.
 func (s *Store) sweepLocked(t *table, now int64) {
 	n := 2
-	if s.counters.Load() >= s.maxKeys && (now >= t.swept+fullPause || now < t.swept) {
+	if s.counters.Load() >= s.maxCounters && (now >= t.swept+fullPause || now < t.swept) {
 		n, t.swept = len(t.counters), now
 	}
 	for range n {
@@ -339,15 +339,16 @@ type pendingCharge struct {
 	plan    *penstock.Plan
 	params  *algorithm.Params
 	hash    hash
-	shard   int
+	stripe  int
 	table   *table
 	cell    uint32
 	keep    int64
 	added   bool
 }
 
-type shard struct {
+// A stripe is the counters of one lock.
+type stripe struct {
 	mu     sync.Mutex
 	tables []*table
-	_      [64 - 32]byte // one cache line for each shard
+	_      [64 - 32]byte // one cache line for each stripe
 }

@@ -44,11 +44,11 @@ func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 	t.Parallel()
 	const most = 100
 	limit, other := penstock.PerMinute(10).MustCompile(), penstock.PerHour(10).With(penstock.FixedWindow).MustCompile()
-	for _, shards := range []int{1, 4, 256} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+	for _, locks := range []int{1, 4, 256} {
+		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
 			clock := aHand()
-			s := memstore.New(memstore.Options{Now: clock.Now, Shards: shards, MaxKeys: most})
+			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: most})
 			for i := range most {
 				decide(t, s, spend(fmt.Sprint("k", i), limit, 3))
 			}
@@ -90,11 +90,11 @@ func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
 	t.Parallel()
 	const most = 64
 	limit := penstock.PerMinute(10).MustCompile()
-	for _, shards := range []int{1, 4, 256} {
-		t.Run(fmt.Sprint(shards, " shards"), func(t *testing.T) {
+	for _, locks := range []int{1, 4, 256} {
+		t.Run(fmt.Sprint(locks, " locks"), func(t *testing.T) {
 			t.Parallel()
 			clock := aHand()
-			s := memstore.New(memstore.Options{Now: clock.Now, Shards: shards, MaxKeys: most})
+			s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks, MaxCounters: most})
 			for round := range 5 {
 				for i := range most {
 					if _, err := s.Decide(t.Context(), []penstock.Charge{spend(fmt.Sprint(round, "-", i), limit, 10)}); err != nil {
@@ -145,13 +145,13 @@ func heap() uint64 {
 func TestSweepingChangesNoAnswer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 1, Linger: 1000 * time.Hour}, time.Hour)
+	sameAnswers(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 1, Linger: 1000 * time.Hour}, time.Hour)
 }
 
-func TestShardsChangeNoAnswer(t *testing.T) {
+func TestNumberOfLocksChangesNoAnswer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	sameAnswers(t, memstore.Options{Shards: 1}, memstore.Options{Shards: 256}, 10*time.Second)
+	sameAnswers(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 256}, 10*time.Second)
 }
 
 // sameAnswers asks two stores the same at random, with a clock that goes on by up to a step each
@@ -229,8 +229,8 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 		penstock.PerDay(60).With(penstock.SubWindow(3)).WithName("sub"),
 	}
 	clock := aHand()
-	for _, shards := range []int{1, 2, 256} {
-		s := memstore.New(memstore.Options{Now: clock.Now, Shards: shards})
+	for _, locks := range []int{1, 2, 256} {
+		s := memstore.New(memstore.Options{Now: clock.Now, Locks: locks})
 		seed := rand.Uint64()
 		var used [keys * 3]atomic.Int64
 		var all sync.WaitGroup
@@ -264,7 +264,7 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 			limit := limits[i%3].MustCompile()
 			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/3), Plan: limit, Mode: penstock.Peek})
 			if got := limit.Limit().Count - d.Status(0).Remaining; got != used[i].Load() {
-				t.Errorf("seed %d, %d shards: %d units of %s are used, %d were granted and not refunded", seed, shards, got, limit.Name(), used[i].Load())
+				t.Errorf("seed %d, %d locks: %d units of %s are used, %d were granted and not refunded", seed, locks, got, limit.Name(), used[i].Load())
 			}
 		}
 	}

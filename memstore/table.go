@@ -34,7 +34,7 @@ type counter struct {
 }
 
 // tableLocked returns the table of an algorithm. Algorithms with the same name share their state.
-func (s *shard) tableLocked(a *algorithm.Algorithm) *table {
+func (s *stripe) tableLocked(a *algorithm.Algorithm) *table {
 	for _, t := range s.tables {
 		if t.algorithm == a || t.algorithm.Name() == a.Name() {
 			return t

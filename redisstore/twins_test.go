@@ -86,7 +86,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	memory := memstore.New(memstore.Options{Now: now, Shards: 1 << rng.IntN(3), Linger: 1e6 * time.Hour})
+	memory := memstore.New(memstore.Options{Now: now, Locks: 1 << rng.IntN(3), Linger: 1e6 * time.Hour})
 
 	limits := make([]*penstock.Plan, 1+rng.IntN(4))
 	for i := range limits {

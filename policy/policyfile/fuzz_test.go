@@ -64,7 +64,7 @@ func FuzzParse(f *testing.F) {
 		if !utf8.ValidString(described(rules)) {
 			t.Fatalf("the description is not UTF-8: %q", described(rules))
 		}
-		guarded := guardedBy(t, rules, memstore.New(memstore.Options{Shards: 1}))
+		guarded := guardedBy(t, rules, memstore.New(memstore.Options{Locks: 1}))
 		broken := guardedBy(t, rules, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 			return penstock.Decision{}, penstock.ErrUnavailable
 		}))

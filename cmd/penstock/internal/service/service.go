@@ -187,7 +187,7 @@ func (s *service) announce() {
 	}
 	name, text := "on_store_failure", policy.OnFailure
 	if set.Store == "" { // memory fails only when it is full
-		name, text = "counters", "in this process, not shared; at 10 million keys, new clients are rejected unless on_failure is open"
+		name, text = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
 	s.Log.Info("listening", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin_listen", orNone(addresses.Admin), "upstream", s.upstream,
 		"store", set.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", policy.Digest, name, orNone(text))
