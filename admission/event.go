@@ -45,8 +45,8 @@ const (
 	Malformed                        // rejected: servers could read it in different ways; Event.Rule is empty
 	Abandoned                        // its context ended before it was decided, or while it waited
 	DeniedNewIdentity                // its address brought too many new identities, to this process
-	ShadowAllowed                    // a shadow or candidate would allow the request; in events only
-	ShadowDenied                     // a shadow or candidate would deny the request; in events only
+	ShadowAllowed                    // a shadow would allow the request; in events only
+	ShadowDenied                     // a shadow would deny the request; in events only
 	outcomes
 )
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -58,7 +58,7 @@ type call struct {
 
 	// shadows may be decided by the store together with the enforced batch; nil: none. It is atomic
 	// because a guard may still use the context in the background.
-	shadows atomic.Pointer[trial.Batches]
+	shadows atomic.Pointer[piggyback.Batches]
 }
 
 // callKey is the key of the call in a context.
@@ -66,7 +66,7 @@ type callKey struct{}
 
 func (c *call) Value(key any) any {
 	switch key {
-	case trial.Key{}:
+	case piggyback.Key{}:
 		return c.shadows.Load()
 	case callKey{}:
 		return c

@@ -6,14 +6,14 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/panicked"
-	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/policy"
 )
 
 // A shadow is the decision about a batch that is not enforced: of a shadow rule, a shadow limit or
 // a candidate. It changes nothing for the request, and a failure is not reported.
 type shadow struct {
-	trial.Batch
+	piggyback.Batch
 	event      Event
 	start      time.Time
 	hasOwnCall bool // a call of its own decides it
@@ -22,8 +22,8 @@ type shadow struct {
 // shadows are decided independently of each other.
 type shadows struct {
 	running     sync.WaitGroup
-	list        []shadow      // in the order of Evaluation.Shadows
-	piggybacked trial.Batches // those that the store may decide in the call of the enforced batch
+	list        []shadow          // in the order of Evaluation.Shadows
+	piggybacked piggyback.Batches // those that the store may decide in the call of the enforced batch
 }
 
 // beginShadows starts to decide the shadows, at the same time as the enforced limits. They are also
@@ -42,7 +42,7 @@ func (a *Admission) beginShadows() *shadows {
 		one := &s.list[i]
 		one.start = time.Now()
 		one.Charges = batches[i].Charges
-		one.Alone = func() {
+		one.DecideAlone = func() {
 			one.hasOwnCall = true
 			s.running.Go(func() {
 				defer panicked.Recover("a shadow is observed")
@@ -51,9 +51,9 @@ func (a *Admission) beginShadows() *shadows {
 			})
 		}
 		if sameAlgorithms(one.Charges, a.evaluation.Charges) {
-			s.piggybacked.Trials = append(s.piggybacked.Trials, &one.Batch)
+			s.piggybacked.Shadows = append(s.piggybacked.Shadows, &one.Batch)
 		} else {
-			one.Alone()
+			one.DecideAlone()
 		}
 	}
 	a.call.shadows.Store(&s.piggybacked)
@@ -86,7 +86,7 @@ func (a *Admission) endPiggybacked(s *shadows) {
 		switch {
 		case one.hasOwnCall:
 		case one.Take(): // the store has not taken it
-			one.Alone()
+			one.DecideAlone()
 		default:
 			a.observeShadow(&a.evaluation.Shadows[i], one)
 		}

@@ -96,27 +96,27 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	for _, c := range chains {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			trials := 0
+			runs := 0
 			for _, limits := range storetest.SomeTurns() {
 				for seed := range uint64(seeds) {
 					synctest.Test(t, func(t *testing.T) {
-						trial := storetest.Turns{Limits: limits, Now: time.Now, Advance: time.Sleep, Key: "k"}
+						turns := storetest.Turns{Limits: limits, Now: time.Now, Advance: time.Sleep, Key: "k"}
 						for _, limit := range limits {
 							if c.slack != nil {
-								trial.Slack = max(trial.Slack, c.slack(limit))
+								turns.Slack = max(turns.Slack, c.slack(limit))
 							}
 						}
 						var end func()
-						trial.Store, end = c.of(newFaulty())
+						turns.Store, end = c.of(newFaulty())
 						defer end()
-						if err := trial.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), 300); err != nil {
+						if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), 300); err != nil {
 							t.Errorf("seed %d, %v: %v", seed, limits[0], err)
 						}
-						trials++
+						runs++
 					})
 				}
 			}
-			t.Logf("counted: %d trials of limits in turn through guards", trials)
+			t.Logf("counted: %d trials of limits in turn through guards", runs)
 		})
 	}
 }

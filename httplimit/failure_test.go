@@ -362,7 +362,7 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 	})
 }
 
-func TestTrialsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
+func TestShadowsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
 	// Of each limit something is left: that nothing is left is known, and still told by the deny
 	// cache.
 	const text = `
@@ -372,17 +372,17 @@ rules:
 `
 	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
 		h := gate.Middleware(answer(200))
-		trials := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
+		shadows := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
 		for i, c := range []struct {
-			down   bool
-			trials int
+			down    bool
+			shadows int
 		}{{false, 3}, {true, 3}, {true, 3}} {
 			store.down.Store(c.down)
 			if got := send(h, "GET", "/").Code; got != 200 {
 				t.Errorf("request %d: status %d; want 200", i+1, got)
 			}
-			if got := trials(); got != c.trials {
-				t.Errorf("request %d, store down: %t: %d trials are reported; want %d", i+1, c.down, got, c.trials)
+			if got := shadows(); got != c.shadows {
+				t.Errorf("request %d, store down: %t: %d shadows are reported; want %d", i+1, c.down, got, c.shadows)
 			}
 		}
 	})

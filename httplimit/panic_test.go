@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
@@ -21,7 +21,7 @@ func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looser, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
 		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			if isTrial(charges) {
+			if isShadow(charges) {
 				panic("a decorator's own mistake")
 			}
 			return memory.Decide(ctx, charges)
@@ -34,7 +34,7 @@ func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	}
 }
 
-func TestPanicOfAnObserverOfTrialsEndsNoProcess(t *testing.T) {
+func TestPanicOfAnObserverOfShadowsEndsNoProcess(t *testing.T) {
 	rules := rulesOf(t, otherAlgorithms)
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed {
@@ -67,17 +67,17 @@ func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
 	})
 }
 
-// TestStoresThatAreLeftBehindMayLookForTrials: guards ask in the background too, with a context of
+// TestStoresThatAreLeftBehindMayLookForShadows: guards ask in the background too, with a context of
 // the request's.
-func TestStoresThatAreLeftBehindMayLookForTrials(t *testing.T) {
+func TestStoresThatAreLeftBehindMayLookForShadows(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var behind sync.WaitGroup
 	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		other := []penstock.Charge{charges[0]}
 		behind.Go(func() {
 			_ = ctx.Err()
-			if trials := trial.Offered(ctx, other); trials != nil {
-				t.Error("trials are offered with another batch")
+			if shadows := piggyback.Offered(ctx, other); shadows != nil {
+				t.Error("shadows are offered with another batch")
 			}
 		})
 		return memory.Decide(ctx, charges)

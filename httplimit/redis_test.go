@@ -267,7 +267,7 @@ func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
 }
 
 // What another program has put under a shadow's key changes nothing for the enforced limits.
-func TestPoisonedTrialsChangeNothing(t *testing.T) {
+func TestPoisonedShadowsChangeNothing(t *testing.T) {
 	server := redistest.Start(t)
 	const text = `
 rules:
@@ -277,11 +277,11 @@ rules:
 	var charged [][]penstock.Charge
 	store := openStore(t, server.URL())
 	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		if isTrial(charges) {
+		if isShadow(charges) {
 			charged = append(charged, slices.Clone(charges))
 			return penstock.Decision{}, penstock.ErrUnavailable
 		}
-		return store.Decide(context.Background(), charges) // so that the trial is asked for here
+		return store.Decide(context.Background(), charges) // so that the shadow is asked for here
 	}), text)
 	send(gate.Middleware(answer(200)), "GET", "/", "X-API-Key", "k")
 	key, err := redisstore.KeyOf(charged[0][0], redisstore.Options{})

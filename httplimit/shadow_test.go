@@ -19,7 +19,7 @@ rules:
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h}]}
 `
 
-func TestLooserTrialsShowWhatTheyWouldLetThrough(t *testing.T) {
+func TestLooserShadowsShowWhatTheyWouldLetThrough(t *testing.T) {
 	gate, seen := gateOf(t, looser)
 	h := gate.Middleware(answer(200))
 	for i := range 10 {
@@ -43,8 +43,8 @@ func TestLooserTrialsShowWhatTheyWouldLetThrough(t *testing.T) {
 	}
 }
 
-// isTrial tells whether a batch is of the rules of looser, and tried.
-func isTrial(charges []penstock.Charge) bool {
+// isShadow tells whether a batch is of the rules of looser, and tried.
+func isShadow(charges []penstock.Charge) bool {
 	return strings.HasSuffix(charges[0].Plan.Name(), ".candidate") || charges[0].Plan.Group() == "b"
 }
 
@@ -52,7 +52,7 @@ func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 	for _, err := range []error{penstock.ErrUnavailable, penstock.ErrInvalid, errors.New("of no kind")} {
 		memory := memstore.New(memstore.Options{})
 		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			if isTrial(charges) {
+			if isShadow(charges) {
 				return penstock.Decision{}, err
 			}
 			return memory.Decide(ctx, charges)
@@ -77,14 +77,14 @@ rules:
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h, algorithm: sliding-window}]}
 `
 
-// Trials of other algorithms take no time of their own: all batches of a request are asked before
+// Shadows of other algorithms take no time of their own: all batches of a request are asked before
 // any has an answer.
-func TestTrialsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
+func TestShadowsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, asked := memstore.New(memstore.Options{}), make(chan bool, 3)
 		all := make(chan struct{})
 		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			asked <- isTrial(charges)
+			asked <- isShadow(charges)
 			<-all
 			return memory.Decide(ctx, charges)
 		}), otherAlgorithms)
@@ -96,12 +96,12 @@ func TestTrialsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
 		}
 		close(all)
 		if status := <-served; status != 200 || seen.count(admission.ShadowAllowed) != 2 {
-			t.Errorf("status %d, %d trials; want 200 and 2", status, seen.count(admission.ShadowAllowed))
+			t.Errorf("status %d, %d shadows; want 200 and 2", status, seen.count(admission.ShadowAllowed))
 		}
 	})
 }
 
-func TestDeniedRequestsKeepNoSlotOfATrial(t *testing.T) {
+func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, seen := gateOf(t, "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1, candidate: {in_flight: 2}}]}]")
 		release := make(chan struct{})

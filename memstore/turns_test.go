@@ -19,10 +19,10 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(40) {
 				clock := aHand()
-				trial := storetest.Turns{
+				turns := storetest.Turns{
 					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: turns, Now: clock.Now, Advance: clock.advance,
 				}
-				if err := trial.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 300); err != nil {
+				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 300); err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 			}

@@ -103,10 +103,10 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 		return
 	}
 	// The most specific rule applies, and those that always do. A shadow does not replace the rule
-	// that applies: it is tried beside it, unless that one is more specific.
+	// that applies: it counts beside it, unless that one is more specific.
 	var selected, shadowed *Matcher
-	for candidates := r.candidates(q.path); candidates.next(); {
-		m := candidates.at
+	for matchers := r.matchersOf(q.path); matchers.next(); {
+		m := matchers.at
 		switch {
 		case m.rule.BeforeAuth && q.granted:
 			continue
@@ -139,8 +139,8 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	var v Evaluation
 	v.reset(r, a)
 	var rules []*Rule
-	for candidates := r.candidates(v.request.path); candidates.next(); {
-		m := candidates.at
+	for matchers := r.matchersOf(v.request.path); matchers.next(); {
+		m := matchers.at
 		if !slices.Contains(rules, m.rule) && m.matches(&v.request) {
 			rules = append(rules, m.rule)
 		}
@@ -148,9 +148,9 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	return rules
 }
 
-// candidates walks through the matchers that a path's first segment does not rule out, the most
+// matchersOf walks through the matchers that a path's first segment does not rule out, the most
 // specific first.
-func (r *Rules) candidates(path string) matcherIter {
+func (r *Rules) matchersOf(path string) matcherIter {
 	if len(path) == 0 || path[0] != '/' {
 		return matcherIter{}
 	}

@@ -51,7 +51,7 @@ type Limit struct {
 	CostHeader string         // the response header with the true cost
 	Adjustable bool           // the true cost is known afterwards, from the header CostHeader or from the handler
 	Status     *Statuses      // charges only requests that are answered so; nil: all
-	Candidate  *Limit         // tried beside it
+	Candidate  *Limit         // a shadow with other numbers; it counts beside this limit
 
 	Key      *Identity
 	Cost     Cost
@@ -76,9 +76,9 @@ func (r *Rule) Enforces() bool {
 	return slices.ContainsFunc(r.Limits, func(l *Limit) bool { return !l.Shadow })
 }
 
-// Settings say how a limit of a charge is guarded: they are what guard.Options.Limits wants. Of
-// limits that are not the Rules' own they are zero. What is a shadow or a candidate is neither
-// leased nor split, and not counted while the store gives no answer.
+// Settings returns how guards treat a limit, for guard.Options.Limits. They are zero for limits
+// that are not in the Rules. A shadow is neither leased nor split, and it is not counted while the
+// store gives no answer.
 func (r *Rules) Settings(limit *penstock.Plan) guard.Settings {
 	rule := r.settings[limit.Group()]
 	for i := range rule {
@@ -115,6 +115,27 @@ func (r *Rules) Spec() Spec { return r.spec }
 
 // Rules are the rules, in the order of the policy.
 func (r *Rules) Rules() []*Rule { return slices.Clone(r.spec.Rules) }
+
+// Plans returns the plans of all limits. Those of each rule have the order in which a request
+// charges them: first the enforced limits, which are one batch, then the shadows. A store loads its
+// scripts from them.
+func (r *Rules) Plans() (plans []*penstock.Plan) {
+	for _, rule := range r.spec.Rules {
+		var shadows []*penstock.Plan
+		for _, l := range rule.Limits {
+			if l.Shadow {
+				shadows = append(shadows, l.Variants...)
+			} else {
+				plans = append(plans, l.Variants...)
+			}
+			if l.Candidate != nil {
+				shadows = append(shadows, l.Candidate.Variants...)
+			}
+		}
+		plans = append(plans, shadows...)
+	}
+	return plans
+}
 
 // Paths says how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.spec.Paths }

@@ -22,8 +22,8 @@ type call struct {
 	keys    []string
 	args    []string
 
-	waiter coalesce.Waiter
-	trials []trialBatch // that are decided in the same script
+	waiter  coalesce.Waiter
+	shadows []shadowBatch // that are decided in the same script
 }
 
 const (

@@ -26,7 +26,7 @@ func (s *Store) coalescer(ctx context.Context, c *call) (*coalesce.Coalescer, er
 		return s.single, nil
 	}
 	slot := s.slotOfKey(c.charges[0].Key)
-	s.sendTrialsOfOtherSlots(c, slot)
+	s.sendShadowsOfOtherSlots(c, slot)
 	return s.bySlot.Of(slot), nil
 }
 
@@ -36,12 +36,12 @@ func (s *Store) coalesce(ctx context.Context, in *coalesce.Coalescer, c *call) (
 	c.prepareWaiter()
 	if in.Enter(ctx, &c.waiter) {
 		defer in.Exit()
-		if len(c.trials) > 0 {
-			return s.decideWithTrials(ctx, c)
+		if len(c.shadows) > 0 {
+			return s.decideWithShadows(ctx, c)
 		}
 		return s.decideNow(ctx, c)
 	}
-	c.sendTrialsWithoutRoom()
+	c.sendShadowsWithoutRoom()
 	isSent, err := in.Wait(ctx, &c.waiter)
 	switch {
 	case err != nil && !isSent:

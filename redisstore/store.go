@@ -17,7 +17,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/internal/trial"
+	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/redisstore/internal/background"
 	"github.com/penstock/penstock/redisstore/internal/client"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
@@ -178,8 +178,8 @@ func (s *Store) decide(ctx context.Context, c *call, charges []penstock.Charge) 
 		}
 	}
 	c.charges = charges
-	if offered := trial.Offered(ctx, charges); len(offered) > 0 {
-		return s.runWithTrials(ctx, c, offered)
+	if offered := piggyback.Offered(ctx, charges); len(offered) > 0 {
+		return s.runWithShadows(ctx, c, offered)
 	}
 	return s.run(ctx, c)
 }
@@ -234,8 +234,8 @@ func (c *call) forget() {
 	clear(c.args)
 	c.charges = nil
 	c.waiter.Reset()
-	for i := range c.trials {
-		c.trials[i].forget()
+	for i := range c.shadows {
+		c.shadows[i].forget()
 	}
-	c.trials = c.trials[:0]
+	c.shadows = c.shadows[:0]
 }

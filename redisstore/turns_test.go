@@ -22,11 +22,11 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 				seed := effort.Seed() + uint64(n)
 				now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 				clock := func() time.Time { return now }
-				trial := storetest.Turns{
+				turns := storetest.Turns{
 					Store:  open(t, server.URL(), redisstore.Options{Now: clock, Prefix: aPrefix()}),
 					Limits: turns, Now: clock, Advance: func(d time.Duration) { now = now.Add(d) },
 				}
-				if err := trial.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 200); err != nil {
+				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), 200); err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d: %v", seed, err)
 				}
 			}

@@ -49,7 +49,7 @@ func run(t *testing.T, name string, test func(*testing.T, *api)) {
 		synctest.Test(t, func(t *testing.T) {
 			store := guarded(t, down, func(limit *penstock.Plan) guard.Settings {
 				s := rules.Settings(limit)
-				s.OnFailure = guard.FailLocal // also for shadows and candidates, which would not count otherwise
+				s.OnFailure = guard.FailLocal // also for shadows, which would not count otherwise
 				return s
 			})
 			defer store.Close()

@@ -445,7 +445,7 @@ rules:
   - {name: closer, shadow: true, match: {path: /api/search}, per: global, limits: [{rate: 1/s}]}
   - {name: wider, shadow: true, per: global, limits: [{rate: 1/s}]}
 `)
-	for _, row := range []struct{ path, charges, trials string }{
+	for _, row := range []struct{ path, charges, shadows string }{
 		{"/api/x", "[enforced.second global 1]", "[tighter.second tighter.minute]"},
 		{"/api/search", "[enforced.second global 1]", "[closer.second]"},
 		{"/", "[]", "[wider.second]"},
@@ -453,13 +453,13 @@ rules:
 		want(t, row.path, fmt.Sprint(charged(rules, asked{path: row.path})), row.charges)
 		var v policy.Evaluation
 		rules.Evaluate(asked{path: row.path}, &v)
-		var trials []string
-		for _, trial := range v.Shadows {
-			for _, l := range trial.Limits {
-				trials = append(trials, l.Policy)
+		var shadows []string
+		for _, shadow := range v.Shadows {
+			for _, l := range shadow.Limits {
+				shadows = append(shadows, l.Policy)
 			}
 		}
-		want(t, row.path, fmt.Sprint(trials), row.trials)
+		want(t, row.path, fmt.Sprint(shadows), row.shadows)
 		if len(v.Shadows) != 1 {
 			t.Errorf("%s: the limits of a rule are tried in %d parts; they are decided together", row.path, len(v.Shadows))
 		}
@@ -847,9 +847,9 @@ func shown(v *policy.Evaluation) string {
 		}
 	}
 	charges(v.Charges, v.Limits)
-	for _, trial := range v.Shadows {
-		fmt.Fprintln(&s, "trial", trial.Candidate)
-		charges(trial.Charges, trial.Limits)
+	for _, shadow := range v.Shadows {
+		fmt.Fprintln(&s, "shadow", shadow.Candidate)
+		charges(shadow.Charges, shadow.Limits)
 	}
 	return s.String()
 }
@@ -981,7 +981,7 @@ func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
 		c := v.Shadows[0].Charges[0]
 		want(t, row.limit+" / "+row.candidate, []any{c.Patience, c.Holder != ""}, []any{row.patience, row.held})
 		if err := penstock.Check(v.Shadows[0].Charges); err != nil {
-			t.Errorf("%s / %s: no store takes the trial: %v", row.limit, row.candidate, err)
+			t.Errorf("%s / %s: no store takes the shadow: %v", row.limit, row.candidate, err)
 		}
 	}
 	t.Logf("counted: %d candidates", len(rows))

@@ -197,7 +197,7 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 		return nil
 	}
 	if l.Shadow {
-		c.fail(can, "the limit is a shadow, and a candidate is tried beside an enforced limit; make it a shadow limit of its own")
+		c.fail(can, "the limit is a shadow, and a candidate counts beside an enforced limit; make it a shadow limit of its own")
 	}
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""

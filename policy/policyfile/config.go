@@ -67,7 +67,7 @@ type LimitConfig struct {
 	SplitInto    int              `yaml:"split_into" jsonschema:"Into how many counters the limit is split, for keys that keep a whole server busy: 2 to 32. Default: one counter."`
 	DenyCacheTTL *time.Duration   `yaml:"deny_cache_ttl" jsonschema:"How long a denial may be remembered without asking the store, at most; 0s remembers none. Default: 1s."`
 	Shadow       bool             `yaml:"shadow" jsonschema:"Counts and reports what the limit would deny, and denies nothing."`
-	Candidate    *CandidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is tried beside it with counters of its own, and never enforced."`
+	Candidate    *CandidateConfig `yaml:"candidate" jsonschema:"Another form of the limit that is counted beside it with counters of its own, and never enforced."`
 	Headers      *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
 }
 

@@ -239,13 +239,13 @@ func verdictText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation) st
 	for i, c := range v.Charges {
 		line("charge", v.Limits[i], c)
 	}
-	for _, trial := range v.Shadows {
+	for _, shadow := range v.Shadows {
 		what := "shadow"
-		if trial.Candidate {
+		if shadow.Candidate {
 			what = "candidate"
 		}
-		for i, c := range trial.Charges {
-			line(what, trial.Limits[i], c)
+		for i, c := range shadow.Charges {
+			line(what, shadow.Limits[i], c)
 			what = "  with"
 		}
 	}

@@ -108,7 +108,7 @@ func (e *explanation) run(c *cobra.Command, target string) error {
 	if err == nil && storeErr != nil {
 		return storeErr
 	}
-	if err == nil && (report.Listed == "deny" || report.Allowed != nil && !*report.Allowed) {
+	if err == nil && (report.List == "deny" || report.Allowed != nil && !*report.Allowed) {
 		return silent(exitDenied)
 	}
 	return err

@@ -14,7 +14,7 @@ import (
 
 // report has the fields of penstock explain -o json that these tests use.
 type report struct {
-	Charges, Trials []struct {
+	Charges, Shadows []struct {
 		Rule, Limit, Key string
 		Remaining        *int64
 	}
@@ -199,7 +199,7 @@ func TestKeysExplainedAreTheKeysWritten(t *testing.T) {
 				var named []string
 				args := strings.Fields("-X POST --from 127.0.0.1 /api//rides/%31 --config " + config + " " + c.explain)
 				e := explained(t, append(args, "-H", "X-API-Key: "+key)...)
-				for _, charge := range slices.Concat(e.Charges, e.Trials) {
+				for _, charge := range slices.Concat(e.Charges, e.Shadows) {
 					named = append(named, charge.Key)
 				}
 				slices.Sort(named)

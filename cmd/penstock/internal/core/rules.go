@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
@@ -46,7 +45,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	r := &rules{settings: c.Settings, algorithms: c.Algorithms, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
 		if c.scripts != nil {
-			c.scripts.load(ctx, limitsIn(next.Rules))
+			c.scripts.load(ctx, next.Rules.Plans())
 		}
 	}
 	switch {
@@ -214,24 +213,4 @@ func stackOf(err error) []any {
 		return []any{"stack", string(crash.Stack)}
 	}
 	return nil
-}
-
-// limitsIn returns all limits that requests may be charged to, in the order of their charges.
-// Shadow limits and candidates are charged separately.
-func limitsIn(rules *policy.Rules) (all []*penstock.Plan) {
-	for _, rule := range rules.Rules() {
-		var shadows []*penstock.Plan
-		for _, l := range rule.Limits {
-			if l.Shadow {
-				shadows = append(shadows, l.Variants...)
-			} else {
-				all = append(all, l.Variants...)
-			}
-			if l.Candidate != nil {
-				shadows = append(shadows, l.Candidate.Variants...)
-			}
-		}
-		all = append(all, shadows...)
-	}
-	return all
 }

@@ -26,11 +26,11 @@ type Report struct {
 	Path    string   `json:"path"`
 	Address string   `json:"address"`
 	Tier    string   `json:"tier,omitempty"`
-	Listed  string   `json:"listed,omitempty"` // "allow" or "deny"
+	List    string   `json:"list,omitempty"`   // "allow" or "deny"
 	Doubts  []string `json:"doubts,omitempty"` // why the token or an identity of the request is rejected
 	Rules   []Rule   `json:"rules"`
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
-	Trials  []Charge `json:"trials,omitempty"`
+	Shadows []Charge `json:"shadows,omitempty"`
 	Allowed *bool    `json:"allowed,omitempty"` // by the store, if it was read
 }
 
@@ -86,9 +86,9 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, inst
 	}
 	switch v.ListMatch {
 	case policy.AllowListed:
-		report.Listed = "allow"
+		report.List = "allow"
 	case policy.DenyListed:
-		report.Listed = "deny"
+		report.List = "deny"
 	}
 	report.Doubts = v.Doubts()
 	report.rules(reading)
@@ -110,7 +110,7 @@ func Explain(rules *policy.Rules, r *http.Request, keys redisstore.Options, inst
 			if err != nil {
 				return nil, nil, err
 			}
-			report.Trials = append(report.Trials, c)
+			report.Shadows = append(report.Shadows, c)
 		}
 	}
 	return report, v.Charges, nil
@@ -138,8 +138,8 @@ func (r *Report) rules(reading *httplimit.Inspection) {
 	for _, rule := range reading.Matching {
 		line := Rule{Name: rule.Name, Applies: slices.Contains(reading.Evaluation.Matched, rule)}
 		switch {
-		case r.Listed != "":
-			line.Why = "the client is on the list " + r.Listed
+		case r.List != "":
+			line.Why = "the client is on the list " + r.List
 		case line.Applies && rule.Shadow:
 			line.Why = "a shadow rule: counted, never enforced"
 		case rule.Always:
@@ -275,9 +275,9 @@ func (r *Report) Print(out io.Writer) error {
 		fmt.Fprintf(w, "warning\t%s\n", doubt)
 	}
 	switch {
-	case r.Listed == "deny":
+	case r.List == "deny":
 		fmt.Fprintf(w, "list\tdeny: always rejected with status 403\n")
-	case r.Listed == "allow":
+	case r.List == "allow":
 		fmt.Fprintf(w, "list\tallow: never limited\n")
 	case len(r.Rules) == 0:
 		fmt.Fprintf(w, "rules\tno rule matches: the request is not limited\n")
@@ -299,8 +299,8 @@ func (r *Report) Print(out io.Writer) error {
 	for i := range r.Charges {
 		r.Charges[i].print(out, fmt.Sprintf("%d.", i+1))
 	}
-	for i := range r.Trials {
-		r.Trials[i].print(out, "("+r.Trials[i].Kind+")")
+	for i := range r.Shadows {
+		r.Shadows[i].print(out, "("+r.Shadows[i].Kind+")")
 	}
 	if len(r.Charges) > 1 {
 		fmt.Fprintf(out, "\nAll %d limits must allow the request. If one denies it, none is charged.\n", len(r.Charges))

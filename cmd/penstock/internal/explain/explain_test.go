@@ -68,11 +68,11 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 
 // brief is a short form of a report.
 func brief(r *Report) string {
-	words := []string{r.Path, r.Tier, r.Listed}
+	words := []string{r.Path, r.Tier, r.List}
 	for _, rule := range r.Rules {
 		words = append(words, fmt.Sprintf("%s=%t", rule.Name, rule.Applies))
 	}
-	for _, c := range slices.Concat(r.Charges, r.Trials) {
+	for _, c := range slices.Concat(r.Charges, r.Shadows) {
 		words = append(words, fmt.Sprintf("%s %s.%s %s %s", c.Kind, c.Rule, c.Limit, c.Identity, c.Rate))
 	}
 	return strings.Join(words, "; ")
@@ -118,12 +118,12 @@ func TestReportHasTheReasonOfEachRule(t *testing.T) {
 		t.Errorf("%v\nwant %v", report.Rules, want)
 	}
 	var kinds []string
-	for _, c := range report.Trials {
+	for _, c := range report.Shadows {
 		kinds = append(kinds, c.Kind+" "+c.Rule+"."+c.Limit)
 	}
 	slices.Sort(kinds)
 	if fmt.Sprint(kinds) != "[shadow deep.strict shadow tried.hour]" {
-		t.Errorf("the trials are %v", kinds)
+		t.Errorf("the shadows are %v", kinds)
 	}
 	report, _ = explained(t, text, "/login")
 	if c := report.Charges[1]; c.Cost != 2 || c.Note != "counts only responses with the statuses of on_status; the true cost is charged after the response" {

@@ -20,9 +20,9 @@ var (
 		[]string{"rule", "limit", "algorithm"}, nil)
 	rejected = prometheus.NewDesc("rate_limiter_rejected_total", "Requests that did not pass: over a limit, refused, malformed, failed closed, or abandoned by the client.",
 		[]string{"rule", "limit", "algorithm"}, nil)
-	shadowAllowed = prometheus.NewDesc("rate_limiter_shadow_allowed_total", "Requests that shadow limits and candidates would have allowed.",
+	shadowAllowed = prometheus.NewDesc("rate_limiter_shadow_allowed_total", "Requests that shadows would have allowed.",
 		[]string{"rule", "limit", "algorithm"}, nil)
-	shadowRejected = prometheus.NewDesc("rate_limiter_shadow_rejected_total", "Requests that shadow limits and candidates would have rejected.",
+	shadowRejected = prometheus.NewDesc("rate_limiter_shadow_rejected_total", "Requests that shadows would have rejected.",
 		[]string{"rule", "limit", "algorithm"}, nil)
 )
 

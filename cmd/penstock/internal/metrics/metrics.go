@@ -38,7 +38,7 @@ type sum uint8
 const (
 	sumAllowed  sum = iota // the request passed
 	sumRejected            // it was rejected, or its client left
-	sumShadow              // a shadow limit or a candidate decided; the request itself has another outcome
+	sumShadow              // a shadow decided; the request itself has another outcome
 )
 
 func sumOf(o admission.Outcome) sum {

@@ -1,6 +1,6 @@
-// Package trial passes batches that are only tried through the guards, so that a store can decide
+// Package piggyback passes the batches of shadows through the guards, so that a store can decide
 // them in one call with the enforced batch.
-package trial
+package piggyback
 
 import (
 	"context"
@@ -12,16 +12,16 @@ import (
 // Batches are offered to the store that decides the enforced batch.
 type Batches struct {
 	Enforced []penstock.Charge
-	Trials   []*Batch
+	Shadows  []*Batch
 }
 
-// A Batch is decided once: by a store together with the enforced batch, or by Alone.
+// A Batch is decided once: by a store together with the enforced batch, or by DecideAlone.
 type Batch struct {
 	Charges []penstock.Charge
 
-	// Alone starts a separate call for the batch, and returns at once. A caller of Take that cannot
-	// decide the batch calls it.
-	Alone func()
+	// DecideAlone starts a separate call for the batch, and returns at once. A caller of Take that
+	// cannot decide the batch calls it.
+	DecideAlone func()
 
 	// A store that has taken the batch sets one of these before it returns from the enforced batch.
 	Decision penstock.Decision
@@ -37,13 +37,13 @@ func (b *Batch) Take() bool { return b.taken.CompareAndSwap(false, true) }
 // the key itself, so that the search ends there.
 type Key struct{}
 
-// Offered returns the trial batches that may be decided with charges. There are none if charges is
-// not the same slice as the enforced batch: a guard or decorator that changes the batch would have
-// to change the trials too.
+// Offered returns the shadows that may be decided with charges. There are none if charges is not
+// the same slice as the enforced batch: a guard or decorator that changes the batch would have to
+// change the shadows too.
 func Offered(ctx context.Context, charges []penstock.Charge) []*Batch {
 	b, _ := ctx.Value(Key{}).(*Batches)
 	if b == nil || len(b.Enforced) != len(charges) || &b.Enforced[0] != &charges[0] {
 		return nil
 	}
-	return b.Trials
+	return b.Shadows
 }

@@ -11,30 +11,30 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/piggyback"
 	"github.com/penstock/penstock/internal/redistest"
-	"github.com/penstock/penstock/internal/trial"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A trying batch is an enforced one with its trial.
+// A trying batch is an enforced one with its shadow.
 type trying struct {
 	*asked
-	batch trial.Batch
-	alone atomic.Int64 // calls of its own that the trial was left to
+	batch piggyback.Batch
+	alone atomic.Int64 // calls of its own that the shadow was left to
 }
 
 // try asks for a charge, with another that is tried.
 func (g *coalescing) try(enforced, tried penstock.Charge) *trying {
-	t := &trying{batch: trial.Batch{Charges: []penstock.Charge{tried}}}
-	t.batch.Alone = func() { t.alone.Add(1) }
+	t := &trying{batch: piggyback.Batch{Charges: []penstock.Charge{tried}}}
+	t.batch.DecideAlone = func() { t.alone.Add(1) }
 	charges := []penstock.Charge{enforced}
 	ctx, cancel := context.WithCancel(context.Background())
-	t.asked = g.askIn(context.WithValue(ctx, trial.Key{}, &trial.Batches{Enforced: charges, Trials: []*trial.Batch{&t.batch}}), cancel, charges...)
+	t.asked = g.askIn(context.WithValue(ctx, piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{&t.batch}}), cancel, charges...)
 	return t
 }
 
-// looser is a limit of the algorithm of g.limit, for trials.
+// looser is a limit of the algorithm of g.limit, for shadows.
 func looser(g *coalescing) *penstock.Plan {
 	l := g.limit.Limit()
 	l.Name, l.Count, l.Burst = "looser", 50, 50
@@ -47,10 +47,10 @@ func (t *trying) wait(g *coalescing) {
 	if !t.batch.Take() {
 		return
 	}
-	g.Error("nobody took the trial")
+	g.Error("nobody took the shadow")
 }
 
-func TestTrialsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
+func TestShadowsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	allowed, tried := 0, 0
@@ -69,20 +69,20 @@ func TestTrialsGoInTheScriptOfTheEnforcedBatch(t *testing.T) {
 		}
 	}
 	if scripts := g.client.scripts.Load(); scripts != 60 || allowed != 30 || tried != 50 {
-		t.Errorf("%d scripts allowed %d, and the trial %d; want 60, 30 and 50", scripts, allowed, tried)
+		t.Errorf("%d scripts allowed %d, and the shadow %d; want 60, 30 and 50", scripts, allowed, tried)
 	}
 }
 
-// As many scripts decide 64 callers with trials as without.
-func TestTrialsOfCallersThatWaitNeedNoScript(t *testing.T) {
+// As many scripts decide 64 callers with shadows as without.
+func TestShadowsOfCallersThatWaitNeedNoScript(t *testing.T) {
 	server := redistest.Shared(t)
-	for _, trials := range []bool{false, true} {
+	for _, shadows := range []bool{false, true} {
 		g := newCoalescing(t, dial(server.URL())(t))
 		calls := g.hold()
 		var all []*trying
 		for range 62 {
 			charge := penstock.Charge{Key: "k", Plan: g.limit, Cost: 1}
-			if trials {
+			if shadows {
 				a := g.try(charge, penstock.Charge{Key: "k", Plan: looser(g), Cost: 1})
 				calls, all = append(calls, a.asked), append(all, a)
 			} else {
@@ -90,31 +90,31 @@ func TestTrialsOfCallersThatWaitNeedNoScript(t *testing.T) {
 			}
 		}
 		waiting := 62
-		if trials {
+		if shadows {
 			waiting *= 2
 		}
 		g.awaitWaiting(waiting)
 		g.client.pass(3)
 		if granted := g.granted(calls); granted != 32 || g.client.scripts.Load() != 3 {
-			t.Errorf("with trials %v: %d granted in %d scripts; want 32 in 3", trials, granted, g.client.scripts.Load())
+			t.Errorf("with shadows %v: %d granted in %d scripts; want 32 in 3", shadows, granted, g.client.scripts.Load())
 		}
 		tried := 0
 		for _, a := range all {
 			if a.batch.Err != nil || a.alone.Load() != 0 {
-				t.Errorf("the trial: %v, left alone %d times", a.batch.Err, a.alone.Load())
+				t.Errorf("the shadow: %v, left alone %d times", a.batch.Err, a.alone.Load())
 			}
 			if a.batch.Decision.Allowed {
 				tried++
 			}
 		}
-		if trials && tried != 50 {
-			t.Errorf("the trials allowed %d; want 50", tried)
+		if shadows && tried != 50 {
+			t.Errorf("the shadows allowed %d; want 50", tried)
 		}
 	}
 }
 
-// Where each caller has a key of its own, scripts fill up; yet each has a batch and its trial.
-func TestTrialsOfManyKeysAreLeftToNobody(t *testing.T) {
+// Where each caller has a key of its own, scripts fill up; yet each has a batch and its shadow.
+func TestShadowsOfManyKeysAreLeftToNobody(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := append(g.holdThree(), g.ask("odd", 1)) // so that pairs do not fill a script to the brim
@@ -131,13 +131,13 @@ func TestTrialsOfManyKeysAreLeftToNobody(t *testing.T) {
 	}
 	for i, a := range all {
 		if a.batch.Err != nil || a.alone.Load() != 0 || !a.batch.Decision.Allowed || a.batch.Decision.Remaining() != 49 {
-			t.Errorf("trial %d: %+v, %v, left alone %d times", i, a.batch.Decision, a.batch.Err, a.alone.Load())
+			t.Errorf("shadow %d: %+v, %v, left alone %d times", i, a.batch.Decision, a.batch.Err, a.alone.Load())
 		}
 	}
 }
 
 // Both batches are answered as each would be alone, whatever the other is answered.
-func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
+func TestShadowsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
 	server := redistest.Shared(t)
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -157,8 +157,8 @@ func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
 				return []penstock.Charge{{Key: fmt.Sprint(random.IntN(2)), Plan: algorithm(l).MustCompile(), Cost: random.Int64N(8)}}
 			}
 			a, b := charge("limit", 20), charge("candidate", 5+random.Int64N(40))
-			batch := &trial.Batch{Charges: b, Alone: func() { t.Error("the trial was left alone") }}
-			ctx := context.WithValue(t.Context(), trial.Key{}, &trial.Batches{Enforced: a, Trials: []*trial.Batch{batch}})
+			batch := &piggyback.Batch{Charges: b, DecideAlone: func() { t.Error("the shadow was left alone") }}
+			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: a, Shadows: []*piggyback.Batch{batch}})
 			got, err := store.Decide(ctx, a)
 			if err != nil || batch.Err != nil {
 				t.Fatal(err, batch.Err)
@@ -173,9 +173,9 @@ func TestTrialsAndEnforcedBatchesDoNotKnowOfEachOther(t *testing.T) {
 	}
 }
 
-// What stands under a trial's key is not the trouble of the enforced batch, and what stands under
-// that one's key not the trial's.
-func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
+// What stands under a shadow's key is not the trouble of the enforced batch, and what stands under
+// that one's key not the shadow's.
+func TestPoisonedShadowsLeaveTheEnforcedBatchAlone(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, queued := range []bool{false, true} {
 		g := newCoalescing(t, dial(server.URL())(t))
@@ -203,19 +203,19 @@ func TestPoisonedTrialsLeaveTheEnforcedBatchAlone(t *testing.T) {
 		g.granted(calls)
 		var failure *penstock.StoreError
 		if a.err != nil || !a.decision.Allowed || !errors.As(a.batch.Err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-			t.Errorf("queued %v: %+v, %v; the trial: %v", queued, a.decision, a.err, a.batch.Err)
+			t.Errorf("queued %v: %+v, %v; the shadow: %v", queued, a.decision, a.err, a.batch.Err)
 		}
 		b := g.try(bad, good)
 		g.client.pass(1)
 		b.wait(g)
 		if !errors.As(b.err, &failure) || failure.Reason != penstock.ReasonCorrupt || b.batch.Err == nil {
-			t.Errorf("queued %v: %v; the trial: %v", queued, b.err, b.batch.Err)
+			t.Errorf("queued %v: %v; the shadow: %v", queued, b.err, b.batch.Err)
 		}
 	}
 }
 
-// What the script of both meets is the enforced batch's error, as without a trial, and the trial's.
-func TestTrialsFailWithTheScript(t *testing.T) {
+// If the script fails, the enforced batch and its shadow fail with the same error.
+func TestShadowsFailWithTheScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := g.hold()
@@ -227,12 +227,12 @@ func TestTrialsFailWithTheScript(t *testing.T) {
 	a.wait(g)
 	var failure *penstock.StoreError
 	if !errors.As(a.err, &failure) || !failure.MayBeCharged || a.batch.Err == nil || a.alone.Load() != 0 {
-		t.Errorf("%v; the trial: %v, left alone %d times", a.err, a.batch.Err, a.alone.Load())
+		t.Errorf("%v; the shadow: %v, left alone %d times", a.err, a.batch.Err, a.alone.Load())
 	}
 }
 
-// A caller that goes away before its script is sent takes its trial along.
-func TestTrialsLeaveWithTheirCaller(t *testing.T) {
+// A caller that goes away before its script is sent takes its shadow along.
+func TestShadowsLeaveWithTheirCaller(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := g.hold()
@@ -244,12 +244,12 @@ func TestTrialsLeaveWithTheirCaller(t *testing.T) {
 	g.client.pass(2)
 	g.granted(calls)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil || g.client.scripts.Load() != 2 {
-		t.Errorf("%v; the trial: %v; %d scripts", a.err, a.batch.Err, g.client.scripts.Load())
+		t.Errorf("%v; the shadow: %v; %d scripts", a.err, a.batch.Err, g.client.scripts.Load())
 	}
 }
 
-// A script that all its callers have left is given up, although their trials were in it.
-func TestScriptsWithTrialsAreGivenUp(t *testing.T) {
+// A script that all its callers have left is given up, although their shadows were in it.
+func TestScriptsWithShadowsAreGivenUp(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	others := g.hold()
@@ -267,13 +267,13 @@ func TestScriptsWithTrialsAreGivenUp(t *testing.T) {
 	a.wait(g)
 	g.granted(others)
 	if !errors.Is(a.err, context.Canceled) || a.batch.Err == nil {
-		t.Errorf("%v; the trial: %v", a.err, a.batch.Err)
+		t.Errorf("%v; the shadow: %v", a.err, a.batch.Err)
 	}
 }
 
 // What the script cannot decide is left to a call of its own, at once; and what is not the enforced
-// batch brings no trial.
-func TestTrialsThatDoNotFitAreLeftAlone(t *testing.T) {
+// batch brings no shadow.
+func TestShadowsThatDoNotFitAreLeftAlone(t *testing.T) {
 	server := redistest.Shared(t)
 	cluster := redistest.StartCluster(t)
 	limit := penstock.PerHour(30)
@@ -301,15 +301,15 @@ func TestTrialsThatDoNotFitAreLeftAlone(t *testing.T) {
 				redisstore.DisableCoalescing(store)
 			}
 			alone := int64(0)
-			batch := &trial.Batch{Charges: []penstock.Charge{test.tried}, Alone: func() { alone++ }}
+			batch := &piggyback.Batch{Charges: []penstock.Charge{test.tried}, DecideAlone: func() { alone++ }}
 			charges := []penstock.Charge{one}
-			ctx := context.WithValue(t.Context(), trial.Key{}, &trial.Batches{Enforced: charges, Trials: []*trial.Batch{batch}})
+			ctx := context.WithValue(t.Context(), piggyback.Key{}, &piggyback.Batches{Enforced: charges, Shadows: []*piggyback.Batch{batch}})
 			if _, err := store.Decide(ctx, []penstock.Charge{one}); err != nil || alone != 0 || batch.Decision.Allowed {
-				t.Errorf("another batch: %v; the trial: %+v, left alone %d times", err, batch.Decision, alone)
+				t.Errorf("another batch: %v; the shadow: %+v, left alone %d times", err, batch.Decision, alone)
 			}
 			d, err := store.Decide(ctx, charges)
 			if err != nil || !d.Allowed || alone != test.alone || batch.Err != nil || batch.Decision.Allowed != (test.alone == 0) {
-				t.Errorf("%+v, %v; the trial: %+v, %v, left alone %d times; want %d", d, err, batch.Decision, batch.Err, alone, test.alone)
+				t.Errorf("%+v, %v; the shadow: %+v, %v, left alone %d times; want %d", d, err, batch.Decision, batch.Err, alone, test.alone)
 			}
 		})
 	}

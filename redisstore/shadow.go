@@ -1,0 +1,124 @@
+package redisstore
+
+import (
+	"context"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/piggyback"
+	"github.com/penstock/penstock/redisstore/internal/coalesce"
+)
+
+// A shadowBatch is the batch of a shadow. The script of the enforced batch decides it too. Its
+// result is only counted.
+type shadowBatch struct {
+	batch  *piggyback.Batch // nil once it has a call of its own
+	waiter coalesce.Waiter
+}
+
+// runWithShadows decides the call's charges and, in the same script, the shadows that fit in it.
+// Each other shadow gets a call of its own.
+func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggyback.Batch) (penstock.Decision, error) {
+	for _, b := range offered {
+		if b.Take() && !s.addShadow(c, b) {
+			b.DecideAlone()
+		}
+	}
+	d, err := s.run(ctx, c)
+	for i := range c.shadows {
+		switch t := &c.shadows[i]; {
+		case t.batch == nil: // it has a call of its own
+		case err != nil: // the script may still be in flight, so its answers must not be read
+			t.batch.Err = err
+		case t.waiter.Err != nil:
+			t.batch.Err = s.unavailable(ctx, t.waiter.Err)
+		default:
+			t.batch.Decision = t.waiter.Decision
+		}
+	}
+	return d, err
+}
+
+// addShadow adds a shadow to the call, if batch.lua, written for the algorithms of the call's
+// charges, can decide the shadow too. Otherwise it returns false.
+func (s *Store) addShadow(c *call, b *piggyback.Batch) bool {
+	if s.isUncoalesced || !isCompact(c.charges) {
+		return false
+	}
+	n := len(c.shadows)
+	if n < cap(c.shadows) {
+		c.shadows = c.shadows[:n+1]
+	} else {
+		c.shadows = append(c.shadows, shadowBatch{})
+	}
+	t := &c.shadows[n]
+	t.batch = b
+	if s.prepareShadow(c, t) {
+		return true
+	}
+	t.forget()
+	c.shadows = c.shadows[:n]
+	return false
+}
+
+func (s *Store) prepareShadow(c *call, t *shadowBatch) bool {
+	if penstock.Check(t.batch.Charges) != nil {
+		return false
+	}
+	t.waiter.Charges = t.batch.Charges
+	return isCompact(t.waiter.Charges) && s.scripts.find(batch, c.charges).fits(t.waiter.Charges)
+}
+
+// sendShadowsOfOtherSlots starts a call of its own for each shadow in another slot of a Cluster.
+func (s *Store) sendShadowsOfOtherSlots(c *call, slot uint16) {
+	for i := range c.shadows {
+		if t := &c.shadows[i]; s.slotOfKey(t.waiter.Charges[0].Key) != slot {
+			t.sendSeparately()
+		}
+	}
+}
+
+// sendShadowsWithoutRoom starts a call of its own for each shadow for which the script had no room.
+func (c *call) sendShadowsWithoutRoom() {
+	for i := range c.shadows {
+		if t := &c.shadows[i]; t.batch != nil && !t.waiter.HasJoined() {
+			t.sendSeparately()
+		}
+	}
+}
+
+func (t *shadowBatch) sendSeparately() {
+	t.batch.DecideAlone()
+	t.batch = nil
+}
+
+// forget drops what the caller has passed in.
+func (t *shadowBatch) forget() {
+	t.waiter.Reset()
+	t.batch = nil
+}
+
+// prepareWaiter makes the call's charges and shadows wait for a flight.
+func (c *call) prepareWaiter() {
+	c.waiter.Charges = c.charges
+	for i := range c.shadows {
+		if t := &c.shadows[i]; t.batch != nil {
+			c.waiter.Extras = append(c.waiter.Extras, &t.waiter)
+		}
+	}
+}
+
+// decideWithShadows decides the call's charges and its shadows in a script of their own.
+func (s *Store) decideWithShadows(ctx context.Context, c *call) (penstock.Decision, error) {
+	f := coalesce.NewFlight(s.scripts.find(batch, c.charges))
+	defer f.Release()
+	f.JoinAll(&c.waiter)
+	c.sendShadowsWithoutRoom()
+	err := s.decideFlight(ctx, c, f)
+	if err == nil {
+		err = c.waiter.Err
+	}
+	if err != nil {
+		return penstock.Decision{}, s.unavailable(ctx, err)
+	}
+	return c.waiter.Decision, nil
+}
