@@ -19,21 +19,21 @@ import (
 // an error, a denial, or neither.
 type draw struct {
 	done          chan struct{}
-	sent          bool
+	isSent        bool
 	block         int64 // units in advance
 	waitersBefore waiters
 	waitersAfter  waiters
-	over          time.Duration // when its answer arrived
+	endedAt       time.Duration // when its answer arrived
 	denial        penstock.Decision
-	denied        bool
+	isDenied      bool
 	err           error
 }
 
-// joinLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring too
-// little for it.
-func (f *draw) joinLocked(p *pool, cost int64) *waiters {
+// addWaiterLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring
+// too little for it.
+func (f *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 	w, most := &f.waitersBefore, int64(penstock.MaxCost/2) // with a block it is still a cost
-	if f.sent {
+	if f.isSent {
 		w, most = &f.waitersAfter, f.block+p.left()
 	}
 	if cost > most-w.needs {
@@ -43,8 +43,8 @@ func (f *draw) joinLocked(p *pool, cost int64) *waiters {
 	return w
 }
 
-// Waiters are the callers that wait for units of one origin: those requested for them, or a part
-// of the block.
+// Waiters are callers that wait for a draw: either those whose costs the draw requests, or those
+// that came later and get a part of the block.
 type waiters struct {
 	needs int64 // costs of those that still wait
 	share int64 // what they got, set when the draw has ended
@@ -54,17 +54,17 @@ type waiters struct {
 // the blocks. If there is not enough, it spends nothing.
 func (w *waiters) spendLocked(k *leasedKey, p *pool, now time.Duration, cost int64) bool {
 	part := min(w.share, cost)
-	taken := part == cost || k.takeLocked(p, now, cost-part)
+	taken := part == cost || k.trySpendLocked(p, now, cost-part)
 	if taken {
 		w.share -= part
 	}
-	w.departLocked(k, cost)
+	w.removeWaiterLocked(k, cost)
 	return taken
 }
 
-// departLocked ends a caller's wait. What is left of the share after the last caller stays charged
-// and unspent, like a grant to a caller that has gone away.
-func (w *waiters) departLocked(k *leasedKey, cost int64) {
+// removeWaiterLocked ends a caller's wait. What is left of the share after the last caller stays
+// charged and unspent, like a grant to a caller that has gone away.
+func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 	if w.needs -= cost; w.needs == 0 {
 		k.counts.spent -= w.share
 		k.counts.expired += w.share
@@ -72,8 +72,9 @@ func (w *waiters) departLocked(k *leasedKey, cost int64) {
 	}
 }
 
-// spend decides a batch from what is leased. It draws if needed, or sends the batch to the store.
-func (l *Store) spend(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
+// decideFromLease decides a batch from what is leased. It draws if needed, or sends the batch to
+// the store.
+func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []penstock.Charge, plans []*penstock.Plan) (d penstock.Decision, err error) {
 	if err := deadline.CallerErr(ctx); err != nil {
 		return d, err
 	}
@@ -85,9 +86,9 @@ func (l *Store) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 		k.mu.Unlock()
 		return l.next.Decide(ctx, charges)
 	}
-	p.measure(l.life, now, cost)
-	if k.takeLocked(p, now, cost) {
-		d = p.answer(now, cost)
+	p.measureDemand(l.life, now, cost)
+	if k.trySpendLocked(p, now, cost) {
+		d = p.makeDecision(now, cost)
 		if p.left()*10 <= p.block*3 && p.draw == nil && now >= p.noPrefetchUntil && l.drawLocked(ctx, k, p, now, 0) == nil {
 			p.noPrefetchUntil = now + l.life/16
 		}
@@ -100,7 +101,7 @@ func (l *Store) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 	}
 	var mine *waiters
 	if f != nil {
-		mine = f.joinLocked(p, cost)
+		mine = f.addWaiterLocked(p, cost)
 	}
 	if mine == nil {
 		return l.passAndUnlock(ctx, k, p, now, charges)
@@ -109,25 +110,25 @@ func (l *Store) spend(ctx context.Context, k *leasedKey, charges []penstock.Char
 
 	if !deadline.Await(ctx, f.done) {
 		k.mu.Lock()
-		mine.departLocked(k, cost)
+		mine.removeWaiterLocked(k, cost)
 		k.mu.Unlock()
-		return l.late(ctx, charges)
+		return l.decideLate(ctx, charges)
 	}
 	if f.err != nil {
 		return d, f.err
 	}
-	if f.denied && cost == 1 {
+	if f.isDenied && cost == 1 {
 		return f.denial, nil
 	}
 	k.mu.Lock()
-	now = f.over
+	now = f.endedAt
 	if mine.share < cost {
 		now = l.now()
 	}
 	if !mine.spendLocked(k, p, now, cost) {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
-	d = p.answer(now, cost)
+	d = p.makeDecision(now, cost)
 	k.mu.Unlock()
 	return d, nil
 }
@@ -139,12 +140,12 @@ func (l *Store) passAndUnlock(
 ) (penstock.Decision, error) {
 	held := p.left() > 0
 	var refunds []refund
-	if held && p.belowRefillMark(charges[0].Cost) {
-		refunds = l.takePoolLocked(k, p, now, nil)
+	if held && p.isShortOf(charges[0].Cost) {
+		refunds = l.removePoolLocked(k, p, now, nil)
 	}
 	k.mu.Unlock()
-	if l.refundFirst(ctx, k, refunds) != nil {
-		return l.late(ctx, charges)
+	if l.sendRefunds(ctx, k, refunds) != nil {
+		return l.decideLate(ctx, charges)
 	}
 	sent := l.now()
 	d, err := l.next.Decide(ctx, charges)
@@ -165,9 +166,9 @@ func (l *Store) passAndUnlock(
 	return d, nil
 }
 
-// late decides a batch whose time is over. Either the caller has gone away, or the store below
-// returns the error.
-func (l *Store) late(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+// decideLate answers a batch whose deadline has passed or whose caller has left. If the caller has
+// not left, the store below returns the error.
+func (l *Store) decideLate(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	if err := deadline.CallerErr(ctx); err != nil {
 		return penstock.Decision{}, err
 	}
@@ -180,20 +181,20 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	if k.refundsInFlight > 0 || now < p.bypassUntil || p.blocks[0].left > 0 && p.blocks[1].left > 0 {
 		return nil
 	}
-	block := l.blockOf(p, now)
+	block := l.blockSize(p, now)
 	size := block - p.held()
-	if block < MinBlock || size < 1 || 2*cost > block-p.returning || k.sharedLocked(p) || !l.begin() {
+	if block < MinBlock || size < 1 || 2*cost > block-p.returning || k.isSharedLocked(p) || !l.startWork() {
 		return nil
 	}
 	f := &draw{done: make(chan struct{}), block: size}
 	p.draw, p.block = f, block
-	go l.draw(deadline.Detach(ctx), k, p, f)
+	go l.runDraw(deadline.Detach(ctx), k, p, f)
 	return f
 }
 
-// blockOf returns the size of a pool's block now: the demand of half the time for which it may be
+// blockSize returns the size of a pool's block now: the demand of half the time for which it may be
 // spent, or 0 if that is not worth a draw.
-func (l *Store) blockOf(p *pool, now time.Duration) int64 {
+func (l *Store) blockSize(p *pool, now time.Duration) int64 {
 	demand := int64(min(p.demand*float64(p.spendableFor(l.life, now))/float64(l.life), penstock.MaxCost))
 	most := int64(penstock.MaxCost)
 	for i := range p.parts {
@@ -205,13 +206,13 @@ func (l *Store) blockOf(p *pool, now time.Duration) int64 {
 	return min(demand, most)
 }
 
-// draw calls the store and wakes the waiters.
-func (l *Store) draw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
+// runDraw calls the store and wakes the waiters.
+func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 	defer l.work.Done()
 	runtime.Gosched() // lets callers that are about to wait join
 	k.mu.Lock()
-	f.sent = true
-	p.block = max(p.block, l.blockOf(p, l.now()))
+	f.isSent = true
+	p.block = max(p.block, l.blockSize(p, l.now()))
 	f.block = p.block - p.held() // held units may have been spent meanwhile
 	size := f.block + f.waitersBefore.needs
 	k.mu.Unlock()
@@ -229,7 +230,7 @@ func (l *Store) draw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 
 	k.mu.Lock()
 	now := l.now()
-	p.draw, f.over = nil, now
+	p.draw, f.endedAt = nil, now
 	k.counts.draws++
 	var refunds []refund
 	switch {
@@ -237,7 +238,7 @@ func (l *Store) draw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 		f.err = err
 		p.bypassUntil = now + l.life/2
 	case !d.Allowed:
-		f.denial, f.denied = d, true
+		f.denial, f.isDenied = d, true
 		p.updateRemaining(&d, sent, now)
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 		if d.Source != penstock.FromStore {
@@ -254,7 +255,7 @@ func (l *Store) draw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 	k.mu.Unlock()
 	close(f.done)
 	for _, r := range refunds {
-		l.refund(ctx, k, r)
+		l.sendRefund(ctx, k, r)
 	}
 }
 
@@ -268,17 +269,17 @@ func (l *Store) receiveLocked(
 	if units < size {
 		p.noPrefetchUntil = now + l.life/16
 	}
-	if units < min(size, worthDraw) { // the key is at its limit: a denial that is remembered costs less
+	if units < min(size, worthDraw) { // the key is at its limit: a cached denial costs less
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 	}
 	room := p.block - p.held()
 	if units >= f.waitersBefore.needs || units > room {
 		f.waitersBefore.share = min(units, f.waitersBefore.needs)
-	} // otherwise they take from the block, so that nothing is lost if it is enough for none of them
+	} // otherwise the waiters spend from the block, so that no unit is lost if it is enough for none of them
 	b := block{left: min(units-f.waitersBefore.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
 	k.counts.drawn += units
 	k.counts.spent += f.waitersBefore.share
-	k.counts.expired += units - f.waitersBefore.share - b.left // of waiters that left meanwhile
+	k.counts.expired += units - f.waitersBefore.share - b.left // drawn for waiters that left meanwhile
 	var extra []penstock.Charge
 	for i := range p.parts {
 		part, s := &p.parts[i], d.Status(i)
@@ -304,14 +305,14 @@ func (l *Store) receiveLocked(
 	b.travel = max((b.expires-sent)/16, 2*p.trip)
 	for i := range p.blocks {
 		if old := &p.blocks[i]; now >= old.expires {
-			refunds = l.returnLocked(k, p, old, now, refunds)
+			refunds = l.removeBlockLocked(k, p, old, now, refunds)
 		}
 	}
 	if p.blocks[0].left == 0 {
 		p.blocks[0], p.blocks[1] = p.blocks[1], block{}
 	}
-	if l.closed.Load() || now >= b.expires || p.blocks[1].left > 0 {
-		return l.returnLocked(k, p, &b, now, refunds)
+	if l.isClosed.Load() || now >= b.expires || p.blocks[1].left > 0 {
+		return l.removeBlockLocked(k, p, &b, now, refunds)
 	}
 	free := 0
 	if p.blocks[0].left > 0 {
@@ -322,29 +323,29 @@ func (l *Store) receiveLocked(
 		f.waitersAfter.share = min(f.waitersAfter.needs, k.spendableLocked(p, now))
 		k.spendLocked(p, now, f.waitersAfter.share)
 	}
-	l.armLocked(k, p, now)
+	l.setTimerLocked(k, p, now)
 	return refunds
 }
 
-// armLocked sets the timer to when a block of the pool is due, assuming no further requests.
-func (l *Store) armLocked(k *leasedKey, p *pool, now time.Duration) {
+// setTimerLocked sets the timer to when a block of the pool is due, assuming no further requests.
+func (l *Store) setTimerLocked(k *leasedKey, p *pool, now time.Duration) {
 	due := now + l.life
 	for i := range p.blocks {
 		if p.blocks[i].left > 0 {
-			due = min(due, p.blocks[i].due(), p.lastUsed+l.life/2)
+			due = min(due, p.blocks[i].latestReturn(), p.lastUsed+l.life/2)
 		}
 	}
 	wait := max(due-now, 0)
 	if p.timer == nil {
-		p.timer = time.AfterFunc(wait, func() { l.due(k, p) })
+		p.timer = time.AfterFunc(wait, func() { l.returnDue(k, p) })
 	} else {
 		p.timer.Reset(wait)
 	}
 }
 
-// due returns blocks that no request needs, and blocks that expire soon.
-func (l *Store) due(k *leasedKey, p *pool) {
-	if !l.begin() {
+// returnDue returns blocks that no request needs, and blocks that expire soon.
+func (l *Store) returnDue(k *leasedKey, p *pool) {
+	if !l.startWork() {
 		return
 	}
 	defer l.work.Done()
@@ -352,22 +353,24 @@ func (l *Store) due(k *leasedKey, p *pool) {
 	k.mu.Lock()
 	now := l.now()
 	for i := range p.blocks {
-		if b := &p.blocks[i]; b.left > 0 && (now >= b.due() || now-p.lastUsed >= l.life/2) {
-			refunds = l.returnLocked(k, p, b, now, refunds)
+		if b := &p.blocks[i]; b.left > 0 && (now >= b.latestReturn() || now-p.lastUsed >= l.life/2) {
+			refunds = l.removeBlockLocked(k, p, b, now, refunds)
 		}
 	}
 	if p.left() > 0 {
-		l.armLocked(k, p, now)
+		l.setTimerLocked(k, p, now)
 	}
 	k.mu.Unlock()
 	for _, r := range refunds {
-		l.refund(context.Background(), k, r)
+		l.sendRefund(context.Background(), k, r)
 	}
 }
 
-// due is the latest time to begin the refund of a block. If the store is too slow for that, the
-// block is spent or expires.
-func (b *block) due() time.Duration { return b.expires - min(2*b.travel, (b.expires-b.sent)/2) }
+// latestReturn is the latest time to begin the refund of a block. If the store is too slow for
+// that, the block is spent or expires.
+func (b *block) latestReturn() time.Duration {
+	return b.expires - min(2*b.travel, (b.expires-b.sent)/2)
+}
 
 // A refund returns units of a pool to the store.
 type refund struct {
@@ -377,8 +380,9 @@ type refund struct {
 	until   time.Duration // later, it would refund units that have drained
 }
 
-// returnLocked removes a block and appends its refund, if a part of it still counts in the store.
-func (l *Store) returnLocked(k *leasedKey, p *pool, b *block, now time.Duration, refunds []refund) []refund {
+// removeBlockLocked removes a block and appends its refund, if a part of it still counts in the
+// store.
+func (l *Store) removeBlockLocked(k *leasedKey, p *pool, b *block, now time.Duration, refunds []refund) []refund {
 	if b.left == 0 {
 		return refunds
 	}
@@ -401,27 +405,27 @@ func (l *Store) returnLocked(k *leasedKey, p *pool, b *block, now time.Duration,
 	return append(refunds, r)
 }
 
-func (l *Store) takePoolLocked(k *leasedKey, p *pool, now time.Duration, refunds []refund) []refund {
+func (l *Store) removePoolLocked(k *leasedKey, p *pool, now time.Duration, refunds []refund) []refund {
 	for i := range p.blocks {
-		refunds = l.returnLocked(k, p, &p.blocks[i], now, refunds)
+		refunds = l.removeBlockLocked(k, p, &p.blocks[i], now, refunds)
 	}
 	return refunds
 }
 
-// takeAllLocked removes all that is leased under a key, and returns its refunds.
-func (l *Store) takeAllLocked(k *leasedKey) (refunds []refund) {
+// removeAllLocked removes all that is leased under a key, and returns its refunds.
+func (l *Store) removeAllLocked(k *leasedKey) (refunds []refund) {
 	now := l.now()
 	for _, p := range k.pools {
 		if p.timer != nil {
 			p.timer.Stop()
 		}
-		refunds = l.takePoolLocked(k, p, now, refunds)
+		refunds = l.removePoolLocked(k, p, now, refunds)
 	}
 	return refunds
 }
 
-// refund sends a refund. Without an answer the units count as lost: it is not retried.
-func (l *Store) refund(ctx context.Context, k *leasedKey, r refund) {
+// sendRefund sends a refund. Without an answer the units count as lost: it is not retried.
+func (l *Store) sendRefund(ctx context.Context, k *leasedKey, r refund) {
 	ctx, cancel := context.WithTimeout(ctx, r.until-l.now())
 	defer cancel()
 	d, err := panicked.Decide(ctx, l.next, r.charges)
@@ -441,21 +445,21 @@ func (l *Store) refund(ctx context.Context, k *leasedKey, r refund) {
 	}
 }
 
-// refundFirst sends refunds, and waits for them as long as the caller does. They are sent in any
+// sendRefunds sends refunds, and waits for them as long as the caller does. They are sent in any
 // case.
-func (l *Store) refundFirst(ctx context.Context, k *leasedKey, refunds []refund) error {
+func (l *Store) sendRefunds(ctx context.Context, k *leasedKey, refunds []refund) error {
 	if len(refunds) == 0 {
 		return nil
 	}
 	done := make(chan struct{})
-	tracked := l.begin() // false if closed: then Close does not wait for this
+	tracked := l.startWork() // false if closed: then Close does not wait for this
 	go func() {
 		defer close(done)
 		if tracked {
 			defer l.work.Done()
 		}
 		for _, r := range refunds {
-			l.refund(deadline.Detach(ctx), k, r)
+			l.sendRefund(deadline.Detach(ctx), k, r)
 		}
 	}()
 	select {
@@ -466,8 +470,9 @@ func (l *Store) refundFirst(ctx context.Context, k *leasedKey, refunds []refund)
 	}
 }
 
-// forget sends a Refund or Reset to the store, after what is leased under its keys is back there.
-func (l *Store) forget(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+// decideRefund sends a Refund or Reset to the store, after what is leased under its keys is back
+// there.
+func (l *Store) decideRefund(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	for i := range charges {
 		c := &charges[i]
 		if c.Mode != penstock.Refund && c.Mode != penstock.Reset || c.Plan == nil {
@@ -489,7 +494,7 @@ func (l *Store) forget(ctx context.Context, charges []penstock.Charge) (penstock
 			k.mu.Unlock()
 		}()
 		if l.returnUnused(ctx, k) != nil {
-			return l.late(ctx, charges)
+			return l.decideLate(ctx, charges)
 		}
 	}
 	return l.next.Decide(ctx, charges)
@@ -500,13 +505,13 @@ func (l *Store) forget(ctx context.Context, charges []penstock.Charge) (penstock
 func (l *Store) returnUnused(ctx context.Context, k *leasedKey) error {
 	for {
 		k.mu.Lock()
-		wait := k.pendingLocked()
-		refunds := l.takeAllLocked(k)
+		wait := k.pendingDoneLocked()
+		refunds := l.removeAllLocked(k)
 		k.mu.Unlock()
 		if wait == nil && len(refunds) == 0 {
 			return nil
 		}
-		if err := l.refundFirst(ctx, k, refunds); err != nil {
+		if err := l.sendRefunds(ctx, k, refunds); err != nil {
 			return err
 		}
 		if wait == nil {
@@ -520,9 +525,9 @@ func (l *Store) returnUnused(ctx context.Context, k *leasedKey) error {
 	}
 }
 
-// pendingLocked returns a channel that is closed when a draw or the refunds in flight have ended,
-// or nil if there are none.
-func (k *leasedKey) pendingLocked() <-chan struct{} {
+// pendingDoneLocked returns a channel that is closed when a draw or the refunds in flight have
+// ended, or nil if there are none.
+func (k *leasedKey) pendingDoneLocked() <-chan struct{} {
 	for _, p := range k.pools {
 		if p.draw != nil {
 			return p.draw.done

@@ -18,12 +18,12 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	}
 	l := New(store, Options{Block: func(*penstock.Plan) int64 { return 100 }, Counters: func(*penstock.Plan) int { return 1 }})
 	plans := []*penstock.Plan{limit}
-	l.find("k", plans) // a key that comes once is not watched
-	k := l.find("k", plans)
+	l.findKey("k", plans) // a key that comes once is not watched
+	k := l.findKey("k", plans)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.poolLocked(l, []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}}, plans, 0)
-	p.demand, p.known = 1000, true
+	p.demand, p.isMeasured = 1000, true
 	return l, k, p
 }
 
@@ -42,7 +42,7 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 		now  time.Duration
 		take bool
 	}{{time.Millisecond, true}, {l.life - 1, true}, {l.life, false}, {time.Hour, false}} {
-		if took := k.takeLocked(p, row.now, 1); took != row.take {
+		if took := k.trySpendLocked(p, row.now, 1); took != row.take {
 			t.Errorf("%v after it was asked for, a unit was spent: %v; want %v", row.now, took, row.take)
 		}
 	}
@@ -89,7 +89,7 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 				k.mu.Lock()
 				f := l.drawLocked(t.Context(), k, p, l.now(), 1)
 				for range early {
-					if f.joinLocked(p, 1) != &f.waitersBefore {
+					if f.addWaiterLocked(p, 1) != &f.waitersBefore {
 						t.Fatal("who came early was not taken along")
 					}
 				}
@@ -97,18 +97,18 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 				synctest.Wait()
 				k.mu.Lock()
 				for range late {
-					if f.joinLocked(p, 1) != &f.waitersAfter {
+					if f.addWaiterLocked(p, 1) != &f.waitersAfter {
 						t.Fatal("who came later was not taken along")
 					}
 				}
-				if f.joinLocked(p, 1) != nil {
+				if f.addWaiterLocked(p, 1) != nil {
 					t.Error("more wait than the block serves")
 				}
 				for range row.earlyLeave {
-					f.waitersBefore.departLocked(k, 1)
+					f.waitersBefore.removeWaiterLocked(k, 1)
 				}
 				for range row.lateLeave {
-					f.waitersAfter.departLocked(k, 1)
+					f.waitersAfter.removeWaiterLocked(k, 1)
 				}
 				k.mu.Unlock()
 				close(goOn)
@@ -158,7 +158,7 @@ func TestWhatIsLeftBehindExpires(t *testing.T) {
 	if f.waitersBefore.spendLocked(k, p, 0, 1); f.waitersBefore.share != 5 || k.counts.spent != 6 {
 		t.Errorf("one took its part of 6: %+v, %+v", f.waitersBefore, k.counts)
 	}
-	f.waitersBefore.departLocked(k, 2)
+	f.waitersBefore.removeWaiterLocked(k, 2)
 	if f.waitersBefore.spendLocked(k, p, 0, 4); f.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
 		t.Errorf("another left, the last took 4: %+v, %+v; want 5 spent and one expired", f.waitersBefore, k.counts)
 	}

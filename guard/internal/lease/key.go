@@ -15,7 +15,7 @@ type leasedKey struct {
 	name keyName
 
 	mu              sync.Mutex
-	gone            bool // swept: no longer in its stripe
+	isGone          bool // swept: no longer in its stripe
 	pools           []*pool
 	first           [1]*pool // saves an allocation for a single pool
 	counts          counts
@@ -48,10 +48,10 @@ type pool struct {
 	timer     *time.Timer
 
 	// Demand, in units per half a Life.
-	demand float64
-	known  bool
-	asked  int64         // since
-	since  time.Duration // the demand is measured anew
+	demand     float64
+	isMeasured bool
+	requested  int64         // units since then
+	since      time.Duration // the beginning of the present measurement
 
 	block           int64         // the last that was worth drawing
 	trip            time.Duration // how long the store takes to answer: about the slowest of the last answers
@@ -64,11 +64,11 @@ type pool struct {
 type poolPart struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
-	parts int           // counters that the limit is split in: what was drawn drains from one, by its part of the rate
+	parts int           // counters that the limit is split into. Drawn units drain from one of them, by its part of the rate
 	left  int64         // in the store, when it last said so
 	reset time.Duration // when nothing is used there any more
 	width time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
-	edge  time.Duration // when one of them ends, as the store last said; 0: it has not said yet
+	edge  time.Duration // when a window ends, as the store last said; 0: not known yet
 }
 
 // A block is what one draw has brought and is not spent yet.
@@ -77,12 +77,12 @@ type block struct {
 	sent    time.Duration // when its draw was sent, or a little earlier
 	expires time.Duration
 	travel  time.Duration   // how long a refund of it may be in flight
-	resets  []time.Duration // per limit: when the store has forgotten it: a bucket has drained, a window is over
+	resets  []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
-// track adds a key, unless there are too many. It sweeps a few others, so that idle keys make
+// trackKey adds a key, unless there are too many. It sweeps a few others, so that idle keys make
 // room.
-func (l *Store) track(s *stripe, name keyName) *leasedKey {
+func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	now := l.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (l *Store) track(s *stripe, name keyName) *leasedKey {
 	}
 	looked := 0
 	for other, k := range s.keys {
-		if k.sweep(l, now) {
+		if k.sweepIfIdle(l, now) {
 			delete(s.keys, other)
 			l.keys.Add(-1)
 		}
@@ -109,8 +109,8 @@ func (l *Store) track(s *stripe, name keyName) *leasedKey {
 	return k
 }
 
-// sweep tells whether a key is idle. If so, it marks the key as gone.
-func (k *leasedKey) sweep(l *Store, now time.Duration) bool {
+// sweepIfIdle tells whether a key is idle. If so, it marks the key as gone.
+func (k *leasedKey) sweepIfIdle(l *Store, now time.Duration) bool {
 	if !k.mu.TryLock() {
 		return false
 	}
@@ -123,15 +123,15 @@ func (k *leasedKey) sweep(l *Store, now time.Duration) bool {
 			return false
 		}
 	}
-	k.gone = true
+	k.isGone = true
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.gone.add(&k.counts)
-	l.swept++
+	l.removedCounts.add(&k.counts)
+	l.removedKeys++
 	return true
 }
 
-func (k *leasedKey) liveLocked() (units int64) {
+func (k *leasedKey) liveUnitsLocked() (units int64) {
 	for _, p := range k.pools {
 		units += p.held()
 	}
@@ -140,15 +140,15 @@ func (k *leasedKey) liveLocked() (units int64) {
 
 // poolLocked returns the pool of a combination of limits, or nil if they are not leased.
 func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*penstock.Plan, now time.Duration) *pool {
-	if k.gone {
+	if k.isGone {
 		return nil
 	}
 	for _, p := range k.pools {
-		if p.isOf(plans) {
+		if p.hasPlans(plans) {
 			return p
 		}
 	}
-	if !l.worthwhile(plans) {
+	if !l.canLease(plans) {
 		return nil
 	}
 	if len(k.pools) == maxPools {
@@ -171,8 +171,8 @@ func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*pen
 	return p
 }
 
-// sharedLocked tells whether another pool holds units of one of p's limits.
-func (k *leasedKey) sharedLocked(p *pool) bool {
+// isSharedLocked tells whether another pool holds units of one of p's limits.
+func (k *leasedKey) isSharedLocked(p *pool) bool {
 	for _, other := range k.pools {
 		if other == p || other.held() == 0 && other.draw == nil {
 			continue
@@ -188,7 +188,7 @@ func (k *leasedKey) sharedLocked(p *pool) bool {
 	return false
 }
 
-func (p *pool) isOf(plans []*penstock.Plan) bool {
+func (p *pool) hasPlans(plans []*penstock.Plan) bool {
 	if len(plans) != len(p.parts) {
 		return false
 	}
@@ -200,7 +200,7 @@ func (p *pool) isOf(plans []*penstock.Plan) bool {
 	return true
 }
 
-// isIdle tells whether nothing is held or in flight, and no request came for so long.
+// isIdle tells whether nothing is held or in flight, and no request came for the given time.
 func (p *pool) isIdle(now, long time.Duration) bool {
 	return p.held() == 0 && p.draw == nil && now-p.lastUsed >= long
 }
@@ -211,17 +211,17 @@ func (p *pool) left() int64 { return p.blocks[0].left + p.blocks[1].left }
 // held returns the units that may still be spent or returned to the store.
 func (p *pool) held() int64 { return p.left() + p.returning }
 
-// measure adds a request to the demand. It computes the demand every quarter of a Life, and
+// measureDemand adds a request to the demand. It computes the demand every quarter of a Life, and
 // averages it with the one before unless that is older than a Life.
-func (p *pool) measure(life, now time.Duration, cost int64) {
+func (p *pool) measureDemand(life, now time.Duration, cost int64) {
 	if elapsed := now - p.since; elapsed >= life/4 {
-		demand := float64(p.asked) * float64(life/2) / float64(elapsed)
-		if p.known && elapsed < life {
+		demand := float64(p.requested) * float64(life/2) / float64(elapsed)
+		if p.isMeasured && elapsed < life {
 			demand = (demand + p.demand) / 2
 		}
-		p.demand, p.known, p.asked, p.since = demand, true, 0, now
+		p.demand, p.isMeasured, p.requested, p.since = demand, true, 0, now
 	}
-	p.asked += cost
+	p.requested += cost
 	p.lastUsed = now
 }
 
@@ -281,8 +281,8 @@ func (p *pool) isScarce() bool {
 	return false
 }
 
-// belowRefillMark tells whether the store had less than the cost left in its last answer.
-func (p *pool) belowRefillMark(cost int64) bool {
+// isShortOf tells whether the store had less than the cost left in its last answer.
+func (p *pool) isShortOf(cost int64) bool {
 	for i := range p.parts {
 		if p.parts[i].left < cost {
 			return true
@@ -291,8 +291,8 @@ func (p *pool) belowRefillMark(cost int64) bool {
 	return false
 }
 
-// takeLocked spends the whole cost, or nothing.
-func (k *leasedKey) takeLocked(p *pool, now time.Duration, cost int64) bool {
+// trySpendLocked spends the whole cost, or nothing.
+func (k *leasedKey) trySpendLocked(p *pool, now time.Duration, cost int64) bool {
 	if k.spendableLocked(p, now) < cost {
 		return false
 	}
@@ -321,8 +321,8 @@ func (b *block) spendable(now time.Duration) int64 {
 	return b.left
 }
 
-// answer returns the decision on a batch that was decided here.
-func (p *pool) answer(now time.Duration, cost int64) (d penstock.Decision) {
+// makeDecision returns the decision on a batch that was decided here.
+func (p *pool) makeDecision(now time.Duration, cost int64) (d penstock.Decision) {
 	left := p.left()
 	if len(p.parts) == 1 {
 		d = penstock.Single(p.parts[0].status(now, cost, left))

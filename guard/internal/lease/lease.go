@@ -32,19 +32,19 @@ type Options struct {
 
 // A Store draws units in blocks and spends them locally. See guard.Lease.
 type Store struct {
-	options Options
-	next    penstock.Store
-	start   time.Time // from which all times count
-	life    time.Duration
-	seed    maphash.Seed
-	stripes [stripes]stripe
-	keys    atomic.Int64
-	closed  atomic.Bool
+	options  Options
+	next     penstock.Store
+	start    time.Time // from which all times count
+	life     time.Duration
+	seed     maphash.Seed
+	stripes  [stripes]stripe
+	keys     atomic.Int64
+	isClosed atomic.Bool
 
-	mu    sync.Mutex
-	work  sync.WaitGroup // background goroutines; none starts once closed
-	gone  counts         // of removed keys
-	swept int64          // number of removed keys
+	mu            sync.Mutex
+	work          sync.WaitGroup // background goroutines; none starts once closed
+	removedCounts counts         // of removed keys
+	removedKeys   int64
 }
 
 const (
@@ -53,9 +53,9 @@ const (
 )
 
 type stripe struct {
-	mu   sync.RWMutex
-	keys map[keyName]*leasedKey
-	once [64]atomic.Uint64 // hashes of keys that were seen once, as most keys are
+	mu       sync.RWMutex
+	keys     map[keyName]*leasedKey
+	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once; most keys are
 }
 
 // seenBefore tells whether a key of this hash was seen in this Life or the one before. It can be
@@ -63,7 +63,7 @@ type stripe struct {
 func (s *stripe) seenBefore(hash uint64, life, now time.Duration) bool {
 	const times = 1<<16 - 1
 	time := uint64(now/life) & times
-	place := &s.once[hash/stripes%uint64(len(s.once))]
+	place := &s.seenOnce[hash/stripes%uint64(len(s.seenOnce))]
 	old, seen := place.Load(), hash&^times|time
 	if old == seen || old == hash&^times|(time-1)&times {
 		return true
@@ -91,17 +91,17 @@ func New(store penstock.Store, o Options) *Store {
 
 // Decide implements penstock.Store.
 func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if l.options.Block == nil || l.closed.Load() {
+	if l.options.Block == nil || l.isClosed.Load() {
 		return l.next.Decide(ctx, charges)
 	}
 	var few [4]*penstock.Plan
 	plans, shape := shapeOf(charges, few[:0])
 	switch shape {
 	case refunding:
-		return l.forget(ctx, charges)
+		return l.decideRefund(ctx, charges)
 	case spending:
-		if k := l.find(charges[0].Key, plans); k != nil {
-			return l.spend(ctx, k, charges, plans)
+		if k := l.findKey(charges[0].Key, plans); k != nil {
+			return l.decideFromLease(ctx, k, charges, plans)
 		}
 	}
 	return l.next.Decide(ctx, charges)
@@ -111,18 +111,18 @@ func (l *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 // to the store. Its error is the context's, if that ends first.
 func (l *Store) Close(ctx context.Context) error {
 	l.mu.Lock()
-	l.closed.Store(true)
+	l.isClosed.Store(true)
 	l.mu.Unlock()
 	var all sync.WaitGroup
 	room := make(chan struct{}, closeConcurrency)
-	for _, k := range l.all() {
+	for _, k := range l.allKeys() {
 		k.mu.Lock()
-		pending := l.takeAllLocked(k)
+		pending := l.removeAllLocked(k)
 		k.mu.Unlock()
 		for _, r := range pending {
 			room <- struct{}{}
 			all.Go(func() {
-				l.refund(ctx, k, r)
+				l.sendRefund(ctx, k, r)
 				<-room
 			})
 		}
@@ -144,17 +144,11 @@ func (l *Store) Close(ctx context.Context) error {
 // closeConcurrency is how many refunds Close has in flight at once.
 const closeConcurrency = 32
 
-// Stats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost +
-// Live.
+// Stats are guard.LeaseStats, which documents the fields. The two are separate types, because the
+// documentation of guard would not show the fields of an internal one.
 type Stats struct {
-	Keys     int   // keys that are leased or measured now
-	Draws    int64 // calls to the store, answered or not
-	Drawn    int64 // units that draws have brought, the same number of each limit of a batch
-	Spent    int64 // locally
-	Returned int64 // to the store
-	Expired  int64 // unspent; they count in the store until its limit frees them
-	Lost     int64 // returned without an answer, or drawn from elsewhere than the store
-	Live     int64 // held here now, or in flight back to the store
+	Keys                                               int
+	Draws, Drawn, Spent, Returned, Expired, Lost, Live int64
 }
 
 // Stats returns the counts until now.
@@ -162,7 +156,7 @@ func (l *Store) Stats() Stats {
 	for tries := 1; ; tries++ {
 		s, swept := l.stats()
 		l.mu.Lock()
-		same := swept == l.swept
+		same := swept == l.removedKeys
 		l.mu.Unlock()
 		if same || tries == 10 {
 			return s
@@ -174,12 +168,12 @@ func (l *Store) Stats() Stats {
 // if no key was removed meanwhile.
 func (l *Store) stats() (s Stats, swept int64) {
 	l.mu.Lock()
-	sum, swept := l.gone, l.swept
+	sum, swept := l.removedCounts, l.removedKeys
 	l.mu.Unlock()
-	for _, k := range l.all() {
+	for _, k := range l.allKeys() {
 		k.mu.Lock()
 		sum.add(&k.counts)
-		s.Live += k.liveLocked()
+		s.Live += k.liveUnitsLocked()
 		k.mu.Unlock()
 		s.Keys++
 	}
@@ -229,12 +223,12 @@ func (o Options) instances() int {
 // now is the time since the start, by the monotonic clock.
 func (l *Store) now() time.Duration { return time.Since(l.start) }
 
-// begin tells whether a background goroutine may start. If so, it must call l.work.Done at its
+// startWork tells whether a background goroutine may start. If so, it must call l.work.Done at its
 // end.
-func (l *Store) begin() bool {
+func (l *Store) startWork() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed.Load() {
+	if l.isClosed.Load() {
 		return false
 	}
 	l.work.Add(1)
@@ -284,26 +278,26 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 	return plans, spending
 }
 
-// find returns the key of a batch that spends, or nil if it is not leased.
-func (l *Store) find(key string, plans []*penstock.Plan) *leasedKey {
+// findKey returns the key of a batch that spends, or nil if it is not leased.
+func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
 	name := keyName{key, plans[0].Group()}
 	hash := maphash.String(l.seed, key)
 	s := &l.stripes[hash%stripes]
 	s.mu.RLock()
 	k := s.keys[name]
 	s.mu.RUnlock()
-	if k != nil || !l.worthwhile(plans) || !s.seenBefore(hash, l.life, l.now()) {
+	if k != nil || !l.canLease(plans) || !s.seenBefore(hash, l.life, l.now()) {
 		return k
 	}
-	return l.track(s, name)
+	return l.trackKey(s, name)
 }
 
 func (l *Store) stripeOf(key string) *stripe {
 	return &l.stripes[maphash.String(l.seed, key)%stripes]
 }
 
-// worthwhile tells whether all of the limits may be leased.
-func (l *Store) worthwhile(plans []*penstock.Plan) bool {
+// canLease tells whether all of the limits may be leased.
+func (l *Store) canLease(plans []*penstock.Plan) bool {
 	for _, plan := range plans {
 		if l.options.LargestBlock(plan) < MinBlock {
 			return false
@@ -312,7 +306,7 @@ func (l *Store) worthwhile(plans []*penstock.Plan) bool {
 	return true
 }
 
-func (l *Store) all() []*leasedKey {
+func (l *Store) allKeys() []*leasedKey {
 	var all []*leasedKey
 	for i := range l.stripes {
 		s := &l.stripes[i]

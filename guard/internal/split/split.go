@@ -13,10 +13,10 @@ import (
 	"github.com/penstock/penstock/guard/internal/divide"
 )
 
-// New returns a store that splits limits. shards returns how many counters a limit has. 0 and 1
+// New returns a store that splits limits. shardsOf returns how many counters a limit has. 0 and 1
 // mean one.
-func New(next penstock.Store, shards func(*penstock.Plan) int) penstock.Store {
-	s := &store{shards: shards, next: next}
+func New(next penstock.Store, shardsOf func(*penstock.Plan) int) penstock.Store {
+	s := &store{shardsOf: shardsOf, next: next}
 	s.batches.New = func() any { return new(splitBatch) }
 	return s
 }
@@ -24,10 +24,10 @@ func New(next penstock.Store, shards func(*penstock.Plan) int) penstock.Store {
 const maxParts = 32
 
 type store struct {
-	shards  func(*penstock.Plan) int
-	next    penstock.Store
-	parts   divide.Cache[*Parts]
-	batches sync.Pool
+	shardsOf func(*penstock.Plan) int
+	next     penstock.Store
+	parts    divide.Cache[*Parts]
+	batches  sync.Pool
 }
 
 func (s *store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -38,11 +38,11 @@ func (s *store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err
 	}
-	j := s.batches.Get().(*splitBatch)
-	j.begin(s, charges, first, parts)
-	d, err := j.decide(ctx)
-	j.end()
-	s.batches.Put(j)
+	b := s.batches.Get().(*splitBatch)
+	b.begin(s, charges, first, parts)
+	d, err := b.decide(ctx)
+	b.end()
+	s.batches.Put(b)
 	return d, err
 }
 
@@ -60,7 +60,7 @@ func (s *store) partsOf(plan *penstock.Plan) *Parts {
 	if plan == nil {
 		return nil // the store says what is wrong
 	}
-	n := s.shards(plan)
+	n := s.shardsOf(plan)
 	if n <= 1 {
 		return nil
 	}
@@ -84,14 +84,14 @@ type chargeState struct {
 	parts  *Parts // nil: it is not split
 	status penstock.Status
 
-	strategy strategy
-	start    int             // the first shard
-	tried    int             // shards that have denied it
-	retry    time.Duration   // the shortest RetryAfter of its denials
-	soonest  int             // the shard of that RetryAfter
-	sure     bool            // all shards together deny it
-	left     [maxParts]int64 // remaining units of each shard, 0 if not known
-	cost     [maxParts]int64 // for each shard, if all are called
+	strategy    strategy
+	start       int             // the first shard
+	tried       int             // shards that have denied it
+	retry       time.Duration   // the shortest RetryAfter of its denials
+	soonest     int             // the shard of that RetryAfter
+	isConfirmed bool            // all shards together deny it
+	left        [maxParts]int64 // remaining units of each shard, 0 if not known
+	cost        [maxParts]int64 // for each shard, if all are called
 }
 
 // A strategy says which shards a charge is sent to.
@@ -104,13 +104,13 @@ const (
 	oneShardWaiting                 // at the shard with the shortest RetryAfter, with patience
 )
 
-func (j *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts *Parts) {
-	j.next, j.charges, j.source = s.next, charges, penstock.FromStore
-	for len(j.states) < len(charges) {
-		j.states = append(j.states, chargeState{})
+func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts *Parts) {
+	b.next, b.charges, b.source = s.next, charges, penstock.FromStore
+	for len(b.states) < len(charges) {
+		b.states = append(b.states, chargeState{})
 	}
 	for i := range charges {
-		c, p := &charges[i], &j.states[i]
+		c, p := &charges[i], &b.states[i]
 		p.parts, p.status = nil, penstock.Status{}
 		if i == first {
 			p.parts = parts
@@ -129,95 +129,96 @@ func (j *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts
 	}
 }
 
-// end forgets what belongs to the caller.
-func (j *splitBatch) end() {
-	j.charges = nil
-	j.clear()
-	for i := range j.states {
-		j.states[i].parts = nil
+// end drops the references to what belongs to the caller.
+func (b *splitBatch) end() {
+	b.charges = nil
+	b.clearBatch()
+	for i := range b.states {
+		b.states[i].parts = nil
 	}
 }
 
-func (j *splitBatch) decide(ctx context.Context) (penstock.Decision, error) {
-	for i := range j.charges {
-		if j.states[i].asks(&j.charges[i]) {
-			if err := j.ask(ctx, i, j.charges[i].Cost); err != nil {
+func (b *splitBatch) decide(ctx context.Context) (penstock.Decision, error) {
+	for i := range b.charges {
+		if b.states[i].isPeek(&b.charges[i]) {
+			if err := b.peekShards(ctx, i, b.charges[i].Cost); err != nil {
 				return penstock.Decision{}, err
 			}
 		}
 	}
-	if j.denied() {
-		return j.askTheRest(ctx)
+	if b.isDenied() {
+		return b.peekOthers(ctx)
 	}
-	if err := j.spend(ctx); err != nil {
+	if err := b.spendCharges(ctx); err != nil {
 		return penstock.Decision{}, err
 	}
-	denied := j.denied()
-	for i := range j.charges {
-		if !j.states[i].settles(&j.charges[i]) {
+	isDenied := b.isDenied()
+	for i := range b.charges {
+		if !b.states[i].isSettlement(&b.charges[i]) {
 			continue
 		}
 		var err error
-		if denied {
-			err = j.ask(ctx, i, 0)
+		if isDenied {
+			err = b.peekShards(ctx, i, 0)
 		} else {
-			err = j.settle(ctx, i)
+			err = b.settleCharge(ctx, i)
 		}
 		if err != nil {
 			return penstock.Decision{}, err
 		}
 	}
-	return j.decision(), nil
+	return b.makeDecision(), nil
 }
 
-// Each split charge is of one of three kinds: it asks, spends or settles.
+// Each split charge is of one of three kinds: a peek, a spend or a settlement. A settlement is
+// never denied.
 
-func (p *chargeState) asks(c *penstock.Charge) bool {
+func (p *chargeState) isPeek(c *penstock.Charge) bool {
 	return p.parts != nil && (c.Mode == penstock.Peek || c.Cost == 0 && c.Mode != penstock.Reset)
 }
 
-func (p *chargeState) spends(c *penstock.Charge) bool {
+func (p *chargeState) isSpend(c *penstock.Charge) bool {
 	return p.parts != nil && c.Cost > 0 && (c.Mode == penstock.Spend || c.Mode == penstock.Draw)
 }
 
-func (p *chargeState) settles(c *penstock.Charge) bool {
-	return p.parts != nil && !p.asks(c) && !p.spends(c)
+func (p *chargeState) isSettlement(c *penstock.Charge) bool {
+	return p.parts != nil && !p.isPeek(c) && !p.isSpend(c)
 }
 
-// denied tells whether a charge was denied. Charges that settle do not count.
-func (j *splitBatch) denied() bool {
-	for i := range j.charges {
-		p := &j.states[i]
-		if (p.parts == nil || !p.settles(&j.charges[i])) && p.status.RetryAfter != 0 {
+// isDenied tells whether a charge was denied. Settlements are not charged yet.
+func (b *splitBatch) isDenied() bool {
+	for i := range b.charges {
+		p := &b.states[i]
+		if (p.parts == nil || !p.isSettlement(&b.charges[i])) && p.status.RetryAfter != 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// decision is what the statuses make.
-func (j *splitBatch) decision() (d penstock.Decision) {
-	if len(j.charges) == 1 {
-		d = penstock.Single(j.states[0].status)
+// makeDecision returns the decision of the statuses.
+func (b *splitBatch) makeDecision() (d penstock.Decision) {
+	if len(b.charges) == 1 {
+		d = penstock.Single(b.states[0].status)
 	} else {
-		statuses := make([]penstock.Status, len(j.charges))
+		statuses := make([]penstock.Status, len(b.charges))
 		for i := range statuses {
-			statuses[i] = j.states[i].status
+			statuses[i] = b.states[i].status
 		}
 		d = penstock.NewDecision(statuses)
 	}
-	d.Source = j.source
+	d.Source = b.source
 	return d
 }
 
-// add adds to the batch a charge with another cost and mode at one of its shards.
-func (j *splitBatch) add(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge {
-	j.batch = append(j.batch, j.charges[i])
-	j.chargeIndex = append(j.chargeIndex, i)
-	j.shardIndex = append(j.shardIndex, shard)
-	c := &j.batch[len(j.batch)-1]
+// addCharge adds to the batch a charge with another cost and mode at one of its shards.
+func (b *splitBatch) addCharge(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge {
+	b.batch = append(b.batch, b.charges[i])
+	b.chargeIndex = append(b.chargeIndex, i)
+	b.shardIndex = append(b.shardIndex, shard)
+	c := &b.batch[len(b.batch)-1]
 	c.Mode, c.Cost = mode, cost
-	if p := j.states[i].parts; p != nil {
+	if p := b.states[i].parts; p != nil {
 		c.Key, c.Plan = shardKey(c.Key, shard), p.plans[shard]
 		if c.Patience > 0 {
 			c.Patience = min(c.Patience, c.Plan.MaxPatience())
@@ -226,43 +227,43 @@ func (j *splitBatch) add(i, shard int, mode penstock.Mode, cost int64) *penstock
 	return c
 }
 
-func (j *splitBatch) clear() {
-	clear(j.batch)
-	j.batch, j.chargeIndex, j.shardIndex = j.batch[:0], j.chargeIndex[:0], j.shardIndex[:0]
+func (b *splitBatch) clearBatch() {
+	clear(b.batch)
+	b.batch, b.chargeIndex, b.shardIndex = b.batch[:0], b.chargeIndex[:0], b.shardIndex[:0]
 }
 
-// send sends the added charges to the store.
-func (j *splitBatch) send(ctx context.Context) (penstock.Decision, error) {
-	if len(j.batch) > penstock.MaxCharges {
+// sendBatch sends the added charges to the store.
+func (b *splitBatch) sendBatch(ctx context.Context) (penstock.Decision, error) {
+	if len(b.batch) > penstock.MaxCharges {
 		return penstock.Decision{}, fmt.Errorf("%w: the batch needs %d shards of split limits at once; the most is %d: lower Settings.SplitInto",
-			penstock.ErrInvalid, len(j.batch), penstock.MaxCharges)
+			penstock.ErrInvalid, len(b.batch), penstock.MaxCharges)
 	}
-	d, err := j.next.Decide(ctx, j.batch)
-	j.source = d.Source
+	d, err := b.next.Decide(ctx, b.batch)
+	b.source = d.Source
 	return d, err
 }
 
-// all sends one charge to all of its shards, at the costs of its state, and sums up their
-// statuses.
-func (j *splitBatch) all(ctx context.Context, i int, mode penstock.Mode) error {
-	p := &j.states[i]
-	j.clear()
+// chargeAllShards sends one charge to all of its shards, at the costs of its state, and sums up
+// their statuses.
+func (b *splitBatch) chargeAllShards(ctx context.Context, i int, mode penstock.Mode) error {
+	p := &b.states[i]
+	b.clearBatch()
 	for shard := range p.parts.N() {
-		j.add(i, shard, mode, p.cost[shard])
+		b.addCharge(i, shard, mode, p.cost[shard])
 	}
-	d, err := j.send(ctx)
+	d, err := b.sendBatch(ctx)
 	if err != nil {
 		return err
 	}
 	p.status = penstock.Status{}
 	for shard := range p.parts.N() {
-		p.sum(d.Status(shard), shard)
+		p.addStatus(d.Status(shard), shard)
 	}
 	return nil
 }
 
-// sum adds the status of one shard.
-func (p *chargeState) sum(s penstock.Status, shard int) {
+// addStatus adds the status of one shard to that of the charge.
+func (p *chargeState) addStatus(s penstock.Status, shard int) {
 	p.left[shard] = s.Remaining
 	p.status.Granted += s.Granted
 	p.status.Remaining += s.Remaining
@@ -271,22 +272,22 @@ func (p *chargeState) sum(s penstock.Status, shard int) {
 	p.status.Wait = max(p.status.Wait, s.Wait)
 }
 
-// ask peeks at all shards. It sets the status that a Spend of the cost would get.
-func (j *splitBatch) ask(ctx context.Context, i int, cost int64) error {
-	p := &j.states[i]
-	one := cost <= p.parts.MinUnits
-	if one {
+// peekShards peeks at all shards. It sets the status that a Spend of the cost would get.
+func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
+	p := &b.states[i]
+	fitsOneShard := cost <= p.parts.MinUnits
+	if fitsOneShard {
 		for shard := range p.parts.N() {
 			p.cost[shard] = cost
 		}
 	} else {
 		p.spreadEqually(cost)
 	}
-	j.clear()
+	b.clearBatch()
 	for shard := range p.parts.N() {
-		j.add(i, shard, penstock.Peek, p.cost[shard])
+		b.addCharge(i, shard, penstock.Peek, p.cost[shard])
 	}
-	d, err := j.send(ctx)
+	d, err := b.sendBatch(ctx)
 	if err != nil {
 		return err
 	}
@@ -294,23 +295,23 @@ func (j *splitBatch) ask(ctx context.Context, i int, cost int64) error {
 	first := d.Status(0)
 	for shard := range p.parts.N() {
 		s := d.Status(shard)
-		if p.sum(s, shard); s.RetryAfter < first.RetryAfter || s.RetryAfter == first.RetryAfter && s.Wait < first.Wait {
+		if p.addStatus(s, shard); s.RetryAfter < first.RetryAfter || s.RetryAfter == first.RetryAfter && s.Wait < first.Wait {
 			first = s
 		}
 	}
-	if one {
+	if fitsOneShard {
 		p.status.RetryAfter, p.status.Wait = first.RetryAfter, first.Wait
 	}
-	if p.together(cost) {
+	if p.hasTogether(cost) {
 		p.status.RetryAfter, p.status.Wait = 0, 0
 	}
 	return nil
 }
 
-// together tells whether all shards together have the cost, and it may be taken from several. (A
+// hasTogether tells whether all shards together have the cost, and it may be taken from several. (A
 // hold may not, because it must be found again.)
-func (p *chargeState) together(cost int64) bool {
-	return !p.parts.holds && p.sumLeft() >= cost
+func (p *chargeState) hasTogether(cost int64) bool {
+	return !p.parts.hasHolds && p.sumLeft() >= cost
 }
 
 func (p *chargeState) sumLeft() (sum int64) {
@@ -320,36 +321,36 @@ func (p *chargeState) sumLeft() (sum int64) {
 	return sum
 }
 
-// askTheRest answers a batch in which a Peek is denied. Its other charges become Peeks.
-func (j *splitBatch) askTheRest(ctx context.Context) (penstock.Decision, error) {
-	j.clear()
-	for i := range j.charges {
-		if j.states[i].parts == nil {
-			mode, cost := penstock.Peek, asking(&j.charges[i])
-			j.add(i, 0, mode, cost)
+// peekOthers answers a batch in which a Peek is denied. Its other charges become Peeks.
+func (b *splitBatch) peekOthers(ctx context.Context) (penstock.Decision, error) {
+	b.clearBatch()
+	for i := range b.charges {
+		if b.states[i].parts == nil {
+			mode, cost := penstock.Peek, peekCost(&b.charges[i])
+			b.addCharge(i, 0, mode, cost)
 		}
 	}
-	if len(j.batch) > 0 {
-		d, err := j.send(ctx)
+	if len(b.batch) > 0 {
+		d, err := b.sendBatch(ctx)
 		if err != nil {
 			return d, err
 		}
-		for k, i := range j.chargeIndex {
-			j.states[i].status = d.Status(k)
+		for k, i := range b.chargeIndex {
+			b.states[i].status = d.Status(k)
 		}
 	}
-	for i := range j.charges {
-		if p := &j.states[i]; p.parts != nil && !p.asks(&j.charges[i]) {
-			if err := j.ask(ctx, i, asking(&j.charges[i])); err != nil {
+	for i := range b.charges {
+		if p := &b.states[i]; p.parts != nil && !p.isPeek(&b.charges[i]) {
+			if err := b.peekShards(ctx, i, peekCost(&b.charges[i])); err != nil {
 				return penstock.Decision{}, err
 			}
 		}
 	}
-	return j.decision(), nil
+	return b.makeDecision(), nil
 }
 
-// asking is the cost by which a Peek answers what the charge would be answered.
-func asking(c *penstock.Charge) int64 {
+// peekCost returns the cost for a Peek that gets the answer which the charge would get.
+func peekCost(c *penstock.Charge) int64 {
 	switch c.Mode {
 	case penstock.Spend, penstock.Peek:
 		return c.Cost
@@ -359,81 +360,81 @@ func asking(c *penstock.Charge) int64 {
 	return 0
 }
 
-// spend makes the charges that are not split and those that spend, all or none. If the decision's
-// deadline leaves no time for another call, the denials so far decide.
-func (j *splitBatch) spend(ctx context.Context) error {
-	var passed error
-	deadline, limited := ctx.Deadline()
+// spendCharges makes the charges that are not split and those that spend, all or none. If the
+// decision's deadline leaves no time for another call, the denials so far decide.
+func (b *splitBatch) spendCharges(ctx context.Context) error {
+	var breakerErr error
+	deadline, hasDeadline := ctx.Deadline()
 	var longest time.Duration // call so far
 	for {
 		var sent time.Time
-		if limited {
+		if hasDeadline {
 			sent = time.Now()
 		}
-		j.clear()
-		for i := range j.charges {
-			j.addSpend(i)
+		b.clearBatch()
+		for i := range b.charges {
+			b.addSpend(i)
 		}
-		if len(j.batch) == 0 {
+		if len(b.batch) == 0 {
 			return nil
 		}
-		d, err := j.send(ctx)
+		d, err := b.sendBatch(ctx)
 		if err != nil {
-			if !j.passOver(err) {
+			if !b.skipShard(err) {
 				return err
 			}
-			passed = err
+			breakerErr = err
 			continue
 		}
-		j.read(&d)
+		b.readStatuses(&d)
 		if d.Allowed {
 			return nil
 		}
-		timely := true
-		if limited {
+		hasTime := true
+		if hasDeadline {
 			now := time.Now()
 			longest = max(longest, now.Sub(sent))
-			timely = deadline.Sub(now) > 2*longest // the next may take longer
+			hasTime = deadline.Sub(now) > 2*longest // the next may take longer
 		}
-		if timely && j.tryNext() {
+		if hasTime && b.tryNext() {
 			continue
 		}
-		if passed != nil || !timely {
-			return passed
+		if breakerErr != nil || !hasTime {
+			return breakerErr
 		}
-		return j.confirmDenied(ctx)
+		return b.confirmDenied(ctx)
 	}
 }
 
 // confirmDenied peeks at all shards of the charges that only some have denied. Another limit
 // denies the batch anyway.
-func (j *splitBatch) confirmDenied(ctx context.Context) error {
-	for i := range j.charges {
-		c, p := &j.charges[i], &j.states[i]
-		if !p.spends(c) || p.status.RetryAfter == 0 || p.sure {
+func (b *splitBatch) confirmDenied(ctx context.Context) error {
+	for i := range b.charges {
+		c, p := &b.charges[i], &b.states[i]
+		if !p.isSpend(c) || p.status.RetryAfter == 0 || p.isConfirmed {
 			continue
 		}
-		if err := j.ask(ctx, i, asking(c)); err != nil {
+		if err := b.peekShards(ctx, i, peekCost(c)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (j *splitBatch) addSpend(i int) {
-	c, p := &j.charges[i], &j.states[i]
+func (b *splitBatch) addSpend(i int) {
+	c, p := &b.charges[i], &b.states[i]
 	switch {
 	case p.parts == nil:
-		j.add(i, 0, c.Mode, c.Cost)
-	case !p.spends(c):
-	case p.one(c):
-		added := j.add(i, p.shard(), c.Mode, c.Cost)
+		b.addCharge(i, 0, c.Mode, c.Cost)
+	case !p.isSpend(c):
+	case p.usesOneShard(c):
+		added := b.addCharge(i, p.currentShard(), c.Mode, c.Cost)
 		if p.strategy != oneShardWaiting {
 			added.Patience = 0
 		}
 	default:
 		for shard := range p.parts.N() {
-			added := j.add(i, shard, c.Mode, p.cost[shard])
+			added := b.addCharge(i, shard, c.Mode, p.cost[shard])
 			if p.strategy != oneShardWaiting {
 				added.Patience = 0
 			}
@@ -441,32 +442,32 @@ func (j *splitBatch) addSpend(i int) {
 	}
 }
 
-// one tells whether the charge is sent to one shard.
-func (p *chargeState) one(c *penstock.Charge) bool {
+// usesOneShard tells whether the charge is sent to one shard.
+func (p *chargeState) usesOneShard(c *penstock.Charge) bool {
 	return p.strategy == oneShard || p.strategy == oneShardWaiting && (c.Mode == penstock.Draw || c.Cost <= p.parts.MinUnits)
 }
 
-func (p *chargeState) shard() int { return (p.start + p.tried) % p.parts.N() }
+func (p *chargeState) currentShard() int { return (p.start + p.tried) % p.parts.N() }
 
-// read stores the statuses of a decision.
-func (j *splitBatch) read(d *penstock.Decision) {
-	for k := 0; k < len(j.batch); {
-		i := j.chargeIndex[k]
-		p := &j.states[i]
+// readStatuses stores the statuses of a decision.
+func (b *splitBatch) readStatuses(d *penstock.Decision) {
+	for k := 0; k < len(b.batch); {
+		i := b.chargeIndex[k]
+		p := &b.states[i]
 		switch {
 		case p.parts == nil:
 			p.status = d.Status(k)
 			k++
-		case p.one(&j.charges[i]):
-			p.readOne(d.Status(k), j.shardIndex[k], j.charges[i].Cost)
+		case p.usesOneShard(&b.charges[i]):
+			p.readStatus(d.Status(k), b.shardIndex[k], b.charges[i].Cost)
 			k++
 		default:
 			p.status = penstock.Status{}
 			for range p.parts.N() {
-				p.sum(d.Status(k), j.shardIndex[k])
+				p.addStatus(d.Status(k), b.shardIndex[k])
 				k++
 			}
-			p.sure = p.strategy != equally || !p.together(j.charges[i].Cost)
+			p.isConfirmed = p.strategy != equally || !p.hasTogether(b.charges[i].Cost)
 			if p.strategy != byRemaining {
 				p.retry = p.status.RetryAfter
 			} else if p.status.RetryAfter != 0 {
@@ -476,7 +477,7 @@ func (j *splitBatch) read(d *penstock.Decision) {
 	}
 }
 
-func (p *chargeState) readOne(s penstock.Status, shard int, cost int64) {
+func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 	p.left[shard] = s.Remaining
 	if s.RetryAfter != 0 {
 		if s.RetryAfter < p.retry {
@@ -485,9 +486,9 @@ func (p *chargeState) readOne(s penstock.Status, shard int, cost int64) {
 		s.RetryAfter = p.retry
 	}
 	n := int64(p.parts.N())
-	p.sure = false
+	p.isConfirmed = false
 	if s.RetryAfter != 0 && (p.tried == p.parts.N()-1 || p.strategy == oneShardWaiting) {
-		p.sure = !p.together(cost)
+		p.isConfirmed = !p.hasTogether(cost)
 		s.Remaining = p.sumLeft()
 	} else {
 		s.Remaining = max(s.Remaining, min(s.Remaining*n, p.parts.capacity-s.Granted))
@@ -497,9 +498,9 @@ func (p *chargeState) readOne(s penstock.Status, shard int, cost int64) {
 
 // tryNext lets each denied charge try its next strategy. It returns false if a charge has none
 // left.
-func (j *splitBatch) tryNext() bool {
-	for i := range j.charges {
-		if p := &j.states[i]; (p.parts == nil || p.spends(&j.charges[i])) && p.status.RetryAfter != 0 && !p.tryNext(&j.charges[i]) {
+func (b *splitBatch) tryNext() bool {
+	for i := range b.charges {
+		if p := &b.states[i]; (p.parts == nil || p.isSpend(&b.charges[i])) && p.status.RetryAfter != 0 && !p.tryNext(&b.charges[i]) {
 			return false
 		}
 	}
@@ -513,7 +514,7 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	case p.strategy == oneShard && p.tried < p.parts.N()-1:
 		p.tried++
 		return true
-	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.together(c.Cost):
+	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.hasTogether(c.Cost):
 		p.strategy = byRemaining
 		p.spreadByRemaining(c.Cost)
 		return true
@@ -531,59 +532,59 @@ func isBreakerOpen(err error) bool {
 	return e != nil && e.Reason == penstock.ReasonBreakerOpen
 }
 
-// passOver moves a charge that is alone on to the next shard, if a breaker rejected the call.
-func (j *splitBatch) passOver(err error) bool {
-	p := &j.states[0]
-	if len(j.charges) > 1 || p.strategy != oneShard || p.tried == p.parts.N()-1 || !isBreakerOpen(err) {
+// skipShard moves a charge that is alone on to the next shard, if a breaker rejected the call.
+func (b *splitBatch) skipShard(err error) bool {
+	p := &b.states[0]
+	if len(b.charges) > 1 || p.strategy != oneShard || p.tried == p.parts.N()-1 || !isBreakerOpen(err) {
 		return false
 	}
 	p.tried++
 	return true
 }
 
-// settle makes a charge that is never denied.
-func (j *splitBatch) settle(ctx context.Context, i int) error {
-	c, p := &j.charges[i], &j.states[i]
+// settleCharge makes a charge that is never denied.
+func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
+	c, p := &b.charges[i], &b.states[i]
 	switch {
 	case c.Mode == penstock.Reset:
 		p.spreadEqually(c.Cost)
-		return j.all(ctx, i, c.Mode)
-	case p.parts.holds && c.Cost > p.parts.MinUnits:
-		return j.all(ctx, i, c.Mode) // as it was acquired
-	case p.parts.holds && c.Mode == penstock.Refund:
-		return j.release(ctx, i)
-	case p.parts.holds:
-		_, err := j.askOne(ctx, i, c.Mode, c.Cost)
+		return b.chargeAllShards(ctx, i, c.Mode)
+	case p.parts.hasHolds && c.Cost > p.parts.MinUnits:
+		return b.chargeAllShards(ctx, i, c.Mode) // as it was acquired
+	case p.parts.hasHolds && c.Mode == penstock.Refund:
+		return b.releaseHold(ctx, i)
+	case p.parts.hasHolds:
+		_, err := b.chargeOneShard(ctx, i, c.Mode, c.Cost)
 		return err
 	case c.Mode == penstock.Force:
-		return j.force(ctx, i)
+		return b.forceCharge(ctx, i)
 	}
-	if err := j.ask(ctx, i, 0); err != nil {
+	if err := b.peekShards(ctx, i, 0); err != nil {
 		return err
 	}
 	p.spreadByUse(c.Cost)
-	return j.all(ctx, i, c.Mode)
+	return b.chargeAllShards(ctx, i, c.Mode)
 }
 
-// askOne sends one charge to its current shard.
-func (j *splitBatch) askOne(ctx context.Context, i int, mode penstock.Mode, cost int64) (granted int64, err error) {
-	p := &j.states[i]
-	j.clear()
-	j.add(i, p.shard(), mode, cost).Patience = 0
-	d, err := j.send(ctx)
+// chargeOneShard sends one charge to its current shard.
+func (b *splitBatch) chargeOneShard(ctx context.Context, i int, mode penstock.Mode, cost int64) (granted int64, err error) {
+	p := &b.states[i]
+	b.clearBatch()
+	b.addCharge(i, p.currentShard(), mode, cost).Patience = 0
+	d, err := b.sendBatch(ctx)
 	if err == nil {
 		granted = d.Status(0).Granted
-		p.readOne(d.Status(0), p.shard(), cost)
+		p.readStatus(d.Status(0), p.currentShard(), cost)
 	}
 	return granted, err
 }
 
-// release refunds a hold. It searches the shards, beginning with the first of the hold.
-func (j *splitBatch) release(ctx context.Context, i int) error {
-	p, cost := &j.states[i], j.charges[i].Cost
+// releaseHold refunds a hold. It searches the shards, beginning with the first of the hold.
+func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
+	p, cost := &b.states[i], b.charges[i].Cost
 	released := int64(0)
 	for ; p.tried < p.parts.N() && released < cost; p.tried++ {
-		granted, err := j.askOne(ctx, i, penstock.Refund, cost-released)
+		granted, err := b.chargeOneShard(ctx, i, penstock.Refund, cost-released)
 		if err != nil {
 			return err
 		}
@@ -593,20 +594,20 @@ func (j *splitBatch) release(ctx context.Context, i int) error {
 	return nil
 }
 
-// force spends at one shard if it fits. Otherwise it takes what each shard has, and divides the
-// rest as debt among all.
-func (j *splitBatch) force(ctx context.Context, i int) error {
-	p, cost := &j.states[i], j.charges[i].Cost
+// forceCharge spends at one shard if it fits. Otherwise it takes what each shard has, and divides
+// the rest as debt among all.
+func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
+	p, cost := &b.states[i], b.charges[i].Cost
 	if p.strategy == oneShard {
-		if _, err := j.askOne(ctx, i, penstock.Spend, cost); err != nil || p.status.RetryAfter == 0 {
+		if _, err := b.chargeOneShard(ctx, i, penstock.Spend, cost); err != nil || p.status.RetryAfter == 0 {
 			return err
 		}
 	}
-	if err := j.ask(ctx, i, 0); err != nil {
+	if err := b.peekShards(ctx, i, 0); err != nil {
 		return err
 	}
 	p.spreadByRemaining(cost)
-	return j.all(ctx, i, penstock.Force)
+	return b.chargeAllShards(ctx, i, penstock.Force)
 }
 
 // The costs of all shards.
@@ -658,7 +659,7 @@ type Parts struct {
 	plans    []*penstock.Plan
 	capacity int64 // of the whole: what can be used at once
 	MinUnits int64 // of the smallest part
-	holds    bool
+	hasHolds bool
 }
 
 // N returns how many parts there are.
@@ -669,7 +670,7 @@ func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.N(), shar
 
 // home returns the shard to call first.
 func (p *Parts) home(c *penstock.Charge) int {
-	if !p.holds {
+	if !p.hasHolds {
 		return rand.IntN(p.N())
 	}
 	const offset, prime = 2166136261, 16777619 // FNV-1a: every instance must find the same
@@ -702,7 +703,7 @@ func PartsOf(l penstock.Limit, n int) *Parts {
 		most = min(most, l.Burst) // a part with none would have the default
 	}
 	for n = int(min(int64(n), most, maxParts)); n > 1; n-- {
-		p := &Parts{capacity: capacity, MinUnits: capacity / int64(n), holds: plan.Algorithm().NeedsHolder()}
+		p := &Parts{capacity: capacity, MinUnits: capacity / int64(n), hasHolds: plan.Algorithm().NeedsHolder()}
 		for i := range n {
 			if part := plan.Part(n, i); part != nil {
 				p.plans = append(p.plans, part)
