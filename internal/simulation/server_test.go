@@ -60,7 +60,7 @@ func newServer(nodes int, clockAhead time.Duration, b *history) *server {
 
 func newNode() *node {
 	n := new(node)
-	n.store = memstore.New(memstore.Options{Now: func() time.Time { return n.now }, Shards: 1})
+	n.store = memstore.New(memstore.Options{Now: func() time.Time { return n.now }, Locks: 1})
 	return n
 }
 
