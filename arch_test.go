@@ -54,6 +54,8 @@ var mayImport = []struct {
 		"go.yaml.in/yaml/v4", "github.com/fsnotify/fsnotify"}},
 	{"admission", []string{".", "internal/piggyback", "internal/panicked", "memstore", "guard", "policy"}},
 	{"httplimit", []string{".", "algorithm", "admission", "guard", "internal/wording", "policy"}},
+	{"httplimit/internal/spellings", nil},
+	{"httplimit/forwardauth", []string{".", "admission", "httplimit", "policy"}},
 	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
 	{"internal/effort", nil},
 	{"internal/redistest", nil},
@@ -160,7 +162,7 @@ var ofFiles = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "gi
 
 func TestRulesInGoNeedNoFileFormat(t *testing.T) {
 	all := packages(t)
-	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit"} {
+	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit", "httplimit/forwardauth"} {
 		for _, path := range all[name].Deps {
 			if slices.Contains(ofFiles, path) {
 				t.Errorf("package %s imports %s, directly or not; only policy/policyfile and policy/jwt may", name, path)

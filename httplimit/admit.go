@@ -38,8 +38,7 @@ func (g *Gate) Admit(w http.ResponseWriter, r *http.Request) *Admission {
 	a := &Admission{Request: r, header: w.Header()}
 	a.attributes = attributes{r: r, compiled: c}
 	if err := a.canonicalizePath(c); err != nil {
-		g.observe(&admission.Event{Outcome: admission.Malformed})
-		g.answer(w, r, c, rejection{reason: requestMalformed, detail: err.Error()})
+		g.rejectMalformed(w, r, c, err.Error())
 		return nil
 	}
 	_, outcome, _ := g.controller.Admit(a.Request.Context(), admission.Request{
@@ -155,6 +154,25 @@ func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, out
 	}
 	defer a.admission.Done(admission.Result{Status: d.code()})
 	g.answer(w, r, c, d)
+}
+
+// RejectMalformed answers a request with 400, as Admit answers one whose path is ambiguous. It is
+// for handlers that read requests before they call Admit. The detail is for the client: it must
+// contain no secrets.
+func (g *Gate) RejectMalformed(w http.ResponseWriter, r *http.Request, detail string) {
+	g.rejectMalformed(w, r, g.current(), detail)
+}
+
+func (g *Gate) rejectMalformed(w http.ResponseWriter, r *http.Request, c *compiledRules, detail string) {
+	g.observe(&admission.Event{Outcome: admission.Malformed})
+	g.answer(w, r, c, rejection{reason: requestMalformed, detail: detail})
+}
+
+// RejectPeer answers a request with 403. It is for handlers that serve trusted proxies only; see
+// IsTrustedProxy. The detail is for the peer: it must contain no secrets.
+func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string) {
+	g.observe(&admission.Event{Outcome: admission.Refused})
+	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})
 }
 
 // writeHeaders tells the client about its limits.

@@ -34,6 +34,7 @@ const (
 	clientRefused                           // 403: the client is on the deny list
 	requestMalformed                        // 400: servers could read it in different ways; detail says why
 	tooManyNew                              // 429: the address brings too many new identities
+	peerRefused                             // 403: only trusted proxies are served; detail says how to become one
 	rejectionReasons
 )
 
@@ -53,6 +54,7 @@ var problems = [rejectionReasons]struct {
 	requestMalformed: {http.StatusBadRequest, "about:blank", "Bad Request", "Bad request"},
 	tooManyNew: {http.StatusTooManyRequests, "https://iana.org/assignments/http-problem-types#quota-exceeded", "Quota Exceeded",
 		"Too many new identities from this address"},
+	peerRefused: {http.StatusForbidden, "about:blank", "Forbidden", "This peer is not trusted"},
 }
 
 // bodies writes the bodies of rejections. Make one with newBodies. Only bodies for requests over a

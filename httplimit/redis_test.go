@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/httplimit/internal/spellings"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -149,7 +150,7 @@ rules:
 	defer connection.Close()
 	answers := bufio.NewReader(connection)
 	got, refused := 0, 0
-	targets := spellings()
+	targets := spellings.All()
 	for _, target := range targets {
 		fmt.Fprintf(connection, "POST %s HTTP/1.1\r\nHost: a\r\nX-API-Key: a\r\nContent-Length: 0\r\n\r\n", target)
 		response, err := http.ReadResponse(answers, nil)
@@ -170,21 +171,6 @@ rules:
 		t.Errorf("%d spellings got through, not one", got)
 	}
 	t.Logf("counted: %d spellings of one path over HTTP (%d refused as malformed)", len(targets), refused)
-}
-
-// spellings are many ways to write /api/rides/request.
-func spellings() (targets []string) {
-	segments := [][]string{{"api", "%61pi", "a%70i", "ap%69", "%61%70%69"}, {"rides", "r%69des", "%72ides", "ride%73"}, {"request", "%72equest", "req%75est", "reques%74"}}
-	joints := []string{"/", "//", "/./", "/x/../", "/%2e/", "/x/%2e%2e/", "/x/.%2E/"}
-	for i, joint := range joints {
-		for _, a := range segments[0] {
-			for j, b := range segments[1] {
-				targets = append(targets, joint+a+joints[(i+j)%len(joints)]+b+joint+segments[2][(i+j)%4])
-			}
-		}
-	}
-	return append(targets, "/../api/rides/request", "/api/rides%2Frequest", "/api/rides%5crequest", "/api/rides/request%00", "/api/rides/../rides/request",
-		"/api\\rides\\request", "/api/rides/request?x=1", "/api/rides/request?/../", "/%2e%2e/api/rides/request", "/api/rides/x/../request")
 }
 
 // A scriptCounter counts the scripts that a store sends, but for those that the server did not

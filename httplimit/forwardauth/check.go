@@ -1,0 +1,98 @@
+package forwardauth
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// Check refuses rules with limits that need what a Handler never sees: the response, the end of the
+// request, or its body. The error wraps penstock.ErrInvalid, and names each such rule with the
+// reason. Call it when rules are loaded, so that a reload fails as a whole.
+func Check(rules *policy.Rules) error {
+	var errs []error
+	for _, rule := range rules.Rules() {
+		for _, l := range rule.Limits {
+			reason := unseen(l)
+			if reason == "" && l.Candidate != nil {
+				reason = unseen(l.Candidate)
+			}
+			if reason != "" {
+				errs = append(errs, fmt.Errorf("rule %s, limit %s: %s", rule.Name, l.Name, reason))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("%w: forwardauth: %w", penstock.ErrInvalid, err)
+	}
+	return nil
+}
+
+// unseen says what a limit needs that forward-auth does not see, and what to do; "" if nothing.
+func unseen(l *policy.Limit) string {
+	const remedy = "; use penstock's own proxy or middleware for it, or remove it"
+	switch {
+	case slices.ContainsFunc(l.Variants, func(p *penstock.Plan) bool { return p.Algorithm().NeedsHolder() }):
+		return "in_flight needs the end of the request, which forward-auth does not see" + remedy
+	case l.Status != nil:
+		return "on_status needs the status of the response, which forward-auth does not see" + remedy
+	case l.CostHeader != "":
+		return "cost.actual needs the header " + l.CostHeader + " of the response, which forward-auth does not see" + remedy
+	case l.Cost.Body > 0:
+		return "cost.body needs the size of the body, which forward-auth does not see" + remedy
+	}
+	return ""
+}
+
+// usableRules are the latest rules that Check does not refuse.
+type usableRules struct {
+	latest  func() *policy.Rules
+	refused func(error) // called once for rules that Check refuses
+
+	mu     sync.Mutex // held while rules are checked
+	seen   atomic.Pointer[policy.Rules]
+	usable atomic.Pointer[policy.Rules] // of those seen
+}
+
+func newUsableRules(latest func() *policy.Rules, refused func(error)) (*usableRules, error) {
+	if latest == nil {
+		return nil, errNoRules
+	}
+	first := latest()
+	if first == nil {
+		return nil, errNoRules
+	}
+	if err := Check(first); err != nil {
+		return nil, err
+	}
+	u := &usableRules{latest: latest, refused: refused}
+	u.usable.Store(first)
+	u.seen.Store(first)
+	return u, nil
+}
+
+var errNoRules = fmt.Errorf("%w: forwardauth: there are no rules; load a policy first", penstock.ErrInvalid)
+
+func (u *usableRules) current() *policy.Rules {
+	next := u.latest()
+	if next == nil || next == u.seen.Load() {
+		return u.usable.Load()
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if next == u.seen.Load() {
+		return u.usable.Load()
+	}
+	if err := Check(next); err != nil {
+		u.refused(fmt.Errorf("the old rules stay in force: %w", err))
+	} else {
+		u.usable.Store(next)
+	}
+	u.seen.Store(next)
+	return u.usable.Load()
+}

@@ -1,0 +1,193 @@
+package forwardauth
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// The paths that a Handler serves.
+const (
+	// Forward is for proxies that describe a request in X-Forwarded-Method, -Uri and -Host: Traefik,
+	// Caddy, APISIX, and HAProxy with the script of deploy/recipes.
+	Forward = "/auth/forward"
+
+	// Request is for nginx and ingress-nginx, which describe a request in X-Original-Method, and in
+	// X-Original-URI with X-Forwarded-Host, or in X-Original-URL. A rejection is a 403, with the true
+	// status in X-RateLimit-Status.
+	Request = "/auth/request"
+
+	// Ext is for proxies that send the request's own method, host and path, with this before the path:
+	// Envoy's ext_authz over HTTP.
+	Ext = "/auth/ext"
+)
+
+// IsEndpoint tells whether a Handler serves the path of a URL.
+func IsEndpoint(path string) bool { return endpointOf(path) != nil }
+
+// An endpoint is one way to describe a request.
+type endpoint struct {
+	path         string
+	isSubrequest bool // of nginx
+	read         func(*http.Request) (*http.Request, error)
+}
+
+var endpoints = [...]endpoint{
+	{path: Forward, read: readForward},
+	{path: Request, read: readRequest, isSubrequest: true},
+	{path: Ext, read: readExt},
+}
+
+func endpointOf(path string) *endpoint {
+	for i := range endpoints {
+		e := &endpoints[i]
+		if path == e.path || e.path == Ext && strings.HasPrefix(path, Ext+"/") {
+			return e
+		}
+	}
+	return nil
+}
+
+// The headers that describe a request, in canonical form.
+const (
+	forwardedMethod = "X-Forwarded-Method"
+	forwardedURI    = "X-Forwarded-Uri"
+	forwardedHost   = "X-Forwarded-Host"
+	originalMethod  = "X-Original-Method"
+	originalURI     = "X-Original-Uri"
+	originalURL     = "X-Original-Url"
+)
+
+var (
+	errOrigin = errors.New("the URI of the request is not a path with a query; send what the client sent, as in /a?b=c")
+	errURL    = errors.New(originalURL + " is not a URL; send one such as https://example.com/a?b=c")
+	errExt    = errors.New("the path of the request is missing; send it after " + Ext + ", as in " + Ext + "/a?b=c")
+)
+
+func readForward(r *http.Request) (*http.Request, error) {
+	if err := without(r, Forward, originalMethod, originalURI, originalURL); err != nil {
+		return nil, err
+	}
+	method, err := only(r, forwardedMethod)
+	if err != nil {
+		return nil, err
+	}
+	uri, err := only(r, forwardedURI)
+	if err != nil {
+		return nil, err
+	}
+	host, err := only(r, forwardedHost)
+	if err != nil {
+		return nil, err
+	}
+	return original(r, method, host, uri)
+}
+
+func readRequest(r *http.Request) (*http.Request, error) {
+	if err := without(r, Request, forwardedMethod, forwardedURI); err != nil {
+		return nil, err
+	}
+	method, err := only(r, originalMethod)
+	if err != nil {
+		return nil, err
+	}
+	if r.Header[originalURL] == nil {
+		uri, err := only(r, originalURI)
+		if err != nil {
+			return nil, err
+		}
+		host, err := only(r, forwardedHost)
+		if err != nil {
+			return nil, err
+		}
+		return original(r, method, host, uri)
+	}
+	if r.Header[originalURI] != nil {
+		return nil, fmt.Errorf("%s and %s are both there; send one of them", originalURI, originalURL)
+	}
+	text, err := only(r, originalURL)
+	if err != nil {
+		return nil, err
+	}
+	host, uri, err := cutURL(text)
+	if err != nil {
+		return nil, err
+	}
+	return original(r, method, host, uri)
+}
+
+func readExt(r *http.Request) (*http.Request, error) {
+	if err := without(r, Ext, forwardedMethod, forwardedURI, originalMethod, originalURI, originalURL); err != nil {
+		return nil, err
+	}
+	u := *r.URL
+	u.Path = strings.TrimPrefix(u.Path, Ext)
+	if rest, ok := strings.CutPrefix(u.RawPath, Ext); ok || u.RawPath == "" {
+		u.RawPath = rest
+	} else {
+		return nil, errExt // a part of the prefix is percent-encoded
+	}
+	if u.Path == "" {
+		return nil, errExt
+	}
+	return described(r, r.Method, r.Host, &u), nil
+}
+
+// only returns the one value of a header.
+func only(r *http.Request, name string) (string, error) {
+	switch values := r.Header[name]; {
+	case len(values) == 0 || len(values) == 1 && values[0] == "":
+		return "", fmt.Errorf("%s is missing; let the proxy set it", name)
+	case len(values) > 1:
+		return "", fmt.Errorf("%s is there %d times; let the proxy replace what clients send", name, len(values))
+	default:
+		return values[0], nil
+	}
+}
+
+// without fails if the request has a header of another endpoint: it may come from a client.
+func without(r *http.Request, path string, names ...string) error {
+	for _, name := range names {
+		if r.Header[name] != nil {
+			return fmt.Errorf("%s does not belong to %s; let the proxy remove it, or ask at the other endpoint", name, path)
+		}
+	}
+	return nil
+}
+
+// cutURL cuts an absolute URL into its host and the rest.
+func cutURL(text string) (host, uri string, err error) {
+	rest, ok := strings.CutPrefix(text, "https://")
+	if !ok {
+		rest, ok = strings.CutPrefix(text, "http://")
+	}
+	slash := strings.IndexByte(rest, '/')
+	if !ok || slash <= 0 {
+		return "", "", errURL
+	}
+	return rest[:slash], rest[slash:], nil
+}
+
+// original returns the request that r describes. Its URI must be in origin-form (RFC 9112, 3.2.1).
+// The gate checks the rest as in requests of its own.
+func original(r *http.Request, method, host, uri string) (*http.Request, error) {
+	if uri[0] != '/' || strings.IndexByte(uri, ' ') >= 0 {
+		return nil, errOrigin
+	}
+	u, err := url.ParseRequestURI(uri)
+	if err != nil {
+		return nil, errOrigin // err quotes what the client sent
+	}
+	return described(r, method, host, u), nil
+}
+
+// described is r with the parts of the request that it describes. It keeps r's peer, context and
+// headers. Its body is not known.
+func described(r *http.Request, method, host string, u *url.URL) *http.Request {
+	o := *r
+	o.Method, o.Host, o.URL = method, host, u
+	o.Body, o.ContentLength = http.NoBody, 0
+	return &o
+}

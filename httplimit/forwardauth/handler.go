@@ -1,0 +1,123 @@
+package forwardauth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/policy"
+)
+
+// Options configure a Handler. The zero value is useful.
+type Options struct {
+	HasFallback   bool                     // as in httplimit.Options
+	Observe       func(*admission.Event)   // as in httplimit.Options
+	TokenRejected func(*policy.TokenError) // as in httplimit.Options
+
+	// Misused is called with the reason for each request that is answered with 403 because its peer is
+	// not trusted, or with 400 because it does not describe a request; and once for rules that Check
+	// refuses. Proxies show none of these texts, so log them, at a bounded rate. The text is without
+	// secrets. Many goroutines call it at once. It must be quick. Default: none.
+	Misused func(error)
+}
+
+// A Handler answers proxies whether a request may pass. Make one with New. It serves the paths
+// Forward, Request and Ext, and answers all others with 404.
+//
+// The path of a request must reach it unchanged. An http.ServeMux redirects paths such as
+// /auth/ext//a, and a proxy would take that for a denial: compare with IsEndpoint instead.
+type Handler struct {
+	gate    *httplimit.Gate
+	misused func(error)
+}
+
+// New makes a Handler that counts in the store, by rules, which are as in httplimit.New. An error
+// wraps penstock.ErrInvalid; it is that of Check if the rules cannot be enforced here. If rules
+// change to such ones, the rules of before stay in force.
+func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Handler, error) {
+	h := &Handler{misused: o.Misused}
+	if h.misused == nil {
+		h.misused = func(error) {}
+	}
+	usable, err := newUsableRules(rules, h.misused)
+	if err != nil {
+		return nil, err
+	}
+	h.gate, err = httplimit.New(store, usable.current, httplimit.Options{HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected})
+	return h, err
+}
+
+// Waiting returns how many requests wait for their turn.
+func (h *Handler) Waiting() int { return h.gate.Waiting() }
+
+// ServeHTTP decides the request that r describes. It never reads r's body.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e := endpointOf(r.URL.Path)
+	if e == nil {
+		http.NotFound(w, r)
+		return
+	}
+	if e.isSubrequest {
+		w = &subrequestWriter{ResponseWriter: w, context: r.Context()}
+	}
+	if !h.gate.IsTrustedProxy(r) {
+		detail := untrusted(r.RemoteAddr)
+		h.misused(errors.New(detail))
+		h.gate.RejectPeer(w, r, detail)
+		return
+	}
+	original, err := e.read(r)
+	if err != nil {
+		h.misused(fmt.Errorf("%s: %w", e.path, err))
+		h.gate.RejectMalformed(w, r, err.Error())
+		return
+	}
+	a := h.gate.Admit(w, original)
+	if a == nil {
+		return
+	}
+	a.Done(0)                    // Check lets no limit through that needs the response
+	w.WriteHeader(http.StatusOK) // Envoy takes any other status for a denial, 204 too
+}
+
+// untrusted says how to make a peer trusted.
+func untrusted(remote string) string {
+	host, _, err := net.SplitHostPort(remote)
+	switch {
+	case remote == "" || remote[0] == '@' || remote[0] == '/': // of a unix socket
+		host = "unix"
+	case err != nil:
+		host = remote
+	}
+	return fmt.Sprintf("only trusted proxies may ask here; if %s is your proxy, add it to http.trusted_proxies of the policy", host)
+}
+
+// A subrequestWriter answers a subrequest of nginx. nginx takes 401 and 403 for denials, and any
+// other status for a failure of this service, which many configurations let pass. So each rejection
+// is a 403 with its status in X-RateLimit-Status. Only if nobody has decided, because the service
+// ends, the status stays 503.
+type subrequestWriter struct {
+	http.ResponseWriter
+	context context.Context // of the subrequest
+}
+
+const headerStatus = "X-Ratelimit-Status"
+
+// WriteHeader sends a status that nginx understands.
+func (w *subrequestWriter) WriteHeader(status int) {
+	isUndecided := status == http.StatusServiceUnavailable && w.context.Err() != nil
+	if status >= 300 && !isUndecided {
+		w.Header()[headerStatus] = []string{strconv.Itoa(status)}
+		status = http.StatusForbidden
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *subrequestWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -1,0 +1,20 @@
+// Package spellings has many ways to write one path, for tests of whatever reads paths.
+package spellings
+
+// Path is what they write.
+const Path = "/api/rides/request"
+
+// All returns targets of requests, which all mean Path, or are refused by servers that are strict.
+func All() (targets []string) {
+	segments := [][]string{{"api", "%61pi", "a%70i", "ap%69", "%61%70%69"}, {"rides", "r%69des", "%72ides", "ride%73"}, {"request", "%72equest", "req%75est", "reques%74"}}
+	joints := []string{"/", "//", "/./", "/x/../", "/%2e/", "/x/%2e%2e/", "/x/.%2E/"}
+	for i, joint := range joints {
+		for _, a := range segments[0] {
+			for j, b := range segments[1] {
+				targets = append(targets, joint+a+joints[(i+j)%len(joints)]+b+joint+segments[2][(i+j)%4])
+			}
+		}
+	}
+	return append(targets, "/../api/rides/request", "/api/rides%2Frequest", "/api/rides%5crequest", "/api/rides/request%00", "/api/rides/../rides/request",
+		"/api\\rides\\request", "/api/rides/request?x=1", "/api/rides/request?/../", "/%2e%2e/api/rides/request", "/api/rides/x/../request")
+}
