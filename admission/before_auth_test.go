@@ -28,7 +28,7 @@ func TestClientsDoNotSeeWhatIsChargedBeforeAuth(t *testing.T) {
 tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}
 rules:
   - {name: flood, before_auth: true, per: global, limits: [{rate: 2/h, headers: true}]}
-  - {name: api, match: {path: /api}, per: {any_of: [{user: claim sub}, global]}, limits: [{rate: 9/h, headers: true}]}
+  - {name: api, match: {path: /api}, per: {first_of: [{user: claim sub}, global]}, limits: [{rate: 9/h, headers: true}]}
   - {name: vip, match: {path: /vip, claim plan: vip}, per: global, limits: [{rate: 9/h, headers: true}]}
 `)
 	tokens := 0

@@ -36,7 +36,7 @@ const proxyPolicy = `
 rules:
   - name: api
     match: {path: /api/**}
-    per: {any_of: [{key: header X-API-Key}, ip]}
+    per: {first_of: [{key: header X-API-Key}, ip]}
     limits:
       - {rate: 10M/s}
 `

@@ -18,7 +18,7 @@ func TestForgedTokensCostNoMoreChecksThanTheirAddressHas(t *testing.T) {
 tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}
 rules:
   - {name: flood, before_auth: true, per: ip, limits: [{rate: 20/h}]}
-  - {name: api, per: {any_of: [{user: claim sub}, global]}, limits: [{rate: 100k/h}]}
+  - {name: api, per: {first_of: [{user: claim sub}, global]}, limits: [{rate: 100k/h}]}
 `)
 	checked := 0
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{

@@ -20,7 +20,7 @@ func (w nowhere) WriteHeader(int)             {}
 func BenchmarkMiddleware(b *testing.B) {
 	rules := rulesOf(b, `
 rules:
-  - {name: api, match: {path: /api/**}, per: {any_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 1M/s}]}
+  - {name: api, match: {path: /api/**}, per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 1M/s}]}
   - {name: three, match: {path: /three}, per: {key: header X-API-Key}, limits: [{rate: 1M/s}, {rate: 10M/min}, {rate: 100M/h}]}
   - {name: denied, match: {path: /denied}, per: {key: header X-API-Key}, limits: [{rate: 1/h}]}
 `)

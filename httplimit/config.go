@@ -126,7 +126,7 @@ func (d *DeniedConfig) isTemplate() bool {
 func (c *Config) check(report func(field any, format string, args ...any)) {
 	oneOf := func(field *string, key string, words ...string) {
 		if *field != "" && !slices.Contains(words, *field) {
-			report(field, "%q has no meaning for %s; there are %s", wording.Clip(*field), key, wording.List(words, "and"))
+			report(field, "unknown value %q for %s; there are %s", wording.Clip(*field), key, wording.List(words, "and"))
 		}
 	}
 	within := func(field *int, key string, least, most int) {
@@ -149,13 +149,13 @@ func (c *Config) check(report func(field any, format string, args ...any)) {
 	}
 	c.checkProxies(report)
 	for i := range c.Headers {
-		oneOf(&c.Headers[i], "headers", "draft-11", "draft-07", "draft-06", "x-ratelimit", "none")
+		oneOf(&c.Headers[i], "headers", HeaderValues()...)
 		switch {
-		case c.Headers[i] == "none" && len(c.Headers) > 1:
+		case c.Headers[i] == noDialect && len(c.Headers) > 1:
 			report(&c.Headers[i], "headers are none and others; keep none alone, or remove it")
 		case slices.Contains(c.Headers[:i], c.Headers[i]):
 			report(&c.Headers[i], "headers have %s twice; keep one", c.Headers[i])
-		case c.Headers[i] == "draft-07" && slices.Contains(c.Headers, "draft-11"):
+		case c.Headers[i] == string(Draft07) && slices.Contains(c.Headers, string(Draft11)):
 			report(&c.Headers[i], "draft-11 and draft-07 both write RateLimit, in forms that no client can tell apart; choose one")
 		}
 	}

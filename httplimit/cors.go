@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// cors says which pages may read answers. If it is nil, none may.
+// cors says which web pages may read answers. If it is nil, none may.
 type cors struct {
-	origins     []string // of these pages; "*" alone is any
-	credentials bool     // they may send cookies, and still read the answer
-	expose      []string // the value of Access-Control-Expose-Headers, in one line
+	origins            []string // of the pages that may; "*" alone is any
+	canSendCredentials bool     // pages may send cookies, and still read the answer
+	expose             []string // the value of Access-Control-Expose-Headers, in one line
 }
 
 const (
@@ -32,17 +32,10 @@ func newCORS(c *CORSConfig, dialects []Dialect) *cors {
 		}
 	}
 	for _, d := range dialects {
-		switch d {
-		case Draft11, Draft07:
-			add("RateLimit", "RateLimit-Policy")
-		case Draft06:
-			add("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "RateLimit-Policy")
-		case XRateLimit:
-			add("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset")
-		}
+		add(d.fieldNames()...)
 	}
 	add("Retry-After")
-	return &cors{origins: c.Origins, credentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}
+	return &cors{origins: c.Origins, canSendCredentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}
 }
 
 // origin returns the value for Access-Control-Allow-Origin, or "" if the page may not read answers.
@@ -74,7 +67,7 @@ func (c *cors) allow(h http.Header, r *http.Request) {
 		return
 	}
 	h[headerAllowOrigin] = []string{origin}
-	if c.credentials {
+	if c.canSendCredentials {
 		h[headerAllowCredentials] = []string{"true"}
 	}
 	c.show(h, r)

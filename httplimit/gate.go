@@ -144,7 +144,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 	c := &compiledRules{rules: rules, paths: rules.Paths(), status: h.Denied.Status, maxWaiting: h.MaxWaiting, policies: make(map[*penstock.Plan]*quotaPolicy)}
 	dialects := []Dialect{}
 	for _, name := range h.Headers {
-		if name != "none" {
+		if name != noDialect {
 			dialects = append(dialects, Dialect(name))
 		}
 	}

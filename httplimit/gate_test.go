@@ -110,7 +110,7 @@ const perKey = `
 rules:
   - name: search
     match: {path: /search}
-    per: {any_of: [{key: header X-API-Key}, ip]}
+    per: {first_of: [{key: header X-API-Key}, ip]}
     limits: [{rate: 3/h}]
 `
 

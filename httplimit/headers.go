@@ -40,6 +40,28 @@ const (
 	XRateLimit Dialect = "x-ratelimit"
 )
 
+// noDialect is the only value of Config.Headers that is not a Dialect.
+const noDialect = "none"
+
+// HeaderValues returns the values that Config.Headers may have: the names of the dialects, and
+// "none".
+func HeaderValues() []string {
+	return []string{string(Draft11), string(Draft07), string(Draft06), string(XRateLimit), noDialect}
+}
+
+// fieldNames returns the names of the fields of a dialect, as its specification writes them.
+func (d Dialect) fieldNames() []string {
+	switch d {
+	case Draft11, Draft07:
+		return []string{"RateLimit", "RateLimit-Policy"}
+	case Draft06:
+		return []string{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "RateLimit-Policy"}
+	case XRateLimit:
+		return []string{"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
+	}
+	return nil
+}
+
 // headers writes the header fields about limits. Make one with newHeaders.
 type headers struct {
 	settings            headerSettings

@@ -655,7 +655,7 @@ func TestHeaderSettingsAreChecked(t *testing.T) {
 		config Config
 		want   string
 	}{
-		{Config{Headers: []string{"draft-08"}}, `"draft-08" has no meaning for headers; there are draft-11, draft-07, draft-06, x-ratelimit and none`},
+		{Config{Headers: []string{"draft-08"}}, `unknown value "draft-08" for headers; there are draft-11, draft-07, draft-06, x-ratelimit and none`},
 		{Config{Headers: []string{"draft-06", "draft-06"}}, "headers have draft-06 twice"},
 		{Config{Headers: []string{"draft-07", "x-ratelimit", "draft-11"}}, "choose one"},
 		{Config{Headers: []string{"none", "draft-11"}}, "keep none alone"},

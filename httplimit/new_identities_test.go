@@ -14,7 +14,7 @@ import (
 )
 
 const boundedNew = `
-identities: {client: {any_of: [{key: header X-API-Key}, ip]}}
+identities: {client: {first_of: [{key: header X-API-Key}, ip]}}
 rules:
   - name: api
     per: client

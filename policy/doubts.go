@@ -45,7 +45,7 @@ func (v *Evaluation) Doubts() (reasons []string) {
 
 // doubts calls doubt for each test of an identity, up to the part that names the client.
 func (id *Identity) doubts(q *request, doubt func(*Test)) {
-	for _, one := range id.AnyOf {
+	for _, one := range id.FirstOf {
 		if _, ok := q.find(one); ok {
 			return
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // An Identity finds the key of a request: the text by which its client is limited, such as
-// "key:abc", "user:42,device:7" or "ip:192.0.2.1". Exactly one of Global, Func, AnyOf, AllOf and
+// "key:abc", "user:42,device:7" or "ip:192.0.2.1". Exactly one of Global, Func, FirstOf, AllOf and
 // Source is set. Requests that an Identity finds nothing in share the key "unknown".
 type Identity struct {
 	Global bool // all requests share one key
@@ -18,8 +18,8 @@ type Identity struct {
 	Source Source
 	Only   *Test // only these values of Source count; nil: all
 
-	AnyOf []*Identity // the first that the request has
-	AllOf []*Identity // a combination
+	FirstOf []*Identity // the first that the request has
+	AllOf   []*Identity // a combination
 
 	index int // where a request keeps its key, counted from 1; 0 if that depends on the rule that matched
 }
@@ -37,8 +37,8 @@ func By(kind string, source Source) *Identity { return &Identity{Kind: kind, Sou
 // ByFunc limits by what a function returns. That is used as the key as it is.
 func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key} }
 
-// AnyOf limits by the first identity that a request has.
-func AnyOf(ids ...*Identity) *Identity { return &Identity{AnyOf: ids} }
+// FirstOf limits by the first identity that a request has.
+func FirstOf(ids ...*Identity) *Identity { return &Identity{FirstOf: ids} }
 
 // AllOf limits by the combination of several identities.
 func AllOf(ids ...*Identity) *Identity { return &Identity{AllOf: ids} }
@@ -71,8 +71,8 @@ func (q *request) find(id *Identity) (string, bool) {
 		return globalKey, true
 	case id.Func != nil:
 		return id.Func(q.a), true
-	case id.AnyOf != nil:
-		for _, one := range id.AnyOf {
+	case id.FirstOf != nil:
+		for _, one := range id.FirstOf {
 			if key, ok := q.find(one); ok {
 				return key, true
 			}
@@ -118,8 +118,8 @@ func (q *request) combine(id *Identity) (string, bool) {
 
 // firstKind is the kind that stands for an identity that a request lacks.
 func (id *Identity) firstKind() string {
-	if id.AnyOf != nil {
-		return id.AnyOf[0].firstKind()
+	if id.FirstOf != nil {
+		return id.FirstOf[0].firstKind()
 	}
 	if id.AllOf != nil {
 		return id.AllOf[0].firstKind()
@@ -142,8 +142,8 @@ func (id *Identity) CanBe(text string) bool {
 		return text == globalKey
 	case id.Func != nil, text == unknownKey:
 		return true
-	case id.AnyOf != nil:
-		return slices.ContainsFunc(id.AnyOf, func(one *Identity) bool { return one.CanBe(text) })
+	case id.FirstOf != nil:
+		return slices.ContainsFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(text) })
 	case id.AllOf != nil:
 		first, _, several := strings.Cut(text, ",")
 		return several && id.AllOf[0].CanBe(first)
@@ -154,11 +154,11 @@ func (id *Identity) CanBe(text string) bool {
 // Needs tells whether an identity has a source of a kind.
 func (id *Identity) Needs(kind Kind) bool {
 	needs := func(one *Identity) bool { return one.Needs(kind) }
-	return id.Source.Needs(kind) || slices.ContainsFunc(id.AnyOf, needs) || slices.ContainsFunc(id.AllOf, needs)
+	return id.Source.Needs(kind) || slices.ContainsFunc(id.FirstOf, needs) || slices.ContainsFunc(id.AllOf, needs)
 }
 
-// Parts are the identities that an AnyOf or AllOf is made of.
-func (id *Identity) Parts() []*Identity { return slices.Concat(id.AnyOf, id.AllOf) }
+// Parts are the identities that a FirstOf or AllOf is made of.
+func (id *Identity) Parts() []*Identity { return slices.Concat(id.FirstOf, id.AllOf) }
 
 // Segments are the named segments of the path that an identity needs.
 func (id *Identity) Segments() (names []string) {

@@ -37,8 +37,8 @@ func (v *Evaluation) noteUnchecked(r *Rule) {
 // invented tells whether the client wrote its identity itself, and nobody checked it.
 func (q *request) invented(id *Identity) bool {
 	switch {
-	case id.AnyOf != nil:
-		for _, one := range id.AnyOf {
+	case id.FirstOf != nil:
+		for _, one := range id.FirstOf {
 			if _, ok := q.find(one); ok {
 				return q.invented(one)
 			}

@@ -221,8 +221,8 @@ func (b *builder) identity(id *Identity) *Identity {
 	}
 	one := *id
 	b.copies[id] = &one
-	one.AnyOf, one.AllOf = b.identities(id.AnyOf), b.identities(id.AllOf)
-	isCompound := one.AnyOf != nil || one.AllOf != nil
+	one.FirstOf, one.AllOf = b.identities(id.FirstOf), b.identities(id.AllOf)
+	isCompound := one.FirstOf != nil || one.AllOf != nil
 	if !one.Global && one.Func == nil && !isCompound && !IsKind(one.Kind) {
 		b.fail("%q cannot be the kind of an identity; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", one.Kind)
 	}

@@ -368,8 +368,8 @@ func chain(id *policy.Identity) string {
 		return "all requests together"
 	case id.Func != nil:
 		return "whom the program says"
-	case id.AnyOf != nil:
-		return join(id.AnyOf, ", else ")
+	case id.FirstOf != nil:
+		return join(id.FirstOf, ", else ")
 	case id.AllOf != nil:
 		return join(id.AllOf, " with ")
 	case id.Only != nil:

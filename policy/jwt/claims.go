@@ -12,14 +12,14 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// claims add to policy.Claims what the JWT library asks of a token.
+// claims are policy.Claims with the methods that the JWT library needs.
 type claims struct{ policy.Claims }
 
-// maxClaimsDepth bounds how deeply objects and lists of a token lie in each other.
+// maxClaimsDepth is how deeply objects and lists of a token may be nested.
 const maxClaimsDepth = 32
 
-// UnmarshalJSON reads the claims of a token. A name given twice is an error: who reads the other
-// one sees another caller.
+// UnmarshalJSON reads the claims of a token. A name that occurs twice is an error: another program
+// may read the other value, and so see another client.
 func (c *claims) UnmarshalJSON(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -35,7 +35,8 @@ func (c *claims) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// decodeOnce reads one value of at most the given depth, in which no object has a name twice.
+// decodeOnce reads one value of at most the given depth. A name that occurs twice in an object is
+// an error.
 func decodeOnce(d *json.Decoder, depth int) (any, error) {
 	token, err := d.Token()
 	if err != nil {
@@ -54,7 +55,7 @@ func decodeOnce(d *json.Decoder, depth int) (any, error) {
 			}
 			name, _ := token.(string)
 			if _, twice := object[name]; twice {
-				return nil, fmt.Errorf("%.64q is there twice", name)
+				return nil, fmt.Errorf("%.64q occurs twice", name)
 			}
 			if object[name], err = decodeOnce(d, depth-1); err != nil {
 				return nil, err
@@ -78,8 +79,7 @@ func decodeOnce(d *json.Decoder, depth int) (any, error) {
 	}
 }
 
-// Validate is asked by the parser, after the signature and besides the times, the issuer and the
-// audience.
+// Validate checks "sub". The parser calls it after it has checked the signature.
 func (c claims) Validate() error {
 	sub, ok := c.Claims["sub"]
 	if !ok {
@@ -89,7 +89,7 @@ func (c claims) Validate() error {
 		return fmt.Errorf("%w: sub is neither a string nor an integer", gojwt.ErrInvalidType)
 	}
 	if _, ok := c.Text("sub"); !ok {
-		return fmt.Errorf("%w: sub is neither a string with something in it nor an integer", gojwt.ErrInvalidType)
+		return fmt.Errorf("%w: sub is neither a string nor an integer, or it is empty", gojwt.ErrInvalidType)
 	}
 	return nil
 }
@@ -97,8 +97,8 @@ func (c claims) Validate() error {
 func (c claims) GetExpirationTime() (*gojwt.NumericDate, error) { return c.date("exp") }
 func (c claims) GetNotBefore() (*gojwt.NumericDate, error)      { return c.date("nbf") }
 func (c claims) GetIssuedAt() (*gojwt.NumericDate, error)       { return c.date("iat") }
-func (c claims) GetIssuer() (string, error)                     { return c.word("iss") }
-func (c claims) GetSubject() (string, error)                    { return c.word("sub") }
+func (c claims) GetIssuer() (string, error)                     { return c.text("iss") }
+func (c claims) GetSubject() (string, error)                    { return c.text("sub") }
 
 func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
 	switch aud := c.Claims["aud"].(type) {
@@ -111,7 +111,7 @@ func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
 		for _, v := range aud {
 			s, ok := v.(string)
 			if !ok {
-				return nil, fmt.Errorf("%w: aud holds what is not a string", gojwt.ErrInvalidType)
+				return nil, fmt.Errorf("%w: aud has a value that is not a string", gojwt.ErrInvalidType)
 			}
 			all = append(all, s)
 		}
@@ -120,8 +120,8 @@ func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
 	return nil, fmt.Errorf("%w: aud is neither a string nor a list", gojwt.ErrInvalidType)
 }
 
-// word is a claim that must be a string if it is there.
-func (c claims) word(name string) (string, error) {
+// text returns a claim that must be a string, or "" if there is none.
+func (c claims) text(name string) (string, error) {
 	v, ok := c.Claims[name]
 	if !ok {
 		return "", nil
@@ -133,11 +133,11 @@ func (c claims) word(name string) (string, error) {
 	return s, nil
 }
 
-// lastDate is when the year 10000 begins, in seconds since 1970. What is beyond is no date, and may
-// overflow one.
+// lastDate is the beginning of the year 10000, in seconds since 1970. Later dates are rejected,
+// because they may overflow.
 const lastDate = 253402300800
 
-// date is a claim that must be a number of seconds since 1970 if it is there.
+// date returns a claim that must be a number of seconds since 1970, or nil if there is none.
 func (c claims) date(name string) (*gojwt.NumericDate, error) {
 	v, ok := c.Claims[name]
 	if !ok {

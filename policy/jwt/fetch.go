@@ -12,39 +12,39 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A fetcher keeps reading an issuer's keys: at its interval; after a failure again in a second,
-// then two, four, up to a minute; and once a minute at most because of a key ID that it does not
-// know. No request ever waits for it.
+// A fetcher reads an issuer's keys at an interval. After a failure it retries in 1 s, then 2 s, 4
+// s, up to a minute. An unknown key ID makes it read sooner, at most once a minute. No request
+// waits for it.
 type fetcher struct {
 	url    string
 	every  time.Duration
-	wanted []string // algorithms; empty: each key's own
+	wanted []string // allowed algorithms; empty: that of each key
 	client *http.Client
 
-	asked chan struct{} // holds at most one wish
-	stop  context.CancelFunc
-	ended chan struct{}
+	wakeUp chan struct{} // has one value if a read is requested
+	stop   context.CancelFunc
+	ended  chan struct{}
 }
 
-// DefaultRefresh is how often JWKSURL is read unless Config.Refresh says otherwise.
+// DefaultRefresh is the default of Config.Refresh.
 const DefaultRefresh = time.Hour
 
 const (
 	minRefresh = time.Minute
 	maxRefresh = 24 * time.Hour
 
-	fetchTimeout   = 5 * time.Second // for the whole answer
-	firstFetchWait = 2 * time.Second // how long start waits for it
-	minFetchGap    = time.Minute     // between two readings, if only a token's key ID calls for the second
+	fetchTimeout   = 5 * time.Second // for the whole response
+	firstFetchWait = 2 * time.Second // how long start waits for the first read
+	minFetchGap    = time.Minute     // the least time before a read because of an unknown key ID
 	fetchRetry     = time.Second     // after a failure; doubles up to minFetchGap
 )
 
 func newFetcher(url string, every time.Duration, wanted []string) *fetcher {
-	return &fetcher{url: url, every: every, wanted: wanted, asked: make(chan struct{}, 1), client: &http.Client{
+	return &fetcher{url: url, every: every, wanted: wanted, wakeUp: make(chan struct{}, 1), client: &http.Client{
 		Timeout: fetchTimeout,
 		Transport: &http.Transport{
 			Proxy:                  http.ProxyFromEnvironment,
-			DisableKeepAlives:      true, // the next reading is far off
+			DisableKeepAlives:      true, // the next read is much later
 			ForceAttemptHTTP2:      true,
 			MaxResponseHeaderBytes: 64 << 10,
 		},
@@ -52,15 +52,15 @@ func newFetcher(url string, every time.Duration, wanted []string) *fetcher {
 	}}
 }
 
-// ask wishes for a reading because of a key that is not known. It never waits.
-func (f *fetcher) ask() {
+// requestRead requests a read, because of an unknown key ID. It does not wait for it.
+func (f *fetcher) requestRead() {
 	select {
-	case f.asked <- struct{}{}:
+	case f.wakeUp <- struct{}{}:
 	default:
 	}
 }
 
-func (f *fetcher) start(report func(error), believe func([]verifyKey)) {
+func (f *fetcher) start(report func(error), use func([]verifyKey)) {
 	if report == nil {
 		report = func(error) {}
 	}
@@ -72,7 +72,7 @@ func (f *fetcher) start(report func(error), believe func([]verifyKey)) {
 		defer close(f.ended)
 		f.run(ctx, func(keys []verifyKey, err error) {
 			if err == nil {
-				believe(keys)
+				use(keys)
 			}
 			answered()
 			defer panicked.Recover("reporting that keys were fetched")
@@ -106,15 +106,15 @@ func (f *fetcher) isRunning() bool {
 	}
 }
 
-// run reads the keys again and again until ctx ends, and tells what each reading gave.
-func (f *fetcher) run(ctx context.Context, told func([]verifyKey, error)) {
+// run reads the keys regularly until ctx ends. It calls done with the result of each read.
+func (f *fetcher) run(ctx context.Context, done func([]verifyKey, error)) {
 	retry := fetchRetry
 	for {
 		keys, err := f.read(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		told(keys, err)
+		done(keys, err)
 		next := f.every
 		if err != nil {
 			next = min(retry, f.every)
@@ -122,15 +122,15 @@ func (f *fetcher) run(ctx context.Context, told func([]verifyKey, error)) {
 		} else {
 			retry = fetchRetry
 		}
-		if !f.pause(ctx, next) {
+		if !f.waitForNext(ctx, next) {
 			return
 		}
 	}
 }
 
-// pause lasts until the next reading is due, or asked for and allowed. It says whether there is to
-// be one.
-func (f *fetcher) pause(ctx context.Context, next time.Duration) bool {
+// waitForNext waits until the next read is due, or is requested and allowed. It returns false if
+// ctx ends first.
+func (f *fetcher) waitForNext(ctx context.Context, next time.Duration) bool {
 	due := time.NewTimer(next)
 	defer due.Stop()
 	allowed := time.Now().Add(minFetchGap)
@@ -140,7 +140,7 @@ func (f *fetcher) pause(ctx context.Context, next time.Duration) bool {
 			return false
 		case <-due.C:
 			return true
-		case <-f.asked:
+		case <-f.wakeUp:
 			if !time.Now().Before(allowed) {
 				return true
 			}
@@ -152,7 +152,7 @@ func (f *fetcher) pause(ctx context.Context, next time.Duration) bool {
 func (f *fetcher) read(ctx context.Context) ([]verifyKey, error) {
 	keys, err := panicked.Try("read keys", func() ([]verifyKey, error) { return f.get(ctx) })
 	if err != nil {
-		return nil, fmt.Errorf("tokens.jwks_url: %w", err)
+		return nil, &FieldError{"jwks_url", err}
 	}
 	return keys, nil
 }
@@ -170,22 +170,22 @@ func (f *fetcher) get(ctx context.Context) ([]verifyKey, error) {
 	}
 	defer response.Body.Close()
 	if to := response.Header.Get("Location"); response.StatusCode/100 == 3 && to != "" {
-		return nil, fmt.Errorf("%s: leads to %.200q, which is not followed; write that address if it is the issuer's", request.URL.Redacted(), to)
+		return nil, fmt.Errorf("%s: it redirects to %.200q, and redirects are not followed; write that address if it is the issuer's", request.URL.Redacted(), to)
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: answers %s; check the address", request.URL.Redacted(), response.Status)
+		return nil, fmt.Errorf("%s: the response is %s; check the address", request.URL.Redacted(), response.Status)
 	}
 	data, err := io.ReadAll(io.LimitReader(response.Body, maxKeyBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", request.URL.Redacted(), err)
 	}
 	if len(data) > maxKeyBytes {
-		return nil, fmt.Errorf("%s: answers more than 1 MiB; check the address", request.URL.Redacted())
+		return nil, fmt.Errorf("%s: the response is larger than 1 MiB; check the address", request.URL.Redacted())
 	}
 	keys, wrong := parseJWKS(data, f.wanted)
 	if len(keys) == 0 {
 		if len(wrong) == 0 {
-			wrong = []error{errors.New("holds no key for tokens.algorithms; keys read before stay believed")}
+			wrong = []error{errors.New("has no key for tokens.algorithms; the previous keys stay in use")}
 		}
 		return nil, fmt.Errorf("%s: %w", request.URL.Redacted(), errors.Join(wrong...))
 	}

@@ -277,17 +277,17 @@ func TestKeysOverHTTP(t *testing.T) {
 	}{
 		{"good", answer(200, "Content-Type", "application/json", keptSet(0, 1)), ""},
 		{"good, of odd type", answer(200, "Content-Type", "text/html", keptSet(0)), ""},
-		{"one byte too long", answer(200, "X-A", "b", keptSet(0)+strings.Repeat(" ", maxKeyBytes)), "answers more than 1 MiB"},
-		{"endless", endless, "answers more than 1 MiB"},
+		{"one byte too long", answer(200, "X-A", "b", keptSet(0)+strings.Repeat(" ", maxKeyBytes)), "the response is larger than 1 MiB"},
+		{"endless", endless, "the response is larger than 1 MiB"},
 		{"endless header", answer(200, "X-A", strings.Repeat("x", 128<<10), keptSet(0)), "header"},
 		{"cut off", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "10000")
 			_, _ = io.WriteString(w, keptSet(0))
 		}, "unexpected EOF"},
-		{"redirect", answer(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `leads to "http://127.0.0.1:1/jwks.json", which is not followed`},
-		{"not found", answer(404, "X-A", "b", keptSet(0)), "answers 404"},
-		{"no content", answer(204, "X-A", "b", ""), "answers 204"},
-		{"down", answer(503, "X-A", "b", keptSet(0)), "answers 503"},
+		{"redirect", answer(302, "Location", "http://127.0.0.1:1/jwks.json", ""), `redirects to "http://127.0.0.1:1/jwks.json", and redirects are not followed`},
+		{"not found", answer(404, "X-A", "b", keptSet(0)), "the response is 404"},
+		{"no content", answer(204, "X-A", "b", ""), "the response is 204"},
+		{"down", answer(503, "X-A", "b", keptSet(0)), "the response is 503"},
 		{"empty", answer(200, "X-A", "b", ""), "is not a JSON Web Key Set"},
 		{"page", answer(200, "X-A", "b", "<html>"), "is not a JSON Web Key Set"},
 		{"too many", answer(200, "X-A", "b", keptSet(make([]int, MaxKeys+1)...)), "has 33 keys"},

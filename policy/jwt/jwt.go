@@ -22,34 +22,34 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Config says which JSON Web Config are believed, so that rules can name a caller by what a token
-// says. A token is believed if a key given here signed it, it has not expired, and it is meant for
-// this service. At least one of Secret, KeyFile, JWKSFile and JWKSURL must be given. What a token's
-// own header says of keys (jku, x5u, jwk) is never looked at.
+// A Config says which JSON Web Tokens are valid. Rules can identify clients by the claims of valid
+// tokens. A token is valid if a key of the Config signed it, it has not expired, and it is meant
+// for this service. At least one of Secret, KeyFile, JWKSFile and JWKSURL must be set. Keys in a
+// token's own header (jku, x5u, jwk) are ignored.
 type Config struct {
-	// Header is the request header that holds the token: "Bearer <token>" in Authorization and
-	// Proxy-Authorization, the bare token in any other. Default: Authorization, or none if Cookie is
-	// given. A request that has it twice, or in a form that servers may read in different ways, is
-	// malformed.
-	Header string `yaml:"header" jsonschema:"The request header that holds the token, behind Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
+	// Header is the request header with the token: "Bearer <token>" in Authorization and
+	// Proxy-Authorization, the token alone in any other. Default: Authorization, or none if Cookie is
+	// set. A request with two of these headers is malformed. So is a header that servers may read in
+	// different ways.
+	Header string `yaml:"header" jsonschema:"The request header with the token, after Bearer in Authorization and Proxy-Authorization. Default: Authorization, or none with a cookie."`
 
-	// Cookie is the cookie that holds the bare token. It counts only in requests whose Header holds
-	// none. Default: none. A request that has it twice is malformed too.
-	Cookie string `yaml:"cookie" jsonschema:"The cookie that holds the token, for requests whose header holds none. Default: none."`
+	// Cookie is the cookie with the token. It is read only in requests without a token in Header.
+	// Default: none. A request with two of these cookies is malformed too.
+	Cookie string `yaml:"cookie" jsonschema:"The cookie with the token, for requests without one in the header. Default: none."`
 
-	// Algorithms are those that may have signed a token, of HS256, HS384, HS512, RS256, RS384, RS512,
-	// PS256, PS384, PS512, ES256, ES384, ES512 and EdDSA. Default: what each key is for. That is HS256
-	// for a secret; the "alg" that a JWKS gives its key; otherwise RS256 for an RSA key, and for
-	// others the one algorithm of their kind.
-	Algorithms []string `yaml:"algorithms" jsonschema:"Which algorithms may have signed a token. Default: what each key is for."`
+	// Algorithms are the allowed signature algorithms: some of HS256, HS384, HS512, RS256, RS384,
+	// RS512, PS256, PS384, PS512, ES256, ES384, ES512 and EdDSA. Default: the algorithm of each key.
+	// That is HS256 for a secret. For a key of a JWKS it is its "alg". For all other keys it is the
+	// only algorithm of their kind, or RS256 for an RSA key.
+	Algorithms []string `yaml:"algorithms" jsonschema:"The allowed signature algorithms. Default: the algorithm of each key."`
 
-	// Secret is the key of HS256, HS384 and HS512, byte for byte: at least 32, 48 and 64 bytes.
-	// Clients that know it can sign tokens, so it is never used together with public keys. Default:
-	// none.
-	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Never together with public keys."`
+	// Secret is the key of HS256, HS384 and HS512, as raw bytes: at least 32, 48 and 64 of them. It
+	// cannot be combined with public keys: a client could then sign a token with a public key as the
+	// secret. Default: none.
+	Secret string `yaml:"secret" jsonschema:"The key of HS256, HS384 and HS512: at least 32, 48 and 64 bytes. Cannot be combined with public keys."`
 
-	// KeyFile is a PEM file of public keys or certificates, at most 32. Of a certificate, only the key
-	// is used: neither its dates nor who signed it matter. RSA keys have 2,048 to 8,192 bits. Default:
+	// KeyFile is a PEM file of public keys or certificates, at most 32. Only the key of a certificate
+	// is used: its dates and its issuer are not checked. RSA keys have 2,048 to 8,192 bits. Default:
 	// none.
 	KeyFile string `yaml:"key_file" jsonschema:"A PEM file of public keys or certificates, at most 32."`
 
@@ -57,22 +57,23 @@ type Config struct {
 	JWKSFile string `yaml:"jwks_file" jsonschema:"A file with a JSON Web Key Set of public keys, at most 32."`
 
 	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. It is
-	// https, or http to this machine; redirects are not followed. While it cannot be reached, the keys
-	// last read from it stay believed; until it was reached once, no token is. Default: none.
+	// https, or http to this machine. Redirects are not followed. While it cannot be read, the keys of
+	// the last successful read stay in use. Before the first successful read, no token is valid.
+	// Default: none.
 	JWKSURL string `yaml:"jwks_url" jsonschema:"Where the issuer publishes its JSON Web Key Set: https, or http to this machine."`
 
-	// Refresh is how often JWKSURL is read again: 1m to 24h. A token whose key ID has no key has it
-	// read sooner, but never within a minute of the last time. Default: 1h.
-	Refresh time.Duration `yaml:"refresh" jsonschema:"How often jwks_url is read again: 1m to 24h. Default: 1h."`
+	// Refresh is how often JWKSURL is read: 1m to 24h. A token with an unknown key ID makes it be read
+	// sooner, but at most once a minute. Default: 1h.
+	Refresh time.Duration `yaml:"refresh" jsonschema:"How often jwks_url is read: 1m to 24h. Default: 1h."`
 
-	// Issuer is what a token's "iss" must be. Default: anything, or nothing.
-	Issuer string `yaml:"issuer" jsonschema:"What iss of a token must be. Default: anything, or nothing."`
+	// Issuer is what a token's "iss" must be. Default: any, also none.
+	Issuer string `yaml:"issuer" jsonschema:"What iss of a token must be. Default: any."`
 
-	// Audience must be in a token's "aud". Default: anything, or nothing.
-	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: anything, or nothing."`
+	// Audience must be in a token's "aud". Default: any, also none.
+	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: any."`
 
-	// Leeway is how far the clocks of the issuer and of this machine may differ when "exp" (which
-	// every token must have), "nbf" and "iat" are checked: at most 5m. Default: 30s.
+	// Leeway is how far the clocks of the issuer and of this machine may differ: at most 5m. It is
+	// for the checks of "exp" (which every token must have), "nbf" and "iat". Default: 30s.
 	Leeway time.Duration `yaml:"leeway" jsonschema:"How far the clocks of the issuer and of this machine may differ: at most 5m. Default: 30s."`
 }
 
@@ -81,21 +82,20 @@ const DefaultLeeway = 30 * time.Second
 
 const maxLeeway = 5 * time.Minute
 
-// Warnings says which checks are left out that are better made.
+// Warnings returns a warning for each recommended check that the Config does not make.
 func (t Config) Warnings() (warnings []string) {
 	if t.Audience == "" {
-		warnings = append(warnings, "tokens.audience: is not set, so a token made for another service is believed too; "+
-			"write what this service is called in \"aud\"")
+		warnings = append(warnings, "tokens.audience: is not set, so a token for another service is valid here too; "+
+			"write the name of this service in \"aud\"")
 	}
 	if t.Issuer == "" && t.Secret == "" {
-		warnings = append(warnings, "tokens.issuer: is not set, so a token of any issuer is believed if one of the keys signed it; "+
+		warnings = append(warnings, "tokens.issuer: is not set, so a token of any issuer is valid if one of the keys signed it; "+
 			"write what \"iss\" must be")
 	}
 	return warnings
 }
 
-// Files are the names of the files that keys are read from. Relative names start from the folder
-// dir.
+// Files returns the names of the key files. Relative names are relative to the folder dir.
 func (t Config) Files(dir string) (names []string) {
 	for _, name := range []string{t.KeyFile, t.JWKSFile} {
 		if name != "" {
@@ -105,12 +105,12 @@ func (t Config) Files(dir string) (names []string) {
 	return names
 }
 
-// A Verifier tells valid tokens from others. It may be used at any time by many goroutines.
+// A Verifier verifies tokens. It is safe for use by many goroutines at once.
 type Verifier struct {
 	tokens policy.Tokens
 
 	parser *gojwt.Parser
-	checks *gojwt.Validator // of times, issuer and audience, which the parser leaves alone
+	checks *gojwt.Validator // of times, issuer and audience, which the parser does not check
 	fixed  []verifyKey      // from secret and files
 	keys   atomic.Pointer[keySet]
 	issuer *fetcher // nil without a jwks_url
@@ -118,14 +118,14 @@ type Verifier struct {
 	now func() time.Time // replaced by tests
 }
 
-// New reads the keys that are in files; relative names start from the folder dir. The network is
-// not used until Start. The error tells all mistakes at once, each under the name of its field.
+// New makes a Verifier and reads its key files. Relative names are relative to the folder dir. It
+// does not use the network; Start does. The error joins a FieldError for each mistake.
 func New(t Config, dir string) (*Verifier, error) {
 	keys, err := t.readKeys(dir)
 	if err := errors.Join(errors.Join(t.mistakes()...), err); err != nil {
 		return nil, err
 	}
-	if err := t.uselessAlgorithms(keys); err != nil {
+	if err := t.unusedKeys(keys); err != nil {
 		return nil, err
 	}
 
@@ -158,12 +158,12 @@ func New(t Config, dir string) (*Verifier, error) {
 	return v, nil
 }
 
-// Tokens say where requests carry the tokens that the Verifier verifies.
+// Tokens returns where requests have the tokens that the Verifier verifies.
 func (v *Verifier) Tokens() policy.Tokens { return v.tokens }
 
-// Start begins to read JWKSURL, and waits for the first answer for at most two seconds. Without
-// JWKSURL it does nothing. One goroutine at a time calls report, which may be nil, after each
-// reading: with nil if it succeeded. No token is valid until keys were read once.
+// Start begins to read JWKSURL, and waits at most two seconds for the first response. Without
+// JWKSURL it does nothing. After each read, report is called with its error, or nil. The calls do
+// not overlap, and report may be nil. Before the first successful read, no token is valid.
 func (v *Verifier) Start(report func(error)) {
 	if v.issuer == nil {
 		return
@@ -173,14 +173,14 @@ func (v *Verifier) Start(report func(error)) {
 	})
 }
 
-// Close stops the reading of JWKSURL and waits for its end. The keys that were read stay valid.
+// Close stops reading JWKSURL, and waits until a read in progress has ended. The keys stay in use.
 func (v *Verifier) Close() {
 	if v.issuer != nil {
 		v.issuer.close()
 	}
 }
 
-// IsReading tells whether JWKSURL is read from time to time: from Start until Close.
+// IsReading tells whether JWKSURL is read regularly: from Start until Close.
 func (v *Verifier) IsReading() bool { return v.issuer != nil && v.issuer.isRunning() }
 
 // IsKnown tells whether a token's signature was checked before, so that Claims need not check it.
@@ -193,11 +193,11 @@ func (v *Verifier) IsKnown(token string) bool {
 	return forged
 }
 
-// Claims returns the claims of a token, or why it is rejected. Its signature is checked once, and
-// the result is remembered; the rest is checked each time.
+// Claims returns the claims of a token, or why it is rejected. The result of the signature check is
+// cached. All other checks are made each time.
 func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 	if len(token) > policy.MaxTokenLength || strings.ContainsFunc(token, notInToken) {
-		return nil, &policy.TokenError{Reason: "malformed", Err: errors.New("it is too long, or has letters that no JSON Web Token has")}
+		return nil, &policy.TokenError{Reason: "malformed", Err: errors.New("it is too long, or has characters that a JSON Web Token cannot have")}
 	}
 	keys := v.keys.Load()
 	sum := sha256.Sum256([]byte(token))
@@ -206,7 +206,7 @@ func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 		if _, forged := keys.forged.get(sum); forged {
 			return nil, rejection(gojwt.ErrTokenSignatureInvalid)
 		}
-		_, err := v.parser.ParseWithClaims(token, &c, func(token *gojwt.Token) (any, error) { return v.choose(keys.list, token) })
+		_, err := v.parser.ParseWithClaims(token, &c, func(token *gojwt.Token) (any, error) { return v.chooseKeys(keys.list, token) })
 		if err != nil {
 			e := rejection(err)
 			if e.Reason == "signature" {
@@ -222,11 +222,11 @@ func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
 	return c.Claims, nil
 }
 
-// choose gives the keys that may have signed a token: those of its algorithm, and of its key ID if
-// both have one.
-func (v *Verifier) choose(keys []verifyKey, token *gojwt.Token) (any, error) {
+// chooseKeys returns the keys that may have signed a token: those of its algorithm, and of its key
+// ID if both have one.
+func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error) {
 	if _, ok := token.Header["crit"]; ok {
-		return nil, errors.New("token's header has \"crit\": none of what that may demand is understood")
+		return nil, errors.New("token's header has \"crit\", and no critical extension is supported")
 	}
 	kid, isText := token.Header["kid"].(string)
 	if _, ok := token.Header["kid"]; ok && !isText {
@@ -240,40 +240,53 @@ func (v *Verifier) choose(keys []verifyKey, token *gojwt.Token) (any, error) {
 	}
 	if len(chosen.Keys) == 0 {
 		if v.issuer != nil && kid != "" {
-			v.issuer.ask()
+			v.issuer.requestRead()
 		}
-		return nil, fmt.Errorf("no %s key with the ID %.64q is known", token.Method.Alg(), kid)
+		return nil, fmt.Errorf("there is no %s key with the ID %.64q", token.Method.Alg(), kid)
 	}
 	if n := len(chosen.Keys); n > MaxKeysTried {
-		return nil, fmt.Errorf("token may be signed with any of %d %s keys, and at most %d are tried; its issuer must name the key by \"kid\"",
+		return nil, fmt.Errorf("token may be signed with any of %d %s keys, and at most %d are tried; the issuer must name the key by \"kid\"",
 			n, token.Method.Alg(), MaxKeysTried)
 	}
 	return chosen, nil
 }
 
-// notInToken says whether a letter is neither base64url nor the dot between a token's parts. Line
-// ends are not either: decoders skip them, so one token would have many spellings.
+// notInToken tells whether a character is neither base64url nor the dot between a token's parts.
+// Line ends are rejected too: decoders skip them, so one token would have many spellings.
 func notInToken(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
 }
 
-// mistakes are what is wrong with the fields in themselves, before any file is read.
+// A FieldError is a mistake in one field of a Config.
+type FieldError struct {
+	Field string // its name in a policy file, such as "jwks_url"
+	Err   error
+}
+
+func (e *FieldError) Error() string { return "tokens." + e.Field + ": " + e.Err.Error() }
+func (e *FieldError) Unwrap() error { return e.Err }
+
+func fieldErrorf(field, format string, args ...any) error {
+	return &FieldError{field, fmt.Errorf(format, args...)}
+}
+
+// mistakes returns the mistakes that can be found without reading files.
 func (t Config) mistakes() (mistakes []error) {
 	wrong := func(field, format string, args ...any) {
-		mistakes = append(mistakes, fmt.Errorf("tokens."+field+": "+format, args...))
+		mistakes = append(mistakes, fieldErrorf(field, format, args...))
 	}
 	if t.Header != "" && !policy.IsToken(t.Header) {
-		wrong("header", "%q is no name of a header; write one such as Authorization", t.Header)
+		wrong("header", "%q is not a header name; write one such as Authorization", t.Header)
 	}
 	if t.Cookie != "" && !policy.IsToken(t.Cookie) {
-		wrong("cookie", "%q is no name of a cookie; write one such as session_token", t.Cookie)
+		wrong("cookie", "%q is not a cookie name; write one such as session_token", t.Cookie)
 	}
 	if t.Secret != "" && t.hasPublicKeys() {
-		wrong("secret", "cannot be used together with key_file, jwks_file or jwks_url: a token could be signed with a public key taken "+
-			"for a secret; keep one kind")
+		wrong("secret", "cannot be combined with key_file, jwks_file or jwks_url: a client could sign a token with a public key as the "+
+			"secret; keep one kind")
 	}
 	if t.Secret == "" && !t.hasPublicKeys() {
-		wrong("secret", "there is no key; give one of secret, key_file, jwks_file and jwks_url")
+		wrong("secret", "there is no key; set one of secret, key_file, jwks_file and jwks_url")
 	}
 	mistakes = append(mistakes, t.wrongAlgorithms()...)
 	if t.Secret != "" {
@@ -285,7 +298,7 @@ func (t Config) mistakes() (mistakes []error) {
 		}
 	}
 	if t.Refresh != 0 && t.JWKSURL == "" {
-		wrong("refresh", "is how often jwks_url is read, and there is none; leave it out")
+		wrong("refresh", "is how often jwks_url is read, and jwks_url is not set; remove it")
 	} else if t.Refresh != 0 && (t.Refresh < minRefresh || t.Refresh > maxRefresh) {
 		wrong("refresh", "%v is out of bounds; write a time from 1m to 24h", t.Refresh)
 	}
@@ -299,16 +312,16 @@ func (t Config) hasPublicKeys() bool { return t.KeyFile != "" || t.JWKSFile != "
 
 func (t Config) wrongAlgorithms() (mistakes []error) {
 	wrong := func(format string, args ...any) {
-		mistakes = append(mistakes, fmt.Errorf("tokens.algorithms: "+format, args...))
+		mistakes = append(mistakes, fieldErrorf("algorithms", format, args...))
 	}
 	for _, a := range t.Algorithms {
 		switch {
 		case strings.EqualFold(a, "none"):
-			wrong("%q would believe everybody; leave it out", a)
+			wrong("%q would accept tokens that nobody has signed; remove it", a)
 		case isSecretive(a) && t.hasPublicKeys():
-			wrong("%s is signed with a secret, and the keys here are public: any client could sign; leave it out", a)
+			wrong("%s is signed with a secret, and the keys here are public: any client could sign; remove it", a)
 		case isPublic(a) && t.Secret != "" && !t.hasPublicKeys():
-			wrong("%s is verified with a public key, and here is a secret; leave it out, or give key_file, jwks_file or jwks_url", a)
+			wrong("%s is verified with a public key, and only secret is set; remove it, or set key_file, jwks_file or jwks_url instead of secret", a)
 		case !isSecretive(a) && !isPublic(a):
 			wrong("%q is unknown; write some of %s", a, strings.Join(slices.Concat(secretAlgorithms, publicAlgorithms), ", "))
 		}
@@ -318,36 +331,36 @@ func (t Config) wrongAlgorithms() (mistakes []error) {
 
 func (t Config) wrongSecret() (mistakes []error) {
 	if strings.Contains(t.Secret, "-----BEGIN ") {
-		return []error{errors.New("tokens.secret: is a PEM file's text; write the file's name in key_file, with the public key in it")}
+		return []error{fieldErrorf("secret", "is the text of a PEM file; write the name of a file with the public key in key_file")}
 	}
 	for _, a := range t.methods() {
 		if least := secretLength(a); len(t.Secret) < least {
-			mistakes = append(mistakes, fmt.Errorf("tokens.secret: is %d bytes; %s needs %d at least, such as openssl rand -base64 64 makes",
+			mistakes = append(mistakes, fieldErrorf("secret", "has %d bytes, and %s needs at least %d; make one with openssl rand -base64 64",
 				len(t.Secret), a, least))
 		}
 	}
 	return mistakes
 }
 
-// uselessAlgorithms says which algorithms have no key, and which keys have no algorithm.
-func (t Config) uselessAlgorithms(keys []verifyKey) error {
+// unusedKeys returns an error for each key without an allowed algorithm, and for each algorithm
+// without a key.
+func (t Config) unusedKeys(keys []verifyKey) error {
 	var useless []error
 	for _, k := range keys {
 		if len(k.algorithms) == 0 {
-			useless = append(useless, fmt.Errorf("%s: is for none of tokens.algorithms [%s]; add %s, or leave the key out",
+			useless = append(useless, fieldErrorf(k.field, "%sfits none of tokens.algorithms [%s]; add %s, or remove the key",
 				k.from, strings.Join(t.Algorithms, ", "), usualAlgorithm(k.key)))
 		}
 	}
 	for _, a := range t.Algorithms {
 		if t.JWKSURL == "" && !slices.ContainsFunc(keys, func(k verifyKey) bool { return slices.Contains(k.algorithms, a) }) {
-			useless = append(useless, fmt.Errorf("tokens.algorithms: no key is for %s; leave it out, or add its key", a))
+			useless = append(useless, fieldErrorf("algorithms", "there is no key for %s; remove it, or add its key", a))
 		}
 	}
 	return errors.Join(useless...)
 }
 
-// methods are the algorithms that a token may name at all; which of them a key is for is settled
-// key by key.
+// methods returns the algorithms that any of the keys may have.
 func (t Config) methods() []string {
 	switch {
 	case len(t.Algorithms) > 0:
@@ -359,8 +372,8 @@ func (t Config) methods() []string {
 	}
 }
 
-// wrongKeyURL says why keys cannot be read from an address. An attacker who can change the answer
-// can make tokens for any client.
+// wrongKeyURL returns why keys cannot be read from an address. An attacker who can change the
+// response can make tokens for any client, so it must be encrypted.
 func wrongKeyURL(address string) error {
 	u, err := url.Parse(address)
 	switch {
@@ -369,13 +382,13 @@ func wrongKeyURL(address string) error {
 	case u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
 		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", shownURL(address, u))
 	case u.Scheme == "http" && !isLoopback(u.Hostname()):
-		return fmt.Errorf("%q can be changed on its way; write https (http is for this machine alone)", shownURL(address, u))
+		return fmt.Errorf("%q is not encrypted, so others could change the keys; write https (http is allowed only to this machine)", shownURL(address, u))
 	}
 	return nil
 }
 
-// shownURL is an address for a message: as it is written, since escaping would carry values of
-// variables past the mask, but without a user and password.
+// shownURL returns an address for a message, without its user and password. It is not escaped,
+// because the values of variables in it would then not be masked.
 func shownURL(written string, u *url.URL) string {
 	if u.User != nil {
 		return u.Scheme + "://" + u.Host
@@ -387,7 +400,7 @@ func isLoopback(host string) bool {
 	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
 }
 
-// summary says how tokens are verified. It tells no secret.
+// summary describes how tokens are verified. It contains no secret.
 func (t Config) summary(tokens policy.Tokens) string {
 	var in, keys []string
 	if tokens.Header != "" {
@@ -402,7 +415,7 @@ func (t Config) summary(tokens policy.Tokens) string {
 		}
 	}
 	if u, err := url.Parse(t.JWKSURL); err == nil && t.JWKSURL != "" {
-		// The rest of it may hold a password.
+		// The rest of the URL may contain a password.
 		bare := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
 		keys = append(keys, bare.String()+", read every "+wording.Period(cmp.Or(t.Refresh, DefaultRefresh)))
 	}

@@ -19,25 +19,25 @@ import (
 	"github.com/penstock/penstock/internal/boundedfile"
 )
 
-// keySet are the keys that are believed, and the tokens that they were seen to have signed, or
-// not. New keys come with a memory of their own, so a token is never believed by a key that is
-// gone.
+// A keySet is the keys in use, with a cache of signature checks. New keys get a new cache, so a
+// removed key makes no token valid.
 type keySet struct {
 	list   []verifyKey
-	seen   seenTokens
+	seen   seenTokens // tokens that one of these keys has signed
 	forged seenTokens // tokens that none of these keys has signed; without claims
 }
 
 // A verifyKey verifies tokens of some algorithms.
 type verifyKey struct {
-	kid        string   // a JWKS's name for it; "" fits every token
-	algorithms []string // of those asked for, the ones that it is for
+	kid        string   // its ID in a JWKS; "" fits every token
+	algorithms []string // the allowed algorithms that it fits
 	key        any      // []byte, *rsa.PublicKey, *ecdsa.PublicKey or ed25519.PublicKey
-	from       string   // where it was read, for messages
+	field      string   // the field of Config that it comes from
+	from       string   // where it was read, for messages: "" or a text such as "keys.pem: block 1: "
 }
 
-// MaxKeys is how many keys a file or a set may have. MaxKeysTried is how many of them one token may
-// be checked with.
+// MaxKeys is how many keys a file or a set may have. MaxKeysTried is how many keys are tried for
+// one token.
 const (
 	MaxKeys      = 32
 	MaxKeysTried = 8
@@ -58,7 +58,7 @@ var (
 func isSecretive(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }
 func isPublic(algorithm string) bool    { return slices.Contains(publicAlgorithms, algorithm) }
 
-// secretLength is how many bytes a secret must have at least: what the algorithm's hash yields (RFC
+// secretLength returns the least length of a secret, in bytes: that of the algorithm's hash (RFC
 // 7518, 3.2).
 func secretLength(algorithm string) int {
 	switch algorithm {
@@ -72,7 +72,7 @@ func secretLength(algorithm string) int {
 	return 0
 }
 
-// usualAlgorithm is what a key is for when nothing else says so.
+// usualAlgorithm returns the default algorithm of a key.
 func usualAlgorithm(key any) string {
 	switch key := key.(type) {
 	case []byte:
@@ -94,8 +94,8 @@ func usualAlgorithm(key any) string {
 	return ""
 }
 
-// algorithmsOf are the algorithms among those wanted that a key is for. own is the one that the
-// key's file says it is for.
+// algorithmsOf returns which of the wanted algorithms a key fits. own is the algorithm that a JWKS
+// gives the key, or "".
 func algorithmsOf(key any, own string, wanted []string) []string {
 	usual := usualAlgorithm(key)
 	_, isRSA := key.(*rsa.PublicKey)
@@ -118,11 +118,11 @@ func algorithmsOf(key any, own string, wanted []string) []string {
 	return algorithms
 }
 
-// readKeys reads the keys that need no network.
+// readKeys returns the secret and the keys in files.
 func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 	if t.Secret != "" {
 		secret := []byte(t.Secret)
-		keys = append(keys, verifyKey{key: secret, algorithms: algorithmsOf(secret, "", t.Algorithms), from: "tokens.secret"})
+		keys = append(keys, verifyKey{key: secret, algorithms: algorithmsOf(secret, "", t.Algorithms), field: "secret"})
 	}
 	read := func(field, name string, parse func(data []byte, wanted []string) ([]verifyKey, []error)) {
 		if name == "" {
@@ -130,18 +130,18 @@ func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 		}
 		data, e := boundedfile.Read(boundedfile.Join(dir, name), maxKeyBytes)
 		if e != nil {
-			err = errors.Join(err, fmt.Errorf("tokens.%s: %w; a name without / in front starts from the policy file's folder", field, e))
+			err = errors.Join(err, fieldErrorf(field, "%w; a relative name is relative to the folder of the policy file", e))
 			return
 		}
 		found, wrong := parse(data, t.Algorithms)
 		if len(found) == 0 && len(wrong) == 0 {
-			wrong = []error{errors.New("holds no key for tokens.algorithms; check that it is the issuer's")}
+			wrong = []error{errors.New("has no key for tokens.algorithms; check that the file is the issuer's")}
 		}
 		for _, w := range wrong {
-			err = errors.Join(err, fmt.Errorf("tokens.%s: %s: %w", field, name, w))
+			err = errors.Join(err, fieldErrorf(field, "%s: %w", name, w))
 		}
 		for i := range found {
-			found[i].from = fmt.Sprintf("tokens.%s: %s: %s", field, name, found[i].from)
+			found[i].field, found[i].from = field, fmt.Sprintf("%s: %s: ", name, found[i].from)
 		}
 		keys = append(keys, found...)
 	}
@@ -150,8 +150,7 @@ func (t Config) readKeys(dir string) (keys []verifyKey, err error) {
 	return keys, err
 }
 
-// parsePEM reads public keys and certificates, and says what is wrong with each block that is
-// neither.
+// parsePEM returns the public keys of a PEM file, and an error for each block that has none.
 func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	n := 0
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
@@ -170,10 +169,10 @@ func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	if begun := bytes.Count(data, []byte("-----BEGIN ")); begun != n {
 		wrong = append(wrong, fmt.Errorf("%d of its %d blocks are damaged; copy the file again", begun-n, begun))
 	} else if n == 0 {
-		wrong = append(wrong, errors.New("is not a PEM file; it must have a line -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"))
+		wrong = append(wrong, errors.New("is not a PEM file; it needs a line -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"))
 	}
 	if n > MaxKeys {
-		return nil, append(wrong, fmt.Errorf("has %d keys; at most %d are taken", n, MaxKeys))
+		return nil, append(wrong, fmt.Errorf("has %d keys; the most is %d", n, MaxKeys))
 	}
 	return keys, wrong
 }
@@ -193,20 +192,20 @@ func parseBlock(block *pem.Block) (any, error) {
 		}
 		return certificate.PublicKey, nil
 	case strings.HasSuffix(block.Type, "PRIVATE KEY"):
-		return nil, errors.New("is a private key, which stays with the issuer; give what openssl pkey -pubout makes of it")
+		return nil, errors.New("is a private key, which only the issuer may have; use the output of openssl pkey -pubout")
 	}
-	return nil, fmt.Errorf("is a %q; give a PUBLIC KEY or a CERTIFICATE", block.Type)
+	return nil, fmt.Errorf("is a %q; use a PUBLIC KEY or a CERTIFICATE", block.Type)
 }
 
-// wrongPublicKey says why a key is not one to trust.
+// wrongPublicKey returns why a public key is not safe, or nil.
 func wrongPublicKey(key any) error {
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < minRSABits || bits > maxRSABits {
-			return fmt.Errorf("is an RSA key of %d bits; take one of %d to %d", bits, minRSABits, maxRSABits)
+			return fmt.Errorf("is an RSA key of %d bits; use one of %d to %d", bits, minRSABits, maxRSABits)
 		}
 		if key.E < 3 || key.E%2 == 0 {
-			return fmt.Errorf("is an RSA key with the exponent %d; make another, with 65537", key.E)
+			return fmt.Errorf("is an RSA key with the exponent %d; make a key with 65537", key.E)
 		}
 		return nil
 	case *ecdsa.PublicKey, ed25519.PublicKey:
@@ -214,28 +213,28 @@ func wrongPublicKey(key any) error {
 			return nil
 		}
 	}
-	return errors.New("is a key of another kind; take RSA, P-256, P-384, P-521 or Ed25519")
+	return errors.New("is a key of another kind; use RSA, P-256, P-384, P-521 or Ed25519")
 }
 
-// curves are those that sign tokens; RSA has none.
+// curves are the curves that can sign tokens. "" is for RSA.
 var curves = []jwkset.CRV{"", jwkset.CrvP256, jwkset.CrvP384, jwkset.CrvP521, jwkset.CrvEd25519}
 
-var errNotForTokens = errors.New("is for something else than signing tokens")
+var errNotForTokens = errors.New("is not for signing tokens")
 
-// parseJWKS reads the public keys that sign tokens, and says what is wrong with each that cannot be
-// trusted. Keys that are for something else, or of an unknown kind, are left out.
+// parseJWKS returns the public keys that can sign tokens, and an error for each key that is not
+// safe. It skips keys for other purposes and keys of an unknown kind.
 func parseJWKS(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	var set struct {
 		Keys []json.RawMessage `json:"keys"`
 	}
 	if err := json.Unmarshal(data, &set); err != nil {
-		return nil, []error{fmt.Errorf("is not a JSON Web Key Set: %w; give the JSON that the issuer publishes", err)}
+		return nil, []error{fmt.Errorf("is not a JSON Web Key Set: %w; use the JSON that the issuer publishes", err)}
 	}
 	if set.Keys == nil {
-		return nil, []error{errors.New("is not a JSON Web Key Set: it has no \"keys\"; give the JSON that the issuer publishes")}
+		return nil, []error{errors.New("is not a JSON Web Key Set: it has no \"keys\"; use the JSON that the issuer publishes")}
 	}
 	if len(set.Keys) > MaxKeys {
-		return nil, []error{fmt.Errorf("has %d keys; at most %d are taken", len(set.Keys), MaxKeys)}
+		return nil, []error{fmt.Errorf("has %d keys; the most is %d", len(set.Keys), MaxKeys)}
 	}
 	for i, raw := range set.Keys {
 		key, err := parseJWK(raw, wanted)
@@ -272,14 +271,14 @@ func parseJWK(raw []byte, wanted []string) (verifyKey, error) {
 		return k, err
 	}
 	own := string(j.ALG)
-	if own == "Ed25519" { // RFC 9864's name for what tokens call EdDSA
+	if own == "Ed25519" { // in RFC 9864; in tokens it is EdDSA
 		own = "EdDSA"
 	}
 	k.algorithms = algorithmsOf(k.key, own, wanted)
 	return k, wrongPublicKey(k.key)
 }
 
-// wrongJWK says why a key of a set is not to be used, whatever its numbers are.
+// wrongJWK returns why a key of a set cannot be used, by its members without its numbers, or nil.
 func wrongJWK(j jwkset.JWKMarshal, members any) error {
 	forVerifying := len(j.KEYOPS) == 0 || slices.Contains(j.KEYOPS, jwkset.KeyOpsVerify)
 	switch {
@@ -288,13 +287,12 @@ func wrongJWK(j jwkset.JWKMarshal, members any) error {
 	case j.KTY == jwkset.KtyOct:
 		return errors.New("is a secret; write it in tokens.secret")
 	case isPrivate(members):
-		return errors.New("is a private key, which stays with the issuer; leave out its \"d\" and all that belongs to it")
+		return errors.New("is a private key, which only the issuer may have; remove \"d\" and its other private members")
 	}
 	return nil
 }
 
-// isPrivate says whether a key has a member that only private keys have, in whatever case it is
-// written.
+// isPrivate tells whether a key has a member that only private keys have. Case does not count.
 func isPrivate(key any) bool {
 	members, _ := key.(map[string]any)
 	for name, v := range members {
@@ -306,8 +304,8 @@ func isPrivate(key any) bool {
 	return false
 }
 
-// publicKey is the key itself. Its certificates are not read: they may be out of date, or lie
-// elsewhere.
+// publicKey returns the key itself. It does not read the certificates of the key: they may be out
+// of date, or at another place.
 func publicKey(j jwkset.JWKMarshal) (any, error) {
 	itself := jwkset.JWKMarshal{KTY: j.KTY, CRV: j.CRV, X: j.X, Y: j.Y, N: j.N, E: j.E}
 	key, err := jwkset.NewJWKFromMarshal(itself, jwkset.JWKMarshalOptions{}, jwkset.JWKValidateOptions{})
@@ -317,10 +315,10 @@ func publicKey(j jwkset.JWKMarshal) (any, error) {
 	return key.Key(), damaged(err)
 }
 
-// damaged is the error of a key that cannot be read, in one line; of no error, it is none.
+// damaged returns the error of a key that cannot be read, in one line. For nil it is nil.
 func damaged(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s; ask the issuer for it again, or leave it out", strings.ReplaceAll(err.Error(), "\n", ": "))
+	return fmt.Errorf("%s; ask the issuer for the key again, or remove it", strings.ReplaceAll(err.Error(), "\n", ": "))
 }

@@ -65,7 +65,7 @@ func TestOddKeysOfASet(t *testing.T) {
 	two := func(shift uint, plus int64) string {
 		return number(new(big.Int).Add(new(big.Int).Lsh(big.NewInt(1), shift), big.NewInt(plus)))
 	}
-	private := "is a private key, which stays with the issuer; leave out"
+	private := "is a private key, which only the issuer may have; remove"
 	rows := []struct {
 		name, key, alg string
 		says           string // "" if it is believed, and "left out" if nothing is said
@@ -76,7 +76,7 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"padded exponent", with(t, rs, "e", "AQAB="), "RS256", ""},
 		{"padded x", with(t, es, "x", base64.URLEncoding.EncodeToString(x)), "ES256", ""},
 		{"padded point of Ed25519", with(t, ed, "x", base64.URLEncoding.EncodeToString(member(t, ed, "x"))), "EdDSA", ""},
-		{"padding alone", with(t, rs, "n", "="), "RS256", "RSA key of 0 bits; take"},
+		{"padding alone", with(t, rs, "n", "="), "RS256", "RSA key of 0 bits; use"},
 		{"padding in front", with(t, rs, "e", "=AQAB"), "RS256", "illegal base64"},
 		{"letters of standard base64", with(t, rs, "n", "+/"+raw(n)), "RS256", "illegal base64"},
 		{"space in a number", with(t, rs, "e", "AQ AB"), "RS256", "illegal base64"},
@@ -85,17 +85,17 @@ func TestOddKeysOfASet(t *testing.T) {
 
 		{"exponent 0", with(t, rs, "e", "AA"), "RS256", "out of range; ask"},
 		{"exponent 1", with(t, rs, "e", "AQ"), "RS256", "out of range; ask"},
-		{"exponent 2", with(t, rs, "e", "Ag"), "RS256", "exponent 2; make another"},
-		{"exponent 65536", with(t, rs, "e", "AQAA"), "RS256", "exponent 65536; make another"},
+		{"exponent 2", with(t, rs, "e", "Ag"), "RS256", "exponent 2; make a key"},
+		{"exponent 65536", with(t, rs, "e", "AQAA"), "RS256", "exponent 65536; make a key"},
 		{"exponent 2^32+65537", with(t, rs, "e", two(32, 65537)), "RS256", "out of range; ask"},
 		{"exponent 2^63+65537", with(t, rs, "e", two(63, 65537)), "RS256", "out of range; ask"},
 		{"exponent 2^64+1", with(t, rs, "e", two(64, 1)), "RS256", "out of range; ask"},
 		{"exponent 2^64+65537", with(t, rs, "e", two(64, 65537)), "RS256", "E in marshal does not match E in marshalled; ask"},
 		{"exponent of 512 KiB", with(t, rs, "e", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "; ask"},
 		{"exponent left out", strings.Replace(rs, `"e":`, `"f":`, 1), "RS256", `requires parameters "n" and "e"; ask`},
-		{"modulus of 512 KiB", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "of 4194304 bits; take"},
-		{"modulus of 8,200 bits", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, maxRSABits/8+1))), "RS256", "of 8200 bits; take"},
-		{"modulus without its second half", with(t, rs, "n", raw(n[:128])), "RS256", "of 1024 bits; take"},
+		{"modulus of 512 KiB", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, 512<<10))), "RS256", "of 4194304 bits; use"},
+		{"modulus of 8,200 bits", with(t, rs, "n", raw(bytes.Repeat([]byte{255}, maxRSABits/8+1))), "RS256", "of 8200 bits; use"},
+		{"modulus without its second half", with(t, rs, "n", raw(n[:128])), "RS256", "of 1024 bits; use"},
 		{"RSA with a curve", more("RS256", `,"crv":"P-256"`), "RS256", ""},
 
 		{"x changed", with(t, es, "x", raw(append(slices.Clone(x[:31]), x[31]^1))), "ES256", "not on the specified curve; ask"},
@@ -119,12 +119,12 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"Ed25519 of 33 bytes", with(t, ed, "x", raw(make([]byte, 33))), "EdDSA", "should be 32 bytes; ask"},
 		{"Ed25519 of its private key", with(t, ed, "x", raw(pairs["EdDSA"][0].(ed25519.PrivateKey))), "EdDSA", "should be 32 bytes; ask"},
 
-		{"kty twice", more("ES256", `,"kty":"EC"`), "ES256", `"kty" is there twice; ask`},
-		{"kid twice", more("ES256", `,"kid":"a","kid":"b"`), "ES256", `"kid" is there twice; ask`},
-		{"kid twice, once escaped", more("ES256", `,"kid":"a","\u006bid":"b"`), "ES256", `"kid" is there twice; ask`},
-		{"use twice", more("ES256", `,"use":"enc","use":"sig"`), "ES256", `"use" is there twice; ask`},
-		{"modulus twice", more("RS256", `,"n":"`+raw(n)+`"`), "RS256", `"n" is there twice; ask`},
-		{"d twice, nothing last", more("ES256", `,"d":"AQ","d":""`), "ES256", `"d" is there twice; ask`},
+		{"kty twice", more("ES256", `,"kty":"EC"`), "ES256", `"kty" occurs twice; ask`},
+		{"kid twice", more("ES256", `,"kid":"a","kid":"b"`), "ES256", `"kid" occurs twice; ask`},
+		{"kid twice, once escaped", more("ES256", `,"kid":"a","\u006bid":"b"`), "ES256", `"kid" occurs twice; ask`},
+		{"use twice", more("ES256", `,"use":"enc","use":"sig"`), "ES256", `"use" occurs twice; ask`},
+		{"modulus twice", more("RS256", `,"n":"`+raw(n)+`"`), "RS256", `"n" occurs twice; ask`},
+		{"d twice, nothing last", more("ES256", `,"d":"AQ","d":""`), "ES256", `"d" occurs twice; ask`},
 		{"deep", more("ES256", `,"ext":`+strings.Repeat("[", 40)+strings.Repeat("]", 40)), "ES256", "deeper than 32 levels; ask"},
 
 		{"secret", `{"kty":"oct","k":"` + jwttest.Base64(jwttest.Secret) + `"}`, "HS256", "is a secret; write it"},

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// rejection finds the reason in what the library says.
+// rejection returns the reason of an error of the JWT library.
 func rejection(err error) *policy.TokenError {
 	is := func(targets ...error) bool {
 		for _, target := range targets {
@@ -35,12 +35,12 @@ func rejection(err error) *policy.TokenError {
 	case is(gojwt.ErrTokenInvalidIssuer):
 		reason, text = "issuer", errors.New("its iss is not tokens.issuer")
 	case is(gojwt.ErrTokenInvalidAudience):
-		reason, text = "audience", errors.New("its aud has not tokens.audience")
+		reason, text = "audience", errors.New("its aud does not contain tokens.audience")
 	}
 	return &policy.TokenError{Reason: reason, Err: text}
 }
 
-// valid tells why a token with a good signature is rejected now, or nil.
+// valid returns why a token with a valid signature is rejected now, or nil.
 func (v *Verifier) valid(c claims) *policy.TokenError {
 	err := v.checks.Validate(c)
 	if err == nil {
@@ -51,7 +51,7 @@ func (v *Verifier) valid(c claims) *policy.TokenError {
 		if date, err := c.date(name); err == nil && date != nil {
 			return date.UTC().Format(time.RFC3339)
 		}
-		return "a time that is none"
+		return "none"
 	}
 	switch e.Reason {
 	case "expired":

@@ -21,7 +21,7 @@ func TestTokensThatAreNotBelievedSayWhy(t *testing.T) {
 		{issuer.token("", `{`+good+`,"exp":`+at(-time.Hour)+`}`), "expired", "it expired at " + tokenNow.Add(-time.Hour).UTC().Format(time.RFC3339)},
 		{issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`,"nbf":`+at(time.Minute)+`}`), "not_yet_valid", "it is not valid yet: nbf "},
 		{issuer.token("", `{"aud":"rides","iss":"other","exp":`+at(time.Hour)+`}`), "issuer", "its iss is not tokens.issuer"},
-		{issuer.token("", `{"aud":"other","iss":"https://issuer.example/","exp":`+at(time.Hour)+`}`), "audience", "its aud has not tokens.audience"},
+		{issuer.token("", `{"aud":"other","iss":"https://issuer.example/","exp":`+at(time.Hour)+`}`), "audience", "its aud does not contain tokens.audience"},
 		{issuer.token("", `{`+good+`}`), "claims", "exp"},
 		{strings.Replace(issuer.token("", `{`+good+`,"exp":`+at(time.Hour)+`}`), ".eyJ", ".eyK", 1), "signature", "no trusted key has signed it"},
 		{newIssuer(t, "RS256", nil).token(`,"kid":"new"`, `{`+good+`,"exp":`+at(time.Hour)+`}`), "unknown_key", "RS256"},

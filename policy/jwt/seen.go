@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// seenTokens remembers tokens whose signature was checked: clients send the same one again and
-// again, and a signature costs 30 to 100 times what remembering does. Times are checked anew at
-// each use. It holds tokens of at most 8 MiB in all: two generations, of which the older goes when
-// the younger is full. The zero value is ready.
+// seenTokens is a cache of tokens whose signature was checked. Clients send the same token many
+// times, and a signature check takes 30 to 100 times as long as a look-up. Times are checked at
+// each use. The cache has two generations of at most 4 MiB of tokens each. When the younger is
+// full, the older is dropped. The zero value is ready for use.
 type seenTokens struct {
 	mu         sync.Mutex
 	young, old map[[sha256.Size]byte]seenToken
-	size       int // of the young ones' text
+	size       int // of the young tokens, in bytes
 }
 
 type seenToken struct {

@@ -15,7 +15,7 @@ func TestAnAliasMeansWhatItRepeats(t *testing.T) {
 identities:
   a: {key: &source {header X-API-Key: &values [k1, k2]}}
   b: &whole {all_of: [{key: *source}, &word ip]}
-  c: {any_of: [*whole, {other: {query q: *values}}, *word]}
+  c: {first_of: [*whole, {other: {query q: *values}}, *word]}
 tiers: {paid: &when [{header X-Plan: [&paid paid]}], free: &rest default}
 deny: [{header X-Bad: *values}, {ip: &file {file: plans.txt}}]
 rules:
@@ -27,7 +27,7 @@ rules:
 identities:
   a: {key: {header X-API-Key: [k1, k2]}}
   b: {all_of: [{key: {header X-API-Key: [k1, k2]}}, ip]}
-  c: {any_of: [{all_of: [{key: {header X-API-Key: [k1, k2]}}, ip]}, {other: {query q: [k1, k2]}}, ip]}
+  c: {first_of: [{all_of: [{key: {header X-API-Key: [k1, k2]}}, ip]}, {other: {query q: [k1, k2]}}, ip]}
 tiers: {paid: [{header X-Plan: [paid]}], free: default}
 deny: [{header X-Bad: [k1, k2]}, {ip: {file: plans.txt}}]
 rules:

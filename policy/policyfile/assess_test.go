@@ -525,7 +525,7 @@ func TestKeysOfRequests(t *testing.T) {
 	rules := rulesOf(t, `
 identities:
   rider:
-    any_of:
+    first_of:
       - key: header X-API-Key
       - user: {header X-User: [alice, bob]}
       - session: cookie sid
@@ -579,7 +579,7 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 
 func TestWhoIsUnknownPaysWithAllOthersUnknown(t *testing.T) {
 	rules := rulesOf(t, `
-rules: [{name: a, per: {any_of: [{key: header X-Key}, {user: header X-User}]}, limits: [{rate: 1/s}]}]
+rules: [{name: a, per: {first_of: [{key: header X-Key}, {user: header X-User}]}, limits: [{rate: 1/s}]}]
 `)
 	want(t, "nothing", keyOf(t, rules, asked{}), "unknown")
 	want(t, "twice", keyOf(t, rules, asked{}.with("X-Key", "a", "X-Key", "b")), "malformed")
@@ -589,7 +589,7 @@ rules: [{name: a, per: {any_of: [{key: header X-Key}, {user: header X-User}]}, l
 func TestCombinations(t *testing.T) {
 	rules := rulesOf(t, `
 identities:
-  who: {any_of: [{key: header X-Key}, {user: header X-User}]}
+  who: {first_of: [{key: header X-Key}, {user: header X-User}]}
 rules:
   - {name: a, match: {path: "/{shop}/**"}, per: {all_of: [who, {shop: segment shop}, {m: method}, global]}, limits: [{rate: 1/s}]}
   - {name: b, match: {path: /pair}, per: {all_of: [who, {device: header X-Device}]}, limits: [{rate: 1/s}]}
@@ -613,7 +613,7 @@ rules:
 // Whatever callers write, two of them never share a key, and one never has two.
 func TestNoTwoCallersShareAKey(t *testing.T) {
 	rules := rulesOf(t, `
-rules: [{name: a, per: {any_of: [{all_of: [{a: query A}, {any_of: [{b: query B}, {c: query C}]}]}, ip]}, limits: [{rate: 1/s}]}]
+rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query B}, {c: query C}]}]}, ip]}, limits: [{rate: 1/s}]}]
 `)
 	long := strings.Repeat("x", 200)
 	values := []string{"", "a:", "b:", ",", "%", "%2C", "#", ":", " ", "a", "b:a", ",b:a", "a,b:", "é", "\xff", long, long + "y", hashed(long), "unknown", "global", "ip:192.0.2.1"}
@@ -802,7 +802,7 @@ func TestRulesAreSharedByGoroutines(t *testing.T) {
 
 const richPolicy = `
 identities:
-  rider: {any_of: [{key: header X-Key}, {user: header X-User}, ip]}
+  rider: {first_of: [{key: header X-Key}, {user: header X-User}, ip]}
 tiers:
   premium: [{header X-Plan: premium}, {ip: 10.0.0.0/8}]
   free: default

@@ -15,7 +15,7 @@ tokens: {secret: "` + jwttest.Secret + `", audience: api, issuer: i}
 deny: {claim sub: mallory}
 rules:
   - {name: flood, before_auth: true, match: {path: /a/**}, per: ip, limits: [{rate: 5/h}]}
-  - {name: api, per: {any_of: [{user: claim sub}, ip]}, limits: [{rate: 10/s}]}
+  - {name: api, per: {first_of: [{user: claim sub}, ip]}, limits: [{rate: 10/s}]}
   - {name: open, match: {path: /open}, per: ip, limits: [{rate: 10/s}]}
 `
 
@@ -68,8 +68,8 @@ func TestNoSignatureIsCheckedForWhatIsNotCharged(t *testing.T) {
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}
 deny: {claim sub: mallory}
 rules:
-  - {name: flood, before_auth: true, per: {any_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 5/h}]}
-  - {name: api, per: {any_of: [{user: claim sub}, ip]}, limits: [{rate: 10/s}]}
+  - {name: flood, before_auth: true, per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 5/h}]}
+  - {name: api, per: {first_of: [{user: claim sub}, ip]}, limits: [{rate: 10/s}]}
 `)
 	preflight := asked{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
 	for _, row := range []struct {
@@ -107,7 +107,7 @@ func TestDoubtsSayWhyTheClientIsNotWhoItSays(t *testing.T) {
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}
 tiers: {partner: [{header X-Partner: [acme, globex]}], other: default}
 rules:
-  - {name: a, per: {any_of: [{user: claim sub}, {key: {header X-API-Key: [k-1, k-2]}}, {sid: cookie sid}, ip]}, limits: [{rate: {partner: 9/s, other: 1/s}}]}
+  - {name: a, per: {first_of: [{user: claim sub}, {key: {header X-API-Key: [k-1, k-2]}}, {sid: cookie sid}, ip]}, limits: [{rate: {partner: 9/s, other: 1/s}}]}
 `)
 	for _, row := range []struct {
 		a    asked

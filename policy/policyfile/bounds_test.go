@@ -58,7 +58,7 @@ func TestIdentitiesReferToOthersOnlySoDeep(t *testing.T) {
 		var text strings.Builder
 		text.WriteString("identities:\n")
 		for i := range levels {
-			fmt.Fprintf(&text, "  i%d: {any_of: [i%d]}\n", i, i+1)
+			fmt.Fprintf(&text, "  i%d: {first_of: [i%d]}\n", i, i+1)
 		}
 		fmt.Fprintf(&text, "  i%d: {key: header X-Key}\nrules: [{name: a, per: i0, limits: [{rate: 1/s}]}]\n", levels)
 		return mistakesOf("policy.yaml", text.String(), nil)

@@ -167,7 +167,7 @@ func (c *compiler) oneOf(p *string, what string, words ...string) string {
 		return words[0]
 	}
 	if !slices.Contains(words, *p) {
-		c.fail(p, "%q has no meaning for %s; %s", wording.Clip(*p), what, suggestOf(*p, words))
+		c.fail(p, "unknown value %q for %s; %s", wording.Clip(*p), what, suggestOf(*p, words))
 	}
 	return *p
 }

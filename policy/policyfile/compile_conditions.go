@@ -17,7 +17,7 @@ func (c *compiler) compileIdentities() {
 		e := &c.config.Identities[i]
 		_, word := sourceWords[e.Name]
 		switch {
-		case word || e.Name == "global" || e.Name == "any_of" || e.Name == "all_of":
+		case word || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
 			c.fail(&e.Name, "%q has a meaning of its own; name the identity otherwise", e.Name)
 		case !identityLike(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))

@@ -53,7 +53,7 @@ func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 		}
 		return invalidIdentity
 	case config.First != nil:
-		return c.compound(config, policy.AnyOf(c.identityList("any_of", &config.First)...))
+		return c.compound(config, policy.FirstOf(c.identityList("first_of", &config.First)...))
 	case config.All != nil:
 		return c.compound(config, policy.AllOf(c.identityList("all_of", &config.All)...))
 	}

@@ -50,8 +50,8 @@ func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 			c.fail(per, "the identity depends on segment %s, and a path of the rule has no {%s}; add it to the path", name, name)
 		}
 	}
-	if id.Source.Kind == policy.KindAddress && id.Only == nil && id.AnyOf == nil && id.AllOf == nil && len(config.OnStatus) == 0 {
-		c.warn(per, "limits by address alone hit callers behind one NAT or proxy together, and those with many addresses evade them; put {any_of: [...]} with a better identity before it where there is one")
+	if id.Source.Kind == policy.KindAddress && id.Only == nil && id.FirstOf == nil && id.AllOf == nil && len(config.OnStatus) == 0 {
+		c.warn(per, "limits by address alone hit callers behind one NAT or proxy together, and those with many addresses evade them; put {first_of: [...]} with a better identity before it where there is one")
 	}
 	return id
 }

@@ -1,9 +1,9 @@
 package policyfile
 
 import (
+	"errors"
 	"path/filepath"
 	"reflect"
-	"strings"
 
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy/jwt"
@@ -18,13 +18,13 @@ func (c *compiler) compileTokens() {
 		c.warn(t, "%s", warning)
 	}
 	if c.written(&t.Leeway) && t.Leeway == 0 {
-		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or leave it out for %s", wording.Period(jwt.DefaultLeeway))
+		c.fail(&t.Leeway, "the leeway is 0s, and no two clocks agree; write a time from 1ms to 5m, or remove it for %s", wording.Period(jwt.DefaultLeeway))
 	}
 	if c.written(&t.Refresh) && t.Refresh == 0 {
-		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or leave it out for %s", wording.Period(jwt.DefaultRefresh))
+		c.fail(&t.Refresh, "the keys would never be read again; write a time from 1m to 24h, or remove it for %s", wording.Period(jwt.DefaultRefresh))
 	}
 	verifier, err := jwt.New(*t, dir)
-	for _, one := range flat(err) {
+	for _, one := range flatten(err) {
 		c.fail(c.tokenField(one), "%v", one)
 	}
 	if err == nil {
@@ -33,8 +33,8 @@ func (c *compiler) compileTokens() {
 	}
 }
 
-// flat is an error as the list of those that were joined in it.
-func flat(err error) (list []error) {
+// flatten returns the errors that were joined in an error.
+func flatten(err error) (list []error) {
 	if err == nil {
 		return nil
 	}
@@ -43,16 +43,20 @@ func flat(err error) (list []error) {
 		return []error{err}
 	}
 	for _, one := range several.Unwrap() {
-		list = append(list, flat(one)...)
+		list = append(list, flatten(one)...)
 	}
 	return list
 }
 
-// tokenField is where the field was written of which an error speaks: "tokens.secret: ...".
-func (c *compiler) tokenField(err error) any {
-	name, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "tokens."), ":")
+// tokenField returns the field that has the mistake, or the whole section if the field was not
+// written.
+func (c *compiler) tokenField(mistake error) any {
+	var wrong *jwt.FieldError
+	if !errors.As(mistake, &wrong) {
+		return c.config.Tokens
+	}
 	v := reflect.ValueOf(c.config.Tokens).Elem()
-	if field, ok := fieldsOf(v.Type())[name]; ok && c.written(v.Field(field).Addr().Interface()) {
+	if field, ok := fieldsOf(v.Type())[wrong.Field]; ok && c.written(v.Field(field).Addr().Interface()) {
 		return v.Field(field).Addr().Interface()
 	}
 	return c.config.Tokens

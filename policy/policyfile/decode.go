@@ -163,7 +163,7 @@ func plainly(e *yaml.LoadError, character string) string {
 	case says("unexpected end of stream"):
 		return fmt.Sprintf("the quote that opens in %s is never closed; close it", begun)
 	case says("unknown escape character"):
-		return "what follows the backslash has no meaning; write \\\\ for a backslash, or use single quotes"
+		return "unknown escape sequence; write \\\\ for a backslash, or use single quotes"
 	case says("unknown anchor"):
 		return "a text that begins with * repeats the value that has its name behind &, and there is none; put the text into quotes, or name the value"
 	case says("could not find expected ':'"):

@@ -15,7 +15,7 @@ func TestDescriptionsTellNoSecrets(t *testing.T) {
 	write(t, dir+"/keys.txt", "SECRET-in-file\n")
 	rules := rulesIn(t, dir+"/policy.yaml", `
 identities:
-  key: {any_of: [{key: {header X-API-Key: [SECRET-issued, SECRET-other]}}, {key: {cookie key: SECRET-cookie}}, {key: {query key: {file: keys.txt}}}]}
+  key: {first_of: [{key: {header X-API-Key: [SECRET-issued, SECRET-other]}}, {key: {cookie key: SECRET-cookie}}, {key: {query key: {file: keys.txt}}}]}
 tokens: {secret: SECRET-0123456789-0123456789-0123456789-0123456789}
 tiers:
   paid: [{header X-API-Key: {file: keys.txt}}, {header Authorization: Bearer SECRET-of-the-monitor}]

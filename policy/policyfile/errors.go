@@ -81,7 +81,7 @@ func suggest[T any](name string, known map[string]T) string {
 // meant maps words that people try to the right ones.
 var meant = map[string]string{
 	"address": "ip", "ip_address": "ip", "addr": "ip", "client_ip": "ip", "remote_addr": "ip", "source_ip": "ip",
-	"everybody": "global", "anyone": "global", "any": "global",
+	"any_of": "first_of", "one_of": "first_of", "everybody": "global", "anyone": "global", "any": "global",
 	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
 	"else": "default", "blacklist": "deny", "blocklist": "deny", "whitelist": "allow", "allowlist": "allow",
 	"key": "per", "by": "per", "window": "rate", "quota": "rate", "requests": "rate", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",

@@ -14,7 +14,7 @@ func TestIdentitiesThatClientsInventAreWarnedOf(t *testing.T) {
 		"rules: [{name: a, match: {path: \"/{k}\"}, per: {k: segment k}, limits: [{rate: 1/s}]}]":                                    "segment k",
 		"rules: [{name: a, per: {k: {header X-Key: \"*\"}}, limits: [{rate: 1/s}]}]":                                                 "header X-Key",
 		"rules: [{name: a, per: {all_of: [{k: header X-Key}, ip]}, limits: [{rate: 1/s}]}]":                                          "header X-Key",
-		"rules: [{name: a, per: {any_of: [{k: header X-Key}, ip]}, limits: [{rate: 1/s}]}]":                                          "header X-Key",
+		"rules: [{name: a, per: {first_of: [{k: header X-Key}, ip]}, limits: [{rate: 1/s}]}]":                                        "header X-Key",
 		"rules: [{name: a, limits: [{rate: 1/s, per: {k: header X-Key}}, {name: b, rate: 1/s, per: global}]}]":                       "header X-Key",
 		"rules: [{name: a, per: {k: {header X-Key: [a]}}, new_identities: 1/s, limits: [{rate: 1/s}]}]":                              "cannot",
 		"rules: [{name: a, per: {k: {header X-Key: [a]}}, limits: [{rate: 1/s}]}]":                                                   "",

@@ -136,7 +136,7 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 }
 
 // An IdentityConfig is how a request is identified. It is one of: the name of an identity, "ip" or
-// "global"; {KIND: SOURCE}, where the kind stays in the key; {any_of: [...]}, the first that the
+// "global"; {KIND: SOURCE}, where the kind stays in the key; {first_of: [...]}, the first that the
 // request has; {all_of: [...]}, a combination.
 type IdentityConfig struct {
 	Name   string
@@ -152,7 +152,7 @@ func (c *IdentityConfig) set() bool {
 	return c.Name != "" || c.Kind != "" || c.First != nil || c.All != nil
 }
 
-const identityForms = "write {KIND: SOURCE} as in {key: header X-API-Key}, {any_of: [...]}, {all_of: [...]}, ip, global or the name of an identity"
+const identityForms = "write {KIND: SOURCE} as in {key: header X-API-Key}, {first_of: [...]}, {all_of: [...]}, ip, global or the name of an identity"
 
 func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
@@ -172,7 +172,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	}
 	if len(node.Content) != 2 {
 		d.unread(c)
-		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is there, {any_of: [...]}",
+		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is there, {first_of: [...]}",
 			len(node.Content)/2)
 		return
 	}
@@ -183,7 +183,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 		return
 	}
 	switch kind {
-	case "any_of":
+	case "first_of":
 		d.value(value, &c.First)
 	case "all_of":
 		d.value(value, &c.All)
@@ -209,7 +209,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		return
 	}
 	if node.Kind == yaml.SequenceNode {
-		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is there, {any_of: [...]}")
+		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is there, {first_of: [...]}")
 		d.unread(&c.Source)
 		return
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 const text = `
-identities: {caller: {any_of: [{key: header X-API-Key}, ip]}}
+identities: {caller: {first_of: [{key: header X-API-Key}, ip]}}
 tiers: {premium: {header X-Plan: premium}, free: default}
 allow: [{ip: 10.9.0.0/16}]
 deny: [{header X-API-Key: foe}]

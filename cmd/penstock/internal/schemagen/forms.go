@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -102,7 +103,7 @@ func forms() map[string]*schema {
 		"http.encoded_slash":   words("refuse", "keep"),
 		"http.trailing_slash":  words("keep", "ignore"),
 		"http.path_parameters": words("keep", "strip"),
-		"http.headers":         oneOrMore(words("draft-11", "draft-07", "draft-06", "x-ratelimit", "none")),
+		"http.headers":         oneOrMore(words(httplimit.HeaderValues()...)),
 		"http.reset":           words("epoch", "seconds"),
 		"http.max_waiting":     number(1, 1_000_000),
 		"DeniedConfig.status":  number(400, 599),

@@ -143,7 +143,7 @@ version: "1"
 version: "${V:-1}"
 apply: "${A:-all}"
 identities: {}
-identities: {a: ip, b: global, c: a, d-e_F: {any_of: [a, {k: "header X"}]}, g: {all_of: [{k: cookie c}, {l: query q}, {m: host}]}}
+identities: {a: ip, b: global, c: a, d-e_F: {first_of: [a, {k: "header X"}]}, g: {all_of: [{k: cookie c}, {l: query q}, {m: host}]}}
 identities: {a: {k: {header X: "*"}}, b: {k: {header X: [1, true, x]}}, c: {k: {ip: [10.0.0.0/8, "::1"]}}, d: {k: method}}
 identities: {a: "${I:-ip}", b: {k: "${S:-header X}"}, c: {k: " header   X "}}
 tiers: {a: {header X-Plan: 1}, b: [{ip: 10.0.0.0/8, method: GET}, {host: [a, b]}], c: "${O:-default}"}
@@ -313,7 +313,7 @@ func endless(n *yaml.Node, within []*yaml.Node) bool {
 }
 
 var (
-	formal = regexp.MustCompile(`(?m)there is no field|does not belong|stands where|has no meaning|is neither; write|is not a duration|is not a size|` +
+	formal = regexp.MustCompile(`(?m)there is no field|does not belong|stands where|unknown value|is neither; write|is not a duration|is not a size|` +
 		`is not a whole number below 2.52|the list is empty|there is no algorithm|nothing stands here|the text is empty`)
 
 	// What the schema cannot know: 1.0 is a whole number in JSON.

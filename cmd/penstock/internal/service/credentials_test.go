@@ -36,7 +36,7 @@ http: {trusted_proxies: [127.0.0.1]}
 tokens: {secret: "` + secret + `"}
 identities:
   client:
-    any_of:
+    first_of:
       - user: claim sub
       - key: {header X-API-Key: [k-4711]}
       - session: cookie sid
