@@ -92,8 +92,8 @@ func zipf(names []string) []string {
 	return list
 }
 
-// guardsSection compares what guards answer by themselves with the bare store, one core for the
-// client. A bare store sends each batch by itself; that of the guards gathers, as is its default.
+// guardsSection compares stores with guards to a bare store, with one core for the client. The bare
+// store does not coalesce; the stores with guards do, by default.
 func guardsSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
@@ -103,7 +103,7 @@ func guardsSection(r *report) error {
 	defer server.Close()
 	names := coldNames()
 	hundred, plenty := penstock.PerSecond(100).MustCompile(), penstock.PerHour(3_600_000_000).MustCompile()
-	r.title("Guards: decisions around a store, beside the bare store with each apart (%d windows, one core for the client)", clientRounds)
+	r.title("Guards: decisions through guards, compared with the bare store without coalescing (%d windows, one core for the client)", clientRounds)
 	r.row(loadColumns...)
 	for _, load := range []struct {
 		name   string
@@ -120,11 +120,11 @@ func guardsSection(r *report) error {
 		{"Zipf(1.1), 100/s", zipf(names), hundred, time.Second, []guarded{{"standard", standard, 2}, {"standard, leases", leasing, 0}}},
 	} {
 		for _, goroutines := range []int{64, 512} {
-			apart, together, err := bareStores(server, load.limit)
+			separate, coalesced, err := storePair(server, load.limit)
 			if err != nil {
 				return err
 			}
-			all := []*caller{apart, together}
+			all := []*caller{separate, coalesced}
 			for i, g := range load.guards {
 				c, err := g.caller(server, fmt.Sprint("guarded", i), load.limit)
 				if err != nil {
@@ -140,7 +140,7 @@ func guardsSection(r *report) error {
 				c := all[2+i]
 				what := fmt.Sprintf("guards: %s, %s, %d callers: ", g.name, load.name, goroutines)
 				if g.least > 0 {
-					r.atLeast(what+"decisions / bare", median(ratios(c.rates, apart.rates)), g.least)
+					r.atLeast(what+"decisions / bare", median(ratios(c.rates, separate.rates)), g.least)
 				}
 				r.atMost(what+"over-admission", float64(slices.Max(c.over)), float64(c.excess))
 			}

@@ -106,19 +106,19 @@ func utilization(r *report, server *redistest.Server) error {
 	}
 	var loads []*steady
 	for _, perSecond := range []int{150, 210, 240} {
-		var together []*steady
+		var loads []*steady
 		for _, kind := range kinds {
 			for n := range fleets {
-				together = append(together, &steady{limit: kind.limit, instances: n, perSecond: perSecond})
+				loads = append(loads, &steady{limit: kind.limit, instances: n, perSecond: perSecond})
 			}
 		}
-		errs := make(chan error, len(together))
-		for _, s := range together {
+		errs := make(chan error, len(loads))
+		for _, s := range loads {
 			loads = append(loads, s)
 			key := int64(len(loads))
 			go func() { errs <- s.run(alone, fleets[s.instances], key) }()
 		}
-		for range together {
+		for range loads {
 			if err := <-errs; err != nil {
 				return err
 			}

@@ -17,11 +17,11 @@ type report struct {
 type goal struct {
 	name            string
 	measured, bound float64
-	atLeast         bool
+	isLowerBound    bool
 }
 
-func (g goal) met() bool {
-	if g.atLeast {
+func (g goal) isMet() bool {
+	if g.isLowerBound {
 		return g.measured >= g.bound
 	}
 	return g.measured <= g.bound
@@ -68,16 +68,16 @@ func (r *report) atLeast(name string, measured, bound float64) {
 	r.goal = append(r.goal, goal{name, measured, bound, true})
 }
 
-// goals prints them and tells whether all were met.
-func (r *report) goals() bool {
+// printGoals prints the goals and tells whether all were met.
+func (r *report) printGoals() bool {
 	r.title("Goals")
 	all := true
 	for _, g := range r.goal {
 		word, sign := "ok", "≤"
-		if g.atLeast {
+		if g.isLowerBound {
 			sign = "≥"
 		}
-		if !g.met() {
+		if !g.isMet() {
 			word, all = "MISSED", false
 		}
 		r.row(g.name, number(g.measured), sign, number(g.bound), word)

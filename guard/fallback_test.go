@@ -489,11 +489,11 @@ func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 	}
 }
 
-func BenchmarkFallbackShadow(b *testing.B) {
+func BenchmarkFallbackMirror(b *testing.B) {
 	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(atOnce), one(ready(b, penstock.PerSecond(1_000_000)), "k"))
 }
 
-func BenchmarkFallbackShadowOfThree(b *testing.B) {
+func BenchmarkFallbackMirrorOfThree(b *testing.B) {
 	limits := []penstock.Limit{penstock.PerSecond(1_000_000), penstock.PerMinute(60_000_000), penstock.PerDay(1e9)}
 	var charges []penstock.Charge
 	for _, l := range limits {

@@ -41,7 +41,7 @@ const (
 // each limit, as if another charge of the batch had been denied.
 const dryRun penstock.Mode = 64
 
-// encode packs the call's batches for single.lua and coalesced.lua. If now is 0, the script reads
+// encode packs the call's batches for single.lua and mixed.lua. If now is 0, the script reads
 // the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
@@ -54,11 +54,11 @@ func (c *call) encode(s *Store, now int64, script *script) {
 	c.ends = append(c.ends, room)
 	putNumber(c.buf, now)
 	binary.LittleEndian.PutUint16(c.buf[8:], uint16(len(c.batches)))
-	at, batch, left := headerSize, 0, 0
+	at, next, left := headerSize, 0, 0
 	for i := range c.charges {
 		if left == 0 {
-			left = c.batches[batch]
-			batch++
+			left = c.batches[next]
+			next++
 			binary.LittleEndian.PutUint16(c.buf[at:], uint16(left))
 			at += batchSize
 		}
@@ -68,7 +68,7 @@ func (c *call) encode(s *Store, now int64, script *script) {
 	c.setStrings(at)
 }
 
-// encodeFlight packs a flight for batch.lua.
+// encodeFlight packs a flight for uniform.lua.
 func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.ends, c.keys, c.args = c.buf[:0], c.ends[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = appendNumber(c.buf, now)
@@ -103,7 +103,7 @@ func (c *call) increment(at int) {
 	binary.LittleEndian.PutUint16(c.buf[at:], binary.LittleEndian.Uint16(c.buf[at:])+1)
 }
 
-// appendCharge packs a charge for batch.lua.
+// appendCharge packs a charge for uniform.lua.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	p := ch.Plan.Params(paramsTime(now, ch.Plan))
 	patience, holder := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder)
@@ -146,7 +146,7 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 		putNumber(b[56:], holder)
 	}
 	binary.LittleEndian.PutUint16(b, uint16(key))
-	if script.kind == coalesced {
+	if script.kind == mixed {
 		b[2] = script.number(ch.Plan.Algorithm())
 	}
 	b[3] = mode

@@ -59,7 +59,7 @@ type decider struct{ *Store }
 
 func (d decider) ScriptFor(charges []penstock.Charge) coalesce.Script {
 	if isCompact(charges) {
-		return d.scripts.find(batch, charges)
+		return d.scripts.find(uniform, charges)
 	}
 	return nil
 }
@@ -76,9 +76,9 @@ func (d decider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
 func (s *Store) decideFlight(ctx context.Context, c *call, f *coalesce.Flight) error {
 	var err error
 	if f.Script != nil {
-		err = s.decideBatch(ctx, c, f)
+		err = s.decideUniform(ctx, c, f)
 	} else {
-		err = s.decideCoalesced(ctx, c, f)
+		err = s.decideMixed(ctx, c, f)
 	}
 	if err != nil {
 		for _, r := range f.Requests {
@@ -90,8 +90,8 @@ func (s *Store) decideFlight(ctx context.Context, c *call, f *coalesce.Flight) e
 	return err
 }
 
-// decideCoalesced decides batches of any kind by coalesced.lua.
-func (s *Store) decideCoalesced(ctx context.Context, c *call, f *coalesce.Flight) error {
+// decideMixed decides batches of any kind by mixed.lua.
+func (s *Store) decideMixed(ctx context.Context, c *call, f *coalesce.Flight) error {
 	c.own, c.batches = c.own[:0], c.batches[:0]
 	for _, r := range f.Requests {
 		for range r.Waiters {
@@ -100,7 +100,7 @@ func (s *Store) decideCoalesced(ctx context.Context, c *call, f *coalesce.Flight
 		}
 	}
 	c.charges = c.own
-	reply, err := s.eval(ctx, c, s.scripts.find(coalesced, c.charges))
+	reply, err := s.eval(ctx, c, s.scripts.find(mixed, c.charges))
 	if err != nil {
 		return err
 	}
@@ -114,8 +114,8 @@ func (s *Store) decideCoalesced(ctx context.Context, c *call, f *coalesce.Flight
 	return nil
 }
 
-// decideBatch decides batches of one kind by batch.lua.
-func (s *Store) decideBatch(ctx context.Context, c *call, f *coalesce.Flight) error {
+// decideUniform decides batches with one sequence of algorithms, by uniform.lua.
+func (s *Store) decideUniform(ctx context.Context, c *call, f *coalesce.Flight) error {
 	c.encodeFlight(s, s.fixedNow(), f)
 	reply, err := s.send(ctx, c, f.Script.(*script))
 	if err != nil {

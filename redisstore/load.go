@@ -126,10 +126,10 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	}
 	for _, sequence := range compact {
 		want(l.makeLocked(single, sequence))
-		want(l.makeLocked(batch, sequence))
+		want(l.makeLocked(uniform, sequence))
 	}
 	for _, set := range append(sets, all) {
-		want(l.makeLocked(coalesced, set))
+		want(l.makeLocked(mixed, set))
 	}
 	return scripts
 }

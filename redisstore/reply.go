@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
-// The reply of batch.lua is a list of numbers. For one batch after the other it has a kind, and
+// The reply of uniform.lua is a list of numbers. For one batch after the other it has a kind, and
 // what follows here.
 const (
 	replyPlain   = 0 // remaining and reset of each charge: all of the cost was granted, without a wait
@@ -22,7 +22,7 @@ const (
 	numberSize = 8
 )
 
-// A replyReader reads the reply of batch.lua, in the order of the batches.
+// A replyReader reads the reply of uniform.lua, in the order of the batches.
 type replyReader struct {
 	text    string
 	isShort bool // it ends too early

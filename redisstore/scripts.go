@@ -15,10 +15,11 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/luagen"
 )
 
-// A script decides charges with some algorithms. A script of the kind single or batch decides
-// exactly one charge for each of its algorithms, in that order; the kind batch decides such batches
-// of several callers. A script of the kind coalesced decides any number of charges with any of its
-// algorithms.
+// A script decides charges with some algorithms:
+//
+//   - single: one batch, with exactly one charge for each of the algorithms, in that order
+//   - uniform: several such batches, for several callers
+//   - mixed: any number of batches, with any number of charges of any of the algorithms
 type script struct {
 	Script
 	algorithms []*algorithm.Algorithm
@@ -29,13 +30,13 @@ type script struct {
 type kind uint8
 
 const (
-	coalesced kind = iota // any batches
-	single                // one batch that isCompact
-	batch                 // such batches of several callers
+	mixed kind = iota
+	single
+	uniform
 	kinds
 )
 
-// number returns the number of an algorithm in a script of the kind coalesced.
+// number returns the number of an algorithm in a script of the kind mixed.
 func (s *script) number(a *algorithm.Algorithm) byte {
 	i := indexOf(s.algorithms, a)
 	if a.IsCollection() {
@@ -83,7 +84,7 @@ func (l *scriptCache) find(kind kind, charges []penstock.Charge) *script {
 	}
 	var algorithms []*algorithm.Algorithm
 	for i := range charges {
-		if a := charges[i].Plan.Algorithm(); kind != coalesced {
+		if a := charges[i].Plan.Algorithm(); kind != mixed {
 			algorithms = append(algorithms, a)
 		} else {
 			algorithms = add(algorithms, a)
@@ -99,7 +100,7 @@ func (l *scriptCache) known(kind kind, charges []penstock.Charge) (best *script)
 		if !s.fits(charges) {
 			continue
 		}
-		if kind != coalesced {
+		if kind != mixed {
 			return s
 		}
 		if best == nil || len(s.algorithms) < len(best.algorithms) {
@@ -122,10 +123,10 @@ func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *
 	switch kind {
 	case single:
 		s.Text = luagen.Single(algorithms)
-	case batch:
-		s.Text = luagen.Batch(algorithms)
+	case uniform:
+		s.Text = luagen.Uniform(algorithms)
 	default:
-		s.Text = luagen.Coalesced(algorithms)
+		s.Text = luagen.Mixed(algorithms)
 	}
 	sum := sha1.Sum([]byte(s.Text))
 	s.Digest = hex.EncodeToString(sum[:])
@@ -133,12 +134,12 @@ func (l *scriptCache) makeLocked(kind kind, algorithms []*algorithm.Algorithm) *
 	return s
 }
 
-// A scriptList has the scripts of one kind; of the kinds single and batch, those for one number of
-// charges.
+// A scriptList has the scripts of one kind; of the kinds single and uniform, those for one number
+// of charges.
 type scriptList struct{ scripts atomic.Pointer[[]*script] }
 
 func (l *scriptCache) list(kind kind, charges int) *scriptList {
-	if kind == coalesced {
+	if kind == mixed {
 		charges = 0
 	}
 	return &l.lists[kind][charges]
@@ -156,15 +157,15 @@ func (l *scriptList) add(s *script) {
 	l.scripts.Store(&scripts)
 }
 
-// fits tells whether the script can decide these charges. The kind coalesced must have all of their
+// fits tells whether the script can decide these charges. The kind mixed must have all of their
 // algorithms; the others must have exactly these, in their order.
 func (s *script) fits(charges []penstock.Charge) bool {
-	if s.kind != coalesced && len(charges) != len(s.algorithms) {
+	if s.kind != mixed && len(charges) != len(s.algorithms) {
 		return false
 	}
 	for i := range charges {
 		a := charges[i].Plan.Algorithm()
-		if s.kind != coalesced && !haveSameStep(a, s.algorithms[i]) || s.kind == coalesced && indexOf(s.algorithms, a) < 0 {
+		if s.kind != mixed && !haveSameStep(a, s.algorithms[i]) || s.kind == mixed && indexOf(s.algorithms, a) < 0 {
 			return false
 		}
 	}
@@ -179,7 +180,7 @@ func indexOf(algorithms []*algorithm.Algorithm, a *algorithm.Algorithm) int {
 	return slices.IndexFunc(algorithms, func(b *algorithm.Algorithm) bool { return haveSameStep(a, b) })
 }
 
-// isCompact tells whether the kinds single and batch can decide a batch: it has few charges, and
+// isCompact tells whether the kinds single and uniform can decide a batch: it has few charges, and
 // their state is few numbers in one string.
 func isCompact(charges []penstock.Charge) bool {
 	if len(charges) > luagen.MaxCharges {

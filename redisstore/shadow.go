@@ -11,7 +11,7 @@ import (
 // A shadowBatch is the batch of a shadow. The script of the enforced batch decides it too. Its
 // result is only counted.
 type shadowBatch struct {
-	batch  *piggyback.Batch // nil once it has a call of its own
+	offer  *piggyback.Batch // nil once it has a call of its own
 	waiter coalesce.Waiter
 }
 
@@ -26,19 +26,19 @@ func (s *Store) runWithShadows(ctx context.Context, c *call, offered []*piggybac
 	d, err := s.run(ctx, c)
 	for i := range c.shadows {
 		switch t := &c.shadows[i]; {
-		case t.batch == nil: // it has a call of its own
+		case t.offer == nil: // it has a call of its own
 		case err != nil: // the script may still be in flight, so its answers must not be read
-			t.batch.Err = err
+			t.offer.Err = err
 		case t.waiter.Err != nil:
-			t.batch.Err = s.unavailable(ctx, t.waiter.Err)
+			t.offer.Err = s.unavailable(ctx, t.waiter.Err)
 		default:
-			t.batch.Decision = t.waiter.Decision
+			t.offer.Decision = t.waiter.Decision
 		}
 	}
 	return d, err
 }
 
-// addShadow adds a shadow to the call, if batch.lua, written for the algorithms of the call's
+// addShadow adds a shadow to the call, if uniform.lua, written for the algorithms of the call's
 // charges, can decide the shadow too. Otherwise it returns false.
 func (s *Store) addShadow(c *call, b *piggyback.Batch) bool {
 	if s.isUncoalesced || !isCompact(c.charges) {
@@ -51,7 +51,7 @@ func (s *Store) addShadow(c *call, b *piggyback.Batch) bool {
 		c.shadows = append(c.shadows, shadowBatch{})
 	}
 	t := &c.shadows[n]
-	t.batch = b
+	t.offer = b
 	if s.prepareShadow(c, t) {
 		return true
 	}
@@ -61,11 +61,11 @@ func (s *Store) addShadow(c *call, b *piggyback.Batch) bool {
 }
 
 func (s *Store) prepareShadow(c *call, t *shadowBatch) bool {
-	if penstock.Check(t.batch.Charges) != nil {
+	if penstock.Check(t.offer.Charges) != nil {
 		return false
 	}
-	t.waiter.Charges = t.batch.Charges
-	return isCompact(t.waiter.Charges) && s.scripts.find(batch, c.charges).fits(t.waiter.Charges)
+	t.waiter.Charges = t.offer.Charges
+	return isCompact(t.waiter.Charges) && s.scripts.find(uniform, c.charges).fits(t.waiter.Charges)
 }
 
 // sendShadowsOfOtherSlots starts a call of its own for each shadow in another slot of a Cluster.
@@ -80,28 +80,28 @@ func (s *Store) sendShadowsOfOtherSlots(c *call, slot uint16) {
 // sendShadowsWithoutRoom starts a call of its own for each shadow for which the script had no room.
 func (c *call) sendShadowsWithoutRoom() {
 	for i := range c.shadows {
-		if t := &c.shadows[i]; t.batch != nil && !t.waiter.HasJoined() {
+		if t := &c.shadows[i]; t.offer != nil && !t.waiter.HasJoined() {
 			t.sendSeparately()
 		}
 	}
 }
 
 func (t *shadowBatch) sendSeparately() {
-	t.batch.DecideAlone()
-	t.batch = nil
+	t.offer.DecideAlone()
+	t.offer = nil
 }
 
 // forget drops what the caller has passed in.
 func (t *shadowBatch) forget() {
 	t.waiter.Reset()
-	t.batch = nil
+	t.offer = nil
 }
 
 // prepareWaiter makes the call's charges and shadows wait for a flight.
 func (c *call) prepareWaiter() {
 	c.waiter.Charges = c.charges
 	for i := range c.shadows {
-		if t := &c.shadows[i]; t.batch != nil {
+		if t := &c.shadows[i]; t.offer != nil {
 			c.waiter.Extras = append(c.waiter.Extras, &t.waiter)
 		}
 	}
@@ -109,7 +109,7 @@ func (c *call) prepareWaiter() {
 
 // decideWithShadows decides the call's charges and its shadows in a script of their own.
 func (s *Store) decideWithShadows(ctx context.Context, c *call) (penstock.Decision, error) {
-	f := coalesce.NewFlight(s.scripts.find(batch, c.charges))
+	f := coalesce.NewFlight(s.scripts.find(uniform, c.charges))
 	defer f.Release()
 	f.JoinAll(&c.waiter)
 	c.sendShadowsWithoutRoom()

@@ -198,7 +198,7 @@ func (s *Store) run(ctx context.Context, c *call) (penstock.Decision, error) {
 
 // decideNow decides the call's charges in a script of their own.
 func (s *Store) decideNow(ctx context.Context, c *call) (penstock.Decision, error) {
-	kind := coalesced
+	kind := mixed
 	if isCompact(c.charges) {
 		kind = single
 	}

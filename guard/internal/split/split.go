@@ -74,9 +74,9 @@ type splitBatch struct {
 	states  []chargeState // of each charge
 	source  penstock.Source
 
-	batch       []penstock.Charge // the charges to send
-	chargeIndex []int             // of each charge in batch, its index in charges
-	shardIndex  []int             // of each charge in batch, its shard
+	outgoing    []penstock.Charge // the charges of the next call
+	chargeIndex []int             // of each outgoing charge, its index in charges
+	shardIndex  []int             // of each outgoing charge, its shard
 }
 
 // A chargeState is the progress of one charge.
@@ -213,10 +213,10 @@ func (b *splitBatch) makeDecision() (d penstock.Decision) {
 
 // addCharge adds to the batch a charge with another cost and mode at one of its shards.
 func (b *splitBatch) addCharge(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge {
-	b.batch = append(b.batch, b.charges[i])
+	b.outgoing = append(b.outgoing, b.charges[i])
 	b.chargeIndex = append(b.chargeIndex, i)
 	b.shardIndex = append(b.shardIndex, shard)
-	c := &b.batch[len(b.batch)-1]
+	c := &b.outgoing[len(b.outgoing)-1]
 	c.Mode, c.Cost = mode, cost
 	if p := b.states[i].parts; p != nil {
 		c.Key, c.Plan = shardKey(c.Key, shard), p.plans[shard]
@@ -228,17 +228,17 @@ func (b *splitBatch) addCharge(i, shard int, mode penstock.Mode, cost int64) *pe
 }
 
 func (b *splitBatch) clearBatch() {
-	clear(b.batch)
-	b.batch, b.chargeIndex, b.shardIndex = b.batch[:0], b.chargeIndex[:0], b.shardIndex[:0]
+	clear(b.outgoing)
+	b.outgoing, b.chargeIndex, b.shardIndex = b.outgoing[:0], b.chargeIndex[:0], b.shardIndex[:0]
 }
 
 // sendBatch sends the added charges to the store.
 func (b *splitBatch) sendBatch(ctx context.Context) (penstock.Decision, error) {
-	if len(b.batch) > penstock.MaxCharges {
+	if len(b.outgoing) > penstock.MaxCharges {
 		return penstock.Decision{}, fmt.Errorf("%w: the batch needs %d shards of split limits at once; the most is %d: lower Settings.SplitInto",
-			penstock.ErrInvalid, len(b.batch), penstock.MaxCharges)
+			penstock.ErrInvalid, len(b.outgoing), penstock.MaxCharges)
 	}
-	d, err := b.next.Decide(ctx, b.batch)
+	d, err := b.next.Decide(ctx, b.outgoing)
 	b.source = d.Source
 	return d, err
 }
@@ -330,7 +330,7 @@ func (b *splitBatch) peekOthers(ctx context.Context) (penstock.Decision, error) 
 			b.addCharge(i, 0, mode, cost)
 		}
 	}
-	if len(b.batch) > 0 {
+	if len(b.outgoing) > 0 {
 		d, err := b.sendBatch(ctx)
 		if err != nil {
 			return d, err
@@ -375,7 +375,7 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 		for i := range b.charges {
 			b.addSpend(i)
 		}
-		if len(b.batch) == 0 {
+		if len(b.outgoing) == 0 {
 			return nil
 		}
 		d, err := b.sendBatch(ctx)
@@ -451,7 +451,7 @@ func (p *chargeState) currentShard() int { return (p.start + p.tried) % p.parts.
 
 // readStatuses stores the statuses of a decision.
 func (b *splitBatch) readStatuses(d *penstock.Decision) {
-	for k := 0; k < len(b.batch); {
+	for k := 0; k < len(b.outgoing); {
 		i := b.chargeIndex[k]
 		p := &b.states[i]
 		switch {

@@ -2,8 +2,8 @@
 //
 //   - prelude.lua: short names of Redis functions, and helpers that algorithms and harnesses use
 //   - the fragments of some algorithms (algorithm.Algorithm.Lua)
-//   - a harness: single.lua, batch.lua or coalesced.lua
-//   - storage.lua: reading and writing of stored strings, for single.lua and batch.lua
+//   - a harness: single.lua, uniform.lua or mixed.lua
+//   - storage.lua: reading and writing of stored strings, for single.lua and uniform.lua
 //
 // Harnesses are templates (see template.go). Functions are put in line (see inline.go), because a
 // script defines its functions anew in every call, and to define one costs as much as to run it.
@@ -27,14 +27,14 @@ var (
 	storageLua string
 	//go:embed single.lua
 	singleLua string
-	//go:embed batch.lua
-	batchLua string
-	//go:embed coalesced.lua
-	coalescedLua string
+	//go:embed uniform.lua
+	uniformLua string
+	//go:embed mixed.lua
+	mixedLua string
 )
 
 const (
-	MaxCharges = 4 // of one batch in Single and Batch
+	MaxCharges = 4 // of one batch in Single and Uniform
 	MaxNumbers = 6 // of the state of one limit there
 
 	// FirstCollection is added to the number of an algorithm whose state is a collection. Coalesced
@@ -57,13 +57,14 @@ func Single(algorithms []*algorithm.Algorithm) string {
 	return unroll(harnesses().single, algorithms)
 }
 
-// Batch writes a script that decides several batches like that of Single, also in several strings.
-func Batch(algorithms []*algorithm.Algorithm) string {
-	return unroll(harnesses().batch, algorithms)
+// Uniform writes a script that decides several batches like that of Single, also in several
+// strings.
+func Uniform(algorithms []*algorithm.Algorithm) string {
+	return unroll(harnesses().uniform, algorithms)
 }
 
-// Coalesced writes a script that decides any batches whose algorithms are among these.
-func Coalesced(algorithms []*algorithm.Algorithm) string {
+// Mixed writes a script that decides any batches whose algorithms are among these.
+func Mixed(algorithms []*algorithm.Algorithm) string {
 	var fragments, steps, saves strings.Builder
 	for i, a := range algorithms {
 		number, rest := i, "who, unpack(cell, 7)"
@@ -75,7 +76,7 @@ func Coalesced(algorithms []*algorithm.Algorithm) string {
 			number, a.Name(), rest)
 		fragments.WriteString(a.Lua() + "\n")
 	}
-	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String()).Replace(harnesses().coalesced)
+	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String()).Replace(harnesses().mixed)
 	return finish(inline(replaceNames(uncomment(fragments.String()), constants), preludeOf().functions) + harness)
 }
 
@@ -135,7 +136,7 @@ func decimals(numbers map[string]int64) map[string]string {
 }
 
 // harnesses returns the templates without comments, with the blocks of storage.lua that they name.
-var harnesses = sync.OnceValue(func() (h struct{ single, batch, coalesced string }) {
+var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }) {
 	storage := uncomment(storageLua)
 	include := func(harness string) string {
 		harness = uncomment(harness)
@@ -147,8 +148,8 @@ var harnesses = sync.OnceValue(func() (h struct{ single, batch, coalesced string
 	}
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
 		"POISON\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
-	h.batch = strings.NewReplacer("GET\n", "get('GET', key)\n", "POISON\n", "poisoned = true\n").Replace(include(batchLua))
-	h.coalesced = include(coalescedLua)
+	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "POISON\n", "poisoned = true\n").Replace(include(uniformLua))
+	h.mixed = include(mixedLua)
 	return h
 })
 

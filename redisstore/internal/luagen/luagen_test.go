@@ -46,15 +46,15 @@ func TestScriptsAreWritten(t *testing.T) {
 		all = append(all, a)
 		twice := []*algorithm.Algorithm{a, a}
 		if a.IsCollection() || a.Numbers() > MaxNumbers {
-			write(a.Name(), Coalesced(twice[:1]))
+			write(a.Name(), Mixed(twice[:1]))
 			continue
 		}
 		write(a.Name()+"-single", Single(twice[:1]))
 		write(a.Name()+"-twice-single", Single(twice))
-		write(a.Name()+"-batch", Batch(twice[:1]))
-		write(a.Name()+"-twice-batch", Batch(twice))
+		write(a.Name()+"-uniform", Uniform(twice[:1]))
+		write(a.Name()+"-twice-uniform", Uniform(twice))
 	}
-	write("all-coalesced", Coalesced(all))
+	write("all-mixed", Mixed(all))
 }
 
 // mixed are algorithms whose scripts are the most expensive to write, the first most of all.
@@ -64,10 +64,10 @@ var mixed = []*algorithm.Algorithm{penstock.SlidingWindow, penstock.LeakyBucket,
 // busy. A generator that took 70 ms made 6,500 of them.
 func TestWritingAScriptIsCheap(t *testing.T) {
 	for name, write := range map[string]func(){
-		"single of one":  func() { Single(mixed[:1]) },
-		"single of four": func() { Single(mixed) },
-		"batch of four":  func() { Batch(mixed) },
-		"coalesced":      func() { Coalesced(append(mixed, penstock.SlidingLog, penstock.Concurrency)) },
+		"single of one":   func() { Single(mixed[:1]) },
+		"single of four":  func() { Single(mixed) },
+		"uniform of four": func() { Uniform(mixed) },
+		"mixed":           func() { Mixed(append(mixed, penstock.SlidingLog, penstock.Concurrency)) },
 	} {
 		if n := testing.AllocsPerRun(1, write); n > 1500 {
 			t.Errorf("%s: %.0f allocations; want 1500 at most", name, n)
@@ -96,8 +96,8 @@ func BenchmarkWrite(b *testing.B) {
 		})
 	}
 	run("single of one", func() { Single(mixed[2:3]) })
-	run("batch of one", func() { Batch(mixed[2:3]) })
+	run("uniform of one", func() { Uniform(mixed[2:3]) })
 	run("single of four", func() { Single(mixed) })
-	run("batch of four", func() { Batch(mixed) })
-	run("coalesced", func() { Coalesced(append(mixed, penstock.SlidingLog, penstock.Concurrency)) })
+	run("uniform of four", func() { Uniform(mixed) })
+	run("mixed", func() { Mixed(append(mixed, penstock.SlidingLog, penstock.Concurrency)) })
 }

@@ -1,6 +1,6 @@
--- Blocks of the harnesses. All read the time (clock). single.lua and batch.lua load the numbers of
--- a batch's limits from their string (load), run the algorithms (decide), and save the new numbers
--- (save). GET and POISON stand for what differs between the two.
+-- Blocks of the harnesses. All read the time (clock). single.lua and uniform.lua load the numbers
+-- of a batch's limits from their string (load), run the algorithms (decide), and save the new
+-- numbers (save). GET and POISON stand for what differs between the two.
 @clock
 if now == 0 then
   local time = call('TIME')

@@ -10,14 +10,14 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// spaceSection measures what a live key takes in Redis.
-func spaceSection(r *report) error {
+// serverMemorySection measures what a live key takes in Redis.
+func serverMemorySection(r *report) error {
 	rig, err := newRig()
 	if err != nil {
 		return err
 	}
 	defer rig.close()
-	r.title("Space: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state, and what MEMORY USAGE "+
+	r.title("Server memory: bytes of Redis per live key, names of 25 bytes (used_memory over %d units of state, and what MEMORY USAGE "+
 		"says of a key)", coldKeys)
 	r.row("", "bytes", "/ source", "memory usage")
 	subjects, err := redisSubjects()
@@ -29,12 +29,12 @@ func spaceSection(r *report) error {
 	if err != nil {
 		return err
 	}
-	apart, err := ofPenstock(threeName+" apart", daily(true))
+	separate, err := ofPenstock(threeName+", separate", daily(true))
 	if err != nil {
 		return err
 	}
 	var source float64
-	for _, s := range append(subjects, together, apart) {
+	for _, s := range append(subjects, together, separate) {
 		bytes, err := rig.space(s, coldKeys)
 		if err != nil {
 			return err
@@ -47,7 +47,7 @@ func spaceSection(r *report) error {
 		case subjects[0]:
 			source = bytes
 		case together:
-			r.atMost("space: bytes of three limits on one key, by MEMORY USAGE", float64(usage), 200)
+			r.atMost("server-memory: bytes of three limits on one key, by MEMORY USAGE", float64(usage), 200)
 		}
 		r.row(s.name, strconv.Itoa(int(bytes)), number(bytes/source), strconv.FormatInt(usage, 10))
 		for entries := 10; s.name == "slidinglog" && entries <= 1000; entries *= 10 {
@@ -86,13 +86,13 @@ func (r *rig) usage() (int64, error) {
 	return 0, fmt.Errorf("no key was found")
 }
 
-// daily is a batch of three token buckets whose state lasts, stored together or each by itself.
-func daily(apart bool) func(int64) []penstock.Limit {
+// daily is a batch of three token buckets whose state lasts, stored in one string or in one each.
+func daily(isSeparate bool) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limits := three(count)
 		for i := range limits {
 			limits[i].Period = 24 * time.Hour
-			if apart {
+			if isSeparate {
 				limits[i].Group = "group" + strconv.Itoa(i)
 			}
 		}

@@ -21,9 +21,9 @@ import (
 
 const peersLimit = 1000 // per second and key: the load leaves room
 
-// peersSection compares the store as it comes with other libraries, on distinct keys, one core for
+// librariesSection compares the store as it comes with other libraries, on distinct keys, one core for
 // the client.
-func peersSection(r *report) error {
+func librariesSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
 	if err != nil {
@@ -38,7 +38,7 @@ func peersSection(r *report) error {
 	if err != nil {
 		return err
 	}
-	r.title("Peers: decisions on distinct keys (%d windows, one core for the client; go-redis with 64 connections)", clientRounds)
+	r.title("Libraries: decisions on distinct keys (%d windows, one core for the client; go-redis with 64 connections)", clientRounds)
 	r.row(loadColumns...)
 	for _, goroutines := range []int{64, 512} {
 		if err := takeTurns(all, goroutines, names, clientWindow); err != nil {
@@ -46,7 +46,7 @@ func peersSection(r *report) error {
 		}
 		reportLoad(r, "distinct", goroutines, all)
 		ratio := median(ratios(all[1].rates, all[0].rates))
-		r.atLeast(fmt.Sprintf("peers: decisions / redis_rate, %d callers", goroutines), ratio, 2.5)
+		r.atLeast(fmt.Sprintf("libraries: decisions / redis_rate, %d callers", goroutines), ratio, 2.5)
 	}
 	return nil
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// gatherSection compares a store that coalesces calls with one that sends each call separately,
+// coalescingSection compares a store that coalesces calls with one that sends each call separately,
 // with one core for the client.
-func gatherSection(r *report) error {
+func coalescingSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()
 	if err != nil {
@@ -22,7 +22,7 @@ func gatherSection(r *report) error {
 	}
 	defer server.Close()
 	names := coldNames()
-	r.title("Gathering: decisions of callers that go together, beside the same store with each apart (%d windows, one core for the client)", clientRounds)
+	r.title("Coalescing: decisions in shared scripts, compared with a script for each (%d windows, one core for the client)", clientRounds)
 	r.row(loadColumns...)
 	for _, load := range []struct {
 		name        string
@@ -36,21 +36,21 @@ func gatherSection(r *report) error {
 		{"hot, over", names[:1], penstock.PerSecond(1000).MustCompile(), 0, 0},          // nearly all are denied
 	} {
 		for _, goroutines := range []int{64, 512} {
-			apart, together, err := bareStores(server, load.limit)
+			separate, coalesced, err := storePair(server, load.limit)
 			if err != nil {
 				return err
 			}
-			all := []*caller{apart, together}
+			all := []*caller{separate, coalesced}
 			if err := takeTurns(all, goroutines, load.names, clientWindow); err != nil {
 				return err
 			}
 			reportLoad(r, load.name, goroutines, all)
-			what := fmt.Sprintf("gather: %s, %d callers: ", load.name, goroutines)
+			what := fmt.Sprintf("coalescing: %s, %d callers: ", load.name, goroutines)
 			if load.least > 0 {
-				r.atLeast(what+"decisions / apart", median(ratios(together.rates, apart.rates)), load.least)
-				r.atMost(what+"p99 / apart", median(ratios(together.p99, apart.p99)), load.p99s)
+				r.atLeast(what+"decisions / separate", median(ratios(coalesced.rates, separate.rates)), load.least)
+				r.atMost(what+"p99 / separate", median(ratios(coalesced.p99, separate.p99)), load.p99s)
 			}
-			r.atMost(what+"over-admission", float64(slices.Max(together.over)), 0)
+			r.atMost(what+"over-admission", float64(slices.Max(coalesced.over)), 0)
 			for _, c := range all {
 				c.close()
 			}
@@ -59,18 +59,17 @@ func gatherSection(r *report) error {
 	return nil
 }
 
-// bareStores returns a store that sends each batch in a script of its own, and the default one,
-// which coalesces. They share no counters.
-func bareStores(server *redistest.Server, limit *penstock.Plan) (apart, together *caller, err error) {
-	if apart, err = uncoalesced(server, limit); err != nil {
+// storePair returns a store that sends each batch in a separate script, and the default store, which
+// coalesces. They share no counters.
+func storePair(server *redistest.Server, limit *penstock.Plan) (separate, coalesced *caller, err error) {
+	if separate, err = uncoalesced(server, limit); err != nil {
 		return nil, nil, err
 	}
-	together, err = ofOptions("together", server, redisstore.Options{Prefix: "together"}, limit)
-	return apart, together, err
+	coalesced, err = ofOptions("coalesced", server, redisstore.Options{Prefix: "coalesced"}, limit)
+	return separate, coalesced, err
 }
 
-// uncoalesced has a store for each caller, over one client: none finds others to share a script
-// with.
+// uncoalesced has a store for each caller, over one client. So no two callers share a script.
 func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error) {
 	option, err := redisstore.ParseURL(server.URL())
 	if err != nil {
@@ -79,7 +78,7 @@ func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error
 	client := redisstore.Dial(option)
 	idle := make(chan *redisstore.Store, 512)
 	for range cap(idle) {
-		store, err := redisstore.New(client, redisstore.Options{Prefix: "apart"})
+		store, err := redisstore.New(client, redisstore.Options{Prefix: "separate"})
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +89,7 @@ func uncoalesced(server *redistest.Server, limit *penstock.Plan) (*caller, error
 		defer func() { idle <- store }()
 		return store.Decide(ctx, charges)
 	})
-	c, err := ofStore("apart", each, limit)
+	c, err := ofStore("separate", each, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -113,8 +112,7 @@ func ofOptions(name string, server *redistest.Server, o redisstore.Options, limi
 
 var loadColumns = []string{"keys", "callers", "", "decisions/s", "/ first", "p50 µs", "p99 µs", "allocations", "allowed %", "over-admitted", "fallback"}
 
-// reportLoad prints what callers did under a load, the first being what the others are compared
-// with.
+// reportLoad prints the results of callers under a load, and their ratio to the first.
 func reportLoad(r *report, name string, goroutines int, all []*caller) {
 	for _, c := range all {
 		rates := slices.Sorted(slices.Values(c.rates))

@@ -92,14 +92,14 @@ func (m *memory) time(threads int, names []string) float64 {
 	return float64(time.Since(begin).Nanoseconds()) / memoryOps
 }
 
-func memorySection(r *report) error {
+func memstoreSection(r *report) error {
 	names := make([]string, manyKeys)
 	for i := range names {
 		names[i] = key(i)[:6] + ":" + strconv.Itoa(1_000_000+i)
 	}
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 
-	r.title("Memory: decisions in this process (median of %d windows, taken in pairs)", memoryRounds)
+	r.title("Memstore: decisions in this process (median of %d windows, taken in pairs)", memoryRounds)
 	r.row("", "store ns", "limiter ns", "go-limiter ns", "store / go-limiter", "limiter / go-limiter")
 	for _, c := range []struct {
 		name    string
@@ -118,7 +118,7 @@ func memorySection(r *report) error {
 		ratio := median(ratios(limiter, peer))
 		r.row(c.name, number(median(store)), number(median(limiter)), number(median(peer)), number(median(ratios(store, peer))), number(ratio))
 		if c.threads == 1 && len(c.names) == 1 {
-			r.atMost("memory: ns per Allow / Take of go-limiter, hot key", ratio, 1)
+			r.atMost("memstore: ns per Allow / Take of go-limiter, hot key", ratio, 1)
 		}
 	}
 	return memoryFootprint(r, names)
@@ -150,7 +150,7 @@ func memoryRows(threads int, names []string) (store, limiter, peer []float64, er
 // memoryFootprint counts allocations, and the heap that a million keys take besides their own
 // names.
 func memoryFootprint(r *report, names []string) error {
-	r.title("Memory: footprint")
+	r.title("Memstore: footprint")
 	r.row("", "allocations", "bytes per key")
 	for i, open := range []func(int64) (*memory, error){limiterMemory, goLimiterMemory} {
 		before, _ := heap()
@@ -171,8 +171,8 @@ func memoryFootprint(r *report, names []string) error {
 		m.close()
 		r.row(m.name, number(allocs), number(bytes))
 		if i == 0 {
-			r.atMost("memory: allocations per decision", float64(int(allocs*100))/100, 0)
-			r.atMost("memory: bytes per key, of 1,000,000", bytes, 100)
+			r.atMost("memstore: allocations per decision", float64(int(allocs*100))/100, 0)
+			r.atMost("memstore: bytes per key, of 1,000,000", bytes, 100)
 		}
 	}
 	return nil

@@ -252,7 +252,7 @@ func clean(windows []float64) float64 {
 	return sorted[len(sorted)/4]
 }
 
-func redisSection(r *report) error {
+func serverTimeSection(r *report) error {
 	subjects, err := redisSubjects()
 	if err != nil {
 		return err
@@ -290,7 +290,7 @@ func redisSection(r *report) error {
 func reportRedis(r *report, subjects []*subject) {
 	source, gcra := subjects[0], subjects[1]
 	for p, what := range []string{"allowed, a new key", "allowed, a key in use", "denied"} {
-		r.title("Redis, %s: µs of the server per decision (25th percentile of %d windows of %d decisions)", what, rounds, window)
+		r.title("Server time, %s: µs of Redis per decision (25th percentile of %d windows of %d decisions)", what, rounds, window)
 		r.row("", "script", "/ source", "/ redis_rate", "process", "/ source", "/ redis_rate")
 		for _, s := range subjects {
 			script, process := clean(s.script[p]), clean(s.process[p])
@@ -308,8 +308,8 @@ func reportRedis(r *report, subjects []*subject) {
 		{"token bucket / redis_rate's shape", bucket, gcra, 0.75},
 		{"three limits / one", three, bucket, 1.5},
 	} {
-		r.atMost("redis: "+g.name+", script", clean(g.a.script[known])/clean(g.b.script[known]), g.bound)
-		r.atMost("redis: "+g.name+", process", clean(g.a.process[known])/clean(g.b.process[known]), g.bound)
+		r.atMost("server-time: "+g.name+", script", clean(g.a.script[known])/clean(g.b.script[known]), g.bound)
+		r.atMost("server-time: "+g.name+", process", clean(g.a.process[known])/clean(g.b.process[known]), g.bound)
 	}
 }
 
