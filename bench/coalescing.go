@@ -59,8 +59,8 @@ func coalescingSection(r *report) error {
 	return nil
 }
 
-// storePair returns a store that sends each batch in a separate script, and the default store, which
-// coalesces. They share no counters.
+// storePair returns a store that sends each batch in a separate script, and the default store,
+// which coalesces. They share no counters.
 func storePair(server *redistest.Server, limit *penstock.Plan) (separate, coalesced *caller, err error) {
 	if separate, err = uncoalesced(server, limit); err != nil {
 		return nil, nil, err

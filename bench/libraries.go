@@ -21,8 +21,8 @@ import (
 
 const peersLimit = 1000 // per second and key: the load leaves room
 
-// librariesSection compares the store as it comes with other libraries, on distinct keys, one core for
-// the client.
+// librariesSection compares the store as it comes with other libraries, on distinct keys, one core
+// for the client.
 func librariesSection(r *report) error {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	server, err := redistest.Launch()

@@ -1,5 +1,5 @@
-// The bench program compares Penstock with alternatives on this machine. Most results are ratios, so
-// they hold on other machines too. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
+// The bench program compares Penstock with alternatives on this machine. Most results are ratios,
+// so they hold on other machines too. It needs redis-server in the PATH, or PENSTOCK_TEST_SERVER.
 //
 //	go run . [-only SECTION,SECTION]
 //
