@@ -58,6 +58,7 @@ var mayImport = []struct {
 	{"httplimit/forwardauth", []string{".", "admission", "httplimit", "policy"}},
 	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
 	{"internal/effort", nil},
+	{"internal/flaky", []string{"."}},
 	{"internal/redistest", nil},
 	{"internal/simulation", nil},
 	{"redisstore/internal/clienttest", []string{".", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},

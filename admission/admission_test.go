@@ -10,7 +10,6 @@ import (
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/flaky"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -363,21 +363,6 @@ func TestRefundByStatusComesBeforeDone(t *testing.T) {
 	}
 }
 
-var errDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
-
-// flaky is a store that can be down.
-type flaky struct {
-	penstock.Store
-	isDown atomic.Bool
-}
-
-func (f *flaky) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	if f.isDown.Load() {
-		return penstock.Decision{}, errDown
-	}
-	return f.Store.Decide(ctx, charges)
-}
-
 func TestTransportFailsAsEachLimitSays(t *testing.T) {
 	for _, c := range []struct {
 		onFailure string
@@ -395,8 +380,8 @@ func TestTransportFailsAsEachLimitSays(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%+v", c.onFailure, kind), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					text := "rules: [{name: a, per: global, limits: [{rate: 2/h, on_failure: " + c.onFailure + ", headers: true}]}]"
-					bare := &flaky{Store: memstore.New(memstore.Options{})}
-					bare.isDown.Store(true)
+					bare := flaky.New(memstore.New(memstore.Options{}))
+					bare.IsDown.Store(true)
 					store := penstock.Store(bare)
 					if hasGuards {
 						all, err := guard.Standard(bare, guard.Options{Limits: rulesOf(t, text).Settings, Instances: 1})
@@ -418,7 +403,7 @@ func TestTransportFailsAsEachLimitSays(t *testing.T) {
 						t.Errorf("the last answer is %+v; want RetryAfter %v, and the limit if it stands in the way", last, c.retry)
 					}
 					for _, e := range seen.take() {
-						if e.Source != c.source || errors.Is(e.Err, errDown) == hasGuards {
+						if e.Source != c.source || errors.Is(e.Err, flaky.ErrDown) == hasGuards {
 							t.Errorf("observed %v from %v, with the error %v", e.Outcome, e.Source, e.Err)
 						}
 					}
@@ -448,7 +433,7 @@ rules:
 		run := func(t *testing.T, decorate penstock.Decorator) (trace []string) {
 			synctest.Test(t, func(t *testing.T) {
 				memory := memstore.New(memstore.Options{MaxCounters: 2, Locks: 1})
-				down := &flaky{Store: memory}
+				down := flaky.New(memory)
 				store := penstock.Store(down)
 				switch kind {
 				case "memory":
@@ -463,7 +448,7 @@ rules:
 				}
 				c, seen := controllerOf(t, decorate(store), kind != "none", text)
 				for _, isDown := range []bool{false, true, false} {
-					down.isDown.Store(isDown)
+					down.IsDown.Store(isDown)
 					for _, path := range []string{"/open", "/closed", "/local"} {
 						for range 3 {
 							a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{Path: path}}})

@@ -20,53 +20,16 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/flaky"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 )
 
-var errDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
-
-// flaky is a store that can be down. What is asked of it then it does or not, and does not say.
-type flaky struct {
-	penstock.Store
-	down, does atomic.Bool
-
-	mu    sync.Mutex
-	asked []penstock.Charge
-}
-
-func newFlaky() *flaky {
-	return &flaky{Store: memstore.New(memstore.Options{})}
-}
-
-func (f *flaky) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	f.mu.Lock()
-	f.asked = append(f.asked, charges...)
-	f.mu.Unlock()
-	if !f.down.Load() {
-		return f.Store.Decide(ctx, charges)
-	}
-	if f.does.Load() {
-		f.Store.Decide(ctx, charges)
-	}
-	return penstock.Decision{}, errDown
-}
-
-// did are the charges of a mode that the store was asked for.
-func (f *flaky) did(mode penstock.Mode) (names []string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for i := range f.asked {
-		if c := &f.asked[i]; c.Mode == mode {
-			names = append(names, c.Plan.Name())
-		}
-	}
-	return names
-}
+func newFlaky() *flaky.Store { return flaky.New(memstore.New(memstore.Options{})) }
 
 // eachWay runs a test with a Gate over a store without guards, and over one with all of them, by a
 // clock of its own.
-func eachWay(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events)) {
+func eachWay(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events)) {
 	t.Helper()
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guarded=%t", guarded), func(t *testing.T) {
@@ -101,8 +64,8 @@ rules:
 `
 
 func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
-	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
-		store.down.Store(true)
+	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		store.IsDown.Store(true)
 		h := gate.Middleware(answer(200))
 		for _, c := range []struct {
 			path     string
@@ -152,13 +115,13 @@ func TestEventsTellWhyTheStoreGaveNoAnswer(t *testing.T) {
 	h := gate.Middleware(answer(200))
 	paths := []string{"/open", "/ceiling", "/closed", "/local"}
 	for _, down := range []bool{false, true, false} {
-		store.down.Store(down)
+		store.IsDown.Store(down)
 		seen.list = nil
 		for _, path := range paths {
 			send(h, "GET", path, "X-API-Key", fmt.Sprint(down))
 		}
 		for i, e := range seen.list {
-			if errors.Is(e.Err, errDown) != down {
+			if errors.Is(e.Err, flaky.ErrDown) != down {
 				t.Errorf("%s, store down: %t: the event has the error %v", paths[i], down, e.Err)
 			}
 		}
@@ -174,19 +137,19 @@ func TestSlotsThatWereLentWithoutAnAnswerAreReturned(t *testing.T) {
 			text += "- {name: b, always: true, shadow: true, per: global, limits: [{name: tried, in_flight: 9}]}\n"
 			want = append(want, "tried")
 		}
-		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
-			store.down.Store(true)
-			store.does.Store(true)
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+			store.IsDown.Store(true)
+			store.LosesAnswers.Store(true)
 			h := gate.Middleware(answer(200))
 			if way == "local" {
 				send(h, "GET", "/") // it takes what there is
 			}
-			store.asked = nil
+			store.Forget()
 			if got := send(h, "GET", "/").Code; got != status {
 				t.Fatalf("on_failure: %s: status %d; want %d", way, got, status)
 			}
 			synctest.Wait()
-			got := store.did(penstock.Refund)
+			got := store.Asked(penstock.Refund)
 			if slices.Sort(got); !slices.Equal(got, want) {
 				t.Errorf("on_failure: %s: the refunds are %v; want %v", way, got, want)
 			}
@@ -203,14 +166,14 @@ rules:
       - {name: local, rate: 5/h, on_status: 401}
       - {name: open, rate: 5/h, on_status: 401, on_failure: open}
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
-		store.down.Store(true)
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		store.IsDown.Store(true)
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			store.down.Store(false) // the store is back before the answer
+			store.IsDown.Store(false) // the store is back before the answer
 			w.WriteHeader(200)
 		}))
 		send(h, "GET", "/")
-		if got := store.did(penstock.Refund); slices.Contains(got, "open") {
+		if got := store.Asked(penstock.Refund); slices.Contains(got, "open") {
 			t.Errorf("the refunds are %v; nobody had counted open", got)
 		}
 	})
@@ -227,19 +190,19 @@ rules:
       - {name: slots, in_flight: 5, on_failure: open}
 `
 	for _, back := range []bool{false, true} {
-		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
-			store.down.Store(true)
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+			store.IsDown.Store(true)
 			h := gate.Middleware(answer(200))
 			send(h, "GET", "/")
 			ctx, leave := context.WithCancel(t.Context())
 			var gone sync.WaitGroup
 			gone.Go(func() { h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx)) })
 			synctest.Wait()
-			store.down.Store(!back)
-			store.asked = nil
+			store.IsDown.Store(!back)
+			store.Forget()
 			leave()
 			gone.Wait()
-			given := store.did(penstock.Refund)
+			given := store.Asked(penstock.Refund)
 			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || back && slices.Contains(given, "local") {
 				t.Errorf("store back: %t: the refunds are %v; want the slots, nothing open, and nothing local to a store that is back", back, given)
 			}
@@ -271,12 +234,12 @@ rules:
 `
 	for _, away := range []bool{false, true} {
 		corrected := 0
-		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			for _, cost := range []string{"1", "7"} {
-				store.down.Store(away)
-				store.asked = nil
+				store.IsDown.Store(away)
+				store.Forget()
 				h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					store.down.Store(false) // it is back before the answer
+					store.IsDown.Store(false) // it is back before the answer
 					io.Copy(io.Discard, r.Body)
 					w.Header().Set("X-Cost", cost)
 					w.WriteHeader(200)
@@ -284,7 +247,7 @@ rules:
 				r := httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", 3000)))
 				r.ContentLength = -1
 				h.ServeHTTP(httptest.NewRecorder(), r)
-				got := append(store.did(penstock.Refund), store.did(penstock.Force)...)
+				got := append(store.Asked(penstock.Refund), store.Asked(penstock.Force)...)
 				corrected += len(got)
 				slices.Sort(got)
 				want := []string{"slots"}
@@ -304,7 +267,7 @@ func TestLoginsAreCountedByTheirAnswersInAnOutageToo(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, on_status: 401}]}]
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		status := 200
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) }))
 		ask := func(what string, want ...int) {
@@ -318,7 +281,7 @@ rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, 
 		ask("right passwords", 200, 200, 200, 200, 200)
 		status = 401
 		ask("a wrong one", 401)
-		store.down.Store(true)
+		store.IsDown.Store(true)
 		status = 200
 		ask("right passwords in an outage", 200, 200, 200, 200, 200)
 		status = 401
@@ -332,7 +295,7 @@ func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		proceed := make(chan int)
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(<-proceed) }))
 		var busy sync.WaitGroup
@@ -370,14 +333,14 @@ rules:
   - {name: a, per: global, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 3/h, on_failure: closed}]}
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
+	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		h := gate.Middleware(answer(200))
 		shadows := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
 		for i, c := range []struct {
 			down    bool
 			shadows int
 		}{{false, 3}, {true, 3}, {true, 3}} {
-			store.down.Store(c.down)
+			store.IsDown.Store(c.down)
 			if got := send(h, "GET", "/").Code; got != 200 {
 				t.Errorf("request %d: status %d; want 200", i+1, got)
 			}
@@ -407,8 +370,8 @@ func TestErrorsThatNoGuardAnswersForCloseWhatIsNotOpen(t *testing.T) {
 }
 
 func TestRequestsWithoutAClientAreAbandonedAndNotDecidedLocally(t *testing.T) {
-	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky, seen *events) {
-		store.down.Store(true)
+	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		store.IsDown.Store(true)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
 		served := 0
@@ -437,7 +400,7 @@ func slotOfAClientThatLeft(t *testing.T) {
 	h := gate.Middleware(answer(200))
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
 	synctest.Wait()
-	if got := store.did(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
+	if got := store.Asked(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
 		t.Errorf("%d abandoned, and the refunds are %v; want 1 and its slot", seen.count(admission.Abandoned), got)
 	}
 }
@@ -465,7 +428,7 @@ rules:
 					}
 					waiting.Add(-1)
 				}
-				return penstock.Decision{}, errDown
+				return penstock.Decision{}, flaky.ErrDown
 			}), text)
 			h := gate.Middleware(answer(200))
 			if path == "/local" { // which takes what there is
@@ -522,7 +485,7 @@ rules:
 
 func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
 	store := newFlaky()
-	store.down.Store(true)
+	store.IsDown.Store(true)
 	all, err := guard.Standard(store, guard.Options{OnFailure: guard.FailClosed, Instances: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -542,7 +505,7 @@ func TestLimitsInCodeFailAsTheOptionsSay(t *testing.T) {
 		guard.FailDefault: {200, 429}, guard.FailLocal: {200, 429}, guard.FailOpen: {200, 200}, guard.FailClosed: {503, 503},
 	} {
 		store := newFlaky()
-		store.down.Store(true)
+		store.IsDown.Store(true)
 		gate, err := httplimit.NewSimple(store, "api", []penstock.Limit{penstock.PerHour(1)}, httplimit.SimpleOptions{OnFailure: way})
 		if err != nil {
 			t.Fatal(err)
@@ -560,7 +523,7 @@ func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	var now atomic.Pointer[policy.Rules]
 	now.Store(rulesOf(t, fmt.Sprintf(text, "closed")))
 	store := newFlaky()
-	store.down.Store(true)
+	store.IsDown.Store(true)
 	gate, err := httplimit.New(store, now.Load, httplimit.Options{})
 	if err != nil {
 		t.Fatal(err)

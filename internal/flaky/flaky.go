@@ -1,0 +1,61 @@
+// Package flaky has a store that tests can switch off.
+package flaky
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock/penstock"
+)
+
+// ErrDown is the error of a Store that is down.
+var ErrDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
+
+// A Store asks another one, and can be down: every call then fails with ErrDown.
+type Store struct {
+	IsDown       atomic.Bool
+	LosesAnswers atomic.Bool // while it is down, the other store decides nevertheless: only the answer is lost
+
+	store penstock.Store
+	mu    sync.Mutex
+	asked []penstock.Charge // since the last Forget
+}
+
+// New returns a Store that is up.
+func New(store penstock.Store) *Store { return &Store{store: store} }
+
+// Decide implements penstock.Store.
+func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	s.mu.Lock()
+	s.asked = append(s.asked, charges...)
+	s.mu.Unlock()
+	if !s.IsDown.Load() {
+		return s.store.Decide(ctx, charges)
+	}
+	if s.LosesAnswers.Load() {
+		_, _ = s.store.Decide(ctx, charges)
+	}
+	return penstock.Decision{}, ErrDown
+}
+
+// Asked returns the names of the limits of all charges of a mode that it was asked for, also while
+// it was down.
+func (s *Store) Asked(mode penstock.Mode) (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.asked {
+		if c := &s.asked[i]; c.Mode == mode {
+			names = append(names, c.Plan.Name())
+		}
+	}
+	return names
+}
+
+// Forget makes Asked begin anew.
+func (s *Store) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = nil
+}
