@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -23,7 +24,8 @@ type Proxy struct {
 	mu                sync.Mutex
 	network, upstream string
 	lose, cut         bool
-	only              []byte // lower case
+	firstLost         chan struct{} // told of a lost reply, if not nil; has room for one
+	only              []byte        // lower case
 	delay             time.Duration
 	parted            []string
 	healed            chan struct{} // closed when parted changes
@@ -53,6 +55,24 @@ func (p *Proxy) Lose(on bool) { p.set(func() { p.lose = on }) }
 // Cut closes the client's connection when a reply arrives for it, so the connection ends after its
 // command ran. Cut has priority over Lose.
 func (p *Proxy) Cut(on bool) { p.set(func() { p.cut = on }) }
+
+// CutOnce cuts connections until one has lost a reply, or until stop is closed. It begins at a
+// random time within 4 ms, and gives up 20 ms later, since there may be no more replies.
+func (p *Proxy) CutOnce(stop <-chan struct{}) {
+	select {
+	case <-stop:
+		return
+	case <-time.After(rand.N(4 * time.Millisecond)):
+	}
+	lost := make(chan struct{}, 1)
+	p.set(func() { p.cut, p.firstLost = true, lost })
+	select {
+	case <-stop:
+	case <-lost:
+	case <-time.After(20 * time.Millisecond):
+	}
+	p.set(func() { p.cut, p.firstLost = false, nil })
+}
 
 // Only limits Lose and Cut to connections that have sent something that contains match, in any
 // case, so that handshakes work. "" removes the limit. Replies that are still on their way when the
@@ -251,10 +271,10 @@ func (l *link) fate() fate {
 	case l.hasLostReply:
 		return swallowed
 	case p.cut && hit:
-		p.lost.Add(1)
+		p.noteLostLocked()
 		return severed
 	case p.lose && hit:
-		p.lost.Add(1)
+		p.noteLostLocked()
 		l.hasLostReply = true
 		return swallowed
 	}
@@ -262,4 +282,12 @@ func (l *link) fate() fate {
 		l.matched = false
 	}
 	return passed
+}
+
+func (p *Proxy) noteLostLocked() {
+	p.lost.Add(1)
+	select {
+	case p.firstLost <- struct{}{}:
+	default: // nobody waits for it, or it is told already
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -267,6 +268,33 @@ func TestOnlyMatchingRequestsLoseTheirReply(t *testing.T) {
 	if _, err := call("tcp", p.Addr(), answerLimit, "PING"); !errors.Is(err, io.EOF) {
 		t.Errorf("PING without Only: %v", err)
 	}
+}
+
+func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := startProxy(t, s)
+	p.Only("incr")
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for p.Lost() == 0 { // it gives up after 20 ms
+			p.CutOnce(stop)
+		}
+	}()
+	asked := 0
+	for err := error(nil); err == nil; asked++ {
+		_, err = call("tcp", p.Addr(), answerLimit, "INCR", "n")
+	}
+	<-ended
+	want(t, s, strconv.Itoa(asked), "GET", "n")
+	if p.Lost() != 1 {
+		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), asked)
+	}
+	through(t, p, int64(asked+1), "INCR", "n")
+	close(stop)
+	p.CutOnce(stop)
+	through(t, p, int64(asked+2), "INCR", "n")
 }
 
 // Otherwise a client would read the next reply as the lost one.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -183,7 +182,7 @@ func LinearizableWithLostReplies(t *testing.T, library Library, n int) {
 	for range n {
 		stop := make(chan struct{})
 		var cutting sync.WaitGroup
-		cutting.Go(func() { cutOnce(p, stop) })
+		cutting.Go(func() { p.CutOnce(stop) })
 		h, seed := write(t, stores, linearOps/2, 1, someBatch)
 		close(stop)
 		cutting.Wait()
@@ -199,21 +198,6 @@ func LinearizableWithLostReplies(t *testing.T, library Library, n int) {
 	if unknown < n/2 || undecided > n/5 {
 		t.Errorf("of %d histories with %d lost answers, %d were too much to check", n, unknown, undecided)
 	}
-}
-
-// cutOnce cuts connections until an answer is lost.
-func cutOnce(p *redistest.Proxy, stop <-chan struct{}) {
-	select {
-	case <-stop:
-		return
-	case <-time.After(rand.N(4 * time.Millisecond)):
-	}
-	before := p.Lost()
-	p.Cut(true)
-	for end := time.Now().Add(20 * time.Millisecond); p.Lost() == before && time.Now().Before(end); {
-		runtime.Gosched()
-	}
-	p.Cut(false)
 }
 
 func (c linearCharge) String() string {
