@@ -61,7 +61,7 @@ var mayImport = []struct {
 	{"internal/flaky", []string{"."}},
 	{"internal/redistest", nil},
 	{"internal/simulation", nil},
-	{"redisstore/internal/clienttest", []string{".", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},
+	{"redisstore/internal/clienttest", []string{".", "internal/effort", "internal/redistest", "redisstore", "storetest", "github.com/anishathalye/porcupine"}},
 }
 
 // mayTest are the packages that exist for tests, and so may import package testing.

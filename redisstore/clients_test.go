@@ -38,6 +38,7 @@ var dialled = clienttest.Library{
 		t.Helper()
 		return dial(urlOf("redis+cluster", strings.Join(addrs, ","), o))(t)
 	},
+	Socket: func(t testing.TB, path string) redisstore.Client { t.Helper(); return dial("unix://" + path)(t) },
 }
 
 func urlOf(scheme, hosts string, o clienttest.Options) string {
@@ -85,6 +86,35 @@ func dial(url string) func(t testing.TB) redisstore.Client {
 	}
 }
 
+// suite is what redisstore/goredis has tested too, over its own clients.
+func suite(t *testing.T) clienttest.Suite {
+	rights := redistest.DocumentedRights(t)
+	return clienttest.Suite{
+		Library: dialled, Other: usersOwn,
+		ClusterRights: rights.Single + " " + rights.Cluster,
+		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
+			return redisstore.DisableCoalescing(over(t, client, redisstore.Options{Prefix: aPrefix()}))
+		},
+		AtOnce: 32,
+	}
+}
+
+func TestClientsMakingOneCallAtATime(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
+		clienttest.Law(t, redisstore.Options{},
+			clienttest.Maker{Name: "url", Client: dial("redis+cluster://" + strings.Join(c.Addrs(), ","))},
+			clienttest.Maker{Name: "url of one node", Client: dial("redis://" + c.Addrs()[0])},
+		)
+	})
+}
+
+func TestClientsMakingManyCallsAtATime(t *testing.T) {
+	t.Parallel()
+	clienttest.RunConcurrent(t, suite(t))
+}
+
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
@@ -95,137 +125,27 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 }
 
 func TestHashedKeysObeyTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	clienttest.Law(t, redisstore.Options{Secret: []byte("a secret")}, clienttest.Maker{Name: "url", Client: dial(redistest.Shared(t).URL())})
 }
 
 func TestSentinelObeysTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
 	clienttest.Law(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
 }
 
-// One Cluster serves all these tests, one after the other: some flush scripts or set the memory.
-func TestClusters(t *testing.T) {
+// The clients of dialled do not either, as clienttest.RunConcurrent checks.
+func TestCallsOfRueidisDoNotWaitForOthersConnections(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t)
-	t.Run("Law", func(t *testing.T) {
-		clienttest.Law(t, redisstore.Options{},
-			clienttest.Maker{Name: "url", Client: dial("redis+cluster://" + strings.Join(c.Addrs(), ","))},
-			clienttest.Maker{Name: "url of one node", Client: dial("redis://" + c.Addrs()[0])},
-		)
-	})
-	t.Run("Nodes", func(t *testing.T) { clienttest.NodesOfACluster(t, c, dialled) })
-	t.Run("Load", func(t *testing.T) { clienttest.LoadOnACluster(t, c, dialled) })
-	t.Run("Linearizable", func(t *testing.T) { clienttest.LinearizableByKey(t, c, dialled, effort.Of(10, 500)) })
-	t.Run("Coalescing", func(t *testing.T) { eachSlotCoalescesAlone(t, c) })
-	t.Run("Memory", func(t *testing.T) { clienttest.MemoryOfACluster(t, c, dialled) })
-}
-
-func TestLostRepliesNeverChargeTwice(t *testing.T) {
-	t.Parallel()
-	clienttest.LostRepliesNeverChargeTwice(t, dialled, usersOwn)
-}
-
-func TestForgottenScriptsChargeOnce(t *testing.T) {
-	t.Parallel()
-	clienttest.ForgottenScriptsChargeOnce(t, dialled, usersOwn)
-}
-
-func TestEveryCallEndsWhateverTheServerDoes(t *testing.T) {
-	t.Parallel()
-	clienttest.EveryCallEnds(t, dialled)
-}
-
-func TestServerMayComeUpLater(t *testing.T) {
-	t.Parallel()
-	clienttest.ServerMayComeUpLater(t, dialled, func(s *redistest.Server) []clienttest.Maker {
-		return []clienttest.Maker{{Name: "socket", Client: dial(s.URL())}}
-	})
-}
-
-func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
-	t.Parallel()
-	clienttest.CannotDecide(t, dialled)
-}
-
-func TestServerThatIsLoadingIsNotReady(t *testing.T) {
-	t.Parallel()
-	clienttest.LoadingServer(t, dialled)
-}
-
-func TestWrongLoginsAreRefused(t *testing.T) {
-	t.Parallel()
-	clienttest.WrongLogin(t, dialled)
-}
-
-func TestClusterWithoutAPrimaryIsDown(t *testing.T) {
-	t.Parallel()
-	clienttest.ClusterDown(t, dialled)
-}
-
-func TestStoreNeedsTheseRightsOnly(t *testing.T) {
-	t.Parallel()
-	clienttest.RightsOnOneServer(t, dialled)
-}
-
-func TestStoreOnAClusterNeedsTheseRightsOnly(t *testing.T) {
-	t.Parallel()
-	rights := redistest.DocumentedRights(t)
-	clienttest.RightsOnACluster(t, dialled, rights.Single+" "+rights.Cluster)
-}
-
-func TestLoadedLimitsNeedNoOtherScript(t *testing.T) {
-	t.Parallel()
-	clienttest.LoadedLimits(t, dialled)
-}
-
-// uncoalesced makes a store that decides each batch in a script of its own.
-func uncoalesced(t *testing.T) func(redisstore.Client) *redisstore.Store {
-	return func(client redisstore.Client) *redisstore.Store {
-		return redisstore.DisableCoalescing(over(t, client, redisstore.Options{Prefix: aPrefix()}))
-	}
-}
-
-func TestOneCallerLoadsAndTheOthersWait(t *testing.T) {
-	t.Parallel()
-	clienttest.OneCallerLoads(t, dialled, 32, uncoalesced(t))
-}
-
-func TestWithoutTheRightToLoadOneCallerSendsTheText(t *testing.T) {
-	t.Parallel()
-	clienttest.OneCallerSendsTheText(t, dialled, 32, uncoalesced(t))
-}
-
-func TestAnotherDigestIsAnError(t *testing.T) {
-	t.Parallel()
-	clienttest.WrongDigest(t, dialled)
-}
-
-func TestCallsDoNotWaitForOthersConnections(t *testing.T) {
-	t.Parallel()
-	for _, library := range []clienttest.Library{dialled, {Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
+	clienttest.OthersConnections(t, clienttest.Library{Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
 		option, err := redisstore.ParseURL(urlOf("redis", addr, o))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return rueidisClient(t, option)
-	}}} {
-		t.Run(library.Name, func(t *testing.T) {
-			t.Parallel()
-			clienttest.OthersConnections(t, library)
-		})
-	}
-}
-
-// The tests of redisstore/goredis write as many histories, with clients of both libraries.
-func TestConcurrentDecisionsAreLinearizable(t *testing.T) {
-	t.Parallel()
-	clienttest.Linearizable(t, dialled, effort.Of(50, 3000))
-}
-
-func TestLostRepliesLeaveDecisionsLinearizable(t *testing.T) {
-	t.Parallel()
-	clienttest.LinearizableWithLostReplies(t, dialled, effort.Of(15, 600))
+	}})
 }

@@ -55,7 +55,7 @@ func dialURL(t testing.TB, url string) Client {
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	t.Parallel()
 	seed := effort.Seed()
-	cluster := redistest.StartCluster(t)
+	cluster := redistest.SharedCluster(t)
 	for name, client := range map[string]Client{
 		"a Cluster":               dialURL(t, "redis+cluster://"+strings.Join(cluster.Addrs(), ",")),
 		"one server taken for it": &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())},

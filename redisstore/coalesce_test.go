@@ -413,7 +413,9 @@ func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 }
 
 // On a Cluster the callers of a slot do not wait for those of other slots.
-func eachSlotCoalescesAlone(t *testing.T, cluster *redistest.Cluster) {
+func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.SharedCluster(t)
 	g := newCoalescing(t, dial("redis+cluster://"+strings.Join(cluster.Addrs(), ","))(t))
 	var calls []*asked
 	for range 2 {

@@ -275,7 +275,7 @@ func TestScriptsWithShadowsAreGivenUp(t *testing.T) {
 // batch brings no shadow.
 func TestShadowsThatDoNotFitAreLeftAlone(t *testing.T) {
 	server := redistest.Shared(t)
-	cluster := redistest.StartCluster(t)
+	cluster := redistest.SharedCluster(t)
 	limit := penstock.PerHour(30)
 	other, many := limit, limit
 	other.Algorithm, many.Algorithm = penstock.SlidingWindow, penstock.SlidingLog

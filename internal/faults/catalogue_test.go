@@ -14,16 +14,16 @@ var catalogue = slices.Concat(down, slow, refusing, lost, crowded, secured, time
 // elsewhere lists faults without an entry in the catalogue, or with further tests. It says where
 // they are tested, as "file: test", or why not.
 var elsewhere = map[string][]string{
-	"F1":  {"redisstore/clients_test.go: TestServerMayComeUpLater"},
-	"F2":  {"redisstore/clients_test.go: TestEveryCallEndsWhateverTheServerDoes", "guard/outage_test.go: TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled"},
-	"F4":  {"redisstore/clients_test.go: TestEveryCallEndsWhateverTheServerDoes", "guard/outage_test.go: TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled"},
-	"F5":  {"redisstore/clients_test.go: TestServerThatIsLoadingIsNotReady"},
-	"F7":  {"redisstore/clients_test.go: TestServerThatCannotDecideSaysSoForEveryCharge"}, // also denials
-	"F9":  {"redisstore/clients_test.go: TestClusterWithoutAPrimaryIsDown"},
+	"F1":  {"redisstore/internal/clienttest/faults.go: serverComesUpLater"},
+	"F2":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled"},
+	"F4":  {"redisstore/internal/clienttest/faults.go: everyCallEnds", "guard/outage_test.go: TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled"},
+	"F5":  {"redisstore/internal/clienttest/errors.go: serverIsLoading"},
+	"F7":  {"redisstore/internal/clienttest/errors.go: serverCannotDecide"}, // also denials
+	"F9":  {"redisstore/internal/clienttest/errors.go: clusterDown"},
 	"F11": {"redisstore/memory_test.go: TestMemoryTellsWhetherCountersMayVanish"},
-	"F12": {"redisstore/clients_test.go: TestForgottenScriptsChargeOnce"},
-	"F15": {"redisstore/clients_test.go: TestLostRepliesNeverChargeTwice"},
-	"F17": {"redisstore/clients_test.go: TestStoreNeedsTheseRightsOnly", "redisstore/clients_test.go: TestWrongLoginsAreRefused"},
+	"F12": {"redisstore/internal/clienttest/faults.go: forgottenScriptsChargeOnce"},
+	"F15": {"redisstore/internal/clienttest/faults.go: lostRepliesNeverChargeTwice"},
+	"F17": {"redisstore/internal/clienttest/errors.go: rightsOnOneServer", "redisstore/internal/clienttest/errors.go: wrongLogin"},
 	"F21": {"internal/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/internal/lease/draw_test.go: TestStoppedInstanceSpendsNothingOld",
 		"internal/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},
 	"F22": {"internal/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/faults/process_test.go: TestTerminatedProgramReturnsItsLease"},
@@ -43,7 +43,7 @@ func TestEveryFaultOfTheCatalogueIsTested(t *testing.T) {
 				continue
 			}
 			text, err := os.ReadFile("../../" + file)
-			if err != nil || !strings.Contains(string(text), "\nfunc "+test+"(t *testing.T)") {
+			if err != nil || !strings.Contains(string(text), "\nfunc "+test+"(t *testing.T") {
 				t.Errorf("%s: there is no %s in %s (%v)", id, test, file, err)
 			}
 		}

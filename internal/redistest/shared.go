@@ -10,12 +10,18 @@ import (
 	"time"
 )
 
-var shared = sync.OnceValues(func() (*Server, error) {
-	isShared = true
-	return Launch()
-})
+var (
+	isShared, isClusterShared bool // read by Main, after all tests
 
-var isShared bool // read by Main, after all tests
+	shared = sync.OnceValues(func() (*Server, error) {
+		isShared = true
+		return Launch()
+	})
+	sharedCluster = sync.OnceValues(func() (*Cluster, error) {
+		isClusterShared = true
+		return LaunchCluster()
+	})
+)
 
 // Shared returns the server that all tests of a package share. Each test uses its own keys. Tests
 // that stop, fill, flush or configure a server, or check state that other tests may change, start
@@ -29,8 +35,18 @@ func Shared(t testing.TB) *Server {
 	return s
 }
 
+// SharedCluster is Shared for a Cluster.
+func SharedCluster(t testing.TB) *Cluster {
+	t.Helper()
+	c, err := sharedCluster()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // Main runs the tests of a package, up to 8 in parallel, because most wait for servers. Then it
-// closes the shared server, and fails if a goroutine is left that runs code of a package with this
+// closes what they shared, and fails if a goroutine is left that runs code of a package with this
 // path.
 func Main(m *testing.M, path string) {
 	flag.Parse()
@@ -43,6 +59,11 @@ func Main(m *testing.M, path string) {
 	if isShared {
 		if s, err := shared(); err == nil {
 			s.Close()
+		}
+	}
+	if isClusterShared {
+		if c, err := sharedCluster(); err == nil {
+			c.Close()
 		}
 	}
 	if left := goroutinesOf(path); left != "" && code == 0 {

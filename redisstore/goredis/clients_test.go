@@ -60,6 +60,35 @@ func of(c func() redis.UniversalClient) clienttest.Maker {
 	}}
 }
 
+// suite is what redisstore has tested too, over its own clients. Two scripts of one key are in
+// flight at most: further calls are coalesced.
+func suite(t *testing.T) clienttest.Suite {
+	rights := redistest.DocumentedRights(t)
+	return clienttest.Suite{
+		Library: plain, Other: ring,
+		ClusterRights: rights.Single + " " + rights.Cluster + " " + rights.GoRedis,
+		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
+			return clienttest.NewStore(t, client, redisstore.Options{})
+		},
+		AtOnce: 2,
+	}
+}
+
+func TestClientsMakingOneCallAtATime(t *testing.T) {
+	effort.WithoutRace(t)
+	t.Parallel()
+	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
+		clienttest.Law(t, redisstore.Options{}, of(func() redis.UniversalClient {
+			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
+		}))
+	})
+}
+
+func TestClientsMakingManyCallsAtATime(t *testing.T) {
+	t.Parallel()
+	clienttest.RunConcurrent(t, suite(t))
+}
+
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
@@ -69,6 +98,7 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 }
 
 func TestSentinelObeysTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
 	clienttest.Law(t, redisstore.Options{}, of(func() redis.UniversalClient {
@@ -76,27 +106,7 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	}))
 }
 
-// One Cluster serves all these tests, one after the other: some flush scripts or set the memory.
-func TestClusters(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t)
-	t.Run("Law", func(t *testing.T) {
-		clienttest.Law(t, redisstore.Options{}, of(func() redis.UniversalClient {
-			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
-		}))
-	})
-	t.Run("Nodes", func(t *testing.T) { clienttest.NodesOfACluster(t, c, plain) })
-	t.Run("Load", func(t *testing.T) { clienttest.LoadOnACluster(t, c, plain) })
-	t.Run("Linearizable", func(t *testing.T) { clienttest.LinearizableByKey(t, c, plain, effort.Of(10, 500)) })
-	t.Run("Memory", func(t *testing.T) { clienttest.MemoryOfACluster(t, c, plain) })
-}
-
-func TestLostRepliesNeverChargeTwice(t *testing.T) {
-	t.Parallel()
-	clienttest.LostRepliesNeverChargeTwice(t, plain, ring)
-}
-
-// This is what happens without the adapter: the test above can fail.
+// This is what happens without the adapter: the tests of lost replies can fail.
 func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	t.Parallel()
 	to := clienttest.OneBehindProxy(t)
@@ -116,95 +126,6 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	if err != nil || charged < 3 {
 		t.Errorf("one call has charged %d times (%v): go-redis does not retry after a lost reply", charged-1, err)
 	}
-}
-
-func TestForgottenScriptsChargeOnce(t *testing.T) {
-	t.Parallel()
-	clienttest.ForgottenScriptsChargeOnce(t, plain, ring)
-}
-
-func TestEveryCallEndsWhateverTheServerDoes(t *testing.T) {
-	t.Parallel()
-	clienttest.EveryCallEnds(t, plain)
-}
-
-func TestServerMayComeUpLater(t *testing.T) {
-	t.Parallel()
-	clienttest.ServerMayComeUpLater(t, plain, func(*redistest.Server) []clienttest.Maker { return nil })
-}
-
-func TestServerThatCannotDecideSaysSoForEveryCharge(t *testing.T) {
-	t.Parallel()
-	clienttest.CannotDecide(t, plain)
-}
-
-func TestServerThatIsLoadingIsNotReady(t *testing.T) {
-	t.Parallel()
-	clienttest.LoadingServer(t, plain)
-}
-
-func TestWrongLoginsAreRefused(t *testing.T) {
-	t.Parallel()
-	clienttest.WrongLogin(t, plain)
-}
-
-func TestClusterWithoutAPrimaryIsDown(t *testing.T) {
-	t.Parallel()
-	clienttest.ClusterDown(t, plain)
-}
-
-func TestStoreNeedsTheseRightsOnly(t *testing.T) {
-	t.Parallel()
-	clienttest.RightsOnOneServer(t, plain)
-}
-
-func TestStoreOnAClusterNeedsTheseRightsOnly(t *testing.T) {
-	t.Parallel()
-	rights := redistest.DocumentedRights(t)
-	clienttest.RightsOnACluster(t, plain, rights.Single+" "+rights.Cluster+" "+rights.GoRedis)
-}
-
-func TestLoadedLimitsNeedNoOtherScript(t *testing.T) {
-	t.Parallel()
-	clienttest.LoadedLimits(t, plain)
-}
-
-// Two callers at once are decided in a script of their own each; more would be coalesced.
-func TestOneCallerLoadsAndTheOtherWaits(t *testing.T) {
-	t.Parallel()
-	clienttest.OneCallerLoads(t, plain, 2, newStore(t))
-}
-
-func TestWithoutTheRightToLoadOneCallerSendsTheText(t *testing.T) {
-	t.Parallel()
-	clienttest.OneCallerSendsTheText(t, plain, 2, newStore(t))
-}
-
-func newStore(t *testing.T) func(redisstore.Client) *redisstore.Store {
-	return func(client redisstore.Client) *redisstore.Store {
-		return clienttest.NewStore(t, client, redisstore.Options{})
-	}
-}
-
-func TestAnotherDigestIsAnError(t *testing.T) {
-	t.Parallel()
-	clienttest.WrongDigest(t, plain)
-}
-
-func TestCallsDoNotWaitForOthersConnections(t *testing.T) {
-	t.Parallel()
-	clienttest.OthersConnections(t, plain)
-}
-
-// The tests of redisstore write as many histories, with clients of rueidis only.
-func TestConcurrentDecisionsAreLinearizable(t *testing.T) {
-	t.Parallel()
-	clienttest.Linearizable(t, plain, effort.Of(50, 3000))
-}
-
-func TestLostRepliesLeaveDecisionsLinearizable(t *testing.T) {
-	t.Parallel()
-	clienttest.LinearizableWithLostReplies(t, plain, effort.Of(15, 600))
 }
 
 // A healthy Ring is several servers and no Cluster: one of them says so once.

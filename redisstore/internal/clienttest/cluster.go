@@ -12,10 +12,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// MemoryOfACluster sets a maxmemory-policy that evicts keys, for each of the three primaries in
+// memoryOfACluster sets a maxmemory-policy that evicts keys, for each of the three primaries in
 // turn.
-func MemoryOfACluster(t *testing.T, c *redistest.Cluster, library Library) {
-	store := NewStore(t, library.Cluster(t, c.Addrs(), Options{}), redisstore.Options{})
+func memoryOfACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
+	store := NewStore(t, suite.Cluster(t, c.Addrs(), Options{}), redisstore.Options{})
 	for _, n := range c.Primaries() {
 		Must(t, n, "CONFIG", "SET", "maxmemory", "100mb", "maxmemory-policy", "allkeys-lru")
 		if memory, err := store.Memory(t.Context()); err != nil || !memory.Evicts() || memory.Server != n.Addr {
@@ -29,10 +29,10 @@ func MemoryOfACluster(t *testing.T, c *redistest.Cluster, library Library) {
 	}
 }
 
-// NodesOfACluster compares the node that a store names with the node that has the key.
-func NodesOfACluster(t *testing.T, cluster *redistest.Cluster, library Library) {
+// nodesOfACluster compares the node that a store names with the node that has the key.
+func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	prefix := NewPrefix()
-	s := NewStore(t, library.Cluster(t, cluster.Addrs(), Options{}), redisstore.Options{Prefix: prefix})
+	s := NewStore(t, suite.Cluster(t, cluster.Addrs(), Options{}), redisstore.Options{Prefix: prefix})
 	limit := penstock.PerHour(10).MustCompile()
 	if name := s.Node([]penstock.Charge{{Key: "a", Plan: limit}}); name != "" {
 		t.Errorf("before the first decision the node is %q", name)

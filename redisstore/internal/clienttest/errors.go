@@ -13,10 +13,10 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// CannotDecide makes servers unable to decide, in various ways. Charges of every kind must fail,
+// serverCannotDecide makes servers unable to decide, in various ways. Charges of every kind must fail,
 // also those that would be denied: a script without its first line would let a replica answer a
 // denial that is out of date.
-func CannotDecide(t *testing.T, library Library) {
+func serverCannotDecide(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name   string
 		reason penstock.Reason
@@ -36,7 +36,7 @@ func CannotDecide(t *testing.T, library Library) {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.Start(t)
-			store := NewStore(t, library.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{})
+			store := NewStore(t, suite.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{})
 			some, full := Slow("some", 10), Slow("full", 2)
 			held := penstock.InFlight(2, time.Hour).WithName("held").MustCompile()
 			setUp := []penstock.Charge{Spend("k", some, 1), Spend("k", full, 2), Spend("k", held, 2)}
@@ -101,14 +101,14 @@ func makeBusy(t *testing.T, s *redistest.Server) {
 	})
 }
 
-// LoadingServer restarts a server that takes long to load its data.
-func LoadingServer(t *testing.T, library Library) {
+// serverIsLoading restarts a server that takes long to load its data.
+func serverIsLoading(t *testing.T, suite Suite) {
 	s := redistest.Start(t, "--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
 	Must(t, s, "EVAL", "for i = 1, 4000 do redis.call('SET', 'k' .. i, i) end", "0")
 	Must(t, s, "SAVE")
 	var stores []*redisstore.Store
 	for range 2 { // the second one connects while the server loads
-		stores = append(stores, NewStore(t, library.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{}))
+		stores = append(stores, NewStore(t, suite.One(t, s.Addr, Options{NoRetries: true}), redisstore.Options{}))
 	}
 	if _, err := stores[0].Decide(t.Context(), []penstock.Charge{Spend("k", Slow("d", 9), 1)}); err != nil {
 		t.Fatal(err)
@@ -140,8 +140,8 @@ func LoadingServer(t *testing.T, library Library) {
 	}
 }
 
-// WrongLogin logs in with wrong names and passwords.
-func WrongLogin(t *testing.T, library Library) {
+// wrongLogin logs in with wrong names and passwords.
+func wrongLogin(t *testing.T, suite Suite) {
 	s := redistest.Start(t, "--requirepass", "right")
 	for _, user := range []struct {
 		name           string
@@ -149,7 +149,7 @@ func WrongLogin(t *testing.T, library Library) {
 	}{{"no password", "", ""}, {"wrong password", "", "wr0ng-secret"}, {"unknown user", "eve", "wr0ng-secret"}} {
 		t.Run(user.name, func(t *testing.T) {
 			t.Parallel()
-			client := library.One(t, s.Addr, Options{User: user.user, Password: user.password})
+			client := suite.One(t, s.Addr, Options{User: user.user, Password: user.password})
 			store := NewStore(t, client, redisstore.Options{})
 			_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
 			WantReason(t, "decide", err, penstock.ReasonPermissionDenied)
@@ -161,9 +161,8 @@ func WrongLogin(t *testing.T, library Library) {
 	}
 }
 
-// ClusterDown kills most of a Cluster.
-func ClusterDown(t *testing.T, library Library) {
-	c := redistest.StartCluster(t)
+// clusterDown kills most of a Cluster.
+func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	for i := range 3 { // no quorum is left, so nobody takes over
 		c.Nodes[3+i].Kill()
 		if i > 0 {
@@ -176,7 +175,7 @@ func ClusterDown(t *testing.T, library Library) {
 		}
 		return nil
 	})
-	store := NewStore(t, library.Cluster(t, []string{c.Nodes[0].Addr}, Options{NoRetries: true}), redisstore.Options{})
+	store := NewStore(t, suite.Cluster(t, []string{c.Nodes[0].Addr}, Options{NoRetries: true}), redisstore.Options{})
 	found := make(map[penstock.Reason]int)
 	for i := range 15 { // a third of the keys belong to the living node, the others to dead ones
 		_, err := store.Decide(Within(t, 5*time.Second), []penstock.Charge{Spend(fmt.Sprint("k", i), Slow("d", 9), 1)})
@@ -201,11 +200,11 @@ func allowUser(t testing.TB, s *redistest.Server, rights string) {
 	Must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret ~limiter1* "+rights)...)
 }
 
-// RightsOnOneServer runs the conformance suite as a user that has only the documented rights.
-func RightsOnOneServer(t *testing.T, library Library) {
+// rightsOnOneServer runs the conformance suite as a user that has only the documented rights.
+func rightsOnOneServer(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
 	allowUser(t, s, redistest.DocumentedRights(t).Single)
-	store := NewStore(t, library.One(t, s.Addr, limiterLogin), redisstore.Options{Prefix: "limiter"})
+	store := NewStore(t, suite.One(t, s.Addr, limiterLogin), redisstore.Options{Prefix: "limiter"})
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)
 }
@@ -227,13 +226,12 @@ func useTheRest(t *testing.T, store *redisstore.Store) {
 	}
 }
 
-// RightsOnACluster does the same on a Cluster, with the rights that the library needs there.
-func RightsOnACluster(t *testing.T, library Library, rights string) {
-	c := redistest.StartCluster(t)
+// rightsOnACluster does the same on a Cluster, with the rights that the library needs there.
+func rightsOnACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	for _, n := range c.Nodes {
-		allowUser(t, n, rights)
+		allowUser(t, n, suite.ClusterRights)
 	}
-	store := NewStore(t, library.Cluster(t, c.Addrs(), limiterLogin), redisstore.Options{Prefix: "limiter"})
+	store := NewStore(t, suite.Cluster(t, c.Addrs(), limiterLogin), redisstore.Options{Prefix: "limiter"})
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)
 	charge := []penstock.Charge{Spend("k", Slow("d", 9), 1)}

@@ -31,6 +31,8 @@ type Target struct {
 	Servers []*redistest.Server
 	Proxies []*redistest.Proxy
 	Direct  string // the URL past the proxies
+
+	cluster *redistest.Cluster // nil: one server
 }
 
 // OneBehindProxy starts a server behind a proxy.
@@ -42,14 +44,14 @@ func OneBehindProxy(t testing.TB) Target {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	return Target{[]*redistest.Server{s}, []*redistest.Proxy{p}, s.URL()}
+	return Target{[]*redistest.Server{s}, []*redistest.Proxy{p}, s.URL(), nil}
 }
 
-// ClusterBehindProxies starts a Cluster with a proxy in front of each node.
-func ClusterBehindProxies(t testing.TB) Target {
+// clusterBehindProxies starts a Cluster with a proxy in front of each node.
+func clusterBehindProxies(t testing.TB) Target {
 	t.Helper()
 	c, proxies := redistest.StartProxiedCluster(t)
-	return Target{c.Nodes, proxies, "redis+cluster://" + strings.Join(c.Addrs(), ",")}
+	return Target{c.Nodes, proxies, "redis+cluster://" + strings.Join(c.Addrs(), ","), c}
 }
 
 const (
@@ -63,41 +65,14 @@ const (
 
 const lostCalls = 12
 
-// LostRepliesNeverChargeTwice loses replies to scripts that ran. The clients have the retries that
+// lostRepliesNeverChargeTwice loses replies to scripts that ran. The clients have the retries that
 // their libraries make by default.
-func LostRepliesNeverChargeTwice(t *testing.T, libraries ...Library) {
-	onTargets(t, libraries, shortReplyTimeout, func(t *testing.T, to Target, makers []Maker) {
-		for _, l := range losses {
-			for _, m := range makers {
-				t.Run(l.name+"/"+m.Name, func(t *testing.T) { loseReplies(t, to, l, m) })
-			}
+func lostRepliesNeverChargeTwice(t *testing.T, s Suite, to Target) {
+	for _, l := range losses {
+		for _, m := range s.clients(to, Options{ReplyTimeout: shortReplyTimeout}) {
+			t.Run(l.name+"/"+m.Name, func(t *testing.T) { loseReplies(t, to, l, m) })
 		}
-	})
-}
-
-// onTargets runs a test against a server and a Cluster behind proxies, with the clients of each.
-func onTargets(t *testing.T, libraries []Library, replyTimeout time.Duration, test func(*testing.T, Target, []Maker)) {
-	o := Options{ReplyTimeout: replyTimeout}
-	t.Run("one server", func(t *testing.T) {
-		t.Parallel()
-		to := OneBehindProxy(t)
-		var makers []Maker
-		for _, l := range libraries {
-			makers = append(makers, l.on(to.addrs()[0], o))
-		}
-		test(t, to, makers)
-	})
-	t.Run("cluster", func(t *testing.T) {
-		t.Parallel()
-		to := ClusterBehindProxies(t)
-		var makers []Maker
-		for _, l := range libraries {
-			if l.Cluster != nil {
-				makers = append(makers, l.onCluster(to.addrs(), o))
-			}
-		}
-		test(t, to, makers)
-	})
+	}
 }
 
 // loseReplies makes calls whose replies are lost, and counts what they have charged past the
@@ -158,13 +133,11 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 	})
 }
 
-// ForgottenScriptsChargeOnce has servers forget their scripts all the time.
-func ForgottenScriptsChargeOnce(t *testing.T, libraries ...Library) {
-	onTargets(t, libraries, longReplyTimeout, func(t *testing.T, to Target, makers []Maker) {
-		for _, m := range makers {
-			t.Run(m.Name, func(t *testing.T) { forgetScripts(t, to, m) })
-		}
-	})
+// forgottenScriptsChargeOnce has servers forget their scripts all the time.
+func forgottenScriptsChargeOnce(t *testing.T, s Suite, to Target) {
+	for _, m := range s.clients(to, Options{ReplyTimeout: longReplyTimeout}) {
+		t.Run(m.Name, func(t *testing.T) { forgetScripts(t, to, m) })
+	}
 }
 
 func forgetScripts(t *testing.T, to Target, m Maker) {
@@ -221,8 +194,8 @@ func forgetScripts(t *testing.T, to Target, m Maker) {
 // busy.
 const tolerance = 2 * time.Second
 
-// EveryCallEnds kills and stops a server under load. Every call ends soon after its deadline.
-func EveryCallEnds(t *testing.T, library Library) {
+// everyCallEnds kills and stops a server under load. Every call ends soon after its deadline.
+func everyCallEnds(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name       string
 		make, heal func(*redistest.Server) error
@@ -235,7 +208,7 @@ func EveryCallEnds(t *testing.T, library Library) {
 	} {
 		for _, callers := range []int{1, 8} {
 			s := redistest.Start(t)
-			m := library.on(s.Addr, Options{NoRetries: true})
+			m := suite.on(s.Addr, Options{NoRetries: true})
 			t.Run(fmt.Sprintf("%s/%s/%d callers", fault.name, m.Name, callers), func(t *testing.T) {
 				t.Parallel()
 				load := startLoad(t, NewStore(t, m.Client(t), redisstore.Options{}), callers)
@@ -286,12 +259,15 @@ func startLoad(t *testing.T, store penstock.Store, callers int) *load {
 	return l
 }
 
-// ServerMayComeUpLater connects to a server that is not there yet.
-func ServerMayComeUpLater(t *testing.T, library Library, others func(*redistest.Server) []Maker) {
+// serverComesUpLater connects to a server that is not there yet.
+func serverComesUpLater(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
 	s.Kill()
 	charge := []penstock.Charge{Spend("k", Slow("d", 10), 1)}
-	makers := append(others(s), library.on(s.Addr, Options{NoRetries: true}))
+	makers := []Maker{suite.on(s.Addr, Options{NoRetries: true})}
+	if suite.Socket != nil {
+		makers = append(makers, Maker{"socket", func(t testing.TB) redisstore.Client { t.Helper(); return suite.Socket(t, s.Socket) }})
+	}
 	stores := make([]*redisstore.Store, len(makers))
 	for i, m := range makers {
 		stores[i] = NewStore(t, m.Client(t), redisstore.Options{})

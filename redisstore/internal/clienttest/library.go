@@ -14,6 +14,7 @@ type Library struct {
 	Name    string
 	One     func(t testing.TB, addr string, o Options) redisstore.Client
 	Cluster func(t testing.TB, addrs []string, o Options) redisstore.Client // nil if there is none
+	Socket  func(t testing.TB, path string) redisstore.Client               // nil if there is none
 }
 
 // Options of a client. The zero value is the library's default.

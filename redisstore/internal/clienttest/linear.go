@@ -135,12 +135,12 @@ func StandingClock() redisstore.Options {
 	return redisstore.Options{Now: func() time.Time { return now }}
 }
 
-// Linearizable has several stores decide at once, of this library and of URLs. Each call must get
+// linearizable has several stores decide at once, of this library and of URLs. Each call must get
 // the reply that it would get if all calls were made one after another, in some order.
-func Linearizable(t *testing.T, library Library, n int) {
+func linearizable(t *testing.T, suite Suite, n int) {
 	s, o := redistest.Start(t), StandingClock()
 	stores := []penstock.Store{
-		OpenStore(t, s.URL(), o), NewStore(t, library.One(t, s.Addr, Options{NoRetries: true}), o), OpenStore(t, "redis://"+s.Addr, o),
+		OpenStore(t, s.URL(), o), NewStore(t, suite.One(t, s.Addr, Options{NoRetries: true}), o), OpenStore(t, "redis://"+s.Addr, o),
 	}
 	ops := 0
 	for i := range n {
@@ -153,12 +153,12 @@ func Linearizable(t *testing.T, library Library, n int) {
 	t.Logf("counted: %d histories of concurrent clients (%d operations in all)", n, ops)
 }
 
-// LinearizableByKey does the same for batches of one key on a Cluster, which one server decides.
-func LinearizableByKey(t *testing.T, c *redistest.Cluster, library Library, n int) {
+// linearizableByKey does the same for batches of one key on a Cluster, which one server decides.
+func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 	o := StandingClock()
 	stores := []penstock.Store{
 		OpenStore(t, "redis+cluster://"+strings.Join(c.Addrs(), ","), o),
-		NewStore(t, library.Cluster(t, c.Addrs(), Options{}), o),
+		NewStore(t, suite.Cluster(t, c.Addrs(), Options{}), o),
 	}
 	for range n {
 		h, seed := write(t, stores, linearOps, 1, someBatch)
@@ -169,14 +169,14 @@ func LinearizableByKey(t *testing.T, c *redistest.Cluster, library Library, n in
 	t.Logf("counted: %d histories of concurrent clients (on a Cluster)", n)
 }
 
-// LinearizableWithLostReplies cuts connections while replies are on their way. Each charge whose
+// linearizableWithLostReplies cuts connections while replies are on their way. Each charge whose
 // outcome is unknown was made once or not at all.
-func LinearizableWithLostReplies(t *testing.T, library Library, n int) {
+func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 	to, o := OneBehindProxy(t), StandingClock()
 	p := to.Proxies[0]
 	p.Only("EVAL")
 	stores := []penstock.Store{
-		OpenStore(t, "redis://"+p.Addr(), o), NewStore(t, library.One(t, p.Addr(), Options{}), o),
+		OpenStore(t, "redis://"+p.Addr(), o), NewStore(t, suite.One(t, p.Addr(), Options{}), o),
 	}
 	unknown, undecided := 0, 0
 	for range n {

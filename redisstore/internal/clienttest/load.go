@@ -74,10 +74,10 @@ func WantLoadedOnly(t *testing.T, s *redisstore.Store) {
 	}
 }
 
-// LoadedLimits decides with limits whose scripts were loaded before.
-func LoadedLimits(t *testing.T, library Library) {
+// loadedLimits decides with limits whose scripts were loaded before.
+func loadedLimits(t *testing.T, suite Suite) {
 	server := redistest.Start(t)
-	s := NewStore(t, library.One(t, server.Addr, Options{NoRetries: true}), redisstore.Options{})
+	s := NewStore(t, suite.One(t, server.Addr, Options{NoRetries: true}), redisstore.Options{})
 	if err := s.Load(t.Context(), VariousLimits()...); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +85,8 @@ func LoadedLimits(t *testing.T, library Library) {
 	WantLoadedOnly(t, s)
 }
 
-// LoadOnACluster loads scripts into every node of a Cluster.
-func LoadOnACluster(t *testing.T, cluster *redistest.Cluster, library Library) {
+// loadOnACluster loads scripts into every node of a Cluster.
+func loadOnACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	var servers []*redistest.Server
 	for _, primary := range cluster.Primaries() {
 		servers = append(servers, primary, cluster.Replica(primary))
@@ -94,7 +94,7 @@ func LoadOnACluster(t *testing.T, cluster *redistest.Cluster, library Library) {
 	for _, server := range servers {
 		Must(t, server, "SCRIPT", "FLUSH")
 	}
-	client := &CountingClient{Client: library.Cluster(t, cluster.Addrs(), Options{})}
+	client := &CountingClient{Client: suite.Cluster(t, cluster.Addrs(), Options{})}
 	s := NewStore(t, client, redisstore.Options{Prefix: NewPrefix()})
 	if err := s.Load(t.Context(), VariousLimits()...); err != nil {
 		t.Fatal(err)
@@ -132,13 +132,13 @@ type CountingClient struct {
 	Proceed               chan struct{}       // nil: nothing is held back
 }
 
-// OneCallerLoads sends decisions of several callers at the same time to a server without scripts.
-// Exactly one caller must load the script. open makes a store that has up to that many scripts in
-// flight.
-func OneCallerLoads(t *testing.T, library Library, callers int64, open func(redisstore.Client) *redisstore.Store) {
+// oneCallerLoads sends decisions of several callers at the same time to a server without scripts.
+// Exactly one caller must load the script.
+func oneCallerLoads(t *testing.T, suite Suite) {
+	callers := suite.AtOnce
 	server := redistest.Start(t)
-	client := &CountingClient{Client: library.One(t, server.Addr, Options{NoRetries: true})}
-	s := open(client)
+	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
+	s := suite.Open(t, client)
 	for round := range int64(2) { // a new store, and a server that has lost its scripts
 		if got := client.callAtOnce(t, s, callers, Slow("l", 1000)); got != callers {
 			t.Errorf("%d of %d callers were allowed", got, callers)
@@ -156,12 +156,13 @@ func OneCallerLoads(t *testing.T, library Library, callers int64, open func(redi
 	}
 }
 
-// OneCallerSendsTheText does the same without the right to load scripts.
-func OneCallerSendsTheText(t *testing.T, library Library, callers int64, open func(redisstore.Client) *redisstore.Store) {
+// oneCallerSendsTheText does the same without the right to load scripts.
+func oneCallerSendsTheText(t *testing.T, suite Suite) {
+	callers := suite.AtOnce
 	server := redistest.Start(t)
 	Must(t, server, "ACL", "SETUSER", "default", "-script|load")
-	client := &CountingClient{Client: library.One(t, server.Addr, Options{NoRetries: true})}
-	s := open(client)
+	client := &CountingClient{Client: suite.One(t, server.Addr, Options{NoRetries: true})}
+	s := suite.Open(t, client)
 	limit := Slow("l", 1000)
 	err := s.Load(t.Context(), limit)
 	var failure *penstock.StoreError
@@ -179,9 +180,9 @@ func OneCallerSendsTheText(t *testing.T, library Library, callers int64, open fu
 	}
 }
 
-// WrongDigest loads a script with the digest of another.
-func WrongDigest(t *testing.T, library Library) {
-	client := library.One(t, redistest.Start(t).Addr, Options{})
+// wrongDigest loads a script with the digest of another.
+func wrongDigest(t *testing.T, suite Suite) {
+	client := suite.One(t, redistest.Start(t).Addr, Options{})
 	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})
 	if err == nil || !strings.Contains(err.Error(), "SHA-1") {
 		t.Error(err)

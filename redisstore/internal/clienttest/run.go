@@ -1,0 +1,97 @@
+package clienttest
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// A Suite says what is tested.
+type Suite struct {
+	Library
+	Other Library // makes clients of another kind, for the tests that lose replies and scripts
+
+	// ClusterRights are what a user of a Cluster needs, as the rules of ACL SETUSER.
+	ClusterRights string
+
+	// Open makes a store that has up to AtOnce scripts of one key in flight.
+	Open   func(t *testing.T, client redisstore.Client) *redisstore.Store
+	AtOnce int64
+}
+
+type test struct {
+	name string
+	run  func(*testing.T, Suite)
+}
+
+// RunSequential runs the tests that make one call at a time. Tests of OnCluster run on the Cluster
+// that they share.
+func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.Cluster)) {
+	s.run(t,
+		test{"server comes up later", serverComesUpLater},
+		test{"server cannot decide", serverCannotDecide},
+		test{"server is loading", serverIsLoading},
+		test{"wrong login", wrongLogin},
+		test{"rights on one server", rightsOnOneServer},
+		test{"wrong digest", wrongDigest},
+	)
+	// They share a Cluster one after another: some flush scripts, set the memory or add users, and
+	// the last one kills most of it.
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		c := redistest.StartCluster(t)
+		t.Run("more", func(t *testing.T) { onCluster(t, c) })
+		t.Run("nodes", func(t *testing.T) { nodesOfACluster(t, s, c) })
+		t.Run("memory", func(t *testing.T) { memoryOfACluster(t, s, c) })
+		t.Run("rights", func(t *testing.T) { rightsOnACluster(t, s, c) })
+		t.Run("down", func(t *testing.T) { clusterDown(t, s, c) })
+	})
+}
+
+// RunConcurrent runs the tests that make several calls at a time.
+func RunConcurrent(t *testing.T, s Suite) {
+	s.run(t,
+		test{"lost replies never charge twice", func(t *testing.T, s Suite) { lostRepliesNeverChargeTwice(t, s, OneBehindProxy(t)) }},
+		test{"forgotten scripts charge once", func(t *testing.T, s Suite) { forgottenScriptsChargeOnce(t, s, OneBehindProxy(t)) }},
+		test{"every call ends", everyCallEnds},
+		test{"loaded limits need no other script", loadedLimits},
+		test{"one caller loads", oneCallerLoads},
+		test{"one caller sends the text", oneCallerSendsTheText},
+		test{"others' connections", func(t *testing.T, s Suite) { OthersConnections(t, s.Library) }},
+		test{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(50, 3000)) }},
+		test{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(15, 600)) }},
+	)
+	// They share a Cluster one after another: some flush scripts, some lose replies.
+	t.Run("cluster", func(t *testing.T) {
+		t.Parallel()
+		to := clusterBehindProxies(t)
+		t.Run("lost replies never charge twice", func(t *testing.T) { lostRepliesNeverChargeTwice(t, s, to) })
+		t.Run("forgotten scripts charge once", func(t *testing.T) { forgottenScriptsChargeOnce(t, s, to) })
+		t.Run("loaded limits need no other script", func(t *testing.T) { loadOnACluster(t, s, to.cluster) })
+		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, to.cluster, effort.Of(10, 500)) })
+	})
+}
+
+func (s Suite) run(t *testing.T, tests ...test) {
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t, s)
+		})
+	}
+}
+
+// clients makes clients of both libraries, if they have any of that kind.
+func (s Suite) clients(to Target, o Options) (makers []Maker) {
+	for _, l := range []Library{s.Library, s.Other} {
+		switch {
+		case to.cluster == nil:
+			makers = append(makers, l.on(to.addrs()[0], o))
+		case l.Cluster != nil:
+			makers = append(makers, l.onCluster(to.addrs(), o))
+		}
+	}
+	return makers
+}
