@@ -233,6 +233,7 @@ func TestSwitchMintsNothingUnderBalancedLoad(t *testing.T) {
 
 // If one instance had all of the load, the others' shares come on top: (n-1)/n of the burst.
 func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
+	effort.WithoutRace(t)
 	tightest := 0.0
 	seeded(t, 200, "TestSwitchUnderFullSkewMintsTheOthersShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)

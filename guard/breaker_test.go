@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/storetest"
 )
@@ -387,6 +388,7 @@ func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
 }
 
 func TestNamesOfShardsAreBounded(t *testing.T) {
+	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})
 		limit := ready(t, penstock.PerSecond(1))
@@ -401,6 +403,7 @@ func TestNamesOfShardsAreBounded(t *testing.T) {
 }
 
 func TestFlappingStoreIsAskedLessAndLess(t *testing.T) {
+	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		var reached [5]int // failures seen in each minute
@@ -424,7 +427,8 @@ func TestFlappingStoreIsAskedLessAndLess(t *testing.T) {
 }
 
 func TestBreakerFindsBackAfterAnyFault(t *testing.T) {
-	const seeds = 100
+	effort.WithoutRace(t)
+	seeds := effort.Of(30, 100)
 	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))

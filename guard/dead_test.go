@@ -255,6 +255,7 @@ func mostAtOnce(grants []grant, from, to time.Duration, perSecond float64) (most
 // An instance that has had all of the load for long owes its share at the beginning of an outage,
 // and no more: it is not locked out for what it admitted.
 func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	tried := 0
 	for name, algorithm := range dividable {

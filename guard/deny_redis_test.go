@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -17,6 +18,7 @@ import (
 // if that was answered before half of the 0.1 % by which it was shortened had passed, and the
 // clocks did not part by as much as the other half: then the store must deny.
 func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -39,7 +41,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 		callers.Go(func() {
 			const keys = 16
 			var heard [keys]struct{ retry, drift time.Duration } // when the store said last
-			for i := range 20_000 {
+			for i := range effort.Of(5000, 20_000) {
 				key := i % keys
 				charge := spend(fmt.Sprint(who, "-", key), limit, 1)
 				begin := time.Now()

@@ -30,6 +30,7 @@ func TestDenyCacheObeysTheLaw(t *testing.T) {
 }
 
 func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -768,16 +769,19 @@ func TestGrantsThatTellNothing(t *testing.T) {
 // store is asked by the first, by who came within its 1 ms and then asks too, and by who comes
 // before the first of those is answered.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
+	effort.WithoutRace(t)
 	keyOverItsLimit(t, denying(guard.DenyOptions{}), 10, 2*(10+1))
 }
 
 // If grants tell, it is asked by the first alone.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
+	effort.WithoutRace(t)
 	keyOverItsLimit(t, denying(guard.DenyOptions{Grants: true}), 100, 1)
 }
 
 // It need not cost more where the limit is leased: a key of which nothing is left is not drawn for.
 func TestLeasedKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
+	effort.WithoutRace(t)
 	keyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
 		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(50)})
 		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leasing(50)})
@@ -860,7 +864,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 			})
 		}
 		owners.Go(func() {
-			for range 2000 {
+			for range effort.Of(500, 2000) {
 				if d := decide(t, cache, spend(key, limit, 1)); d.Allowed {
 					t.Errorf("key %s: more than its limit: %v", key, d)
 				}
@@ -880,6 +884,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 }
 
 func TestMemoryIsBounded(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	keys, entries := int64(effort.Of(100_000, 1_000_000)), int64(4096)
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
@@ -906,6 +911,7 @@ func TestMemoryIsBounded(t *testing.T) {
 }
 
 func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	store := newCounting()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})

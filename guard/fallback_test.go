@@ -42,6 +42,7 @@ func TestLocalAnswersOfOneInstanceObeyTheLaw(t *testing.T) {
 }
 
 func TestGuardedRedisObeysTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {

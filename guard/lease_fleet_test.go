@@ -301,6 +301,7 @@ func (f *leaseFleet) inWindows(slide bool) (most int64) {
 }
 
 func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	runs, crashes, pauses := 0, 0, 0
 	var leased, all, most int64
@@ -334,6 +335,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 }
 
 func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	runs := 0
 	var leased, all int64
@@ -346,7 +348,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 		{penstock.Limit{Name: "sub", Algorithm: penstock.SubWindow(4)}, true},
 		{penstock.Limit{Name: "short", Algorithm: penstock.SubWindow(60)}, true},
 	} {
-		for range effort.Of(3, 160) {
+		for range effort.Of(1, 160) {
 			seed := rand.Uint64()
 			synctest.Test(t, func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 0))
@@ -372,6 +374,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 // The worst case: every instance holds a block when the bucket has drained, and then all of it is
 // spent in a moment.
 func TestBoundOfLeasesIsReached(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const n, burst = 8, 4000

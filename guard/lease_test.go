@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -42,6 +43,7 @@ func TestLeaseObeysTheLaw(t *testing.T) {
 }
 
 func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -417,7 +419,7 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 
 func manySpenders(t *testing.T, store penstock.Store) {
 	l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000), Life: patience})
-	limit := yearly(t, "a", 300_000)
+	limit := yearly(t, "a", int64(effort.Of(60_000, 300_000)))
 	var allowed, leased atomic.Int64
 	var all sync.WaitGroup
 	for range 8 {
@@ -450,8 +452,9 @@ func manySpenders(t *testing.T, store penstock.Store) {
 
 // Costs of any size, some larger than a block, until nothing is left.
 func TestSingleCallerIsAnsweredAsByTheStoreAlone(t *testing.T) {
+	effort.WithoutRace(t)
 	asked, leased := 0, 0
-	for range 50 {
+	for range effort.Of(15, 50) {
 		seed := rand.Uint64()
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))

@@ -20,6 +20,7 @@ import (
 // denied: those that chance sends to a shard beyond its part. Split pays a few more calls for each
 // of them instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
 		units, shards, runs := row.units, row.shards, row.runs

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -89,6 +90,7 @@ func lawsBut(t *testing.T, store func() penstock.Store, but ...string) {
 var unlike = []string{"draw_takes", "at_most_charges", "patience_books", "force_is_never", "a_changed_limit_keeps"}
 
 func TestSplitLimitsObeyTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	for _, n := range []int{2, 3, 7, 32} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -127,6 +129,7 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 }
 
 func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
 	if err != nil {
@@ -205,6 +208,7 @@ func (c *clock) passes(d time.Duration)  { c.Add(d.Microseconds()) }
 func (c *clock) memory() *memstore.Store { return memstore.New(memstore.Options{Now: c.now}) }
 
 func TestEveryUnitOfASplitLimitCanBeHadAndNoMore(t *testing.T) {
+	effort.WithoutRace(t)
 	tried := 0
 	for name, algorithm := range dividable {
 		if name == "leaky" {
@@ -234,6 +238,7 @@ func TestEveryUnitOfASplitLimitCanBeHadAndNoMore(t *testing.T) {
 }
 
 func TestShardsOfABucketNeverAdmitMoreThanItAsTimePasses(t *testing.T) {
+	effort.WithoutRace(t)
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
 		count, burst := rapid.Int64Range(1, 300).Draw(t, "count"), rapid.Int64Range(1, 300).Draw(t, "burst")
@@ -269,6 +274,7 @@ func TestShardsOfABucketNeverAdmitMoreThanItAsTimePasses(t *testing.T) {
 }
 
 func TestShardsTogetherKeepTheBooksOfTheLimit(t *testing.T) {
+	effort.WithoutRace(t)
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
 		count, n := rapid.Int64Range(1, 100).Draw(t, "count"), rapid.IntRange(1, 32).Draw(t, "shards")
@@ -339,6 +345,7 @@ func (n *noted) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 type firstKey struct{}
 
 func TestProbingSparesABurstTheFalseDenials(t *testing.T) {
+	effort.WithoutRace(t)
 	const crowd = 8
 	for _, row := range []struct{ n, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
 		rounds := max(100, 50_000/row.n) // 15 % are then six standard deviations of the mean

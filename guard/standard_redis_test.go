@@ -25,6 +25,7 @@ func patient(server guard.Server, o guard.Options) guard.Options {
 }
 
 func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, o := range map[string]guard.Options{
@@ -149,6 +150,7 @@ func same(got, want penstock.Decision) error {
 // While its clock stands, leaps and steps back, Redis behind all guards answers in every field as
 // the bare memory does.
 func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	var clock atomic.Int64

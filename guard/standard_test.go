@@ -31,6 +31,7 @@ func TestStandardObeysTheLaw(t *testing.T) {
 
 // Through all guards a trace has the decisions that the bare store gives it.
 func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
+	effort.WithoutRace(t)
 	decided := 0
 	for i := range uint64(seeds(200)) {
 		seed := effort.Seed() + i
@@ -239,6 +240,7 @@ func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
 // However long a store was away, and in whatever way: a second after its return the breaker is
 // closed and all answers are its own.
 func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
+	effort.WithoutRace(t)
 	slowest, outages := time.Duration(0), 0
 	for i := range uint64(seeds(60)) {
 		seed := effort.Seed() + i

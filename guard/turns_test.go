@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/storetest"
 )
 
@@ -29,6 +30,7 @@ func vague(store penstock.Store) penstock.Store {
 // Limits that take turns over one counter, as tiers do, keep the bound of the largest through each
 // guard, and the guard's own.
 func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	type chain struct {
 		name  string
@@ -124,6 +126,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 // Busy tiers under one key, at several instances with leases: in all intervals at most n·b units
 // more than the largest admits, as Lease says; of windows of one length nothing more.
 func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	limit := func(count int64, period time.Duration) penstock.Limit {
 		return penstock.Limit{Name: "tier", Count: count, Period: period}

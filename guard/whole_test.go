@@ -11,11 +11,13 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // A decision may need several questions, or wait for the answer to another's. Whatever it does, it
 // has one deadline.
 func TestEveryDecisionHasOneDeadline(t *testing.T) {
+	effort.WithoutRace(t)
 	limits := map[string]guard.Settings{
 		"plain": {}, "leased": {Lease: 100}, "split": {SplitInto: 8}, "both": {Lease: 100, SplitInto: 8}, "closed": {OnFailure: guard.FailClosed},
 	}
@@ -141,6 +143,7 @@ func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 // Servers come and go; those that nobody asks any more are forgotten, and the breaker of none stays
 // open for ever.
 func TestBreakersOfServersThatAreGoneAreForgotten(t *testing.T) {
+	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := &moving{faulty: newFaulty()}
 		s := standard(t, store, guard.Options{})

@@ -53,6 +53,7 @@ func dialURL(t testing.TB, url string) Client {
 // state, if nothing else runs: random batches of several keys, hostile limits and clocks, as
 // TestTwins has them.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	seed := effort.Seed()
 	cluster := redistest.SharedCluster(t)

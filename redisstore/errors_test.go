@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -181,6 +182,7 @@ var replies = []struct {
 }
 
 func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	for _, r := range replies {
 		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis leaves it out
@@ -204,6 +206,7 @@ func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
 // An error that joins what several servers answered has one reason and one hint, in whichever order
 // they answered.
 func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	const (
 		load  = "NOPERM User limiter has no permissions to run the 'script|load' command"

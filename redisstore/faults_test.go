@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -248,6 +249,7 @@ func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 
 // TestEveryKeyExpires charges at random on the server's own clock.
 func TestEveryKeyExpires(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})

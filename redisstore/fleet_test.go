@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -134,6 +135,7 @@ func ride(t *testing.T, url string) (admitted int, took time.Duration) {
 }
 
 func TestTwelveProcessesShareOneLimit(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	bound := func(took time.Duration) int {
 		return int(rideLimit.Burst) + int(took.Seconds()*float64(rideLimit.Count))

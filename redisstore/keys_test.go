@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 )
 
 func keyStore(t testing.TB, secret string) *Store {
@@ -99,6 +100,7 @@ func hostileKeys(n int) []string {
 }
 
 func TestDifferentKeysHaveDifferentNames(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	plan := planOf(t, penstock.PerSecond(1))
 	for _, secret := range []string{"", "secret"} {
@@ -143,6 +145,7 @@ func TestLimitsOfOneKeyHaveTheirOwnNames(t *testing.T) {
 }
 
 func TestLongKeysHaveShortNames(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	s, plan := keyStore(t, ""), planOf(t, penstock.PerSecond(1))
 	seen := make(map[string]bool)
@@ -185,6 +188,7 @@ func TestSecretHidesTheKey(t *testing.T) {
 }
 
 func TestNobodyChoosesTheSlotOfAKey(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	const keys = 100_000
 	for _, secret := range []string{"", "secret"} {
@@ -261,6 +265,7 @@ func FuzzKey(f *testing.F) {
 
 // TestNeighbouringKeysDiffer is FuzzKey on keys that differ by one byte, at random.
 func TestNeighbouringKeysDiffer(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
 func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	sentinel := redistest.StartSentinel(t)
 	client := &clienttest.CountingClient{Client: dial("redis+sentinel://" + strings.Join(sentinel.Addrs(), ",") + "/" + redistest.MasterName)(t)}

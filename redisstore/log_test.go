@@ -38,6 +38,7 @@ end
 // of a longer period take turns: then most entries have expired for the one, and are kept for the
 // other.
 func TestFewEntriesOfALogAreRead(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	client := dialURL(t, server.URL())
@@ -101,6 +102,7 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 // Twins agree on what expired for the shorter of two limits and is kept for the longer: it counts,
 // and is dropped later.
 func TestLogsInTurnAreTwins(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	client := dialURL(t, server.URL())

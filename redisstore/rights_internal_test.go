@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -18,6 +19,7 @@ import (
 // documented ones, and each step of a trace that runs every command of the scripts is first tried
 // by the user without it, then made by one with all of them.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.Start(t)
 	all := strings.Fields(redistest.DocumentedRights(t).Single)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -39,6 +40,7 @@ func decideEverywhere(t *testing.T, url string) error {
 }
 
 func TestEachServerIsVerifiedByItsOwnName(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	for name, a := range map[string]redistest.TLS{
 		"by address, with client certificates": {RequireClientCert: true, ExtraNames: []string{"redis.test"}},

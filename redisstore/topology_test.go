@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
@@ -92,6 +93,7 @@ func (q *quizzed) Close() error { return nil }
 // However many calls want the layout, and however fast the answer fails, it is asked for a few
 // times a second, and by one goroutine at a time, besides those that have been given up.
 func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
+	effort.WithoutRace(t)
 	reply := func(text string) func(context.Context) error {
 		return func(context.Context) error { return redisstore.ReplyError(text) }
 	}

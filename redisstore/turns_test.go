@@ -14,6 +14,7 @@ import (
 // Limits that take turns over one counter admit on a server what the largest admits, by any
 // algorithm.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Shared(t)
 	for _, turns := range storetest.SomeTurns() {

@@ -23,6 +23,7 @@ import (
 // over few keys and hostile limits, while the clock stands, creeps, jumps and steps back, and
 // limits change under their names.
 func TestTwins(t *testing.T) {
+	effort.WithoutRace(t)
 	server := redistest.Shared(t)
 	client := dialURL(t, server.URL())
 	for i, subject := range twinSubjects() {
