@@ -42,11 +42,14 @@ type Turns struct {
 func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 	bound := InTurn(t.Limits)
 	var admitted []admission
-	var trace []string
+	var trace []turn
 	held := map[string]time.Time{} // until when
 	violated := func(format string, args ...any) error {
-		return fmt.Errorf("%s; the limits are %v; before:\n%s", fmt.Sprintf(format, args...), t.Limits,
-			strings.Join(trace[max(len(trace)-30, 0):], "\n"))
+		var before strings.Builder
+		for _, step := range trace[max(len(trace)-30, 0):] {
+			fmt.Fprintf(&before, "\n%v", step)
+		}
+		return fmt.Errorf("%s; the limits are %v; before:%s", fmt.Sprintf(format, args...), t.Limits, before.String())
 	}
 	var last penstock.Status
 	for i := range n {
@@ -59,13 +62,13 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 			return fmt.Errorf("%v: %w", limit, err)
 		}
 		last = d.Status(0)
-		trace = append(trace, fmt.Sprintf("  %s: %v %d of [%v] -> %+v", now.UTC().Format("15:04:05.000000"), charge.Mode, charge.Cost, limit, last))
+		trace = append(trace, turn{now, charge, last, false})
 		if !d.Allowed && t.Slack == 0 && last.RetryAfter < time.Hour && rng.IntN(4) == 0 {
 			if last, err = t.retry(ctx, charge, last.RetryAfter); err != nil {
 				return violated("%v", err)
 			}
 			now = t.Now()
-			trace = append(trace, fmt.Sprintf("  %s: then -> %+v", now.UTC().Format("15:04:05.000000"), last))
+			trace = append(trace, turn{now, charge, last, true})
 		}
 		if last.Granted == 0 {
 			continue
@@ -89,6 +92,22 @@ func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
 		}
 	}
 	return nil
+}
+
+// A turn is a charge and what it got. It is formatted only if the test fails.
+type turn struct {
+	at      time.Time
+	charge  penstock.Charge
+	got     penstock.Status
+	isRetry bool
+}
+
+func (t turn) String() string {
+	at := t.at.UTC().Format("15:04:05.000000")
+	if t.isRetry {
+		return fmt.Sprintf("  %s: then -> %+v", at, t.got)
+	}
+	return fmt.Sprintf("  %s: %v %d of [%v] -> %+v", at, t.charge.Mode, t.charge.Cost, t.charge.Plan, t.got)
 }
 
 // insert keeps admissions sorted by time.
