@@ -24,7 +24,7 @@ type Proxy struct {
 	mu                sync.Mutex
 	network, upstream string
 	lose, cut         bool
-	firstLost         chan struct{} // told of a lost reply, if not nil; has room for one
+	firstLost         chan struct{} // gets a value when a reply is lost, if not nil; has room for one
 	only              []byte        // lower case
 	delay             time.Duration
 	parted            []string
@@ -288,6 +288,6 @@ func (p *Proxy) noteLostLocked() {
 	p.lost.Add(1)
 	select {
 	case p.firstLost <- struct{}{}:
-	default: // nobody waits for it, or it is told already
+	default: // nobody waits for it, or it has one already
 	}
 }

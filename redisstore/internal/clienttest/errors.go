@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// serverCannotDecide makes servers unable to decide, in various ways. Charges of every kind must fail,
-// also those that would be denied: a script without its first line would let a replica answer a
-// denial that is out of date.
+// serverCannotDecide makes servers unable to decide, in various ways. Charges of every kind must
+// fail, also those that would be denied: a script without its first line would let a replica answer
+// a denial that is out of date.
 func serverCannotDecide(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name   string
