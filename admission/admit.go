@@ -101,7 +101,12 @@ func (a *Admission) status(i int) penstock.Status {
 
 func (a *Admission) admit() (Outcome, error) {
 	rules, v := a.request.Rules, &a.evaluation
-	if !rules.EvaluateFirst(a.request.Attributes, v) {
+	if a.request.Named != nil {
+		if err := rules.EvaluateNamed(*a.request.Named, v); err != nil {
+			a.rejection.Detail = err.Error()
+			return a.observe(Malformed), fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
+		}
+	} else if !rules.EvaluateFirst(a.request.Attributes, v) {
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err
 		}

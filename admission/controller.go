@@ -79,8 +79,13 @@ func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 
 // A Request is what a transport asks to admit.
 type Request struct {
-	// Attributes describe the request. Admit does not use them after it has returned.
+	// Attributes describe the request. Admit does not use them after it has returned. They are needed
+	// unless Named is set.
 	Attributes policy.Attributes
+
+	// Named asks one rule by its name, in place of Attributes. The request never waits. If the rule
+	// cannot be asked in this way, the outcome is Malformed.
+	Named *policy.NamedCall
 
 	// Rules decide the request. Set them if the transport has already used them, such as for the
 	// path. Default: those in force.

@@ -42,7 +42,7 @@ const (
 	Unlimited                        // admitted: no limit applies; Event.Rule is empty
 	Exempt                           // admitted: on the allow list; Event.Rule is empty
 	Refused                          // rejected: on the deny list, or a peer that is not trusted; Event.Rule is empty
-	Malformed                        // rejected: servers could read it in different ways; Event.Rule is empty
+	Malformed                        // rejected: servers could read it in different ways, or it names a rule that cannot be asked; Event.Rule is empty
 	Abandoned                        // its context ended before it was decided, or while it waited
 	DeniedNewIdentity                // its address brought too many new identities, to this process
 	ShadowAllowed                    // a shadow would allow the request; in events only

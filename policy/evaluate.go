@@ -58,6 +58,8 @@ func (v *Evaluation) Variant(l *Limit) int {
 type request struct {
 	rules      *Rules
 	a          Attributes
+	named      NamedCall // in place of the attributes, if isNamed
+	isNamed    bool
 	method     string
 	host       string
 	path       string
@@ -231,7 +233,7 @@ func (v *Evaluation) has(r *Rule) bool {
 func (v *Evaluation) apply(m *Matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
-	if m.rule.NewIdentities != nil {
+	if m.rule.NewIdentities != nil && !v.request.isNamed {
 		v.noteUnchecked(m.rule)
 	}
 	var shadow Shadow
@@ -275,14 +277,22 @@ func (v *Evaluation) inOrder() {
 }
 
 func (q *request) charge(l *Limit) penstock.Charge {
-	c := penstock.Charge{Key: q.key(l.Key), Plan: q.variant(l), Cost: q.cost(l), Patience: l.Patience}
-	if c.Plan.Algorithm().OwnsRefunds() {
-		if q.holder == "" {
-			q.holder = rand.Text()
-		}
-		c.Holder = q.holder
+	if q.isNamed {
+		return q.namedCharge(l)
 	}
-	return c
+	plan := q.variant(l)
+	return penstock.Charge{Key: q.key(l.Key), Plan: plan, Cost: q.cost(l), Patience: l.Patience, Holder: q.holderOf(plan)}
+}
+
+// holderOf returns the holder of a charge, if the limit's algorithm refunds by holder.
+func (q *request) holderOf(plan *penstock.Plan) string {
+	if !plan.Algorithm().OwnsRefunds() {
+		return ""
+	}
+	if q.holder == "" {
+		q.holder = rand.Text()
+	}
+	return q.holder
 }
 
 // variant returns the limit's plan for the caller's tier.

@@ -17,6 +17,7 @@ type Rules struct {
 	before     []*Matcher            // of rules with BeforeAuth
 	identities int                   // whose keys a request keeps
 	settings   map[string][]limitSettings
+	byName     map[string]*Rule
 
 	identifying []string // headers that tell who the client is, without those that preflights have too
 }

@@ -106,16 +106,16 @@ func (b *builder) build() {
 	}
 	spec.Allow, spec.Deny = b.conditions(spec.Allow), b.conditions(spec.Deny)
 	spec.Identities = b.identities(spec.Identities)
-	names := make(map[string]bool)
+	b.rules.byName = make(map[string]*Rule, len(spec.Rules))
 	for i, rule := range spec.Rules {
 		if !IsName(rule.Name) {
 			b.fail("a rule needs a name, and %q is none; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
 		}
-		if names[rule.Name] {
+		if b.rules.byName[rule.Name] != nil {
 			b.fail("two rules are called %q; rename one, since counters are kept under it", rule.Name)
 		}
-		names[rule.Name] = true
 		spec.Rules[i] = b.rule(rule, i)
+		b.rules.byName[rule.Name] = spec.Rules[i]
 	}
 	b.index()
 	b.rules.indexSettings()

@@ -1,0 +1,47 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// A caller by name and an HTTP request of the same user share one counter.
+func TestACallByNameSharesTheCounterOfItsKey(t *testing.T) {
+	rules := rulesOf(t, `
+deny: [{header X-User: eve}]
+rules:
+- {name: search, match: {path: /search}, per: {user: header X-User}, limits: [{name: day, rate: 3/day}]}`)
+	var outcomes []admission.Outcome
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
+		HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	call := &policy.NamedCall{Rule: "search", Key: "user:eve", Cost: 2}
+	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
+		a, outcome, err := c.Admit(ctx, admission.Request{Named: call})
+		if outcome != want || err != nil {
+			t.Errorf("call %d is %v, %v; want %v", i, outcome, err, want)
+		}
+		if d, ok := a.Decision(); !ok || d.Remaining() != 1 {
+			t.Errorf("after call %d, %d units remain; want 1", i, d.Remaining())
+		}
+		a.Done(admission.Result{})
+	}
+	a, outcome, err := c.Admit(ctx, admission.Request{Named: &policy.NamedCall{Rule: "none"}})
+	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
+		t.Errorf("a rule that does not exist: %v, %v; want malformed with a reason", outcome, err)
+	}
+	a.Done(admission.Result{})
+	if len(outcomes) != 3 {
+		t.Errorf("the events are %v; want one for each call", outcomes)
+	}
+}

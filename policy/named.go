@@ -1,0 +1,88 @@
+package policy
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/penstock/penstock"
+)
+
+// A NamedCall asks one rule by its name. It is for callers that state the key and the cost
+// themselves, and have no attributes.
+type NamedCall struct {
+	// Rule is the name of the rule. What the rule matches does not matter.
+	Rule string
+
+	// Key is what is charged, as the keys of events are written: "user:42". A limit of the same
+	// rule that another transport charges under this key has the same counter. A limit by Global
+	// keeps its own key.
+	Key string
+
+	// Cost is charged to each limit of the rule, whatever cost the rule says.
+	Cost int64
+}
+
+// The reasons for which a rule cannot be asked by its name.
+var (
+	errNoRule  = errors.New("the policy has no rule of this name")
+	errHolds   = errors.New("the rule has an in_flight limit, and a call by name cannot return its slot; use another rule")
+	errStatus  = errors.New("the rule has a limit with on_status, and a call by name has no status; use another rule")
+	errCost    = errors.New("the cost is out of range; write 0 to 2251799813685248")
+	errLongKey = errors.New("the key is longer than 65536 bytes")
+)
+
+// EvaluateNamed finds what the rule demands of a call. The lists of the policy do not apply, nor
+// does new_identities, and the tier is the last one. No charge has Patience, so nothing waits. An
+// error says why the rule cannot be asked, without repeating what the caller wrote.
+func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
+	v.reset(r, noAttributes{})
+	rule := r.byName[c.Rule]
+	switch {
+	case rule == nil:
+		return errNoRule
+	case c.Cost < 0 || c.Cost > penstock.MaxCost:
+		return errCost
+	case len(c.Key) > penstock.MaxKey:
+		return errLongKey
+	}
+	for _, l := range rule.Limits {
+		if err := l.checkNamed(); err != nil {
+			return err
+		}
+	}
+	v.request.named, v.request.isNamed = c, true
+	v.apply(rule.matchers[0])
+	return nil
+}
+
+// checkNamed returns an error if a limit, or its candidate, has to know how the request ends.
+func (l *Limit) checkNamed() error {
+	switch {
+	case l.Variants[0].Algorithm().NeedsHolder():
+		return errHolds
+	case l.Status != nil:
+		return errStatus
+	case l.Candidate != nil:
+		return l.Candidate.checkNamed()
+	}
+	return nil
+}
+
+// LastVariant is the plan of a NamedCall: that of the last tier.
+func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
+
+// namedCharge is the charge of a NamedCall to a limit.
+func (q *request) namedCharge(l *Limit) penstock.Charge {
+	key := q.named.Key
+	if l.Key.Global {
+		key = globalKey
+	}
+	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.named.Cost, Holder: q.holderOf(l.LastVariant())}
+}
+
+// noAttributes are those of a NamedCall.
+type noAttributes struct{}
+
+func (noAttributes) Lookup(Kind, string) []string { return nil }
+func (noAttributes) Address() (none netip.Addr)   { return none }
+func (noAttributes) BodySize() int64              { return 0 }

@@ -1,0 +1,101 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+// named makes Rules of one rule, "search", with a limit by user and a limit for all.
+func named(t *testing.T, change func(*Spec)) *Rules {
+	t.Helper()
+	byUser := ByFunc(func(Attributes) string { panic("a call by name has no attributes") })
+	spec, err := Simple("search", byUser, guard.FailOpen, penstock.PerSecond(10), penstock.PerDay(1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := spec.Rules[0].Limits
+	limits[0].Patience, limits[0].Cost = time.Second, Cost{Units: 7}
+	limits[1].Key = Global()
+	spec.Rules[0].Match.Hosts = []string{"elsewhere.example"}
+	spec.Deny = []Condition{{}} // it holds for every request
+	if change != nil {
+		change(&spec)
+	}
+	rules, err := New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+func TestACallByNameChargesItsOwnKeyAndCost(t *testing.T) {
+	t.Parallel()
+	rules := named(t, nil)
+	var v Evaluation
+	if err := rules.EvaluateNamed(NamedCall{"search", "user:42", 3}, &v); err != nil {
+		t.Fatal(err)
+	}
+	if len(v.Charges) != 2 || len(v.Limits) != 2 || v.ListMatch != NotListed {
+		t.Fatalf("the evaluation is %+v; want two charges and no list", v)
+	}
+	for i, key := range []string{"user:42", "global"} {
+		c := v.Charges[i]
+		if c.Key != key || c.Cost != 3 || c.Patience != 0 || c.Plan != v.Limits[i].Variants[0] {
+			t.Errorf("charge %d is %+v; want key %q, cost 3 and no patience", i, c, key)
+		}
+	}
+}
+
+func TestACallByNameHasTheLastTier(t *testing.T) {
+	t.Parallel()
+	rules := named(t, func(s *Spec) {
+		s.Tiers = []Tier{{Name: "paid", AnyOf: []Condition{{}}}, {Name: "free", IsDefault: true}}
+		for _, l := range s.Rules[0].Limits {
+			larger := l.Variants[0].Limit()
+			larger.Count, larger.Burst = 10*larger.Count, 0
+			l.Variants = append([]*penstock.Plan{larger.MustCompile()}, l.Variants...)
+		}
+	})
+	var v Evaluation
+	if err := rules.EvaluateNamed(NamedCall{"search", "user:42", 1}, &v); err != nil {
+		t.Fatal(err)
+	}
+	if n := v.Charges[0].Plan.Limit().Count; n != 10 {
+		t.Errorf("the limit is %d per second; want the 10 of the last tier", n)
+	}
+}
+
+func TestWhatCannotBeAskedByNameSaysWhy(t *testing.T) {
+	t.Parallel()
+	holds := func(s *Spec) {
+		l := s.Rules[0].Limits[0]
+		l.Variants = []*penstock.Plan{penstock.InFlight(3, time.Minute).MustCompile()}
+	}
+	for _, c := range []struct {
+		call   NamedCall
+		change func(*Spec)
+		want   string
+	}{
+		{NamedCall{"other", "a", 1}, nil, "no rule"},
+		{NamedCall{"search", "a", -1}, nil, "cost"},
+		{NamedCall{"search", "a", penstock.MaxCost + 1}, nil, "cost"},
+		{NamedCall{"search", strings.Repeat("a", penstock.MaxKey+1), 1}, nil, "key"},
+		{NamedCall{"search", "a", 1}, holds, "in_flight"},
+		{NamedCall{"search", "a", 1}, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) }, "on_status"},
+		{NamedCall{"search", "a", 1}, func(s *Spec) {
+			candidate := *s.Rules[0].Limits[0]
+			candidate.Name, candidate.Status = "tried", new(Statuses)
+			s.Rules[0].Limits[0].Candidate = &candidate
+		}, "on_status"},
+	} {
+		var v Evaluation
+		err := named(t, c.change).EvaluateNamed(c.call, &v)
+		if err == nil || !strings.Contains(err.Error(), c.want) || len(v.Charges) != 0 {
+			t.Errorf("%.20s: the error is %v with %d charges; want one that says %q", c.call.Rule, err, len(v.Charges), c.want)
+		}
+	}
+}
