@@ -56,6 +56,7 @@ var mayImport = []struct {
 	{"httplimit", []string{".", "algorithm", "admission", "guard", "internal/wording", "policy"}},
 	{"httplimit/internal/spellings", nil},
 	{"httplimit/forwardauth", []string{".", "admission", "httplimit", "policy"}},
+	{"resplimit", []string{".", "algorithm", "admission", "internal/panicked", "policy"}},
 	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
 	{"internal/effort", nil},
 	{"internal/flaky", []string{"."}},
@@ -163,7 +164,7 @@ var ofFiles = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "gi
 
 func TestRulesInGoNeedNoFileFormat(t *testing.T) {
 	all := packages(t)
-	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit", "httplimit/forwardauth"} {
+	for _, name := range []string{"policy", "policy/describe", "admission", "httplimit", "httplimit/forwardauth", "resplimit"} {
 		for _, path := range all[name].Deps {
 			if slices.Contains(ofFiles, path) {
 				t.Errorf("package %s imports %s, directly or not; only policy/policyfile and policy/jwt may", name, path)

@@ -133,13 +133,13 @@ func TestDocsNameCommandsThatRun(t *testing.T) {
 	}
 }
 
-var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|outbound|guard)\.([A-Z]\w*)`)
+var mention = regexp.MustCompile(`\b(penstock|memstore|redisstore|algorithm|policy|admission|httplimit|forwardauth|resplimit|outbound|guard)\.([A-Z]\w*)`)
 
 func TestDocsNameWhatIsExported(t *testing.T) {
 	exported := map[string]map[string]bool{
 		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
 		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
-		"policy": exports(t, "policy"), "admission": exports(t, "admission"), "httplimit": exports(t, "httplimit"), "forwardauth": exports(t, "httplimit/forwardauth"), "outbound": exports(t, "httplimit/outbound"), "guard": exports(t, "guard"),
+		"policy": exports(t, "policy"), "admission": exports(t, "admission"), "httplimit": exports(t, "httplimit"), "forwardauth": exports(t, "httplimit/forwardauth"), "resplimit": exports(t, "resplimit"), "outbound": exports(t, "httplimit/outbound"), "guard": exports(t, "guard"),
 	}
 	for page, text := range pages(t) {
 		for _, m := range mention.FindAllStringSubmatch(text, -1) {

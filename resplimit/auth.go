@@ -1,0 +1,50 @@
+package resplimit
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+)
+
+// A Credential authenticates clients that send it by AUTH or HELLO.
+type Credential struct {
+	// User is the name that AUTH must state. Without a User, the Password is a token: it counts
+	// under every name, and under none. AUTH with a password alone is for the user "default".
+	User string
+
+	// Password must not be empty.
+	Password string
+}
+
+// defaultUser is the user of an AUTH without a name.
+const defaultUser = "default"
+
+// credentials are the hashes of credentials. A comparison of hashes takes a time that says nothing
+// about a password, not even its length.
+type credentials []credential
+
+type credential struct {
+	isToken        bool
+	user, password [sha256.Size]byte
+}
+
+func hashCredentials(list []Credential) (all credentials) {
+	for _, c := range list {
+		all = append(all, credential{c.User == "", sha256.Sum256([]byte(c.User)), sha256.Sum256([]byte(c.Password))})
+	}
+	return all
+}
+
+// admit tells whether a credential has this user and password. It compares all of them.
+func (all credentials) admit(user, password []byte) bool {
+	u, p := sha256.Sum256(user), sha256.Sum256(password)
+	found := 0
+	for i := range all {
+		c := &all[i]
+		isUser := subtle.ConstantTimeCompare(c.user[:], u[:])
+		if c.isToken {
+			isUser = 1
+		}
+		found |= isUser & subtle.ConstantTimeCompare(c.password[:], p[:])
+	}
+	return found == 1
+}

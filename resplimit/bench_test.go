@@ -1,0 +1,83 @@
+package resplimit
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
+)
+
+// pipelineLength is the number of commands in each pipeline here.
+const pipelineLength = 64
+
+// throttles are pipelines of CL.THROTTLE over 100,000 keys.
+func throttles() (list [][]byte) {
+	for first := 0; first < 100_000; first += pipelineLength {
+		var s strings.Builder
+		for i := range pipelineLength {
+			s.WriteString(encode("CL.THROTTLE", fmt.Sprintf("user:%07d", first+i), "15", "30", "60", "1"))
+		}
+		list = append(list, []byte(s.String()))
+	}
+	return list
+}
+
+// roundTrip sends a pipeline and reads its replies, which have so many lines each.
+func (w *wire) roundTrip(pipeline []byte, lines int, memory []byte) {
+	w.Write(pipeline)
+	for missing := pipelineLength * lines; missing > 0; {
+		n, err := w.Read(memory)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		missing -= bytes.Count(memory[:n], []byte("\n"))
+	}
+}
+
+// BenchmarkPipeline sends pipelines of 64 over loopback, and reads their replies. PING is the bare
+// handler: what remains is reading and writing.
+func BenchmarkPipeline(b *testing.B) {
+	ping := [][]byte{[]byte(strings.Repeat(encode("PING"), pipelineLength))}
+	for _, c := range []struct {
+		name      string
+		parallel  int
+		pipelines [][]byte
+		lines     int
+	}{{"PING", 1, ping, 1}, {"CL.THROTTLE", 1, throttles(), 6}, {"CL.THROTTLE,parallel", 0, throttles(), 6}} {
+		b.Run(c.name, func(b *testing.B) {
+			_, addr := serve(b, memstore.New(memstore.Options{}), nil, Options{Parallel: c.parallel})
+			w, memory := connect(b, addr), make([]byte, 64<<10)
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N/pipelineLength + 1 {
+				w.roundTrip(c.pipelines[i%len(c.pipelines)], c.lines, memory)
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commands/s")
+		})
+	}
+}
+
+// A command allocates its key. The rest is divided among the commands of a pipeline.
+func TestAThrottleAllocatesItsKey(t *testing.T) {
+	effort.WithoutRace(t)
+	pipelines := throttles()
+	for parallel, want := range map[int]float64{1: 1.25, 64: 3.5} {
+		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel})
+		w, memory, i := connect(t, addr), make([]byte, 64<<10), 0
+		for range 2 * len(pipelines) { // all keys exist, and all memory that is used again
+			w.roundTrip(pipelines[i%len(pipelines)], 6, memory)
+			i++
+		}
+		n := testing.AllocsPerRun(500, func() {
+			w.roundTrip(pipelines[i%len(pipelines)], 6, memory)
+			i++
+		}) / pipelineLength
+		t.Logf("%d in parallel: %.2f allocations for a command", parallel, n)
+		if n > want {
+			t.Errorf("%d in parallel: %.2f allocations for a command; want %v at most", parallel, n, want)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package resplimit
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/policy"
+)
+
+// askRule adds the job of PENSTOCK.CHECK rule key [cost].
+func (c *client) askRule(b *batch, args [][]byte) {
+	cost := int64(1)
+	switch {
+	case c.server.controller == nil:
+		c.fail(b, "ERR this server has no policy; use CL.THROTTLE")
+		return
+	case len(args) != 3 && len(args) != 4:
+		c.fail(b, "ERR wrong number of arguments; write PENSTOCK.CHECK rule key [cost]")
+		return
+	case len(args) == 4:
+		n, err := strconv.ParseInt(string(args[3]), 10, 64)
+		if err != nil {
+			c.fail(b, errNotInteger)
+			return
+		}
+		cost = n
+	}
+	j := b.add(named, string(args[2]))
+	j.named = policy.NamedCall{Rule: string(args[1]), Key: j.key, Cost: cost}
+}
+
+// A checkAnswer is what PENSTOCK.CHECK replies: the numbers of CL.THROTTLE for the limit that
+// mattered most, the outcome, and the name of that limit.
+type checkAnswer struct {
+	throttled
+	outcome admission.Outcome
+	limit   string
+}
+
+func (a checkAnswer) answer(r *reply) {
+	r.array(7)
+	a.throttled.answer(r)
+	r.bulk(a.outcome.String())
+	r.bulk(a.limit)
+}
+
+// unlimited are the numbers of a rule without limits.
+var unlimited = throttled{limit: -1, remaining: -1, retryAfter: -1}
+
+// check has the policy decide.
+func (s *Server) check(j *job) {
+	a, outcome, err := s.controller.Admit(s.ctx, admission.Request{Named: &j.named, Peek: j.named.Cost == 0})
+	defer a.Done(admission.Result{})
+	j.err = err
+	if outcome == admission.Abandoned {
+		j.err = context.Canceled
+	}
+	j.check = checkAnswer{throttled: unlimited, outcome: outcome}
+	l := a.Strictest()
+	if l == nil {
+		return
+	}
+	d, _ := a.Decision()
+	status := d.Status(d.Strictest())
+	status.RetryAfter = a.Rejection().RetryAfter
+	source := d.Source
+	if outcome == admission.FailedOpen {
+		source = penstock.FromOpen
+	}
+	j.check.limit = l.Policy
+	j.check.throttled = throttledBy(outcome.IsAdmitted(), source, status, l.LastVariant().Capacity())
+}

@@ -1,0 +1,125 @@
+package resplimit
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A client is a connection. Only its own goroutine uses its fields.
+type client struct {
+	server *Server
+	conn   net.Conn
+	reader *reader
+	id     int64
+
+	proto           int // 2 or 3
+	name, user      string
+	isAuthenticated bool
+	authenticateBy  time.Time
+	wrongPasswords  int
+
+	commandBy time.Time // when the command that is arriving must be complete; zero: it has just begun
+}
+
+func newClient(s *Server, conn net.Conn) *client {
+	c := &client{server: s, conn: conn, reader: newReader(conn), id: s.lastID.Add(1), isAuthenticated: true}
+	c.reset()
+	return c
+}
+
+// reset brings the client into the state of a new one. One that has not authenticated gets no
+// further time for it.
+func (c *client) reset() {
+	if c.isAuthenticated {
+		c.authenticateBy = time.Now().Add(c.server.options.ReadTimeout)
+	}
+	c.proto, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
+}
+
+// The bounds of what is kept for a client while its commands are answered. It sends no further
+// command while it does not read its replies.
+const (
+	maxJobs  = 256      // decisions that wait to be gathered
+	maxReply = 16 << 10 // bytes of replies that wait to be written, besides one command's
+)
+
+// serve answers the client until it leaves, does not keep to the protocol or the timeouts, or the
+// server is closed.
+func (c *client) serve() {
+	defer panicked.Recover("a RESP client is served")
+	for c.receive() == nil {
+		b := batches.Get().(*batch)
+		isOpen := c.answer(b)
+		err := c.send(b)
+		b.release()
+		if !isOpen || err != nil {
+			return
+		}
+	}
+}
+
+// receive reads once. The deadline of a command does not move while it arrives, so that a client
+// cannot keep its connection by a byte now and then.
+func (c *client) receive() error {
+	o := &c.server.options
+	deadline := c.authenticateBy
+	if c.isAuthenticated && !c.reader.isPartial() {
+		deadline = time.Now().Add(o.IdleTimeout)
+	} else if c.isAuthenticated {
+		if c.commandBy.IsZero() {
+			c.commandBy = time.Now().Add(o.ReadTimeout)
+		}
+		deadline = c.commandBy
+	}
+	c.conn.SetReadDeadline(deadline)
+	if c.server.isClosing.Load() { // checked behind SetReadDeadline, which may have undone that of Shutdown
+		return ErrServerClosed
+	}
+	return c.reader.fill()
+}
+
+// answer answers all commands that have arrived. It returns false if the connection ends then.
+func (c *client) answer(b *batch) (isOpen bool) {
+	for {
+		args, err := c.reader.next()
+		if err != nil {
+			c.decide(b)
+			if _, ok := errors.AsType[protocolError](err); ok {
+				b.fail(err.Error())
+			}
+			return false
+		}
+		if args == nil {
+			c.decide(b)
+			return true
+		}
+		c.commandBy = time.Time{}
+		if !c.command(b, args) {
+			return false
+		}
+		if len(b.jobs) == maxJobs || len(b.bytes) >= maxReply {
+			c.decide(b)
+			if c.send(b) != nil {
+				return false
+			}
+		}
+	}
+}
+
+// send writes the replies.
+func (c *client) send(b *batch) error {
+	if len(b.bytes) == 0 {
+		return nil
+	}
+	c.conn.SetWriteDeadline(time.Now().Add(c.server.options.WriteTimeout))
+	_, err := c.conn.Write(b.bytes)
+	b.bytes = b.bytes[:0]
+	return err
+}
+
+// batches are used by one client after another, so that an idle one keeps none.
+var batches = sync.Pool{New: func() any { return &batch{last: make(map[string]int)} }}

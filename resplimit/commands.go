@@ -1,0 +1,345 @@
+package resplimit
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxName is longer than the name of any command.
+const maxName = 24
+
+// command executes a command, or adds a job for it. It returns false if the connection ends then.
+func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
+	var upper [maxName]byte
+	name := upper[:copy(upper[:], args[0])]
+	if len(args[0]) > maxName {
+		name = nil
+	}
+	toUpper(name)
+	if !c.isAuthenticated && needsUser(name) {
+		c.fail(b, "NOAUTH Authentication required.")
+		return true
+	}
+	switch string(name) {
+	case "CL.THROTTLE":
+		c.throttle(b, cell, args)
+		return true
+	case "THROTTLE":
+		c.throttle(b, crab, args)
+		return true
+	case "PENSTOCK.CHECK":
+		c.askRule(b, args)
+		return true
+	case "DEL", "UNLINK":
+		c.del(b, args)
+		return true
+	}
+	c.decide(b)
+	b.proto = c.proto
+	return c.execute(b, string(name), args)
+}
+
+// needsUser tells whether a command is for authenticated clients only.
+func needsUser(name []byte) bool {
+	switch string(name) {
+	case "AUTH", "HELLO", "QUIT", "RESET", "POST", "HOST:":
+		return false
+	}
+	return true
+}
+
+// execute executes a command that needs no decision.
+func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
+	switch name {
+	case "POST", "HOST:":
+		return false // as Redis does: a web page may have a browser send commands in the body of a request
+	case "QUIT":
+		b.simple("OK")
+		return false
+	case "RESET":
+		c.reset()
+		b.proto = c.proto
+		b.simple("RESET")
+	case "AUTH":
+		return c.auth(b, args)
+	case "HELLO":
+		return c.hello(b, args)
+	case "PING":
+		switch len(args) {
+		case 1:
+			b.simple("PONG")
+		case 2:
+			b.bulk(string(args[1]))
+		default:
+			b.fail(wrongNumber(args[0]))
+		}
+	case "ECHO":
+		if len(args) != 2 {
+			b.fail(wrongNumber(args[0]))
+		} else {
+			b.bulk(string(args[1]))
+		}
+	case "SELECT":
+		c.selectDB(b, args)
+	case "CLIENT":
+		c.clientCommand(b, args)
+	case "COMMAND":
+		command(b, args)
+	case "CONFIG":
+		if sub := subcommand(args); sub == "GET" {
+			b.pairs(0)
+		} else {
+			failSubcommand(b, args)
+		}
+	case "CLUSTER":
+		b.fail("ERR This instance has cluster support disabled")
+	case "INFO":
+		b.text(c.server.info())
+	default:
+		b.fail(unknownCommand(args))
+	}
+	return true
+}
+
+// fail writes an error behind the replies to earlier commands.
+func (c *client) fail(b *batch, text string) {
+	c.decide(b)
+	b.fail(text)
+}
+
+func toUpper(text []byte) {
+	for i, c := range text {
+		if c >= 'a' && c <= 'z' {
+			text[i] = c - ('a' - 'A')
+		}
+	}
+}
+
+// subcommand returns the second word in capitals, "" if there is none.
+func subcommand(args [][]byte) string {
+	if len(args) < 2 || len(args[1]) > maxName {
+		return ""
+	}
+	return strings.ToUpper(string(args[1]))
+}
+
+func failSubcommand(b *batch, args [][]byte) {
+	if len(args) < 2 {
+		b.fail(wrongNumber(args[0]))
+		return
+	}
+	b.fail(fmt.Sprintf("ERR unknown subcommand '%.128s'. Try %s HELP.", args[1], strings.ToUpper(string(args[0]))))
+}
+
+func wrongNumber(name []byte) string {
+	return "ERR wrong number of arguments for '" + strings.ToLower(string(name)) + "' command"
+}
+
+// unknownCommand is the error of Redis, with its bounds: 128 bytes of the name, and about 128 of
+// the arguments.
+func unknownCommand(args [][]byte) string {
+	const most = 128
+	var list strings.Builder
+	for _, arg := range args[1:] {
+		if list.Len() >= most {
+			break
+		}
+		list.WriteByte('\'')
+		list.Write(cString(arg, most-(list.Len()-1)))
+		list.WriteString("' ")
+	}
+	return fmt.Sprintf("ERR unknown command '%s', with args beginning with: %s", cString(args[0], most), list.String())
+}
+
+// cString is the text up to its first NUL, and at most n bytes of it.
+func cString(text []byte, n int) []byte {
+	for i := range min(len(text), n) {
+		if text[i] == 0 {
+			return text[:i]
+		}
+	}
+	return text[:min(len(text), n)]
+}
+
+const (
+	errNoPassword = "ERR AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?"
+	errWrongPass  = "WRONGPASS invalid username-password pair or user is disabled."
+	errNoAuth     = "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> " +
+		"option can be used to authenticate the client and select the RESP protocol version at the same time"
+)
+
+// maxWrongPasswords is how many wrong passwords a connection may try.
+const maxWrongPasswords = 10
+
+// auth executes AUTH [user] password.
+func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
+	user, password := []byte(defaultUser), args[len(args)-1]
+	switch {
+	case len(args) == 3:
+		user = args[1]
+	case len(args) != 2:
+		b.fail(wrongNumber(args[0]))
+		return true
+	case len(c.server.credentials) == 0:
+		b.fail(errNoPassword)
+		return true
+	}
+	if c.authenticate(user, password) {
+		b.simple("OK")
+		return true
+	}
+	b.fail(errWrongPass)
+	return c.wrongPasswords < maxWrongPasswords
+}
+
+func (c *client) authenticate(user, password []byte) bool {
+	if !c.server.credentials.admit(user, password) {
+		c.wrongPasswords++
+		return false
+	}
+	c.user, c.isAuthenticated = string(user), true
+	return true
+}
+
+// compatible is the version of Redis whose replies the server follows. Clients choose by it which
+// commands they send.
+const compatible = "7.0.0"
+
+// hello executes HELLO [version [AUTH user password] [SETNAME name]].
+func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
+	proto, name, options := c.proto, c.name, [][]byte(nil)
+	if len(args) > 1 {
+		n, ok := parseInt(args[1])
+		switch {
+		case !ok:
+			b.fail("ERR Protocol version is not an integer or out of range")
+			return true
+		case n != 2 && n != 3:
+			b.fail("NOPROTO unsupported protocol version")
+			return true
+		}
+		proto, options = int(n), args[2:]
+	}
+	var user, password []byte
+	for len(options) > 0 {
+		switch option := strings.ToUpper(string(options[0])); {
+		case option == "AUTH" && len(options) >= 3:
+			user, password, options = options[1], options[2], options[3:]
+		case option == "SETNAME" && len(options) >= 2 && isClientName(options[1]):
+			name, options = string(options[1]), options[2:]
+		case option == "SETNAME" && len(options) >= 2:
+			b.fail(errClientName)
+			return true
+		default:
+			b.fail(fmt.Sprintf("ERR Syntax error in HELLO option '%.128s'", options[0]))
+			return true
+		}
+	}
+	if user != nil && !c.authenticate(user, password) {
+		b.fail(errWrongPass)
+		return c.wrongPasswords < maxWrongPasswords
+	}
+	if !c.isAuthenticated {
+		b.fail(errNoAuth)
+		return true
+	}
+	c.proto, c.name = proto, name
+	b.proto = proto
+	b.pairs(7)
+	for _, pair := range [...][2]string{{"server", "penstock"}, {"version", compatible}} {
+		b.bulk(pair[0])
+		b.bulk(pair[1])
+	}
+	b.bulk("proto")
+	b.integer(int64(proto))
+	b.bulk("id")
+	b.integer(c.id)
+	for _, pair := range [...][2]string{{"mode", "standalone"}, {"role", "master"}} {
+		b.bulk(pair[0])
+		b.bulk(pair[1])
+	}
+	b.bulk("modules")
+	b.array(0)
+	return true
+}
+
+// selectDB executes SELECT. There is one database: clients that count on several would share their
+// counters without noticing it.
+func (c *client) selectDB(b *batch, args [][]byte) {
+	if len(args) != 2 {
+		b.fail(wrongNumber(args[0]))
+		return
+	}
+	switch n, ok := parseInt(args[1]); {
+	case !ok:
+		b.fail(errNotInteger)
+	case n != 0:
+		b.fail("ERR DB index is out of range")
+	default:
+		b.simple("OK")
+	}
+}
+
+const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
+
+// isClientName tells whether a client may have the name.
+func isClientName(name []byte) bool {
+	for _, c := range name {
+		if c < '!' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// clientCommand executes CLIENT. What clients switch on by it does not exist here: nothing is
+// tracked or evicted, so OK is true.
+func (c *client) clientCommand(b *batch, args [][]byte) {
+	switch sub := subcommand(args); {
+	case sub == "SETNAME" && len(args) == 3:
+		if !isClientName(args[2]) {
+			b.fail(errClientName)
+			return
+		}
+		c.name = string(args[2])
+		b.simple("OK")
+	case sub == "GETNAME" && len(args) == 2:
+		if c.name == "" {
+			b.null()
+		} else {
+			b.bulk(c.name)
+		}
+	case sub == "ID" && len(args) == 2:
+		b.integer(c.id)
+	case sub == "INFO" && len(args) == 2:
+		b.text(fmt.Sprintf("id=%d addr=%s name=%s user=%s db=0 resp=%d\n", c.id, c.conn.RemoteAddr(), c.name, c.user, c.proto))
+	case sub == "SETINFO", sub == "NO-EVICT", sub == "NO-TOUCH", sub == "TRACKING":
+		b.simple("OK")
+	default:
+		failSubcommand(b, args)
+	}
+}
+
+// command executes COMMAND: what it lists is empty, which clients take for an old server.
+func command(b *batch, args [][]byte) {
+	switch sub := subcommand(args); {
+	case len(args) == 1, sub == "INFO", sub == "LIST":
+		b.array(0)
+	case sub == "COUNT":
+		b.integer(0)
+	case sub == "DOCS":
+		b.pairs(0)
+	default:
+		failSubcommand(b, args)
+	}
+}
+
+// info is the text of INFO. Some clients wait until loading is 0.
+func (s *Server) info() string {
+	return "# Server\r\nredis_version:" + compatible + "\r\nserver_name:penstock\r\nredis_mode:standalone\r\nuptime_in_seconds:" +
+		strconv.FormatInt(int64(time.Since(s.start)/time.Second), 10) +
+		"\r\n\r\n# Clients\r\nconnected_clients:" + strconv.Itoa(s.Connections()) +
+		"\r\n\r\n# Persistence\r\nloading:0\r\n\r\n# Replication\r\nrole:master\r\nconnected_slaves:0\r\n"
+}

@@ -1,0 +1,14 @@
+// Package resplimit answers Redis clients that ask for limits. Its [Server] speaks RESP, the
+// protocol of Redis, so any language with a Redis client can ask.
+//
+//	CL.THROTTLE user:42 15 30 60 1       a limit that comes with the call, as redis-cell has it
+//	THROTTLE user:42 15 30 60 1          the same, as throttlecrab has it
+//	DEL user:42                          forgets what user:42 has used of these
+//	PENSTOCK.CHECK search user:42        a rule of the policy
+//
+// It also answers what clients send when they connect, such as HELLO, AUTH and CLIENT. It keeps no
+// data: GET and SET are unknown commands.
+//
+// The page docs/resp.md lists the commands, the differences from redis-cell, and what a client gets
+// when the store fails.
+package resplimit

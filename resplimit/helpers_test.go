@@ -1,0 +1,211 @@
+package resplimit
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// A clock is set by the test.
+type clock struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func newClock() *clock { return &clock{now: time.Unix(1_700_000_000, 0)} }
+
+func (c *clock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) advance(by time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(by)
+}
+
+// serve starts a Server on loopback, and closes it when the test ends.
+func serve(t testing.TB, store penstock.Store, controller *admission.Controller, o Options) (s *Server, addr string) {
+	t.Helper()
+	if o.Credentials == nil {
+		o.AllowAnonymous = true
+	}
+	s, err := New(store, controller, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, listen(t, s)
+}
+
+func listen(t testing.TB, s *Server) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Close()
+		if err := <-ended; !errors.Is(err, ErrServerClosed) {
+			t.Errorf("Serve returned %v", err)
+		}
+	})
+	return l.Addr().String()
+}
+
+// A wire is a connection of a test. Its replies are strings as readReply writes them.
+type wire struct {
+	net.Conn
+	t       testing.TB
+	replies *bufio.Reader
+}
+
+// testLimit ends a test that hangs.
+const testLimit = time.Minute
+
+func connect(t testing.TB, addr string) *wire {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(testLimit))
+	return &wire{conn, t, bufio.NewReader(conn)}
+}
+
+// command encodes a command as an array of bulk strings.
+func encode(args ...string) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "*%d\r\n", len(args))
+	for _, arg := range args {
+		fmt.Fprintf(&s, "$%d\r\n%s\r\n", len(arg), arg)
+	}
+	return s.String()
+}
+
+func (w *wire) send(text string) {
+	w.t.Helper()
+	if _, err := io.WriteString(w, text); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *wire) reply() string {
+	w.t.Helper()
+	text, err := readReply(w.replies)
+	if err != nil {
+		w.t.Fatalf("read a reply: %v", err)
+	}
+	return text
+}
+
+// do sends the words of a line as a command, and returns the reply.
+func (w *wire) do(line string) string {
+	w.t.Helper()
+	w.send(encode(strings.Fields(line)...))
+	return w.reply()
+}
+
+// expect fails the test unless a command has this reply.
+func (w *wire) expect(line, want string) {
+	w.t.Helper()
+	if got := w.do(line); got != want {
+		w.t.Errorf("%s: the reply is %q; want %q", line, got, want)
+	}
+}
+
+// expectEnd fails the test unless the server closes the connection, without a further reply.
+func (w *wire) expectEnd() {
+	w.t.Helper()
+	if text, err := readReply(w.replies); err == nil {
+		w.t.Errorf("a further reply %q; want the end of the connection", text)
+	} else if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
+		w.t.Error("the connection is still open; want it closed")
+	}
+}
+
+// readReply reads a reply of version 2 or 3: "+OK", "-ERR …", "7", "text", "[1 2]", "{a:1}", "nil".
+func readReply(r *bufio.Reader) (string, error) {
+	line, err := r.ReadString('\n')
+	if err != nil {
+		return "", err
+	}
+	kind, line := line[0], strings.TrimSuffix(line[1:], "\r\n")
+	n, _ := strconv.Atoi(line)
+	switch {
+	case kind == '+' || kind == '-':
+		return string(kind) + line, nil
+	case kind == ':':
+		return line, nil
+	case kind == '_' || kind == '$' && n < 0:
+		return "nil", nil
+	case kind == '$' || kind == '=':
+		text := make([]byte, n+2)
+		_, err := io.ReadFull(r, text)
+		return string(text[:n]), err
+	case kind == '*' || kind == '%':
+		if kind == '%' {
+			n *= 2
+		}
+		list := make([]string, n)
+		for i := range list {
+			if list[i], err = readReply(r); err != nil {
+				return "", err
+			}
+		}
+		if kind == '*' {
+			return "[" + strings.Join(list, " ") + "]", nil
+		}
+		var pairs []string
+		for i := 0; i < n; i += 2 {
+			pairs = append(pairs, list[i]+":"+list[i+1])
+		}
+		return "{" + strings.Join(pairs, " ") + "}", nil
+	}
+	return "", fmt.Errorf("a reply begins with %q", kind)
+}
+
+// failing is a store that gives no answer.
+func failing(reason penstock.Reason) penstock.Store {
+	return penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.NewStoreError(reason, errors.New("secret.example:6379"))
+	})
+}
+
+// controllerOf has a policy of a rule "search" by user, with these limits.
+func controllerOf(t testing.TB, store penstock.Store, onFailure guard.FailureMode, limits ...penstock.Limit) *admission.Controller {
+	t.Helper()
+	spec, err := policy.Simple("search", policy.By("user", policy.Header("X-User")), onFailure, limits...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Rules = append(spec.Rules, &policy.Rule{Name: "free", Unlimited: true})
+	rules, err := policy.New(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, isMemory := store.(*memstore.Store)
+	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: isMemory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}

@@ -1,0 +1,61 @@
+package resplimit
+
+import (
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// numbers are a limit as it comes with a call.
+type numbers struct{ burst, count, period int64 } // period in seconds
+
+// plans caches the compiled form of limits that come with calls. All have one name, so a key has
+// one counter whatever the numbers are.
+type plans struct {
+	name  string
+	reset *penstock.Plan // for charges whose numbers do not matter
+
+	mu        sync.RWMutex
+	byNumbers map[numbers]*penstock.Plan
+}
+
+// maxPlans bounds the cache: 1,024 plans take about 300 kB. One that is dropped is compiled again,
+// in some microseconds.
+const maxPlans = 1024
+
+func newPlans(name string) (*plans, error) {
+	reset, err := limitOf(name, numbers{1, 1, 1}).Compile()
+	if err != nil {
+		return nil, err
+	}
+	return &plans{name: name, reset: reset, byNumbers: make(map[numbers]*penstock.Plan)}, nil
+}
+
+func limitOf(name string, n numbers) penstock.Limit {
+	return penstock.Limit{Name: name, Count: n.count, Period: time.Duration(n.period) * time.Second, Burst: n.burst}
+}
+
+// of returns the plan of a limit, whose period must not exceed maxSeconds.
+func (p *plans) of(n numbers) (*penstock.Plan, error) {
+	p.mu.RLock()
+	plan := p.byNumbers[n]
+	p.mu.RUnlock()
+	if plan != nil {
+		return plan, nil
+	}
+	plan, err := limitOf(p.name, n).Compile()
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for dropped := range p.byNumbers {
+		if len(p.byNumbers) < maxPlans {
+			break
+		}
+		delete(p.byNumbers, dropped)
+	}
+	p.byNumbers[n] = plan
+	return plan, nil
+}

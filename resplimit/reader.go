@@ -1,0 +1,307 @@
+package resplimit
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+)
+
+// The bounds of what a client may send. A declared length is checked against them before anything
+// is allocated.
+const (
+	maxArgs   = 16       // of a command, with its name
+	maxBulk   = 4 << 10  // bytes of an argument
+	maxInline = 64 << 10 // bytes of a line that is an inline command
+	maxHeader = 32       // bytes of a line with a length
+
+	// maxBuffer holds the longest command: 16 arguments with their headers, or an inline command.
+	maxBuffer = maxArgs*(maxBulk+maxHeader+2) + maxHeader
+
+	minBuffer = 4 << 10 // what an idle connection keeps
+)
+
+// A protocolError ends a connection. Its text is that of Redis where Redis has the same error.
+type protocolError string
+
+func (e protocolError) Error() string { return "ERR Protocol error: " + string(e) }
+
+const (
+	errArrayLength protocolError = "invalid multibulk length"
+	errArrayHeader protocolError = "too big mbulk count string"
+	errBulkLength  protocolError = "invalid bulk length"
+	errBulkHeader  protocolError = "too big bulk count string"
+	errBulkEnd     protocolError = "expected CRLF after an argument"
+	errInline      protocolError = "too big inline request"
+	errQuotes      protocolError = "unbalanced quotes in request"
+)
+
+// errFull cannot happen while maxBuffer holds every command that the bounds admit.
+var errFull = errors.New("resplimit: a command is larger than the buffer")
+
+// A reader reads commands: arrays of bulk strings, or lines of words. It holds at most maxBuffer
+// bytes. Its work for a command is linear in the command's bytes, however they arrive.
+type reader struct {
+	from       io.Reader
+	buffer     []byte
+	start, end int // what was received and not parsed: buffer[start:end]
+	scanned    int // leading bytes of it that have no newline
+	args       [maxArgs][]byte
+}
+
+func newReader(from io.Reader) *reader { return &reader{from: from, buffer: make([]byte, minBuffer)} }
+
+// fill reads once. What next has returned before is invalid then.
+func (r *reader) fill() error {
+	if r.start == r.end {
+		r.start, r.end = 0, 0
+		if len(r.buffer) > minBuffer {
+			r.buffer = make([]byte, minBuffer)
+		}
+	}
+	if r.end == len(r.buffer) {
+		if err := r.makeRoom(); err != nil {
+			return err
+		}
+	}
+	n, err := r.from.Read(r.buffer[r.end:])
+	r.end += n
+	if n > 0 {
+		return nil // an error comes again
+	}
+	return err
+}
+
+// makeRoom makes room at the end of the buffer. It doubles the buffer only if that is full, so the
+// buffer is at most twice as long as what was received.
+func (r *reader) makeRoom() error {
+	switch {
+	case r.start > 0:
+		copy(r.buffer, r.buffer[r.start:r.end])
+	case len(r.buffer) >= maxBuffer:
+		return errFull
+	default:
+		larger := make([]byte, min(2*len(r.buffer), maxBuffer))
+		copy(larger, r.buffer[:r.end])
+		r.buffer = larger
+	}
+	r.start, r.end = 0, r.end-r.start
+	return nil
+}
+
+// isPartial tells whether the buffer has the beginning of a command.
+func (r *reader) isPartial() bool { return r.start < r.end }
+
+// next returns the next command in the buffer, or none if it is not complete. The arguments are
+// valid until fill. Empty commands are ignored, as Redis does.
+func (r *reader) next() (args [][]byte, err error) {
+	for r.start < r.end {
+		data := r.buffer[r.start:r.end]
+		n, size := 0, 0
+		if data[0] == '*' {
+			n, size, err = r.array(data)
+		} else {
+			n, size, err = r.inline(data)
+		}
+		if err != nil || size == 0 {
+			return nil, err
+		}
+		r.start, r.scanned = r.start+size, 0
+		if n > 0 {
+			return r.args[:n], nil
+		}
+	}
+	return nil, nil
+}
+
+// array parses a command that is an array. n is the number of arguments and size that of bytes. The
+// size is 0 if the command is not complete.
+func (r *reader) array(data []byte) (n, size int, err error) {
+	count, at, err := header(data, 1, errArrayLength, errArrayHeader)
+	switch {
+	case err != nil || at == 0:
+		return 0, 0, err
+	case count > maxArgs:
+		return 0, 0, errArrayLength
+	case count <= 0:
+		return 0, at, nil
+	}
+	for i := range int(count) {
+		if at == len(data) {
+			return 0, 0, nil
+		}
+		if data[at] != '$' {
+			return 0, 0, protocolError("expected '$', got '" + string(data[at:at+1]) + "'")
+		}
+		length, begin, err := header(data, at+1, errBulkLength, errBulkHeader)
+		switch {
+		case err != nil || begin == 0:
+			return 0, 0, err
+		case length < 0 || length > maxBulk:
+			return 0, 0, errBulkLength
+		}
+		end := begin + int(length)
+		if len(data) < end+2 {
+			return 0, 0, nil
+		}
+		if data[end] != '\r' || data[end+1] != '\n' {
+			return 0, 0, errBulkEnd
+		}
+		r.args[i] = data[begin:end:end]
+		at = end + 2
+	}
+	return int(count), at, nil
+}
+
+// header parses the number at data[from:] and returns where its line ends; 0 if that is not there.
+func header(data []byte, from int, invalid, tooLong protocolError) (n int64, end int, err error) {
+	line := data[from:]
+	length := bytes.IndexByte(line[:min(len(line), maxHeader)], '\r')
+	switch {
+	case length < 0 && len(line) >= maxHeader:
+		return 0, 0, tooLong
+	case length < 0 || length+1 == len(line):
+		return 0, 0, nil
+	}
+	n, ok := parseInt(line[:length])
+	if !ok || line[length+1] != '\n' {
+		return 0, 0, invalid
+	}
+	return n, from + length + 2, nil
+}
+
+// parseInt parses a number as Redis does: no sign but '-', no leading zeros, no spaces.
+func parseInt(text []byte) (int64, bool) {
+	digits, isNegative := text, false
+	if len(text) > 0 && text[0] == '-' {
+		digits, isNegative = text[1:], true
+	}
+	if len(digits) == 0 || digits[0] == '0' && len(text) > 1 {
+		return 0, false
+	}
+	var n uint64
+	for _, c := range digits {
+		if c < '0' || c > '9' || n > (math.MaxUint64-9)/10 {
+			return 0, false
+		}
+		n = 10*n + uint64(c-'0')
+	}
+	switch {
+	case isNegative && n <= -math.MinInt64:
+		return -int64(n), true
+	case !isNegative && n <= math.MaxInt64:
+		return int64(n), true
+	}
+	return 0, false
+}
+
+// inline parses a line of words. n and size are those of array.
+func (r *reader) inline(data []byte) (n, size int, err error) {
+	found := bytes.IndexByte(data[r.scanned:], '\n')
+	if found < 0 {
+		r.scanned = len(data)
+		if len(data) > maxInline {
+			return 0, 0, errInline
+		}
+		return 0, 0, nil
+	}
+	end := r.scanned + found
+	if end > maxInline {
+		return 0, 0, errInline
+	}
+	n, err = r.words(bytes.TrimSuffix(data[:end], []byte("\r")))
+	return n, end + 1, err
+}
+
+// words splits a line at spaces. A word may be quoted: "…" with the escapes of C, or '…' with \'
+// only. It is unquoted where it is, since it becomes no longer by that.
+func (r *reader) words(line []byte) (n int, err error) {
+	for at := 0; ; {
+		for at < len(line) && isSpace(line[at]) {
+			at++
+		}
+		if at == len(line) {
+			return n, nil
+		}
+		word, next, ok := unquote(line, at)
+		switch {
+		case !ok:
+			return 0, errQuotes
+		case n == maxArgs:
+			return 0, errArrayLength
+		case len(word) > maxBulk:
+			return 0, errBulkLength
+		}
+		r.args[n] = word
+		n, at = n+1, next
+	}
+}
+
+// unquote returns the word that begins at line[at], and where it ends. A closing quote must be
+// followed by a space or by the end of the line.
+func unquote(line []byte, at int) (word []byte, next int, ok bool) {
+	begin, to, quote := at, at, byte(0)
+	for ; at < len(line); at++ {
+		c := line[at]
+		switch {
+		case quote == 0 && isSpace(c):
+			return line[begin:to:to], at, true
+		case quote == 0 && (c == '"' || c == '\''):
+			quote = c
+			continue
+		case quote != 0 && c == quote:
+			if at+1 < len(line) && !isSpace(line[at+1]) {
+				return nil, 0, false
+			}
+			return line[begin:to:to], at + 1, true
+		case quote == '"' && c == '\\' && at+1 < len(line):
+			c, at = escaped(line, at+1)
+		case quote == '\'' && c == '\\' && at+1 < len(line) && line[at+1] == '\'':
+			c, at = '\'', at+1
+		}
+		line[to] = c
+		to++
+	}
+	return line[begin:to:to], at, quote == 0
+}
+
+// escaped returns the byte that the escape at line[at], behind the backslash, stands for, and where
+// the escape ends.
+func escaped(line []byte, at int) (c byte, last int) {
+	switch c = line[at]; c {
+	case 'n':
+		c = '\n'
+	case 'r':
+		c = '\r'
+	case 't':
+		c = '\t'
+	case 'b':
+		c = '\b'
+	case 'a':
+		c = '\a'
+	case 'x':
+		if at+2 < len(line) {
+			high, isHigh := hexDigit(line[at+1])
+			low, isLow := hexDigit(line[at+2])
+			if isHigh && isLow {
+				return high<<4 | low, at + 2
+			}
+		}
+	}
+	return c, at
+}
+
+func hexDigit(c byte) (value byte, ok bool) {
+	switch {
+	case c >= '0' && c <= '9':
+		return c - '0', true
+	case c >= 'a' && c <= 'f':
+		return c - 'a' + 10, true
+	case c >= 'A' && c <= 'F':
+		return c - 'A' + 10, true
+	}
+	return 0, false
+}
+
+// isSpace tells what isspace of C does, and that a NUL ends a word.
+func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' || c == 0 }

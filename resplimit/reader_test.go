@@ -1,0 +1,157 @@
+package resplimit
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+)
+
+// readAll reads commands until the input ends or breaks the protocol.
+func readAll(from io.Reader, check func(*reader)) (commands [][]string, err error) {
+	r := newReader(from)
+	for {
+		if err := r.fill(); err != nil {
+			if err == io.EOF {
+				err = nil
+			}
+			return commands, err
+		}
+		check(r)
+		for {
+			args, err := r.next()
+			if err != nil {
+				return commands, err
+			}
+			if args == nil {
+				break
+			}
+			var words []string
+			for _, arg := range args {
+				words = append(words, string(arg))
+			}
+			commands = append(commands, words)
+		}
+	}
+}
+
+func TestCommandsAreReadHoweverTheyArrive(t *testing.T) {
+	long := strings.Repeat("k", maxBulk)
+	input := "PING\r\n\r\n  ECHO 'it\\'s' \"a\\x41\\n\\\"\" \n" + encode("DEL", "") + "*0\r\n*-1\r\n" + encode(slices.Repeat([]string{long}, maxArgs)...) +
+		"ECHO " + strings.Repeat(" ", maxInline-6) + "x\n" + encode("PING") + "*1\r\n$4\r\nPI"
+	want := [][]string{{"PING"}, {"ECHO", "it's", "aA\n\""}, {"DEL", ""}, slices.Repeat([]string{long}, maxArgs), {"ECHO", "x"}, {"PING"}}
+	for name, from := range map[string]io.Reader{
+		"at once": strings.NewReader(input), "byte by byte": iotest.OneByteReader(strings.NewReader(input)),
+		"in halves": iotest.HalfReader(strings.NewReader(input)), "with the end": iotest.DataErrReader(strings.NewReader(input)),
+	} {
+		got, err := readAll(from, func(*reader) {})
+		if err != nil || !slices.EqualFunc(got, want, slices.Equal) {
+			t.Errorf("%s: %d commands, %v; want %d", name, len(got), err, len(want))
+		}
+	}
+}
+
+func TestLengthsAreCheckedBeforeAnythingIsAllocated(t *testing.T) {
+	huge := []string{"17", "1048576", "2147483648", "9223372036854775807", "9223372036854775808", "18446744073709551617", strings.Repeat("9", 40)}
+	var inputs []string
+	for _, n := range huge {
+		inputs = append(inputs, "*"+n+"\r\n")
+	}
+	for _, n := range append(huge[1:], "4097") {
+		inputs = append(inputs, "*1\r\n$"+n+"\r\n")
+	}
+	inputs = append(inputs, strings.Repeat("a", maxInline+1), "*16\r\n"+strings.Repeat("$0\r\n\r\n", 15)+"$-1\r\n", strings.Repeat("a ", maxArgs+1)+"\r\n",
+		strings.Repeat("a", maxBulk+1)+"\r\n", "*"+strings.Repeat("1", 100), "*1\r\n$"+strings.Repeat(" ", 100))
+	for _, input := range inputs {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := readAll(strings.NewReader(input), func(*reader) {})
+		runtime.ReadMemStats(&after)
+		if _, ok := errors.AsType[protocolError](err); !ok {
+			t.Errorf("%.40q: the error is %v; want a protocol error", input, err)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 4*maxBuffer {
+			t.Errorf("%.40q: %d bytes were allocated; want %d at most", input, n, 4*maxBuffer)
+		}
+	}
+}
+
+func TestNumbersAreReadAsRedisReadsThem(t *testing.T) {
+	for text, want := range map[string]int64{"0": 0, "-1": -1, "10": 10, "9223372036854775807": math.MaxInt64, "-9223372036854775808": math.MinInt64} {
+		if got, ok := parseInt([]byte(text)); !ok || got != want {
+			t.Errorf("%q is %d, %v; want %d", text, got, ok, want)
+		}
+	}
+	for _, text := range []string{"", "-", "+1", "01", "-0", "00", " 1", "1 ", "1a", "0x1", "9223372036854775808", "-9223372036854775809", "99999999999999999999"} {
+		if got, ok := parseInt([]byte(text)); ok {
+			t.Errorf("%q is taken for %d; want a refusal", text, got)
+		}
+	}
+}
+
+// Whatever arrives, memory is bounded and what is read does not depend on how it arrives.
+func FuzzReader(f *testing.F) {
+	for _, seed := range []string{"PING\r\n", "*1\r\n$4\r\nPING\r\n", "*2\r\n$4\r\nECHO\r\n$0\r\n\r\n", "*9223372036854775807\r\n", "*1\r\n$9223372036854775807\r\n",
+		"ECHO \"a\\x41\" 'b\\''\n", "*0\r\n*-1\r\n\r\n", "POST / HTTP/1.1\r\nHost: x\r\n", "*1\r\n$4\r\nPINGPING\r\n"} {
+		f.Add([]byte(seed), uint8(3))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) {
+		received := 0
+		check := func(r *reader) {
+			received += r.end - r.start
+			if len(r.buffer) > maxBuffer || len(r.buffer) > max(minBuffer, 2*received) {
+				t.Fatalf("the buffer has %d bytes after %d received ones", len(r.buffer), received)
+			}
+		}
+		whole, wholeErr := readAll(bytes.NewReader(data), check)
+		received = 0
+		parts, partsErr := readAll(&chunks{data, 1 + int(chunk)}, check)
+		if !slices.EqualFunc(whole, parts, slices.Equal) || (wholeErr == nil) != (partsErr == nil) {
+			t.Fatalf("at once: %q, %v; in parts of %d: %q, %v", whole, wholeErr, 1+int(chunk), parts, partsErr)
+		}
+		for _, args := range whole {
+			if len(args) > maxArgs || slices.ContainsFunc(args, func(arg string) bool { return len(arg) > maxBulk }) {
+				t.Fatalf("a command has %d arguments, or one that is too long", len(args))
+			}
+		}
+	})
+}
+
+// chunks are read a few bytes at a time.
+type chunks struct {
+	data []byte
+	size int
+}
+
+func (c *chunks) Read(p []byte) (n int, err error) {
+	if len(c.data) == 0 {
+		return 0, io.EOF
+	}
+	n = copy(p[:min(len(p), c.size)], c.data)
+	c.data = c.data[n:]
+	return n, nil
+}
+
+func TestRepliesAreOfTheirVersion(t *testing.T) {
+	for proto, want := range map[int]string{
+		2: "+a\r\n-b c  d\r\n:-7\r\n$1\r\ne\r\n$1\r\nf\r\n$-1\r\n*2\r\n",
+		3: "+a\r\n-b c  d\r\n:-7\r\n$1\r\ne\r\n=5\r\ntxt:f\r\n_\r\n%1\r\n",
+	} {
+		r := reply{proto: proto}
+		r.simple("a")
+		r.fail("b c\r\nd")
+		r.integer(-7)
+		r.bulk("e")
+		r.text("f")
+		r.null()
+		r.pairs(1)
+		if got := string(r.bytes); got != want {
+			t.Errorf("version %d: %q; want %q", proto, got, want)
+		}
+	}
+}

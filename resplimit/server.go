@@ -1,0 +1,283 @@
+package resplimit
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+)
+
+// Options configure a Server. Either Credentials or AllowAnonymous must be set.
+type Options struct {
+	// Credentials are those of clients. A client without one is asked for it, and gets no decision.
+	Credentials []Credential
+
+	// AllowAnonymous serves clients without a credential. It is for listeners that only trusted
+	// clients reach: on loopback, on a unix socket, or with client certificates.
+	AllowAnonymous bool
+
+	// LimitName is the Name of the limit that CL.THROTTLE and THROTTLE charge. A limit of this name
+	// has one counter for a key, whatever numbers come with the call. Default: "cl.throttle".
+	LimitName string
+
+	// Parallel is how many commands of one pipeline are decided at once. A redisstore decides them
+	// together in few scripts. 1 is best for a memstore without a network behind it. Default: 64.
+	Parallel int
+
+	// MaxParallel is how many commands of all connections are decided at once, besides one for each
+	// connection. Default: 1,024.
+	MaxParallel int
+
+	// MaxConnections is how many clients may be connected. Others get an error and are
+	// disconnected. An idle connection takes about 12 KB, one that sends or receives as much as it
+	// may at most 200 KB. Default: 10,000.
+	MaxConnections int
+
+	// IdleTimeout is how long a client may be silent between commands. Default: 5 minutes.
+	IdleTimeout time.Duration
+
+	// ReadTimeout is how long one command may take to arrive, and how long a client may take to
+	// authenticate. Default: 10 seconds.
+	ReadTimeout time.Duration
+
+	// WriteTimeout is how long a client may take to receive replies. Default: 10 seconds.
+	WriteTimeout time.Duration
+}
+
+// The defaults of Options.
+const (
+	defaultLimitName      = "cl.throttle"
+	defaultParallel       = 64
+	defaultMaxParallel    = 1024
+	defaultMaxConnections = 10_000
+	defaultIdleTimeout    = 5 * time.Minute
+	defaultReadTimeout    = 10 * time.Second
+	defaultWriteTimeout   = 10 * time.Second
+)
+
+func (o *Options) setDefaults() {
+	if o.LimitName == "" {
+		o.LimitName = defaultLimitName
+	}
+	for field, value := range map[*int]int{&o.Parallel: defaultParallel, &o.MaxParallel: defaultMaxParallel, &o.MaxConnections: defaultMaxConnections} {
+		if *field <= 0 {
+			*field = value
+		}
+	}
+	for field, value := range map[*time.Duration]time.Duration{&o.IdleTimeout: defaultIdleTimeout, &o.ReadTimeout: defaultReadTimeout, &o.WriteTimeout: defaultWriteTimeout} {
+		if *field <= 0 {
+			*field = value
+		}
+	}
+}
+
+// A Server answers Redis clients. Make one with New. Many goroutines may use it at once.
+type Server struct {
+	store       penstock.Store
+	controller  *admission.Controller
+	options     Options
+	credentials credentials
+	plans       *plans
+	start       time.Time
+
+	ctx    context.Context // of decisions; Close cancels it
+	cancel context.CancelFunc
+
+	lastID   atomic.Int64
+	parallel atomic.Int64 // goroutines that decide for connections
+
+	isClosing atomic.Bool // set with mu held
+
+	mu         sync.Mutex
+	closing    chan struct{}
+	listeners  map[net.Listener]struct{}
+	connected  map[*client]struct{}
+	goroutines sync.WaitGroup // of connections
+}
+
+// New makes a Server. CL.THROTTLE and THROTTLE are decided by the store, PENSTOCK.CHECK by the
+// controller. Either may be nil: then its commands are answered with an error. The store should
+// have the guards of guard.Standard, so that each decision ends in time. An error wraps
+// penstock.ErrInvalid.
+func New(store penstock.Store, controller *admission.Controller, o Options) (*Server, error) {
+	o.setDefaults()
+	if len(o.Credentials) == 0 && !o.AllowAnonymous {
+		return nil, fmt.Errorf("%w: resplimit: any client could connect; set Options.Credentials, or AllowAnonymous if that is meant", penstock.ErrInvalid)
+	}
+	for _, c := range o.Credentials {
+		if c.Password == "" || len(c.Password) > maxBulk {
+			return nil, fmt.Errorf("%w: resplimit: a credential of user %q has a password of %d bytes; write 1 to %d", penstock.ErrInvalid, c.User, len(c.Password), maxBulk)
+		}
+	}
+	plans, err := newPlans(o.LimitName)
+	if err != nil {
+		return nil, fmt.Errorf("resplimit: Options.LimitName: %w", err)
+	}
+	s := &Server{
+		store: store, controller: controller, options: o, credentials: hashCredentials(o.Credentials), plans: plans, start: time.Now(),
+		closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*client]struct{}),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// ErrServerClosed is returned by Serve after Shutdown or Close.
+var ErrServerClosed = errors.New("resplimit: the server is closed")
+
+// Serve accepts clients until the Server is closed or the listener fails, and closes the listener.
+// It may be called for several listeners.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	if !s.add(l) {
+		return ErrServerClosed
+	}
+	defer s.remove(l)
+	for pause := time.Duration(0); ; {
+		conn, err := l.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			s.begin(conn)
+		case s.isClosing.Load():
+			return ErrServerClosed
+		case !isTemporary(err):
+			return fmt.Errorf("resplimit: accept: %w", err)
+		default: // such as too many open files
+			pause = min(max(2*pause, minPause), maxPause)
+			select {
+			case <-time.After(pause):
+			case <-s.closing:
+			}
+		}
+	}
+}
+
+// The pauses after an accept that failed for now.
+const (
+	minPause = 5 * time.Millisecond
+	maxPause = time.Second
+)
+
+// isTemporary tells whether accepting may work later. The method is deprecated for other errors
+// than those of Accept.
+func isTemporary(err error) bool {
+	t, ok := errors.AsType[interface {
+		error
+		Temporary() bool
+	}](err)
+	return ok && t.Temporary()
+}
+
+func (s *Server) add(l net.Listener) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosing.Load() {
+		return false
+	}
+	s.listeners[l] = struct{}{}
+	return true
+}
+
+func (s *Server) remove(l net.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, l)
+}
+
+// begin serves a connection in a goroutine of its own, unless there are too many.
+func (s *Server) begin(conn net.Conn) {
+	c := newClient(s, conn)
+	s.mu.Lock()
+	isFull := len(s.connected) >= s.options.MaxConnections
+	if isFull || s.isClosing.Load() {
+		s.mu.Unlock()
+		reject(conn, isFull)
+		return
+	}
+	s.connected[c] = struct{}{}
+	s.goroutines.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.goroutines.Done()
+		defer s.end(c)
+		c.serve()
+	}()
+}
+
+func (s *Server) end(c *client) {
+	c.conn.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.connected, c)
+}
+
+// reject closes a connection. The error fits in the empty buffer of a new socket, so writing it
+// blocks nobody. A TLS connection gets none, because it would need a handshake first.
+func reject(conn net.Conn, isFull bool) {
+	if _, isTLS := conn.(*tls.Conn); isFull && !isTLS {
+		conn.SetWriteDeadline(time.Now().Add(minPause))
+		conn.Write([]byte("-ERR max number of clients reached\r\n"))
+	}
+	conn.Close()
+}
+
+// Connections returns how many clients are connected.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.connected)
+}
+
+// Shutdown stops accepting clients, answers the commands that have been received, and closes each
+// connection once it is idle. If ctx ends before that, Shutdown returns its error, and Close ends
+// the rest.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.stop(func(c *client) { c.conn.SetReadDeadline(past) })
+	idle := make(chan struct{})
+	go func() {
+		s.goroutines.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		s.cancel()
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// past ends a read at once.
+var past = time.Unix(1, 0)
+
+// Close closes all listeners and connections, and returns when their goroutines have ended.
+// Commands whose decision is in flight get no reply.
+func (s *Server) Close() error {
+	s.stop(func(c *client) { c.conn.Close() })
+	s.cancel()
+	s.goroutines.Wait()
+	return nil
+}
+
+// stop closes the listeners, and does something with each connection.
+func (s *Server) stop(do func(*client)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.isClosing.Load() {
+		s.isClosing.Store(true)
+		close(s.closing)
+	}
+	for l := range s.listeners {
+		l.Close()
+	}
+	for c := range s.connected {
+		do(c)
+	}
+}

@@ -1,0 +1,513 @@
+package resplimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+func TestNewRefusesWhatIsUnsafe(t *testing.T) {
+	for _, o := range []Options{{}, {Credentials: []Credential{{User: "a"}}}, {AllowAnonymous: true, LimitName: "No Name"}} {
+		if _, err := New(memstore.New(memstore.Options{}), nil, o); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%+v: the error is %v; want one that wraps ErrInvalid", o, err)
+		}
+	}
+}
+
+// It sends every command before and after AUTH.
+func TestThereIsNoDecisionWithoutACredential(t *testing.T) {
+	var decisions atomic.Int64
+	memory := memstore.New(memstore.Options{})
+	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		decisions.Add(1)
+		return memory.Decide(ctx, charges)
+	})
+	_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerSecond(10)), Options{Credentials: []Credential{{"ann", "secret"}, {"default", "other"}, {"", "token"}}})
+	lines := []string{"CL.THROTTLE a 1 1 1", "THROTTLE a 1 1 1", "PENSTOCK.CHECK search a", "DEL a", "UNLINK a b", "PING", "ECHO a", "INFO", "CLIENT ID", "CLIENT SETNAME a",
+		"COMMAND", "CONFIG GET save", "SELECT 0", "CLUSTER INFO", "NONESUCH"}
+	w := connect(t, addr)
+	for _, line := range lines {
+		w.expect(line, "-NOAUTH Authentication required.")
+	}
+	for _, line := range []string{"AUTH wrong", "AUTH ann other", "AUTH other secret", "AUTH ann", "HELLO 3 AUTH ann token2", "AUTH ann secre", "AUTH ann secrets"} {
+		w.expect(line, "-"+errWrongPass)
+	}
+	w.expect("HELLO 3", "-"+errNoAuth)
+	w.expect("PING", "-NOAUTH Authentication required.")
+	if n := decisions.Load(); n != 0 {
+		t.Fatalf("%d decisions were made without a credential", n)
+	}
+	for _, line := range []string{"AUTH ann secret", "AUTH default other", "AUTH other", "AUTH token", "AUTH anyone token"} {
+		w.expect("RESET", "+RESET")
+		w.expect("PING", "-NOAUTH Authentication required.")
+		w.expect(line, "+OK")
+		w.expect("PING", "+PONG")
+	}
+	w.expect("CL.THROTTLE a 1 1 1", "[0 2 1 -1 1]")
+	w.expect("AUTH wrong", "-"+errWrongPass)
+	w.expect("PING", "+PONG") // as in Redis, the client stays authenticated
+	w.expect("RESET", "+RESET")
+	w.expect("HELLO 3 AUTH ann secret SETNAME me", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
+	w.expect("CLIENT GETNAME", "me")
+}
+
+func TestAConnectionMayTryFewPasswords(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}})
+	w := connect(t, addr)
+	for range maxWrongPasswords {
+		w.expect("AUTH wrong", "-"+errWrongPass)
+	}
+	w.expectEnd()
+}
+
+func TestVersionThreeHasItsOwnTypes(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
+	w := connect(t, addr)
+	w.expect("HELLO", "[server penstock version 7.0.0 proto 2 id 1 mode standalone role master modules []]")
+	w.expect("CONFIG GET save", "[]")
+	w.expect("HELLO 3", "{server:penstock version:7.0.0 proto:3 id:1 mode:standalone role:master modules:[]}")
+	w.expect("CONFIG GET save", "{}")
+	w.expect("COMMAND DOCS", "{}")
+	w.expect("COMMAND", "[]")
+	w.expect("COMMAND COUNT", "0")
+	w.expect("CLIENT GETNAME", "nil")
+	for _, line := range []string{"CLIENT SETINFO LIB-NAME a", "CLIENT TRACKING ON OPTIN", "CLIENT NO-EVICT on", "CLIENT NO-TOUCH on"} {
+		w.expect(line, "+OK")
+	}
+	w.expect("CLIENT MAINT_NOTIFICATIONS ON", "-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.")
+	if got := w.do("INFO"); !strings.Contains(got, "loading:0\r\n") || !strings.Contains(got, "connected_clients:1\r\n") || !strings.HasPrefix(got, "txt:") {
+		t.Errorf("INFO replies %q", got)
+	}
+	if got := w.do("CLIENT INFO"); !strings.Contains(got, "resp=3") {
+		t.Errorf("CLIENT INFO replies %q", got)
+	}
+	w.expect("QUIT", "+OK")
+	w.expectEnd()
+}
+
+// A gathering store decides nothing before n calls are in flight.
+type gathering struct {
+	penstock.Store
+	n       int64
+	inside  atomic.Int64
+	most    atomic.Int64
+	release chan struct{}
+	once    sync.Once
+}
+
+func (g *gathering) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	inside := g.inside.Add(1)
+	defer g.inside.Add(-1)
+	for most := g.most.Load(); inside > most && !g.most.CompareAndSwap(most, inside); most = g.most.Load() {
+	}
+	if inside == g.n {
+		g.once.Do(func() { close(g.release) })
+	}
+	select {
+	case <-g.release:
+	case <-time.After(testLimit):
+	case <-ctx.Done():
+		return penstock.Decision{}, ctx.Err()
+	}
+	return g.Store.Decide(ctx, charges)
+}
+
+func TestAPipelineIsDecidedTogether(t *testing.T) {
+	const n = 32
+	for _, parallel := range []int{n, 2 * n} {
+		store := &gathering{Store: memstore.New(memstore.Options{}), n: n, release: make(chan struct{})}
+		_, addr := serve(t, store, nil, Options{Parallel: parallel})
+		w := connect(t, addr)
+		var pipeline strings.Builder
+		for i := range n {
+			pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), fmt.Sprint(i), "1", "60"))
+		}
+		w.send(pipeline.String() + encode("ECHO", "end"))
+		for i := range n {
+			if got, want := w.reply(), fmt.Sprintf("[0 %d %d -1 60]", i+1, i); got != want {
+				t.Errorf("reply %d is %s; want %s", i, got, want)
+			}
+		}
+		if got := w.reply(); got != "end" {
+			t.Errorf("the last reply is %q; want that of ECHO", got)
+		}
+	}
+}
+
+func TestParallelDecisionsAreBounded(t *testing.T) {
+	store := &gathering{Store: memstore.New(memstore.Options{}), n: 5, release: make(chan struct{})}
+	_, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the connection itself
+	w := connect(t, addr)
+	var pipeline strings.Builder
+	for i := range 40 {
+		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), "1", "1", "60"))
+	}
+	w.send(pipeline.String())
+	for range 40 {
+		if got := w.reply(); got != "[0 2 1 -1 60]" {
+			t.Errorf("the reply is %q", got)
+		}
+	}
+	if n := store.most.Load(); n != 5 {
+		t.Errorf("%d decisions were in flight at once; want 5", n)
+	}
+}
+
+func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{})
+	w := connect(t, addr)
+	var pipeline strings.Builder
+	var want []string
+	left := map[string]int{}
+	for i := range 3 * maxJobs {
+		key := fmt.Sprint("key", i%7)
+		if i%90 == 89 {
+			pipeline.WriteString(encode("DEL", key))
+			left[key] = 0
+			want = append(want, "1")
+			continue
+		}
+		left[key]++
+		pipeline.WriteString(encode("CL.THROTTLE", key, "999", "1", "3600"))
+		want = append(want, fmt.Sprintf("[0 1000 %d -1 %d]", 1000-left[key], 3600*left[key]))
+	}
+	go w.send(pipeline.String())
+	for i := range want {
+		if got := w.reply(); got != want[i] {
+			t.Fatalf("reply %d is %s; want %s", i, got, want[i])
+		}
+	}
+}
+
+func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
+	server := redistest.Start(t)
+	store, err := redisstore.Open(server.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	_, addr := serve(t, store, nil, Options{})
+	w := connect(t, addr)
+	w.do("CL.THROTTLE first 1 1 60") // loads a script
+	before, _, err := server.CommandStats("evalsha")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const rounds, n = 20, 60
+	for round := range rounds {
+		var pipeline strings.Builder
+		for i := range n {
+			pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprintf("key:%d:%d", round, i), "1", "1", "60"))
+		}
+		w.send(pipeline.String())
+		for range n {
+			if got := w.reply(); got != "[0 2 1 -1 60]" {
+				t.Fatalf("the reply is %s", got)
+			}
+		}
+	}
+	after, _, err := server.CommandStats("evalsha")
+	if err != nil {
+		t.Fatal(err)
+	}
+	scripts := after - before
+	t.Logf("%d commands took %d scripts", rounds*n, scripts)
+	if scripts > rounds*n/3 {
+		t.Errorf("%d commands took %d scripts; want a third at most", rounds*n, scripts)
+	}
+}
+
+func TestAStoreThatFailsIsAnErrorOrWhatOnFailureSays(t *testing.T) {
+	fallback := func(mode guard.FailureMode) penstock.Store {
+		return penstock.Wrap(failing(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
+	}
+	panics := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { panic("a bug in a store") })
+	day := penstock.PerDay(100).WithBurst(16)
+	for _, c := range []struct {
+		name        string
+		store       penstock.Store
+		cell, reset string
+	}{
+		{"timeout", failing(penstock.ReasonTimeout), "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
+		{"unreachable", failing(penstock.ReasonUnreachable), "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged", "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged"},
+		{"panic", panics, "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made", "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made"},
+		{"local", fallback(guard.FailLocal), "[0 16 15 -1 2]", "1"},
+		{"open", fallback(guard.FailOpen), "[0 16 16 -1 0]", "1"},
+		{"closed", fallback(guard.FailClosed), "[1 16 0 1 0]", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
+	} {
+		_, addr := serve(t, c.store, nil, Options{})
+		w := connect(t, addr)
+		w.send(encode("CL.THROTTLE", "a", "15", "30", "60") + encode("CL.THROTTLE", "b", "15", "30", "60") + encode("DEL", "a") + encode("PING"))
+		for i, want := range []string{c.cell, c.cell, c.reset, "+PONG"} {
+			if got := w.reply(); got != want {
+				t.Errorf("%s: reply %d is %q; want %q", c.name, i, got, want)
+			}
+		}
+	}
+	for mode, want := range map[guard.FailureMode]string{
+		guard.FailLocal:  "[0 16 15 -1 864 allowed search.day]",
+		guard.FailOpen:   "[0 16 16 -1 0 failed_open search.day]",
+		guard.FailClosed: "[1 16 0 1 0 failed_closed search.day]",
+	} {
+		_, addr := serve(t, nil, controllerOf(t, failing(penstock.ReasonTimeout), mode, day), Options{})
+		connect(t, addr).expect("PENSTOCK.CHECK search user:1", want)
+	}
+}
+
+func TestARuleIsAskedByItsName(t *testing.T) {
+	store := memstore.New(memstore.Options{Now: newClock().Now})
+	c := controllerOf(t, store, guard.FailClosed, penstock.PerMinute(60).WithBurst(3), penstock.PerDay(1000))
+	_, addr := serve(t, nil, c, Options{})
+	w := connect(t, addr)
+	w.expect("PENSTOCK.CHECK search user:1", "[0 3 2 -1 1 allowed search.minute]")
+	w.expect("PENSTOCK.CHECK search user:1 2", "[0 3 0 -1 3 allowed search.minute]")
+	w.expect("penstock.check search user:1", "[1 3 0 1 3 denied search.minute]")
+	w.expect("PENSTOCK.CHECK search user:1 0", "[0 3 0 -1 3 allowed search.minute]")
+	w.expect("PENSTOCK.CHECK search user:2 4", "[1 3 3 -1 0 denied search.minute]")
+	w.expect("PENSTOCK.CHECK free user:2", "[0 -1 -1 -1 0 unlimited ]")
+	for line, want := range map[string]string{
+		"PENSTOCK.CHECK none a": "no rule of this name", "PENSTOCK.CHECK search a -1": "cost", "PENSTOCK.CHECK search a x": "not an integer",
+		"PENSTOCK.CHECK search": "wrong number", "CL.THROTTLE a 1 1 1": "no store", "DEL a": "no store",
+	} {
+		if got := w.do(line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, want) {
+			t.Errorf("%s: the reply is %q; want an error with %q", line, got, want)
+		}
+	}
+}
+
+// await fails the test unless a condition comes to hold.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(testLimit); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: still not so after %v", what, testLimit)
+		}
+	}
+}
+
+func TestShutdownAnswersWhatIsInFlight(t *testing.T) {
+	store := &gathering{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}
+	s, addr := serve(t, store, nil, Options{})
+	idle, busy := connect(t, addr), connect(t, addr)
+	idle.expect("PING", "+PONG")
+	busy.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
+	await(t, "a decision is in flight", func() bool { return store.inside.Load() == 1 })
+
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.Shutdown(ctx); err != context.Canceled {
+		t.Errorf("Shutdown with an ended context returns %v", err)
+	}
+	idle.expectEnd()
+	if _, err := net.Dial("tcp", addr); err == nil {
+		t.Error("the server still accepts clients")
+	}
+	close(store.release)
+	if got := busy.reply(); got != "[0 2 1 -1 60]" {
+		t.Errorf("the reply in flight is %q", got)
+	}
+	busy.expectEnd()
+	if err := s.Shutdown(context.Background()); err != nil || s.Connections() != 0 {
+		t.Errorf("Shutdown returns %v with %d connections", err, s.Connections())
+	}
+	if err := s.Serve(closedOnly{}); !errors.Is(err, ErrServerClosed) {
+		t.Errorf("Serve after Shutdown returns %v", err)
+	}
+}
+
+// closedOnly is a listener that is only closed.
+type closedOnly struct{ net.Listener }
+
+func (closedOnly) Close() error { return nil }
+
+func TestCloseEndsDecisionsInFlight(t *testing.T) {
+	store := &gathering{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}
+	s, addr := serve(t, store, nil, Options{})
+	w := connect(t, addr)
+	w.send(encode("CL.THROTTLE", "a", "1", "1", "60"))
+	await(t, "a decision is in flight", func() bool { return store.inside.Load() == 1 })
+	s.Close()
+	if n := store.inside.Load(); n != 0 || s.Connections() != 0 {
+		t.Errorf("after Close, %d decisions are in flight and %d clients connected", n, s.Connections())
+	}
+	w.expectEnd()
+}
+
+func TestThereAreSoManyConnections(t *testing.T) {
+	s, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{MaxConnections: 2})
+	first, second := connect(t, addr), connect(t, addr)
+	first.expect("PING", "+PONG")
+	second.expect("PING", "+PONG")
+	third := connect(t, addr)
+	if got := third.reply(); got != "-ERR max number of clients reached" {
+		t.Errorf("the third client gets %q", got)
+	}
+	third.expectEnd()
+	first.Close()
+	await(t, "a place is free", func() bool { return s.Connections() == 1 })
+	connect(t, addr).expect("PING", "+PONG")
+}
+
+func TestSlowClientsAreDisconnected(t *testing.T) {
+	short := Options{IdleTimeout: 50 * time.Millisecond, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
+	long := Options{IdleTimeout: testLimit, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
+	authenticated := long
+	authenticated.Credentials = []Credential{{"", "token"}}
+	for name, c := range map[string]struct {
+		options Options
+		act     func(w *wire)
+	}{
+		"silent":                  {short, func(*wire) {}},
+		"silent after a command":  {short, func(w *wire) { w.expect("PING", "+PONG") }},
+		"part of a command":       {long, func(w *wire) { w.send(encode("PING") + "*1\r\n$4") }},
+		"part of a line":          {long, func(w *wire) { w.send("PING") }},
+		"never authenticated":     {authenticated, func(*wire) {}},
+		"asks and has no rights":  {authenticated, func(w *wire) { repeat(w, encode("PING")) }},
+		"resets before AUTH":      {authenticated, func(w *wire) { repeat(w, encode("RESET")) }},
+		"a byte now and then":     {long, func(w *wire) { repeat(w, "a") }},
+		"does not read its reply": {long, func(w *wire) { repeat(w, strings.Repeat(encode("ECHO", strings.Repeat("a", maxBulk)), 16)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, addr := serve(t, memstore.New(memstore.Options{}), nil, c.options)
+			w := connect(t, addr)
+			await(t, "the client is connected", func() bool { return s.lastID.Load() == 1 })
+			c.act(w)
+			await(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
+		})
+	}
+}
+
+// repeat sends a text until the connection ends.
+func repeat(w *wire, text string) {
+	for {
+		if _, err := io.WriteString(w, text); err != nil {
+			return
+		}
+		if len(text) == 1 {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+}
+
+// An inMemory listener accepts connections that need no file descriptors.
+type inMemory struct {
+	conns chan net.Conn
+	end   chan struct{}
+	once  sync.Once
+}
+
+func newInMemory() *inMemory { return &inMemory{conns: make(chan net.Conn), end: make(chan struct{})} }
+
+func (l *inMemory) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.end:
+		return nil, net.ErrClosed
+	}
+}
+func (l *inMemory) Close() error   { l.once.Do(func() { close(l.end) }); return nil }
+func (l *inMemory) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (l *inMemory) dial() net.Conn {
+	client, server := net.Pipe()
+	l.conns <- server
+	return client
+}
+
+func memoryInUse() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapInuse + m.StackInuse
+}
+
+func TestTenThousandConnectionsComeAndGo(t *testing.T) {
+	effort.WithoutRace(t)
+	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l := newInMemory()
+	go s.Serve(l)
+	goroutines, before := runtime.NumGoroutine(), memoryInUse()
+	const n = 10_000
+	conns := make([]net.Conn, 0, n)
+	ask := []byte(encode("CL.THROTTLE", "a", "1", "1", "60"))
+	reply := make([]byte, 256)
+	for i := range n {
+		c := l.dial()
+		conns = append(conns, c)
+		if i%10 == 0 { // the others never send anything
+			if _, err := c.Write(ask); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.Read(reply); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	await(t, "all are connected", func() bool { return s.Connections() == n })
+	each := (memoryInUse() - before) / n
+	t.Logf("%d bytes for each idle connection, with its end in this test", each)
+	if each > 16<<10 {
+		t.Errorf("an idle connection takes %d bytes; want 16 KB at most", each)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	await(t, "all have left", func() bool { return s.Connections() == 0 && runtime.NumGoroutine() <= goroutines+5 })
+}
+
+// Clients that send as much as they may without completing a command.
+func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
+	effort.WithoutRace(t)
+	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, ReadTimeout: testLimit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l := newInMemory()
+	go s.Serve(l)
+	argument := fmt.Sprintf("$%d\r\n%s\r\n", maxBulk, strings.Repeat("a", maxBulk))
+	inputs := []string{strings.Repeat("a", maxInline), "*16\r\n" + strings.Repeat(argument, 15) + "$4096\r\n" + strings.Repeat("a", maxBulk)}
+	const n = 300
+	before := memoryInUse()
+	var conns []net.Conn
+	for i := range n {
+		c := l.dial()
+		conns = append(conns, c)
+		if _, err := io.WriteString(c, inputs[i%2]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	each := (memoryInUse() - before) / n
+	t.Logf("%d bytes for each connection that sends as much as it may", each)
+	if each > 200<<10 {
+		t.Errorf("a connection takes %d bytes; want 200 KB at most", each)
+	}
+	if !slices.ContainsFunc(conns, func(c net.Conn) bool { _, err := c.Write([]byte("a")); return err == nil }) {
+		t.Error("all connections have ended; the test measures nothing")
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+}

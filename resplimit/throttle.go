@@ -1,0 +1,210 @@
+package resplimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+)
+
+// maxSeconds is the longest period of a limit, eight years.
+const maxSeconds = algorithm.MaxPeriod / 1_000_000
+
+// The texts of errors about arguments.
+const (
+	errNotInteger = "ERR value is not an integer or out of range"
+	errZeroRate   = "ERR zero rates are not supported: count and period must be at least 1"
+	errNoStore    = "ERR this server has no store for limits that come with the call; use PENSTOCK.CHECK"
+)
+
+// throttle adds the job of CL.THROTTLE or THROTTLE: key max_burst count period [quantity].
+func (c *client) throttle(b *batch, d dialect, args [][]byte) {
+	name := "CL.THROTTLE"
+	if d == crab {
+		name = "THROTTLE"
+	}
+	if c.server.store == nil {
+		c.fail(b, errNoStore)
+		return
+	}
+	if len(args) != 5 && len(args) != 6 {
+		c.fail(b, "ERR wrong number of arguments; write "+name+" key max_burst count period [quantity]")
+		return
+	}
+	values := [4]int64{3: 1}
+	for i, arg := range args[2:] {
+		n, err := strconv.ParseInt(string(arg), 10, 64)
+		if err != nil {
+			c.fail(b, errNotInteger)
+			return
+		}
+		values[i] = n
+	}
+	n, quantity, text := limitNumbers(d, values)
+	if text != "" {
+		c.fail(b, text)
+		return
+	}
+	plan, err := c.server.plans.of(n)
+	if err != nil {
+		c.fail(b, errorText(err))
+		return
+	}
+	j := b.add(d, string(args[1]))
+	j.limit = n.burst
+	j.one[0] = penstock.Charge{Key: j.key, Plan: plan, Cost: quantity}
+	if quantity == 0 {
+		j.one[0].Mode = penstock.Peek
+	}
+}
+
+// limitNumbers checks max_burst, count, period and quantity. The text says what is wrong with them.
+func limitNumbers(d dialect, values [4]int64) (n numbers, quantity int64, text string) {
+	burst, count, period, quantity := values[0], values[1], values[2], values[3]
+	switch {
+	case burst < 0 || d == crab && burst == 0:
+		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, btoi(d == crab))
+	case burst >= penstock.MaxCost:
+		text = fmt.Sprintf("ERR max_burst is %d; it must be below %d", burst, int64(penstock.MaxCost))
+	case count == 0 || period == 0:
+		text = errZeroRate
+	case count < 0 || period < 0:
+		text = "ERR count and period must not be negative"
+	case period > maxSeconds:
+		text = fmt.Sprintf("ERR the period is %d seconds; the longest is %d", period, int64(maxSeconds))
+	case quantity < 0:
+		text = "ERR the quantity must not be negative; DEL key resets a key"
+	case quantity > penstock.MaxCost:
+		text = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
+	}
+	if d == cell {
+		burst++ // max_burst is what may come in addition to one
+	}
+	return numbers{burst, count, period}, quantity, text
+}
+
+// del adds the job of DEL and UNLINK: the keys are reset, all or none.
+func (c *client) del(b *batch, args [][]byte) {
+	switch {
+	case c.server.store == nil:
+		c.fail(b, errNoStore)
+		return
+	case len(args) < 2:
+		c.fail(b, wrongNumber(args[0]))
+		return
+	}
+	if len(args) > 2 {
+		c.decide(b) // its order to those of its keys is kept by deciding it alone
+	}
+	j := b.add(forget, string(args[1]))
+	j.limit = int64(len(args) - 1)
+	j.one[0] = penstock.Charge{Key: j.key, Plan: c.server.plans.reset, Mode: penstock.Reset}
+	if len(args) == 2 {
+		return
+	}
+	seen := make(map[string]bool, maxArgs)
+	for _, arg := range args[1:] {
+		if key := string(arg); !seen[key] {
+			seen[key] = true
+			j.charges = append(j.charges, penstock.Charge{Key: key, Plan: c.server.plans.reset, Mode: penstock.Reset})
+		}
+	}
+	j.limit = int64(len(j.charges))
+	c.decide(b)
+}
+
+// answer writes the reply to a job.
+func (j *job) answer(r *reply) {
+	switch {
+	case j.err != nil:
+		r.fail(errorText(j.err))
+	case j.dialect == forget && !j.decision.Allowed: // no store denies a Reset
+		r.fail(errorText(penstock.ErrUnavailable))
+	case j.dialect == forget:
+		r.integer(j.limit)
+	case j.dialect == named:
+		j.check.answer(r)
+	case j.dialect == crab:
+		a := j.throttled()
+		r.array(5)
+		r.integer(1 - a.limited)
+		r.integer(a.limit)
+		r.integer(a.remaining)
+		r.integer(a.resetAfter)
+		r.integer(max(a.retryAfter, -a.limited)) // 0 if allowed, -1 if it never fits
+	default:
+		r.array(5)
+		j.throttled().answer(r)
+	}
+}
+
+// throttled are the five numbers of redis-cell, in their order. Times are in seconds.
+type throttled struct{ limited, limit, remaining, retryAfter, resetAfter int64 }
+
+func (a throttled) answer(r *reply) {
+	r.integer(a.limited)
+	r.integer(a.limit)
+	r.integer(a.remaining)
+	r.integer(a.retryAfter)
+	r.integer(a.resetAfter)
+}
+
+func (j *job) throttled() throttled {
+	d := &j.decision
+	return throttledBy(d.Allowed, d.Source, d.Status(0), j.limit)
+}
+
+// throttledBy makes the numbers of a status. If nobody has counted (FromOpen), all of the limit
+// remains.
+func throttledBy(isAllowed bool, source penstock.Source, s penstock.Status, limit int64) throttled {
+	a := throttled{limit: limit, remaining: min(s.Remaining, limit), retryAfter: -1, resetAfter: seconds(s.ResetAfter)}
+	if source == penstock.FromOpen {
+		a.remaining = limit
+	}
+	if !isAllowed {
+		a.limited, a.retryAfter = 1, seconds(s.RetryAfter)
+	}
+	return a
+}
+
+// seconds rounds up, so that who waits for so long is not too early. Never is -1.
+func seconds(d time.Duration) int64 {
+	if d == penstock.Never {
+		return -1
+	}
+	return int64(d/time.Second) + btoi(d%time.Second > 0)
+}
+
+func btoi(is bool) int64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// errorText is the error reply for what a store or a plan reports. It has no text of the store,
+// which may name addresses. The first word is for programs:
+//
+//   - UNAVAILABLE: there is no decision. No client repeats such a command by itself, as some do
+//     after TRYAGAIN: the charge may have been made.
+//   - ERR: the command is wrong.
+func errorText(err error) string {
+	if s := penstock.AsStoreError(err); s != nil {
+		if s.MayBeCharged {
+			return "UNAVAILABLE " + s.Reason.String() + ": the store gave no decision; the charge may have been made"
+		}
+		return "UNAVAILABLE " + s.Reason.String() + ": the store gave no decision; nothing was charged"
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return "UNAVAILABLE closing: the server is closing; the charge may have been made"
+	case errors.Is(err, penstock.ErrInvalid):
+		return "ERR " + strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
+	}
+	return "UNAVAILABLE unknown: there is no decision; the charge may have been made"
+}

@@ -1,0 +1,226 @@
+package resplimit
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
+)
+
+// redisCell is what redis-cell documents: GCRA in nanoseconds, with one theoretical arrival time
+// (TAT) per key.
+type redisCell struct{ tats map[string]int64 }
+
+// throttle returns the five integers. The clock is in ns. isRounded tells whether a part of a
+// second below 1 ms was cut off, where this package rounds up.
+func (r *redisCell) throttle(key string, maxBurst, count, period, quantity, now int64) (reply [5]int64, isRounded [5]bool) {
+	interval := int64(float64(period*1e9) / float64(count))
+	tolerance, increment := interval*(maxBurst+1), interval*quantity
+	tat, ok := r.tats[key]
+	if !ok || tat < now {
+		tat = now
+	}
+	reply = [5]int64{0, maxBurst + 1, 0, -1, 0}
+	ttl := tat + increment - now
+	if wait := tat + increment - tolerance - now; wait > 0 {
+		reply[0], ttl = 1, tat-now
+		if quantity <= maxBurst+1 {
+			reply[3], isRounded[3] = cellSeconds(wait)
+		}
+	} else {
+		r.tats[key] = tat + increment
+	}
+	if next := tolerance - ttl; next > -interval {
+		reply[2] = next / interval
+	}
+	reply[4], isRounded[4] = cellSeconds(ttl)
+	return reply, isRounded
+}
+
+func cellSeconds(ns int64) (s int64, isRounded bool) {
+	s, rest := ns/1e9, ns%1e9
+	if rest >= 1e6 {
+		return s + 1, false
+	}
+	return s, rest > 0
+}
+
+// The intervals of these limits are whole microseconds, so redis-cell does not truncate them.
+var cellLimits = [][3]int64{{15, 30, 60}, {0, 1, 1}, {1, 2, 1}, {4, 5, 1}, {99, 100, 60}, {0, 1, 3600}, {9, 1000, 1}, {3, 8, 7}, {63, 64, 1}, {999, 100000, 1}}
+
+// It asks 100,000 times and compares every integer with those of redis-cell. The only difference is
+// the documented one.
+func TestThrottleAnswersAsRedisCell(t *testing.T) {
+	effort.WithoutRace(t)
+	seed := effort.Seed()
+	random := rand.New(rand.NewPCG(seed, 1))
+	now := newClock()
+	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{Parallel: 1})
+	w := connect(t, addr)
+	model := redisCell{tats: make(map[string]int64)}
+	calls, rounded, denied, never := effort.Of(100_000, 2_000_000), 0, 0, 0
+	for i := range calls {
+		which := random.IntN(len(cellLimits))
+		l := cellLimits[which]
+		key := fmt.Sprintf("key:%d:%d", which, random.IntN(3))
+		quantity := []int64{1, 1, 1, 0, 2, random.Int64N(l[0] + 3)}[random.IntN(6)]
+		interval := l[2] * 1_000_000 / l[1] // µs
+		now.advance(time.Duration([]int64{0, 0, 1, random.Int64N(interval + 1), interval, 400, random.Int64N(3_000_000)}[random.IntN(7)]) * time.Microsecond)
+		line := fmt.Sprintf("CL.THROTTLE %s %d %d %d %d", key, l[0], l[1], l[2], quantity)
+		if quantity == 1 && random.IntN(2) == 0 {
+			line = strings.TrimSuffix(line, " 1")
+		}
+		want, isRounded := model.throttle(key, l[0], l[1], l[2], quantity, now.Now().UnixNano())
+		for k := range want {
+			if isRounded[k] {
+				want[k]++
+				rounded++
+			}
+		}
+		if got := w.do(line); got != fmt.Sprint(want) {
+			t.Fatalf("PENSTOCK_SEED=%d, call %d: %s replies %s; redis-cell replies %v", seed, i, line, got, want)
+		}
+		if want[0] == 1 {
+			denied++
+			if want[3] == -1 {
+				never++
+			}
+		}
+	}
+	t.Logf("%d calls: %d denied, %d of these never fit; %d times below 1 ms were rounded up", calls, denied, never, rounded)
+	if denied < calls/20 || never < calls/500 || rounded < calls/1000 {
+		t.Errorf("of %d calls only %d were denied, %d could never fit and %d were rounded; the test does not reach what it is for", calls, denied, never, rounded)
+	}
+}
+
+// The first lines are those of redis-cell's README and of its own end-to-end test.
+func TestThrottleRepliesAsDocumented(t *testing.T) {
+	now := newClock()
+	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{})
+	w := connect(t, addr)
+	w.expect("CL.THROTTLE user123 15 30 60 1", "[0 16 15 -1 2]")
+	w.expect("cl.throttle e2e 0 1 2 1", "[0 1 0 -1 2]")
+	w.expect("CL.THROTTLE e2e 0 1 2 1", "[1 1 0 2 2]")
+	for range 15 {
+		w.do("CL.THROTTLE user123 15 30 60")
+	}
+	w.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 2 32]")
+	w.expect("CL.THROTTLE user123 15 30 60 17", "[1 16 0 -1 32]")
+	now.advance(2*time.Second - 400*time.Microsecond) // 0.4 ms are missing
+	w.expect("CL.THROTTLE user123 15 30 60", "[1 16 0 1 31]")
+	w.expect("CL.THROTTLE user123 15 30 60 0", "[0 16 0 -1 31]")
+
+	w.expect("THROTTLE crab 2 1 10", "[1 2 1 10 0]")
+	w.expect("THROTTLE crab 2 1 10 1", "[1 2 0 20 0]")
+	w.expect("THROTTLE crab 2 1 10 1", "[0 2 0 20 10]")
+	w.expect("THROTTLE crab 2 1 10 3", "[0 2 0 20 -1]")
+	w.expect("THROTTLE crab 2 1 10 0", "[1 2 0 20 0]")
+}
+
+func TestAQuantityOfZeroWritesNothing(t *testing.T) {
+	store := memstore.New(memstore.Options{})
+	_, addr := serve(t, store, nil, Options{})
+	w := connect(t, addr)
+	w.expect("CL.THROTTLE a 4 1 60 0", "[0 5 5 -1 0]")
+	w.expect("THROTTLE a 4 1 60 0", "[1 4 4 0 0]")
+	if n := store.Len(); n != 0 {
+		t.Errorf("the store has %d counters; want none", n)
+	}
+}
+
+// What was used counts in units when the numbers change.
+func TestOtherNumbersFindWhatWasUsed(t *testing.T) {
+	now := newClock()
+	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{})
+	w := connect(t, addr)
+	w.expect("CL.THROTTLE a 9 10 60 10", "[0 10 0 -1 60]")
+	w.expect("CL.THROTTLE a 19 10 60 10", "[0 20 0 -1 120]")
+	w.expect("CL.THROTTLE a 9 20 60 1", "[1 10 0 33 60]")
+	w.expect("THROTTLE a 25 20 60 5", "[1 25 0 75 0]")
+	now.advance(75 * time.Second)
+	w.expect("CL.THROTTLE a 9 20 60 0", "[0 10 10 -1 0]")
+}
+
+func TestDelForgetsWhatWasUsed(t *testing.T) {
+	guarded, err := guard.Standard(memstore.New(memstore.Options{}), guard.Options{Instances: 1}) // it has a deny cache
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guarded.Close()
+	for name, store := range map[string]penstock.Store{"memstore": memstore.New(memstore.Options{}), "guarded": guarded} {
+		_, addr := serve(t, store, nil, Options{})
+		w := connect(t, addr)
+		for _, key := range []string{"a", "b", "c"} {
+			w.do("CL.THROTTLE " + key + " 0 1 3600")
+			if got := w.do("CL.THROTTLE " + key + " 0 1 3600"); !strings.HasPrefix(got, "[1 1 0 ") {
+				t.Errorf("%s: the second call replies %s; want a denial", name, got)
+			}
+		}
+		w.expect("DEL a", "1")
+		w.expect("UNLINK b c b", "2")
+		for _, key := range []string{"a", "b", "c"} {
+			w.expect("CL.THROTTLE "+key+" 0 1 3600", "[0 1 0 -1 3600]")
+		}
+	}
+}
+
+func TestArgumentsThatAreRefused(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
+	w := connect(t, addr)
+	most := strconv.FormatInt(penstock.MaxCost, 10)
+	for _, c := range []struct{ line, want string }{
+		{"CL.THROTTLE", "wrong number of arguments"},
+		{"CL.THROTTLE a 1 1", "write CL.THROTTLE key"},
+		{"THROTTLE a 1 1 1 1 1", "write THROTTLE key"},
+		{"CL.THROTTLE a x 1 1", "not an integer"},
+		{"CL.THROTTLE a 1 1.5 1", "not an integer"},
+		{"CL.THROTTLE a 1 1 9223372036854775808", "not an integer"},
+		{"CL.THROTTLE a 1 0 1", "zero rates"},
+		{"CL.THROTTLE a 1 1 0", "zero rates"},
+		{"THROTTLE a 1 0 1", "zero rates"},
+		{"CL.THROTTLE a 1 -1 1", "negative"},
+		{"CL.THROTTLE a 1 1 -1", "negative"},
+		{"CL.THROTTLE a -1 1 1", "max_burst"},
+		{"THROTTLE a 0 1 1", "max_burst"},
+		{"CL.THROTTLE a " + most + " 1 1", "max_burst"},
+		{"CL.THROTTLE a " + strconv.Itoa(math.MaxInt64) + " 1 1", "max_burst"},
+		{"CL.THROTTLE a 1 1 1 -1", "quantity"},
+		{"CL.THROTTLE a 1 1 1 " + strconv.Itoa(penstock.MaxCost+1), "quantity"},
+		{"CL.THROTTLE a 1 1 252288001", "period"},
+		{"CL.THROTTLE a 1 1 " + strconv.Itoa(math.MaxInt64), "period"},
+		{"CL.THROTTLE a 1 " + strconv.Itoa(math.MaxInt64) + " 1", "cl.throttle"},
+		{"CL.THROTTLE a 1000000 7 252288000", "too fine"},
+		{"DEL", "wrong number of arguments for 'del'"},
+		{"PENSTOCK.CHECK a b", "no policy"},
+	} {
+		if got := w.do(c.line); !strings.HasPrefix(got, "-ERR ") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: the reply is %q; want an error with %q", c.line, got, c.want)
+		}
+	}
+	w.expect("CL.THROTTLE a 1 1 252288000", "[0 2 1 -1 252288000]")
+	w.expect("CL.THROTTLE b 1 1 1 "+most, "[1 2 2 -1 0]")
+}
+
+// Clients choose the numbers, so they could fill the memory with them.
+func TestPlansAreBounded(t *testing.T) {
+	p, err := newPlans("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(3 * maxPlans) {
+		if _, err := p.of(numbers{1, i + 1, 60}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(p.byNumbers); n != maxPlans {
+		t.Errorf("%d plans are kept; want %d", n, maxPlans)
+	}
+}
