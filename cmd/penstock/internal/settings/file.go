@@ -10,6 +10,9 @@ import (
 
 // A Section is the section server of a policy file. Each value has the form of the flag with that
 // name. Missing settings come from flags, the environment or the defaults.
+//
+// It is a struct beside Table, because policyfile decodes sections into structs and makes their
+// schema of the tags. A test compares the two.
 type Section struct {
 	Listen                 string `yaml:"listen" jsonschema:"Host:port for requests of clients; default :8080."`
 	Upstream               string `yaml:"upstream" jsonschema:"URL that requests are forwarded to."`

@@ -114,5 +114,5 @@ var Table = []Row{
 		Help: "format of log lines on standard error; text is coloured on a terminal"},
 	{Name: "log-level", Default: "info", Value: "debug|info|warn|error",
 		set:  choice(func(s *Settings) *string { return &s.LogLevel }, "debug", "info", "warn", "error"),
-		Help: "lowest level that is logged; allowed requests are not logged at any level"},
+		Help: "lowest level that is logged; requests that were served are not logged at any level"},
 }
