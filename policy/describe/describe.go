@@ -1,4 +1,5 @@
-// Package describe says in words what a policy means.
+// Package describe writes policies and limits in words: for penstock validate and explain, and for
+// the log. What a limit admits beyond its number in an outage is written by guard.Options.Bounds.
 package describe
 
 import (
@@ -16,10 +17,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Spec says what a policy means, as people would read it aloud: what holds for all requests, and
-// then each rule in the order of the file. The same files always have the same description. It
-// tells no secrets: values that callers send in headers, cookies and queries may be keys, so those
-// that a policy lists are only counted.
+// Spec describes a policy: first what is common to all requests, then each rule in the order of the
+// file. The same files always have the same description. It contains no secrets: the values of
+// headers, cookies and queries in a policy may be keys, so it only counts them.
 //
 // A section of the policy that has a method Describe(line func(label string, texts ...string))
 // describes itself.
@@ -32,15 +32,15 @@ func Spec(s policy.Spec) string {
 	return p.String()
 }
 
-// A printer writes a text of lines with a label each.
+// A printer writes lines, each with a label.
 type printer struct{ strings.Builder }
 
 const (
 	textColumn = 20  // where the text of a line begins
-	textEnd    = 120 // where it goes on in the next line, if it has a space before
+	textEnd    = 120 // before this column, the text is wrapped at a space
 )
 
-// line writes texts behind a label, each in a line of its own, and nothing if there are none.
+// line writes each text in a line, and the label before the first. Without texts it writes nothing.
 func (p *printer) line(label string, texts ...string) {
 	for _, text := range texts {
 		for more := true; more; label, text = "", "  "+text {
@@ -51,7 +51,7 @@ func (p *printer) line(label string, texts ...string) {
 	}
 }
 
-// wrap takes the first line off a text.
+// wrap splits a text after its first line.
 func wrap(text string) (line, rest string, more bool) {
 	const most = textEnd - textColumn
 	if len(text) <= most {
@@ -68,13 +68,13 @@ func wrap(text string) (line, rest string, more bool) {
 	return text[:end], text[end+1:], true
 }
 
-// policy says what holds for all requests.
+// policy describes what is common to all requests.
 func (p *printer) policy(s *policy.Spec) {
 	p.line("policy", wording.Plain(s.Name))
 	if s.ApplyAll {
 		p.line("rules", "all that match a request apply, in this order")
 	} else {
-		p.line("rules", "of those that match a request the most specific applies, and those that always do")
+		p.line("rules", "the most specific one that matches a request applies, and all with always: true")
 	}
 	if len(s.Deny) > 0 {
 		p.line("deny", texts(s.Deny)...)
@@ -83,10 +83,10 @@ func (p *printer) policy(s *policy.Spec) {
 		p.line("allow", texts(s.Allow)...)
 	}
 	if len(s.Tiers) > 0 {
-		p.line("tiers", "the first of these that fits")
+		p.line("tiers", "the first one that fits")
 		p.line("", perTier(s, func(i int) string {
 			if s.Tiers[i].IsDefault {
-				return "all others"
+				return "all other clients"
 			}
 			return strings.Join(texts(s.Tiers[i].AnyOf), ", or ")
 		})...)
@@ -94,7 +94,7 @@ func (p *printer) policy(s *policy.Spec) {
 	if s.Tokens.Verifier != nil {
 		p.line("tokens", s.Tokens.Summary)
 	}
-	p.line("addresses", fmt.Sprintf("those of one IPv4 /%d are limited together, and those of one IPv6 /%d", cmp.Or(s.IPv4Prefix, 32), cmp.Or(s.IPv6Prefix, 64)))
+	p.line("addresses", fmt.Sprintf("each IPv4 /%d counts as one client, and each IPv6 /%d", cmp.Or(s.IPv4Prefix, 32), cmp.Or(s.IPv6Prefix, 64)))
 	choose := func(yes bool, a, b string) string {
 		if yes {
 			return a
@@ -102,10 +102,10 @@ func (p *printer) policy(s *policy.Spec) {
 		return b
 	}
 	p.line("paths", strings.Join([]string{
-		choose(s.Paths.IgnoreTrailingSlash, "/a/ is /a", "/a/ is not /a"),
-		choose(s.Paths.IgnoreCase, "/A is /a", "/A is not /a"),
-		choose(s.Paths.StripParameters, "/a;v=1 is /a", "/a;v=1 is not /a"),
-		choose(s.Paths.KeepEncodedSlash, "%2F is part of a segment", "%2F is refused"),
+		choose(s.Paths.IgnoreTrailingSlash, "/a/ equals /a", "/a/ differs from /a"),
+		choose(s.Paths.IgnoreCase, "/A equals /a", "/A differs from /a"),
+		choose(s.Paths.StripParameters, "/a;v=1 equals /a", "/a;v=1 differs from /a"),
+		choose(s.Paths.KeepEncodedSlash, "%2F is part of a segment", "%2F is rejected"),
 	}, ", "))
 	for _, section := range s.Sections {
 		if d, ok := section.(interface {
@@ -116,15 +116,15 @@ func (p *printer) policy(s *policy.Spec) {
 	}
 }
 
-// rule says when a rule applies, to which identities, and what it limits.
+// rule describes when a rule applies, to which identities, and what it limits.
 func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
 	p.WriteByte('\n')
 	when := "if it is the most specific"
 	switch {
 	case rule.Shadow && !rule.Always:
-		when = "beside the most specific unless that is more specific"
+		when = "beside the rule that applies, unless that is more specific"
 	case rule.BeforeAuth:
-		when = "always, and by itself before a token is verified"
+		when = "always, and in a separate call before a token is verified"
 	case rule.Always:
 		when = "always"
 	}
@@ -144,7 +144,7 @@ func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
 		p.line("  identity", Identity(rule.Limits[0].Key))
 	}
 	if n := rule.NewIdentities; n != nil {
-		p.line("  new identities", rateText(n.Limit())+" of each address, in each process")
+		p.line("  new identities", rateText(n.Limit())+" for each address, at each instance")
 	}
 	for _, l := range rule.Limits {
 		p.limit(s, l, len(identities) > 1)
@@ -185,7 +185,7 @@ func (p *printer) match(rule *policy.Rule) {
 	}
 }
 
-// limit says what one limit admits, and what it charges. If isKeyed is true, it names the identity.
+// limit describes what one limit admits and charges. If isKeyed is true, it names the identity.
 func (p *printer) limit(s *policy.Spec, l *policy.Limit, isKeyed bool) {
 	how := algorithmText(l)
 	if l.Shadow && !l.Rule.Shadow {
@@ -200,7 +200,7 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, isKeyed bool) {
 		p.line("    cost", cost)
 	}
 	if l.Status != nil {
-		p.line("    only for", "answers with status "+statusText(l.Status))
+		p.line("    only for", "responses with status "+statusText(l.Status))
 	}
 	if l.Patience > 0 {
 		p.line("    waits", "up to "+wording.Period(l.Patience))
@@ -208,7 +208,7 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, isKeyed bool) {
 	if !l.Shadow {
 		p.guards(l)
 		if !l.InHeaders {
-			p.line("    headers", "do not tell of it")
+			p.line("    headers", "do not report it")
 		}
 	}
 	if c := l.Candidate; c != nil {
@@ -220,48 +220,79 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, isKeyed bool) {
 	}
 }
 
-// guards says what stands between the limit and the store.
+// guards describes how the guards treat the limit.
 func (p *printer) guards(l *policy.Limit) {
 	g := &l.Guard
 	if g.Lease > 0 {
-		p.line("    leased", fmt.Sprintf("up to %d drawn in advance", g.Lease),
+		p.line("    leased", fmt.Sprintf("up to %d units drawn in advance", g.Lease),
 			fmt.Sprintf("of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*guard.LeaseUtilization))
 	}
 	if g.SplitInto > 0 {
 		p.line("    split", fmt.Sprintf("in %d counters", g.SplitInto))
 	}
 	if g.DenyFor > 0 {
-		p.line("    denials", "remembered up to "+wording.Period(g.DenyFor))
+		p.line("    denials", "cached for up to "+wording.Period(g.DenyFor))
 	} else if g.DenyFor < 0 {
-		p.line("    denials", "never remembered")
+		p.line("    denials", "never cached")
 	}
-	text := withoutStore[g.OnFailure]
-	if g.Ceiling.Algorithm != nil {
-		text += ", to each key from each process " + rateText(g.Ceiling)
-	}
-	p.line("    no store", text)
+	p.line("    store fails", StoreFailure(g))
 }
 
-// withoutStore is what becomes of requests while the store gives no answer.
-var withoutStore = map[guard.FailureMode]string{
-	guard.FailOpen: "requests pass", guard.FailClosed: "requests are refused", guard.FailLocal: "this process decides, by its share of the limit",
+// StoreFailure says what happens to requests while the store gives no answer.
+func StoreFailure(s *guard.Settings) string {
+	switch {
+	case s.OnFailure == guard.FailClosed:
+		return "rejected"
+	case s.OnFailure == guard.FailLocal:
+		return "each instance enforces its share of the limit"
+	case s.Ceiling.Algorithm != nil:
+		return "allowed; each instance enforces this ceiling for each key: " + rateText(s.Ceiling)
+	}
+	return "allowed"
 }
 
-// admits are the numbers of a limit, in a line for each tier if they differ.
-func admits(s *policy.Spec, l *policy.Limit) []string {
-	number := func(i int) string {
-		if f := l.Variants[i]; f.Algorithm().NeedsHolder() {
-			return fmt.Sprintf("%d in flight", f.Limit().Count)
+// FailureModes counts the enforced limits of each failure mode, as in "3 limits local, 1 limit
+// closed".
+func FailureModes(rules []*policy.Rule) string {
+	counts := make(map[guard.FailureMode]int)
+	for _, rule := range rules {
+		for _, l := range rule.Limits {
+			if !l.Shadow {
+				counts[l.Guard.OnFailure]++
+			}
 		}
-		return rateText(l.Variants[i].Limit())
 	}
+	var parts []string
+	for _, mode := range []guard.FailureMode{guard.FailLocal, guard.FailClosed, guard.FailOpen} {
+		switch n := counts[mode]; n {
+		case 0:
+		case 1:
+			parts = append(parts, fmt.Sprintf("1 limit %v", mode))
+		default:
+			parts = append(parts, fmt.Sprintf("%d limits %v", n, mode))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Rate describes the number of a limit, as in "10 per 1s, burst 20" or "5 in flight".
+func Rate(plan *penstock.Plan) string {
+	if plan.Algorithm().NeedsHolder() {
+		return fmt.Sprintf("%d in flight", plan.Limit().Count)
+	}
+	return rateText(plan.Limit())
+}
+
+// admits returns the numbers of a limit, in a line for each tier if they differ.
+func admits(s *policy.Spec, l *policy.Limit) []string {
+	number := func(i int) string { return Rate(l.Variants[i]) }
 	if len(l.Variants) == 1 {
 		return []string{number(0)}
 	}
 	return perTier(s, number)
 }
 
-// rateText is a limit's rate, without its name and algorithm.
+// rateText returns a limit's rate, without its name and algorithm.
 func rateText(limit penstock.Limit) string {
 	if limit.Algorithm.BurstUse() == algorithm.BurstIsCapacity {
 		limit.Burst = cmp.Or(limit.Burst, limit.Count)
@@ -271,7 +302,7 @@ func rateText(limit penstock.Limit) string {
 	return text
 }
 
-// perTier is a line for each tier.
+// perTier returns a line for each tier.
 func perTier(s *policy.Spec, text func(i int) string) []string {
 	lines, width := make([]string, len(s.Tiers)), 0
 	for _, t := range s.Tiers {
@@ -283,12 +314,12 @@ func perTier(s *policy.Spec, text func(i int) string) []string {
 	return lines
 }
 
-// algorithmText is how a limit is enforced.
+// algorithmText describes how a limit is enforced.
 func algorithmText(l *policy.Limit) string {
 	a := l.Variants[0].Algorithm()
 	text := a.Title()
 	if a.NeedsHolder() {
-		return "slots, each free again " + wording.Period(l.Variants[0].Limit().Period) + " after its process died"
+		return "slots, each free " + wording.Period(l.Variants[0].Limit().Period) + " after its instance died"
 	}
 	if l.SubWindows > 0 {
 		text += fmt.Sprintf(" of %d parts", l.SubWindows)
@@ -304,9 +335,9 @@ func costText(l *policy.Limit) string {
 	text := strconv.FormatInt(c.Units, 10)
 	switch {
 	case c.Body > 0:
-		text = fmt.Sprintf("1 for each begun %s of the body, at least %d", wording.Size(c.Body), c.Min)
+		text = fmt.Sprintf("1 for each %s of the body, rounded up, at least %d", wording.Size(c.Body), c.Min)
 	case c.Header != "":
-		text = fmt.Sprintf("what header %s says, from %d to %d; %[2]d if it says no number", c.Header, c.Min, c.Max)
+		text = fmt.Sprintf("the number in header %s, from %d to %d; %[2]d without it", c.Header, c.Min, c.Max)
 	case c.Methods != nil:
 		var each []string
 		for _, method := range slices.Sorted(maps.Keys(c.Methods)) {
@@ -316,14 +347,14 @@ func costText(l *policy.Limit) string {
 	}
 	switch {
 	case l.CostHeader != "":
-		text += ", corrected to what the answer's header " + l.CostHeader + " says, or the handler"
+		text += ", corrected to the number in the response header " + l.CostHeader + ", or by the handler"
 	case l.Adjustable:
-		text += ", corrected to what the handler says"
+		text += ", corrected by the handler"
 	}
 	return text
 }
 
-// statusText is the statuses as people write them: 401, 500-599.
+// statusText writes statuses like 401, 500-599.
 func statusText(s *policy.Statuses) string {
 	var ranges []string
 	for from := 0; from < 64*len(s); from++ {
@@ -342,11 +373,11 @@ func statusText(s *policy.Statuses) string {
 	return wording.ShortList(ranges, "or")
 }
 
-// Identity says by what a request is limited: the first of these that it has.
+// Identity describes an identity.
 func Identity(id *policy.Identity) string {
 	text := chain(id)
 	if !id.IsAlwaysPresent() {
-		text += ", else unknown, all together"
+		text += ", else unknown: all such requests together"
 	}
 	return text
 }
@@ -367,7 +398,7 @@ func chain(id *policy.Identity) string {
 	case id.Global:
 		return "all requests together"
 	case id.Func != nil:
-		return "whom the program says"
+		return "a function of the program"
 	case id.FirstOf != nil:
 		return join(id.FirstOf, ", else ")
 	case id.AllOf != nil:
@@ -403,7 +434,7 @@ func testText(t *policy.Test) string {
 	case t.Any && t.Source.IsAlwaysPresent():
 		return name + " is any"
 	case t.Any:
-		return name + " is there"
+		return name + " is present"
 	case t.File != "":
 		return fmt.Sprintf("%s is one of the %d in %s", name, t.Len(), wording.Plain(t.File))
 	case t.Source.IsPrivate() && t.Len() == 1:

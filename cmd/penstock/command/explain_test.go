@@ -50,7 +50,7 @@ rules    ride-request applies: the most specific match
    counts for          key:a
    limit               10 per 1s, burst 20 (token-bucket)
    cost                1
-   note                new identities from one address: at most 20 per 1m (token-bucket)
+   note                new identities from one address: at most 20 per 1m, burst 20
    if the store fails  each instance enforces its share of the limit
    key in the store    ps1{key:a}ride-request
    upper bounds
@@ -77,12 +77,12 @@ rules    ride-request applies: the most specific match
       "rule": "ride-request",
       "limit": "second",
       "identity": "key:a",
-      "rate": "10 per 1s, burst 20 (token-bucket)",
+      "rate": "10 per 1s, burst 20",
       "algorithm": "token-bucket",
       "cost": 1,
       "on_failure": "local",
       "kind": "enforced",
-      "note": "new identities from one address: at most 20 per 1m (token-bucket)",
+      "note": "new identities from one address: at most 20 per 1m, burst 20",
       "key": "ps1{key:a}ride-request",
       "bounds": [
         {

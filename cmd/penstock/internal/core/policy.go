@@ -3,12 +3,11 @@ package core
 import (
 	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -35,11 +34,10 @@ func (p Policy) Count() int {
 // LogWarnings logs the first few warnings.
 func (p Policy) LogWarnings(log *slog.Logger) { logWarnings(log, p.Warnings) }
 
-func describe(file *policyfile.Policy, s settings.Settings) Policy {
+func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {
 	rules := file.Rules
-	p := Policy{File: file.Files[0], Digest: file.Digest, EmptyDeny: rules.EmptyDeny()}
+	p := Policy{File: file.Files[0], Digest: file.Digest, EmptyDeny: rules.EmptyDeny(), OnFailure: describe.FailureModes(rules.Rules())}
 	p.server, _ = policy.SectionOf[*settings.Section](rules)
-	modes := make(map[guard.FailureMode]int)
 	add := func(l *policy.Limit) {
 		p.Rules = append(p.Rules, metrics.Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
 	}
@@ -52,12 +50,8 @@ func describe(file *policyfile.Policy, s settings.Settings) Policy {
 			if l.Candidate != nil {
 				add(l.Candidate)
 			}
-			if !l.Shadow {
-				modes[l.Guard.OnFailure]++
-			}
 		}
 	}
-	p.OnFailure = failureText(modes)
 	if names := rules.ByHost(); len(names) > 0 && !s.PreserveHost {
 		p.Warnings = append(p.Warnings, fmt.Sprintf("rule %s matches the host, but the upstream gets its own name as Host, not the client's. "+
 			"A client can evade the rule with another host, unless the upstream reads X-Forwarded-Host; set preserve_host", names[0]))
@@ -66,20 +60,4 @@ func describe(file *policyfile.Policy, s settings.Settings) Policy {
 		p.Warnings = append(p.Warnings, w.Error())
 	}
 	return p
-}
-
-// failureText counts the limits of each failure mode: "local" for one mode only, or "3 limits
-// local, 1 limit closed".
-func failureText(modes map[guard.FailureMode]int) string {
-	var parts []string
-	for _, mode := range []guard.FailureMode{guard.FailLocal, guard.FailClosed, guard.FailOpen} {
-		switch n := modes[mode]; n {
-		case 0:
-		case 1:
-			parts = append(parts, fmt.Sprintf("1 limit %v", mode))
-		default:
-			parts = append(parts, fmt.Sprintf("%d limits %v", n, mode))
-		}
-	}
-	return strings.Join(parts, ", ")
 }

@@ -86,7 +86,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 				r.reloadFailed(reload.Err)
 				return
 			}
-			r.reloadSucceeded(describe(r.watcher.Policy(), r.settings))
+			r.reloadSucceeded(newPolicy(r.watcher.Policy(), r.settings))
 		},
 	})
 	if err != nil {
@@ -99,7 +99,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 
 // start records the first rules.
 func (r *rules) start(p *policyfile.Policy) {
-	r.first = describe(p, r.settings)
+	r.first = newPolicy(p, r.settings)
 	r.since = time.Now()
 	r.warnings, r.emptyDeny = r.first.Warnings, r.first.EmptyDeny
 	r.metrics.SetRules(r.first.Rules)

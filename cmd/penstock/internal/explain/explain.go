@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/describe"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -63,6 +64,9 @@ type Charge struct {
 	RetryAfterMS *int64  `json:"retry_after_ms,omitempty"` // -1: never
 	TurnAfterMS  *int64  `json:"turn_after_ms,omitempty"`  // the wait, if sent now
 	Bounds       []Bound `json:"bounds,omitempty"`         // of enforced limits
+
+	isInFlight   bool
+	storeFailure string // what happens while the store does not answer, in words
 }
 
 // A Bound is how many units the limit admits at most in one situation, like guard.Bound.
@@ -160,13 +164,9 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	if err != nil {
 		return Charge{}, err
 	}
-	_, rate, _ := strings.Cut(c.Plan.String(), ": ")
-	if c.Plan.Algorithm().NeedsHolder() {
-		rate = fmt.Sprintf("%d at once", c.Plan.Limit().Burst)
-	}
 	charge := Charge{
-		Rule: l.Rule.Name, Limit: l.Name, Identity: c.Key, Rate: rate, Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
-		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key,
+		Rule: l.Rule.Name, Limit: l.Name, Identity: c.Key, Rate: describe.Rate(c.Plan), Algorithm: l.Algorithm, Cost: c.Cost, WaitMS: l.Patience.Milliseconds(),
+		OnFailure: l.Guard.OnFailure.String(), Kind: kind, Key: key, isInFlight: c.Plan.Algorithm().NeedsHolder(), storeFailure: describe.StoreFailure(&l.Guard),
 	}
 	charge.guards(&l.Guard)
 	var notes []string
@@ -183,8 +183,7 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 		notes = append(notes, "charged before the signature of a new token is checked")
 	}
 	if limit := l.Rule.NewIdentities; limit != nil && !l.Shadow {
-		_, rate, _ := strings.Cut(limit.String(), ": ")
-		notes = append(notes, "new identities from one address: at most "+rate)
+		notes = append(notes, "new identities from one address: at most "+describe.Rate(limit))
 	}
 	charge.Note = strings.Join(notes, "; ")
 	return charge, nil
@@ -197,7 +196,9 @@ func (c *Charge) guards(s *guard.Settings) {
 		c.DenyForMS = new(max(s.DenyFor, 0).Milliseconds())
 	}
 	if s.Ceiling.Algorithm != nil {
-		_, c.Ceiling, _ = strings.Cut(s.Ceiling.String(), ": ")
+		if plan, err := s.Ceiling.Compile(); err == nil {
+			c.Ceiling = describe.Rate(plan)
+		}
 	}
 }
 
@@ -317,7 +318,11 @@ func (c *Charge) print(out io.Writer, label string) {
 	fmt.Fprintf(out, "\n%s %s.%s\n", label, c.Rule, c.Limit)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "   counts for\t%s\n", c.identityText())
-	fmt.Fprintf(w, "   limit\t%s\n", c.Rate)
+	limit := c.Rate
+	if !c.isInFlight {
+		limit += " (" + c.Algorithm + ")"
+	}
+	fmt.Fprintf(w, "   limit\t%s\n", limit)
 	fmt.Fprintf(w, "   cost\t%d\n", c.Cost)
 	if c.WaitMS > 0 {
 		fmt.Fprintf(w, "   may wait\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)
@@ -334,12 +339,12 @@ func (c *Charge) print(out io.Writer, label string) {
 	switch deny := c.DenyForMS; {
 	case deny == nil:
 	case *deny == 0:
-		fmt.Fprintf(w, "   denial cache\toff\n")
+		fmt.Fprintf(w, "   deny cache\toff\n")
 	default:
-		fmt.Fprintf(w, "   denial cache\tup to %v\n", time.Duration(*deny)*time.Millisecond)
+		fmt.Fprintf(w, "   deny cache\tup to %v\n", time.Duration(*deny)*time.Millisecond)
 	}
 	if c.Kind == "enforced" {
-		fmt.Fprintf(w, "   if the store fails\t%s\n", c.failureText())
+		fmt.Fprintf(w, "   if the store fails\t%s\n", c.storeFailure)
 	}
 	fmt.Fprintf(w, "   key in the store\t%s\n", c.Key)
 	if c.Corrupt {
@@ -377,17 +382,4 @@ func (c *Charge) identityText() string {
 		return "unknown: all requests without any of the identities"
 	}
 	return c.Identity
-}
-
-// failureText says what happens to the request while the store is down.
-func (c *Charge) failureText() string {
-	switch {
-	case c.OnFailure == guard.FailClosed.String():
-		return "denied with status 503"
-	case c.OnFailure == guard.FailLocal.String():
-		return "each instance enforces its share of the limit"
-	case c.Ceiling != "":
-		return "allowed; at most this for each key at each instance: " + c.Ceiling
-	}
-	return "allowed"
 }

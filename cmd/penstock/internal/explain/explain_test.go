@@ -84,15 +84,15 @@ func TestReportHasTheChargesOfARequest(t *testing.T) {
 		header []string
 		want   string
 	}{
-		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight global 100 at once"},
-		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight global 100 at once; " +
-			"enforced search.second key:a 10 per 1s, burst 20 (token-bucket); enforced search.day key:a 1000 per 24h (sliding-log); " +
-			"candidate search.day.candidate key:a 500 per 24h (sliding-log)"},
+		{"/other", nil, "/other; ; ; all=true; enforced all.in-flight global 100 in flight"},
+		{"/search/a", []string{"X-API-Key: a"}, "/search/a; free; ; search=true; all=true; enforced all.in-flight global 100 in flight; " +
+			"enforced search.second key:a 10 per 1s, burst 20; enforced search.day key:a 1000 per 24h; " +
+			"candidate search.day.candidate key:a 500 per 24h"},
 		{"/x/../%73earch/%c3%a4%2e", []string{"X-Plan: premium"}, "/search/%C3%A4.; premium; ; search=true; all=true; " +
-			"enforced all.in-flight global 100 at once; enforced search.second ip:192.0.2.1 100 per 1s, burst 200 (token-bucket); " +
-			"enforced search.day ip:192.0.2.1 1000 per 24h (sliding-log); " +
-			"candidate search.day.candidate ip:192.0.2.1 500 per 24h (sliding-log)"},
-		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight global 100 at once"},
+			"enforced all.in-flight global 100 in flight; enforced search.second ip:192.0.2.1 100 per 1s, burst 200; " +
+			"enforced search.day ip:192.0.2.1 1000 per 24h; " +
+			"candidate search.day.candidate ip:192.0.2.1 500 per 24h"},
+		{"/search/health", nil, "/search/health; ; ; free=true; search=false; all=true; enforced all.in-flight global 100 in flight"},
 		{"/search/deep", []string{"X-API-Key: foe"}, "/search/deep; ; deny; deep=false; tried=false; search=false; all=false"},
 		{"/search/deep", []string{"From: 10.9.1.2"}, "/search/deep; ; allow; deep=false; tried=false; search=false; all=false"},
 	} {
@@ -207,11 +207,11 @@ rules:
 	}
 	for _, line := range []string{
 		"lease               up to 20 units are drawn from the store in advance",
-		"if the store fails  allowed; at most this for each key at each instance: 500 per 1s, burst 50 (token-bucket)",
+		"if the store fails  allowed; each instance enforces this ceiling for each key: 500 per 1s, burst 50",
 		"split_into          16 counters; their keys end in ~00 to ~15",
-		"denial cache        off",
-		"if the store fails  denied with status 503",
-		"denial cache        up to 1m30s",
+		"deny cache          off",
+		"if the store fails  rejected",
+		"deny cache          up to 1m30s",
 		"if the store fails  each instance enforces its share of the limit",
 		"if the store fails  allowed\n",
 		"     leased         24 units more: a block of 8 for each of 3 instances, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
@@ -228,7 +228,7 @@ rules:
 		t.Log(out.String())
 	}
 	for i, want := range []string{
-		`"on_failure":"open","ceiling":"500 per 1s, burst 50 (token-bucket)","lease":20,"kind"`,
+		`"on_failure":"open","ceiling":"500 per 1s, burst 50","lease":20,"kind"`,
 		`"on_failure":"closed","lease":9,"split_into":16,"deny_cache_ttl_ms":0,"kind"`,
 		`"on_failure":"local","lease":9,"deny_cache_ttl_ms":90000,"kind"`,
 		`"on_failure":"open","lease":9,"kind"`,
