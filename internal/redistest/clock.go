@@ -45,12 +45,19 @@ func StartClocked(t testing.TB, args ...string) (*Server, *Clock) {
 }
 
 // Set sets the server's clock ahead of the system's, or behind it if ahead is negative, at once.
-func (c *Clock) Set(ahead time.Duration) error {
+func (c *Clock) Set(ahead time.Duration) error { return c.write(ahead.Microseconds(), 0) }
+
+// Freeze stops the server's clock at a time, to the microsecond, until Freeze or Set is called
+// again.
+func (c *Clock) Freeze(at time.Time) error { return c.write(0, at.UnixMicro()) }
+
+func (c *Clock) write(ahead, frozen int64) error {
 	f, err := os.OpenFile(c.file, os.O_CREATE|os.O_WRONLY, 0o600) // written in place, because the server has mapped it
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	_, err = f.Write(binary.NativeEndian.AppendUint64(nil, uint64(ahead.Microseconds())))
+	words := binary.NativeEndian.AppendUint64(nil, uint64(ahead))
+	_, err = f.Write(binary.NativeEndian.AppendUint64(words, uint64(frozen)))
 	return err
 }

@@ -1,0 +1,172 @@
+package resplimit
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/redis/rueidis"
+
+	"github.com/penstock/penstock"
+)
+
+func TestRedisCLIAsks(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{Credentials: []Credential{{"ann", "secret"}, {"", "token"}}})
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(input string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(redistest.CLI(), append([]string{"-h", host, "-p", port, "--no-auth-warning"}, args...)...)
+		cmd.Stdin = strings.NewReader(input)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	if got, want := run("", "--user", "ann", "--pass", "secret", "CL.THROTTLE", "user123", "15", "30", "60", "1"), "0\n16\n15\n-1\n2"; got != want {
+		t.Errorf("the reply is %q; want %q", got, want)
+	}
+	for range 15 {
+		run("", "-a", "token", "CL.THROTTLE", "user123", "15", "30", "60", "1")
+	}
+	if got, want := run("", "-3", "-a", "token", "CL.THROTTLE", "user123", "15", "30", "60", "1"), "1\n16\n0\n2\n32"; got != want {
+		t.Errorf("the seventeenth reply is %q; want %q", got, want)
+	}
+	if got := run("PING\nSELECT 0\nCLIENT GETNAME\nnonesuch a\nQUIT\n", "-a", "token"); !strings.HasPrefix(got, "PONG\nOK\n\nERR unknown command 'nonesuch', with args beginning with: 'a'") {
+		t.Errorf("piped commands reply %q", got)
+	}
+	if got := run("", "CL.THROTTLE", "user123", "15", "30", "60"); got != "NOAUTH Authentication required." {
+		t.Errorf("without a password the reply is %q", got)
+	}
+	if got := run("", "--raw", "-a", "token", "INFO"); !strings.Contains(got, "loading:0") {
+		t.Errorf("INFO replies %q", got)
+	}
+}
+
+// Rueidis wants CLIENT TRACKING, and it pipelines calls of several goroutines.
+func TestRueidisAsks(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{Credentials: []Credential{{"ann", "secret"}}})
+	for _, o := range []rueidis.ClientOption{{}, {AlwaysRESP2: true, DisableCache: true}} {
+		o.InitAddress, o.Username, o.Password, o.ClientName = []string{addr}, "ann", "secret", "app"
+		client, err := rueidis.NewClient(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		ctx := context.Background()
+		var batch rueidis.Commands
+		for i := range 100 {
+			batch = append(batch, client.B().ClThrottle().Key(fmt.Sprintf("%v:%d", o.DisableCache, i%10)).MaxBurst(6).CountPerPeriod(1).Period(60).Build())
+		}
+		var allowed int
+		for _, result := range client.DoMulti(ctx, batch...) {
+			reply, err := result.AsIntSlice()
+			if err != nil || len(reply) != 5 || reply[1] != 7 {
+				t.Fatalf("the reply is %v, %v", reply, err)
+			}
+			allowed += 1 - int(reply[0])
+		}
+		if allowed != 70 {
+			t.Errorf("%d of 100 calls were allowed; want 70", allowed)
+		}
+	}
+}
+
+// testdata has what clients have sent and the replies that they accepted: connecting, asking, and
+// leaving. A line that begins with '>' was sent, one with '<' was received, both as Go strings.
+func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) != 3 {
+		t.Fatalf("there are %d recordings, %v; want 3", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{})
+		w := connect(t, addr)
+		for line := range strings.Lines(string(text)) {
+			line = strings.TrimSpace(line)
+			if line == "" || line[0] == '#' {
+				continue
+			}
+			payload, err := strconv.Unquote(line[2:])
+			if err != nil {
+				t.Fatalf("%s: %s: %v", file, line, err)
+			}
+			if line[0] == '>' {
+				w.send(payload)
+			} else if got := w.reply(); got != payload {
+				t.Errorf("%s: the reply is %q; want %q", file, got, payload)
+			}
+		}
+	}
+}
+
+// storesOf are stores that must give the same answers.
+func storesOf(t *testing.T) map[string]penstock.Store {
+	t.Helper()
+	store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	guarded, err := guard.Standard(store, guard.Options{Server: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { guarded.Close() })
+	return map[string]penstock.Store{"memstore": memstore.New(memstore.Options{}), "redisstore": store, "guarded": guarded}
+}
+
+// Periods are long, so that the time that the test takes does not matter.
+func TestAllStoresReplyAlike(t *testing.T) {
+	var first []string
+	for name, store := range storesOf(t) {
+		_, addr := serve(t, store, nil, Options{})
+		w := connect(t, addr)
+		w.do("DEL a b c d e")
+		var replies []string
+		var pipeline strings.Builder
+		const n = 200
+		for i := range n {
+			key := string("abcde"[i%5])
+			switch {
+			case i%41 == 40:
+				pipeline.WriteString(encode("DEL", key))
+			case i%3 == 0:
+				pipeline.WriteString(encode("THROTTLE", key, "5", "1", "86400", strconv.Itoa(i%4)))
+			default:
+				pipeline.WriteString(encode("CL.THROTTLE", key, "6", "1", "86400", strconv.Itoa(i%3)))
+			}
+		}
+		w.send(pipeline.String())
+		for range n {
+			fields := strings.Fields(strings.Trim(w.reply(), "[]"))
+			if len(fields) == 5 {
+				fields = fields[:3] // the others are times
+			}
+			replies = append(replies, strings.Join(fields, " "))
+		}
+		if first == nil {
+			first = replies
+		} else if !slices.Equal(replies, first) {
+			t.Errorf("%s replies otherwise than another store:\n%v\n%v", name, replies, first)
+		}
+	}
+}
