@@ -2,19 +2,20 @@ package policy
 
 import "net/netip"
 
-// AddressText is the text under which an address pays; see AppendAddress.
+// AddressText returns the text of an address in keys; see AppendAddress.
 func AddressText(a netip.Addr, prefix4, prefix6 int) string {
 	var room [len("2001:0db8:0000:0000:0000:0000:0000:0000/128")]byte
 	return string(AppendAddress(room[:0], a, prefix4, prefix6))
 }
 
-// AppendAddress appends the text under which an address pays: that of the network of prefix4 or
-// prefix6 bits around it, as in 198.51.100.0/24 and 2001:db8::/64, or the address itself if the
-// prefix is all of it. A prefix out of range, as 0, is the default: 32 bits of IPv4, and 64 of
-// IPv6, which is what one subscriber has at the least.
+// AppendAddress appends the text of an address in keys. It is the network of prefix4 or prefix6
+// bits around the address, such as 198.51.100.0/24 or 2001:db8::/64. If the prefix has all bits, it
+// is the address itself. A prefix out of range, such as 0, means the default: 32 bits for IPv4, and
+// 64 for IPv6, because one subscriber has at least a /64.
 //
-// Every form of an address has one text: IPv6 that stands for IPv4 (::ffff:192.0.2.1, and
-// 64:ff9b::192.0.2.1 of NAT64) is IPv4, and zones are dropped. An invalid address has none.
+// Every form of an address has one text. IPv6 addresses that stand for IPv4 (::ffff:192.0.2.1, and
+// 64:ff9b::192.0.2.1 of NAT64) are written as IPv4. Zones are dropped. An invalid address has no
+// text.
 func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	if !a.IsValid() {
 		return b
@@ -33,7 +34,7 @@ func AppendAddress(b []byte, a netip.Addr, prefix4, prefix6 int) []byte {
 	return netip.PrefixFrom(a, bits).Masked().AppendTo(b)
 }
 
-// folded is the one form of an address.
+// folded returns the one form of an address.
 func folded(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if nat64.Contains(a) {
@@ -43,5 +44,5 @@ func folded(a netip.Addr) netip.Addr {
 	return a
 }
 
-// nat64 are the addresses by which IPv6 hosts see those of IPv4 (RFC 6052).
+// nat64 is the range of IPv6 addresses that stand for IPv4 hosts (RFC 6052).
 var nat64 = netip.MustParsePrefix("64:ff9b::/96")

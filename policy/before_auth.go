@@ -1,14 +1,14 @@
 package policy
 
-// A rule with before_auth is decided by itself before a token is verified, so that forged tokens
-// cost no more signature checks than its limits admit. Where no signature has to be checked (there
-// is no token, or it was seen before) the rule is one that always applies, and is charged with the
-// others.
+// A rule with before_auth is decided in a separate call before a token is verified. So forged
+// tokens cost at most as many signature checks as its limits admit. If no signature must be checked
+// (there is no token, or its check is cached), the rule is like one with Always, and is charged
+// with the others.
 
 // EvaluateFirst is Evaluate, unless that would check a signature and rules with before_auth match
-// the request. Then it returns false, and the Evaluation has only their charges. If these are
-// granted they stay charged, and EvaluateRest assesses the other rules. If the key of one of these
-// charges is unclear, the request is malformed, and no signature is checked.
+// the request. Then it returns false, and the Evaluation has only the charges of these rules. If
+// they are granted, they stay charged, and EvaluateRest evaluates the other rules. If the key of
+// such a charge is unclear, the request is malformed, and no signature is checked.
 func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 	if len(r.before) == 0 {
 		r.Evaluate(a, v)
@@ -38,8 +38,8 @@ func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 	return true
 }
 
-// EvaluateRest finds what the rules demand of a request besides those with before_auth, which have
-// granted it.
+// EvaluateRest evaluates the rules without before_auth, after those with before_auth have granted
+// the request.
 func (r *Rules) EvaluateRest(a Attributes, v *Evaluation) {
 	v.reset(r, a)
 	v.request.granted = true

@@ -8,17 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// Claims are what a verified token says: values of type string, json.Number, bool, nil, []any and
-// map[string]any, by their names. They must not be changed.
+// Claims are the contents of a verified token, by name. Values have the types string, json.Number,
+// bool, nil, []any and map[string]any. They must not be changed.
 type Claims map[string]any
 
-// Text is a claim that is a string, an integer or a boolean. A name with dots is that of a claim
-// whose name has dots, or else of a claim in an object ("realm.role"). Anything else has no
-// text. Nor has an empty string, or one with U+FFFD, which stands for every broken character.
+// Text returns a claim that is a string, an integer or a boolean. A name with dots is first the
+// whole name of a claim, and otherwise the path to a claim in an object ("realm.role"). Other
+// claims have no text. Neither have an empty string, and a string with U+FFFD, which replaces every
+// broken character.
 func (c Claims) Text(name string) (string, bool) { return claimText(lookUp(c, name)) }
 
-// Values are the texts of a claim that is a list, and otherwise its text alone, if it has any. The
-// words of scope and scp, which hold several in one string, count as a list.
+// Values returns the texts of a claim that is a list, and otherwise its text, if it has one. The
+// claims scope and scp are lists of words in one string.
 func (c Claims) Values(name string) []string {
 	found := lookUp(c, name)
 	if words, ok := found.(string); ok && (name == "scope" || name == "scp") {
@@ -37,8 +38,8 @@ func (c Claims) Values(name string) []string {
 	return texts
 }
 
-// lookUp finds a value by its name, or by the names on the way to it with dots between: the exact
-// name first, then the shortest first step.
+// lookUp finds a value by its name, or by a path of names with dots between them. It tries the
+// exact name first, then the shortest first step.
 func lookUp(object map[string]any, name string) any {
 	if v, ok := object[name]; ok {
 		return v

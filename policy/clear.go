@@ -10,12 +10,13 @@ import (
 	"unicode/utf8"
 )
 
-// What identifies a client must be readable in exactly one way: otherwise a request could be one
-// client's for the rules and another's for the upstream. This file decides which spellings of
-// headers, cookies, parameters and tokens are accepted. A request with any other is malformed.
+// What identifies a client must be readable in exactly one way. Otherwise rules could see one
+// client, and the upstream another. This file defines which spellings of headers, cookies,
+// parameters and tokens are accepted. A request with any other spelling is malformed.
 
-// identifies is the text of a header, a cookie or a parameter that says who the client is; "" if
-// the request has none. If it can be read in several ways, the request is noted as unclear.
+// identifies returns the text of a header, a cookie or a parameter that identifies the client, or
+// "" if the request has none. If the text can be read in several ways, it notes the request as
+// unclear.
 func (q *request) identifies(s *Source) string {
 	values := q.a.Lookup(s.Kind, s.Name)
 	if why := hidden(q.a, s); why != "" {
@@ -53,7 +54,7 @@ func (q *request) identifies(s *Source) string {
 	return text
 }
 
-// hidden says why some servers may find a header or a cookie where others find none, or nothing.
+// hidden returns why some servers may find a header or a cookie that others do not find, or "".
 func hidden(a Attributes, s *Source) string {
 	switch s.Kind {
 	case KindHeader:
@@ -67,7 +68,7 @@ func hidden(a Attributes, s *Source) string {
 	return ""
 }
 
-// droppedHeader says that the next proxy would not send a header on, or nothing.
+// droppedHeader returns why the next proxy may drop a header, or "".
 func droppedHeader(a Attributes, name string) string {
 	for _, line := range a.Lookup(KindHeader, "Connection") {
 		for option := range strings.FieldsFuncSeq(line, func(r rune) bool { return r >= utf8.RuneSelf || !IsToken(string(r)) }) {
@@ -79,8 +80,8 @@ func droppedHeader(a Attributes, name string) string {
 	return ""
 }
 
-// queryDiffers tells whether servers split a query in different ways: some end a parameter at a
-// semicolon, and some drop one with a broken escape.
+// queryDiffers tells whether servers split a query in different ways. Some servers end a parameter
+// at a semicolon, and some drop a parameter with a broken escape.
 func queryDiffers(query string) bool {
 	if strings.Contains(query, ";") {
 		return true
@@ -89,9 +90,8 @@ func queryDiffers(query string) bool {
 	return err != nil
 }
 
-// hiddenCookie says why some servers may find a cookie of this name where others find none, or
-// nothing. Some of them end a cookie at white space or a comma, or let quotes reach over
-// semicolons.
+// hiddenCookie returns why some servers may find a cookie of this name that others do not find, or
+// "". Some servers end a cookie at white space or a comma. Some let quotes contain semicolons.
 func hiddenCookie(a Attributes, name string) string {
 	plain, open := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
@@ -112,12 +112,12 @@ func hiddenCookie(a Attributes, name string) string {
 	return ""
 }
 
-// endsCookie tells whether some server ends a cookie at a letter, or reads it as an escape.
+// endsCookie tells whether some servers end a cookie at a character, or read it as an escape.
 func endsCookie(r rune) bool {
 	return r <= ' ' || r == ',' || r == '"' || r == '\\' || r >= 0x7f && !unicode.IsPrint(r)
 }
 
-// isOpen tells whether a value begins with a quote that nothing closes.
+// isOpen tells whether a value begins with a quote that is never closed.
 func isOpen(value string) bool {
 	if !strings.HasPrefix(value, `"`) {
 		return false
@@ -133,8 +133,7 @@ func isOpen(value string) bool {
 	return true
 }
 
-// assigns tells whether a text has a name, behind no other letter of one, and an equals sign behind
-// it.
+// assigns tells whether a text contains the whole name followed by an equals sign.
 func assigns(text, name string) bool {
 	for i := 0; i+len(name) < len(text); i++ {
 		if strings.EqualFold(text[i:i+len(name)], name) && (i == 0 || !IsToken(text[i-1:i])) &&
@@ -145,15 +144,15 @@ func assigns(text, name string) bool {
 	return false
 }
 
-// noteUnclear notes why the request must not go on. The text never has what the client sent, which
-// may be a secret.
+// noteUnclear notes why the request is malformed. The text contains nothing that the client sent,
+// because that may be a secret.
 func (q *request) noteUnclear(why string) {
 	if q.unclear == "" {
 		q.unclear = why + "; send it once, plainly written"
 	}
 }
 
-// unclear says why servers may read a text in different ways, or nothing.
+// unclear returns why servers may read a text in different ways, or "".
 func unclear(text string) string {
 	if text == "" {
 		return ""
@@ -167,7 +166,7 @@ func unclear(text string) string {
 	return ""
 }
 
-// hasCommas tells whether a comma is an ordinary part of a header's one value.
+// hasCommas tells whether one value of a header may contain commas.
 func hasCommas(header string) bool {
 	switch header {
 	case "Authorization", "Proxy-Authorization", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer", "Via", "Forwarded", "X-Forwarded-For":
@@ -180,11 +179,11 @@ func isAuthorization(header string) bool {
 	return strings.EqualFold(header, "Authorization") || strings.EqualFold(header, "Proxy-Authorization")
 }
 
-// jwtLike finds what a server that is not strict may take for a JSON Web Token.
+// jwtLike matches texts that a lenient server may read as a JSON Web Token.
 var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
 
 // authorization brings the value of such a header into one form: its scheme in lower case, a space,
-// and the credentials. If the value can be read in several ways, why says how.
+// and the credentials. If the value can be read in several ways, why is the reason.
 func authorization(value string) (text, why string) {
 	if why := unclear(value); why != "" || value == "" {
 		return "", why
@@ -206,9 +205,9 @@ func authorization(value string) (text, why string) {
 	return scheme + " " + credentials, why
 }
 
-// unclearToken says why servers may read a bearer token in different ways, or nothing. What has two
-// dots or more is a JSON Web Token, signed or encrypted, or nothing that is known: its parts have
-// one spelling each (base64url without padding, RFC 7515).
+// unclearToken returns why servers may read a bearer token in different ways, or "". A token with
+// two dots or more must be a JSON Web Token, signed or encrypted. Each part of such a token has
+// exactly one spelling (base64url without padding, RFC 7515).
 func unclearToken(text string) string {
 	dots := strings.Count(text, ".")
 	switch {
@@ -232,7 +231,7 @@ func unclearToken(text string) string {
 	return ""
 }
 
-// notInBearer tells whether a letter is in no bearer token (RFC 6750, 2.1).
+// notInBearer tells whether a bearer token cannot contain a character (RFC 6750, 2.1).
 func notInBearer(r rune) bool {
 	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.~+/", r))
 }

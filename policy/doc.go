@@ -1,4 +1,3 @@
-// Package policy decides which limits apply to a request: Rules turn the attributes of a request
-// into the charges that they demand. Package policyfile makes Rules of a file; a Spec makes them in
-// Go.
+// Package policy decides which limits apply to a request. Rules turn the attributes of a request
+// into charges. Package policyfile makes Rules from a file. Go code makes them from a Spec.
 package policy

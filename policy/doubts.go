@@ -2,8 +2,8 @@ package policy
 
 import "fmt"
 
-// Doubts are the reasons why a request does not count as the client that it names: why its token is
-// rejected, and which of its values are not listed in the policy. They contain no secrets. Call it
+// Doubts returns why a request is not counted as the client that it names: why its token is
+// rejected, and which of its values the policy does not list. They contain no secrets. Call it
 // right after Evaluate.
 func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
@@ -43,7 +43,7 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	return reasons
 }
 
-// doubts calls doubt for each test of an identity, up to the part that names the client.
+// doubts calls doubt for each test of an identity, up to the part that identifies the client.
 func (id *Identity) doubts(q *request, doubt func(*Test)) {
 	for _, one := range id.FirstOf {
 		if _, ok := q.find(one); ok {
@@ -59,7 +59,7 @@ func (id *Identity) doubts(q *request, doubt func(*Test)) {
 	}
 }
 
-// listed says which values a test takes, without telling them.
+// listed says which values a test accepts. It does not show the values.
 func (t *Test) listed() string {
 	if t.File != "" {
 		return fmt.Sprintf("the %d in %s", len(t.texts), t.File)

@@ -12,29 +12,29 @@ import (
 // A ListMatch names the list of the policy that a request matches.
 type ListMatch uint8
 
-// The lists. Deny counts before allow.
+// The lists. The deny list comes first.
 const (
 	NotListed   ListMatch = iota
 	AllowListed           // on the allow list: never limited
 	DenyListed            // on the deny list: always rejected
 )
 
-// An Evaluation is what Rules demand of one request. It may be used again for another.
+// An Evaluation is the result of Rules for one request. It can be reused for another request.
 type Evaluation struct {
-	// Unclear says that the request must be refused as malformed, and why: what identifies its
-	// client can be read in several ways, as a header that is sent twice. It is empty if nothing is
-	// wrong; otherwise the Evaluation says nothing else. It contains nothing that the client sent.
+	// Unclear is why the request must be rejected as malformed: something that identifies its client
+	// can be read in several ways, such as a header that was sent twice. It is "" if nothing is wrong.
+	// Otherwise the other fields are empty. It contains nothing that the client sent.
 	Unclear string
 
-	TokenError *TokenError // why the request's token is rejected; nil if it is valid, has none, or nothing needs it
+	TokenError *TokenError // why the token is rejected; nil if it is valid, if there is none, or if no rule needs it
 
 	ListMatch ListMatch
-	Matched   []*Rule             // those that apply, in the order of the file
+	Matched   []*Rule             // the rules that apply, in the order of the file
 	Charges   []penstock.Charge   // to be decided as one batch
 	Limits    []*Limit            // the limit of each charge
-	Shadows   []Shadow            // each is decided by itself, also if the request is rejected
-	Unchecked []UncheckedIdentity // identities that may be new, of rules that bound how many may be; to be admitted before the charges are decided
-	Tier      string              // of the caller, if rules or limits asked for it
+	Shadows   []Shadow            // each is decided separately, also if the request is denied
+	Unchecked []UncheckedIdentity // identities that clients can invent, of rules with NewIdentities; to be admitted before the charges are decided
+	Tier      string              // of the client, if rules or limits needed it
 
 	request request
 }
@@ -46,7 +46,7 @@ type Shadow struct {
 	Candidate bool // it is the candidate of a limit; false: a shadow rule or limit
 }
 
-// Variant returns the index in l.Variants of the plan for the caller's tier.
+// Variant returns the index in l.Variants of the plan for the client's tier.
 func (v *Evaluation) Variant(l *Limit) int {
 	if len(l.Variants) == 1 {
 		return 0
@@ -54,7 +54,7 @@ func (v *Evaluation) Variant(l *Limit) int {
 	return v.request.tierIndex()
 }
 
-// request is what has been found out about one.
+// request is what is known about a request so far.
 type request struct {
 	rules      *Rules
 	a          Attributes
@@ -63,28 +63,28 @@ type request struct {
 	method     string
 	host       string
 	path       string
-	matcher    *Matcher // of the rule at hand
+	matcher    *Matcher // of the current rule
 	preflight  bool     // only rules that name OPTIONS match it
-	keys       []string // by identity; "" if not asked for yet
-	tier       int      // -1 if not asked for yet
+	keys       []string // by identity; "" if not computed yet
+	tier       int      // -1 if not computed yet
 	holder     string
-	checked    bool // the token was looked at
+	checked    bool // the token was verified, or there is none
 	token      Claims
 	tokenErr   *TokenError
-	waits      bool   // no signature is to be checked yet
-	unverified bool   // a signature would have been checked
-	granted    bool   // the rules with before_auth have granted it, and are skipped
-	unclear    string // what identifies the client and can be read in several ways; the first that was found
+	waits      bool   // no signature may be checked yet
+	unverified bool   // a signature check was skipped because of waits
+	granted    bool   // the rules with before_auth have granted the request, and are skipped
+	unclear    string // the first reason why the client can be read in several ways
 }
 
-// Evaluate finds what the rules demand of a request.
+// Evaluate finds the charges of a request.
 func (r *Rules) Evaluate(a Attributes, v *Evaluation) {
 	v.reset(r, a)
 	r.evaluate(a, v)
 	v.finish(r, a)
 }
 
-// finish makes an Evaluation of what was found.
+// finish sets the result of an Evaluation.
 func (v *Evaluation) finish(r *Rules, a Attributes) {
 	v.TokenError = v.request.tokenErr
 	if v.request.unclear != "" && v.ListMatch != DenyListed {
@@ -104,8 +104,8 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 		v.ListMatch = AllowListed
 		return
 	}
-	// The most specific rule applies, and those that always do. A shadow does not replace the rule
-	// that applies: it counts beside it, unless that one is more specific.
+	// The most specific rule applies, and all rules with Always. A shadow rule does not replace the
+	// rule that applies. It counts beside that rule, unless that rule is more specific.
 	var selected, shadowed *Matcher
 	for matchers := r.matchersOf(q.path); matchers.next(); {
 		m := matchers.at
@@ -136,7 +136,8 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	}
 }
 
-// Matching are all rules that match a request, the most specific first, whether they apply or not.
+// Matching returns all rules that match a request, the most specific first, whether they apply or
+// not.
 func (r *Rules) Matching(a Attributes) []*Rule {
 	var v Evaluation
 	v.reset(r, a)
@@ -150,8 +151,8 @@ func (r *Rules) Matching(a Attributes) []*Rule {
 	return rules
 }
 
-// matchersOf walks through the matchers that a path's first segment does not rule out, the most
-// specific first.
+// matchersOf returns the matchers that can match a path with its first segment, the most specific
+// first.
 func (r *Rules) matchersOf(path string) matcherIter {
 	if len(path) == 0 || path[0] != '/' {
 		return matcherIter{}
@@ -160,7 +161,7 @@ func (r *Rules) matchersOf(path string) matcherIter {
 	return matcherIter{a: r.index[first], b: r.general}
 }
 
-// A matcherIter goes through two lists at once, in the order of specificity.
+// A matcherIter merges two lists in the order of specificity.
 type matcherIter struct {
 	at   *Matcher
 	a, b []*Matcher
@@ -196,8 +197,7 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 }
 
 // isPreflight tells whether an OPTIONS request is a CORS preflight as browsers send it. Preflights
-// are free, so a request with a body, or with anything that tells who the client is, is an ordinary
-// one.
+// are free. So a request with a body, or with anything that identifies the client, is no preflight.
 func (r *Rules) isPreflight(a Attributes) bool {
 	if a.BodySize() != 0 {
 		return false
@@ -211,12 +211,12 @@ func (r *Rules) isPreflight(a Attributes) bool {
 	return !slices.ContainsFunc(notInPreflights, has) && !slices.ContainsFunc(r.identifying, has)
 }
 
-// notInPreflights are headers that tell who the client is, that say a body follows, or by which
-// some servers take the request for one with another method.
+// notInPreflights are headers that identify the client, that announce a body, or that make some
+// servers use another method.
 var notInPreflights = []string{"Authorization", "Proxy-Authorization", "Cookie", "Transfer-Encoding",
 	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
-// inPreflights are headers that browsers send with preflights too.
+// inPreflights are headers that browsers also send with preflights.
 var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer",
 	"Access-Control-Request-Method", "Access-Control-Request-Headers"}
 
@@ -229,7 +229,7 @@ func (v *Evaluation) has(r *Rule) bool {
 	return false
 }
 
-// apply adds what a rule demands.
+// apply adds the charges of a rule.
 func (v *Evaluation) apply(m *Matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
@@ -258,7 +258,7 @@ func (v *Evaluation) apply(m *Matcher) {
 	}
 }
 
-// inOrder brings rules and charges into the order of the file.
+// inOrder sorts rules and charges into the order of the file.
 func (v *Evaluation) inOrder() {
 	byOrder := func(a, b *Rule) int { return a.order - b.order }
 	if slices.IsSortedFunc(v.Matched, byOrder) {
@@ -295,7 +295,7 @@ func (q *request) holderOf(plan *penstock.Plan) string {
 	return q.holder
 }
 
-// variant returns the limit's plan for the caller's tier.
+// variant returns the limit's plan for the client's tier.
 func (q *request) variant(l *Limit) *penstock.Plan {
 	if len(l.Variants) == 1 {
 		return l.Variants[0]
@@ -303,7 +303,7 @@ func (q *request) variant(l *Limit) *penstock.Plan {
 	return l.Variants[q.tierIndex()]
 }
 
-// tierIndex finds the caller's tier. The last one takes those that no other has.
+// tierIndex finds the client's tier. The last tier takes all clients of no other tier.
 func (q *request) tierIndex() int {
 	if q.tier >= 0 {
 		return q.tier
@@ -349,7 +349,7 @@ func (q *request) cost(l *Limit) int64 {
 	return c.Units
 }
 
-// claims are those of the request's token, if it is verified.
+// claims returns the claims of the request's token, or nil if it has no valid one.
 func (q *request) claims() Claims {
 	if q.checked {
 		return q.token
@@ -366,7 +366,7 @@ func (q *request) claims() Claims {
 	case token != "" && q.waits && !tokens.Verifier.IsKnown(token):
 		q.unverified = true
 	case token != "":
-		// A token that is rejected says nothing: the request is treated like one without a token.
+		// A rejected token has no claims: the request is treated like one without a token.
 		q.token, q.tokenErr = tokens.Verifier.Claims(token)
 	}
 	return q.token

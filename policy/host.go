@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// CleanHost brings a request's host into the form in which hosts are compared: in lower case,
-// without its port, the dot at its end and the brackets around an IPv6 address, whose text is that
-// of netip.Addr. It is false if servers may read different things in it.
+// CleanHost brings a request's host into the form that is compared: in lower case, without its
+// port, a final dot, and the brackets of an IPv6 address, which is written as by netip.Addr. It
+// returns false if servers may read the host in different ways.
 func CleanHost(host string) (name string, ok bool) {
 	port := ""
 	if literal, is := strings.CutPrefix(host, "["); is {
@@ -25,8 +25,7 @@ func CleanHost(host string) (name string, ok bool) {
 	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
 }
 
-// isHostname tells whether a name is made of what names of hosts are made of, and of no empty
-// parts.
+// isHostname tells whether a name has only characters of host names, and no empty part.
 func isHostname(name string) bool {
 	before := byte('.')
 	for i := range len(name) {
@@ -39,8 +38,8 @@ func isHostname(name string) bool {
 	return before != '.' || name == ""
 }
 
-// matchesHost tells whether a request's host is the one of a rule, or below it if that begins with
-// *.
+// matchesHost tells whether a request's host equals that of a rule, or is below it if the rule's
+// host begins with *.
 func matchesHost(pattern, host string) bool {
 	if below, ok := strings.CutPrefix(pattern, "*"); ok {
 		return len(host) > len(below) && strings.HasSuffix(host, below)
@@ -48,8 +47,8 @@ func matchesHost(pattern, host string) bool {
 	return pattern == host
 }
 
-// ParseHost reads a host as people write it: api.example.com, or *.example.com for all below it. It
-// returns the form that CleanHost gives to requests' hosts. The error says how to write it.
+// ParseHost reads a host of a rule: api.example.com, or *.example.com for all hosts below it. It
+// returns the same form as CleanHost. The error says how to write it.
 func ParseHost(text string) (string, error) {
 	if address, err := netip.ParseAddr(text); err == nil && address.Is6() {
 		text = "[" + text + "]"
@@ -72,8 +71,8 @@ func ParseHost(text string) (string, error) {
 	return host, nil
 }
 
-// ByHost are the names of the enforced rules that depend on the host, which clients write. A client
-// evades them if it can write another host and is answered by the same site.
+// ByHost returns the names of the enforced rules that depend on the host. Clients write the host.
+// So a client evades these rules if the same site also answers under another host.
 func (r *Rules) ByHost() (names []string) {
 	goes := func(m *Matcher) bool {
 		return m.Host != "" || slices.ContainsFunc(m.Where, func(t Test) bool { return t.Source.Needs(KindHost) })

@@ -7,21 +7,21 @@ import (
 	"strings"
 )
 
-// An Identity finds the key of a request: the text by which its client is limited, such as
-// "key:abc", "user:42,device:7" or "ip:192.0.2.1". Exactly one of Global, Func, FirstOf, AllOf and
-// Source is set. Requests that an Identity finds nothing in share the key "unknown".
+// An Identity finds the key of a request: the text for its client, such as "key:abc",
+// "user:42,device:7" or "ip:192.0.2.1". Exactly one of Global, Func, FirstOf, AllOf and Source is
+// set. Requests without a key by their Identity share the key "unknown".
 type Identity struct {
 	Global bool // all requests share one key
 	Func   func(Attributes) string
 
-	Kind   string // stands before the colon of the key
+	Kind   string // in the key, before the colon
 	Source Source
-	Only   *Test // only these values of Source count; nil: all
+	Only   *Test // the values of Source that count; nil: all
 
 	FirstOf []*Identity // the first that the request has
 	AllOf   []*Identity // a combination
 
-	index int // where a request keeps its key, counted from 1; 0 if that depends on the rule that matched
+	index int // the place of its key in a request, from 1; 0 if the key depends on the rule that matched
 }
 
 // Global is one key for all requests.
@@ -30,11 +30,11 @@ func Global() *Identity { return &Identity{Global: true} }
 // ByAddress limits by the client's address, or its network.
 func ByAddress() *Identity { return By("ip", Source{Kind: KindAddress}) }
 
-// By limits by the text of a source. The kind stands before it in the key, as in "user:42", and
-// consists of 1 to 20 of a-z, 0-9 and -, beginning with a letter.
+// By limits by the text of a source. The key begins with the kind, as in "user:42". A kind has 1 to
+// 20 characters of a-z, 0-9 and -, and begins with a letter.
 func By(kind string, source Source) *Identity { return &Identity{Kind: kind, Source: source} }
 
-// ByFunc limits by what a function returns. That is used as the key as it is.
+// ByFunc limits by the result of a function, which is the key without any change.
 func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key} }
 
 // FirstOf limits by the first identity that a request has.
@@ -43,13 +43,13 @@ func FirstOf(ids ...*Identity) *Identity { return &Identity{FirstOf: ids} }
 // AllOf limits by the combination of several identities.
 func AllOf(ids ...*Identity) *Identity { return &Identity{AllOf: ids} }
 
-// Keys that no other identity has: each of the others has a colon.
+// Keys that no identity with a source has, because those contain a colon.
 const (
 	globalKey  = "global"  // of all requests
-	unknownKey = "unknown" // of requests that an identity finds nothing in
+	unknownKey = "unknown" // of requests without a key by their identity
 )
 
-// key is the key of the request by an identity.
+// key returns the key of the request by an identity.
 func (q *request) key(id *Identity) string {
 	if id.index > 0 && q.keys[id.index-1] != "" {
 		return q.keys[id.index-1]
@@ -64,7 +64,7 @@ func (q *request) key(id *Identity) string {
 	return key
 }
 
-// find is the key by an identity, if the request has it.
+// find returns the key by an identity, if the request has one.
 func (q *request) find(id *Identity) (string, bool) {
 	switch {
 	case id.Global:
@@ -88,8 +88,8 @@ func (q *request) find(id *Identity) (string, bool) {
 	return id.Kind + ":" + escape(text), true
 }
 
-// isOneOf tells whether the text that was found, and no other of the same name, is among those that
-// count.
+// isOneOf tells whether the text is one of the values that count, and no other text of the same
+// name was found.
 func (q *request) isOneOf(t *Test, text string) bool {
 	if t.Source.Kind == KindAddress {
 		return t.Any || t.networks.contain(q.a.Address())
@@ -97,8 +97,8 @@ func (q *request) isOneOf(t *Test, text string) bool {
 	return t.has(text)
 }
 
-// combine joins keys. A missing one stands as its kind alone, so that a client that leaves out a
-// header does not share the key of all others; if all are missing, so is the combination.
+// combine joins keys. For a missing key it writes only the kind. So a client that omits a header
+// does not share the key of other clients. If all keys are missing, so is the combination.
 func (q *request) combine(id *Identity) (string, bool) {
 	var s strings.Builder
 	some := false
@@ -116,7 +116,7 @@ func (q *request) combine(id *Identity) (string, bool) {
 	return s.String(), some
 }
 
-// firstKind is the kind that stands for an identity that a request lacks.
+// firstKind returns the kind that is written for an identity that a request lacks.
 func (id *Identity) firstKind() string {
 	if id.FirstOf != nil {
 		return id.FirstOf[0].firstKind()
@@ -127,7 +127,7 @@ func (id *Identity) firstKind() string {
 	return id.Kind
 }
 
-// ExampleKey is a key of the identity for a value.
+// ExampleKey returns a key of the identity with the given value.
 func (id *Identity) ExampleKey(value string) string {
 	if id.Global {
 		return globalKey
@@ -135,7 +135,7 @@ func (id *Identity) ExampleKey(value string) string {
 	return id.firstKind() + ":" + value
 }
 
-// CanBe tells whether a text can be a key of the identity, as far as its beginning says.
+// CanBe tells whether a text can be a key of the identity. It checks only the kinds.
 func (id *Identity) CanBe(text string) bool {
 	switch {
 	case id.Global:
@@ -157,10 +157,10 @@ func (id *Identity) Needs(kind Kind) bool {
 	return id.Source.Needs(kind) || slices.ContainsFunc(id.FirstOf, needs) || slices.ContainsFunc(id.AllOf, needs)
 }
 
-// Parts are the identities that a FirstOf or AllOf is made of.
+// Parts returns the identities of a FirstOf or AllOf.
 func (id *Identity) Parts() []*Identity { return slices.Concat(id.FirstOf, id.AllOf) }
 
-// Segments are the named segments of the path that an identity needs.
+// Segments returns the named path segments that an identity needs.
 func (id *Identity) Segments() (names []string) {
 	if id.Source.Kind == KindSegment {
 		names = append(names, id.Source.Name)
@@ -171,7 +171,7 @@ func (id *Identity) Segments() (names []string) {
 	return names
 }
 
-// IsAlwaysPresent tells whether every request has the identity.
+// IsAlwaysPresent tells whether every request has a key by the identity.
 func (id *Identity) IsAlwaysPresent() bool {
 	if id.Global || id.Func != nil || slices.ContainsFunc(id.Parts(), (*Identity).IsAlwaysPresent) {
 		return true
@@ -179,7 +179,7 @@ func (id *Identity) IsAlwaysPresent() bool {
 	return id.Source.IsAlwaysPresent() && (id.Only == nil || id.Only.Any)
 }
 
-// Invented are the parts of an identity whose values clients can choose.
+// Invented returns the parts of an identity whose values clients can choose.
 func (id *Identity) Invented() (parts []*Identity) {
 	if id.canBeInvented() {
 		parts = append(parts, id)
@@ -210,12 +210,12 @@ func IsKind(s string) bool {
 	return len(s) >= 1 && len(s) <= 20
 }
 
-// MaxValue is how long a value may be in a key, in bytes; a longer one is hashed.
+// MaxValue is the length of the longest value in a key, in bytes. Longer values are hashed.
 const MaxValue = 128
 
-// escape writes a value so that no two are alike and none can be taken for several: %XX for '%',
-// ',', '#', spaces, control and non-ASCII characters. A value that is long stands as '#' and its
-// SHA-256.
+// escape writes a value so that no two values have one text, and no value looks like several. It
+// writes %XX for '%', ',', '#', spaces, control and non-ASCII characters. A long value becomes '#'
+// and its SHA-256.
 func escape(value string) string {
 	if len(value) > MaxValue {
 		sum := sha256.Sum256([]byte(value))

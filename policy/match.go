@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// A Match says which requests a rule is for. The zero value is for all.
+// A Match says which requests a rule matches. The zero value matches all.
 type Match struct {
 	Methods []string  // none: any. GET includes HEAD, unless HEAD is named by another rule
 	Hosts   []string  // as ParseHost returns them; none, or an empty one: any
 	Paths   []Pattern // none: any
-	Where   Condition // must hold besides
+	Where   Condition // must also hold
 }
 
 // IsAll tells whether every request matches.
@@ -22,8 +22,8 @@ func (m *Match) IsAll() bool {
 		(len(m.Paths) == 0 || slices.ContainsFunc(m.Paths, Pattern.IsAll))
 }
 
-// Matchers are the ways in which a request can match: each path at each host. HEAD makes a server
-// do what GET does, so GET has a matcher for HEAD too.
+// Matchers returns the ways in which a request can match: each path at each host. A server handles
+// HEAD like GET, so GET has a matcher for HEAD too.
 func (m *Match) Matchers() (list []*Matcher) {
 	hosts, paths := m.Hosts, m.Paths
 	if len(hosts) == 0 {
@@ -50,11 +50,11 @@ type Matcher struct {
 	Path      Pattern
 	Methods   []string // none: any
 	Where     Condition
-	IsImplied bool // it matches HEAD because GET is named
-	PathIndex int  // which of the Match's paths it is
+	IsImplied bool // it matches HEAD only because GET is named
+	PathIndex int  // the index of its path in the Match
 
 	rule  *Rule
-	order int // in the policy, and once compiled by specificity
+	order int // in the policy; after New, by specificity
 }
 
 // A Pattern is a path's pattern, segment by segment.
@@ -63,7 +63,7 @@ type Pattern []Segment
 // A Segment is one segment of a Pattern.
 type Segment struct {
 	Kind SegmentKind
-	Text string // what it is, what it is called, or its glob
+	Text string // the literal text, the name, or the glob
 }
 
 // A SegmentKind says what a Segment stands for.
@@ -82,7 +82,7 @@ const (
 // IsAll tells whether every path matches.
 func (p Pattern) IsAll() bool { return len(p) == 1 && p[0].Kind == SegmentRest }
 
-// String is the pattern as people write it.
+// String returns the pattern as policies write it.
 func (p Pattern) String() string {
 	var s strings.Builder
 	for _, one := range p {
@@ -138,7 +138,7 @@ func (p Pattern) matches(path string) bool {
 	return path == ""
 }
 
-// cut takes the first segment off a path, which begins with a slash.
+// cut splits the first segment from a path, which begins with a slash.
 func cut(path string) (text, rest string) {
 	if end := strings.IndexByte(path[1:], '/'); end >= 0 {
 		return path[1 : end+1], path[end+1:]
@@ -156,7 +156,8 @@ func (s *Segment) matches(text string) bool {
 	return text != ""
 }
 
-// glob matches a pattern with stars, in time proportional to the product of both lengths at worst.
+// glob matches a pattern with stars. Its time is at most proportional to the product of both
+// lengths.
 func glob(pattern, text string) bool {
 	p, t := 0, 0
 	star, from := -1, 0
@@ -181,7 +182,7 @@ func glob(pattern, text string) bool {
 	return p == len(pattern)
 }
 
-// segment is the text of the named segment in a path that matches.
+// segment returns the text of the named segment in a path that matches.
 func (p Pattern) segment(path, name string) (string, bool) {
 	for i := range p {
 		if path == "" || p[i].Kind == SegmentRest {
@@ -201,14 +202,16 @@ func (p Pattern) HasSegment(name string) bool {
 	return slices.Contains(p, Segment{SegmentNamed, name})
 }
 
-// bySpecificity orders matchers as Compare does, and matchers that are alike as they were written.
+// bySpecificity orders matchers as Compare does. Equal matchers keep their order.
 func bySpecificity(a, b *Matcher) int { return cmp.Or(a.Compare(b), cmp.Compare(a.order, b.order)) }
 
-// Compare orders matchers, the most specific first: by the host (named before *.domain before any),
-// then the path from left to right (a literal segment before one with * in it, before {name},
-// before *, before the path's end, before **; of two with * in them, the longer first), then
-// whether methods are named (HEAD by itself before HEAD because of GET), then by how many more
-// conditions there are.
+// Compare orders matchers, the most specific first, by these criteria:
+//
+//   - the host: a name, then *.domain, then any
+//   - the path, segment by segment: literal, glob (the longer first), {name}, *, the end of the
+//     path, **
+//   - whether methods are named; HEAD by name comes before HEAD because of GET
+//   - the number of further conditions
 func (a *Matcher) Compare(b *Matcher) int {
 	return cmp.Or(
 		cmp.Compare(hostRank(b.Host), hostRank(a.Host)),
@@ -228,7 +231,7 @@ func (m *Matcher) methodRank() int {
 	return 2
 }
 
-// hostRank is higher for a host that says more: a whole name, or a longer domain.
+// hostRank is higher for a more specific host: a whole name, or a longer domain.
 func hostRank(host string) int {
 	switch {
 	case host == "":
@@ -259,7 +262,7 @@ func comparePaths(a, b Pattern) int {
 	return 0
 }
 
-// Covers tells whether m matches all requests that o does.
+// Covers tells whether m matches all requests that o matches.
 func (m *Matcher) Covers(o *Matcher) bool {
 	if len(m.Where) > 0 || m.Host != "" && m.Host != o.Host && !(m.Host[0] == '*' && o.Host != "" && o.Host[0] != '*' && m.matchesHost(o.Host)) {
 		return false
@@ -272,7 +275,7 @@ func (m *Matcher) Covers(o *Matcher) bool {
 	return (len(m.Methods) == 0 || len(o.Methods) > 0) && m.Path.Covers(o.Path)
 }
 
-// Covers tells whether a pattern matches every path that another does.
+// Covers tells whether a pattern matches every path that another pattern matches.
 func (p Pattern) Covers(o Pattern) bool {
 	for i := range p {
 		s := &p[i]
@@ -290,8 +293,8 @@ func (p Pattern) Covers(o Pattern) bool {
 	return len(p) == len(o)
 }
 
-// ParsePattern reads a path's pattern as people write it: {name} is one segment, * any part of one,
-// and ** at the end everything below. The error says what is wrong and how to correct it.
+// ParsePattern reads the pattern of a path: {name} is one segment, * is any part of one segment,
+// and ** at the end is everything below. The error says what is wrong and how to fix it.
 func (p Paths) ParsePattern(text string) (Pattern, error) {
 	if strings.Contains(text, "://") {
 		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write the path alone, as in /api, and the host into host:", text)
@@ -342,7 +345,7 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 	return pattern, nil
 }
 
-// cleanSegment brings a segment into the form that Clean gives to requests' paths. A star is kept.
+// cleanSegment brings a segment into the canonical form of Clean. It keeps stars.
 func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	if text == "" {
 		if !isLast {
@@ -363,7 +366,8 @@ func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 // offset is where in a path something is wrong. In a pattern it stands elsewhere.
 var offset = regexp.MustCompile(` at offset \d+`)
 
-// IsWord tells whether s can name a segment: 1 to 64 letters, digits and _, and no digit first.
+// IsWord tells whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a
+// digit.
 func IsWord(s string) bool {
 	for i, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_' || i > 0 && b >= '0' && b <= '9') {

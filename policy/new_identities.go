@@ -6,13 +6,12 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// NewIdentities is the name of the limit of a rule's new_identities: in metrics, answers and the
-// names of policies.
+// NewIdentities is the name of the limit of a rule's new_identities, in metrics and responses.
 const NewIdentities = "new-identities"
 
 // An UncheckedIdentity is an identity that the client may have invented, such as the value of a
-// header, in a rule with new_identities. The caller of Evaluate must find out whether it is new,
-// and if so charge Limit once, under the key Address.
+// header, in a rule with new_identities. The caller of Evaluate must find out whether it is new. If
+// so, it must charge Limit once, under the key Address.
 type UncheckedIdentity struct {
 	Rule    *Rule
 	Limit   *penstock.Plan // its Group is the rule
@@ -34,7 +33,7 @@ func (v *Evaluation) noteUnchecked(r *Rule) {
 	}
 }
 
-// invented tells whether the client wrote its identity itself, and nobody checked it.
+// invented tells whether the client chose its identity itself.
 func (q *request) invented(id *Identity) bool {
 	switch {
 	case id.FirstOf != nil:

@@ -8,45 +8,47 @@ import (
 	"unicode/utf8"
 )
 
-// Paths says how the paths of requests are read before rules are matched with them: every spelling
-// of a path becomes one, and what servers read differently is refused. The zero value is the strict
-// reading, which suits most servers. The server behind must get the path that the rules saw, so
-// a proxy must forward the path that Rewrite wrote.
+// Paths says how the paths of requests are read before rules are matched. Every spelling of a path
+// becomes one canonical path. A path that servers read in different ways is rejected. The zero
+// value is the strict reading, which suits most servers. The upstream must get the path that the
+// rules saw, so a proxy must forward the path that Rewrite wrote.
 //
-// A canonical path, whatever the fields say,
+// A canonical path, with any Paths,
 //
-//   - begins with '/', and has no empty segment but a last one: // is /;
-//   - has no segment . or .. : they are resolved, and above the root is the root;
-//   - has letters, digits and -._~!$&'()*+,;=:@ as themselves, and all other bytes as %XX in upper
-//     case, so %41 is A and %3a is a colon. Nothing is decoded twice: %252F stays as it is;
-//   - is UTF-8 without ASCII control characters once decoded: others, Latin-1 and overlong forms
-//     too, are refused. Unicode is not normalised.
+//   - begins with '/', and has no empty segment except at its end: // becomes /
+//   - has no segment . or .. : they are resolved, and .. of the root is the root
+//   - has letters, digits and -._~!$&'()*+,;=:@ as they are, and all other bytes as %XX in upper
+//     case. So %41 becomes A, and %3a becomes a colon. Nothing is decoded twice: %252F does not
+//     change
+//   - is UTF-8 without ASCII control characters when decoded. Other encodings, also Latin-1 and
+//     overlong UTF-8, are rejected. Unicode is not normalised
 //
-// A dot segment that only some servers see, as in /..;x/ with its parameter or /..%2F with its
-// encoded slash, is refused.
+// A dot segment that only some servers see is rejected, such as /..;x/ with a parameter or /..%2F
+// with an encoded slash.
 type Paths struct {
-	// KeepEncodedSlash lets %2F, %5C and \ (which becomes %5C) be part of a segment, as names of
-	// packages or branches need. By default they are refused, because servers differ in whether they
-	// part segments.
+	// KeepEncodedSlash allows %2F, %5C and \ (which becomes %5C) in a segment, as some names of
+	// packages or branches need. By default they are rejected, because servers differ in whether they
+	// separate segments.
 	KeepEncodedSlash bool
 
-	// IgnoreTrailingSlash makes /a/ the path /a. By default they are two.
+	// IgnoreTrailingSlash makes /a/ equal to /a. By default they are two paths.
 	IgnoreTrailingSlash bool
 
-	// IgnoreCase makes ASCII letters lower case, for servers that do not tell them apart. By default
-	// /A and /a are two paths.
+	// IgnoreCase makes ASCII letters lower case, for servers that ignore case. By default /A and /a
+	// are two paths.
 	IgnoreCase bool
 
-	// StripParameters removes a ';' (or %3B) and what follows it in each segment, as servers for Java
-	// do before they match: /a;v=1/b is /a/b, and /..;v=1/ is /../. By default a parameter is a part
-	// of its segment.
+	// StripParameters removes ';' (or %3B) and the text after it from each segment, as Java servers do
+	// before they match. So /a;v=1/b becomes /a/b, and /..;v=1/ becomes /../. By default a parameter
+	// is part of its segment.
 	StripParameters bool
 }
 
-// Clean returns the canonical spelling of a path, which is given in its escaped form, as by
-// [url.URL.EscapedPath]; bytes that should have been escaped are. The empty path is "/", and "*"
-// (of OPTIONS) is itself. An error says what is wrong and where, and the request is to be refused.
-// What is canonical is returned as it is, without an allocation if it has no '%' or is short.
+// Clean returns the canonical form of a path. The path is given in escaped form, as by
+// [url.URL.EscapedPath]. Bytes that should have been escaped are escaped. The empty path becomes
+// "/", and "*" (of OPTIONS) stays. The error says what is wrong and where, and the request must be
+// rejected. A canonical path is returned unchanged, without an allocation if it has no '%' or is
+// short.
 func (p Paths) Clean(escaped string) (string, error) {
 	switch {
 	case escaped == "":
@@ -89,9 +91,9 @@ func (p Paths) Clean(escaped string) (string, error) {
 	return string(b), nil
 }
 
-// Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is what it decodes to,
-// and tells whether that changed anything. The query is never touched. After an error, which says
-// what is wrong and where, u is as it was.
+// Rewrite sets the path of u so that u.EscapedPath is canonical and u.Path is its decoded form. It
+// returns whether that changed anything. It never changes the query. The error says what is wrong
+// and where; then u is unchanged.
 func (p Paths) Rewrite(u *url.URL) (changed bool, err error) {
 	if u.Opaque != "" {
 		return false, fmt.Errorf("path: %.40q has none; write /path or scheme://host/path", u.Scheme+":"+u.Opaque)
@@ -109,8 +111,8 @@ func (p Paths) Rewrite(u *url.URL) (changed bool, err error) {
 	return true, nil
 }
 
-// writtenPath is the path as the client wrote it. EscapedPath is another one if a byte should have
-// been escaped: then it makes a new one of Path, in which an encoded slash is a slash.
+// writtenPath returns the path as the client wrote it. EscapedPath differs from it if a byte should
+// have been escaped: it then escapes Path again, and an encoded slash becomes a slash.
 func writtenPath(u *url.URL, escapedPath string) string {
 	if u.RawPath != "" && u.RawPath != escapedPath {
 		if path, err := url.PathUnescape(u.RawPath); err == nil && path == u.Path {
@@ -120,10 +122,10 @@ func writtenPath(u *url.URL, escapedPath string) string {
 	return escapedPath
 }
 
-// plain tells for most of the paths that are canonical that they are: those without '%' and without
+// plain returns true only for canonical paths, and for most of them: those without '%' and without
 // a segment that begins with a dot.
 func (p Paths) plain(path string) bool {
-	slash := false // whether the byte before was one
+	slash := false // whether the previous byte was a slash
 	for i := range len(path) {
 		c := path[i]
 		switch {
@@ -139,7 +141,7 @@ func (p Paths) plain(path string) bool {
 	return !slash || len(path) == 1 || !p.IgnoreTrailingSlash
 }
 
-// appendSegment appends the canonical spelling of escaped[at:end], which has no slash.
+// appendSegment appends the canonical form of escaped[at:end], which has no slash.
 func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, error) {
 	start := len(b)
 	for at < end {
@@ -181,8 +183,8 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 	return b, nil
 }
 
-// hidesDots tells whether a part of a canonical segment, between encoded slashes and before its
-// parameters, is . or .. .
+// hidesDots tells whether a part of a canonical segment is . or .. . The parts are separated by
+// encoded slashes, and parameters are ignored.
 func hidesDots(segment []byte) bool {
 	for more := true; more; {
 		var part []byte
@@ -204,12 +206,12 @@ func cutEncodedSlash(segment []byte) (before, after []byte, found bool) {
 	return segment, nil, false
 }
 
-// badPath is the error of a path in which escaped[at:end] is wrong.
+// badPath returns the error for a path in which escaped[at:end] is wrong.
 func badPath(escaped string, at, end int, what string) error {
 	return fmt.Errorf("path: %.40q at offset %d %s", escaped[at:end], at, what)
 }
 
-// pchar are the bytes that stand for themselves in a segment, as RFC 3986 defines pchar.
+// pchar are the bytes that need no escape in a segment, as RFC 3986 defines pchar.
 var pchar = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
@@ -225,8 +227,8 @@ func lowerASCII(c byte) byte {
 	return c
 }
 
-// decodeByte reads the byte at the start of s, which may be percent-encoded, and tells how long it
-// is there: 0 if it is malformed.
+// decodeByte reads the byte at the start of s, which may be percent-encoded. It also returns the
+// byte's length in s, or 0 if it is malformed.
 func decodeByte(s string) (c byte, width int) {
 	if s[0] != '%' {
 		return s[0], 1
@@ -241,7 +243,7 @@ func decodeByte(s string) (c byte, width int) {
 	return byte(high<<4 | low), 3
 }
 
-// decodeRune reads the character at the start of s, as decodeByte reads a byte.
+// decodeRune reads the character at the start of s, like decodeByte.
 func decodeRune(s string) (r rune, width int) {
 	var encoded [utf8.UTFMax]byte
 	n := 0
@@ -265,7 +267,7 @@ func appendEncoded(b []byte, c byte) []byte {
 	return append(b, '%', digits[c>>4], digits[c&15])
 }
 
-// unhex is the value of a hexadecimal digit, or -1.
+// unhex returns the value of a hexadecimal digit, or -1.
 func unhex(c byte) int {
 	switch {
 	case c >= '0' && c <= '9':

@@ -8,27 +8,27 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// Rules are a compiled policy. They never change and may be used by many goroutines at once. New
-// makes them.
+// Rules are a compiled policy. New makes them. They never change, and many goroutines may use them
+// at once.
 type Rules struct {
 	spec       Spec
 	index      map[string][]*Matcher // by the first segment of their paths, the most specific first
-	general    []*Matcher            // those whose paths begin with a pattern, the most specific first
+	general    []*Matcher            // matchers whose paths begin with a pattern, the most specific first
 	before     []*Matcher            // of rules with BeforeAuth
-	identities int                   // whose keys a request keeps
+	identities int                   // the number of identities whose keys a request keeps
 	settings   map[string][]limitSettings
 	byName     map[string]*Rule
 
-	identifying []string // headers that tell who the client is, without those that preflights have too
+	identifying []string // headers that identify the client, except those that preflights also have
 }
 
-// A Rule says what is demanded of the requests that it matches.
+// A Rule says how the requests that it matches are limited.
 type Rule struct {
 	Name       string // 1 to 64 of a-z, 0-9, '_', '.' and '-'; counters are kept under it
 	Match      Match
-	Always     bool // applies besides the most specific rule
-	BeforeAuth bool // decided by itself before a token is verified; it also applies always
-	Unlimited  bool // instead of Limits
+	Always     bool // applies in addition to the most specific rule
+	BeforeAuth bool // decided in a separate call before a token is verified; it also applies always
+	Unlimited  bool // has no Limits: its requests are not limited
 	Shadow     bool // counted and reported, never enforced
 	Limits     []*Limit
 
@@ -50,8 +50,8 @@ type Limit struct {
 	Shadow     bool           // counted and reported, never enforced
 	InHeaders  bool           // response headers report it
 	CostHeader string         // the response header with the true cost
-	Adjustable bool           // the true cost is known afterwards, from the header CostHeader or from the handler
-	Status     *Statuses      // charges only requests that are answered so; nil: all
+	Adjustable bool           // the true cost is known afterwards, by the header CostHeader or by the handler
+	Status     *Statuses      // charges only requests whose response has such a status; nil: all
 	Candidate  *Limit         // a shadow with other numbers; it counts beside this limit
 
 	Key      *Identity
@@ -64,15 +64,15 @@ type Limit struct {
 
 // A Cost is how many units a request costs. The zero value is none.
 type Cost struct {
-	Units   int64            // if nothing below says otherwise
+	Units   int64            // if the fields below do not set the cost
 	Methods map[string]int64 // by method; GET includes HEAD
 	Header  string           // the number in this request header
-	Body    int64            // one unit for each begun part of the body of this many bytes; 0: the body does not matter
-	Min     int64            // of what Header or Body says
-	Max     int64            // of what Header or Body says; 0: penstock.MaxCost
+	Body    int64            // bytes of the body for one unit, rounded up; 0: the body does not matter
+	Min     int64            // least cost by Header or Body
+	Max     int64            // largest cost by Header or Body; 0: penstock.MaxCost
 }
 
-// Enforces tells whether a rule has a limit that is no shadow.
+// Enforces tells whether a rule has a limit that is not a shadow.
 func (r *Rule) Enforces() bool {
 	return slices.ContainsFunc(r.Limits, func(l *Limit) bool { return !l.Shadow })
 }
@@ -111,10 +111,10 @@ func (r *Rules) indexSettings() {
 	}
 }
 
-// Spec is what the Rules were made of. It must not be changed.
+// Spec returns the Spec of the Rules. It must not be changed.
 func (r *Rules) Spec() Spec { return r.spec }
 
-// Rules are the rules, in the order of the policy.
+// Rules returns the rules, in the order of the policy.
 func (r *Rules) Rules() []*Rule { return slices.Clone(r.spec.Rules) }
 
 // Plans returns the plans of all limits. Those of each rule have the order in which a request
@@ -138,10 +138,10 @@ func (r *Rules) Plans() (plans []*penstock.Plan) {
 	return plans
 }
 
-// Paths says how paths are read before they are matched.
+// Paths returns how paths are read before they are matched.
 func (r *Rules) Paths() Paths { return r.spec.Paths }
 
-// SectionOf is the section of a type that the Rules carry, if there is one.
+// SectionOf returns the section of type T, if the Rules have one.
 func SectionOf[T any](r *Rules) (section T, ok bool) {
 	for _, one := range r.spec.Sections {
 		if section, ok = one.(T); ok {
@@ -151,8 +151,8 @@ func SectionOf[T any](r *Rules) (section T, ok bool) {
 	return section, false
 }
 
-// EmptyDeny are the files of the list Deny that have no values: the clients that they listed before
-// are no longer rejected.
+// EmptyDeny returns the files of the deny list that have no values. The clients that they listed
+// before are no longer rejected.
 func (r *Rules) EmptyDeny() (files []string) {
 	for _, when := range r.spec.Deny {
 		for i := range when {

@@ -12,7 +12,7 @@ import (
 // A Kind is a kind of attribute.
 type Kind uint8
 
-// The kinds. Transports supply those from KindMethod to KindQuery by Attributes.Lookup; rules find
+// The kinds. Transports supply those from KindMethod to KindQuery by Attributes.Lookup. Rules find
 // the others themselves.
 const (
 	KindNone     Kind = iota
@@ -30,11 +30,11 @@ const (
 	KindIdentity      // the key by an Identity
 )
 
-// kindWords are the words by which rules name their sources. The others are no sources.
+// kindWords are the words for the sources in rules. Kinds without a word are no sources.
 var kindWords = [...]string{KindMethod: "method", KindHost: "host", KindHeader: "header", KindCookie: "cookie", KindQuery: "query",
 	KindAddress: "ip", KindClaim: "claim", KindSegment: "segment", KindTier: "tier", KindIdentity: ""}
 
-// Kinds are the kinds that a Source may have, without KindIdentity.
+// Kinds returns the kinds that a Source may have, except KindIdentity.
 func Kinds() (kinds []Kind) {
 	for kind, word := range kindWords {
 		if word != "" {
@@ -44,7 +44,7 @@ func Kinds() (kinds []Kind) {
 	return kinds
 }
 
-// String is the word that begins a source in a policy file.
+// String returns the word that begins a source in a policy file.
 func (k Kind) String() string {
 	if int(k) < len(kindWords) && kindWords[k] != "" {
 		return kindWords[k]
@@ -61,29 +61,29 @@ func (k Kind) IsNamed() bool {
 	return false
 }
 
-// A Source is where a text comes from: a part of the request, what its token says, or the key by an
-// Identity.
+// A Source is where a text comes from: a part of the request, a claim of its token, or its key by
+// an Identity.
 type Source struct {
 	Kind     Kind
 	Name     string    // of the header, cookie and so on; empty for kinds without names
 	Identity *Identity // of KindIdentity
 }
 
-// Header is the header field of a name.
+// Header returns the source for the header field with this name.
 func Header(name string) Source {
 	return Source{Kind: KindHeader, Name: textproto.CanonicalMIMEHeaderKey(name)}
 }
 
-// Cookie is the cookie of a name.
+// Cookie returns the source for the cookie with this name.
 func Cookie(name string) Source { return Source{Kind: KindCookie, Name: name} }
 
-// Query is the parameter of the query that has a name.
+// Query returns the source for the query parameter with this name.
 func Query(name string) Source { return Source{Kind: KindQuery, Name: name} }
 
-// Claim is a claim of the verified token.
+// Claim returns the source for a claim of the verified token.
 func Claim(name string) Source { return Source{Kind: KindClaim, Name: name} }
 
-// String is the source as a policy file has it.
+// String returns the source as policy files write it.
 func (s *Source) String() string {
 	if s.Kind.IsNamed() {
 		return s.Kind.String() + " " + s.Name
@@ -91,13 +91,12 @@ func (s *Source) String() string {
 	return s.Kind.String()
 }
 
-// Needs tells whether a source is of a kind, or is an identity that has a source of that kind.
+// Needs tells whether a source has a kind, or is an identity with a source of that kind.
 func (s *Source) Needs(kind Kind) bool {
 	return s.Kind == kind || s.Identity != nil && s.Identity.Needs(kind)
 }
 
-// IsPrivate tells whether the values of a source may be secrets: clients send them, and
-// servers may admit clients by them.
+// IsPrivate tells whether the values of a source may be secrets, such as API keys.
 func (s *Source) IsPrivate() bool {
 	return s.Needs(KindHeader) || s.Needs(KindCookie) || s.Needs(KindQuery)
 }
@@ -107,7 +106,7 @@ func (s *Source) IsAlwaysPresent() bool {
 	return s.Kind == KindAddress || s.Kind == KindSegment || s.Kind == KindMethod || s.Kind == KindTier
 }
 
-// IsToken tells whether s is a token of RFC 9110, as the names of headers, cookies and methods are.
+// IsToken tells whether s is a token of RFC 9110, like the names of headers, cookies and methods.
 func IsToken(s string) bool {
 	for _, b := range []byte(s) {
 		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0) {
@@ -117,7 +116,7 @@ func IsToken(s string) bool {
 	return s != ""
 }
 
-// text is the text of a source in the request, if it has one.
+// text returns the text of a source in the request, if it has one.
 func (q *request) text(s *Source) (string, bool) {
 	text := ""
 	switch s.Kind {
@@ -141,7 +140,7 @@ func (q *request) text(s *Source) (string, bool) {
 	return text, text != ""
 }
 
-// addressText is the text under which the client's address is limited.
+// addressText returns the text of the client's address in keys.
 func (q *request) addressText() string {
 	a := q.a.Address()
 	if !a.IsValid() {
@@ -150,19 +149,19 @@ func (q *request) addressText() string {
 	return AddressText(a, q.rules.spec.IPv4Prefix, q.rules.spec.IPv6Prefix)
 }
 
-// A Test holds if a source has one of some values.
+// A Test holds if a source has one of certain values.
 type Test struct {
 	Source Source
-	Any    bool   // any value will do
-	File   string // that the values were read from, for descriptions
+	Any    bool   // any value passes
+	File   string // the file that the values were read from, for descriptions
 
-	isIdentity bool // the value says who the client is, and must be readable in one way only
+	isIdentity bool // the value identifies the client, so it must be readable in only one way
 	texts      map[string]struct{}
 	networks   networks
 	domains    []string // of hosts, as *.example.com
 }
 
-// Is is a test whether a source has one of some values, which Add explains.
+// Is returns a test whether a source has one of certain values. Add describes them.
 func Is(source Source, values ...string) (Test, error) {
 	t := Test{Source: source}
 	for _, value := range values {
@@ -173,8 +172,8 @@ func Is(source Source, values ...string) (Test, error) {
 	return t, nil
 }
 
-// Add adds a value: a text, for an address one or a network, for a host one or *.example.com for
-// all below it. "*" is any value. The error says what is wrong and how to correct it.
+// Add adds a value. For an address it may also be a network, and for a host *.example.com, which
+// means all hosts below. "*" is any value. The error says what is wrong and how to fix it.
 func (t *Test) Add(value string) error {
 	if value == "*" {
 		t.Any = true
@@ -209,7 +208,7 @@ func (t *Test) Add(value string) error {
 	return nil
 }
 
-// Len is how many different values there are.
+// Len returns the number of different values.
 func (t *Test) Len() int {
 	n := len(t.texts) + len(t.domains)
 	for _, set := range t.networks {
@@ -218,7 +217,7 @@ func (t *Test) Len() int {
 	return n
 }
 
-// Values are the values, sorted.
+// Values returns the values, sorted.
 func (t *Test) Values() []string {
 	values := slices.AppendSeq(slices.Clone(t.domains), maps.Keys(t.texts))
 	for _, set := range t.networks {
@@ -275,7 +274,7 @@ func (q *request) passes(t *Test) bool {
 			text := q.identifies(&t.Source)
 			return text != "" && t.has(text)
 		}
-		// Any of several values will do: nobody evades a rule by sending one twice.
+		// One of several values is enough. So nobody evades a rule by sending a header twice.
 		for _, text := range q.a.Lookup(t.Source.Kind, t.Source.Name) {
 			if text != "" && t.has(text) {
 				return true
@@ -325,8 +324,8 @@ func (n networks) contain(a netip.Addr) bool {
 	return false
 }
 
-// ParseNetwork reads an address, or a CIDR without bits behind its prefix. IPv4 in IPv6 becomes
-// IPv4.
+// ParseNetwork reads an address, or a CIDR without bits after its prefix. It turns IPv4 in IPv6
+// into IPv4.
 func ParseNetwork(text string) (netip.Prefix, bool) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()

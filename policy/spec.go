@@ -9,48 +9,48 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A Spec is a policy as data. Package policyfile makes one of a file, and Go code may fill one in;
-// Simple makes the simplest. New makes Rules of it.
+// A Spec is a policy as data. Package policyfile makes one from a file. Go code can fill one in,
+// and Simple makes the simplest. New makes Rules from it.
 type Spec struct {
 	Name string // for messages and descriptions
 
-	// ApplyAll applies every rule that matches a request. By default the most specific one applies,
-	// and those that apply always.
+	// ApplyAll applies every rule that matches a request. By default the most specific rule applies,
+	// and all rules with Always.
 	ApplyAll bool
 
 	Rules       []*Rule
-	Tiers       []Tier      // the first whose conditions hold is the client's
-	Allow, Deny []Condition // who is never limited, and who is always rejected. Deny counts before Allow
+	Tiers       []Tier      // a client has the first tier whose conditions hold
+	Allow, Deny []Condition // clients that are never limited, and clients that are always rejected. Deny comes first
 	Tokens      Tokens
 
-	// Identities are others than those that the rules use. A request with a header of any identity is
-	// not taken for a CORS preflight, which would be free.
+	// Identities are further identities, besides those of the rules. A request with a header of any
+	// identity is not treated as a CORS preflight, which would be free.
 	Identities []*Identity
 
 	Paths Paths // how paths are read before they are matched
 
-	// IPv4Prefix and IPv6Prefix are how many leading bits of an address are limited together.
-	// Default: 32 and 64.
+	// IPv4Prefix and IPv6Prefix are the length of the networks that are limited like one address, in
+	// bits. Default: 32 and 64.
 	IPv4Prefix, IPv6Prefix int
 
-	// Sections are what the policy says to users of the Rules, such as transports. Each finds its own
-	// by its type; see SectionOf.
+	// Sections are parts of the policy for users of the Rules, such as transports. Each user finds its
+	// own by its type; see SectionOf.
 	Sections []any
 }
 
 // A Tier is a class of clients, such as free or premium.
 type Tier struct {
 	Name      string
-	IsDefault bool        // takes all clients that no other tier does; the last tier only
+	IsDefault bool        // takes all clients of no other tier; only for the last tier
 	AnyOf     []Condition // one of them must hold
 }
 
-// MaxLimits is how many limits one request may be charged to.
+// MaxLimits is how many limits can charge one request.
 const MaxLimits = penstock.MaxCharges
 
-// Simple is a policy of one rule: some limits that every request is charged to, decided together.
-// The true cost of a request may be told afterwards, for all limits that can give units back.
-// onFailure is what happens while the store gives no answer; guard.FailDefault is guard.FailLocal.
+// Simple returns a policy with one rule. Its limits charge every request, and are decided together.
+// The true cost of a request may be set afterwards, for all limits that can refund units. onFailure
+// is the failure mode of the limits; guard.FailDefault means guard.FailLocal.
 func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...penstock.Limit) (Spec, error) {
 	if onFailure == guard.FailDefault {
 		onFailure = guard.FailLocal
@@ -71,8 +71,8 @@ func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...p
 	return Spec{Name: name, Rules: []*Rule{rule}}, nil
 }
 
-// New makes Rules of a Spec. The Rules keep a copy of it; its maps, conditions and values must not
-// be changed afterwards. The error tells every mistake and wraps penstock.ErrInvalid.
+// New makes Rules from a Spec. The Rules keep a copy of it. Its maps, conditions and values must
+// not be changed afterwards. The error reports every mistake and wraps penstock.ErrInvalid.
 func New(spec Spec) (*Rules, error) {
 	b := builder{rules: &Rules{spec: spec}, copies: make(map[*Identity]*Identity)}
 	b.build()
@@ -82,7 +82,7 @@ func New(spec Spec) (*Rules, error) {
 	return b.rules, nil
 }
 
-// A builder makes Rules, and goes on after a mistake.
+// A builder makes Rules. After a mistake it goes on, to find them all.
 type builder struct {
 	rules  *Rules
 	copies map[*Identity]*Identity // of the Spec's identities
@@ -186,7 +186,7 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	return &l
 }
 
-// conditions copies conditions on who the client is.
+// conditions copies conditions on the client.
 func (b *builder) conditions(list []Condition) []Condition {
 	list = slices.Clone(list)
 	for i := range list {
@@ -213,8 +213,8 @@ func (b *builder) test(t Test) Test {
 	return t
 }
 
-// identity copies an identity, and gives it a place in requests unless its key depends on the rule.
-// One that the Spec has at several places stays one.
+// identity copies an identity. It gives the copy a place in requests, unless its key depends on the
+// rule. An identity that the Spec uses several times is copied once.
 func (b *builder) identity(id *Identity) *Identity {
 	if known := b.copies[id]; known != nil {
 		return known
@@ -253,7 +253,7 @@ func (b *builder) identifyingHeader(name string) {
 	}
 }
 
-// index lets a request find the matchers that can match it.
+// index builds the indices by which a request finds its matchers.
 func (b *builder) index() {
 	var matchers []*Matcher
 	for _, rule := range b.rules.spec.Rules {

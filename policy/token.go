@@ -5,35 +5,34 @@ import (
 	"strings"
 )
 
-// Tokens say where requests carry a token that names their client, and who verifies it. The zero
-// value means that no claims are used.
+// Tokens say where requests have a token that identifies their client, and which Verifier verifies
+// it. In the zero value no claims are used.
 type Tokens struct {
-	// Header is the request header that holds the token, in its canonical form: "Bearer <token>" in
-	// Authorization and Proxy-Authorization, the bare token in any other. Empty: none does.
+	// Header is the request header with the token, in canonical form: "Bearer <token>" in
+	// Authorization and Proxy-Authorization, the token alone in any other. Empty: no header.
 	Header string
 
-	// Cookie is the cookie that holds the bare token. It counts only if Header holds none. Empty: none
-	// does.
+	// Cookie is the cookie with the token. It is read only if Header has no token. Empty: no cookie.
 	Cookie string
 
 	// Verifier verifies tokens; jwt.New makes one. Nil: there are no claims.
 	Verifier Verifier
 
-	Summary string // says in words how tokens are verified, for descriptions; it holds no secret
+	Summary string // describes how tokens are verified; it contains no secret
 }
 
-// A Verifier tells which tokens are valid. Many goroutines may call it at once. It must not wait
-// for the network.
+// A Verifier verifies tokens. Many goroutines may call it at once. It must not wait for the
+// network.
 type Verifier interface {
-	// Claims returns what a token says, or why it is rejected.
+	// Claims returns the claims of a token, or why it is rejected.
 	Claims(token string) (Claims, *TokenError)
 
 	// IsKnown tells whether the signature of a token was checked before, so that Claims is cheap.
 	IsKnown(token string) bool
 }
 
-// A TokenError is why a token was rejected. It contains nothing of the token but its key ID,
-// algorithm and dates.
+// A TokenError is why a token was rejected. Of the token it contains only the key ID, the algorithm
+// and dates.
 type TokenError struct {
 	Reason string // one of TokenReasons
 	Err    error
@@ -49,8 +48,8 @@ func TokenReasons() []string {
 // MaxTokenLength is the longest token that is read, in bytes.
 const MaxTokenLength = 8 << 10
 
-// Find is the one token that a request holds, not verified yet; "" if it holds none. unclear says
-// that what it holds can be read in several ways.
+// Find returns the token of a request before it is verified, or "" if there is none. If the token
+// can be read in several ways, unclear is the reason.
 func (t *Tokens) Find(a Attributes) (token, unclear string) {
 	if t.Header != "" {
 		if unclear = hidden(a, &Source{Kind: KindHeader, Name: t.Header}); unclear == "" {
@@ -83,7 +82,7 @@ func (t *Tokens) inHeader(lines []string) (token, why string) {
 	return token, ""
 }
 
-// one is the token in the one value that there may be.
+// one returns the token in the only value that there may be.
 func one(values []string) (token, why string) {
 	switch {
 	case len(values) > 1:
