@@ -6,10 +6,10 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// resolved is a copy of a document in which each alias is replaced by a copy of its value. That
-// copy has the position of the alias; what is inside it keeps its own position. resolved notes a
-// mistake and returns nil if a value contains itself, or if the document has more than maxNodes
-// values without aliases.
+// resolved returns a copy of a document in which each alias is replaced by a copy of its value.
+// That copy has the position of the alias. Values inside it keep their own positions. resolved
+// notes a mistake and returns nil if a value contains itself, or if the document has more than
+// maxNodes values without aliases.
 func (d *decoder) resolved(root *yaml.Node) *yaml.Node {
 	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
 	return r.copy(root, nil)
@@ -18,10 +18,10 @@ func (d *decoder) resolved(root *yaml.Node) *yaml.Node {
 type resolver struct {
 	*decoder
 	nodes int
-	open  map[*yaml.Node]bool // those whose contents are being copied
+	open  map[*yaml.Node]bool // values whose contents are being copied
 }
 
-// copy copies one value. alias is the outermost alias that it is repeated by, or nil.
+// copy copies one value. alias is the outermost alias around it, or nil.
 func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
 	at := n
 	if alias != nil {

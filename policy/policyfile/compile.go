@@ -18,13 +18,13 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// Options say what a file may have besides the policy itself. The zero value is useful.
+// Options say what a file may contain besides the policy itself. The zero value is useful.
 type Options struct {
-	// Sections are the parts of the file that other packages use, with their defaults. A file that
-	// has another is invalid. Default: none.
+	// Sections are the parts of the file that other packages use, with their defaults. A file with
+	// another section is invalid. Default: none.
 	Sections []Section
 
-	// Algorithms are more that limits may name, by their titles. Default: none.
+	// Algorithms are further algorithms for limits, named by their titles. Default: none.
 	Algorithms []*algorithm.Algorithm
 
 	// Ignore names sections that belong to other programs, such as server to penstock serve. They
@@ -32,38 +32,38 @@ type Options struct {
 	Ignore []string
 }
 
-// A Policy is a file that was read: its Rules, and what is known of the file.
+// A Policy is the Rules of a file, with facts about the file.
 type Policy struct {
 	Rules    *policy.Rules
-	Files    []string // that the policy was made of, its own first
-	Warnings []*Error // about what is valid but may not be what the author means
+	Files    []string // the policy's own file, then the files that it names
+	Warnings []*Error // about parts that are valid, but may not be intended
 
-	// Digest tells policies apart: the first 12 hex digits of the SHA-256 of the policy's file and of
-	// each file of values, one behind the other in the order in which they are named. Variables and
-	// keys of tokens are not in it. It is "" if the policy was read from no text.
+	// Digest identifies the policy: the first 12 hex digits of a SHA-256. It covers the policy's file,
+	// then each file of values in the order in which they are named. It does not cover variables and
+	// token keys. It is "" if the policy was not read from a text.
 	Digest string
 
 	verifier *jwt.Verifier // nil without tokens
 }
 
-// Start begins to read the keys at jwks_url, and waits for the first answer for at most two
-// seconds; without one it does nothing. After each reading it calls report, which may be nil, with
-// nil if it succeeded. No token is valid until keys were read once.
+// Start begins to read the keys at jwks_url, and waits at most two seconds for the first response.
+// Without jwks_url it does nothing. After each read, it calls report with the error, or nil. report
+// may be nil. Before the first successful read, no token is valid.
 func (p *Policy) Start(report func(error)) {
 	if p.verifier != nil {
 		p.verifier.Start(report)
 	}
 }
 
-// Close ends the reading of keys. The Rules still answer, with the keys that they have.
+// Close stops reading keys. The Rules keep working with the keys that they have.
 func (p *Policy) Close() {
 	if p.verifier != nil {
 		p.verifier.Close()
 	}
 }
 
-// Load reads and compiles a policy from a YAML file, with the variables of the process. Names of
-// files in it are relative to its folder. A panic while the file is read is an error.
+// Load reads and compiles a policy from a YAML file, with the variables of the process. File names
+// in it are relative to its folder. A panic while the file is read becomes an error.
 func Load(path string, o Options) (*Policy, error) {
 	return panicked.Try("policy: load "+path, func() (*Policy, error) { return load(path, o) })
 }
@@ -77,7 +77,7 @@ func load(path string, o Options) (*Policy, error) {
 	if parsed == nil {
 		return config.Compile()
 	}
-	// Compile what could be read, so that all mistakes are reported together.
+	// Compile what could be read, so that all mistakes are reported at once.
 	p, err := config.Compile()
 	if err == nil {
 		p.Close()
@@ -86,13 +86,13 @@ func load(path string, o Options) (*Policy, error) {
 	return nil, err
 }
 
-// What a policy may have at most.
+// The bounds of a policy.
 const (
 	maxRules = 10_000
 	maxWays  = 100_000 // in which rules match: each path at each host
 )
 
-// Compile checks the whole policy and makes Rules of it. The error is Errors: every mistake, with
+// Compile checks the whole policy and makes Rules from it. The error is Errors: every mistake, with
 // its position.
 func (config *Config) Compile() (*Policy, error) {
 	c := newCompiler(config)
@@ -113,7 +113,7 @@ func (config *Config) Compile() (*Policy, error) {
 	return p, nil
 }
 
-// A compiler turns a Config into a Spec, and goes on after a mistake.
+// A compiler turns a Config into a Spec. After a mistake it goes on, to find them all.
 type compiler struct {
 	*source
 	config     *Config
@@ -121,12 +121,12 @@ type compiler struct {
 	verifier   *jwt.Verifier
 	files      []string
 	warnings   Errors
-	digest     hash.Hash                       // of what was read
+	digest     hash.Hash                       // of the text of all files
 	algorithms map[string]*algorithm.Algorithm // by the words that name them
 	identities map[string]*identityState
 	notes      map[*policy.Identity]identityNote
 	index      map[string][]*placed // by the first segment of their paths, the most specific first
-	general    []*placed            // those whose paths begin with a pattern, the most specific first
+	general    []*placed            // matchers whose paths begin with a pattern, the most specific first
 	ways       int                  // in which rules match
 	listLines  int                  // read from files of values, listFiles of them with listBytes
 	listFiles  int
@@ -161,7 +161,7 @@ func (c *compiler) compile() {
 	c.compileRules()
 }
 
-// oneOf is a word out of a few; the first is the default.
+// oneOf checks that a text is one of a few words. The first word is the default.
 func (c *compiler) oneOf(p *string, what string, words ...string) string {
 	if *p == "" {
 		return words[0]
@@ -177,7 +177,7 @@ func (c *compiler) warn(p any, format string, args ...any) {
 	c.warnings = append(c.warnings, &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))})
 }
 
-// orWritten is p if it was written, to show a mistake there, and else what it is in.
+// orWritten returns p if it was written, and otherwise its parent, for the position of a mistake.
 func (c *compiler) orWritten(within, p any) any {
 	if c.written(p) {
 		return p

@@ -60,7 +60,7 @@ func (c *compiler) compileTiers() {
 	}
 }
 
-// warnChosenTier warns of a tier that callers can choose: by a short value, which is no secret.
+// warnChosenTier warns about a tier that clients can choose: by a short value, which is no secret.
 func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 	for _, clauses := range e.Value.Any {
 		for i := range clauses {
@@ -83,7 +83,7 @@ func (c *compiler) conditions(config *Conditions, what string) (list []policy.Co
 	return list
 }
 
-// condition compiles what is asked by a match, a tier, allow or deny.
+// condition compiles a condition of a match, a tier, allow or deny.
 func (c *compiler) condition(clauses Condition, what string) (when policy.Condition) {
 	for i := range clauses {
 		clause := &clauses[i]
@@ -109,7 +109,7 @@ func (c *compiler) condition(clauses Condition, what string) (when policy.Condit
 	return when
 }
 
-// tierNames are the names of the tiers, in the order of the file.
+// tierNames returns the names of the tiers, in the order of the file.
 func (c *compiler) tierNames() (names []string) {
 	for _, t := range c.spec.Tiers {
 		names = append(names, t.Name)
@@ -117,7 +117,7 @@ func (c *compiler) tierNames() (names []string) {
 	return names
 }
 
-// test compiles what a source may be.
+// test compiles the values that a source may have.
 func (c *compiler) test(source policy.Source, values *Values) policy.Test {
 	t := policy.Test{Source: source}
 	add := func(p any, where, text string) bool {
@@ -150,15 +150,15 @@ func (c *compiler) test(source policy.Source, values *Values) policy.Test {
 
 // Bounds of files with values.
 const (
-	maxListFiles = 1000      // those that are named twice counted twice, here and below
+	maxListFiles = 1000      // a file that is named twice counts twice, here and below
 	maxLists     = 64 << 20  // bytes of all files
 	maxListLines = 1_000_000 // of all files
 	maxListLine  = 16 << 10  // bytes
 	maxListBad   = 10        // bad lines that are reported one by one
 )
 
-// lines reads a file with one value per line. # begins a comment. It is false if the file has a
-// mistake.
+// lines reads a file with one value per line. # begins a comment. It returns false if the file has
+// a mistake.
 func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
 	if c.listFiles++; c.listFiles > maxListFiles {
 		if c.listFiles == maxListFiles+1 {

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// costs finds what a request costs.
+// costs compiles the cost of a request.
 func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 	k := &config.Cost
 	l.Cost = policy.Cost{Units: 1, Body: int64(k.Body), Min: 1, Max: penstock.MaxCost}
@@ -98,7 +98,7 @@ func (c *compiler) costFields(l *policy.Limit, k *CostConfig) {
 	}
 }
 
-// checkCost complains of a fixed cost that the limit could never admit.
+// checkCost reports a fixed cost that the limit can never admit.
 func (c *compiler) checkCost(l *policy.Limit, k *CostConfig, at any) {
 	for i := range l.Variants {
 		most := l.Variants[i].Capacity()
@@ -125,7 +125,7 @@ func (c *compiler) checkCost(l *policy.Limit, k *CostConfig, at any) {
 
 var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
-// outcomes reads on_status.
+// outcomes compiles on_status.
 func (c *compiler) outcomes(l *policy.Limit, config *LimitConfig) {
 	if len(config.OnStatus) > 0 {
 		l.Status = new(policy.Statuses)

@@ -12,15 +12,15 @@ import (
 	"github.com/penstock/penstock/policy/describe"
 )
 
-// What guards can do at most.
+// The bounds of guards.
 const (
 	leastLease      = 2  // units drawn in advance
-	leastRoom       = 8  // units of a limit that is leased: a quarter is drawn at most
+	leastRoom       = 8  // least units of a limit that is leased: at most a quarter is drawn
 	maxSplitInto    = 32 // of a split limit
 	maxDenyCacheTTL = 24 * time.Hour
 )
 
-// guards reads how the limit is guarded.
+// guards compiles the guard settings of a limit.
 func (c *compiler) guards(l *policy.Limit, config *LimitConfig) {
 	l.Guard.OnFailure = c.onFailure
 	if config.OnFailure != "" {
@@ -43,20 +43,20 @@ func (c *compiler) guards(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-// shadowed are the settings of a limit that is tried only. Nobody waits for it, so nothing is drawn
-// in advance or split; and what it would have denied without the store would say little of it.
+// shadowed returns the settings of a shadow. It is neither leased nor split, because no request
+// waits for it. It is not counted in an outage, because those denials would not be the store's.
 func shadowed(s guard.Settings) guard.Settings {
 	return guard.Settings{OnFailure: guard.FailOpen, DenyFor: s.DenyFor}
 }
 
 var failures = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
 
-// failure reads what happens to charges while the store gives no answer.
+// failure compiles what happens while the store gives no answer.
 func (c *compiler) failure(p *string) guard.FailureMode {
 	return failures[c.oneOf(p, "on_failure", "local", "open", "closed")]
 }
 
-// ceiling reads what bounds an open limit.
+// ceiling compiles the ceiling of an open limit.
 func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
 	at := &config.Ceiling
 	limit, calendar, err := parseRate(config.Ceiling)
@@ -86,7 +86,7 @@ func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
 	l.Guard.Ceiling = ready.Limit()
 }
 
-// lease reads how much may be drawn in advance, and complains if nothing ever would.
+// lease compiles how many units may be drawn in advance. It reports a lease that never draws any.
 func (c *compiler) lease(l *policy.Limit, config *LimitConfig) {
 	at := &config.Lease
 	if config.Lease < leastLease || config.Lease > penstock.MaxCost {
@@ -113,7 +113,7 @@ func (c *compiler) lease(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-// capacity is how much the largest variant admits at once.
+// capacity returns how much the largest variant admits at once.
 func capacity(l *policy.Limit) (most int64) {
 	for i := range l.Variants {
 		most = max(most, l.Variants[i].Capacity())
@@ -154,7 +154,7 @@ func (c *compiler) denyFor(l *policy.Limit, config *LimitConfig) {
 	}
 }
 
-// checkLeasesTogether complains of limits that are never leased because of others of their rule: a
+// checkLeasesTogether reports limits that are never leased because of other limits of their rule: a
 // batch is leased as a whole.
 func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
 	for i, l := range r.Limits {
@@ -179,7 +179,7 @@ func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
 	}
 }
 
-// warnUnusedLeases warns of leases that have no effect, because another rule is always charged too.
+// warnUnusedLeases warns about leases without effect, because another rule always charges too.
 func (c *compiler) warnUnusedLeases() {
 	for i, r := range c.spec.Rules {
 		for j, l := range r.Limits {

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An identityState tells how far the compiler is with a named identity, to find those that refer to
+// An identityState says how far a named identity is compiled. It finds identities that refer to
 // themselves.
 type identityState struct {
 	entry    *Entry[IdentityConfig]
@@ -15,7 +15,7 @@ type identityState struct {
 	busy     bool
 }
 
-// identity compiles a named one, once.
+// identity compiles a named identity once.
 func (c *compiler) identity(s *identityState) *policy.Identity {
 	if s.busy {
 		c.fail(&s.entry.Name, "identity %s refers to itself; name what it consists of", s.entry.Name)
@@ -29,10 +29,10 @@ func (c *compiler) identity(s *identityState) *policy.Identity {
 	return s.compiled
 }
 
-// invalidIdentity stands for an identity with a mistake.
+// invalidIdentity replaces an identity with a mistake.
 var invalidIdentity = policy.ByFunc(func(policy.Attributes) string { return "" })
 
-// identityOf compiles what was written.
+// identityOf compiles an identity.
 func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 	switch {
 	case !config.set():
@@ -60,15 +60,15 @@ func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 	return c.simple(config)
 }
 
-// An identityNote is what the compiler keeps of an identity besides what it is.
+// An identityNote is what the compiler keeps about an identity.
 type identityNote struct {
 	source *string // where its source was written
-	size   int     // how many parts it consists of, however deep; 0 counts as 1
+	size   int     // the number of its parts, at any depth; 0 counts as 1
 	depth  int     // levels of identities in it
 }
 
-// maxParts is how many parts an identity may consist of: it bounds keys and the work of finding
-// one.
+// maxParts is how many parts an identity may have. It bounds the length of keys, and the time to
+// find one.
 const maxParts = 32
 
 func (c *compiler) compound(config *IdentityConfig, id *policy.Identity) *policy.Identity {

@@ -35,7 +35,7 @@ func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
 	}
 }
 
-// newIdentities reads how many new identities an address may bring to a rule.
+// newIdentities compiles how many new identities an address may bring to a rule.
 func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 	at := &config.NewIdentities
 	limit, calendar, err := parseRate(config.NewIdentities)
@@ -54,7 +54,7 @@ func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 	}
 	limit.Name, limit.Group = policy.NewIdentities, r.Name
 	if !policy.IsName(r.Name) {
-		return // complained of elsewhere
+		return // reported elsewhere
 	}
 	ready, err := limit.Compile()
 	if err != nil {
@@ -69,8 +69,8 @@ func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 	}
 }
 
-// warnInventedIdentities warns of identities that clients can invent without a bound: each new one
-// has a fresh limit, and a key in the store.
+// warnInventedIdentities warns about identities that clients can invent without a bound. Each new
+// identity has a new limit, and a key in the store.
 func (c *compiler) warnInventedIdentities() {
 	bounded := slices.ContainsFunc(c.spec.Rules, func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) })
 	for _, r := range c.spec.Rules {
@@ -92,7 +92,7 @@ func (c *compiler) warnInventedIdentities() {
 	}
 }
 
-// boundsAddresses tells whether a rule charges each of its requests to the client's address, too.
+// boundsAddresses tells whether a rule also charges each of its requests to the client's address.
 func boundsAddresses(r *policy.Rule) bool {
 	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		plain := l.Key.Source.Kind == policy.KindAddress && l.Key.Only == nil

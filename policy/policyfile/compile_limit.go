@@ -56,7 +56,7 @@ func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 	return id
 }
 
-// A shape is what a limit and its candidate have in common.
+// A shape is the fields that a limit and its candidate have in common.
 type shape struct {
 	at                    any
 	rate, burst, inFlight *PerTier
@@ -70,8 +70,8 @@ func (l *LimitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone}
 }
 
-// candidate is the shape of a limit's candidate: what that does not say is as in the limit, as far
-// as it fits.
+// candidate returns the shape of a limit's candidate. Fields that it does not set are those of the
+// limit, if they fit.
 func (l *LimitConfig) candidate() shape {
 	can := l.Candidate
 	s := shape{at: can, rate: &can.Rate, burst: &can.Burst, inFlight: &can.InFlight, ttl: &can.TTL, algorithm: &can.Algorithm, subWindows: &can.SubWindows, timezone: &can.Timezone}
@@ -104,7 +104,7 @@ func hasBurst(algorithm string) bool {
 	return algorithm == "" || algorithm == "token-bucket" || algorithm == "gcra" || algorithm == "leaky-bucket"
 }
 
-// shapeOf makes the limit's variants, one for all tiers or one for each.
+// shapeOf compiles the limit's variants: one for all tiers, or one for each.
 func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 	switch {
 	case s.rate.set() && s.inFlight.set():
@@ -139,7 +139,7 @@ func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 		l.Name = name
 		limit.Name, limit.Group = name, l.Rule.Name
 		if !policy.IsName(name) || !policy.IsName(l.Rule.Name) {
-			limit.Name, limit.Group = "x", "x" // complained of elsewhere
+			limit.Name, limit.Group = "x", "x" // reported elsewhere
 		}
 		ready, err := limit.Compile()
 		if err != nil {
@@ -176,7 +176,7 @@ func (c *compiler) checkTiersOf(p *PerTier, tiers []string) {
 	}
 }
 
-// of is the text for a tier, and where it was written.
+// of returns the text for a tier, and where it was written.
 func (p *PerTier) of(tier string) (text string, at any, ok bool) {
 	if p.Tiers == nil {
 		return p.All, p, true
@@ -225,8 +225,8 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 	return &candidate
 }
 
-// maxPatience is how long a request can wait at most, whatever the tier: not at all if the future
-// cannot be booked.
+// maxPatience returns how long a request can wait at most in any tier. It is 0 if the algorithm has
+// no reservations.
 func maxPatience(l *policy.Limit) time.Duration {
 	most := 24 * time.Hour
 	for i := range l.Variants {

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// calendar tells whether a rate goes by the calendar.
+// calendar tells whether a rate is for calendar periods.
 func (p *PerTier) calendar() bool {
 	if calendarRate.MatchString(p.All) {
 		return true
@@ -27,11 +27,11 @@ func (p *PerTier) calendar() bool {
 	return false
 }
 
-// defaultSubWindows is how many parts a sub-window has if nothing else is said.
+// defaultSubWindows is the default of sub_windows.
 const defaultSubWindows = 10
 
-// reason is what an error of the core says, without what the position tells already, and in the
-// words of the file.
+// reason returns the text of an error of package penstock in the words of the file, without what
+// the position already says.
 func reason(err error) string {
 	text := strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	if rest, ok := strings.CutPrefix(text, "limit "); ok {
@@ -75,8 +75,8 @@ func (c *compiler) variant(s shape, tier string) (penstock.Limit, bool) {
 	return limit, c.burst(s, tier, &limit, at)
 }
 
-// burst sets how much a limit admits at once. rate is where its rate was written, which may say it,
-// too.
+// burst sets how much a limit admits at once. rate is where its rate was written, which may also
+// contain the burst.
 func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) bool {
 	text, at, ok := s.burst.of(tier)
 	switch {
@@ -132,7 +132,7 @@ func (c *compiler) count(at any, what, text string) (int64, bool) {
 
 var calendarRate = regexp.MustCompile(`^\s*(.*?)\s*(?:/|\bper\b)\s*calendar[ -](day|week|month)\s*$`)
 
-// parseRate reads a rate, which may go by the calendar: "1000 per calendar month".
+// parseRate reads a rate, also one for calendar periods: "1000 per calendar month".
 func parseRate(text string) (penstock.Limit, string, error) {
 	m := calendarRate.FindStringSubmatch(text)
 	if m == nil {
@@ -153,7 +153,8 @@ func parseRate(text string) (penstock.Limit, string, error) {
 
 var calendarUnits = map[string]algorithm.CalendarUnit{"day": algorithm.Day, "week": algorithm.Week, "month": algorithm.Month}
 
-// algorithms are the words of algorithm:. Slots are written as in_flight instead.
+// algorithms are the words for algorithm. Slots have no word, because they are written as
+// in_flight.
 var algorithms = func() map[string]*algorithm.Algorithm {
 	words := map[string]*algorithm.Algorithm{"gcra": penstock.TokenBucket, "sub-window": nil}
 	for _, a := range algorithm.All() {
@@ -164,8 +165,7 @@ var algorithms = func() map[string]*algorithm.Algorithm {
 	return words
 }()
 
-// knownAlgorithms are the built-in algorithms and those of the program, by the words that name
-// them.
+// knownAlgorithms returns the built-in algorithms and those of the program, by their words.
 func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algorithm.Algorithm {
 	known := maps.Clone(algorithms)
 	for _, a := range own {

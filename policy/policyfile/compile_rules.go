@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A placed matcher is one of a rule, with where its path was written, or the rule.
+// A placed matcher is a matcher of a rule, with the position of its path, or of the rule.
 type placed struct {
 	*policy.Matcher
 	rule    *policy.Rule
@@ -53,7 +53,7 @@ func (c *compiler) compileRules() {
 	c.surprises(matchers)
 }
 
-// checkOverlaps complains of rules that can never apply.
+// checkOverlaps reports rules that can never apply.
 func (c *compiler) checkOverlaps(matchers []*placed) {
 	type place struct{ host, path string }
 	seen := make(map[place][]*placed)
@@ -90,8 +90,8 @@ func sameMethods(a, b []string) bool {
 	return slices.ContainsFunc(a, func(method string) bool { return slices.Contains(b, method) })
 }
 
-// checkBatchSize checks that no request can have too many charges. Each shard of a limit may be
-// one.
+// checkBatchSize checks that no request can have too many charges. Each shard of a limit may be a
+// charge.
 func (c *compiler) checkBatchSize() {
 	atOnce := func(count func(*policy.Rule) int) int {
 		always, most := 0, 0
@@ -113,7 +113,7 @@ func (c *compiler) checkBatchSize() {
 	}
 }
 
-// countersOf are how many counters a rule's limits have.
+// countersOf returns how many counters a rule's limits have.
 func countersOf(r *policy.Rule) (n int) {
 	for _, l := range r.Limits {
 		n += max(l.Guard.SplitInto, 1)
@@ -154,12 +154,12 @@ func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed)
 		c.beforeAuth(r, config)
 	}
 	if config.Per.set() && !slices.ContainsFunc(config.Limits, func(l LimitConfig) bool { return !l.Per.set() }) {
-		c.identityOf(&config.Per) // for its mistakes: no limit uses it
+		c.identityOf(&config.Per) // only to find its mistakes: no limit uses it
 	}
 	return r, matchers
 }
 
-// checkLimitName complains of a limit or candidate that has the name of another: they would share a
+// checkLimitName reports a limit or candidate with the name of another, because they would share a
 // counter.
 func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *LimitConfig) {
 	candidate := func(l *policy.Limit) string {
@@ -181,7 +181,7 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 	}
 }
 
-// sameTag tells whether a store could not tell two limits of a rule apart.
+// sameTag tells whether a store would take two limits of a rule for one.
 func sameTag(a, b *policy.Limit) bool {
 	if len(a.Variants) == 0 || len(b.Variants) == 0 {
 		return false
@@ -189,7 +189,7 @@ func sameTag(a, b *policy.Limit) bool {
 	return a.Variants[0].Tag() == b.Variants[0].Tag()
 }
 
-// match compiles which requests a rule is for.
+// match compiles which requests a rule matches.
 func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*placed) {
 	for i := range config.Method {
 		r.Match.Methods = append(r.Match.Methods, strings.ToUpper(config.Method[i]))
@@ -227,7 +227,7 @@ func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*place
 	return matchers
 }
 
-// pattern reads the pattern of a path.
+// pattern compiles the pattern of a path.
 func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
 	pattern, err := c.spec.Paths.ParsePattern(text)
 	if err != nil {
@@ -242,7 +242,7 @@ func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
 	return pattern, true
 }
 
-// checkMethod checks the name of a method, as people write it.
+// checkMethod checks the name of a method.
 func (c *compiler) checkMethod(p any, name string) {
 	switch {
 	case name == "*":

@@ -20,8 +20,8 @@ var sourceWords = func() map[string]policy.Kind {
 
 const sourceForms = "write header NAME, cookie NAME, query NAME, claim NAME, segment NAME, ip, host, method, tier or the name of an identity"
 
-// compileSource reads a source; p points to where it was written. more are words that may have been
-// meant instead.
+// compileSource compiles a source. p points to where it was written. more are further words for
+// suggestions.
 func (c *compiler) compileSource(p any, text string, more ...string) (policy.Source, bool) {
 	words := strings.Fields(text)
 	if len(words) == 0 {

@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// A Config is a policy as people write it. Parse reads one from YAML; Compile makes Rules of it.
+// A Config is a policy as it is written. Parse reads one from YAML. Compile makes Rules from it.
 //
 // docs/configuration.md describes every field for those who write the file.
 type Config struct {
@@ -25,7 +25,7 @@ type Config struct {
 	source   *source
 }
 
-// A RuleConfig says which limits apply, when, and to which identities.
+// A RuleConfig says which limits apply to which requests and identities.
 type RuleConfig struct {
 	Name          string         `yaml:"name" jsonschema:"Names the rule in metrics, headers and keys of the store: 1 to 64 of a-z, 0-9, '_', '.' and '-'. Unique."`
 	Match         MatchConfig    `yaml:"match" jsonschema:"Which requests the rule is for. Default: all."`
@@ -38,7 +38,7 @@ type RuleConfig struct {
 	Limits        []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
 }
 
-// A MatchConfig says which requests a rule is for. All that it names must hold.
+// A MatchConfig says which requests a rule matches. All fields that are set must hold.
 type MatchConfig struct {
 	Method []string  `yaml:"method" jsonschema:"One of these methods."`
 	Path   []string  `yaml:"path" jsonschema:"One of these paths. {name} is one segment, * any part of one, ** at the end everything below."`
@@ -71,8 +71,8 @@ type LimitConfig struct {
 	Headers      *bool            `yaml:"headers" jsonschema:"Whether responses tell of the limit. Default: true, but false if everyone pays together."`
 }
 
-// A CandidateConfig is what a limit might become. What it does not say is as in the limit, as far
-// as it fits.
+// A CandidateConfig is another form of a limit. Fields that it does not set are those of the limit,
+// if they fit.
 type CandidateConfig struct {
 	Rate       PerTier       `yaml:"rate" jsonschema:"As in the limit."`
 	Burst      PerTier       `yaml:"burst" jsonschema:"As in the limit."`
@@ -83,7 +83,7 @@ type CandidateConfig struct {
 	Timezone   string        `yaml:"timezone" jsonschema:"As in the limit."`
 }
 
-// A CostConfig says what a request costs: a number of units, or how to find it.
+// A CostConfig says what a request costs: a number of units, or how to find the number.
 type CostConfig struct {
 	Units   *int64       `yaml:"units" jsonschema:"This many, whatever the request. A number alone means the same."`
 	Methods Named[int64] `yaml:"methods" jsonschema:"By method; 'default' stands for those not named, and is 1 by default."`

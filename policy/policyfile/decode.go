@@ -19,16 +19,16 @@ import (
 	"github.com/penstock/penstock/policy/jwt"
 )
 
-// What a file may be at most.
+// The bounds of a file.
 const (
 	MaxFile  = 1 << 20 // bytes
 	maxDepth = 32      // levels of nesting
-	maxNodes = 100_000 // values and names of fields, those that aliases repeat counted each time
+	maxNodes = 100_000 // values and field names; those behind an alias count at each alias
 )
 
-// Parse reads a policy. The name is the file's, for messages. In scalars, ${NAME} and
-// ${NAME:-default} stand for what env knows of NAME (nil: nothing is replaced), and $$ for a dollar
-// sign. The error is Errors: every mistake of form, with its position.
+// Parse reads a policy. The name is the file's name, for messages. In scalars, it replaces ${NAME}
+// and ${NAME:-default} by the variable NAME of env, and $$ by a dollar sign. If env is nil, it
+// replaces nothing. The error is Errors: every mistake of form, with its position.
 func Parse(name string, text []byte, env func(string) (string, bool), o Options) (*Config, error) {
 	d := &decoder{source: newSource(name), env: env}
 	d.text = text
@@ -41,13 +41,13 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	return c, d.err()
 }
 
-// A source is where a Config was written, so that its mistakes can be shown there.
+// A source is the text of a Config, with the position of each value, for messages.
 type source struct {
 	file   string
 	text   []byte           // nil: nothing was read
 	at     map[any]position // by pointer to what was written
-	broken map[any]bool     // by pointer to what could not be read, which was complained of
-	mask   mask             // of variables that were put in
+	broken map[any]bool     // by pointer to values that could not be read; their mistakes are reported
+	mask   mask             // of the variables that were replaced
 	errs   Errors
 }
 
@@ -57,7 +57,7 @@ func newSource(file string) *source {
 
 type position struct{ line, column int }
 
-// fail notes a mistake at what p points to, unless that could not even be read.
+// fail notes a mistake at the value of p, unless that value could not even be read.
 func (s *source) fail(p any, format string, args ...any) {
 	if s.broken[p] {
 		return
@@ -71,7 +71,7 @@ func (s *source) written(p any) bool {
 	return ok
 }
 
-// unread notes that what p points to was complained of and has no value.
+// unread notes that the value of p could not be read, and that its mistake is reported.
 func (s *source) unread(p any) { s.broken[p] = true }
 
 func (s *source) err() error {
@@ -81,12 +81,12 @@ func (s *source) err() error {
 	return s.errs.sorted()
 }
 
-// A decoder fills Go values from YAML. It goes on after a mistake, so that all are found at once.
+// A decoder fills Go values from YAML. After a mistake it goes on, to find them all.
 type decoder struct {
 	*source
 	env    func(string) (string, bool)
 	depth  int
-	secret bool // the field that is being read holds one
+	secret bool // the field that is being read is a secret
 }
 
 func (d *decoder) note(p any, n *yaml.Node) { d.at[p] = position{n.Line, n.Column} }
@@ -127,7 +127,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 	return d.resolved(document.Content[0])
 }
 
-// syntax turns what the YAML library says into a mistake with a position.
+// syntax turns an error of the YAML library into a mistake with a position.
 func (d *decoder) syntax(text []byte, err error) {
 	var one *yaml.LoadError
 	if !errors.As(err, &one) {
@@ -145,7 +145,8 @@ func (d *decoder) syntax(text []byte, err error) {
 	d.fail(at, "%s", plainly(one, character(text, at.Line, at.Column)))
 }
 
-// plainly says what is wrong with the YAML. The character is the one where it was noticed.
+// plainly returns the mistake in plain words. The character is the one at which the library noticed
+// it.
 func plainly(e *yaml.LoadError, character string) string {
 	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
 	says := func(text string) bool { return strings.Contains(e.Message, text) }
@@ -178,7 +179,7 @@ func plainly(e *yaml.LoadError, character string) string {
 	return fmt.Sprintf("the file is not YAML: %s; mind indentation, quotes and brackets near here", what)
 }
 
-// character is what stands at a place of the text.
+// character returns the character at a position of the text.
 func character(text []byte, line, column int) string {
 	for ; line > 1; line-- {
 		_, text, _ = bytes.Cut(text, []byte("\n"))
@@ -191,7 +192,7 @@ func character(text []byte, line, column int) string {
 	return ""
 }
 
-// secondDocument is the line that ends the first document.
+// secondDocument finds the line that ends the first document.
 func secondDocument(text []byte) int {
 	number, begun := 0, false
 	for line := range strings.Lines(string(text)) {
@@ -231,7 +232,7 @@ func place(text []byte, at int) (line, column int) {
 	return line, utf8.RuneCountInString(before[strings.LastIndexByte(before, '\n')+1:]) + 1
 }
 
-// end is the place behind a text, with lines as YAML counts them.
+// end returns the position after a text, with lines as YAML counts them.
 func end(text []byte) (line, column int) {
 	line, column = 1, 1
 	before := ' '
@@ -258,12 +259,12 @@ func blank(text []byte) bool {
 	return true
 }
 
-// A custom value reads itself.
+// A custom value decodes itself.
 type custom interface {
 	decode(d *decoder, n *yaml.Node)
 }
 
-// value reads a node into what p points to.
+// value decodes a node into the value of p.
 func (d *decoder) value(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
 		d.fail(n, "the file is nested more than %d levels deep; nothing in a policy needs that", maxDepth)
@@ -292,7 +293,7 @@ func (d *decoder) value(n *yaml.Node, p any) {
 
 var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "!!seq", "!!map", "!!merge", "!"}
 
-// plain reads a node into a value of a built-in kind.
+// plain decodes a node into a value of a built-in kind.
 func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 	switch {
 	case v.Kind() == reflect.Pointer:
@@ -339,7 +340,7 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// set gives v the value of a scalar, or tells what is wrong with it.
+// set sets v to the value of a scalar, or returns its mistake.
 func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
 	text, wrong := d.expand(n.Value)
 	if wrong != "" {
@@ -379,7 +380,7 @@ func (d *decoder) set(n *yaml.Node, v reflect.Value) (wrong string) {
 	return ""
 }
 
-// fields reads pairs of nodes into the fields of the struct that p points to.
+// fields decodes pairs of nodes into the fields of the struct of p.
 func (d *decoder) fields(content []*yaml.Node, p any) {
 	v := reflect.ValueOf(p).Elem()
 	known := fieldsOf(v.Type())
@@ -405,7 +406,7 @@ func (d *decoder) fields(content []*yaml.Node, p any) {
 	}
 }
 
-// decode reads the policy and the sections.
+// decode decodes the policy and the sections.
 func (c *Config) decode(d *decoder, node *yaml.Node) {
 	names := slices.Collect(maps.Keys(fieldsOf(reflect.TypeFor[Config]())))
 	for _, s := range c.sections {
@@ -434,7 +435,7 @@ func (c *Config) decode(d *decoder, node *yaml.Node) {
 	d.fields(fields, c)
 }
 
-// secretsOf are the fields of a struct that hold secrets, by their names in YAML.
+// secretsOf returns the fields of a struct that are secrets, by their names in YAML.
 func secretsOf(t reflect.Type) (names []string) {
 	for i := range t.NumField() {
 		if name, option, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); option == "secret" {
@@ -444,7 +445,7 @@ func secretsOf(t reflect.Type) (names []string) {
 	return names
 }
 
-// fieldsOf are the fields of a struct by their names in YAML.
+// fieldsOf returns the fields of a struct by their names in YAML.
 func fieldsOf(t reflect.Type) map[string]int {
 	known := make(map[string]int)
 	for i := range t.NumField() {
@@ -455,8 +456,8 @@ func fieldsOf(t reflect.Type) map[string]int {
 	return known
 }
 
-// elsewhere says where a field belongs that does not belong among those known, or else which was
-// meant. sections are those of the group; only the whole file has any.
+// elsewhere says where an unknown field belongs, or which known field was probably meant. sections
+// are the sections of the file, if the fields are those of the file.
 func elsewhere(name string, known map[string]int, sections []Section) string {
 	places := []struct {
 		field string
@@ -485,7 +486,7 @@ func elsewhere(name string, known map[string]int, sections []Section) string {
 	return suggest(name, names)
 }
 
-// name reads a key of a mapping, which must not stand there twice. It tells whether it is one.
+// name decodes a key of a mapping. It returns false if the key is not valid or occurs twice.
 func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
 		d.fail(n, "%s stands where a name belongs; write the name as a text", whatIs(n))
@@ -503,7 +504,7 @@ func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) 
 	return n.Value, true
 }
 
-// mapping tells whether n is one, and if not complains that p has no value.
+// mapping tells whether n is a mapping. If not, it reports that p has no value.
 func (d *decoder) mapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true
@@ -523,7 +524,7 @@ func whatIs(n *yaml.Node) string {
 	return strconv.Quote(wording.Clip(n.Value))
 }
 
-// expand replaces ${NAME} in a text, or tells what is wrong with it.
+// expand replaces ${NAME} in a text, or returns its mistake.
 func (d *decoder) expand(text string) (expanded, wrong string) {
 	if d.env == nil || !strings.Contains(text, "$") {
 		return text, ""
@@ -561,8 +562,8 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 	}
 }
 
-// variable is the value of what stands in ${}. If that is not the whole text, it may be a part of a
-// secret with ${ in it, and is not told.
+// variable returns the value of the text in ${}. If that is not the whole scalar, it may be part of
+// a secret that contains ${. Then messages do not show it.
 func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	name, otherwise, hasDefault := strings.Cut(inside, ":-")
 	named := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")

@@ -1,3 +1,3 @@
-// Package policyfile reads policies from YAML files, reports every mistake with its position and
-// how to correct it, and watches files for changes.
+// Package policyfile reads policies from YAML files, and watches the files for changes. It reports
+// every mistake with its position and how to fix it.
 package policyfile

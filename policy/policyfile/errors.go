@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// An Error is one mistake in a policy: what is wrong, and behind a semicolon how to fix it. Line
-// and Column count from 1; they are 0 where the policy was not read from a file.
+// An Error is one mistake in a policy: what is wrong, and after a semicolon how to fix it. Line and
+// Column count from 1. They are 0 if the policy was not read from a file.
 type Error struct {
 	File         string
 	Line, Column int
@@ -40,7 +40,7 @@ func (e Errors) Error() string {
 // Is makes Errors wrap penstock.ErrInvalid.
 func (e Errors) Is(target error) bool { return target == penstock.ErrInvalid }
 
-// sorted is a copy in the order of the file, in which nothing stands twice.
+// sorted returns a copy in the order of the file, without duplicates.
 func (e Errors) sorted() Errors {
 	e = slices.Clone(e)
 	slices.SortStableFunc(e, func(a, b *Error) int {
@@ -49,11 +49,11 @@ func (e Errors) sorted() Errors {
 	return slices.CompactFunc(e, func(a, b *Error) bool { return *a == *b })
 }
 
-// mostAlike is at how many places one message is shown.
+// mostAlike is how many places of one message are shown.
 const mostAlike = 5
 
-// few are the errors, but of a message that occurs at more than mostAlike places only the first,
-// with the number of places.
+// few returns the errors. If a message occurs in more than mostAlike places, it returns only the
+// first, with the number of places.
 func (e Errors) few() (list Errors) {
 	places := make(map[string]int)
 	for _, err := range e {
@@ -73,12 +73,12 @@ func (e Errors) few() (list Errors) {
 	return list
 }
 
-// suggest says which name was probably meant, or which there are.
+// suggest returns which name was probably meant, or the known names.
 func suggest[T any](name string, known map[string]T) string {
 	return suggestOf(name, slices.Sorted(maps.Keys(known)))
 }
 
-// meant maps words that people try to the right ones.
+// meant maps words that people often try to the right words.
 var meant = map[string]string{
 	"address": "ip", "ip_address": "ip", "addr": "ip", "client_ip": "ip", "remote_addr": "ip", "source_ip": "ip",
 	"any_of": "first_of", "one_of": "first_of", "everybody": "global", "anyone": "global", "any": "global",
@@ -117,8 +117,8 @@ func suggestOf(name string, known []string) string {
 	return "there are " + wording.List(known, "and")
 }
 
-// distance is how many letters must be changed, added, removed or swapped with the next to get from
-// a to b, up to about 3.
+// distance returns the edit distance of a and b, up to about 3. A swap of two neighbours is one
+// edit.
 func distance(a, b string) int {
 	if len(a) > len(b)+3 || len(b) > len(a)+3 || len(a) > 64 {
 		return 4

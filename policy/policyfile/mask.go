@@ -7,24 +7,24 @@ import (
 )
 
 const (
-	// shortestSecret is how long the value of a variable is, in bytes, if messages do not show it.
+	// shortestSecret is the least length of a variable's value that messages hide, in bytes.
 	shortestSecret = 8
 
-	// shortestPiece is how many bytes in a row of a longer value messages do not show either.
+	// shortestPiece is the least length of a part of a longer value that messages hide, in bytes.
 	shortestPiece = 12
 )
 
-// A mask hides the values of variables in messages, since they may be secrets. Messages may clip,
-// quote and split values, and write them in small letters of ASCII. They must not escape them in
-// another way, such as that of URLs.
+// A mask hides the values of variables in messages, because they may be secrets. Messages may clip,
+// quote and split values, and write ASCII letters in lower case. They must not escape values in
+// another way, such as for URLs.
 type mask struct {
 	values []masked        // in the order in which they were read
-	pieces map[string]bool // of them, none of which is shown
+	pieces map[string]bool // parts of the values; none is shown
 }
 
 type masked struct{ value, name string }
 
-// hide hides the value of a variable from now on, unless it is too short to be a secret.
+// hide hides the value of a variable, unless it is too short to be a secret.
 func (m *mask) hide(name, value string) {
 	if len(value) < shortestSecret {
 		return
@@ -46,14 +46,14 @@ func (m *mask) hide(name, value string) {
 	}
 }
 
-// apply is a message with the names of variables in place of their values.
+// apply returns a message with the names of variables instead of their values.
 func (m *mask) apply(message string) string {
 	if len(m.values) == 0 {
 		return message
 	}
 	small := smallLetters(message)
 	var out strings.Builder
-	shown := 0 // up to where the message is in out
+	shown := 0 // the end of the part that is already in out
 	for i := 0; i < len(small); i++ {
 		end := m.hiddenFrom(small, i)
 		if end == i {
@@ -70,7 +70,7 @@ func (m *mask) apply(message string) string {
 	return out.String() + message[shown:]
 }
 
-// hiddenFrom is up to where a text must be hidden that begins at start.
+// hiddenFrom returns the end of the text that must be hidden from start on.
 func (m *mask) hiddenFrom(text string, start int) int {
 	for n := min(shortestPiece, len(text)-start); n >= shortestSecret; n-- {
 		if m.pieces[text[start:start+n]] {
@@ -80,7 +80,7 @@ func (m *mask) hiddenFrom(text string, start int) int {
 	return start
 }
 
-// names are those of the variables that a hidden text is made of.
+// names returns the names of the variables in a hidden text.
 func (m *mask) names(text string) string {
 	var out strings.Builder
 	for len(text) >= shortestSecret {
@@ -99,7 +99,7 @@ func (m *mask) names(text string) string {
 	return out.String()
 }
 
-// commonStart is how much of the beginning of a text stands somewhere in a value.
+// commonStart returns the length of the longest beginning of a text that a value contains.
 func commonStart(text, value string) int {
 	low, high := 0, min(len(text), len(value))
 	for low < high {
@@ -113,7 +113,7 @@ func commonStart(text, value string) int {
 	return low
 }
 
-// smallLetters is a text of the same length with small letters for those of ASCII.
+// smallLetters returns a text of the same length with ASCII letters in lower case.
 func smallLetters(text string) string {
 	small := []byte(text)
 	for i, c := range small {

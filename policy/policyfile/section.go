@@ -6,17 +6,16 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Section is a part of the file that another package defines and uses, as http of package
-// httplimit. It is a pointer to a struct. The tags of the struct's fields name the keys (yaml) and
-// describe them for editors (jsonschema). What the struct holds are the defaults: each file is
-// read into a copy of it.
+// A Section is a part of the file that another package defines and uses, such as http of package
+// httplimit. It is a pointer to a struct. The tags of its fields name the keys (yaml) and describe
+// them for editors (jsonschema). Its values are the defaults: each file is read into a copy of it.
 type Section interface {
 	// SectionName is the key of the section in the file.
 	SectionName() string
 
-	// Apply checks what was read, and changes the policy as it says. It calls report for each
-	// mistake: field points to the field at fault, or is the Section itself, and the message says what
-	// is wrong and how to correct it. Apply is called for a section that the file does not have, too.
+	// Apply checks the values, and changes the policy by them. It calls report for each mistake: field
+	// points to the wrong field, or is the Section itself. The message says what is wrong and how to
+	// fix it. Apply is also called if the file does not have the section.
 	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
 }
 
@@ -30,7 +29,7 @@ func newSections(prototypes []Section) (list []Section) {
 	return list
 }
 
-// compileSections lets the sections change the policy.
+// compileSections calls Apply of all sections.
 func (c *compiler) compileSections() {
 	for _, s := range c.config.sections {
 		s.Apply(&c.spec, func(field any, format string, args ...any) {

@@ -13,7 +13,7 @@ import (
 // These warnings are about policies that are valid, but may not do what their authors expect. Each
 // kind of warning is given once for each policy, at the first place.
 
-// surprises warns of what people do not expect of a policy.
+// surprises warns about the effects of a policy that people do not expect.
 func (c *compiler) surprises(matchers []*placed) {
 	once := make(map[string]int)
 	at := make(map[string]any)
@@ -65,7 +65,7 @@ func (c *compiler) indexMatchers(matchers []*placed) {
 	}
 }
 
-// isLimitedBelow tells whether another rule limits what is below the last segment of a path.
+// isLimitedBelow tells whether another rule limits the paths below the last segment of a path.
 func (c *compiler) isLimitedBelow(m *placed) bool {
 	below := append(slices.Clone(m.Path[:len(m.Path)-1]), policy.Segment{Kind: policy.SegmentRest})
 	return c.anyMatcher(m, func(other *placed) bool {
@@ -73,7 +73,8 @@ func (c *compiler) isLimitedBelow(m *placed) bool {
 	})
 }
 
-// moreGeneral is a rule that matches all that m does, and does not apply since m is more specific.
+// moreGeneral returns a rule that matches all requests of m, and does not apply because m is more
+// specific.
 func (c *compiler) moreGeneral(m *placed) (found *policy.Rule) {
 	if m.rule.Always || c.written(&c.config.Apply) {
 		return nil
@@ -94,15 +95,15 @@ func (c *compiler) anyMatcher(m *placed, is func(*placed) bool) bool {
 	return same || slices.ContainsFunc(c.general, is)
 }
 
-// guards tells whether a rule protects something, as a login: it counts failures, or closes when it
-// cannot count.
+// guards tells whether a rule protects something, such as a login: it counts failures, or closes
+// when the store fails.
 func guards(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		return !l.Shadow && (l.Guard.OnFailure == guard.FailClosed || l.Status != nil && l.Status.Has(401))
 	})
 }
 
-// isSpelled tells whether a path ends in a word, which may be written otherwise.
+// isSpelled tells whether a path ends in a literal word, which has other spellings.
 func (m *placed) isSpelled() bool {
 	last := m.Path[len(m.Path)-1]
 	return last.Kind == policy.SegmentLiteral && last.Text != ""

@@ -9,10 +9,10 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// Named are values by name, in the order in which they were written.
+// Named are values with names, in the order in which they were written.
 type Named[T any] []Entry[T]
 
-// An Entry is one of Named.
+// An Entry is one value of Named.
 type Entry[T any] struct {
 	Name  string
 	Value T
@@ -37,8 +37,8 @@ func (n *Named[T]) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// Values are what a source may be: a list, one alone, or {file: NAME} with one per line. "*" is
-// anything.
+// Values are the values that a source may have: a list, one value, or {file: NAME} with one per
+// line. "*" is any value.
 type Values struct {
 	Is   []string
 	File string
@@ -71,7 +71,7 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 }
 
 // A Condition holds if each of its sources has one of its values. A source is a part of the
-// request, as in "header X-Plan", or the name of an identity.
+// request, such as "header X-Plan", or the name of an identity.
 type Condition []Clause
 
 // A Clause is one source of a Condition with its values.
@@ -105,7 +105,7 @@ func (c *Condition) clauses(d *decoder, content []*yaml.Node) {
 	}
 }
 
-// Conditions hold if one of them does. One alone needs no list; "default" always holds.
+// Conditions hold if one of them holds. One condition needs no list. "default" always holds.
 type Conditions struct {
 	Otherwise bool
 	Any       []Condition
@@ -135,9 +135,12 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// An IdentityConfig is how a request is identified. It is one of: the name of an identity, "ip" or
-// "global"; {KIND: SOURCE}, where the kind stays in the key; {first_of: [...]}, the first that the
-// request has; {all_of: [...]}, a combination.
+// An IdentityConfig says how a request is identified. It is one of:
+//
+//   - the name of an identity, "ip" or "global"
+//   - {KIND: SOURCE}, where the kind is written in the key
+//   - {first_of: [...]}, the first one that the request has
+//   - {all_of: [...]}, a combination
 type IdentityConfig struct {
 	Name   string
 	Kind   string
@@ -202,7 +205,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	}
 }
 
-// decodeSource reads SOURCE, or {SOURCE: VALUES} where only those count.
+// decodeSource decodes SOURCE, or {SOURCE: VALUES} if only those values count.
 func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.ScalarNode {
 		d.value(node, &c.Source)
@@ -227,7 +230,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	}
 }
 
-// PerTier is a text that is the same for all, or one for each tier.
+// PerTier is one text for all tiers, or one for each.
 type PerTier struct {
 	All   string
 	Tiers Named[string]

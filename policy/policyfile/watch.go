@@ -20,11 +20,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Watcher keeps Rules up to date with their file and the files that it names. What it gives are
-// always the Rules of one load: a file that is broken, gone or half written changes nothing. Its
-// methods may be called by many goroutines.
+// A Watcher keeps Rules up to date with their file and the files that it names. Its Rules always
+// come from one complete load: a file that is broken, missing or half written changes nothing. Many
+// goroutines may call its methods.
 //
-// To change a policy, write it under another name and rename that over the file, as editors and
+// To change a policy, write it under another name, and rename that over the file, as editors and
 // Kubernetes do. If you write into the file itself, a load may read it half written.
 type Watcher struct {
 	path    string
@@ -32,40 +32,40 @@ type Watcher struct {
 	load    func(path string) (*Policy, error)
 	policy  atomic.Pointer[Policy]
 
-	notices *fsnotify.Watcher // nil where the system gives none
+	notices *fsnotify.Watcher // nil if the system has none
 	stop    chan struct{}
 	ended   chan struct{}
 
 	mu     sync.Mutex  // held while loading
 	files  []string    // of the rules: sorted, absolute
-	tried  fingerprint // of files, when last loaded
-	failed error       // how that ended
+	tried  fingerprint // of files, at the last load
+	failed error       // the error of the last load
 	closed bool
 }
 
-// WatchOptions say how a Watcher watches.
+// WatchOptions configure Watch.
 type WatchOptions struct {
 	Options
 
-	// Poll is how often the files are read and compared, for where the system does not tell of a
-	// change (network file systems, folders that were not there). While the file is broken it is also
-	// how often it is loaded again. Default: 30s.
+	// Poll is how often the files are read and compared. It finds changes that the system does not
+	// report (network file systems, folders that were missing). A broken file is loaded again as
+	// often. Default: 30s.
 	Poll time.Duration
 
-	// Settle is how long it must be quiet after a change before the files are read; after 20 times as
-	// long they are read anyway. Default: 50ms.
+	// Settle is how long no change must happen before the files are read. After 20 times as long they
+	// are read anyway. Default: 50ms.
 	Settle time.Duration
 
-	// Ready is called with a policy that was loaded, the first one included. It takes effect when
+	// Ready is called with each policy that was loaded, also the first. The policy takes effect when
 	// Ready returns, so Ready must return soon. Default: none.
 	Ready func(*Policy)
 
-	// Notify is called after every load but the first, and once for each error, however often it
-	// occurs. One goroutine at a time calls it. It must not call Reload or Close. Default: none.
+	// Notify is called after every load except the first, and once for each error, even if it occurs
+	// again. The calls do not overlap. It must not call Reload or Close. Default: none.
 	Notify func(Reload)
 
-	// Keys is called after each reading of tokens.jwks_url, with nil if it succeeded. Several
-	// goroutines may call it at once. Default: none.
+	// Keys is called after each read of tokens.jwks_url, with its error or nil. Calls may overlap.
+	// Default: none.
 	Keys func(error)
 }
 
@@ -76,21 +76,21 @@ const (
 	loadTries   = 5  // while the files change in the middle of a load
 )
 
-// A Reload is how a load ended.
+// A Reload is the result of a load.
 type Reload struct {
 	At    time.Time
-	Rules int   // how many are in force
-	Err   error // nil, or why those of before stay
+	Rules int   // the number of rules in force
+	Err   error // nil, or why the old rules stay in force
 }
 
 var errWatcherClosed = errors.New("policy: the watcher is closed")
 
-// Watch loads the rules of a file and keeps loading them when it, or a file that it names, changes.
-// If the first load fails, it returns that error and watches nothing. Close ends it.
+// Watch loads the rules of a file. It loads them again when the file, or a file that it names,
+// changes. If the first load fails, it returns that error and watches nothing. Close ends it.
 func Watch(path string, o WatchOptions) (*Watcher, error) {
 	notices, err := fsnotify.NewWatcher()
 	if err != nil {
-		notices = nil // out of watches: polling finds what changes
+		notices = nil // no watches left: polling finds changes
 	}
 	return watch(path, o, func(path string) (*Policy, error) { return load(path, o.Options) }, notices)
 }
@@ -120,13 +120,13 @@ func watch(path string, o WatchOptions, load func(string) (*Policy, error), noti
 	return w, nil
 }
 
-// Policy is the policy in force.
+// Policy returns the policy in force.
 func (w *Watcher) Policy() *Policy { return w.policy.Load() }
 
-// Rules are the rules in force. The call is cheap enough for each request.
+// Rules returns the rules in force. It is fast enough to be called for each request.
 func (w *Watcher) Rules() *policy.Rules { return w.policy.Load().Rules }
 
-// Reload loads the file now, changed or not, as on SIGHUP. An error leaves the rules as they are.
+// Reload loads the file now, like SIGHUP, even if it did not change. After an error the rules stay.
 func (w *Watcher) Reload() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -138,8 +138,8 @@ func (w *Watcher) Reload() error {
 	return err
 }
 
-// Close ends the watching and the rules' reading of keys, and returns once both have ended. The
-// rules still answer.
+// Close stops watching, and stops the rules' reading of keys. It returns when both have ended. The
+// rules keep working.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	first := !w.closed
@@ -152,7 +152,7 @@ func (w *Watcher) Close() error {
 	return nil
 }
 
-// run waits for changes, for as long as the Watcher is open.
+// run waits for changes until the Watcher is closed.
 func (w *Watcher) run() {
 	defer close(w.ended)
 	defer func() { w.Policy().Close() }()
@@ -166,7 +166,7 @@ func (w *Watcher) run() {
 	defer poll.Stop()
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
-	var since time.Time // of the first change that was not looked at
+	var since time.Time // of the first change that was not loaded yet
 	for {
 		select {
 		case <-w.stop:
@@ -188,14 +188,14 @@ func (w *Watcher) run() {
 	}
 }
 
-// waitFor is how long it must be quiet after a change, when the first that was not looked at is so
-// long ago.
+// waitFor returns how long to wait for further changes. since is the time of the first change that
+// was not loaded yet.
 func (o WatchOptions) waitFor(since time.Duration) time.Duration {
 	return max(0, min(o.Settle, settleMost*o.Settle-since))
 }
 
-// look loads the file if anything changed, or if that failed last time for reasons that may lie
-// elsewhere.
+// look loads the file if anything changed. It also loads it if the last load failed, because the
+// cause may be outside the files.
 func (w *Watcher) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -220,8 +220,7 @@ func (w *Watcher) reportLocked(err error) {
 	w.options.Notify(Reload{At: time.Now(), Rules: len(w.Rules().Rules()), Err: err})
 }
 
-// loadLocked loads the file, and takes the rules if no file that they were made of changed
-// meanwhile.
+// loadLocked loads the file. It uses the new rules only if none of their files changed meanwhile.
 func (w *Watcher) loadLocked() error {
 	w.failed = errors.New("the files change faster than they can be read; write under another name, and rename")
 	for range loadTries {
@@ -236,7 +235,7 @@ func (w *Watcher) loadLocked() error {
 			continue
 		}
 		if files := absolute(p.Files); !slices.Equal(files, w.files) || fingerprintOf(files) != w.tried {
-			w.files = files // now that they are known, they can be compared
+			w.files = files // from now on they can be compared
 			p.Close()
 			continue
 		}
@@ -256,8 +255,8 @@ func (w *Watcher) loadLocked() error {
 	return w.failed
 }
 
-// followLocked has the system tell of changes in every folder that leads to the files, as far as it
-// can. What leads to them may change before it does: so it looks again until nothing is added.
+// followLocked watches every folder on the way to the files, as far as the system allows. The way
+// may change meanwhile, so it looks again until it adds no folder.
 func (w *Watcher) followLocked() {
 	if w.notices == nil {
 		return
@@ -287,14 +286,14 @@ func (w *Watcher) followLocked() {
 	}
 }
 
-// foldersOf are the folders in which something can be changed so that a name stands for another
-// file: its own, those of all links on the way, and if a part of the way is missing, the one where
-// it is. They hold no links themselves.
+// foldersOf returns the folders in which a change can make a name mean another file: its own
+// folder, and those of all links on the way. If a part of the way is missing, the folder of that
+// part is the last. The folders contain no links.
 func foldersOf(name string) (folders []string) {
 	const separator = string(filepath.Separator)
 	root := filepath.VolumeName(name) + separator
 	here, rest := root, name[len(root)-1:]
-	for links := 0; links < 40; { // as many as the system follows
+	for links := 0; links < 40; { // as many links as the system follows
 		step, after, _ := strings.Cut(strings.TrimLeft(rest, separator), separator)
 		next := filepath.Join(here, step)
 		info, err := os.Lstat(next)
@@ -316,7 +315,7 @@ func foldersOf(name string) (folders []string) {
 	return folders
 }
 
-// absolute are names that do not depend on the process's folder, each once.
+// absolute returns absolute names, each once.
 func absolute(names []string) []string {
 	all := make([]string, 0, len(names))
 	for _, name := range names {
@@ -329,7 +328,7 @@ func absolute(names []string) []string {
 	return slices.Compact(all)
 }
 
-// A fingerprint tells whether files are still what they were.
+// A fingerprint tells whether files have changed.
 type fingerprint [sha256.Size]byte
 
 func fingerprintOf(names []string) (p fingerprint) {
@@ -344,8 +343,8 @@ func fingerprintOf(names []string) (p fingerprint) {
 	return p
 }
 
-// addFile adds what a file holds. Of what is no file, and of what is beyond any policy's size, it
-// tells only that.
+// addFile adds the contents of a file. For a name that is no file, or a file that is too large for
+// a policy, it adds only that fact.
 func addFile(h hash.Hash, name string) error {
 	info, err := os.Stat(name)
 	if err != nil {
