@@ -447,7 +447,7 @@ func TestWrongProxiesAreRefusedWithAReason(t *testing.T) {
 		}
 	}
 	c := Config{AddressHeader: "X-Real-IP"}
-	if err := c.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.HasSuffix(err.Error(), "no proxy is trusted, so the header is never believed; add trusted_proxies") {
+	if err := c.finish(); !errors.Is(err, penstock.ErrInvalid) || !strings.HasSuffix(err.Error(), "no proxy is trusted, so the header is never used; add trusted_proxies") {
 		t.Errorf("a header without proxies is refused with %v", err)
 	}
 }

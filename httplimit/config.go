@@ -20,38 +20,38 @@ import (
 // give DefaultConfig to package policyfile as a Section. In Go code, a zero field means its
 // default.
 type Config struct {
-	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Addresses of proxies whose address header is believed: CIDRs, or unix for peers on a unix socket. Default: none."`
-	AddressHeader  string        `yaml:"address_header" jsonschema:"The header in which trusted proxies tell the client's address: X-Forwarded-For (default), Forwarded, or one with a single address."`
-	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"IPv4 addresses that share so many leading bits count as one client: 8 to 32. Default: 32."`
-	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"IPv6 addresses that share so many leading bits count as one client: 16 to 128. Default: 64."`
-	EncodedSlash   string        `yaml:"encoded_slash" jsonschema:"What becomes of paths with %2F or %5C: refuse (default; status 400), or keep."`
-	TrailingSlash  string        `yaml:"trailing_slash" jsonschema:"Whether /a/ is /a: keep (default) tells them apart, ignore removes the slash."`
-	CaseSensitive  *bool         `yaml:"case_sensitive" jsonschema:"Whether /A is another path than /a. Default: true; false makes letters lower case."`
-	PathParameters string        `yaml:"path_parameters" jsonschema:"What becomes of ;v=1 behind a segment: keep (default), or strip."`
+	TrustedProxies []string      `yaml:"trusted_proxies" jsonschema:"Proxies whose address header is used: CIDRs, or unix for peers on a unix socket. Default: none."`
+	AddressHeader  string        `yaml:"address_header" jsonschema:"The header with the client's address from trusted proxies: X-Forwarded-For (default), Forwarded, or one with a single address."`
+	IPv4Prefix     int           `yaml:"ipv4_prefix" jsonschema:"IPv4 addresses with this many equal leading bits count as one client: 8 to 32. Default: 32."`
+	IPv6Prefix     int           `yaml:"ipv6_prefix" jsonschema:"IPv6 addresses with this many equal leading bits count as one client: 16 to 128. Default: 64."`
+	EncodedSlash   string        `yaml:"encoded_slash" jsonschema:"What happens to paths with %2F or %5C: refuse (default; status 400), or keep."`
+	TrailingSlash  string        `yaml:"trailing_slash" jsonschema:"Whether /a/ equals /a: keep (default: they differ), or ignore (the slash is removed)."`
+	CaseSensitive  *bool         `yaml:"case_sensitive" jsonschema:"Whether /A and /a differ. Default: true; false makes letters lower case."`
+	PathParameters string        `yaml:"path_parameters" jsonschema:"What happens to ;v=1 after a segment: keep (default), or strip."`
 	Headers        []string      `yaml:"headers" jsonschema:"Which header fields about limits are sent: draft-11 (default), draft-07, draft-06, x-ratelimit, or none."`
 	Reset          string        `yaml:"reset" jsonschema:"What X-RateLimit-Reset means: epoch (default), the time in seconds since 1970, or seconds from now."`
-	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by up to this, at random, so that callers do not all come back at once. Default: 0."`
-	Denied         DeniedConfig  `yaml:"denied" jsonschema:"How a request over a limit is answered."`
-	CORS           *CORSConfig   `yaml:"cors" jsonschema:"Which web pages may read the answers that do not come from the upstream, and what they learn of limits. Default: none."`
-	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; others are denied. Default: 1000."`
+	RetryJitter    time.Duration `yaml:"retry_jitter" jsonschema:"Lengthens Retry-After by a random time up to this, so that clients do not all return at once. Default: 0."`
+	Denied         DeniedConfig  `yaml:"denied" jsonschema:"The response to a request over a limit."`
+	CORS           *CORSConfig   `yaml:"cors" jsonschema:"Which web pages may read the responses that do not come from the upstream, and the headers about limits. Default: none."`
+	MaxWaiting     int           `yaml:"max_waiting" jsonschema:"How many requests may wait for their turn at once; further ones are denied. Default: 1000."`
 }
 
-// A DeniedConfig says how a request over a limit is answered. Requests that are denied for other
-// reasons have an answer of their own.
+// A DeniedConfig is the response to a request over a limit. Requests that are rejected for other
+// reasons get other responses.
 type DeniedConfig struct {
 	Status      int    `yaml:"status" jsonschema:"The status, 400 to 599. Default: 429."`
-	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for those who ask for it), text, or a template."`
+	Body        string `yaml:"body" jsonschema:"problem (default; problem+json, or text for clients that prefer it), text, or a template."`
 	ContentType string `yaml:"content_type" jsonschema:"The type of a template's text. Default: application/json."`
 }
 
-// A CORSConfig says which web pages of other origins may read what the gate answers by itself.
+// A CORSConfig says which web pages of other origins may read the gate's own responses.
 type CORSConfig struct {
 	Origins     []string `yaml:"origins" jsonschema:"The origins of these pages, such as https://app.example.com, or * alone for any."`
-	Credentials bool     `yaml:"credentials" jsonschema:"Whether they may send cookies and other credentials, and still read the answer. Not with *. Default: false."`
-	Expose      []string `yaml:"expose" jsonschema:"Headers of responses that they may read, besides those about limits. Default: none."`
+	Credentials bool     `yaml:"credentials" jsonschema:"Whether pages may send cookies and other credentials, and still read the response. Not with *. Default: false."`
+	Expose      []string `yaml:"expose" jsonschema:"Response headers that pages may read, besides those about limits. Default: none."`
 }
 
-// DefaultConfig is what holds for a policy without a section http.
+// DefaultConfig returns the Config of a policy without a section http.
 func DefaultConfig() *Config {
 	c := new(Config)
 	c.complete()
@@ -78,7 +78,7 @@ func (c *Config) paths() policy.Paths {
 	}
 }
 
-// configOf is the Config of rules, complete and valid.
+// configOf returns the Config of rules, complete and valid.
 func configOf(rules *policy.Rules) (*Config, error) {
 	c := new(Config)
 	if own, ok := policy.SectionOf[*Config](rules); ok {
@@ -98,7 +98,7 @@ func (c *Config) finish() error {
 	return nil
 }
 
-// complete sets the defaults of what is not set.
+// complete sets the defaults of fields that are not set.
 func (c *Config) complete() {
 	c.AddressHeader = http.CanonicalHeaderKey(c.AddressHeader)
 	if len(c.TrustedProxies) > 0 {
@@ -122,7 +122,7 @@ func (d *DeniedConfig) isTemplate() bool {
 	return d.Body != "" && d.Body != "problem" && d.Body != "text"
 }
 
-// check reports what is wrong with the Config: at which field, what, and how to correct it.
+// check reports each mistake of the Config: its field, what is wrong, and how to fix it.
 func (c *Config) check(report func(field any, format string, args ...any)) {
 	oneOf := func(field *string, key string, words ...string) {
 		if *field != "" && !slices.Contains(words, *field) {
@@ -178,7 +178,7 @@ func (c *Config) checkProxies(report func(field any, format string, args ...any)
 		report(&c.AddressHeader, "%q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", wording.Clip(c.AddressHeader))
 	}
 	if c.AddressHeader != "" && len(c.TrustedProxies) == 0 {
-		report(&c.AddressHeader, "no proxy is trusted, so the header is never believed; add trusted_proxies")
+		report(&c.AddressHeader, "no proxy is trusted, so the header is never used; add trusted_proxies")
 	}
 }
 
@@ -215,8 +215,8 @@ func (c *CORSConfig) check(report func(field any, format string, args ...any)) {
 		case text == "null":
 			report(&c.Origins[i], "null is the origin of every sandboxed page, of any author; name the origins")
 		case !isOrigin(text):
-			report(&c.Origins[i], "%q is not an origin as browsers send it; write https://app.example.com, in small letters, with a port only if it is not "+
-				"the scheme's own, and without a path", wording.Clip(text))
+			report(&c.Origins[i], "%q is not an origin as browsers send it; write https://app.example.com, in lower case, with a port only if it is not "+
+				"the default of the scheme, and without a path", wording.Clip(text))
 		case slices.Contains(c.Origins[:i], text):
 			report(&c.Origins[i], "the origins have %s twice; keep one", text)
 		}
@@ -244,10 +244,10 @@ func isOrigin(text string) bool {
 	return !(u.Scheme == "http" && port == "80" || u.Scheme == "https" && port == "443")
 }
 
-// Describe says in words how requests are read and answered; see package describe.
+// Describe describes in words how requests are read and answered; see package describe.
 func (c *Config) Describe(line func(label string, texts ...string)) {
 	if len(c.TrustedProxies) > 0 {
-		line("proxies", c.AddressHeader+" is believed from "+wording.ShortList(c.TrustedProxies, "and"))
+		line("proxies", c.AddressHeader+" is used from "+wording.ShortList(c.TrustedProxies, "and"))
 	}
 	denial := fmt.Sprintf("status %d, %s", c.Denied.Status, c.Denied.Body)
 	if c.Denied.isTemplate() {
@@ -273,5 +273,5 @@ func (c *CORSConfig) text() string {
 	if slices.Equal(c.Origins, []string{"*"}) {
 		pages = "any page"
 	}
-	return "answers of the gate itself may be read by " + pages + map[bool]string{true: ", with credentials", false: ", without credentials"}[c.Credentials]
+	return "the gate's own responses may be read by " + pages + map[bool]string{true: ", with credentials", false: ", without credentials"}[c.Credentials]
 }
