@@ -21,7 +21,7 @@ unraced = $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers bench lint format tidy schema tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes bench lint format tidy schema tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -81,6 +81,11 @@ browsers: tools
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd scripts && go run ./browsers ../bin/penstock
 
+## recipes: the configurations of deploy/recipes in real proxies, with Redis up, killed and hanging
+recipes: tools
+	@scripts/proxies bin/proxies
+	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies
+
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools
 	cd bench && go run .
@@ -95,6 +100,7 @@ lint:
 	@rm -rf bin/lua && go test -count=1 -run ScriptsAreWritten ./redisstore ./redisstore/internal/luagen -lua $(CURDIR)/bin/lua >/dev/null
 	luacheck -q --no-color algorithm examples redisstore/internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
+	luacheck -q --no-color --read-globals core -- deploy/recipes
 
 format:
 	gofmt -w .

@@ -1,0 +1,293 @@
+// Command recipes runs the configurations of deploy/recipes in real proxies, in front of an
+// application and beside Penstock with a real Redis. It checks what clients see, prints a table,
+// and fails if something is not as docs/forward-auth.md says. Its arguments are the folder of the
+// recipes and the one that scripts/proxies has filled. A proxy that is not there is left out.
+package main
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// A recipe is a proxy with its configuration.
+type recipe struct {
+	program string
+	files   []string
+	args    func(dir, address string) []string
+	adapt   func(text string) string // to a machine where the proxy is not installed; nil: nothing
+
+	showsLimits bool                     // of allowed requests
+	withoutUs   string                   // the status while Penstock does not answer
+	open        func(text string) string // lets requests pass then, as the recipe's comments say; nil: the proxy cannot
+}
+
+var recipes = []recipe{
+	{
+		program: "nginx", files: []string{"nginx.conf"}, showsLimits: true, withoutUs: "500",
+		open: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
+		args: func(dir, _ string) []string {
+			return []string{"-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; error_log stderr warn;"}
+		},
+		adapt: func(text string) string {
+			paths := "http { access_log off;"
+			for _, name := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
+				paths += fmt.Sprintf(" %s_temp_path %[1]s;", name)
+			}
+			return strings.Replace(text, "http {", paths, 1)
+		},
+	},
+	{
+		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, showsLimits: true, withoutUs: "503",
+		open: func(text string) string {
+			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
+		},
+		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
+	},
+	{
+		program: "caddy", files: []string{"Caddyfile"}, showsLimits: true, withoutUs: "502",
+		open: func(text string) string {
+			closed, opened, _ := strings.Cut(text, "	# handle_errors")
+			return closed + "	handle_errors" + strings.ReplaceAll(opened, "	# ", "	")
+		},
+		args: func(dir, _ string) []string {
+			return []string{"run", "--config", dir + "/Caddyfile", "--adapter", "caddyfile"}
+		},
+		adapt: func(text string) string { return "{\n\tadmin off\n}\n" + text },
+	},
+	{
+		program: "traefik", files: []string{"traefik-dynamic.yml"}, withoutUs: "500",
+		args: func(dir, address string) []string {
+			return []string{"--entrypoints.web.address=" + address, "--providers.file.filename=" + dir + "/traefik-dynamic.yml", "--global.checknewversion=false", "--global.sendanonymoususage=false"}
+		},
+	},
+	{
+		program: "envoy", files: []string{"envoy.yaml"}, showsLimits: true, withoutUs: "503",
+		open: func(text string) string {
+			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
+		},
+		args: func(dir, _ string) []string {
+			return []string{"-c", dir + "/envoy.yaml", "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"}
+		},
+	},
+}
+
+const policy = `
+http: {trusted_proxies: %s}
+deny: {header X-Api-Key: banned}
+rules:
+  - {name: shop, match: {method: POST, host: shop.example, path: /api/**}, per: {key: header X-Api-Key}, limits: [{rate: 3/h, burst: 3}]}
+  - {name: address, match: {path: /address}, per: ip, limits: [{rate: 2/h}]}
+  - {name: token, match: {path: /token}, per: {key: query token}, limits: [{rate: 1/h}]}
+  - {name: open, match: {path: /open}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: open}]}
+  - {name: closed, match: {path: /closed}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: closed}]}
+`
+
+// ownAddresses are those of the proxies: the loopback address from which they ask, and those of the
+// machine, of which Envoy adds one to X-Forwarded-For.
+func ownAddresses() (list string, err error) {
+	list = "[127.0.0.1"
+	all, err := net.InterfaceAddrs()
+	for _, address := range all {
+		if network, ok := address.(*net.IPNet); ok && network.IP.To4() != nil && !network.IP.IsLoopback() {
+			list += ", " + network.IP.String()
+		}
+	}
+	return list + "]", err
+}
+
+// limiterCommand is Penstock, built from the sources in scripts.
+func limiterCommand(dir, address, config, store string) (*exec.Cmd, error) {
+	const source = "./recipes/limiter"
+	program := filepath.Join(dir, "limiter")
+	if out, err := exec.Command("go", "build", "-o", program, source).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build %s: %w\n%s", source, err, out)
+	}
+	return exec.Command(program, "--api", address, "--config", config, "--store", store), nil
+}
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("recipes: ")
+	if len(os.Args) != 3 {
+		log.Fatal("usage: recipes RECIPES PROXIES")
+	}
+	if err := run(os.Args[1], os.Args[2]); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(recipesDir, proxiesDir string) error {
+	dir, err := os.MkdirTemp("", "recipes-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil { // nginx changes its user
+		return err
+	}
+	redis, err := redistest.Launch()
+	if err != nil {
+		return err
+	}
+	defer redis.Close()
+	address := freeAddress()
+	limiter, err := startLimiter(dir, address, redis.URL())
+	if err != nil {
+		return err
+	}
+	defer limiter.end()
+	if err := checkStranger(address); err != nil {
+		return err
+	}
+	rows, err := startRows(dir, recipesDir, proxiesDir, address)
+	defer func() {
+		for _, r := range rows {
+			r.end()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+
+	for _, r := range rows {
+		r.whileUp()
+	}
+	redis.Kill()
+	for _, r := range rows {
+		r.killedOpen, r.killedClosed = r.withoutStore()
+	}
+	if err := redis.Restart(); err != nil {
+		return err
+	}
+	if err := awaitStore(address); err != nil {
+		return err
+	}
+	redis.Pause()
+	for _, r := range rows {
+		r.hangingOpen, r.hangingClosed = r.withoutStore()
+	}
+	redis.Resume()
+	limiter.end()
+	for _, r := range rows {
+		r.withoutPenstock()
+	}
+	return show(rows)
+}
+
+func startLimiter(dir, address, store string) (*process, error) {
+	trusted, err := ownAddresses()
+	if err != nil {
+		return nil, err
+	}
+	config := filepath.Join(dir, "rules.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, policy, trusted), 0o600); err != nil {
+		return nil, err
+	}
+	cmd, err := limiterCommand(dir, address, config, store)
+	if err != nil {
+		return nil, err
+	}
+	return start(dir, "limiter", address, cmd)
+}
+
+// startRows starts the proxies that are there, each with an application. It returns what it started
+// if there is an error, too.
+func startRows(dir, recipesDir, proxiesDir, limiter string) (rows []*row, err error) {
+	app, err := startApp()
+	if err != nil {
+		return nil, err
+	}
+	for _, recipe := range recipes {
+		program, err := filepath.Abs(filepath.Join(proxiesDir, recipe.program))
+		if err != nil {
+			return rows, err
+		}
+		if _, err := os.Stat(program); err != nil {
+			continue // scripts/proxies has said so
+		}
+		r := newRow(recipe, app, len(rows)+1)
+		rows = append(rows, r)
+		if err := r.start(dir, recipesDir, program, limiter); err != nil {
+			return rows, err
+		}
+		if recipe.open == nil {
+			continue
+		}
+		r.opened = newRow(recipe, app, len(rows))
+		r.opened.isOpen = true
+		if err := r.opened.start(dir, recipesDir, program, limiter); err != nil {
+			return rows, err
+		}
+	}
+	return rows, nil
+}
+
+// checkStranger asks Penstock from an address that is not trusted.
+func checkStranger(limiter string) error {
+	stranger := clientFrom(net.IPv4(127, 0, 0, 9))
+	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext/free"} {
+		req, err := http.NewRequest("GET", "http://"+limiter+path, nil)
+		if err != nil {
+			return err
+		}
+		for _, name := range []string{"X-Forwarded-Method", "X-Original-Method"} {
+			req.Header.Set(name, "GET")
+		}
+		response, err := stranger.Do(req)
+		if err != nil {
+			return err
+		}
+		body, _ := io.ReadAll(response.Body)
+		response.Body.Close()
+		if response.StatusCode != 403 || !strings.Contains(string(body), "trusted_proxies") {
+			return fmt.Errorf("%s answers 127.0.0.9 with %s %s; want 403", path, response.Status, body)
+		}
+	}
+	return nil
+}
+
+// awaitStore returns when the store decides again.
+func awaitStore(limiter string) error {
+	return await("the store does not decide", func() bool {
+		req, err := http.NewRequest("GET", "http://"+limiter+"/auth/ext/open", nil)
+		if err != nil {
+			return false
+		}
+		response, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.Header.Get("RateLimit") != ""
+	})
+}
+
+// show prints the table. It fails if a row has failures.
+func show(rows []*row) error {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "proxy\tpassed\tdenied\tRetry-After\tRateLimit\tstore killed:\t\tstore hangs:\t\tforged headers\tno Penstock:\t")
+	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trefused\tdefault\topened")
+	var failures []string
+	for _, r := range rows {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\n", r.recipe.program, r.passed, r.denied, r.retryAfter, r.limits,
+			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.forged, r.forgedAll, r.awayDefault, r.awayOpened)
+		failures = append(failures, r.failures...)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(failures) > 0 {
+		return fmt.Errorf("%d failures:\n%s", len(failures), strings.Join(failures, "\n"))
+	}
+	return nil
+}

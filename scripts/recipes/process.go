@@ -1,0 +1,107 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// An app is the application behind the proxies.
+type app struct{ address string }
+
+func startApp() (*app, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	go http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "app %s %s", r.Method, r.RequestURI)
+	}))
+	return &app{listener.Addr().String()}, nil
+}
+
+// freeAddress is an address on which nothing listens.
+func freeAddress() string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// A process is a server that was started.
+type process struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+// start starts a server, and returns when it listens. Its log is in dir.
+func start(dir, name, address string, cmd *exec.Cmd) (*process, error) {
+	file := filepath.Join(dir, name+".log")
+	out, err := os.Create(file)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd, make(chan struct{})}
+	go func() {
+		cmd.Wait()
+		close(p.done)
+	}()
+	err = await(name+" does not listen on "+address, func() bool {
+		connection, err := net.Dial("tcp", address)
+		if err == nil {
+			connection.Close()
+		}
+		return err == nil || p.hasEnded()
+	})
+	if err == nil && p.hasEnded() {
+		err = errors.New(name + " has ended")
+	}
+	if err != nil {
+		p.end()
+		text, _ := os.ReadFile(file)
+		return nil, fmt.Errorf("%w:\n%s", err, text)
+	}
+	return p, nil
+}
+
+func (p *process) hasEnded() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// end ends the process: gently, so that nginx ends its workers, and by force after 5 s.
+func (p *process) end() {
+	p.cmd.Process.Signal(os.Interrupt)
+	select {
+	case <-p.done:
+	case <-time.After(5 * time.Second):
+		p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+// await returns nil as soon as the condition holds, and an error after a minute.
+func await(what string, holds func() bool) error {
+	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			return errors.New(what)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,303 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// A row is what the clients of one proxy see.
+type row struct {
+	recipe  recipe
+	address string
+	proxy   *process
+	app     *app
+	client  *http.Client
+	number  int // from 1
+
+	isOpen bool // the recipe lets requests pass while Penstock does not answer
+	opened *row // the same proxy with isOpen; nil: it cannot
+
+	passed, denied             string
+	retryAfter, limits         string
+	killedOpen, killedClosed   string
+	hangingOpen, hangingClosed string
+	forged, forgedAll          int
+	awayDefault, awayOpened    string // while Penstock does not answer
+	failures                   []string
+}
+
+func newRow(recipe recipe, app *app, number int) *row {
+	r := &row{recipe: recipe, app: app, address: freeAddress(), number: number}
+	r.client = r.clientOf(9)
+	return r
+}
+
+// end ends the proxy, and the one that is opened.
+func (r *row) end() {
+	if r.proxy != nil {
+		r.proxy.end()
+	}
+	if r.opened != nil {
+		r.opened.end()
+	}
+}
+
+// start runs the proxy with its recipe, in which only addresses differ.
+func (r *row) start(dir, recipesDir, program, limiter string) error {
+	name := r.recipe.program
+	if r.isOpen {
+		name += "-open"
+	}
+	own := filepath.Join(dir, name)
+	if err := os.Mkdir(own, 0o777); err != nil {
+		return err
+	}
+	addresses := func(text string) string {
+		for of, to := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": limiter} {
+			_, port, _ := net.SplitHostPort(to)
+			text = strings.NewReplacer("127.0.0.1:"+of, to, "//:"+of, "//:"+port, "port_value: "+of, "port_value: "+port).Replace(text)
+		}
+		return text
+	}
+	for _, file := range r.recipe.files {
+		text, err := os.ReadFile(filepath.Join(recipesDir, file))
+		if err != nil {
+			return err
+		}
+		adapted := addresses(string(text))
+		if r.isOpen && file == r.recipe.files[0] {
+			opened := r.recipe.open(adapted)
+			if opened == adapted {
+				return fmt.Errorf("%s has no line that lets requests pass", file)
+			}
+			adapted = opened
+		}
+		if r.recipe.adapt != nil {
+			adapted = r.recipe.adapt(adapted)
+		}
+		if err := os.WriteFile(filepath.Join(own, file), []byte(adapted), 0o644); err != nil {
+			return err
+		}
+	}
+	cmd := exec.Command(program, r.recipe.args(own, r.address)...)
+	cmd.Dir = own
+	cmd.Env = append(os.Environ(), "HOME="+own, "XDG_CONFIG_HOME="+own, "XDG_DATA_HOME="+own)
+	var err error
+	if r.proxy, err = start(dir, name, r.address, cmd); err != nil {
+		return err
+	}
+	// Traefik listens before it has read its routes.
+	var last answer
+	err = await(r.recipe.program+" routes nothing", func() bool {
+		last = r.send("GET", "/free", "shop.example")
+		return last.body == "app GET /free"
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %+v", err, last)
+	}
+	return nil
+}
+
+// whileUp sends requests while the store answers.
+func (r *row) whileUp() {
+	r.checkLimit()
+	r.checkForged()
+	r.checkAddresses()
+	r.expect(r.forged == r.forgedAll, "%d of %d forged requests are refused", r.forged, r.forgedAll)
+	r.checkOthers()
+	if r.opened != nil {
+		r.checkOpened()
+	}
+}
+
+// post sends a request that the rule shop limits under the row's own key.
+func (r *row) post(path string, header ...string) answer {
+	return r.send("POST", path, "shop.example", append([]string{"X-Api-Key", "a-" + r.recipe.program}, header...)...)
+}
+
+// checkLimit uses up the limit of the row's key.
+func (r *row) checkLimit() {
+	passed, shown := 0, 0
+	for left := 2; left >= 0; left-- {
+		a := r.post("/api/things?x=1")
+		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1", "an allowed request got %+v", a)
+		if a.status == "200" {
+			passed++
+		}
+		if strings.HasPrefix(a.header.Get("RateLimit"), fmt.Sprintf(`"shop.hour";r=%d;`, left)) {
+			shown++
+		}
+	}
+	r.passed = fmt.Sprintf("%d of 3", passed)
+	r.limits = map[bool]string{true: "yes", false: "on denials"}[shown == 3]
+	r.expect(shown == map[bool]int{true: 3}[r.recipe.showsLimits], "%d of 3 allowed requests show RateLimit", shown)
+
+	a := r.post("/api/things?x=1")
+	r.denied, r.retryAfter = a.status, a.header.Get("Retry-After")
+	r.expect(r.denied == "429", "a request over the limit got %s; want 429", r.denied)
+	r.expect(r.retryAfter == "1200", "Retry-After is %q; want 1200", r.retryAfter)
+	r.expect(strings.HasPrefix(a.header.Get("RateLimit"), `"shop.hour";r=0;`), "a denial has RateLimit %q", a.header.Get("RateLimit"))
+	r.expect(a.header.Get("Content-Type") == "application/problem+json" && strings.Contains(a.body, `"status":429`), "a denial has the body %q", a.body)
+}
+
+// checkForged: no spelling and no header makes another request of one over the limit.
+func (r *row) checkForged() {
+	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things"} {
+		r.forge(r.post(path))
+	}
+	for _, header := range [][]string{
+		{"X-Forwarded-Uri", "/free"}, {"X-Forwarded-Method", "GET"}, {"X-Forwarded-Host", "free.example"}, {"X-Forwarded-Uri", "/free", "X-Forwarded-Method", "GET"},
+		{"X-Original-URI", "/free"}, {"X-Original-URL", "http://free.example/free"}, {"X-Original-Method", "GET"}, {"X-Original-URI", "/free", "X-Original-Method", "GET"},
+		{"X-Envoy-Original-Path", "/free"}, {"X-Rewrite-Url", "/free"}, {"X-HTTP-Method-Override", "GET"},
+	} {
+		r.forge(r.post("/api/things", header...))
+	}
+}
+
+// checkAddresses: each client of the proxy is limited by its own address, whatever it says of it.
+func (r *row) checkAddresses() {
+	usual := r.client
+	defer func() { r.client = usual }()
+	for last := range 2 {
+		r.client = r.clientOf(10 + last)
+		passed := 0
+		for i := range 6 {
+			forged := fmt.Sprintf("203.0.113.%d", i)
+			for _, header := range [][]string{{"X-Forwarded-For", forged}, {"X-Real-Ip", forged}, {"Forwarded", "for=" + forged}, {"True-Client-Ip", forged},
+				{"X-Envoy-External-Address", forged}} {
+				a := r.send("GET", "/address", "shop.example", header...)
+				if a.status == "200" && passed < 2 {
+					passed++
+					continue
+				}
+				r.forge(a)
+			}
+		}
+		r.expect(passed == 2, "a client passed %d times; want 2", passed)
+	}
+}
+
+// checkOthers sends requests of which some are limited under another key, and some are not limited.
+func (r *row) checkOthers() {
+	token := "/token?token=" + r.recipe.program
+	for _, c := range []struct {
+		what, want string
+		isLimited  bool
+		got        answer
+	}{
+		{"a client with another key", "200", true, r.post("/api/things", "X-Api-Key", "b-"+r.recipe.program)},
+		{"a token", "200", true, r.send("GET", token, "shop.example")},
+		{"the same token", "429", true, r.send("GET", token, "shop.example")},
+		{"another token", "200", true, r.send("GET", token+"-b", "shop.example")},
+		{"a client on the deny list", "403", false, r.send("POST", "/api/things", "shop.example", "X-Api-Key", "banned")},
+		{"an ambiguous path", "400", false, r.send("GET", "/a%2Fb", "shop.example")},
+		{"a request without a limit", "200", false, r.send("GET", "/free?token=1", "shop.example", "X-Penstock-Ratelimit", "forged")},
+		{"a request with another method", "200", false, r.send("DELETE", "/api/things", "shop.example")},
+		{"a request for another host", "200", false, r.send("POST", "/api/things", "else.example")},
+		{"a request with HEAD", "200", false, r.send("HEAD", "/free", "shop.example")},
+	} {
+		r.expect(c.got.status == c.want, "%s got %s; want %s", c.what, c.got.status, c.want)
+		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q", c.what, c.got.header["Ratelimit"])
+	}
+}
+
+// checkOpened: what Penstock rejects does not pass where its failures do.
+func (r *row) checkOpened() {
+	for _, a := range []answer{
+		r.opened.post("/api/things"),
+		r.opened.post("/api%2Fthings"),
+		r.opened.post("/api/things", "X-Api-Key", "banned"),
+		r.opened.post("/api/things", "X-Forwarded-Uri", "/free"),
+		r.opened.post("/api/things", "X-Original-Uri", "/free"),
+	} {
+		r.expect(a.status == "429" || a.status == "400" || a.status == "403", "opened: %s got %s", a.request, a.status)
+	}
+}
+
+// forge counts answers to forged requests, which must be denied or malformed.
+func (r *row) forge(answers ...answer) {
+	for _, a := range answers {
+		r.forgedAll++
+		if a.status == "429" || a.status == "400" || a.status == "404" {
+			r.forged++
+		} else {
+			r.expect(false, "%s got %s", a.request, a.status)
+		}
+	}
+}
+
+// withoutStore sends requests while the store does not answer.
+func (r *row) withoutStore() (open, closed string) {
+	a := r.send("GET", "/open", "shop.example", "X-Api-Key", "k")
+	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q", a.status, a.header["Ratelimit"])
+	b := r.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
+	r.expect(b.status == "503", "without the store, on_failure: closed got %s; want 503", b.status)
+	return a.status, b.status
+}
+
+// withoutPenstock sends requests while Penstock does not answer.
+func (r *row) withoutPenstock() {
+	r.awayDefault, r.awayOpened = r.post("/api/things").status, "-"
+	r.expect(r.awayDefault == r.recipe.withoutUs, "without Penstock: %s; want %s", r.awayDefault, r.recipe.withoutUs)
+	if r.opened != nil {
+		r.awayOpened = r.opened.post("/api/things").status
+		r.expect(r.awayOpened == "200", "without Penstock, opened: %s; want 200", r.awayOpened)
+	}
+}
+
+func (r *row) expect(holds bool, format string, args ...any) {
+	if !holds {
+		r.failures = append(r.failures, r.recipe.program+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+// An answer is what a client gets.
+type answer struct {
+	request, status, body string
+	header                http.Header
+}
+
+// clientOf is a client of the proxy, with an address of its own, which is not trusted.
+func (r *row) clientOf(last int) *http.Client {
+	return clientFrom(net.IPv4(127, 0, byte(r.number), byte(last)))
+}
+
+func clientFrom(address net.IP) *http.Client {
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}
+	return &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}}
+}
+
+// send sends a request to the proxy as it is written, with headers in pairs.
+func (r *row) send(method, target, host string, header ...string) answer {
+	request := method + " " + target
+	req, err := http.NewRequest(method, "http://"+r.address, nil)
+	if err != nil {
+		panic(err) // the arguments are constants
+	}
+	if req.URL, err = url.ParseRequestURI(target); err != nil { // it keeps the spelling
+		panic(err) // the arguments are constants
+	}
+	req.URL.Scheme, req.URL.Host, req.Host = "http", r.address, host
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+		request += " " + header[i] + ": " + header[i+1]
+	}
+	response, err := r.client.Do(req)
+	if err != nil {
+		return answer{request: request, status: err.Error()}
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return answer{request: request, status: err.Error()}
+	}
+	return answer{request, fmt.Sprint(response.StatusCode), string(body), response.Header}
+}
