@@ -30,6 +30,9 @@ type Options struct {
 	// Ignore names sections that belong to other programs, such as server to penstock serve. They
 	// are not read. Default: none.
 	Ignore []string
+
+	// Check refuses rules that the program cannot enforce: its error is that of Compile. Default: none.
+	Check func(*policy.Rules) error
 }
 
 // A Policy is the Rules of a file, with facts about the file.
@@ -101,6 +104,9 @@ func (config *Config) Compile() (*Policy, error) {
 	err := c.err()
 	if err == nil {
 		p.Rules, err = policy.New(c.spec)
+	}
+	if check := config.options.Check; err == nil && check != nil {
+		err = check(p.Rules)
 	}
 	if err != nil {
 		p.Close()

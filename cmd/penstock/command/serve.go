@@ -29,14 +29,16 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var show bool
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "Run the service: a reverse proxy that limits requests",
-		Long: "serve forwards requests to an upstream and rejects those that exceed the limits of the policy.\n\n" +
+		Short: "Run the service: a reverse proxy that limits requests, or a service that others ask",
+		Long: "serve forwards requests to an upstream and rejects those that exceed the limits of the policy. With --api and --resp it\n" +
+			"also answers other proxies and Redis clients, with the same limits. Without an upstream it only does that.\n\n" +
 			"Each setting comes from the first of these that has it: its flag, the environment (such as PENSTOCK_UPSTREAM for\n" +
 			"--upstream; also REDIS_URL for --store, and PORT for --listen), the policy's server section, its default.\n" +
 			"A secret can be read from a file: set PENSTOCK_KEY_HASH_SECRET_FILE to its name.\n\n" +
 			"The policy is reloaded when its file changes, and on SIGHUP. SIGTERM drains requests in flight, then exits.",
-		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379",
-		Args:    cobra.NoArgs,
+		Example: "  penstock serve --demo\n  penstock serve --config rules.yaml --upstream http://localhost:3000 --store redis://localhost:6379\n" +
+			"  penstock serve --resp 127.0.0.1:6380 --store redis://localhost:6379",
+		Args: cobra.NoArgs,
 	}
 	values := make(map[string]*string)
 	for _, row := range settings.Table {

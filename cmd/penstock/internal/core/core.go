@@ -31,6 +31,9 @@ type Options struct {
 
 	// Algorithms are those that policies may name besides the built-in ones.
 	Algorithms []*algorithm.Algorithm
+
+	// Check refuses rules that the servers cannot enforce. Default: none.
+	Check func(*policy.Rules) error
 }
 
 // A Core decides requests for all servers of one process. Open makes one, Close ends it.

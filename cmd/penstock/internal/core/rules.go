@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -22,10 +21,10 @@ import (
 
 // rules are the current rules, from a watched policy file or from the demo.
 type rules struct {
-	settings   settings.Settings
-	algorithms []*algorithm.Algorithm
-	metrics    *metrics.Metrics
-	log        *slog.Logger
+	settings settings.Settings
+	options  policyfile.Options
+	metrics  *metrics.Metrics
+	log      *slog.Logger
 
 	current   func() *policy.Rules
 	first     Policy              // of the first load
@@ -42,7 +41,9 @@ type rules struct {
 // openRules loads the policy that the settings name, and the scripts that it can need. It watches
 // the file until close.
 func (c *Core) openRules(ctx context.Context) (*rules, error) {
-	r := &rules{settings: c.Settings, algorithms: c.Algorithms, metrics: c.Metrics, log: c.Log}
+	options := settings.PolicyOptions(c.Algorithms...)
+	options.Check = c.Check
+	r := &rules{settings: c.Settings, options: options, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
 		if c.scripts != nil {
 			c.scripts.load(ctx, next.Rules.Plans())
@@ -55,13 +56,20 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 		}
 		r.reloading.Go(func() { r.reloadOn(ctx, c.Reload) })
 	case c.Settings.Demo:
-		demo, err := demopolicy.Load(settings.PolicyOptions(c.Algorithms...))
+		demo, err := demopolicy.Load(options)
 		if err != nil {
 			return nil, err
 		}
 		prepare(demo)
 		r.current = func() *policy.Rules { return demo.Rules }
 		r.start(demo)
+	case !c.Settings.NeedsPolicy():
+		none, err := policy.New(policy.Spec{})
+		if err != nil {
+			return nil, err
+		}
+		r.current = func() *policy.Rules { return none }
+		r.start(&policyfile.Policy{Rules: none, Files: []string{""}})
 	default:
 		return nil, fmt.Errorf("%w: no policy; write --config rules.yaml, or --demo to try sample rules", settings.ErrInvalid)
 	}
@@ -73,7 +81,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 	started := make(chan struct{})
 	defer close(started)
 	r.watcher, err = policyfile.Watch(r.settings.Config, policyfile.WatchOptions{
-		Options: settings.PolicyOptions(r.algorithms...),
+		Options: r.options,
 		Ready:   prepare,
 		Keys: func(err error) {
 			if err != nil {

@@ -12,24 +12,37 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
-// tlsConfig is the TLS configuration for clients, or nil without a certificate.
-func tlsConfig(s settings.Settings, log *slog.Logger) (*tls.Config, error) {
-	if s.TLSCert == "" {
+// tlsFiles are the files of a listener's certificate. prefix and caName are the names of the
+// settings.
+type tlsFiles struct{ cert, key, clientCA, prefix, caName string }
+
+func clientFiles(s settings.Settings) tlsFiles {
+	return tlsFiles{s.TLSCert, s.TLSKey, s.TLSClientCA, "tls", "tls-client-ca"}
+}
+
+func callerFiles(s settings.Settings) tlsFiles {
+	return tlsFiles{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"}
+}
+
+// tlsConfig is the TLS configuration for a listener, or nil without a certificate.
+func tlsConfig(s settings.Settings, files tlsFiles, log *slog.Logger) (*tls.Config, error) {
+	if files.cert == "" {
 		return nil, nil
 	}
-	c := &certificates{certFile: s.TLSCert, keyFile: s.TLSKey, log: log}
+	c := &certificates{certFile: files.cert, keyFile: files.key, log: log}
 	if err := c.load(); err != nil {
-		return nil, fmt.Errorf("%w: tls-cert (%s) and tls-key (%s): %w", settings.ErrInvalid, s.Source("tls-cert"), s.Source("tls-key"), err)
+		cert, key := files.prefix+"-cert", files.prefix+"-key"
+		return nil, fmt.Errorf("%w: %s (%s) and %s (%s): %w", settings.ErrInvalid, cert, s.Source(cert), key, s.Source(key), err)
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get}
-	if s.TLSClientCA != "" {
-		pem, err := settings.ReadFile(s.TLSClientCA)
+	if files.clientCA != "" {
+		pem, err := settings.ReadFile(files.clientCA)
 		config.ClientCAs = x509.NewCertPool()
 		if err == nil && !config.ClientCAs.AppendCertsFromPEM(pem) {
-			err = fmt.Errorf("%s contains no certificate in PEM format", s.TLSClientCA)
+			err = fmt.Errorf("%s contains no certificate in PEM format", files.clientCA)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: tls-client-ca (%s): %w", settings.ErrInvalid, s.Source("tls-client-ca"), err)
+			return nil, fmt.Errorf("%w: %s (%s): %w", settings.ErrInvalid, files.caName, s.Source(files.caName), err)
 		}
 		config.ClientAuth = tls.RequireAndVerifyClientCert
 	}

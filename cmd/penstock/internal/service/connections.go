@@ -1,7 +1,12 @@
 package service
 
 import (
+	"context"
+	"fmt"
+	"io/fs"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,7 +43,14 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		<-l.open
 		return nil, err
 	}
-	return &limitedConn{TCPConn: conn.(*net.TCPConn), release: sync.OnceFunc(func() { <-l.open })}, nil
+	release := sync.OnceFunc(func() { <-l.open })
+	switch conn := conn.(type) {
+	case *net.TCPConn:
+		return &limitedTCP{conn, release}, nil
+	case *net.UnixConn:
+		return &limitedUnix{conn, release}, nil
+	}
+	return nil, fmt.Errorf("a connection of an unknown kind, %T", conn)
 }
 
 func (l *limitedListener) Close() error {
@@ -46,16 +58,49 @@ func (l *limitedListener) Close() error {
 	return l.Listener.Close()
 }
 
-// A limitedConn makes room for another connection when it is closed. It has all methods of a TCP
+// A limitedTCP makes room for another connection when it is closed. It has all methods of a TCP
 // connection, because http.Server needs some.
-type limitedConn struct {
+type limitedTCP struct {
 	*net.TCPConn
 	release func()
 }
 
-func (c *limitedConn) Close() error {
+func (c *limitedTCP) Close() error {
 	defer c.release()
 	return c.TCPConn.Close()
+}
+
+// A limitedUnix is a limitedTCP for Unix sockets.
+type limitedUnix struct {
+	*net.UnixConn
+	release func()
+}
+
+func (c *limitedUnix) Close() error {
+	defer c.release()
+	return c.UnixConn.Close()
+}
+
+// openListener listens on host:port, or on unix:/path. It replaces a socket that no process listens
+// on.
+func openListener(ctx context.Context, address string) (net.Listener, error) {
+	var config net.ListenConfig
+	path, isUnix := strings.CutPrefix(address, "unix:")
+	if !isUnix {
+		return config.Listen(ctx, "tcp", address)
+	}
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode().Type() != fs.ModeSocket {
+		return config.Listen(ctx, "unix", path) // it fails if there is another file
+	}
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("another process listens on %s", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return nil, err
+	}
+	return config.Listen(ctx, "unix", path)
 }
 
 // connectionsFull returns a function that logs that a listener is at its limit, at most once a

@@ -5,20 +5,24 @@ import "testing"
 func TestConnectionsLeaveDescriptorsFree(t *testing.T) {
 	for _, c := range []struct {
 		descriptors, max int64
+		hasProxy         bool
+		callers          int
 		want             connectionBudget
 	}{
-		{1 << 20, 10_000, connectionBudget{10_000, 524_160, 64}},
-		{1024, 10_000, connectionBudget{384, 384, 64}},
-		{1024, 50, connectionBudget{50, 384, 64}},
-		{100, 10_000, connectionBudget{37, 37, 6}},
-		{10, 10_000, connectionBudget{4, 4, 1}},
-		{1, 10_000, connectionBudget{1, 1, 1}},
+		{1 << 20, 10_000, true, 0, connectionBudget{clients: 10_000, upstream: 524_160, admin: 64}},
+		{1024, 10_000, true, 0, connectionBudget{clients: 384, upstream: 384, admin: 64}},
+		{1024, 50, true, 0, connectionBudget{clients: 50, upstream: 384, admin: 64}},
+		{1024, 10_000, true, 2, connectionBudget{clients: 192, upstream: 192, callers: 192, admin: 64}},
+		{1024, 10_000, false, 2, connectionBudget{callers: 384, admin: 64}},
+		{100, 10_000, true, 0, connectionBudget{clients: 37, upstream: 37, admin: 6}},
+		{10, 10_000, true, 0, connectionBudget{clients: 4, upstream: 4, admin: 1}},
+		{1, 10_000, true, 1, connectionBudget{clients: 1, upstream: 1, callers: 1, admin: 1}},
 	} {
-		got := newConnectionBudget(c.descriptors, c.max)
+		got := newConnectionBudget(c.descriptors, c.max, c.hasProxy, c.callers)
 		if got != c.want {
 			t.Errorf("%d descriptors: %+v; want %+v", c.descriptors, got, c.want)
 		}
-		if taken := got.clients + got.upstream + got.admin; c.descriptors >= 100 && c.descriptors-taken < c.descriptors/8 && c.descriptors-taken < 128 {
+		if taken := got.clients + got.upstream + int64(c.callers)*got.callers + got.admin; c.descriptors >= 100 && c.descriptors-taken < c.descriptors/8 && c.descriptors-taken < 128 {
 			t.Errorf("%d descriptors: too few are left for the store and files: %+v", c.descriptors, got)
 		}
 	}

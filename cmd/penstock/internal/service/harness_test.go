@@ -33,7 +33,7 @@ type running struct {
 }
 
 // start runs a service with settings as flags. Addresses are free ones unless given. The upstream
-// is the handler, or the demo's if it is nil. Without a policy there is one that limits no request
+// is the handler, or the demo's if it is nil; with api or resp there is none then. Without a policy there is one that limits no request
 // of a test. When the test ends, the service must stop without an error and leave no goroutine
 // running.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
@@ -85,6 +85,8 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 	}
 	switch {
 	case all["upstream"] != "":
+	case upstream == nil && (all["api"] != "" || all["resp"] != ""):
+		delete(all, "listen")
 	case upstream == nil:
 		all["demo"] = "true"
 	default:
@@ -92,7 +94,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 		t.Cleanup(server.Close)
 		all["upstream"] = server.URL
 	}
-	if all["config"] == "" && all["demo"] == "" {
+	if all["config"] == "" && all["demo"] == "" && all["resp"] == "" {
 		all["config"] = filepath.Join(t.TempDir(), "rules.yaml")
 		replaceFile(t, all["config"], noLimits)
 	}

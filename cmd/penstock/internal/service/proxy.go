@@ -50,7 +50,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		handler = s.wrap.limits(handler)
 	}
 	handler = s.countInFlight(limitHeader(gate, s.Settings.MaxHeader, handler))
-	config, err := tlsConfig(s.Settings, s.Log)
+	config, err := tlsConfig(s.Settings, clientFiles(s.Settings), s.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 
 // Options of Run.
@@ -52,7 +53,9 @@ type wrappers struct {
 
 // Addresses are the addresses of the listeners.
 type Addresses struct {
-	Listen string
+	Listen string // "" if there is no proxy
+	API    string // "" if it is off
+	RESP   string // "" if it is off
 	Admin  string // "" if it is off
 }
 
@@ -118,12 +121,17 @@ func (s *service) close() {
 
 // open makes the core and the servers with their listeners.
 func (s *service) open(runCtx context.Context) error {
-	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections)
-	if budget.clients < s.Settings.MaxConnections/2 {
-		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "clients", budget.clients, "max_connections", s.Settings.MaxConnections)
+	callers := s.Settings.CallerListeners()
+	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(callers))
+	if least := max(budget.clients, budget.callers); least < s.Settings.MaxConnections/2 {
+		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", least, "max_connections", s.Settings.MaxConnections)
 	}
 	var err error
-	s.core, err = core.Open(runCtx, core.Options{Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms})
+	options := core.Options{Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms}
+	if s.Settings.API != "" {
+		options.Check = forwardauth.Check
+	}
+	s.core, err = core.Open(runCtx, options)
 	if err != nil {
 		return err
 	}
@@ -131,12 +139,23 @@ func (s *service) open(runCtx context.Context) error {
 	if s.wrap.core != nil {
 		s.wrap.core(s.core)
 	}
-	proxy, err := s.newProxy(runCtx, budget)
-	if err != nil {
-		return err
+	if s.Settings.HasProxy() {
+		proxy, err := s.newProxy(runCtx, budget)
+		if err != nil {
+			return err
+		}
+		if err := s.listen(runCtx, proxy, s.Settings.Listen, budget.clients); err != nil {
+			return err
+		}
 	}
-	if err := s.listen(runCtx, proxy, s.Settings.Listen, budget.clients); err != nil {
-		return err
+	for _, l := range callers {
+		server, err := s.newCallers(runCtx, l, budget.callers)
+		if err != nil {
+			return err
+		}
+		if err := s.listen(runCtx, server, l.Address, budget.callers); err != nil {
+			return err
+		}
 	}
 	if s.Settings.AdminListen == "" {
 		return nil
@@ -146,8 +165,7 @@ func (s *service) open(runCtx context.Context) error {
 
 // listen opens the listener of a server. It accepts at most limit connections at once.
 func (s *service) listen(ctx context.Context, server *server, address string, limit int64) error {
-	var config net.ListenConfig
-	l, err := config.Listen(ctx, "tcp", address)
+	l, err := openListener(ctx, address)
 	if err != nil {
 		return fmt.Errorf("%s (%s): %w", server.name, s.Settings.Source(server.name), err)
 	}
@@ -178,6 +196,10 @@ func (s *service) announce() {
 		switch address := server.listener.Addr(); server.name {
 		case "listen":
 			addresses.Listen = address.String()
+		case "api":
+			addresses.API = address.String()
+		case "resp":
+			addresses.RESP = address.String()
 		case "admin-listen":
 			addresses.Admin = address.String()
 			if tcp, ok := address.(*net.TCPAddr); ok && !tcp.IP.IsLoopback() {
@@ -189,8 +211,8 @@ func (s *service) announce() {
 	if set.Store == "" { // memory fails only when it is full
 		name, text = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
-	s.Log.Info("listening", "listen", addresses.Listen, "tls", set.TLSCert != "", "admin_listen", orNone(addresses.Admin), "upstream", s.upstream,
-		"store", set.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", policy.Digest, name, orNone(text))
+	s.Log.Info("listening", "listen", orNone(addresses.Listen), "tls", set.TLSCert != "", "api", orNone(addresses.API), "resp", orNone(addresses.RESP), "admin_listen", orNone(addresses.Admin), "upstream", orNone(s.upstream),
+		"store", set.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest), name, orNone(text))
 	if s.Started != nil {
 		s.Started(addresses)
 	}

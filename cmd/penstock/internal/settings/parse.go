@@ -102,6 +102,50 @@ func count(field func(*Settings) *int64, most int64) setter {
 	}
 }
 
+// optional makes a setter accept "", which is off.
+func optional(set setter) setter {
+	return func(s *Settings, text string) error {
+		if text == "" {
+			return nil
+		}
+		return set(s, text)
+	}
+}
+
+// callerAddress is address, or the path of a Unix socket.
+func callerAddress(field func(*Settings) *string) setter {
+	return func(s *Settings, text string) error {
+		path, isUnix := strings.CutPrefix(text, "unix:")
+		if !isUnix {
+			return address(field)(s, text)
+		}
+		if !strings.HasPrefix(path, "/") || len(path) > maxSocketPath {
+			return fmt.Errorf("a Unix socket needs an absolute path of at most %d characters; write unix:/run/penstock.sock", maxSocketPath)
+		}
+		*field(s) = text
+		return nil
+	}
+}
+
+// maxSocketPath is the longest path of a Unix socket in bytes that all systems accept.
+const maxSocketPath = 103
+
+// minToken is the least length of a token in bytes.
+const minToken = 16
+
+func setToken(field func(*Settings) *[]byte) setter {
+	return func(s *Settings, text string) error {
+		if text != "" && len(text) < minToken {
+			return fmt.Errorf("it can be guessed; write at least %d characters, such as the output of: openssl rand -hex 16", minToken)
+		}
+		if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return errors.New("it has characters that some clients cannot send; write letters and digits")
+		}
+		*field(s) = []byte(text)
+		return nil
+	}
+}
+
 func address(field func(*Settings) *string) setter {
 	return func(s *Settings, text string) error {
 		_, port, err := net.SplitHostPort(text)
@@ -237,9 +281,25 @@ func withoutUser(text string) string {
 // sameAddress returns true if two addresses of this machine are certainly the same: the ports are
 // equal, and the hosts are any or loopback.
 func sameAddress(a, b string) bool {
+	if strings.HasPrefix(a, "unix:") {
+		return a == b
+	}
 	hostA, portA, errA := net.SplitHostPort(a)
 	hostB, portB, errB := net.SplitHostPort(b)
 	return errA == nil && errB == nil && portA == portB && portA != "0" && isHere(hostA) && isHere(hostB)
+}
+
+// isLocal tells whether only this machine reaches an address.
+func isLocal(address string) bool {
+	if strings.HasPrefix(address, "unix:") {
+		return true
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
 func isHere(host string) bool {

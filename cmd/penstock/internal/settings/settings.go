@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -27,7 +28,7 @@ type Settings struct {
 	Config string // the policy file; "" for none
 
 	Listen       string
-	Upstream     *url.URL // scheme http, https, h2c or unix; nil with Demo
+	Upstream     *url.URL // scheme http, https, h2c or unix; nil with Demo, or if there is no proxy
 	PreserveHost bool
 	Demo         bool
 
@@ -37,6 +38,11 @@ type Settings struct {
 	RequireStore  bool
 	StoreTimeout  time.Duration
 	MinInstances  int64 // smallest number
+
+	API, RESP                                   string // "" is off
+	CallerToken                                 []byte
+	AllowOpenCallers                            bool
+	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
 
 	AdminListen string // "" is off
 	Pprof       bool
@@ -117,24 +123,76 @@ func (s *Settings) check() error {
 		errs = append(errs, fmt.Errorf("%s (%s): %s", name, s.given[name].from(), fmt.Sprintf(format, args...)))
 	}
 	switch {
-	case s.Upstream == nil && !s.Demo:
-		wrong("upstream", "write --upstream http://localhost:3000, or --demo to try it with a built-in upstream")
+	case !s.HasProxy() && len(s.CallerListeners()) == 0:
+		wrong("upstream", "write --upstream http://localhost:3000, --demo to try it with a built-in upstream, or --api or --resp to only answer other proxies or Redis clients")
+	case !s.HasProxy() && s.Source("listen") == "--listen":
+		wrong("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit listen")
 	case s.Upstream != nil && s.Demo:
 		wrong("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
 	case s.Upstream != nil && sameAddress(s.Listen, s.Upstream.Host):
 		wrong("upstream", "it is the service's own address (listen is %s); change one of the ports", s.Listen)
 	}
-	if (s.TLSCert == "") != (s.TLSKey == "") {
-		wrong("tls-cert", "tls-cert and tls-key belong together; write both or neither")
-	}
-	if s.TLSClientCA != "" && s.TLSCert == "" {
-		wrong("tls-client-ca", "it needs tls-cert and tls-key: client certificates work only with TLS")
+	for _, files := range []struct{ cert, key, ca, prefix, caName string }{
+		{s.TLSCert, s.TLSKey, s.TLSClientCA, "tls", "tls-client-ca"},
+		{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"},
+	} {
+		if (files.cert == "") != (files.key == "") {
+			wrong(files.prefix+"-cert", "%s-cert and %s-key belong together; write both or neither", files.prefix, files.prefix)
+		}
+		if files.ca != "" && files.cert == "" {
+			wrong(files.caName, "it needs %s-cert and %s-key: client certificates work only with TLS", files.prefix, files.prefix)
+		}
 	}
 	if s.RequireStore && s.Store == "" {
 		wrong("require-store", "the store is memory, which is always up; set store, or omit require-store")
 	}
-	if s.AdminListen != "" && sameAddress(s.AdminListen, s.Listen) {
-		wrong("admin-listen", "it is the address for requests of clients (listen is %s); use another port", s.Listen)
-	}
+	s.checkListeners(wrong)
 	return errors.Join(errs...)
+}
+
+// HasProxy tells whether the service is a proxy in front of an upstream.
+func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
+
+// NeedsPolicy tells whether the service has nothing to decide without a policy. Redis clients can
+// send limits of their own.
+func (s *Settings) NeedsPolicy() bool { return s.HasProxy() || s.API != "" || s.RESP == "" }
+
+// A Listener is a setting that has an address, and its value.
+type Listener struct{ Name, Address string }
+
+// CallerListeners are those where callers ask for decisions.
+func (s *Settings) CallerListeners() []Listener {
+	all := []Listener{{"api", s.API}, {"resp", s.RESP}}
+	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
+}
+
+// AdmitsOpenCallers tells whether a listener answers callers without a token or certificate: those
+// of this machine, or all if the operator says so.
+func (s *Settings) AdmitsOpenCallers(l Listener) bool {
+	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
+}
+
+// checkListeners finds listeners with the same address, and those that anyone could ask. At api,
+// only trusted proxies are answered.
+func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) {
+	all := s.CallerListeners()
+	for _, l := range all {
+		if l.Name != "api" && len(s.CallerToken) == 0 && !s.AdmitsOpenCallers(l) {
+			wrong(l.Name, "anyone who reaches %s could use up the limits of others; set caller-token or caller-client-ca, write 127.0.0.1 as the host, "+
+				"or set allow-open-callers if the network protects it", l.Address)
+		}
+	}
+	if s.HasProxy() {
+		all = append([]Listener{{"listen", s.Listen}}, all...)
+	}
+	if s.AdminListen != "" {
+		all = append(all, Listener{"admin-listen", s.AdminListen})
+	}
+	for i, l := range all {
+		for _, other := range all[:i] {
+			if sameAddress(l.Address, other.Address) {
+				wrong(l.Name, "%s has the same address (%s); use another port", other.Name, other.Address)
+			}
+		}
+	}
 }

@@ -28,10 +28,19 @@ var samples = map[string][3]string{
 	"store-timeout":   {"1s", "2s", "3s"},
 	"min-instances":   {"1", "2", "3"},
 	"admin-listen":    {"127.0.0.1:1", "off", "0.0.0.0:3"},
-	"pprof":           {"true", "true", "true"},
-	"tls-cert":        {"a.pem", "b.pem", "c.pem"},
-	"tls-key":         {"a.pem", "b.pem", "c.pem"},
-	"tls-client-ca":   {"a.pem", "b.pem", "c.pem"},
+
+	"api":                {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
+	"resp":               {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
+	"caller-token":       {"0123456789abcdef", "fedcba9876543210", "aaaaaaaaaaaaaaaa"},
+	"allow-open-callers": {"true", "true", "true"},
+	"caller-tls-cert":    {"a.pem", "b.pem", "c.pem"},
+	"caller-tls-key":     {"a.pem", "b.pem", "c.pem"},
+	"caller-client-ca":   {"a.pem", "b.pem", "c.pem"},
+
+	"pprof":         {"true", "true", "true"},
+	"tls-cert":      {"a.pem", "b.pem", "c.pem"},
+	"tls-key":       {"a.pem", "b.pem", "c.pem"},
+	"tls-client-ca": {"a.pem", "b.pem", "c.pem"},
 
 	"header-timeout":           {"1s", "2s", "3s"},
 	"stall-timeout":            {"1s", "2s", "0"},
@@ -319,7 +328,17 @@ func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 		{"listen", ":http", `its port is not a number`},
 		{"listen", "", `it is empty; omit it for the default, :8080`},
 		{"admin-listen", ":9180", `without a host, every machine could reach it; write 127.0.0.1:9180, or 0.0.0.0:9180 to allow that`},
-		{"admin-listen", "0.0.0.0:8080", `it is the address for requests of clients`},
+		{"admin-listen", "0.0.0.0:8080", `listen has the same address`},
+		{"api", "unix:a.sock", `needs an absolute path of at most 103 characters; write unix:/run/penstock.sock`},
+		{"api", "unix:/" + strings.Repeat("a", 103), `needs an absolute path`},
+		{"api", "localhost:8080", `listen has the same address`},
+		{"resp", "6380", `write host:port, or :port`},
+		{"resp", ":6380", `set caller-token or caller-client-ca`},
+		{"resp", "10.0.0.1:6380", `or set allow-open-callers if the network protects it`},
+		{"caller-token", "0123456789abcde", `it can be guessed; write at least 16 characters`},
+		{"caller-token", "0123456789abcde\x7f", `it has characters that some clients cannot send`},
+		{"caller-client-ca", "ca.pem", `it needs caller-tls-cert and caller-tls-key`},
+		{"caller-tls-cert", "c.pem", `caller-tls-cert and caller-tls-key belong together`},
 		{"preserve-host", "maybe", `it is neither true nor false`},
 		{"store", "localhost:6379", `store (from --store): it is not a URL; write redis://host:6379, rediss://`},
 		{"store", "unix:/tmp/r.sock", `unix:///path/of.sock, redis+sentinel://host:26379/name, redis+cluster://host:6379, or memory`},
@@ -386,6 +405,31 @@ func TestUpstreamsOfAllForms(t *testing.T) {
 		"unix:///run/app.sock", "http://[::1]:3000", "http://127.0.0.1:8081"} {
 		if s, err := load(map[string]string{"upstream": text}); err != nil || s.Upstream == nil {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestServiceThatOnlyAnswersCallers(t *testing.T) {
+	for _, c := range []struct {
+		flags map[string]string
+		want  string // part of the error; "" for none
+	}{
+		{map[string]string{"api": ":1"}, ""},
+		{map[string]string{"resp": "127.0.0.1:1"}, ""},
+		{map[string]string{"resp": "localhost:1"}, ""},
+		{map[string]string{"resp": "unix:/run/a.sock"}, ""},
+		{map[string]string{"resp": ":1", "caller-token": "0123456789abcdef"}, ""},
+		{map[string]string{"resp": ":1", "allow-open-callers": "true"}, ""},
+		{map[string]string{"resp": ":1", "caller-client-ca": "a", "caller-tls-cert": "b", "caller-tls-key": "c"}, ""},
+		{map[string]string{"resp": "127.0.0.1:1", "api": "127.0.0.1:1"}, `api has the same address`},
+		{map[string]string{"resp": "unix:/run/a.sock", "api": "unix:/run/a.sock"}, `api has the same address`},
+		{map[string]string{"resp": "127.0.0.1:1", "listen": ":8080"}, `it is the address of the proxy, which needs an upstream`},
+		{map[string]string{"resp": "127.0.0.1:8080"}, ""}, // nothing listens on the default of listen
+		{nil, `or --api or --resp`},
+	} {
+		_, err := Load(Sources{Flags: c.flags})
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%v: %v; want an error with %q", c.flags, err, c.want)
 		}
 	}
 }

@@ -66,6 +66,21 @@ var Table = []Row{
 		Help: "least number of instances; with on_failure local, each enforces its share while the store does not answer. Instances on one " +
 			"Redis are counted too, and the larger number holds"},
 
+	{Name: "api", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.API })),
+		Help: "address where other proxies ask by forward-auth whether a request may pass; host:port or unix:/path/of.sock"},
+	{Name: "resp", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.RESP })),
+		Help: "address where Redis clients ask, as by CL.THROTTLE; host:port or unix:/path/of.sock"},
+	{Name: "caller-token", Value: "text", Secret: true, set: setToken(func(s *Settings) *[]byte { return &s.CallerToken }),
+		Help: "password that Redis clients send by AUTH; forward-auth trusts the addresses in trusted_proxies instead"},
+	{Name: "allow-open-callers", Default: "false", set: toggle(func(s *Settings) *bool { return &s.AllowOpenCallers }),
+		Help: "answer Redis clients without a password or certificate at addresses that other machines can reach"},
+	{Name: "caller-tls-cert", Value: "file", set: text(func(s *Settings) *string { return &s.CallerTLSCert }),
+		Help: "certificate chain in PEM form, for TLS at api and resp; a changed file is reloaded"},
+	{Name: "caller-tls-key", Value: "file", set: text(func(s *Settings) *string { return &s.CallerTLSKey }),
+		Help: "private key of that certificate"},
+	{Name: "caller-client-ca", Value: "file", set: text(func(s *Settings) *string { return &s.CallerClientCA }),
+		Help: "if set, callers at api and resp need a certificate signed by one of these authorities"},
+
 	{Name: "admin-listen", Default: "127.0.0.1:9180", Value: "host:port", set: setAdmin,
 		Help: "address for /metrics, /livez and /readyz; off disables them. Use 0.0.0.0:9180 for Kubernetes or remote scraping"},
 	{Name: "pprof", Default: "false", set: toggle(func(s *Settings) *bool { return &s.Pprof }),

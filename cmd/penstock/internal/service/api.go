@@ -1,0 +1,38 @@
+package service
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+	"github.com/penstock/penstock/httplimit/forwardauth"
+)
+
+// newAPI makes the handler of the API: forward-auth for other proxies.
+func (s *service) newAPI() (http.Handler, error) {
+	forward, err := forwardauth.New(s.core.Store, s.core.Rules, forwardauth.Options{
+		HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected, Misused: s.misused(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if forwardauth.IsEndpoint(r.URL.Path) {
+			forward.ServeHTTP(w, r)
+			return
+		}
+		revproxy.Problem(w, http.StatusNotFound, "there is nothing here; docs/forward-auth.md lists the paths")
+	}), nil
+}
+
+// misused returns a function that logs how a proxy uses forward-auth in a wrong way, at most every
+// ten seconds.
+func (s *service) misused() func(error) {
+	line := &logthrottle.Line{Every: 10 * time.Second}
+	return func(err error) {
+		if skipped, isDue := line.Due(); isDue {
+			s.Log.Warn("a proxy uses forward-auth in a wrong way", "err", err, "skipped", skipped)
+		}
+	}
+}

@@ -1,0 +1,70 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/cmd/penstock/internal/slowclient"
+	"github.com/penstock/penstock/resplimit"
+)
+
+// maxQuestion is the largest body that a caller may send, in bytes.
+const maxQuestion = 1 << 20
+
+// newCallers makes the server of a listener where callers ask for decisions.
+func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
+	config, err := tlsConfig(s.Settings, callerFiles(s.Settings), s.Log)
+	if err != nil {
+		return nil, err
+	}
+	if l.Name == "resp" {
+		return s.newRESP(l, config, maxConnections)
+	}
+	handler, err := s.newAPI()
+	if err != nil {
+		return nil, err
+	}
+	handler = slowclient.Handler(s.countInFlight(http.MaxBytesHandler(handler, maxQuestion)), slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
+}
+
+// newRESP makes the server for Redis clients.
+func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnections int64) (*server, error) {
+	controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected})
+	if err != nil {
+		return nil, err
+	}
+	o := resplimit.Options{
+		AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,
+		ReadTimeout: s.Settings.HeaderTimeout,
+	}
+	if len(s.Settings.CallerToken) > 0 {
+		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
+	}
+	if s.Settings.Store == "" {
+		o.Parallel = 1 // there are no round trips to save
+	}
+	resp, err := resplimit.New(s.core.Store, controller, o)
+	if err != nil {
+		return nil, err
+	}
+	return &server{
+		name: l.Name,
+		serve: func(l net.Listener) error {
+			if config != nil {
+				l = tls.NewListener(l, config)
+			}
+			if err := resp.Serve(l); !errors.Is(err, resplimit.ErrServerClosed) {
+				return err
+			}
+			return nil
+		},
+		shutdown: func(ctx context.Context) { resp.Shutdown(ctx) },
+		stop:     func() { resp.Close() },
+	}, nil
+}

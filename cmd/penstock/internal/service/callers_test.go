@@ -1,0 +1,225 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// oncePerHour denies the second request of an address, and trusts the tests to name addresses.
+const oncePerHour = `
+http: {trusted_proxies: [127.0.0.1, unix]}
+rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{rate: 1/h}]}]
+`
+
+// ask asks at /auth/forward whether a client may get a path. It returns the status.
+func ask(t *testing.T, client *http.Client, base, address, path string) int {
+	t.Helper()
+	r, err := http.NewRequest("GET", base+"/auth/forward", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{
+		"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {path}, "X-Forwarded-Host": {"example.com"}, "X-Forwarded-For": {address},
+	}
+	res, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	io.Copy(io.Discard, res.Body)
+	return res.StatusCode
+}
+
+func TestServiceWithoutUpstreamAnswersCallers(t *testing.T) {
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		all := map[string]string{"api": "127.0.0.1:0"}
+		for name, text := range flags {
+			all[name] = text
+		}
+		r := startLimited(t, nil, oncePerHour, all)
+		if r.Listen != "" {
+			t.Errorf("there is no upstream, but the proxy listens on %s", r.Listen)
+		}
+		base := "http://" + r.API
+		for _, c := range []struct {
+			address, path string
+			status        int
+		}{
+			{"192.0.2.1", "/api/a", 200}, {"192.0.2.1", "/api/b", 429}, {"192.0.2.2", "/api/a", 200}, {"192.0.2.1", "/other", 200},
+		} {
+			if status := ask(t, http.DefaultClient, base, c.address, c.path); status != c.status {
+				t.Errorf("%s of %s: %d, want %d", c.path, c.address, status, c.status)
+			}
+		}
+		r.mustGet(base+"/nothing", 404)
+		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="hour",rule="api"}`); n != "1" {
+			t.Errorf("%q denials are counted, want 1", n)
+		}
+	})
+}
+
+func TestProxyAndCallersShareLimits(t *testing.T) {
+	r := startLimited(t, hello, oncePerHour, map[string]string{"api": "127.0.0.1:0"})
+	if res := r.mustSend("GET", "/api/a", "X-Forwarded-For: 192.0.2.1"); res.StatusCode != 200 {
+		t.Fatalf("the proxy answered %d", res.StatusCode)
+	}
+	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
+		t.Errorf("forward-auth answered %d after the proxy had used up the limit, want 429", status)
+	}
+}
+
+func TestUnixSocketOfCallers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "api.sock")
+	abandoned, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	abandoned.SetUnlinkOnClose(false)
+	abandoned.Close() // the file stays, as after a crash
+	r := startLimited(t, nil, oncePerHour, map[string]string{"api": "unix:" + path})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}}}
+	for _, want := range []int{200, 429} {
+		if status := ask(t, client, "http://limiter", "192.0.2.1", "/api/a"); status != want {
+			t.Errorf("by the socket: %d, want %d", status, want)
+		}
+	}
+	second := options(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "unix:" + path}))
+	if err := Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another process listens") {
+		t.Errorf("a second service on the same socket: %v", err)
+	}
+	r.wait()
+	if _, err := os.Stat(path); err == nil {
+		t.Error("the socket stays when the service has ended")
+	}
+
+	file := filepath.Join(t.TempDir(), "file")
+	replaceFile(t, file, "precious")
+	if err := Run(t.Context(), options(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "unix:" + file}))); err == nil {
+		t.Error("a service listens in place of a file")
+	}
+	if text, err := os.ReadFile(file); err != nil || string(text) != "precious" {
+		t.Errorf("the file has become %q, %v", text, err)
+	}
+}
+
+// Rules that forward-auth cannot enforce are refused: at the start, and by a reload.
+func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
+	const unseen = "rules: [{name: slots, match: {path: /**}, per: ip, limits: [{in_flight: 3}]}]\n"
+	flags := limitedBy(t, unseen, map[string]string{"api": "127.0.0.1:0"})
+	err := Run(t.Context(), options(t, nil, flags))
+	if err == nil || !strings.Contains(err.Error(), "slots") || !strings.Contains(err.Error(), "in_flight") {
+		t.Errorf("started with a rule on slots: %v", err)
+	}
+	replaceFile(t, flags["config"], oncePerHour)
+	r := start(t, nil, flags)
+	replaceFile(t, flags["config"], unseen)
+	await(t, "the reload to be refused", func() bool { return strings.Contains(r.log.String(), "policy reload failed") })
+	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+		t.Errorf("after a refused reload: %d", status)
+	}
+	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 429 {
+		t.Errorf("after a refused reload the old rules do not apply: %d", status)
+	}
+}
+
+func TestCallersNeedACertificate(t *testing.T) {
+	authority := newAuthority(t)
+	certificate := authority.issue(1)
+	r := startLimited(t, nil, oncePerHour, map[string]string{
+		"api": "127.0.0.1:0", "caller-tls-cert": authority.path("cert.pem"), "caller-tls-key": authority.path("key.pem"),
+		"caller-client-ca": authority.path("ca.pem"),
+	})
+	client := func(certificates ...tls.Certificate) *http.Client {
+		return &http.Client{Transport: &http.Transport{
+			DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: authority.pool, Certificates: certificates},
+		}}
+	}
+	if _, err := client().Get("https://" + r.API + "/auth/forward"); err == nil {
+		t.Error("a caller without a certificate was answered")
+	}
+	if status := ask(t, client(certificate), "https://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+		t.Errorf("a caller with a certificate: %d", status)
+	}
+}
+
+// redis sends one command to the RESP listener and returns the reply as text.
+func (r *running) redis(args ...string) string {
+	r.Helper()
+	conn, err := net.Dial("tcp", r.RESP)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	fmt.Fprintf(conn, "*%d\r\n", len(args))
+	for _, arg := range args {
+		fmt.Fprintf(conn, "$%d\r\n%s\r\n", len(arg), arg)
+	}
+	io.WriteString(conn, "QUIT\r\n")
+	text, err := io.ReadAll(conn)
+	if err != nil {
+		r.Fatal(err)
+	}
+	reply, _ := strings.CutSuffix(string(text), "+OK\r\n")
+	return reply
+}
+
+func TestRedisClientsAsk(t *testing.T) {
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		all := map[string]string{"api": "127.0.0.1:0", "resp": "127.0.0.1:0"}
+		for name, text := range flags {
+			all[name] = text
+		}
+		r := startLimited(t, nil, oncePerHour, all)
+		for _, c := range []struct {
+			command, reply string
+		}{
+			{"CL.THROTTLE user123 0 1 3600", "*5\r\n:0\r\n:1\r\n:0\r\n:-1\r\n:3600\r\n"},
+			{"CL.THROTTLE user123 0 1 3600", "*5\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n"},
+			{"PING", "+PONG\r\n"},
+		} {
+			if reply := r.redis(strings.Fields(c.command)...); reply != c.reply {
+				t.Errorf("%s: %q, want %q", c.command, reply, c.reply)
+			}
+		}
+	})
+}
+
+func TestRedisClientsNeedNoPolicy(t *testing.T) {
+	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
+	if reply := r.redis("CL.THROTTLE", "user123", "15", "30", "60", "1"); reply != "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n" {
+		t.Errorf("redis-cell's example: %q", reply)
+	}
+	if reply := r.redis("PENSTOCK.CHECK", "search", "user123"); !strings.HasPrefix(reply, "-") {
+		t.Errorf("a rule that does not exist: %q", reply)
+	}
+}
+
+func TestRedisClientsNeedTheToken(t *testing.T) {
+	const token = "0123456789abcdef"
+	r := startLimited(t, nil, oncePerHour, map[string]string{"resp": "127.0.0.1:0", "caller-token": token})
+	if reply := r.redis("CL.THROTTLE", "k", "1", "1", "60"); !strings.HasPrefix(reply, "-NOAUTH") {
+		t.Errorf("without the token: %q", reply)
+	}
+	if reply := r.redis("AUTH", token); reply != "+OK\r\n" {
+		t.Errorf("with the token: %q", reply)
+	}
+	if reply := r.redis("AUTH", token[1:]); !strings.HasPrefix(reply, "-WRONGPASS") {
+		t.Errorf("with another token: %q", reply)
+	}
+	if text := r.log.String(); strings.Contains(text, token) {
+		t.Errorf("the log shows the token: %s", text)
+	}
+}
