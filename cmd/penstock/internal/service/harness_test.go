@@ -33,9 +33,9 @@ type running struct {
 }
 
 // start runs a service with settings as flags. Addresses are free ones unless given. The upstream
-// is the handler, or the demo's if it is nil; with api or resp there is none then. Without a policy there is one that limits no request
-// of a test. When the test ends, the service must stop without an error and leave no goroutine
-// running.
+// is the handler, or the demo's if it is nil; with api or resp there is none then. Without a policy
+// there is one that limits no request of a test. When the test ends, the service must stop without
+// an error and leave no goroutine running.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
