@@ -17,7 +17,7 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Hold, error) {
 // limit's Period after the last Renew. For longer work, call Renew at least every third of the
 // Period.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64) (*Hold, error) {
-	if !l.holds {
+	if !l.hasHolds {
 		return nil, fmt.Errorf("%w: no limit lends slots; InFlight makes one that does", ErrInvalid)
 	}
 	if n < 1 {
@@ -44,8 +44,8 @@ type Hold struct {
 	holder  string
 	cost    int64
 
-	mu       sync.Mutex
-	released bool
+	mu         sync.Mutex
+	isReleased bool
 }
 
 // Renew makes the hold last for another Period from now. If the hold has expired, Renew acquires it
@@ -54,7 +54,7 @@ type Hold struct {
 func (h *Hold) Renew(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.released {
+	if h.isReleased {
 		return fmt.Errorf("%w: renew a hold that was released", ErrInvalid)
 	}
 	d, err := h.decide(ctx, Spend)
@@ -70,13 +70,13 @@ func (h *Hold) Renew(ctx context.Context) error {
 func (h *Hold) Release(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.released {
+	if h.isReleased {
 		return nil
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
 	_, err := h.decide(ctx, Refund)
-	h.released = err == nil
+	h.isReleased = err == nil
 	return err
 }
 

@@ -15,12 +15,12 @@ import (
 // call ends when the context ends. Errors wrap ErrInvalid or ErrUnavailable, or are the context's
 // own.
 type Limiter struct {
-	store Store
-	name  string
-	plans []*Plan
-	holds bool // at least one limit needs a Holder
-	pool  sync.Pool
-	adHoc planCache // of the limits that AllowWith is called with
+	store    Store
+	name     string
+	plans    []*Plan
+	hasHolds bool // at least one limit needs a Holder
+	pool     sync.Pool
+	adHoc    planCache // of the limits that AllowWith is called with
 }
 
 // NewLimiter makes a Limiter. The name says what is limited, such as "search" or "login". It
@@ -48,7 +48,7 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 			continue
 		}
 		l.plans[i] = plan
-		l.holds = l.holds || plan.Algorithm().NeedsHolder()
+		l.hasHolds = l.hasHolds || plan.Algorithm().NeedsHolder()
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

@@ -100,7 +100,7 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, error)
 // Delay before it goes ahead. If the units are not available in that time, the error is a
 // DeniedError and nothing is charged.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64) (*Reservation, error) {
-	if l.holds {
+	if l.hasHolds {
 		return nil, fmt.Errorf("%w: a limit lends slots; use Acquire", ErrInvalid)
 	}
 	patience := 24 * time.Hour
@@ -133,9 +133,9 @@ type Reservation struct {
 	holder  string
 	start   time.Time
 
-	mu   sync.Mutex
-	cost int64
-	done bool
+	mu     sync.Mutex
+	cost   int64
+	isDone bool
 }
 
 // Delay is how long the caller must still wait.
@@ -152,11 +152,11 @@ func (r *Reservation) Settle(ctx context.Context, actual int64) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.done || actual == r.cost {
-		r.done = true
+	if r.isDone || actual == r.cost {
+		r.isDone = true
 		return nil
 	}
-	r.done = true
+	r.isDone = true
 	mode, n := Refund, r.cost-actual
 	if n < 0 {
 		mode, n = Force, -n

@@ -17,9 +17,9 @@ type Algorithm struct {
 	newStates        func() States
 
 	// Of the state.
-	collection bool
-	numbers    int
-	additive   bool
+	isCollection bool
+	numbers      int
+	isAdditive   bool
 
 	// Of the requests.
 	needsHolder, ownsRefunds, canBook, canRefund bool
@@ -83,7 +83,7 @@ func Numbers(n int) Option { return func(a *Algorithm) { a.numbers = n } }
 
 // Collection says that the Lua twin itself reads and writes its state, a sorted set. Otherwise the
 // state consists of numbers, and the generated script loads and saves them.
-func Collection() Option { return func(a *Algorithm) { a.collection = true } }
+func Collection() Option { return func(a *Algorithm) { a.isCollection = true } }
 
 // NeedsHolder says that every request except Peek and Reset needs a Holder. Only a Refund with the
 // same Holder returns what a Spend took.
@@ -102,7 +102,7 @@ func CanBook() Option { return func(a *Algorithm) { a.canBook = true } }
 // it grants k of the cost one after another at the same moment, and the state and the last outcome
 // are the same. Remaining falls by the cost with each. The reset grows with each by a k-th of the
 // whole, rounded down or up. Stores then may decide many callers at once.
-func Additive() Option { return func(a *Algorithm) { a.additive = true } }
+func Additive() Option { return func(a *Algorithm) { a.isAdditive = true } }
 
 // RetryAfterGrant computes from a grant whether the next request would be denied. That request is a
 // Spend of cost at the same moment, without patience. remaining and reset are the Remaining and
@@ -202,13 +202,13 @@ func (a *Algorithm) Windows() string { return a.windows }
 func (a *Algorithm) NewStates() States { return a.newStates() }
 
 // IsCollection is what the option Collection says.
-func (a *Algorithm) IsCollection() bool { return a.collection }
+func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
 // Numbers is what the option Numbers says.
 func (a *Algorithm) Numbers() int { return a.numbers }
 
 // IsAdditive is what the option Additive says.
-func (a *Algorithm) IsAdditive() bool { return a.additive }
+func (a *Algorithm) IsAdditive() bool { return a.isAdditive }
 
 // NeedsHolder is what the option NeedsHolder says.
 func (a *Algorithm) NeedsHolder() bool { return a.needsHolder }

@@ -184,7 +184,7 @@ func strictBound(l Limit, apart int64) int64 { return times(cdiv(apart+1, l.Peri
 func bucketSubject() subject {
 	a := subject{
 		name: "tokenbucket", prepare: TokenBucket.Prepare, step: of(values(tokenBucket)), bookable: true, grain: func(Limit) int64 { return 1 },
-		additive: TokenBucket.additive, again: TokenBucket.retryAfterGrant,
+		additive: TokenBucket.isAdditive, again: TokenBucket.retryAfterGrant,
 	}
 	a.room = func(l Limit) int64 {
 		if l.Burst == 0 {
@@ -204,7 +204,7 @@ func queueSubject() subject {
 	a := subject{
 		name: "leakybucket", prepare: LeakyBucket.Prepare, step: of(leakyBucket), bookable: true, queues: true,
 		room: func(l Limit) int64 { return l.Burst + 1 }, grain: func(Limit) int64 { return 1 },
-		additive: LeakyBucket.additive,
+		additive: LeakyBucket.isAdditive,
 	}
 	a.heal = func(l Limit) int64 { return muldiv(a.room(l), l.Period, l.Count) + 1 }
 	a.inTurn = func(turns []turn, apart int64) int64 { // moments are rounded up to whole µs
@@ -216,14 +216,14 @@ func queueSubject() subject {
 func windowSubject() subject {
 	return subject{
 		name: "fixedwindow", prepare: FixedWindow.Prepare, step: of(fixedWindow), room: count, heal: func(l Limit) int64 { return 2 * l.Period }, bound: windowBound(period),
-		inTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.additive,
+		inTurn: windowsInTurn(false), grain: period, kin: []*Algorithm{FixedWindow, AnchoredWindow}, additive: FixedWindow.isAdditive,
 	}
 }
 
 func anchoredSubject() subject {
 	a := windowSubject()
 	a.name, a.prepare, a.grain = "fixedwindow/anchored", AnchoredWindow.Prepare, func(Limit) int64 { return 1 }
-	a.heal, a.additive = period, AnchoredWindow.additive
+	a.heal, a.additive = period, AnchoredWindow.isAdditive
 	return a
 }
 
@@ -243,14 +243,14 @@ func calendarSubject(unit CalendarUnit, zone string) subject {
 	a.bound = windowBound(func(Limit) int64 { return shortest })
 	a.window = shortest
 	a.grain = func(Limit) int64 { return 0 }
-	a.additive = calendar.additive
+	a.additive = calendar.isAdditive
 	a.kin = []*Algorithm{calendar, CalendarWindow(Day, time.UTC), CalendarWindow(Month, where), FixedWindow}
 	return a
 }
 
 func slidingSubject() subject {
 	return subject{
-		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.additive,
+		name: "slidingwindow", prepare: SlidingWindow.Prepare, step: of(slidingWindow), room: count, grain: period, additive: SlidingWindow.isAdditive,
 		heal: func(l Limit) int64 { return 2 * l.Period }, inTurn: ratesInTurn(count),
 		bound: func(l Limit, apart int64) int64 {
 			if apart < l.Period {
@@ -265,7 +265,7 @@ func subSubject(n int) subject {
 	width := func(l Limit) int64 { return cdiv(l.Period, int64(n)) }
 	a := subject{
 		name: fmt.Sprintf("subwindow/%d", n), prepare: SubWindow(n).Prepare, step: of(subWindow), room: count, grain: width,
-		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, inTurn: windowsInTurn(true), additive: SubWindow(n).additive,
+		heal: func(l Limit) int64 { return int64(n+1) * width(l) }, bound: strictBound, inTurn: windowsInTurn(true), additive: SubWindow(n).isAdditive,
 	}
 	for _, n := range []int{1, 2, 7, 10, MaxParts} {
 		a.kin = append(a.kin, SubWindow(n))

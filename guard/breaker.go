@@ -155,7 +155,7 @@ func (b *breaker) circuit(node string) *circuit {
 func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	known := maps.Clone(*b.circuits.Load())
 	for node, c := range known {
-		if c.asked.Swap(false) {
+		if c.hasCalls.Swap(false) {
 			c.seen = now
 		}
 		if now.Sub(c.seen) > maxIdle && len(known) > 1 {
@@ -180,16 +180,16 @@ func (b *breaker) states() map[string]State {
 
 // A circuit is the breaker of one node.
 type circuit struct {
-	breaker *breaker
-	node    string
-	next    penstock.Store
-	options *BreakerOptions
-	pause   atomic.Pointer[pause] // nil while closed
-	watched atomic.Bool           // a watcher runs until it is closed
-	probed  atomic.Bool           // callers are rejected until a call of the watcher succeeds
-	asked   atomic.Bool           // since the last look
-	seen    time.Time             // when a look last found asked set; guarded by breaker.mu
-	start   time.Time             // the window's slots are counted from here
+	breaker      *breaker
+	node         string
+	next         penstock.Store
+	options      *BreakerOptions
+	pause        atomic.Pointer[pause] // nil while closed
+	isWatched    atomic.Bool           // a watcher runs until it is closed
+	isOnlyProbed atomic.Bool           // callers are rejected until a call of the watcher succeeds
+	hasCalls     atomic.Bool           // since the last look
+	seen         time.Time             // when a look last found hasCalls set; guarded by breaker.mu
+	start        time.Time             // the window's slots are counted from here
 
 	mu         sync.Mutex
 	state      State
@@ -221,10 +221,10 @@ func newCircuit(b *breaker, node string) *circuit {
 }
 
 func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	if !c.asked.Load() {
-		c.asked.Store(true)
+	if !c.hasCalls.Load() {
+		c.hasCalls.Store(true)
 	}
-	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.probed.Load() || !p.allow()) {
+	if p := c.pause.Load(); p != nil && (p.succeeded.Load() == 0 && c.isOnlyProbed.Load() || !p.allow()) {
 		return d, p.refuse(ctx)
 	}
 	return c.call(ctx, charges)
@@ -245,7 +245,7 @@ func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d pensto
 	d, err = c.next.Decide(ctx, charges)
 	returned = true
 	c.end(t, classify(ctx, err))
-	if err != nil && c.pause.Load() != nil && c.watched.CompareAndSwap(false, true) {
+	if err != nil && c.pause.Load() != nil && c.isWatched.CompareAndSwap(false, true) {
 		c.watch(charges)
 	}
 	return d, err
@@ -266,11 +266,11 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	for i := range peeks {
 		peeks[i].Mode, peeks[i].Patience = penstock.Peek, 0
 	}
-	c.probed.Store(true)
+	c.isOnlyProbed.Store(true)
 	b.watchers.Go(func() {
 		defer panicked.Recover("a store is watched")
-		defer c.watched.Store(false)
-		defer c.probed.Store(false)
+		defer c.isWatched.Store(false)
+		defer c.isOnlyProbed.Store(false)
 		for p := c.pause.Load(); p != nil; p = c.pause.Load() {
 			if p.allow() {
 				_, err := c.call(b.watchCtx, peeks)

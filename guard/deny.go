@@ -81,7 +81,7 @@ type DenyCache struct {
 	next      penstock.Store
 	maxAge    time.Duration
 	limits    func(*penstock.Plan) Settings
-	grants    bool
+	hasGrants bool
 	deadlines *deadline.Set // bounds the wait for another request's answer; nil: the caller's does
 	start     time.Time
 	table     *denials
@@ -96,7 +96,7 @@ func NewDenyCache(next penstock.Store, o DenyOptions) *DenyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, grants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
+	return &DenyCache{next: next, maxAge: o.MaxAge, limits: o.Limits, hasGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries)}
 }
 
 // Decide implements penstock.Store.
@@ -157,7 +157,7 @@ func (d *DenyCache) decide(ctx context.Context, q *denyQuery, charges []penstock
 	case err != nil || decision.Source != penstock.FromStore:
 	case !decision.Allowed:
 		d.remember(q, charges, &decision)
-	case d.grants && len(charges) == 1:
+	case d.hasGrants && len(charges) == 1:
 		if status, isDenied := d.denialAfterGrant(&charges[0], decision.Status(0)); isDenied {
 			denial := penstock.Single(status)
 			d.remember(q, charges, &denial)

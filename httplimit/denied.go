@@ -60,14 +60,14 @@ var problems = [rejectionReasons]struct {
 // bodies writes the bodies of rejections. Make one with newBodies. Only bodies for requests over a
 // limit can be customised: for other reasons a custom text would be wrong.
 type bodies struct {
-	text        bool               // plain text, whatever the client accepts
+	isText      bool               // plain text, whatever the client accepts
 	template    *template.Template // nil: the built-in bodies
 	contentType string
 }
 
 // bodySettings are the settings of newBodies, for requests over a limit.
 type bodySettings struct {
-	text        bool   // plain text, whatever the client accepts; default: a problem, or text if prefersText
+	isText      bool   // plain text, whatever the client accepts; default: a problem, or text if prefersText
 	template    string // for text/template, with the fields of templateData; empty: the built-in bodies
 	contentType string // of the template's output
 }
@@ -86,7 +86,7 @@ const maxTemplateOut = 64 << 10
 
 // newBodies prepares settings that a Config has checked.
 func newBodies(settings bodySettings) *bodies {
-	b := &bodies{contentType: settings.contentType, text: settings.text}
+	b := &bodies{contentType: settings.contentType, isText: settings.isText}
 	if t, err := template.New("body").Parse(settings.template); settings.template != "" && err == nil {
 		b.template = t
 	}
@@ -118,7 +118,7 @@ func (b *bodies) render(accept []string, d *rejection) (body []byte, contentType
 		if body, err := b.execute(d); err == nil {
 			return body, b.contentType
 		}
-	} else if custom && b.text || prefersText(accept) {
+	} else if custom && b.isText || prefersText(accept) {
 		return d.text(), typeText
 	}
 	return d.problem(), typeProblem

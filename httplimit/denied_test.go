@@ -86,7 +86,7 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 }
 
 func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
-	text := newBodies(bodySettings{text: true})
+	text := newBodies(bodySettings{isText: true})
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
 		w := answerDenial(t, text, "GET", accept, rejection{policies: []string{"a.b"}})
 		if w.Body.String() != "Too many requests: a.b.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
@@ -98,7 +98,7 @@ func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
 // What a policy writes for requests over a limit would say the wrong thing of all others.
 func TestEachReasonSaysWhatItIsWhateverTheTemplate(t *testing.T) {
 	for name, custom := range map[string]*bodies{
-		"text":     newBodies(bodySettings{text: true}),
+		"text":     newBodies(bodySettings{isText: true}),
 		"template": newBodies(bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
 	} {
 		for reason := range rejectionReasons {

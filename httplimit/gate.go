@@ -154,7 +154,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 	if h.Denied.isTemplate() {
 		body = bodySettings{template: h.Denied.Body, contentType: h.Denied.ContentType}
 	} else {
-		body.text = h.Denied.Body == "text"
+		body.isText = h.Denied.Body == "text"
 	}
 	c.bodies = newBodies(body)
 	c.addresses = newAddresses(h.TrustedProxies, h.AddressHeader)

@@ -64,8 +64,8 @@ func (d Dialect) fieldNames() []string {
 
 // headers writes the header fields about limits. Make one with newHeaders.
 type headers struct {
-	settings            headerSettings
-	writesDraft07Policy bool // write RateLimit-Policy in the form of drafts 06 and 07
+	settings         headerSettings
+	hasDraft07Policy bool // write RateLimit-Policy in the form of drafts 06 and 07
 }
 
 type headerSettings struct {
@@ -84,7 +84,7 @@ func newHeaders(settings headerSettings) *headers {
 		settings.now = time.Now
 	}
 	has := func(d Dialect) bool { return slices.Contains(settings.dialects, d) }
-	return &headers{settings: settings, writesDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06))}
+	return &headers{settings: settings, hasDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06))}
 }
 
 // A quota is the state of one limit in one response.
@@ -101,9 +101,9 @@ type quotaPolicy struct {
 	policyItem        string // of RateLimit-Policy
 	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
 
-	refills bool  // steadily: count units in period µs
-	count   int64 // units
-	period  int64 // µs
+	canRefill bool  // steadily: count units in period µs
+	count     int64 // units
+	period    int64 // µs
 }
 
 // newQuotaPolicy prepares a limit for headers. The name consists of a-z, 0-9, '_', '.' and '-'. The
@@ -127,7 +127,7 @@ func newQuotaPolicy(name string, plan *penstock.Plan) *quotaPolicy {
 	case a.NeedsHolder():
 		unit = `;qu="concurrent-requests"`
 	case a.RefillsSteadily():
-		p.refills, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
+		p.canRefill, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
 		if whole, rest := p.refill(p.limit); whole+rest >= time.Second {
 			window = ceilSeconds(whole + rest)
 		}
@@ -195,7 +195,7 @@ func (q *quota) until() (time.Duration, bool) {
 		return 0, false
 	case q.status.RetryAfter != 0:
 		return q.status.RetryAfter, true
-	case q.policy.refills && (!q.isShare || q.status.Remaining <= 0):
+	case q.policy.canRefill && (!q.isShare || q.status.Remaining <= 0):
 		return q.nextUnit(), true
 	}
 	return q.status.ResetAfter, true
@@ -292,7 +292,7 @@ func (h *headers) appendQuotas(text []byte, f *fields, quotas []quota) []byte {
 			}
 		}
 	}
-	if h.writesDraft07Policy && strictest.policy.draft07PolicyItem != "" {
+	if h.hasDraft07Policy && strictest.policy.draft07PolicyItem != "" {
 		text = append(text, strictest.policy.draft07PolicyItem...)
 		f.finish(text, headerPolicy)
 	}

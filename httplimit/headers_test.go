@@ -626,7 +626,7 @@ func TestEffectiveWindowIsTheDrafts(t *testing.T) {
 		ask(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
 		now = now.Add(time.Duration(rapid.Int64Range(0, 1_000_000).Draw(rt, "later")) * time.Microsecond)
 		q.status = ask(penstock.Peek, 0)
-		if !q.policy.refills && q.status.ResetAfter == 0 {
+		if !q.policy.canRefill && q.status.ResetAfter == 0 {
 			return // the window is over, and the next one has not begun
 		}
 		asked++

@@ -194,13 +194,13 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 		}
 		if !s.addLocked(p.table, p.hash, &p.cell, now) {
 			for _, earlier := range pending[:i] {
-				if earlier.added {
+				if earlier.isAdded {
 					s.removeLocked(earlier.table, earlier.cell)
 				}
 			}
 			return s.full()
 		}
-		p.added = true
+		p.isAdded = true
 	}
 	for i := range pending {
 		p := &pending[i]
@@ -343,7 +343,7 @@ type pendingCharge struct {
 	table   *table
 	cell    uint32
 	keep    int64
-	added   bool
+	isAdded bool
 }
 
 // A stripe is the counters of one lock.

@@ -15,9 +15,9 @@ func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 		return true
 	}
 	v.reset(r, a)
-	v.request.waits = true
+	v.request.isBeforeAuth = true
 	r.evaluate(a, v)
-	if !v.request.unverified {
+	if !v.request.hasSkippedCheck {
 		v.finish(r, a)
 		return true
 	}
@@ -42,7 +42,7 @@ func (r *Rules) EvaluateFirst(a Attributes, v *Evaluation) bool {
 // the request.
 func (r *Rules) EvaluateRest(a Attributes, v *Evaluation) {
 	v.reset(r, a)
-	v.request.granted = true
+	v.request.isGrantedBeforeAuth = true
 	r.evaluate(a, v)
 	v.finish(r, a)
 }

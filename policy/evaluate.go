@@ -56,25 +56,25 @@ func (v *Evaluation) Variant(l *Limit) int {
 
 // request is what is known about a request so far.
 type request struct {
-	rules      *Rules
-	a          Attributes
-	named      NamedCall // in place of the attributes, if isNamed
-	isNamed    bool
-	method     string
-	host       string
-	path       string
-	matcher    *Matcher // of the current rule
-	preflight  bool     // only rules that name OPTIONS match it
-	keys       []string // by identity; "" if not computed yet
-	tier       int      // -1 if not computed yet
-	holder     string
-	checked    bool // the token was verified, or there is none
-	token      Claims
-	tokenErr   *TokenError
-	waits      bool   // no signature may be checked yet
-	unverified bool   // a signature check was skipped because of waits
-	granted    bool   // the rules with before_auth have granted the request, and are skipped
-	unclear    string // the first reason why the client can be read in several ways
+	rules               *Rules
+	a                   Attributes
+	named               NamedCall // in place of the attributes, if isNamed
+	isNamed             bool
+	method              string
+	host                string
+	path                string
+	matcher             *Matcher // of the current rule
+	isPreflight         bool     // only rules that name OPTIONS match it
+	keys                []string // by identity; "" if not computed yet
+	tier                int      // -1 if not computed yet
+	holder              string
+	isChecked           bool // the token was verified, or there is none
+	token               Claims
+	tokenErr            *TokenError
+	isBeforeAuth        bool   // no signature may be checked yet
+	hasSkippedCheck     bool   // a signature check was skipped because of isBeforeAuth
+	isGrantedBeforeAuth bool   // the rules with before_auth have granted the request, and are skipped
+	unclear             string // the first reason why the client can be read in several ways
 }
 
 // Evaluate finds the charges of a request.
@@ -110,7 +110,7 @@ func (r *Rules) evaluate(a Attributes, v *Evaluation) {
 	for matchers := r.matchersOf(q.path); matchers.next(); {
 		m := matchers.at
 		switch {
-		case m.rule.BeforeAuth && q.granted:
+		case m.rule.BeforeAuth && q.isGrantedBeforeAuth:
 			continue
 		case m.rule.Always:
 		case m.rule.Shadow && (shadowed != nil || selected != nil && selected.Compare(m) != 0), !m.rule.Shadow && selected != nil:
@@ -193,7 +193,7 @@ func (v *Evaluation) reset(r *Rules, a Attributes) {
 	}
 	*q = request{rules: r, a: a, keys: keys, tier: -1}
 	q.method, q.host, q.path = first(a, KindMethod), first(a, KindHost), cmp.Or(first(a, KindPath), "/")
-	q.preflight = q.method == "OPTIONS" && r.isPreflight(a)
+	q.isPreflight = q.method == "OPTIONS" && r.isPreflight(a)
 }
 
 // isPreflight tells whether an OPTIONS request is a CORS preflight as browsers send it. Preflights
@@ -351,10 +351,10 @@ func (q *request) cost(l *Limit) int64 {
 
 // claims returns the claims of the request's token, or nil if it has no valid one.
 func (q *request) claims() Claims {
-	if q.checked {
+	if q.isChecked {
 		return q.token
 	}
-	q.checked = true
+	q.isChecked = true
 	tokens := &q.rules.spec.Tokens
 	if tokens.Verifier == nil {
 		return nil
@@ -363,8 +363,8 @@ func (q *request) claims() Claims {
 	switch {
 	case unclear != "":
 		q.noteUnclear(unclear)
-	case token != "" && q.waits && !tokens.Verifier.IsKnown(token):
-		q.unverified = true
+	case token != "" && q.isBeforeAuth && !tokens.Verifier.IsKnown(token):
+		q.hasSkippedCheck = true
 	case token != "":
 		// A rejected token has no claims: the request is treated like one without a token.
 		q.token, q.tokenErr = tokens.Verifier.Claims(token)

@@ -100,7 +100,7 @@ func (p Pattern) String() string {
 }
 
 func (m *Matcher) matches(q *request) bool {
-	if q.preflight && len(m.Methods) == 0 {
+	if q.isPreflight && len(m.Methods) == 0 {
 		return false
 	}
 	return m.matchesMethod(q.method) && m.matchesHost(q.host) && m.Path.matches(q.path) && q.holds(m.Where)

@@ -27,11 +27,11 @@ type Batch struct {
 	Decision penstock.Decision
 	Err      error
 
-	taken atomic.Bool
+	isTaken atomic.Bool
 }
 
 // Take returns true for the first caller only.
-func (b *Batch) Take() bool { return b.taken.CompareAndSwap(false, true) }
+func (b *Batch) Take() bool { return b.isTaken.CompareAndSwap(false, true) }
 
 // Key is the context key of *Batches. A context of this module that can hold batches answers for
 // the key itself, so that the search ends there.

@@ -12,19 +12,19 @@ import (
 type identityState struct {
 	entry    *Entry[IdentityConfig]
 	compiled *policy.Identity
-	busy     bool
+	isBusy   bool
 }
 
 // identity compiles a named identity once.
 func (c *compiler) identity(s *identityState) *policy.Identity {
-	if s.busy {
+	if s.isBusy {
 		c.fail(&s.entry.Name, "identity %s refers to itself; name what it consists of", s.entry.Name)
 		return invalidIdentity
 	}
 	if s.compiled == nil {
-		s.busy = true
+		s.isBusy = true
 		s.compiled = c.identityOf(&s.entry.Value)
-		s.busy = false
+		s.isBusy = false
 	}
 	return s.compiled
 }

@@ -36,11 +36,11 @@ type Watcher struct {
 	stop    chan struct{}
 	ended   chan struct{}
 
-	mu     sync.Mutex  // held while loading
-	files  []string    // of the rules: sorted, absolute
-	tried  fingerprint // of files, at the last load
-	failed error       // the error of the last load
-	closed bool
+	mu       sync.Mutex  // held while loading
+	files    []string    // of the rules: sorted, absolute
+	tried    fingerprint // of files, at the last load
+	failed   error       // the error of the last load
+	isClosed bool
 }
 
 // WatchOptions configure Watch.
@@ -130,7 +130,7 @@ func (w *Watcher) Rules() *policy.Rules { return w.policy.Load().Rules }
 func (w *Watcher) Reload() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
+	if w.isClosed {
 		return errWatcherClosed
 	}
 	err := w.loadLocked()
@@ -142,8 +142,8 @@ func (w *Watcher) Reload() error {
 // rules keep working.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
-	first := !w.closed
-	w.closed = true
+	first := !w.isClosed
+	w.isClosed = true
 	w.mu.Unlock()
 	if first {
 		close(w.stop)
@@ -199,7 +199,7 @@ func (o WatchOptions) waitFor(since time.Duration) time.Duration {
 func (w *Watcher) look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
+	if w.isClosed {
 		return
 	}
 	w.followLocked()

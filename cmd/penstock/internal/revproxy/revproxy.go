@@ -172,18 +172,18 @@ func hasPrefix(name, prefix string) bool {
 type response struct {
 	http.ResponseWriter
 	own        http.Header
-	hadInterim bool
+	hasInterim bool
 	body       *body // of the request; nil if it has none
 }
 
 func (w *response) WriteHeader(status int) {
 	if status < 200 {
-		w.hadInterim = true
+		w.hasInterim = true
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
 	header := w.Header()
-	if w.hadInterim {
+	if w.hasInterim {
 		for name, values := range w.own {
 			header[name] = append(values[:len(values):len(values)], header[name]...)
 		}

@@ -104,13 +104,13 @@ type tracked struct{ *http.Transport }
 
 func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 	var progress struct {
-		connected atomic.Bool
-		sent      atomic.Int32 // how often its headers were written
+		isConnected atomic.Bool
+		sent        atomic.Int32 // how often its headers were written
 	}
 	ctx, giveUp := context.WithCancelCause(r.Context()) // canceled with its parent
 	trace := &httptrace.ClientTrace{
 		GotConn: func(got httptrace.GotConnInfo) {
-			progress.connected.Store(true)
+			progress.isConnected.Store(true)
 			if conn, ok := got.Conn.(*framed); ok {
 				conn.expect(giveUp)
 			} else if progress.sent.Load() > 1 {
@@ -120,7 +120,7 @@ func (t tracked) RoundTrip(r *http.Request) (*http.Response, error) {
 		WroteHeaders: func() { progress.sent.Add(1) },
 	}
 	res, err := t.Transport.RoundTrip(r.WithContext(httptrace.WithClientTrace(ctx, trace)))
-	if err != nil && !progress.connected.Load() {
+	if err != nil && !progress.isConnected.Load() {
 		err = &unreached{err}
 	}
 	return res, err
