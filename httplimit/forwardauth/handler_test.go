@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -652,4 +654,35 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 		})
 	}
 	workers.Wait()
+}
+
+// With Check in its options, a file with such rules is invalid, and a reload to it changes nothing.
+func TestFilesWithSuchRulesAreInvalid(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	write := func(limits string) {
+		t.Helper()
+		if err := os.WriteFile(file+".new", []byte("rules: [{name: login, per: ip, limits: ["+limits+"]}]"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	options := policyfile.Options{Check: forwardauth.Check}
+	write("{in_flight: 3}")
+	if _, err := policyfile.Load(file, options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "rule login") {
+		t.Errorf("loaded with the error %v", err)
+	}
+	write("{rate: 1/h}")
+	reloads := make(chan policyfile.Reload, 1)
+	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: options, Notify: func(r policyfile.Reload) { reloads <- r }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Close()
+	first := watcher.Rules()
+	write("{in_flight: 3}")
+	if r := <-reloads; !errors.Is(r.Err, penstock.ErrInvalid) || watcher.Rules() != first {
+		t.Errorf("reloaded with the error %v, and the rules changed: %t", r.Err, watcher.Rules() != first)
+	}
 }
