@@ -66,8 +66,8 @@ func cellSeconds(ns int64) (s int64, isRounded bool) {
 var cellLimits = [][3]int64{{15, 30, 60}, {0, 1, 1}, {1, 2, 1}, {4, 5, 1}, {99, 100, 60}, {0, 1, 3600}, {9, 1000, 1}, {3, 8, 7}, {63, 64, 1}, {999, 100000, 1}}
 
 // It asks 100,000 times and compares every integer with those of redis-cell. The only difference is
-// the documented one. With PENSTOCK_REDIS_CELL=/path/libredis_cell.so, that module is asked too,
-// and must answer as the model here.
+// the documented one. With PENSTOCK_REDIS_CELL=/path/libredis_cell.so, that module is asked too, in
+// a server with the same clock, and must answer as its model does.
 func TestThrottleAnswersAsRedisCell(t *testing.T) {
 	effort.WithoutRace(t)
 	askModule := func(string, time.Time) string { return "" }
