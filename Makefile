@@ -16,7 +16,8 @@ packages = github.com/penstock/penstock/...
 
 # make test runs these under the race detector, and all others without it. Tests that begin with effort.WithoutRace
 # are skipped by the former and run by themselves.
-raced = . ./memstore ./policy/... ./admission ./httplimit/... ./resplimit ./guard/... ./redisstore/... ./redisstore/goredis/... ./cmd/penstock/internal/core ./cmd/penstock/internal/service
+raced = . ./memstore ./policy/jwt ./policy/policyfile ./admission ./httplimit/... ./resplimit ./guard ./guard/internal/deadline ./guard/internal/lease \
+	./redisstore ./redisstore/internal/client ./redisstore/internal/coalesce ./redisstore/goredis ./cmd/penstock/internal/core ./cmd/penstock/internal/service
 unraced = $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u)

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/policy"
 )
 
 // However many identities there are, and addresses that bring them, the memory is bounded; what is
 // in use is known.
 func TestKnownIdentitiesAreBounded(t *testing.T) {
+	effort.WithoutRace(t)
 	s := newIdentities()
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // In these tests proxies are in 10.0.0.0/8 or 2001:db8:10::/48, the attacker is 203.0.113.7, and
@@ -115,6 +116,7 @@ func appended(lines []string, hops ...string) (passed [][]string) {
 }
 
 func TestWhatClientsWriteNeverMovesThemBehindAProxy(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -24,6 +25,7 @@ rules:
 
 // A flood of made-up keys fills neither the store nor the limits of others.
 func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
+	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		gate, seen := gateOver(t, store, true, boundedNew)

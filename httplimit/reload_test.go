@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -84,7 +85,7 @@ rules:
 			}
 		})
 	}
-	const changes = 150
+	changes := effort.Of(60, 150)
 	every := time.NewTicker(20 * time.Millisecond)
 	defer every.Stop()
 	for i := range changes {

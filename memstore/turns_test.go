@@ -13,6 +13,7 @@ import (
 
 // Limits that take turns over one counter admit together what the largest admits, by any algorithm.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
+	effort.WithoutRace(t)
 	t.Parallel()
 	for _, turns := range storetest.SomeTurns() {
 		t.Run(turns[0].String(), func(t *testing.T) {

@@ -612,6 +612,7 @@ rules:
 
 // Whatever callers write, two of them never share a key, and one never has two.
 func TestNoTwoCallersShareAKey(t *testing.T) {
+	effort.WithoutRace(t)
 	rules := rulesOf(t, `
 rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query B}, {c: query C}]}]}, ip]}, limits: [{rate: 1/s}]}]
 `)
@@ -652,6 +653,7 @@ rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query
 }
 
 func TestTiers(t *testing.T) {
+	effort.WithoutRace(t)
 	issuer := jwttest.Pairs()["HS256"][0].([]byte)
 	rules := rulesOf(t, `
 tokens: {secret: "`+string(issuer)+`", audience: rides, issuer: i}

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write what is said today into testdata")
@@ -117,6 +118,7 @@ func mistakesOf(name, text string, env func(string) (string, bool)) error {
 
 // Every error names the place, says what is wrong, and says how to fix it.
 func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
+	effort.WithoutRace(t)
 	files, err := filepath.Glob("testdata/bad/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatal("there is nothing in testdata/bad:", err)
@@ -186,6 +188,7 @@ func badlySaid(text string, err error) (wrong []string) {
 
 // What is too large, too deep or refers to itself ends soon and says so.
 func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
+	effort.WithoutRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
 	var bomb strings.Builder
 	bomb.WriteString("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n")

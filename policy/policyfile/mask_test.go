@@ -39,6 +39,7 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 // No message has a value of 8 bytes, nor 12 bytes of a longer one, however the values overlap and
 // messages clip and quote them.
 func TestNoMessageHasASecret(t *testing.T) {
+	effort.WithoutRace(t)
 	places := []string{
 		"rules: [{name: %q, per: global, limits: [{rate: 1/s}]}]",
 		"rules: [{name: a, per: %q, limits: [{rate: 1/s}]}]",

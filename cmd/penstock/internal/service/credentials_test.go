@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // TestCredentialsAreNotIgnoredInAnySpelling: in every spelling of a credential that the upstream
@@ -22,6 +24,7 @@ import (
 // the client is on the deny list. Each odd spelling comes from a new address with a fresh limit. So
 // a request that passes must have reached the upstream without the credential.
 func TestCredentialsAreNotIgnoredInAnySpelling(t *testing.T) {
+	effort.WithoutRace(t)
 	const secret = "a secret of thirty-two bytes or more"
 	token := func(claims string) string {
 		signed := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + base64.RawURLEncoding.EncodeToString([]byte(claims))

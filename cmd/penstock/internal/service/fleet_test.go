@@ -9,10 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
 func TestInstancesShareLimitsExactlyWhileOneStops(t *testing.T) {
+	effort.WithoutRace(t)
 	const policy = `
 on_failure: closed
 rules:

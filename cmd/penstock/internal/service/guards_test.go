@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -92,6 +93,7 @@ func TestMissingRightIsLogged(t *testing.T) {
 
 // Redis may answer PING and still make no decision.
 func TestStoreThatAnswersPingButMakesNoDecisionIsDown(t *testing.T) {
+	effort.WithoutRace(t)
 	const policy = "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n"
 	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +evalsha +eval +time +get"
 	for _, c := range []struct {
@@ -173,6 +175,7 @@ func evals(t *testing.T, redis *redistest.Server) (n int) {
 
 // A right that only the scripts of one rule need does not affect other rules.
 func TestMissingRightAffectsOnlyTheRuleThatNeedsIt(t *testing.T) {
+	effort.WithoutRace(t)
 	redis := redistest.Start(t)
 	const rights = "ACL SETUSER gate on >secret ~ps1* -@all +ping +info +evalsha +eval +script|load +time +get +set +setrange +del +pexpire"
 	if _, err := redis.Do(strings.Fields(rights)...); err != nil {

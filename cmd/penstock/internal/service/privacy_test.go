@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
 func TestMetricsAndLogNameNoClient(t *testing.T) {
+	effort.WithoutRace(t)
 	redis := redistest.Start(t)
 	const policy = `
 http: {trusted_proxies: [127.0.0.1]}

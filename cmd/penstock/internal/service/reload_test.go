@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 func TestWarningsOfAPolicyAreLogged(t *testing.T) {
@@ -203,6 +205,7 @@ func TestFirstMistakesOfAPolicyAreLoggedOnePerLine(t *testing.T) {
 }
 
 func TestManyRulesStartWithFewLines(t *testing.T) {
+	effort.WithoutRace(t)
 	text := "rules:\n"
 	for i := range 2000 {
 		text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: ip, limits: [{rate: 10/s}]}\n", i, i)

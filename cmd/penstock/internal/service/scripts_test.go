@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -16,6 +17,7 @@ func (r *running) scripts(event string) string {
 
 // A store that was down at the start gets no decision before it has the scripts.
 func TestStoreThatWasDownGetsItsScriptsBeforeDecisions(t *testing.T) {
+	effort.WithoutRace(t)
 	redis := redistest.Start(t)
 	redis.Kill()
 	r := startLimited(t, hello, bucketPolicy, map[string]string{"store": redis.URL(), "store-timeout": "2s"})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 )
 
@@ -221,6 +222,7 @@ func TestDrainCutsOffRequestsAtItsTimeout(t *testing.T) {
 }
 
 func TestStoreMayComeUpLater(t *testing.T) {
+	effort.WithoutRace(t)
 	server := redistest.Start(t)
 	server.Kill()
 	r := start(t, hello, map[string]string{"store": server.URL(), "store-timeout": "1s"})

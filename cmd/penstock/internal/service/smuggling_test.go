@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // A strict upstream parses HTTP/1.1 exactly as the standard requires, with its own parser. It
@@ -283,6 +285,7 @@ func (g *watcher) wrap(next http.Handler) http.Handler {
 }
 
 func TestNoMessageIsHiddenInAnother(t *testing.T) {
+	effort.WithoutRace(t)
 	for i, attack := range attacks {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()

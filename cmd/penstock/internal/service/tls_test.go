@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/effort"
 )
 
 // An authority signs certificates for tests.
@@ -110,6 +112,7 @@ func TestHTTPSAndHTTP2(t *testing.T) {
 }
 
 func TestChangedCertificateIsReloadedUnlessBroken(t *testing.T) {
+	effort.WithoutRace(t)
 	a := newAuthority(t)
 	a.issue(2)
 	r := start(t, hello, map[string]string{"tls-cert": a.path("cert.pem"), "tls-key": a.path("key.pem")})
