@@ -91,10 +91,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		{"standard with a lease", standard(guard.Settings{Lease: 100}), lease.Excess},
 		{"standard with both", standard(guard.Settings{Lease: 100, SplitInto: 3}), lease.Excess},
 	}
-	seeds := 8
-	if testing.Short() {
-		seeds = 2
-	}
+	seeds := effort.Of(3, 8)
 	for _, c := range chains {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
