@@ -15,12 +15,13 @@ modules = $(shell go list -m -f '{{.Dir}}')
 packages = github.com/penstock/penstock/...
 
 # make test runs these under the race detector, and all others without it. Tests that begin with effort.WithoutRace
-# are skipped by the former and run by themselves.
-raced = . ./memstore ./policy/jwt ./policy/policyfile ./admission ./httplimit/... ./resplimit ./guard ./guard/internal/deadline ./guard/internal/lease \
-	./redisstore ./redisstore/internal/client ./redisstore/internal/coalesce ./redisstore/goredis ./cmd/penstock/internal/core ./cmd/penstock/internal/service
-unraced = $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
+# are skipped by the former and run by themselves. A package belongs to raced if a test of it starts goroutines that share state. The longest begin
+# first.
+raced = ./redisstore ./guard ./redisstore/goredis ./cmd/penstock/internal/service ./redisstore/internal/client ./redisstore/internal/coalesce \
+	./guard/internal/deadline ./guard/internal/lease ./httplimit/... ./resplimit ./policy/policyfile ./policy/jwt ./admission ./memstore . ./cmd/penstock/internal/core
+unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-out $(shell go list $(raced)),$(shell go list $(packages)))
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
-sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -u)
+sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
 .PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes bench lint format tidy schema tools
 

@@ -313,7 +313,7 @@ func TestRulesAndTheirDefinitionAgree(t *testing.T) {
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
 	segment := func() string { return pick("a", "a", "b", "ab", "a*", "*b", "a*b", "{x}", "*") }
 	tried := 0
-	for range 300 {
+	for range effort.Of(150, 300) {
 		var text strings.Builder
 		text.WriteString("rules:\n")
 		var patterns []*patternOfTests
