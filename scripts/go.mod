@@ -8,14 +8,4 @@ require (
 	golang.org/x/mod v0.41.0
 )
 
-require (
-	github.com/MicahParks/jwkset v0.11.3 // indirect
-	github.com/fsnotify/fsnotify v1.10.1 // indirect
-	github.com/golang-jwt/jwt/v5 v5.3.1 // indirect
-	github.com/redis/rueidis v1.0.79 // indirect
-	go.yaml.in/yaml/v4 v4.0.0 // indirect
-	golang.org/x/sys v0.48.0 // indirect
-	golang.org/x/time v0.9.0 // indirect
-)
-
 replace github.com/penstock/penstock => ../

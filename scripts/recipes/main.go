@@ -105,14 +105,15 @@ func ownAddresses() (list string, err error) {
 	return list + "]", err
 }
 
-// limiterCommand is Penstock, built from the sources in scripts.
-func limiterCommand(dir, address, config, store string) (*exec.Cmd, error) {
-	const source = "./recipes/limiter"
-	program := filepath.Join(dir, "limiter")
-	if out, err := exec.Command("go", "build", "-o", program, source).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build %s: %w\n%s", source, err, out)
+// penstockCommand is the service, built from its sources.
+func penstockCommand(dir, address, config, store string) (*exec.Cmd, error) {
+	program := filepath.Join(dir, "penstock")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = filepath.Join("..", "cmd", "penstock") // from scripts
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("build %s: %w\n%s", build.Dir, err, out)
 	}
-	return exec.Command(program, "--api", address, "--config", config, "--store", store), nil
+	return exec.Command(program, "serve", "--api", address, "--admin-listen", "off", "--config", config, "--store", store), nil
 }
 
 func main() {
@@ -141,11 +142,11 @@ func run(recipesDir, proxiesDir string) error {
 	}
 	defer redis.Close()
 	address := freeAddress()
-	limiter, err := startLimiter(dir, address, redis.URL())
+	penstock, err := startPenstock(dir, address, redis.URL())
 	if err != nil {
 		return err
 	}
-	defer limiter.end()
+	defer penstock.end()
 	if err := checkStranger(address); err != nil {
 		return err
 	}
@@ -177,14 +178,14 @@ func run(recipesDir, proxiesDir string) error {
 		r.hangingOpen, r.hangingClosed = r.withoutStore()
 	}
 	redis.Resume()
-	limiter.end()
+	penstock.end()
 	for _, r := range rows {
 		r.withoutPenstock()
 	}
 	return show(rows)
 }
 
-func startLimiter(dir, address, store string) (*process, error) {
+func startPenstock(dir, address, store string) (*process, error) {
 	trusted, err := ownAddresses()
 	if err != nil {
 		return nil, err
@@ -193,16 +194,16 @@ func startLimiter(dir, address, store string) (*process, error) {
 	if err := os.WriteFile(config, fmt.Appendf(nil, policy, trusted), 0o600); err != nil {
 		return nil, err
 	}
-	cmd, err := limiterCommand(dir, address, config, store)
+	cmd, err := penstockCommand(dir, address, config, store)
 	if err != nil {
 		return nil, err
 	}
-	return start(dir, "limiter", address, cmd)
+	return start(dir, "penstock", address, cmd)
 }
 
 // startRows starts the proxies that are there, each with an application. It returns what it started
 // if there is an error, too.
-func startRows(dir, recipesDir, proxiesDir, limiter string) (rows []*row, err error) {
+func startRows(dir, recipesDir, proxiesDir, penstock string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
 		return nil, err
@@ -217,7 +218,7 @@ func startRows(dir, recipesDir, proxiesDir, limiter string) (rows []*row, err er
 		}
 		r := newRow(recipe, app, len(rows)+1)
 		rows = append(rows, r)
-		if err := r.start(dir, recipesDir, program, limiter); err != nil {
+		if err := r.start(dir, recipesDir, program, penstock); err != nil {
 			return rows, err
 		}
 		if recipe.open == nil {
@@ -225,7 +226,7 @@ func startRows(dir, recipesDir, proxiesDir, limiter string) (rows []*row, err er
 		}
 		r.opened = newRow(recipe, app, len(rows))
 		r.opened.isOpen = true
-		if err := r.opened.start(dir, recipesDir, program, limiter); err != nil {
+		if err := r.opened.start(dir, recipesDir, program, penstock); err != nil {
 			return rows, err
 		}
 	}
@@ -233,10 +234,10 @@ func startRows(dir, recipesDir, proxiesDir, limiter string) (rows []*row, err er
 }
 
 // checkStranger asks Penstock from an address that is not trusted.
-func checkStranger(limiter string) error {
+func checkStranger(penstock string) error {
 	stranger := clientFrom(net.IPv4(127, 0, 0, 9))
 	for _, path := range []string{"/auth/forward", "/auth/request", "/auth/ext/free"} {
-		req, err := http.NewRequest("GET", "http://"+limiter+path, nil)
+		req, err := http.NewRequest("GET", "http://"+penstock+path, nil)
 		if err != nil {
 			return err
 		}
@@ -257,9 +258,9 @@ func checkStranger(limiter string) error {
 }
 
 // awaitStore returns when the store decides again.
-func awaitStore(limiter string) error {
+func awaitStore(penstock string) error {
 	return await("the store does not decide", func() bool {
-		req, err := http.NewRequest("GET", "http://"+limiter+"/auth/ext/open", nil)
+		req, err := http.NewRequest("GET", "http://"+penstock+"/auth/ext/open", nil)
 		if err != nil {
 			return false
 		}

@@ -51,7 +51,7 @@ func (r *row) end() {
 }
 
 // start runs the proxy with its recipe, in which only addresses differ.
-func (r *row) start(dir, recipesDir, program, limiter string) error {
+func (r *row) start(dir, recipesDir, program, penstock string) error {
 	name := r.recipe.program
 	if r.isOpen {
 		name += "-open"
@@ -61,7 +61,7 @@ func (r *row) start(dir, recipesDir, program, limiter string) error {
 		return err
 	}
 	addresses := func(text string) string {
-		for of, to := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": limiter} {
+		for of, to := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": penstock} {
 			_, port, _ := net.SplitHostPort(to)
 			text = strings.NewReplacer("127.0.0.1:"+of, to, "//:"+of, "//:"+port, "port_value: "+of, "port_value: "+port).Replace(text)
 		}
