@@ -58,9 +58,9 @@ func ParseHost(text string) (string, error) {
 	_, port, colon := strings.Cut(name[strings.LastIndexByte(name, ']')+1:], ":")
 	switch {
 	case strings.Contains(name, "%") && strings.Contains(name, ":"):
-		return "", fmt.Errorf("the host %.60q has a zone, which no request has; leave out what begins with %%", text)
+		return "", fmt.Errorf("the host %.60q has a zone, which no request has; remove the part from %% on", text)
 	case ok && colon, colon && host != "" && !strings.Contains(port, "/"):
-		return "", fmt.Errorf("the host %.60q has a port; leave it out, requests are matched without theirs", text)
+		return "", fmt.Errorf("the host %.60q has a port; remove it: requests are matched without their port", text)
 	case strings.ContainsFunc(name, func(r rune) bool { return r > 0x7f }):
 		return "", fmt.Errorf("the host %.60q has letters that no request's host has; write it in punycode, which begins with xn--", text)
 	case !ok || host == "" || name != text && strings.Contains(host, ":"):

@@ -297,10 +297,10 @@ func (p Pattern) Covers(o Pattern) bool {
 // and ** at the end is everything below. The error says what is wrong and how to fix it.
 func (p Paths) ParsePattern(text string) (Pattern, error) {
 	if strings.Contains(text, "://") {
-		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write the path alone, as in /api, and the host into host:", text)
+		return nil, fmt.Errorf("the path %.60q has a scheme and a host; write only the path, such as /api, and the host under host:", text)
 	}
 	if !strings.HasPrefix(text, "/") {
-		return nil, fmt.Errorf("the path %.60q has to begin with a slash; write %.60q", text, "/"+text)
+		return nil, fmt.Errorf("the path %.60q must begin with a slash; write %.60q", text, "/"+text)
 	}
 	var pattern Pattern
 	names := make(map[string]bool)
@@ -311,7 +311,7 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 		switch {
 		case text == "**":
 			if !isLast {
-				return nil, fmt.Errorf("** stands before the end of the path; it can only be last; for one segment write * or {name}")
+				return nil, fmt.Errorf("** is not at the end of the path; it can only be last. For one segment write * or {name}")
 			}
 			s = Segment{Kind: SegmentRest}
 		case text == "*":
@@ -322,7 +322,7 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 				return nil, fmt.Errorf("the segment %.60q is not understood; write {name} for a whole segment, with a name of letters, digits and _", text)
 			}
 			if names[name] {
-				return nil, fmt.Errorf("the segment {%s} stands in the path twice; give each a name of its own", name)
+				return nil, fmt.Errorf("the segment {%s} occurs twice in the path; give each another name", name)
 			}
 			names[name] = true
 			s = Segment{SegmentNamed, name}
@@ -349,16 +349,16 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	if text == "" {
 		if !isLast {
-			return "", fmt.Errorf("the path has // in it, which no request's path has once it is read; write one slash")
+			return "", fmt.Errorf("the path contains //, which no canonical path has; write one slash")
 		}
 		return "", nil
 	}
 	clean, err := p.Clean("/" + text)
 	if err != nil {
-		return "", fmt.Errorf("no request's path has the segment %.60q: %s", text, offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
+		return "", fmt.Errorf("no canonical path has the segment %.60q: %s", text, offset.ReplaceAllString(strings.TrimPrefix(err.Error(), "path: "), ""))
 	}
 	if clean == "/" || strings.Contains(clean[1:], "/") {
-		return "", fmt.Errorf("no request's path has the segment %.60q once it is read; leave it out", text)
+		return "", fmt.Errorf("no canonical path has the segment %.60q; remove it", text)
 	}
 	return clean[1:], nil
 }

@@ -109,10 +109,10 @@ func (b *builder) build() {
 	b.rules.byName = make(map[string]*Rule, len(spec.Rules))
 	for i, rule := range spec.Rules {
 		if !IsName(rule.Name) {
-			b.fail("a rule needs a name, and %q is none; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
+			b.fail("%q is not a name for a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
 		}
 		if b.rules.byName[rule.Name] != nil {
-			b.fail("two rules are called %q; rename one, since counters are kept under it", rule.Name)
+			b.fail("two rules are called %q; rename one, because counters are kept under the name", rule.Name)
 		}
 		spec.Rules[i] = b.rule(rule, i)
 		b.rules.byName[rule.Name] = spec.Rules[i]
@@ -130,7 +130,7 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 		b.fail("rule %q: it has limits, or is Unlimited; set one of the two", r.Name)
 	}
 	if len(r.Limits) > MaxLimits {
-		b.fail("rule %q has %d limits; the most are %d", r.Name, len(r.Limits), MaxLimits)
+		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), MaxLimits)
 	}
 	r.Match.Where = b.condition(r.Match.Where, false)
 	r.matchers = r.Match.Matchers()
@@ -157,7 +157,7 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	l.Rule = r
 	l.Policy = r.Name + "." + l.Name
 	if l.Key == nil {
-		b.fail("limit %q: it has no Key; set one, as ByAddress() or Global()", l.Policy)
+		b.fail("limit %q: it has no Key; set one, such as ByAddress() or Global()", l.Policy)
 		return &l
 	}
 	if l.Guard.OnFailure == guard.FailDefault {

@@ -1045,10 +1045,10 @@ func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
 	for text, says := range map[string]string{
 		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]":                       "the queue of limit second is never used",
 		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, max_wait: 2s}]}]":         "",
-		"rules: [{name: a, match: {path: '/v/:id'}, per: global, limits: [{rate: 1/s}]}]":                                 `the segment ":id" stands for itself, as it is written; for a segment of any text write {id}`,
+		"rules: [{name: a, match: {path: '/v/:id'}, per: global, limits: [{rate: 1/s}]}]":                                 `the segment ":id" matches only this text; for a segment with any text write {id}`,
 		"rules: [{name: a, match: {path: '/v/<id>'}, per: global, limits: [{rate: 1/s}]}]":                                `write {id}`,
 		"rules: [{name: a, match: {path: '/v/x:id'}, per: global, limits: [{rate: 1/s}]}]":                                "",
-		"tiers: {a: {header X-Plan: a}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "callers write header X-Plan themselves",
+		"tiers: {a: {header X-Plan: a}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "clients write header X-Plan themselves",
 		"tiers: {a: {ip: 10.0.0.0/8}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]":   "",
 		"rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]":                                                              "limits by address alone",
 		"rules: [{name: a, per: ip, limits: [{rate: 1/s, on_status: 401}]}]":                                              "",

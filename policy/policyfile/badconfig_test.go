@@ -211,11 +211,11 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 	ways := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
 	rows := []struct{ name, text, says string }{
 		{"identities that double what they consist of", doubled.String() + rule,
-			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most are 32"},
+			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most is 32"},
 		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + ways + ", host: " + strings.ReplaceAll(ways, "/", "") + "}, unlimited: true}]",
-			"the rules have more than 100000 ways to match, each path at each host; write patterns instead"},
+			"the rules have more than 100000 combinations of path and host; write patterns instead"},
 		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
-			"policy.yaml:1:1: the file has 1048627 bytes; the largest has 1048576. Put long lists into files of their own: {file: NAME}"},
+			"policy.yaml:1:1: the file has 1048627 bytes; the most is 1048576. Put long lists into separate files: {file: NAME}"},
 		{"an alias bomb that nothing reads", bomb.String() + rule, "policy.yaml:5:45: the file has more than 100000 values, aliases included; "},
 		{"an alias bomb in a list of values", "deny: &d [" + strings.Repeat("{header X: [a, b, c, d, e, f, g, h, i, j]}, ", 200) + "]\ntiers:\n" +
 			func() (s string) {
@@ -226,14 +226,14 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 			}() + rule, "the file has more than 100000 values, aliases included; put long lists into files of their own"},
 		{"lists in lists", "rules: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "policy.yaml:1:9: a list does not belong here; write fields with values: "},
 		{"identities in identities", "identities:\n  a: " + strings.Repeat("{first_of: [", 20) + "ip" + strings.Repeat("]}", 20) + "\n" + rule,
-			"the file is nested more than 32 levels deep; nothing in a policy needs that"},
+			"the file is nested more than 32 levels deep; no policy needs that"},
 		{"mappings in mappings", strings.Repeat("{a: ", 9000) + "1" + strings.Repeat("}", 9000), "policy.yaml:1:2: there is no field \"a\" here; "},
 		{"lists in lists that YAML does not read", "rules: " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), "depth"},
 		{"65 limits in a rule", "rules:\n  - name: a\n    per: global\n    limits:\n" + limits.String(),
-			"a request could meet 65 limits at once, as rules with always: true apply together; the most are 64"},
+			"a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
 		{"65 rules that always apply", "rules:\n" + always.String(),
-			"policy.yaml:2:3: a request could meet 65 limits at once, as rules with always: true apply together; the most are 64"},
-		{"10,001 rules", "rules:\n" + many.String(), "policy.yaml:2:1: there are 10001 rules; the most are 10000"},
+			"policy.yaml:2:3: a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
+		{"10,001 rules", "rules:\n" + many.String(), "policy.yaml:2:1: there are 10001 rules; the most is 10000"},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {

@@ -28,7 +28,7 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 		says  []string
 	}{
 		{[]string{"longest.txt"}, nil},
-		{[]string{"long.txt"}, []string{"long.txt:2: the value has 16385 bytes; the longest has 16384"}},
+		{[]string{"long.txt"}, []string{"long.txt:2: the value has 16385 bytes; the most is 16384"}},
 		{[]string{whole}, []string{"with " + whole + ", the files of values have more than 67108864 bytes"}},
 		{[]string{half}, nil},
 		{[]string{half, half}, []string{"with " + half + ", the files of values have more than 67108864 bytes"}},

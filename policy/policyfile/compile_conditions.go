@@ -18,7 +18,7 @@ func (c *compiler) compileIdentities() {
 		_, word := sourceWords[e.Name]
 		switch {
 		case word || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
-			c.fail(&e.Name, "%q has a meaning of its own; name the identity otherwise", e.Name)
+			c.fail(&e.Name, "%q is a reserved word; give the identity another name", e.Name)
 		case !identityLike(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))
 		}
@@ -44,13 +44,13 @@ func (c *compiler) compileTiers() {
 		case !policy.IsKind(e.Name):
 			c.fail(&e.Name, "%q cannot be the name of a tier; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(e.Name))
 		case e.Name == "default":
-			c.fail(&e.Name, "a tier cannot be called default; write free: default for the tier of all others")
+			c.fail(&e.Name, "a tier cannot be called default; write free: default for the tier of all other clients")
 		case t.IsDefault && !last:
-			c.fail(&e.Value, "tier %s takes everybody, so no tier behind it is ever chosen; move it to the end", e.Name)
+			c.fail(&e.Value, "tier %s takes all clients, so no later tier is ever used; move it to the end", e.Name)
 		case !t.IsDefault && last:
-			c.fail(&e.Value, "the last tier, %s, has conditions, so some callers would have none; add one for all others, as in free: default", e.Name)
+			c.fail(&e.Value, "the last tier, %s, has conditions, so some clients would have no tier; add one for all other clients, as in free: default", e.Name)
 		case !t.IsDefault && len(e.Value.Any) == 0:
-			c.fail(&e.Value, "tier %s has no condition, so nobody would have it; add one, as in {header X-Plan: premium}", e.Name)
+			c.fail(&e.Value, "tier %s has no condition, so no client would have it; add one, as in {header X-Plan: premium}", e.Name)
 		}
 		if !t.IsDefault {
 			t.AnyOf = c.conditions(&e.Value, "tier")
@@ -67,7 +67,7 @@ func (c *compiler) warnChosenTier(e *Entry[Conditions]) {
 			clause := &clauses[i]
 			word, _, _ := strings.Cut(clause.Source, " ")
 			if len(clauses) == 1 && clause.Values.File == "" && (word == "header" || word == "cookie" || word == "query") {
-				c.warn(&clause.Source, "callers write %s themselves, and so choose tier %s, unless a proxy before this sets it; use a claim, or a list of keys in a file", clause.Source, e.Name)
+				c.warn(&clause.Source, "clients write %s themselves, so they can choose tier %s, unless a proxy in front sets it; use a claim, or a list of keys in a file", clause.Source, e.Name)
 			}
 		}
 	}
@@ -97,12 +97,12 @@ func (c *compiler) condition(clauses Condition, what string) (when policy.Condit
 		}
 		switch {
 		case what == "tier" && source.Needs(policy.KindTier):
-			c.fail(&clause.Source, "who has a tier cannot depend on the tier; use a claim, a header or a list")
+			c.fail(&clause.Source, "the condition of a tier cannot depend on the tier; use a claim, a header or a list")
 			continue
 		case what == "match" && source.Needs(policy.KindSegment):
 			c.fail(&clause.Source, "a match cannot test a named segment; write the segment itself into the path")
 		case source.Needs(policy.KindSegment):
-			c.fail(&clause.Source, "%s goes by the request, whichever rule matches, and so not by a segment of a path; use a claim, a header or a list", what)
+			c.fail(&clause.Source, "%s is evaluated before a rule matches, so it cannot use a segment of a path; use a claim, a header or a list", what)
 		}
 		when = append(when, c.test(source, &clause.Values))
 	}
@@ -127,7 +127,7 @@ func (c *compiler) test(source policy.Source, values *Values) policy.Test {
 		}
 		switch id := source.Identity; {
 		case source.Kind == policy.KindIdentity && id != invalidIdentity && !id.CanBe(text):
-			c.fail(p, "%s%q is no key of this identity; write the whole key, which begins with its kind, as in %s", where, wording.Clip(text), id.ExampleKey(wording.Clip(text)))
+			c.fail(p, "%s%q is not a key of this identity; write the whole key, which begins with its kind, as in %s", where, wording.Clip(text), id.ExampleKey(wording.Clip(text)))
 			return false
 		case source.Kind == policy.KindTier && !slices.Contains(c.tierNames(), text):
 			c.fail(p, "%sthere is no tier %q; %s", where, wording.Clip(text), suggestOf(text, c.tierNames()))
@@ -143,7 +143,7 @@ func (c *compiler) test(source policy.Source, values *Values) policy.Test {
 		add(&values.Is[i], "", values.Is[i])
 	}
 	if t.File = values.File; t.File != "" && c.lines(&values.File, values.File, add) && t.IsEmpty() {
-		c.warn(&values.File, "%s has no values, so nobody is in it; write some, or remove the line", wording.Clip(values.File))
+		c.warn(&values.File, "%s has no values, so it matches no client; add values, or remove the line", wording.Clip(values.File))
 	}
 	return t
 }
@@ -162,18 +162,18 @@ const (
 func (c *compiler) lines(p any, name string, add func(p any, where, text string) bool) bool {
 	if c.listFiles++; c.listFiles > maxListFiles {
 		if c.listFiles == maxListFiles+1 {
-			c.fail(p, "there are more than %d files of values, those that are named twice counted twice; name fewer", maxListFiles)
+			c.fail(p, "there are more than %d files of values (a file that is named twice counts twice); use fewer", maxListFiles)
 		}
 		return false
 	}
 	path := boundedfile.Join(filepath.Dir(c.file), name)
 	text, err := boundedfile.Read(path, int64(maxLists-c.listBytes))
 	if errors.Is(err, boundedfile.ErrTooLong) {
-		c.fail(p, "with %s, the files of values have more than %d bytes, those that are named twice counted twice; name fewer", name, maxLists)
+		c.fail(p, "with %s, the files of values have more than %d bytes (a file that is named twice counts twice); use fewer", name, maxLists)
 		return false
 	}
 	if err != nil {
-		c.fail(p, "the file cannot be read: %v; a name without / in front starts from the policy's folder", err)
+		c.fail(p, "the file cannot be read: %v; a relative name is relative to the policy's folder", err)
 		return false
 	}
 	c.files = append(c.files, path)
@@ -183,7 +183,7 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
 		number++
 		if c.listLines++; c.listLines > maxListLines {
-			c.fail(p, "the files of values have more than %d lines, those that are named twice counted twice; name fewer", maxListLines)
+			c.fail(p, "the files of values have more than %d lines (a file that is named twice counts twice); use fewer", maxListLines)
 			return false
 		}
 		where := fmt.Sprintf("%s:%d: ", name, number)
@@ -192,7 +192,7 @@ func (c *compiler) lines(p any, name string, add func(p any, where, text string)
 			continue
 		}
 		if len(value) > maxListLine {
-			c.fail(p, "%sthe value has %d bytes; the longest has %d. Write one value in each line", where, len(value), maxListLine)
+			c.fail(p, "%sthe value has %d bytes; the most is %d. Write one value per line", where, len(value), maxListLine)
 		} else if add(p, where, value) {
 			continue
 		}

@@ -25,14 +25,14 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 		}
 	}
 	if ways > 1 {
-		c.fail(k, "the cost is given in %d ways; keep one of units, methods, header and body", ways)
+		c.fail(k, "the cost has %d of units, methods, header and body; keep one of units, methods, header and body", ways)
 	}
 	if k.Units != nil {
 		l.Cost.Units = c.units(k.Units, *k.Units)
 	}
 	if k.Methods != nil {
 		if len(k.Methods) == 0 {
-			c.fail(&k.Methods, "no method is named; write what each costs, as in {POST: 5, default: 1}")
+			c.fail(&k.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
 		}
 		l.Cost.Methods = make(map[string]int64)
 		for i := range k.Methods {
@@ -45,7 +45,7 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 			name := strings.ToUpper(e.Name)
 			c.checkMethod(&e.Name, name)
 			if _, twice := l.Cost.Methods[name]; twice && name != e.Name {
-				c.fail(&e.Name, "the cost of %s stands here twice; keep one", wording.Clip(name))
+				c.fail(&e.Name, "the cost of %s occurs twice; keep one", wording.Clip(name))
 			}
 			l.Cost.Methods[name] = n
 		}
@@ -58,7 +58,7 @@ func (c *compiler) costs(l *policy.Limit, config *LimitConfig) {
 	}
 	c.costFields(l, k)
 	if config.InFlight.set() && c.written(k) {
-		c.fail(k, "in_flight counts requests, each as one; remove cost")
+		c.fail(k, "in_flight counts each request as one; remove cost")
 	}
 	c.checkCost(l, k, c.orWritten(config, k))
 }
@@ -76,18 +76,18 @@ func (c *compiler) costFields(l *policy.Limit, k *CostConfig) {
 	case k.Header != "" && !policy.IsToken(k.Header):
 		c.fail(&k.Header, "%q cannot be the name of a header; use letters, digits and -", wording.Clip(k.Header))
 	case k.Header != "" && !c.written(&k.Max) && k.Max == 0:
-		c.fail(&k.Header, "callers choose what they write into a header, so its cost needs a bound; add max:")
+		c.fail(&k.Header, "clients control the header, so its cost needs an upper bound; add max:")
 	case k.Header != "" && k.Max < 1:
-		c.fail(&k.Max, "max is %d; write the most that a header may cost", k.Max)
+		c.fail(&k.Max, "max is %d; write the upper bound for the header", k.Max)
 	case k.Header == "" && !c.written(&k.Header) && (k.Max != 0 || c.written(&k.Max)):
 		c.fail(&k.Max, "max belongs to header; remove it")
 	case k.Header == "" && k.Body == 0 && !c.written(&k.Header) && !c.written(&k.Body) && (k.Min != 0 || c.written(&k.Min)):
 		c.fail(&k.Min, "min belongs to header and body; remove it")
 	case l.Cost.Min > l.Cost.Max:
-		c.fail(&k.Max, "max is %d and min is %d; max has to be the larger", l.Cost.Max, l.Cost.Min)
+		c.fail(&k.Max, "max is %d and min is %d; max must be larger", l.Cost.Max, l.Cost.Min)
 	}
 	if k.Body < 0 {
-		c.fail(&k.Body, "the size is %d; write for how many bytes one unit is charged, as in 64KB", k.Body)
+		c.fail(&k.Body, "the size is %d; write the number of bytes for one unit, as in 64KB", k.Body)
 	}
 	l.Cost.Header = textproto.CanonicalMIMEHeaderKey(k.Header)
 	if k.Actual != "" {
@@ -167,7 +167,7 @@ func (c *compiler) checkPatience(l *policy.Limit, config *LimitConfig) {
 	}
 	if config.MaxWait == 0 {
 		if f := l.Variants[0]; f.Algorithm().BurstUse() == algorithm.BurstIsQueue && f.Limit().Burst > 0 {
-			c.warn(config, "the queue of limit %s is never used, since no request waits; say how long one would, as in max_wait: 2s", l.Name)
+			c.warn(config, "the queue of limit %s is never used, because no request waits; add how long one may wait, as in max_wait: 2s", l.Name)
 		}
 		return
 	}
@@ -177,13 +177,13 @@ func (c *compiler) checkPatience(l *policy.Limit, config *LimitConfig) {
 		c.fail(&config.MaxWait, "a request can wait for its turn only with token-bucket and leaky-bucket; remove max_wait, or change the algorithm")
 		return
 	case l.Variants[0].Algorithm().BurstUse() == algorithm.BurstIsQueue && l.Variants[0].Limit().Burst == 0:
-		c.fail(&config.MaxWait, "the leaky bucket has no room for those who wait; say how many may, as in burst: 10")
+		c.fail(&config.MaxWait, "the leaky bucket has no places for requests that wait; add some, as in burst: 10")
 		return
 	case config.MaxWait > most:
 		c.fail(&config.MaxWait, "at this rate a request can wait %s at most; shorten max_wait", wording.Period(most.Truncate(time.Millisecond)))
 		return
 	}
 	if l.Status != nil {
-		c.fail(&config.MaxWait, "a limit that counts only some answers cannot make requests wait; remove max_wait or on_status")
+		c.fail(&config.MaxWait, "a limit with on_status cannot make requests wait; remove max_wait or on_status")
 	}
 }

@@ -62,16 +62,16 @@ func (c *compiler) ceiling(l *policy.Limit, config *LimitConfig) {
 	limit, calendar, err := parseRate(config.Ceiling)
 	switch {
 	case config.InFlight.set():
-		c.fail(at, "a ceiling is a rate, which cannot bound what is in flight; write on_failure: local instead, for this process' share of it")
+		c.fail(at, "a ceiling is a rate, and cannot bound in_flight; write on_failure: local instead")
 		return
 	case l.Guard.OnFailure == guard.FailLocal || l.Guard.OnFailure == guard.FailClosed:
-		c.fail(at, "a ceiling bounds what passes with on_failure: open, and here it is %v; change it, or remove ceiling", l.Guard.OnFailure)
+		c.fail(at, "a ceiling needs on_failure: open, and here it is %v; change it, or remove ceiling", l.Guard.OnFailure)
 		return
 	case err != nil:
 		c.fail(at, "%s", reason(err))
 		return
 	case calendar != "":
-		c.fail(at, "a ceiling is for as long as the store gives no answer and has no calendar; write it as 1000/s, or 1000/s, burst 50")
+		c.fail(at, "a ceiling cannot be for calendar periods; write it as 1000/s, or 1000/s, burst 50")
 		return
 	case len(l.Variants) == 0:
 		return
@@ -99,17 +99,17 @@ func (c *compiler) lease(l *policy.Limit, config *LimitConfig) {
 	}
 	switch a := l.Variants[0].Algorithm(); {
 	case a.NeedsHolder():
-		c.fail(at, "what is in flight cannot be drawn in advance; remove lease")
+		c.fail(at, "in_flight cannot have a lease; remove it")
 	case a.Decay() == algorithm.DecayUnknown:
-		c.fail(at, "nothing can be drawn in advance of %s; remove lease, or use token-bucket, sliding-window or another window", a.Title())
+		c.fail(at, "%s cannot have a lease; remove it, or use token-bucket, sliding-window or another window", a.Title())
 	case l.Patience > 0:
-		c.fail(at, "a request that may wait is for the store to decide, so nothing would be drawn in advance; remove lease or max_wait")
+		c.fail(at, "requests that may wait are decided by the store, so the lease has no effect; remove lease or max_wait")
 	case l.Status != nil:
-		c.fail(at, "on_status gives much back, and with it all that was drawn in advance; remove lease or on_status")
+		c.fail(at, "on_status often refunds, which also returns all units that were drawn in advance; remove lease or on_status")
 	case l.Adjustable:
-		c.fail(at, "cost.actual gives much back, and with it all that was drawn in advance; remove lease or actual")
+		c.fail(at, "cost.actual often refunds, which also returns all units that were drawn in advance; remove lease or actual")
 	case capacity(l) < leastRoom:
-		c.fail(at, "the limit admits %d at once, and a quarter of that is drawn in advance at most; let it admit %d or more, or remove lease", capacity(l), leastRoom)
+		c.fail(at, "the limit admits %d at once, and at most a quarter of that is leased; let it admit %d or more, or remove lease", capacity(l), leastRoom)
 	}
 }
 
@@ -146,9 +146,9 @@ func (c *compiler) denyFor(l *policy.Limit, config *LimitConfig) {
 	l.Guard.DenyFor = *config.DenyCacheTTL
 	switch {
 	case config.InFlight.set():
-		c.fail(at, "denials of in_flight are never remembered, since a slot may be free again at any time; remove deny_cache_ttl")
+		c.fail(at, "denials of in_flight are never cached, because a slot may become free at any time; remove deny_cache_ttl")
 	case *config.DenyCacheTTL > maxDenyCacheTTL:
-		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to remember no denial", wording.Period(*config.DenyCacheTTL))
+		c.fail(at, "deny_cache_ttl is %s; write a time of at most 24h, or 0s to cache none", wording.Period(*config.DenyCacheTTL))
 	case *config.DenyCacheTTL <= 0:
 		l.Guard.DenyFor = -1
 	}
@@ -166,13 +166,13 @@ func (c *compiler) checkLeasesTogether(r *policy.Rule, config *RuleConfig) {
 			switch {
 			case other.Shadow || len(other.Variants) == 0:
 			case config.Limits[j].Lease == 0 && !c.written(&config.Limits[j].Lease):
-				c.fail(at, "limits that are charged together are drawn in advance together, and limit %s has no lease; add one there, or remove this", wording.Clip(other.Name))
+				c.fail(at, "the limits of a rule are leased together, and limit %s has no lease; add one there, or remove this one", wording.Clip(other.Name))
 				return
 			case describe.Identity(other.Key) != describe.Identity(l.Key):
-				c.fail(at, "limits that are charged together are drawn in advance together, and limit %s has another identity; remove lease from both", wording.Clip(other.Name))
+				c.fail(at, "the limits of a rule are leased together, and limit %s has another identity; remove lease from both", wording.Clip(other.Name))
 				return
 			case !reflect.DeepEqual(other.Cost, l.Cost):
-				c.fail(at, "limits that are charged together are drawn in advance together, and limit %s has another cost; remove lease from both", wording.Clip(other.Name))
+				c.fail(at, "the limits of a rule are leased together, and limit %s has another cost; remove lease from both", wording.Clip(other.Name))
 				return
 			}
 		}
@@ -188,7 +188,7 @@ func (c *compiler) warnUnusedLeases() {
 			}
 			for _, other := range c.spec.Rules {
 				if other != r && other.Always && !other.Shadow && other.Enforces() && other.Match.IsAll() {
-					c.warn(&c.config.Rules[i].Limits[j].Lease, "rule %s is always charged with this one, and limits of several rules are not drawn in advance together; the lease has no effect",
+					c.warn(&c.config.Rules[i].Limits[j].Lease, "rule %s is always charged with this one, and limits of several rules are not leased together; the lease has no effect",
 						other.Name)
 					break
 				}

@@ -18,7 +18,7 @@ type identityState struct {
 // identity compiles a named identity once.
 func (c *compiler) identity(s *identityState) *policy.Identity {
 	if s.isBusy {
-		c.fail(&s.entry.Name, "identity %s refers to itself; name what it consists of", s.entry.Name)
+		c.fail(&s.entry.Name, "identity %s refers to itself; write its parts", s.entry.Name)
 		return invalidIdentity
 	}
 	if s.compiled == nil {
@@ -47,7 +47,7 @@ func (c *compiler) identityOf(config *IdentityConfig) *policy.Identity {
 			return c.identity(state)
 		}
 		if _, word := sourceWords[strings.SplitN(config.Name, " ", 2)[0]]; word {
-			c.fail(config, "%q needs a kind, which stays in the key; write {KIND: %s}, as in {user: header X-User-Id}", config.Name, config.Name)
+			c.fail(config, "%q needs a kind, which is part of the key; write {KIND: %s}, as in {user: header X-User-Id}", config.Name, config.Name)
 		} else {
 			c.fail(config, "there is no identity %q; %s", wording.Clip(config.Name), c.suggestIdentity(config.Name))
 		}
@@ -81,7 +81,7 @@ func (c *compiler) compound(config *IdentityConfig, id *policy.Identity) *policy
 		return invalidIdentity
 	}
 	if size > maxParts {
-		c.fail(config, "the identity has %d parts, with those of the identities that it names; the most are %d", size, maxParts)
+		c.fail(config, "the identity has %d parts, with those of the identities that it names; the most is %d", size, maxParts)
 		return invalidIdentity
 	}
 	if depth > maxDepth {
@@ -115,14 +115,14 @@ func (c *compiler) simple(config *IdentityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
 	c.notes[id] = identityNote{source: &config.Source}
 	if !policy.IsKind(config.Kind) {
-		c.fail(&config.Kind, "%q cannot be a kind, which stands in the key as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(config.Kind))
+		c.fail(&config.Kind, "%q cannot be a kind, which is part of the key, as in key:abc; write 1 to 20 of a-z, 0-9 and -, beginning with a letter", wording.Clip(config.Kind))
 	}
 	var ok bool
 	if id.Source, ok = c.compileSource(&config.Source, config.Source); !ok {
 		return invalidIdentity
 	}
 	if id.Source.Kind == policy.KindIdentity {
-		c.fail(&config.Source, "%s is an identity and has its kinds already; refer to it by its name alone", config.Source)
+		c.fail(&config.Source, "%s is an identity and already has its kinds; write only its name", config.Source)
 		return invalidIdentity
 	}
 	if config.Only != nil {

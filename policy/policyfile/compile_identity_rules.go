@@ -20,7 +20,7 @@ func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
 	}
 	for i := range r.Match.Where {
 		if source := &r.Match.Where[i].Source; source.Needs(policy.KindClaim) || source.Needs(policy.KindTier) {
-			c.fail(at, "before a token is verified, nothing is known of claims and tiers, and the rule's match names one; remove that, or before_auth")
+			c.fail(at, "before a token is verified, claims and tiers are not known, and the rule's match uses one; remove it, or before_auth")
 			return
 		}
 	}
@@ -28,9 +28,9 @@ func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
 		at := c.orWritten(at, &config.Limits[i])
 		switch {
 		case l.Key.Needs(policy.KindClaim) || l.Key.Needs(policy.KindTier) || len(l.Variants) > 1:
-			c.fail(at, "before a token is verified, nothing is known of claims and tiers, and limit %s goes by one; use per: ip", wording.Clip(l.Name))
+			c.fail(at, "before a token is verified, claims and tiers are not known, and limit %s uses one; use per: ip", wording.Clip(l.Name))
 		case l.Status != nil || l.Adjustable || l.Patience > 0 || l.Shadow || l.Candidate != nil || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder():
-			c.fail(at, "limit %s is decided and done with before the token is verified; it cannot have in_flight, on_status, actual, max_wait, shadow or candidate", wording.Clip(l.Name))
+			c.fail(at, "limit %s is decided before the token is verified; it cannot have in_flight, on_status, actual, max_wait, shadow or candidate", wording.Clip(l.Name))
 		}
 	}
 }
@@ -44,13 +44,13 @@ func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 		c.fail(at, "%s", reason(err))
 		return
 	case calendar != "":
-		c.fail(at, "how many new identities an address may bring has no calendar; write it as 20/min, or 20/min, burst 100")
+		c.fail(at, "new_identities cannot be for calendar periods; write it as 20/min, or 20/min, burst 100")
 		return
 	case r.Shadow || r.Unlimited:
 		c.fail(at, "the rule denies nothing, so it cannot bound new identities; remove new_identities, or enforce the rule")
 		return
 	case !slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Shadow && len(l.Key.Invented()) > 0 }):
-		c.warn(at, "clients cannot invent identities of this rule, so none is new; remove new_identities")
+		c.warn(at, "clients cannot invent identities of this rule, so new_identities has no effect; remove it")
 	}
 	limit.Name, limit.Group = policy.NewIdentities, r.Name
 	if !policy.IsName(r.Name) {
@@ -64,7 +64,7 @@ func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 	r.NewIdentities = ready
 	for i, l := range r.Limits {
 		if l.Name == policy.NewIdentities {
-			c.fail(c.orWritten(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit of this name; give this one another")
+			c.fail(c.orWritten(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit with this name; rename this limit")
 		}
 	}
 }
@@ -84,7 +84,7 @@ func (c *compiler) warnInventedIdentities() {
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
 					at := c.notes[id].source
-					c.warn(at, "clients write %s as they like, and each new value has a limit and a key of its own; list the values that were issued, "+
+					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
 						"add new_identities: 20/min to the rule, or a limit per address beside this", *at)
 				}
 			}

@@ -51,7 +51,7 @@ func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 		}
 	}
 	if id.Source.Kind == policy.KindAddress && id.Only == nil && id.FirstOf == nil && id.AllOf == nil && len(config.OnStatus) == 0 {
-		c.warn(per, "limits by address alone hit callers behind one NAT or proxy together, and those with many addresses evade them; put {first_of: [...]} with a better identity before it where there is one")
+		c.warn(per, "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; write {first_of: [...]} with a better identity before ip if there is one")
 	}
 	return id
 }
@@ -121,7 +121,7 @@ func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 	tiers := []string{""}
 	if s.rate.Tiers != nil || s.burst.Tiers != nil || s.inFlight.Tiers != nil {
 		if tiers = c.tierNames(); len(tiers) == 0 {
-			c.fail(s.at, "the limit has numbers for tiers, and there are no tiers; add tiers: with conditions, or give one number for all")
+			c.fail(s.at, "the limit has numbers for tiers, and there are no tiers; add tiers: with conditions, or write one number")
 			return
 		}
 		for _, p := range []*PerTier{s.rate, s.burst, s.inFlight} {
@@ -155,7 +155,7 @@ func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 	}
 	for _, v := range l.Variants {
 		if v.Algorithm().Windows() != l.Variants[0].Algorithm().Windows() {
-			c.fail(s.rate, "the tiers' windows are of different calendars, so what was used would be lost when a caller's tier changes; give all tiers one calendar, or none")
+			c.fail(s.rate, "the tiers have windows of different calendars, so used units would be lost when a client's tier changes; give all tiers one calendar, or none")
 			return
 		}
 	}
@@ -197,14 +197,14 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 		return nil
 	}
 	if l.Shadow {
-		c.fail(can, "the limit is a shadow, and a candidate counts beside an enforced limit; make it a shadow limit of its own")
+		c.fail(can, "the limit is a shadow, and a candidate counts beside an enforced limit; make it a separate shadow limit")
 	}
 	candidate := *l
 	candidate.Shadow, candidate.InHeaders, candidate.Variants, candidate.SubWindows, candidate.Timezone = true, false, nil, 0, ""
 	candidate.Guard = shadowed(l.Guard)
 	c.shapeOf(&candidate, config.candidate(), l.Name+".candidate")
 	if candidate.Name = l.Name + ".candidate"; !policy.IsName(candidate.Name) && policy.IsName(l.Name) {
-		c.fail(can, "the limit's name %q is too long to have a candidate, whose name is 10 letters longer; shorten it", l.Name)
+		c.fail(can, "the limit's name %q is too long for a candidate, whose name is 10 letters longer; shorten it", l.Name)
 	}
 	candidate.Policy = l.Rule.Name + "." + candidate.Name
 	if len(l.Variants) == 0 || len(candidate.Variants) == 0 {
@@ -212,11 +212,11 @@ func (c *compiler) candidate(l *policy.Limit, config *LimitConfig) *policy.Limit
 	}
 	switch a := candidate.Variants[0].Algorithm(); {
 	case l.Variants[0].Algorithm().NeedsHolder() != a.NeedsHolder():
-		c.fail(can, "a rate cannot be the candidate of in_flight, nor the other way round; make it a shadow limit of its own")
+		c.fail(can, "a rate cannot be the candidate of in_flight, nor in_flight that of a rate; make it a separate shadow limit")
 	case (l.Status != nil || l.Adjustable) && !a.CanRefund():
 		c.fail(can, "the limit refunds charges, and %s cannot; choose another algorithm", a.Title())
 	case sameVariants(l, &candidate):
-		c.fail(can, "the candidate is what the limit is; change something, or remove it")
+		c.fail(can, "the candidate equals the limit; change a field, or remove it")
 	}
 	if l.Patience > 0 {
 		candidate.Patience = min(l.Patience, maxPatience(&candidate))

@@ -85,7 +85,7 @@ func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) 
 			return true // the default
 		}
 	case limit.Burst != 0:
-		c.fail(at, "the rate has a burst already; keep one of the two")
+		c.fail(at, "the rate already has a burst; keep one of the two")
 		return false
 	default:
 		if limit.Burst, ok = c.count(at, "a burst", text); !ok {
@@ -93,7 +93,7 @@ func (c *compiler) burst(s shape, tier string, limit *penstock.Limit, rate any) 
 		}
 	}
 	if limit.Algorithm.BurstUse() == algorithm.BurstUnused {
-		c.fail(at, "a window has no burst, since it admits its whole count at once; remove it, or use token-bucket")
+		c.fail(at, "a window has no burst, because it admits its whole count at once; remove it, or use token-bucket")
 		return false
 	}
 	return true
@@ -103,7 +103,7 @@ func (c *compiler) slots(s shape, at any, text string) (penstock.Limit, bool) {
 	n, ok := c.count(at, "a number of requests in flight", text)
 	for p, set := range map[any]bool{s.burst: s.burst.set(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != ""} {
 		if set {
-			c.fail(p, "this belongs to a rate, and here is in_flight; remove it")
+			c.fail(p, "this needs a rate, and the limit has in_flight; remove it")
 			ok = false
 		}
 	}
@@ -124,7 +124,7 @@ func (c *compiler) count(at any, what, text string) (int64, bool) {
 	const most = penstock.MaxCost
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || n < 1 || n > most/by {
-		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, as 50 or 10k", wording.Clip(text), what)
+		c.fail(at, "%q cannot be %s; write a whole number from 1 to 2^51, such as 50 or 10k", wording.Clip(text), what)
 		return 0, false
 	}
 	return n * by, true
@@ -190,7 +190,7 @@ func titleOf(a *algorithm.Algorithm) string {
 
 func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bool) {
 	if *s.timezone != "" && calendar == "" {
-		c.fail(s.timezone, "timezone belongs to a calendar rate, as in 1000 per calendar month; remove it, or change the rate")
+		c.fail(s.timezone, "timezone needs a calendar rate, such as 1000 per calendar month; remove it, or change the rate")
 	}
 	if c.written(s.subWindows) && *s.algorithm != "sub-window" {
 		c.fail(s.subWindows, "sub_windows belong to algorithm: sub-window; remove them, or change the algorithm")
@@ -210,7 +210,7 @@ func (c *compiler) algorithm(s shape, calendar string) (*algorithm.Algorithm, bo
 		return a, true
 	}
 	if c.written(s.subWindows) && !c.broken[s.subWindows] && (*s.subWindows < 1 || *s.subWindows > algorithm.MaxParts) {
-		c.fail(s.subWindows, "a window of %d sub-windows is not possible; write 1 to %d", *s.subWindows, algorithm.MaxParts)
+		c.fail(s.subWindows, "a window cannot have %d sub-windows; write 1 to %d", *s.subWindows, algorithm.MaxParts)
 		return nil, false
 	}
 	return penstock.SubWindow(cmp.Or(*s.subWindows, defaultSubWindows)), true
@@ -222,7 +222,7 @@ func (c *compiler) calendar(s shape, unit string) (*algorithm.Algorithm, bool) {
 	}
 	zone, err := time.LoadLocation(cmp.Or(*s.timezone, "UTC"))
 	if err != nil || *s.timezone == "Local" {
-		c.fail(s.timezone, "there is no time zone %q; write one as Europe/Berlin or UTC", wording.Clip(*s.timezone))
+		c.fail(s.timezone, "there is no time zone %q; write one such as Europe/Berlin or UTC", wording.Clip(*s.timezone))
 		return nil, false
 	}
 	return penstock.CalendarWindow(calendarUnits[unit], zone), true

@@ -23,7 +23,7 @@ func (c *compiler) compileRules() {
 		c.fail(c.orWritten(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
 	}
 	if len(c.config.Rules) > maxRules {
-		c.fail(&c.config.Rules, "there are %d rules; the most are %d", len(c.config.Rules), maxRules)
+		c.fail(&c.config.Rules, "there are %d rules; the most is %d", len(c.config.Rules), maxRules)
 		return
 	}
 	first := make(map[string]*RuleConfig)
@@ -31,7 +31,7 @@ func (c *compiler) compileRules() {
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
 		if earlier := first[config.Name]; earlier != nil && config.Name != "" {
-			c.fail(&config.Name, "a rule %q stands in line %d already; rename one, since counters go by it", wording.Clip(config.Name), c.at[&earlier.Name].line)
+			c.fail(&config.Name, "line %[2]d has a rule %[1]q too; rename one, because counters are kept under the name", wording.Clip(config.Name), c.at[&earlier.Name].line)
 		}
 		if first[config.Name] == nil {
 			first[config.Name] = config
@@ -72,7 +72,7 @@ func (c *compiler) checkOverlaps(matchers []*placed) {
 		for _, other := range seen[at] {
 			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && sameMethods(m.Methods, other.Methods) {
 				config := &c.config.Rules[m.index]
-				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that rule %s, which stands before it, matches just as well, and only one applies; "+
+				c.fail(c.orWritten(config, &config.Name), "rule %s matches requests that the earlier rule %s matches equally well, and only one applies; "+
 					"change one match, or write always: true to apply both", wording.Clip(m.rule.Name), wording.Clip(other.rule.Name))
 				break
 			}
@@ -107,9 +107,9 @@ func (c *compiler) checkBatchSize() {
 	limits, counters := atOnce(func(r *policy.Rule) int { return len(r.Limits) }), atOnce(countersOf)
 	switch {
 	case limits > policy.MaxLimits:
-		c.fail(&c.config.Rules, "a request could meet %d limits at once, as rules with always: true apply together; the most are %d", limits, policy.MaxLimits)
+		c.fail(&c.config.Rules, "a request could be charged to %d limits, because rules with always: true apply together; the most is %d; remove rules or limits", limits, policy.MaxLimits)
 	case counters > policy.MaxLimits:
-		c.fail(&c.config.Rules, "a request could meet %d counters at once, counting each one that split_into makes; the most are %d: lower split_into", counters, policy.MaxLimits)
+		c.fail(&c.config.Rules, "a request could be charged to %d counters, counting each one that split_into makes; the most is %d; lower split_into", counters, policy.MaxLimits)
 	}
 }
 
@@ -135,7 +135,7 @@ func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed)
 	case config.Unlimited && len(config.Limits) > 0:
 		c.fail(&config.Unlimited, "the rule is unlimited and has limits; remove one of the two")
 	case config.Unlimited && r.Always:
-		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list those who are never limited under allow")
+		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list clients that are never limited under allow")
 	case config.Unlimited && config.Shadow:
 		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
 	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited]:
@@ -174,9 +174,9 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 		case l.Name == other.Name:
 			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
 		case sameTag(l, other):
-			c.fail(at, "limits %q and %q of rule %s have the same tag by an unlucky chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
+			c.fail(at, "limits %q and %q of rule %s have the same tag by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
 		case l.Name == candidate(other), candidate(l) != "" && candidate(l) == other.Name:
-			c.fail(at, "the candidate of a limit of rule %s is called as another limit, by .candidate behind the name; give one another name", wording.Clip(r.Name))
+			c.fail(at, "the candidate of a limit of rule %s has the name of another limit (the limit's name with .candidate); rename one of the two limits", wording.Clip(r.Name))
 		}
 	}
 }
@@ -218,7 +218,7 @@ func (c *compiler) match(r *policy.Rule, config *MatchConfig) (matchers []*place
 		return nil // there were mistakes
 	}
 	if c.ways += max(len(r.Match.Hosts), 1) * len(places); c.ways > maxWays {
-		c.fail(config, "here the rules have more than %d ways to match, each path at each host; write patterns instead", maxWays)
+		c.fail(config, "up to here, the rules have more than %d combinations of path and host; write patterns instead", maxWays)
 		return nil
 	}
 	for _, m := range r.Match.Matchers() {
@@ -236,7 +236,7 @@ func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
 	}
 	for _, s := range strings.Split(text, "/") {
 		if name := strings.Trim(s, ":<>"); s != name && policy.IsWord(name) {
-			c.warn(p, "the segment %q stands for itself, as it is written; for a segment of any text write {%s}", wording.Clip(s), wording.Clip(name))
+			c.warn(p, "the segment %q matches only this text; for a segment with any text write {%s}", wording.Clip(s), wording.Clip(name))
 		}
 	}
 	return pattern, true
@@ -246,8 +246,8 @@ func (c *compiler) pattern(p any, text string) (policy.Pattern, bool) {
 func (c *compiler) checkMethod(p any, name string) {
 	switch {
 	case name == "*":
-		c.fail(p, "no request has the method *; leave methods out to mean any")
+		c.fail(p, "no request has the method *; remove method to match any")
 	case !policy.IsToken(name):
-		c.fail(p, "%q is not a method; write one as GET or POST, and several as a list", wording.Clip(name))
+		c.fail(p, "%q is not a method; write one such as GET or POST, or a list", wording.Clip(name))
 	}
 }

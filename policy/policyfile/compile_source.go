@@ -31,15 +31,15 @@ func (c *compiler) compileSource(p any, text string, more ...string) (policy.Sou
 	kind, known := sourceWords[words[0]]
 	switch {
 	case known && kind.IsNamed() && len(words) != 2:
-		c.fail(p, "%q needs one name behind %s; write %s NAME", wording.Clip(text), words[0], words[0])
+		c.fail(p, "%q needs one name after %s; write %s NAME", wording.Clip(text), words[0], words[0])
 		return policy.Source{}, false
 	case known && !kind.IsNamed() && len(words) > 1:
-		c.fail(p, "%q has %q behind %s; remove it", wording.Clip(text), wording.Clip(strings.Join(words[1:], " ")), words[0])
+		c.fail(p, "%q has %q after %s; remove it", wording.Clip(text), wording.Clip(strings.Join(words[1:], " ")), words[0])
 		return policy.Source{}, false
 	case known && kind.IsNamed():
 		return c.namedSource(p, kind, words[1])
 	case known && kind == policy.KindTier && len(c.config.Tiers) == 0:
-		c.fail(p, "there are no tiers; add tiers: with conditions, or go by something else")
+		c.fail(p, "there are no tiers; add tiers: with conditions, or use another source")
 		return policy.Source{}, false
 	case known:
 		return policy.Source{Kind: kind}, true
@@ -72,7 +72,7 @@ func (c *compiler) namedSource(p any, kind policy.Kind, name string) (policy.Sou
 			return policy.Source{}, false
 		}
 		if c.config.Tokens == nil {
-			c.fail(p, "claim %s needs verified tokens, and nothing says how to verify them; add tokens: with a secret, key_file, jwks_file or jwks_url", wording.Clip(name))
+			c.fail(p, "claim %s needs verified tokens; add tokens: with a secret, key_file, jwks_file or jwks_url", wording.Clip(name))
 			return policy.Source{}, false
 		}
 	}

@@ -98,7 +98,7 @@ func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 func (d *decoder) parse(text []byte) *yaml.Node {
 	start := &yaml.Node{Line: 1, Column: 1}
 	if len(text) > MaxFile {
-		d.fail(start, "the file has %d bytes; the largest has %d. Put long lists into files of their own: {file: NAME}", len(text), MaxFile)
+		d.fail(start, "the file has %d bytes; the most is %d. Put long lists into separate files: {file: NAME}", len(text), MaxFile)
 		return nil
 	}
 	if at := invalidUTF8(text); at >= 0 {
@@ -108,7 +108,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 	}
 	if at, char := controlCharacter(text); at >= 0 {
 		line, column := place(text, at)
-		d.fail(&yaml.Node{Line: line, Column: column}, "the control character %U stands here, which YAML does not allow; remove it", char)
+		d.fail(&yaml.Node{Line: line, Column: column}, "YAML does not allow the control character %U; remove it", char)
 		return nil
 	}
 	if blank(text) {
@@ -131,7 +131,7 @@ func (d *decoder) parse(text []byte) *yaml.Node {
 func (d *decoder) syntax(text []byte, err error) {
 	var one *yaml.LoadError
 	if !errors.As(err, &one) {
-		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v; mind indentation, quotes and brackets", err)
+		d.fail(&yaml.Node{Line: 1, Column: 1}, "the file is not YAML: %v; check indentation, quotes and brackets", err)
 		return
 	}
 	if one.Stage == "loader" || strings.Contains(one.Message, "multiple") {
@@ -267,7 +267,7 @@ type custom interface {
 // value decodes a node into the value of p.
 func (d *decoder) value(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
-		d.fail(n, "the file is nested more than %d levels deep; nothing in a policy needs that", maxDepth)
+		d.fail(n, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
 		d.unread(p)
 		d.depth--
 		return
@@ -275,7 +275,7 @@ func (d *decoder) value(n *yaml.Node, p any) {
 	defer func() { d.depth-- }()
 	d.note(p, n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		d.fail(n, "nothing stands here; give it a value, or remove the line")
+		d.fail(n, "the value is missing; write one, or remove the line")
 		d.unread(p)
 		return
 	}
@@ -313,7 +313,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 			return
 		}
 		if isTexts && len(n.Content) == 0 {
-			d.fail(n, "the list is empty; write what belongs into it, or remove the line")
+			d.fail(n, "the list is empty; add values, or remove the line")
 			d.unread(v.Addr().Interface())
 		}
 		if n.Kind != yaml.SequenceNode {
@@ -493,11 +493,11 @@ func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) 
 		return "", false
 	}
 	if n.Value == "<<" {
-		d.fail(n, "merge keys (<<) are not supported; write the fields out, or give what is shared a name under identities or tiers")
+		d.fail(n, "merge keys (<<) are not supported; write the fields out, or give the shared part a name under identities or tiers")
 		return "", false
 	}
 	if first := seen[n.Value]; first != nil {
-		d.fail(n, "%q stands here twice, first in line %d; keep one", wording.Clip(n.Value), first.Line)
+		d.fail(n, "%q occurs twice, first in line %d; keep one", wording.Clip(n.Value), first.Line)
 	} else if seen != nil {
 		seen[n.Value] = n
 	}

@@ -27,10 +27,10 @@ func TestIdentitiesThatClientsInventAreWarnedOf(t *testing.T) {
 		var found []string
 		for _, w := range policyIn(t, "policy.yaml", text+"\n").Warnings {
 			if text, ok := strings.CutPrefix(w.Message, "clients "); ok {
-				found = append(found, strings.TrimPrefix(text, "write "))
+				found = append(found, strings.TrimPrefix(text, "can write any "))
 			}
 		}
-		if want == "" && len(found) > 0 || want != "" && (len(found) != 1 || !strings.HasPrefix(found[0], want+" as they like") && !strings.HasPrefix(found[0], want+" invent")) {
+		if want == "" && len(found) > 0 || want != "" && (len(found) != 1 || !strings.HasPrefix(found[0], want+", and each new value gets a fresh limit") && !strings.HasPrefix(found[0], want+" invent")) {
 			t.Errorf("%s\nis warned of by %q; want %q", text, found, want)
 		}
 	}

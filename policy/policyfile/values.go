@@ -58,7 +58,7 @@ func (v *Values) decode(d *decoder, node *yaml.Node) {
 		return
 	}
 	if len(node.Content) == 0 {
-		d.fail(node, "the list of values is empty; write what the source may be, or \"*\" for anything")
+		d.fail(node, "the list of values is empty; write values, or \"*\" for anything")
 		return
 	}
 	for _, item := range node.Content {
@@ -123,9 +123,9 @@ func (c *Conditions) decode(d *decoder, node *yaml.Node) {
 		switch {
 		case d.broken[&text]:
 		case distance(text, "default") < 3:
-			d.fail(node, "%q is no condition; did you mean default?", wording.Clip(text))
+			d.fail(node, "%q is not a condition; did you mean default?", wording.Clip(text))
 		default:
-			d.fail(node, "%q is no condition; write a source with its values, as in {header X-Plan: premium}, or default", wording.Clip(text))
+			d.fail(node, "%q is not a condition; write a source with its values, as in {header X-Plan: premium}, or default", wording.Clip(text))
 		}
 	case yaml.SequenceNode:
 		d.value(node, &c.Any)
@@ -191,7 +191,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	case "all_of":
 		d.value(value, &c.All)
 	case "":
-		d.fail(key, "the kind, which stays in the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
+		d.fail(key, "the kind, which is part of the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
 		d.unread(c)
 		return
 	default:
@@ -222,7 +222,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		d.unread(&c.Source)
 	}
 	if len(only) > 1 {
-		d.fail(node, "%d sources stand here and there can be one; to combine several, write {all_of: [...]}", len(only))
+		d.fail(node, "there are %d sources, and there can be only one; to combine several, write {all_of: [...]}", len(only))
 	}
 	if len(only) > 0 {
 		c.Source, c.Only = only[0].Source, &only[0].Values
