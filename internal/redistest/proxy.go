@@ -24,7 +24,7 @@ type Proxy struct {
 	mu                sync.Mutex
 	network, upstream string
 	lose, cut         bool
-	firstLost         chan struct{} // gets a value when a reply is lost, if not nil; has room for one
+	firstLost         chan struct{} // for CutOnce: closed with the first lost reply, which ends the cut
 	only              []byte        // lower case
 	delay             time.Duration
 	parted            []string
@@ -56,15 +56,15 @@ func (p *Proxy) Lose(on bool) { p.set(func() { p.lose = on }) }
 // command ran. Cut has priority over Lose.
 func (p *Proxy) Cut(on bool) { p.set(func() { p.cut = on }) }
 
-// CutOnce cuts connections until one has lost a reply, or until stop is closed. It begins at a
-// random time within 4 ms, and gives up 20 ms later, since there may be no more replies.
+// CutOnce has one connection lose a reply, as Cut does. It begins at a random time within 4 ms. It
+// gives up after 20 ms without a reply, or when stop is closed.
 func (p *Proxy) CutOnce(stop <-chan struct{}) {
 	select {
 	case <-stop:
 		return
 	case <-time.After(rand.N(4 * time.Millisecond)):
 	}
-	lost := make(chan struct{}, 1)
+	lost := make(chan struct{})
 	p.set(func() { p.cut, p.firstLost = true, lost })
 	select {
 	case <-stop:
@@ -286,8 +286,8 @@ func (l *link) fate() fate {
 
 func (p *Proxy) noteLostLocked() {
 	p.lost.Add(1)
-	select {
-	case p.firstLost <- struct{}{}:
-	default: // nobody waits for it, or it has one already
+	if p.firstLost != nil {
+		close(p.firstLost)
+		p.cut, p.firstLost = false, nil
 	}
 }

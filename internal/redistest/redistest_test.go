@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -286,15 +285,21 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	for err := error(nil); err == nil; asked++ {
 		_, err = call("tcp", p.Addr(), answerLimit, "INCR", "n")
 	}
+	through(t, p, int64(asked+1), "INCR", "n") // at once
 	<-ended
-	want(t, s, strconv.Itoa(asked), "GET", "n")
 	if p.Lost() != 1 {
 		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), asked)
 	}
-	through(t, p, int64(asked+1), "INCR", "n")
 	close(stop)
 	p.CutOnce(stop)
 	through(t, p, int64(asked+2), "INCR", "n")
+
+	// Of two replies at the same time, one is lost.
+	p.Only("")
+	p.set(func() { p.cut, p.firstLost = true, make(chan struct{}) })
+	if first, second := (&link{proxy: p}).fate(), (&link{proxy: p}).fate(); first != severed || second != passed {
+		t.Errorf("the fates of two replies are %v and %v; want %v and %v", first, second, severed, passed)
+	}
 }
 
 // Otherwise a client would read the next reply as the lost one.
