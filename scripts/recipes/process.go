@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -20,7 +21,12 @@ func startApp() (*app, error) {
 		return nil, err
 	}
 	go http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprintf(w, "app %s %s", r.Method, r.RequestURI)
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		fmt.Fprintf(w, "app %s %s %s", r.Method, r.RequestURI, body)
 	}))
 	return &app{listener.Addr().String()}, nil
 }

@@ -98,7 +98,7 @@ func (r *row) start(dir, recipesDir, program, penstock string) error {
 	var last answer
 	err = await(r.recipe.program+" routes nothing", func() bool {
 		last = r.send("GET", "/free", "shop.example")
-		return last.body == "app GET /free"
+		return last.body == "app GET /free "
 	})
 	if err != nil {
 		return fmt.Errorf("%w: %+v", err, last)
@@ -128,7 +128,7 @@ func (r *row) checkLimit() {
 	passed, shown := 0, 0
 	for left := 2; left >= 0; left-- {
 		a := r.post("/api/things?x=1")
-		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1", "an allowed request got %+v", a)
+		r.expect(a.status == "200" && a.body == "app POST /api/things?x=1 ", "an allowed request got %+v", a)
 		if a.status == "200" {
 			passed++
 		}
@@ -150,7 +150,8 @@ func (r *row) checkLimit() {
 
 // checkForged: no spelling and no header makes another request of one over the limit.
 func (r *row) checkForged() {
-	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things"} {
+	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things",
+		"http://shop.example/api/things", "http://shop.example:80/x/../api/things", "/api/things#/free", "/api/things?/../../free"} {
 		r.forge(r.post(path))
 	}
 	for _, header := range [][]string{
@@ -206,6 +207,10 @@ func (r *row) checkOthers() {
 	} {
 		r.expect(c.got.status == c.want, "%s got %s; want %s", c.what, c.got.status, c.want)
 		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q", c.what, c.got.header["Ratelimit"])
+	}
+	for what, body := range map[string]io.Reader{"with its length": strings.NewReader("hello"), "without its length": io.MultiReader(strings.NewReader("hello"))} {
+		a := r.sendBody("PUT", "/api/things", "shop.example", body, "X-Api-Key", "b-"+r.recipe.program)
+		r.expect(a.body == "app PUT /api/things hello", "a body %s: %+v", what, a)
 	}
 }
 
@@ -275,15 +280,22 @@ func clientFrom(address net.IP) *http.Client {
 	return &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}}
 }
 
-// send sends a request to the proxy as it is written, with headers in pairs.
+// send sends a request to the proxy as it is written, with headers in pairs. A target that begins
+// with http:// is sent in absolute-form.
 func (r *row) send(method, target, host string, header ...string) answer {
+	return r.sendBody(method, target, host, nil, header...)
+}
+
+func (r *row) sendBody(method, target, host string, body io.Reader, header ...string) answer {
 	request := method + " " + target
-	req, err := http.NewRequest(method, "http://"+r.address, nil)
+	req, err := http.NewRequest(method, "http://"+r.address, body)
 	if err != nil {
 		panic(err) // the arguments are constants
 	}
-	if req.URL, err = url.ParseRequestURI(target); err != nil { // it keeps the spelling
-		panic(err) // the arguments are constants
+	if absolute, ok := strings.CutPrefix(target, "http:"); ok {
+		req.URL.Opaque = absolute
+	} else if req.URL, err = url.ParseRequestURI(target); err != nil { // it keeps the spelling
+		panic(err)
 	}
 	req.URL.Scheme, req.URL.Host, req.Host = "http", r.address, host
 	for i := 0; i < len(header); i += 2 {
@@ -295,9 +307,9 @@ func (r *row) send(method, target, host string, header ...string) answer {
 		return answer{request: request, status: err.Error()}
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
+	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		return answer{request: request, status: err.Error()}
 	}
-	return answer{request, fmt.Sprint(response.StatusCode), string(body), response.Header}
+	return answer{request, fmt.Sprint(response.StatusCode), string(text), response.Header}
 }
