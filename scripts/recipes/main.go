@@ -14,6 +14,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/penstock/penstock/internal/redistest"
@@ -27,13 +29,13 @@ type recipe struct {
 	adapt   func(text string) string // to a machine where the proxy is not installed; nil: nothing
 
 	showsLimits bool                     // of allowed requests
-	withoutUs   string                   // the status while Penstock does not answer
+	away, hung  string                   // the status while Penstock is killed, and while it hangs
 	open        func(text string) string // lets requests pass then, as the recipe's comments say; nil: the proxy cannot
 }
 
 var recipes = []recipe{
 	{
-		program: "nginx", files: []string{"nginx.conf"}, showsLimits: true, withoutUs: "500",
+		program: "nginx", files: []string{"nginx.conf"}, showsLimits: true, away: "500", hung: "500",
 		open: func(text string) string { return strings.Replace(text, "# error_page 500", "error_page 500", 1) },
 		args: func(dir, _ string) []string {
 			return []string{"-p", dir, "-c", dir + "/nginx.conf", "-e", "stderr", "-g", "daemon off; pid nginx.pid; error_log stderr warn;"}
@@ -47,14 +49,14 @@ var recipes = []recipe{
 		},
 	},
 	{
-		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, showsLimits: true, withoutUs: "503",
+		program: "haproxy", files: []string{"haproxy.cfg", "penstock.lua"}, showsLimits: true, away: "503", hung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
 		},
 		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
 	},
 	{
-		program: "caddy", files: []string{"Caddyfile"}, showsLimits: true, withoutUs: "502",
+		program: "caddy", files: []string{"Caddyfile"}, showsLimits: true, away: "502", hung: "504",
 		open: func(text string) string {
 			closed, opened, _ := strings.Cut(text, "	# handle_errors")
 			return closed + "	handle_errors" + strings.ReplaceAll(opened, "	# ", "	")
@@ -65,13 +67,13 @@ var recipes = []recipe{
 		adapt: func(text string) string { return "{\n\tadmin off\n}\n" + text },
 	},
 	{
-		program: "traefik", files: []string{"traefik-dynamic.yml"}, withoutUs: "500",
+		program: "traefik", files: []string{"traefik-dynamic.yml"}, away: "500", hung: "500",
 		args: func(dir, address string) []string {
 			return []string{"--entrypoints.web.address=" + address, "--providers.file.filename=" + dir + "/traefik-dynamic.yml", "--global.checknewversion=false", "--global.sendanonymoususage=false"}
 		},
 	},
 	{
-		program: "envoy", files: []string{"envoy.yaml"}, showsLimits: true, withoutUs: "503",
+		program: "envoy", files: []string{"envoy.yaml"}, showsLimits: true, away: "503", hung: "503",
 		open: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
@@ -178,9 +180,16 @@ func run(recipesDir, proxiesDir string) error {
 		r.hangingOpen, r.hangingClosed = r.withoutStore()
 	}
 	redis.Resume()
+	penstock.cmd.Process.Signal(syscall.SIGSTOP)
+	var asking sync.WaitGroup // Traefik's timeout is 30 s
+	for _, r := range rows {
+		asking.Go(func() { r.hung, r.hungOpened = r.withoutPenstock(r.recipe.hung) })
+	}
+	asking.Wait()
+	penstock.cmd.Process.Signal(syscall.SIGCONT)
 	penstock.end()
 	for _, r := range rows {
-		r.withoutPenstock()
+		r.away, r.awayOpened = r.withoutPenstock(r.recipe.away)
 	}
 	return show(rows)
 }
@@ -276,12 +285,12 @@ func awaitStore(penstock string) error {
 // show prints the table. It fails if a row has failures.
 func show(rows []*row) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "proxy\tpassed\tdenied\tRetry-After\tRateLimit\tstore killed:\t\tstore hangs:\t\tforged headers\tno Penstock:\t")
-	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trefused\tdefault\topened")
+	fmt.Fprintln(w, "proxy\tpassed\tdenied\tRetry-After\tRateLimit\tstore killed:\t\tstore hangs:\t\tforged headers\tPenstock hangs:\t\tPenstock killed:\t")
+	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trefused\tdefault\topened\tdefault\topened")
 	var failures []string
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\n", r.recipe.program, r.passed, r.denied, r.retryAfter, r.limits,
-			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.forged, r.forgedAll, r.awayDefault, r.awayOpened)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.program, r.passed, r.denied, r.retryAfter, r.limits,
+			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.forged, r.forgedAll, r.hung, r.hungOpened, r.away, r.awayOpened)
 		failures = append(failures, r.failures...)
 	}
 	if err := w.Flush(); err != nil {

@@ -30,7 +30,8 @@ type row struct {
 	killedOpen, killedClosed   string
 	hangingOpen, hangingClosed string
 	forged, forgedAll          int
-	awayDefault, awayOpened    string // while Penstock does not answer
+	hung, hungOpened           string // while Penstock hangs
+	away, awayOpened           string // while Penstock is killed
 	failures                   []string
 }
 
@@ -248,14 +249,16 @@ func (r *row) withoutStore() (open, closed string) {
 	return a.status, b.status
 }
 
-// withoutPenstock sends requests while Penstock does not answer.
-func (r *row) withoutPenstock() {
-	r.awayDefault, r.awayOpened = r.post("/api/things").status, "-"
-	r.expect(r.awayDefault == r.recipe.withoutUs, "without Penstock: %s; want %s", r.awayDefault, r.recipe.withoutUs)
+// withoutPenstock sends requests while Penstock does not answer, and returns the statuses of the
+// recipe and of the one that is opened.
+func (r *row) withoutPenstock(want string) (status, opened string) {
+	status, opened = r.post("/api/things").status, "-"
+	r.expect(status == want, "without Penstock: %s; want %s", status, want)
 	if r.opened != nil {
-		r.awayOpened = r.opened.post("/api/things").status
-		r.expect(r.awayOpened == "200", "without Penstock, opened: %s; want 200", r.awayOpened)
+		opened = r.opened.post("/api/things").status
+		r.expect(opened == "200", "without Penstock, opened: %s; want 200", opened)
 	}
+	return status, opened
 }
 
 func (r *row) expect(holds bool, format string, args ...any) {
@@ -277,7 +280,7 @@ func (r *row) clientOf(last int) *http.Client {
 
 func clientFrom(address net.IP) *http.Client {
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}
-	return &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}}
+	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableCompression: true, DialContext: dialer.DialContext}}
 }
 
 // send sends a request to the proxy as it is written, with headers in pairs. A target that begins
