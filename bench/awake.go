@@ -6,8 +6,8 @@ import (
 )
 
 // keepAwake makes idle cores poll for work instead of sleeping, until end is called; cyclictest
-// does the same. In a virtual machine a core takes some 40 µs to wake up, longer than a script
-// takes. A load in which both sides become idle in turn would measure that.
+// does the same. In a virtual machine a core takes about 40 µs to wake up, longer than a script
+// takes. If client and server became idle in turn, that time would be measured.
 func keepAwake() (end func()) {
 	const device = "/dev/cpu_dma_latency" // Linux: for as long as it is open, no state that takes longer to leave than was written, in µs
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
@@ -15,7 +15,7 @@ func keepAwake() (end func()) {
 		_, err = f.Write(make([]byte, 4))
 	}
 	if err != nil {
-		fmt.Printf("Idle cores may sleep, and wake late, which harms those most who wait together: %v\n", err)
+		fmt.Printf("Idle cores may sleep and wake up late, which slows coalesced calls most: %v\n", err)
 		return func() {}
 	}
 	fmt.Printf("Idle cores stay awake (%s).\n", device)

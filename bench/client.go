@@ -42,7 +42,7 @@ func (c *caller) reset() {
 	c.rates, c.allocs, c.p50, c.p99, c.over, c.allowed = nil, nil, nil, nil, nil, nil
 }
 
-// limitOf allows the client's whole run.
+// limitOf is a limit that allows all requests of a run.
 const limitOf = 1_000_000
 
 func callers(server *redistest.Server) ([]*caller, error) {
@@ -104,9 +104,9 @@ func bucketBound(burst, count int64, period time.Duration) func(time.Duration) i
 	return func(d time.Duration) int64 { return burst + int64(float64(count)*d.Seconds()/period.Seconds()) }
 }
 
-// run lets so many goroutines decide as fast as they can, for about d, of names in turn. Of what is
-// measured, little is the measuring: a goroutine reads the clock once per decision, and notes in a
-// slice of its own.
+// run lets the given number of goroutines decide as fast as they can for about d, on each name in
+// turn. The measurement costs little: a goroutine reads the clock once per decision, and writes to
+// its own slice.
 func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	var (
 		wait     sync.WaitGroup
@@ -173,7 +173,8 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	return nil
 }
 
-// count is how many were allowed, and how many of them beyond what their keys may have within d.
+// count returns how many were allowed, and how many of these exceeded the limits of their keys in
+// d.
 func (c *caller) count(names []string, d time.Duration) (allowed, over int64) {
 	keys := make(map[string]int64, len(names))
 	for i := range c.admitted {
@@ -197,8 +198,7 @@ const (
 	clientWindow = 250 * time.Millisecond
 )
 
-// takeTurns measures callers side by side, window by window, so that what disturbs one disturbs
-// all.
+// takeTurns measures callers in turn, window by window, so that a disturbance affects all of them.
 func takeTurns(all []*caller, goroutines int, names []string, window time.Duration) error {
 	for round := range clientRounds + 1 {
 		for _, c := range all {

@@ -20,7 +20,8 @@ const leased = 100 // units drawn at once, at most
 // and without, for many keys. Two measurements of one load differ by as much.
 const leastWithLeases = 0.85
 
-// A guarded store is compared with a bare one, of which it should be at least a multiple.
+// A guarded store is compared with a bare store. Its rate should be at least a multiple of that of
+// the bare store.
 type guarded struct {
 	name  string
 	wrap  func(*redisstore.Store, *penstock.Plan) (store penstock.Store, excess int64, end func())
@@ -57,17 +58,17 @@ func lease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64
 
 func leases(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leased} }
 
-// patient is a deadline that even a busy machine meets: decisions of the fallback are fast, and are
-// not what is measured.
+// patient is a deadline that even a busy machine meets. Otherwise fast decisions of the fallback
+// would be measured.
 var patient = guard.TimeoutOptions{After: time.Second}
 
-// standard is guard.Standard as it comes, but for its deadline: nothing is leased.
+// standard is guard.Standard with its defaults except the deadline. Nothing is leased.
 func standard(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64, func()) {
 	g := standardWith(store, guard.Options{Timeout: patient})
 	return g, 0, g.Close
 }
 
-// leasing is guard.Standard where the limit has a lease.
+// leasing is guard.Standard with a lease for the limit.
 func leasing(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	g := standardWith(store, guard.Options{Timeout: patient, Limits: leases})
 	return g, guard.LeaseOptions{Limits: leases}.Excess(limit), g.Close
@@ -82,7 +83,7 @@ func standardWith(store *redisstore.Store, o guard.Options) *guard.Guarded {
 	return g
 }
 
-// zipf are names, some far more often than others: of the k-th, a share of 1/k^1.1.
+// zipf returns names with a Zipf distribution: the share of the k-th is 1/k^1.1.
 func zipf(names []string) []string {
 	z := rand.NewZipf(rand.New(rand.NewSource(1)), 1.1, 1, uint64(len(names)-1))
 	list := make([]string, 1<<17)

@@ -22,8 +22,8 @@ const (
 	steadyTime  = 5 * time.Second
 )
 
-// A steady load is random traffic under one key, at so many instances, below the key's limit. The
-// same requests are made of the store alone.
+// A steady load is random traffic under one key, at several instances, below the key's limit. The
+// same requests are sent to the store alone.
 type steady struct {
 	limit     *penstock.Plan
 	instances int
@@ -64,8 +64,8 @@ func (s *steady) run(alone penstock.Store, instances []penstock.Store, seed int6
 	return nil
 }
 
-// utilization measures what leases admit of traffic below a limit, beside what the store alone
-// admits of it. Each load has a key of its own, and those of one rate run at once.
+// utilization measures how much of the traffic below a limit is admitted with leases, compared to
+// the store alone. Each load has its own key, and loads of one rate run at once.
 func utilization(r *report, server *redistest.Server) error {
 	alone, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: "alone"})
 	if err != nil {

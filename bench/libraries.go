@@ -51,7 +51,7 @@ func librariesSection(r *report) error {
 	return nil
 }
 
-// peers are redis_rate, our store, and the others.
+// peers returns redis_rate, our store, and the other libraries.
 func peers(server *redistest.Server) (all []*caller, err error) {
 	for _, open := range []func(*redistest.Server) (*caller, error){
 		func(server *redistest.Server) (*caller, error) {

@@ -26,8 +26,8 @@ type memory struct {
 	close  func()
 }
 
-// All have limits that leave room, and a state that lasts. This is a decision of the store itself,
-// as a Take of go-limiter's is.
+// penstockMemory calls the store itself, as Take of go-limiter does. All limits here grant every
+// request, and their state lasts.
 func penstockMemory(count int64) (*memory, error) {
 	store := memstore.New(memstore.Options{})
 	limit, err := penstock.PerDay(count).Compile()
@@ -45,7 +45,7 @@ func penstockMemory(count int64) (*memory, error) {
 	}, func() {}}, nil
 }
 
-// limiterMemory is the same through a Limiter.
+// limiterMemory calls the store through a Limiter.
 func limiterMemory(count int64) (*memory, error) {
 	limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "search", penstock.PerDay(count))
 	if err != nil {
@@ -72,7 +72,7 @@ func goLimiterMemory(count int64) (*memory, error) {
 	return &memory{"go-limiter memorystore", func() func(context.Context, string) { return take }, func() { _ = store.Close(context.Background()) }}, nil
 }
 
-// time is how many ns a decision takes each of so many threads.
+// time returns the ns of a decision in each of the given number of threads.
 func (m *memory) time(threads int, names []string) float64 {
 	var wait sync.WaitGroup
 	begin := time.Now()
@@ -124,7 +124,7 @@ func memstoreSection(r *report) error {
 	return memoryFootprint(r, names)
 }
 
-// memoryRows times all three side by side.
+// memoryRows measures all three in turn.
 func memoryRows(threads int, names []string) (store, limiter, peer []float64, err error) {
 	count := int64(10 * memoryRounds * memoryOps / len(names))
 	var times [3][]float64

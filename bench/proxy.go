@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// The proxy section measures penstock serve beside a bare httputil.ReverseProxy, each a process of
-// its own before one upstream.
+// The proxy section compares penstock serve with a bare httputil.ReverseProxy. Each is a separate
+// process in front of one upstream.
 
 const (
 	proxyRounds      = 15
@@ -31,7 +31,7 @@ const (
 	proxyConnections = 32
 )
 
-// proxyPolicy limits what is measured, and admits it all.
+// proxyPolicy limits the measured requests, and admits all of them.
 const proxyPolicy = `
 rules:
   - name: api
@@ -110,8 +110,8 @@ func answerUpstream(w http.ResponseWriter, r *http.Request) {
 	w.Write(upstreamBody)
 }
 
-// bareProxy is what serve is compared with: the standard library's proxy, with connections enough
-// to its upstream. It prints its address.
+// bareProxy runs the standard library's proxy with enough connections to its upstream. It prints
+// its address.
 func bareProxy(origin string) error {
 	to, err := url.Parse(origin)
 	if err != nil {
@@ -173,7 +173,7 @@ func (p *proxied) stop() {
 	p.command.Wait()
 }
 
-// run asks on all connections at once for one window.
+// run sends requests on all connections at once for one window.
 func (p *proxied) run() error {
 	var (
 		wait sync.WaitGroup
@@ -186,7 +186,7 @@ func (p *proxied) run() error {
 		wait.Go(func() {
 			c.took = c.took[:0]
 			for !stop.Load() && errs[i] == nil {
-				errs[i] = c.ask()
+				errs[i] = c.sendRequest()
 			}
 		})
 	}
@@ -205,8 +205,8 @@ func (p *proxied) run() error {
 	return nil
 }
 
-// A connection asks the same again and again, as cheaply as it can: it shares the machine with what
-// is measured.
+// A connection sends the same request repeatedly, as cheaply as possible, because it shares the
+// machine with the proxy.
 type connection struct {
 	net.Conn
 	answers *bufio.Reader
@@ -228,7 +228,7 @@ func connect(address string, i int) (*connection, error) {
 	}
 }
 
-func (c *connection) ask() error {
+func (c *connection) sendRequest() error {
 	begin := time.Now()
 	if _, err := c.Write(c.request); err != nil {
 		return err

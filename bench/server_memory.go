@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// serverMemorySection measures what a live key takes in Redis.
+// serverMemorySection measures the memory of a live key in Redis.
 func serverMemorySection(r *report) error {
 	rig, err := newRig()
 	if err != nil {
@@ -61,7 +61,7 @@ func serverMemorySection(r *report) error {
 	return nil
 }
 
-// usage is what Redis says that a key of those just charged takes, with its value.
+// usage returns the memory of one of the keys that were just charged, by MEMORY USAGE.
 func (r *rig) usage() (int64, error) {
 	name, err := r.server.Do("RANDOMKEY")
 	if err != nil {
@@ -100,7 +100,8 @@ func daily(isSeparate bool) func(int64) []penstock.Limit {
 	}
 }
 
-// space charges so many keys in turn, coldKeys times in all, and returns what each of them takes.
+// space charges the given number of keys in turn, coldKeys times in all. It returns the memory of
+// each.
 func (r *rig) space(s *subject, keys int) (float64, error) {
 	if _, err := r.server.Do("FLUSHALL", "SYNC"); err != nil {
 		return 0, err

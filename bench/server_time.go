@@ -30,7 +30,7 @@ const (
 	rounds    = coldKeys / window
 )
 
-// A phase is what a decision finds.
+// A phase is the state of the keys that decisions use.
 type phase int
 
 const (
@@ -39,15 +39,15 @@ const (
 	denied              // state without room
 )
 
-// key is the i-th key. With its surroundings it has 25 bytes in Redis.
+// key is the i-th key. Its whole name in Redis has 25 bytes.
 func key(i int) string    { return fmt.Sprintf("client:%07d", i%coldKeys) }
 func hotKey(i int) string { return fmt.Sprintf("hotkey:%07d", i%hotKeys) }
 
-// first is how many units the i-th key is charged first: keys in use have used various shares of
-// their limits.
+// first is how many units the i-th key is charged before the measurement, so that the keys have
+// used different shares of their limits.
 func first(i int) int { return 1 + i*7919%100 }
 
-// A subject is one way of deciding, of which the server's work is measured.
+// A subject is a limiter whose server time is measured.
 type subject struct {
 	name    string
 	scripts []string
@@ -133,7 +133,7 @@ func gcra() *subject {
 	})
 }
 
-// one is a batch of a single limit.
+// one returns a batch of a single limit.
 func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 	return func(count int64) []penstock.Limit {
 		limit := penstock.Limit{Name: "day", Algorithm: a, Count: count, Period: 24 * time.Hour}
@@ -146,7 +146,7 @@ func one(a *algorithm.Algorithm) func(int64) []penstock.Limit {
 
 const threeName = "three token buckets"
 
-// three is a batch of token buckets.
+// three returns a batch of token buckets.
 func three(count int64) []penstock.Limit {
 	return []penstock.Limit{penstock.PerSecond(count), penstock.PerMinute(count), penstock.PerDay(count)}
 }
@@ -180,7 +180,7 @@ var cases = []struct {
 	{threeName, three},
 }
 
-// A rig is a server with the connection that loads it.
+// A rig is a server with a connection that sends it the load.
 type rig struct {
 	server *redistest.Server
 	wire   *wire
@@ -204,7 +204,7 @@ func (r *rig) close() {
 	r.server.Close()
 }
 
-// prepare loads a subject's scripts and makes its hot keys use all they may.
+// prepare loads a subject's scripts, and uses up the limits of its hot keys.
 func (r *rig) prepare(s *subject) error {
 	var l load
 	for _, script := range s.scripts {
@@ -246,7 +246,7 @@ func (r *rig) measure(s *subject, n int, p phase) error {
 	return nil
 }
 
-// clean is the quantile that a busy machine disturbs least.
+// clean returns the quantile that a busy machine disturbs least.
 func clean(windows []float64) float64 {
 	sorted := slices.Sorted(slices.Values(windows))
 	return sorted[len(sorted)/4]

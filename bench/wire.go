@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A wire is one connection that is kept so full that the server never waits for it.
+// A wire is a connection on which the server never waits for requests.
 type wire struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -32,7 +32,7 @@ const (
 	ahead = 3  // chunks that are written before the answers to the first are read
 )
 
-// A load is a run of commands: their bytes, and where each ends.
+// A load is a list of commands: their bytes, and where each ends.
 type load struct {
 	bytes []byte
 	ends  []int
@@ -52,7 +52,7 @@ func (l *load) add(words ...string) {
 	l.bytes, l.ends = b, append(l.ends, len(b))
 }
 
-// run sends the load and reads all answers, of which the first error is returned.
+// run sends the load and reads all answers. It returns the first error.
 func (w *wire) run(l *load) error {
 	start, read := 0, 0
 	for sent := 0; read < len(l.ends); {
@@ -104,8 +104,7 @@ func (w *wire) skip() error {
 	return nil
 }
 
-// A recorder is a redisstore.Client that notes the commands a Store would send, and answers nothing
-// of use.
+// A recorder is a redisstore.Client that only records the commands that a Store sends.
 type recorder struct {
 	load    *load
 	scripts map[string]string // text by digest

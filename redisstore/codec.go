@@ -11,8 +11,7 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
-// A call is one script call: a list of batches, and how they are packed. All its memory is used
-// again.
+// A call is one script call: a list of batches, and how they are packed. Its memory is reused.
 type call struct {
 	charges []penstock.Charge // of all batches; the caller's, or copies in own
 	own     []penstock.Charge

@@ -33,8 +33,8 @@ func (s Script) Check(answer string) error {
 //
 //   - for each limit alone;
 //   - for the limits of one Group;
-//   - for batches of several callers, which are sent in one script;
-//   - for batches of any of the limits.
+//   - uniform scripts, for batches of several callers with one sequence of algorithms;
+//   - mixed scripts, for all other batches of these limits.
 //
 // The scripts go to each server that the Client knows of. The Client of Open also finds replicas
 // that may be promoted: on a Cluster always, elsewhere if its user has the right to INFO.

@@ -70,7 +70,7 @@ type Store struct {
 	topology topology            // of a Cluster
 	clock    clock               // the server's
 
-	work      *background.Group // what outlasts calls
+	work      *background.Group // work that outlasts calls
 	outliving atomic.Int64      // batches of decideMultiSlot whose callers have left
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	// ErrNotSent marks what went wrong before anything was sent.
+	// ErrNotSent marks errors that occurred before anything was sent.
 	ErrNotSent = errors.New("nothing was sent")
 
 	// ErrLate marks what was not sent because its deadline had passed, whether or not a server could

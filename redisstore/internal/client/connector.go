@@ -18,7 +18,7 @@ const redialPause = 100 * time.Millisecond
 // the client is used.
 type Connector struct {
 	option   rueidis.ClientOption
-	asReply  func(error) error // makes the caller's own error of an error reply
+	asReply  func(error) error // converts an error reply to the caller's type of error
 	attempts *background.Group
 
 	ready atomic.Pointer[rueidis.Client] // nil before it has connected, and after Close
@@ -73,7 +73,7 @@ func (c *Connector) Get(ctx context.Context) (rueidis.Client, error) {
 	}
 }
 
-// connectLocked begins an attempt to connect, unless there is one, or was just now.
+// connectLocked begins an attempt to connect, unless there is one, or redialPause is not over.
 func (c *Connector) connectLocked() *attempt {
 	if a := c.attempt; a != nil && (a.ended.IsZero() || time.Since(a.ended) <= redialPause) {
 		return a

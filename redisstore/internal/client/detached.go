@@ -24,16 +24,15 @@ type Calls[S any] interface {
 }
 
 // A Detached client returns from a call when the call's context ends, even if the wrapped client
-// does not: some clients dial, wait for a connection that others dial, or close one, beyond the
-// deadline. So calls run on goroutines of their own, the workers. A call goes on if its caller
-// leaves.
+// does not. Beyond the deadline, some clients dial a connection, wait for one that others dial, or
+// close one. So calls run on separate goroutines, the workers. A call goes on if its caller leaves.
 type Detached[S any] struct {
 	next      Calls[S]
 	calls     *background.Group
 	abandoned atomic.Int64 // calls whose callers have left, and that still run
 
 	mu       sync.Mutex
-	idle     []*worker[S] // the one that was used last is the last
+	idle     []*worker[S] // in the order of their last use
 	isClosed bool
 }
 
@@ -219,7 +218,7 @@ type runningCall[S any] struct {
 	err   error
 }
 
-// A method is one of a Client.
+// A method is a method of a Client.
 type method int
 
 const (
@@ -257,7 +256,7 @@ func (r *runningCall[S]) run(d *Detached[S]) {
 	}
 }
 
-// abandon lets the call go on alone, unless it has ended. Its worker ends with it.
+// abandon lets the call go on without its caller, unless it has ended. Its worker ends with it.
 func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
 	d.abandoned.Add(1)
 	if !r.state.CompareAndSwap(running, wasAbandoned) {

@@ -37,8 +37,8 @@ const sentinelInterval = time.Second
 
 var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
 
-// mayShowPassword tells whether what was read as path or options may be a password with a '/', '?'
-// or '#' in it.
+// mayShowPassword tells whether the text that was read as path or options may be a part of a
+// password that contains '/', '?' or '#'.
 func mayShowPassword(text string) bool {
 	_, rest, _ := strings.Cut(text, "://")
 	authority, tail := cutAuthority(rest)
@@ -128,7 +128,7 @@ func setSocket(option *rueidis.ClientOption, path, hosts string) error {
 	return nil
 }
 
-// setSentinels reads the primary's name from a path, and returns the database behind it.
+// setSentinels reads the primary's name from a path, and returns the database after it.
 func setSentinels(option *rueidis.ClientOption, path string, query url.Values) (database string, err error) {
 	option.Sentinel.MasterSet, database, _ = strings.Cut(path, "/")
 	if option.Sentinel.MasterSet == "" {
@@ -159,8 +159,8 @@ func cutAuthority(rest string) (authority, tail string) {
 	return rest, ""
 }
 
-// addresses reads host:port,… Its errors show no more of a host than stands before the first colon:
-// the rest may be a password whose @host was forgotten.
+// addresses reads host:port,… Its errors show only the part of a host before the first colon: the
+// rest may be a password whose @host was forgotten.
 func addresses(hosts, port string) ([]string, error) {
 	var list []string
 	for _, host := range strings.Split(hosts, ",") {

@@ -14,24 +14,24 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A Script is what decides batches of one kind. This package only compares Scripts with ==.
+// A Script decides batches with one sequence of algorithms. This package only compares Scripts with
+// ==.
 type Script any
 
 // A Decider decides flights.
 type Decider interface {
-	// ScriptFor returns the script that decides a batch together with batches of the same kind, or nil
-	// for the script that decides any batches. A batch with a Script has at most four charges, all of
-	// one key and one group.
+	// ScriptFor returns the uniform script for a batch, or nil for a mixed script. A batch with a
+	// Script has at most four charges, all of one key and one group.
 	ScriptFor(charges []penstock.Charge) Script
 
 	// DecideFlight decides a flight. It sets Decision or Err of each of its waiters.
 	DecideFlight(ctx context.Context, f *Flight)
 }
 
-// A Coalescer keeps two scripts in flight, or three if there is much to decide. Callers that come
-// meanwhile wait, and the next script decides their batches. Each caller gets the answer that it
-// would have got if the batches had been decided one by one. If call B begins after call A has
-// returned, B is decided after A. Concurrent calls are decided in any order.
+// A Coalescer keeps two scripts in flight, or three if many callers wait. Callers that come while
+// they are in flight wait, and the next script decides their batches. Each caller gets the answer
+// that it would have got if the batches had been decided one by one. If call B begins after call A
+// has returned, B is decided after A. Concurrent calls are decided in any order.
 type Coalescer struct {
 	decider Decider
 
@@ -45,8 +45,8 @@ type Coalescer struct {
 
 // Thresholds for sending a further script while others are in flight. 8 requests take the server
 // about 25 µs, and a script 10 µs; 24 waiters keep the client as busy. With a third script the
-// server has work when it has replied to one, however long the client takes; that pays only where
-// there is much to decide.
+// server has work when it has replied to one, however long the client takes. That pays only if many
+// callers wait.
 const (
 	secondFlightMinRequests = 8
 	secondFlightMinWaiters  = 24
@@ -75,7 +75,7 @@ func (c *Coalescer) Enter(ctx context.Context, w *Waiter) (now bool) {
 	return false
 }
 
-// Exit ends a decision that Enter has let the caller make itself.
+// Exit ends a decision that the caller made itself after Enter.
 func (c *Coalescer) Exit() {
 	if next := c.next(nil); next != nil {
 		go c.run(next)

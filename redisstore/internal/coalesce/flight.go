@@ -20,13 +20,13 @@ type Flight struct {
 	waiters  int
 	cost     int
 
-	wakeup     *wakeup            // nil when all waiters have their answers
-	earliest   time.Time          // of the deadlines that have no timer of their own; zero: there is none
-	latest     time.Time          // of the waiters' deadlines
-	noDeadline bool               // a waiter has none
-	departed   int                // waiters that have gone since the script was sent
-	ctx        context.Context    // of the script, once it is sent
-	cancel     context.CancelFunc // of ctx
+	wakeup      *wakeup            // nil when all waiters have their answers
+	earliest    time.Time          // of the deadlines that have no timer of their own; zero: there is none
+	latest      time.Time          // of the waiters' deadlines
+	isUnbounded bool               // a waiter has no deadline
+	departed    int                // waiters that have gone since the script was sent
+	ctx         context.Context    // of the script, once it is sent
+	cancel      context.CancelFunc // of ctx
 }
 
 // A Request is a batch, and all waiters for it. It has a copy of the charges, because waiters may
@@ -49,9 +49,9 @@ type group struct {
 // maxGroupCharges is the most charges of a batch that has a Script.
 const maxGroupCharges = 4
 
-// The server's cost of a flight is bounded. Costs are in about µs of server time. A request takes
-// the server about 3 µs; a further charge, and another waiter for the same request, less than 1 µs.
-// Equal batches are usually decided together, so a further waiter rarely costs that much.
+// The server's cost of a flight is bounded. Costs are roughly µs of server time. A request takes
+// the server about 3 µs. A further charge, or another waiter for the same request, takes less than
+// 1 µs. Equal batches are usually decided together, so a further waiter rarely costs that much.
 const (
 	maxCost     = 256 // some 200 µs
 	requestCost = 3   // and one for each of its charges
@@ -184,7 +184,7 @@ func (f *Flight) add(w *Waiter, i, cost int) {
 	f.waiters++
 	f.cost += cost
 	if w.deadline.IsZero() {
-		f.noDeadline = true
+		f.isUnbounded = true
 	} else if w.deadline.After(f.latest) {
 		f.latest = w.deadline
 	}
@@ -226,7 +226,7 @@ func (f *Flight) hasRoomFor(w *Waiter) bool {
 // cancel ends it.
 func (f *Flight) start() {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	if !f.noDeadline {
+	if !f.isUnbounded {
 		f.ctx = deadlineContext{f.ctx, f.latest}
 	}
 }
