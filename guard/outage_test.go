@@ -37,7 +37,7 @@ func TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 			var changes []string // one caller, so one at a time
 			store := penstock.Wrap(redis, guard.Fallback(guard.FallbackOptions{}),
 				guard.Breaker(guard.BreakerOptions{
-					Node: redis.Node, MaxPause: 500 * time.Millisecond,
+					Node: redis.Node, MaxPause: 400 * time.Millisecond,
 					Changed: func(_ string, from, to guard.State) { changes = append(changes, to.String()) },
 				}),
 				guard.Timeout(guard.TimeoutOptions{After: 250 * time.Millisecond}))

@@ -29,7 +29,7 @@ type Options struct {
 	Server Server
 
 	Timeout TimeoutOptions // 250 ms for a decision, including all calls that it takes
-	Breaker BreakerOptions // one for each node; MaxPause is 500 ms, so that a recovered store is noticed within 1 s
+	Breaker BreakerOptions // one for each node; MaxPause is 400 ms, so that a recovered store is noticed within 1 s
 
 	// OnFailure applies to limits whose Settings have no OnFailure. Default: FailLocal.
 	OnFailure FailureMode
@@ -92,7 +92,9 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		return nil, fmt.Errorf("%w: guard: Options has no Server: set it to the redisstore.Store below all wrappers, or set Instances to how many processes share the store", penstock.ErrInvalid)
 	}
 	if o.Breaker.MaxPause == 0 {
-		o.Breaker.MaxPause = time.Second / 2
+		// A store recovers right after a probe was sent, at worst. Then that probe takes up to 250 ms to
+		// fail, the pause 480 ms with its jitter, and the probes that close the breaker 200 ms.
+		o.Breaker.MaxPause = 400 * time.Millisecond
 	}
 	d := &deadline.Set{After: o.Timeout.after()}
 	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
