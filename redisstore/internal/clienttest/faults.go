@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/internal/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -161,7 +162,7 @@ func forgetScripts(t *testing.T, to Target, m Maker) {
 	})
 	var admitted [4]atomic.Int64
 	var all sync.WaitGroup
-	end := time.Now().Add(500 * time.Millisecond)
+	end := time.Now().Add(time.Duration(effort.Of(150, 500)) * time.Millisecond)
 	for who := range 8 {
 		all.Go(func() {
 			for i := 0; time.Now().Before(end); i++ {
