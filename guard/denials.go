@@ -31,8 +31,8 @@ type denialSet struct {
 }
 
 // A denialKey is a hash of the counters of a batch, in order, and of which charges have patience.
-// So an entry has a fixed size for keys of any length. Two batches of one hash meet once in 2^64
-// tables.
+// So an entry has a fixed size for keys of any length. The hashes have 128 bits: in a table, two
+// batches have the same hash with a probability of about 2^-64.
 type denialKey struct{ low, high uint64 }
 
 func newDenials(entries int) *denials {
@@ -62,7 +62,7 @@ func (t *denials) keyOf(charges []penstock.Charge) (key denialKey, version uint6
 	return key, version
 }
 
-// find returns what is remembered under key, or nil.
+// find returns the denial with this key, or nil.
 func (t *denials) find(key denialKey) *denial {
 	s, tag := t.set(key), key.tag()
 	for i := range s.tags {

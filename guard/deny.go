@@ -11,18 +11,18 @@ import (
 
 // DenyOptions of a DenyCache. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is how long a denial is remembered at most. A Refund or Reset that does not pass
+	// MaxAge is how long a denial is cached at most. A Refund or Reset that does not pass
 	// through this guard may stay unnoticed for as long. Default: 1 s.
 	MaxAge time.Duration
 
-	// MaxEntries is how many denials are remembered at most, rounded up to a power of two of at least
+	// MaxEntries is how many denials are cached at most, rounded up to a power of two of at least
 	// 8. A new denial replaces the one that ends first, which costs one more call to the store. A
 	// denial takes about 160 bytes, 80 more for each charge beyond the first, and the plan that it
 	// keeps alive. Default: 65,536.
 	MaxEntries int
 
 	// Limits returns the Settings of a limit. Their DenyFor replaces MaxAge. It is called for each
-	// denial that is remembered, by many goroutines at once. Default: no limit has any.
+	// denial that is cached, by many goroutines at once. Default: no limit has any.
 	Limits func(*penstock.Plan) Settings
 
 	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket,
@@ -33,19 +33,19 @@ type DenyOptions struct {
 	Grants bool
 }
 
-// Deny remembers denials. See [DenyCache], which it puts around a store.
+// Deny puts a [DenyCache] around a store.
 func Deny(o DenyOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store { return NewDenyCache(next, o) }
 }
 
-// A DenyCache remembers denials of the store and repeats them. So requests of a key over its limit
-// do not reach the store, at any request rate.
+// A DenyCache caches denials of the store and repeats them. So requests of a key over its limit do
+// not reach the store, at any request rate.
 //
-// A denial is remembered until its RetryAfter, and for MaxAge at most. RetryAfter counts from
+// A denial is cached until its RetryAfter, and for MaxAge at most. RetryAfter counts from
 // before the request was sent, and is shortened by 0.1 % and 2 µs because clocks differ. Until
 // then, a request is denied if it needs as much or more, and has as little patience or less. A
 // request that needs less is sent to the store. Decisions of the cache have the Source
-// FromDenyCache. With Grants, a grant of a bucket's last tokens is remembered as a denial of the
+// FromDenyCache. With Grants, a grant of a bucket's last tokens is cached as a denial of the
 // next request. A key over its limit then costs the store little more than its grants.
 //
 // A cached denial is correct: the store would deny too, because other charges only take units away.
@@ -65,18 +65,21 @@ func Deny(o DenyOptions) penstock.Decorator {
 // flight. It is too short if others have spent meanwhile, or if the request needs more than the
 // denied one. A RetryAfter of Never stays Never.
 //
-// A remembered denial is for one limit with its numbers. If several limits of one name use one
+// A cached denial is for one limit with its numbers. If several limits of one name use one
 // counter, as tiers do, a denial of one does not deny another.
 //
-// A batch is denied if it matches a remembered batch: it has the same limits and keys in the same
-// order, its denied charges need as much or more, and the others as much or less. The statuses of
-// the others are as old as the denial: by now those limits may deny too. Some batches are always
-// sent to the store: those of more than 8 charges, those with a Force, Refund or Reset, and those
-// that a Concurrency limit denied, whose slots may be released at any time. A denial is remembered
-// only if it came from the store itself.
+// A batch is denied by a cached batch with the same limits and keys in the same order. Compared
+// with the cached batch, the charges that were denied there must not need less, and the others must
+// not need more. The statuses of the others are as old as the denial: by now those limits may deny
+// too.
+//
+// Some batches are always sent to the store: batches of more than 8 charges, batches with a Force,
+// Refund or Reset, and batches that a Concurrency limit denied, because its slots may be released
+// at any time. Only denials of the store itself are cached.
 //
 // When a denial ends, the first request is sent to the store. Requests before its answer wait for
-// it, until their contexts end. If the answer denies them they get it, else they are sent too.
+// it, until their contexts end. If the answer denies them, they get it. Otherwise they are sent
+// too.
 type DenyCache struct {
 	next      penstock.Store
 	maxAge    time.Duration
@@ -274,16 +277,16 @@ type route uint8
 
 const (
 	passThrough route = iota // send it to the store, and look up nothing
-	cacheable                // a remembered denial may answer
+	cacheable                // a cached denial may answer
 	refunding                // send it to the store, and drop the denials of its keys
 )
 
-// maxRemembered is the most charges of a batch whose denial is remembered.
-const maxRemembered = 8
+// maxCached is the most charges of a batch whose denial is cached.
+const maxCached = 8
 
 func routeOf(charges []penstock.Charge) route {
 	to := passThrough
-	if len(charges) <= maxRemembered {
+	if len(charges) <= maxCached {
 		to = cacheable
 	}
 	for i := range charges {

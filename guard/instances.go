@@ -23,7 +23,7 @@ type InstanceCounterOptions struct {
 	// Floor is the smallest number that Instances returns. Default: 1.
 	Floor int
 
-	// Memory is how long the largest count is remembered. If instances stop or lose their connection,
+	// Memory is how long the largest count is kept. If instances stop or lose their connection,
 	// the others do not take larger shares before that. Default: 60 s.
 	Memory time.Duration
 }

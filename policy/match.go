@@ -363,7 +363,8 @@ func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	return clean[1:], nil
 }
 
-// offset is where in a path something is wrong. In a pattern it stands elsewhere.
+// offset matches the position in an error about a path. It is removed from errors about patterns,
+// because there the position is another one.
 var offset = regexp.MustCompile(` at offset \d+`)
 
 // IsWord tells whether s can name a segment: 1 to 64 letters, digits and _, not beginning with a

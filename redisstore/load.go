@@ -180,7 +180,7 @@ type pendingLoad struct {
 	err  error // to be read after that
 }
 
-// noteRight remembers whether the user may load scripts.
+// noteRight records whether the user may load scripts.
 func (l *scriptLoads) noteRight(err error) {
 	switch {
 	case err == nil:

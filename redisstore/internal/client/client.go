@@ -15,8 +15,8 @@ var (
 	// ErrNotSent marks errors that occurred before anything was sent.
 	ErrNotSent = errors.New("nothing was sent")
 
-	// ErrLate marks what was not sent because its deadline had passed, whether or not a server could
-	// be reached.
+	// ErrLate marks calls that were not sent because their deadline had passed, whether or not a
+	// server could be reached.
 	ErrLate = errors.New("it was too late to send it")
 
 	// ErrClosed is the error of calls after Close.

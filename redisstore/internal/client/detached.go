@@ -42,8 +42,8 @@ func Detach[S any](next Calls[S]) *Detached[S] {
 }
 
 const (
-	// maxAbandoned bounds the calls that go on after their callers have left. While there are so many,
-	// nothing is sent.
+	// maxAbandoned is how many calls may go on after their callers have left. At this number, no
+	// further call is sent.
 	maxAbandoned = 1024
 
 	// idleFor is how long a worker stays without a call. A worker keeps its stack; a new goroutine
