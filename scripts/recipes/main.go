@@ -1,7 +1,8 @@
 // Command recipes runs the configurations of deploy/recipes in real proxies, in front of an
 // application and beside Penstock with a real Redis. It checks what clients see, prints a table,
 // and fails if something is not as docs/forward-auth.md says. Its arguments are the folder of the
-// recipes and the one that scripts/proxies has filled. A proxy that is not there is left out.
+// recipes, the one that scripts/proxies has filled, and the names of proxies. A proxy that is not
+// there is left out.
 package main
 
 import (
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -121,15 +123,15 @@ func penstockCommand(dir, address, config, store string) (*exec.Cmd, error) {
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("recipes: ")
-	if len(os.Args) != 3 {
-		log.Fatal("usage: recipes RECIPES PROXIES")
+	if len(os.Args) < 4 {
+		log.Fatal("usage: recipes RECIPES PROXIES NAME...")
 	}
-	if err := run(os.Args[1], os.Args[2]); err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[3:]); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(recipesDir, proxiesDir string) error {
+func run(recipesDir, proxiesDir string, names []string) error {
 	dir, err := os.MkdirTemp("", "recipes-")
 	if err != nil {
 		return err
@@ -152,7 +154,7 @@ func run(recipesDir, proxiesDir string) error {
 	if err := checkStranger(address); err != nil {
 		return err
 	}
-	rows, err := startRows(dir, recipesDir, proxiesDir, address)
+	rows, err := startRows(dir, recipesDir, proxiesDir, address, names)
 	defer func() {
 		for _, r := range rows {
 			r.end()
@@ -210,14 +212,17 @@ func startPenstock(dir, address, store string) (*process, error) {
 	return start(dir, "penstock", address, cmd)
 }
 
-// startRows starts the proxies that are there, each with an application. It returns what it started
+// startRows starts those of the named proxies that are there, each with an application. It returns what it started
 // if there is an error, too.
-func startRows(dir, recipesDir, proxiesDir, penstock string) (rows []*row, err error) {
+func startRows(dir, recipesDir, proxiesDir, penstock string, names []string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
 		return nil, err
 	}
 	for _, recipe := range recipes {
+		if !slices.Contains(names, recipe.program) {
+			continue
+		}
 		program, err := filepath.Abs(filepath.Join(proxiesDir, recipe.program))
 		if err != nil {
 			return rows, err
