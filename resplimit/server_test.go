@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -68,12 +69,14 @@ func TestThereIsNoDecisionWithoutACredential(t *testing.T) {
 }
 
 func TestAConnectionMayTryFewPasswords(t *testing.T) {
-	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}})
-	w := connect(t, addr)
-	for range maxWrongPasswords {
-		w.expect("AUTH wrong", "-"+errWrongPass)
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}, ReadTimeout: 2 * testLimit})
+	for _, line := range []string{"AUTH wrong", "HELLO 3 AUTH default wrong"} {
+		w := connect(t, addr)
+		for range maxWrongPasswords {
+			w.expect(line, "-"+errWrongPass)
+		}
+		w.expectEnd()
 	}
-	w.expectEnd()
 }
 
 func TestVersionThreeHasItsOwnTypes(t *testing.T) {
@@ -151,14 +154,19 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 }
 
 func TestParallelDecisionsAreBounded(t *testing.T) {
-	store := &gathering{Store: memstore.New(memstore.Options{}), n: 5, release: make(chan struct{})}
-	_, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the connection itself
+	store := &gathering{Store: memstore.New(memstore.Options{}), n: 6, release: make(chan struct{})}
+	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // four, and the connection itself
 	w := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
 		pipeline.WriteString(encode("CL.THROTTLE", fmt.Sprint("key", i), "1", "1", "60"))
 	}
 	w.send(pipeline.String())
+	await(t, "decisions are in flight", func() bool { return store.inside.Load() >= 5 })
+	if n := s.parallel.Load(); n != 4 {
+		t.Errorf("%d goroutines decide besides that of the connection; want 4", n)
+	}
+	store.once.Do(func() { close(store.release) })
 	for range 40 {
 		if got := w.reply(); got != "[0 2 1 -1 60]" {
 			t.Errorf("the reply is %q", got)
@@ -169,8 +177,28 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 	}
 }
 
+// An exclusive store reports decisions of one key that overlap.
+type exclusive struct {
+	penstock.Store
+	t    *testing.T
+	busy sync.Map
+}
+
+func (e *exclusive) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	for i := range charges {
+		if _, isBusy := e.busy.LoadOrStore(charges[i].Key, true); isBusy {
+			e.t.Errorf("two decisions of %q overlap", charges[i].Key)
+		}
+		defer e.busy.Delete(charges[i].Key)
+	}
+	for range 20 {
+		runtime.Gosched() // another decision would begin now
+	}
+	return e.Store.Decide(ctx, charges)
+}
+
 func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
-	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{})
+	_, addr := serve(t, &exclusive{Store: memstore.New(memstore.Options{Now: newClock().Now}), t: t}, nil, Options{})
 	w := connect(t, addr)
 	var pipeline strings.Builder
 	var want []string
@@ -181,6 +209,16 @@ func TestCommandsOfOneKeyKeepTheirOrder(t *testing.T) {
 			pipeline.WriteString(encode("DEL", key))
 			left[key] = 0
 			want = append(want, "1")
+			continue
+		}
+		if i%25 == 24 {
+			keys := []string{"DEL"}
+			for k := range 3 {
+				keys = append(keys, fmt.Sprint("key", (i+k)%7))
+				left[keys[k+1]] = 0
+			}
+			pipeline.WriteString(encode(keys...))
+			want = append(want, "3")
 			continue
 		}
 		left[key]++
@@ -247,13 +285,13 @@ func TestAStoreThatFailsIsAnErrorOrWhatOnFailureSays(t *testing.T) {
 		{"timeout", failing(penstock.ReasonTimeout), "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
 		{"unreachable", failing(penstock.ReasonUnreachable), "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged", "-UNAVAILABLE unreachable: the store gave no decision; nothing was charged"},
 		{"panic", panics, "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made", "-UNAVAILABLE unknown: the store gave no decision; the charge may have been made"},
-		{"local", fallback(guard.FailLocal), "[0 16 15 -1 2]", "1"},
+		{"local", fallback(guard.FailLocal), "[0 16 15 -1 20]", "1"},
 		{"open", fallback(guard.FailOpen), "[0 16 16 -1 0]", "1"},
 		{"closed", fallback(guard.FailClosed), "[1 16 0 1 0]", "-UNAVAILABLE timeout: the store gave no decision; the charge may have been made"},
 	} {
 		_, addr := serve(t, c.store, nil, Options{})
 		w := connect(t, addr)
-		w.send(encode("CL.THROTTLE", "a", "15", "30", "60") + encode("CL.THROTTLE", "b", "15", "30", "60") + encode("DEL", "a") + encode("PING"))
+		w.send(encode("CL.THROTTLE", "a", "15", "3", "60") + encode("CL.THROTTLE", "b", "15", "3", "60") + encode("DEL", "a") + encode("PING"))
 		for i, want := range []string{c.cell, c.cell, c.reset, "+PONG"} {
 			if got := w.reply(); got != want {
 				t.Errorf("%s: reply %d is %q; want %q", c.name, i, got, want)
@@ -374,7 +412,7 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 		act     func(w *wire)
 	}{
 		"silent":                  {short, func(*wire) {}},
-		"silent after a command":  {short, func(w *wire) { w.expect("PING", "+PONG") }},
+		"silent after a command":  {short, func(w *wire) { w.send(encode("PING")) }},
 		"part of a command":       {long, func(w *wire) { w.send(encode("PING") + "*1\r\n$4") }},
 		"part of a line":          {long, func(w *wire) { w.send("PING") }},
 		"never authenticated":     {authenticated, func(*wire) {}},
@@ -394,10 +432,68 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 	}
 }
 
-// repeat sends a text until the connection ends.
+// A scripted connection receives these parts, and notes the deadline of each read.
+type scripted struct {
+	net.Conn
+	parts     []string
+	deadlines []time.Time
+}
+
+func (c *scripted) Read(p []byte) (int, error) {
+	if len(c.parts) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, c.parts[0])
+	c.parts = c.parts[1:]
+	return n, nil
+}
+
+func (c *scripted) Write(p []byte) (int, error)      { return len(p), nil }
+func (c *scripted) SetWriteDeadline(time.Time) error { return nil }
+func (c *scripted) SetReadDeadline(at time.Time) error {
+	c.deadlines = append(c.deadlines, at)
+	return nil
+}
+
+func TestDeadlinesDoNotMoveWhileACommandArrives(t *testing.T) {
+	const idle, read = time.Hour, time.Minute
+	for _, c := range []struct {
+		name        string
+		credentials []Credential
+		parts       []string
+		isSame      []bool // as the deadline before
+		isIdle      []bool
+	}{
+		{"anonymous", nil, []string{"PI", "NG", "\r\nPI", "NG\r", "\n"}, []bool{false, false, true, false, true, false}, []bool{true, false, false, false, false, true}},
+		{"before AUTH", []Credential{{"", "token"}}, []string{"PI", "NG\r\n", "RESET\r\n", "AUTH token\r\n"}, []bool{false, true, true, true, false}, []bool{false, false, false, false, true}},
+	} {
+		s, err := New(memstore.New(memstore.Options{}), nil, Options{Credentials: c.credentials, AllowAnonymous: c.credentials == nil, IdleTimeout: idle, ReadTimeout: read})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := &scripted{parts: c.parts}
+		newClient(s, conn).serve()
+		if len(conn.deadlines) != len(c.isSame) {
+			t.Fatalf("%s: %d deadlines; want %d", c.name, len(conn.deadlines), len(c.isSame))
+		}
+		for i, at := range conn.deadlines {
+			if isIdle := time.Until(at) > 2*read; isIdle != c.isIdle[i] {
+				t.Errorf("%s: deadline %d is in %v", c.name, i, time.Until(at))
+			}
+			if i > 0 && at.Equal(conn.deadlines[i-1]) != c.isSame[i] {
+				t.Errorf("%s: deadline %d is %v later than the one before", c.name, i, at.Sub(conn.deadlines[i-1]))
+			}
+		}
+	}
+}
+
+// repeat sends a text until the server ends the connection. The test fails if it does not.
 func repeat(w *wire, text string) {
 	for {
-		if _, err := io.WriteString(w, text); err != nil {
+		if _, err := io.WriteString(w, text); errors.Is(err, os.ErrDeadlineExceeded) {
+			w.t.Errorf("the server still reads after %v", testLimit)
+			return
+		} else if err != nil {
 			return
 		}
 		if len(text) == 1 {
