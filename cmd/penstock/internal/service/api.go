@@ -26,13 +26,12 @@ func (s *service) newAPI() (http.Handler, error) {
 	}), nil
 }
 
-// misused returns a function that logs how a proxy uses forward-auth in a wrong way, at most every
-// ten seconds.
+// misused returns a function that logs why forward-auth did not decide, at most every ten seconds.
 func (s *service) misused() func(error) {
 	line := &logthrottle.Line{Every: 10 * time.Second}
 	return func(err error) {
 		if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("a proxy uses forward-auth in a wrong way", "err", err, "skipped", skipped)
+			s.Log.Warn("forward-auth refused to decide; the proxy or the policy must change", "err", err, "unlogged", skipped)
 		}
 	}
 }

@@ -167,7 +167,7 @@ func (s *service) open(runCtx context.Context) error {
 func (s *service) listen(ctx context.Context, server *server, address string, limit int64) error {
 	l, err := openListener(ctx, address)
 	if err != nil {
-		return fmt.Errorf("%s (%s): %w", server.name, s.Settings.Source(server.name), err)
+		return fmt.Errorf("%s (%s): %w; choose another address with --%s", server.name, s.Settings.Source(server.name), err, server.name)
 	}
 	s.onClose(func() { l.Close() })
 	server.listener = limitConnections(l, int(limit), s.connectionsFull(server.name, limit))
