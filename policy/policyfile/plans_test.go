@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A store makes its scripts for the plans in their order. So they must have the order of the charges.
+// A store makes scripts for the plans in their order. So they must have the order of the charges.
 func TestPlansHaveTheOrderOfCharges(t *testing.T) {
 	rules := policyIn(t, "policy.yaml", `
 rules:
