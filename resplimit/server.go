@@ -37,7 +37,8 @@ type Options struct {
 
 	// MaxConnections is how many clients may be connected. Others get an error and are
 	// disconnected. An idle connection takes about 12 KB, one that sends or receives as much as it
-	// may at most 250 KB: 66 KB each of input and of keys, 96 KB of decisions, 20 KB of replies. Default: 10,000.
+	// may at most 250 KB: 66 KB each of input and of keys, 96 KB of decisions, 20 KB of replies.
+	// Default: 10,000.
 	MaxConnections int
 
 	// IdleTimeout is how long a client may be silent between commands. Default: 5 minutes.
