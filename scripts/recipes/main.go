@@ -212,8 +212,8 @@ func startPenstock(dir, address, store string) (*process, error) {
 	return start(dir, "penstock", address, cmd)
 }
 
-// startRows starts those of the named proxies that are there, each with an application. It returns what it started
-// if there is an error, too.
+// startRows starts those of the named proxies that are there, each with an application. It returns
+// what it started if there is an error, too.
 func startRows(dir, recipesDir, proxiesDir, penstock string, names []string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
