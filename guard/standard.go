@@ -92,8 +92,8 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		return nil, fmt.Errorf("%w: guard: Options has no Server: set it to the redisstore.Store below all wrappers, or set Instances to how many processes share the store", penstock.ErrInvalid)
 	}
 	if o.Breaker.MaxPause == 0 {
-		// At worst a store recovers right after a probe was sent. Then that probe lasts up to 250 ms until
-		// it fails, the pause 480 ms with its jitter, and the probes that close the breaker 200 ms.
+		// At worst a store recovers right after a probe was sent. Then that probe lasts up to 250 ms,
+		// the pause 480 ms with its jitter, and the probes that close the breaker 200 ms.
 		o.Breaker.MaxPause = 400 * time.Millisecond
 	}
 	d := &deadline.Set{After: o.Timeout.after()}
