@@ -2,6 +2,7 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"github.com/penstock/penstock"
@@ -13,9 +14,9 @@ type NamedCall struct {
 	// Rule is the name of the rule. What the rule matches does not matter.
 	Rule string
 
-	// Key is what is charged, as the keys of events are written: "user:42". A limit of the same
-	// rule that another transport charges under this key has the same counter. A limit by Global
-	// keeps its own key.
+	// Key is what is charged, as the keys of events are written: "user:42". Its kind must be one that
+	// each limit of the rule counts under. A limit of the same rule that another transport charges
+	// under this key has the same counter. A limit by Global keeps its own key.
 	Key string
 
 	// Cost is charged to each limit of the rule, whatever cost the rule says.
@@ -48,6 +49,9 @@ func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 	for _, l := range rule.Limits {
 		if err := l.checkNamed(); err != nil {
 			return err
+		}
+		if !l.Key.Global && !l.Key.CanBe(c.Key) {
+			return fmt.Errorf("the limit %s does not count under such a key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
 		}
 	}
 	v.request.named, v.request.isNamed = c, true

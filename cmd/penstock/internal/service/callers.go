@@ -35,9 +35,13 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 
 // newRESP makes the server for Redis clients.
 func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnections int64) (*server, error) {
-	controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected})
-	if err != nil {
-		return nil, err
+	var controller *admission.Controller // nil: there is no policy
+	if s.Settings.Config != "" || s.Settings.Demo {
+		var err error
+		controller, err = admission.New(s.core.Store, s.core.Rules, admission.Options{HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected})
+		if err != nil {
+			return nil, err
+		}
 	}
 	o := resplimit.Options{
 		AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,

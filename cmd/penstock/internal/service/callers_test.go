@@ -202,8 +202,32 @@ func TestRedisClientsNeedNoPolicy(t *testing.T) {
 	if reply := r.redis("CL.THROTTLE", "user123", "15", "30", "60", "1"); reply != "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n" {
 		t.Errorf("redis-cell's example: %q", reply)
 	}
-	if reply := r.redis("PENSTOCK.CHECK", "search", "user123"); !strings.HasPrefix(reply, "-") {
-		t.Errorf("a rule that does not exist: %q", reply)
+	if reply := r.redis("PENSTOCK.CHECK", "search", "user123"); !strings.Contains(reply, "has no policy") {
+		t.Errorf("a rule without a policy: %q", reply)
+	}
+}
+
+func TestRedisClientsShareTheCountersOfOthers(t *testing.T) {
+	r := startLimited(t, nil, `
+http: {trusted_proxies: [127.0.0.1]}
+rules:
+  - {name: api, match: {path: /api/**}, per: ip, limits: [{rate: 1/h}]}
+  - {name: both, match: {path: /x}, limits: [{name: a, rate: 1/h, per: ip}, {name: k, rate: 1/h, per: {key: header X-Key}}]}
+`,
+		map[string]string{"api": "127.0.0.1:0", "resp": "127.0.0.1:0"})
+	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/api/a"); status != 200 {
+		t.Fatalf("forward-auth: %d", status)
+	}
+	for _, c := range []struct{ rule, key, reply string }{
+		{"api", "ip:192.0.2.1", "*7\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n$6\r\ndenied\r\n$8\r\napi.hour\r\n"},
+		{"api", "192.0.2.1", "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},
+		{"api", "user:192.0.2.1", "-ERR the limit hour does not count under such a key; write one such as ip:42\r\n"},
+		{"both", "ip:192.0.2.1", "-ERR the limit k does not count under such a key; write one such as key:42\r\n"},
+		{"none", "ip:192.0.2.1", "-ERR the policy has no rule of this name\r\n"},
+	} {
+		if reply := r.redis("PENSTOCK.CHECK", c.rule, c.key); reply != c.reply {
+			t.Errorf("%s of %s: %q, want %q", c.key, c.rule, reply, c.reply)
+		}
 	}
 }
 
