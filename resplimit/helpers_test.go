@@ -110,6 +110,7 @@ func (w *wire) send(text string) {
 
 func (w *wire) reply() string {
 	w.t.Helper()
+	w.SetDeadline(time.Now().Add(testLimit))
 	text, err := readReply(w.replies)
 	if err != nil {
 		w.t.Fatalf("read a reply: %v", err)
