@@ -1,6 +1,8 @@
 package resplimit
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
 	"net"
 	"sync"
@@ -51,6 +53,9 @@ const (
 // server is closed.
 func (c *client) serve() {
 	defer panicked.Recover("a RESP client is served")
+	if c.handshake() != nil {
+		return
+	}
 	for c.receive() == nil {
 		b := batches.Get().(*batch)
 		isOpen := c.answer(b)
@@ -60,6 +65,18 @@ func (c *client) serve() {
 			return
 		}
 	}
+}
+
+// handshake makes the handshake of a TLS connection within ReadTimeout. Otherwise the first read
+// would make it, within IdleTimeout.
+func (c *client) handshake() error {
+	conn, isTLS := c.conn.(*tls.Conn)
+	if !isTLS {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(c.server.ctx, c.server.options.ReadTimeout)
+	defer cancel()
+	return conn.HandshakeContext(ctx)
 }
 
 // receive reads once. The deadline of a command does not move while it arrives, so that a client

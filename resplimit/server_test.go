@@ -2,6 +2,7 @@ package resplimit
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -429,6 +430,33 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 			c.act(w)
 			await(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
 		})
+	}
+}
+
+// A TLS handshake gets no more time than a command, whatever an idle client gets.
+func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
+	s, err := New(memstore.New(memstore.Options{}), nil, Options{AllowAnonymous: true, IdleTimeout: testLimit, ReadTimeout: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := tls.NewListener(tcp, &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return nil, errors.New("no handshake gets so far")
+	}})
+	go s.Serve(l)
+	defer s.Close()
+	for i, part := range []string{"", "\x16\x03\x01"} { // nothing, and the beginning of a handshake
+		conn, err := net.Dial("tcp", tcp.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, part)
+		await(t, "the client is connected", func() bool { return s.lastID.Load() == int64(i+1) })
+		await(t, "the client is disconnected", func() bool { return s.Connections() == 0 })
 	}
 }
 

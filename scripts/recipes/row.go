@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -223,8 +224,9 @@ func (r *row) checkOpened() {
 		r.opened.post("/api/things", "X-Api-Key", "banned"),
 		r.opened.post("/api/things", "X-Forwarded-Uri", "/free"),
 		r.opened.post("/api/things", "X-Original-Uri", "/free"),
+		r.opened.post("/api/things", "X-A", strings.Repeat("a", 7000), "X-B", strings.Repeat("b", 7000), "X-C", strings.Repeat("c", 7000)),
 	} {
-		r.expect(a.status == "429" || a.status == "400" || a.status == "403", "opened: %s got %s", a.request, a.status)
+		r.expect(slices.Contains([]string{"400", "403", "429", "431"}, a.status), "opened: %s got %s", a.request, a.status)
 	}
 }
 
@@ -303,7 +305,7 @@ func (r *row) sendBody(method, target, host string, body io.Reader, header ...st
 	req.URL.Scheme, req.URL.Host, req.Host = "http", r.address, host
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
-		request += " " + header[i] + ": " + header[i+1]
+		request += fmt.Sprintf(" %s: %.40s", header[i], header[i+1])
 	}
 	response, err := r.client.Do(req)
 	if err != nil {

@@ -4,17 +4,37 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/slowclient"
+	"github.com/penstock/penstock/httplimit/forwardauth"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/resplimit"
 )
 
 // maxQuestion is the largest body that a caller may send, in bytes.
 const maxQuestion = 1 << 20
+
+// throttleName is the name of the limit that CL.THROTTLE charges.
+const throttleName = "cl.throttle"
+
+// checkRules refuses rules that a listener for callers cannot enforce.
+func (s *service) checkRules(rules *policy.Rules) error {
+	for _, rule := range rules.Rules() {
+		if rule.Name == throttleName && s.Settings.RESP != "" {
+			return fmt.Errorf("%w: rule %s: CL.THROTTLE counts under this name; rename the rule", penstock.ErrInvalid, rule.Name)
+		}
+	}
+	if s.Settings.API == "" {
+		return nil
+	}
+	return forwardauth.Check(rules)
+}
 
 // newCallers makes the server of a listener where callers ask for decisions.
 func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
@@ -44,7 +64,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 		}
 	}
 	o := resplimit.Options{
-		AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,
+		LimitName: throttleName, AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,
 		ReadTimeout: s.Settings.HeaderTimeout,
 	}
 	if len(s.Settings.CallerToken) > 0 {

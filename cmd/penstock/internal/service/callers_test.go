@@ -134,6 +134,15 @@ func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
 	}
 }
 
+func TestRuleMayNotHaveTheNameOfThrottle(t *testing.T) {
+	const clash = "rules: [{name: cl.throttle, match: {path: /**}, per: ip, limits: [{name: cl.throttle, rate: 3/h}]}]\n"
+	err := Run(t.Context(), options(t, nil, limitedBy(t, clash, map[string]string{"resp": "127.0.0.1:0"})))
+	if err == nil || !strings.Contains(err.Error(), "rename the rule") {
+		t.Errorf("started with a rule that shares counters with CL.THROTTLE: %v", err)
+	}
+	start(t, nil, limitedBy(t, clash, map[string]string{"api": "127.0.0.1:0"})) // no CL.THROTTLE, no clash
+}
+
 func TestCallersNeedACertificate(t *testing.T) {
 	authority := newAuthority(t)
 	certificate := authority.issue(1)

@@ -17,7 +17,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
-	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 
 // Options of Run.
@@ -127,11 +126,9 @@ func (s *service) open(runCtx context.Context) error {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", least, "max_connections", s.Settings.MaxConnections)
 	}
 	var err error
-	options := core.Options{Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms}
-	if s.Settings.API != "" {
-		options.Check = forwardauth.Check
-	}
-	s.core, err = core.Open(runCtx, options)
+	s.core, err = core.Open(runCtx, core.Options{
+		Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules,
+	})
 	if err != nil {
 		return err
 	}
