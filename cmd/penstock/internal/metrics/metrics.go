@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"maps"
 	"net/http"
 	"runtime"
 	"slices"
@@ -68,6 +69,8 @@ type Metrics struct {
 	latency  *prometheus.HistogramVec
 	rules    atomic.Pointer[map[Rule]*series]
 	mu       sync.Mutex           // held while rules change, and while a rule gets its histogram
+	kept     []Rule               // those that SetRules does not remove
+	waiting  []func() int         // guarded by mu; their sum is the gauge
 	errors   []prometheus.Counter // by reason
 
 	unknownOutcome prometheus.Counter
@@ -97,7 +100,7 @@ func (s *series) isIdle() bool {
 
 // New makes Metrics without rules. The version is shown in rate_limiter_build_info.
 func New(version string) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry()}
+	m := &Metrics{registry: prometheus.NewRegistry(), kept: []Rule{other}}
 	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "rate_limiter_latency_seconds",
 		Help:    "Time until a request was decided, or until its decision failed.",
@@ -152,13 +155,17 @@ func New(version string) *Metrics {
 		Help: "Reloads of the policy, by outcome.",
 	}, []string{"outcome"})
 	m.reloaded, m.notReloaded = reloads.WithLabelValues("success"), reloads.WithLabelValues("failure")
+	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "rate_limiter_requests_waiting",
+		Help: "Requests that wait until their limits allow them.",
+	}, m.allWaiting)
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "rate_limiter_build_info",
 		Help:        "Build information; always 1.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(checks{m}, m.latency, failures, m.unknownOutcome, m.tokensRejected, decisions, m.reloadOK, m.reloadTime, reloads, build,
+	m.registry.MustRegister(checks{m}, m.latency, failures, m.unknownOutcome, m.tokensRejected, decisions, m.reloadOK, m.reloadTime, reloads, waiting, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.SetRules(nil)
 	return m
@@ -169,14 +176,26 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
 }
 
-// SetRules sets the current rules. Rules that stay keep their counts; the series of removed rules
-// end.
+// SetRules sets the current rules of the policy. Rules that stay keep their counts; the series of
+// removed rules end.
 func (m *Metrics) SetRules(rules []Rule) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.setRulesLocked(rules)
+}
+
+// AddRule adds a rule that is not of the policy, so SetRules does not remove it.
+func (m *Metrics) AddRule(rule Rule) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kept = append(m.kept, rule)
+	m.setRulesLocked(slices.Collect(maps.Keys(*m.rules.Load())))
+}
+
+func (m *Metrics) setRulesLocked(rules []Rule) {
 	old := m.rules.Load()
-	all := make(map[Rule]*series, len(rules)+1)
-	for _, rule := range append(slices.Clone(rules), other) {
+	all := make(map[Rule]*series, len(rules)+len(m.kept))
+	for _, rule := range slices.Concat(rules, m.kept) {
 		if old != nil && (*old)[rule] != nil {
 			all[rule] = (*old)[rule]
 			continue
@@ -246,12 +265,21 @@ func (m *Metrics) Error(reason string, mayBeCharged bool) {
 // TokenRejected counts a request whose token was rejected.
 func (m *Metrics) TokenRejected(reason string) { m.tokensRejected.WithLabelValues(reason).Inc() }
 
-// Waiting sets the function that counts waiting requests. It is called once.
-func (m *Metrics) Waiting(now func() int) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "rate_limiter_requests_waiting",
-		Help: "Requests that wait until their limits allow them.",
-	}, func() float64 { return float64(now()) }))
+// AddWaiting adds a function that counts waiting requests, such as those of one listener. Each
+// scrape calls all of them.
+func (m *Metrics) AddWaiting(now func() int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waiting = append(m.waiting, now)
+}
+
+func (m *Metrics) allWaiting() (sum float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, now := range m.waiting {
+		sum += float64(now())
+	}
+	return sum
 }
 
 // LinesLost sets the function that counts lost lines of the log. It is called once.

@@ -150,6 +150,30 @@ func TestSeriesFollowTheRules(t *testing.T) {
 	}
 }
 
+func TestARuleBesideThePolicyStays(t *testing.T) {
+	m, call := New(""), Rule{"call", "call", "token-bucket"}
+	m.SetRules([]Rule{search})
+	m.CountRequest(search, admission.Allowed, time.Millisecond)
+	m.AddRule(call)
+	for _, rules := range [][]Rule{{search}, {search, login}, {login}, nil, {search}} {
+		m.CountRequest(call, admission.Denied, time.Millisecond)
+		m.SetRules(rules)
+	}
+	counts := *m.rules.Load()
+	if n := counts[call].outcomes[admission.Denied].Load(); n != 5 {
+		t.Errorf("%d calls are counted; want 5", n)
+	}
+	if len(counts) != 3 || counts[search].outcomes[admission.Allowed].Load() != 0 || counts[login] != nil {
+		t.Errorf("after rule search was removed and added there are %v", counts)
+	}
+	m.SetRules([]Rule{search})
+	m.CountRequest(search, admission.Allowed, time.Millisecond)
+	m.AddRule(login)
+	if n := (*m.rules.Load())[search].outcomes[admission.Allowed].Load(); n != 1 {
+		t.Errorf("a rule of the policy has %d requests after another was added; want 1", n)
+	}
+}
+
 func TestCheckAllocatesNothing(t *testing.T) {
 	m := New("")
 	m.SetRules([]Rule{search, login})
@@ -179,7 +203,8 @@ func TestPageHasTheNames(t *testing.T) {
 	m := New("v1.2.3")
 	m.SetRules([]Rule{search})
 	m.CountRequest(search, admission.Denied, 3*time.Millisecond)
-	m.Waiting(func() int { return 2 })
+	m.AddWaiting(func() int { return 2 })
+	m.AddWaiting(func() int { return 3 })
 	recorder := httptest.NewRecorder()
 	m.Handler().ServeHTTP(recorder, httptest.NewRequest("GET", "/metrics", nil))
 	page, _ := io.ReadAll(recorder.Body)
@@ -190,7 +215,7 @@ func TestPageHasTheNames(t *testing.T) {
 		`rate_limiter_latency_seconds_bucket{algorithm="token-bucket",limit="second",rule="search",le="0.005"} 1`,
 		`rate_limiter_shadow_rejected_total{algorithm="token-bucket",limit="second",rule="search"} 0`,
 		`rate_limiter_errors_total{reason="unreachable"} 0`,
-		`rate_limiter_requests_waiting 2`,
+		`rate_limiter_requests_waiting 5`,
 		`version="v1.2.3"`,
 		`go_goroutines`, `process_open_fds`,
 	} {

@@ -17,6 +17,7 @@ func (s *service) newAPI() (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.metrics.AddWaiting(forward.Waiting)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if forwardauth.IsEndpoint(r.URL.Path) {
 			forward.ServeHTTP(w, r)

@@ -21,7 +21,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 	if err != nil {
 		return nil, err
 	}
-	s.metrics.Waiting(gate.Waiting)
+	s.metrics.AddWaiting(gate.Waiting)
 	upstream := s.Settings.Upstream
 	if s.Settings.Demo {
 		demo, err := demoupstream.Start()

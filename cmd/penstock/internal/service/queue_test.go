@@ -123,3 +123,40 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 		t.Logf("counted: %d clients that left the queue", leave)
 	})
 }
+
+// Requests that wait at the proxy and those that wait at forward-auth are counted together.
+func TestAllListenersCountTheirWaitingRequests(t *testing.T) {
+	const policy = `
+http: {trusted_proxies: [127.0.0.1]}
+rules: [{name: queue, match: {path: /queue}, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 2, max_wait: 3h}]}]
+`
+	r := startLimited(t, hello, policy, map[string]string{"api": "127.0.0.1:0"})
+	if status := ask(t, http.DefaultClient, "http://"+r.API, "192.0.2.1", "/queue"); status != 200 {
+		t.Fatalf("the first got %d", status)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	gone := make(chan struct{}, 2)
+	wait := func(url string, header http.Header, want string) {
+		request, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header = header
+		go func() {
+			if res, err := http.DefaultClient.Do(request); err == nil {
+				t.Errorf("%s answered %s to a request that must wait", url, res.Status)
+				res.Body.Close()
+			}
+			gone <- struct{}{}
+		}()
+		await(t, want+" requests to wait", func() bool { return r.metric("rate_limiter_requests_waiting") == want })
+	}
+	wait("http://"+r.API+"/auth/forward", http.Header{
+		"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {"/queue"}, "X-Forwarded-Host": {"example.com"}, "X-Forwarded-For": {"192.0.2.1"},
+	}, "1")
+	wait("http://"+r.Listen+"/queue", http.Header{}, "2")
+	leave()
+	<-gone
+	<-gone
+	await(t, "both to leave", func() bool { return r.metric("rate_limiter_requests_waiting") == "0" })
+}
