@@ -15,6 +15,34 @@ type Credential struct {
 	Password string
 }
 
+// An AuthFailure is why a client was refused for its password.
+type AuthFailure uint8
+
+const (
+	WrongPassword AuthFailure = iota // AUTH or HELLO with a user and a password that no credential has
+	NoPassword                       // another command of a client that has not authenticated
+	authFailures
+)
+
+var authFailureNames = [authFailures]string{"wrong_password", "no_password"}
+
+func (f AuthFailure) String() string {
+	if f >= authFailures {
+		return "unknown"
+	}
+	return authFailureNames[f]
+}
+
+// AuthFailures returns all reasons why clients are refused for their passwords.
+func AuthFailures() []AuthFailure { return []AuthFailure{WrongPassword, NoPassword} }
+
+// authFailed reports that the client is refused.
+func (c *client) authFailed(f AuthFailure) {
+	if report := c.server.options.AuthFailed; report != nil {
+		report(f, c.conn.RemoteAddr())
+	}
+}
+
 // defaultUser is the user of an AUTH without a name.
 const defaultUser = "default"
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/panicked"
@@ -150,7 +151,13 @@ func (s *Server) decide(j *job) {
 	if j.charges == nil {
 		j.charges = j.one[:]
 	}
+	if !s.isObserved(j) {
+		j.decision, j.err = panicked.Decide(s.ctx, s.store, j.charges)
+		return
+	}
+	start := time.Now()
 	j.decision, j.err = panicked.Decide(s.ctx, s.store, j.charges)
+	s.observe(j, time.Since(start))
 }
 
 var errPanic = errors.New("resplimit: a panic ended the decision")

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/internal/effort"
 	"github.com/penstock/penstock/memstore"
 )
@@ -44,11 +46,15 @@ func BenchmarkPipeline(b *testing.B) {
 	for _, c := range []struct {
 		name      string
 		parallel  int
+		observe   func(*admission.Event)
 		pipelines [][]byte
 		lines     int
-	}{{"PING", 1, ping, 1}, {"CL.THROTTLE", 1, throttles(), 6}, {"CL.THROTTLE,parallel", 0, throttles(), 6}} {
+	}{
+		{"PING", 1, nil, ping, 1}, {"CL.THROTTLE", 1, nil, throttles(), 6}, {"CL.THROTTLE,observed", 1, func(*admission.Event) {}, throttles(), 6},
+		{"CL.THROTTLE,parallel", 0, nil, throttles(), 6},
+	} {
 		b.Run(c.name, func(b *testing.B) {
-			_, addr := serve(b, memstore.New(memstore.Options{}), nil, Options{Parallel: c.parallel})
+			_, addr := serve(b, memstore.New(memstore.Options{}), nil, Options{Parallel: c.parallel, Observe: c.observe})
 			w, memory := connect(b, addr), make([]byte, 64<<10)
 			b.ReportAllocs()
 			b.ResetTimer()
@@ -65,7 +71,8 @@ func TestAThrottleAllocatesItsKey(t *testing.T) {
 	effort.WithoutRace(t)
 	pipelines := throttles()
 	for parallel, want := range map[int]float64{1: 1.25, 64: 3.5} {
-		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel})
+		var observed atomic.Int64
+		_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Parallel: parallel, Observe: func(*admission.Event) { observed.Add(1) }})
 		w, memory, i := connect(t, addr), make([]byte, 64<<10), 0
 		for range 2 * len(pipelines) { // all keys exist, and all memory that is used again
 			w.roundTrip(pipelines[i%len(pipelines)], 6, memory)
@@ -78,6 +85,9 @@ func TestAThrottleAllocatesItsKey(t *testing.T) {
 		t.Logf("%d in parallel: %.2f allocations for a command", parallel, n)
 		if n > want {
 			t.Errorf("%d in parallel: %.2f allocations for a command; want %v at most", parallel, n, want)
+		}
+		if sent := int64(i * pipelineLength); observed.Load() != sent {
+			t.Errorf("%d in parallel: %d commands have %d events", parallel, sent, observed.Load())
 		}
 	}
 }

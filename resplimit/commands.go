@@ -19,6 +19,7 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 	}
 	toUpper(name)
 	if !c.isAuthenticated && needsUser(name) {
+		c.authFailed(NoPassword)
 		c.fail(b, "NOAUTH Authentication required.")
 		return true
 	}
@@ -183,6 +184,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 		b.fail(wrongNumber(args[0]))
 		return true
 	case len(c.server.credentials) == 0:
+		c.authFailed(WrongPassword)
 		b.fail(errNoPassword)
 		return true
 	}
@@ -197,6 +199,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 func (c *client) authenticate(user, password []byte) bool {
 	if !c.server.credentials.admit(user, password) {
 		c.wrongPasswords++
+		c.authFailed(WrongPassword)
 		return false
 	}
 	c.user, c.isAuthenticated = string(user), true
@@ -242,6 +245,7 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 		return c.wrongPasswords < maxWrongPasswords
 	}
 	if !c.isAuthenticated {
+		c.authFailed(NoPassword)
 		b.fail(errNoAuth)
 		return true
 	}

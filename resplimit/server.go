@@ -50,6 +50,18 @@ type Options struct {
 
 	// WriteTimeout is how long a client may take to receive replies. Default: 10 seconds.
 	WriteTimeout time.Duration
+
+	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, but not with those of
+	// quantity 0. Rule and Limit of the event are LimitName. If the client gets an error because the
+	// store gave no decision, the outcome is FailedClosed and the event has Err. What PENSTOCK.CHECK
+	// decides is observed by the controller. Many goroutines call it at once. It must be quick, and
+	// must not keep the Event. Default: none.
+	Observe func(*admission.Event)
+
+	// AuthFailed is called each time that a client is refused for its password, with the client's
+	// address. The client can cause this at will, so log it at a bounded rate. Many goroutines call it
+	// at once. It must be quick. Default: none.
+	AuthFailed func(AuthFailure, net.Addr)
 }
 
 // The defaults of Options.

@@ -1,0 +1,52 @@
+package resplimit
+
+import (
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// events are used by one decision after another.
+var events = sync.Pool{New: func() any { return new(admission.Event) }}
+
+// isObserved tells whether a job has an event of its own. A quantity of 0 has none, because it
+// spends nothing, and the controller emits that of a PENSTOCK.CHECK.
+func (s *Server) isObserved(j *job) bool {
+	isThrottle := j.dialect == cell || j.dialect == crab
+	return isThrottle && j.one[0].Mode != penstock.Peek && s.options.Observe != nil
+}
+
+// observe emits the event of a job that has been decided.
+func (s *Server) observe(j *job, latency time.Duration) {
+	defer panicked.Recover("a decision is observed")
+	e := events.Get().(*admission.Event)
+	*e = admission.Event{
+		Rule: s.options.LimitName, Limit: s.options.LimitName, Algorithm: j.one[0].Plan.Algorithm().Title(), Key: j.key,
+		Outcome: s.outcome(j), Latency: latency, Err: j.err,
+	}
+	if j.err == nil {
+		e.Source, e.Decision, e.Charges = j.decision.Source, &j.decision, j.charges
+	}
+	s.options.Observe(e)
+	*e = admission.Event{} // it must not keep the key
+	events.Put(e)
+}
+
+// outcome is what became of a command. A client that gets an error is not admitted.
+func (s *Server) outcome(j *job) admission.Outcome {
+	switch {
+	case j.err != nil && s.ctx.Err() != nil && errors.Is(j.err, s.ctx.Err()):
+		return admission.Abandoned
+	case j.err != nil, j.decision.Source == penstock.FromClosed && !j.decision.Allowed:
+		return admission.FailedClosed
+	case !j.decision.Allowed:
+		return admission.Denied
+	case j.decision.Source == penstock.FromOpen:
+		return admission.FailedOpen
+	}
+	return admission.Allowed
+}

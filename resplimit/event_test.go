@@ -1,0 +1,177 @@
+package resplimit
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+)
+
+// A record keeps lines about events.
+type record struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (r *record) add(line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, line)
+}
+
+func (r *record) observe(e *admission.Event) {
+	line := fmt.Sprintf("%s/%s %s %s %s %s", e.Rule, e.Limit, e.Algorithm, e.Key, e.Outcome, e.Source)
+	if e.Latency <= 0 {
+		line += " without latency"
+	}
+	if (e.Decision == nil) != (e.Err != nil) || e.Decision != nil && (len(e.Charges) != 1 || e.Charges[0].Key != e.Key) {
+		line += fmt.Sprintf(" with decision %v, charges %v and error %v", e.Decision, e.Charges, e.Err)
+	}
+	if e.Err != nil {
+		line += " error"
+	}
+	r.add(line)
+}
+
+// take returns the lines since the last call.
+func (r *record) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lines := r.lines
+	r.lines = nil
+	return lines
+}
+
+func (r *record) expect(t *testing.T, about string, want ...string) {
+	t.Helper()
+	if got := r.take(); !slices.Equal(got, want) {
+		t.Errorf("%s: the events are %q; want %q", about, got, want)
+	}
+}
+
+func TestEachThrottleHasOneEvent(t *testing.T) {
+	const allowed, denied = "cl.throttle/cl.throttle token-bucket a allowed store", "cl.throttle/cl.throttle token-bucket a denied store"
+	for _, parallel := range []int{1, 64} {
+		var r record
+		store := memstore.New(memstore.Options{Now: newClock().Now})
+		_, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerDay(1)), Options{Parallel: parallel, Observe: r.observe})
+		w := connect(t, addr)
+		w.expect("CL.THROTTLE a 1 1 60", "[0 2 1 -1 60]")
+		r.expect(t, "allowed", allowed)
+		w.expect("THROTTLE a 2 1 60", "[1 2 0 120 0]")
+		w.expect("THROTTLE a 2 1 60", "[0 2 0 120 60]")
+		r.expect(t, "allowed, then denied", allowed, denied)
+		for _, line := range []string{"CL.THROTTLE a 1 1 60 0", "THROTTLE a 2 1 60 0", "DEL a", "PING", "CL.THROTTLE a 1 0 60", "CL.THROTTLE a", "PENSTOCK.CHECK search user:1"} {
+			w.do(line)
+			r.expect(t, line)
+		}
+		var pipeline strings.Builder
+		for range 20 {
+			pipeline.WriteString(encode("CL.THROTTLE", "a", "13", "1", "3600"))
+		}
+		w.send(pipeline.String())
+		for range 20 {
+			w.reply()
+		}
+		r.expect(t, "a pipeline", append(slices.Repeat([]string{allowed}, 14), slices.Repeat([]string{denied}, 6)...)...)
+	}
+}
+
+func TestEventsHaveTheirOwnName(t *testing.T) {
+	var r record
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{LimitName: "calls", Observe: r.observe})
+	connect(t, addr).do("CL.THROTTLE a 1 1 60")
+	r.expect(t, "another LimitName", "calls/calls token-bucket a allowed store")
+}
+
+func TestAStoreThatFailsIsInTheEvent(t *testing.T) {
+	fallback := func(mode guard.FailureMode) penstock.Store {
+		return penstock.Wrap(failing(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
+	}
+	for want, store := range map[string]penstock.Store{
+		"failed_closed store error": failing(penstock.ReasonTimeout),
+		"failed_closed closed":      fallback(guard.FailClosed),
+		"failed_open open":          fallback(guard.FailOpen),
+		"allowed fallback":          fallback(guard.FailLocal),
+	} {
+		var r record
+		_, addr := serve(t, store, nil, Options{Observe: r.observe})
+		connect(t, addr).do("CL.THROTTLE a 15 3 60")
+		r.expect(t, want, "cl.throttle/cl.throttle token-bucket a "+want)
+	}
+}
+
+func TestADecisionThatCloseEndsIsAbandoned(t *testing.T) {
+	var r record
+	asked := make(chan struct{})
+	store := penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+		close(asked)
+		<-ctx.Done()
+		return penstock.Decision{}, ctx.Err()
+	})
+	s, addr := serve(t, store, nil, Options{Observe: r.observe})
+	connect(t, addr).send(encode("CL.THROTTLE", "a", "1", "1", "60"))
+	<-asked
+	s.Close()
+	r.expect(t, "closed", "cl.throttle/cl.throttle token-bucket a abandoned store error")
+}
+
+// The commands are decided in several goroutines.
+func TestAnObserverThatPanicsHarmsNobody(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Observe: func(*admission.Event) { panic("a bug in an observer") }})
+	w := connect(t, addr)
+	w.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("PING"))
+	for _, want := range []string{"[0 2 1 -1 60]", "[0 2 1 -1 60]", "+PONG"} {
+		if got := w.reply(); got != want {
+			t.Errorf("the reply is %q; want %q", got, want)
+		}
+	}
+}
+
+func TestRefusedPasswordsAreReported(t *testing.T) {
+	var r record
+	failed := func(f AuthFailure, peer net.Addr) { r.add(f.String() + " " + peer.String()) }
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"ann", "secret"}}, AuthFailed: failed})
+	w := connect(t, addr)
+	wrong, none := "wrong_password "+w.LocalAddr().String(), "no_password "+w.LocalAddr().String()
+	for _, c := range []struct {
+		line string
+		want []string
+	}{
+		{"AUTH secret", []string{wrong}}, {"AUTH ann wrong", []string{wrong}}, {"HELLO 3 AUTH ann wrong", []string{wrong}},
+		{"PING", []string{none}}, {"CL.THROTTLE a 1 1 60", []string{none}}, {"HELLO 3", []string{none}},
+		{"AUTH", nil}, {"HELLO 4", nil}, {"AUTH ann secret", nil}, {"HELLO 3 AUTH ann secret", nil}, {"PING", nil}, {"NONESUCH", nil},
+	} {
+		w.do(c.line)
+		r.expect(t, c.line, c.want...)
+	}
+
+	_, addr = serve(t, memstore.New(memstore.Options{}), nil, Options{AuthFailed: failed})
+	w = connect(t, addr)
+	wrong = "wrong_password " + w.LocalAddr().String()
+	for _, line := range []string{"AUTH secret", "HELLO 3 AUTH default secret"} { // no password is configured
+		w.do(line)
+		r.expect(t, line, wrong)
+	}
+}
+
+func TestAuthFailuresHaveNames(t *testing.T) {
+	seen := map[string]bool{AuthFailure(255).String(): true}
+	for _, f := range AuthFailures() {
+		if name := f.String(); name == "" || seen[name] {
+			t.Errorf("%d has the name %q of another one", f, name)
+		}
+		seen[f.String()] = true
+	}
+	if len(seen) != int(authFailures)+1 {
+		t.Errorf("AuthFailures returns %d of %d", len(seen)-1, authFailures)
+	}
+}
