@@ -75,6 +75,7 @@ type Metrics struct {
 
 	unknownOutcome prometheus.Counter
 	tokensRejected *prometheus.CounterVec
+	authFailures   *prometheus.CounterVec
 	decisions      []prometheus.Counter // by source
 	breakerChanges *prometheus.CounterVec
 
@@ -142,6 +143,7 @@ func New(version string) *Metrics {
 	for _, reason := range policy.TokenReasons() {
 		m.tokensRejected.WithLabelValues(reason)
 	}
+	m.authFailures = newAuthFailures()
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",
 		Help: "1 if the last load of the policy succeeded, else 0.",

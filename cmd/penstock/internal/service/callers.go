@@ -7,9 +7,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/slowclient"
 	"github.com/penstock/penstock/httplimit/forwardauth"
@@ -20,7 +24,7 @@ import (
 // maxQuestion is the largest body that a caller may send, in bytes.
 const maxQuestion = 1 << 20
 
-// throttleName is the name of the limit that CL.THROTTLE charges.
+// throttleName is the name of the limit that CL.THROTTLE charges, and of its rule in the metrics.
 const throttleName = "cl.throttle"
 
 // checkRules refuses rules that a listener for callers cannot enforce.
@@ -65,7 +69,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}
 	o := resplimit.Options{
 		LimitName: throttleName, AllowAnonymous: s.Settings.AdmitsOpenCallers(l), MaxConnections: int(maxConnections), IdleTimeout: s.Settings.IdleTimeout,
-		ReadTimeout: s.Settings.HeaderTimeout,
+		ReadTimeout: s.Settings.HeaderTimeout, Observe: s.core.Observe, AuthFailed: s.authFailed(),
 	}
 	if len(s.Settings.CallerToken) > 0 {
 		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
@@ -77,6 +81,8 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	if err != nil {
 		return nil, err
 	}
+	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
+	s.metrics.RESP(resp.Connections)
 	return &server{
 		name: l.Name,
 		serve: func(l net.Listener) error {
@@ -91,4 +97,20 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 		shutdown: func(ctx context.Context) { resp.Shutdown(ctx) },
 		stop:     func() { resp.Close() },
 	}, nil
+}
+
+// authFailed returns a function that counts Redis clients that are refused for their password, and
+// logs each reason at most every ten seconds.
+func (s *service) authFailed() func(resplimit.AuthFailure, net.Addr) {
+	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
+	for i := range lines {
+		lines[i].Every = 10 * time.Second
+	}
+	return func(f resplimit.AuthFailure, peer net.Addr) {
+		s.metrics.AuthFailed(f)
+		s.Log.Debug("a Redis client was refused", "reason", f.String(), "client", peer.String())
+		if skipped, isDue := lines[f].Due(); isDue {
+			s.Log.Warn("a Redis client did not send the right caller_token, and is refused", "reason", f.String(), "unlogged", skipped)
+		}
+	}
 }

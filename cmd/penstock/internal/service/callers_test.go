@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/logbuffer"
 )
 
 // oncePerHour denies the second request of an address, and trusts the tests to name addresses.
@@ -255,4 +258,102 @@ func TestRedisClientsNeedTheToken(t *testing.T) {
 	if text := r.log.String(); strings.Contains(text, token) {
 		t.Errorf("the log shows the token: %s", text)
 	}
+}
+
+// CL.THROTTLE has a series of its own, with a policy and without one, and keeps it over a reload.
+func TestCallsOfRedisClientsAreCounted(t *testing.T) {
+	const series = `{algorithm="token-bucket",limit="cl.throttle",rule="cl.throttle"}`
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		all := map[string]string{"resp": "127.0.0.1:0"}
+		for name, text := range flags {
+			all[name] = text
+		}
+		all = limitedBy(t, oncePerHour, all)
+		r := start(t, nil, all)
+		expect := func(when string, counts map[string]string) {
+			t.Helper()
+			for name, want := range counts {
+				if got := r.metric(name); got != want {
+					t.Errorf("%s: %s is %q; want %s", when, name, got, want)
+				}
+			}
+		}
+		expect("at the start", map[string]string{"rate_limiter_allowed_total" + series: "0", "rate_limiter_rejected_total" + series: "0"})
+		for range 20 {
+			r.redis("CL.THROTTLE", "k", "13", "1", "3600")
+		}
+		r.redis("CL.THROTTLE", "k", "13", "1", "3600", "0") // only asks
+		counts := map[string]string{
+			"rate_limiter_allowed_total" + series: "14", "rate_limiter_rejected_total" + series: "6", "rate_limiter_latency_seconds_count" + series: "20",
+			`rate_limiter_allowed_total{algorithm="other",limit="other",rule="other"}`:  "0",
+			`rate_limiter_rejected_total{algorithm="other",limit="other",rule="other"}`: "0",
+		}
+		expect("after 20 calls", counts)
+		replaceFile(t, all["config"], noLimits)
+		await(t, "the reload", func() bool { return strings.Contains(r.log.String(), "policy reloaded") })
+		expect("after a reload", counts)
+		r.redis("THROTTLE", "k", "13", "1", "3600")
+		expect("after another call", map[string]string{"rate_limiter_rejected_total" + series: "7"})
+	})
+	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
+	r.redis("CL.THROTTLE", "k", "13", "1", "3600")
+	if n := r.metric("rate_limiter_allowed_total" + series); n != "1" {
+		t.Errorf("without a policy %q calls are counted, want 1", n)
+	}
+	r.wait()
+	none := start(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": "127.0.0.1:0"}))
+	if n := none.metric("rate_limiter_allowed_total" + series); n != "" {
+		t.Errorf("without Redis clients there is a series of CL.THROTTLE: %s", n)
+	}
+}
+
+func TestWrongPasswordsAreCountedAndLogged(t *testing.T) {
+	const token, wrong = "0123456789abcdef", "a-wrong-password"
+	for _, level := range []slog.Level{slog.LevelInfo, slog.LevelDebug} {
+		log := new(logbuffer.Buffer)
+		r := start(t, nil, limitedBy(t, oncePerHour, map[string]string{"resp": "127.0.0.1:0", "caller-token": token}), func(o *Options) {
+			o.Log = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: level}))
+		})
+		for range 5 {
+			r.redis("AUTH", wrong)
+		}
+		r.redis("CL.THROTTLE", "k", "1", "1", "60")
+		r.redis("AUTH", token)
+		for reason, want := range map[string]string{"wrong_password": "5", "no_password": "1"} {
+			if n := r.metric(`rate_limiter_resp_auth_failures_total{reason="` + reason + `"}`); n != want {
+				t.Errorf("%q refusals are counted with reason %s, want %s", n, reason, want)
+			}
+			if lines := log.Lines("level=WARN", "did not send the right caller_token", "reason="+reason); len(lines) != 1 || strings.Contains(lines[0], "client=") {
+				t.Errorf("%s: the lines are %q; want one, without the client's address", reason, lines)
+			}
+		}
+		want := 0
+		if level == slog.LevelDebug {
+			want = 6
+		}
+		if lines := log.Lines("level=DEBUG", "client=127.0.0.1:"); len(lines) != want {
+			t.Errorf("%d lines of level debug have an address, want %d", len(lines), want)
+		}
+		if text := log.String(); strings.Contains(text, token) || strings.Contains(text, wrong) {
+			t.Errorf("the log shows a password: %s", text)
+		}
+		r.wait()
+	}
+}
+
+func TestConnectedRedisClientsAreCounted(t *testing.T) {
+	r := start(t, nil, map[string]string{"resp": "127.0.0.1:0"})
+	const series = "rate_limiter_resp_connections"
+	var conns []net.Conn
+	for range 3 {
+		conn, err := net.Dial("tcp", r.RESP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns = append(conns, conn)
+	}
+	await(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
+	conns[0].Close()
+	await(t, "2 clients to be left", func() bool { return r.metric(series) == "2" })
 }

@@ -1,0 +1,32 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock/penstock/resplimit"
+)
+
+func newAuthFailures() *prometheus.CounterVec {
+	failures := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_resp_auth_failures_total",
+		Help: "Commands of Redis clients that were refused because of a wrong password, or because none had been sent.",
+	}, []string{"reason"})
+	for _, f := range resplimit.AuthFailures() {
+		failures.WithLabelValues(f.String())
+	}
+	return failures
+}
+
+// RESP registers the series of Redis clients. The function counts those that are connected. RESP is
+// called once.
+func (m *Metrics) RESP(connections func() int) {
+	m.registry.MustRegister(m.authFailures, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "rate_limiter_resp_connections",
+		Help: "Redis clients that are connected.",
+	}, func() float64 { return float64(connections()) }))
+}
+
+// AuthFailed counts a command that was refused for its client's password.
+func (m *Metrics) AuthFailed(f resplimit.AuthFailure) {
+	m.authFailures.WithLabelValues(f.String()).Inc()
+}
