@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A register is what instances are noted in.
+// A register is the store's list of instances: when the registration of each ends.
 type register struct {
 	mu    sync.Mutex
 	until map[string]time.Time
@@ -42,7 +42,7 @@ func (r *register) fail(down bool) {
 	r.down = down
 }
 
-func TestAFleetKnowsHowManyItIs(t *testing.T) {
+func TestInstancesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r register
 		var all []*guard.InstanceCounter
@@ -51,8 +51,8 @@ func TestAFleetKnowsHowManyItIs(t *testing.T) {
 		}
 		want := func(when string, n int, some ...*guard.InstanceCounter) {
 			t.Helper()
-			for i, f := range some {
-				if got := f.Instances(); got != n {
+			for i, counter := range some {
+				if got := counter.Instances(); got != n {
 					t.Errorf("%s: instance %d counts %d; want %d", when, i, got, n)
 				}
 			}
@@ -78,8 +78,8 @@ func TestAFleetKnowsHowManyItIs(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		want("one has come", 4, all[:3]...)
 		want("with a floor", 10, more)
-		for _, f := range append(all[:3], more) {
-			f.Close()
+		for _, counter := range append(all[:3], more) {
+			counter.Close()
 		}
 		if n, _ := r.Heartbeat(context.Background(), "x", 0); n != 0 {
 			t.Errorf("%d are still counted", n)
@@ -87,13 +87,13 @@ func TestAFleetKnowsHowManyItIs(t *testing.T) {
 	})
 }
 
-func TestBeforeTheFirstAnswerAFleetIsItsFloor(t *testing.T) {
+func TestBeforeTheFirstHeartbeatTheFloorIsAssumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := register{down: true}
-		f := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 3})
-		defer f.Close()
+		counter := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: r.Heartbeat, Floor: 3})
+		defer counter.Close()
 		time.Sleep(time.Hour)
-		if n := f.Instances(); n != 3 {
+		if n := counter.Instances(); n != 3 {
 			t.Errorf("it counts %d; want 3", n)
 		}
 	})

@@ -12,8 +12,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Forged tokens cost as many signature checks as the address has, and no more.
-func TestForgedTokensCostNoMoreChecksThanTheirAddressHas(t *testing.T) {
+// A limit before authentication bounds how many signatures of forged tokens are checked for an
+// address.
+func TestLimitBeforeAuthBoundsSignatureChecks(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}
 rules:
@@ -42,9 +43,9 @@ rules:
 		statuses[last.Code]++
 	}
 	if checked != 20 || statuses[200] != 20 || statuses[429] != 980 {
-		t.Errorf("%d signatures were checked, and the answers are %v", checked, statuses)
+		t.Errorf("%d signatures were checked, and the statuses are %v", checked, statuses)
 	}
 	if last.Header().Get("Retry-After") == "" || last.Header().Get("RateLimit") == "" {
-		t.Errorf("a denial says %v", last.Header())
+		t.Errorf("a denial has the headers %v", last.Header())
 	}
 }

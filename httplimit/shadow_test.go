@@ -43,7 +43,7 @@ func TestLooserShadowsShowWhatTheyWouldLetThrough(t *testing.T) {
 	}
 }
 
-// isShadow tells whether a batch is of the rules of looser, and tried.
+// isShadow tells whether a batch belongs to a shadow of the policy looser.
 func isShadow(charges []penstock.Charge) bool {
 	return strings.HasSuffix(charges[0].Plan.Name(), ".candidate") || charges[0].Plan.Group() == "b"
 }
@@ -77,22 +77,22 @@ rules:
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h, algorithm: sliding-window}]}
 `
 
-// Shadows of other algorithms take no time of their own: all batches of a request are asked before
+// Shadows of other algorithms take no time of their own: all batches of a request are sent before
 // any has an answer.
-func TestShadowsAreAskedBesideTheLimitsThatAreEnforced(t *testing.T) {
+func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		memory, asked := memstore.New(memstore.Options{}), make(chan bool, 3)
+		memory, sent := memstore.New(memstore.Options{}), make(chan bool, 3)
 		all := make(chan struct{})
 		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-			asked <- isShadow(charges)
+			sent <- isShadow(charges)
 			<-all
 			return memory.Decide(ctx, charges)
 		}), otherAlgorithms)
 		served := make(chan int, 1)
 		go func() { served <- send(gate.Middleware(answer(200)), "GET", "/").Code }()
 		synctest.Wait()
-		if len(asked) != 3 {
-			t.Errorf("%d batches are asked at once; want 3", len(asked))
+		if len(sent) != 3 {
+			t.Errorf("%d batches were sent at once; want 3", len(sent))
 		}
 		close(all)
 		if status := <-served; status != 200 || seen.count(admission.ShadowAllowed) != 2 {
@@ -123,7 +123,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 	})
 }
 
-// A denied request is not answered with what a shadow counts.
+// A denied request gets status 429 and not 401, so the shadow with on_status 401 must not count it.
 func TestDeniedRequestsAreNotChargedByStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, seen := gateOf(t, `
@@ -137,7 +137,7 @@ rules: [{name: a, per: global, limits: [{name: hard, rate: 1/h}, {name: failed, 
 			synctest.Wait()
 		}
 		if denied := seen.count(admission.ShadowDenied); denied != 0 {
-			t.Errorf("the shadow would have denied %d, where one request of 3 had failed", denied)
+			t.Errorf("the shadow would have denied %d requests; want 0, because only one of the 3 failures that it allows was served", denied)
 		}
 	})
 }

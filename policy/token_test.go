@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// fields are the attributes of a request that has nothing else.
+// fields are Attributes that have only headers, cookies and the like: no address and no body.
 type fields map[Kind]map[string][]string
 
 func (f fields) Lookup(kind Kind, name string) []string { return f[kind][name] }
 func (f fields) Address() netip.Addr                    { return netip.Addr{} }
 func (f fields) BodySize() int64                        { return 0 }
 
-func TestTheOneTokenOfARequest(t *testing.T) {
+func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 	t.Parallel()
 	const token, long = "aaaa.bbbb.cccc", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhYSJ9.c2lnbmF0dXJl"
 	type lines = map[string][]string
@@ -23,7 +23,7 @@ func TestTheOneTokenOfARequest(t *testing.T) {
 		header, cookie string
 		lines          lines
 		cookies        cookies
-		want           string // "!" if it can be read in several ways
+		want           string // "!" if Find says that the token is unclear: malformed, or one of several
 	}{
 		{lines: lines{"Authorization": {"Bearer " + token}}, want: token},
 		{lines: lines{"Authorization": {"bearer " + token}}, want: token},

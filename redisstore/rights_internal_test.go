@@ -14,18 +14,18 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// A user that lacks one right is refused, whatever it asks: nothing is charged, no key is left
-// without a TTL, and the error names the right. Each right is taken away in turn from the
-// documented ones, and each step of a trace that runs every command of the scripts is first tried
-// by the user without it, then made by one with all of them.
+// If a user lacks one of the documented rights, a call that needs it fails: nothing is charged, no
+// key is left without a TTL, and the error names the right. For each right there is a user without
+// it, who tries each step of a trace first. If the step fails, a user with all rights runs it then.
+// The trace runs every command of the scripts.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.Start(t)
 	all := strings.Fields(redistest.DocumentedRights(t).Single)
-	mustDo(t, s, append(strings.Fields("ACL SETUSER whole on >secret ~limiter1* -@all"), all...)...)
+	mustDo(t, s, append(strings.Fields("ACL SETUSER complete on >secret ~limiter1* -@all"), all...)...)
 	dial := func(user string) Client { return dialURL(t, "redis://"+user+":secret@"+s.Addr) }
-	whole := dial("whole")
+	complete := dial("complete")
 	refused := 0
 	for _, right := range all {
 		user := "no" + strings.Map(func(c rune) rune { return map[bool]rune{true: c, false: -1}[c >= 'a' && c <= 'z'] }, right)
@@ -33,7 +33,7 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 		mustDo(t, s, append(strings.Fields("ACL SETUSER "+user+" on >secret ~limiter1* -@all"), others...)...)
 		mustDo(t, s, "FLUSHALL")
 		mustDo(t, s, "SCRIPT", "FLUSH")
-		n := tryWithout(t, s, right, dial(user), whole)
+		n := tryWithout(t, s, right, dial(user), complete)
 		if n == 0 {
 			t.Errorf("%s is not needed by any step of the trace", right)
 		}
@@ -42,14 +42,14 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	t.Logf("counted: %d refusals without one of %d rights", refused, len(all))
 }
 
-// tryWithout returns how many steps were refused for want of the right.
-func tryWithout(t *testing.T, s *redistest.Server, right string, without, whole Client) (refused int) {
+// tryWithout returns how many steps failed because the user lacks the right.
+func tryWithout(t *testing.T, s *redistest.Server, right string, without, complete Client) (refused int) {
 	clock := time.Now()
-	missing, complete := storesOf(t, without, &clock), storesOf(t, whole, &clock)
+	restrictedStores, completeStores := storesOf(t, without, &clock), storesOf(t, complete, &clock)
 	for i, step := range everyCommand(&clock) {
 		name := fmt.Sprintf("step %d (%s) without %s", i, step.name, right)
 		before := dump(t, s)
-		err := step.run(missing)
+		err := step.run(restrictedStores)
 		if err == nil {
 			continue
 		}
@@ -71,14 +71,14 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, whole 
 		for key := range before {
 			t.Errorf("%s: %q was deleted", name, key)
 		}
-		if err := step.run(complete); err != nil {
+		if err := step.run(completeStores); err != nil {
 			t.Fatalf("%s, with all rights: %v", name, err)
 		}
 	}
 	return refused
 }
 
-// stores are two of one user: one goes by the test's clock, the other by the server's.
+// stores are two stores of one user: given has the test's clock, own has the server's.
 type stores struct{ given, own *Store }
 
 func storesOf(t *testing.T, client Client, clock *time.Time) stores {
@@ -90,14 +90,14 @@ func storesOf(t *testing.T, client Client, clock *time.Time) stores {
 	return stores{given, own}
 }
 
-// A commandStep asks a user's stores something.
+// A commandStep is one call to the stores of a user.
 type commandStep struct {
 	name string
 	run  func(u stores) error
 }
 
-// everyCommand is a trace that makes the scripts run every command that stands in them, with each
-// harness.
+// everyCommand is a trace in which scripts of each kind (single, uniform and mixed) run every
+// command that they contain.
 func everyCommand(clock *time.Time) (steps []commandStep) {
 	ctx := context.Background()
 	add := func(name string, run func(u stores) error) {

@@ -32,6 +32,7 @@ func TestServersAndSentinelsRunTheChosenProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal("the chosen program was not run:", err)
 	}
+	// The server starts twice. A primary, its replica and 3 Sentinels start, and 6 nodes of a Cluster.
 	for what, want := range map[string]int{"\n": 2 + (2 + 3) + 6, " --sentinel ": 3, " --cluster-enabled ": 6} {
 		if n := strings.Count(string(text), what); n != want {
 			t.Errorf("the arguments of the chosen program have %q %d times; want %d", what, n, want)

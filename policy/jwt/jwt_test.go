@@ -27,20 +27,20 @@ import (
 )
 
 // tokenNow is when all tests of tokens take place, and tokenOK is what a token says that is
-// believed then.
+// accepted then.
 var tokenNow = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 var tokenOK = fmt.Sprintf(`"iss":"https://issuer.example/","aud":["rides","food"],"exp":%d,"nbf":%[2]d,"iat":%[2]d`,
 	tokenNow.Add(time.Hour).Unix(), tokenNow.Add(-time.Minute).Unix())
 
-// An issuerOfTests signs tokens, and has a Verifier that believes it.
-type issuerOfTests struct {
+// A testIssuer signs tokens, and has a Verifier that accepts them.
+type testIssuer struct {
 	alg string
 	own any // its private key
 	v   *Verifier
 }
 
-func newIssuer(t testing.TB, alg string, change func(*Config)) issuerOfTests {
+func newIssuer(t testing.TB, alg string, change func(*Config)) testIssuer {
 	t.Helper()
 	dir := t.TempDir()
 	pair := jwttest.Pairs()[alg]
@@ -59,11 +59,11 @@ func newIssuer(t testing.TB, alg string, change func(*Config)) issuerOfTests {
 		t.Fatal(err)
 	}
 	v.now = func() time.Time { return tokenNow }
-	return issuerOfTests{alg, pair[0], v}
+	return testIssuer{alg, pair[0], v}
 }
 
 // token is what the issuer signs. more goes into the header, and must begin with a comma.
-func (i issuerOfTests) token(more, payload string) string {
+func (i testIssuer) token(more, payload string) string {
 	return jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+`","typ":"JWT"`+more+`}`, payload)
 }
 
@@ -109,7 +109,7 @@ func TestEveryAlgorithmIsBelieved(t *testing.T) {
 			counted++
 		}
 	}
-	t.Logf("counted: %d genuine tokens believed", counted)
+	t.Logf("counted: %d genuine tokens accepted", counted)
 }
 
 func TestKeysAreForTheirOwnAlgorithmUnlessToldOtherwise(t *testing.T) {
@@ -119,7 +119,7 @@ func TestKeysAreForTheirOwnAlgorithmUnlessToldOtherwise(t *testing.T) {
 		_, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
 		usual := alg[0] == 'E' || alg == "RS256" || alg == "HS256"
 		if (err == nil) != usual {
-			t.Errorf("%s: %v; believed by default: %v", alg, err, usual)
+			t.Errorf("%s: %v; accepted by default: %v", alg, err, usual)
 		}
 	}
 }
@@ -136,9 +136,9 @@ func TestSetOfKeysSaysWhatEachIsFor(t *testing.T) {
 		jwttest.JWK(pairs["RS256"][1], `,"kid":"f","alg":"RSA-OAEP"`),
 		`{"kty":"OKP","crv":"X25519","x":"AAAA","kid":"g"}`, `{"kty":"new"}`))
 	for _, c := range []struct {
-		alg, kid string
-		which    int
-		believed bool
+		alg, kid   string
+		which      int
+		isAccepted bool
 	}{
 		{"PS512", "a", 0, true}, {"EdDSA", "b", 0, true}, {"ES384", "c", 0, true}, {"ES384", "", 0, true},
 		{"RS256", "a", 0, false}, {"PS256", "a", 0, false}, {"PS512", "a", 1, false}, {"PS512", "b", 0, false},
@@ -149,7 +149,7 @@ func TestSetOfKeysSaysWhatEachIsFor(t *testing.T) {
 			header = `{"alg":"` + c.alg + `","kid":"` + c.kid + `"}`
 		}
 		_, err := v.Claims(jwttest.Sign(c.alg, pairs[c.alg][c.which], header, `{"sub":"x",`+tokenOK+`}`))
-		if (err == nil) != c.believed {
+		if (err == nil) != c.isAccepted {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -206,8 +206,8 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 	}
 }
 
-// forgeries are tokens that name the victim and must not be believed, by what is wrong with them.
-func (i issuerOfTests) forgeries() map[string]string {
+// forgeries are tokens that name the victim and must not be accepted, by what is wrong with them.
+func (i testIssuer) forgeries() map[string]string {
 	pairs := jwttest.Pairs()
 	other := pairs[i.alg][1]
 	victim := `{"sub":"victim",` + tokenOK + `}`
@@ -225,84 +225,84 @@ func (i issuerOfTests) forgeries() map[string]string {
 	header := `{"alg":"` + i.alg + `","typ":"JWT"}`
 
 	f := map[string]string{
-		"signed by another key":             jwttest.Sign(i.alg, other, header, victim),
-		"signature left out":                part[0] + "." + part[1] + ".",
-		"two parts":                         part[0] + "." + part[1],
-		"one part":                          part[0],
-		"payload alone":                     part[1],
-		"four parts":                        genuine + "." + part[2],
-		"five parts":                        genuine + "." + part[1] + "." + part[2],
-		"trailing dot":                      genuine + ".",
-		"leading dot":                       "." + genuine,
-		"empty":                             "",
-		"dots":                              "..",
-		"payload changed":                   attackers[0] + "." + part[1] + "." + attackers[2],
-		"header changed":                    jwttest.Base64(`{"typ":"JWT","alg":"`+i.alg+`"}`) + "." + part[1] + "." + part[2],
-		"signature of the header":           part[0] + "." + part[1] + "." + part[0],
-		"signature a byte short":            with(sig[:len(sig)-1]),
-		"signature a byte long":             with(append(slices.Clone(sig), 0)),
-		"signature with a byte in front":    with(append([]byte{0}, sig...)),
-		"signature's first bit":             with(changed(0)),
-		"signature's last bit":              with(changed(len(sig) - 1)),
-		"signature of zeros":                with(make([]byte, len(sig))),
-		"signature of ones":                 with([]byte(strings.Repeat("\xff", len(sig)))),
-		"signature 0, 1":                    with(append(make([]byte, len(sig)-1), 1)),
-		"signature twice":                   with(append(slices.Clone(sig), sig...)),
-		"parts swapped":                     part[1] + "." + part[0] + "." + part[2],
-		"truncated by a letter":             genuine[:len(genuine)-1],
-		"truncated by half":                 genuine[:len(genuine)/2],
-		"padded signature":                  genuine + "=",
-		"padded twice":                      genuine + "==",
-		"padded payload":                    part[0] + "." + part[1] + "=." + part[2],
-		"padded header":                     part[0] + "==." + part[1] + "." + part[2],
-		"space in front":                    " " + genuine,
-		"space behind":                      genuine + " ",
-		"line end behind":                   genuine + "\n",
-		"line end in the signature":         part[0] + "." + part[1] + "." + part[2][:4] + "\r\n" + part[2][4:],
-		"tab in the signature":              part[0] + "." + part[1] + "." + part[2][:4] + "\t" + part[2][4:],
-		"NUL behind":                        genuine + "\x00",
-		"quoted":                            `"` + genuine + `"`,
-		"with its scheme":                   "Bearer " + genuine,
-		"two with a comma":                  genuine + "," + genuine,
-		"percent-encoded":                   strings.ReplaceAll(genuine, ".", "%2E"),
-		"wide dots":                         strings.ReplaceAll(genuine, ".", "．"),
-		"standard base64":                   part[0] + "." + part[1] + "." + base64.StdEncoding.EncodeToString(sig),
-		"as JSON":                           `{"payload":"` + part[1] + `","protected":"` + part[0] + `","signature":"` + part[2] + `"}`,
-		"header not base64":                 "!!!!." + part[1] + "." + part[2],
-		"payload not base64":                part[0] + ".!!!!." + part[2],
-		"huge":                              i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", policy.MaxTokenLength)+`",`+tokenOK+`}`),
-		"huge header":                       i.token(`,"x":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
-		"huge kid":                          i.token(`,"kid":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
-		"JWE":                               jwttest.Base64(`{"alg":"dir","enc":"A256GCM"}`) + ".." + part[1] + "." + part[2] + "." + part[2],
-		"alg written in other letters":      jwttest.Sign(i.alg, i.own, `{"alg":"`+strings.ToLower(i.alg)+`"}`, victim),
-		"alg with a space":                  jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+` "}`, victim),
-		"alg under another name":            jwttest.Sign(i.alg, i.own, `{"Alg":"`+i.alg+`"}`, victim),
-		"nested":                            i.token(`,"cty":"JWT"`, `"`+genuine+`"`),
-		"another key and its jwk":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jwk":`+publicJWK(other)+`}`, victim),
-		"another key and its jku":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jku":"http://127.0.0.1:1/jwks.json"}`, victim),
-		"another key and its x5u":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","x5u":"http://127.0.0.1:1/x.pem"}`, victim),
-		"another key and its x5c":           jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","x5c":["`+publicX5C(other)+`"]}`, victim),
-		"another key and its x5c as key":    jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"x5c","x5c":["`+publicX5C(other)+`"]}`, victim),
-		"another key, jwttest.Base64 false": jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","b64":false}`, victim),
-		"own key, crit b64":                 i.token(`,"b64":false,"crit":["b64"]`, victim),
-		"own key, crit empty":               i.token(`,"crit":[]`, victim),
-		"own key, crit null":                i.token(`,"crit":null`, victim),
-		"own key, kid a number":             i.token(`,"kid":1`, victim),
-		"own key, kid null":                 i.token(`,"kid":null`, victim),
-		"own key, kid a list":               i.token(`,"kid":["a"]`, victim),
-		"own key, kid an object":            i.token(`,"kid":{"a":1}`, victim),
-		"another key, own after the kid":    jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"public.pem"}`, victim),
-		"sub twice, the victim's first":     i.token("", `{"sub":"victim","sub":"attacker",`+tokenOK+`}`),
-		"sub twice, the victim's last":      i.token("", `{"sub":"attacker","sub":"victim",`+tokenOK+`}`),
-		"sub twice, once escaped":           i.token("", `{"sub":"attacker","\u0073ub":"victim",`+tokenOK+`}`),
-		"name twice further in":             i.token("", `{"sub":"victim","a":[{"b":{"c":1,"c":2}}],`+tokenOK+`}`),
-		"names that cannot be told apart":   i.token("", `{"sub":"victim","\ud800":1,"\ud801":2,`+tokenOK+`}`),
-		"exp twice":                         i.token("", `{"sub":"victim","exp":1,`+tokenOK+`}`),
-		"33 levels deep":                    i.token("", `{"sub":"victim","a":`+strings.Repeat("[", 32)+strings.Repeat("]", 32)+`,`+tokenOK+`}`),
-		"1,000 levels deep":                 i.token("", `{"sub":"victim","a":`+strings.Repeat(`{"a":`, 500)+"1"+strings.Repeat("}", 500)+`,`+tokenOK+`}`),
-		"2,500 lists deep":                  i.token("", strings.Repeat("[", 2500)+strings.Repeat("]", 2500)),
-		"3,000 lists deep and never out":    i.token("", strings.Repeat("[", 3000)),
-		"deep header":                       i.token(`,"kid":`+strings.Repeat("[", 2500)+strings.Repeat("]", 2500), victim),
+		"signed by another key":           jwttest.Sign(i.alg, other, header, victim),
+		"signature left out":              part[0] + "." + part[1] + ".",
+		"two parts":                       part[0] + "." + part[1],
+		"one part":                        part[0],
+		"payload alone":                   part[1],
+		"four parts":                      genuine + "." + part[2],
+		"five parts":                      genuine + "." + part[1] + "." + part[2],
+		"trailing dot":                    genuine + ".",
+		"leading dot":                     "." + genuine,
+		"empty":                           "",
+		"dots":                            "..",
+		"payload changed":                 attackers[0] + "." + part[1] + "." + attackers[2],
+		"header changed":                  jwttest.Base64(`{"typ":"JWT","alg":"`+i.alg+`"}`) + "." + part[1] + "." + part[2],
+		"signature of the header":         part[0] + "." + part[1] + "." + part[0],
+		"signature a byte short":          with(sig[:len(sig)-1]),
+		"signature a byte long":           with(append(slices.Clone(sig), 0)),
+		"signature with a byte in front":  with(append([]byte{0}, sig...)),
+		"signature's first bit":           with(changed(0)),
+		"signature's last bit":            with(changed(len(sig) - 1)),
+		"signature of zeros":              with(make([]byte, len(sig))),
+		"signature of ones":               with([]byte(strings.Repeat("\xff", len(sig)))),
+		"signature 0, 1":                  with(append(make([]byte, len(sig)-1), 1)),
+		"signature twice":                 with(append(slices.Clone(sig), sig...)),
+		"parts swapped":                   part[1] + "." + part[0] + "." + part[2],
+		"truncated by a letter":           genuine[:len(genuine)-1],
+		"truncated by half":               genuine[:len(genuine)/2],
+		"padded signature":                genuine + "=",
+		"padded twice":                    genuine + "==",
+		"padded payload":                  part[0] + "." + part[1] + "=." + part[2],
+		"padded header":                   part[0] + "==." + part[1] + "." + part[2],
+		"space in front":                  " " + genuine,
+		"space behind":                    genuine + " ",
+		"line end behind":                 genuine + "\n",
+		"line end in the signature":       part[0] + "." + part[1] + "." + part[2][:4] + "\r\n" + part[2][4:],
+		"tab in the signature":            part[0] + "." + part[1] + "." + part[2][:4] + "\t" + part[2][4:],
+		"NUL behind":                      genuine + "\x00",
+		"quoted":                          `"` + genuine + `"`,
+		"with its scheme":                 "Bearer " + genuine,
+		"two with a comma":                genuine + "," + genuine,
+		"percent-encoded":                 strings.ReplaceAll(genuine, ".", "%2E"),
+		"wide dots":                       strings.ReplaceAll(genuine, ".", "．"),
+		"standard base64":                 part[0] + "." + part[1] + "." + base64.StdEncoding.EncodeToString(sig),
+		"as JSON":                         `{"payload":"` + part[1] + `","protected":"` + part[0] + `","signature":"` + part[2] + `"}`,
+		"header not base64":               "!!!!." + part[1] + "." + part[2],
+		"payload not base64":              part[0] + ".!!!!." + part[2],
+		"huge":                            i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", policy.MaxTokenLength)+`",`+tokenOK+`}`),
+		"huge header":                     i.token(`,"x":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
+		"huge kid":                        i.token(`,"kid":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
+		"JWE":                             jwttest.Base64(`{"alg":"dir","enc":"A256GCM"}`) + ".." + part[1] + "." + part[2] + "." + part[2],
+		"alg written in other letters":    jwttest.Sign(i.alg, i.own, `{"alg":"`+strings.ToLower(i.alg)+`"}`, victim),
+		"alg with a space":                jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+` "}`, victim),
+		"alg under another name":          jwttest.Sign(i.alg, i.own, `{"Alg":"`+i.alg+`"}`, victim),
+		"nested":                          i.token(`,"cty":"JWT"`, `"`+genuine+`"`),
+		"another key and its jwk":         jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jwk":`+publicJWK(other)+`}`, victim),
+		"another key and its jku":         jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","jku":"http://127.0.0.1:1/jwks.json"}`, victim),
+		"another key and its x5u":         jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","x5u":"http://127.0.0.1:1/x.pem"}`, victim),
+		"another key and its x5c":         jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","x5c":["`+publicX5C(other)+`"]}`, victim),
+		"another key and its x5c as key":  jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"x5c","x5c":["`+publicX5C(other)+`"]}`, victim),
+		"another key, b64 false":          jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","b64":false}`, victim),
+		"own key, crit b64":               i.token(`,"b64":false,"crit":["b64"]`, victim),
+		"own key, crit empty":             i.token(`,"crit":[]`, victim),
+		"own key, crit null":              i.token(`,"crit":null`, victim),
+		"own key, kid a number":           i.token(`,"kid":1`, victim),
+		"own key, kid null":               i.token(`,"kid":null`, victim),
+		"own key, kid a list":             i.token(`,"kid":["a"]`, victim),
+		"own key, kid an object":          i.token(`,"kid":{"a":1}`, victim),
+		"another key, own after the kid":  jwttest.Sign(i.alg, other, `{"alg":"`+i.alg+`","kid":"public.pem"}`, victim),
+		"sub twice, the victim's first":   i.token("", `{"sub":"victim","sub":"attacker",`+tokenOK+`}`),
+		"sub twice, the victim's last":    i.token("", `{"sub":"attacker","sub":"victim",`+tokenOK+`}`),
+		"sub twice, once escaped":         i.token("", `{"sub":"attacker","\u0073ub":"victim",`+tokenOK+`}`),
+		"nested name twice":               i.token("", `{"sub":"victim","a":[{"b":{"c":1,"c":2}}],`+tokenOK+`}`),
+		"names that cannot be told apart": i.token("", `{"sub":"victim","\ud800":1,"\ud801":2,`+tokenOK+`}`),
+		"exp twice":                       i.token("", `{"sub":"victim","exp":1,`+tokenOK+`}`),
+		"33 levels deep":                  i.token("", `{"sub":"victim","a":`+strings.Repeat("[", 32)+strings.Repeat("]", 32)+`,`+tokenOK+`}`),
+		"1,000 levels deep":               i.token("", `{"sub":"victim","a":`+strings.Repeat(`{"a":`, 500)+"1"+strings.Repeat("}", 500)+`,`+tokenOK+`}`),
+		"2,500 lists deep":                i.token("", strings.Repeat("[", 2500)+strings.Repeat("]", 2500)),
+		"3,000 lists deep and never out":  i.token("", strings.Repeat("[", 3000)),
+		"deep header":                     i.token(`,"kid":`+strings.Repeat("[", 2500)+strings.Repeat("]", 2500), victim),
 	}
 	for _, secret := range i.publicTexts() {
 		for _, alg := range secretAlgorithms {
@@ -378,7 +378,7 @@ func (i issuerOfTests) forgeries() map[string]string {
 		f["signature in ASN.1"] = with(der)
 	}
 	for form, token := range f {
-		if token == genuine { // as standard base64 is where the signature has no + and no /
+		if token == genuine { // standard base64 is the same as base64url if the signature has no + and no /
 			delete(f, form)
 		}
 	}
@@ -386,7 +386,7 @@ func (i issuerOfTests) forgeries() map[string]string {
 }
 
 // publicTexts are spellings of the public key that a program could take for a secret.
-func (i issuerOfTests) publicTexts() []string {
+func (i testIssuer) publicTexts() []string {
 	if _, ok := i.own.([]byte); ok {
 		return []string{"", "secret", "public.pem", i.alg, jwttest.Secret[:32], jwttest.Secret + "\n"}
 	}
@@ -416,27 +416,27 @@ func publicX5C(key any) string {
 	return base64.StdEncoding.EncodeToString(certificate(key))
 }
 
-func TestForgedTokenNeverPaysForItsVictim(t *testing.T) {
+func TestForgedTokensAreNeverAccepted(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	tried := 0
 	forms := make(map[string]bool)
 	for _, alg := range []string{"HS256", "HS512", "RS256", "PS256", "ES256", "ES512", "EdDSA"} {
 		files := newIssuer(t, alg, nil)
-		issuers := []issuerOfTests{files}
+		issuers := []testIssuer{files}
 		if isPublic(alg) { // the same key in a JWKS, with a kid
 			set := jwttest.JWKS(jwttest.JWK(files.own, `,"kid":"k1","use":"sig"`))
 			v := fromSet(t, Config{Algorithms: []string{alg}, Issuer: "https://issuer.example/", Audience: "rides"}, set)
-			issuers = append(issuers, issuerOfTests{alg, files.own, v})
+			issuers = append(issuers, testIssuer{alg, files.own, v})
 		}
 		forged := files.forgeries()
 		for _, issuer := range issuers {
-			for round := range 2 { // the second time, what is remembered is of no help
+			for round := range 2 { // in the second round, the Verifier has a genuine token in its cache
 				for form, token := range forged {
 					forms[strings.ReplaceAll(form, alg, "ALG")] = true
 					c, err := issuer.v.Claims(token)
 					if sub, ok := c.Text("sub"); err == nil || ok || c != nil {
-						t.Errorf("%s: %s: believed as %q\n%.300s", alg, form, sub, token)
+						t.Errorf("%s: %s: accepted as %q\n%.300s", alg, form, sub, token)
 					}
 					tried++
 				}
@@ -455,8 +455,8 @@ func TestForgedTokenNeverPaysForItsVictim(t *testing.T) {
 	}
 }
 
-// Go's decoder takes any last letter whose used bits are right, so a signature would have up to 16
-// spellings.
+// The last letter of a signature in base64 has unused bits, which Go's decoder ignores. So a
+// signature would have up to 16 spellings.
 func TestSignatureHasOneSpelling(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
@@ -480,15 +480,15 @@ func TestTimesAreCheckedWithLeeway(t *testing.T) {
 	token := issuer.token("", fmt.Sprintf(`{"iss":"https://issuer.example/","aud":"rides","exp":%d,"nbf":%d}`,
 		tokenNow.Add(time.Hour).Unix(), tokenNow.Unix()))
 	for _, c := range []struct {
-		at       time.Duration
-		believed bool
+		at         time.Duration
+		isAccepted bool
 	}{
 		{-time.Minute - time.Second, false}, {-time.Minute, true}, {0, true}, {time.Hour + time.Minute - time.Second, true},
-		{time.Hour + time.Minute, false}, // remembered from before, and expired since
+		{time.Hour + time.Minute, false}, // in the cache, and expired since
 		{time.Hour, true}, {-time.Hour, false},
 	} {
 		issuer.v.now = func() time.Time { return tokenNow.Add(c.at) }
-		if _, err := issuer.v.Claims(token); (err == nil) != c.believed {
+		if _, err := issuer.v.Claims(token); (err == nil) != c.isAccepted {
 			t.Errorf("at %v: %v", c.at, err)
 		}
 	}
@@ -685,7 +685,7 @@ func TestRememberedTokensAreBounded(t *testing.T) {
 	}
 }
 
-// Whatever is sent, only the genuine token is believed; and whatever the issuer signs, what is read
+// Whatever is sent, only the genuine token is accepted; and whatever the issuer signs, what is read
 // of it is what others read.
 func FuzzToken(f *testing.F) {
 	issuer := newIssuer(f, "HS256", nil)
@@ -705,10 +705,10 @@ func FuzzToken(f *testing.F) {
 		}
 		var plain map[string]any
 		if err := json.Unmarshal([]byte(payload), &plain); err != nil {
-			t.Fatalf("believed, and not JSON: %q: %v", payload, err)
+			t.Fatalf("accepted, and not JSON: %q: %v", payload, err)
 		}
 		if plain["iss"] != "https://issuer.example/" || plain["exp"].(float64) < float64(tokenNow.Unix())-30 {
-			t.Fatalf("believed: %q", payload)
+			t.Fatalf("accepted: %q", payload)
 		}
 		for name, v := range plain {
 			got, ok := c.Text(name)

@@ -21,11 +21,11 @@ func TestCountsAreAddedUpByWhatIsCounted(t *testing.T) {
 	text, failed := summarize(t,
 		`{"Action":"output","Package":"a","Test":"TestX","Output":"    x_test.go:1: counted: 20 twins (seed 7)\n"}`,
 		`{"Action":"output","Package":"b","Test":"TestY","Output":"    y_test.go:1: counted: 3 twins\n"}`,
-		`{"Action":"output","Package":"b","Test":"TestY","Output":"    y_test.go:1: counted: 5 members of the zoo\n"}`,
-		`{"Action":"output","Package":"b","Test":"TestY","Output":"    y_test.go:1: discounted: 5 members of the zoo\n"}`,
+		`{"Action":"output","Package":"b","Test":"TestY","Output":"    y_test.go:1: counted: 5 broken algorithms\n"}`,
+		`{"Action":"output","Package":"b","Test":"TestY","Output":"    y_test.go:1: discounted: 5 broken algorithms\n"}`,
 		`{"Action":"pass","Package":"b","Test":"TestY"}`,
 	)
-	for _, want := range []string{"          23      2  twins\n", "           5      1  members of the zoo\n"} {
+	for _, want := range []string{"          23      2  twins\n", "           5      1  broken algorithms\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in:\n%s", want, text)
 		}

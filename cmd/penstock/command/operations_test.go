@@ -86,11 +86,11 @@ func served(t *testing.T, page string) (rows []string, values func(name, label s
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	p := startProcess(t, "--admin-listen=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL()) // a service without these has fewer series
-	asked, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                          // a rule has a histogram once it has traffic
+	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate")                                        // a rule has a histogram once it has traffic
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked.Body.Close()
+	limited.Body.Close()
 	res, err := http.Get("http://" + p.admin + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -104,15 +104,15 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 
 	tables := operations(t)
 	bare := func(cell string) string { return strings.ReplaceAll(cell, "`", "") }
-	var said []string
+	var documented []string
 	for _, cells := range tables["series"] {
 		labels := strings.FieldsFunc(bare(cells[2]), func(r rune) bool { return r == ',' || r == ' ' })
 		slices.Sort(labels)
-		said = append(said, fmt.Sprint(bare(cells[0]), " ", cells[1], " ", labels))
+		documented = append(documented, fmt.Sprint(bare(cells[0]), " ", cells[1], " ", labels))
 	}
-	slices.Sort(said)
-	if !slices.Equal(said, rows) {
-		t.Errorf("docs/operations.md has the series\n%s\n/metrics has\n%s", strings.Join(said, "\n"), strings.Join(rows, "\n"))
+	slices.Sort(documented)
+	if !slices.Equal(documented, rows) {
+		t.Errorf("docs/operations.md has the series\n%s\n/metrics has\n%s", strings.Join(documented, "\n"), strings.Join(rows, "\n"))
 	}
 	counted := len(rows)
 	for head, want := range map[string][]string{
@@ -120,21 +120,21 @@ func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 		"reason":  values("rate_limiter_errors_total", "reason"),
 		"source":  values("rate_limiter_decisions_total", "source"),
 	} {
-		var said []string
+		var documented []string
 		for _, cells := range tables[head] {
-			said = append(said, bare(cells[0]))
+			documented = append(documented, bare(cells[0]))
 		}
-		slices.Sort(said)
-		if !slices.Equal(said, want) {
-			t.Errorf("docs/operations.md: the table of each %s has %v; /metrics has %v", head, said, want)
+		slices.Sort(documented)
+		if !slices.Equal(documented, want) {
+			t.Errorf("docs/operations.md: the table with the column %s has %v; /metrics has %v", head, documented, want)
 		}
 		counted += len(want)
 	}
 	t.Logf("counted: %d series, outcomes and reasons of the docs", counted)
 }
 
-// TestOperationsPageNamesWhatThereIs: metrics, log lines and exit statuses on the page exist.
-func TestOperationsPageNamesWhatThereIs(t *testing.T) {
+// The metrics, log lines and exit statuses on the page exist.
+func TestOperationsPageNamesOnlyWhatExists(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
