@@ -30,8 +30,8 @@ const (
 
 // A Charge requests Cost units of a limit under a Key.
 type Charge struct {
-	// Key is whose limit is charged, such as a user or an address: any bytes, up to 64 KiB. The empty
-	// key is allowed. Charges with the same Key are always decided atomically.
+	// Key names whose limit is charged, such as a user or an address: any bytes, up to 64 KiB. The
+	// empty key is allowed. Charges with the same Key are always decided atomically.
 	Key string
 
 	// Plan is the limit. Limit.Compile makes it.
@@ -43,8 +43,8 @@ type Charge struct {
 	Mode Mode
 
 	// Patience is how long the caller is ready to wait before it is admitted. 0 means now or never.
-	// Only TokenBucket and LeakyBucket can book the future. Other algorithms, and a Draw of a
-	// TokenBucket, ignore Patience. The longest is Plan.MaxPatience.
+	// Only TokenBucket and LeakyBucket can grant units that become free later. Other algorithms, and
+	// a Draw of a TokenBucket, ignore Patience. The longest is Plan.MaxPatience.
 	Patience time.Duration
 
 	// Holder identifies who holds a slot (Concurrency) or a place in the queue (LeakyBucket): up to
@@ -62,8 +62,8 @@ func (c *Charge) MinCost() int64 {
 	return c.Cost
 }
 
-// Request sets *a to the request that the charge is to the algorithm of its limit. It is for
-// authors of a Store.
+// Request copies the charge into *a, the form in which the algorithm of its limit decides it. It is
+// for authors of a Store.
 func (c *Charge) Request(a *algorithm.Request) {
 	a.Mode = c.Mode
 	a.Cost = c.Cost
@@ -107,7 +107,7 @@ func checkPair(charges []Charge, i, j int) error {
 		return fmt.Errorf("%w: charges %d and %d are for one limit, %q, under one key; charge their sum at once, or rename one limit",
 			ErrInvalid, i, j, p.Name())
 	}
-	return fmt.Errorf("%w: limits %q and %q of group %q have the same tag by an unlucky chance; rename one of them",
+	return fmt.Errorf("%w: limits %q and %q of group %q have the same hash (the tag of their state); rename one of them",
 		ErrInvalid, p.Name(), q.Name(), p.Group())
 }
 

@@ -8,8 +8,8 @@ local function costof(key, member)
   return -tonumber(call('ZSCORE', key, 'c' .. member:sub(2)) or -1)
 end
 
--- Returns the time at which the holds that expire first have freed enough slots. The hold own does
--- not count.
+-- Returns the time at which the holds that expire first have freed enough slots. It skips the
+-- member own: the caller's own hold.
 local function expiry(key, enough, now, own)
   local skip = 0
   while true do
@@ -33,6 +33,8 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder)
   for i = 1, #ended do
     used = used - costof(key, ended[i])
   end
+  -- The two members with the highest scores are the holds that expire last. latest is when the last
+  -- of all expires, and last is when the last of the other holders expires.
   local newest = call('ZRANGE', key, -2, -1, 'WITHSCORES')
   local latest = tonumber(newest[4] or newest[2] or 0)
   local longest = period

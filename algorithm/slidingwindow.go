@@ -30,9 +30,9 @@ var slidingWindowLua string
 // the caller.
 //
 // When Period changes, used units fade in their own windows or in windows of k Periods of the
-// present limit, whichever is sooner. k·Count is the smallest multiple of Count that covers them.
-// The next grant moves them into windows of the present limit, as used now. So limits that share
-// one counter admit at most the largest Count + w·the largest rate.
+// present limit, whichever lets them fade sooner. k·Count is the smallest multiple of Count that
+// covers them. The next grant moves them into windows of the present limit, as used now. So limits
+// that share one counter admit at most the largest Count + w·the largest rate.
 var SlidingWindow = Define("slidingwindow", slidingWindowLua, slidingWindow,
 	func(l Limit) (Params, error) {
 		if err := l.check(); err != nil {
@@ -53,6 +53,7 @@ func tickOf(count, period int64) int64 {
 	return max(cdiv(period, Max/2/count), 1)
 }
 
+// pair is the state of SlidingWindow: the current and the previous window.
 type pair struct {
 	Start    int64 // of the current window
 	Current  int64
@@ -91,6 +92,9 @@ func slidingWindow(s pair, p Params, a Request, now int64) (Outcome, pair) {
 		if never(a, count) {
 			out.RetryAfter = Never
 		} else if !fits {
+			// The units of one window must fade until there is room: those of the previous window or,
+			// if the current ones alone leave no room, those of the current window after its end. use
+			// is their number.
 			room, windows, use := count-a.need(), int64(0), previous
 			if room < current {
 				windows, room, use = 1, room+current, current

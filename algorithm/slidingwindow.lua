@@ -49,6 +49,9 @@ local function slidingwindow(count, period, tick, ticks, mode, cost, _, now, _, 
     if never(mode, cost, count) then
       retry = NEVER
     elseif not fits then
+      -- The units of one window must fade until there is room: those of the previous window or,
+      -- if the current ones alone leave no room, those of the current window after its end. use
+      -- is their number.
       local room, windows, use = count - (mode == DRAW and math.min(cost, 1) or cost), 0, previous
       if room < current then
         windows, room, use = 1, room + current, current

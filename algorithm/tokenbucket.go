@@ -10,10 +10,10 @@ import (
 var tokenBucketLua string
 
 // TokenBucket refills Count tokens per Period, up to Burst (default: Count), and starts full. A
-// Spend takes its cost in tokens. With patience it may book future tokens, and its outcome has the
-// Wait until they are there. GCRA (the generic cell rate algorithm of ATM, ITU-T I.371) describes
-// the same limiter by the time at which the bucket is full again. So it is a synonym here. Source:
-// J. Turner, "New directions in communications", 1986.
+// Spend takes its cost in tokens. With patience it may book future tokens, and the Wait of its
+// outcome says when they are there. GCRA (the generic cell rate algorithm of ATM, ITU-T I.371)
+// describes the same limiter by the time at which the bucket is full again. So it is a synonym
+// here. Source: J. Turner, "New directions in communications", 1986.
 //
 //	Bound   in any interval of length w: admitted cost ≤ Burst + w·Count/Period, plus what was
 //	        refunded in w; booked cost counts at the end of its Wait
@@ -30,10 +30,11 @@ var tokenBucketLua string
 // smaller Burst denies until the level has fallen below it. So limits that share one counter admit
 // at most the largest Burst + w·the largest rate. If they book, w counts from the booking.
 //
-// The level is converted to the unit of the requested limit and rounded against the caller. So the
-// first grant after one of another limit costs less than one unit more, or less than two if the
-// product of the two units exceeds 2^52. A level is at most 2^52 units, and the rest is dropped.
-// That is more than twice the largest Burst that the present rate allows.
+// The level is converted to the unit of the requested limit and rounded against the caller. So if
+// two grants in a row are of different limits, the second costs less than one unit too much, or
+// less than two if the product of the two units exceeds 2^52. A level is at most 2^52 units, and
+// the rest is dropped. 2^52 units are at least twice the largest Burst that the present rate
+// allows.
 var TokenBucket = define("tokenbucket", tokenBucketLua, tokenBucket,
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
 	Title("token-bucket"), Burst(BurstIsCapacity), RefillsSteadily(), CanRefund(), CanBook(), Additive(),
@@ -73,7 +74,7 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 // bucket is the state of a token bucket. The zero value is fresh: nothing used.
 type bucket struct {
 	Level int64 // units used; above capacity if booked, forced, or used under a larger limit
-	At    int64 // when Level was right
+	At    int64 // the time at which Level holds
 	Unit  int64 // units per token when it was written
 }
 
@@ -166,9 +167,9 @@ func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bo
 	return level - (now-at)*rate, now, 0, repaired
 }
 
-// convert changes the unit of a level from 1/old to 1/parts. It rounds up, to at most Max. If the
-// product is too large to be exact, it computes in doubles, as the twin must, with an error of less
-// than two parts.
+// convert changes the unit of a level from 1/old of a token to 1/parts of a token. It rounds up, to
+// at most Max. If the product is too large to be exact, it computes in doubles, as the twin must,
+// with an error of less than two of the new units.
 func convert(level, old, parts int64) int64 {
 	whole := level / old
 	if whole >= Max/parts {

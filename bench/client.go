@@ -19,38 +19,38 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A caller decides one request of a key; goroutines call it at once.
+// A caller decides about requests by one library. Many goroutines call its allow at the same time.
 type caller struct {
 	name  string
 	allow func(ctx context.Context, key string) (allowed bool, err error)
 	bound func(d time.Duration) int64 // how many requests of a key its limit allows within d
 	close func()
 
-	excess int64 // what a key may have beyond that, within any d
+	excess int64 // how many requests of a key may be allowed beyond bound(d), for any d
 
 	rates, allocs []float64    // of each window, per second and per decision
 	p50, p99      []float64    // of each window, µs
 	over          []int64      // of each window: how many were allowed beyond the bound
-	allowed       []float64    // of each window: the share
-	aside         atomic.Int64 // how many were decided without the store, as it was too slow
+	allowed       []float64    // of each window: the share of decisions that allow
+	withoutStore  atomic.Int64 // how many were decided without the store, as it was too slow
 
 	took     [][]int64      // ns of the last window's decisions, by goroutine; memory that is used again
-	admitted []atomic.Int32 // by the last window, of each of the names
+	admitted []atomic.Int32 // how many requests of each name the last window allowed
 }
 
 func (c *caller) reset() {
 	c.rates, c.allocs, c.p50, c.p99, c.over, c.allowed = nil, nil, nil, nil, nil, nil
 }
 
-// limitOf is a limit that allows all requests of a run.
-const limitOf = 1_000_000
+// ampleLimit is a limit per day that allows all requests of a run.
+const ampleLimit = 1_000_000
 
 func callers(server *redistest.Server) ([]*caller, error) {
 	store, err := redisstore.Open(server.URL(), redisstore.Options{})
 	if err != nil {
 		return nil, err
 	}
-	own, err := ofStore("penstock", store, penstock.PerDay(limitOf).MustCompile())
+	own, err := ofStore("penstock", store, penstock.PerDay(ampleLimit).MustCompile())
 	if err != nil {
 		return nil, err
 	}
@@ -60,13 +60,13 @@ func callers(server *redistest.Server) ([]*caller, error) {
 	if store, err = redisstore.New(goredis.New(client), redisstore.Options{Prefix: "gr"}); err != nil {
 		return nil, err
 	}
-	adapted, err := ofStore("penstock over go-redis", store, penstock.PerDay(limitOf).MustCompile())
+	adapted, err := ofStore("penstock over go-redis", store, penstock.PerDay(ampleLimit).MustCompile())
 	if err != nil {
 		return nil, err
 	}
 	adapted.close = func() { _ = client.Close() }
 
-	peer, err := ofRedisRate(pooled(server), redis_rate.Limit{Rate: limitOf, Burst: limitOf, Period: 24 * time.Hour})
+	peer, err := ofRedisRate(pooled(server), redis_rate.Limit{Rate: ampleLimit, Burst: ampleLimit, Period: 24 * time.Hour})
 	return []*caller{peer, own, adapted}, err
 }
 
@@ -93,7 +93,7 @@ func ofStore(name string, store penstock.Store, limit *penstock.Plan) (*caller, 
 	c.allow = func(ctx context.Context, key string) (bool, error) {
 		d, err := limiter.Allow(ctx, key)
 		if d.Source == penstock.FromFallback {
-			c.aside.Add(1)
+			c.withoutStore.Add(1)
 		}
 		return d.Allowed, err
 	}

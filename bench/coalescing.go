@@ -30,7 +30,7 @@ func coalescingSection(r *report) error {
 		limit       *penstock.Plan
 		least, p99s float64
 	}{
-		{"distinct", names, penstock.PerDay(limitOf).MustCompile(), 1.4, 1},
+		{"distinct", names, penstock.PerDay(ampleLimit).MustCompile(), 1.4, 1},
 		{"hot", names[:1], penstock.PerHour(3_600_000_000).MustCompile(), 5, 1},         // all are allowed, their resets in equal steps
 		{"hot, uneven", names[:1], penstock.PerHour(7_000_000_000).MustCompile(), 0, 0}, // resets in steps that differ: decided one by one
 		{"hot, over", names[:1], penstock.PerSecond(1000).MustCompile(), 0, 0},          // nearly all are denied
@@ -118,6 +118,6 @@ func reportLoad(r *report, name string, goroutines int, all []*caller) {
 		rates := slices.Sorted(slices.Values(c.rates))
 		r.row(name, strconv.Itoa(goroutines), c.name, strconv.Itoa(int(rates[len(rates)*4/5])), number(median(ratios(c.rates, all[0].rates))),
 			number(median(c.p50)), number(median(c.p99)), number(median(c.allocs)), number(100*median(c.allowed)),
-			strconv.FormatInt(slices.Max(c.over), 10), strconv.FormatInt(c.aside.Load(), 10))
+			strconv.FormatInt(slices.Max(c.over), 10), strconv.FormatInt(c.withoutStore.Load(), 10))
 	}
 }

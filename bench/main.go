@@ -29,7 +29,7 @@ import (
 
 func main() {
 	only := flag.String("only", strings.Join(order, ","), "which sections to run")
-	bare := flag.String("bare-proxy", "", "be the proxy that the service is compared with, to this upstream; the proxy section runs it")
+	bare := flag.String("bare-proxy", "", "run the plain proxy that penstock serve is compared with, in front of this upstream; the proxy section starts it")
 	flag.Parse()
 	if *bare != "" {
 		fmt.Fprintln(os.Stderr, "bench:", bareProxy(*bare))

@@ -15,8 +15,8 @@ type Server interface {
 	// block.
 	Node(charges []penstock.Charge) string
 
-	// Heartbeat registers an instance for as long as life, and returns how many are registered. A life
-	// of 0 removes the instance.
+	// Heartbeat registers an instance for the duration life, and returns how many are registered. A
+	// life of 0 removes the instance.
 	Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error)
 }
 
@@ -62,12 +62,12 @@ type Options struct {
 // A Guarded is a store with all guards around it. Standard makes one.
 type Guarded struct {
 	penstock.Store
-	floor   int
+	floor   int              // Options.Instances
 	counter *InstanceCounter // nil without a Server
 	deny    *DenyCache       // nil if denials are not cached
 	lease   *Lease           // nil if no limit has Settings
 	breaker *breaker
-	unwatch func()
+	unwatch func() // ends the goroutines that probe for the breaker
 }
 
 // Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,

@@ -33,9 +33,9 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 	return units, err == nil
 }
 
-// Settle sets a request's true cost. When the request has been served, the charges of settled
-// limits are adjusted to it: in a policy those with cost.actual, of limits in code all that can
-// refund. The last call counts. It fails if the request has no such limit.
+// Settle sets a request's true cost. When the request has been served, its charges are adjusted to
+// this cost. In a policy, that applies to limits with cost.actual. Without a policy, it applies to
+// all limits that can refund. The last call counts. It fails if the request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
 // SettleContext is Settle for handlers that have the request's context only.

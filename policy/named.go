@@ -14,9 +14,9 @@ type NamedCall struct {
 	// Rule is the name of the rule. What the rule matches does not matter.
 	Rule string
 
-	// Key is what is charged, as the keys of events are written: "user:42". Its kind must be one that
-	// each limit of the rule counts under. A limit of the same rule that another transport charges
-	// under this key has the same counter. A limit by Global keeps its own key.
+	// Key is what is charged, as the keys of events are written: "user:42". Each limit of the rule
+	// must accept keys of this kind ("user"). A limit of the same rule that another transport charges
+	// under this key has the same counter. A limit whose identity is Global ignores this key.
 	Key string
 
 	// Cost is charged to each limit of the rule, whatever cost the rule says.
@@ -32,9 +32,9 @@ var (
 	errLongKey = errors.New("the key is longer than 65536 bytes")
 )
 
-// EvaluateNamed finds what the rule demands of a call. The lists of the policy do not apply, nor
-// does new_identities, and the tier is the last one. No charge has Patience, so nothing waits. An
-// error says why the rule cannot be asked, without repeating what the caller wrote.
+// EvaluateNamed finds the charges that the rule makes for a call. The allow list, the deny list and
+// new_identities do not apply, and the tier is the last one. No charge has Patience, so nothing
+// waits. An error says why the rule cannot be asked, without repeating what the caller wrote.
 func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 	v.reset(r, noAttributes{})
 	rule := r.byName[c.Rule]

@@ -15,7 +15,7 @@ type Rules struct {
 	index      map[string][]*Matcher // by the first segment of their paths, the most specific first
 	general    []*Matcher            // matchers whose paths begin with a pattern, the most specific first
 	before     []*Matcher            // of rules with BeforeAuth
-	identities int                   // the number of identities whose keys a request keeps
+	identities int                   // how many identities the rules have; a request remembers the key of each
 	settings   map[string][]limitSettings
 	byName     map[string]*Rule
 
@@ -27,7 +27,7 @@ type Rule struct {
 	Name       string // 1 to 64 of a-z, 0-9, '_', '.' and '-'; counters are kept under it
 	Match      Match
 	Always     bool // applies in addition to the most specific rule
-	BeforeAuth bool // decided in a separate call before a token is verified; it also applies always
+	BeforeAuth bool // decided in a separate call before a token is verified; New sets Always too
 	Unlimited  bool // has no Limits: its requests are not limited
 	Shadow     bool // counted and reported, never enforced
 	Limits     []*Limit
@@ -58,8 +58,8 @@ type Limit struct {
 	Cost     Cost
 	Variants []*penstock.Plan // one plan for each tier, or one if they do not differ
 
-	SubWindows int    // of a sub-window; for descriptions
-	Timezone   string // of a calendar window; for descriptions
+	SubWindows int    // how many, for the algorithm sub-window; only for descriptions
+	Timezone   string // of a calendar window; only for descriptions
 }
 
 // A Cost is how many units a request costs. The zero value is none.

@@ -41,7 +41,7 @@ func (s *Store) coalesce(ctx context.Context, in *coalesce.Coalescer, c *call) (
 		}
 		return s.decideNow(ctx, c)
 	}
-	c.sendShadowsWithoutRoom()
+	c.sendShadowsThatDoNotFit()
 	isSent, err := in.Wait(ctx, &c.waiter)
 	switch {
 	case err != nil && !isSent:
@@ -114,7 +114,8 @@ func (s *Store) decideMixed(ctx context.Context, c *call, f *coalesce.Flight) er
 	return nil
 }
 
-// decideUniform decides batches with one sequence of algorithms, by uniform.lua.
+// decideUniform decides batches by uniform.lua. All of them have the same algorithms in the same
+// order.
 func (s *Store) decideUniform(ctx context.Context, c *call, f *coalesce.Flight) error {
 	c.encodeFlight(s, s.fixedNow(), f)
 	reply, err := s.send(ctx, c, f.Script.(*script))

@@ -77,8 +77,8 @@ func (s *Store) sendShadowsOfOtherSlots(c *call, slot uint16) {
 	}
 }
 
-// sendShadowsWithoutRoom starts a call of its own for each shadow for which the script had no room.
-func (c *call) sendShadowsWithoutRoom() {
+// sendShadowsThatDoNotFit starts a separate call for each shadow that did not fit into the script.
+func (c *call) sendShadowsThatDoNotFit() {
 	for i := range c.shadows {
 		if t := &c.shadows[i]; t.offer != nil && !t.waiter.HasJoined() {
 			t.sendSeparately()
@@ -112,7 +112,7 @@ func (s *Store) decideWithShadows(ctx context.Context, c *call) (penstock.Decisi
 	f := coalesce.NewFlight(s.scripts.find(uniform, c.charges))
 	defer f.Release()
 	f.JoinAll(&c.waiter)
-	c.sendShadowsWithoutRoom()
+	c.sendShadowsThatDoNotFit()
 	err := s.decideFlight(ctx, c, f)
 	if err == nil {
 		err = c.waiter.Err

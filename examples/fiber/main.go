@@ -59,7 +59,7 @@ func limit(gate *httplimit.Gate) fiber.Handler {
 		for name, values := range w.header {
 			c.Response().Header.Set(name, values[0])
 		}
-		if admission == nil {
+		if admission == nil { // the gate has rejected the request, and w has its answer
 			return nil
 		}
 		status := 0 // if the handler panics

@@ -15,8 +15,8 @@ const (
 	burst     = 20
 	requested = 400 // a second, of each policy
 	deadline  = 250 * time.Millisecond
-	slack     = 100 * time.Millisecond
-	recovery  = time.Second
+	slack     = 100 * time.Millisecond // by which the p99 of decisions may exceed the deadline
+	recovery  = time.Second            // from the return of Redis until it makes all decisions
 )
 
 // A bound is how many requests may pass.
@@ -41,7 +41,7 @@ func sharesAdmit(d time.Duration) int64 { return bucketAdmits(d) + instances - 1
 
 // An interval is what happened in one second.
 type interval struct {
-	store        bool // Redis decided, or a cached denial of it
+	store        bool // Redis decided, or a cached denial by Redis was repeated
 	withoutRedis bool // a fallback decided
 	wasReset     bool // Redis has lost its data, or its bucket has had time to fill
 }
@@ -98,8 +98,8 @@ func (c counters) withoutRedis() int64 {
 	return c.sources["fallback"] + c.sources["open"] + c.sources["closed"]
 }
 
-// shares describes the sources of the decisions.
-func (c counters) shares() (text string) {
+// sourceCounts says how many decisions came from each source.
+func (c counters) sourceCounts() (text string) {
 	for _, source := range []string{"store", "deny_cache", "fallback", "open", "closed"} {
 		if n := c.sources[source]; n > 0 {
 			text += fmt.Sprintf("%s %d  ", source, n)

@@ -174,7 +174,7 @@ func (s *experiment) check(to time.Time, counts [len(failureModes)]count, m coun
 		}
 	}
 	p99 := m.p99()
-	fmt.Printf("%s   %-58s %6.1f ms\n", row, m.shares(), p99*1000)
+	fmt.Printf("%s   %-58s %6.1f ms\n", row, m.sourceCounts(), p99*1000)
 	if s.checksTimes && p99 > (deadline+slack).Seconds() {
 		s.faults = append(s.faults, fmt.Sprintf("%s: the p99 of decisions is %.1f ms; want at most %v", at, p99*1000, deadline+slack))
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // A Proxy is between clients and a server. It forwards every command, and can lose the replies: the
-// one fault after which a caller cannot know whether its command ran. It can also cut off some
-// clients from the server.
+// one fault after which a caller cannot know whether its command ran. It can also block the traffic
+// of some clients.
 //
 // A TCP connection never loses bytes in the middle. So a connection that has lost one reply
 // receives nothing more, and the client must open another.
@@ -27,8 +27,8 @@ type Proxy struct {
 	firstLost         chan struct{} // for CutOnce: closed with the first lost reply, which ends the cut
 	only              []byte        // lower case
 	delay             time.Duration
-	parted            []string
-	healed            chan struct{} // closed when parted changes
+	blocked           []string      // IP addresses of clients
+	blockedChanged    chan struct{} // closed when blocked changes
 	conns             map[net.Conn]struct{}
 	closed            bool
 }
@@ -40,7 +40,7 @@ func NewProxy(network, upstream string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{}), healed: make(chan struct{})}
+	p := &Proxy{listener: l, network: network, upstream: upstream, conns: make(map[net.Conn]struct{}), blockedChanged: make(chan struct{})}
 	p.ended.Go(p.accept)
 	return p, nil
 }
@@ -89,9 +89,9 @@ func (p *Proxy) Block(clients ...string) {
 		if p.closed {
 			return
 		}
-		p.parted = slices.Clone(clients)
-		close(p.healed)
-		p.healed = make(chan struct{})
+		p.blocked = slices.Clone(clients)
+		close(p.blockedChanged)
+		p.blockedChanged = make(chan struct{})
 	})
 }
 
@@ -106,7 +106,7 @@ func (p *Proxy) Lost() int64 { return p.lost.Load() }
 func (p *Proxy) Close() {
 	p.set(func() {
 		if !p.closed {
-			close(p.healed)
+			close(p.blockedChanged)
 		}
 		p.closed = true
 		_ = p.listener.Close()
@@ -141,7 +141,7 @@ func (p *Proxy) accept() {
 // serve forwards until either side has closed its connection.
 func (p *Proxy) serve(client net.Conn) {
 	defer p.drop(client)
-	p.pass(client)
+	p.awaitUnblocked(client)
 	p.mu.Lock()
 	network, upstream, delay := p.network, p.upstream, p.delay
 	p.mu.Unlock()
@@ -150,7 +150,7 @@ func (p *Proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(server)
-	if !p.keep(client, server) {
+	if !p.register(client, server) {
 		return
 	}
 	l := &link{proxy: p, client: client, server: server, delay: delay}
@@ -158,8 +158,8 @@ func (p *Proxy) serve(client net.Conn) {
 	l.replies()
 }
 
-// keep registers connections for Close. It returns false if Close has been called.
-func (p *Proxy) keep(conns ...net.Conn) bool {
+// register registers connections for Close. It returns false if Close has been called.
+func (p *Proxy) register(conns ...net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range conns {
@@ -168,17 +168,17 @@ func (p *Proxy) keep(conns ...net.Conn) bool {
 	return !p.closed
 }
 
-// pass waits while the client is cut off from the server.
-func (p *Proxy) pass(client net.Conn) {
+// awaitUnblocked waits while the traffic of the client is blocked.
+func (p *Proxy) awaitUnblocked(client net.Conn) {
 	host, _, _ := net.SplitHostPort(client.RemoteAddr().String())
 	for {
 		p.mu.Lock()
-		parted, healed := !p.closed && slices.Contains(p.parted, host), p.healed
+		isBlocked, changed := !p.closed && slices.Contains(p.blocked, host), p.blockedChanged
 		p.mu.Unlock()
-		if !parted {
+		if !isBlocked {
 			return
 		}
-		<-healed
+		<-changed
 	}
 }
 
@@ -193,7 +193,7 @@ type link struct {
 	client, server net.Conn
 	delay          time.Duration // of the first reply
 
-	matched      bool // a request matched Only since the last reply with Lose and Cut off; guarded by proxy.mu
+	matched      bool // whether a request has matched Only; a reply clears it while Lose and Cut are both false; guarded by proxy.mu
 	hasLostReply bool // a reply was discarded; used only by replies
 }
 
@@ -206,7 +206,7 @@ func (l *link) requests() {
 		if err != nil {
 			return
 		}
-		l.proxy.pass(l.client)
+		l.proxy.awaitUnblocked(l.client)
 		recent = l.note(append(recent, buf[:n]...))
 		if _, err := l.server.Write(buf[:n]); err != nil {
 			return
@@ -238,11 +238,11 @@ func (l *link) replies() {
 		if first {
 			time.Sleep(l.delay)
 		}
-		l.proxy.pass(l.client)
+		l.proxy.awaitUnblocked(l.client)
 		switch l.fate() {
-		case swallowed:
+		case discarded:
 			continue
-		case severed:
+		case disconnected:
 			return
 		}
 		if _, err := l.client.Write(buf[:n]); err != nil {
@@ -255,8 +255,8 @@ type fate int
 
 const (
 	passed fate = iota
-	swallowed
-	severed
+	discarded
+	disconnected
 )
 
 // fate decides what happens to a reply that has just arrived.
@@ -267,16 +267,16 @@ func (l *link) fate() fate {
 	hit := len(p.only) == 0 || l.matched
 	switch {
 	case p.cut && l.hasLostReply:
-		return severed
+		return disconnected
 	case l.hasLostReply:
-		return swallowed
+		return discarded
 	case p.cut && hit:
 		p.noteLostLocked()
-		return severed
+		return disconnected
 	case p.lose && hit:
 		p.noteLostLocked()
 		l.hasLostReply = true
-		return swallowed
+		return discarded
 	}
 	if !p.lose && !p.cut {
 		l.matched = false

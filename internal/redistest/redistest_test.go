@@ -297,8 +297,8 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 	// Of two replies at the same time, one is lost.
 	p.Only("")
 	p.set(func() { p.cut, p.firstLost = true, make(chan struct{}) })
-	if first, second := (&link{proxy: p}).fate(), (&link{proxy: p}).fate(); first != severed || second != passed {
-		t.Errorf("the fates of two replies are %v and %v; want %v and %v", first, second, severed, passed)
+	if first, second := (&link{proxy: p}).fate(), (&link{proxy: p}).fate(); first != disconnected || second != passed {
+		t.Errorf("the fates of two replies are %v and %v; want %v and %v", first, second, disconnected, passed)
 	}
 }
 

@@ -102,11 +102,12 @@ func (p *process) end() {
 	}
 }
 
-// await returns nil as soon as the condition holds, and an error after a minute.
-func await(what string, holds func() bool) error {
+// await returns nil as soon as the condition holds. After a minute it returns an error with the
+// text failure.
+func await(failure string, holds func() bool) error {
 	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			return errors.New(what)
+			return errors.New(failure)
 		}
 	}
 	return nil

@@ -273,9 +273,11 @@ func (l *Store) receiveLocked(
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 	}
 	room := p.block - p.held()
+	// If all units fit into the block, and they are too few for all waiters, the waiters get no share.
+	// They spend from the block then, so that no unit is lost if there is enough for none of them.
 	if units >= f.waitersBefore.needs || units > room {
 		f.waitersBefore.share = min(units, f.waitersBefore.needs)
-	} // otherwise the waiters spend from the block, so that no unit is lost if it is enough for none of them
+	}
 	b := block{left: min(units-f.waitersBefore.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
 	k.counts.drawn += units
 	k.counts.spent += f.waitersBefore.share
@@ -288,7 +290,7 @@ func (l *Store) receiveLocked(
 		if part.decay != algorithm.DecayContinuous {
 			b.expires = min(b.expires, b.resets[i])
 		}
-		more := s.Granted - units
+		more := s.Granted - units // all limits of the batch lend the same number, so this is too much
 		if more <= 0 {
 			continue
 		}
@@ -377,7 +379,7 @@ type refund struct {
 	pool    *pool
 	charges []penstock.Charge
 	units   int64         // of each limit
-	until   time.Duration // later, it would refund units that have drained
+	until   time.Duration // after this time the units may have drained in the store already
 }
 
 // removeBlockLocked removes a block and appends its refund, if a part of it still counts in the
@@ -470,8 +472,8 @@ func (l *Store) sendRefunds(ctx context.Context, k *leasedKey, refunds []refund)
 	}
 }
 
-// decideRefund sends a Refund or Reset to the store, after what is leased under its keys is back
-// there.
+// decideRefund sends a Refund or Reset to the store. Before, it returns the units that are leased
+// under its keys.
 func (l *Store) decideRefund(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	for i := range charges {
 		c := &charges[i]
@@ -500,8 +502,8 @@ func (l *Store) decideRefund(ctx context.Context, charges []penstock.Charge) (pe
 	return l.next.Decide(ctx, charges)
 }
 
-// returnUnused waits until nothing of a key is drawn, leased or in flight back. Meanwhile nothing
-// new is drawn.
+// returnUnused returns the leased units of a key, and waits until no draw and no refund of the key
+// is in flight. Meanwhile nothing new is drawn.
 func (l *Store) returnUnused(ctx context.Context, k *leasedKey) error {
 	for {
 		k.mu.Lock()

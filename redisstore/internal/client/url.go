@@ -18,8 +18,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// ParseURL reads where Redis is; redisstore.ParseURL documents the forms. It reads the files that
-// the URL names by file, or none if file is nil.
+// ParseURL reads where Redis is; redisstore.ParseURL documents the forms. The function file reads
+// the files that the URL names. If it is nil, they are not read.
 func ParseURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOption, error) {
 	option, err := parseURL(text, file)
 	if err != nil {
@@ -151,7 +151,8 @@ func setHosts(option *rueidis.ClientOption, hosts, form, port string) (err error
 	return nil
 }
 
-// cutAuthority splits what follows :// before the path, the query or the end.
+// cutAuthority splits the text after :// into the user with the hosts, and the rest: the path, the
+// query and the fragment.
 func cutAuthority(rest string) (authority, tail string) {
 	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
 		return rest[:i], rest[i:]
@@ -161,17 +162,17 @@ func cutAuthority(rest string) (authority, tail string) {
 
 // addresses reads host:port,… Its errors show only the part of a host before the first colon: the
 // rest may be a password whose @host was forgotten.
-func addresses(hosts, port string) ([]string, error) {
+func addresses(hosts, defaultPort string) ([]string, error) {
 	var list []string
 	for _, host := range strings.Split(hosts, ",") {
-		name, own, err := net.SplitHostPort(host)
+		name, port, err := net.SplitHostPort(host)
 		if err != nil { // no port
-			name, own = strings.Trim(host, "[]"), port
+			name, port = strings.Trim(host, "[]"), defaultPort
 		}
 		if name == "" {
 			return nil, errors.New("a host is empty")
 		}
-		if n, err := strconv.Atoi(own); err != nil || n < 1 || n > 65535 {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 			first, _, _ := strings.Cut(name, ":")
 			return nil, fmt.Errorf("the port of host %q is not a number from 1 to 65535", first)
 		}
@@ -179,7 +180,7 @@ func addresses(hosts, port string) ([]string, error) {
 			first, _, _ := strings.Cut(name, ":")
 			return nil, fmt.Errorf("%q is not a valid host; write an IPv6 address in brackets: [2001:db8::1]:6379", first)
 		}
-		list = append(list, net.JoinHostPort(name, own))
+		list = append(list, net.JoinHostPort(name, port))
 	}
 	return list, nil
 }

@@ -9,7 +9,7 @@ import (
 
 // guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
 func (c *Core) guard(rules func() *policy.Rules) (penstock.Store, error) {
-	if c.scripts == nil {
+	if c.scripts == nil { // the store is memory
 		return c.store.Store, nil
 	}
 	g, err := guard.Standard(c.scripts, guard.Options{
