@@ -53,8 +53,8 @@ func tickOf(count, period int64) int64 {
 	return max(cdiv(period, Max/2/count), 1)
 }
 
-// pair is the state of SlidingWindow: the current and the previous window.
-type pair struct {
+// windowPair is the state of SlidingWindow: the current and the previous window.
+type windowPair struct {
 	Start    int64 // of the current window
 	Current  int64
 	Width    int64 // of the windows
@@ -62,7 +62,7 @@ type pair struct {
 	Owner    int64 // Period of the limit that decided last, if the windows have another width; else 0
 }
 
-func slidingWindow(s pair, p Params, a Request, now int64) (Outcome, pair) {
+func slidingWindow(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, width, previous, repaired := slide(s, period, now)
 	before := current + previous
@@ -133,12 +133,12 @@ func slidingWindow(s pair, p Params, a Request, now int64) (Outcome, pair) {
 	if width == period {
 		owner = 0
 	}
-	return out, pair{start, current, width, previous, owner}
+	return out, windowPair{start, current, width, previous, owner}
 }
 
 // slide brings both windows up to now. repaired tells that the state came from too far in the
 // future, and was moved to a window that begins now.
-func slide(s pair, period, now int64) (start, current, width, previous int64, repaired bool) {
+func slide(s windowPair, period, now int64) (start, current, width, previous int64, repaired bool) {
 	start, current, width, previous = s.Start, s.Current, s.Width, s.Previous
 	if width == 0 || start+2*width <= now || (start+width <= now && current == 0) {
 		return now - now%period, 0, period, 0, false

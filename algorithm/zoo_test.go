@@ -57,7 +57,7 @@ func hide(step any) func(any, Params, Request, int64) (Outcome, any) {
 		return of(step)
 	case func(window, Params, Request, int64) (Outcome, window):
 		return of(step)
-	case func(pair, Params, Request, int64) (Outcome, pair):
+	case func(windowPair, Params, Request, int64) (Outcome, windowPair):
 		return of(step)
 	case func(parts, Params, Request, int64) (Outcome, parts):
 		return of(step)
@@ -305,7 +305,7 @@ func baseLost(s record, p Params, a Request, now int64) (Outcome, record) {
 }
 
 // estimated is a sliding window by another estimate of what is used.
-func estimated(s pair, p Params, a Request, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, pair) {
+func estimated(s windowPair, p Params, a Request, now int64, estimate func(current, previous, weight, ticks int64) int64) (Outcome, windowPair) {
 	count, period, tick, ticks := p[0], p[1], p[2], p[3]
 	start, current, _, previous, _ := slide(s, period, now)
 	used := estimate(current, previous, ticks-max(now-start, 0)/tick, ticks)
@@ -320,15 +320,15 @@ func estimated(s pair, p Params, a Request, now int64, estimate func(current, pr
 	}
 	out.ResetAfter = start + 2*period - now
 	out.Keep = out.ResetAfter
-	return out, pair{Start: start, Current: current + granted, Width: period, Previous: previous}
+	return out, windowPair{Start: start, Current: current + granted, Width: period, Previous: previous}
 }
 
-func weightRoundedDown(s pair, p Params, a Request, now int64) (Outcome, pair) {
+func weightRoundedDown(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
 }
 
 // A check of "used < limit", whatever the cost.
-func costIgnored(s pair, p Params, a Request, now int64) (Outcome, pair) {
+func costIgnored(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 {
 		used := current + cdiv(previous*weight, ticks)
 		if a.Mode == Spend && used < p[0] && a.Cost <= p[0] {
@@ -340,7 +340,7 @@ func costIgnored(s pair, p Params, a Request, now int64) (Outcome, pair) {
 
 // Repaired windows that are aligned to the epoch, wherever in them now is: the weight of the
 // previous one jumps.
-func realigned(s pair, p Params, a Request, now int64) (Outcome, pair) {
+func realigned(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	if s.Width > 0 && s.Start-now > MaxStall {
 		s.Start = now - now%p[1]
 	}
@@ -432,9 +432,9 @@ func shorterForgets(s window, p Params, a Request, now int64) (Outcome, window) 
 	return fixedWindow(s, p, a, now)
 }
 
-func sharesCarried(s pair, p Params, a Request, now int64) (Outcome, pair) {
+func sharesCarried(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	if start, current, width, previous, _ := slide(s, p[1], now); s.Width > 0 && width != p[1] {
-		s = pair{Start: now - muldiv(max(now-start, 0), p[1], width), Current: current, Width: p[1], Previous: previous}
+		s = windowPair{Start: now - muldiv(max(now-start, 0), p[1], width), Current: current, Width: p[1], Previous: previous}
 	}
 	return slidingWindow(s, p, a, now)
 }

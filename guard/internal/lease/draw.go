@@ -31,10 +31,10 @@ type draw struct {
 
 // addWaiterLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring
 // too little for it.
-func (f *draw) addWaiterLocked(p *pool, cost int64) *waiters {
-	w, most := &f.waitersBefore, int64(penstock.MaxCost/2) // with a block it is still a cost
-	if f.isSent {
-		w, most = &f.waitersAfter, f.block+p.left()
+func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
+	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // with a block it is still a cost
+	if pending.isSent {
+		w, most = &pending.waitersAfter, pending.block+p.left()
 	}
 	if cost > most-w.needs {
 		return nil
@@ -95,33 +95,33 @@ func (l *Store) decideFromLease(ctx context.Context, k *leasedKey, charges []pen
 		k.mu.Unlock()
 		return d, nil
 	}
-	f := p.draw
-	if f == nil {
-		f = l.drawLocked(ctx, k, p, now, cost)
+	pending := p.draw
+	if pending == nil {
+		pending = l.drawLocked(ctx, k, p, now, cost)
 	}
 	var mine *waiters
-	if f != nil {
-		mine = f.addWaiterLocked(p, cost)
+	if pending != nil {
+		mine = pending.addWaiterLocked(p, cost)
 	}
 	if mine == nil {
 		return l.passAndUnlock(ctx, k, p, now, charges)
 	}
 	k.mu.Unlock()
 
-	if !deadline.Await(ctx, f.done) {
+	if !deadline.Await(ctx, pending.done) {
 		k.mu.Lock()
 		mine.removeWaiterLocked(k, cost)
 		k.mu.Unlock()
 		return l.decideLate(ctx, charges)
 	}
-	if f.err != nil {
-		return d, f.err
+	if pending.err != nil {
+		return d, pending.err
 	}
-	if f.isDenied && cost == 1 {
-		return f.denial, nil
+	if pending.isDenied && cost == 1 {
+		return pending.denial, nil
 	}
 	k.mu.Lock()
-	now = f.endedAt
+	now = pending.endedAt
 	if mine.share < cost {
 		now = l.now()
 	}
@@ -186,10 +186,10 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	if block < MinBlock || size < 1 || 2*cost > block-p.returning || k.isSharedLocked(p) || !l.startWork() {
 		return nil
 	}
-	f := &draw{done: make(chan struct{}), block: size}
-	p.draw, p.block = f, block
-	go l.runDraw(deadline.Detach(ctx), k, p, f)
-	return f
+	pending := &draw{done: make(chan struct{}), block: size}
+	p.draw, p.block = pending, block
+	go l.runDraw(deadline.Detach(ctx), k, p, pending)
+	return pending
 }
 
 // blockSize returns the size of a pool's block now: the demand of half the time for which it may be
@@ -207,14 +207,14 @@ func (l *Store) blockSize(p *pool, now time.Duration) int64 {
 }
 
 // runDraw calls the store and wakes the waiters.
-func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
+func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *draw) {
 	defer l.work.Done()
 	runtime.Gosched() // lets callers that are about to wait join
 	k.mu.Lock()
-	f.isSent = true
+	pending.isSent = true
 	p.block = max(p.block, l.blockSize(p, l.now()))
-	f.block = p.block - p.held() // held units may have been spent meanwhile
-	size := f.block + f.waitersBefore.needs
+	pending.block = p.block - p.held() // held units may have been spent meanwhile
+	size := pending.block + pending.waitersBefore.needs
 	k.mu.Unlock()
 	charges := make([]penstock.Charge, len(p.parts))
 	for i := range charges {
@@ -230,15 +230,15 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 
 	k.mu.Lock()
 	now := l.now()
-	p.draw, f.endedAt = nil, now
+	p.draw, pending.endedAt = nil, now
 	k.counts.draws++
 	var refunds []refund
 	switch {
 	case err != nil:
-		f.err = err
+		pending.err = err
 		p.bypassUntil = now + l.life/2
 	case !d.Allowed:
-		f.denial, f.isDenied = d, true
+		pending.denial, pending.isDenied = d, true
 		p.updateRemaining(&d, sent, now)
 		p.bypassUntil = now + p.windowLeft(l.life/2, now)
 		if d.Source != penstock.FromStore {
@@ -250,10 +250,10 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 		k.counts.lost += units
 		p.bypassUntil = now + l.life
 	default:
-		refunds = l.receiveLocked(k, p, f, &d, size, sent, now)
+		refunds = l.receiveLocked(k, p, pending, &d, size, sent, now)
 	}
 	k.mu.Unlock()
-	close(f.done)
+	close(pending.done)
 	for _, r := range refunds {
 		l.sendRefund(ctx, k, r)
 	}
@@ -262,10 +262,10 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, f *draw) {
 // receiveLocked keeps what a draw has brought. It returns refunds of what came in unequal amounts,
 // too late, or after Close.
 func (l *Store) receiveLocked(
-	k *leasedKey, p *pool, f *draw, d *penstock.Decision, size int64, sent, now time.Duration,
+	k *leasedKey, p *pool, pending *draw, d *penstock.Decision, size int64, sent, now time.Duration,
 ) (refunds []refund) {
 	units := minGranted(d, size)
-	p.updateTrip(now - sent)
+	p.updateRoundTrip(now - sent)
 	if units < size {
 		p.noPrefetchUntil = now + l.life/16
 	}
@@ -275,13 +275,13 @@ func (l *Store) receiveLocked(
 	room := p.block - p.held()
 	// If all units fit into the block, and they are too few for all waiters, the waiters get no share.
 	// They spend from the block then, so that no unit is lost if there is enough for none of them.
-	if units >= f.waitersBefore.needs || units > room {
-		f.waitersBefore.share = min(units, f.waitersBefore.needs)
+	if units >= pending.waitersBefore.needs || units > room {
+		pending.waitersBefore.share = min(units, pending.waitersBefore.needs)
 	}
-	b := block{left: min(units-f.waitersBefore.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
+	b := block{left: min(units-pending.waitersBefore.share, room), sent: sent, expires: sent + l.life, resets: make([]time.Duration, len(p.parts))}
 	k.counts.drawn += units
-	k.counts.spent += f.waitersBefore.share
-	k.counts.expired += units - f.waitersBefore.share - b.left // drawn for waiters that left meanwhile
+	k.counts.spent += pending.waitersBefore.share
+	k.counts.expired += units - pending.waitersBefore.share - b.left // drawn for waiters that left meanwhile
 	var extra []penstock.Charge
 	for i := range p.parts {
 		part, s := &p.parts[i], d.Status(i)
@@ -304,7 +304,7 @@ func (l *Store) receiveLocked(
 		k.pendingRefunds++
 		refunds = append(refunds, refund{pool: p, charges: extra, until: now + l.life/2})
 	}
-	b.travel = max((b.expires-sent)/16, 2*p.trip)
+	b.refundTime = max((b.expires-sent)/16, 2*p.roundTrip)
 	for i := range p.blocks {
 		if old := &p.blocks[i]; now >= old.expires {
 			refunds = l.removeBlockLocked(k, p, old, now, refunds)
@@ -321,9 +321,9 @@ func (l *Store) receiveLocked(
 		free = 1
 	}
 	p.blocks[free] = b
-	if f.waitersBefore.share == f.waitersBefore.needs {
-		f.waitersAfter.share = min(f.waitersAfter.needs, k.spendableLocked(p, now))
-		k.spendLocked(p, now, f.waitersAfter.share)
+	if pending.waitersBefore.share == pending.waitersBefore.needs {
+		pending.waitersAfter.share = min(pending.waitersAfter.needs, k.spendableLocked(p, now))
+		k.spendLocked(p, now, pending.waitersAfter.share)
 	}
 	l.setTimerLocked(k, p, now)
 	return refunds
@@ -371,7 +371,7 @@ func (l *Store) returnDue(k *leasedKey, p *pool) {
 // latestReturn is the latest time to begin the refund of a block. If the store is too slow for
 // that, the block is spent or expires.
 func (b *block) latestReturn() time.Duration {
-	return b.expires - min(2*b.travel, (b.expires-b.sent)/2)
+	return b.expires - min(2*b.refundTime, (b.expires-b.sent)/2)
 }
 
 // A refund returns units of a pool to the store.
@@ -388,7 +388,7 @@ func (l *Store) removeBlockLocked(k *leasedKey, p *pool, b *block, now time.Dura
 	if b.left == 0 {
 		return refunds
 	}
-	r := refund{pool: p, units: b.left, until: now + b.travel}
+	r := refund{pool: p, units: b.left, until: now + b.refundTime}
 	for i := range p.parts {
 		part := &p.parts[i]
 		units := part.returnable(b.left, b.resets[i], r.until)

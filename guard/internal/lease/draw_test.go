@@ -87,9 +87,9 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 					return penstock.Single(s), nil
 				}))
 				k.mu.Lock()
-				f := l.drawLocked(t.Context(), k, p, l.now(), 1)
+				pending := l.drawLocked(t.Context(), k, p, l.now(), 1)
 				for range early {
-					if f.addWaiterLocked(p, 1) != &f.waitersBefore {
+					if pending.addWaiterLocked(p, 1) != &pending.waitersBefore {
 						t.Fatal("who came early was not taken along")
 					}
 				}
@@ -97,22 +97,22 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 				synctest.Wait()
 				k.mu.Lock()
 				for range late {
-					if f.addWaiterLocked(p, 1) != &f.waitersAfter {
+					if pending.addWaiterLocked(p, 1) != &pending.waitersAfter {
 						t.Fatal("who came later was not taken along")
 					}
 				}
-				if f.addWaiterLocked(p, 1) != nil {
+				if pending.addWaiterLocked(p, 1) != nil {
 					t.Error("more wait than the block serves")
 				}
 				for range row.earlyLeave {
-					f.waitersBefore.removeWaiterLocked(k, 1)
+					pending.waitersBefore.removeWaiterLocked(k, 1)
 				}
 				for range row.lateLeave {
-					f.waitersAfter.removeWaiterLocked(k, 1)
+					pending.waitersAfter.removeWaiterLocked(k, 1)
 				}
 				k.mu.Unlock()
 				close(goOn)
-				<-f.done
+				<-pending.done
 				synctest.Wait()
 
 				k.mu.Lock()
@@ -127,7 +127,7 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 					}
 					return taken
 				}
-				earlyTake, lateTake := takes(&f.waitersBefore, early-row.earlyLeave), takes(&f.waitersAfter, late-row.lateLeave)
+				earlyTake, lateTake := takes(&pending.waitersBefore, early-row.earlyLeave), takes(&pending.waitersAfter, late-row.lateLeave)
 				if earlyTake != row.earlyTake || lateTake != row.lateTake {
 					t.Errorf("%d of the early and %d of the late were served; want %d and %d", earlyTake, lateTake, row.earlyTake, row.lateTake)
 				}
@@ -151,16 +151,16 @@ func TestWhatIsLeftBehindExpires(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
 	p.block = 3
-	f := &draw{block: 3, waitersBefore: waiters{needs: 7}}
+	pending := &draw{block: 3, waitersBefore: waiters{needs: 7}}
 	reply := penstock.Single(penstock.Status{Granted: 6, ResetAfter: time.Hour})
-	l.receiveLocked(k, p, f, &reply, 10, 0, time.Millisecond)
+	l.receiveLocked(k, p, pending, &reply, 10, 0, time.Millisecond)
 	p.timer.Stop()
-	if f.waitersBefore.spendLocked(k, p, 0, 1); f.waitersBefore.share != 5 || k.counts.spent != 6 {
-		t.Errorf("one took its part of 6: %+v, %+v", f.waitersBefore, k.counts)
+	if pending.waitersBefore.spendLocked(k, p, 0, 1); pending.waitersBefore.share != 5 || k.counts.spent != 6 {
+		t.Errorf("one took its part of 6: %+v, %+v", pending.waitersBefore, k.counts)
 	}
-	f.waitersBefore.removeWaiterLocked(k, 2)
-	if f.waitersBefore.spendLocked(k, p, 0, 4); f.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
-		t.Errorf("another left, the last took 4: %+v, %+v; want 5 spent and one expired", f.waitersBefore, k.counts)
+	pending.waitersBefore.removeWaiterLocked(k, 2)
+	if pending.waitersBefore.spendLocked(k, p, 0, 4); pending.waitersBefore.share != 0 || k.counts.spent != 5 || k.counts.expired != 1 {
+		t.Errorf("another left, the last took 4: %+v, %+v; want 5 spent and one expired", pending.waitersBefore, k.counts)
 	}
 	k.mu.Unlock()
 	balanced(t, l)

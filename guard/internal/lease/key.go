@@ -54,7 +54,7 @@ type pool struct {
 	since      time.Duration // the beginning of the present measurement
 
 	block           int64         // the last that was worth drawing
-	trip            time.Duration // how long the store takes to answer: about the slowest of the last answers
+	roundTrip       time.Duration // how long the store takes to answer: about the slowest of the last answers
 	lastUsed        time.Duration // when the last request came
 	bypassUntil     time.Duration // until then nothing is drawn
 	noPrefetchUntil time.Duration // until then nothing is drawn in advance
@@ -73,11 +73,11 @@ type poolPart struct {
 
 // A block is what one draw has brought and is not spent yet.
 type block struct {
-	left    int64
-	sent    time.Duration // when its draw was sent, or a little earlier
-	expires time.Duration
-	travel  time.Duration   // how long a refund of it may be in flight
-	resets  []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
+	left       int64
+	sent       time.Duration // when its draw was sent, or a little earlier
+	expires    time.Duration
+	refundTime time.Duration   // how long a refund of it may be in flight
+	resets     []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
 // trackKey adds a key, unless there are too many. It sweeps a few others, so that idle keys make
@@ -227,7 +227,7 @@ func (p *pool) measureDemand(life, now time.Duration, cost int64) {
 
 // updateRemaining records the store's answer to a call that was sent at the given time.
 func (p *pool) updateRemaining(d *penstock.Decision, sent, now time.Duration) {
-	p.updateTrip(now - sent)
+	p.updateRoundTrip(now - sent)
 	for i := range p.parts {
 		p.parts[i].updateRemaining(d.Status(i), sent)
 	}
@@ -240,8 +240,8 @@ func (part *poolPart) updateRemaining(s penstock.Status, sent time.Duration) {
 	}
 }
 
-// updateTrip records how long an answer took.
-func (p *pool) updateTrip(trip time.Duration) { p.trip = max(trip, (3*p.trip+trip)/4) }
+// updateRoundTrip records how long an answer took.
+func (p *pool) updateRoundTrip(last time.Duration) { p.roundTrip = max(last, (3*p.roundTrip+last)/4) }
 
 // windowLeft returns how long the present windows of all limits last, and at most the given time.
 // It assumes that windows follow one another without gaps.
@@ -263,7 +263,7 @@ func (p *pool) windowLeft(most, now time.Duration) time.Duration {
 // spendableFor returns how long units that are drawn now may be spent after they arrive: for a
 // Life, or until a window ends.
 func (p *pool) spendableFor(life, now time.Duration) time.Duration {
-	return max(p.windowLeft(life, now)-2*p.trip, 0) // the next answer may take longer
+	return max(p.windowLeft(life, now)-2*p.roundTrip, 0) // the next answer may take longer
 }
 
 // isScarce tells whether the store will have too little left for a draw when the draw arrives.
@@ -272,7 +272,7 @@ func (p *pool) isScarce() bool {
 		part := &p.parts[i]
 		left := part.left
 		if part.decay == algorithm.DecayContinuous {
-			left += part.flow(p.trip)
+			left += part.flow(p.roundTrip)
 		}
 		if left < worthDraw {
 			return true
