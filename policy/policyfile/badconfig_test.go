@@ -224,7 +224,7 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 				}
 				return s
 			}() + rule, "the file has more than 100000 values, aliases included; put long lists into files of their own"},
-		{"lists in lists", "rules: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "policy.yaml:1:9: a list does not belong here; write fields with values: "},
+		{"lists in lists", "rules: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "policy.yaml:1:9: a list does not belong here; write {name: "},
 		{"identities in identities", "identities:\n  a: " + strings.Repeat("{first_of: [", 20) + "ip" + strings.Repeat("]}", 20) + "\n" + rule,
 			"the file is nested more than 32 levels deep; no policy needs that"},
 		{"mappings in mappings", strings.Repeat("{a: ", 9000) + "1" + strings.Repeat("}", 9000), "policy.yaml:1:2: there is no field \"a\" here; "},

@@ -38,7 +38,7 @@ func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 		per = &rule.Per
 	}
 	if !per.set() {
-		if !c.written(per) && !c.written(&config.Per) {
+		if !c.written(per) && !c.written(&config.Per) && !c.isMisnamed(config, "per") && !c.isMisnamed(rule, "per") {
 			c.fail(config, "the limit has no identity; add per: ip, per: global or the name of an identity, to it or to its rule")
 		}
 		return invalidIdentity
@@ -111,7 +111,7 @@ func (c *compiler) shapeOf(l *policy.Limit, s shape, name string) {
 		c.fail(s.inFlight, "a limit has a rate or in_flight, not both; make two limits of it")
 		return
 	case !s.rate.set() && !s.inFlight.set():
-		if !c.written(s.rate) && !c.written(s.inFlight) {
+		if !c.written(s.rate) && !c.written(s.inFlight) && !c.isMisnamed(s.at, "rate", "in_flight") {
 			c.fail(s.at, "the limit has no rate; add one, as in rate: 100/s, or in_flight: 50")
 		}
 		return

@@ -19,7 +19,7 @@ type placed struct {
 }
 
 func (c *compiler) compileRules() {
-	if len(c.config.Rules) == 0 && !c.broken[&c.config.Rules] {
+	if len(c.config.Rules) == 0 && !c.broken[&c.config.Rules] && !c.isMisnamed(c.config, "rules") {
 		c.fail(c.orWritten(c.config, &c.config.Rules), "there are no rules; add rules: with a name, a match and limits")
 	}
 	if len(c.config.Rules) > maxRules {
@@ -125,6 +125,7 @@ func countersOf(r *policy.Rule) (n int) {
 func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed) {
 	r = &policy.Rule{Name: config.Name, Always: config.Always || config.BeforeAuth || c.spec.ApplyAll, Unlimited: config.Unlimited, Shadow: config.Shadow}
 	switch {
+	case config.Name == "" && c.isMisnamed(config, "name"):
 	case config.Name == "":
 		c.fail(c.orWritten(config, &config.Name), "the rule has no name; add one, as in name: search")
 	case !policy.IsName(config.Name):
@@ -138,7 +139,7 @@ func (c *compiler) rule(config *RuleConfig) (r *policy.Rule, matchers []*placed)
 		c.fail(&config.Unlimited, "the rule is unlimited and always applied, which does nothing; remove always, or list clients that are never limited under allow")
 	case config.Unlimited && config.Shadow:
 		c.fail(&config.Unlimited, "the rule is unlimited and a shadow, which does nothing; remove one of the two")
-	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited]:
+	case !config.Unlimited && len(config.Limits) == 0 && !c.broken[&config.Unlimited] && !c.isMisnamed(config, "limits"):
 		c.fail(c.orWritten(config, &config.Limits), "the rule has no limits; add limits: with a rate, or unlimited: true")
 	}
 	for i := range config.Limits {

@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -47,12 +48,13 @@ type source struct {
 	text   []byte           // nil: nothing was read
 	at     map[any]position // by pointer to what was written
 	broken map[any]bool     // by pointer to values that could not be read; their mistakes are reported
+	hints  map[any][]string // what was said of unknown fields, by pointer to their structs
 	mask   mask             // of the variables that were replaced
 	errs   Errors
 }
 
 func newSource(file string) *source {
-	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool)}
+	return &source{file: file, at: make(map[any]position), broken: make(map[any]bool), hints: make(map[any][]string)}
 }
 
 type position struct{ line, column int }
@@ -64,6 +66,15 @@ func (s *source) fail(p any, format string, args ...any) {
 	}
 	at := s.at[p]
 	s.errs = append(s.errs, &Error{File: s.file, Line: at.line, Column: at.column, Message: s.mask.apply(fmt.Sprintf(format, args...))})
+}
+
+// isMisnamed tells whether an unknown field of the struct of p was probably meant as one of these
+// fields. Its mistake is reported, so the field is not reported as missing.
+func (s *source) isMisnamed(p any, fields ...string) bool {
+	return slices.ContainsFunc(s.hints[p], func(hint string) bool {
+		isList := strings.HasPrefix(hint, "there are ")
+		return !isList && slices.ContainsFunc(fields, func(field string) bool { return strings.Contains(hint, field) })
+	})
 }
 
 func (s *source) written(p any) bool {
@@ -300,7 +311,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 		d.value(n, v.Interface())
 	case v.Kind() == reflect.Struct:
-		if d.mapping(n, v.Addr().Interface(), "fields with values: "+wording.List(slices.Sorted(maps.Keys(fieldsOf(v.Type()))), "or")) {
+		if d.mapping(n, v.Addr().Interface(), fieldsInstead(n, v.Type())) {
 			d.fields(n.Content, v.Addr().Interface())
 		}
 	case v.Kind() == reflect.Slice:
@@ -317,7 +328,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 			d.unread(v.Addr().Interface())
 		}
 		if n.Kind != yaml.SequenceNode {
-			d.fail(n, "%s stands where a list belongs; put it into brackets, or a dash and a space before each item", whatIs(n))
+			d.fail(n, "%s stands where a list belongs; %s", whatIs(n), listInstead(n, v.Type().Elem()))
 			d.unread(v.Addr().Interface())
 			return
 		}
@@ -397,7 +408,9 @@ func (d *decoder) fields(content []*yaml.Node, p any) {
 		}
 		field, ok := known[name]
 		if !ok {
-			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), elsewhere(name, known, sections))
+			hint := cmp.Or(rateHint(name, content[i+1], known), elsewhere(name, known, sections))
+			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), hint)
+			d.hints[p] = append(d.hints[p], hint)
 			continue
 		}
 		d.secret = slices.Contains(secrets, name)

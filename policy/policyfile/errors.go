@@ -84,7 +84,7 @@ var meant = map[string]string{
 	"any_of": "first_of", "one_of": "first_of", "everybody": "global", "anyone": "global", "any": "global",
 	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
 	"else": "default", "blacklist": "deny", "blocklist": "deny", "whitelist": "allow", "allowlist": "allow",
-	"key": "per", "by": "per", "window": "rate", "quota": "rate", "requests": "rate", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",
+	"key": "per", "by": "per", "url": "path", "uri": "path", "endpoint": "path", "domain": "host", "verb": "method",
 	"tz": "timezone", "dry_run": "shadow", "log_only": "shadow",
 }
 

@@ -1,0 +1,84 @@
+package policyfile
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// fieldsInstead says what to write where n stands and the fields of a struct belong.
+func fieldsInstead(n *yaml.Node, t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[LimitConfig](), reflect.TypeFor[CandidateConfig]():
+		if rate := rateIn(n); rate != "" {
+			return fmt.Sprintf("{rate: %s}", rate)
+		}
+		return "{rate: 100/s} with your numbers"
+	case reflect.TypeFor[RuleConfig]():
+		return "{name: search, per: ip, limits: [{rate: 100/s}]} with your values"
+	}
+	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
+}
+
+// listInstead says what to write where n stands and a list belongs.
+func listInstead(n *yaml.Node, element reflect.Type) string {
+	if n.Kind == yaml.ScalarNode && (element == reflect.TypeFor[LimitConfig]() || element == reflect.TypeFor[RuleConfig]()) {
+		return "write [" + fieldsInstead(n, element) + "]"
+	}
+	return "put it into brackets, or a dash and a space before each item"
+}
+
+// rateIn returns the rate that a node contains, as it is written within braces, or "".
+func rateIn(n *yaml.Node) string {
+	if n.Kind != yaml.ScalarNode {
+		return ""
+	}
+	if _, _, err := parseRate(n.Value); err != nil {
+		return ""
+	}
+	if strings.Contains(n.Value, ",") {
+		return strconv.Quote(n.Value)
+	}
+	return n.Value
+}
+
+// Fields of other limiters for what a rate contains here.
+var (
+	timesInRate   = []string{"window", "period", "interval", "duration", "unit", "seconds", "per_second", "per_minute", "per_hour", "window_size", "time_window"}
+	numbersInRate = []string{"limit", "requests", "max_requests", "quota", "count", "max", "calls", "average", "requests_per_unit", "points"}
+)
+
+// rateHint says how to write an unknown field of a limit as a rate. It returns "" if the field is
+// something else.
+func rateHint(name string, value *yaml.Node, known map[string]int) string {
+	_, isLimit := known["rate"]
+	if _, hasLimits := known["limits"]; !isLimit && !hasLimits {
+		return ""
+	}
+	name = strings.ToLower(strings.ReplaceAll(name, "-", "_"))
+	isTime, isNumber := slices.Contains(timesInRate, name), slices.Contains(numbersInRate, name)
+	rate := rateIn(value)
+	switch {
+	case !isLimit && name == "limit", !isTime && !isNumber:
+		return "" // limit is a misspelt limits
+	case !isLimit && rate != "":
+		return fmt.Sprintf("write limits: [{rate: %s}]", rate)
+	case rate != "":
+		return "write rate: " + rate
+	}
+	what := "the number is part of the rate"
+	if isTime {
+		what = "the time is part of the rate"
+	}
+	if !isLimit {
+		return what + ", as in limits: [{rate: 100/min}] or [{rate: 5/30s}]"
+	}
+	return what + ", as in rate: 100/min or rate: 5/30s"
+}
