@@ -144,6 +144,8 @@ func (id *Identity) CanBe(text string) bool {
 		return true
 	case id.FirstOf != nil:
 		return slices.ContainsFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(text) })
+	case len(id.AllOf) == 1:
+		return id.AllOf[0].CanBe(text)
 	case id.AllOf != nil:
 		first, _, several := strings.Cut(text, ",")
 		return several && id.AllOf[0].CanBe(first)

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -67,11 +68,14 @@ type Source struct {
 	Kind     Kind
 	Name     string    // of the header, cookie and so on; empty for kinds without names
 	Identity *Identity // of KindIdentity
+
+	written string // the header's name as it was written, for texts; "": Name
 }
 
-// Header returns the source for the header field with this name.
+// Header returns the source for the header field with this name. Texts show the name as it is
+// written here.
 func Header(name string) Source {
-	return Source{Kind: KindHeader, Name: textproto.CanonicalMIMEHeaderKey(name)}
+	return Source{Kind: KindHeader, Name: textproto.CanonicalMIMEHeaderKey(name), written: name}
 }
 
 // Cookie returns the source for the cookie with this name.
@@ -86,7 +90,7 @@ func Claim(name string) Source { return Source{Kind: KindClaim, Name: name} }
 // String returns the source as policy files write it.
 func (s *Source) String() string {
 	if s.Kind.IsNamed() {
-		return s.Kind.String() + " " + s.Name
+		return s.Kind.String() + " " + cmp.Or(s.written, s.Name)
 	}
 	return s.Kind.String()
 }

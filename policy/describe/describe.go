@@ -454,7 +454,8 @@ func sourceText(s *policy.Source) string {
 	case s.Kind == policy.KindIdentity:
 		return "the identity [" + chain(s.Identity) + "]"
 	case s.Kind.IsNamed():
-		return s.Kind.String() + " " + wording.Plain(s.Name)
+		kind, name, _ := strings.Cut(s.String(), " ")
+		return kind + " " + wording.Plain(name)
 	}
 	return s.Kind.String()
 }

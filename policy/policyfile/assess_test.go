@@ -1050,8 +1050,6 @@ func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
 		"rules: [{name: a, match: {path: '/v/x:id'}, per: global, limits: [{rate: 1/s}]}]":                                "",
 		"tiers: {a: {header X-Plan: a}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]": "clients write header X-Plan themselves",
 		"tiers: {a: {ip: 10.0.0.0/8}, b: default}\nrules: [{name: a, per: global, limits: [{rate: {a: 2/s, b: 1/s}}]}]":   "",
-		"rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]":                                                              "limits by address alone",
-		"rules: [{name: a, per: ip, limits: [{rate: 1/s, on_status: 401}]}]":                                              "",
 	} {
 		warnings := policyIn(t, "policy.yaml", text+"\n").Warnings
 		if says == "" && len(warnings) != 0 || says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), says)) {

@@ -116,7 +116,7 @@ rules:
 		{asked{}, nil},
 		{asked{}.with("X-Api-Key", "k-1", "X-Partner", "acme", "Authorization", bearer("anna")), nil},
 		{asked{}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1)), []string{"the token is rejected: no trusted key has signed it"}},
-		{asked{}.with("X-Api-Key", "k-3"), []string{"header X-Api-Key is not accepted: its value is not one of the 2 in the policy"}},
+		{asked{}.with("X-Api-Key", "k-3"), []string{"header X-API-Key is not accepted: its value is not one of the 2 in the policy"}},
 		{asked{}.with("X-Partner", "umbrella"), []string{"header X-Partner is not accepted: its value is not one of the 2 in the policy"}},
 	} {
 		var v policy.Evaluation

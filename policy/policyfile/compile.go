@@ -41,6 +41,7 @@ type Policy struct {
 	Rules    *policy.Rules
 	Files    []string // the policy's own file, then the files that it names
 	Warnings []*Error // about parts that are valid, but may not be intended
+	Hints    []*Error // about parts that may be intended, and have an effect that authors should know
 
 	// Digest identifies the policy: the first 12 hex digits of a SHA-256. It covers the policy's file,
 	// then each file of values in the order in which they are named. It does not cover variables and
@@ -113,7 +114,7 @@ func (config *Config) Compile() (*Policy, error) {
 		p.Close()
 		return nil, err
 	}
-	p.Warnings = c.warnings.sorted().few()
+	p.Warnings, p.Hints = c.warnings.sorted().few(), c.hinted.sorted()
 	if c.text != nil {
 		p.Digest = hex.EncodeToString(c.digest.Sum(nil)[:6])
 	}
@@ -128,6 +129,7 @@ type compiler struct {
 	verifier   *jwt.Verifier
 	files      []string
 	warnings   Errors
+	hinted     Errors
 	digest     hash.Hash                       // of the text of all files
 	algorithms map[string]*algorithm.Algorithm // by the words that name them
 	identities map[string]*identityState
@@ -180,8 +182,16 @@ func (c *compiler) oneOf(p *string, what string, words ...string) string {
 }
 
 func (c *compiler) warn(p any, format string, args ...any) {
+	c.warnings = append(c.warnings, c.remark(p, format, args...))
+}
+
+func (c *compiler) hint(p any, format string, args ...any) {
+	c.hinted = append(c.hinted, c.remark(p, format, args...))
+}
+
+func (c *compiler) remark(p any, format string, args ...any) *Error {
 	at := c.at[p]
-	c.warnings = append(c.warnings, &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))})
+	return &Error{File: c.file, Line: at.line, Column: at.column, Message: c.mask.apply(fmt.Sprintf(format, args...))}
 }
 
 // orWritten returns p if it was written, and otherwise its parent, for the position of a mistake.

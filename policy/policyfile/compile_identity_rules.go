@@ -83,9 +83,12 @@ func (c *compiler) warnInventedIdentities() {
 			}
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
-					at := c.notes[id].source
+					at, together := c.notes[id].source, ""
+					if !l.Key.IsAlwaysPresent() {
+						together = "; requests without it all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address"
+					}
 					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
-						"add new_identities: 20/min to the rule, or a limit per address beside this", *at)
+						"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, together)
 				}
 			}
 		}
@@ -95,7 +98,43 @@ func (c *compiler) warnInventedIdentities() {
 // boundsAddresses tells whether a rule also charges each of its requests to the client's address.
 func boundsAddresses(r *policy.Rule) bool {
 	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
-		plain := l.Key.Source.Kind == policy.KindAddress && l.Key.Only == nil
-		return plain && !l.Shadow && l.Status == nil && len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
+		return isAddress(l.Key) && !l.Shadow && l.Status == nil && len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
 	})
+}
+
+// isAddress tells whether an identity is the client's address alone, however it is written.
+func isAddress(id *policy.Identity) bool {
+	switch {
+	case id.FirstOf != nil:
+		return isAddress(id.FirstOf[0]) // every request has it
+	case id.AllOf != nil:
+		return all(id.AllOf, isAddress)
+	}
+	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
+}
+
+// hintSharedAddresses says what limits by address alone do. It says nothing of limits that have
+// another limit beside them for what addresses miss, and of those that cannot have a better
+// identity.
+func (c *compiler) hintSharedAddresses() {
+	isOther := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }
+	hasOther := func(r *policy.Rule) bool { return !r.Shadow && slices.ContainsFunc(r.Limits, isOther) }
+	isBeside := func(r, other *policy.Rule) bool {
+		return other == r || r.Always || other.Always && other.Match.IsAll()
+	}
+	kind := kindOf{say: c.hint}
+	for i, r := range c.spec.Rules {
+		if r.BeforeAuth || slices.ContainsFunc(c.spec.Rules, func(other *policy.Rule) bool { return hasOther(other) && isBeside(r, other) }) {
+			continue
+		}
+		for j, l := range r.Limits {
+			if l.Shadow || l.Status != nil || !isAddress(l.Key) {
+				continue
+			}
+			config := &c.config.Rules[i]
+			kind.note(c.orWritten(&config.Per, &config.Limits[j].Per), "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; "+
+				"write {first_of: [...]} with a better identity before ip if there is one, or add a limit per: global")
+		}
+	}
+	kind.end()
 }

@@ -50,9 +50,6 @@ func (c *compiler) keyOf(r *policy.Rule, rule *RuleConfig, config *LimitConfig) 
 			c.fail(per, "the identity depends on segment %s, and a path of the rule has no {%s}; add it to the path", name, name)
 		}
 	}
-	if id.Source.Kind == policy.KindAddress && id.Only == nil && id.FirstOf == nil && id.AllOf == nil && len(config.OnStatus) == 0 {
-		c.warn(per, "limits by address alone are shared by all clients behind one NAT or proxy, and clients with many addresses evade them; write {first_of: [...]} with a better identity before ip if there is one")
-	}
 	return id
 }
 

@@ -50,6 +50,7 @@ func (c *compiler) compileRules() {
 	c.checkBatchSize()
 	c.warnUnusedLeases()
 	c.warnInventedIdentities()
+	c.hintSharedAddresses()
 	c.surprises(matchers)
 }
 

@@ -106,6 +106,12 @@ func TestPoliciesMeanWhatTheirGoldensSay(t *testing.T) {
 				}
 				fmt.Fprintf(&s, "warning: %v\n", w)
 			}
+			for i, h := range p.Hints {
+				if i == 0 && len(p.Warnings) == 0 {
+					s.WriteByte('\n')
+				}
+				fmt.Fprintf(&s, "hint: %v\n", h)
+			}
 			asked := readRequests(t, g.requests+".requests")
 			requests += len(asked)
 			for _, lines := range asked {

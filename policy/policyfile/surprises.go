@@ -4,25 +4,20 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
 
-// These warnings are about policies that are valid, but may not do what their authors expect. Each
-// kind of warning is given once for each policy, at the first place.
+// These warnings and hints are about policies that are valid, but may not do what their authors
+// expect. Each kind is given once for each policy, at the first place.
 
 // surprises warns about the effects of a policy that people do not expect.
 func (c *compiler) surprises(matchers []*placed) {
-	once := make(map[string]int)
-	at := make(map[string]any)
-	text := make(map[string]string)
-	note := func(kind string, where any, format string, args ...any) {
-		if once[kind]++; once[kind] == 1 {
-			at[kind], text[kind] = where, fmt.Sprintf(format, args...)
-		}
-	}
+	segments, away := kindOf{say: c.warn}, kindOf{say: c.warn}
+	guarded, limited := kindOf{say: c.warn}, kindOf{say: c.hint}
 	c.indexMatchers(matchers)
 	took := make(map[*policy.Rule]bool)
 	for _, m := range matchers {
@@ -30,26 +25,75 @@ func (c *compiler) surprises(matchers []*placed) {
 			continue
 		}
 		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
-			note("segment", m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or {name} if one segment is meant",
+			segments.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or {name} if one segment is meant",
 				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}))
 		}
 		if other := c.moreGeneral(m); other != nil && !took[m.rule] {
 			took[m.rule] = true
 			config := &c.config.Rules[m.index]
-			note("away", c.orWritten(config, &config.Name), "rule %s takes requests away from rule %s, which matches them too: the more specific one applies alone; "+
+			away.note(c.orWritten(config, &config.Name), "rule %s takes requests away from rule %s, which matches them too: the more specific one applies alone; "+
 				"write always: true into %[2]s if both shall count, or apply: most-specific if this is meant", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 		}
-		if guards(m.rule) && m.isSpelled() && !(c.writtenIn("http", "case_sensitive") && c.writtenIn("http", "trailing_slash")) && !(c.spec.Paths.IgnoreCase && c.spec.Paths.IgnoreTrailingSlash) {
-			note("spelling", m.at, "the rule guards %s, and some servers take it in capitals, or with a slash behind it, for the same; write http: {case_sensitive: false, "+
-				"trailing_slash: ignore}, or keep if yours tells them apart", m.Path)
+		if also, write, keep := c.spellings(m); len(also) > 0 {
+			kind := &limited
+			if guards(m.rule) {
+				kind = &guarded
+			}
+			kind.note(m.at, "the rule limits %s and not %s, which some servers answer in the same way; write http: {%s}, or {%s} if yours does not",
+				m.Path, wording.List(also, "and"), strings.Join(write, ", "), strings.Join(keep, ", "))
 		}
 	}
-	for kind, n := range once {
-		if n > 1 {
-			text[kind] += fmt.Sprintf("; this occurs in %d places", n)
-		}
-		c.warn(at[kind], "%s", text[kind])
+	for _, kind := range []*kindOf{&segments, &away, &guarded, &limited} {
+		kind.end()
 	}
+}
+
+// A kindOf is one kind of warning or hint. It is said once for each policy, at its first place.
+type kindOf struct {
+	say    func(p any, format string, args ...any)
+	at     any
+	text   string
+	places int
+}
+
+func (k *kindOf) note(at any, format string, args ...any) {
+	if k.places++; k.places == 1 {
+		k.at, k.text = at, fmt.Sprintf(format, args...)
+	}
+}
+
+// end says it, if there was a place.
+func (k *kindOf) end() {
+	switch {
+	case k.places == 1:
+		k.say(k.at, "%s", k.text)
+	case k.places > 1:
+		k.say(k.at, "%s; this occurs in %d places", k.text, k.places)
+	}
+}
+
+// spellings returns other spellings of a path that ends in a word, if neither the rule matches them
+// nor the policy says that they are other paths. write and keep are the settings that make them one
+// path, and that keep them apart.
+func (c *compiler) spellings(m *placed) (also, write, keep []string) {
+	last := len(m.Path) - 1
+	word := m.Path[last].Text
+	if m.Path[last].Kind != policy.SegmentLiteral || word == "" {
+		return nil, nil, nil
+	}
+	other := strings.ToUpper(word)
+	if other == word {
+		other = strings.ToLower(word)
+	}
+	if other != word && !c.spec.Paths.IgnoreCase && !c.writtenIn("http", "case_sensitive") {
+		also = append(also, append(slices.Clone(m.Path[:last]), policy.Segment{Text: other}).String())
+		write, keep = append(write, "case_sensitive: false"), append(keep, "case_sensitive: true")
+	}
+	if !c.spec.Paths.IgnoreTrailingSlash && !c.writtenIn("http", "trailing_slash") {
+		also = append(also, m.Path.String()+"/")
+		write, keep = append(write, "trailing_slash: ignore"), append(keep, "trailing_slash: keep")
+	}
+	return also, write, keep
 }
 
 // indexMatchers lets anyMatcher find the matchers that can match a path.
@@ -95,16 +139,10 @@ func (c *compiler) anyMatcher(m *placed, is func(*placed) bool) bool {
 	return same || slices.ContainsFunc(c.general, is)
 }
 
-// guards tells whether a rule protects something, such as a login: it counts failures, or closes
-// when the store fails.
+// guards tells whether a rule certainly protects something, such as a login: it counts failures, or
+// closes when the store fails.
 func guards(r *policy.Rule) bool {
 	return slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		return !l.Shadow && (l.Guard.OnFailure == guard.FailClosed || l.Status != nil && l.Status.Has(401))
 	})
-}
-
-// isSpelled tells whether a path ends in a literal word, which has other spellings.
-func (m *placed) isSpelled() bool {
-	last := m.Path[len(m.Path)-1]
-	return last.Kind == policy.SegmentLiteral && last.Text != ""
 }

@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -24,16 +25,75 @@ func TestWhatMayNotBeMeantIsWarnedOfOnce(t *testing.T) {
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, unlimited: true}]", ""},
 		{"rules: [{name: all, match: {method: POST}, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, match: {host: \"*.example.com\"}, " + per + "}, {name: a, match: {host: a.example.com, path: /a}, " + per + "}]", "takes requests away"},
-		{"rules: [" + login + "]", "1:51: the rule guards /login, and some servers take it in capitals, or with a slash behind it, for the same; "},
-		{"http: {case_sensitive: false}\nrules: [" + login + "]", "the rule guards /login"},
+		{"rules: [" + login + "]", "1:51: the rule limits /login and not /LOGIN and /login/, which some servers answer in the same way; " +
+			"write http: {case_sensitive: false, trailing_slash: ignore}, or {case_sensitive: true, trailing_slash: keep} if yours does not"},
+		{"http: {case_sensitive: false}\nrules: [" + login + "]", "the rule limits /login and not /login/, which some servers answer in the same way; write http: {trailing_slash: ignore}, or {trailing_slash: keep} if"},
+		{"http: {trailing_slash: keep}\nrules: [" + login + "]", "the rule limits /login and not /LOGIN, which some servers answer in the same way; write http: {case_sensitive: false}, or {case_sensitive: true} if"},
 		{"http: {case_sensitive: false, trailing_slash: ignore}\nrules: [" + login + "]", ""},
 		{"http: {case_sensitive: true, trailing_slash: keep}\nrules: [" + login + "]", ""},
-		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule guards /pay"},
-		{"rules: [{name: a, match: {path: /search}, " + per + "}]", ""},
+		{"on_failure: closed\nrules: [{name: a, match: {path: /pay}, " + per + "}]", "the rule limits /pay"},
 	} {
 		warnings := policyIn(t, "policy.yaml", row.text+"\n").Warnings
 		if row.says == "" && len(warnings) > 0 || row.says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), row.says)) {
 			t.Errorf("%s\nis warned of by %v; want %s", row.text, warnings, row.says)
+		}
+	}
+}
+
+func TestHintsSayWhatLimitsMiss(t *testing.T) {
+	const per = "per: global, limits: [{rate: 1/s}]"
+	const key = "{key: {header X-API-Key: [a, b]}}"
+	for _, row := range []struct{ text, says string }{
+		{"rules: [{name: a, match: {path: /login}, " + per + "}]", "1:33: the rule limits /login and not /LOGIN and /login/, which some servers answer in the same way"},
+		{"rules: [{name: a, match: {path: [/a, \"/b/{id}\", /c/**, /D, /4]}, " + per + "}]", "the rule limits /a and not /A and /a/, which some servers answer in the same way; " +
+			"write http: {case_sensitive: false, trailing_slash: ignore}, or {case_sensitive: true, trailing_slash: keep} if yours does not; this occurs in 3 places"},
+		{"http: {trailing_slash: keep}\nrules: [{name: a, match: {path: /4}, " + per + "}]", ""},
+		{"http: {case_sensitive: true, trailing_slash: keep}\nrules: [{name: a, match: {path: /a}, " + per + "}]", ""},
+		{"rules: [{name: a, match: {path: /a}, shadow: true, " + per + "}]", ""},
+
+		{"rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]", "1:24: limits by address alone"},
+		{"rules: [{name: a, per: {first_of: [ip]}, limits: [{rate: 1/s}]}]", "1:24: limits by address alone"},
+		{"rules: [{name: a, per: {all_of: [{first_of: [ip, {key: header X}]}]}, limits: [{rate: 1/s}]}]", "1:24: limits by address alone"},
+		{"rules: [{name: a, per: {from: {ip: \"*\"}}, limits: [{rate: 1/s}, {name: b, rate: 1/s, per: ip}]}]", "1:24: limits by address alone are shared by all clients behind one NAT or proxy, " +
+			"and clients with many addresses evade them; write {first_of: [...]} with a better identity before ip if there is one, or add a limit per: global; this occurs in 2 places"},
+		{"identities: {client: {all_of: [ip]}}\nrules: [{name: a, match: {client: \"ip:192.0.2.1\"}, per: client, limits: [{rate: 1/s}]}]", "2:57: limits by address alone"},
+		{"rules: [{name: a, per: {from: {ip: 10.0.0.0/8}}, limits: [{rate: 1/s}]}]", ""},
+		{"rules: [{name: a, per: ip, limits: [{rate: 1/s, on_status: 401}]}]", ""},
+		{"rules: [{name: a, per: ip, limits: [{rate: 1/s, shadow: true}]}]", ""},
+		{"rules: [{name: a, per: ip, limits: [{rate: 1/s}, {name: all, rate: 9/s, per: global}]}]", ""},
+		{"rules: [{name: a, per: ip, limits: [{rate: 1/s}, {name: all, rate: 9/s, per: global, shadow: true}]}]", "limits by address alone"},
+		{"rules: [{name: a, always: true, per: ip, limits: [{rate: 1/s}]}, {name: b, per: " + key + ", limits: [{rate: 1/s}]}]", ""},
+		{"rules: [{name: a, per: ip, limits: [{rate: 1/s}]}, {name: b, always: true, per: " + key + ", limits: [{rate: 1/s}]}]", ""},
+		{"apply: most-specific\nrules: [{name: a, match: {path: \"/x/**\"}, per: ip, limits: [{rate: 1/s}]}, {name: b, per: " + key + ", limits: [{rate: 1/s}]}]", "limits by address alone"},
+		{"tokens: {secret: 0123456789abcdef0123456789abcdef, audience: a}\nrules: [{name: a, before_auth: true, per: ip, limits: [{rate: 1/s}]}]", ""},
+	} {
+		p := policyIn(t, "policy.yaml", row.text+"\n")
+		if row.says == "" && len(p.Hints) > 0 || row.says != "" && (len(p.Hints) != 1 || !strings.Contains(p.Hints[0].Error(), row.says)) {
+			t.Errorf("%s\nhas the hints %v; want %s", row.text, p.Hints, row.says)
+		}
+		if len(p.Warnings) > 0 {
+			t.Errorf("%s\nis warned of by %v", row.text, p.Warnings)
+		}
+	}
+}
+
+// A limit by address bounds the identities that clients can invent, however it is written.
+func TestWarningsOfInventedIdentities(t *testing.T) {
+	const warning = "clients can write any header X-User-Id, and each new value gets a fresh limit and a key; list the values that were issued, " +
+		"add new_identities: 20/min to the rule, or a limit per address beside this"
+	const rule = "rules: [{name: a, per: %s, limits: [{in_flight: 5}%s]}]\n"
+	for _, row := range []struct{ per, beside, says string }{
+		{"{user: header X-User-Id}", "", warning + "; requests without it all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address"},
+		{"{first_of: [{user: header X-User-Id}, ip]}", "", warning},
+		{"{user: header X-User-Id}", ", {rate: 9/s, per: ip}", ""},
+		{"{user: header X-User-Id}", ", {rate: 9/s, per: {first_of: [ip]}}", ""},
+	} {
+		says := ""
+		for _, w := range policyIn(t, "policy.yaml", fmt.Sprintf(rule, row.per, row.beside)).Warnings {
+			says += w.Message
+		}
+		if says != row.says {
+			t.Errorf("per: %s%s is warned of by %q; want %q", row.per, row.beside, says, row.says)
 		}
 	}
 }

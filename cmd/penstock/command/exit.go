@@ -58,12 +58,15 @@ func exitStatus(c *cobra.Command, err error) int {
 	return known.status
 }
 
-// textOf is the error's text without prefixes that only repeat what the exit status means.
+// textOf is the error's text without prefixes that only repeat what the exit status means, also
+// where they stand behind what was being done.
 func textOf(err error) string {
 	text := err.Error()
 	for _, kind := range []error{settings.ErrInvalid, penstock.ErrInvalid} {
 		text = strings.TrimPrefix(text, kind.Error()+": ")
+		text = strings.ReplaceAll(text, ": "+kind.Error()+": ", ": ")
 	}
+	text = strings.ReplaceAll(text, ": "+penstock.ErrUnavailable.Error()+": ", ": ")
 	return strings.TrimPrefix(text, "penstock: ")
 }
 
@@ -89,4 +92,17 @@ func checkOutput(output string, known ...string) error {
 		}
 	}
 	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
+}
+
+// needsArgument checks the number of arguments. what says what to write.
+func needsArgument(least, most int, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return coded(exitUsage, fmt.Errorf("an argument is missing; write %s", what))
+		case len(args) > most:
+			return coded(exitUsage, fmt.Errorf("there are %d arguments; write %s", len(args), what))
+		}
+		return nil
+	}
 }

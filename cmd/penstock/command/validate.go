@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 
 	"github.com/spf13/cobra"
 
@@ -24,9 +25,10 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "validate FILE...",
 		Short: "Check policy files and list all errors",
 		Long: "validate reads policy files like serve does. It prints each error as file:line:column, what is wrong, and how to fix it.\n" +
+			"Warnings are about likely mistakes, and serve logs them too. Hints are about what a valid policy may miss.\n" +
 			"It replaces ${NAME} in the files by environment variables, like serve. The exit status is 0 if all files are valid, else 4.",
 		Example: "  penstock validate rules.yaml\n  penstock validate -v rules.yaml   # also describes the rules",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    needsArgument(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml"),
 		RunE: func(c *cobra.Command, files []string) error {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
@@ -67,9 +69,9 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// A finding is an error or a warning about a policy.
+// A finding is an error, a warning or a hint about a policy.
 type finding struct {
-	Severity string `json:"severity"` // "error" or "warning"
+	Severity string `json:"severity"` // "error", "warning" or "hint"
 	File     string `json:"file"`
 	Line     int    `json:"line,omitempty"`
 	Column   int    `json:"column,omitempty"`
@@ -86,6 +88,9 @@ func validate(file string, algorithms []*algorithm.Algorithm) (found []finding, 
 		for _, w := range p.Warnings {
 			found = append(found, finding{"warning", w.File, w.Line, w.Column, w.Message})
 		}
+		for _, h := range p.Hints {
+			found = append(found, finding{"hint", h.File, h.Line, h.Column, h.Message})
+		}
 	case errors.As(err, &mistakes):
 		for _, e := range mistakes {
 			found = append(found, finding{"error", e.File, e.Line, e.Column, e.Message})
@@ -101,8 +106,8 @@ func validate(file string, algorithms []*algorithm.Algorithm) (found []finding, 
 func printFindings(out io.Writer, file string, found []finding, p *policyfile.Policy, verbose bool) {
 	for _, f := range found {
 		e := policyfile.Error{File: f.File, Line: f.Line, Column: f.Column, Message: f.Message}
-		if f.Severity == "warning" {
-			e.Message = "warning: " + e.Message
+		if f.Severity != "error" {
+			e.Message = f.Severity + ": " + e.Message
 		}
 		fmt.Fprintln(out, e.Error())
 	}

@@ -124,7 +124,8 @@ func TestJSONHasTheSameMistakes(t *testing.T) {
 func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 	const good, valid = "../../../examples/rides.yaml", "../../../examples/rides.yaml: valid, 4 rules, digest "
 	const unread = "/none.yaml: cannot read the file: no such file or directory; write the name of a policy file"
-	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: ip, limits: [{rate: 10/s}]}]\n")
+	warned := writeFile(t, "warned.yaml", "rules: [{name: b, per: {key: header X-Key}, limits: [{rate: 10/s}]}]\n")
+	hinted := writeFile(t, "hinted.yaml", "rules: [{name: b, per: ip, limits: [{rate: 10/s}]}]\n")
 	for _, c := range []struct {
 		files string
 		code  int
@@ -136,7 +137,8 @@ func TestOneInvalidFileMakesAllInvalid(t *testing.T) {
 			[]string{valid, mistakes + ":7:", mistakes + ":10:", mistakes + ":11:", mistakes + ":13:", mistakes + ":15:"}},
 		{"/none.yaml " + good, exitInvalid, []string{unread, valid}},
 		{"testdata", exitInvalid, []string{"testdata is a folder; name a file"}},
-		{warned, exitOK, []string{warned + ":1:24: warning: ", warned + ": valid, 1 rule, digest "}},
+		{warned, exitOK, []string{warned + ":1:30: warning: ", warned + ": valid, 1 rule, digest "}},
+		{hinted, exitOK, []string{hinted + ":1:24: hint: ", hinted + ": valid, 1 rule, digest "}},
 	} {
 		code, out, err := command(append([]string{"validate"}, strings.Fields(c.files)...)...)
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")

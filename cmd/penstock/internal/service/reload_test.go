@@ -13,8 +13,8 @@ import (
 )
 
 func TestWarningsOfAPolicyAreLogged(t *testing.T) {
-	const warned = "rules: [{name: all, per: ip, limits: [{rate: 10/s}]}]\n" // causes a warning: offices share an address
-	const good = "rules: [{name: all, per: global, limits: [{rate: 10/s}]}]\n"
+	const warned = "rules: [{name: all, per: {key: header X-Key}, limits: [{rate: 10/s}]}]\n" // clients can invent keys
+	const good = "rules: [{name: all, per: ip, limits: [{rate: 10/s}]}]\n"                    // has a hint, which is not logged
 	flags := limitedBy(t, warned, nil)
 	reload := make(chan os.Signal)
 	r := start(t, hello, flags, reloadOn(reload))
@@ -208,7 +208,7 @@ func TestManyRulesStartWithFewLines(t *testing.T) {
 	effort.WithoutRace(t)
 	text := "rules:\n"
 	for i := range 2000 {
-		text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: ip, limits: [{rate: 10/s}]}\n", i, i)
+		text += fmt.Sprintf("  - {name: r%d, match: {path: /%d}, per: {key: header X-Key}, limits: [{rate: 10/s}]}\n", i, i)
 	}
 	flags := limitedBy(t, text, nil)
 	r := start(t, hello, flags)
