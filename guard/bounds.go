@@ -61,6 +61,9 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	return append(all, b.clockForward())
 }
 
+// noMore is the text of bounds that only several instances can exceed.
+const noMore = "no more, with one instance"
+
 type bounds struct {
 	plan     *penstock.Plan
 	settings Settings
@@ -71,13 +74,20 @@ func (b *bounds) leased(o LeaseOptions, block int64) Bound {
 	over := o.Excess(b.plan)
 	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, lease.DefaultLife))
 	if over > 0 {
-		text = fmt.Sprintf("%s more: a block of %d for each of %s, which may hold it unspent for %v", units(over), block, b.instances(), cmp.Or(o.Life, lease.DefaultLife))
+		held := ", which may be held unspent"
+		if b.n > 1 {
+			held = fmt.Sprintf(" for each of %d instances, which may hold it unspent", b.n)
+		}
+		text = fmt.Sprintf("%s more: a block of %d%s for %v", units(over), block, held, cmp.Or(o.Life, lease.DefaultLife))
 	}
 	text += fmt.Sprintf("; of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*LeaseUtilization)
 	return Bound{"leased", over, text}
 }
 
 func (b *bounds) denials() Bound {
+	if b.n == 1 {
+		return Bound{"denials", 0, noMore}
+	}
 	return Bound{"denials", 0, fmt.Sprintf("no more; a refund by another instance is seen within %v", cmp.Or(b.settings.DenyFor, denyFor))}
 }
 
@@ -115,31 +125,39 @@ func (b *bounds) failing() []Bound {
 	}
 	if b.plan.Algorithm().NeedsHolder() {
 		shares := b.shares() - capacity
+		text := noMore
+		if b.n > 1 {
+			text = fmt.Sprintf("%s more: %d instances with a share each, rounded up, besides the slots lent before", units(shares+b.uneven()), b.n)
+		}
 		return []Bound{
-			{fails, shares + b.uneven(), fmt.Sprintf("%s more: %s with a share each, rounded up, besides the slots lent before", units(shares+b.uneven()), b.instances())},
+			{fails, shares + b.uneven(), text},
 			{returns, capacity, fmt.Sprintf("%s more, until the slots lent during the outage are renewed or released", units(capacity))},
 		}
 	}
 	over, text := b.sharing()
+	late := ""
+	if b.n > 1 {
+		late = ", and the last instance notices the end a second later"
+	}
 	return []Bound{
 		{fails, over, text},
-		{returns, b.returning(), fmt.Sprintf("%s more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later",
-			units(b.returning()))},
+		{returns, b.returning(), fmt.Sprintf("%s more around the end: what passed in the outage is not charged later%s", units(b.returning()), late)},
 	}
 }
 
 // sharing returns what the instances admit by their shares.
 func (b *bounds) sharing() (over int64, text string) {
-	text = "no more, with one instance"
+	text, whose := noMore, "its clock"
 	if b.n > 1 {
+		whose = "their clocks"
 		rounding := b.shares() - b.plan.Capacity()
 		over = rounding + b.uneven()
-		text = fmt.Sprintf("%s with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
-			b.instances(), units(rounding), b.uneven())
+		text = fmt.Sprintf("%d instances with a share each: %s more by rounding, and up to %d at the beginning if one of them had used the whole limit",
+			b.n, units(rounding), b.uneven())
 	}
 	if b.plan.Algorithm().WindowsDiffer() {
 		over += b.plan.Capacity()
-		text += fmt.Sprintf("; and up to %d if their clocks and the store's differ, since windows begin by the clock", b.plan.Capacity())
+		text += fmt.Sprintf("; and up to %d if %s and the store's differ, since windows begin by the clock", b.plan.Capacity(), whose)
 	}
 	return over, text
 }
@@ -164,13 +182,6 @@ func (b *bounds) shares() int64 {
 // uneven returns what the others may have left of their shares if one instance has used the whole
 // limit.
 func (b *bounds) uneven() int64 { return b.plan.Capacity() - ceil(b.plan.Capacity(), b.n) }
-
-func (b *bounds) instances() string {
-	if b.n == 1 {
-		return "1 instance"
-	}
-	return fmt.Sprintf("%d instances", b.n)
-}
 
 func units(n int64) string {
 	if n == 1 {

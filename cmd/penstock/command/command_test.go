@@ -73,12 +73,26 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 		{"serve --demo --config " + broken, exitInvalid, "broken.yaml:"},
 		{"serve --demo --tls-cert /none.pem --tls-key /none.pem", exitInvalid, "tls-cert (--tls-cert)"},
 		{"serve --demo --store redis://u:hunter2@127.0.0.1:1/x", exitUsage, "redis URL"},
-		{"serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", exitUnreachable, "store redis://127.0.0.1:1 (--store)"},
+		{"serve --demo --store redis://u:hunter2@127.0.0.1:1 --require-store", exitUnreachable, "penstock: store redis://127.0.0.1:1 (--store): unreachable: "},
+		{"serve --resp 0.0.0.0:1", exitInvalid, "write --caller-token or --caller-client-ca, 127.0.0.1 as the host, or --allow-open-callers if"},
+		{"validate", exitUsage, "penstock: an argument is missing; write the name of a policy file, as in: penstock validate rules.yaml"},
+		{"explain", exitUsage, "penstock: an argument is missing; write one URL or path, as in: penstock explain /api/rides"},
+		{"explain /a /b", exitUsage, "penstock: there are 2 arguments; write one URL or path"},
 		{"serve --demo --listen 192.0.2.1:1 --admin-listen off", exitInternal, "listen (--listen)"},
 	} {
 		code, out, err := command(strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(err, c.text) || (c.code == exitOK) != (out != "") || strings.Contains(err, "hunter2") {
 			t.Errorf("penstock %s: exit code %d, %d bytes, %s\nwant %d, … %s", c.args, code, len(out), err, c.code, c.text)
+		}
+	}
+}
+
+func TestHelpShowsTheFormOfEachFlag(t *testing.T) {
+	_, help, _ := command("serve", "--help")
+	help = strings.Join(strings.Fields(help), " ")
+	for _, want := range []string{"--demo start a test backend", "--drain-delay duration after SIGTERM", "--listen host:port address for requests; without a host, all addresses of the machine (default :8080)"} {
+		if !strings.Contains(help, want) {
+			t.Errorf("help does not say %q:\n%s", want, help)
 		}
 	}
 }

@@ -55,9 +55,9 @@ rules    ride-request applies: the most specific match
    key in the store    ps1{key:a}ride-request
    upper bounds
      always         20 at once, and 10 per 1s
-     denials        no more; a refund by another instance is seen within 1s
+     denials        no more, with one instance
      store fails    no more, with one instance
-     store returns  20 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later
+     store returns  20 units more around the end: what passed in the outage is not charged later
      store forgets  20 units more each time the store loses data (a restart without persistence, a failover to a replica that lags)
      clock forward  20 units more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late
 `,
@@ -93,7 +93,7 @@ rules    ride-request applies: the most specific match
         {
           "when": "denials",
           "over": 0,
-          "text": "no more; a refund by another instance is seen within 1s"
+          "text": "no more, with one instance"
         },
         {
           "when": "store fails",
@@ -103,7 +103,7 @@ rules    ride-request applies: the most specific match
         {
           "when": "store returns",
           "over": 20,
-          "text": "20 units more around the end: what passed in the outage is not charged later, and the last instance notices the end a second later"
+          "text": "20 units more around the end: what passed in the outage is not charged later"
         },
         {
           "when": "store forgets",
@@ -350,7 +350,7 @@ rules: [{name: a, match: {path: /a}, per: ip, limits: [{rate: 2/h}]}]
 		{"a", exitUsage, "neither a path nor a URL; write /path"},
 		{"/%zz", exitUsage, "neither a path nor a URL; write /path"},
 		{"/a%2fb", exitUsage, "is a slash to some servers only; write /"},
-		{"", exitUsage, "accepts 1 arg(s), received 0"},
+		{"", exitUsage, "an argument is missing; write one URL or path"},
 	} {
 		code, out, err := command(strings.Fields("explain " + os.ExpandEnv(c.args))...)
 		text := out + err

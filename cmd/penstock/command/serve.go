@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log"
@@ -40,10 +41,11 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"  penstock serve --resp 127.0.0.1:6380 --store redis://localhost:6379",
 		Args: cobra.NoArgs,
 	}
-	values := make(map[string]*string)
+	values := make(map[string]*flagValue)
 	for _, row := range settings.Table {
-		values[row.Name] = c.Flags().String(row.Name, row.Default, row.Help)
-		flag := c.Flags().Lookup(row.Name)
+		value := &flagValue{text: row.Default, form: cmp.Or(row.Value, "bool")}
+		values[row.Name] = value
+		flag := c.Flags().VarPF(value, row.Name, "", row.Help)
 		if row.Value == "" {
 			flag.NoOptDefVal = "true"
 		}
@@ -57,7 +59,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 		given := make(map[string]string)
 		for name, value := range values {
 			if c.Flags().Changed(name) {
-				given[name] = *value
+				given[name] = value.text
 			}
 		}
 		s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: serverSection(algorithms), Incomplete: show})
@@ -82,6 +84,19 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 		})
 	}
 	return c
+}
+
+// A flagValue is the text of a flag. Help shows the form of its values. Package settings checks it.
+type flagValue struct{ text, form string }
+
+func (v *flagValue) String() string { return v.text }
+
+func (v *flagValue) Type() string { return v.form }
+
+// Set sets the text. It accepts every text.
+func (v *flagValue) Set(text string) error {
+	v.text = text
+	return nil
 }
 
 // serverSection returns a function that reads the server section of a policy. It fails if any part

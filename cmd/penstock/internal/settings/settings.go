@@ -126,25 +126,25 @@ func (s *Settings) check() error {
 	case !s.HasProxy() && len(s.CallerListeners()) == 0:
 		wrong("upstream", "write --upstream http://localhost:3000, --demo to try it with a built-in upstream, or --api or --resp to only answer other proxies or Redis clients")
 	case !s.HasProxy() && s.Source("listen") == "--listen":
-		wrong("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit listen")
+		wrong("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit --listen")
 	case s.Upstream != nil && s.Demo:
 		wrong("upstream", "--demo (%s) has its own upstream; omit one of them", s.Source("demo"))
 	case s.Upstream != nil && sameAddress(s.Listen, s.Upstream.Host):
-		wrong("upstream", "it is the service's own address (listen is %s); change one of the ports", s.Listen)
+		wrong("upstream", "it is the service's own address (--listen is %s); change one of the ports", s.Listen)
 	}
 	for _, files := range []struct{ cert, key, ca, prefix, caName string }{
 		{s.TLSCert, s.TLSKey, s.TLSClientCA, "tls", "tls-client-ca"},
 		{s.CallerTLSCert, s.CallerTLSKey, s.CallerClientCA, "caller-tls", "caller-client-ca"},
 	} {
 		if (files.cert == "") != (files.key == "") {
-			wrong(files.prefix+"-cert", "%s-cert and %s-key belong together; write both or neither", files.prefix, files.prefix)
+			wrong(files.prefix+"-cert", "--%s-cert and --%s-key belong together; write both or neither", files.prefix, files.prefix)
 		}
 		if files.ca != "" && files.cert == "" {
-			wrong(files.caName, "it needs %s-cert and %s-key: client certificates work only with TLS", files.prefix, files.prefix)
+			wrong(files.caName, "it needs --%s-cert and --%s-key: client certificates work only with TLS", files.prefix, files.prefix)
 		}
 	}
 	if s.RequireStore && s.Store == "" {
-		wrong("require-store", "the store is memory, which is always up; set store, or omit require-store")
+		wrong("require-store", "the store is memory, which is always up; write --store, or omit --require-store")
 	}
 	s.checkListeners(wrong)
 	return errors.Join(errs...)
@@ -178,8 +178,8 @@ func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) 
 	all := s.CallerListeners()
 	for _, l := range all {
 		if l.Name != "api" && len(s.CallerToken) == 0 && !s.AdmitsOpenCallers(l) {
-			wrong(l.Name, "anyone who reaches %s could use up the limits of others; set caller-token or caller-client-ca, write 127.0.0.1 as the host, "+
-				"or set allow-open-callers if the network protects it", l.Address)
+			wrong(l.Name, "anyone who reaches %s could use up the limits of others; write --caller-token or --caller-client-ca, 127.0.0.1 as the host, "+
+				"or --allow-open-callers if the network protects it", l.Address)
 		}
 	}
 	if s.HasProxy() {
@@ -191,7 +191,7 @@ func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) 
 	for i, l := range all {
 		for _, other := range all[:i] {
 			if sameAddress(l.Address, other.Address) {
-				wrong(l.Name, "%s has the same address (%s); use another port", other.Name, other.Address)
+				wrong(l.Name, "--%s has the same address (%s); use another port", other.Name, other.Address)
 			}
 		}
 	}
