@@ -106,19 +106,19 @@ func utilization(r *report, server *redistest.Server) error {
 	}
 	var loads []*steady
 	for _, perSecond := range []int{150, 210, 240} {
-		var loads []*steady
+		var simultaneous []*steady
 		for _, kind := range kinds {
 			for n := range fleets {
-				loads = append(loads, &steady{limit: kind.limit, instances: n, perSecond: perSecond})
+				simultaneous = append(simultaneous, &steady{limit: kind.limit, instances: n, perSecond: perSecond})
 			}
 		}
-		errs := make(chan error, len(loads))
-		for _, s := range loads {
+		errs := make(chan error, len(simultaneous))
+		for _, s := range simultaneous {
 			loads = append(loads, s)
 			key := int64(len(loads))
 			go func() { errs <- s.run(alone, fleets[s.instances], key) }()
 		}
-		for range loads {
+		for range simultaneous {
 			if err := <-errs; err != nil {
 				return err
 			}
