@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/penstock/penstock/internal/wording"
@@ -85,7 +86,11 @@ func (c *compiler) warnInventedIdentities() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
 					at, together := c.notes[id].source, ""
 					if !l.Key.IsAlwaysPresent() {
-						together = "; requests without it all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address"
+						missing := "it"
+						if id != l.Key {
+							missing = "any part of the identity"
+						}
+						together = fmt.Sprintf("; requests without %s all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address", missing)
 					}
 					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
 						"add new_identities: 20/min to the rule, or a limit per address beside this%s", *at, together)

@@ -85,6 +85,8 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 	for _, row := range []struct{ per, beside, says string }{
 		{"{user: header X-User-Id}", "", warning + "; requests without it all share one limit, with the key unknown: write {first_of: [..., ip]} to count them by address"},
 		{"{first_of: [{user: header X-User-Id}, ip]}", "", warning},
+		{"{first_of: [{user: header X-User-Id}, {key: {header X-Key: [a]}}]}", "", warning + "; requests without any part of the identity all share one limit, with the key unknown: " +
+			"write {first_of: [..., ip]} to count them by address"},
 		{"{user: header X-User-Id}", ", {rate: 9/s, per: ip}", ""},
 		{"{user: header X-User-Id}", ", {rate: 9/s, per: {first_of: [ip]}}", ""},
 	} {
