@@ -21,7 +21,7 @@ type batch struct {
 
 // A job is a command that needs a decision.
 type job struct {
-	dialect dialect
+	kind    kind
 	key     string
 	charges []penstock.Charge // those of one, or of several keys of a DEL
 	one     [1]penstock.Charge
@@ -36,14 +36,14 @@ type job struct {
 	next int // the next job of the same key; 0: none
 }
 
-// A dialect is how a job is answered.
-type dialect uint8
+// A kind is the command that a job answers.
+type kind uint8
 
 const (
-	cell   dialect = iota // CL.THROTTLE
-	crab                  // THROTTLE
-	forget                // DEL
-	named                 // PENSTOCK.CHECK
+	cell   kind = iota // CL.THROTTLE
+	crab               // THROTTLE
+	forget             // DEL
+	named              // PENSTOCK.CHECK
 )
 
 // maxKept is how many bytes of replies a batch keeps for its next user.
@@ -58,8 +58,8 @@ func (b *batch) release() {
 }
 
 // add returns a new job. It is valid until the next one is added.
-func (b *batch) add(d dialect, key string) *job {
-	b.jobs = append(b.jobs, job{dialect: d, key: key})
+func (b *batch) add(k kind, key string) *job {
+	b.jobs = append(b.jobs, job{kind: k, key: key})
 	return &b.jobs[len(b.jobs)-1]
 }
 
@@ -142,7 +142,7 @@ func (b *batch) link() {
 
 // decide has the store or the policy decide a job. A panic there becomes an error.
 func (s *Server) decide(j *job) {
-	if j.dialect == named {
+	if j.kind == named {
 		j.err = errPanic
 		defer panicked.Recover("a rule is asked by its name")
 		s.check(j)

@@ -16,7 +16,7 @@ var events = sync.Pool{New: func() any { return new(admission.Event) }}
 // isObserved tells whether a job has an event of its own. A quantity of 0 has none, because it
 // spends nothing, and the controller emits that of a PENSTOCK.CHECK.
 func (s *Server) isObserved(j *job) bool {
-	isThrottle := j.dialect == cell || j.dialect == crab
+	isThrottle := j.kind == cell || j.kind == crab
 	return isThrottle && j.one[0].Mode != penstock.Peek && s.options.Observe != nil
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// numbers are a limit as it comes with a call.
+// numbers are the limit that a call states.
 type numbers struct{ burst, count, period int64 } // period in seconds
 
 // plans caches the compiled form of limits that come with calls. All have one name, so a key has

@@ -51,7 +51,7 @@ type reader struct {
 
 func newReader(from io.Reader) *reader { return &reader{from: from, buffer: make([]byte, minBuffer)} }
 
-// fill reads once. What next has returned before is invalid then.
+// fill reads once. It invalidates what next returned before.
 func (r *reader) fill() error {
 	if r.start == r.end {
 		r.start, r.end = 0, 0
@@ -67,7 +67,7 @@ func (r *reader) fill() error {
 	n, err := r.from.Read(r.buffer[r.end:])
 	r.end += n
 	if n > 0 {
-		return nil // an error comes again
+		return nil // the next Read returns the error again
 	}
 	return err
 }
@@ -114,8 +114,8 @@ func (r *reader) next() (args [][]byte, err error) {
 	return nil, nil
 }
 
-// array parses a command that is an array. n is the number of arguments and size that of bytes. The
-// size is 0 if the command is not complete.
+// array parses a command that is an array. It returns the number of arguments, and the size in
+// bytes. The size is 0 if the command is not complete.
 func (r *reader) array(data []byte) (n, size int, err error) {
 	count, at, err := header(data, 1, errArrayLength, errArrayHeader)
 	switch {
@@ -153,7 +153,8 @@ func (r *reader) array(data []byte) (n, size int, err error) {
 	return int(count), at, nil
 }
 
-// header parses the number at data[from:] and returns where its line ends; 0 if that is not there.
+// header parses the number at data[from:] and returns where its line ends; 0 if the line is
+// incomplete.
 func header(data []byte, from int, invalid, tooLong protocolError) (n int64, end int, err error) {
 	line := data[from:]
 	length := bytes.IndexByte(line[:min(len(line), maxHeader)], '\r')
@@ -214,7 +215,7 @@ func (r *reader) inline(data []byte) (n, size int, err error) {
 }
 
 // words splits a line at spaces. A word may be quoted: "…" with the escapes of C, or '…' with \'
-// only. It is unquoted where it is, since it becomes no longer by that.
+// only. It is unquoted in place, because it never gets longer.
 func (r *reader) words(line []byte) (n int, err error) {
 	for at := 0; ; {
 		for at < len(line) && isSpace(line[at]) {

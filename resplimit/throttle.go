@@ -23,9 +23,9 @@ const (
 )
 
 // throttle adds the job of CL.THROTTLE or THROTTLE: key max_burst count period [quantity].
-func (c *client) throttle(b *batch, d dialect, args [][]byte) {
+func (c *client) throttle(b *batch, k kind, args [][]byte) {
 	name := "CL.THROTTLE"
-	if d == crab {
+	if k == crab {
 		name = "THROTTLE"
 	}
 	if c.server.store == nil {
@@ -36,7 +36,7 @@ func (c *client) throttle(b *batch, d dialect, args [][]byte) {
 		c.fail(b, "ERR wrong number of arguments; write "+name+" key max_burst count period [quantity]")
 		return
 	}
-	values := [4]int64{3: 1}
+	values := [4]int64{3: 1} // the quantity is 1 by default
 	for i, arg := range args[2:] {
 		n, err := strconv.ParseInt(string(arg), 10, 64)
 		if err != nil {
@@ -45,7 +45,7 @@ func (c *client) throttle(b *batch, d dialect, args [][]byte) {
 		}
 		values[i] = n
 	}
-	n, quantity, text := limitNumbers(d, values)
+	n, quantity, text := limitNumbers(k, values)
 	if text != "" {
 		c.fail(b, text)
 		return
@@ -55,7 +55,7 @@ func (c *client) throttle(b *batch, d dialect, args [][]byte) {
 		c.fail(b, errorText(err))
 		return
 	}
-	j := b.add(d, string(args[1]))
+	j := b.add(k, string(args[1]))
 	j.limit = n.burst
 	j.one[0] = penstock.Charge{Key: j.key, Plan: plan, Cost: quantity}
 	if quantity == 0 {
@@ -64,11 +64,11 @@ func (c *client) throttle(b *batch, d dialect, args [][]byte) {
 }
 
 // limitNumbers checks max_burst, count, period and quantity. The text says what is wrong with them.
-func limitNumbers(d dialect, values [4]int64) (n numbers, quantity int64, text string) {
+func limitNumbers(k kind, values [4]int64) (n numbers, quantity int64, text string) {
 	burst, count, period, quantity := values[0], values[1], values[2], values[3]
 	switch {
-	case burst < 0 || d == crab && burst == 0:
-		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, btoi(d == crab))
+	case burst < 0 || k == crab && burst == 0:
+		text = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, btoi(k == crab))
 	case burst >= penstock.MaxCost:
 		text = fmt.Sprintf("ERR max_burst is %d; it must be below %d", burst, int64(penstock.MaxCost))
 	case count == 0 || period == 0:
@@ -82,7 +82,7 @@ func limitNumbers(d dialect, values [4]int64) (n numbers, quantity int64, text s
 	case quantity > penstock.MaxCost:
 		text = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
 	}
-	if d == cell {
+	if k == cell {
 		burst++ // max_burst is what may come in addition to one
 	}
 	return numbers{burst, count, period}, quantity, text
@@ -99,7 +99,7 @@ func (c *client) del(b *batch, args [][]byte) {
 		return
 	}
 	if len(args) > 2 {
-		c.decide(b) // its order to those of its keys is kept by deciding it alone
+		c.decide(b) // earlier commands first, so that those for one key keep their order
 	}
 	j := b.add(forget, string(args[1]))
 	j.limit = int64(len(args) - 1)
@@ -123,13 +123,13 @@ func (j *job) answer(r *reply) {
 	switch {
 	case j.err != nil:
 		r.fail(errorText(j.err))
-	case j.dialect == forget && !j.decision.Allowed: // no store denies a Reset
+	case j.kind == forget && !j.decision.Allowed: // no store denies a Reset
 		r.fail(errorText(penstock.ErrUnavailable))
-	case j.dialect == forget:
+	case j.kind == forget:
 		r.integer(j.limit)
-	case j.dialect == named:
+	case j.kind == named:
 		j.check.answer(r)
-	case j.dialect == crab:
+	case j.kind == crab:
 		a := j.throttled()
 		r.array(5)
 		r.integer(1 - a.limited)
@@ -172,7 +172,7 @@ func throttledBy(isAllowed bool, source penstock.Source, s penstock.Status, limi
 	return a
 }
 
-// seconds rounds up, so that who waits for so long is not too early. Never is -1.
+// seconds rounds up, so that a client that waits this long is never too early. Never is -1.
 func seconds(d time.Duration) int64 {
 	if d == penstock.Never {
 		return -1

@@ -135,13 +135,13 @@ rules:
 			io.Copy(conn, buffered)
 		}), policy, flags)
 		const key = "X-API-Key: a"
-		busy := func(what string) {
+		wantBusy := func(what string) {
 			t.Helper()
 			if res := r.mustSend("GET", "/", key); res.StatusCode != 429 {
 				t.Errorf("while %s is open its client gets another slot: %s", what, res.Status)
 			}
 		}
-		free := func(conn net.Conn, request string) *bufio.Reader { // sends the request when the slot is free
+		awaitFreeSlot := func(conn net.Conn, request string) *bufio.Reader { // sends the request when the slot is free
 			t.Helper()
 			reader := bufio.NewReader(conn)
 			var res *http.Response
@@ -164,7 +164,7 @@ rules:
 		const sockets, messages = 3, 50
 		for range sockets {
 			conn := r.dial()
-			reader := free(conn, "GET / HTTP/1.1\r\nHost: h\r\n"+key+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			reader := awaitFreeSlot(conn, "GET / HTTP/1.1\r\nHost: h\r\n"+key+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
 			for i := range messages {
 				message := fmt.Sprintf("message %d\n", i)
 				io.WriteString(conn, message)
@@ -172,7 +172,7 @@ rules:
 					t.Fatalf("message %q came back as %q, %v", message, got, err)
 				}
 			}
-			busy("a WebSocket")
+			wantBusy("a WebSocket")
 			conn.Close()
 		}
 		var stream *http.Response
@@ -202,7 +202,7 @@ rules:
 				next <- fmt.Sprintf("data: %d\n", i+1) // only after the previous event has arrived
 			}
 		}
-		busy("a stream")
+		wantBusy("a stream")
 		close(next)
 		if rest, err := io.ReadAll(reader); len(rest) > 0 || err != nil {
 			t.Errorf("the stream ends with %q, %v", rest, err)
