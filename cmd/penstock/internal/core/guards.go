@@ -1,7 +1,10 @@
 package core
 
 import (
+	"time"
+
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
@@ -13,7 +16,7 @@ func (c *Core) guard(rules func() *policy.Rules) (penstock.Store, error) {
 		return c.store.Store, nil
 	}
 	g, err := guard.Standard(c.scripts, guard.Options{
-		Server:    c.scripts.Store,
+		Server:    &instanceReporter{Server: c.scripts.Store, core: c, line: logthrottle.Line{Every: time.Minute}},
 		Timeout:   guard.TimeoutOptions{After: c.Settings.StoreTimeout},
 		Breaker:   guard.BreakerOptions{Changed: c.breakerChanged},
 		Limits:    func(limit *penstock.Plan) guard.Settings { return rules().Settings(limit) },

@@ -1,0 +1,33 @@
+package core
+
+import (
+	"context"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/guard"
+)
+
+// An instanceReporter is the Server of the guards. It logs heartbeats that the store refuses, at
+// most once a minute. An outage is no refusal: it has log lines of its own.
+type instanceReporter struct {
+	guard.Server
+	core *Core
+	line logthrottle.Line
+}
+
+func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
+	n, err := r.Server.Heartbeat(ctx, instance, life)
+	if e := penstock.AsStoreError(err); e == nil || e.IsStoreFault || e.Reason == penstock.ReasonLate {
+		return n, err
+	}
+	if _, isDue := r.line.Due(); isDue {
+		line := []any{"err", err}
+		if hint := hintOf(err); hint != "" {
+			line = append(line, "needs", hint)
+		}
+		r.core.Log.Error("this instance is not counted; if the store fails, the instances admit more than their shares", line...)
+	}
+	return n, err
+}
