@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 	"text/tabwriter"
+	"time"
 
 	"github.com/penstock/penstock/internal/redistest"
 )
@@ -183,6 +184,9 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	}
 	redis.Resume()
 	penstock.cmd.Process.Signal(syscall.SIGSTOP)
+	if err := awaitSilence(address); err != nil {
+		return err
+	}
 	var asking sync.WaitGroup // Traefik's timeout is 30 s
 	for _, r := range rows {
 		asking.Go(func() { r.hung, r.hungOpened = r.withoutPenstock(r.recipe.hung) })
@@ -269,6 +273,19 @@ func checkStranger(penstock string) error {
 		}
 	}
 	return nil
+}
+
+// awaitSilence returns when Penstock answers no more: a process stops some time after its signal.
+func awaitSilence(penstock string) error {
+	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	return await("Penstock answers although it was stopped", func() bool {
+		response, err := client.Get("http://" + penstock + "/auth/ext/open")
+		if err != nil {
+			return true
+		}
+		response.Body.Close()
+		return false
+	})
 }
 
 // awaitStore returns when the store decides again.
