@@ -66,11 +66,7 @@ func (h *health) failed(err error) {
 	if !r.lastLine.IsZero() && now.Sub(r.lastLine) < interval {
 		return
 	}
-	line := []any{"calls", r.calls, "reason", h.reason, "err", h.cause}
-	if hint := hintOf(h.cause); hint != "" {
-		line = append(line, "needs", hint)
-	}
-	h.log.Error("the store made no decision", line...)
+	h.log.Error("the store made no decision", withHint(h.cause, "calls", r.calls, "reason", h.reason, "err", h.cause)...)
 	r.lastLine, r.calls = now, 0
 }
 
@@ -138,10 +134,10 @@ func reasonOf(err error) string {
 	return "other"
 }
 
-// hintOf says how to fix the error, or is "".
-func hintOf(err error) string {
-	if e := penstock.AsStoreError(err); e != nil {
-		return e.Hint
+// withHint adds to the attributes of a log line how to fix the error, if that is known.
+func withHint(err error, attributes ...any) []any {
+	if e := penstock.AsStoreError(err); e != nil && e.Hint != "" {
+		return append(attributes, "needs", e.Hint)
 	}
-	return ""
+	return attributes
 }

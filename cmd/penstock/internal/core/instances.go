@@ -23,11 +23,7 @@ func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life 
 		return n, err
 	}
 	if _, isDue := r.line.Due(); isDue {
-		line := []any{"err", err}
-		if hint := hintOf(err); hint != "" {
-			line = append(line, "needs", hint)
-		}
-		r.core.Log.Error("this instance is not counted; if the store fails, the instances admit more than their shares", line...)
+		r.core.Log.Error("this instance is not counted; if the store fails, the instances admit more than their shares", withHint(err, "err", err)...)
 	}
 	return n, err
 }

@@ -109,11 +109,7 @@ func (s *scriptLoader) logOnce(err error) {
 	if isLogged {
 		return
 	}
-	line := []any{"err", err}
-	if hint := hintOf(err); hint != "" {
-		line = append(line, "needs", hint)
-	}
-	s.log.Warn("the store's scripts could not be loaded; the first call that needs one sends it", line...)
+	s.log.Warn("the store's scripts could not be loaded; the first call that needs one sends it", withHint(err, "err", err)...)
 }
 
 // retry repeats failed loads until ctx ends.
