@@ -1,0 +1,2 @@
+// Package grpclimit limits gRPC calls by a policy.
+package grpclimit
