@@ -101,12 +101,10 @@ func (a *Admission) status(i int) penstock.Status {
 
 func (a *Admission) admit() (Outcome, error) {
 	rules, v := a.request.Rules, &a.evaluation
-	if a.request.Named != nil {
-		if err := rules.EvaluateNamed(*a.request.Named, v); err != nil {
-			a.rejection.Detail = err.Error()
-			return a.observe(Malformed), fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
-		}
-	} else if !rules.EvaluateFirst(a.request.Attributes, v) {
+	if isCall, err := a.evaluateCall(); err != nil {
+		a.rejection.Detail = err.Error()
+		return a.observe(Malformed), fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
+	} else if !isCall && !rules.EvaluateFirst(a.request.Attributes, v) {
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err
 		}
@@ -137,6 +135,20 @@ func (a *Admission) admit() (Outcome, error) {
 		return a.observe(Unlimited), nil
 	}
 	return a.decide(shadows)
+}
+
+// evaluateCall evaluates a request that has no attributes. It is false for other requests.
+func (a *Admission) evaluateCall() (isCall bool, err error) {
+	r := &a.request
+	switch {
+	case r.Named != nil:
+		r.Attributes = nil
+		return true, r.Rules.EvaluateNamed(*r.Named, &a.evaluation)
+	case r.Direct != nil:
+		r.Attributes = nil
+		return true, r.Rules.EvaluateDirect(*r.Direct, &a.evaluation)
+	}
+	return false, nil
 }
 
 // decideBeforeAuth charges the rules with before_auth. What they grant stays charged. Clients do

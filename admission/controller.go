@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -20,6 +21,10 @@ type Options struct {
 	// Nobody counts the instances then, so each has the whole of a local limit.
 	HasFallback bool
 
+	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if direct
+	// calls have limits that the rules lack. Default: what the rules in force say.
+	Settings func(*penstock.Plan) guard.Settings
+
 	// Observe is called with an Event for each decision. Many goroutines call it at once. It must be
 	// quick, and must not keep the Event. Default: none.
 	Observe func(*Event)
@@ -28,9 +33,9 @@ type Options struct {
 	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
 	TokenRejected func(*policy.TokenError)
 
-	// BeforeWait is called with the attributes of each request that has to wait. It runs during the
-	// wait. An HTTP transport reads the body there, because net/http notices that a client has gone
-	// only after that. Default: none.
+	// BeforeWait is called with the attributes of each request that has some and has to wait. It runs
+	// during the wait. An HTTP transport reads the body there, because net/http notices that a client
+	// has gone only after that. Default: none.
 	BeforeWait func(policy.Attributes)
 }
 
@@ -65,6 +70,9 @@ func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Controll
 	if o.BeforeWait == nil {
 		o.BeforeWait = func(policy.Attributes) {}
 	}
+	if o.Settings == nil {
+		o.Settings = func(plan *penstock.Plan) guard.Settings { return rules().Settings(plan) }
+	}
 	c := &Controller{rules: rules, options: o, identities: newIdentities()}
 	c.scratches.New = func() any { return new(scratch) }
 	c.store = c.withFallback(store)
@@ -80,12 +88,16 @@ func (c *Controller) Waiting() int { return int(c.waiting.Load()) }
 // A Request is what a transport asks to admit.
 type Request struct {
 	// Attributes describe the request. Admit does not use them after it has returned. They are needed
-	// unless Named is set.
+	// unless Named or Direct is set.
 	Attributes policy.Attributes
 
 	// Named asks one rule by its name, in place of Attributes. The request never waits. If the rule
 	// cannot be asked in this way, the outcome is Malformed.
 	Named *policy.NamedCall
+
+	// Direct states the charges, in place of Attributes. Nothing but them is decided. If they are
+	// invalid, the outcome is Malformed.
+	Direct *policy.DirectCall
 
 	// Rules decide the request. Set them if the transport has already used them, such as for the
 	// path. Default: those in force.

@@ -16,7 +16,7 @@ func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 	if c.options.HasFallback {
 		return c.withLastResort(store)
 	}
-	return penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: c.settings}), recordErrors)
+	return penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{Limits: c.options.Settings}), recordErrors)
 }
 
 // withLastResort also decides if the fallback in the store fails. Then limits that fail open admit
@@ -39,12 +39,8 @@ func (c *Controller) withLastResort(store penstock.Store) penstock.Store {
 	})
 }
 
-func (c *Controller) settings(plan *penstock.Plan) guard.Settings {
-	return c.rules().Settings(plan)
-}
-
 func (c *Controller) settingsWithoutLocal(plan *penstock.Plan) guard.Settings {
-	s := c.settings(plan)
+	s := c.options.Settings(plan)
 	if s.OnFailure == guard.FailLocal {
 		s.OnFailure = guard.FailClosed
 	}

@@ -135,7 +135,7 @@ func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit
 			a.noteHolds(charges[i:i+1], limits[i:i+1])
 			continue
 		}
-		isUnsized := l.Cost.Body > 0 && a.request.Named == nil && a.request.Attributes.BodySize() < 0
+		isUnsized := l.Cost.Body > 0 && a.request.Attributes != nil && a.request.Attributes.BodySize() < 0
 		if l.Status != nil || l.Adjustable || isSlot(c) || isUnsized {
 			a.grants = append(a.grants, grant{*c, l, d.Source, start.Add(countsFor(c, d.Status(i))), isUnsized})
 		}

@@ -23,7 +23,9 @@ func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
 	})
 	defer timer.Stop()
 	a.renewHolds()
-	c.options.BeforeWait(a.request.Attributes)
+	if a.request.Attributes != nil {
+		c.options.BeforeWait(a.request.Attributes)
+	}
 	select {
 	case <-done:
 		if a.renewal.hasLost() {

@@ -1,0 +1,99 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// directCall makes a call with one charge for each of the counts, which are limits per hour. They
+// fail as onFailure says.
+func directCall(t *testing.T, onFailure guard.FailureMode, counts ...int64) *policy.DirectCall {
+	t.Helper()
+	rule := &policy.Rule{Name: "stated"}
+	c := new(policy.DirectCall)
+	for i, count := range counts {
+		name := string(rune('a' + i))
+		plan, err := penstock.Limit{Group: rule.Name, Name: name, Count: count, Period: time.Hour}.Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Charges = append(c.Charges, penstock.Charge{Key: "user:42", Plan: plan, Cost: 1})
+		c.Limits = append(c.Limits, &policy.Limit{Rule: rule, Name: name, Policy: "stated." + name, InHeaders: true, Guard: guard.Settings{OnFailure: onFailure}})
+	}
+	return c
+}
+
+func TestADirectCallIsDecidedAsOneBatch(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	var events []admission.Event
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
+		HasFallback: true, Observe: func(e *admission.Event) { events = append(events, *e) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := directCall(t, guard.FailClosed, 5, 2)
+	for i, want := range []admission.Outcome{admission.Allowed, admission.Allowed, admission.Denied, admission.Denied} {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+		if outcome != want || err != nil {
+			t.Errorf("call %d is %v, %v; want %v", i, outcome, err, want)
+		}
+		if d, ok := a.Decision(); !ok || d.Status(0).Remaining != max(4-int64(i), 3) {
+			t.Errorf("after call %d, limit a has %d left, %t; want %d: a denial charges nothing", i, d.Status(0).Remaining, ok, max(4-i, 3))
+		}
+		if want == admission.Denied && (len(a.Rejection().Policies) != 1 || a.Rejection().Policies[0] != "stated.b") {
+			t.Errorf("call %d is denied by %v; want stated.b", i, a.Rejection().Policies)
+		}
+		a.Done(admission.Result{})
+	}
+	if len(events) != 4 || events[3].Rule != "stated" || events[3].Limit != "b" || events[3].Outcome != admission.Denied {
+		t.Errorf("the events are %+v; want four, the last a denial by limit b of rule stated", events)
+	}
+}
+
+func TestAnInvalidDirectCallIsMalformed(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{HasFallback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	withoutLimits, negative, withoutRule := directCall(t, guard.FailClosed, 5), directCall(t, guard.FailClosed, 5), directCall(t, guard.FailClosed, 5)
+	withoutLimits.Limits = nil
+	negative.Charges[0].Cost = -1
+	withoutRule.Limits[0].Rule = nil
+	for name, call := range map[string]*policy.DirectCall{"empty": {}, "without limits": withoutLimits, "negative cost": negative, "without a rule": withoutRule} {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+		if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
+			t.Errorf("%s: %v, %v; want malformed with a reason", name, outcome, err)
+		}
+		a.Done(admission.Result{})
+	}
+}
+
+func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	away := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.ErrUnavailable
+	})
+	for onFailure, want := range map[guard.FailureMode]admission.Outcome{guard.FailOpen: admission.FailedOpen, guard.FailClosed: admission.FailedClosed} {
+		c, err := admission.New(away, func() *policy.Rules { return rules }, admission.Options{
+			HasFallback: true, Settings: func(*penstock.Plan) guard.Settings { return guard.Settings{OnFailure: onFailure} },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: directCall(t, onFailure, 5)})
+		if outcome != want || err != nil {
+			t.Errorf("%v: %v, %v; want %v", onFailure, outcome, err, want)
+		}
+		a.Done(admission.Result{})
+	}
+}
