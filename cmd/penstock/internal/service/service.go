@@ -173,10 +173,15 @@ func (s *service) listen(ctx context.Context, server *server, address string, li
 }
 
 // countInFlight counts requests in flight, including WebSockets, which http.Server does not count.
+// While the service drains, each response closes its connection: a client then sends its next
+// request to another instance, before this one refuses it. For HTTP/2, http.Server sends GOAWAY.
 func (s *service) countInFlight(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.inFlight.Add(1)
 		defer s.inFlight.Add(-1)
+		if s.isDraining.Load() && r.Header.Get("Upgrade") == "" {
+			w.Header().Set("Connection", "close")
+		}
 		next.ServeHTTP(w, r)
 	})
 }

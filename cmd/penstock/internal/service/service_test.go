@@ -175,8 +175,13 @@ func TestDrainDelayStillServes(t *testing.T) {
 		status, _, _ := get("http://" + r.Admin + "/readyz")
 		return status == 503
 	})
-	if status, _, err := get("http://" + r.Listen); status != 200 || err != nil {
-		t.Errorf("during the drain delay: %d, %v", status, err)
+	response, err := http.Get("http://" + r.Listen)
+	if err != nil {
+		t.Fatalf("during the drain delay: %v", err)
+	}
+	response.Body.Close()
+	if response.StatusCode != 200 || !response.Close {
+		t.Errorf("during the drain delay: %d, the connection closes: %t; want 200 and true", response.StatusCode, response.Close)
 	}
 }
 
