@@ -36,7 +36,7 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// A seen event is a copy of what an observer may keep.
+// A seen event is a copy, because an observer must not keep the Event itself.
 type seen struct {
 	admission.Event
 	decision penstock.Decision // a copy, if there was one
@@ -94,8 +94,8 @@ func transportOf(t testing.TB, text string) (*transport, *events) {
 	return &transport{controller: c}, seen
 }
 
-// post sends a question to the transport.
-func post(ctx context.Context, t *transport, q question) (reply answer) {
+// post sends a request to the transport.
+func post(ctx context.Context, t *transport, q jsonRequest) (reply jsonResponse) {
 	body, err := json.Marshal(q)
 	if err != nil {
 		panic(err)
@@ -116,26 +116,28 @@ rules:
 func TestTransportAllowsAndDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, seen := transportOf(t, perUser)
-		ask := func(user, path string) answer { return post(t.Context(), server, question{Path: path, User: user}) }
+		send := func(user, path string) jsonResponse {
+			return post(t.Context(), server, jsonRequest{Path: path, User: user})
+		}
 		for left := int64(1); left >= 0; left-- {
-			want := answer{Outcome: "allowed", Remaining: map[string]int64{"search.hour": left, "search.day": 8 + left}}
-			if got := ask("a", "/search"); !reflect.DeepEqual(got, want) {
+			want := jsonResponse{Outcome: "allowed", Remaining: map[string]int64{"search.hour": left, "search.day": 8 + left}}
+			if got := send("a", "/search"); !reflect.DeepEqual(got, want) {
 				t.Errorf("%+v; want %+v", got, want)
 			}
 		}
-		want := answer{Outcome: "denied", Rule: "search", Policies: []string{"search.hour"}, RetryAfter: 30 * time.Minute,
+		want := jsonResponse{Outcome: "denied", Rule: "search", Policies: []string{"search.hour"}, RetryAfter: 30 * time.Minute,
 			Remaining: map[string]int64{"search.hour": 0, "search.day": 8}}
-		if got := ask("a", "/search"); !reflect.DeepEqual(got, want) {
+		if got := send("a", "/search"); !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v; want %+v", got, want)
 		}
-		if got := ask("b", "/search"); got.Outcome != "allowed" {
+		if got := send("b", "/search"); got.Outcome != "allowed" {
 			t.Errorf("another user: %+v", got)
 		}
-		if got := ask("a", "/other"); got.Outcome != "unlimited" || len(got.Remaining) != 0 {
+		if got := send("a", "/other"); got.Outcome != "unlimited" || len(got.Remaining) != 0 {
 			t.Errorf("a path without limits: %+v", got)
 		}
 		time.Sleep(30 * time.Minute)
-		if got := ask("a", "/search"); got.Outcome != "allowed" {
+		if got := send("a", "/search"); got.Outcome != "allowed" {
 			t.Errorf("after RetryAfter: %+v", got)
 		}
 
@@ -162,20 +164,20 @@ rules:
 func TestTransportWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, seen := transportOf(t, queue)
-		post(t.Context(), server, question{})
+		post(t.Context(), server, jsonRequest{})
 		start := time.Now()
-		gone, leave := context.WithCancel(t.Context())
-		var abandoned, next answer
+		clientCtx, disconnect := context.WithCancel(t.Context())
+		var abandoned, next jsonResponse
 		var nextAfter time.Duration
 		var all sync.WaitGroup
-		all.Go(func() { abandoned = post(gone, server, question{}) })
+		all.Go(func() { abandoned = post(clientCtx, server, jsonRequest{}) })
 		synctest.Wait()
-		all.Go(func() { next = post(t.Context(), server, question{}); nextAfter = time.Since(start) })
+		all.Go(func() { next = post(t.Context(), server, jsonRequest{}); nextAfter = time.Since(start) })
 		synctest.Wait()
 		if n := server.controller.Waiting(); n != 2 {
 			t.Errorf("%d requests wait; want 2", n)
 		}
-		leave()
+		disconnect()
 		all.Wait()
 		if abandoned.Outcome != "abandoned" || abandoned.Error != context.Canceled.Error() {
 			t.Errorf("a request whose client left: %+v", abandoned)
@@ -185,7 +187,7 @@ func TestTransportWaits(t *testing.T) {
 		}
 		// The place of the client that left is free again.
 		start = time.Now()
-		if got := post(t.Context(), server, question{}); got.Outcome != "allowed" || time.Since(start) > time.Second {
+		if got := post(t.Context(), server, jsonRequest{}); got.Outcome != "allowed" || time.Since(start) > time.Second {
 			t.Errorf("%+v after %v; want it allowed after 1s at most", got, time.Since(start))
 		}
 		want := []admission.Outcome{admission.Allowed, admission.Abandoned, admission.Allowed, admission.Allowed}
@@ -225,25 +227,25 @@ rules:
 `)
 	cost := func(n int64) *int64 { return &n }
 	left := func(path, limit string) int64 {
-		return post(t.Context(), server, question{Path: path, ID: "look"}).Remaining[limit]
+		return post(t.Context(), server, jsonRequest{Path: path, ID: "look"}).Remaining[limit]
 	}
 	for _, c := range []struct {
 		what, path, limit string
-		end               question
+		end               jsonRequest
 		want              int64 // what a request after it finds
 	}{
-		{"a larger cost", "/chat", "chat.tokens", question{Cost: cost(350)}, 1000 - 350 - 100},
-		{"a smaller cost", "/chat", "chat.tokens", question{Cost: cost(30)}, 550 - 30 - 100},
-		{"no cost", "/chat", "chat.tokens", question{}, 420 - 100 - 100},
-		{"a status that counts", "/login", "login.failed", question{Status: 401}, 9 - 1 - 1},
-		{"a status that does not count", "/login", "login.failed", question{Status: 200}, 7 - 1},
-		{"no status", "/login", "login.failed", question{}, 6 - 1 - 1},
+		{"a larger cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(350)}, 1000 - 350 - 100},
+		{"a smaller cost", "/chat", "chat.tokens", jsonRequest{Cost: cost(30)}, 550 - 30 - 100},
+		{"no cost", "/chat", "chat.tokens", jsonRequest{}, 420 - 100 - 100},
+		{"a status that counts", "/login", "login.failed", jsonRequest{Status: 401}, 9 - 1 - 1},
+		{"a status that does not count", "/login", "login.failed", jsonRequest{Status: 200}, 7 - 1},
+		{"no status", "/login", "login.failed", jsonRequest{}, 6 - 1 - 1},
 	} {
-		q := question{ID: "1", Path: c.path}
+		q := jsonRequest{ID: "1", Path: c.path}
 		if got := post(t.Context(), server, q); got.Outcome != "allowed" {
 			t.Fatalf("%s: %+v", c.what, got)
 		}
-		c.end.ID, c.end.Ended = "1", true
+		c.end.ID, c.end.IsEnded = "1", true
 		if got := post(t.Context(), server, c.end); got.Error != "" {
 			t.Errorf("%s: %s", c.what, got.Error)
 		}
@@ -251,9 +253,9 @@ rules:
 			t.Errorf("%s: %d left; want %d", c.what, got, c.want)
 		}
 	}
-	post(t.Context(), server, question{ID: "1", Path: "/plain"})
-	if got := post(t.Context(), server, question{ID: "1", Ended: true, Cost: cost(5)}); got.Error == "" {
-		t.Error("a cost that no limit settles is no error")
+	post(t.Context(), server, jsonRequest{ID: "1", Path: "/plain"})
+	if got := post(t.Context(), server, jsonRequest{ID: "1", IsEnded: true, Cost: cost(5)}); got.Error == "" {
+		t.Error("a cost is not an error if no limit is settled by it")
 	}
 }
 
@@ -263,7 +265,7 @@ func TestResultsSettleByNameAndBody(t *testing.T) {
 rules:
   - {name: a, per: global, limits: [{name: kb, rate: 1000/h, cost: {body: 1KB}, headers: true}, {name: tokens, rate: 1000/h, cost: {units: 10, actual: X-Tokens}, headers: true}]}
 `)
-	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: unsized{}})
+	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: unknownSize{}})
 	if !a.NeedsResult() || !a.NeedsBodySize() {
 		t.Errorf("needs result: %t, needs body size: %t; want both", a.NeedsResult(), a.NeedsBodySize())
 	}
@@ -278,12 +280,12 @@ rules:
 	}
 }
 
-// unsized are attributes of a request whose size is not known.
-type unsized struct{ attributes }
+// unknownSize are attributes of a request whose body has an unknown size.
+type unknownSize struct{ attributes }
 
-func (unsized) BodySize() int64 { return -1 }
+func (unknownSize) BodySize() int64 { return -1 }
 
-func TestCancelReturnsWhatStillCounts(t *testing.T) {
+func TestCancelRefundsOnlyWhatStillCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, seen := controllerOf(t, memstore.New(memstore.Options{}), true, `
 rules:
@@ -327,7 +329,7 @@ rules:
 		if slices.Contains(seen.outcomes(), admission.ShadowDenied) {
 			t.Error("a candidate's slot was not returned")
 		}
-		// A refund of the first would be out of the second's charge.
+		// The window of the first charge is over, so a refund would return units of the second.
 		first, _ := admit()
 		time.Sleep(time.Minute)
 		second, _ := admit()
@@ -363,7 +365,7 @@ func TestRefundByStatusComesBeforeDone(t *testing.T) {
 	}
 }
 
-func TestTransportFailsAsEachLimitSays(t *testing.T) {
+func TestEachLimitHasItsFailureMode(t *testing.T) {
 	for _, c := range []struct {
 		onFailure string
 		want      []string // of three requests; the limit is 2
@@ -374,7 +376,7 @@ func TestTransportFailsAsEachLimitSays(t *testing.T) {
 		{"closed", []string{"failed_closed", "failed_closed", "failed_closed"}, penstock.FromClosed, time.Second},
 		{"local", []string{"allowed", "allowed", "denied"}, penstock.FromFallback, 30 * time.Minute},
 	} {
-		// Where guards are below, a fallback of the controller's own changes nothing.
+		// With guards around the store, HasFallback changes nothing.
 		for _, kind := range []struct{ hasGuards, hasFallback bool }{{false, false}, {true, true}, {true, false}} {
 			hasGuards := kind.hasGuards
 			t.Run(fmt.Sprintf("%s/%+v", c.onFailure, kind), func(t *testing.T) {
@@ -393,14 +395,14 @@ func TestTransportFailsAsEachLimitSays(t *testing.T) {
 					}
 					controller, seen := controllerOf(t, store, kind.hasFallback, text)
 					server := &transport{controller: controller}
-					var last answer
+					var last jsonResponse
 					for i, want := range c.want {
-						if last = post(t.Context(), server, question{}); last.Outcome != want || last.Error != "" {
+						if last = post(t.Context(), server, jsonRequest{}); last.Outcome != want || last.Error != "" {
 							t.Errorf("request %d: %+v; want %s", i+1, last, want)
 						}
 					}
 					if last.RetryAfter != c.retry || c.retry > 0 && !slices.Equal(last.Policies, []string{"a.hour"}) {
-						t.Errorf("the last answer is %+v; want RetryAfter %v, and the limit if it stands in the way", last, c.retry)
+						t.Errorf("the last answer is %+v; want RetryAfter %v, and the limit if it denied", last, c.retry)
 					}
 					for _, e := range seen.take() {
 						if e.Source != c.source || errors.Is(e.Err, flaky.ErrDown) == hasGuards {
@@ -413,15 +415,15 @@ func TestTransportFailsAsEachLimitSays(t *testing.T) {
 	}
 }
 
-// A decorator may use a context and a slice of its own, as one for tracing does.
-func decorated(store penstock.Store) penstock.Store {
+// traced wraps a store as tracing does: with a context and a slice of its own.
+func traced(store penstock.Store) penstock.Store {
 	type span struct{}
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		return store.Decide(context.WithValue(ctx, span{}, "decide"), slices.Clone(charges))
 	})
 }
 
-func TestDecoratedStoresBehaveAsWithoutDecorators(t *testing.T) {
+func TestTracedStoresBehaveLikeOthers(t *testing.T) {
 	const text = `
 rules:
   - {name: open, match: {path: /open}, per: global, limits: [{rate: 2/h, on_failure: open}]}
@@ -451,14 +453,14 @@ rules:
 					down.IsDown.Store(isDown)
 					for _, path := range []string{"/open", "/closed", "/local"} {
 						for range 3 {
-							a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{Path: path}}})
+							a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: path}}})
 							d, _ := a.Decision()
 							trace = append(trace, fmt.Sprint(path, outcome, err, d, d.Source, a.Rejection()))
 							a.Done(admission.Result{Status: 200})
 							synctest.Wait()
 						}
 					}
-					time.Sleep(2 * time.Second) // the breaker looks again
+					time.Sleep(2 * time.Second) // the breaker probes the store
 				}
 				for _, e := range seen.take() {
 					e.Latency = 0
@@ -467,7 +469,7 @@ rules:
 			})
 			return trace
 		}
-		plain, with := run(t, same), run(t, decorated)
+		plain, with := run(t, same), run(t, traced)
 		if len(plain) != len(with) {
 			t.Errorf("%s: %d answers and events; with a decorator %d", kind, len(plain), len(with))
 		}
@@ -507,7 +509,7 @@ rules:
 	}
 	a.Done(admission.Result{})
 	if got := seen.outcomes(); slices.Contains(got, admission.Denied) || !slices.Contains(got, admission.Allowed) {
-		t.Errorf("observed: %v; want what was charged only", got)
+		t.Errorf("observed: %v; want only what was charged", got)
 	}
 }
 
@@ -564,13 +566,13 @@ deny: [{header X-User: foe}]
 rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1/h}]}]
 `)
 	for user, want := range map[string]admission.Outcome{"friend": admission.Exempt, "foe": admission.Refused} {
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{User: user}}})
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{User: user}}})
 		a.Done(admission.Result{})
 		if outcome != want || err != nil {
 			t.Errorf("%s: %v, %v; want %v", user, outcome, err, want)
 		}
 	}
-	a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: twice{}})
+	a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: twoUsers{}})
 	defer a.Done(admission.Result{})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || a.Rejection().Detail == "" {
 		t.Errorf("a user that is sent twice: %v, %v, %+v; want malformed", outcome, err, a.Rejection())
@@ -580,10 +582,10 @@ rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1/h}]}]
 	}
 }
 
-// twice names two users.
-type twice struct{ attributes }
+// twoUsers are attributes that name two users.
+type twoUsers struct{ attributes }
 
-func (t twice) Lookup(kind policy.Kind, name string) []string {
+func (t twoUsers) Lookup(kind policy.Kind, name string) []string {
 	if kind == policy.KindHeader {
 		return []string{"a", "b"}
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An event says more than a metric needs, and still costs nothing.
+// Events must not add allocations to a request.
 func TestAdmitAllocatesNothing(t *testing.T) {
 	effort.WithoutRace(t)
 	rules := rulesOf(t, "rules: [{name: a, per: {user: header X-User}, limits: [{rate: 1M/s}]}]")
@@ -33,7 +33,7 @@ func TestAdmitAllocatesNothing(t *testing.T) {
 	}
 }
 
-// constant are attributes that take no memory.
+// constant are attributes whose Lookup does not allocate.
 type constant struct{ attributes }
 
 var (

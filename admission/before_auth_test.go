@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// forged are attributes with a token that nobody signed. A token that was rejected once costs no
-// signature check again, so each user has one.
+// forged are attributes with a forged token. Rejected tokens are cached and cost no second
+// signature check, so each user has a token of its own.
 type forged struct{ attributes }
 
 func (f forged) Lookup(kind policy.Kind, name string) []string {
@@ -34,7 +34,7 @@ rules:
 	tokens := 0
 	admit := func(path string, peek bool) (*admission.Admission, admission.Outcome) {
 		tokens++
-		attributes := forged{attributes{question{Path: path, User: fmt.Sprint(tokens)}}}
+		attributes := forged{attributes{jsonRequest{Path: path, User: fmt.Sprint(tokens)}}}
 		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes, Peek: peek})
 		if err != nil {
 			t.Errorf("%s: %v", path, err)

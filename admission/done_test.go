@@ -15,14 +15,14 @@ rules:
   - {name: b, match: {path: /b}, per: global, limits: [{rate: 1/h}]}
 `
 
-func at(path string) attributes { return attributes{question{Path: path}} }
+func at(path string) attributes { return attributes{jsonRequest{Path: path}} }
 
-func TestDoneTwiceIsDoneOnce(t *testing.T) {
+func TestSecondDoneChangesNothing(t *testing.T) {
 	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
 	first, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/other")})
 	first.Done(admission.Result{})
 	first.Done(admission.Result{})
-	// Otherwise these two would share their memory.
+	// If the second Done had released a twice, these two would share memory.
 	a, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/a")})
 	b, _, _ := c.Admit(t.Context(), admission.Request{Attributes: at("/b")})
 	if a.Strictest().Rule.Name != "a" || b.Strictest().Rule.Name != "b" {
@@ -43,7 +43,7 @@ func TestCostsAreBounded(t *testing.T) {
 	}
 }
 
-func TestPeeksFindWhatApplies(t *testing.T) {
+func TestPeekReportsWhetherLimitsApply(t *testing.T) {
 	c, _ := controllerOf(t, memstore.New(memstore.Options{}), true, twoPaths)
 	c.Admit(t.Context(), admission.Request{Attributes: at("/b")})
 	for path, want := range map[string]admission.Outcome{"/a": admission.Allowed, "/b": admission.Denied, "/other": admission.Unlimited} {

@@ -12,8 +12,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// However many identities there are, and addresses that bring them, the memory is bounded; what is
-// in use is known.
+// Memory is bounded however many identities and addresses come. Identities in use stay known.
 func TestKnownIdentitiesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	s := newIdentities()
@@ -32,7 +31,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 			s.admit(u)
 		}
 	}
-	if young, old := generations(s); young > maxIdentities || old != maxIdentities {
+	if young, old := countGenerations(s); young > maxIdentities || old != maxIdentities {
 		t.Errorf("%d young and %d old identities are known", young, old)
 	}
 	once, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
@@ -51,7 +50,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 		}
 	}
 	if admitted > maxAddresses || s.counts.Len() > maxAddresses {
-		t.Errorf("%d addresses brought new identities, and %d are counted", admitted, s.counts.Len())
+		t.Errorf("%d addresses sent new identities, and %d are counted", admitted, s.counts.Len())
 	}
 	u.Limit, u.Key = limit, "in use"
 	if ok, _ := s.admit(u); !ok {
@@ -59,15 +58,15 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	}
 }
 
-func generations(s *identities) (young, old int) {
+func countGenerations(s *identities) (young, old int) {
 	for i := range s.stripes {
 		young, old = young+len(s.stripes[i].young), old+len(s.stripes[i].old)
 	}
 	return young, old
 }
 
-// Requests that race are admitted as exactly as one after another: an address brings no more new
-// identities than it may, each is counted once, and the memory keeps its bound.
+// Concurrent requests are admitted exactly: an address gets no more new identities than it may,
+// each is counted once, and memory keeps its bound.
 func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	s := newIdentities()
 	limit, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 500, Period: 1000 * time.Hour}.Compile()
@@ -97,7 +96,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 	if n := admitted.Load(); n != 8*500 {
 		t.Errorf("%d identities were admitted, want each of 500 for each of 8 racers", n)
 	}
-	young, old := generations(s)
+	young, old := countGenerations(s)
 	if int64(young) != s.youngCount.Load() || old != maxIdentities || young < 250 || young > 500 {
 		t.Errorf("%d young, counted as %d, and %d old identities are known", young, s.youngCount.Load(), old)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A caller by name and an HTTP request of the same user share one counter.
-func TestACallByNameSharesTheCounterOfItsKey(t *testing.T) {
+// AdmitNamed and a request of the same user share one counter.
+func TestRuleNameAndRequestShareTheCounter(t *testing.T) {
 	rules := rulesOf(t, `
 deny: [{header X-User: eve}]
 rules:

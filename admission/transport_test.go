@@ -11,21 +11,21 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A transport decides requests for services that describe them in JSON. Of an admitted request it
-// keeps the Admission under the request's ID, until the service posts how the request ended.
+// A transport decides requests that services describe in JSON. It keeps the Admission of an
+// admitted request under the request's ID until the service posts how the request ended.
 type transport struct {
 	controller *admission.Controller
 	open       sync.Map // of *admission.Admission, by ID
 }
 
-type question struct {
+type jsonRequest struct {
 	ID, Path, User string
-	Ended          bool   // the request has been served, with:
+	IsEnded        bool   // the request has been served, with:
 	Status         int    // its status
 	Cost           *int64 // its true cost, if that is known
 }
 
-type answer struct {
+type jsonResponse struct {
 	Outcome, Error, Rule string
 	Policies             []string
 	RetryAfter           time.Duration
@@ -33,11 +33,11 @@ type answer struct {
 }
 
 func (t *transport) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var q question
-	var reply answer
+	var q jsonRequest
+	var reply jsonResponse
 	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
 		reply.Error = err.Error()
-	} else if q.Ended {
+	} else if q.IsEnded {
 		reply = t.end(q)
 	} else {
 		reply = t.admit(r, q)
@@ -45,10 +45,10 @@ func (t *transport) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	json.NewEncoder(w).Encode(reply)
 }
 
-func (t *transport) admit(r *http.Request, q question) answer {
+func (t *transport) admit(r *http.Request, q jsonRequest) jsonResponse {
 	a, outcome, err := t.controller.Admit(r.Context(), admission.Request{Attributes: attributes{q}})
 	why := a.Rejection()
-	reply := answer{Outcome: outcome.String(), Rule: why.Rule, Policies: why.Policies, RetryAfter: why.RetryAfter, Remaining: make(map[string]int64)}
+	reply := jsonResponse{Outcome: outcome.String(), Rule: why.Rule, Policies: why.Policies, RetryAfter: why.RetryAfter, Remaining: make(map[string]int64)}
 	for _, s := range a.AppendVisible(nil) {
 		reply.Remaining[s.Limit.Policy] = s.Status.Remaining
 	}
@@ -63,7 +63,7 @@ func (t *transport) admit(r *http.Request, q question) answer {
 	return reply
 }
 
-func (t *transport) end(q question) (reply answer) {
+func (t *transport) end(q jsonRequest) (reply jsonResponse) {
 	if a, ok := t.open.LoadAndDelete(q.ID); ok {
 		a := a.(*admission.Admission)
 		if q.Cost != nil {
@@ -76,8 +76,8 @@ func (t *transport) end(q question) (reply answer) {
 	return reply
 }
 
-// attributes are a question's.
-type attributes struct{ question }
+// attributes are those of a request in JSON.
+type attributes struct{ jsonRequest }
 
 func (a attributes) Lookup(kind policy.Kind, name string) []string {
 	switch {
@@ -86,7 +86,7 @@ func (a attributes) Lookup(kind policy.Kind, name string) []string {
 	case kind == policy.KindMethod:
 		return []string{"POST"}
 	case kind == policy.KindPath:
-		return []string{a.question.Path}
+		return []string{a.jsonRequest.Path}
 	}
 	return nil
 }

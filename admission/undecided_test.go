@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// An error that no guard answers for closes a request unless all of its limits are open.
+// If no guard handles an error of the store, a request fails unless all of its limits fail open.
 func TestErrorsWithoutADecisionNameTheLimitThatRejects(t *testing.T) {
-	wrong := fmt.Errorf("%w: it cannot be asked", penstock.ErrInvalid)
+	wrong := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong })
 	c, seen := controllerOf(t, store, false, `
 rules:
@@ -31,7 +31,7 @@ rules:
 		{"/open", "day", admission.FailedOpen, penstock.FromOpen},
 		{"/mixed", "hour", admission.FailedClosed, penstock.FromClosed},
 	} {
-		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{question{Path: want.path, User: "a"}}})
+		a, outcome, err := c.Admit(t.Context(), admission.Request{Attributes: attributes{jsonRequest{Path: want.path, User: "a"}}})
 		d, _ := a.Decision()
 		if outcome != want.outcome || err != nil || d.Source != want.source || d.Allowed != outcome.IsAdmitted() || len(a.AppendVisible(nil)) > 0 {
 			t.Errorf("%s: %v, %v, by %v, allowed: %t", want.path, outcome, err, d.Source, d.Allowed)
@@ -45,12 +45,12 @@ rules:
 		}
 		a.Done(admission.Result{})
 	}
-	gone, leave := context.WithCancel(t.Context())
-	leave()
+	clientCtx, disconnect := context.WithCancel(t.Context())
+	disconnect()
 	c, _ = controllerOf(t, penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, ctx.Err()
 	}), false, "rules: [{name: a, per: global, limits: [{rate: 1/d, on_failure: open}]}]")
-	a, outcome, err := c.Admit(gone, admission.Request{Attributes: attributes{}})
+	a, outcome, err := c.Admit(clientCtx, admission.Request{Attributes: attributes{}})
 	if d, _ := a.Decision(); outcome != admission.Abandoned || err != context.Canceled || d.Source != penstock.FromClosed || d.Allowed {
 		t.Errorf("a client that left: %v, %v, by %v", outcome, err, d.Source)
 	}

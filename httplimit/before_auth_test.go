@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A limit before authentication bounds how many signatures of forged tokens are checked for an
-// address.
+// A limit before authentication bounds how many forged tokens per address have their signature
+// checked.
 func TestLimitBeforeAuthBoundsSignatureChecks(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: 0123456789abcdef0123456789abcdef, audience: api}

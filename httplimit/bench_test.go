@@ -10,12 +10,12 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// nowhere is a response that is thrown away.
-type nowhere http.Header
+// discardResponse is a response that is thrown away.
+type discardResponse http.Header
 
-func (w nowhere) Header() http.Header         { return http.Header(w) }
-func (w nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (w nowhere) WriteHeader(int)             {}
+func (w discardResponse) Header() http.Header         { return http.Header(w) }
+func (w discardResponse) Write(p []byte) (int, error) { return len(p), nil }
+func (w discardResponse) WriteHeader(int)             {}
 
 func BenchmarkMiddleware(b *testing.B) {
 	rules := rulesOf(b, `
@@ -34,7 +34,7 @@ rules:
 			b.ReportAllocs()
 			r := httptest.NewRequest("GET", path, nil)
 			r.Header.Set("X-API-Key", "a")
-			w := make(nowhere)
+			w := make(discardResponse)
 			for b.Loop() {
 				clear(w)
 				h.ServeHTTP(w, r)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/httplimit/outbound"
 )
 
-// What this package writes, package outbound reads: each dialect gives the same pause.
+// Package outbound reads the headers that this package writes: each dialect gives the same pause.
 func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 	understood := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -24,7 +24,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 		for _, dialect := range dialects {
 			for _, inSeconds := range []bool{true, false} {
 				if (dialect == Draft06 || dialect == XRateLimit && inSeconds) && until > 10*365*24*time.Hour {
-					continue // so many seconds are read as Unix time
+					continue // a client reads numbers this large as Unix time
 				}
 				h := make(http.Header)
 				newHeaders(headerSettings{dialects: []Dialect{dialect}, resetSeconds: inSeconds, now: func() time.Time { return now }}).
@@ -47,14 +47,14 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("counted: %d responses that both sides understand alike", understood)
+	t.Logf("counted: %d responses that server and client interpret alike", understood)
 }
 
-// pauseAfter returns how long a client sends nothing after such a response.
+// pauseAfter returns how long a client sends nothing after a response.
 func pauseAfter(t *testing.T, status int, h http.Header) (pause time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		client := &outbound.Transport{Base: answering{status, h}, MaxWait: -1, MaxPause: 1 << 62}
+		client := &outbound.Transport{Base: fixedResponse{status, h}, MaxWait: -1, MaxPause: 1 << 62}
 		r, err := http.NewRequest(http.MethodGet, "http://api.example/", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -73,12 +73,12 @@ func pauseAfter(t *testing.T, status int, h http.Header) (pause time.Duration) {
 	return pause
 }
 
-// answering is a server that gives every request the same response.
-type answering struct {
+// fixedResponse is a server that gives every request the same response.
+type fixedResponse struct {
 	status int
 	header http.Header
 }
 
-func (a answering) RoundTrip(*http.Request) (*http.Response, error) {
+func (a fixedResponse) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: a.status, Header: a.header, Body: http.NoBody}, nil
 }

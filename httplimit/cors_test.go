@@ -25,7 +25,7 @@ rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{rate: 9/h, on_failure: closed, algorithm: fixed-window}]}
 `
 
-// failing fails to decide what is not limited by a token bucket.
+// failing fails unless the limit is a token bucket.
 func failing(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if charges[0].Plan.Algorithm().Name() != penstock.TokenBucket.Name() {
@@ -59,7 +59,7 @@ func ownAnswers(t *testing.T, cors string, headers ...string) map[int]http.Heade
 	return answers
 }
 
-func TestPagesOfNamedOriginsReadWhatTheGateAnswers(t *testing.T) {
+func TestPagesOfAllowedOriginsCanReadDenials(t *testing.T) {
 	const app = "https://app.example.com"
 	for _, c := range []struct {
 		name, cors         string
@@ -95,7 +95,7 @@ func TestPagesOfNamedOriginsReadWhatTheGateAnswers(t *testing.T) {
 	}
 }
 
-func TestPagesReadTheHeadersOfEachDialect(t *testing.T) {
+func TestPagesCanReadTheHeadersOfEachDialect(t *testing.T) {
 	for headers, want := range map[string]string{
 		"draft-07": "X-Request-Id, RateLimit, RateLimit-Policy, Retry-After",
 		"draft-06": "X-Request-Id, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset, RateLimit-Policy, Retry-After",
@@ -114,7 +114,7 @@ func TestPagesReadTheHeadersOfEachDialect(t *testing.T) {
 	}
 }
 
-func TestHandlersOfDenialsAreReadByPagesToo(t *testing.T) {
+func TestPagesCanReadCustomDenials(t *testing.T) {
 	rules := rulesOf(t, "http: {cors: {origins: https://a.example}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]")
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{
 		Rejected: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(418) })})
@@ -134,8 +134,8 @@ func TestHandlersOfDenialsAreReadByPagesToo(t *testing.T) {
 	}
 }
 
-// A browser sends a preflight before each request that is not simple, by itself and without
-// credentials.
+// A browser sends a preflight before each request that is not simple. The page cannot prevent it,
+// and it has no credentials.
 func TestPreflightsAreFree(t *testing.T) {
 	gate, seen := gateOf(t, `
 identities: {client: {key: header X-API-Key}}
@@ -204,6 +204,6 @@ rules:
 	r.RemoteAddr = "203.0.113.9:1"
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, r); w.Code != 403 {
-		t.Errorf("who is on the list deny got %d", w.Code)
+		t.Errorf("a client on the deny list got %d", w.Code)
 	}
 }

@@ -59,7 +59,7 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 			`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
 				`"detail":"Limits cannot be checked at the moment. Retry after 1s.","retry_after_ms":1000}`,
 			"Limits cannot be checked at the moment. Try again in 3 s."},
-		{"a refused caller", rejection{reason: clientRefused}, 403,
+		{"a client on the deny list", rejection{reason: clientRefused}, 403,
 			`{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client is on the deny list."}`, "This client is on the deny list."},
 		{"a canceled request", rejection{reason: requestCanceled}, 503,
 			`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was admitted."}`,
@@ -85,7 +85,7 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 	}
 }
 
-func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
+func TestPolicyCanAnswerAllDenialsWithText(t *testing.T) {
 	text := newBodies(bodySettings{isText: true})
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
 		w := answerDenial(t, text, "GET", accept, rejection{policies: []string{"a.b"}})
@@ -95,8 +95,8 @@ func TestTextIsForEverybodyOverALimitIfThePolicySaysSo(t *testing.T) {
 	}
 }
 
-// What a policy writes for requests over a limit would say the wrong thing of all others.
-func TestEachReasonSaysWhatItIsWhateverTheTemplate(t *testing.T) {
+// The policy's template is for requests over a limit only: its text would be wrong for others.
+func TestTemplateIsNotUsedForOtherReasons(t *testing.T) {
 	for name, custom := range map[string]*bodies{
 		"text":     newBodies(bodySettings{isText: true}),
 		"template": newBodies(bodySettings{template: `{"error":"rate_limited"}`, contentType: "application/json"}),
@@ -191,7 +191,7 @@ func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 	}
 }
 
-func TestTemplatesAreTriedWhenTheyAreCompiled(t *testing.T) {
+func TestTemplatesAreExecutedOnceWhenCompiled(t *testing.T) {
 	for _, c := range []struct {
 		denied DeniedConfig
 		want   string

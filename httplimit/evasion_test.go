@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A request that is held open until its charge has run out refunds nothing: otherwise such requests
-// would collect room for guesses.
+// A request that ends after its charge has expired refunds nothing. Otherwise a client could hold
+// requests open, and collect their refunds for one burst of guesses.
 func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 	for _, algorithm := range []string{"token-bucket", "fixed-window", "anchored-window", "sliding-log", "sliding-window", "sub-window"} {
 		t.Run(algorithm, func(t *testing.T) {
@@ -41,34 +41,34 @@ func TestHeldRequestsRefundNothingThatNoLongerCounts(t *testing.T) {
 					guesses++
 					w.WriteHeader(http.StatusUnauthorized)
 				}))
-				ask := func(path string) { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", path, nil)) }
+				send := func(path string) { handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", path, nil)) }
 				time.Sleep(time.Until(time.Now().Truncate(period).Add(period)))
 				var held [4]sync.WaitGroup
 				for i := range held {
 					for range limit {
-						held[i].Go(func() { ask(fmt.Sprint("/held/", i)) })
+						held[i].Go(func() { send(fmt.Sprint("/held/", i)) })
 					}
-					time.Sleep(2 * period) // sliding windows remember the one before
+					time.Sleep(2 * period) // a sliding window also counts the previous window
 				}
 				for i := range held {
 					for range 2 * limit {
-						ask("/guess")
+						send("/guess")
 					}
 					close(release[i])
 					held[i].Wait()
 				}
 				for range 2 * limit {
-					ask("/guess")
+					send("/guess")
 				}
 				if guesses > limit {
-					t.Errorf("%d guesses were made at once; it should be %d at most", guesses, limit)
+					t.Errorf("%d guesses at once; want at most %d", guesses, limit)
 				}
 			})
 		})
 	}
 }
 
-// A request that waits for its turn keeps its slot meanwhile, however long.
+// A request keeps its slot while it waits for its turn, however long.
 func TestASlotIsKeptWhileItsRequestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, `
@@ -93,13 +93,13 @@ rules:
 		}
 		all.Wait()
 		if most.Load() > 2 || served.Load() < 2 {
-			t.Errorf("%d requests were served, %d at once; it should be 2 at most", served.Load(), most.Load())
+			t.Errorf("%d requests were served, %d at once; want at most 2", served.Load(), most.Load())
 		}
 	})
 }
 
-// A client that has sent a small body and goes away is noticed, as one without a body is.
-func TestAClientThatLeavesWithItsBodySentFreesItsPlace(t *testing.T) {
+// The server notices that a client left, also if the client has sent a small body.
+func TestClientThatLeavesAfterItsBodyFreesItsPlace(t *testing.T) {
 	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket, burst: 100, max_wait: 24h}]}]\n")
 	read := make(chan string, 1)
 	server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -124,7 +124,7 @@ func TestAClientThatLeavesWithItsBodySentFreesItsPlace(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); gate.Waiting() != n; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("%d requests wait; it should be %d", gate.Waiting(), n)
+				t.Fatalf("%d requests wait; want %d", gate.Waiting(), n)
 			}
 		}
 	}
@@ -159,20 +159,20 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, fmt.Errorf("broken") }
 
-// What servers read in different ways is not let through to one of them.
-func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
+// A host or method that servers read in different ways is rejected.
+func TestAmbiguousHostsAndMethodsAreMalformed(t *testing.T) {
 	gate, _ := gateOf(t, "rules: [{name: a, match: {host: [api.example.com, \"[2001:db8::1]\"], method: POST}, per: global, limits: [{rate: 1/d, burst: 1}]}]\n")
 	handler := gate.Middleware(http.NotFoundHandler())
-	ask := func(method, host string) int {
+	send := func(method, host string) int {
 		r := httptest.NewRequest("POST", "/", nil)
 		r.Method, r.Host = method, host
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)
 		return w.Code
 	}
-	ask("POST", "api.example.com")
+	send("POST", "api.example.com")
 	for _, host := range []string{"api.example.com", "API.example.com", "api.example.com.", "api.example.com:80", "api.example.com.:443", "api.example.com:", "[2001:db8::1]", "[2001:DB8::1]:80"} {
-		if status := ask("POST", host); status != 429 {
+		if status := send("POST", host); status != 429 {
 			t.Errorf("host %q: %d; want 429", host, status)
 		}
 	}
@@ -181,22 +181,22 @@ func TestHostsAndMethodsOfTwoMeaningsAreRefused(t *testing.T) {
 		"api%2eexample.com", "api.example.com:http", ".api.example.com", "api..example.com", "api.example.com/", "a@api.example.com", "api.example.com ", "[::1", "[::1]x",
 		"[fe80::1%25eth0]", "2001:db8::1", "api.example.com\x00", "\u0430pi.example.com", "api.example.com,b", "[127.0.0.1]", ".", ":::"} {
 		n++
-		if status := ask("POST", host); status != 400 {
+		if status := send("POST", host); status != 400 {
 			t.Errorf("host %q: %d; want 400", host, status)
 		}
 	}
 	for method, want := range map[string]int{"post": 400, "Post": 400, "get": 400, "pATCH": 400, "POST": 429, "GET": 404, "brew": 404, "BREW": 404,
 		"P(OST": 400, "POST ": 400, "PO\nST": 400, "P\u00d6ST": 400, "POST\x00": 400, "/": 400, "M-SEARCH": 404} {
 		n++
-		if status := ask(method, "api.example.com"); status != want {
+		if status := send(method, "api.example.com"); status != want {
 			t.Errorf("method %s: %d; want %d", method, status, want)
 		}
 	}
-	t.Logf("counted: %d hosts and methods of two meanings", n)
+	t.Logf("counted: %d ambiguous hosts and methods", n)
 }
 
 // A rule and a request may spell a host differently.
-func TestAHostIsTheSameInAllItsSpellings(t *testing.T) {
+func TestSpellingsOfOneHostAreEqual(t *testing.T) {
 	for _, row := range []struct {
 		rule  string
 		hosts []string
@@ -215,33 +215,33 @@ rules:
   - {name: a, match: {host: %[1]q}, per: global, limits: [{rate: {here: 1/d, there: 100/s}}]}
 `, row.rule))
 		handler := gate.Middleware(http.NotFoundHandler())
-		ask := func(method, host string) int {
+		send := func(method, host string) int {
 			r := httptest.NewRequest(method, "/", nil)
 			r.Host = host
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, r)
 			return w.Code
 		}
-		ask("GET", row.hosts[0])
+		send("GET", row.hosts[0])
 		for _, host := range row.hosts {
-			if status := ask("GET", host); status != 429 {
+			if status := send("GET", host); status != 429 {
 				t.Errorf("%s: a rule for %s does not match, or the tier is another: %d", host, row.rule, status)
 			}
-			if status := ask("DELETE", host); status != 403 {
+			if status := send("DELETE", host); status != 403 {
 				t.Errorf("%s: a condition for %s does not hold: %d", host, row.rule, status)
 			}
 		}
-		if status := ask("GET", row.other); status != 404 {
+		if status := send("GET", row.other); status != 404 {
 			t.Errorf("%s: a rule for %s matches: %d", row.other, row.rule, status)
 		}
-		if status := ask("DELETE", row.other); status != 404 {
+		if status := send("DELETE", row.other); status != 404 {
 			t.Errorf("%s: a condition for %s holds: %d", row.other, row.rule, status)
 		}
 	}
 }
 
-// If nobody knows how a request ended, its charge stays.
-func TestWhatIsUnansweredStaysCharged(t *testing.T) {
+// A request keeps its charge if its status is unknown.
+func TestRequestOfUnknownStatusKeepsItsCharge(t *testing.T) {
 	gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	passed := 0
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -253,17 +253,17 @@ func TestWhatIsUnansweredStaysCharged(t *testing.T) {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 	}
 	if passed != 5 {
-		t.Errorf("%d requests passed; it should be 5", passed)
+		t.Errorf("%d requests passed; want 5", passed)
 	}
 	httplimit.MarkStatusUnknown(httptest.NewRequest("GET", "/", nil)) // no limit applies: nothing happens
 }
 
-// A client that asks again as soon as it has its response finds the refund.
+// The refund is made before the response, so the client's next request finds it.
 func TestRefundsComeBeforeTheResponse(t *testing.T) {
-	for _, answer := range []string{"header", "body", "flush", "nothing"} {
+	for _, part := range []string{"header", "body", "flush", "nothing"} {
 		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, algorithm: sliding-log, on_status: 401}]}]\n")
 		handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch answer {
+			switch part {
 			case "header":
 				w.WriteHeader(http.StatusNoContent)
 			case "body":
@@ -276,27 +276,27 @@ func TestRefundsComeBeforeTheResponse(t *testing.T) {
 			if r.Header.Get("Inner") != "" {
 				return
 			}
-			// The client has its answer, and the handler goes on.
+			// The client has its response, and the handler still runs.
 			inner := httptest.NewRecorder()
 			again := httptest.NewRequest("POST", "/", nil)
 			again.Header.Set("Inner", "yes")
 			gate.Middleware(http.NotFoundHandler()).ServeHTTP(inner, again)
 			if inner.Code != 404 {
-				t.Errorf("%s: the client's next request was answered with %d", answer, inner.Code)
+				t.Errorf("%s: the client's next request was answered with %d", part, inner.Code)
 			}
 		}))
 		for range 5 {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest("POST", "/", nil))
 			if w.Code >= 400 {
-				t.Errorf("%s: a request was answered with %d", answer, w.Code)
+				t.Errorf("%s: a request was answered with %d", part, w.Code)
 			}
 		}
 	}
 }
 
-// A request whose slot was lost while it waited, as with the server's data, is not served beside
-// the one that has it now.
+// A request may lose its slot while it waits, for example if the store loses its data. It is not
+// served at the same time as the slot's new holder.
 func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var lost atomic.Bool
@@ -310,20 +310,20 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 		gate, _ := gateOn(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s}, {rate: 1/30s, burst: 1, max_wait: 60s}]}]\n")
 		served := 0
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
-		ask := func() int {
+		send := func() int {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 			return w.Code
 		}
-		ask()
+		send()
 		time.AfterFunc(10*time.Second, func() { lost.Store(true) })
-		if status := ask(); status != 429 || served != 1 {
+		if status := send(); status != 429 || served != 1 {
 			t.Errorf("answered with %d, %d served; want 429 and 1", status, served)
 		}
 	})
 }
 
-func TestShadowsStayChargedToo(t *testing.T) {
+func TestRequestOfUnknownStatusKeepsItsShadowCharge(t *testing.T) {
 	gate, seen := gateOf(t, "rules: [{name: a, shadow: true, per: global, limits: [{rate: 5/h, on_status: 2xx}]}]\n")
 	handler := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, ok := httplimit.DecisionOf(r.Context()); ok {
@@ -336,6 +336,6 @@ func TestShadowsStayChargedToo(t *testing.T) {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))
 	}
 	if denied := seen.count(admission.ShadowDenied); denied != 15 {
-		t.Errorf("%d of 20 would have been denied; it should be 15", denied)
+		t.Errorf("%d of 20 would have been denied; want 15", denied)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A gate over Redis, with all guards: limits hold while Redis does not answer, each as the policy
-// says.
+// A gate over Redis with all guards. While Redis does not answer, each limit falls back as the
+// policy says.
 func ExampleNew() {
 	sections := []policyfile.Section{httplimit.DefaultConfig()}
 	file, err := policyfile.Load("rules.yaml", policyfile.Options{Sections: sections})

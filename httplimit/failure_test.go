@@ -27,9 +27,9 @@ import (
 
 func newFlaky() *flaky.Store { return flaky.New(memstore.New(memstore.Options{})) }
 
-// eachWay runs a test with a Gate over a store without guards, and over one with all of them, by a
-// clock of its own.
-func eachWay(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events)) {
+// withAndWithoutGuards runs a test with a Gate over a bare store, and over one with all guards, on
+// a fake clock.
+func withAndWithoutGuards(t *testing.T, text string, test func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events)) {
 	t.Helper()
 	for _, guarded := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guarded=%t", guarded), func(t *testing.T) {
@@ -63,16 +63,16 @@ rules:
   - {name: mixed, match: {path: /mixed}, per: ip, limits: [{rate: 2/h}, {rate: 1/d, on_failure: open}]}
 `
 
-func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
-	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+func TestEachLimitHasItsFailureMode(t *testing.T) {
+	withAndWithoutGuards(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
-		h := gate.Middleware(answer(200))
+		h := gate.Middleware(respond(200))
 		for _, c := range []struct {
-			path     string
-			statuses []int
-			outcomes []admission.Outcome
-			source   penstock.Source
-			tells    []string // RateLimit, as often as it is there
+			path       string
+			statuses   []int
+			outcomes   []admission.Outcome
+			source     penstock.Source
+			rateLimits []string // the RateLimit headers of all responses
 		}{
 			{"/open", []int{200, 200, 200}, []admission.Outcome{admission.FailedOpen, admission.FailedOpen, admission.FailedOpen}, penstock.FromOpen, nil},
 			{"/ceiling", []int{200, 200, 200, 429}, []admission.Outcome{admission.Allowed, admission.Allowed, admission.Allowed, admission.Denied},
@@ -85,11 +85,11 @@ func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
 		} {
 			seen.list = nil
 			var statuses []int
-			var tells []string
+			var rateLimits []string
 			for range c.statuses {
 				w := send(h, "GET", c.path)
 				statuses = append(statuses, w.Code)
-				tells = append(tells, w.Header()["Ratelimit"]...)
+				rateLimits = append(rateLimits, w.Header()["Ratelimit"]...)
 				if got := w.Header().Get("Retry-After"); (got != "") != (w.Code != 200) || w.Code == 503 && got != "1" {
 					t.Errorf("%s: status %d with Retry-After %q", c.path, w.Code, got)
 				}
@@ -97,8 +97,8 @@ func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
 					t.Errorf("%s: the body is %s; want the limit that is closed", c.path, body)
 				}
 			}
-			if !slices.Equal(statuses, c.statuses) || !slices.Equal(tells, c.tells) {
-				t.Errorf("%s: statuses %v, and told %q; want %v and %q", c.path, statuses, tells, c.statuses, c.tells)
+			if !slices.Equal(statuses, c.statuses) || !slices.Equal(rateLimits, c.rateLimits) {
+				t.Errorf("%s: statuses %v, RateLimit %q; want %v and %q", c.path, statuses, rateLimits, c.statuses, c.rateLimits)
 			}
 			for i, e := range seen.list {
 				if e.Outcome != c.outcomes[i] || e.Source != c.source {
@@ -109,10 +109,10 @@ func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
 	})
 }
 
-func TestEventsTellWhyTheStoreGaveNoAnswer(t *testing.T) {
+func TestEventsHaveTheErrorOfTheStore(t *testing.T) {
 	store := newFlaky()
 	gate, seen := gateOn(t, store, ways)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	paths := []string{"/open", "/ceiling", "/closed", "/local"}
 	for _, down := range []bool{false, true, false} {
 		store.IsDown.Store(down)
@@ -128,21 +128,21 @@ func TestEventsTellWhyTheStoreGaveNoAnswer(t *testing.T) {
 	}
 }
 
-// The store may have done what it was asked and given no answer.
-func TestSlotsThatWereLentWithoutAnAnswerAreReturned(t *testing.T) {
+// The store may have charged a batch although its answer was lost.
+func TestSlotsOfALostAnswerAreReturned(t *testing.T) {
 	for way, status := range map[string]int{"open": 200, "closed": 503, "local": 429} {
 		text := "rules:\n- {name: a, per: global, limits: [{in_flight: 1, on_failure: " + way + "}, {rate: 1/h, on_failure: " + way + "}]}\n"
 		want := []string{"in-flight"}
-		if way != "local" { // of two requests, the failures would open the breaker, and what was not asked for is not returned
+		if way != "local" { // a second failed request would open the breaker, and what was never sent is not refunded
 			text += "- {name: b, always: true, shadow: true, per: global, limits: [{name: tried, in_flight: 9}]}\n"
 			want = append(want, "tried")
 		}
-		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			store.IsDown.Store(true)
 			store.LosesAnswers.Store(true)
-			h := gate.Middleware(answer(200))
+			h := gate.Middleware(respond(200))
 			if way == "local" {
-				send(h, "GET", "/") // it takes what there is
+				send(h, "GET", "/") // it uses up the limit
 			}
 			store.Forget()
 			if got := send(h, "GET", "/").Code; got != status {
@@ -166,15 +166,15 @@ rules:
       - {name: local, rate: 5/h, on_status: 401}
       - {name: open, rate: 5/h, on_status: 401, on_failure: open}
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			store.IsDown.Store(false) // the store is back before the answer
+			store.IsDown.Store(false) // the store is back before the response
 			w.WriteHeader(200)
 		}))
 		send(h, "GET", "/")
 		if got := store.Asked(penstock.Refund); slices.Contains(got, "open") {
-			t.Errorf("the refunds are %v; nobody had counted open", got)
+			t.Errorf("the refunds are %v; want none, since open had not counted", got)
 		}
 	})
 }
@@ -190,9 +190,9 @@ rules:
       - {name: slots, in_flight: 5, on_failure: open}
 `
 	for _, back := range []bool{false, true} {
-		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			store.IsDown.Store(true)
-			h := gate.Middleware(answer(200))
+			h := gate.Middleware(respond(200))
 			send(h, "GET", "/")
 			ctx, leave := context.WithCancel(t.Context())
 			var gone sync.WaitGroup
@@ -204,7 +204,7 @@ rules:
 			gone.Wait()
 			given := store.Asked(penstock.Refund)
 			if !slices.Contains(given, "slots") || slices.Contains(given, "open") || back && slices.Contains(given, "local") {
-				t.Errorf("store back: %t: the refunds are %v; want the slots, nothing open, and nothing local to a store that is back", back, given)
+				t.Errorf("store back: %t: the refunds are %v; want the slots only, and local only while the store is down", back, given)
 			}
 			if back {
 				return
@@ -212,14 +212,14 @@ rules:
 			start := time.Now()
 			send(h, "GET", "/")
 			if waited := time.Since(start); waited != time.Second {
-				t.Errorf("the next in the queue waited %v; want 1s, as nobody is before it", waited)
+				t.Errorf("the next in the queue waited %v; want 1s, since it is the first", waited)
 			}
 		})
 	}
 }
 
-// The store never had the charge, so a refund there would cancel others' charges, and what is
-// forced would be charged there alone.
+// The store never saw a charge that was decided locally. A refund there would return units of
+// others, and a forced charge would be a second one.
 func TestWhatWasDecidedLocallyIsNotCorrectedInTheStore(t *testing.T) {
 	const text = `
 rules:
@@ -234,12 +234,12 @@ rules:
 `
 	for _, away := range []bool{false, true} {
 		corrected := 0
-		eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 			for _, cost := range []string{"1", "7"} {
 				store.IsDown.Store(away)
 				store.Forget()
 				h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					store.IsDown.Store(false) // it is back before the answer
+					store.IsDown.Store(false) // it is back before the response
 					io.Copy(io.Discard, r.Body)
 					w.Header().Set("X-Cost", cost)
 					w.WriteHeader(200)
@@ -255,22 +255,22 @@ rules:
 					want = []string{"body", "ceiling", "login", "settled", "slots"}
 				}
 				if !slices.Equal(got, want) {
-					t.Errorf("decided locally: %t, cost %s: corrected in the store were %v; want %v", away, cost, got, want)
+					t.Errorf("decided locally: %t, cost %s: corrections in the store: %v; want %v", away, cost, got, want)
 				}
 			}
 		})
-		t.Logf("counted: %d corrections in a store that is there (decided locally: %t)", corrected, away)
+		t.Logf("counted: %d corrections in a store that is up (decided locally: %t)", corrected, away)
 	}
 }
 
-func TestLoginsAreCountedByTheirAnswersInAnOutageToo(t *testing.T) {
+func TestLoginsAreCountedByStatusInAnOutageToo(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, on_status: 401}]}]
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		status := 200
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) }))
-		ask := func(what string, want ...int) {
+		send := func(what string, want ...int) {
 			t.Helper()
 			for i, want := range want {
 				if got := send(h, "POST", "/").Code; got != want {
@@ -278,24 +278,24 @@ rules: [{name: login, per: global, limits: [{rate: 3/h, algorithm: sliding-log, 
 				}
 			}
 		}
-		ask("right passwords", 200, 200, 200, 200, 200)
+		send("right passwords", 200, 200, 200, 200, 200)
 		status = 401
-		ask("a wrong one", 401)
+		send("a wrong one", 401)
 		store.IsDown.Store(true)
 		status = 200
-		ask("right passwords in an outage", 200, 200, 200, 200, 200)
+		send("right passwords in an outage", 200, 200, 200, 200, 200)
 		status = 401
-		ask("wrong ones in an outage", 401, 401, 429, 429)
+		send("wrong ones in an outage", 401, 401, 429, 429)
 	})
 }
 
-// A denial is remembered, and a refund forgets it: who logs in rightly makes room for others at
-// once, whatever was denied meanwhile.
+// A refund removes cached denials: after a correct login, others are admitted at once, whatever
+// was denied before.
 func TestDenialsOfLoginsEndWithARefund(t *testing.T) {
 	const text = `
 rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, on_status: 401, deny_cache_ttl: 1h}]}]
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		proceed := make(chan int)
 		h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(<-proceed) }))
 		var busy sync.WaitGroup
@@ -326,15 +326,14 @@ rules: [{name: login, per: global, limits: [{rate: 2/h, algorithm: sliding-log, 
 }
 
 func TestShadowsAreNotReportedWhileTheStoreIsAway(t *testing.T) {
-	// Of each limit something is left: that nothing is left is known, and still told by the deny
-	// cache.
+	// No limit is used up. If one were, the deny cache would know it and still report denials.
 	const text = `
 rules:
   - {name: a, per: global, limits: [{rate: 9/h, candidate: {rate: 3/h}}, {name: maybe, rate: 3/h, shadow: true, on_failure: local}]}
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 3/h, on_failure: closed}]}
 `
-	eachWay(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
-		h := gate.Middleware(answer(200))
+	withAndWithoutGuards(t, text, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+		h := gate.Middleware(respond(200))
 		shadows := func() int { return seen.count(admission.ShadowAllowed) + seen.count(admission.ShadowDenied) }
 		for i, c := range []struct {
 			down    bool
@@ -351,10 +350,10 @@ rules:
 	})
 }
 
-func TestErrorsThatNoGuardAnswersForCloseWhatIsNotOpen(t *testing.T) {
-	wrong := fmt.Errorf("%w: so it cannot be asked", penstock.ErrInvalid)
+func TestErrorsWithoutAFallbackFailUnlessAllLimitsAreOpen(t *testing.T) {
+	wrong := fmt.Errorf("%w: no connection", penstock.ErrInvalid)
 	gate, seen := gateOn(t, penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, wrong }), ways)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for path, want := range map[string]int{"/open": 200, "/mixed": 503, "/local": 503, "/closed": 503} {
 		seen.list = nil
 		w := send(h, "GET", path)
@@ -370,7 +369,7 @@ func TestErrorsThatNoGuardAnswersForCloseWhatIsNotOpen(t *testing.T) {
 }
 
 func TestRequestsWithoutAClientAreAbandonedAndNotDecidedLocally(t *testing.T) {
-	eachWay(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
+	withAndWithoutGuards(t, ways, func(t *testing.T, gate *httplimit.Gate, store *flaky.Store, seen *events) {
 		store.IsDown.Store(true)
 		ctx, leave := context.WithCancel(t.Context())
 		leave()
@@ -397,7 +396,7 @@ func slotOfAClientThatLeft(t *testing.T) {
 		leave()
 		return d, cmp.Or(ctx.Err(), err)
 	}), "rules: [{name: a, per: global, limits: [{in_flight: 1}]}]")
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil).WithContext(ctx))
 	synctest.Wait()
 	if got := store.Asked(penstock.Refund); seen.count(admission.Abandoned) != 1 || !slices.Equal(got, []string{"in-flight"}) {
@@ -405,9 +404,8 @@ func slotOfAClientThatLeft(t *testing.T) {
 	}
 }
 
-// A request that is denied gives its slots back with a second call, which may be as slow as the
-// first.
-func TestAnswerDoesNotWaitForReturnedSlots(t *testing.T) {
+// A denied request returns its slots with a second call, which may be as slow as the first.
+func TestResponseDoesNotWaitForReturnedSlots(t *testing.T) {
 	const text = `
 rules:
   - {name: closed, match: {path: /closed}, per: global, limits: [{in_flight: 1, on_failure: closed}]}
@@ -430,8 +428,8 @@ rules:
 				}
 				return penstock.Decision{}, flaky.ErrDown
 			}), text)
-			h := gate.Middleware(answer(200))
-			if path == "/local" { // which takes what there is
+			h := gate.Middleware(respond(200))
+			if path == "/local" { // which uses up the limit
 				done := make(chan struct{})
 				go func() { send(h, "GET", path); close(done) }()
 				synctest.Wait()
@@ -460,14 +458,14 @@ rules:
 	t.Logf("counted: %d answers that did not wait for the store", 2*most)
 }
 
-// Memory fails only when it is full, and there is no other to fall back to.
-func TestFullMemoryIsClosedToNewKeysUnlessTheLimitIsOpen(t *testing.T) {
+// A store in memory fails only when it is full, and then it has no fallback.
+func TestFullMemoryRejectsNewKeysUnlessTheLimitIsOpen(t *testing.T) {
 	gate, seen := gateOver(t, memstore.New(memstore.Options{MaxCounters: 1, Locks: 1}), true, `
 rules:
   - {name: local, match: {path: /local}, per: {key: header X-Key}, limits: [{rate: 2/h}]}
   - {name: open, match: {path: /open}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]}
 `)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for _, c := range []struct {
 		path, key string
 		want      int
@@ -495,8 +493,8 @@ func TestAStoreWithGuardsSaysHowLimitsFail(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := send(gate.Middleware(answer(200)), "GET", "/").Code; got != 503 {
-		t.Errorf("status %d; want 503, as the guards say", got)
+	if got := send(gate.Middleware(respond(200)), "GET", "/").Code; got != 503 {
+		t.Errorf("status %d; want 503, the guards' setting", got)
 	}
 }
 
@@ -511,7 +509,7 @@ func TestLimitsInCodeFailAsTheOptionsSay(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, want := range want {
-			if got := send(gate.Middleware(answer(200)), "GET", "/").Code; got != want {
+			if got := send(gate.Middleware(respond(200)), "GET", "/").Code; got != want {
 				t.Errorf("%v: request %d: status %d; want %d", way, i+1, got, want)
 			}
 		}
@@ -528,7 +526,7 @@ func TestHowLimitsFailChangesWithTheRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for _, c := range []struct {
 		way  string
 		want []int

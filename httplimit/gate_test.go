@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// sections are what policies of these tests may have.
+// sections are the sections that policies of these tests may have.
 var sections = policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}}
 
 // rulesOf compiles a policy that is written in a test.
@@ -87,7 +87,7 @@ func (e *events) count(outcome admission.Outcome) (n int) {
 	return n
 }
 
-// send asks a handler, from 192.0.2.1 by X-API-Key: a unless the headers say otherwise.
+// send sends a request from 192.0.2.1 with X-API-Key: a, unless the headers say otherwise.
 func send(h http.Handler, method, target string, header ...string) *httptest.ResponseRecorder {
 	return sendBody(h, method, target, nil, header...)
 }
@@ -102,7 +102,7 @@ func sendBody(h http.Handler, method, target string, body io.Reader, header ...s
 	return w
 }
 
-func answer(status int) http.Handler {
+func respond(status int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) })
 }
 
@@ -114,16 +114,16 @@ rules:
     limits: [{rate: 3/h}]
 `
 
-func TestWhatIsListedIsLimitedAndNothingElse(t *testing.T) {
+func TestOnlyMatchingRequestsAreLimited(t *testing.T) {
 	gate, seen := gateOf(t, perKey)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for i, want := range []int{200, 200, 200, 429, 429} {
 		if got := send(h, "GET", "/search", "X-API-Key", "a").Code; got != want {
 			t.Errorf("request %d by key a: status %d, not %d", i+1, got, want)
 		}
 	}
 	if got := send(h, "GET", "/search", "X-API-Key", "b").Code; got != 200 {
-		t.Errorf("key b pays for key a: status %d", got)
+		t.Errorf("key b shares the counter of key a: status %d", got)
 	}
 	for range 10 {
 		w := send(h, "GET", "/other", "X-API-Key", "a")
@@ -139,9 +139,9 @@ func TestWhatIsListedIsLimitedAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestDenialSaysWhyAndWhenToAskAgain(t *testing.T) {
+func TestDenialHasReasonAndRetryAfter(t *testing.T) {
 	gate, _ := gateOf(t, perKey)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for range 3 {
 		send(h, "GET", "/search", "X-API-Key", "a")
 	}
@@ -176,10 +176,10 @@ func TestRequestCarriesTheDecision(t *testing.T) {
 		fmt.Fprint(w, ok, d.Remaining())
 	}))
 	if got := send(h, "GET", "/search").Body.String(); got != "true 2" {
-		t.Errorf("the handler saw %q, not the decision with 2 left", got)
+		t.Errorf("the handler got %q, not the decision with 2 left", got)
 	}
 	if got := send(h, "GET", "/other").Body.String(); !strings.HasPrefix(got, "false") {
-		t.Errorf("the handler saw a decision where no limit applies: %q", got)
+		t.Errorf("the handler got a decision although no limit applies: %q", got)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestLimitsInCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for i, want := range []int{200, 200, 429} {
 		w := send(h, "GET", fmt.Sprintf("/%d", i))
 		if w.Code != want {
@@ -206,9 +206,9 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	limits := []penstock.Limit{penstock.PerSecond(1)}
 	rules := rulesOf(t, perKey)
 	for what, err := range map[string]error{
-		"no store": second(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
-		"no rules": second(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
-		"no func":  second(httplimit.New(store, nil, httplimit.Options{})),
+		"no store": errorOf(httplimit.New(nil, func() *policy.Rules { return rules }, httplimit.Options{})),
+		"no rules": errorOf(httplimit.New(store, func() *policy.Rules { return nil }, httplimit.Options{})),
+		"no func":  errorOf(httplimit.New(store, nil, httplimit.Options{})),
 	} {
 		if !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
@@ -236,7 +236,7 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-func second(_ *httplimit.Gate, err error) error { return err }
+func errorOf(_ *httplimit.Gate, err error) error { return err }
 
 const login = `
 rules:
@@ -282,13 +282,13 @@ func TestOnlyFailedLoginsCount(t *testing.T) {
 	}
 }
 
-func TestGuessesAtOnceAreNoMoreThanGuessesInTurn(t *testing.T) {
+func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
 	gate, _ := gateOf(t, login)
 	var guesses atomic.Int64
 	all := make(chan struct{})
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		guesses.Add(1)
-		<-all // no request is answered before all have come
+		<-all // no request is answered before all have arrived
 		w.WriteHeader(401)
 	}))
 	var asked sync.WaitGroup
@@ -306,7 +306,7 @@ func TestGuessesAtOnceAreNoMoreThanGuessesInTurn(t *testing.T) {
 	}
 }
 
-func TestCostIsCorrectedToWhatItWas(t *testing.T) {
+func TestCostIsCorrectedToTheActualCost(t *testing.T) {
 	const text = `
 rules:
   - name: chat
@@ -317,13 +317,13 @@ rules:
 	for _, c := range []struct {
 		what    string
 		handler http.HandlerFunc
-		want    string // after the request, less 100 for asking
+		want    string // after the request; this reading itself costs 100
 	}{
 		{"nothing told", func(w http.ResponseWriter, r *http.Request) {}, `"chat.tokens";r=800`},
 		{"less in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, `"chat.tokens";r=870`},
 		{"more in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, `"chat.tokens";r=550`},
 		{"nonsense in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, `"chat.tokens";r=800`},
-		{"told by the handler", func(w http.ResponseWriter, r *http.Request) {
+		{"set by the handler", func(w http.ResponseWriter, r *http.Request) {
 			if err := httplimit.Settle(r, 7); err != nil {
 				t.Error(err)
 			}
@@ -347,7 +347,7 @@ rules:
 		}
 	}
 	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
-		t.Errorf("settled what no gate admitted: %v", err)
+		t.Errorf("settled a request that no gate admitted: %v", err)
 	}
 }
 
@@ -367,7 +367,7 @@ rules:
 			t.Errorf("%d bytes: %s, not %s", c.bytes, got, want)
 		}
 	}
-	// Of a body whose size is not told beforehand, what is read is charged.
+	// A body of unknown size is charged by the bytes that are read.
 	unsized := struct{ io.Reader }{strings.NewReader(strings.Repeat("x", 10_000))}
 	sendBody(h, "POST", "/", unsized)
 	left -= 10
@@ -384,7 +384,7 @@ rules:
     limits: [{in_flight: 2, ttl: 30s}]
 `
 
-func TestSlotsAreReturnedWhateverTheHandlerDoes(t *testing.T) {
+func TestSlotsAreReturnedHoweverTheHandlerEnds(t *testing.T) {
 	gate, _ := gateOf(t, slots)
 	for _, handler := range []http.HandlerFunc{
 		func(w http.ResponseWriter, r *http.Request) {},
@@ -436,7 +436,7 @@ func TestSlotsLastAsLongAsTheirRequests(t *testing.T) {
 		for range 20 {
 			time.Sleep(29 * time.Second)
 			if got := send(h, "GET", "/").Code; got != 429 {
-				t.Fatalf("a third request got in while two are served: status %d", got)
+				t.Fatalf("a third request was admitted while two are served: status %d", got)
 			}
 		}
 		close(done)
@@ -477,7 +477,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 		}
 		all.Wait()
 		if want := [6]int{200, 200, 200, 200, 429, 429}; statuses != want {
-			t.Errorf("statuses %v, not %v: one goes at once, three wait, and no more may", statuses, want)
+			t.Errorf("statuses %v, not %v: one is served at once, three wait, and the others are denied", statuses, want)
 		}
 		for i, at := range served {
 			if want := time.Duration(i) * time.Second; at != want {
@@ -494,7 +494,7 @@ func TestQueuedRequestsLeaveOneByOne(t *testing.T) {
 func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate, _ := gateOf(t, queue)
-		h := gate.Middleware(answer(200))
+		h := gate.Middleware(respond(200))
 		send(h, "GET", "/")
 		var slow sync.WaitGroup
 		var bodies []*io.PipeWriter
@@ -517,7 +517,7 @@ func TestSlowBodiesTakeNoPlacesInTheQueue(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
 		if got := gate.Waiting(); got != 0 {
-			t.Errorf("%d requests wait after the turns of all have come", got)
+			t.Errorf("%d requests wait, although all have had their turn", got)
 		}
 		send(h, "GET", "/")
 		if w := send(h, "GET", "/"); w.Code != 200 {
@@ -560,7 +560,7 @@ deny: [{header X-API-Key: [foe]}]
 rules:
   - {name: all, per: global, limits: [{rate: 1/h}]}
 `)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for range 3 {
 		if got := send(h, "GET", "/", "X-API-Key", "friend").Code; got != 200 {
 			t.Errorf("a friend is limited: status %d", got)
@@ -591,7 +591,7 @@ rules:
     per: global
     limits: [{rate: 1/h}]
 `)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for i, want := range []int{200, 200, 200, 200, 429} {
 		w := send(h, "GET", "/")
 		if w.Code != want {
@@ -604,7 +604,7 @@ rules:
 			denied[e.Rule+"."+e.Limit]++
 		}
 	}
-	// Of the five, each shadow would have denied what is over its own limit.
+	// Of five requests, each shadow would have denied those over its own limit.
 	for limit, want := range map[string]int{"api.real.candidate": 3, "api.maybe": 2, "whole.hour": 4} {
 		if denied[limit] != want {
 			t.Errorf("%s would have denied %d, not %d", limit, denied[limit], want)
@@ -612,7 +612,7 @@ rules:
 	}
 }
 
-func TestPathThatRulesMatchIsTheOneThatIsServed(t *testing.T) {
+func TestHandlerGetsThePathThatRulesMatched(t *testing.T) {
 	gate, _ := gateOf(t, perKey)
 	h := gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.EscapedPath()) }))
 	for _, target := range []string{"/search", "//search", "/./search", "/x/../search", "/%73earch", "/s%65arch?q=1"} {
@@ -649,7 +649,7 @@ func TestOwnHandlerAnswersDenials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for range 3 {
 		send(h, "GET", "/search")
 	}
@@ -685,7 +685,7 @@ func TestHandlersKeepTheirResponseWriter(t *testing.T) {
 	}
 }
 
-func TestThePolicySaysHowDenialsRead(t *testing.T) {
+func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 	for body, begins := range map[string]string{"problem": "{", "text": "Too many requests: a.hour", "'no: {{.Rule}}'": "no: a"} {
 		gate, _ := gateOf(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: global, limits: [{rate: 1/h}]}]\n")
 		handler := gate.Middleware(http.NotFoundHandler())
@@ -700,7 +700,7 @@ func TestThePolicySaysHowDenialsRead(t *testing.T) {
 	}
 }
 
-func TestSettlingWhatCannotBeSettledIsAnError(t *testing.T) {
+func TestSettlingWithoutActualCostIsAnError(t *testing.T) {
 	for cost, works := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
 		gate, _ := gateOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -30,7 +30,7 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 		store := memstore.New(memstore.Options{})
 		gate, seen := gateOver(t, store, true, boundedNew)
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		ask := func(address, key string) *httptest.ResponseRecorder {
+		send := func(address, key string) *httptest.ResponseRecorder {
 			r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
 			r.RemoteAddr = address + ":1"
 			if key != "" {
@@ -39,11 +39,11 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 			handler.ServeHTTP(w, r)
 			return w
 		}
-		ask("192.0.2.1", "known")
+		send("192.0.2.1", "known")
 		passed := 0
 		var last *httptest.ResponseRecorder
 		for i := range 10_000 {
-			if last = ask("192.0.2.1", fmt.Sprint("made up ", i)); last.Code == 200 {
+			if last = send("192.0.2.1", fmt.Sprint("made up ", i)); last.Code == 200 {
 				passed++
 			}
 		}
@@ -52,32 +52,32 @@ func TestInventedIdentitiesAreBoundedByAddress(t *testing.T) {
 		}
 		if body := last.Body.String(); last.Code != 429 || last.Header().Get("Retry-After") != "3" || !strings.Contains(body, "Too many new identities from this address. Retry after 3s.") ||
 			!strings.Contains(body, `"violated-policies":["api.new-identities"]`) {
-			t.Errorf("it is answered with %d, %v, %s", last.Code, last.Header(), body)
+			t.Errorf("the last response is %d, %v, %s", last.Code, last.Header(), body)
 		}
 		if n := seen.count(admission.DeniedNewIdentity); n != 9981 {
-			t.Errorf("%d of the requests are observed as such", n)
+			t.Errorf("%d requests are observed as new identities that were denied; want 9981", n)
 		}
-		if w := ask("192.0.2.1", "known"); w.Code != 200 {
-			t.Errorf("a known key from there has %d", w.Code)
+		if w := send("192.0.2.1", "known"); w.Code != 200 {
+			t.Errorf("a known key from the same address: status %d; want 200", w.Code)
 		}
-		if w := ask("192.0.2.1", ""); w.Code != 200 {
-			t.Errorf("the address itself has %d", w.Code)
+		if w := send("192.0.2.1", ""); w.Code != 200 {
+			t.Errorf("a request without a key: status %d; want 200", w.Code)
 		}
-		if w := ask("192.0.2.2", "made up 9999"); w.Code != 200 {
-			t.Errorf("another address has %d", w.Code)
+		if w := send("192.0.2.2", "made up 9999"); w.Code != 200 {
+			t.Errorf("another address: status %d; want 200", w.Code)
 		}
 		time.Sleep(3 * time.Second)
-		if first, second := ask("192.0.2.1", "later 1").Code, ask("192.0.2.1", "later 2").Code; first != 200 || second != 429 {
-			t.Errorf("after the time that Retry-After says: %d, then %d", first, second)
+		if first, second := send("192.0.2.1", "later 1").Code, send("192.0.2.1", "later 2").Code; first != 200 || second != 429 {
+			t.Errorf("after Retry-After: statuses %d, then %d; want 200, then 429", first, second)
 		}
 	})
 }
 
-// Where all identities were issued, or are verified, nobody is new.
+// new_identities does not count identities that the policy lists.
 func TestOnlyInventedIdentitiesAreNew(t *testing.T) {
 	gate, _ := gateOf(t, strings.ReplaceAll(strings.ReplaceAll(boundedNew, "[{key: header X-API-Key}", "[{user: {header X-User: [a, b]}}, {key: header X-API-Key}"), "20/min", "1/h"))
 	handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	ask := func(name, value string) int {
+	send := func(name, value string) int {
 		r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
 		r.Header.Set(name, value)
 		handler.ServeHTTP(w, r)
@@ -87,7 +87,7 @@ func TestOnlyInventedIdentitiesAreNew(t *testing.T) {
 		name, value string
 		want        int
 	}{{"X-User", "a", 200}, {"X-User", "b", 200}, {"X-User", "c", 200}, {"X-API-Key", "a", 200}, {"X-API-Key", "b", 429}, {"X-API-Key", "a", 200}, {"X-User", "a", 200}} {
-		if got := ask(row.name, row.value); got != row.want {
+		if got := send(row.name, row.value); got != row.want {
 			t.Errorf("%s: %s: %d; want %d", row.name, row.value, got, row.want)
 		}
 	}

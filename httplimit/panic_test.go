@@ -16,47 +16,46 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// TestPanicsOfShadowsAreIgnored: the request goes on, and is limited.
+// The request goes on, and is limited.
 func TestPanicsOfShadowsAreIgnored(t *testing.T) {
 	for _, text := range []string{looser, otherAlgorithms} {
 		memory := memstore.New(memstore.Options{})
 		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if isShadow(charges) {
-				panic("a decorator's own mistake")
+				panic("a bug in a decorator")
 			}
 			return memory.Decide(ctx, charges)
 		}), text)
 		for i, want := range []int{200, 200, 429} {
-			if w := send(gate.Middleware(answer(200)), "GET", "/"); w.Code != want {
+			if w := send(gate.Middleware(respond(200)), "GET", "/"); w.Code != want {
 				t.Errorf("request %d: %d; want %d", i+1, w.Code, want)
 			}
 		}
 	}
 }
 
-func TestPanicOfAnObserverOfShadowsEndsNoProcess(t *testing.T) {
+func TestPanicOfAnObserverDoesNotEndTheProcess(t *testing.T) {
 	rules := rulesOf(t, otherAlgorithms)
 	gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: func(e *admission.Event) {
 		if e.Outcome == admission.ShadowAllowed {
-			panic("an observer's own mistake")
+			panic("a bug in an observer")
 		}
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w := send(gate.Middleware(answer(200)), "GET", "/"); w.Code != 200 {
+	if w := send(gate.Middleware(respond(200)), "GET", "/"); w.Code != 200 {
 		t.Errorf("%d; want 200", w.Code)
 	}
 }
 
-// TestPanicsInTheBackgroundEndNoProcess: slots are renewed and returned by goroutines of the
-// Gate.
-func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
+// Goroutines of the Gate renew and return slots. Their panics must not end the process.
+func TestPanicsInTheBackgroundDoNotEndTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, calls := memstore.New(memstore.Options{}), 0
 		gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if calls++; calls > 1 {
-				panic("a decorator's own mistake")
+				panic("a bug in a decorator")
 			}
 			return memory.Decide(ctx, charges)
 		}), "rules: [{name: a, per: global, limits: [{name: slots, in_flight: 1}]}]")
@@ -67,9 +66,9 @@ func TestPanicsInTheBackgroundEndNoProcess(t *testing.T) {
 	})
 }
 
-// TestStoresThatAreLeftBehindMayLookForShadows: guards ask in the background too, with a context of
-// the request's.
-func TestStoresThatAreLeftBehindMayLookForShadows(t *testing.T) {
+// Guards also call the store in the background, with a context of the request. It may be used after
+// the request has ended.
+func TestContextMayBeUsedAfterTheRequest(t *testing.T) {
 	memory := memstore.New(memstore.Options{})
 	var behind sync.WaitGroup
 	gate, _ := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -89,7 +88,7 @@ rules:
   - {name: a, always: true, per: global, limits: [{rate: 1000/h, candidate: {rate: 500/h}}]}
 `)
 	for range 100 {
-		send(gate.Middleware(answer(200)), "GET", "/", "Authorization", "Bearer x")
+		send(gate.Middleware(respond(200)), "GET", "/", "Authorization", "Bearer x")
 	}
 	behind.Wait()
 }

@@ -47,8 +47,8 @@ func guarded(t *testing.T, store penstock.Store, text string, denyFor time.Durat
 	return g
 }
 
-// Two servers over one Redis, real clients over loopback: what one admits the other knows, with
-// guards or without.
+// Two servers share one Redis, with real clients over loopback: each counts what the other admits,
+// with guards and without.
 func TestServersShareLimitsOverRedis(t *testing.T) {
 	single := redistest.Start(t)
 	cluster := redistest.StartCluster(t)
@@ -76,7 +76,7 @@ rules:
 				case "single guarded":
 					store = guarded(t, store, text, time.Hour)
 				case "cluster guarded":
-					store = guarded(t, store, text, -1) // a denial may be of a moment in which units were on their way back
+					store = guarded(t, store, text, -1) // without a deny cache: a denial may come from a moment when a refund was in flight
 				}
 				gate, _ := gateOn(t, store, text)
 				server := httptest.NewServer(gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })))
@@ -84,7 +84,7 @@ rules:
 				urls = append(urls, server.URL)
 			}
 			var allowed [3]atomic.Int64
-			ask := func(key, server int) bool {
+			send := func(key, server int) bool {
 				request, _ := http.NewRequest("GET", urls[server]+"/", nil)
 				request.Header.Set("X-Tenant", name)
 				request.Header.Set("X-API-Key", fmt.Sprint(name, key))
@@ -104,16 +104,16 @@ rules:
 			var all sync.WaitGroup
 			for key := range allowed {
 				for i := range 40 {
-					all.Go(func() { ask(key, i%2) })
+					all.Go(func() { send(key, i%2) })
 				}
 			}
 			all.Wait()
 			atOnce := allowed[0].Load() + allowed[1].Load() + allowed[2].Load()
-			// On a Cluster, a request may be overtaken between asking and charging, and while its charges
-			// are returned others miss them for a moment. Nothing is lost: one after the other, the rest
-			// is admitted.
+			// On a Cluster, a request peeks and then charges, and another may come between. While its
+			// charges are refunded, others may be denied for a moment. Nothing is lost: successive requests
+			// are is admitted.
 			for key := range allowed {
-				for ask(key, key%2) {
+				for send(key, key%2) {
 				}
 			}
 			sum := int64(0)
@@ -132,8 +132,8 @@ rules:
 	}
 }
 
-// A caller who writes one path in many ways pays for one.
-func TestSpellingsOfOnePathPayTogether(t *testing.T) {
+// All spellings of one path are charged under one key.
+func TestSpellingsOfOnePathShareOneCounter(t *testing.T) {
 	gate, _ := gateOf(t, `
 rules:
   - name: ride
@@ -141,7 +141,7 @@ rules:
     per: {key: header X-API-Key}
     limits: [{rate: 1/h}]
 `)
-	server := httptest.NewServer(gate.Middleware(answer(200)))
+	server := httptest.NewServer(gate.Middleware(respond(200)))
 	defer server.Close()
 	connection, err := net.Dial("tcp", server.Listener.Addr().String())
 	if err != nil {
@@ -168,13 +168,12 @@ rules:
 		}
 	}
 	if got != 1 {
-		t.Errorf("%d spellings got through, not one", got)
+		t.Errorf("%d spellings were admitted; want one", got)
 	}
 	t.Logf("counted: %d spellings of one path over HTTP (%d refused as malformed)", len(targets), refused)
 }
 
-// A scriptCounter counts the scripts that a store sends, but for those that the server did not
-// know.
+// A scriptCounter counts the scripts that the server ran, without those that it did not know.
 type scriptCounter struct {
 	redisstore.Client
 	scripts atomic.Int64
@@ -213,7 +212,7 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 		}
 		t.Cleanup(func() { store.Close() })
 		gate, seen := gateOver(t, guarded(t, store, text, -1), true, text)
-		h := gate.Middleware(answer(200))
+		h := gate.Middleware(respond(200))
 		for range requests {
 			send(h, "GET", "/", "X-API-Key", "k")
 		}
@@ -226,13 +225,13 @@ func TestCandidatesGoInTheScriptOfTheirLimits(t *testing.T) {
 	}
 }
 
-// Where a guard answers the enforced limit, its candidate is asked for by itself; what it would let
-// through shows anyway.
-func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
+// If a guard answers for the enforced limit, the store is called for its candidate alone, so the
+// candidate still counts.
+func TestCandidatesCountWhenAGuardAnswers(t *testing.T) {
 	server := redistest.Start(t)
 	const text = "rules: [{name: a, per: {key: header X-API-Key}, limits: [{rate: 2/h, candidate: {rate: 5/h}}]}]"
 	gate, seen := gateOver(t, guarded(t, openStore(t, server.URL()), text, time.Hour), true, text)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for range 10 {
 		send(h, "GET", "/", "X-API-Key", "k")
 	}
@@ -248,11 +247,11 @@ func TestCandidatesAreAskedWhereAGuardAnswersTheirLimit(t *testing.T) {
 		}
 	}
 	if cached == 0 {
-		t.Error("the deny cache answered nothing, so this shows nothing")
+		t.Error("the deny cache answered nothing, so the test proves nothing")
 	}
 }
 
-// What another program has put under a shadow's key changes nothing for the enforced limits.
+// A foreign value under a shadow's key does not affect the enforced limits.
 func TestPoisonedShadowsChangeNothing(t *testing.T) {
 	server := redistest.Start(t)
 	const text = `
@@ -267,9 +266,9 @@ rules:
 			charged = append(charged, slices.Clone(charges))
 			return penstock.Decision{}, penstock.ErrUnavailable
 		}
-		return store.Decide(context.Background(), charges) // so that the shadow is asked for here
+		return store.Decide(context.Background(), charges) // without the context, so the shadow gets a call of its own
 	}), text)
-	send(gate.Middleware(answer(200)), "GET", "/", "X-API-Key", "k")
+	send(gate.Middleware(respond(200)), "GET", "/", "X-API-Key", "k")
 	key, err := redisstore.KeyOf(charged[0][0], redisstore.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +277,7 @@ rules:
 		t.Fatal(err)
 	}
 	guardedGate, seen := gateOver(t, guarded(t, store, text, -1), true, text)
-	h := guardedGate.Middleware(answer(200))
+	h := guardedGate.Middleware(respond(200))
 	for i, want := range []int{200, 429, 429} { // one was admitted before
 		if w := send(h, "GET", "/", "X-API-Key", "k"); w.Code != want {
 			t.Errorf("request %d: %d; want %d", i+1, w.Code, want)

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// A file that changes 50 times a second, every other time for the worse, under load: each request
-// is decided by one file as a whole.
+// Under load, a file changes 50 times a second; every second version is invalid. Each request is
+// decided by the rules of one version.
 func TestReloadIsNeverAMixture(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	replace := func(text string) {
@@ -28,7 +28,7 @@ func TestReloadIsNeverAMixture(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Two files whose every part can be told apart in a response.
+	// Two files that differ in each part of a response.
 	good := func(name string, n int) string {
 		return fmt.Sprintf(`
 rules:
@@ -39,7 +39,7 @@ rules:
 `, name, n)
 	}
 	const a, b = 1_000_000, 2_000_000
-	said := func(name string, n int) string {
+	policyHeaderOf := func(name string, n int) string {
 		return fmt.Sprintf(`"%[1]s.one";q=%[2]d;w=3600, "%[1]s.two";q=%[2]d;w=3600, "%[1]s-always.hour";q=%[2]d;w=3600`, name, n)
 	}
 	files := []string{good("a", a), "rules: [", good("b", b), "rules:\n  - {name: x, per: nobody, limits: [{rate: 1/h}]}\n"}
@@ -61,7 +61,7 @@ rules:
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 
 	var load sync.WaitGroup
 	var stop atomic.Bool
@@ -74,12 +74,12 @@ rules:
 				case w.Code != 200:
 					t.Errorf("status %d while the file changes", w.Code)
 					return
-				case got == said("a", a):
+				case got == policyHeaderOf("a", a):
 					sawA.Add(1)
-				case got == said("b", b):
+				case got == policyHeaderOf("b", b):
 					sawB.Add(1)
 				default:
-					t.Errorf("a mixture: %s", got)
+					t.Errorf("the response mixes two files: %s", got)
 					return
 				}
 			}
@@ -92,7 +92,7 @@ rules:
 		<-every.C
 		replace(files[(i+1)%len(files)])
 	}
-	// Changes in between may be missed, but the last file is loaded: the first one again.
+	// The watcher may miss a version, but it loads the last: the first file again.
 	replace(files[0])
 	for deadline := time.Now().Add(20 * time.Second); watcher.Rules().Rules()[0].Name != "a"; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -102,7 +102,7 @@ rules:
 	stop.Store(true)
 	load.Wait()
 	if sawA.Load() == 0 || sawB.Load() == 0 || took.Load() == 0 || broken.Load() == 0 {
-		t.Errorf("%d requests by file a, %d by file b, %d reloads, %d refused: some never", sawA.Load(), sawB.Load(), took.Load(), broken.Load())
+		t.Errorf("%d requests by file a, %d by file b, %d reloads, %d invalid files; want some of each", sawA.Load(), sawB.Load(), took.Load(), broken.Load())
 	}
-	t.Logf("counted: %d requests while their policy changed (%d files loaded, %d broken ones refused)", sawA.Load()+sawB.Load(), took.Load(), broken.Load())
+	t.Logf("counted: %d requests while their policy changed (%d files loaded, %d invalid ones rejected)", sawA.Load()+sawB.Load(), took.Load(), broken.Load())
 }

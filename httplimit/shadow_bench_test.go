@@ -14,7 +14,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// What a candidate costs on Redis, for one caller and for 64 that have a key each.
+// BenchmarkCandidate measures what a candidate costs on Redis, with 1 caller and with 64, each with
+// its own key.
 func BenchmarkCandidate(b *testing.B) {
 	server := redistest.Start(b)
 	for _, form := range []struct{ name, candidate string }{
@@ -48,7 +49,7 @@ func BenchmarkCandidate(b *testing.B) {
 					all.Go(func() {
 						r := httptest.NewRequest("GET", "/", nil)
 						r.Header.Set("X-API-Key", fmt.Sprint(caller))
-						w := make(nowhere)
+						w := make(discardResponse)
 						for range (b.N + callers - 1) / callers {
 							clear(w)
 							h.ServeHTTP(w, r)

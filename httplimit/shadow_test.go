@@ -19,9 +19,9 @@ rules:
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h}]}
 `
 
-func TestLooserShadowsShowWhatTheyWouldLetThrough(t *testing.T) {
+func TestLooserShadowsReportWhatTheyWouldAllow(t *testing.T) {
 	gate, seen := gateOf(t, looser)
-	h := gate.Middleware(answer(200))
+	h := gate.Middleware(respond(200))
 	for i := range 10 {
 		want := 429
 		if i < 2 {
@@ -49,7 +49,7 @@ func isShadow(charges []penstock.Charge) bool {
 }
 
 func TestFailuresOfShadowsAreIgnored(t *testing.T) {
-	for _, err := range []error{penstock.ErrUnavailable, penstock.ErrInvalid, errors.New("of no kind")} {
+	for _, err := range []error{penstock.ErrUnavailable, penstock.ErrInvalid, errors.New("unclassified")} {
 		memory := memstore.New(memstore.Options{})
 		gate, seen := gateOn(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if isShadow(charges) {
@@ -57,7 +57,7 @@ func TestFailuresOfShadowsAreIgnored(t *testing.T) {
 			}
 			return memory.Decide(ctx, charges)
 		}), looser)
-		h := gate.Middleware(answer(200))
+		h := gate.Middleware(respond(200))
 		for i, want := range []int{200, 200, 429, 429} {
 			if w := send(h, "GET", "/"); w.Code != want {
 				t.Errorf("%v: request %d: %d; want %d", err, i+1, w.Code, want)
@@ -77,8 +77,8 @@ rules:
   - {name: b, always: true, shadow: true, per: global, limits: [{rate: 7/h, algorithm: sliding-window}]}
 `
 
-// Shadows of other algorithms take no time of their own: all batches of a request are sent before
-// any has an answer.
+// Shadows of other algorithms are decided concurrently: all batches of a request are sent before
+// the first answer.
 func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		memory, sent := memstore.New(memstore.Options{}), make(chan bool, 3)
@@ -89,7 +89,7 @@ func TestShadowsAreDecidedTogetherWithEnforcedLimits(t *testing.T) {
 			return memory.Decide(ctx, charges)
 		}), otherAlgorithms)
 		served := make(chan int, 1)
-		go func() { served <- send(gate.Middleware(answer(200)), "GET", "/").Code }()
+		go func() { served <- send(gate.Middleware(respond(200)), "GET", "/").Code }()
 		synctest.Wait()
 		if len(sent) != 3 {
 			t.Errorf("%d batches were sent at once; want 3", len(sent))
@@ -109,7 +109,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 		served := make(chan int, 1)
 		go func() { served <- send(h, "GET", "/").Code }()
 		synctest.Wait()
-		for range 5 { // the candidate lets each of them in, since the one before has left
+		for range 5 { // the candidate allows each, since the one before has left
 			if w := send(h, "GET", "/"); w.Code != 429 {
 				t.Errorf("%d; want 429", w.Code)
 			}
@@ -118,7 +118,7 @@ func TestDeniedRequestsKeepNoSlotOfAShadow(t *testing.T) {
 		close(release)
 		<-served
 		if allowed, denied := seen.count(admission.ShadowAllowed), seen.count(admission.ShadowDenied); allowed != 6 || denied != 0 {
-			t.Errorf("the candidate let %d in and denied %d; want 6 and 0", allowed, denied)
+			t.Errorf("the candidate allowed %d and denied %d; want 6 and 0", allowed, denied)
 		}
 	})
 }
@@ -129,7 +129,7 @@ func TestDeniedRequestsAreNotChargedByStatus(t *testing.T) {
 		gate, seen := gateOf(t, `
 rules: [{name: a, per: global, limits: [{name: hard, rate: 1/h}, {name: failed, rate: 3/h, on_status: 401, shadow: true}]}]
 `)
-		h := gate.Middleware(answer(401))
+		h := gate.Middleware(respond(401))
 		for i := range 10 {
 			if w := send(h, "GET", "/"); (w.Code == 401) != (i == 0) {
 				t.Errorf("request %d: %d", i+1, w.Code)

@@ -41,7 +41,7 @@ func rulesOf(t testing.TB, text string) *policy.Rules {
 	return p.Rules
 }
 
-// stopped is a store in memory whose clock stands still.
+// stopped is a store in memory whose clock does not run.
 func stopped() penstock.Store {
 	now := time.Unix(1_800_000_000, 0)
 	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
@@ -71,7 +71,7 @@ func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 // A description is a request as a proxy describes it.
 type description struct{ method, host, uri, from string }
 
-// ways are the ways to describe a request. Each returns what the proxy sends.
+// ways are the endpoints. Each describes a request as its proxy does, and returns what is sent.
 var ways = map[string]func(d description) (method, target, host string, header []string){
 	forwardauth.Forward: func(d description) (string, string, string, []string) {
 		return "GET", "/auth/forward", "limiter", []string{"X-Forwarded-Method", d.method, "X-Forwarded-Uri", d.uri, "X-Forwarded-Host", d.host, "X-Forwarded-Proto", "https",
@@ -100,28 +100,28 @@ func with(h http.Handler, method, target, host string, header ...string) *httpte
 	return w
 }
 
-// send describes a request in one of the ways, with further headers.
+// send describes a request to an endpoint, with further headers.
 func send(h http.Handler, way string, d description, header ...string) *httptest.ResponseRecorder {
 	method, target, host, own := ways[way](d)
 	return with(h, method, target, host, append(own, header...)...)
 }
 
-// meant is the status that the client is to see.
-func meant(t testing.TB, way string, w *httptest.ResponseRecorder) (status string) {
+// clientStatus is the status that the client is to get.
+func clientStatus(t testing.TB, way string, w *httptest.ResponseRecorder) (status string) {
 	t.Helper()
 	status = fmt.Sprint(w.Code)
-	told := w.Header()["X-Ratelimit-Status"]
+	statusHeader := w.Header()["X-Ratelimit-Status"]
 	if !strings.HasPrefix(way, forwardauth.Request) || w.Code == 200 {
-		if told != nil {
-			t.Errorf("%s: status %d with X-RateLimit-Status %v", way, w.Code, told)
+		if statusHeader != nil {
+			t.Errorf("%s: status %d with X-RateLimit-Status %v", way, w.Code, statusHeader)
 		}
 		return status
 	}
-	if w.Code != 403 || len(told) != 1 {
-		t.Errorf("%s: status %d with X-RateLimit-Status %v; nginx takes only 403 for a denial", way, w.Code, told)
+	if w.Code != 403 || len(statusHeader) != 1 {
+		t.Errorf("%s: status %d with X-RateLimit-Status %v; nginx takes only 403 for a denial", way, w.Code, statusHeader)
 		return status
 	}
-	return told[0]
+	return statusHeader[0]
 }
 
 const ride = `
@@ -143,7 +143,7 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 				}
 			}
 			w := send(h, way, post)
-			if got := meant(t, way, w); got != "429" || w.Header().Get("Retry-After") != "1800" {
+			if got := clientStatus(t, way, w); got != "429" || w.Header().Get("Retry-After") != "1800" {
 				t.Errorf("request 3: %s %v; want 429 with Retry-After 1800", got, w.Header())
 			}
 			for what, d := range map[string]description{
@@ -157,7 +157,7 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 				}
 			}
 			for i, want := range []string{"200", "200", "429"} {
-				if got := meant(t, way, send(h, way, description{"GET", "a", "/list?token=x", post.from})); got != want {
+				if got := clientStatus(t, way, send(h, way, description{"GET", "a", "/list?token=x", post.from})); got != want {
 					t.Errorf("request %d with a query: %s; want %s", i+1, got, want)
 				}
 			}
@@ -169,8 +169,8 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 	forward := []string{"X-Forwarded-Method", "GET", "X-Forwarded-Uri", "/list", "X-Forwarded-Host", "a"}
 	request := []string{"X-Original-Method", "GET", "X-Original-URI", "/list", "X-Forwarded-Host", "a"}
 	byURL := []string{"X-Original-Method", "GET", "X-Original-URL", "https://a/list"}
-	// but replaces the value of a header; "" removes it.
-	but := func(header []string, name, value string) (changed []string) {
+	// replace changes the value of a header; "" removes it.
+	replace := func(header []string, name, value string) (changed []string) {
 		for i := 0; i < len(header); i += 2 {
 			switch {
 			case header[i] != name:
@@ -181,28 +181,28 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		}
 		return changed
 	}
-	and := func(header []string, more ...string) []string { return append(but(header, "", ""), more...) }
+	and := func(header []string, more ...string) []string { return append(replace(header, "", ""), more...) }
 	n := 0
 	for _, c := range []struct {
 		target string
 		header []string
-		want   string // in the answer; "" if the description is complete
+		want   string // in the body; "" if the description is complete
 	}{
 		{"/auth/forward", forward, ""},
 		{"/auth/forward?x=1", forward, ""}, // Caddy appends the query
 		{"/auth/request", request, ""},
 		{"/auth/request", byURL, ""},
-		{"/auth/request", but(byURL, "X-Original-URL", "http://a:8080/list"), ""},
+		{"/auth/request", replace(byURL, "X-Original-URL", "http://a:8080/list"), ""},
 		{"/auth/ext/list", nil, ""},
 
 		{"/auth/forward", nil, "X-Forwarded-Method is missing"},
-		{"/auth/forward", but(forward, "X-Forwarded-Method", ""), "X-Forwarded-Method is missing"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
-		{"/auth/forward", and(but(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
-		{"/auth/forward", but(forward, "X-Forwarded-Host", ""), "X-Forwarded-Host is missing"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Method", ""), "X-Forwarded-Method is missing"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
+		{"/auth/forward", and(replace(forward, "X-Forwarded-Uri", ""), "X-Forwarded-Uri", ""), "X-Forwarded-Uri is missing"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Host", ""), "X-Forwarded-Host is missing"},
 		{"/auth/request", nil, "X-Original-Method is missing"},
-		{"/auth/request", but(request, "X-Original-URI", ""), "X-Original-Uri is missing"},
-		{"/auth/request", but(request, "X-Forwarded-Host", ""), "X-Forwarded-Host is missing"},
+		{"/auth/request", replace(request, "X-Original-URI", ""), "X-Original-Uri is missing"},
+		{"/auth/request", replace(request, "X-Forwarded-Host", ""), "X-Forwarded-Host is missing"},
 		{"/auth/ext", nil, "path of the request is missing"},
 		{"/auth/ext?x=1", nil, "path of the request is missing"},
 		{"/%61uth/ext/list", nil, "path of the request is missing"},
@@ -229,31 +229,31 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 		{"/auth/ext/list", []string{"X-Forwarded-Method", "PUT"}, "X-Forwarded-Method does not belong"},
 		{"/auth/ext/list", []string{"X-Original-Method", "PUT"}, "X-Original-Method does not belong"},
 
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "list"), "not a path"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "*"), "not a path"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "?x=1"), "not a path"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "https://a/list"), "not a path"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "/list, /free"), "not a path"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "/list\x7f"), "not a path"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "/list%zz"), "not a path"},
-		{"/auth/request", but(request, "X-Original-URI", "https://a/list"), "not a path"},
-		{"/auth/request", but(byURL, "X-Original-URL", "/list"), "not a URL"},
-		{"/auth/request", but(byURL, "X-Original-URL", "https://a"), "not a URL"},
-		{"/auth/request", but(byURL, "X-Original-URL", "https:///list"), "not a URL"},
-		{"/auth/request", but(byURL, "X-Original-URL", "ftp://a/list"), "not a URL"},
-		{"/auth/request", but(byURL, "X-Original-URL", "https://b@a/list"), "host is malformed"},
-		{"/auth/request", but(byURL, "X-Original-URL", "https://a?x=/list"), "host is malformed"},
-		{"/auth/forward", but(forward, "X-Forwarded-Uri", "/a%2Flist"), "is a slash to some servers only"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "list"), "not a path"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "*"), "not a path"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "?x=1"), "not a path"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "https://a/list"), "not a path"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "/list, /free"), "not a path"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "/list\x7f"), "not a path"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "/list%zz"), "not a path"},
+		{"/auth/request", replace(request, "X-Original-URI", "https://a/list"), "not a path"},
+		{"/auth/request", replace(byURL, "X-Original-URL", "/list"), "not a URL"},
+		{"/auth/request", replace(byURL, "X-Original-URL", "https://a"), "not a URL"},
+		{"/auth/request", replace(byURL, "X-Original-URL", "https:///list"), "not a URL"},
+		{"/auth/request", replace(byURL, "X-Original-URL", "ftp://a/list"), "not a URL"},
+		{"/auth/request", replace(byURL, "X-Original-URL", "https://b@a/list"), "host is malformed"},
+		{"/auth/request", replace(byURL, "X-Original-URL", "https://a?x=/list"), "host is malformed"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Uri", "/a%2Flist"), "is a slash to some servers only"},
 		{"/auth/ext/a%2Flist", nil, "is a slash to some servers only"},
 		{"/auth/ext%2Flist", nil, "does not begin with a slash"},
-		{"/auth/forward", but(forward, "X-Forwarded-Host", "a, b"), "host is malformed"},
-		{"/auth/forward", but(forward, "X-Forwarded-Method", "get"), "in capitals"},
-		{"/auth/forward", but(forward, "X-Forwarded-Method", "GET, PUT"), "method is malformed"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Host", "a, b"), "host is malformed"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Method", "get"), "in capitals"},
+		{"/auth/forward", replace(forward, "X-Forwarded-Method", "GET, PUT"), "method is malformed"},
 	} {
 		var outcomes []admission.Outcome
 		h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
 		w := with(h, "GET", c.target, "a", c.header...)
-		got, want := meant(t, c.target, w), "200"
+		got, want := clientStatus(t, c.target, w), "200"
 		if c.want != "" {
 			n++
 			want = "400"
@@ -268,7 +268,7 @@ func TestIncompleteOrAmbiguousDescriptionsAreMalformed(t *testing.T) {
 	t.Logf("counted: %d descriptions that are refused", n)
 }
 
-func TestOnlyTrustedProxiesAreBelieved(t *testing.T) {
+func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 	for way := range ways {
 		for peer, name := range map[string]string{"198.51.100.7:4711": "198.51.100.7", "[2001:db8::7]:1": "2001:db8::7", "@": "unix", "": "unix", "198.51.100.8": "198.51.100.8"} {
 			var outcomes []admission.Outcome
@@ -285,7 +285,7 @@ func TestOnlyTrustedProxiesAreBelieved(t *testing.T) {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, r)
 			const remedy = "add it to http.trusted_proxies of the policy"
-			if got := meant(t, way, w); got != "403" || !strings.Contains(w.Body.String(), "if "+name+" is your proxy, "+remedy) {
+			if got := clientStatus(t, way, w); got != "403" || !strings.Contains(w.Body.String(), "if "+name+" is your proxy, "+remedy) {
 				t.Errorf("%s from %q: %s %s", way, peer, got, w.Body)
 			}
 			if len(texts) != 1 || !strings.Contains(texts[0], remedy) || !reflect.DeepEqual(outcomes, []admission.Outcome{admission.Refused}) {
@@ -296,7 +296,7 @@ func TestOnlyTrustedProxiesAreBelieved(t *testing.T) {
 }
 
 // The client is the first address from the right that is not a trusted proxy's, as in the proxy.
-func TestTheClientIsWhomTrustedProxiesName(t *testing.T) {
+func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 	for way := range ways {
 		h := handlerOf(t, stopped(), ride, forwardauth.Options{HasFallback: true})
 		for i, from := range []string{"203.0.113.9", "198.51.100.1, 203.0.113.9", "203.0.113.9, 192.0.2.1", "203.0.113.9:4711"} {
@@ -304,22 +304,23 @@ func TestTheClientIsWhomTrustedProxiesName(t *testing.T) {
 			if i >= 2 {
 				want = "429"
 			}
-			if got := meant(t, way, send(h, way, description{"POST", "api.example.com", "/api/rides/request", from})); got != want {
+			if got := clientStatus(t, way, send(h, way, description{"POST", "api.example.com", "/api/rides/request", from})); got != want {
 				t.Errorf("%s: request %d, from %s: %s; want %s", way, i+1, from, got, want)
 			}
 		}
 	}
 }
 
-// Each spelling of a path is answered as the proxy answers it, byte for byte as a proxy sends it.
-func TestSpellingsOfOnePathPayTogether(t *testing.T) {
+// The handler answers each spelling of a path as the gate does. The bytes are those that a proxy
+// sends.
+func TestSpellingsOfOnePathShareOneCounter(t *testing.T) {
 	const text = `
 http: {trusted_proxies: [127.0.0.1]}
 rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{rate: 1/h}]}]
 `
 	targets := spellings.All()
-	// ask sends the targets over one connection, in the way that write writes them.
-	ask := func(t *testing.T, h http.Handler, write func(target string) string) (statuses []string) {
+	// send sends the targets over one connection, as write formats them.
+	send := func(t *testing.T, h http.Handler, write func(target string) string) (statuses []string) {
 		server := httptest.NewServer(h)
 		defer server.Close()
 		connection, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -336,14 +337,14 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 			}
 			io.Copy(io.Discard, response.Body)
 			status := fmt.Sprint(response.StatusCode)
-			if told := response.Header.Get("X-RateLimit-Status"); told != "" {
-				status = told
+			if statusHeader := response.Header.Get("X-RateLimit-Status"); statusHeader != "" {
+				status = statusHeader
 			}
 			statuses = append(statuses, status)
 		}
 		return statuses
 	}
-	want := ask(t, gateOf(t, stopped(), text), func(target string) string { return "GET " + target + " HTTP/1.1\r\nHost: a\r\n" })
+	want := send(t, gateOf(t, stopped(), text), func(target string) string { return "GET " + target + " HTTP/1.1\r\nHost: a\r\n" })
 	passed := 0
 	for _, status := range want {
 		if status == "200" {
@@ -355,7 +356,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	}
 	for way := range ways {
 		t.Run(way, func(t *testing.T) {
-			got := ask(t, handlerOf(t, stopped(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
+			got := send(t, handlerOf(t, stopped(), text, forwardauth.Options{HasFallback: true}), func(target string) string {
 				method, to, host, header := ways[way](description{"GET", "a", target, ""})
 				text := method + " " + to + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
@@ -375,8 +376,8 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	}
 }
 
-// A denial has the headers and the body of the proxy's own.
-func TestDenialsAreThoseOfTheGate(t *testing.T) {
+// A denial has the headers and the body that the gate would send.
+func TestDenialsEqualThoseOfTheGate(t *testing.T) {
 	for name, config := range map[string]string{
 		"default":  "{trusted_proxies: [192.0.2.1]}",
 		"dialects": "{trusted_proxies: [192.0.2.1], headers: [draft-11, draft-06, x-ratelimit], reset: seconds}",
@@ -397,7 +398,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 				api := description{"GET", "a", "/api", "203.0.113.9"}
 				send(h, way, api, header...)
 				got := send(h, way, api, header...)
-				if status := meant(t, way, got); status != fmt.Sprint(want.Code) || want.Code < 400 {
+				if status := clientStatus(t, way, got); status != fmt.Sprint(want.Code) || want.Code < 400 {
 					t.Errorf("%s, %s %q: %s; the gate says %d", name, way, header, status, want.Code)
 				}
 				got.Header().Del("X-RateLimit-Status")
@@ -415,7 +416,7 @@ func TestAllMethodsAreDecided(t *testing.T) {
 			forwardauth.Options{HasFallback: true})
 		for i, want := range []string{"200", "429"} {
 			w := send(h, forwardauth.Ext, description{method, "a", "/", "203.0.113.9"})
-			if got := meant(t, forwardauth.Ext, w); got != want || method == "HEAD" && w.Body.Len() > 0 {
+			if got := clientStatus(t, forwardauth.Ext, w); got != want || method == "HEAD" && w.Body.Len() > 0 {
 				t.Errorf("%s, request %d: %s %s; want %s", method, i+1, got, w.Body, want)
 			}
 		}
@@ -450,7 +451,7 @@ func hanging(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error
 	return penstock.Decision{}, ctx.Err()
 }
 
-func TestWithoutTheStoreEachLimitFailsInItsWay(t *testing.T) {
+func TestEachLimitHasItsFailureMode(t *testing.T) {
 	const text = `
 http: {trusted_proxies: [192.0.2.1]}
 rules:
@@ -463,7 +464,7 @@ rules:
 		for path, statuses := range map[string][]string{"/open": {"200", "200"}, "/closed": {"503", "503"}, "/local": {"200", "429"}} {
 			for i, want := range statuses {
 				w := send(h, way, description{"GET", "a", path, "203.0.113.9"})
-				if got := meant(t, way, w); got != want || (got == "503") != (w.Header().Get("Retry-After") == "1") {
+				if got := clientStatus(t, way, w); got != want || (got == "503") != (w.Header().Get("Retry-After") == "1") {
 					t.Errorf("%s of %s, request %d: %s %v; want %s", way, path, i+1, got, w.Header(), want)
 				}
 				if path == "/open" && w.Header().Get("RateLimit") != "" {
@@ -471,10 +472,10 @@ rules:
 				}
 			}
 		}
-		// If nobody decides, the proxy's own failure mode does: the status is a 5xx, for nginx too.
+		// Without a decision the status is a 5xx, also for nginx: the proxy's own failure mode applies.
 		h = handlerOf(t, penstock.StoreFunc(hanging), text, forwardauth.Options{})
 		ctx, cancel := context.WithCancelCause(context.Background())
-		cancel(errors.New("the service ends"))
+		cancel(errors.New("the service shuts down"))
 		method, target, host, header := ways[way](description{"GET", "a", "/closed", "203.0.113.9"})
 		r := httptest.NewRequestWithContext(ctx, method, target, nil)
 		r.Host = host
@@ -484,7 +485,7 @@ rules:
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		if w.Code != 503 || w.Header().Get("X-RateLimit-Status") != "" {
-			t.Errorf("%s of a service that ends: %d %v; want 503", way, w.Code, w.Header())
+			t.Errorf("%s of a service that shuts down: %d %v; want 503", way, w.Code, w.Header())
 		}
 	}
 }
@@ -495,7 +496,7 @@ type unreadable struct{ t *testing.T }
 func (u unreadable) Read([]byte) (int, error) { u.t.Error("the body is read"); return 0, io.EOF }
 func (unreadable) Close() error               { return nil }
 
-// A request that waits for its turn is one whose body the gate would read.
+// The gate reads the body of a request that waits. This handler must not.
 func TestNoBodyIsRead(t *testing.T) {
 	h := handlerOf(t, memstore.New(memstore.Options{}),
 		"{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, per: ip, limits: [{rate: 1000/s, burst: 1, max_wait: 1s}]}]}", forwardauth.Options{HasFallback: true})
@@ -519,18 +520,18 @@ func TestNoBodyIsRead(t *testing.T) {
 	}
 }
 
-// nowhere is a response that is thrown away.
-type nowhere http.Header
+// discardResponse is a response that is thrown away.
+type discardResponse http.Header
 
-func (w nowhere) Header() http.Header         { return http.Header(w) }
-func (w nowhere) Write(p []byte) (int, error) { return len(p), nil }
-func (w nowhere) WriteHeader(int)             {}
+func (w discardResponse) Header() http.Header         { return http.Header(w) }
+func (w discardResponse) Write(p []byte) (int, error) { return len(p), nil }
+func (w discardResponse) WriteHeader(int)             {}
 
 func TestDescriptionsCostFewAllocations(t *testing.T) {
 	effort.WithoutRace(t)
 	const text = "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: api, match: {path: /api/**}, per: {key: header X-API-Key}, limits: [{rate: 1M/s}]}]}"
 	count := func(h http.Handler, r *http.Request) float64 {
-		w := make(nowhere)
+		w := make(discardResponse)
 		return testing.AllocsPerRun(1000, func() {
 			clear(w)
 			h.ServeHTTP(w, r)
@@ -577,8 +578,8 @@ func FuzzURI(f *testing.F) {
 	})
 }
 
-// A reload to rules that cannot be enforced changes nothing, and is reported once.
-func TestRulesThatNeedTheResponseAreRefused(t *testing.T) {
+// If reloaded rules cannot be enforced here, the old ones stay, and one error is reported.
+func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 	const trusted = "http: {trusted_proxies: [192.0.2.1]}\n"
 	good, other := rulesOf(t, trusted+"rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]"), rulesOf(t, trusted+"rules: [{name: b, per: ip, limits: [{rate: 5/h}]}]")
 	for limits, want := range map[string]string{

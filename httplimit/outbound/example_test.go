@@ -36,7 +36,7 @@ func ExampleTransport() {
 		var not *outbound.NotSentError
 		switch {
 		case errors.As(err, &not):
-			fmt.Println("not sent; ask again in", not.RetryAfter.Round(time.Second))
+			fmt.Println("not sent; try again in", not.RetryAfter.Round(time.Second))
 		case err != nil:
 			log.Fatal(err)
 		default:
@@ -46,5 +46,5 @@ func ExampleTransport() {
 	}
 	// Output:
 	// 200 OK
-	// not sent; ask again in 1m0s
+	// not sent; try again in 1m0s
 }

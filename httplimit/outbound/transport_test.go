@@ -23,7 +23,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A server stands in for the network: it answers, and notes what it was sent and when.
+// A server is a fake network: it answers, and records what it was sent and when.
 type server struct {
 	answer func(n int) *http.Response // to request n, from 0; nil: 200
 
@@ -52,7 +52,7 @@ func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 	defer s.mu.Unlock()
 	n := len(s.at)
 	s.at, s.bodies = append(s.at, time.Since(s.start)), append(s.bodies, body)
-	answer := answered(200)
+	answer := response(200)
 	if s.answer != nil {
 		if a := s.answer(n); a != nil {
 			answer = a
@@ -73,8 +73,8 @@ type closer struct {
 
 func (c *closer) Close() error { c.once.Do(c.closed); return nil }
 
-// answered is a response with headers, given as name, value, name, value.
-func answered(status int, header ...string) *http.Response {
+// response is a response with headers, given as name, value, name, value.
+func response(status int, header ...string) *http.Response {
 	h := make(http.Header)
 	for i := 0; i < len(header); i += 2 {
 		h.Add(header[i], header[i+1])
@@ -82,18 +82,18 @@ func answered(status int, header ...string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("the answer"))}
 }
 
-// first answers the first request so, and later ones with 200.
-func first(status int, header ...string) func(int) *http.Response {
+// onFirstRequest answers the first request with this status, and later ones with 200.
+func onFirstRequest(status int, header ...string) func(int) *http.Response {
 	return func(n int) *http.Response {
 		if n == 0 {
-			return answered(status, header...)
+			return response(status, header...)
 		}
 		return nil
 	}
 }
 
-// A sending is a request whose body tells whether it was closed.
-func sending(t testing.TB, ctx context.Context, method, target, body string) (*http.Request, *atomic.Int64) {
+// newRequest also returns how often the request's body was closed.
+func newRequest(t testing.TB, ctx context.Context, method, target, body string) (*http.Request, *atomic.Int64) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, target, strings.NewReader(body))
 	if err != nil {
@@ -107,7 +107,7 @@ func sending(t testing.TB, ctx context.Context, method, target, body string) (*h
 
 func send(t testing.TB, rt http.RoundTripper, target string) (*http.Response, error) {
 	t.Helper()
-	r, closed := sending(t, context.Background(), "GET", target, "x")
+	r, closed := newRequest(t, context.Background(), "GET", target, "x")
 	answer, err := rt.RoundTrip(r)
 	if closed.Load() != 1 {
 		t.Errorf("%s: the request's body was closed %d times", target, closed.Load())
@@ -134,7 +134,7 @@ func wantNotSent(t testing.TB, err error, retryAfter time.Duration) {
 	}
 }
 
-// wantSent checks when requests were sent: not before these moments, and at most a tenth of the
+// wantSent checks when requests were sent: not before these times, and at most a tenth of the
 // wait later.
 func (s *server) wantSent(t testing.TB, after ...time.Duration) {
 	t.Helper()
@@ -168,40 +168,40 @@ func clientLimiter(t testing.TB, store penstock.Store, limits ...penstock.Limit)
 	return l
 }
 
-// saying are all the ways to say that there is nothing left for 7 seconds, at a moment.
-func saying(now time.Time) map[string]*http.Response {
+// waitResponses are all the ways in which a server asks a client to wait for 7 seconds.
+func waitResponses(now time.Time) map[string]*http.Response {
 	unix := strconv.FormatInt(now.Unix()+7, 10)
 	date := now.Add(7 * time.Second).UTC().Format(http.TimeFormat)
 	return map[string]*http.Response{
-		"429 with seconds":            answered(429, "Retry-After", "7"),
-		"503 with seconds":            answered(503, "Retry-After", " 7 "),
-		"429 with a date":             answered(429, "Retry-After", date),
-		"429 with a date in UTC":      answered(429, "Retry-After", strings.Replace(date, "GMT", "UTC", 1)),
-		"429 with the server's Date":  answered(429, "Retry-After", "Sun, 06 Nov 1994 08:49:44 GMT", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"),
-		"draft-11":                    answered(200, "RateLimit", `"a";r=0;t=7`),
-		"draft-11, several":           answered(200, "RateLimit", `"a";r=0;t=7, "b";r=3;t=99, "c";r=0;t=2;pk=:AA==:`),
-		"draft-11, several lines":     answered(200, "RateLimit", `"a";r=0;t=2`, "RateLimit", `"b";r=0;t=7`),
-		"draft-11 of a failure":       answered(500, "RateLimit", `"a";r=0;t=7`),
-		"draft-07":                    answered(200, "RateLimit", "limit=10, remaining=0, reset=7"),
-		"draft-06":                    answered(200, "RateLimit-Limit", "10, 10;w=60", "RateLimit-Remaining", "0", "RateLimit-Reset", "7"),
-		"x-ratelimit in seconds":      answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
-		"x-ratelimit in Unix time":    answered(403, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix),
-		"x-ratelimit in Unix ms":      answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix+"000"),
-		"x-ratelimit as a date":       answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", date),
-		"Retry-After before others":   answered(429, "Retry-After", "7", "RateLimit", `"a";r=0;t=60`),
-		"garbage, then the next word": answered(429, "Retry-After", "soon", "RateLimit", `"a";r=0;t=7`),
-		"a fresh answer of a cache":   answered(200, "Age", "0", "RateLimit", `"a";r=0;t=7`),
+		"429 with seconds":                        response(429, "Retry-After", "7"),
+		"503 with seconds":                        response(503, "Retry-After", " 7 "),
+		"429 with a date":                         response(429, "Retry-After", date),
+		"429 with a date in UTC":                  response(429, "Retry-After", strings.Replace(date, "GMT", "UTC", 1)),
+		"429 with the server's Date":              response(429, "Retry-After", "Sun, 06 Nov 1994 08:49:44 GMT", "Date", "Sun, 06 Nov 1994 08:49:37 GMT"),
+		"draft-11":                                response(200, "RateLimit", `"a";r=0;t=7`),
+		"draft-11, several":                       response(200, "RateLimit", `"a";r=0;t=7, "b";r=3;t=99, "c";r=0;t=2;pk=:AA==:`),
+		"draft-11, several lines":                 response(200, "RateLimit", `"a";r=0;t=2`, "RateLimit", `"b";r=0;t=7`),
+		"draft-11 of a failure":                   response(500, "RateLimit", `"a";r=0;t=7`),
+		"draft-07":                                response(200, "RateLimit", "limit=10, remaining=0, reset=7"),
+		"draft-06":                                response(200, "RateLimit-Limit", "10, 10;w=60", "RateLimit-Remaining", "0", "RateLimit-Reset", "7"),
+		"x-ratelimit in seconds":                  response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
+		"x-ratelimit in Unix time":                response(403, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix),
+		"x-ratelimit in Unix ms":                  response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", unix+"000"),
+		"x-ratelimit as a date":                   response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", date),
+		"Retry-After before others":               response(429, "Retry-After", "7", "RateLimit", `"a";r=0;t=60`),
+		"garbage, then the next header":           response(429, "Retry-After", "soon", "RateLimit", `"a";r=0;t=7`),
+		"a response that a cache has just stored": response(200, "Age", "0", "RateLimit", `"a";r=0;t=7`),
 	}
 }
 
-func TestRequestsWaitUntilTheServerWantsMore(t *testing.T) {
-	for what := range saying(time.Time{}) {
+func TestRequestsWaitAsLongAsTheServerAsks(t *testing.T) {
+	for what := range waitResponses(time.Time{}) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newServer(nil)
 				s.answer = func(n int) *http.Response {
 					if n == 0 {
-						return saying(time.Now())[what]
+						return waitResponses(time.Now())[what]
 					}
 					return nil
 				}
@@ -215,42 +215,42 @@ func TestRequestsWaitUntilTheServerWantsMore(t *testing.T) {
 			})
 		})
 	}
-	t.Logf("counted: %d ways to ask for 7 seconds", len(saying(time.Time{})))
+	t.Logf("counted: %d ways to ask for 7 seconds", len(waitResponses(time.Time{})))
 }
 
 func TestOnlyClearHeadersPause(t *testing.T) {
 	answers := []*http.Response{
-		answered(200, "Retry-After", "7"),
-		answered(301, "Retry-After", "7"),
-		answered(503),
-		answered(503, "Retry-After", "-7"),
-		answered(503, "Retry-After", "+7"),
-		answered(503, "Retry-After", "7.5"),
-		answered(503, "Retry-After", "7 seconds"),
-		answered(429, "Retry-After", "0"),
-		answered(429, "Retry-After", "Sun, 06 Nov 1994 08:49:37 GMT"), // long ago
-		answered(503, "Retry-After", strings.Repeat("9", 65)),
-		answered(200, "RateLimit", `"a";r=1;t=7`),
-		answered(200, "RateLimit", `"a";r=0`),
-		answered(200, "RateLimit", `"a";t=7`),
-		answered(200, "RateLimit", `"a";r=0;t=-7`),
-		answered(200, "RateLimit", `"a";r=0;t=7.0`),
-		answered(200, "RateLimit", `a;r=0;t=7`), // a token, which the draft forbids
-		answered(200, "RateLimit", `("a");r=0;t=7`),
-		answered(200, "RateLimit", `"a";r=0;t=7,`),
-		answered(200, "RateLimit", `"a;r=0;t=7`),
-		answered(200, "RateLimit", `"a";r=0;t=1000000000000000`),
-		answered(200, "RateLimit", `"`+strings.Repeat("a", 5000)+`";r=0;t=7`),
-		answered(200, "RateLimit", "limit=10, remaining=0"),
-		answered(200, "RateLimit", "remaining=(0), reset=7"),
-		answered(200, "RateLimit-Remaining", "1", "RateLimit-Reset", "7"),
-		answered(200, "RateLimit-Remaining", "0"),
-		answered(200, "RateLimit-Reset", "7"),
-		answered(200, "X-RateLimit-Remaining", "-1", "X-RateLimit-Reset", "7"),
-		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "6m0s"),
-		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111777"), // Unix time, long ago
-		answered(200, "Age", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
-		answered(200, "Age", "60", "RateLimit", `"a";r=0;t=7`),
+		response(200, "Retry-After", "7"),
+		response(301, "Retry-After", "7"),
+		response(503),
+		response(503, "Retry-After", "-7"),
+		response(503, "Retry-After", "+7"),
+		response(503, "Retry-After", "7.5"),
+		response(503, "Retry-After", "7 seconds"),
+		response(429, "Retry-After", "0"),
+		response(429, "Retry-After", "Sun, 06 Nov 1994 08:49:37 GMT"), // long ago
+		response(503, "Retry-After", strings.Repeat("9", 65)),
+		response(200, "RateLimit", `"a";r=1;t=7`),
+		response(200, "RateLimit", `"a";r=0`),
+		response(200, "RateLimit", `"a";t=7`),
+		response(200, "RateLimit", `"a";r=0;t=-7`),
+		response(200, "RateLimit", `"a";r=0;t=7.0`),
+		response(200, "RateLimit", `a;r=0;t=7`), // a token, which the draft forbids
+		response(200, "RateLimit", `("a");r=0;t=7`),
+		response(200, "RateLimit", `"a";r=0;t=7,`),
+		response(200, "RateLimit", `"a;r=0;t=7`),
+		response(200, "RateLimit", `"a";r=0;t=1000000000000000`),
+		response(200, "RateLimit", `"`+strings.Repeat("a", 5000)+`";r=0;t=7`),
+		response(200, "RateLimit", "limit=10, remaining=0"),
+		response(200, "RateLimit", "remaining=(0), reset=7"),
+		response(200, "RateLimit-Remaining", "1", "RateLimit-Reset", "7"),
+		response(200, "RateLimit-Remaining", "0"),
+		response(200, "RateLimit-Reset", "7"),
+		response(200, "X-RateLimit-Remaining", "-1", "X-RateLimit-Reset", "7"),
+		response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "6m0s"),
+		response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111777"), // Unix time, long ago
+		response(200, "Age", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "7"),
+		response(200, "Age", "60", "RateLimit", `"a";r=0;t=7`),
 	}
 	for _, answer := range answers {
 		synctest.Test(t, func(t *testing.T) {
@@ -268,23 +268,23 @@ func TestOnlyClearHeadersPause(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("counted: %d answers that ask for nothing", len(answers))
+	t.Logf("counted: %d responses that ask for no pause", len(answers))
 }
 
 // A 429 without a time pauses too.
-func TestA429WithoutATimeIsBackedOffFrom(t *testing.T) {
+func Test429WithoutATimeBacksOff(t *testing.T) {
 	for _, c := range []struct {
 		what    string
 		answers []*http.Response // then 200
 		max     time.Duration
 		pauses  []time.Duration // after each
 	}{
-		{"doubling", []*http.Response{answered(429), answered(429), answered(429), answered(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
-		{"up to MaxPause", []*http.Response{answered(429), answered(429), answered(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
-		{"anew after another answer", []*http.Response{answered(429), answered(429), answered(200), answered(429)}, 0, []time.Duration{1e9, 2e9, 0, 1e9}},
-		{"anew after a time that the server said", []*http.Response{answered(429), answered(429, "Retry-After", "7"), answered(429)}, 0,
+		{"doubling", []*http.Response{response(429), response(429), response(429), response(429)}, 0, []time.Duration{1e9, 2e9, 4e9, 8e9, 0}},
+		{"up to MaxPause", []*http.Response{response(429), response(429), response(429)}, 3e9, []time.Duration{1e9, 2e9, 3e9, 0}},
+		{"reset by another response", []*http.Response{response(429), response(429), response(200), response(429)}, 0, []time.Duration{1e9, 2e9, 0, 1e9}},
+		{"reset by a time from the server", []*http.Response{response(429), response(429, "Retry-After", "7"), response(429)}, 0,
 			[]time.Duration{1e9, 7e9, 1e9}},
-		{"what cannot be read says nothing", []*http.Response{answered(429, "Retry-After", "soon"), answered(429, "Retry-After", "-7")}, 0, []time.Duration{1e9, 2e9}},
+		{"unreadable times are ignored", []*http.Response{response(429, "Retry-After", "soon"), response(429, "Retry-After", "-7")}, 0, []time.Duration{1e9, 2e9}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(func(n int) *http.Response {
@@ -305,12 +305,12 @@ func TestA429WithoutATimeIsBackedOffFrom(t *testing.T) {
 			}
 		})
 	}
-	// Requests that were sent together are one sign, not several.
+	// Responses to requests that were sent together double the pause once.
 	synctest.Test(t, func(t *testing.T) {
 		client := &Transport{}
 		for range 5 {
-			if wait, said := client.recordPause("a.example", answered(429)); wait != time.Second || !said {
-				t.Errorf("one of five answers makes it wait for %v, %v; want 1s", wait, said)
+			if wait, said := client.recordPause("a.example", response(429)); wait != time.Second || !said {
+				t.Errorf("one of five responses pauses for %v, %v; want 1s", wait, said)
 			}
 		}
 	})
@@ -318,13 +318,13 @@ func TestA429WithoutATimeIsBackedOffFrom(t *testing.T) {
 
 func TestAServerCannotKeepRequestsWaitingForEver(t *testing.T) {
 	for _, answer := range []*http.Response{
-		answered(429, "Retry-After", "86400"),
-		answered(503, "Retry-After", strings.Repeat("9", 40)),
-		answered(429, "Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"),
-		answered(429, "Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT", "Date", "Thu, 01 Jan 1970 00:00:00 GMT"),
-		answered(200, "RateLimit", `"a";r=0;t=999999999999999`),
-		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", strconv.Itoa(math.MaxInt64)),
-		answered(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "99999999999"),
+		response(429, "Retry-After", "86400"),
+		response(503, "Retry-After", strings.Repeat("9", 40)),
+		response(429, "Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"),
+		response(429, "Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT", "Date", "Thu, 01 Jan 1970 00:00:00 GMT"),
+		response(200, "RateLimit", `"a";r=0;t=999999999999999`),
+		response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", strconv.Itoa(math.MaxInt64)),
+		response(200, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "99999999999"),
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(func(n int) *http.Response {
@@ -350,16 +350,16 @@ func TestALaterAnswerDoesNotShortenThePause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(nil)
 		client := &Transport{Base: s}
-		client.recordPause("a.example", answered(429, "Retry-After", "10"))
-		client.recordPause("a.example", answered(429, "Retry-After", "2"))
+		client.recordPause("a.example", response(429, "Retry-After", "10"))
+		client.recordPause("a.example", response(429, "Retry-After", "2"))
 		mustSend(t, client, "http://a.example/")
 		s.wantSent(t, 10*time.Second)
 	})
 }
 
-func TestWhatCannotBeHadInTimeIsNotSent(t *testing.T) {
+func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newServer(first(429, "Retry-After", "20"))
+		s := newServer(onFirstRequest(429, "Retry-After", "20"))
 		client := &Transport{Base: s, MaxWait: 5 * time.Second}
 		mustSend(t, client, "http://a.example/")
 		time.Sleep(2 * time.Second)
@@ -376,7 +376,7 @@ func TestWhatCannotBeHadInTimeIsNotSent(t *testing.T) {
 		client.MaxWait = time.Hour
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		r, closed := sending(t, ctx, "GET", "http://a.example/", "x")
+		r, closed := newRequest(t, ctx, "GET", "http://a.example/", "x")
 		_, err = client.RoundTrip(r)
 		wantNotSent(t, err, 18*time.Second)
 		if closed.Load() != 1 || ctx.Err() != nil {
@@ -389,7 +389,7 @@ func TestWhatCannotBeHadInTimeIsNotSent(t *testing.T) {
 func TestAPauseAsLongAsMaxWaitIsWaitedFor(t *testing.T) {
 	for maxWait, inTime := range map[time.Duration]bool{7 * time.Second: true, 7*time.Second - time.Millisecond: false} {
 		synctest.Test(t, func(t *testing.T) {
-			s := newServer(first(429, "Retry-After", "7"))
+			s := newServer(onFirstRequest(429, "Retry-After", "7"))
 			client := &Transport{Base: s, MaxWait: maxWait}
 			mustSend(t, client, "http://a.example/")
 			_, err := send(t, client, "http://a.example/")
@@ -404,11 +404,11 @@ func TestAPauseAsLongAsMaxWaitIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestThoseWhoWaitTogetherDoNotComeBackTogether(t *testing.T) {
+func TestRequestsThatWaitedTogetherAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(nil)
 		client := &Transport{Base: s}
-		client.recordPause("a.example", answered(429, "Retry-After", "10"))
+		client.recordPause("a.example", response(429, "Retry-After", "10"))
 		var all sync.WaitGroup
 		for range 50 {
 			all.Go(func() { mustSend(t, client, "http://a.example/") })
@@ -435,7 +435,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 		mustSend(t, client, "http://a.example/?as=other")
 		s.wantSent(t, 0, 0, 0, 0, 500*time.Millisecond, time.Second, time.Second)
 
-		r, _ := sending(t, t.Context(), "GET", "http://a.example/?as=me", "four") // costs 4
+		r, _ := newRequest(t, t.Context(), "GET", "http://a.example/?as=me", "four") // costs 4
 		if _, err := client.RoundTrip(r); err != nil {
 			t.Fatal(err)
 		}
@@ -443,7 +443,7 @@ func TestRequestsKeepTheLimit(t *testing.T) {
 			t.Errorf("a request of cost 4 was sent after %v; want %v", got, want)
 		}
 
-		r, closed := sending(t, t.Context(), "GET", "http://a.example/?as=me", "fives")
+		r, closed := newRequest(t, t.Context(), "GET", "http://a.example/?as=me", "fives")
 		_, err := client.RoundTrip(r)
 		wantNotSent(t, err, penstock.Never)
 		if closed.Load() != 1 {
@@ -472,14 +472,14 @@ func TestDenialOfTheLimiterIsFound(t *testing.T) {
 				t.Errorf("%s: %v; want a DeniedError", what, err)
 			}
 			if got := time.Since(s.start); got != 0 {
-				t.Errorf("%s: it took %v to say no", what, got)
+				t.Errorf("%s: the denial took %v", what, got)
 			}
 			s.wantSent(t, 0)
 		})
 	}
 }
 
-func TestOnlySoManyRequestsWait(t *testing.T) {
+func TestWaitingRequestsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(nil)
 		client := &Transport{
@@ -513,7 +513,7 @@ func TestOnlySoManyRequestsWait(t *testing.T) {
 	})
 }
 
-func TestACancelledRequestGivesItsTurnBack(t *testing.T) {
+func TestCanceledRequestReturnsItsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gone := errors.New("gone")
 		s := newServer(nil)
@@ -522,7 +522,7 @@ func TestACancelledRequestGivesItsTurnBack(t *testing.T) {
 		mustSend(t, client, "http://a.example/")
 
 		ctx, cancel := context.WithCancelCause(t.Context())
-		r, closed := sending(t, ctx, "GET", "http://a.example/", "x")
+		r, closed := newRequest(t, ctx, "GET", "http://a.example/", "x")
 		time.AfterFunc(500*time.Millisecond, func() { cancel(gone) })
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
 			t.Errorf("%v; want the context's cause", err)
@@ -533,15 +533,15 @@ func TestACancelledRequestGivesItsTurnBack(t *testing.T) {
 		mustSend(t, client, "http://a.example/")
 		s.wantSent(t, 0, time.Second)
 
-		// So it does while the server is waited for.
-		client.recordPause("a.example", answered(429, "Retry-After", "20"))
+		// The same while the client waits because the server asked it to.
+		client.recordPause("a.example", response(429, "Retry-After", "20"))
 		ctx, cancel = context.WithCancelCause(t.Context())
 		time.AfterFunc(5*time.Second, func() { cancel(gone) })
-		r, _ = sending(t, ctx, "GET", "http://a.example/", "x")
+		r, _ = newRequest(t, ctx, "GET", "http://a.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) || time.Since(s.start) != 6*time.Second {
 			t.Errorf("%v after %v", err, time.Since(s.start))
 		}
-		r, _ = sending(t, ctx, "GET", "http://c.example/", "x")
+		r, _ = newRequest(t, ctx, "GET", "http://c.example/", "x")
 		if _, err := client.RoundTrip(r); !errors.Is(err, gone) {
 			t.Errorf("a request whose context has ended: %v", err)
 		}
@@ -549,19 +549,19 @@ func TestACancelledRequestGivesItsTurnBack(t *testing.T) {
 	})
 }
 
-// While a request waits for the Limiter, the server may ask to be left alone.
-func TestAPauseThatBeginsMeanwhileRefundsTheCost(t *testing.T) {
+// While a request waits for the Limiter, the server may ask for a pause.
+func TestAPauseThatBeginsDuringTheWaitRefundsTheCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(nil)
 		limiter := clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerMinute(2).With(penstock.AnchoredWindow))
 		client := &Transport{Base: s, Limiter: limiter, MaxWait: 90 * time.Second}
 		mustSend(t, client, "http://a.example/")
 		mustSend(t, client, "http://a.example/")
-		time.AfterFunc(30*time.Second, func() { client.recordPause("a.example", answered(503, "Retry-After", "200")) })
+		time.AfterFunc(30*time.Second, func() { client.recordPause("a.example", response(503, "Retry-After", "200")) })
 		_, err := send(t, client, "http://a.example/")
 		var not *NotSentError
 		if !errors.As(err, &not) || !errors.Is(err, ErrPaused) || not.RetryAfter < 165*time.Second || not.RetryAfter > 170*time.Second {
-			t.Fatalf("%v, %+v; want to be told to wait for about 170s", err, not)
+			t.Fatalf("%v, %+v; want a RetryAfter of about 170s", err, not)
 		}
 		if d, err := limiter.Peek(t.Context(), "a.example"); err != nil || d.Remaining() != 2 {
 			t.Errorf("%v, %v; want 2 left: the cost is not refunded", d, err)
@@ -570,7 +570,7 @@ func TestAPauseThatBeginsMeanwhileRefundsTheCost(t *testing.T) {
 	})
 }
 
-func TestAnUnavailableStoreStopsRequestsOnlyIfToldTo(t *testing.T) {
+func TestUnavailableStoreStopsRequestsOnlyIfSet(t *testing.T) {
 	down := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 		return penstock.Decision{}, fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
 	})
@@ -586,7 +586,7 @@ func TestAnUnavailableStoreStopsRequestsOnlyIfToldTo(t *testing.T) {
 		}
 		s.wantSent(t, 0, 0)
 
-		// What is wrong in itself is never sent.
+		// An invalid request is never sent.
 		wrong := &Transport{Base: s, Limiter: limiter, Cost: func(*http.Request) int64 { return -1 }}
 		wrong.Limiter = clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerSecond(1))
 		_, err = send(t, wrong, "http://a.example/")
@@ -598,7 +598,7 @@ func TestAnUnavailableStoreStopsRequestsOnlyIfToldTo(t *testing.T) {
 	})
 }
 
-// A store that does not answer is waited for as long as a turn.
+// MaxWait also bounds the wait for a store that does not answer.
 func TestAHangingStoreEndsWithTheWait(t *testing.T) {
 	hangs := penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 		<-ctx.Done()
@@ -615,12 +615,12 @@ func TestAHangingStoreEndsWithTheWait(t *testing.T) {
 }
 
 func TestRetries(t *testing.T) {
-	always := func(int) *http.Response { return answered(429, "Retry-After", "2") }
+	always := func(int) *http.Response { return response(429, "Retry-After", "2") }
 	long := func(n int) *http.Response {
 		if n > 0 {
 			return nil
 		}
-		a := answered(429, "Retry-After", "2")
+		a := response(429, "Retry-After", "2")
 		a.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", maxBuffered+1)))
 		return a
 	}
@@ -636,28 +636,28 @@ func TestRetries(t *testing.T) {
 		status  int             // returned
 		sent    []time.Duration // when
 	}{
-		{what: "a 429 is tried again", answer: first(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "a 503 to a PUT too", answer: first(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "a 503 to a GET too", answer: first(503, "Retry-After", "2"), method: "GET", noBody: true, retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "at once if the server says so", answer: first(503, "Retry-After", "0"), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 0}},
-		{what: "by RateLimit alone", answer: first(429, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "a 503 to a POST is not", answer: first(503, "Retry-After", "2"), method: "POST", retries: 1, status: 503, sent: []time.Duration{0}},
-		{what: "unless it has an idempotency key", answer: first(503, "Retry-After", "2"), method: "POST", header: "Idempotency-Key", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
-		{what: "not by default", answer: always, method: "GET", status: 429, sent: []time.Duration{0}},
-		{what: "so often", answer: always, method: "GET", retries: 2, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
-		{what: "not for another status", answer: first(500, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 500, sent: []time.Duration{0}},
-		{what: "after a time of its own", answer: first(429), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 1e9}},
-		{what: "not without a time", answer: first(503), method: "GET", retries: 1, status: 503, sent: []time.Duration{0}},
-		{what: "not beyond MaxWait", answer: first(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5e9, status: 429, sent: []time.Duration{0}},
-		{what: "nor all together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
-		{what: "not if nothing may wait", answer: first(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
-		{what: "not if the body can be read once only", answer: first(429, "Retry-After", "2"), method: "POST", once: true, retries: 1, status: 429, sent: []time.Duration{0}},
-		{what: "not if the answer is too long to keep", answer: long, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "429", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "503 to a PUT", answer: onFirstRequest(503, "Retry-After", "2"), method: "PUT", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "503 to a GET", answer: onFirstRequest(503, "Retry-After", "2"), method: "GET", noBody: true, retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "Retry-After: 0", answer: onFirstRequest(503, "Retry-After", "0"), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 0}},
+		{what: "429 with RateLimit only", answer: onFirstRequest(429, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "503 to a POST", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", retries: 1, status: 503, sent: []time.Duration{0}},
+		{what: "503 to a POST with an idempotency key", answer: onFirstRequest(503, "Retry-After", "2"), method: "POST", header: "Idempotency-Key", retries: 1, status: 200, sent: []time.Duration{0, 2e9}},
+		{what: "no retries by default", answer: always, method: "GET", status: 429, sent: []time.Duration{0}},
+		{what: "two retries", answer: always, method: "GET", retries: 2, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
+		{what: "another status", answer: onFirstRequest(500, "RateLimit", `"a";r=0;t=2`), method: "GET", retries: 1, status: 500, sent: []time.Duration{0}},
+		{what: "429 without a time", answer: onFirstRequest(429), method: "POST", retries: 1, status: 200, sent: []time.Duration{0, 1e9}},
+		{what: "503 without a time", answer: onFirstRequest(503), method: "GET", retries: 1, status: 503, sent: []time.Duration{0}},
+		{what: "a pause beyond MaxWait", answer: onFirstRequest(429, "Retry-After", "6"), method: "GET", retries: 1, maxWait: 5e9, status: 429, sent: []time.Duration{0}},
+		{what: "pauses beyond MaxWait together", answer: always, method: "GET", retries: 9, maxWait: 5e9, status: 429, sent: []time.Duration{0, 2e9, 4e9}},
+		{what: "MaxWait forbids to wait", answer: onFirstRequest(429, "Retry-After", "0"), method: "GET", retries: 1, maxWait: -1, status: 429, sent: []time.Duration{0}},
+		{what: "a body without GetBody", answer: onFirstRequest(429, "Retry-After", "2"), method: "POST", once: true, retries: 1, status: 429, sent: []time.Duration{0}},
+		{what: "a response too long to buffer", answer: long, method: "POST", retries: 1, status: 429, sent: []time.Duration{0}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(c.answer)
 			client := &Transport{Base: s, Retries: c.retries, MaxWait: c.maxWait}
-			r, closed := sending(t, t.Context(), c.method, "http://a.example/", "the request")
+			r, closed := newRequest(t, t.Context(), c.method, "http://a.example/", "the request")
 			if c.once {
 				r.GetBody = nil
 			}
@@ -698,15 +698,15 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// The Limiter has no turn for the second try, so the first answer is what there is.
-func TestARetryWhoseTurnDoesNotComeReturnsTheAnswer(t *testing.T) {
+// The Limiter denies the retry, so the caller gets the first response.
+func TestRetryThatTheLimiterDeniesReturnsTheFirstResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newServer(first(429, "Retry-After", "1"))
+		s := newServer(onFirstRequest(429, "Retry-After", "1"))
 		client := &Transport{
 			Base: s, Retries: 3, MaxWait: 10 * time.Second,
 			Limiter: clientLimiter(t, memstore.New(memstore.Options{}), penstock.PerHour(1)),
 		}
-		r, _ := sending(t, t.Context(), "POST", "http://a.example/", "x")
+		r, _ := newRequest(t, t.Context(), "POST", "http://a.example/", "x")
 		answer, err := client.RoundTrip(r)
 		if err != nil {
 			t.Fatal(err)
@@ -722,10 +722,10 @@ func TestARetryWhoseTurnDoesNotComeReturnsTheAnswer(t *testing.T) {
 
 func TestARetryEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newServer(first(429, "Retry-After", "10"))
+		s := newServer(onFirstRequest(429, "Retry-After", "10"))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(3*time.Second, cancel)
-		r, _ := sending(t, ctx, "POST", "http://a.example/", "x")
+		r, _ := newRequest(t, ctx, "POST", "http://a.example/", "x")
 		if _, err := (&Transport{Base: s, Retries: 3}).RoundTrip(r); !errors.Is(err, context.Canceled) || time.Since(s.start) != 3*time.Second {
 			t.Errorf("%v after %v", err, time.Since(s.start))
 		}
@@ -734,15 +734,15 @@ func TestARetryEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestAnAnswerThatBreaksOffIsReturnedAsItIs(t *testing.T) {
+func TestTruncatedResponseIsReturnedAsItIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := errors.New("broken")
 		s := newServer(func(int) *http.Response {
-			a := answered(429, "Retry-After", "1")
+			a := response(429, "Retry-After", "1")
 			a.Body = io.NopCloser(io.MultiReader(strings.NewReader("half"), &failsOnce{err: broken}))
 			return a
 		})
-		r, _ := sending(t, t.Context(), "GET", "http://a.example/", "x")
+		r, _ := newRequest(t, t.Context(), "GET", "http://a.example/", "x")
 		answer, err := (&Transport{Base: s, Retries: 1}).RoundTrip(r)
 		if err != nil {
 			t.Fatal(err)
@@ -764,17 +764,17 @@ func (f *failsOnce) Read([]byte) (int, error) {
 	return 0, err
 }
 
-func TestErrorsOfTheBaseAreItsOwn(t *testing.T) {
+func TestErrorsOfTheBaseAreReturned(t *testing.T) {
 	refused := errors.New("refused")
 	client := &Transport{Base: roundTrip(func(r *http.Request) (*http.Response, error) { r.Body.Close(); return nil, refused }), Retries: 3}
 	if _, err := send(t, client, "http://a.example/"); err != refused {
 		t.Error(err)
 	}
-	// Without a URL there is no host; what is wrong, the Base says.
+	// A request without a URL has no host. The Base returns the error.
 	if _, err := (&Transport{}).RoundTrip(&http.Request{}); err == nil {
 		t.Error("a request without a URL was sent")
 	}
-	client.CloseIdleConnections() // the Base has none
+	client.CloseIdleConnections() // the Base has no idle connections
 	closed := &idle{}
 	(&Transport{Base: closed}).CloseIdleConnections()
 	if !closed.closed {
@@ -793,28 +793,28 @@ type idle struct {
 
 func (i *idle) CloseIdleConnections() { i.closed = true }
 
-func TestOnlySoManyPausesAreRemembered(t *testing.T) {
+func TestRememberedPausesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := &Transport{MaxPause: 100 * time.Hour}
-		ask := func(i int, seconds int) {
-			client.recordPause(strconv.Itoa(i), answered(429, "Retry-After", strconv.Itoa(seconds)))
+		receive := func(i int, seconds int) {
+			client.recordPause(strconv.Itoa(i), response(429, "Retry-After", strconv.Itoa(seconds)))
 		}
 		for i := range maxPauses {
-			ask(i, 1000+i)
+			receive(i, 1000+i)
 		}
-		ask(5, 9000) // known: nobody makes room
+		receive(5, 9000) // known: no other pause is evicted
 		if len(client.pauses) != maxPauses || client.pause("0") == 0 {
 			t.Fatalf("%d pauses, the first for %v", len(client.pauses), client.pause("0"))
 		}
-		ask(maxPauses, 5000)
+		receive(maxPauses, 5000)
 		if len(client.pauses) != maxPauses || client.pause("0") != 0 || client.pause("1") != 1001*time.Second ||
 			client.pause(strconv.Itoa(maxPauses)) != 5000*time.Second {
-			t.Errorf("%d pauses; the one that ends first is left for %v", len(client.pauses), client.pause("0"))
+			t.Errorf("%d pauses; the one that ends first lasts for %v", len(client.pauses), client.pause("0"))
 		}
 		time.Sleep(2000 * time.Second) // 1 to 1000 are over, but 5
-		ask(maxPauses+1, 10)
+		receive(maxPauses+1, 10)
 		if got := len(client.pauses); got != maxPauses-999+1 {
-			t.Errorf("%d pauses; want those that are not over", got)
+			t.Errorf("%d pauses; want those that have not ended", got)
 		}
 	})
 }
@@ -822,7 +822,7 @@ func TestOnlySoManyPausesAreRemembered(t *testing.T) {
 func TestManyGoroutinesShareATransport(t *testing.T) {
 	s := newServer(func(n int) *http.Response {
 		if n%7 == 0 {
-			return answered(429, "Retry-After", "0", "RateLimit", `"a";r=0;t=0`)
+			return response(429, "Retry-After", "0", "RateLimit", `"a";r=0;t=0`)
 		}
 		return nil
 	})
@@ -844,7 +844,7 @@ func TestManyGoroutinesShareATransport(t *testing.T) {
 	t.Logf("counted: %d requests of 16 goroutines through one Transport", len(s.at))
 }
 
-// Over a real connection: an answer that asks to wait, and a body that is sent twice.
+// A real connection: the response asks for a pause, and the body is sent twice.
 func TestTransportOverTheNetwork(t *testing.T) {
 	var mu sync.Mutex
 	var got []string
@@ -896,10 +896,10 @@ func FuzzPauseOf(f *testing.F) {
 		}
 		pause, said := pauseOf(status, h, now)
 		if pause < 0 || pause > 0 && !said {
-			t.Fatalf("%d %v says %v, %v", status, h, pause, said)
+			t.Fatalf("%d %v pauses for %v, %v", status, h, pause, said)
 		}
 		if n, err := strconv.ParseUint(retryAfter, 10, 32); err == nil && (status == 429 || status == 503) && pause != time.Duration(n)*time.Second {
-			t.Fatalf("%d %v says %v; want %d s", status, h, pause, n)
+			t.Fatalf("%d %v pauses for %v; want %d s", status, h, pause, n)
 		}
 		// No header, however long, makes a request wait for longer than it may.
 		client := &Transport{MaxPause: time.Minute}
