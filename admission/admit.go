@@ -28,6 +28,7 @@ type Admission struct {
 	isStatusUnknown atomic.Bool
 	canSettle       bool    // the true cost matters to a limit
 	grants          []grant // what may have to be corrected
+	shadows         *shadows
 	renewal         *renewal
 }
 
@@ -53,6 +54,15 @@ func (a *Admission) Rejection() Rejection { return a.rejection }
 // Decision returns the decision about the request's limits. The bool is
 // false if no limit applied.
 func (a *Admission) Decision() (penstock.Decision, bool) { return a.decision, a.isLimited }
+
+// ShadowDecision returns the decision about one of the Shadows of a DirectCall. The bool is false
+// if the store has not decided it. It must be called before Done.
+func (a *Admission) ShadowDecision(i int) (penstock.Decision, bool) {
+	if a.shadows == nil || i >= len(a.shadows.list) || a.shadows.list[i].isUndecided() {
+		return penstock.Decision{}, false
+	}
+	return a.shadows.list[i].Decision, true
+}
 
 // A LimitStatus is the state of one limit after a decision.
 type LimitStatus struct {
@@ -130,6 +140,7 @@ func (a *Admission) admit() (Outcome, error) {
 		return DeniedNewIdentity, nil
 	}
 	shadows := a.beginShadows()
+	a.shadows = shadows
 	defer a.endShadows(shadows)
 	if len(v.Charges) == 0 {
 		return a.observe(Unlimited), nil
@@ -195,6 +206,9 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	a.noteGrants(a.evaluation.Charges, a.evaluation.Limits, &d, start)
 	if d.Source == penstock.FromOpen {
 		return a.observeDecision(FailedOpen, latency), nil
+	}
+	if a.request.IsOver != nil && a.request.IsOver(&a.decision) {
+		return a.observeDecision(Denied, latency), nil
 	}
 	if wait := d.Wait(); wait > 0 {
 		return a.wait(wait, latency)

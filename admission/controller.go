@@ -99,6 +99,11 @@ type Request struct {
 	// invalid, the outcome is Malformed.
 	Direct *policy.DirectCall
 
+	// IsOver tells whether a decision denies the request although it grants all charges: those of
+	// mode Force are made even beyond their limits. The outcome is then Denied, and what was charged
+	// stays charged. It is not called if nobody has counted. Default: no decision does.
+	IsOver func(*penstock.Decision) bool
+
 	// Rules decide the request. Set them if the transport has already used them, such as for the
 	// path. Default: those in force.
 	Rules *policy.Rules

@@ -97,3 +97,68 @@ func TestADirectCallFailsAsItsLimitsSay(t *testing.T) {
 		a.Done(admission.Result{})
 	}
 }
+
+// A call may have shadows. They are counted for every request, and it can read what they say.
+func TestADirectCallReadsItsShadows(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	outcomes := make(map[admission.Outcome]int)
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
+		HasFallback: true, Observe: func(e *admission.Event) { outcomes[e.Outcome]++ },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call, shadow := directCall(t, guard.FailClosed, 1), directCall(t, guard.FailClosed, 9, 2)
+	call.Shadows = []policy.Shadow{{Charges: shadow.Charges[1:], Limits: shadow.Limits[1:]}}
+	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied, admission.Denied} {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+		if outcome != want || err != nil {
+			t.Errorf("call %d is %v, %v; want %v", i, outcome, err, want)
+		}
+		if d, ok := a.ShadowDecision(0); !ok || d.Allowed != (i < 2) {
+			t.Errorf("the shadow of call %d is %v, %t; want it allowed twice, also for a denied request", i, d, ok)
+		}
+		if _, ok := a.ShadowDecision(1); ok {
+			t.Error("a shadow that was not stated has a decision")
+		}
+		a.Done(admission.Result{})
+		if _, ok := a.ShadowDecision(0); ok {
+			t.Error("a shadow has a decision after Done")
+		}
+	}
+	call.Charges, call.Limits = nil, nil
+	a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call})
+	if d, ok := a.ShadowDecision(0); outcome != admission.Unlimited || err != nil || !ok || d.Allowed {
+		t.Errorf("with shadows only it is %v, %v, the shadow %v, %t; want unlimited, and a denied shadow", outcome, err, d, ok)
+	}
+	a.Done(admission.Result{})
+	call.Shadows[0].Limits = nil
+	a, outcome, _ = c.Admit(context.Background(), admission.Request{Direct: call})
+	if a.Done(admission.Result{}); outcome != admission.Malformed {
+		t.Errorf("a shadow without limits is %v; want malformed", outcome)
+	}
+	if outcomes[admission.ShadowAllowed] != 2 || outcomes[admission.ShadowDenied] != 2 || outcomes[admission.Denied] != 2 {
+		t.Errorf("the events are %v; want two shadows allowed, two denied, and two requests denied", outcomes)
+	}
+}
+
+// A transport may deny by the state of charges that are made in any case.
+func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: all, per: global, limits: [{name: hour, rate: 1/hour}]}]`)
+	var outcomes []admission.Outcome
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{
+		HasFallback: true, Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := directCall(t, guard.FailClosed, 3)
+	call.Charges[0].Mode, call.Charges[0].Cost = penstock.Force, 2
+	isOver := func(d *penstock.Decision) bool { return d.Remaining() == 0 }
+	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
+		if a.Done(admission.Result{}); outcome != want || err != nil || len(outcomes) != i+1 || outcomes[i] != want {
+			t.Errorf("call %d is %v, %v, the events are %v; want %v", i, outcome, err, outcomes, want)
+		}
+	}
+}

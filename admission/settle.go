@@ -48,6 +48,7 @@ func (a *Admission) Done(r Result) {
 	} else {
 		a.correct(all)
 	}
+	a.shadows = nil
 	if a.scratch != nil {
 		a.rejection = Rejection{}
 		a.controller.scratches.Put(a.scratch)

@@ -208,3 +208,25 @@ func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 		}
 	})
 }
+
+// A caller with little time gets the fallback's answer while there is time to send it.
+func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
+	for _, row := range []struct{ answerBy, ends time.Duration }{
+		{15 * time.Millisecond, 15 * time.Millisecond},
+		{time.Minute, 250 * time.Millisecond}, // the store's own deadline is earlier
+		{-time.Second, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g, err := guard.Standard(penstock.StoreFunc(hangs), guard.Options{Instances: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer g.Close()
+			start := time.Now()
+			d, err := g.Decide(guard.AnswerBy(t.Context(), start.Add(row.answerBy)), one(penstock.PerSecond(1).MustCompile(), "k"))
+			if took := time.Since(start); err != nil || d.Source != penstock.FromFallback || took != row.ends {
+				t.Errorf("with %v it ended after %v: %v, %v from %v; want the fallback's answer after %v", row.answerBy, took, d, err, d.Source, row.ends)
+			}
+		})
+	}
+}

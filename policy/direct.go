@@ -11,28 +11,47 @@ import (
 // file, or those that a caller sends with each call.
 type DirectCall struct {
 	// Charges are decided as one batch, in the modes and with the Patience that they state. There are
-	// 1 to penstock.MaxCharges.
+	// 1 to penstock.MaxCharges, or none if there are Shadows.
 	Charges []penstock.Charge
 
 	// Limits has the limit of each charge. Each needs a Rule and a Guard: events name them, and Guard
 	// says what happens while the store gives no answer. The settings of the guards around the store
 	// must agree with it.
 	Limits []*Limit
+
+	// Shadows are decided beside the charges, and change nothing for the request.
+	Shadows []Shadow
 }
 
 var errDirect = errors.New("a direct call needs a limit with a rule for each charge")
 
 // EvaluateDirect makes the charges that a call states those of the Evaluation. The lists and
-// new_identities of the Rules do not apply. It copies the slices of the call.
+// new_identities of the Rules do not apply. It copies the slices of the call, but not those in its
+// Shadows.
 func (r *Rules) EvaluateDirect(c DirectCall, v *Evaluation) error {
 	v.reset(r, noAttributes{})
-	if err := penstock.Check(c.Charges); err != nil {
-		return err
+	if len(c.Charges) > 0 || len(c.Shadows) == 0 {
+		if err := checkDirect(c.Charges, c.Limits); err != nil {
+			return err
+		}
 	}
-	if len(c.Limits) != len(c.Charges) || slices.ContainsFunc(c.Limits, func(l *Limit) bool { return l == nil || l.Rule == nil }) {
-		return errDirect
+	for i := range c.Shadows {
+		if err := checkDirect(c.Shadows[i].Charges, c.Shadows[i].Limits); err != nil {
+			return err
+		}
 	}
 	v.Charges = append(v.Charges, c.Charges...)
 	v.Limits = append(v.Limits, c.Limits...)
+	v.Shadows = append(v.Shadows, c.Shadows...)
+	return nil
+}
+
+func checkDirect(charges []penstock.Charge, limits []*Limit) error {
+	if err := penstock.Check(charges); err != nil {
+		return err
+	}
+	if len(limits) != len(charges) || slices.ContainsFunc(limits, func(l *Limit) bool { return l == nil || l.Rule == nil }) {
+		return errDirect
+	}
 	return nil
 }

@@ -39,7 +39,30 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	}
 	t.lateness.begin()
 	now := time.Now()
-	return &Context{Context: ctx, lateness: &t.lateness, at: now.Add(t.After), lost: t.lateness.lost(now)}, true
+	at := now.Add(t.After)
+	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok && b.at.Before(at) {
+		at = b.at
+	}
+	return &Context{Context: ctx, lateness: &t.lateness, at: at, lost: t.lateness.lost(now)}, true
+}
+
+// AnswerBy returns a context whose decisions end at a time, or earlier.
+func AnswerBy(ctx context.Context, at time.Time) context.Context { return &answerBy{ctx, at} }
+
+type answerByKey struct{}
+
+// An answerBy is a context that says when the store must have answered. It does not end then: the
+// time after that is for the fallback.
+type answerBy struct {
+	context.Context
+	at time.Time
+}
+
+func (b *answerBy) Value(key any) any {
+	if key == (answerByKey{}) {
+		return b
+	}
+	return b.Context.Value(key)
 }
 
 // CallerErr returns the error of the caller's own context. The guards' deadline does not count.

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -31,6 +32,10 @@ type Options struct {
 
 	// Algorithms are those that policies may name besides the built-in ones.
 	Algorithms []*algorithm.Algorithm
+
+	// DirectSettings returns the guards' settings of a limit that is not in the policy. Default: such
+	// limits have none.
+	DirectSettings func(*penstock.Plan) guard.Settings
 
 	// Check refuses rules that the servers cannot enforce. Default: none.
 	Check func(*policy.Rules) error
@@ -71,6 +76,9 @@ func Open(ctx context.Context, o Options) (*Core, error) {
 }
 
 func newCore(o Options) *Core {
+	if o.DirectSettings == nil {
+		o.DirectSettings = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
+	}
 	return &Core{
 		Options:  o,
 		health:   health{log: o.Log},
@@ -100,8 +108,16 @@ func (c *Core) open(ctx context.Context) error {
 		return err
 	}
 	c.onClose(c.rules.close)
-	c.Store, err = c.guard(c.rules.current)
+	c.Store, err = c.guard()
 	return err
+}
+
+// LimitSettings returns how the guards treat a limit of the current rules, or of none.
+func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
+	if s := c.rules.current().Settings(plan); s != (guard.Settings{}) {
+		return s
+	}
+	return c.DirectSettings(plan)
 }
 
 // Close ends the core and all of its background work.

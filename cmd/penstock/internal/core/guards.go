@@ -7,11 +7,10 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/policy"
 )
 
 // guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
-func (c *Core) guard(rules func() *policy.Rules) (penstock.Store, error) {
+func (c *Core) guard() (penstock.Store, error) {
 	if c.scripts == nil { // the store is memory
 		return c.store.Store, nil
 	}
@@ -19,7 +18,7 @@ func (c *Core) guard(rules func() *policy.Rules) (penstock.Store, error) {
 		Server:    &instanceReporter{Server: c.scripts.Store, core: c, line: logthrottle.Line{Every: time.Minute}},
 		Timeout:   guard.TimeoutOptions{After: c.Settings.StoreTimeout},
 		Breaker:   guard.BreakerOptions{Changed: c.breakerChanged},
-		Limits:    func(limit *penstock.Plan) guard.Settings { return rules().Settings(limit) },
+		Limits:    c.LimitSettings,
 		Instances: int(c.Settings.MinInstances),
 		OnStoreError: func(e guard.Event) {
 			if e.Reason != "canceled" { // then no caller waits for the answer
