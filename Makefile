@@ -113,10 +113,11 @@ format:
 # The modules that are tagged besides the root. They require a version of it that is not tagged yet.
 tagged = cmd/penstock grpclimit redisstore/goredis
 
-## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root module by this checkout
+## tidy: go mod tidy of all modules; while it runs in a tagged module, its go.mod replaces the root and grpclimit by this checkout
 tidy:
 	for dir in $(modules); do (cd $$dir && case " $(tagged) " in *" $${dir#$(CURDIR)/} "*) \
-		go mod edit -replace github.com/penstock/penstock=$(CURDIR) && go mod tidy && go mod edit -dropreplace github.com/penstock/penstock;; \
+		go mod edit -replace github.com/penstock/penstock=$(CURDIR) -replace github.com/penstock/penstock/grpclimit=$(CURDIR)/grpclimit && go mod tidy && \
+		go mod edit -dropreplace github.com/penstock/penstock -dropreplace github.com/penstock/penstock/grpclimit;; \
 		*) go mod tidy;; esac); done
 
 ## schema: the JSON Schema of policies, anew from their structs

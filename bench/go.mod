@@ -27,3 +27,5 @@ replace (
 	github.com/penstock/penstock => ../
 	github.com/penstock/penstock/redisstore/goredis => ../redisstore/goredis
 )
+
+replace github.com/penstock/penstock/grpclimit => ../grpclimit

@@ -25,6 +25,8 @@ require (
 	github.com/spf13/cobra v1.10.2 // indirect
 	github.com/spf13/pflag v1.0.9 // indirect
 	golang.org/x/term v0.47.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+	google.golang.org/grpc v1.85.0 // indirect
 )
 
 require (
@@ -80,3 +82,5 @@ require (
 replace github.com/penstock/penstock => ../
 
 replace github.com/penstock/penstock/cmd/penstock => ../cmd/penstock
+
+replace github.com/penstock/penstock/grpclimit => ../grpclimit

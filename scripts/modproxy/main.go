@@ -18,7 +18,7 @@ import (
 
 // tagged are the folders of the modules that get a tag for each version. A tag of cmd/penstock is
 // cmd/penstock/v0.1.0.
-var tagged = []string{".", "cmd/penstock", "redisstore/goredis"}
+var tagged = []string{".", "cmd/penstock", "grpclimit", "redisstore/goredis"}
 
 func main() {
 	if len(os.Args) != 4 {

@@ -25,3 +25,5 @@ replace (
 	github.com/penstock/penstock => ../../../../
 	github.com/penstock/penstock/cmd/penstock => ../../
 )
+
+replace github.com/penstock/penstock/grpclimit => ../../../../grpclimit

@@ -46,8 +46,11 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	if err != nil {
 		return nil, err
 	}
-	if l.Name == "resp" {
+	switch l.Name {
+	case "resp":
 		return s.newRESP(l, config, maxConnections)
+	case "grpc":
+		return s.newGRPC(l, config)
 	}
 	handler, err := s.newAPI()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
@@ -15,7 +16,7 @@ import (
 
 // limitConnections limits how many connections are open at once. At the limit it calls onFull, and
 // the next connection waits in the kernel's queue until another one is closed.
-func limitConnections(l net.Listener, limit int, onFull func()) net.Listener {
+func limitConnections(l net.Listener, limit int, onFull func()) *limitedListener {
 	return &limitedListener{Listener: l, open: make(chan struct{}, limit), onFull: onFull, closed: make(chan struct{})}
 }
 
@@ -23,6 +24,7 @@ type limitedListener struct {
 	net.Listener
 	open   chan struct{} // an element for each open connection
 	onFull func()
+	inUse  atomic.Int64
 	close  sync.Once
 	closed chan struct{}
 }
@@ -43,7 +45,11 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 		<-l.open
 		return nil, err
 	}
-	release := sync.OnceFunc(func() { <-l.open })
+	l.inUse.Add(1)
+	release := sync.OnceFunc(func() {
+		l.inUse.Add(-1)
+		<-l.open
+	})
 	switch conn := conn.(type) {
 	case *net.TCPConn:
 		return &limitedTCP{conn, release}, nil
@@ -52,6 +58,9 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	}
 	return nil, fmt.Errorf("a connection of an unknown kind, %T", conn)
 }
+
+// connections returns how many are open.
+func (l *limitedListener) connections() int { return int(l.inUse.Load()) }
 
 func (l *limitedListener) Close() error {
 	l.close.Do(func() { close(l.closed) })

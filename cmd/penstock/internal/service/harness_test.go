@@ -33,9 +33,9 @@ type running struct {
 }
 
 // start runs a service with settings as flags. Addresses are free ones unless given. The upstream
-// is the handler, or the demo's if it is nil; with api or resp there is none then. Without a policy
-// there is one that limits no request of a test. When the test ends, the service must stop without
-// an error and leave no goroutine running.
+// is the handler, or the demo's if it is nil; with api, grpc or resp there is none then. Without a
+// policy there is one that limits no request of a test. When the test ends, the service must stop
+// without an error and leave no goroutine running.
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *running {
 	t.Helper()
 	t.Cleanup(func() { noGoroutineIsLeft(t) })
@@ -85,7 +85,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 	}
 	switch {
 	case all["upstream"] != "":
-	case upstream == nil && (all["api"] != "" || all["resp"] != ""):
+	case upstream == nil && (all["api"] != "" || all["grpc"] != "" || all["resp"] != ""):
 		delete(all, "listen")
 	case upstream == nil:
 		all["demo"] = "true"
@@ -94,7 +94,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 		t.Cleanup(server.Close)
 		all["upstream"] = server.URL
 	}
-	if all["config"] == "" && all["demo"] == "" && all["resp"] == "" {
+	if all["config"] == "" && all["demo"] == "" && (all["resp"] == "" || all["grpc"] != "") {
 		all["config"] = filepath.Join(t.TempDir(), "rules.yaml")
 		replaceFile(t, all["config"], noLimits)
 	}
@@ -181,7 +181,7 @@ func noGoroutineIsLeft(t *testing.T) {
 		stacks := make([]byte, 1<<20)
 		var left []string
 		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-			ours := strings.Contains(stack, "penstock/cmd") || strings.Contains(stack, "net/http") || strings.Contains(stack, "rueidis")
+			ours := strings.Contains(stack, "penstock/cmd") || strings.Contains(stack, "net/http") || strings.Contains(stack, "rueidis") || strings.Contains(stack, "google.golang.org/grpc")
 			if ours && !strings.Contains(stack, "testing.tRunner") {
 				left = append(left, stack)
 			}

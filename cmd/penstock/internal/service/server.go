@@ -12,12 +12,13 @@ import (
 // A server serves the connections of one listener. All kinds of servers start and end the same way.
 type server struct {
 	name     string // the setting that has its address
-	listener net.Listener
+	listener *limitedListener
 
-	serve    func(net.Listener) error  // returns nil after shutdown or stop
-	shutdown func(ctx context.Context) // accepts nothing new; returns when nothing is in flight or ctx ends
-	stop     func()                    // closes all connections
-	ended    chan struct{}             // closed when serve has returned
+	serve       func(net.Listener) error  // returns nil after shutdown or stop
+	announceEnd func()                    // tells clients that it will shut down; nil: they cannot ask
+	shutdown    func(ctx context.Context) // accepts nothing new; returns when nothing is in flight or ctx ends
+	stop        func()                    // closes all connections
+	ended       chan struct{}             // closed when serve has returned
 }
 
 // newServer makes a server for HTTP, or HTTPS if TLS is configured.

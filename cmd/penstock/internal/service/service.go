@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
@@ -48,12 +50,15 @@ type Options struct {
 type wrappers struct {
 	core   func(*core.Core)
 	limits func(http.Handler) http.Handler // around the handler that applies the limits
+
+	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }
 
 // Addresses are the addresses of the listeners.
 type Addresses struct {
 	Listen string // "" if there is no proxy
 	API    string // "" if it is off
+	GRPC   string // "" if it is off
 	RESP   string // "" if it is off
 	Admin  string // "" if it is off
 }
@@ -200,6 +205,8 @@ func (s *service) announce() {
 			addresses.Listen = address.String()
 		case "api":
 			addresses.API = address.String()
+		case "grpc":
+			addresses.GRPC = address.String()
 		case "resp":
 			addresses.RESP = address.String()
 		case "admin-listen":
@@ -213,7 +220,7 @@ func (s *service) announce() {
 	if set.Store == "" { // memory fails only when it is full
 		name, text = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
 	}
-	s.Log.Info("listening", "listen", orNone(addresses.Listen), "tls", set.TLSCert != "", "api", orNone(addresses.API), "resp", orNone(addresses.RESP), "admin_listen", orNone(addresses.Admin), "upstream", orNone(s.upstream),
+	s.Log.Info("listening", "listen", orNone(addresses.Listen), "tls", set.TLSCert != "", "api", orNone(addresses.API), "grpc", orNone(addresses.GRPC), "resp", orNone(addresses.RESP), "admin_listen", orNone(addresses.Admin), "upstream", orNone(s.upstream),
 		"store", set.StoreName(), "rules", policy.Count(), "policy", orNone(policy.File), "digest", orNone(policy.Digest), name, orNone(text))
 	if s.Started != nil {
 		s.Started(addresses)
@@ -231,6 +238,11 @@ func orNone(text string) string {
 // last.
 func (s *service) drain(delay time.Duration) {
 	s.isDraining.Store(true)
+	for _, server := range s.servers {
+		if server.announceEnd != nil {
+			server.announceEnd()
+		}
+	}
 	s.Log.Info("shutting down", "in_flight", s.inFlight.Load(), "delay", delay, "timeout", s.Settings.DrainTimeout)
 	time.Sleep(delay)
 

@@ -39,7 +39,7 @@ type Settings struct {
 	StoreTimeout  time.Duration
 	MinInstances  int64 // smallest number
 
-	API, RESP                                   string // "" is off
+	API, RESP, GRPC                             string // "" is off
 	CallerToken                                 []byte
 	AllowOpenCallers                            bool
 	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
@@ -124,7 +124,7 @@ func (s *Settings) check() error {
 	}
 	switch {
 	case !s.HasProxy() && len(s.CallerListeners()) == 0:
-		wrong("upstream", "write --upstream http://localhost:3000, --demo to try it with a built-in upstream, or --api or --resp to only answer other proxies or Redis clients")
+		wrong("upstream", "write --upstream http://localhost:3000, --demo to try it with a built-in upstream, or --api, --grpc or --resp to only answer other proxies, gRPC clients or Redis clients")
 	case !s.HasProxy() && s.Source("listen") == "--listen":
 		wrong("listen", "it is the address of the proxy, which needs an upstream; write --upstream, or omit --listen")
 	case s.Upstream != nil && s.Demo:
@@ -155,14 +155,16 @@ func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 
 // NeedsPolicy tells whether the service has nothing to decide without a policy. Redis clients can
 // send limits of their own.
-func (s *Settings) NeedsPolicy() bool { return s.HasProxy() || s.API != "" || s.RESP == "" }
+func (s *Settings) NeedsPolicy() bool {
+	return s.HasProxy() || s.API != "" || s.GRPC != "" || s.RESP == ""
+}
 
 // A Listener is a setting that has an address, and its value.
 type Listener struct{ Name, Address string }
 
 // CallerListeners are those where callers ask for decisions.
 func (s *Settings) CallerListeners() []Listener {
-	all := []Listener{{"api", s.API}, {"resp", s.RESP}}
+	all := []Listener{{"api", s.API}, {"grpc", s.GRPC}, {"resp", s.RESP}}
 	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
 }
 

@@ -30,6 +30,7 @@ var samples = map[string][3]string{
 	"admin-listen":    {"127.0.0.1:1", "off", "0.0.0.0:3"},
 
 	"api":                {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
+	"grpc":               {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"resp":               {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"caller-token":       {"0123456789abcdef", "fedcba9876543210", "aaaaaaaaaaaaaaaa"},
 	"allow-open-callers": {"true", "true", "true"},
@@ -332,6 +333,8 @@ func TestErrorsHaveTheProblemTheSourceAndTheFix(t *testing.T) {
 		{"api", "unix:a.sock", `needs an absolute path of at most 103 characters; write unix:/run/penstock.sock`},
 		{"api", "unix:/" + strings.Repeat("a", 103), `needs an absolute path`},
 		{"api", "localhost:8080", `listen has the same address`},
+		{"grpc", "8081", `write host:port, or :port`},
+		{"grpc", ":8081", `write --caller-token or --caller-client-ca`},
 		{"resp", "6380", `write host:port, or :port`},
 		{"resp", ":6380", `write --caller-token or --caller-client-ca`},
 		{"resp", "10.0.0.1:6380", `or --allow-open-callers if the network protects it`},
@@ -415,6 +418,11 @@ func TestServiceThatOnlyAnswersCallers(t *testing.T) {
 		want  string // part of the error; "" for none
 	}{
 		{map[string]string{"api": ":1"}, ""},
+		{map[string]string{"grpc": "127.0.0.1:1"}, ""},
+		{map[string]string{"grpc": "unix:/run/a.sock"}, ""},
+		{map[string]string{"grpc": ":1", "caller-token": "0123456789abcdef"}, ""},
+		{map[string]string{"grpc": ":1", "caller-client-ca": "a", "caller-tls-cert": "b", "caller-tls-key": "c"}, ""},
+		{map[string]string{"grpc": ":1", "api": ":1", "allow-open-callers": "true"}, `api has the same address`},
 		{map[string]string{"resp": "127.0.0.1:1"}, ""},
 		{map[string]string{"resp": "localhost:1"}, ""},
 		{map[string]string{"resp": "unix:/run/a.sock"}, ""},
@@ -425,7 +433,7 @@ func TestServiceThatOnlyAnswersCallers(t *testing.T) {
 		{map[string]string{"resp": "unix:/run/a.sock", "api": "unix:/run/a.sock"}, `api has the same address`},
 		{map[string]string{"resp": "127.0.0.1:1", "listen": ":8080"}, `it is the address of the proxy, which needs an upstream`},
 		{map[string]string{"resp": "127.0.0.1:8080"}, ""}, // nothing listens on the default of listen
-		{nil, `or --api or --resp`},
+		{nil, `or --api, --grpc or --resp`},
 	} {
 		_, err := Load(Sources{Flags: c.flags})
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {

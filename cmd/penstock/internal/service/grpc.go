@@ -1,0 +1,251 @@
+package service
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"fmt"
+	"maps"
+	"net"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+)
+
+// grpcServices are the services of the gRPC listener. Each function makes one and registers it.
+// Authentication, health by the service's name, reflection, metrics, panics and the drain are done
+// for all of them.
+var grpcServices = []func(*service, grpc.ServiceRegistrar) error{}
+
+const (
+	// maxStreams is how many calls of one connection may be in flight. It is above the 1,024 that
+	// Envoy sends at once by default.
+	maxStreams = 2048
+
+	// maxConnectionAge is when clients connect anew, so that they spread over instances that came
+	// later. Calls may then continue for the grace.
+	maxConnectionAge      = 24 * time.Hour
+	maxConnectionAgeGrace = time.Hour
+
+	// minPing is how often a client may ping. Clients that ping more often are disconnected.
+	minPing = 10 * time.Second
+
+	// readBuffer is the size in bytes of each connection's buffer.
+	readBuffer = 8 << 10
+)
+
+// healthService can be called without the token, like /livez: orchestrators cannot send one.
+const healthService = "grpc.health.v1.Health"
+
+// Probes that were written for envoyproxy/ratelimit ask for rlsService by rlsHealthName.
+const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"
+
+// newGRPC makes the server for gRPC clients.
+func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
+	calls := &grpcCalls{service: s, ending: make(chan struct{})}
+	options := []grpc.ServerOption{
+		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxRecvMsgSize(maxQuestion),
+		grpc.MaxHeaderListSize(uint32(s.Settings.MaxHeader)),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle:     s.Settings.IdleTimeout,
+			MaxConnectionAge:      maxConnectionAge,
+			MaxConnectionAgeGrace: maxConnectionAgeGrace,
+			Time:                  s.Settings.StallTimeout, // a silent client gets a ping; 0 is two hours
+			Timeout:               s.Settings.StallTimeout,
+		}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(calls.unary),
+		grpc.StreamInterceptor(calls.stream),
+	}
+	if len(s.Settings.CallerToken) > 0 {
+		options = append(options, grpc.InTapHandle(calls.authenticator(s.Settings.CallerToken)))
+	}
+	if config != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+	}
+	grpcServer := grpc.NewServer(options...)
+	for _, register := range grpcServices {
+		if err := register(s, grpcServer); err != nil {
+			return nil, err
+		}
+	}
+	if s.wrap.services != nil {
+		s.wrap.services(grpcServer)
+	}
+	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
+	state := health.NewServer() // "" is serving
+	for _, name := range names {
+		state.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
+		if name == rlsService {
+			state.SetServingStatus(rlsHealthName, healthpb.HealthCheckResponse_SERVING)
+		}
+	}
+	healthpb.RegisterHealthServer(grpcServer, state)
+	reflection.Register(grpcServer) // the schemas are public; the calls need the token
+
+	var allCodes []string
+	for code := codes.OK; code <= codes.Unauthenticated; code++ {
+		allCodes = append(allCodes, code.String())
+	}
+	made := &server{name: l.Name, announceEnd: state.Shutdown}
+	calls.counts = s.metrics.GRPC(append(names, healthService), allCodes, func() int { return made.listener.connections() })
+	drained := sync.OnceValue(func() <-chan struct{} {
+		done := make(chan struct{})
+		go func() { // it ends after stop at the latest
+			defer close(done)
+			close(calls.ending)
+			grpcServer.GracefulStop()
+		}()
+		return done
+	})
+	made.serve = func(l net.Listener) error { return grpcServer.Serve(l) } // nil after it was stopped
+	made.shutdown = func(ctx context.Context) {
+		select {
+		case <-drained():
+		case <-ctx.Done():
+		}
+	}
+	made.stop = func() {
+		grpcServer.Stop()
+		<-drained()
+	}
+	return made, nil
+}
+
+// grpcCalls does what all calls need.
+type grpcCalls struct {
+	service *service
+	counts  *metrics.GRPCCalls
+	ending  chan struct{} // closed when the server shuts down
+}
+
+// authenticator returns a function that refuses a call without the token, before its message is
+// read.
+func (c *grpcCalls) authenticator(token []byte) tap.ServerInHandle {
+	want := sha256.Sum256(token) // hashes have one length, so the comparison takes one time
+	refused := c.refused()
+	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
+		if serviceName(info.FullMethodName) == healthService {
+			return ctx, nil
+		}
+		values := info.Header.Get("authorization")
+		if len(values) == 0 {
+			refused(ctx, "no_token")
+			return nil, status.Error(codes.Unauthenticated, "there is no token; send caller_token as metadata: authorization: Bearer TOKEN")
+		}
+		scheme, text, _ := strings.Cut(values[0], " ")
+		got := sha256.Sum256([]byte(text))
+		if len(values) > 1 || !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(got[:], want[:]) == 0 {
+			refused(ctx, "wrong_token")
+			return nil, status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
+		}
+		return ctx, nil
+	}
+}
+
+// refused returns a function that counts calls that are refused for their token, and logs each
+// reason at most every ten seconds.
+func (c *grpcCalls) refused() func(ctx context.Context, reason string) {
+	lines := make(map[string]*logthrottle.Line)
+	for _, reason := range metrics.GRPCFailures {
+		lines[reason] = &logthrottle.Line{Every: 10 * time.Second}
+	}
+	return func(ctx context.Context, reason string) {
+		c.counts.AuthFailed(reason)
+		if p, ok := peer.FromContext(ctx); ok {
+			c.service.Log.Debug("a gRPC client was refused", "reason", reason, "client", p.Addr.String())
+		}
+		if skipped, isDue := lines[reason].Due(); isDue {
+			c.service.Log.Warn("a gRPC client did not send the right caller_token, and is refused", "reason", reason, "unlogged", skipped)
+		}
+	}
+}
+
+func (c *grpcCalls) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
+	c.service.inFlight.Add(1)
+	defer func() {
+		err = c.ended(info.FullMethod, recover(), err)
+		c.service.inFlight.Add(-1)
+	}()
+	return handler(ctx, request)
+}
+
+// stream does not count calls of health checks and reflection as in flight: clients may keep them
+// open for ever. It ends them when the server shuts down.
+func (c *grpcCalls) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	defer func() { err = c.ended(info.FullMethod, recover(), err) }()
+	if name := serviceName(info.FullMethod); name != healthService && !strings.HasPrefix(name, "grpc.reflection.") {
+		c.service.inFlight.Add(1)
+		defer c.service.inFlight.Add(-1)
+		return handler(srv, stream)
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-c.ending:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return handler(srv, cancelledStream{stream, ctx})
+}
+
+// A cancelledStream ends with a context of its own.
+type cancelledStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s cancelledStream) Context() context.Context { return s.ctx }
+
+func (s cancelledStream) RecvMsg(message any) error {
+	received := make(chan error, 1)
+	go func() { received <- s.ServerStream.RecvMsg(message) }() // it ends with the handler at the latest
+	select {
+	case err := <-received:
+		return err
+	case <-s.ctx.Done():
+		return status.Error(codes.Unavailable, errClosing.Error())
+	}
+}
+
+// ended counts a call that has ended, and returns its error. A panic of the handler becomes an
+// error, and is logged.
+func (c *grpcCalls) ended(method string, panicked any, err error) error {
+	if panicked != nil {
+		c.service.Log.Error("panic in a gRPC call", "method", method, "err", redact.Quoted(fmt.Sprint(panicked)), "stack", string(debug.Stack()))
+		err = status.Error(codes.Internal, "the service made a mistake; its log has more")
+	}
+	c.counts.Count(serviceName(method), uint32(status.Code(err)))
+	return err
+}
+
+// serviceName is the service of a method: p.S of /p.S/M.
+func serviceName(method string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	return name
+}

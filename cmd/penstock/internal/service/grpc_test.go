@@ -1,0 +1,331 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// An echo is a service for tests: it answers what its function returns.
+type echo func(ctx context.Context, text string) (string, error)
+
+const echoMethod = "/penstock.test.Echo/Say"
+
+func (e echo) register(r grpc.ServiceRegistrar) {
+	say := func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		request := new(wrapperspb.StringValue)
+		if err := decode(request); err != nil {
+			return nil, err
+		}
+		return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: echoMethod}, func(ctx context.Context, request any) (any, error) {
+			text, err := e(ctx, request.(*wrapperspb.StringValue).Value)
+			return wrapperspb.String(text), err
+		})
+	}
+	r.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "penstock.test.Echo", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{MethodName: "Say", Handler: say}},
+	}, e)
+}
+
+// serving makes a service serve more services by gRPC.
+func serving(e echo) func(*Options) { return func(o *Options) { o.wrap.services = e.register } }
+
+// grpcClient connects to the gRPC listener.
+func (r *running) grpcClient(config *tls.Config, options ...grpc.DialOption) *grpc.ClientConn {
+	r.Helper()
+	creds := insecure.NewCredentials()
+	if config != nil {
+		creds = credentials.NewTLS(config)
+	}
+	target := "passthrough:///" + r.GRPC
+	if strings.HasPrefix(r.GRPC, "/") {
+		target = "unix:" + r.GRPC
+	}
+	conn, err := grpc.NewClient(target, append(options, grpc.WithTransportCredentials(creds))...)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// patient is a context for one call.
+func patient(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func say(ctx context.Context, conn *grpc.ClientConn, text string) (string, error) {
+	answer := new(wrapperspb.StringValue)
+	err := conn.Invoke(ctx, echoMethod, wrapperspb.String(text), answer)
+	return answer.Value, err
+}
+
+func loud(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil }
+
+func TestHealthAndReflectionOverGRPC(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, serving(loud))
+	conn := r.grpcClient(nil)
+	for name, want := range map[string]codes.Code{"": codes.OK, "penstock.test.Echo": codes.OK, "nobody": codes.NotFound} {
+		answer, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{Service: name})
+		if status.Code(err) != want || want == codes.OK && answer.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("health of %q: %v, %v; want %v", name, answer, err, want)
+		}
+	}
+	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(patient(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := answer.String(); !strings.Contains(text, "penstock.test.Echo") || !strings.Contains(text, "grpc.health.v1.Health") {
+		t.Errorf("reflection lists %s", text)
+	}
+	if text := r.log.String(); !strings.Contains(text, "grpc="+r.GRPC) {
+		t.Errorf("the line listening has no gRPC address: %s", text)
+	}
+}
+
+func TestGRPCOverUnixSocket(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, serving(loud))
+	if answer, err := say(patient(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
+		t.Errorf("%q, %v", answer, err)
+	}
+}
+
+func TestGRPCCallsNeedTheToken(t *testing.T) {
+	const token = "0123456789abcdef"
+	decided := 0
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "caller-token": token}, serving(func(context.Context, string) (string, error) {
+		decided++
+		return "", nil
+	}))
+	conn := r.grpcClient(nil)
+	for _, c := range []struct {
+		authorization []string
+		want          codes.Code
+	}{
+		{nil, codes.Unauthenticated},
+		{[]string{token}, codes.Unauthenticated},
+		{[]string{"Bearer"}, codes.Unauthenticated},
+		{[]string{"Bearer "}, codes.Unauthenticated},
+		{[]string{"Bearer " + token[1:]}, codes.Unauthenticated},
+		{[]string{"Bearer " + token + "0"}, codes.Unauthenticated},
+		{[]string{"Basic " + token}, codes.Unauthenticated},
+		{[]string{"Bearer " + token, "Bearer " + token}, codes.Unauthenticated},
+		{[]string{"Bearer " + token}, codes.OK},
+		{[]string{"bearer " + token}, codes.OK},
+	} {
+		ctx := metadata.NewOutgoingContext(patient(t), metadata.MD{"authorization": c.authorization})
+		if _, err := say(ctx, conn, "x"); status.Code(err) != c.want {
+			t.Errorf("with %q: %v; want %v", c.authorization, err, c.want)
+		}
+	}
+	if decided != 2 {
+		t.Errorf("%d calls were decided, want 2", decided)
+	}
+	if _, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{}); err != nil {
+		t.Errorf("a health check without the token: %v", err)
+	}
+	for reason, want := range map[string]string{"no_token": "1", "wrong_token": "7"} {
+		if n := r.metric(`rate_limiter_grpc_auth_failures_total{reason="` + reason + `"}`); n != want {
+			t.Errorf("%s refusals are counted with reason %s, want %s", n, reason, want)
+		}
+		if lines := r.log.Lines("level=WARN", "gRPC client did not send", "reason="+reason); len(lines) != 1 {
+			t.Errorf("%s: the lines are %q; want one", reason, lines)
+		}
+	}
+	if text := r.log.String(); strings.Contains(text, token[1:]) {
+		t.Errorf("the log shows the token: %s", text)
+	}
+}
+
+func TestGRPCCallersNeedACertificate(t *testing.T) {
+	authority := newAuthority(t)
+	certificate := authority.issue(1)
+	r := start(t, nil, map[string]string{
+		"grpc": "127.0.0.1:0", "caller-tls-cert": authority.path("cert.pem"), "caller-tls-key": authority.path("key.pem"), "caller-client-ca": authority.path("ca.pem"),
+	}, serving(loud))
+	if _, err := say(patient(t), r.grpcClient(&tls.Config{RootCAs: authority.pool}), "x"); status.Code(err) != codes.Unavailable {
+		t.Errorf("without a certificate: %v", err)
+	}
+	if answer, err := say(patient(t), r.grpcClient(&tls.Config{RootCAs: authority.pool, Certificates: []tls.Certificate{certificate}}), "x"); answer != "X" {
+		t.Errorf("with a certificate: %q, %v", answer, err)
+	}
+	plain := r.grpcClient(nil)
+	if _, err := say(patient(t), plain, "x"); status.Code(err) != codes.Unavailable {
+		t.Errorf("without TLS: %v", err)
+	}
+}
+
+func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, serving(func(_ context.Context, text string) (string, error) {
+		if text == "panic" {
+			panic("no such limit")
+		}
+		return text, nil
+	}))
+	conn := r.grpcClient(nil)
+	if _, err := say(patient(t), conn, "panic"); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no such limit") {
+		t.Errorf("a panic: %v", err)
+	}
+	if answer, err := say(patient(t), conn, "next"); answer != "next" {
+		t.Errorf("after a panic: %q, %v", answer, err)
+	}
+	if lines := r.log.Lines("level=ERROR", "panic in a gRPC call", echoMethod, "grpc_test.go"); len(lines) != 1 {
+		t.Errorf("the log has %s", r.log)
+	}
+	for code, want := range map[string]string{"OK": "1", "Internal": "1", "Unknown": "0"} {
+		if n := r.metric(`rate_limiter_grpc_calls_total{code="` + code + `",service="penstock.test.Echo"}`); n != want {
+			t.Errorf("%s calls with %s are counted, want %s", n, code, want)
+		}
+	}
+}
+
+func TestLargeGRPCMessagesAreRefused(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, serving(loud))
+	conn := r.grpcClient(nil)
+	if _, err := say(patient(t), conn, strings.Repeat("x", maxQuestion)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a message above the limit: %v", err)
+	}
+	if _, err := say(patient(t), conn, strings.Repeat("x", maxQuestion-10)); err != nil {
+		t.Errorf("a message below the limit: %v", err)
+	}
+	ctx := metadata.AppendToOutgoingContext(patient(t), "x", strings.Repeat("x", 20<<10))
+	if _, err := say(ctx, conn, "x"); err == nil {
+		t.Error("metadata above max_header was accepted")
+	}
+}
+
+// Calls in flight end before the service does. Health checks report the end at once, and neither
+// they nor reflection keep the service from stopping.
+func TestGRPCCallsAreDrained(t *testing.T) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "drain-timeout": "1m"}, serving(func(context.Context, string) (string, error) {
+		close(entered)
+		<-leave
+		return "done", nil
+	}))
+	conn, watching := r.grpcClient(nil), r.grpcClient(nil)
+	watch, err := healthpb.NewHealthClient(watching).Watch(patient(t), &healthpb.HealthCheckRequest{Service: "penstock.test.Echo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("health before: %v, %v", answer, err)
+	}
+	reflecting, err := reflectionpb.NewServerReflectionClient(watching).ServerReflectionInfo(patient(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := reflecting.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reflecting.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		answer string
+		err    error
+	}
+	called := make(chan result, 1)
+	go func() {
+		answer, err := say(patient(t), conn, "x")
+		called <- result{answer, err}
+	}()
+	<-entered
+	r.stop()
+	if answer, err := watch.Recv(); err != nil || answer.Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health while draining: %v, %v", answer, err)
+	}
+	if _, err := watch.Recv(); err == nil {
+		t.Error("the watch goes on")
+	}
+	if _, err := reflecting.Recv(); err == nil || err == io.EOF {
+		t.Errorf("reflection goes on: %v", err)
+	}
+	await(t, "the listener to close", func() bool {
+		conn, err := net.Dial("tcp", r.GRPC)
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
+	close(leave)
+	if got := <-called; got.answer != "done" {
+		t.Errorf("the call in flight: %+v", got)
+	}
+	r.wait()
+	if lines := r.log.Lines("shutting down", "in_flight=1"); len(lines) != 1 {
+		t.Errorf("the call in flight is not counted: %s", r.log)
+	}
+}
+
+// A call that does not end is cut off at the drain timeout.
+func TestGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T) {
+	entered := make(chan struct{})
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, serving(func(ctx context.Context, _ string) (string, error) {
+		close(entered)
+		<-ctx.Done()
+		return "", ctx.Err()
+	}))
+	called := make(chan error, 1)
+	conn := r.grpcClient(nil)
+	go func() {
+		_, err := say(patient(t), conn, "x")
+		called <- err
+	}()
+	<-entered
+	r.stop()
+	if err := <-called; status.Code(err) != codes.Unavailable {
+		t.Errorf("the client got %v", err)
+	}
+}
+
+func TestConnectedGRPCClientsAreCounted(t *testing.T) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": "3"})
+	const series = "rate_limiter_grpc_connections"
+	var conns []net.Conn
+	for range 3 {
+		conn, err := net.Dial("tcp", r.GRPC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns = append(conns, conn)
+	}
+	await(t, "3 clients to be counted", func() bool { return r.metric(series) == "3" })
+	fourth, err := net.Dial("tcp", r.GRPC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fourth.Close()
+	await(t, "the limit to be logged", func() bool { return len(r.log.Lines("max_connections is reached", "address=grpc")) == 1 })
+	if n := r.metric(series); n != "3" {
+		t.Errorf("%s clients are connected, max_connections is 3", n)
+	}
+	conns[0].Close()
+	await(t, "the fourth to be served", func() bool { return r.metric(series) == "3" })
+	conns[1].Close()
+	await(t, "2 clients to be left", func() bool { return r.metric(series) == "2" })
+}
