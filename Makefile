@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways bench lint format tidy schema tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways conformance bench lint format tidy schema tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -90,6 +90,11 @@ gateways: proxies = nginx haproxy caddy traefik envoy
 recipes gateways: tools
 	@scripts/proxies bin/proxies $(proxies)
 	cd scripts && go run ./recipes ../deploy/recipes ../bin/proxies $(proxies)
+
+## conformance: the same random requests to Penstock and to envoyproxy/ratelimit, on a real Redis each; every answer must be equal.
+## CONFORMANCE="-only exact -requests 2000 -seed 7" chooses. Run it at night: it builds envoyproxy/ratelimit from its module.
+conformance: tools
+	cd conformance && go run . $(CONFORMANCE)
 
 ## bench: measures, and prints the figures that docs/ quotes
 bench: tools

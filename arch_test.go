@@ -202,7 +202,7 @@ func TestRequirementsStayFew(t *testing.T) {
 }
 
 // neverTagged are the modules of the workspace that nobody installs or imports.
-var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "examples", "internal/faults", "scripts"}
+var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "conformance", "examples", "internal/faults", "scripts"}
 
 // "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the
 // version of the root that is required.

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// An answer is a response or an error.
+type answer struct {
+	response *rls.RateLimitResponse
+	err      error
+}
+
+func (a answer) String() string {
+	if a.err != nil {
+		return "error: " + a.err.Error()
+	}
+	return fmt.Sprint(a.response)
+}
+
+func (a answer) code() codes.Code { return status.Code(a.err) }
+
+// differences are the fields in which two answers differ, such as "statuses[1].code". Fields of a
+// status that only one answer has are named once, as the status. None: the answers are equal.
+func differences(a, b answer) (fields []string) {
+	if a.err != nil || b.err != nil {
+		if a.code() != b.code() {
+			return []string{"error"}
+		}
+		return nil
+	}
+	compareMessages(a.response.ProtoReflect(), b.response.ProtoReflect(), "", &fields)
+	if len(fields) == 0 && !proto.Equal(a.response, b.response) {
+		fields = []string{"unknown fields"}
+	}
+	return fields
+}
+
+func compareMessages(a, b protoreflect.Message, path string, fields *[]string) {
+	list := a.Descriptor().Fields()
+	for i := range list.Len() {
+		field := list.Get(i)
+		name := path + string(field.Name())
+		switch {
+		case a.Has(field) != b.Has(field):
+			*fields = append(*fields, name)
+		case !a.Has(field):
+		case field.IsList():
+			compareLists(a.Get(field).List(), b.Get(field).List(), field, name, fields)
+		case field.Message() != nil && !field.IsMap():
+			compareMessages(a.Get(field).Message(), b.Get(field).Message(), name+".", fields)
+		case !a.Get(field).Equal(b.Get(field)):
+			*fields = append(*fields, name)
+		}
+	}
+}
+
+func compareLists(a, b protoreflect.List, field protoreflect.FieldDescriptor, name string, fields *[]string) {
+	if a.Len() != b.Len() {
+		*fields = append(*fields, name)
+		return
+	}
+	for i := range a.Len() {
+		switch element := fmt.Sprintf("%s[%d]", name, i); {
+		case field.Message() != nil:
+			compareMessages(a.Get(i).Message(), b.Get(i).Message(), element+".", fields)
+		case !a.Get(i).Equal(b.Get(i)):
+			*fields = append(*fields, element)
+		}
+	}
+}
+
+// A tally counts what was compared, by name.
+type tally struct {
+	names  []string
+	counts map[string]int
+}
+
+func (t *tally) add(name string, n int) {
+	if t.counts == nil {
+		t.counts = make(map[string]int)
+	}
+	if !slices.Contains(t.names, name) {
+		t.names = append(t.names, name)
+	}
+	t.counts[name] += n
+}
+
+func (t *tally) String() (text string) {
+	for _, name := range t.names {
+		text += fmt.Sprintf("%10d  %s\n", t.counts[name], name)
+	}
+	return text
+}

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A domain is one configuration file: a tree of descriptors.
+type domain struct {
+	name  string
+	nodes []*node
+}
+
+// A node is a descriptor of a configuration.
+type node struct {
+	key, value string // value "" is none
+	limit      *limit // nil is none
+	shadow     bool   // shadow_mode
+	quota      bool   // quota_mode
+	detailed   bool   // detailed_metric
+	metric     bool   // value_to_metric
+	shared     bool   // share_threshold
+	nodes      []*node
+}
+
+// A limit is a rate_limit.
+type limit struct {
+	unit      string // upper case; "" if unlimited
+	count     uint32 // requests_per_unit
+	isSilent  bool   // requests_per_unit is not written, so it is 0
+	unlimited bool
+	name      string
+	replaces  []string
+}
+
+// label is key_value, or the key of a node without value. Nodes of one level differ by it.
+func (n *node) label() string {
+	if n.value == "" {
+		return n.key
+	}
+	return n.key + "_" + n.value
+}
+
+func (n *node) isWildcard() bool { return strings.HasSuffix(n.label(), "*") }
+
+// seconds are the lengths of the windows.
+var seconds = map[string]int64{
+	"SECOND": 1, "MINUTE": 60, "HOUR": 3600, "DAY": 86400, "WEEK": 7 * 86400, "MONTH": 30 * 86400, "YEAR": 365 * 86400,
+}
+
+// unitNames are the units by their number in the protocol.
+var unitNames = []string{1: "SECOND", 2: "MINUTE", 3: "HOUR", 4: "DAY", 5: "MONTH", 6: "YEAR", 7: "WEEK"}
+
+// Few keys and values, so that entries match, repeat, and have labels that are equal by chance.
+var (
+	keys   = []string{"k", "k", "a", "a_b", "path", "remote_address", "é"}
+	values = []string{"", "", "", "x", "x", "y", "b_c", "c", "10", "true", "1.2.3.4", "/api", "/api/v1", "a b", "x*", "*", "/api/*", "b*", "*b", "ü"}
+	names  = []string{"one", "two", "three"}
+	counts = []uint32{0, 1, 1, 2, 2, 3, 3, 4, 5, 7, 10, 20, 100, 1000, 1<<31 - 1, 1 << 31, 1<<32 - 1}
+)
+
+func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
+
+// chance is true in one of n cases.
+func chance(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
+
+// newDomain makes a random configuration that both services accept.
+func newDomain(r *rand.Rand, name string) *domain {
+	return &domain{name: name, nodes: newNodes(r, 0)}
+}
+
+func newNodes(r *rand.Rand, depth int) (nodes []*node) {
+	var labels []string
+	for range 1 + r.IntN(6-depth) {
+		n := &node{key: pick(r, keys), value: pick(r, values)}
+		if chance(r, 20) {
+			n.key += "*"
+		}
+		if slices.Contains(labels, n.label()) {
+			continue
+		}
+		labels = append(labels, n.label())
+		if !chance(r, 5) {
+			n.limit = newLimit(r)
+		}
+		n.shadow, n.quota = chance(r, 10), chance(r, 20)
+		n.detailed, n.metric = chance(r, 10), chance(r, 10)
+		n.shared = n.isWildcard() && chance(r, 2)
+		if depth < 3 && chance(r, 3) {
+			n.nodes = newNodes(r, depth+1)
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes
+}
+
+func newLimit(r *rand.Rand) *limit {
+	var l limit
+	if chance(r, 2) {
+		l.name = pick(r, names)
+	}
+	if chance(r, 6) {
+		for _, name := range names {
+			if name != l.name && chance(r, 2) {
+				l.replaces = append(l.replaces, name)
+			}
+		}
+	}
+	if chance(r, 12) {
+		l.unlimited = true
+		return &l
+	}
+	l.unit, l.count = unitNames[1+r.IntN(len(unitNames)-1)], pick(r, counts)
+	l.isSilent = l.count == 0 && chance(r, 2)
+	return &l
+}
+
+// yaml writes the configuration, in one of several spellings.
+func (d *domain) yaml(r *rand.Rand) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "domain: %s\n", d.name)
+	if len(d.nodes) > 0 {
+		b.WriteString("descriptors:\n")
+		writeNodes(&b, r, d.nodes, "")
+	}
+	return b.String()
+}
+
+func writeNodes(b *strings.Builder, r *rand.Rand, nodes []*node, indent string) {
+	for _, n := range nodes {
+		fmt.Fprintf(b, "%s- key: %s\n", indent, scalar(r, n.key))
+		indent := indent + "  "
+		if n.value != "" {
+			fmt.Fprintf(b, "%svalue: %s\n", indent, scalar(r, n.value))
+		}
+		for _, flag := range []struct {
+			name string
+			set  bool
+		}{
+			{"shadow_mode", n.shadow},
+			{"quota_mode", n.quota},
+			{"detailed_metric", n.detailed},
+			{"value_to_metric", n.metric},
+			{"share_threshold", n.shared},
+		} {
+			if flag.set || chance(r, 12) {
+				fmt.Fprintf(b, "%s%s: %t\n", indent, flag.name, flag.set)
+			}
+		}
+		if n.limit != nil {
+			fmt.Fprintf(b, "%srate_limit:\n", indent)
+			n.limit.write(b, r, indent+"  ")
+		}
+		if len(n.nodes) > 0 {
+			fmt.Fprintf(b, "%sdescriptors:\n", indent)
+			writeNodes(b, r, n.nodes, indent)
+		}
+	}
+}
+
+func (l *limit) write(b *strings.Builder, r *rand.Rand, indent string) {
+	if l.unlimited {
+		fmt.Fprintf(b, "%sunlimited: true\n", indent)
+	} else {
+		fmt.Fprintf(b, "%sunit: %s\n", indent, pick(r, []string{l.unit, strings.ToLower(l.unit), l.unit[:1] + strings.ToLower(l.unit[1:])}))
+		if !l.isSilent {
+			fmt.Fprintf(b, "%srequests_per_unit: %d\n", indent, l.count)
+		}
+	}
+	if l.name != "" {
+		fmt.Fprintf(b, "%sname: %s\n", indent, l.name)
+	}
+	if len(l.replaces) > 0 {
+		fmt.Fprintf(b, "%sreplaces:\n", indent)
+		for _, name := range l.replaces {
+			fmt.Fprintf(b, "%s- name: %s\n", indent, name)
+		}
+	}
+}
+
+// scalar quotes what must be quoted, and now and then what need not be.
+func scalar(r *rand.Rand, s string) string {
+	_, err := strconv.ParseFloat(s, 64)
+	isFloat := err == nil && strings.Contains(s, ".")
+	if isFloat || strings.ContainsAny(s, "*:#&!%@`'\"{}[]|>") || chance(r, 3) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// unitNumber is the number of a unit in the protocol.
+func unitNumber(unit string) int { return slices.Index(unitNames, unit) }

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/proto"
+)
+
+// A steppedClock stands still, and now and then goes on to the end of a window or a second further.
+type steppedClock struct{ second int64 }
+
+func (c *steppedClock) now() int64 { return c.second }
+
+func (c *steppedClock) advance(r *rand.Rand) error {
+	if chance(r, 10) {
+		c.second++
+	}
+	if chance(r, 30) {
+		window := seconds[pick(r, unitNames[1:])]
+		c.second = (c.second/window+1)*window - 1
+	}
+	return nil
+}
+
+// A fake is a service whose answers a model makes, with a defect or without.
+type fake struct {
+	*model
+	clock  clock
+	defect defect
+}
+
+// A defect is what a service does wrong: each part changes what the model sees or says.
+type defect struct {
+	domain   func(*domain)
+	request  func(*rls.RateLimitRequest)
+	response func(*rls.RateLimitResponse)
+}
+
+func (f fake) ask(request *rls.RateLimitRequest) answer {
+	request = proto.CloneOf(request)
+	if f.defect.request != nil {
+		f.defect.request(request)
+	}
+	response := f.decide(request, f.clock.now())
+	if f.defect.response != nil {
+		f.defect.response(response)
+	}
+	return answer{response: response}
+}
+
+// compareFakes runs a comparison of a model with one that has a defect.
+func compareFakes(t *testing.T, requests int, d defect) *comparison {
+	t.Helper()
+	clock := &steppedClock{second: 1_800_000_000}
+	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock, explain: func(exchange) string { return "" }}
+	c.start = func(_ string, domains []*domain) (asker, asker, func(), error) {
+		var wrong []*domain
+		for _, domain := range domains {
+			wrong = append(wrong, domain.clone())
+			if d.domain != nil {
+				d.domain(wrong[len(wrong)-1])
+			}
+		}
+		return fake{newModel(domains...), clock, defect{}}, fake{newModel(wrong...), clock, d}, func() {}, nil
+	}
+	if err := c.run(requests); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (d *domain) clone() *domain { return &domain{d.name, cloneNodes(d.nodes)} }
+
+func cloneNodes(nodes []*node) (cloned []*node) {
+	for _, n := range nodes {
+		other := *n
+		if n.limit != nil {
+			l := *n.limit
+			other.limit = &l
+		}
+		other.nodes = cloneNodes(n.nodes)
+		cloned = append(cloned, &other)
+	}
+	return cloned
+}
+
+func TestEqualServicesHaveNoMismatch(t *testing.T) {
+	t.Parallel()
+	c := compareFakes(t, 20_000, defect{})
+	if c.mismatches > 0 || c.tally.counts["equal in every field"] != c.tally.counts["compared"] || c.tally.counts["compared"] < 20_000 {
+		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
+	}
+	if missing := c.notMet(); len(missing) > 0 {
+		t.Errorf("seed %d: no request met %v", c.seed, missing)
+	}
+}
+
+func everyNode(change func(*node)) func(*domain) {
+	var walk func([]*node)
+	walk = func(nodes []*node) {
+		for _, n := range nodes {
+			change(n)
+			walk(n.nodes)
+		}
+	}
+	return func(d *domain) { walk(d.nodes) }
+}
+
+func everyLimit(change func(*limit)) func(*domain) {
+	return everyNode(func(n *node) {
+		if n.limit != nil {
+			change(n.limit)
+		}
+	})
+}
+
+func everyStatus(change func(*rls.RateLimitResponse_DescriptorStatus)) func(*rls.RateLimitResponse) {
+	return func(response *rls.RateLimitResponse) {
+		for _, status := range response.Statuses {
+			change(status)
+		}
+	}
+}
+
+func TestDefectsAreFound(t *testing.T) {
+	t.Parallel()
+	type status = rls.RateLimitResponse_DescriptorStatus
+	for name, d := range map[string]defect{
+		"shadow_mode denies":         {domain: everyNode(func(n *node) { n.shadow = false })},
+		"quota_mode denies":          {domain: everyNode(func(n *node) { n.quota = false })},
+		"share_threshold is ignored": {domain: everyNode(func(n *node) { n.shared = false })},
+		"all wildcards share":        {domain: everyNode(func(n *node) { n.shared = n.isWildcard() })},
+		"replaces is ignored":        {domain: everyLimit(func(l *limit) { l.replaces = nil })},
+		"names are not sent":         {domain: everyLimit(func(l *limit) { l.name = "" })},
+		"unlimited is ignored":       {domain: everyLimit(func(l *limit) { l.unlimited, l.unit = false, "SECOND" })},
+		"limits are one too large":   {domain: everyLimit(func(l *limit) { l.count++ })},
+		"months are years":           {domain: everyLimit(func(l *limit) { l.unit = strings.Replace(l.unit, "MONTH", "YEAR", 1) })},
+		"the last wildcard wins": {domain: func(d *domain) {
+			everyNode(func(n *node) { slices.Reverse(n.nodes) })(d)
+			slices.Reverse(d.nodes)
+		}},
+		"nested limits are lost": {domain: everyNode(func(n *node) { n.nodes = nil })},
+		"hits of the request are ignored": {request: func(r *rls.RateLimitRequest) {
+			r.HitsAddend = 0
+		}},
+		"hits of a descriptor are ignored": {request: func(r *rls.RateLimitRequest) {
+			for _, d := range r.Descriptors {
+				d.HitsAddend = nil
+			}
+		}},
+		"hits of 0 cost 1": {request: func(r *rls.RateLimitRequest) {
+			for _, d := range r.Descriptors {
+				if d.HitsAddend != nil {
+					d.HitsAddend.Value = max(1, d.HitsAddend.Value)
+				}
+			}
+		}},
+		"overrides are ignored": {request: func(r *rls.RateLimitRequest) {
+			for _, d := range r.Descriptors {
+				d.Limit = nil
+			}
+		}},
+		"unknown domains are known":  {request: func(r *rls.RateLimitRequest) { r.Domain = strings.TrimSuffix(r.Domain, "-unknown") }},
+		"the reset is missing":       {response: everyStatus(func(s *status) { s.DurationUntilReset = nil })},
+		"the remainder is one short": {response: everyStatus(func(s *status) { s.LimitRemaining -= min(s.LimitRemaining, 1) })},
+		"one status is missing":      {response: func(r *rls.RateLimitResponse) { r.Statuses = r.Statuses[1:] }},
+		"denied is not said":         {response: func(r *rls.RateLimitResponse) { r.OverallCode = rls.RateLimitResponse_OK }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c := compareFakes(t, 20_000, d); c.mismatches == 0 {
+				t.Errorf("seed %d: no mismatch in %d requests", c.seed, c.tally.counts["compared"])
+			}
+		})
+	}
+}
+
+// A straddlingClock goes on by a second while some exchanges are decided. What the left service
+// decides is before, and what the right one decides is after.
+type straddlingClock struct {
+	second, begun atomic.Int64
+	isDue         atomic.Bool
+}
+
+func (c *straddlingClock) now() int64 { return c.second.Load() }
+
+func (c *straddlingClock) advance(r *rand.Rand) error {
+	c.begun.Store(c.second.Load())
+	c.isDue.Store(chance(r, 10))
+	return nil
+}
+
+type earlyFake struct {
+	*model
+	clock *straddlingClock
+}
+
+func (f earlyFake) ask(request *rls.RateLimitRequest) answer {
+	return answer{response: f.decide(request, f.clock.begun.Load())}
+}
+
+type lateFake struct {
+	*model
+	clock *straddlingClock
+}
+
+func (f lateFake) ask(request *rls.RateLimitRequest) answer {
+	if f.clock.isDue.Load() {
+		f.clock.second.Add(1)
+	}
+	return answer{response: f.decide(request, f.clock.now())}
+}
+
+func TestExchangesAcrossSecondsAreNotCompared(t *testing.T) {
+	t.Parallel()
+	clock := &straddlingClock{}
+	clock.second.Store(1_800_000_000)
+	c := &comparison{seed: rand.Uint64(), only: -1, out: io.Discard, clock: clock, explain: func(exchange) string { return "" }}
+	c.start = func(_ string, domains []*domain) (asker, asker, func(), error) {
+		return earlyFake{newModel(domains...), clock}, lateFake{newModel(domains...), clock}, func() {}, nil
+	}
+	if err := c.run(20_000); err != nil {
+		t.Fatal(err)
+	}
+	if c.mismatches > 0 || c.tally.counts["not comparable: not decided in one second"] == 0 {
+		t.Errorf("seed %d:\n%v", c.seed, &c.tally)
+	}
+}
+
+// A seed makes the same configurations and requests again, whatever was answered.
+func TestSeedReplays(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	run := func() (text string, requests []*rls.RateLimitRequest) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		d := newDomain(r, "d7")
+		text = d.yaml(r)
+		q := &requester{random: r, domain: d}
+		for range requestsPerDomain {
+			requests = append(requests, q.next())
+		}
+		return text, requests
+	}
+	text, requests := run()
+	again, others := run()
+	if text != again || !slices.EqualFunc(requests, others, func(a, b *rls.RateLimitRequest) bool { return proto.Equal(a, b) }) {
+		t.Errorf("seed %d makes different requests", seed)
+	}
+}

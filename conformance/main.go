@@ -1,0 +1,145 @@
+// The conformance program sends the same random requests to Penstock and to envoyproxy/ratelimit,
+// with the same configuration files and a real Redis each. It compares every field of every answer,
+// fails on any difference that docs/envoy-ratelimit.md does not name, and counts those that it
+// does. It builds envoyproxy/ratelimit from its Go module. It needs redis-server in the PATH, or
+// PENSTOCK_TEST_SERVER.
+//
+//	go run . [-only SECTION,SECTION] [-requests N] [-seed N] [-domain N]
+//
+// The sections:
+//
+//   - self: envoyproxy/ratelimit and itself, which proves that the comparison is sound
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+func main() {
+	var p program
+	only := flag.String("only", "", "which sections to run; all by default")
+	flag.IntVar(&p.requests, "requests", 50_000, "how many requests a section compares")
+	flag.Uint64Var(&p.seed, "seed", rand.Uint64(), "the seed of configurations and requests")
+	flag.IntVar(&p.domain, "domain", -1, "the number of the only configuration to run")
+	flag.Parse()
+	if err := p.run(*only); err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(1)
+	}
+}
+
+// A program is what the flags say, and what was built.
+type program struct {
+	requests int
+	seed     uint64
+	domain   int
+	oracle   oracle
+}
+
+// A section is a part of the comparison.
+type section struct {
+	name string
+	run  func(*program) error
+}
+
+var sections = []section{
+	{"self", (*program).self},
+}
+
+func (p *program) run(only string) error {
+	chosen := sections
+	if only != "" {
+		chosen = nil
+		for name := range strings.SplitSeq(only, ",") {
+			i := slices.IndexFunc(sections, func(s section) bool { return s.name == name })
+			if i < 0 {
+				return fmt.Errorf("unknown section %q", name)
+			}
+			chosen = append(chosen, sections[i])
+		}
+	}
+	var err error
+	if p.oracle, err = buildOracle(filepath.Join("testdata", "ratelimit"), filepath.Join("..", "bin", "conformance")); err != nil {
+		fmt.Println("conformance: could not get envoyproxy/ratelimit, so nothing is compared:", err)
+		return nil
+	}
+	fmt.Printf("%s %s, seed %d\n", modulePath, p.oracle.version, p.seed)
+	var failed error
+	for _, s := range chosen {
+		fmt.Printf("\n%s\n", s.name)
+		if err := s.run(p); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", s.name, err))
+		}
+	}
+	return failed
+}
+
+// self compares envoyproxy/ratelimit with itself.
+func (p *program) self() error {
+	c := &comparison{seed: p.seed, only: p.domain, out: os.Stdout, clock: systemClock{}, explain: func(exchange) string { return "" }}
+	c.start = func(configs string, _ []*domain) (asker, asker, func(), error) {
+		return startPair(configs, p.oracle.start, p.oracle.start)
+	}
+	return p.compare(c)
+}
+
+// A starter starts a service on the configurations in a folder and a Redis.
+type starter func(name, configs, redis string) (*service, error)
+
+// startPair starts two services, each with a Redis of its own.
+func startPair(configs string, left, right starter) (asker, asker, func(), error) {
+	var stops []func()
+	stop := func() {
+		for _, f := range slices.Backward(stops) {
+			f()
+		}
+	}
+	start := func(name string, starter starter) (*service, error) {
+		redis, err := redistest.Launch()
+		if err != nil {
+			return nil, err
+		}
+		stops = append(stops, redis.Close)
+		s, err := starter(name, configs, redis.Addr)
+		if err == nil {
+			stops = append(stops, s.stop)
+		}
+		return s, err
+	}
+	l, err := start("left", left)
+	if err != nil {
+		stop()
+		return nil, nil, nil, err
+	}
+	r, err := start("right", right)
+	if err != nil {
+		stop()
+		return nil, nil, nil, err
+	}
+	return l, r, stop, nil
+}
+
+// compare runs a comparison and prints its counts.
+func (p *program) compare(c *comparison) error {
+	err := c.run(p.requests)
+	fmt.Printf("%vwhat the descriptors met:\n%v", &c.tally, &c.met)
+	if err == nil && c.mismatches > 0 {
+		err = fmt.Errorf("%d mismatches; replay with -seed %d", c.mismatches, c.seed)
+	}
+	if err == nil && p.domain < 0 && c.tally.counts["compared"] < p.requests {
+		err = fmt.Errorf("compared %d requests of %d", c.tally.counts["compared"], p.requests)
+	}
+	if missing := c.notMet(); err == nil && p.domain < 0 && len(missing) > 0 {
+		err = fmt.Errorf("no request met: %s", strings.Join(missing, ", "))
+	}
+	return err
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// modulePath is envoyproxy/ratelimit. Its version is in testdata/ratelimit/go.mod, a module of its
+// own: nothing of it is compiled into this program, or chosen for the modules of the workspace.
+const modulePath = "github.com/envoyproxy/ratelimit"
+
+// An oracle is the programs of envoyproxy/ratelimit, built from its module.
+type oracle struct {
+	version string
+	dir     string
+}
+
+// buildOracle builds the programs in dir. It downloads their modules if need be.
+func buildOracle(source, dir string) (oracle, error) {
+	source, err := filepath.Abs(source)
+	if err != nil {
+		return oracle{}, err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return oracle{}, err
+	}
+	version, err := inModule(source, "list", "-m", "-f", "{{.Version}}", modulePath)
+	if err != nil {
+		return oracle{}, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return oracle{}, err
+	}
+	programs := []string{"build", "-o", dir + "/", ".", modulePath + "/src/service_cmd", modulePath + "/src/client_cmd", modulePath + "/src/config_check_cmd"}
+	if _, err := inModule(source, programs...); err != nil {
+		return oracle{}, err
+	}
+	return oracle{strings.TrimSpace(version), dir}, nil
+}
+
+// inModule runs the go command in a module outside the workspace.
+func inModule(dir string, args ...string) (string, error) {
+	cmd := exec.Command("go", args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=off")
+	var problems strings.Builder
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, &problems)
+	}
+	return string(out), nil
+}
+
+// start starts the service.
+func (o oracle) start(name, configs, redis string) (*service, error) {
+	return o.startWith(name, configs, redis)
+}
+
+// startWith is start with more environment variables.
+func (o oracle) startWith(name, configs, redis string, environment ...string) (*service, error) {
+	addresses, err := freeAddresses(3)
+	if err != nil {
+		return nil, err
+	}
+	dir, base := filepath.Split(filepath.Clean(configs))
+	port := func(i int) string { return addresses[i][strings.LastIndex(addresses[i], ":")+1:] }
+	s := &service{name: name, grpc: addresses[0], http: addresses[1]}
+	return s, s.start(dir, append([]string{
+		"GRPC_HOST=127.0.0.1", "GRPC_PORT=" + port(0), "HOST=127.0.0.1", "PORT=" + port(1), "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + port(2),
+		"DISABLE_STATS=true", "USE_STATSD=false", "LOG_LEVEL=error",
+		"RUNTIME_ROOT=" + dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_APPDIRECTORY=" + base, "RUNTIME_WATCH_ROOT=false",
+		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis,
+	}, environment...), filepath.Join(o.dir, "service_cmd"))
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	startLimit  = 30 * time.Second
+	answerLimit = 10 * time.Second
+)
+
+// A service is a process that answers the protocol, by gRPC and by HTTP.
+type service struct {
+	name string
+	grpc string // the address for gRPC, host:port
+	http string // the address for HTTP, host:port
+
+	client     rls.RateLimitServiceClient
+	connection *grpc.ClientConn
+	cmd        *exec.Cmd
+	ended      chan struct{} // closed when the process has ended
+	log        string        // the file with its output
+}
+
+// start starts the process, and returns when it serves.
+func (s *service) start(dir string, environment []string, program string, args ...string) error {
+	s.log = filepath.Join(dir, s.name+".log")
+	out, err := os.OpenFile(s.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	s.cmd = exec.Command(program, args...)
+	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = dir, out, out
+	s.cmd.Env = append(os.Environ(), environment...)
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := s.cmd.Start(); err != nil {
+		return err
+	}
+	s.ended = make(chan struct{})
+	go func() {
+		defer close(s.ended)
+		_ = s.cmd.Wait()
+	}()
+	s.connection, err = grpc.NewClient("passthrough:///"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.stop()
+		return err
+	}
+	s.client = rls.NewRateLimitServiceClient(s.connection)
+	if err := s.awaitHealth(); err != nil {
+		s.stop()
+		text, _ := os.ReadFile(s.log)
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		return fmt.Errorf("start %s: %w; the end of its log:\n%s", s.name, err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+	}
+	return nil
+}
+
+// awaitHealth returns when both listeners answer.
+func (s *service) awaitHealth() error {
+	for end := time.Now().Add(startLimit); ; time.Sleep(20 * time.Millisecond) {
+		if s.hasEnded() {
+			return errors.New("it has ended")
+		}
+		response, err := http.Get("http://" + s.http + "/healthcheck")
+		if err == nil {
+			response.Body.Close()
+			if response.StatusCode != http.StatusOK {
+				err = errors.New("/healthcheck says " + response.Status)
+			}
+		}
+		if err == nil {
+			var connection net.Conn
+			if connection, err = net.Dial("tcp", s.grpc); err == nil {
+				return connection.Close()
+			}
+		}
+		if time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+func (s *service) hasEnded() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop ends the process and waits for its end.
+func (s *service) stop() {
+	if s.connection != nil {
+		s.connection.Close()
+	}
+	if s.cmd != nil && s.cmd.Process != nil {
+		_ = s.cmd.Process.Kill()
+		<-s.ended
+	}
+}
+
+func (s *service) ask(request *rls.RateLimitRequest) answer {
+	ctx, cancel := context.WithTimeout(context.Background(), answerLimit)
+	defer cancel()
+	response, err := s.client.ShouldRateLimit(ctx, request)
+	return answer{response, err}
+}
+
+// freeAddresses are addresses on which nothing listens.
+func freeAddresses(n int) ([]string, error) {
+	var addresses []string
+	for range n {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer listener.Close()
+		addresses = append(addresses, listener.Addr().String())
+	}
+	return addresses, nil
+}
