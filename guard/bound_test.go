@@ -26,7 +26,7 @@ type fleet struct {
 	charge    penstock.Charge
 	admitted  []admitted
 	balanced  int // the instance that admits next, if the load is balanced
-	asks      int64
+	decisions int64
 }
 
 type admitted struct {
@@ -34,7 +34,7 @@ type admitted struct {
 	units int64
 }
 
-// newFleet is n instances that believe they are known.
+// newFleet is n instances that compute their shares for known instances.
 func newFleet(n, known int, limit *penstock.Plan) *fleet {
 	f := &fleet{faulty: newFaulty(), charge: penstock.Charge{Key: "k", Plan: limit, Cost: 1}}
 	for range n {
@@ -43,11 +43,11 @@ func newFleet(n, known int, limit *penstock.Plan) *fleet {
 	return f
 }
 
-// ask has one instance decide on a cost.
-func (f *fleet) ask(t *testing.T, instance int, cost int64) bool {
+// decideCost has one instance decide on a cost.
+func (f *fleet) decideCost(t *testing.T, instance int, cost int64) bool {
 	c := f.charge
 	c.Cost = cost
-	f.asks++
+	f.decisions++
 	d, err := f.instances[instance].Decide(t.Context(), []penstock.Charge{c})
 	if err != nil {
 		t.Fatal(err)
@@ -58,16 +58,16 @@ func (f *fleet) ask(t *testing.T, instance int, cost int64) bool {
 	return d.Allowed
 }
 
-// next asks the instance whose turn it is: each admits as much as the others.
-func (f *fleet) next(t *testing.T) {
-	if f.ask(t, f.balanced, 1) {
+// decideBalanced has the instances decide in turn, so that each admits as much as the others.
+func (f *fleet) decideBalanced(t *testing.T) {
+	if f.decideCost(t, f.balanced, 1) {
 		f.balanced = (f.balanced + 1) % len(f.instances)
 	}
 }
 
-// atOnceFrom is the most units beyond a rate that were admitted in any interval since start: a
-// bucket that leaks at the rate.
-func (f *fleet) atOnceFrom(start time.Time, perSecond float64) (most float64) {
+// maxBeyondRate is the most units beyond a rate that were admitted in any interval since start. It
+// is the highest level of a bucket that leaks at the rate.
+func (f *fleet) maxBeyondRate(start time.Time, perSecond float64) (most float64) {
 	level, last := 0.0, start
 	for _, a := range f.admitted {
 		if a.at.Before(start) {
@@ -79,9 +79,9 @@ func (f *fleet) atOnceFrom(start time.Time, perSecond float64) (most float64) {
 	return most
 }
 
-// inWindow is the most units that were admitted in any window: of this length and aligned to it, or
-// beginning anywhere.
-func (f *fleet) inWindow(length time.Duration, aligned bool) (most int64) {
+// maxInWindow is the most units that were admitted in any window of this length. If aligned,
+// windows begin at multiples of the length, otherwise anywhere.
+func (f *fleet) maxInWindow(length time.Duration, aligned bool) (most int64) {
 	sum, first := int64(0), 0
 	for _, a := range f.admitted {
 		for ; first < len(f.admitted); first++ {
@@ -103,20 +103,20 @@ type load struct {
 	gap time.Duration // between two arrivals on average
 }
 
-func (l load) during(d time.Duration, arrive func()) {
+func (l load) arriveFor(d time.Duration, arrive func()) {
 	for end := time.Now().Add(d); ; {
 		time.Sleep(time.Duration(l.ExpFloat64() * float64(l.gap)))
 		if time.Now().After(end) {
 			return
 		}
-		for range 1 + l.IntN(3)*l.IntN(4) { // some come together
+		for range 1 + l.IntN(3)*l.IntN(4) { // some arrive at the same time
 			arrive()
 		}
 	}
 }
 
-// seeded runs a simulation for each seed, and prints what replays one that fails.
-func seeded(t *testing.T, seeds int, name string, simulate func(t *testing.T, random *rand.Rand)) {
+// simulateSeeds runs a simulation for each seed, and prints the command that replays a failed one.
+func simulateSeeds(t *testing.T, seeds int, name string, simulate func(t *testing.T, random *rand.Rand)) {
 	tried := 0
 	for seed := range uint64(seeds) {
 		if *seedOfBound >= 0 && seed != uint64(*seedOfBound) {
@@ -150,8 +150,8 @@ func (f *fleet) load(random *rand.Rand, perSecond float64) load {
 	return load{random, time.Duration(float64(2*time.Second) / perSecond / (0.3 + 3*random.Float64()))}
 }
 
-// over is what Bounds promises of a limit that n instances share.
-func over(t *testing.T, n int, limit penstock.Limit, when string) float64 {
+// boundOf is what Bounds states for a limit that n instances share.
+func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	for _, b := range (guard.Options{Instances: n}).Bounds(limit.MustCompile()) {
 		if b.When == when {
 			return float64(b.Over)
@@ -166,26 +166,26 @@ func over(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0
-	seeded(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
+	simulateSeeds(t, 300, "TestOutageAdmitsNoMoreThanTheShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
 		n := 1 + random.IntN(12)
 		known := max(1, n+random.IntN(5)-2)
-		f := newFleet(n, known, ready(t, limit))
+		f := newFleet(n, known, compiled(t, limit))
 		load := f.load(random, perSecond*float64(n)/float64(known))
 		costs := 1 + random.Int64N(3)
-		anyone := func() { f.ask(t, random.IntN(n), 1+random.Int64N(costs)) }
-		load.during(2*time.Second, anyone)
-		f.breaks(down)
+		anyone := func() { f.decideCost(t, random.IntN(n), 1+random.Int64N(costs)) }
+		load.arriveFor(2*time.Second, anyone)
+		f.setFault(down)
 		start := time.Now()
-		load.during(time.Duration(1+random.IntN(20))*time.Second, anyone)
+		load.arriveFor(time.Duration(1+random.IntN(20))*time.Second, anyone)
 		factor := float64(n) / float64(known)
-		got, bound := f.atOnceFrom(start, factor*perSecond), factor*burst+float64(n)
+		got, bound := f.maxBeyondRate(start, factor*perSecond), factor*burst+float64(n)
 		if got > bound+1e-6 {
-			t.Errorf("%d instances that believe they are %d, limit %v: %.3f units at once; the bound is %.3f", n, known, limit, got, bound)
+			t.Errorf("%d instances with shares for %d, limit %v: %.3f units at once; the bound is %.3f", n, known, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
-		if asked := f.asked.Load(); asked != f.asks {
-			t.Errorf("the store was asked %d times for %d decisions", asked, f.asks)
+		if calls := f.calls.Load(); calls != f.decisions {
+			t.Errorf("the store was called %d times for %d decisions", calls, f.decisions)
 		}
 	})
 	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
@@ -194,35 +194,35 @@ func TestOutageAdmitsNoMoreThanTheShares(t *testing.T) {
 	}
 }
 
-// Under balanced load, the beginning of an outage mints nothing: any interval that contains it has
-// B + r·w and n units of rounding, as if there had been no outage. Its end may mint one B.
-func TestSwitchMintsNothingUnderBalancedLoad(t *testing.T) {
+// Under balanced load, the beginning of an outage adds no units: any interval that contains it has
+// B + r·w and n units of rounding, as if there had been no outage. Its end may add one B.
+func TestOutageAddsNothingUnderBalancedLoad(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0
-	seeded(t, 300, "TestSwitchMintsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
+	simulateSeeds(t, 300, "TestOutageAddsNothingUnderBalancedLoad", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
 		n := 1 + random.IntN(12)
-		f := newFleet(n, n, ready(t, limit))
+		f := newFleet(n, n, compiled(t, limit))
 		load := f.load(random, perSecond)
 		start := time.Now()
-		next := func() { f.next(t) }
-		load.during(time.Duration(random.Int64N(int64(5*time.Second))), next)
-		f.breaks(down)
-		load.during(time.Duration(random.Int64N(int64(5*time.Second))), next)
-		got, bound := f.atOnceFrom(start, perSecond), burst+float64(n)
+		decideBalanced := func() { f.decideBalanced(t) }
+		load.arriveFor(time.Duration(random.Int64N(int64(5*time.Second))), decideBalanced)
+		f.setFault(down)
+		load.arriveFor(time.Duration(random.Int64N(int64(5*time.Second))), decideBalanced)
+		got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)
 		if got > bound+1e-6 {
 			t.Errorf("%d instances, limit %v: %.3f units at once over the beginning; the bound is %.3f", n, limit, got, bound)
 		}
 		tightest = max(tightest, got/bound)
-		f.breaks(nil)
-		asked := f.asked.Load()
-		before := f.asks
-		load.during(5*time.Second, next)
-		if got, bound := f.atOnceFrom(start, perSecond), burst+float64(n)+over(t, n, limit, "store returns"); got > bound+1e-6 {
+		f.setFault(nil)
+		calls := f.calls.Load()
+		before := f.decisions
+		load.arriveFor(5*time.Second, decideBalanced)
+		if got, bound := f.maxBeyondRate(start, perSecond), burst+float64(n)+boundOf(t, n, limit, "store returns"); got > bound+1e-6 {
 			t.Errorf("%d instances, limit %v: %.3f units at once over the end; the bound is %.3f", n, limit, got, bound)
 		}
-		if f.asked.Load()-asked != f.asks-before {
-			t.Errorf("after the outage the store was asked %d times for %d decisions", f.asked.Load()-asked, f.asks-before)
+		if f.calls.Load()-calls != f.decisions-before {
+			t.Errorf("after the outage the store was called %d times for %d decisions", f.calls.Load()-calls, f.decisions-before)
 		}
 	})
 	t.Logf("the tightest seed reached %.0f %% of the bound", 100*tightest)
@@ -232,22 +232,22 @@ func TestSwitchMintsNothingUnderBalancedLoad(t *testing.T) {
 }
 
 // If one instance had all of the load, the others' shares come on top: (n-1)/n of the burst.
-func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
+func TestOutageUnderFullSkewAddsTheOthersShares(t *testing.T) {
 	effort.WithoutRace(t)
 	tightest := 0.0
-	seeded(t, 200, "TestSwitchUnderFullSkewMintsTheOthersShares", func(t *testing.T, random *rand.Rand) {
+	simulateSeeds(t, 200, "TestOutageUnderFullSkewAddsTheOthersShares", func(t *testing.T, random *rand.Rand) {
 		limit, burst, perSecond := bucket(random)
 		n := 2 + random.IntN(8)
-		f := newFleet(n, n, ready(t, limit))
+		f := newFleet(n, n, compiled(t, limit))
 		start := time.Now()
-		for f.ask(t, 0, 1) {
+		for f.decideCost(t, 0, 1) {
 		}
-		f.breaks(down)
-		if f.ask(t, 0, 1) {
-			t.Errorf("the instance that has admitted all admits more")
+		f.setFault(down)
+		if f.decideCost(t, 0, 1) {
+			t.Errorf("the instance that had all of the load admits more")
 		}
-		f.load(random, perSecond).during(3*time.Second, func() { f.ask(t, random.IntN(n), 1) })
-		got, bound := f.atOnceFrom(start, perSecond), burst+over(t, n, limit, "store fails")
+		f.load(random, perSecond).arriveFor(3*time.Second, func() { f.decideCost(t, random.IntN(n), 1) })
+		got, bound := f.maxBeyondRate(start, perSecond), burst+boundOf(t, n, limit, "store fails")
 		if got > bound+1e-6 {
 			t.Errorf("%d instances, limit %v: %.3f units at once; the bound is %.3f", n, limit, got, bound)
 		}
@@ -259,31 +259,31 @@ func TestSwitchUnderFullSkewMintsTheOthersShares(t *testing.T) {
 	}
 }
 
-// The windows obey the same: what n instances admit in one window exceeds the limit by less than a
-// unit each.
+// Windows have the same bound: n instances exceed the limit in one window by less than one unit
+// each.
 func TestWindowsOverTheBeginningOfAnOutage(t *testing.T) {
 	effort.WithoutRace(t)
-	seeded(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
+	simulateSeeds(t, 300, "TestWindowsOverTheBeginningOfAnOutage", func(t *testing.T, random *rand.Rand) {
 		kinds := []string{"fixed", "log", "sub", "slots"}
 		kind := kinds[random.IntN(len(kinds))]
 		limit := penstock.Limit{Name: "l", Algorithm: dividable[kind], Count: 1 + random.Int64N(60), Period: time.Duration(1+random.IntN(3)) * time.Second}
 		n := 1 + random.IntN(12)
-		f := newFleet(n, n, ready(t, limit))
+		f := newFleet(n, n, compiled(t, limit))
 		load := f.load(random, float64(limit.Count)/limit.Period.Seconds())
-		next := func() {
-			f.charge.Holder = fmt.Sprint(f.asks) // each a holder of its own, that dies at once
-			f.next(t)
+		decideBalanced := func() {
+			f.charge.Holder = fmt.Sprint(f.decisions) // a new holder each time, which never renews
+			f.decideBalanced(t)
 		}
-		load.during(time.Duration(random.Int64N(int64(6*time.Second))), next)
-		f.breaks(down)
-		load.during(6*time.Second, next)
-		if got, most := f.inWindow(limit.Period, kind == "fixed"), limit.Count+int64(n); got > most {
+		load.arriveFor(time.Duration(random.Int64N(int64(6*time.Second))), decideBalanced)
+		f.setFault(down)
+		load.arriveFor(6*time.Second, decideBalanced)
+		if got, most := f.maxInWindow(limit.Period, kind == "fixed"), limit.Count+int64(n); got > most {
 			t.Errorf("%d instances, limit %v: %d in one window; the bound is %d", n, limit, got, most)
 		}
 	})
 }
 
-// One instance that is alone answers in the outage as the store would have.
+// In an outage, a single instance answers as the store would have.
 func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 	effort.WithoutRace(t)
 	names := []string{}
@@ -291,18 +291,18 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	seeded(t, 300, "TestOneInstanceAnswersAsTheStoreWould", func(t *testing.T, random *rand.Rand) {
+	simulateSeeds(t, 300, "TestOneInstanceAnswersAsTheStoreWould", func(t *testing.T, random *rand.Rand) {
 		f, reference := newFaulty(), memstore.New(memstore.Options{})
 		store := guard.Fallback(guard.FallbackOptions{})(f)
 		var limits []*penstock.Plan
 		for range 3 {
 			name := names[random.IntN(len(names))]
-			limits = append(limits, ready(t, penstock.Limit{Name: fmt.Sprintf("l%d", len(limits)), Group: "g", Algorithm: dividable[name],
+			limits = append(limits, compiled(t, penstock.Limit{Name: fmt.Sprintf("l%d", len(limits)), Group: "g", Algorithm: dividable[name],
 				Count: 1 + random.Int64N(20), Burst: 1 + random.Int64N(20), Period: time.Second}))
 		}
 		for step := range 200 {
 			if step == 100 {
-				f.breaks(down)
+				f.setFault(down)
 			}
 			time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))).Truncate(time.Microsecond))
 			var batch []penstock.Charge
@@ -311,8 +311,8 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 				rare := random.IntN(4) > 0
 				switch c.Mode = penstock.Mode(random.IntN(6)); {
 				case c.Mode == penstock.Reset && rare,
-					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // one that renews is not remembered
-					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the memory keeps the fraction of a unit that is forgiven
+					c.Mode == penstock.Draw && limits[i].Algorithm().NeedsHolder(), // a renewed hold is not remembered
+					c.Mode == penstock.Refund && limits[i].Algorithm().CanBook():   // the memory keeps the fraction of a unit that a refund exceeds
 					c.Mode = penstock.Spend
 				}
 				if c.Mode == penstock.Spend {
@@ -327,7 +327,7 @@ func TestOneInstanceAnswersAsTheStoreWould(t *testing.T) {
 			}
 			for i := range batch {
 				if got.Allowed != want.Allowed || got.Status(i) != want.Status(i) {
-					t.Fatalf("step %d: %v of charge %d, cost %d of %v: allowed %v, %+v; the store would say %v, %+v", step, batch[i].Mode, i,
+					t.Fatalf("step %d: %v of charge %d, cost %d of %v: allowed %v, %+v; the store would answer %v, %+v", step, batch[i].Mode, i,
 						batch[i].Cost, batch[i].Plan, got.Allowed, got.Status(i), want.Allowed, want.Status(i))
 				}
 			}

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// What each setting promises, in numbers and in words; that the numbers hold is what the tests of
-// bounds measure.
+// The bound of each setting, in numbers and in words. Tests of the single guards measure that the
+// numbers hold.
 func TestBoundsOfEachSetting(t *testing.T) {
 	bucket := penstock.PerSecond(10).WithBurst(200)
 	for _, c := range []struct {
@@ -68,8 +68,8 @@ func TestBoundsOfEachSetting(t *testing.T) {
 	}
 }
 
-// The bound around a jump of the clock is reached: two windows end within a period before the jump
-// or after it, so four windows are used up in less time than one lasts.
+// A jump of the clock can use up its bound: two windows end within a period before the jump, and
+// two after it, so four windows are used up in less time than one lasts.
 func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 	now := time.UnixMilli(1_000_900)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
@@ -89,7 +89,7 @@ func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 	}
 }
 
-func TestWhatDoesNotApplyHasNoBound(t *testing.T) {
+func TestSettingsThatDoNotApplyHaveNoBound(t *testing.T) {
 	situations := func(o guard.Options, limit *penstock.Plan) string {
 		var all []string
 		for _, b := range o.Bounds(limit) {

@@ -32,7 +32,7 @@ type circuit struct {
 }
 
 func newCircuit(t *testing.T, o guard.BreakerOptions) *circuit {
-	c := &circuit{faulty: newFaulty(), T: t, charges: one(ready(t, penstock.PerSecond(1)), "k")}
+	c := &circuit{faulty: newFaulty(), T: t, charges: one(compiled(t, penstock.PerSecond(1)), "k")}
 	o.Changed = func(shard string, from, to guard.State) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -46,66 +46,66 @@ func (c *circuit) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 	return c.Store.Decide(ctx, charges)
 }
 
-// ask tells whether a question has reached the store.
-func (c *circuit) ask() bool {
+// call tells whether a call has reached the store.
+func (c *circuit) call() bool {
 	c.Helper()
-	before := c.asked.Load()
+	before := c.calls.Load()
 	_, err := c.Decide(c.Context(), c.charges)
-	reached := c.asked.Load() > before
+	reached := c.calls.Load() > before
 	if open := reasonIs(err, penstock.ReasonBreakerOpen); open == reached || open && !errors.Is(err, penstock.ErrUnavailable) {
-		c.Fatalf("%v, while the store was asked: %v", err, reached)
+		c.Fatalf("%v, while the store was called: %v", err, reached)
 	}
 	return reached
 }
 
-// reach asks n times and wants to reach the store as often as that.
+// reach makes n calls, of which want must reach the store.
 func (c *circuit) reach(n, want int) {
 	c.Helper()
 	got := 0
 	for range n {
-		if c.ask() {
+		if c.call() {
 			got++
 		}
 	}
 	if got != want {
-		c.Fatalf("%d of %d questions reached the store; want %d", got, n, want)
+		c.Fatalf("%d of %d calls reached the store; want %d", got, n, want)
 	}
 }
 
-// opened has the store fail until the breaker is open.
-func (c *circuit) opened() {
+// openBreaker has the store fail until the breaker is open.
+func (c *circuit) openBreaker() {
 	c.Helper()
-	c.breaks(fails(errDown))
-	for n := 0; c.ask(); n++ {
+	c.setFault(failWith(errDown))
+	for n := 0; c.call(); n++ {
 		if n == 100 {
 			c.Fatal("the breaker stays closed")
 		}
 	}
 }
 
-// untilAsked is how long no question reaches the store, to the millisecond.
-func (c *circuit) untilAsked() time.Duration {
+// timeUntilCall is how long no call reaches the store, to the millisecond.
+func (c *circuit) timeUntilCall() time.Duration {
 	c.Helper()
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
-		if c.ask() {
+		if c.call() {
 			return time.Since(start)
 		}
 		if time.Since(start) > time.Hour {
-			c.Fatal("no question has reached the store for an hour")
+			c.Fatal("no call has reached the store for an hour")
 		}
 	}
 }
 
-// recovered repairs the store and sends calls until the breaker is closed.
-func (c *circuit) recovered() {
-	c.breaks(nil)
+// recoverStore repairs the store and sends calls until the breaker is closed.
+func (c *circuit) recoverStore() {
+	c.setFault(nil)
 	for !slices.Contains(c.changes[len(c.changes)-1:], "half_open-closed") {
 		time.Sleep(10 * time.Millisecond)
-		c.ask()
+		c.call()
 	}
 }
 
-func about(d time.Duration) (least, most time.Duration) {
+func within20Percent(d time.Duration) (least, most time.Duration) {
 	return d - d/5, d + d/5 + time.Millisecond
 }
 
@@ -120,35 +120,35 @@ func TestFiveFailuresInARowOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		for range 20 { // four in a row do not
-			c.breaks(fails(errDown))
+			c.setFault(failWith(errDown))
 			c.reach(4, 4)
-			c.breaks(nil)
+			c.setFault(nil)
 			c.reach(5, 5) // a denial is a success
 			time.Sleep(time.Second)
 		}
-		c.breaks(fails(errDown))
+		c.setFault(failWith(errDown))
 		c.reach(1000, 5)
 		_, err := c.Decide(t.Context(), c.charges)
 		if !strings.Contains(err.Error(), "connection refused") {
-			t.Fatalf("%q does not say what the failure was", err)
+			t.Fatalf("%q does not contain the failure", err)
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := c.Decide(gone, c.charges); err != context.Canceled {
-			t.Fatalf("a caller that went away gets %v; want its own error", err)
+			t.Fatalf("a canceled caller gets %v; want its own error", err)
 		}
 	})
 }
 
-func TestFailuresFarApartAndSlowOnesOpenTheBreakerToo(t *testing.T) {
+func TestFiveFailuresOpenTheBreakerHoweverSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
-		c.breaks(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
-			time.Sleep(time.Second) // longer than the window of the rate
+		c.setFault(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+			time.Sleep(time.Second) // longer than the window of the failure rate
 			return penstock.Decision{}, errDown
 		})
 		for i := range 5 {
-			if !c.ask() {
+			if !c.call() {
 				t.Fatalf("open after %d failures", i)
 			}
 			time.Sleep(time.Minute)
@@ -160,10 +160,10 @@ func TestFailuresFarApartAndSlowOnesOpenTheBreakerToo(t *testing.T) {
 
 func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	for _, row := range []struct {
-		name   string
-		every  int // this many-th call fails
-		period time.Duration
-		opens  bool
+		name         string
+		every        int // this many-th call fails
+		period       time.Duration
+		opensBreaker bool
 	}{
 		{"half, fast", 2, time.Millisecond, true},
 		{"a third, fast", 3, time.Millisecond, false},
@@ -174,21 +174,21 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 				c := newCircuit(t, guard.BreakerOptions{})
 				reached := 0
 				for i := range 500 {
-					c.breaks(nil)
+					c.setFault(nil)
 					if i%row.every == row.every-1 {
-						c.breaks(fails(errDown))
+						c.setFault(failWith(errDown))
 					}
-					if c.ask() {
+					if c.call() {
 						reached++
 					}
-					if opened := len(c.changes) > 0; opened && !row.opens {
+					if openBreaker := len(c.changes) > 0; openBreaker && !row.opensBreaker {
 						t.Fatalf("opened at call %d", i)
-					} else if opened {
+					} else if openBreaker {
 						break
 					}
 					time.Sleep(row.period)
 				}
-				if row.opens && reached != 20 {
+				if row.opensBreaker && reached != 20 {
 					t.Fatalf("%d calls reached the store; want 20", reached)
 				}
 			})
@@ -196,13 +196,13 @@ func TestHalfOfTwentyCallsFailingOpensTheBreaker(t *testing.T) {
 	}
 }
 
-// reasonIs tells whether an error is a store's, and has a reason.
+// reasonIs tells whether an error is one of a store with this reason.
 func reasonIs(err error, reason penstock.Reason) bool {
 	e := penstock.AsStoreError(err)
 	return e != nil && e.Reason == reason
 }
 
-func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
+func TestCallersOwnErrorsNeverOpenTheBreaker(t *testing.T) {
 	canceled, cancel := context.WithCancel(context.Background())
 	cancel()
 	expired, cancel := context.WithTimeout(context.Background(), -1)
@@ -214,30 +214,30 @@ func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 	}{
 		{"cancelled by the caller", canceled, context.Canceled},
 		{"cancelled by the caller, wrapped", canceled, fmt.Errorf("%w: %w", penstock.ErrUnavailable, context.Canceled)},
-		{"past the caller's deadline, and not asked", expired, context.DeadlineExceeded},
+		{"past the caller's deadline, and not sent", expired, context.DeadlineExceeded},
 		{"invalid", context.Background(), fmt.Errorf("%w: cost", penstock.ErrInvalid)},
 		{"does not count", context.Background(), penstock.NewStoreError(penstock.ReasonCorrupt, errDown)},
 		{"does not count, wrapped", context.Background(), fmt.Errorf("guard: %w", penstock.NewStoreError(penstock.ReasonCorrupt, errDown))},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			c := newCircuit(t, guard.BreakerOptions{})
-			c.breaks(fails(row.err))
+			c.setFault(failWith(row.err))
 			for range 1000 {
 				if _, err := c.Decide(row.ctx, c.charges); err != row.err {
 					t.Fatalf("%v; want %v", err, row.err)
 				}
 			}
-			if c.asked.Load() != 1000 || len(c.changes) > 0 {
-				t.Fatalf("asked %d times, %v; want 1000 and no change", c.asked.Load(), c.changes)
+			if c.calls.Load() != 1000 || len(c.changes) > 0 {
+				t.Fatalf("called %d times, %v; want 1000 and no change", c.calls.Load(), c.changes)
 			}
-			for range 5 { // and neither does it keep a failing store's breaker closed
-				c.breaks(fails(errDown))
+			for range 5 { // nor do such errors keep the breaker of a failing store closed
+				c.setFault(failWith(errDown))
 				c.Decide(t.Context(), c.charges)
-				c.breaks(fails(row.err))
+				c.setFault(failWith(row.err))
 				c.Decide(row.ctx, c.charges)
 			}
 			if len(c.changes) != 1 {
-				t.Fatalf("%v; want that five failures open it, whatever came between", c.changes)
+				t.Fatalf("%v; want that five failures open it, despite the errors between them", c.changes)
 			}
 		})
 	}
@@ -252,7 +252,7 @@ func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 		}))
 		inner = nested
 		c := newCircuit(t, guard.BreakerOptions{})
-		c.breaks(nested.Decide)
+		c.setFault(nested.Decide)
 		for range 1000 {
 			if _, err := c.Decide(t.Context(), c.charges); !reasonIs(err, penstock.ReasonShed) {
 				t.Fatalf("%v; want ErrShed", err)
@@ -264,30 +264,30 @@ func TestWhatSaysNothingOfTheStoreNeverOpensTheBreaker(t *testing.T) {
 	})
 }
 
-func TestPauseDoublesUpToItsMostAndStartsAnewOnceTheStoreIsWell(t *testing.T) {
+func TestPauseDoublesUntilTheStoreHasRecovered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
-		c.opened()
+		c.openBreaker()
 		pauses := 0
 		for want := 250 * time.Millisecond; pauses < 12; want = min(2*want, 8*time.Second) {
-			least, most := about(want)
-			if got := c.untilAsked(); got < least || got > most {
+			least, most := within20Percent(want)
+			if got := c.timeUntilCall(); got < least || got > most {
 				t.Fatalf("pause %d lasts %v; want %v ± 20 %%", pauses, got, want)
 			}
 			pauses++
 		}
-		c.recovered()
+		c.recoverStore()
 		time.Sleep(time.Second) // less than the last pause
-		c.opened()
-		if got := c.untilAsked(); got < 6*time.Second {
-			t.Fatalf("a store that was well for a second gets a pause of %v; want the longest", got)
+		c.openBreaker()
+		if got := c.timeUntilCall(); got < 6*time.Second {
+			t.Fatalf("after a second without failures: a pause of %v; want the longest", got)
 		}
-		c.recovered()
+		c.recoverStore()
 		time.Sleep(40 * time.Second)
-		c.opened()
-		least, most := about(250 * time.Millisecond)
-		if got := c.untilAsked(); got < least || got > most {
-			t.Fatalf("a store that was well for 40 s gets a pause of %v; want the shortest", got)
+		c.openBreaker()
+		least, most := within20Percent(250 * time.Millisecond)
+		if got := c.timeUntilCall(); got < least || got > most {
+			t.Fatalf("after 40 s without failures: a pause of %v; want the shortest", got)
 		}
 		t.Logf("counted: %d pauses of a breaker", pauses+2)
 	})
@@ -296,12 +296,12 @@ func TestPauseDoublesUpToItsMostAndStartsAnewOnceTheStoreIsWell(t *testing.T) {
 func TestHalfOpenBreakerLetsOneThenTwoThenFourThenEightPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
-		c.opened()
-		c.breaks(nil)
-		c.untilAsked()
+		c.openBreaker()
+		c.setFault(nil)
+		c.timeUntilCall()
 		passed := []int{1, 0, 0, 0}
 		for ms := range 200 {
-			for c.changes[len(c.changes)-1] != "half_open-closed" && c.ask() {
+			for c.changes[len(c.changes)-1] != "half_open-closed" && c.call() {
 				passed[ms/50]++
 			}
 			time.Sleep(time.Millisecond)
@@ -320,17 +320,17 @@ func TestAFailedProbeOpensTheBreakerAgain(t *testing.T) {
 	for after := range 15 {
 		synctest.Test(t, func(t *testing.T) {
 			c := newCircuit(t, guard.BreakerOptions{})
-			c.opened()
-			c.breaks(nil)
-			c.untilAsked()
+			c.openBreaker()
+			c.setFault(nil)
+			c.timeUntilCall()
 			for passed := 1; passed < after; {
-				if c.ask() {
+				if c.call() {
 					passed++
 				}
 				time.Sleep(time.Millisecond)
 			}
-			c.breaks(fails(errDown))
-			c.untilAsked()
+			c.setFault(failWith(errDown))
+			c.timeUntilCall()
 			c.reach(100, 0)
 			time.Sleep(300 * time.Millisecond) // the pause has doubled: at least 400 ms
 			c.reach(100, 0)
@@ -342,34 +342,34 @@ func TestAFailedProbeOpensTheBreakerAgain(t *testing.T) {
 func TestProbesThatHangLetOneCallPassPer50ms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
-		c.opened()
-		c.breaks(hangs)
+		c.openBreaker()
+		c.setFault(hang)
 		ctx, cancel := context.WithCancel(t.Context())
-		before := c.asked.Load()
+		before := c.calls.Load()
 		for range 5000 {
 			go c.Decide(ctx, c.charges)
 			time.Sleep(time.Millisecond)
 		}
-		if hung := c.asked.Load() - before; hung > 15 {
+		if hung := c.calls.Load() - before; hung > 15 {
 			t.Fatalf("%d calls hang in a store that is probed; want 15 at most", hung)
 		}
 		cancel()
 		synctest.Wait()
-		c.breaks(nil)
-		c.untilAsked() // cancelled probes have said nothing; new ones pass
+		c.setFault(nil)
+		c.timeUntilCall() // canceled probes count neither way; new ones pass
 	})
 }
 
 func TestOneDeadShardDoesNotCloseTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key[:1] }})
-		c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		c.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if charges[0].Key[0] == 'b' {
 				return penstock.Decision{}, errDown
 			}
 			return c.store.Decide(ctx, charges)
 		})
-		limit := ready(t, penstock.PerSecond(1))
+		limit := compiled(t, penstock.PerSecond(1))
 		open := map[byte]int{}
 		for i := range 3000 {
 			key := fmt.Sprintf("%c%d", 'a'+i%3, i)
@@ -391,8 +391,8 @@ func TestNamesOfShardsAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) { // so that no pause ends
 		c := newCircuit(t, guard.BreakerOptions{Node: func(charges []penstock.Charge) string { return charges[0].Key }})
-		limit := ready(t, penstock.PerSecond(1))
-		c.breaks(fails(errDown))
+		limit := compiled(t, penstock.PerSecond(1))
+		c.setFault(failWith(errDown))
 		for i := range 3000 {
 			c.Decide(t.Context(), one(limit, fmt.Sprint(i)))
 		}
@@ -402,31 +402,31 @@ func TestNamesOfShardsAreBounded(t *testing.T) {
 	})
 }
 
-func TestFlappingStoreIsAskedLessAndLess(t *testing.T) {
+func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := newCircuit(t, guard.BreakerOptions{})
 		var reached [5]int // failures seen in each minute
 		for start := time.Now(); time.Since(start) < 5*time.Minute; time.Sleep(time.Millisecond) {
 			down := time.Since(start)/(700*time.Millisecond)%2 == 0
-			c.breaks(nil)
+			c.setFault(nil)
 			if down {
-				c.breaks(fails(errDown))
+				c.setFault(failWith(errDown))
 			}
-			if c.ask() && down {
+			if c.call() && down {
 				reached[time.Since(start)/time.Minute]++
 			}
 		}
 		for minute, n := range reached {
 			if n > 5*10+5*6 { // five failures each time that it closes: after pauses of 6.4 s at least, and six shorter ones at first
-				t.Fatalf("in minute %d %d calls met the store while it was down: %v", minute, n, reached)
+				t.Fatalf("in minute %d, %d calls reached the store while it was down: %v", minute, n, reached)
 			}
 		}
-		t.Logf("counted: 300000 calls to a store that goes and comes every 700 ms (failures met per minute: %v)", reached)
+		t.Logf("counted: 300000 calls to a store that fails and recovers every 700 ms (failed calls per minute: %v)", reached)
 	})
 }
 
-func TestBreakerFindsBackAfterAnyFault(t *testing.T) {
+func TestBreakerClosesAfterAnyFault(t *testing.T) {
 	effort.WithoutRace(t)
 	seeds := effort.Of(30, 100)
 	for seed := range uint64(seeds) {
@@ -434,7 +434,7 @@ func TestBreakerFindsBackAfterAnyFault(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			c := newCircuit(t, guard.BreakerOptions{})
 			c.Store = guard.Breaker(guard.BreakerOptions{})(guard.Timeout(guard.TimeoutOptions{})(c.faulty))
-			faults := []fault{nil, fails(errDown), hangs, func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			faults := []fault{nil, failWith(errDown), hang, func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if random.IntN(2) == 0 {
 					return penstock.Decision{}, errDown
 				}
@@ -442,18 +442,18 @@ func TestBreakerFindsBackAfterAnyFault(t *testing.T) {
 			}}
 			gap := time.Duration(1+random.IntN(200)) * time.Millisecond
 			for range 20 {
-				c.breaks(faults[random.IntN(len(faults))])
+				c.setFault(faults[random.IntN(len(faults))])
 				for start, length := time.Now(), time.Duration(random.Int64N(int64(20*time.Second))); time.Since(start) < length; time.Sleep(gap) {
-					c.ask()
+					c.call()
 				}
 			}
-			c.breaks(nil)
+			c.setFault(nil)
 			for start := time.Now(); time.Since(start) < 30*time.Second+15*gap+time.Second; time.Sleep(gap) {
-				c.ask()
+				c.call()
 			}
 			for range 100 {
-				if !c.ask() {
-					t.Fatalf("seed %d: the store is well for long, and is not asked", seed)
+				if !c.call() {
+					t.Fatalf("seed %d: the store works again, and is not called", seed)
 				}
 			}
 		})
@@ -468,9 +468,9 @@ func TestBreakerUnderManyCallers(t *testing.T) {
 		callers.Go(func() {
 			for i := range 20_000 {
 				if i%1000 == 0 {
-					c.breaks(nil)
+					c.setFault(nil)
 				} else if i%1000 == 500 {
-					c.breaks(fails(errDown))
+					c.setFault(failWith(errDown))
 				}
 				c.Decide(t.Context(), c.charges)
 			}
@@ -488,29 +488,29 @@ func TestBreakerUnderManyCallers(t *testing.T) {
 }
 
 func BenchmarkBreakerClosed(b *testing.B) {
-	benchmark(b, guard.Breaker(guard.BreakerOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Breaker(guard.BreakerOptions{})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkBreakerClosedOfAShard(b *testing.B) {
 	shard := func([]penstock.Charge) string { return "127.0.0.1:6379" }
-	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: shard})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Breaker(guard.BreakerOptions{Node: shard})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkBreakerOpen(b *testing.B) {
-	store := guard.Breaker(guard.BreakerOptions{Pause: time.Hour})(penstock.StoreFunc(fails(errDown)))
-	benchmark(b, store, one(ready(b, penstock.PerSecond(100)), "k"))
+	store := guard.Breaker(guard.BreakerOptions{Pause: time.Hour})(penstock.StoreFunc(failWith(errDown)))
+	benchmark(b, store, one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
-// Where two of three calls wait for the deadline, the breaker opens, although the others succeed
+// If two of three calls hang until the deadline, the breaker opens, although the others succeed
 // between them.
 func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		var opened atomic.Bool
-		s := guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { opened.Store(true) }})(
+		var openBreaker atomic.Bool
+		s := guard.Breaker(guard.BreakerOptions{Changed: func(string, guard.State, guard.State) { openBreaker.Store(true) }})(
 			guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if charges[0].Key == "hangs" {
-					return hangs(ctx, charges)
+					return hang(ctx, charges)
 				}
 				return store.Decide(ctx, charges)
 			})))
@@ -521,8 +521,8 @@ func TestMostCallsHangingOpensTheBreaker(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		if !opened.Load() {
-			t.Error("the breaker is closed, and most callers wait for the deadline")
+		if !openBreaker.Load() {
+			t.Error("the breaker is closed although most calls hang until the deadline")
 		}
 		all.Wait()
 	})

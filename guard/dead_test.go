@@ -15,10 +15,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A quartet is four instances of 100/s over one store that dies.
+// The fleet is four instances of a limit of 100/s over one store that dies.
 const (
-	quartet     = 4
-	quartetRate = 100 // units per second, and at once
+	fleetSize = 4
+	fleetRate = 100 // units per second, and at once
 )
 
 // A counted store is a faulty one that counts its instances.
@@ -42,26 +42,26 @@ type clusteredStore interface {
 	guard.Server
 }
 
-// newQuartet is four instances that know that they are four.
-func newQuartet(t *testing.T, store func() clusteredStore) (all []*guard.Guarded) {
+// newFourInstances is four instances whose heartbeats have counted four.
+func newFourInstances(t *testing.T, store func() clusteredStore) (all []*guard.Guarded) {
 	t.Helper()
-	for range quartet {
+	for range fleetSize {
 		s := store()
-		g := standard(t, s, guard.Options{Server: s, Timeout: guard.TimeoutOptions{After: quartetPatience}})
+		g := standard(t, s, guard.Options{Server: s, Timeout: guard.TimeoutOptions{After: fleetPatience}})
 		t.Cleanup(g.Close)
 		all = append(all, g)
 	}
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if !slices.ContainsFunc(all, func(g *guard.Guarded) bool { return g.Instances() != quartet }) {
+		if !slices.ContainsFunc(all, func(g *guard.Guarded) bool { return g.Instances() != fleetSize }) {
 			return all
 		}
 		if time.Now().After(end) {
-			t.Fatal("the instances do not know of each other")
+			t.Fatal("the instances have not counted each other")
 		}
 	}
 }
 
-const quartetPatience = 50 * time.Millisecond
+const fleetPatience = 50 * time.Millisecond
 
 // In virtual time the numbers are exact. The instances admit the limit, for any distribution of the
 // load. If one instance had admitted everything, the others admit what is left of their shares.
@@ -71,9 +71,9 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 	for _, skewed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &countedStore{faulty: newFaulty()}
-			all := newQuartet(t, func() clusteredStore { return store })
-			limit := ready(t, penstock.PerSecond(quartetRate))
-			// drain asks until all deny, in turn, and counts what was granted by whom.
+			all := newFourInstances(t, func() clusteredStore { return store })
+			limit := compiled(t, penstock.PerSecond(fleetRate))
+			// drain spends at the instances in turn until all deny, and returns how many units were granted.
 			drain := func(who []*guard.Guarded, source penstock.Source) (units int) {
 				t.Helper()
 				for denied := 0; denied < len(who); {
@@ -99,31 +99,31 @@ func TestFourInstancesAdmitTheLimitWhileTheStoreIsDead(t *testing.T) {
 			}
 			before, left := all, 0
 			if skewed {
-				before, left = all[:1], quartetRate*(quartet-1)/quartet
+				before, left = all[:1], fleetRate*(fleetSize-1)/fleetSize
 			}
-			expect("while the store is well", drain(before, penstock.FromStore), quartetRate)
-			time.Sleep(1500 * time.Millisecond) // denials are forgotten
-			expect("a second later", drain(before, penstock.FromStore), quartetRate)
+			expect("while the store works", drain(before, penstock.FromStore), fleetRate)
+			time.Sleep(1500 * time.Millisecond) // cached denials expire
+			expect("a second later", drain(before, penstock.FromStore), fleetRate)
 
-			store.breaks(fails(errDown))
+			store.setFault(failWith(errDown))
 			expect("at the beginning of the outage", drain(all, penstock.FromFallback), left)
 			for second := range 22 {
 				time.Sleep(time.Second)
 				got := drain(all, penstock.FromFallback)
-				if second < 2 && skewed && got < quartetRate {
-					continue // who has admitted all owes its share, and a unit
+				if second < 2 && skewed && got < fleetRate {
+					continue // the instance that admitted everything has overdrawn its share by a unit
 				}
-				expect("in a second of the outage", got, quartetRate)
+				expect("in a second of the outage", got, fleetRate)
 			}
 
-			store.breaks(nil)
+			store.setFault(nil)
 			for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 				for _, g := range all {
-					c := one(ready(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")
+					c := one(compiled(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")
 					decide(t, g, c...)
 				}
 			}
-			expect("when the store is back", drain(all, penstock.FromStore), quartetRate)
+			expect("when the store is back", drain(all, penstock.FromStore), fleetRate)
 			t.Logf("counted: 20 virtual seconds of an outage in which four instances admitted exactly the limit")
 		})
 	}
@@ -135,7 +135,7 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	server := redistest.Start(t)
-	all := newQuartet(t, func() clusteredStore {
+	all := newFourInstances(t, func() clusteredStore {
 		redis, err := redisstore.Open(server.URL(), redisstore.Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -143,16 +143,16 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 		t.Cleanup(func() { redis.Close() })
 		return redis
 	})
-	limit := ready(t, penstock.PerSecond(quartetRate))
+	limit := compiled(t, penstock.PerSecond(fleetRate))
 	start := time.Now()
 	var (
 		mu     sync.Mutex
 		grants []grant
-		asked  int
+		calls  int
 		stop   = make(chan struct{})
 		load   sync.WaitGroup
 	)
-	last := make([]penstock.Source, quartet)
+	last := make([]penstock.Source, fleetSize)
 	for i, g := range all {
 		load.Go(func() {
 			for ticks := time.NewTicker(2 * time.Millisecond); ; {
@@ -161,14 +161,14 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 				case <-stop:
 					return
 				}
-				// One key is probed that nobody is denied under, so that the breaker is seen to close.
-				for _, c := range [][]penstock.Charge{one(limit, "k"), one(ready(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")} {
+				// No limit of this key denies, so its answers show when the breaker closes.
+				for _, c := range [][]penstock.Charge{one(limit, "k"), one(compiled(t, penstock.PerSecond(1_000_000).WithName("probe")), "probe")} {
 					d, err := g.Decide(context.Background(), c)
 					if err != nil {
 						t.Error(err)
 					}
 					mu.Lock()
-					asked++
+					calls++
 					if last[i] = d.Source; d.Allowed && c[0].Key == "k" {
 						grants = append(grants, grant{time.Since(start), d.Source})
 					}
@@ -205,20 +205,20 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	close(stop)
 	load.Wait()
 
-	const skew = float64(quartetRate) * (quartet - 1) / quartet
-	slack := quartetRate*quartetPatience.Seconds() + quartet // an answer may be as late as that
+	const skew = float64(fleetRate) * (fleetSize - 1) / fleetSize
+	slack := fleetRate*fleetPatience.Seconds() + fleetSize // an answer may be this late
 	rows := []struct {
 		what     string
 		from, to time.Duration
 		bound    float64
 	}{
-		{"while it is dead", dead, restarted, quartetRate + slack},
-		{"over the beginning", 0, restarted, quartetRate + skew + slack},
-		// At the end Redis has forgotten all, and who has not found it yet goes on with its share.
-		{"over all", 0, time.Hour, 2*quartetRate + skew + quartetRate*(found-restarted).Seconds() + slack},
+		{"while it is dead", dead, restarted, fleetRate + slack},
+		{"over the beginning", 0, restarted, fleetRate + skew + slack},
+		// At the end Redis has lost all counters, and instances that have not found it use their shares.
+		{"over all", 0, time.Hour, 2*fleetRate + skew + fleetRate*(found-restarted).Seconds() + slack},
 	}
 	for _, row := range rows {
-		got := mostAtOnce(grants, row.from, row.to, quartetRate)
+		got := mostAtOnce(grants, row.from, row.to, fleetRate)
 		if got > row.bound {
 			t.Errorf("%s: %.1f units beyond 100/s; the bound is %.1f", row.what, got, row.bound)
 		}
@@ -228,8 +228,8 @@ func TestFourInstancesKeepTheLimitWhileRedisIsDead(t *testing.T) {
 	for _, g := range grants {
 		perSecond[int(g.at.Seconds())]++
 	}
-	t.Logf("counted: %d questions to four instances of which Redis died (killed after %v, back after %v, found %v later; admitted per second %v)",
-		asked, killed.Round(time.Millisecond), restarted.Round(time.Millisecond), (found - restarted).Round(time.Millisecond), perSecond)
+	t.Logf("counted: %d calls to four instances whose Redis died (killed after %v, back after %v, found %v later; admitted per second %v)",
+		calls, killed.Round(time.Millisecond), restarted.Round(time.Millisecond), (found - restarted).Round(time.Millisecond), perSecond)
 }
 
 // A grant is one unit.
@@ -252,30 +252,30 @@ func mostAtOnce(grants []grant, from, to time.Duration, perSecond float64) (most
 	return most
 }
 
-// An instance that has had all of the load for long owes its share at the beginning of an outage,
-// and no more: it is not locked out for what it admitted.
+// An instance that has had all of the load has overdrawn its share when an outage begins, but by at
+// most one share: it is not locked out for everything that it admitted.
 func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	tried := 0
 	for name, algorithm := range dividable {
-		if algorithm.NeedsHolder() || name == "calendar" { // a month does not come to an end here
+		if algorithm.NeedsHolder() || name == "calendar" { // a month does not end within the test
 			continue
 		}
 		synctest.Test(t, func(t *testing.T) {
 			limit := penstock.Limit{Name: "l", Algorithm: algorithm, Count: 40, Period: time.Second}
-			f := newFleet(4, 4, ready(t, limit))
+			f := newFleet(4, 4, compiled(t, limit))
 			for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-				f.ask(t, 0, 1)
+				f.decideCost(t, 0, 1)
 			}
-			f.breaks(down)
+			f.setFault(down)
 			admitted := 0
 			for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-				if f.ask(t, 0, 1) {
+				if f.decideCost(t, 0, 1) {
 					admitted++
 				}
 			}
-			if admitted < 26 { // of the 40 that come back, less its share
+			if admitted < 26 { // of the 40 units that are refilled, less its share
 				t.Errorf("%s: %d units in 4 s of an outage; its share is 10 a second", name, admitted)
 			}
 			tried++
@@ -284,10 +284,10 @@ func TestHotInstanceIsNotLockedOutByAnOutage(t *testing.T) {
 	t.Logf("counted: %d hot instances that had their share in an outage", tried)
 }
 
-// When the store is back, it has the whole Burst again, and grants at the full rate to those that
-// have found it; the others go on with their shares until they have, for a second at most. Together
-// that is Burst + (n-1)/n·r·1 s beyond the limit.
-func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
+// When the store is back, it has the whole Burst again, and grants at the full rate to instances
+// that have found it. The others use their shares for at most a second more. Together that is at
+// most Burst + (n-1)/n·r·1 s beyond the limit.
+func TestEndOfAnOutageAdmitsTheBurstAndTheLateShares(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	tightest, runs := 0.0, 0
@@ -296,8 +296,8 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
 			const rate, burst = 1000, 10
 			const found = 0.68 // seconds; the store fails at once here: a pause of 480 ms, and 200 ms of probes
 			store := &countedStore{faulty: newFaulty()}
-			all := newQuartet(t, func() clusteredStore { return store })
-			limit := ready(t, penstock.PerSecond(rate).WithBurst(burst))
+			all := newFourInstances(t, func() clusteredStore { return store })
+			limit := compiled(t, penstock.PerSecond(rate).WithBurst(burst))
 			start := time.Now()
 			var grants []grant
 			load := func(long time.Duration, instances []*guard.Guarded) {
@@ -314,15 +314,15 @@ func TestEndOfAnOutageAdmitsTheBurstAndTheSharesOfTheLate(t *testing.T) {
 				}
 			}
 			load(time.Second, all)
-			store.breaks(fails(errDown))
+			store.setFault(failWith(errDown))
 			load(4*time.Second, all[1:]) // the first is idle, and will find the store at once
 			time.Sleep(2 * time.Second)
 			load(time.Millisecond, all[1:]) // the others have just found that it is still away
-			store.breaks(nil)
+			store.setFault(nil)
 			back := time.Since(start)
 			load(3*time.Second, all)
 			got := mostAtOnce(grants, back-2*time.Second, time.Hour, rate)
-			bound := burst + quartet + burst + found*rate*(quartet-1)/quartet
+			bound := burst + fleetSize + burst + found*rate*(fleetSize-1)/fleetSize
 			if got > bound {
 				t.Errorf("%.1f units beyond the rate around the end of an outage; the bound is %.1f", got, bound)
 			}

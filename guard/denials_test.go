@@ -2,7 +2,7 @@ package guard
 
 import "testing"
 
-// In one set, under one tag: only the whole key tells.
+// Two entries of one set have the same tag. Only the whole key distinguishes them.
 func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	table := newDenials(1)
 	if len(table.sets) != 1 {
@@ -24,12 +24,12 @@ func TestDenialsOfOneTagAreDistinct(t *testing.T) {
 	}
 }
 
-func TestWhatEndsFirstIsForgottenFirst(t *testing.T) {
+func TestDenialThatEndsFirstIsEvictedFirst(t *testing.T) {
 	table := newDenials(8)
 	for i, until := range []int64{80, 30, 90, 60, 50, 70, 40, 99} {
 		table.put(&denial{key: denialKey{low: uint64(2 * i)}, until: until}, nil, nil)
 	}
-	for i, want := range []uint64{1, 6, 4} { // those of 30, 40, 50
+	for i, want := range []uint64{1, 6, 4} { // the denials that end at 30, 40 and 50
 		e := &denial{key: denialKey{low: uint64(100 + 2*i)}, until: 1000, answered: 35}
 		table.put(e, nil, nil)
 		if table.find(denialKey{low: 2 * want}) != nil || table.find(e.key) != e {

@@ -11,13 +11,14 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// What a decision costs around a store that answers at once, and what memstore takes for the same.
+// BenchmarkDeny measures a decision through the cache, around a store that answers at once, and the
+// same decision by memstore.
 func BenchmarkDeny(b *testing.B) {
 	granted := penstock.Single(penstock.Status{Granted: 1, Remaining: 9})
 	grants := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return granted, nil })
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	denies := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
-	limit, other := made(b, penstock.PerDay(1)), made(b, penstock.PerHour(1))
+	limit, other := compiled(b, penstock.PerDay(1)), compiled(b, penstock.PerHour(1))
 	one := []penstock.Charge{{Key: "user-1234567", Plan: limit, Cost: 1}}
 	two := []penstock.Charge{{Key: "user-1234567", Plan: limit, Cost: 1}, {Key: "user-1234567", Plan: other, Cost: 1}}
 	full := guard.NewDenyCache(denies, guard.DenyOptions{MaxAge: time.Hour})
@@ -74,14 +75,4 @@ func BenchmarkDeny(b *testing.B) {
 			_, _ = cache.Decide(b.Context(), charge)
 		}
 	})
-}
-
-// made is a limit as a Limiter has it.
-func made(b testing.TB, limit penstock.Limit) *penstock.Plan {
-	b.Helper()
-	plan, err := limit.Compile()
-	if err != nil {
-		b.Fatal(err)
-	}
-	return plan
 }

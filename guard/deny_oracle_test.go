@@ -14,25 +14,25 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A trace is what random callers do, by a seed, on a guarded store.
+// A trace is a random sequence of calls to a guarded store, reproducible by its seed.
 type trace struct {
-	t      *testing.T
-	seed   uint64
-	rand   *rand.Rand
-	limits []*penstock.Plan
-	store  *memstore.Store  // bare
-	cache  *guard.DenyCache // around it
-	twin   *memstore.Store  // sees the same charges, at the same times, without a cache
-	step   int
-	grain  time.Duration // of pauses: stores read their clocks in µs, each from its own beginning
-	log    []string
+	t        *testing.T
+	seed     uint64
+	rand     *rand.Rand
+	limits   []*penstock.Plan
+	store    *memstore.Store  // without guards
+	cache    *guard.DenyCache // around store
+	twin     *memstore.Store  // sees the same charges, at the same times, without a cache
+	step     int
+	timeStep time.Duration // pauses are multiples of it: stores read clocks in µs, each from its own start
+	log      []string
 
-	local, exact, sooner, patient, batches int // denials by the cache, and of which kind
+	local, exact, early, patient, batches int // denials by the cache, by kind
 }
 
-func newTrace(t *testing.T, seed uint64, grain time.Duration, o guard.DenyOptions) *trace {
+func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOptions) *trace {
 	r := rand.New(rand.NewPCG(seed, 1))
-	tr := &trace{t: t, seed: seed, grain: grain, rand: r, store: memstore.New(memstore.Options{}), twin: memstore.New(memstore.Options{})}
+	tr := &trace{t: t, seed: seed, timeStep: timeStep, rand: r, store: memstore.New(memstore.Options{}), twin: memstore.New(memstore.Options{})}
 	tr.cache = guard.NewDenyCache(tr.store, o)
 	algorithms := []*algorithm.Algorithm{
 		penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
@@ -74,10 +74,10 @@ func (tr *trace) pause() {
 }
 
 func (tr *trace) sleep(below time.Duration) {
-	time.Sleep(time.Duration(tr.rand.Int64N(int64(below)) + 1).Truncate(tr.grain))
+	time.Sleep(time.Duration(tr.rand.Int64N(int64(below)) + 1).Truncate(tr.timeStep))
 }
 
-// charges are a random batch of the mode, or with Spend of all modes that ask.
+// charges are a random batch of the mode. With Spend, some charges peek or draw instead.
 func (tr *trace) charges(mode penstock.Mode) []penstock.Charge {
 	var charges []penstock.Charge
 	first := tr.rand.IntN(len(tr.limits))
@@ -133,12 +133,12 @@ func (tr *trace) note(d penstock.Decision, charges []penstock.Charge) {
 	}
 }
 
-// mode is what the next step does: mostly ask.
-func (tr *trace) mode(frees bool) penstock.Mode {
+// mode is what the next step does: mostly spend.
+func (tr *trace) mode(mayFree bool) penstock.Mode {
 	switch n := tr.rand.IntN(40); {
-	case n == 0 && frees:
+	case n == 0 && mayFree:
 		return penstock.Reset
-	case n <= 2 && frees:
+	case n <= 2 && mayFree:
 		return penstock.Refund
 	case n == 3:
 		return penstock.Force
@@ -146,8 +146,8 @@ func (tr *trace) mode(frees bool) penstock.Mode {
 	return penstock.Spend
 }
 
-// Every decision through the cache is compared with that of a store without one, which sees the
-// same. With all refunds going through the cache there is no false denial.
+// Every decision through the cache is compared with that of a store without one, which gets the
+// same calls. All refunds go through the cache, so no denial may be false.
 func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -169,15 +169,15 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 			all.add(tr)
 		})
 	}
-	if all.exact < all.local/20 || all.sooner == 0 || all.patient == 0 || all.batches == 0 || all.local < seeds {
+	if all.exact < all.local/20 || all.early == 0 || all.patient == 0 || all.batches == 0 || all.local < seeds {
 		t.Errorf("the traces are too easy: %+v", all)
 	}
-	t.Logf("counted: %d cached denials equal to the store's (0 false; %d batches, %d patient; %d told to come back too soon, "+
-		"%d to the microsecond)", all.local, all.batches, all.patient, all.sooner, all.exact)
+	t.Logf("counted: %d cached denials equal to the store's (0 false; %d batches, %d patient; %d with a RetryAfter that is too short, "+
+		"%d to the microsecond)", all.local, all.batches, all.patient, all.early, all.exact)
 }
 
-// compare demands the same verdict, and of cached denials a RetryAfter that is not too long; what
-// the store answered must be equal.
+// compare demands the same result, and of cached denials a RetryAfter that is not too long. Answers
+// of the store must be equal.
 func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 	if d.Allowed != want.Allowed || d.Len() != want.Len() {
 		tr.fatal("allowed %v by %v; the store alone: %v", d.Allowed, d.Source, want.Allowed)
@@ -203,7 +203,7 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 		case len(charges) > 1:
 			tr.batches++
 		case d.RetryAfter() < want.RetryAfter():
-			tr.sooner++
+			tr.early++
 		default:
 			tr.exact++
 		}
@@ -216,7 +216,7 @@ func (tr *trace) compare(charges []penstock.Charge, d, want penstock.Decision) {
 func (tr *trace) add(other *trace) {
 	tr.local += other.local
 	tr.exact += other.exact
-	tr.sooner += other.sooner
+	tr.early += other.early
 	tr.patient += other.patient
 	tr.batches += other.batches
 }
@@ -233,7 +233,7 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			maxAge := []time.Duration{20 * time.Millisecond, 300 * time.Millisecond, time.Second}[seed%3]
 			tr := newTrace(t, seed, time.Nanosecond, guard.DenyOptions{MaxAge: maxAge})
-			freed := time.Now().Add(-time.Hour) // the last time
+			freed := time.Now().Add(-time.Hour) // when units last came back
 			for tr.step = range steps {
 				tr.pause()
 				if mode := tr.mode(true); mode == penstock.Refund || mode == penstock.Reset {
@@ -268,10 +268,10 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 	if wrong == 0 || local < seeds {
 		t.Errorf("the traces are too easy: %d cached denials, %d of them false", local, wrong)
 	}
-	t.Logf("counted: %d cached denials while others give units back (%d false, the latest %v after that)", local, wrong, latest)
+	t.Logf("counted: %d cached denials while others refund units (%d false, the latest %v after the refund)", local, wrong, latest)
 }
 
-// costToPeek asks what the charge would be answered, without charging it.
+// costToPeek is the cost and mode that ask what the charge would get, without charging it.
 func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	if c.Mode == penstock.Draw {
 		return min(c.Cost, 1), penstock.Peek
@@ -279,6 +279,6 @@ func costToPeek(c *penstock.Charge) (cost int64, mode penstock.Mode) {
 	return c.Cost, penstock.Peek
 }
 
-// seeds is how many traces are tried: a third of n, since each run tries others, and 20 times n in
-// a soak.
+// seeds is how many traces a run tries: a third of n, since each run has new seeds, and 20 times n
+// in a soak.
 func seeds(n int) int { return effort.Of((n+2)/3, 20*n) }

@@ -40,15 +40,15 @@ func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
 }
 
-// counting is a store that counts the questions, and may hold each answer back.
-type counting struct {
+// countingStore counts its calls, and may delay each.
+type countingStore struct {
 	penstock.Store
-	asked  atomic.Int64
+	calls  atomic.Int64
 	before func(context.Context, []penstock.Charge) error
 }
 
-func (c *counting) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	c.asked.Add(1)
+func (c *countingStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	c.calls.Add(1)
 	if c.before != nil {
 		if err := c.before(ctx, charges); err != nil {
 			return penstock.Decision{}, err
@@ -57,7 +57,7 @@ func (c *counting) Decide(ctx context.Context, charges []penstock.Charge) (penst
 	return c.Store.Decide(ctx, charges)
 }
 
-func newCounting() *counting { return &counting{Store: memstore.New(memstore.Options{})} }
+func newCounting() *countingStore { return &countingStore{Store: memstore.New(memstore.Options{})} }
 
 // decide fails the test if there is no decision.
 func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock.Decision {
@@ -69,8 +69,8 @@ func decide(t testing.TB, s penstock.Store, charges ...penstock.Charge) penstock
 	return d
 }
 
-// answered checks the verdict and who gave it.
-func answered(t testing.TB, d penstock.Decision, allowed bool, source penstock.Source) {
+// checkDecision checks the result of a decision and its source.
+func checkDecision(t testing.TB, d penstock.Decision, allowed bool, source penstock.Source) {
 	t.Helper()
 	if d.Allowed != allowed || d.Source != source {
 		t.Fatalf("allowed %v by %v, want %v by %v: %v", d.Allowed, d.Source, allowed, source, d)
@@ -96,12 +96,12 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{})
 		limit := penstock.PerSecond(10).MustCompile()
-		answered(t, decide(t, cache, spend("k", limit, 10)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 10)), yes, fromStore)
 		first := decide(t, cache, spend("k", limit, 1))
-		answered(t, first, no, fromStore)
+		checkDecision(t, first, no, fromStore)
 		time.Sleep(60 * time.Millisecond)
 		later := decide(t, cache, spend("k", limit, 1))
-		answered(t, later, no, fromCache)
+		checkDecision(t, later, no, fromCache)
 		if want := 40 * time.Millisecond; first.RetryAfter() != 100*time.Millisecond || later.RetryAfter() != want {
 			t.Fatalf("RetryAfter is %v, and %v after 60ms, want 100ms and %v", first.RetryAfter(), later.RetryAfter(), want)
 		}
@@ -109,19 +109,19 @@ func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 			t.Fatalf("ResetAfter is %v, want %v", got, want)
 		}
 		time.Sleep(39*time.Millisecond + 897*time.Microsecond) // 0.1 % and 2 µs before the end, and 1 more
-		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
 		time.Sleep(time.Microsecond)
-		asked := store.asked.Load()
-		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		calls := store.calls.Load()
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
 		time.Sleep(102 * time.Microsecond)
-		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
-		if got := store.asked.Load() - asked; got != 2 {
-			t.Fatalf("the store was asked %d times, want 2", got)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		if got := store.calls.Load() - calls; got != 2 {
+			t.Fatalf("the store was called %d times, want 2", got)
 		}
 	})
 }
 
-func TestOlderThanMaxAgeNoDenialIsBelieved(t *testing.T) {
+func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
 		limits := func(l *penstock.Plan) guard.Settings {
@@ -133,19 +133,19 @@ func TestOlderThanMaxAgeNoDenialIsBelieved(t *testing.T) {
 				key := fmt.Sprint(cost)
 				limit := penstock.PerDay(3).WithName(name).MustCompile()
 				decide(t, cache, spend(key, limit, 3))
-				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+				checkDecision(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
 				if age > 0 {
 					time.Sleep(age - 1)
-					answered(t, decide(t, cache, spend(key, limit, cost)), no, fromCache)
+					checkDecision(t, decide(t, cache, spend(key, limit, cost)), no, fromCache)
 					time.Sleep(time.Nanosecond)
 				}
-				answered(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
+				checkDecision(t, decide(t, cache, spend(key, limit, cost)), no, fromStore)
 			}
 		}
 	})
 }
 
-func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
+func TestDenialCoversEqualAndLargerCosts(t *testing.T) {
 	t.Parallel()
 	store := newCounting()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
@@ -165,8 +165,8 @@ func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
 		{penstock.Spend, 5, 0, no, fromCache},
 		{penstock.Spend, 10, 0, no, fromCache},
 		{penstock.Peek, 7, 0, no, fromCache},
-		{penstock.Spend, 11, 0, no, fromStore}, // never, not soon
-		{penstock.Spend, 11, 0, no, fromStore}, // what is known of 5 is worth more
+		{penstock.Spend, 11, 0, no, fromStore}, // more than the limit: never
+		{penstock.Spend, 11, 0, no, fromStore}, // the denial of 5 is not replaced
 		{penstock.Spend, 5, 0, no, fromCache},
 		{penstock.Draw, 5, 0, yes, fromStore}, // 2
 		{penstock.Spend, 0, 0, yes, fromStore},
@@ -181,7 +181,7 @@ func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
 		{penstock.Spend, 1, time.Second, no, fromCache},
 		{penstock.Spend, 1, time.Minute, no, fromStore},
 		{penstock.Spend, 3, time.Second, no, fromCache},
-		{penstock.Spend, 1, 0, no, fromCache},               // beside it
+		{penstock.Spend, 1, 0, no, fromCache},               // the denial without patience is kept too
 		{penstock.Spend, 1, 23 * time.Hour, yes, fromStore}, // books
 		{penstock.Force, 1, 0, yes, fromStore},
 		{penstock.Spend, 1, 0, no, fromCache},
@@ -192,39 +192,39 @@ func TestOnlyWhatAsksForAsMuchIsDenied(t *testing.T) {
 	}
 }
 
-func TestPatientDenialsEndSoonerAndStandBesideOthers(t *testing.T) {
+func TestPatientDenialsHaveEntriesOfTheirOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 		limit := penstock.PerSecond(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		patient := spend("k", limit, 1)
 		patient.Patience = 50 * time.Millisecond
-		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
 		d := decide(t, cache, patient)
-		answered(t, d, no, fromStore)
+		checkDecision(t, d, no, fromStore)
 		if d.RetryAfter() != 50*time.Millisecond {
 			t.Fatal(d)
 		}
 		time.Sleep(49 * time.Millisecond)
-		answered(t, decide(t, cache, patient), no, fromCache)
+		checkDecision(t, decide(t, cache, patient), no, fromCache)
 		time.Sleep(11 * time.Millisecond)
-		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
-		answered(t, decide(t, cache, patient), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, patient), yes, fromStore)
 	})
 }
 
-func TestPatienceMeansNothingToWindows(t *testing.T) {
+func TestWindowsIgnorePatience(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerDay(1).With(penstock.AnchoredWindow).MustCompile()
 	patient := spend("k", limit, 1)
 	patient.Patience = time.Minute
 	decide(t, cache, spend("k", limit, 1))
-	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
-	answered(t, decide(t, cache, patient), no, fromCache)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, patient), no, fromCache)
 }
 
-func TestCancelledCallerGetsItsErrorThoughTheAnswerIsKnown(t *testing.T) {
+func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerDay(1).MustCompile()
@@ -238,49 +238,49 @@ func TestCancelledCallerGetsItsErrorThoughTheAnswerIsKnown(t *testing.T) {
 	}
 }
 
-func TestDrawSaysNothingOfPatientSpends(t *testing.T) {
+func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerMinute(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	draw := penstock.Charge{Key: "k", Plan: limit, Cost: 1, Mode: penstock.Draw, Patience: 30 * time.Second}
-	answered(t, decide(t, cache, draw), no, fromStore)
+	checkDecision(t, decide(t, cache, draw), no, fromStore)
 	patient := spend("k", limit, 1)
 	patient.Patience = 20 * time.Second
-	answered(t, decide(t, cache, patient), yes, fromStore)
+	checkDecision(t, decide(t, cache, patient), yes, fromStore)
 }
 
-func TestNeverIsNotToldToComeBack(t *testing.T) {
+func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
-	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
 	if d := decide(t, cache, spend("k", limit, 11)); d.RetryAfter() != penstock.Never {
 		t.Fatalf("11 of 10 are answered with %v", d)
 	}
 	decide(t, cache, spend("other", limit, 11))
 	d := decide(t, cache, spend("other", limit, 12))
-	answered(t, d, no, fromCache)
+	checkDecision(t, d, no, fromCache)
 	if d.RetryAfter() != penstock.Never {
 		t.Fatalf("12 of 10 are answered with %v", d)
 	}
 }
 
-func TestRefundAndResetAreObeyedAtOnce(t *testing.T) {
+func TestRefundAndResetForgetDenials(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []penstock.Mode{penstock.Refund, penstock.Reset} {
 		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 		limit, other := penstock.PerDay(10).MustCompile(), penstock.PerHour(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
 		for range 2 {
-			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
-			answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
-			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromStore)
-			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), no, fromCache)
 			decide(t, cache, penstock.Charge{Key: "k", Plan: limit, Cost: 2, Mode: mode})
-			answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
-			answered(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), yes, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", limit, 1), spend("k", other, 1)), yes, fromStore)
 			if mode == penstock.Reset {
 				decide(t, cache, spend("k", limit, 8))
 			}
@@ -288,7 +288,7 @@ func TestRefundAndResetAreObeyedAtOnce(t *testing.T) {
 	}
 }
 
-func TestRefundWhoseOutcomeIsUnknownForgetsToo(t *testing.T) {
+func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 	t.Parallel()
 	store := newCounting()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{})
@@ -306,11 +306,11 @@ func TestRefundWhoseOutcomeIsUnknownForgetsToo(t *testing.T) {
 	if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 1)}); !errors.Is(err, penstock.ErrUnavailable) {
 		t.Fatal(err)
 	}
-	answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
 }
 
-// A denial that was in flight during a refund is not remembered.
-func TestDenialFromBeforeARefundIsNotRememberedAfterIt(t *testing.T) {
+// A denial that was in flight during a refund is not cached.
+func TestDenialThatARefundOvertookIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(slowAnswers{store}, guard.DenyOptions{})
@@ -323,8 +323,8 @@ func TestDenialFromBeforeARefundIsNotRememberedAfterIt(t *testing.T) {
 		if _, err := cache.Decide(t.Context(), []penstock.Charge{refund("k", limit, 0)}); err != nil {
 			t.Fatal(err)
 		}
-		answered(t, <-done, no, fromStore)
-		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		checkDecision(t, <-done, no, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
 	})
 }
 
@@ -339,23 +339,23 @@ func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (pen
 	return d, err
 }
 
-func TestRetryAfterCountsFromTheQuestionForTheVerdictAndFromTheAnswerForTheCaller(t *testing.T) {
+func TestCachedDenialIsTimedFromCallAndRetryAfterFromAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := penstock.PerSecond(10).MustCompile()
 		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
 		decide(t, cache, spend("k", limit, 10))
-		time.Sleep(40 * time.Millisecond) // 50 with the way back: 50 ms are left
+		time.Sleep(40 * time.Millisecond) // 50 with the delay of the answer: 50 ms are left
 		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
 			t.Fatal(d)
 		}
-		time.Sleep(35 * time.Millisecond) // 45 since the question
+		time.Sleep(35 * time.Millisecond) // 45 since the call
 		d := decide(t, cache, spend("k", limit, 1))
-		answered(t, d, no, fromCache)
+		checkDecision(t, d, no, fromCache)
 		if want := 15 * time.Millisecond; d.RetryAfter() != want {
-			t.Fatalf("RetryAfter is %v, want %v: as if counted by who got the answer", d.RetryAfter(), want)
+			t.Fatalf("RetryAfter is %v, want %v: counted from when the answer arrived", d.RetryAfter(), want)
 		}
 		time.Sleep(5 * time.Millisecond)
-		answered(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), yes, fromStore)
 	})
 }
 
@@ -374,45 +374,45 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 		key := fmt.Sprint(i)
 		decide(t, cache, spend(key, pair[0].MustCompile(), 5))
 		decide(t, cache, penstock.Charge{Key: key, Plan: pair[0].MustCompile(), Cost: 5, Mode: penstock.Force})
-		answered(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), no, fromStore)
-		answered(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), no, fromCache)
-		answered(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), yes, fromStore)
-		ready, err := pair[0].Compile() // the same in all that counts
+		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), no, fromStore)
+		checkDecision(t, decide(t, cache, spend(key, pair[0].MustCompile(), 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend(key, pair[1].MustCompile(), 1)), yes, fromStore)
+		copied, err := pair[0].Compile() // the same in all that counts
 		if err != nil {
 			t.Fatal(err)
 		}
-		answered(t, decide(t, cache, spend(key, ready, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend(key, copied, 1)), no, fromCache)
 	}
 }
 
-func TestSlotsAreNeverDeniedFromMemory(t *testing.T) {
+func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	slots, rate := penstock.InFlight(1, time.Minute).MustCompile(), penstock.PerDay(1).MustCompile()
 	hold := func(holder string) penstock.Charge {
 		return penstock.Charge{Key: "k", Plan: slots, Cost: 1, Holder: holder}
 	}
-	answered(t, decide(t, cache, hold("a")), yes, fromStore)
+	checkDecision(t, decide(t, cache, hold("a")), yes, fromStore)
 	for range 3 {
-		answered(t, decide(t, cache, hold("b")), no, fromStore)
-		answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+		checkDecision(t, decide(t, cache, hold("b")), no, fromStore)
+		checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
 	}
 	decide(t, cache, spend("k", rate, 1))
-	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // both deny
-	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // both deny
+	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore)
 	decide(t, cache, penstock.Charge{Key: "k", Plan: slots, Cost: 1, Mode: penstock.Refund, Holder: "a"})
-	answered(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // the rate only: it will not change
-	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {      // who comes and goes forgets no denial of the rate
+	checkDecision(t, decide(t, cache, hold("b"), spend("k", rate, 1)), no, fromStore) // only the rate would deny from the cache
+	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} {           // taking and returning slots keeps the denial of the rate
 		decide(t, cache, penstock.Charge{Key: "k", Plan: slots, Cost: 1, Mode: mode, Holder: "e"})
 	}
 	d := decide(t, cache, hold("c"), spend("k", rate, 1))
-	answered(t, d, no, fromCache)
+	checkDecision(t, d, no, fromCache)
 	if d.Len() != 2 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining != 1 || d.Status(1).RetryAfter == 0 {
 		t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
 	}
 }
 
-func TestBatchIsDeniedAsRemembered(t *testing.T) {
+func TestBatchIsDeniedFromTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 		second, day := penstock.PerSecond(10).MustCompile(), penstock.PerDay(10).MustCompile()
@@ -421,30 +421,30 @@ func TestBatchIsDeniedAsRemembered(t *testing.T) {
 		}
 		decide(t, cache, batch(10, 4)...)
 		first := decide(t, cache, batch(1, 2)...)
-		answered(t, first, no, fromStore)
+		checkDecision(t, first, no, fromStore)
 		time.Sleep(20 * time.Millisecond)
 		d := decide(t, cache, batch(1, 2)...)
-		answered(t, d, no, fromCache)
+		checkDecision(t, d, no, fromCache)
 		if d.Len() != 2 || d.Status(0).RetryAfter != 80*time.Millisecond || d.Status(1).RetryAfter != 0 || d.Status(1).Remaining != 6 ||
 			d.Status(1).ResetAfter != first.Status(1).ResetAfter-20*time.Millisecond {
 			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
 		}
-		answered(t, decide(t, cache, batch(3, 1)...), no, fromCache)
-		answered(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), no, fromStore) // another order
-		answered(t, decide(t, cache, spend("k", second, 1), spend("other", day, 2)), no, fromStore)
-		answered(t, decide(t, cache, spend("k", second, 1)), no, fromStore) // another batch
-		answered(t, decide(t, cache, batch(1, 7)...), no, fromStore)        // 7 of the day would not fit either
+		checkDecision(t, decide(t, cache, batch(3, 1)...), no, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", day, 2), spend("k", second, 1)), no, fromStore) // another order
+		checkDecision(t, decide(t, cache, spend("k", second, 1), spend("other", day, 2)), no, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", second, 1)), no, fromStore) // another batch
+		checkDecision(t, decide(t, cache, batch(1, 7)...), no, fromStore)        // 7 of the day would not fit either
 		d = decide(t, cache, batch(1, 7)...)
-		answered(t, d, no, fromCache)
+		checkDecision(t, d, no, fromCache)
 		if d.Status(0).RetryAfter == 0 || d.Status(1).RetryAfter == 0 {
 			t.Fatalf("%+v, %+v", d.Status(0), d.Status(1))
 		}
 		time.Sleep(80 * time.Millisecond)
-		answered(t, decide(t, cache, batch(1, 2)...), yes, fromStore)
+		checkDecision(t, decide(t, cache, batch(1, 2)...), yes, fromStore)
 	})
 }
 
-func TestAnswersOfFallbacksAreNotRemembered(t *testing.T) {
+func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 	t.Parallel()
 	for source := penstock.FromStore; source <= penstock.FromClosed; source++ {
 		store := newCounting()
@@ -460,13 +460,13 @@ func TestAnswersOfFallbacksAreNotRemembered(t *testing.T) {
 		if source == penstock.FromStore {
 			want = 2
 		}
-		if got := store.asked.Load(); got != want {
-			t.Errorf("denials from %v: the store was asked %d times, want %d", source, got, want)
+		if got := store.calls.Load(); got != want {
+			t.Errorf("denials from %v: the store was called %d times, want %d", source, got, want)
 		}
 	}
 }
 
-func TestErrorsAreNotRemembered(t *testing.T) {
+func TestErrorsAreNotCached(t *testing.T) {
 	t.Parallel()
 	store := newCounting()
 	cache := guard.NewDenyCache(store, guard.DenyOptions{})
@@ -479,24 +479,24 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 		}
 	}
 	store.before = nil
-	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore)
 	store.before = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
-	answered(t, decide(t, cache, spend("k", limit, 1)), no, fromCache) // what is known is known without the store
+	checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromCache) // a cached denial needs no store
 }
 
-func TestDenialThatEndsOnItsWayIsNotRemembered(t *testing.T) {
+func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cache := guard.NewDenyCache(slowAnswers{newCounting()}, guard.DenyOptions{})
 		limit := penstock.PerSecond(50).MustCompile()
 		decide(t, cache, spend("k", limit, 50))
-		answered(t, decide(t, cache, spend("k", limit, 1)), no, fromStore) // 10 ms too early
+		checkDecision(t, decide(t, cache, spend("k", limit, 1)), no, fromStore) // 10 ms too early
 		if s := cache.Stats(); s.Remembered != 0 || s.Entries != 0 {
 			t.Fatalf("%+v", s)
 		}
 	})
 }
 
-func TestLongBatchesAndWrongAnswersAreNotRemembered(t *testing.T) {
+func TestLongBatchesAndWrongAnswersAreNotCached(t *testing.T) {
 	t.Parallel()
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	wrong := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
@@ -515,35 +515,35 @@ func TestLongBatchesAndWrongAnswersAreNotRemembered(t *testing.T) {
 	}
 }
 
-// gate is a store whose answers wait until it is opened.
-type gate struct {
-	*counting
+// gatedStore is a store whose answers wait until it is opened.
+type gatedStore struct {
+	*countingStore
 	open chan struct{}
 }
 
-func newGate() *gate {
-	g := &gate{counting: newCounting(), open: make(chan struct{})}
+func newGate() *gatedStore {
+	g := &gatedStore{countingStore: newCounting(), open: make(chan struct{})}
 	close(g.open)
 	g.before = func(context.Context, []penstock.Charge) error { <-g.open; return nil }
 	return g
 }
 
-// crowd is n callers who come at one time, after a denial has ended and while the store is held.
-func crowd(t *testing.T, g *gate, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
+// callTogether makes n calls at once, after a denial has ended and while the store does not answer.
+func callTogether(t *testing.T, g *gatedStore, cache penstock.Store, n int, charge penstock.Charge) <-chan penstock.Decision {
 	g.open = make(chan struct{})
-	g.asked.Store(0)
+	g.calls.Store(0)
 	decisions := make(chan penstock.Decision, n)
 	for range n {
 		go func() { decisions <- decide(t, cache, charge) }()
 	}
 	synctest.Wait()
-	if got := g.asked.Load(); got != 1 {
-		t.Fatalf("%d of %d ask when a denial has ended, want 1", got, n)
+	if got := g.calls.Load(); got != 1 {
+		t.Fatalf("%d of %d callers call the store when a denial has ended, want 1", got, n)
 	}
 	return decisions
 }
 
-func TestOneAsksWhenADenialEndsAndTheOthersHearIt(t *testing.T) {
+func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers = 100
 		g := newGate()
@@ -552,7 +552,7 @@ func TestOneAsksWhenADenialEndsAndTheOthersHearIt(t *testing.T) {
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
 		time.Sleep(time.Second)
-		decisions := crowd(t, g, cache, callers, spend("k", limit, 1))
+		decisions := callTogether(t, g, cache, callers, spend("k", limit, 1))
 		close(g.open)
 		heard := 0
 		for range callers {
@@ -564,13 +564,13 @@ func TestOneAsksWhenADenialEndsAndTheOthersHearIt(t *testing.T) {
 				heard++
 			}
 		}
-		if got := g.asked.Load(); got != 1 || heard != callers-1 || cache.Stats().Waited != callers-1 {
-			t.Fatalf("the store was asked %d times, %d were answered by its answer, %d waited", got, heard, cache.Stats().Waited)
+		if got := g.calls.Load(); got != 1 || heard != callers-1 || cache.Stats().Waited != callers-1 {
+			t.Fatalf("the store was called %d times, %d callers shared its answer, %d waited", got, heard, cache.Stats().Waited)
 		}
 	})
 }
 
-func TestAfterAGrantThoseWhoWaitedGetWhatIsLeft(t *testing.T) {
+func TestAfterAGrantWaitingCallersGetTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, units = 100, 7
 		g := newGate()
@@ -579,7 +579,7 @@ func TestAfterAGrantThoseWhoWaitedGetWhatIsLeft(t *testing.T) {
 		decide(t, cache, spend("k", limit, units))
 		decide(t, cache, spend("k", limit, 1))
 		time.Sleep(time.Second)
-		decisions := crowd(t, g, cache, callers, spend("k", limit, 1))
+		decisions := callTogether(t, g, cache, callers, spend("k", limit, 1))
 		close(g.open)
 		allowed := 0
 		for range callers {
@@ -593,7 +593,7 @@ func TestAfterAGrantThoseWhoWaitedGetWhatIsLeft(t *testing.T) {
 	})
 }
 
-func TestWhoAsksForLessWaitsForNobody(t *testing.T) {
+func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
@@ -601,22 +601,22 @@ func TestWhoAsksForLessWaitsForNobody(t *testing.T) {
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
-		decisions := crowd(t, g, cache, 3, spend("k", limit, 5))
+		decisions := callTogether(t, g, cache, 3, spend("k", limit, 5))
 		less := make(chan penstock.Decision)
 		go func() { less <- decide(t, cache, spend("k", limit, 3)) }()
 		synctest.Wait()
-		if got := g.asked.Load(); got != 2 {
-			t.Fatalf("%d ask, want one for 5 and one for 3", got)
+		if got := g.calls.Load(); got != 2 {
+			t.Fatalf("%d calls of the store, want one for 5 and one for 3", got)
 		}
 		close(g.open)
-		answered(t, <-less, yes, fromStore)
+		checkDecision(t, <-less, yes, fromStore)
 		for range 3 {
 			<-decisions
 		}
 	})
 }
 
-func TestWhoWaitsLeavesWithItsContext(t *testing.T) {
+func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
@@ -624,18 +624,18 @@ func TestWhoWaitsLeavesWithItsContext(t *testing.T) {
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
 		time.Sleep(time.Second)
-		decisions := crowd(t, g, cache, 1, spend("k", limit, 1))
+		decisions := callTogether(t, g, cache, 1, spend("k", limit, 1))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := cache.Decide(ctx, []penstock.Charge{spend("k", limit, 1)}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 		close(g.open)
-		answered(t, <-decisions, no, fromStore)
+		checkDecision(t, <-decisions, no, fromStore)
 	})
 }
 
-func TestWhoWaitedIsNotDeniedByTheDenialOfMore(t *testing.T) {
+func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
 		cache := guard.NewDenyCache(g, guard.DenyOptions{})
@@ -643,8 +643,8 @@ func TestWhoWaitedIsNotDeniedByTheDenialOfMore(t *testing.T) {
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
-		decide(t, g, refund("k", limit, 3)) // elsewhere: 6 are left
-		more := crowd(t, g, cache, 1, spend("k", limit, 9))
+		decide(t, g, refund("k", limit, 3)) // by another instance: 6 are left
+		more := callTogether(t, g, cache, 1, spend("k", limit, 9))
 		less := make(chan penstock.Decision)
 		go func() { less <- decide(t, cache, spend("k", limit, 5)) }()
 		synctest.Wait()
@@ -652,12 +652,12 @@ func TestWhoWaitedIsNotDeniedByTheDenialOfMore(t *testing.T) {
 			t.Fatal("nobody waits")
 		}
 		close(g.open)
-		answered(t, <-more, no, fromStore)
-		answered(t, <-less, yes, fromStore)
+		checkDecision(t, <-more, no, fromStore)
+		checkDecision(t, <-less, yes, fromStore)
 	})
 }
 
-func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
+func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{})
@@ -667,7 +667,7 @@ func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
 		time.Sleep(time.Second)
 		held := make(chan struct{})
 		store.before = func(context.Context, []penstock.Charge) error {
-			if store.asked.Load() == 3 {
+			if store.calls.Load() == 3 {
 				<-held
 				panic("broken")
 			}
@@ -682,59 +682,59 @@ func TestWhoAsksForAllAndPanicsLeavesNobodyWaiting(t *testing.T) {
 		go func() { others <- decide(t, cache, spend("k", limit, 1)) }()
 		synctest.Wait()
 		close(held)
-		answered(t, <-others, no, fromStore)
+		checkDecision(t, <-others, no, fromStore)
 	})
 }
 
-// Who takes the last tokens of a bucket tells how long there are none.
-func TestAGrantTellsOfTheDenialAfterIt(t *testing.T) {
+// A grant that empties a bucket also says when there will be tokens again.
+func TestGrantPredictsTheNextDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
-		limit := made(t, penstock.PerSecond(10))
-		answered(t, decide(t, cache, spend("k", limit, 7)), yes, fromStore)
+		limit := compiled(t, penstock.PerSecond(10))
+		checkDecision(t, decide(t, cache, spend("k", limit, 7)), yes, fromStore)
 		d := decide(t, cache, spend("k", limit, 8)) // 3 are left, so the next 7 are there in 400 ms, and 8 in 500
-		answered(t, d, no, fromCache)
+		checkDecision(t, d, no, fromCache)
 		if s := d.Status(0); s != (penstock.Status{Remaining: 3, RetryAfter: 400 * time.Millisecond, ResetAfter: 700 * time.Millisecond}) {
 			t.Errorf("after 7 of 10 were taken, for 8 more: %+v", s)
 		}
-		answered(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore) // less than was taken is asked for
+		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore) // less than was taken is requested
 		d = decide(t, cache, spend("k", limit, 3))
-		answered(t, d, no, fromCache)
+		checkDecision(t, d, no, fromCache)
 		if d.RetryAfter() != 300*time.Millisecond {
 			t.Errorf("after all were taken, 3 more are there in %v", d.RetryAfter())
 		}
 		time.Sleep(300*time.Millisecond + time.Microsecond)
-		answered(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
-		answered(t, decide(t, cache, refund("k", limit, 3)), yes, fromStore)
-		answered(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
-		if n := store.asked.Load(); n != 5 {
-			t.Errorf("the store was asked %d times", n)
+		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
+		checkDecision(t, decide(t, cache, refund("k", limit, 3)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", limit, 3)), yes, fromStore)
+		if n := store.calls.Load(); n != 5 {
+			t.Errorf("the store was called %d times", n)
 		}
 	})
 }
 
-// Tiers share a counter, but what the smaller is denied, the larger may have.
+// Tiers share a counter, but a cost that the smaller tier is denied may fit the larger one.
 func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCounting()
 		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
-		small, large := made(t, penstock.PerHour(10).WithBurst(2)), made(t, penstock.PerHour(10).WithBurst(9))
-		answered(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
-		answered(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
+		small, large := compiled(t, penstock.PerHour(10).WithBurst(2)), compiled(t, penstock.PerHour(10).WithBurst(9))
+		checkDecision(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
+		checkDecision(t, decide(t, cache, spend("k", small, 1)), yes, fromStore)
 		for range 7 {
-			answered(t, decide(t, cache, spend("k", small, 1)), no, fromCache)
-			answered(t, decide(t, cache, spend("k", large, 1)), yes, fromStore)
+			checkDecision(t, decide(t, cache, spend("k", small, 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("k", large, 1)), yes, fromStore)
 		}
-		answered(t, decide(t, cache, spend("k", large, 1)), no, fromCache)
+		checkDecision(t, decide(t, cache, spend("k", large, 1)), no, fromCache)
 	})
 }
 
-func TestGrantsThatTellNothing(t *testing.T) {
+func TestGrantsThatPredictNoDenial(t *testing.T) {
 	settings := func(s guard.Settings) func(*penstock.Plan) guard.Settings {
 		return func(*penstock.Plan) guard.Settings { return s }
 	}
-	bucket, window := made(t, penstock.PerHour(10)), made(t, penstock.Limit{Name: "w", Algorithm: penstock.FixedWindow, Count: 10, Period: time.Hour})
+	bucket, window := compiled(t, penstock.PerHour(10)), compiled(t, penstock.Limit{Name: "w", Algorithm: penstock.FixedWindow, Count: 10, Period: time.Hour})
 	patient := spend("k", bucket, 10)
 	patient.Patience = time.Minute
 	for _, c := range []struct {
@@ -744,7 +744,7 @@ func TestGrantsThatTellNothing(t *testing.T) {
 	}{
 		{"not wanted", guard.DenyOptions{}, []penstock.Charge{spend("k", bucket, 10)}},
 		{"of a split limit", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, []penstock.Charge{spend("k", bucket, 10)}},
-		{"of a limit whose denials are not remembered", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyFor: -1})},
+		{"of a limit without a deny cache", guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyFor: -1})},
 			[]penstock.Charge{spend("k", bucket, 10)}},
 		{"of a window", guard.DenyOptions{Grants: true}, []penstock.Charge{spend("k", window, 10)}},
 		{"with patience", guard.DenyOptions{Grants: true}, []penstock.Charge{patient}},
@@ -755,40 +755,40 @@ func TestGrantsThatTellNothing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := newCounting()
 				cache := guard.NewDenyCache(store, c.options)
-				answered(t, decide(t, cache, c.charges...), yes, fromStore)
+				checkDecision(t, decide(t, cache, c.charges...), yes, fromStore)
 				for i := range c.charges {
 					c.charges[i].Cost, c.charges[i].Patience = 10, 0
 				}
-				answered(t, decide(t, cache, c.charges...), no, fromStore)
+				checkDecision(t, decide(t, cache, c.charges...), no, fromStore)
 			})
 		})
 	}
 }
 
-// One key, far over its limit, on a store that takes 1 ms to answer. Per unit that comes back the
-// store is asked by the first, by who came within its 1 ms and then asks too, and by who comes
-// before the first of those is answered.
+// One key is far over its limit, on a store that takes 1 ms to answer. For each unit that is
+// refilled, the store is called by the first caller, by those that waited for its answer, and by
+// those that come before the first of these is answered.
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.WithoutRace(t)
-	keyOverItsLimit(t, denying(guard.DenyOptions{}), 10, 2*(10+1))
+	keyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(10+1))
 }
 
-// If grants tell, it is asked by the first alone.
+// If grants predict denials, only the first caller calls it.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.WithoutRace(t)
-	keyOverItsLimit(t, denying(guard.DenyOptions{Grants: true}), 100, 1)
+	keyOverItsLimit(t, denyCache(guard.DenyOptions{Grants: true}), 100, 1)
 }
 
-// It need not cost more where the limit is leased: a key of which nothing is left is not drawn for.
+// A lease need not add calls: it draws nothing for a key that is used up.
 func TestLeasedKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.WithoutRace(t)
 	keyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(50)})
-		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leasing(50)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(50)})
+		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leaseUpTo(50)})
 	}, 100, 1)
 }
 
-func denying(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.Store {
+func denyCache(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.Store {
 	return func(_ *testing.T, store penstock.Store) penstock.Store { return guard.NewDenyCache(store, o) }
 }
 
@@ -798,7 +798,7 @@ func keyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penst
 		store := newCounting()
 		store.before = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
 		cache := around(t, store)
-		limit := made(t, penstock.PerSecond(perSecond))
+		limit := compiled(t, penstock.PerSecond(perSecond))
 		var allowed atomic.Int64
 		for range requests {
 			time.Sleep(seconds * time.Second / requests)
@@ -810,34 +810,34 @@ func keyOverItsLimit(t *testing.T, around func(*testing.T, penstock.Store) penst
 		}
 		time.Sleep(time.Second)
 		most := perSecond*(seconds+1)*perUnit + perSecond
-		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.asked.Load() > most {
-			t.Errorf("%d of %d allowed, the store was asked %d times, want at most %d", n, requests, store.asked.Load(), most)
+		if n := allowed.Load(); n < perSecond*seconds || n > perSecond*(seconds+1) || store.calls.Load() > most {
+			t.Errorf("%d of %d allowed, the store was called %d times, want at most %d", n, requests, store.calls.Load(), most)
 		}
-		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was asked %d times)",
-			requests, allowed.Load(), store.asked.Load())
+		t.Logf("counted: %d requests for a key over its limit (%d allowed, the store was called %d times)",
+			requests, allowed.Load(), store.calls.Load())
 	})
 }
 
-func TestDenyForMayBeForEver(t *testing.T) {
+func TestDenyForMayBeUnlimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, ever := range []time.Duration{penstock.Never, penstock.Never - 1} {
 			cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxAge: ever})
 			limit := penstock.PerDay(1)
 			key := fmt.Sprint(ever)
 			decide(t, cache, spend(key, limit.MustCompile(), 1))
-			answered(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromStore)
 			time.Sleep(23 * time.Hour)
-			answered(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromCache)
-			answered(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), no, fromStore)
 			time.Sleep(200 * 24 * time.Hour)
-			answered(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), no, fromCache)
-			answered(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), no, fromStore)
-			answered(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("never", limit.WithName("other").MustCompile(), 2)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend("late", limit.MustCompile(), 2)), no, fromCache)
 		}
 	})
 }
 
-// Who gave units back can spend them, whatever others learn meanwhile.
+// A caller that has refunded units can spend them at once, whatever denials others have cached.
 func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{MaxEntries: 64})
@@ -879,7 +879,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	owners.Wait()
 	close(stop)
 	others.Wait()
-	t.Logf("counted: %d refunds spent at once by who gave them back (%d cached denials meanwhile)",
+	t.Logf("counted: %d refunds spent at once by the caller that made them (%d cached denials)",
 		rounds.Load(), local.Load())
 }
 
@@ -910,7 +910,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	t.Logf("counted: %d denied keys in a cache of %d", keys, most)
 }
 
-func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
+func TestKeysAreNeverConfused(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	store := newCounting()
@@ -926,12 +926,12 @@ func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
 	}
 	for _, key := range keys {
 		for _, limit := range []penstock.Limit{limit, other, grouped} {
-			answered(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), yes, fromStore)
-			answered(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromStore)
-			answered(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromCache)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), yes, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromStore)
+			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), no, fromCache)
 		}
 	}
-	// Batches of the same counters in other pairs and orders are other batches.
+	// The same counters in other pairs or orders are different batches.
 	batches := 0
 	for i := range 60 {
 		for j := range 60 {
@@ -940,16 +940,16 @@ func TestKeysAreNeverTakenForOneAnother(t *testing.T) {
 			}
 			for _, second := range []penstock.Limit{limit, other} {
 				batch := []penstock.Charge{spend(keys[i], limit.MustCompile(), 1), spend(keys[j], second.MustCompile(), 1)}
-				answered(t, decide(t, cache, batch...), no, fromStore)
-				answered(t, decide(t, cache, batch...), no, fromCache)
+				checkDecision(t, decide(t, cache, batch...), no, fromStore)
+				checkDecision(t, decide(t, cache, batch...), no, fromCache)
 				batches++
 			}
 		}
 	}
-	t.Logf("counted: %d keys and batches told apart", 3*len(keys)+batches)
+	t.Logf("counted: %d keys and batches distinguished", 3*len(keys)+batches)
 }
 
-func TestInvalidChargesAreRefusedThoughTheirKeyIsDenied(t *testing.T) {
+func TestInvalidChargesAreErrorsDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
 	cache := guard.NewDenyCache(newCounting(), guard.DenyOptions{})
 	limit := penstock.PerDay(10).MustCompile()

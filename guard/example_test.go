@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A store that is usually Redis, with all guards around it: while it gives no answer, each instance
-// goes on with its share of the limits.
+// A store, usually Redis, with all guards around it. While it does not answer, each instance
+// enforces its share of the limits.
 func ExampleStandard() {
 	redis := newFaulty() // redisstore.Open makes a real one
 	store, err := guard.Standard(redis, guard.Options{
@@ -36,14 +36,14 @@ func ExampleStandard() {
 	if err != nil {
 		panic(err)
 	}
-	ask := func(l *penstock.Limiter) {
+	call := func(l *penstock.Limiter) {
 		d, err := l.Allow(ctx, "user-17")
 		fmt.Println(d.Allowed, d.Source, d.Remaining(), err)
 	}
-	ask(search)
-	redis.breaks(fails(errDown))
-	ask(search) // one was spent of this instance's share of 25 already
-	ask(login)
+	call(search)
+	redis.setFault(failWith(errDown))
+	call(search) // one unit of this instance's share of 25 is already spent
+	call(login)
 	// Output:
 	// true store 99 <nil>
 	// no answer: unknown

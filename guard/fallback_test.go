@@ -34,7 +34,7 @@ func TestFallbackObeysTheLaw(t *testing.T) {
 	})
 }
 
-func TestLocalAnswersOfOneInstanceObeyTheLaw(t *testing.T) {
+func TestFallbackOfOneInstanceObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(*testing.T) penstock.Store {
 		return guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(down))
@@ -55,7 +55,7 @@ func TestGuardedRedisObeysTheLaw(t *testing.T) {
 	})
 }
 
-// settings guard limits by their names.
+// settings returns the settings of each limit by its name.
 func settings(by map[string]guard.Settings) func(*penstock.Plan) guard.Settings {
 	return func(l *penstock.Plan) guard.Settings { return by[l.Name()] }
 }
@@ -69,14 +69,14 @@ func failing(open, closed, local string) func(*penstock.Plan) guard.Settings {
 func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 	const year = 365 * 24 * time.Hour
 	charge := func(name string) penstock.Charge {
-		return penstock.Charge{Key: "k", Cost: 1, Plan: ready(t, penstock.Limit{Name: name, Count: 2, Period: year})}
+		return penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.Limit{Name: name, Count: 2, Period: year})}
 	}
 	open, closed, local, other := charge("open"), charge("closed"), charge("local"), charge("other")
 	tried := 0
 	for _, row := range []struct {
 		name    string
 		batch   []penstock.Charge
-		times   int // asked this often before
+		times   int // the number of earlier calls
 		allowed bool
 		source  penstock.Source
 		retry   []time.Duration // of each charge; -1: more than an hour
@@ -114,10 +114,10 @@ func TestEachLimitFailsInItsOwnWay(t *testing.T) {
 		})
 		tried++
 	}
-	t.Logf("counted: %d mixtures of ways to fail", tried)
+	t.Logf("counted: %d mixtures of failure modes", tried)
 }
 
-func TestWhatCannotBeDeniedIsAnErrorWhereTheLimitIsClosed(t *testing.T) {
+func TestModesWithoutDenialAreErrorsForClosedLimits(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailClosed})(penstock.StoreFunc(down))
 	c := one(penstock.PerSecond(1).MustCompile(), "k")
 	for mode := range penstock.Reset + 1 {
@@ -142,7 +142,7 @@ func TestModesOfAnOpenLimit(t *testing.T) {
 }
 
 func TestCeilingBoundsAnOpenLimit(t *testing.T) {
-	limit := ready(t, penstock.PerHour(1))
+	limit := compiled(t, penstock.PerHour(1))
 	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return 10 }, Limits: settings(map[string]guard.Settings{
 		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.PerHour(100)},
 	})})(penstock.StoreFunc(down))
@@ -165,14 +165,14 @@ func TestCeilingBoundsAnOpenLimit(t *testing.T) {
 		"hour": {OnFailure: guard.FailOpen, Ceiling: penstock.Limit{Count: -1}},
 	})})(penstock.StoreFunc(down))
 	if d := decide(t, invalid, one(limit, "k")...); d.Allowed || d.Source != penstock.FromClosed {
-		t.Fatalf("%v from %v; want that a ceiling that cannot be computed with denies", d, d.Source)
+		t.Fatalf("%v from %v; want a denial, since the share of this ceiling cannot be computed", d, d.Source)
 	}
 }
 
-func TestOnlyAnUnavailableStoreIsAnsweredFor(t *testing.T) {
+func TestOnlyUnavailableStoresHaveAFallback(t *testing.T) {
 	c := newFaulty()
 	store := guard.Fallback(guard.FallbackOptions{})(c)
-	limit := ready(t, penstock.PerHour(1))
+	limit := compiled(t, penstock.PerHour(1))
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	other := errors.New("other")
@@ -187,17 +187,17 @@ func TestOnlyAnUnavailableStoreIsAnsweredFor(t *testing.T) {
 		{canceled, context.Canceled, context.Canceled},
 		{canceled, errDown, context.Canceled},
 	} {
-		c.breaks(fails(row.err))
+		c.setFault(failWith(row.err))
 		if d, err := store.Decide(row.ctx, one(limit, "k")); err != row.want {
 			t.Errorf("%v: %v, %v; want %v", row.err, d, err, row.want)
 		}
 	}
-	c.breaks(fails(errDown))
-	for _, way := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // whatever the store has not seen
+	c.setFault(failWith(errDown))
+	for _, way := range []guard.FailureMode{guard.FailOpen, guard.FailClosed, guard.FailLocal} { // the store never checked the charge
 		store := guard.Fallback(guard.FallbackOptions{OnFailure: way})(c)
 		for _, wrong := range [][]penstock.Charge{nil, {{Plan: limit, Cost: -1}}, {{Cost: 1}}, append(one(limit, "k"), one(limit, "k")...)} {
 			if _, err := store.Decide(t.Context(), wrong); !errors.Is(err, penstock.ErrInvalid) {
-				t.Errorf("%v: %+v is answered with %v; want ErrInvalid", way, wrong, err)
+				t.Errorf("%v: %+v: %v; want ErrInvalid", way, wrong, err)
 			}
 		}
 	}
@@ -216,12 +216,12 @@ func TestCallerWhoseDeadlinePassesWithTheStoreIsAnswered(t *testing.T) {
 			t.Fatalf("%v, %v from %v; want an answer", d, err, d.Source)
 		}
 		if d, err := store.Decide(ctx, one(penstock.PerHour(1).MustCompile(), "other")); err != context.DeadlineExceeded {
-			t.Fatalf("a caller that comes too late gets %v, %v; want its own error", d, err)
+			t.Fatalf("a caller past its deadline gets %v, %v; want its own error", d, err)
 		}
 	})
 }
 
-func TestCallerThatGoesAwayWhileTheStoreFailsIsNotAnswered(t *testing.T) {
+func TestCanceledCallerGetsNoFallback(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	store := guard.Fallback(guard.FallbackOptions{})(penstock.StoreFunc(
 		func(context.Context, []penstock.Charge) (penstock.Decision, error) {
@@ -271,9 +271,9 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 			whole := capacity(t, memstore.New(memstore.Options{Locks: 1}), limit.MustCompile())
 			part := capacity(t, store, limit.MustCompile())
 			over := part*int64(n) - whole
-			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst is too fine at the new rate
+			lowered := over < 0 && part > 0 && (name == "token" || name == "leaky") // its burst cannot be counted exactly at the new rate
 			if part < 1 || over > int64(n)-1 || over < 0 && !lowered {
-				t.Fatalf("%s %+v in %d parts of %d: %d more than the %d", name, limit, n, part, over, whole)
+				t.Fatalf("%s %+v in %d parts of %d: %d more than the limit of %d", name, limit, n, part, over, whole)
 			}
 			tried++
 		}
@@ -283,7 +283,7 @@ func TestSharesExceedTheLimitByLessThanOneUnitEach(t *testing.T) {
 
 func TestShareOfARateIsExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limit := ready(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1}) // 3 instances: 10/3 a second
+		limit := compiled(t, penstock.Limit{Name: "l", Count: 10, Period: time.Second, Burst: 1}) // 3 instances: 10/3 a second
 		store := guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(down))
 		granted := 0
 		for start := time.Now(); time.Since(start) < 3*time.Minute; {
@@ -299,32 +299,32 @@ func TestShareOfARateIsExact(t *testing.T) {
 	})
 }
 
-func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
+func TestFallbackKnowsWhatThisInstanceHasAdmitted(t *testing.T) {
 	for name, a := range dividable {
 		t.Run(name, func(t *testing.T) {
 			c := newFaulty()
 			store := guard.Fallback(guard.FallbackOptions{Floor: 2})(c)
-			limit := ready(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
+			limit := compiled(t, penstock.Limit{Name: "l", Algorithm: a, Count: 20, Period: 8 * 365 * 24 * time.Hour, Burst: 20})
 			left := func(want int64) {
 				t.Helper()
-				c.breaks(down)
+				c.setFault(down)
 				d := decide(t, store, penstock.Charge{Plan: limit, Mode: penstock.Peek, Holder: "peek"})
 				if got := d.Status(0).Remaining; got != want {
 					t.Fatalf("%d left; want %d", got, want)
 				}
-				c.breaks(nil)
+				c.setFault(nil)
 			}
 			do := func(mode penstock.Mode, cost int64, holder string) {
 				t.Helper()
-				ask := penstock.Charge{Plan: limit, Mode: mode, Cost: cost, Holder: holder}
+				charge := penstock.Charge{Plan: limit, Mode: mode, Cost: cost, Holder: holder}
 				if a == penstock.LeakyBucket {
-					ask.Patience = 24 * time.Hour
+					charge.Patience = 24 * time.Hour
 				}
-				decide(t, store, ask)
+				decide(t, store, charge)
 			}
 			share := int64(10)
 			if a == penstock.LeakyBucket {
-				share = 11 // of 20 that wait and the one that leaves
+				share = 11 // of 20 that may wait and the one that is admitted
 			}
 			left(share)
 			do(penstock.Peek, 5, "a")
@@ -364,7 +364,7 @@ func TestFailoverBeginsWithWhatThisInstanceHasAdmitted(t *testing.T) {
 	t.Logf("counted: %d algorithms shadowed", len(dividable))
 }
 
-func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
+func TestFallbackRefundsOnlyWhatTheStoreRefunded(t *testing.T) {
 	c := newFaulty()
 	options := guard.FallbackOptions{Floor: 2}
 	a, b := guard.Fallback(options)(c), guard.Fallback(options)(c)
@@ -372,8 +372,8 @@ func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
 	decide(t, a, charge)
 	charge.Mode = penstock.Refund
 	decide(t, b, charge)
-	decide(t, a, charge) // b has given it back already
-	c.breaks(down)
+	decide(t, a, charge) // b has refunded it already
+	c.setFault(down)
 	charge.Mode = penstock.Peek
 	if d := decide(t, a, charge); d.Remaining() != 2 {
 		t.Fatalf("%d left of a share of 5; want 2", d.Remaining())
@@ -383,7 +383,7 @@ func TestRefundIsRememberedAsFarAsTheStoreMadeIt(t *testing.T) {
 func TestPatienceBeyondWhatTheShareCanBookIsCut(t *testing.T) {
 	limit := penstock.Limit{Name: "l", Count: 252_288_000_000, Period: 8 * 365 * 24 * time.Hour, Burst: 100}.MustCompile()
 	store := guard.Fallback(guard.FallbackOptions{Floor: 7})(penstock.StoreFunc(down))
-	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // by the share, 125 ms is the longest
+	d := decide(t, store, penstock.Charge{Plan: limit, Cost: 1, Patience: 24 * time.Hour}) // the share allows 125 ms at most
 	if !d.Allowed {
 		t.Fatal(d)
 	}
@@ -412,7 +412,7 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 			}
 		}
 		a, b, extra := acquire(true), acquire(true), acquire(true) // more than the share: the load was not balanced
-		c.breaks(down)
+		c.setFault(down)
 		for range 6 { // five minutes of an outage
 			acquire(false)
 			time.Sleep(25 * time.Second)
@@ -425,8 +425,8 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 		acquire(false)
 		must(a.Release(t.Context()))
 		local := acquire(true)
-		c.breaks(nil)
-		must(local.Renew(t.Context())) // the store learns of it
+		c.setFault(nil)
+		must(local.Renew(t.Context())) // renewed at the store too
 		must(b.Renew(t.Context()))
 		d, err := l.Peek(t.Context(), "k")
 		if err != nil || d.Remaining() != 2 {
@@ -437,7 +437,7 @@ func TestHoldsOutliveAnOutage(t *testing.T) {
 
 func TestCostAboveTheShareIsNotNever(t *testing.T) {
 	store := guard.Fallback(guard.FallbackOptions{Floor: 4})(penstock.StoreFunc(down))
-	limit := ready(t, penstock.PerHour(8))
+	limit := compiled(t, penstock.PerHour(8))
 	for cost, want := range map[int64]time.Duration{2: 0, 3: time.Second, 8: time.Second, 9: penstock.Never} {
 		d := decide(t, store, penstock.Charge{Key: fmt.Sprint(cost), Plan: limit, Cost: cost})
 		if d.RetryAfter() != want {
@@ -456,26 +456,26 @@ func TestLimitsThatAreNotLocalTakeNoMemory(t *testing.T) {
 		decide(t, store, charge("open", fmt.Sprint(i)), charge("closed", fmt.Sprint(i)))
 	}
 	decide(t, store, charge("local", "a"))
-	c.breaks(down)
+	c.setFault(down)
 	for i, want := range []penstock.Source{penstock.FromFallback, penstock.FromFallback, penstock.FromClosed, penstock.FromClosed} {
 		if d := decide(t, store, charge("local", string(rune('a'+i)))); d.Source != want || d.Allowed != (want == penstock.FromFallback) {
 			t.Fatalf("key %d: %v from %v; want %v", i, d, d.Source, want)
 		}
 	}
 	if d := decide(t, store, charge("local", "a"), charge("open", "z")); d.Source != penstock.FromFallback || !d.Allowed {
-		t.Fatalf("a known key gets %v from %v; want the usual decision", d, d.Source)
+		t.Fatalf("a known key gets %v from %v; want a decision by its share", d, d.Source)
 	}
 	force := charge("local", "new")
 	force.Mode = penstock.Force
 	if _, err := store.Decide(t.Context(), []penstock.Charge{force}); !errors.Is(err, penstock.ErrUnavailable) {
-		t.Fatalf("what cannot be denied, with a full memory: %v; want the store's error", err)
+		t.Fatalf("a mode without denial, with a full memory: %v; want the store's error", err)
 	}
 }
 
 func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 	n := 2
 	store := guard.Fallback(guard.FallbackOptions{Instances: func() int { return n }})(penstock.StoreFunc(down))
-	limit := ready(t, penstock.Limit{Name: "l", Count: 16, Period: 8 * 365 * 24 * time.Hour})
+	limit := compiled(t, penstock.Limit{Name: "l", Count: 16, Period: 8 * 365 * 24 * time.Hour})
 	granted := 0
 	for _, now := range []struct{ n, total int }{{2, 8}, {4, 8}, {8, 8}, {0, 16}, {-1, 16}, {2, 16}} {
 		n = now.n
@@ -491,14 +491,14 @@ func TestChangedNumberOfInstancesKeepsWhatWasUsed(t *testing.T) {
 }
 
 func BenchmarkFallbackMirror(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(atOnce), one(ready(b, penstock.PerSecond(1_000_000)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(atOnce), one(compiled(b, penstock.PerSecond(1_000_000)), "k"))
 }
 
 func BenchmarkFallbackMirrorOfThree(b *testing.B) {
 	limits := []penstock.Limit{penstock.PerSecond(1_000_000), penstock.PerMinute(60_000_000), penstock.PerDay(1e9)}
 	var charges []penstock.Charge
 	for _, l := range limits {
-		charges = append(charges, one(ready(b, l), "k")...)
+		charges = append(charges, one(compiled(b, l), "k")...)
 	}
 	statuses := make([]penstock.Status, 3)
 	granted := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
@@ -508,15 +508,15 @@ func BenchmarkFallbackMirrorOfThree(b *testing.B) {
 }
 
 func BenchmarkFallbackWithoutLocal(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
 func BenchmarkFallbackLocal(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(fails(errDown))),
-		one(ready(b, penstock.PerSecond(1_000_000_000)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{Floor: 3})(penstock.StoreFunc(failWith(errDown))),
+		one(compiled(b, penstock.PerSecond(1_000_000_000)), "k"))
 }
 
 func BenchmarkFallbackOpen(b *testing.B) {
-	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(fails(errDown))),
-		one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Fallback(guard.FallbackOptions{OnFailure: guard.FailOpen})(penstock.StoreFunc(failWith(errDown))),
+		one(compiled(b, penstock.PerSecond(100)), "k"))
 }

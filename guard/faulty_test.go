@@ -11,12 +11,11 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A faulty store works until it is given a fault: what then stands between the caller and the
-// store.
+// A faulty store works until it is given a fault, which then gets the calls instead of the store.
 type faulty struct {
 	store penstock.Store
 	fault atomic.Pointer[fault]
-	asked atomic.Int64
+	calls atomic.Int64
 }
 
 type fault func(context.Context, []penstock.Charge) (penstock.Decision, error)
@@ -24,15 +23,15 @@ type fault func(context.Context, []penstock.Charge) (penstock.Decision, error)
 func newFaulty() *faulty { return &faulty{store: memstore.New(memstore.Options{})} }
 
 func (f *faulty) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	f.asked.Add(1)
+	f.calls.Add(1)
 	if fault := f.fault.Load(); fault != nil {
 		return (*fault)(ctx, charges)
 	}
 	return f.store.Decide(ctx, charges)
 }
 
-// breaks gives the store a fault, or with nil repairs it.
-func (f *faulty) breaks(by fault) {
+// setFault gives the store a fault, or with nil repairs it.
+func (f *faulty) setFault(by fault) {
 	if by == nil {
 		f.fault.Store(nil)
 		return
@@ -40,21 +39,21 @@ func (f *faulty) breaks(by fault) {
 	f.fault.Store(&by)
 }
 
-// fails answers every question with an error.
-func fails(err error) fault {
+// failWith is a fault that answers every call with an error.
+func failWith(err error) fault {
 	return func(context.Context, []penstock.Charge) (penstock.Decision, error) { return penstock.Decision{}, err }
 }
 
-// hangs answers no question, as a server that was stopped: the store ends with the context.
-func hangs(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+// hang is a fault that answers no call, like a stopped server: a call ends with its context.
+func hang(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
 	<-ctx.Done()
 	return penstock.Decision{}, ctx.Err()
 }
 
 var errDown = fmt.Errorf("%w: connection refused", penstock.ErrUnavailable)
 
-// ready is a limit as a Limiter has it.
-func ready(t testing.TB, limit penstock.Limit) *penstock.Plan {
+// compiled is a limit as a Limiter has it.
+func compiled(t testing.TB, limit penstock.Limit) *penstock.Plan {
 	t.Helper()
 	plan, err := limit.Compile()
 	if err != nil {
@@ -77,8 +76,8 @@ func traced(store penstock.Store) penstock.Store {
 }
 
 // standard is guard.Standard around a store of one instance, unless the options say otherwise. A
-// decorator around the store forwards Decide only, and wraps the context as tracing does: nothing
-// else may be found there.
+// decorator around the store forwards only Decide, and wraps the context as tracing does. So guards
+// cannot find other methods of the store.
 func standard(t testing.TB, store penstock.Store, o guard.Options) *guard.Guarded {
 	t.Helper()
 	if o.Server == nil && o.Instances == 0 {

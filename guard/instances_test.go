@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A register is the store's list of instances: when the registration of each ends.
+// A register is a store's list of instances, with the time at which each registration ends.
 type register struct {
 	mu    sync.Mutex
 	until map[string]time.Time
@@ -70,7 +70,7 @@ func TestInstancesAreCounted(t *testing.T) {
 
 		all[3].Close()
 		time.Sleep(30 * time.Second)
-		want("one has gone, maybe only for a moment", 4, all[:3]...)
+		want("one has gone, possibly for a moment", 4, all[:3]...)
 		time.Sleep(40 * time.Second)
 		want("one has gone", 3, all[:3]...)
 

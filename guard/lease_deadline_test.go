@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// What is leased goes back to the store before it decides on what the lease cannot serve. That
-// takes the caller no longer than it wants to wait.
-func TestCallerOfALeaseWaitsNoLongerThanItsDeadline(t *testing.T) {
+// If a lease cannot serve a call, it first returns its units to the store. The caller waits for
+// that no longer than its deadline.
+func TestReturningALeaseKeepsTheCallersDeadline(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund, penstock.Reset} {
 		synctest.Test(t, func(t *testing.T) {
@@ -28,8 +28,8 @@ func TestCallerOfALeaseWaitsNoLongerThanItsDeadline(t *testing.T) {
 				}
 				return memory.Decide(ctx, charges)
 			})
-			l := newLease(t, slow, guard.LeaseOptions{Limits: leasing(100)})
-			limit := ready(t, penstock.PerDay(1000).With(penstock.FixedWindow))
+			l := newLease(t, slow, guard.LeaseOptions{Limits: leaseUpTo(100)})
+			limit := compiled(t, penstock.PerDay(1000).With(penstock.FixedWindow))
 			for range 500 {
 				decide(t, l, one(limit, "k")...)
 				time.Sleep(time.Millisecond)
@@ -47,7 +47,7 @@ func TestCallerOfALeaseWaitsNoLongerThanItsDeadline(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 			if s := l.Stats(); s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Returned == 0 {
-				t.Errorf("%v: %+v: what was leased is not back", mode, s)
+				t.Errorf("%v: %+v: the leased units were not returned", mode, s)
 			}
 		})
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A leaseFleet is instances with leases over one store. It notes when what was admitted: by the
-// store when it was charged, by a lease when it was spent.
+// A leaseFleet is instances with leases over one store. It records when units were admitted: the
+// store's when they were charged, a lease's when they were spent.
 type leaseFleet struct {
 	t     *testing.T
 	seed  uint64
@@ -26,12 +26,12 @@ type leaseFleet struct {
 	start time.Time
 	o     guard.LeaseOptions
 
-	mu       sync.Mutex
-	admitted []admission
-	drawn    int64 // by the store
-	vanished int64 // of it: answers that did not arrive
-	crashes  int
-	pauses   int
+	mu        sync.Mutex
+	admitted  []admission
+	drawn     int64 // by the store
+	lostUnits int64 // part of drawn: their answers did not arrive
+	crashes   int
+	pauses    int
 }
 
 type admission struct {
@@ -41,7 +41,7 @@ type admission struct {
 
 func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o guard.LeaseOptions) *leaseFleet {
 	o.Instances = func() int { return n }
-	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: ready(t, limit.Limit()), start: time.Now(), o: o}
+	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: compiled(t, limit.Limit()), start: time.Now(), o: o}
 }
 
 func (f *leaseFleet) admit(at time.Time, units int64) {
@@ -56,27 +56,27 @@ type member struct {
 	fleet *leaseFleet
 	lease *guard.Lease
 
-	mu       sync.Mutex
-	rng      *rand.Rand
-	dead     bool
-	until    time.Time // paused
-	decided  time.Time // by the store: the last draw that came back
-	drawn    int64     // granted by the store, in answers that the lease received
-	returned int64
-	spent    int64
+	mu          sync.Mutex
+	rng         *rand.Rand
+	dead        bool
+	pausedUntil time.Time // paused
+	decidedAt   time.Time // when the store decided the last draw that was answered
+	drawn       int64     // granted by the store, in answers that the lease received
+	returned    int64
+	spent       int64
 }
 
 func (f *leaseFleet) member(stream uint64) *member {
 	m := &member{fleet: f, rng: rand.New(rand.NewPCG(f.seed, stream))}
-	m.lease = guard.NewLease(penstock.StoreFunc(m.ask), f.o)
+	m.lease = guard.NewLease(penstock.StoreFunc(m.roundTrip), f.o)
 	return m
 }
 
-// awake waits until the instance is not paused.
-func (m *member) awake() (alive bool) {
+// waitUntilAwake waits until the instance is not paused.
+func (m *member) waitUntilAwake() (alive bool) {
 	for {
 		m.mu.Lock()
-		wait := time.Until(m.until)
+		wait := time.Until(m.pausedUntil)
 		dead := m.dead
 		m.mu.Unlock()
 		if wait <= 0 {
@@ -86,11 +86,11 @@ func (m *member) awake() (alive bool) {
 	}
 }
 
-// ask takes the way to the store and back. A client whose context has ended sends nothing; what it
-// has sent before arrives.
-func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+// roundTrip sends charges to the store and waits for the answer. A client whose context has ended
+// sends nothing more, but what it has sent arrives.
+func (m *member) roundTrip(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	there, back := m.delay(), m.delay()
-	if !m.awake() {
+	if !m.waitUntilAwake() {
 		return penstock.Decision{}, errDown
 	}
 	if ctx.Err() != nil {
@@ -110,34 +110,34 @@ func (m *member) ask(ctx context.Context, charges []penstock.Charge) (penstock.D
 	if mode == penstock.Spend && d.Allowed {
 		m.fleet.admit(time.Now(), granted)
 	}
-	decided := time.Now()
-	lost := m.chance(200)
+	decidedAt := time.Now()
+	lost := m.oneIn(200)
 	if lost {
 		time.Sleep(30 * time.Millisecond)
 	} else {
 		time.Sleep(back)
 	}
-	alive := m.awake()
+	alive := m.waitUntilAwake()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case lost || !alive:
 		if mode == penstock.Draw {
 			m.fleet.mu.Lock()
-			m.fleet.vanished += granted
+			m.fleet.lostUnits += granted
 			m.fleet.mu.Unlock()
 		}
 		return penstock.Decision{}, errDown
 	case mode == penstock.Draw:
 		m.drawn += granted
-		m.decided = decided
+		m.decidedAt = decidedAt
 	case mode == penstock.Refund:
 		m.returned += granted
 	}
 	return d, nil
 }
 
-func (m *member) chance(one int) bool {
+func (m *member) oneIn(one int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.rng.IntN(one) == 0
@@ -149,7 +149,7 @@ func (m *member) delay() time.Duration {
 	return time.Duration(m.rng.IntN(3000)) * time.Microsecond
 }
 
-// run asks at rates that change, for so long, and pauses now and then; for longer than a Life, too.
+// run makes calls at changing rates, with pauses, some of which are longer than a Life.
 func (m *member) run(long time.Duration, pausing bool) {
 	rates := []time.Duration{300 * time.Microsecond, time.Millisecond, 3 * time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond}
 	end := time.Now().Add(long)
@@ -158,14 +158,14 @@ func (m *member) run(long time.Duration, pausing bool) {
 		every, phase := rates[m.rng.IntN(len(rates))], time.Duration(100+m.rng.IntN(1900))*time.Millisecond
 		cost := int64(1 + m.rng.IntN(3)/2)
 		if pausing && m.rng.IntN(4) == 0 {
-			m.until = time.Now().Add(time.Duration(m.rng.IntN(2500)) * time.Millisecond)
+			m.pausedUntil = time.Now().Add(time.Duration(m.rng.IntN(2500)) * time.Millisecond)
 			m.fleet.mu.Lock()
 			m.fleet.pauses++
 			m.fleet.mu.Unlock()
 		}
 		m.mu.Unlock()
 		for stop := time.Now().Add(phase); time.Now().Before(stop) && time.Now().Before(end); time.Sleep(every) {
-			if !m.awake() {
+			if !m.waitUntilAwake() {
 				return
 			}
 			m.spend(cost)
@@ -173,17 +173,17 @@ func (m *member) run(long time.Duration, pausing bool) {
 	}
 }
 
-// spend asks for units. If that waits for a draw, it counts from when the store decided on that, as
-// without a lease.
+// spend spends units. If it waits for a draw, the units count from when the store decided the draw,
+// as without a lease.
 func (m *member) spend(cost int64) (d penstock.Decision, err error) {
-	asked := time.Now()
+	calls := time.Now()
 	d, err = m.lease.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: m.fleet.limit, Cost: cost}})
 	if err == nil && d.Source == penstock.FromLease {
 		at := time.Now()
 		m.mu.Lock()
 		m.spent += cost
-		if at.After(asked) && m.decided.After(asked) {
-			at = m.decided
+		if at.After(calls) && m.decidedAt.After(calls) {
+			at = m.decidedAt
 		}
 		m.mu.Unlock()
 		m.fleet.admit(at, cost)
@@ -206,8 +206,8 @@ func (m *member) balance() {
 	if s.Drawn != s.Spent+s.Returned+s.Expired+s.Lost+s.Live || s.Spent != m.spent {
 		m.fleet.t.Errorf("seed %d: %+v does not add up; %d units were answered from the lease", m.fleet.seed, s, m.spent)
 	}
-	if s.Drawn > m.drawn || s.Returned > m.returned { // the lease has yet to be told, at most
-		m.fleet.t.Errorf("seed %d: %+v; but %d units were drawn and %d returned", m.fleet.seed, s, m.drawn, m.returned)
+	if s.Drawn > m.drawn || s.Returned > m.returned { // the lease may not have received the answer yet
+		m.fleet.t.Errorf("seed %d: %+v; the store drew %d units and %d were returned", m.fleet.seed, s, m.drawn, m.returned)
 	}
 }
 
@@ -230,7 +230,7 @@ func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
 				last := i == len(life)-1
 				if !last {
 					m.crash()
-				} else if m.awake(); m.lease.Close(context.Background()) != nil {
+				} else if m.waitUntilAwake(); m.lease.Close(context.Background()) != nil {
 					f.t.Errorf("seed %d: not closed", f.seed)
 				}
 				m.balance()
@@ -253,8 +253,8 @@ func (f *leaseFleet) play(n int, long time.Duration) (leased, all int64) {
 	for _, a := range f.admitted {
 		all += a.units
 	}
-	if total.Drawn+f.vanished > f.drawn {
-		f.t.Errorf("seed %d: %d units were drawn, the store granted %d", f.seed, total.Drawn+f.vanished, f.drawn)
+	if total.Drawn+f.lostUnits > f.drawn {
+		f.t.Errorf("seed %d: %d units were drawn, the store granted %d", f.seed, total.Drawn+f.lostUnits, f.drawn)
 	}
 	return total.Spent, all
 }
@@ -267,7 +267,7 @@ func (f *leaseFleet) excess() int64 {
 	if f.limit.Limit().Burst > 0 {
 		burst = float64(f.limit.Limit().Burst)
 	}
-	most, level := -burst, 0.0 // the level of a bucket that every unit goes through
+	most, level := -burst, 0.0 // the level of a bucket that gets every unit
 	var last time.Duration
 	for _, a := range f.admitted {
 		level = max(level-rate*float64(a.at-last), 0) + float64(a.units)
@@ -277,7 +277,8 @@ func (f *leaseFleet) excess() int64 {
 	return int64(most + 0.99) // times are exact to the microsecond
 }
 
-// inWindows is the most that was admitted in a window, aligned or, with slide, wherever it begins.
+// inWindows is the most units that were admitted in a window. With slide a window begins anywhere,
+// otherwise at a multiple of its length.
 func (f *leaseFleet) inWindows(slide bool) (most int64) {
 	period := f.limit.Limit().Period
 	since := f.start.UnixNano()
@@ -312,7 +313,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 0))
 					limit := penstock.PerSecond(50 + rng.Int64N(4000)).WithBurst(100 + rng.Int64N(4000))
-					f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leasing(2 + rng.Int64N(200))})
+					f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
 					spent, admitted := f.play(n, 12*time.Second)
 					bound := f.o.Excess(f.limit)
 					excess := f.excess()
@@ -356,7 +357,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 				limit := a.limit
 				limit.Period = time.Duration(700+rng.IntN(5000)) * time.Millisecond
 				limit.Count = 100 + rng.Int64N(10_000)
-				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leasing(2 + rng.Int64N(200))})
+				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
 				spent, admitted := f.play(n, 12*time.Second)
 				if most := f.inWindows(a.slide); most > limit.Count {
 					t.Errorf("seed %d: %d instances, %v: %d units in a window", seed, n, limit, most)
@@ -371,19 +372,19 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 	t.Logf("counted: %d runs of fleets with leased windows (%d of %d units leased)", runs, leased, all)
 }
 
-// The worst case: every instance holds a block when the bucket has drained, and then all of it is
-// spent in a moment.
+// In the worst case, every instance holds a block when the bucket is full again, and all blocks and
+// the whole bucket are spent at once.
 func TestBoundOfLeasesIsReached(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const n, burst = 8, 4000
 		store := memstore.New(memstore.Options{})
-		o := guard.LeaseOptions{Limits: leasing(1000), Instances: func() int { return n }}
-		limit := ready(t, penstock.PerSecond(burst))
+		o := guard.LeaseOptions{Limits: leaseUpTo(1000), Instances: func() int { return n }}
+		limit := compiled(t, penstock.PerSecond(burst))
 		bound := int64(n * burst / 4 / n)
 		if got := o.Excess(limit); got != bound {
-			t.Fatalf("the excess is said to be %d; want %d", got, bound)
+			t.Fatalf("Excess is %d; want %d", got, bound)
 		}
 		var leases []*guard.Lease
 		for range n {
@@ -403,7 +404,7 @@ func TestBoundOfLeasesIsReached(t *testing.T) {
 			}
 			time.Sleep(2500 * time.Microsecond)
 		}
-		time.Sleep(300 * time.Millisecond) // drains what they hold
+		time.Sleep(300 * time.Millisecond) // the store's bucket refills the units that they hold
 		admitted := int64(0)
 		for _, l := range leases {
 			for {

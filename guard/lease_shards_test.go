@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A block comes from one shard, which drains by its part of the rate only.
+// A block is drawn from one shard, which refills at its part of the rate only.
 func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 	t.Parallel()
 	tried := 0
@@ -26,22 +26,22 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 				store := guard.Split(guard.SplitOptions{Limits: settings})(memstore.New(memstore.Options{}))
 				o := guard.LeaseOptions{Limits: settings}
 				l := newLease(t, store, o)
-				limit := ready(t, penstock.PerSecond(burst))
-				ask := func(s penstock.Store, cost int64) bool {
+				limit := compiled(t, penstock.PerSecond(burst))
+				call := func(s penstock.Store, cost int64) bool {
 					c := one(limit, "k")
 					c[0].Cost = cost
 					return decide(t, s, c...).Allowed
 				}
 				for range 800 {
-					ask(l, 1)
+					call(l, 1)
 					time.Sleep(time.Millisecond)
 				}
 				time.Sleep(pause)
 				admitted := int64(0)
-				for ask(l, 1) {
+				for call(l, 1) {
 					admitted++
 				}
-				for ask(store, 1) {
+				for call(store, 1) {
 					admitted++
 				}
 				if admitted > burst+o.Excess(limit) {
@@ -54,21 +54,21 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 	t.Logf("counted: %d bursts from leases of split limits", tried)
 }
 
-// A draw has a deadline too, so that those who wait for it are answered by the store. What a
-// Fallback admits in their place would come on top.
-func TestDrawEndsBeforeThoseWhoWaitForIt(t *testing.T) {
+// A draw ends early enough for callers that wait for it to get an answer of the store. Otherwise a
+// Fallback would admit units besides those of the store.
+func TestDrawEndsBeforeItsWaitingCallers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		both := func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: 8, Lease: 100} }
 		g := standard(t, store, guard.Options{Limits: both, DenyFor: -1, OnFailure: guard.FailLocal})
 		defer g.Close()
-		charges := one(ready(t, penstock.PerHour(800)), "k")
+		charges := one(compiled(t, penstock.PerHour(800)), "k")
 		for range 1000 {
 			decide(t, g, charges...)
 			time.Sleep(time.Millisecond)
 		}
-		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			time.Sleep(5 * time.Millisecond)
 			if err := ctx.Err(); err != nil {
 				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err)
@@ -87,7 +87,7 @@ func TestDrawEndsBeforeThoseWhoWaitForIt(t *testing.T) {
 		}
 		all.Wait()
 		if denied := decisions[penstock.FromStore].Load(); denied != 500 || g.Stats().Lease.Draws == 0 {
-			t.Errorf("of 500 the store denied %d; %d by the fallback, %+v", denied, decisions[penstock.FromFallback].Load(), g.Stats().Lease)
+			t.Errorf("of 500 requests the store denied %d, the fallback decided %d; %+v", denied, decisions[penstock.FromFallback].Load(), g.Stats().Lease)
 		}
 	})
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// leasing leases every limit up to so many units.
-func leasing(units int64) func(*penstock.Plan) guard.Settings {
+// leaseUpTo leases up to this many units of every limit.
+func leaseUpTo(units int64) func(*penstock.Plan) guard.Settings {
 	return func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: units} }
 }
 
@@ -38,7 +38,7 @@ func newLease(t testing.TB, store penstock.Store, o guard.LeaseOptions) *guard.L
 func TestLeaseObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) penstock.Store {
-		return newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(100)})
+		return newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(100)})
 	})
 }
 
@@ -51,15 +51,15 @@ func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	storetest.Run(t, func(t *testing.T) penstock.Store {
-		return newLease(t, redis, guard.LeaseOptions{Limits: leasing(100), Life: patience})
+		return newLease(t, redis, guard.LeaseOptions{Limits: leaseUpTo(100), Life: patience})
 	})
 }
 
-// patience is a life in which a draw is answered on the busiest machine.
+// patience is a Life that is long enough for draws on a busy machine.
 const patience = 30 * time.Second
 
-// busy asks for one unit each pause, so often, and counts who answered.
-func busy(t testing.TB, store penstock.Store, charges []penstock.Charge, n int, pause time.Duration) (leased, allowed int) {
+// spendRepeatedly spends n units, one per pause, and counts the answers.
+func spendRepeatedly(t testing.TB, store penstock.Store, charges []penstock.Charge, n int, pause time.Duration) (leased, allowed int) {
 	t.Helper()
 	for range n {
 		d, err := store.Decide(t.Context(), charges)
@@ -77,25 +77,25 @@ func busy(t testing.TB, store penstock.Store, charges []penstock.Charge, n int, 
 	return leased, allowed
 }
 
-func TestBusyKeyIsAnsweredHere(t *testing.T) {
+func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
-		limit := ready(t, penstock.PerSecond(10_000))
-		busy(t, l, one(limit, "k"), 1000, time.Millisecond)
-		store.asked.Store(0)
-		leased, allowed := busy(t, l, one(limit, "k"), 10_000, time.Millisecond)
-		if asked := store.asked.Load(); leased != 10_000 || allowed != 10_000 || asked > 50 {
-			t.Errorf("%d of 10,000 leased, %d allowed, the store was asked %d times; want all, all, and at most 50", leased, allowed, asked)
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		limit := compiled(t, penstock.PerSecond(10_000))
+		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
+		store.calls.Store(0)
+		leased, allowed := spendRepeatedly(t, l, one(limit, "k"), 10_000, time.Millisecond)
+		if calls := store.calls.Load(); leased != 10_000 || allowed != 10_000 || calls > 50 {
+			t.Errorf("%d of 10,000 leased, %d allowed, the store was called %d times; want all, all, and at most 50", leased, allowed, calls)
 		}
 	})
 }
 
-// Most keys of many come once and not again soon; they must not fill the table.
+// Most keys occur once. They must not fill the table.
 func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leasing(1000)})
-		limit := ready(t, penstock.PerSecond(10_000))
+		l := newLease(t, newFaulty(), guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		limit := compiled(t, penstock.PerSecond(10_000))
 		const keys = 20_000
 		for i := range keys {
 			decide(t, l, one(limit, fmt.Sprint("once", i))...)
@@ -119,23 +119,23 @@ func TestKeysThatComeOnceAreNotWatched(t *testing.T) {
 func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
-		leased, _ := busy(t, l, one(ready(t, penstock.PerSecond(10_000)), "k"), 100, 400*time.Millisecond)
-		if leased > 0 || store.asked.Load() != 100 || l.Stats().Draws != 0 {
-			t.Errorf("%d leased, the store was asked %d times; want none and 100", leased, store.asked.Load())
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		leased, _ := spendRepeatedly(t, l, one(compiled(t, penstock.PerSecond(10_000)), "k"), 100, 400*time.Millisecond)
+		if leased > 0 || store.calls.Load() != 100 || l.Stats().Draws != 0 {
+			t.Errorf("%d leased, the store was called %d times; want none and 100", leased, store.calls.Load())
 		}
 	})
 }
 
 const year = 365 * 24 * time.Hour
 
-// yearly is a limit whose units do not come back while a test looks.
+// yearly is a limit whose units are not refilled during a test.
 func yearly(t testing.TB, name string, n int64) *penstock.Plan {
-	return ready(t, penstock.Limit{Name: name, Group: "g", Algorithm: penstock.AnchoredWindow, Count: n, Period: year})
+	return compiled(t, penstock.Limit{Name: name, Group: "g", Algorithm: penstock.AnchoredWindow, Count: n, Period: year})
 }
 
-// left is what a store has left of a limit.
-func left(t testing.TB, store penstock.Store, limit *penstock.Plan, key string) int64 {
+// remaining is what a store has left of a limit.
+func remaining(t testing.TB, store penstock.Store, limit *penstock.Plan, key string) int64 {
 	t.Helper()
 	d, err := store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: limit, Mode: penstock.Peek}})
 	if err != nil {
@@ -144,9 +144,9 @@ func left(t testing.TB, store penstock.Store, limit *penstock.Plan, key string) 
 	return d.Status(0).Remaining
 }
 
-func TestLeaseSaysWhatIsLeftHereAndThere(t *testing.T) {
+func TestRemainingIncludesTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		for i := range int64(5000) {
 			d := decide(t, l, one(limit, "k")...)
@@ -162,9 +162,9 @@ func TestLeaseSaysWhatIsLeftHereAndThere(t *testing.T) {
 	})
 }
 
-func TestUnusedUnitsComeBack(t *testing.T) {
+func TestUnusedUnitsAreReturned(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *guard.Lease){
-		"when nobody asks": func(*testing.T, *guard.Lease) { time.Sleep(501 * time.Millisecond); synctest.Wait() },
+		"when the key is idle": func(*testing.T, *guard.Lease) { time.Sleep(501 * time.Millisecond); synctest.Wait() },
 		"by Close": func(t *testing.T, l *guard.Lease) {
 			if err := l.Close(t.Context()); err != nil {
 				t.Error(err)
@@ -174,55 +174,55 @@ func TestUnusedUnitsComeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := memstore.New(memstore.Options{})
-				l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+				l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 				limit := yearly(t, "a", 100_000)
-				busy(t, l, one(limit, "k"), 2000, time.Millisecond)
-				if live := l.Stats().Live; live == 0 || left(t, store, limit, "k") != 98_000-live {
-					t.Fatalf("%d live, %d left", live, left(t, store, limit, "k"))
+				spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
+				if live := l.Stats().Live; live == 0 || remaining(t, store, limit, "k") != 98_000-live {
+					t.Fatalf("%d live, %d left", live, remaining(t, store, limit, "k"))
 				}
 				end(t, l)
-				if s := l.Stats(); s.Live != 0 || s.Returned == 0 || left(t, store, limit, "k") != 98_000 {
-					t.Errorf("%d left; %+v", left(t, store, limit, "k"), s)
+				if s := l.Stats(); s.Live != 0 || s.Returned == 0 || remaining(t, store, limit, "k") != 98_000 {
+					t.Errorf("%d left; %+v", remaining(t, store, limit, "k"), s)
 				}
 			})
 		})
 	}
 }
 
-func TestRefundAndResetSeeNothingLeased(t *testing.T) {
+func TestRefundAndResetReturnTheLeaseFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		c := one(limit, "k")
 		c[0].Mode, c[0].Cost = penstock.Refund, 5
-		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		if d := decide(t, l, c...); d.Status(0).Granted != 5 || d.Remaining() != 98_005 || l.Stats().Live != 0 {
 			t.Errorf("after a refund: %v; %+v", d, l.Stats())
 		}
-		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		c[0].Mode = penstock.Reset
 		if d := decide(t, l, c...); d.Remaining() != 100_000 || l.Stats().Live != 0 {
 			t.Errorf("after a reset: %v; %+v", d, l.Stats())
 		}
 		time.Sleep(2 * time.Second)
-		if n := left(t, store, limit, "k"); n != 100_000 {
+		if n := remaining(t, store, limit, "k"); n != 100_000 {
 			t.Errorf("%d are left after the reset", n)
 		}
 	})
 }
 
-// The store answers at once, but the first caller of each draw is held up.
-func TestOneDrawServesAllWhoWait(t *testing.T) {
+// The store answers at once, but the caller of each draw is delayed.
+func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
-		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		time.Sleep(501 * time.Millisecond) // the lease is returned
 		synctest.Wait()
-		store.asked.Store(0)
-		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store.calls.Store(0)
+		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			time.Sleep(10 * time.Millisecond)
 			return store.store.Decide(ctx, charges)
 		})
@@ -243,29 +243,29 @@ func TestOneDrawServesAllWhoWait(t *testing.T) {
 		synctest.Wait()
 		leave()
 		all.Wait()
-		if asked := store.asked.Load(); asked != 1 {
-			t.Errorf("the store was asked %d times; want once", asked)
+		if calls := store.calls.Load(); calls != 1 {
+			t.Errorf("the store was called %d times; want once", calls)
 		}
 	})
 }
 
-func TestFailedDrawIsItsCallersError(t *testing.T) {
+func TestErrorOfADrawIsReturnedToItsCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
-		busy(t, l, one(limit, "k"), 2000, time.Millisecond)
-		for _, fault := range []fault{fails(errDown), hangs} {
+		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
+		for _, fault := range []fault{failWith(errDown), hang} {
 			time.Sleep(501 * time.Millisecond) // the lease is returned
 			synctest.Wait()
-			store.breaks(fault)
+			store.setFault(fault)
 			if d, err := l.Decide(t.Context(), one(limit, "k")); !errors.Is(err, penstock.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("%v, %v", d, err)
 			}
-			store.breaks(nil)
-			busy(t, l, one(limit, "k"), 2000, time.Millisecond)
+			store.setFault(nil)
+			spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		}
-		if leased, _ := busy(t, l, one(limit, "k"), 100, time.Millisecond); leased != 100 {
+		if leased, _ := spendRepeatedly(t, l, one(limit, "k"), 100, time.Millisecond); leased != 100 {
 			t.Errorf("%d of 100 leased once the store is back", leased)
 		}
 	})
@@ -274,7 +274,7 @@ func TestFailedDrawIsItsCallersError(t *testing.T) {
 func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		late := func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := store.store.Decide(ctx, charges)
@@ -283,14 +283,14 @@ func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 			}
 			return d, err
 		}
-		store.breaks(late)
-		// Who waits for a draw when it is sent is answered by it.
-		if leased, _ := busy(t, l, one(limit, "k"), 3000, time.Millisecond); int64(leased) != l.Stats().Draws {
+		store.setFault(late)
+		// A caller that waits when a draw is sent is answered by it.
+		if leased, _ := spendRepeatedly(t, l, one(limit, "k"), 3000, time.Millisecond); int64(leased) != l.Stats().Draws {
 			t.Errorf("%d units were spent from %d leases older than their life", leased, l.Stats().Draws)
 		}
 		time.Sleep(2 * time.Second)
-		if s := l.Stats(); s.Drawn == 0 || left(t, store.store, limit, "k") != 97_000 {
-			t.Errorf("%d left; %+v", left(t, store.store, limit, "k"), s)
+		if s := l.Stats(); s.Drawn == 0 || remaining(t, store.store, limit, "k") != 97_000 {
+			t.Errorf("%d left; %+v", remaining(t, store.store, limit, "k"), s)
 		}
 	})
 }
@@ -298,50 +298,50 @@ func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 func TestLimitsOfABatchAreDrawnEqually(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		few, many := yearly(t, "few", 2000), yearly(t, "many", 100_000)
 		batch := []penstock.Charge{{Key: "k", Plan: few, Cost: 1}, {Key: "k", Plan: many, Cost: 1}}
-		leased, allowed := busy(t, l, batch, 3000, time.Millisecond)
+		leased, allowed := spendRepeatedly(t, l, batch, 3000, time.Millisecond)
 		if allowed != 2000 || leased < 1500 {
 			t.Errorf("%d allowed, %d leased; want 2000, most of them leased", allowed, leased)
 		}
-		if a, b := left(t, store, few, "k"), left(t, store, many, "k"); a != 0 || b != 98_000 {
+		if a, b := remaining(t, store, few, "k"), remaining(t, store, many, "k"); a != 0 || b != 98_000 {
 			t.Errorf("%d and %d are left; want 0 and 98,000: %+v", a, b, l.Stats())
 		}
 	})
 }
 
-// While a fallback answers for the store, a draw would only use up what the fallback may grant.
+// While a fallback answers, a draw would only use up the share of the fallback.
 func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
 		batch := one(yearly(t, "a", 100_000), "k")
-		if leased, _ := busy(t, l, batch, 3000, time.Millisecond); leased == 0 {
-			t.Fatal("nothing is leased while all is well")
+		if leased, _ := spendRepeatedly(t, l, batch, 3000, time.Millisecond); leased == 0 {
+			t.Fatal("nothing is leased before the outage")
 		}
-		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := store.store.Decide(ctx, charges)
 			d.Source = penstock.FromFallback
 			return d, err
 		})
 		before := l.Stats()
-		leased, allowed := busy(t, l, batch, 5000, time.Millisecond)
+		leased, allowed := spendRepeatedly(t, l, batch, 5000, time.Millisecond)
 		after := l.Stats()
-		if left := int(before.Live); leased > left || allowed != 5000 || after.Draws-before.Draws > 1 {
-			t.Errorf("%d leased of the %d that were here, %d allowed, %+v; before %+v", leased, left, allowed, after, before)
+		if remaining := int(before.Live); leased > remaining || allowed != 5000 || after.Draws-before.Draws > 1 {
+			t.Errorf("%d leased of %d units that were held, %d allowed, %+v; before %+v", leased, remaining, allowed, after, before)
 		}
-		store.breaks(nil)
+		store.setFault(nil)
 		time.Sleep(2 * time.Second)
-		if leased, _ := busy(t, l, batch, 3000, time.Millisecond); leased == 0 {
+		if leased, _ := spendRepeatedly(t, l, batch, 3000, time.Millisecond); leased == 0 {
 			t.Error("nothing is leased afterwards")
 		}
 	})
 }
 
-func TestKeysBeyondTheMostPass(t *testing.T) {
+func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(1000), MaxKeys: 10})
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1000), MaxKeys: 10})
 		limit := yearly(t, "a", 100_000)
 		for i := range 20_000 {
 			if d := decide(t, l, one(limit, fmt.Sprint("k", i%100))...); !d.Allowed {
@@ -363,23 +363,23 @@ func TestKeysBeyondTheMostPass(t *testing.T) {
 	})
 }
 
-// What an instance holds drains in the store as time passes. A later refund would return units of
+// The store refills the units that an instance holds. Returning them later would refund units of
 // other callers.
-func TestDrainedUnitsAreNotReturned(t *testing.T) {
+func TestRefilledUnitsAreNotReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000)})
-		limit := ready(t, penstock.PerSecond(4000))
-		for busy(t, l, one(limit, "k"), 1000, time.Millisecond); l.Stats().Live < 400; {
-			busy(t, l, one(limit, "k"), 1, time.Millisecond)
+		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		limit := compiled(t, penstock.PerSecond(4000))
+		for spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond); l.Stats().Live < 400; {
+			spendRepeatedly(t, l, one(limit, "k"), 1, time.Millisecond)
 		}
 		time.Sleep(400 * time.Millisecond)
-		if n := left(t, store, limit, "k"); n != 4000 {
-			t.Fatalf("%d left; the bucket should have drained", n)
+		if n := remaining(t, store, limit, "k"); n != 4000 {
+			t.Fatalf("%d left; want a full bucket", n)
 		}
 		decide(t, store, penstock.Charge{Key: "k", Plan: limit, Cost: 4000})
 		time.Sleep(200 * time.Millisecond)
-		if s, n := l.Stats(), left(t, store, limit, "k"); n > 800 || s.Live != 0 || s.Expired < 400 {
+		if s, n := l.Stats(), remaining(t, store, limit, "k"); n > 800 || s.Live != 0 || s.Expired < 400 {
 			t.Errorf("%d left of a bucket that was emptied and refilled 800 since; %+v", n, s)
 		}
 	})
@@ -387,14 +387,14 @@ func TestDrainedUnitsAreNotReturned(t *testing.T) {
 
 func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := guard.LeaseOptions{Limits: leasing(100)}
+		o := guard.LeaseOptions{Limits: leaseUpTo(100)}
 		l := newLease(t, memstore.New(memstore.Options{}), o)
-		grouped := func(l penstock.Limit) *penstock.Plan { l.Group = "g"; return ready(t, l) }
+		grouped := func(l penstock.Limit) *penstock.Plan { l.Group = "g"; return compiled(t, l) }
 		second, minute := grouped(penstock.PerSecond(10_000)), grouped(penstock.PerMinute(100_000))
 		leased := 0
 		for range 3000 {
-			alone, _ := busy(t, l, one(second, "k"), 1, time.Millisecond)
-			both, _ := busy(t, l, []penstock.Charge{{Key: "k", Plan: second, Cost: 1}, {Key: "k", Plan: minute, Cost: 1}}, 1, time.Millisecond)
+			alone, _ := spendRepeatedly(t, l, one(second, "k"), 1, time.Millisecond)
+			both, _ := spendRepeatedly(t, l, []penstock.Charge{{Key: "k", Plan: second, Cost: 1}, {Key: "k", Plan: minute, Cost: 1}}, 1, time.Millisecond)
 			leased += alone + both
 			if live := l.Stats().Live; live > o.Excess(second) {
 				t.Fatalf("%d units are held; the bound is %d", live, o.Excess(second))
@@ -418,7 +418,7 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 }
 
 func manySpenders(t *testing.T, store penstock.Store) {
-	l := newLease(t, store, guard.LeaseOptions{Limits: leasing(1000), Life: patience})
+	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: patience})
 	limit := yearly(t, "a", int64(effort.Of(60_000, 300_000)))
 	var allowed, leased atomic.Int64
 	var all sync.WaitGroup
@@ -443,22 +443,22 @@ func manySpenders(t *testing.T, store penstock.Store) {
 	if err := l.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s, rest := l.Stats(), left(t, store, limit, "k")
+	s, rest := l.Stats(), remaining(t, store, limit, "k")
 	if allowed.Load()+rest+s.Expired+s.Lost != limit.Limit().Count || leased.Load() != s.Spent || s.Live != 0 {
 		t.Errorf("%d allowed, %d left; %+v", allowed.Load(), rest, s)
 	}
 	t.Logf("%d of %d leased, %d left; %+v", leased.Load(), allowed.Load(), rest, s)
 }
 
-// Costs of any size, some larger than a block, until nothing is left.
-func TestSingleCallerIsAnsweredAsByTheStoreAlone(t *testing.T) {
+// Costs of any size, some larger than a block, are spent until nothing is left.
+func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 	effort.WithoutRace(t)
-	asked, leased := 0, 0
+	calls, leased := 0, 0
 	for range effort.Of(15, 50) {
 		seed := rand.Uint64()
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
-			l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(2 + rng.Int64N(50))})
+			l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(50))})
 			bare := memstore.New(memstore.Options{})
 			c := one(yearly(t, "a", 200+rng.Int64N(5000)), "k")
 			for i := range 4000 {
@@ -468,22 +468,22 @@ func TestSingleCallerIsAnsweredAsByTheStoreAlone(t *testing.T) {
 				}
 				d, want := decide(t, l, c...), decide(t, bare, c...)
 				if d.Allowed != want.Allowed || d.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, question %d for %d units: %v from %v; the store alone: %v; %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
+					t.Fatalf("seed %d, call %d for %d units: %v from %v; the store alone: %v; %+v", seed, i, c[0].Cost, d, d.Source, want, l.Stats())
 				}
 				if d.Source == penstock.FromLease {
 					leased++
 				}
-				asked++
+				calls++
 				time.Sleep(time.Millisecond)
 			}
 		})
 	}
-	t.Logf("counted: %d questions answered as by the store alone (%d from leases)", asked, leased)
+	t.Logf("counted: %d decisions as by the store alone (%d from leases)", calls, leased)
 }
 
 func BenchmarkLease(b *testing.B) {
-	l := newLease(b, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leasing(1 << 40)})
-	limit := ready(b, penstock.PerSecond(1_000_000).WithBurst(100_000_000_000)) // its bucket is in use
+	l := newLease(b, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1 << 40)})
+	limit := compiled(b, penstock.PerSecond(1_000_000).WithBurst(100_000_000_000)) // its bucket is in use
 	c := one(limit, "user:42")
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
 		l.Decide(b.Context(), c)

@@ -36,27 +36,27 @@ var countLimits = []penstock.Limit{
 // A count is what callers were granted of each limit.
 type count [3]int64
 
-// A deed is a charge of a limit.
-type deed struct {
+// An operation is a charge of a limit.
+type operation struct {
 	limit int
 	mode  penstock.Mode
 	cost  int64
 }
 
-func (d deed) String() string {
+func (d operation) String() string {
 	return fmt.Sprintf("%v %d of %s", d.mode, d.cost, countLimits[d.limit].Name)
 }
 
-// lost is the deed of a server that loses all.
-const lost = -1
+// dataLoss is the limit of the operation in which a server loses all data.
+const dataLoss = -1
 
-// A heard is the answer that a client got. It is unknown if the deeds may or may not be done.
-type heard struct {
+// An answer is what a client got. It is unknown if the operations may or may not have been done.
+type answer struct {
 	unknown bool
 	excused bool // a denial by a deny cache during a refund
 	allowed bool
 	source  penstock.Source
-	granted [3]int64 // of each deed
+	granted [3]int64 // of each operation
 	left    [3]int64
 }
 
@@ -66,20 +66,20 @@ func countModel(idle int64) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return count{} },
 		Step: func(state, input, output any) (bool, any) {
-			return state.(count).do(input.([]deed), output.(heard), idle)
+			return state.(count).do(input.([]operation), output.(answer), idle)
 		},
 		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%v -> %+v", input, output) },
 	}
 }
 
-// do tells whether an answer is legal, and what has been granted then.
-func (c count) do(deeds []deed, h heard, idle int64) (legal bool, next count) {
-	if deeds[0].limit == lost {
+// do tells whether an answer is legal, and returns what has been granted afterwards.
+func (c count) do(operations []operation, h answer, idle int64) (legal bool, next count) {
+	if operations[0].limit == dataLoss {
 		return true, count{}
 	}
 	next = c
 	fits, must := true, true // it may be granted; it may not be denied
-	for i, d := range deeds {
+	for i, d := range operations {
 		count, used := countLimits[d.limit].Count, c[d.limit]
 		free := max(count-used, 0)
 		cost := d.cost
@@ -119,7 +119,7 @@ func (c count) do(deeds []deed, h heard, idle int64) (legal bool, next count) {
 	}
 }
 
-// A countHistory is what clients asked and heard, and when.
+// A countHistory is the calls of clients, with their answers and times.
 type countHistory struct {
 	start   time.Time
 	mu      sync.Mutex
@@ -127,24 +127,24 @@ type countHistory struct {
 	sources [6]int
 }
 
-// record has a client ask, and tells whether the store was asked; if not, nothing has happened.
-func (h *countHistory) record(store penstock.Store, who int, key string, deeds []deed) (asked bool) {
-	charges := make([]penstock.Charge, len(deeds))
-	for i, d := range deeds {
+// record makes a call for a client. If the store was not called, there is nothing to record.
+func (h *countHistory) record(store penstock.Store, who int, key string, operations []operation) (isStoreCalled bool) {
+	charges := make([]penstock.Charge, len(operations))
+	for i, d := range operations {
 		charges[i] = penstock.Charge{Key: key, Plan: countLimits[d.limit].MustCompile(), Mode: d.mode, Cost: d.cost}
 	}
-	op := porcupine.Operation{ClientId: who, Input: deeds, Call: int64(time.Since(h.start))}
+	op := porcupine.Operation{ClientId: who, Input: operations, Call: int64(time.Since(h.start))}
 	var reached atomic.Bool
 	d, err := store.Decide(context.WithValue(context.Background(), reachedKey{}, &reached), charges)
 	op.Return = int64(time.Since(h.start))
 	if (err != nil || d.Source == penstock.FromClosed) && !reached.Load() {
 		return false
 	}
-	out := heard{allowed: d.Allowed, source: d.Source}
+	out := answer{allowed: d.Allowed, source: d.Source}
 	if err != nil || d.Source == penstock.FromClosed {
-		out, op.Return = heard{unknown: true}, math.MaxInt64 // done at any time from then on, or never
+		out, op.Return = answer{unknown: true}, math.MaxInt64 // done at any time from then on, or never
 	} else {
-		for i := range deeds {
+		for i := range operations {
 			s := d.Status(i)
 			out.granted[i], out.left[i] = s.Granted, s.Remaining
 		}
@@ -157,15 +157,15 @@ func (h *countHistory) record(store penstock.Store, who int, key string, deeds [
 	return true
 }
 
-// A witness stands before a store, and sees what is asked and what has no answer.
-type witness struct {
+// A recorder wraps a store, and records its calls and those without an answer.
+type recorder struct {
 	penstock.Store
-	lost atomic.Int64 // units that may have been drawn or refunded
+	lostUnits atomic.Int64 // units that may have been drawn or refunded
 }
 
 type reachedKey struct{}
 
-func (w *witness) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+func (w *recorder) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	d, err := w.Store.Decide(ctx, charges)
 	if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Reason == penstock.ReasonUnreachable {
 		return d, err
@@ -174,27 +174,27 @@ func (w *witness) Decide(ctx context.Context, charges []penstock.Charge) (pensto
 		reached.Store(true)
 	}
 	if m := charges[0].Mode; err != nil && (m == penstock.Draw || m == penstock.Refund) {
-		w.lost.Add(charges[0].Cost)
+		w.lostUnits.Add(charges[0].Cost)
 	}
 	return d, err
 }
 
-// loses notes that the server has lost all at some time since.
-func (h *countHistory) loses(since time.Time) {
+// recordLoss records that the server has lost all data at some time since then.
+func (h *countHistory) recordLoss(since time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ops = append(h.ops, porcupine.Operation{ClientId: countClients, Input: []deed{{limit: lost}}, Output: heard{},
+	h.ops = append(h.ops, porcupine.Operation{ClientId: countClients, Input: []operation{{limit: dataLoss}}, Output: answer{},
 		Call: int64(since.Sub(h.start)), Return: int64(time.Since(h.start))})
 }
 
-// excuse excuses denials by a deny cache while a Refund or Reset was in flight. The cache forgets
-// its denials only when the answer arrives.
-func (h *countHistory) excuse() (n int) {
+// excuseDenials excuses denials by a deny cache while a Refund or Reset was in flight. The cache
+// forgets its denials only when the answer arrives.
+func (h *countHistory) excuseDenials() (n int) {
 	for i := range h.ops {
 		op := &h.ops[i]
-		out := op.Output.(heard)
+		out := op.Output.(answer)
 		for _, back := range h.ops {
-			gives := slices.ContainsFunc(back.Input.([]deed), func(d deed) bool { return d.mode == penstock.Refund || d.mode == penstock.Reset })
+			gives := slices.ContainsFunc(back.Input.([]operation), func(d operation) bool { return d.mode == penstock.Refund || d.mode == penstock.Reset })
 			if out.source == penstock.FromDenyCache && gives && back.Call < op.Return && back.Return > op.Call {
 				out.excused = true
 			}
@@ -209,7 +209,7 @@ func (h *countHistory) excuse() (n int) {
 
 func (h *countHistory) unknown() (n int) {
 	for _, op := range h.ops {
-		if op.Output.(heard).unknown {
+		if op.Output.(answer).unknown {
 			n++
 		}
 	}
@@ -225,11 +225,11 @@ func (h *countHistory) String() string {
 	return s.String()
 }
 
-// countHistories has clients ask the stores at once, again and again under new keys, and checks
-// each history. A batch is what a client asks; disturb, if any, goes on meanwhile.
+// countHistories has clients call the stores concurrently, repeatedly with new keys, and checks
+// each history. batch makes the charges of a call. disturb, if any, runs at the same time.
 func countHistories(
 	t *testing.T, what string, histories, ops int, idle func() int64, stores []penstock.Store,
-	batch func(*rand.Rand) []deed, pause time.Duration, disturb func(h *countHistory, stop <-chan struct{}),
+	batch func(*rand.Rand) []operation, pause time.Duration, disturb func(h *countHistory, stop <-chan struct{}),
 ) (sources [6]int) {
 	t.Helper()
 	operations, unknown, excused, undecided := 0, 0, 0, 0
@@ -258,65 +258,65 @@ func countHistories(
 		disturber.Wait()
 		operations += len(h.ops)
 		unknown += h.unknown()
-		excused += h.excuse()
+		excused += h.excuseDenials()
 		for i, n := range h.sources {
 			sources[i] += n
 		}
 		switch porcupine.CheckOperationsTimeout(countModel(idle()), h.ops, 5*time.Second) {
 		case porcupine.Illegal:
-			t.Fatalf("seed %d: no order of these calls explains what was heard\n%v", seed, h)
+			t.Fatalf("seed %d: no order of these calls explains the answers\n%v", seed, h)
 		case porcupine.Unknown:
 			undecided++
 		}
 	}
 	t.Logf("counted: %d histories of concurrent clients through guards (%s: %d operations, %d unknown; %d by the store, %d by deny caches of "+
-		"which %d excused, %d by leases; %d were too much to check)", histories, what, operations, unknown, sources[penstock.FromStore],
+		"which %d excused, %d by leases; %d were too large to check)", histories, what, operations, unknown, sources[penstock.FromStore],
 		sources[penstock.FromDenyCache], excused, sources[penstock.FromLease], undecided)
 	if undecided > histories/5 {
-		t.Errorf("%d of %d histories were too much to check", undecided, histories)
+		t.Errorf("%d of %d histories were too large to check", undecided, histories)
 	}
 	return sources
 }
 
-// none of the units is idle.
-func none() int64 { return 0 }
+// noneIdle says that no unit is leased and unspent.
+func noneIdle() int64 { return 0 }
 
-// spendsAndAsks is a batch of what takes units or asks.
-func spendsAndAsks(rng *rand.Rand) []deed {
+// spendsAndPeeks is a batch of spends, draws and peeks.
+func spendsAndPeeks(rng *rand.Rand) []operation {
 	modes := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Draw, penstock.Peek}
-	var deeds []deed
+	var operations []operation
 	for _, limit := range rng.Perm(len(countLimits))[:1+rng.IntN(3)*rng.IntN(2)] {
-		deeds = append(deeds, deed{limit, modes[rng.IntN(len(modes))], 1 + rng.Int64N(4)})
+		operations = append(operations, operation{limit, modes[rng.IntN(len(modes))], 1 + rng.Int64N(4)})
 	}
-	return deeds
+	return operations
 }
 
-// anything is a batch of all that there is.
-func anything(rng *rand.Rand) []deed {
-	deeds := spendsAndAsks(rng)
-	for i := range deeds {
+// allModes is a batch of charges of all modes.
+func allModes(rng *rand.Rand) []operation {
+	operations := spendsAndPeeks(rng)
+	for i := range operations {
 		switch rng.IntN(24) {
 		case 0:
-			deeds[i].mode = penstock.Refund
+			operations[i].mode = penstock.Refund
 		case 1:
-			deeds[i].mode = penstock.Force
+			operations[i].mode = penstock.Force
 		case 2:
 			if rng.IntN(4) == 0 {
-				deeds[i].mode, deeds[i].cost = penstock.Reset, 0
+				operations[i].mode, operations[i].cost = penstock.Reset, 0
 			}
 		}
 	}
-	return deeds
+	return operations
 }
 
-// guarded is so many instances over a server, of which the clock stands still. A question may take
+// guardedStores is n instances over a server whose clock does not run. A call may take
 // long, since the machine may be busy.
 func guardedStores(t *testing.T, n int, url string, o guard.Options) []penstock.Store {
-	stores, _ := witnessedStores(t, n, url, o)
+	stores, _ := recordedStores(t, n, url, o)
 	return stores
 }
 
-func witnessedStores(t *testing.T, n int, url string, o guard.Options) (stores []penstock.Store, witnesses []*witness) {
+func recordedStores(t *testing.T, n int, url string, o guard.Options) (stores []penstock.Store, recorders []*recorder) {
 	t.Helper()
 	now := time.Now()
 	o.OnFailure, o.Timeout.After = guard.FailClosed, 10*time.Second
@@ -326,19 +326,19 @@ func witnessedStores(t *testing.T, n int, url string, o guard.Options) (stores [
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { redis.Close() })
-		w := &witness{Store: redis}
+		w := &recorder{Store: redis}
 		g := standard(t, w, o)
 		t.Cleanup(g.Close)
-		stores, witnesses = append(stores, g), append(witnesses, w)
+		stores, recorders = append(stores, g), append(recorders, w)
 	}
-	return stores, witnesses
+	return stores, recorders
 }
 
 func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	countHistories(t, "no deny cache", seeds(150), 25, none, guardedStores(t, 2, server.URL(), guard.Options{DenyFor: -1}), anything, 0, nil)
-	sources := countHistories(t, "one instance", seeds(150), 25, none, guardedStores(t, 1, server.URL(), guard.Options{}), anything, 0, nil)
+	countHistories(t, "no deny cache", seeds(150), 25, noneIdle, guardedStores(t, 2, server.URL(), guard.Options{DenyFor: -1}), allModes, 0, nil)
+	sources := countHistories(t, "one instance", seeds(150), 25, noneIdle, guardedStores(t, 1, server.URL(), guard.Options{}), allModes, 0, nil)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny cache has denied nothing")
 	}
@@ -348,38 +348,38 @@ func TestDecisionsOfAGuardedStoreAreLinearizable(t *testing.T) {
 func TestDecisionsOfSeveralInstancesAreLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	sources := countHistories(t, "three instances", seeds(150), 25, none, guardedStores(t, 3, server.URL(), guard.Options{}), spendsAndAsks, 0, nil)
+	sources := countHistories(t, "three instances", seeds(150), 25, noneIdle, guardedStores(t, 3, server.URL(), guard.Options{}), spendsAndPeeks, 0, nil)
 	if sources[penstock.FromDenyCache] == 0 {
 		t.Error("the deny caches have denied nothing")
 	}
 }
 
-// With leases, no more is granted than without, and what is denied would be denied if the
-// instances' blocks were spent: n·b units.
+// With leases, no more is granted than without. A denial must be one that the store would give if
+// the instances' blocks, n·b units, were spent.
 func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	const n, block = 2, 5
-	stores, witnesses := witnessedStores(t, n, server.URL(), guard.Options{
+	stores, recorders := recordedStores(t, n, server.URL(), guard.Options{
 		Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: block} },
 		Lease:  guard.LeaseOptions{Life: 10 * time.Millisecond}, Instances: n,
 	})
-	spends := func(rng *rand.Rand) []deed {
-		limit := rng.IntN(2) // those that are leased
+	spends := func(rng *rand.Rand) []operation {
+		limit := rng.IntN(2) // the limits that are leased
 		switch rng.IntN(12) {
 		case 0:
-			return []deed{{limit, penstock.Peek, 0}}
+			return []operation{{limit, penstock.Peek, 0}}
 		case 1:
-			return []deed{{0, penstock.Spend, 1}, {1, penstock.Spend, 1}}
+			return []operation{{0, penstock.Spend, 1}, {1, penstock.Spend, 1}}
 		}
-		return []deed{{limit, penstock.Spend, 1}}
+		return []operation{{limit, penstock.Spend, 1}}
 	}
 	gone := make([]int64, n)
 	idle := func() int64 {
 		units := int64(n * block)
-		for i, w := range witnesses { // what is in nobody's hands any more comes on top
+		for i, w := range recorders { // units that neither a store nor a lease has any more are added
 			s := stores[i].(*guard.Guarded).Stats().Lease
-			units += w.lost.Swap(0) + s.Expired + s.Lost - gone[i]
+			units += w.lostUnits.Swap(0) + s.Expired + s.Lost - gone[i]
 			gone[i] = s.Expired + s.Lost
 		}
 		return units
@@ -390,15 +390,15 @@ func TestDecisionsWithLeasesAreLinearizableButForTheirBlocks(t *testing.T) {
 	}
 }
 
-// Answers are lost on their way, and callers told that all is closed: what they asked was done
-// once, at some time, or not at all.
+// Answers are lost, and closed limits reject these calls. Each call was done once, at some time,
+// or not at all.
 func TestLostAnswersLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	proxy := behindProxy(t, redistest.Start(t))
 	stores := guardedStores(t, 2, "redis://"+proxy.Addr(), guard.Options{
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond},
 	})
-	countHistories(t, "lost answers", seeds(60), 12, none, stores, spendsAndAsks, 0, func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) })
+	countHistories(t, "lost answers", seeds(60), 12, noneIdle, stores, spendsAndPeeks, 0, func(_ *countHistory, stop <-chan struct{}) { proxy.CutOnce(stop) })
 }
 
 // A server that is killed and comes back empty loses all its data at one time. The results of calls
@@ -407,10 +407,10 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	stores := guardedStores(t, 2, server.URL(), guard.Options{
-		DenyFor: -1, // a denial that is remembered outlives what it was about
+		DenyFor: -1, // a cached denial would outlive the lost counter
 		Breaker: guard.BreakerOptions{Pause: time.Millisecond, MaxPause: time.Millisecond, Failures: 2},
 	})
-	countHistories(t, "restarts", seeds(10), 12, none, stores, spendsAndAsks, 0, func(h *countHistory, stop <-chan struct{}) {
+	countHistories(t, "restarts", seeds(10), 12, noneIdle, stores, spendsAndPeeks, 0, func(h *countHistory, stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
@@ -421,15 +421,15 @@ func TestRestartsLeaveGuardedDecisionsLinearizable(t *testing.T) {
 		if err := server.Restart(); err != nil {
 			t.Error(err)
 		}
-		h.loses(since)
+		h.recordLoss(since)
 	})
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		d := decide(t, stores[0], one(ready(t, countLimits[0]), "at last")...)
+		d := decide(t, stores[0], one(compiled(t, countLimits[0]), "at last")...)
 		if d.Source == penstock.FromStore {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("the server is not found again")
+			t.Fatal("the server is not used again after its restart")
 		}
 	}
 }
@@ -445,25 +445,25 @@ func behindProxy(t *testing.T, server *redistest.Server) *redistest.Proxy {
 	return proxy
 }
 
-// The check finds a deny cache that ignores refunds by other instances, and a store that grants
-// units that others hold.
+// The check must detect a deny cache that ignores refunds by other instances, and a store that
+// grants units that others hold.
 func TestHistoriesOfGuardsCanBeIllegal(t *testing.T) {
 	t.Parallel()
 	for name, model := range map[string]porcupine.Model{"exact": countModel(0), "leased": countModel(10)} {
-		ops := func(h ...heard) (ops []porcupine.Operation) {
+		ops := func(h ...answer) (ops []porcupine.Operation) {
 			for i, out := range h {
-				ops = append(ops, porcupine.Operation{Input: []deed{{0, penstock.Spend, 1}}, Output: out, Call: int64(2 * i), Return: int64(2*i + 1)})
+				ops = append(ops, porcupine.Operation{Input: []operation{{0, penstock.Spend, 1}}, Output: out, Call: int64(2 * i), Return: int64(2*i + 1)})
 			}
 			return ops
 		}
-		granted := heard{allowed: true, source: penstock.FromLease, granted: [3]int64{1}}
-		if porcupine.CheckOperations(model, ops(granted, heard{})) {
-			t.Errorf("%s: a denial of what is there is legal", name)
+		granted := answer{allowed: true, source: penstock.FromLease, granted: [3]int64{1}}
+		if porcupine.CheckOperations(model, ops(granted, answer{})) {
+			t.Errorf("%s: a denial of available units is legal", name)
 		}
-		if porcupine.CheckOperations(model, ops(slices.Repeat([]heard{granted}, 61)...)) {
+		if porcupine.CheckOperations(model, ops(slices.Repeat([]answer{granted}, 61)...)) {
 			t.Errorf("%s: 61 units of 60 are legal", name)
 		}
-		if !porcupine.CheckOperations(model, ops(append(slices.Repeat([]heard{granted}, 60), heard{})...)) {
+		if !porcupine.CheckOperations(model, ops(append(slices.Repeat([]answer{granted}, 60), answer{})...)) {
 			t.Errorf("%s: 60 units of 60 are illegal", name)
 		}
 	}

@@ -23,24 +23,24 @@ func TestObservedStoreObeysTheLaw(t *testing.T) {
 	})
 }
 
-func TestEventReportsWhatTheCallerGot(t *testing.T) {
+func TestEventHasTheCallersDecision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var events []guard.Event
 		c := newFaulty()
 		store := guard.Observe(func(e guard.Event) { events = append(events, e) })(c)
-		wide, tight := ready(t, penstock.PerHour(100)), ready(t, penstock.PerDay(2))
+		wide, tight := compiled(t, penstock.PerHour(100)), compiled(t, penstock.PerDay(2))
 		batch := []penstock.Charge{{Key: "k", Plan: wide, Cost: 1}, {Key: "k", Plan: tight, Cost: 1}}
 		for range 3 {
 			decide(t, store, batch...)
 		}
-		c.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		c.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			time.Sleep(7 * time.Millisecond)
 			d := penstock.Single(penstock.Status{})
 			d.Source = penstock.FromLease
 			return d, nil
 		})
 		decide(t, store, batch[:1]...)
-		c.breaks(fails(errDown))
+		c.setFault(failWith(errDown))
 		for _, charges := range [][]penstock.Charge{batch, nil} {
 			if _, err := store.Decide(t.Context(), charges); err != errDown {
 				t.Fatalf("got %v; want the store's error as it is", err)
@@ -98,7 +98,7 @@ func TestErrorsHaveReasons(t *testing.T) {
 		{t.Context(), fmt.Errorf("a decorator: %w", penstock.NewStoreError(penstock.ReasonBusy, errDown)), "busy"},
 	}
 	for _, row := range rows {
-		c.breaks(fails(row.err))
+		c.setFault(failWith(row.err))
 		if store.Decide(row.ctx, one(penstock.PerHour(1).MustCompile(), "k")); got != row.want {
 			t.Errorf("%v is %q; want %q", row.err, got, row.want)
 		}
@@ -108,23 +108,23 @@ func TestErrorsHaveReasons(t *testing.T) {
 
 func TestObservingAllocatesNothing(t *testing.T) {
 	store := guard.Observe(func(guard.Event) {})(granting)
-	charges := one(ready(t, penstock.PerHour(1)), "k")
+	charges := one(compiled(t, penstock.PerHour(1)), "k")
 	if n := testing.AllocsPerRun(100, func() { store.Decide(context.Background(), charges) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 	if next := guard.Observe(nil)(memstore.New(memstore.Options{})); slices.Contains([]any{nil}, any(next)) {
-		t.Error("nobody observes, and there is no store")
+		t.Error("no observer, and no store")
 	}
 }
 
-// granting answers at once.
+// granting is a store that grants at once.
 var granting = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Single(penstock.Status{Granted: 1, Remaining: 1}), nil
 })
 
 func BenchmarkObserve(b *testing.B) {
 	store := guard.Observe(func(guard.Event) {})(granting)
-	charges := one(ready(b, penstock.PerHour(1)), "k")
+	charges := one(compiled(b, penstock.PerHour(1)), "k")
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {

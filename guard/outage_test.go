@@ -11,9 +11,9 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A real server is stopped, and another time killed: every question is answered, the breaker keeps
-// callers from waiting, and when the server is back, it is asked again.
-func TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
+// A real server is stopped once and killed once. Every call is answered, the breaker spares callers
+// the wait, and when the server is back, it is used again.
+func TestEveryCallIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 	t.Parallel()
 	for _, outage := range []struct {
 		name       string
@@ -34,16 +34,16 @@ func TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { redis.Close() })
-			var changes []string // one caller, so one at a time
+			var changes []string // one caller, so no lock
 			store := penstock.Wrap(redis, guard.Fallback(guard.FallbackOptions{}),
 				guard.Breaker(guard.BreakerOptions{
 					Node: redis.Node, MaxPause: 400 * time.Millisecond,
 					Changed: func(_ string, from, to guard.State) { changes = append(changes, to.String()) },
 				}),
 				guard.Timeout(guard.TimeoutOptions{After: 250 * time.Millisecond}))
-			limit := ready(t, penstock.Limit{Name: "l", Count: 1_000_000_000, Period: time.Second}) // more than is asked
+			limit := compiled(t, penstock.Limit{Name: "l", Count: 1_000_000_000, Period: time.Second}) // more than the test spends
 			answered := map[penstock.Source]int{}
-			ask := func() penstock.Source {
+			call := func() penstock.Source {
 				d := decide(t, store, one(limit, "k")...)
 				if !d.Allowed {
 					t.Fatalf("denied: %v from %v", d, d.Source)
@@ -53,26 +53,26 @@ func TestEveryQuestionIsAnsweredWhileRedisIsStoppedAndKilled(t *testing.T) {
 			}
 			until := func(source penstock.Source, state string) {
 				t.Helper()
-				for deadline := time.Now().Add(20 * time.Second); ask() != source || len(changes) == 0 || changes[len(changes)-1] != state; {
+				for deadline := time.Now().Add(20 * time.Second); call() != source || len(changes) == 0 || changes[len(changes)-1] != state; {
 					if time.Now().After(deadline) {
 						t.Fatalf("no answer from %v with a breaker %s; it went %v", source, state, changes)
 					}
 				}
 			}
 			for range 100 {
-				ask()
+				call()
 			}
 			outage.begin(server)
 			until(penstock.FromFallback, "open")
 			for range 10_000 {
-				ask()
+				call()
 			}
 			outage.end(server)
 			until(penstock.FromStore, "closed")
 			if changes[0] != "open" || !slices.Contains(changes, "half_open") {
 				t.Errorf("the breaker went %v", changes)
 			}
-			t.Logf("counted: %d questions answered in an outage (%d by the server around it; the breaker went %v)",
+			t.Logf("counted: %d calls answered in an outage (%d by the server before and after it; the breaker went %v)",
 				answered[penstock.FromFallback], answered[penstock.FromStore], changes)
 		})
 	}

@@ -13,22 +13,22 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// panicsOn is a store that panics when asked in a mode.
+// panicsOn is a store that panics on charges of a mode.
 func panicsOn(mode penstock.Mode) penstock.Store {
 	memory := memstore.New(memstore.Options{})
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if charges[0].Mode == mode {
-			panic("a decorator's own mistake")
+			panic("a bug in a decorator")
 		}
 		return memory.Decide(ctx, charges)
 	})
 }
 
-// TestPanicOfADrawEndsNoProcess: nor does that of a refund. They are failures of the store.
-func TestPanicOfADrawEndsNoProcess(t *testing.T) {
+// Panics of a draw or a refund count as failures of the store.
+func TestPanicOfADrawDoesNotEndTheProcess(t *testing.T) {
 	for _, mode := range []penstock.Mode{penstock.Draw, penstock.Refund} {
 		synctest.Test(t, func(t *testing.T) {
-			l := guard.NewLease(panicsOn(mode), guard.LeaseOptions{Limits: leasing(100)})
+			l := guard.NewLease(panicsOn(mode), guard.LeaseOptions{Limits: leaseUpTo(100)})
 			charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(1000).MustCompile(), Cost: 1}}
 			for range 2000 {
 				if _, err := l.Decide(t.Context(), charges); err != nil && !errors.Is(err, penstock.ErrUnavailable) {
@@ -46,7 +46,7 @@ func TestPanicOfADrawEndsNoProcess(t *testing.T) {
 	}
 }
 
-func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
+func TestPanicOfAProbeDoesNotEndTheProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := panicsOn(penstock.Peek)
 		var down atomic.Bool
@@ -70,12 +70,12 @@ func TestPanicOfAWatchedStoreEndsNoProcess(t *testing.T) {
 	})
 }
 
-func TestPanicOfACountEndsNoFleet(t *testing.T) {
+func TestPanicOfACountOfInstancesIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		f := guard.NewInstanceCounter(guard.InstanceCounterOptions{Heartbeat: func(context.Context, string, time.Duration) (int, error) {
 			if n++; n == 1 {
-				panic("a caller's own mistake")
+				panic("a bug in a caller")
 			}
 			return 3, nil
 		}})

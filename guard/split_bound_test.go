@@ -15,49 +15,49 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A burst of all units at once is granted in full: not one unit too many, and no unit is denied
-// while a shard has one. If a denial by the first shard were final, √(N·S(1-1/S)/2π) units would be
-// denied: those that chance sends to a shard beyond its part. Split pays a few more calls for each
+// If all units are spent in one burst, exactly these are granted: no unit is denied while a shard
+// has one. If a denial by the first shard were final, √(N·S(1-1/S)/2π) units would be
+// denied: those that chance sends to a shard beyond its part. Split makes a few more calls for each
 // of them instead.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	for _, row := range []struct{ units, shards, runs int }{{100, 4, 40}, {100, 16, 40}, {1000, 4, 40}, {1000, 16, 40}, {10_000, 16, 10}} {
 		units, shards, runs := row.units, row.shards, row.runs
-		vain, probes := 0.0, 0
+		failed, probes := 0.0, 0
 		for range runs {
-			asked, first := 0, map[string]int{}
+			calls, first := 0, map[string]int{}
 			store := memstore.New(memstore.Options{})
 			counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-				if asked++; asked == 1 {
+				if calls++; calls == 1 {
 					first[charges[0].Key]++
 				}
 				return store.Decide(ctx, charges)
 			})
-			limit := ready(t, penstock.PerDay(int64(units)).With(penstock.FixedWindow))
+			limit := compiled(t, penstock.PerDay(int64(units)).With(penstock.FixedWindow))
 			s := split(shards)(counting)
 			for i := range units + 100 {
-				asked = 0
+				calls = 0
 				if d := decide(t, s, one(limit, "k")...); d.Allowed != (i < units) {
 					t.Fatalf("%d units in %d shards, spend %d: %v", units, shards, i, d)
 				}
 				if i < units {
-					probes += asked - 1
+					probes += calls - 1
 				}
 				if i == units-1 {
 					for _, n := range first {
-						vain += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
+						failed += max(0, float64(n)-float64(units)/float64(shards)) / float64(runs)
 					}
 				}
 			}
 		}
 		formula := math.Sqrt(float64(units) * float64(shards) * (1 - 1/float64(shards)) / (2 * math.Pi))
 		t.Logf("%5d units in %2d shards: 0 too many, 0 denied wrongly; %.1f would have been (the formula says %.1f); %.3f more calls per unit", units, shards,
-			vain, formula, float64(probes)/float64(runs*units))
-		if vain < formula/2 || vain > 2*formula {
-			t.Errorf("%.1f of %d units were thrown together in %d shards; want about %.1f: the shards are not chosen evenly", vain, units, shards, formula)
+			failed, formula, float64(probes)/float64(runs*units))
+		if failed < formula/2 || failed > 2*formula {
+			t.Errorf("%.1f of %d units exceeded the parts of %d shards; want about %.1f: the shards are not chosen evenly", failed, units, shards, formula)
 		}
-		t.Logf("counted: %d spends of split limits held against their bound", runs*(units+100))
+		t.Logf("counted: %d spends of split limits checked against their bound", runs*(units+100))
 	}
 }
 
@@ -70,7 +70,7 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 			const count, seconds = 100, 20
 			settings := func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: shards} }
 			g := standard(t, memstore.New(memstore.Options{}), guard.Options{Limits: settings})
-			limit := ready(t, penstock.PerSecond(count))
+			limit := compiled(t, penstock.PerSecond(count))
 			admitted, start := 0, time.Now()
 			for time.Since(start) < seconds*time.Second {
 				if decide(t, g, one(limit, "k")...).Allowed {
@@ -87,10 +87,10 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	}
 }
 
-// After a split limit was lowered, each shard grants what it has not used of its part of the new
-// limit, and no more: about √(units·S(1-1/S)/2π) more than a limit that is not split, where as much
-// was used as the new limit has; at most all but the part of one shard; and with what was used
-// before never more than the old limit.
+// After a split limit was lowered, each shard grants what is left of its part of the new limit. If
+// as much was used as the new limit has, that is about √(units·S(1-1/S)/2π) more than an unsplit
+// limit grants. It is at most the parts of all shards but one. Together with what was used before,
+// it never exceeds the old limit.
 func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -110,7 +110,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 						return d, err
 					})
 					s := split(shards)(noting)
-					old, lowered := ready(t, penstock.PerDay(from).With(a)), ready(t, penstock.PerDay(to).With(a))
+					old, lowered := compiled(t, penstock.PerDay(from).With(a)), compiled(t, penstock.PerDay(to).With(a))
 					for range used {
 						if !decide(t, s, one(old, "k")...).Allowed {
 							t.Fatal("denied by the old limit")
@@ -131,7 +131,7 @@ func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 						}
 					}
 					if granted != want || granted-whole > to-to/shards || used+granted > from {
-						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; the shards have %d left, and together %d", a.Name(), used, from, to,
+						t.Errorf("%v: %d of %d used, lowered to %d in %d shards: %d granted; the shards have %d left, an unsplit limit %d", a.Name(), used, from, to,
 							shards, granted, want, whole)
 					}
 					more += float64(granted-whole) / runs

@@ -25,7 +25,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// split splits every limit in n.
+// split splits every limit into n shards.
 func split(n int) penstock.Decorator {
 	return guard.Split(guard.SplitOptions{Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: n} }})
 }
@@ -35,8 +35,7 @@ func TestLimitsThatAreNotSplitObeyTheLaw(t *testing.T) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return split(1)(memstore.New(memstore.Options{})) })
 }
 
-// A summed store answers what is left by a Peek, since a Spend only estimates it where limits are
-// split.
+// A summed store gets what is left of a split limit by a Peek, since a Spend only estimates it.
 func summed(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
@@ -62,32 +61,32 @@ func summed(store penstock.Store) penstock.Store {
 	})
 }
 
-// lawsBut checks all laws of a store but those of which an excerpt of the name is given.
-func lawsBut(t *testing.T, store func() penstock.Store, but ...string) {
+// lawsExcept checks all laws of a store, except those with one of these parts in their names.
+func lawsExcept(t *testing.T, store func() penstock.Store, except ...string) {
 	var mu sync.Mutex
 	found := make(map[string]bool)
 	t.Cleanup(func() {
-		if len(found) < len(but) {
-			t.Errorf("of the laws %v, only these exist: %v", but, slices.Collect(maps.Keys(found)))
+		if len(found) < len(except) {
+			t.Errorf("of the laws %v, only these exist: %v", except, slices.Collect(maps.Keys(found)))
 		}
 	})
 	storetest.Run(t, func(t *testing.T) penstock.Store {
-		for _, law := range but {
+		for _, law := range except {
 			if strings.Contains(t.Name(), law) {
 				mu.Lock()
 				found[law] = true
 				mu.Unlock()
-				t.Skip("Split says that it does not obey this one")
+				t.Skip("the documentation of Split excludes this law")
 			}
 		}
 		return store()
 	})
 }
 
-// unlike are the laws that a split limit does not obey: Draw takes from one shard, units come back
-// S times as slowly, a debt stays with its shard, and a limit that is lowered below what is used
-// leaves what its other shards have.
-var unlike = []string{"draw_takes", "at_most_charges", "patience_books", "force_is_never", "a_changed_limit_keeps"}
+// brokenLaws are the laws that a split limit does not obey: Draw takes from one shard, units are
+// refilled S times as slowly, a debt stays with its shard, and a limit that is lowered below what
+// is used leaves what its other shards have.
+var brokenLaws = []string{"draw_takes", "at_most_charges", "patience_books", "force_is_never", "a_changed_limit_keeps"}
 
 func TestSplitLimitsObeyTheLaw(t *testing.T) {
 	effort.WithoutRace(t)
@@ -95,9 +94,9 @@ func TestSplitLimitsObeyTheLaw(t *testing.T) {
 	for _, n := range []int{2, 3, 7, 32} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
-			but := unlike
+			except := brokenLaws
 			if n > 2 {
-				but = append([]string{"keys_are_independent"}, but...) // it has a batch that needs more than 64 shards
+				except = append([]string{"keys_are_independent"}, except...) // it has a batch that needs more than 64 shards
 			}
 			split := guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
 				if l.Algorithm() != penstock.Concurrency {
@@ -105,7 +104,7 @@ func TestSplitLimitsObeyTheLaw(t *testing.T) {
 				}
 				return s
 			}})
-			lawsBut(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, but...)
+			lawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
 }
@@ -121,9 +120,9 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 				}
 				return s
 			}})
-			// These have holds of several slots that one shard no longer has, or that change their cost.
-			but := append([]string{"peek_changes", "concurrent_charges", "a_hold_is_acquired", "a_charge_has", "keys_are_independent"}, unlike...)
-			lawsBut(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, but...)
+			// These laws have holds of more slots than a shard has, or holds that change their cost.
+			except := append([]string{"peek_changes", "concurrent_charges", "a_hold_is_acquired", "a_charge_has", "keys_are_independent"}, brokenLaws...)
+			lawsExcept(t, func() penstock.Store { return summed(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
 }
@@ -136,14 +135,14 @@ func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	lawsBut(t, func() penstock.Store {
+	lawsExcept(t, func() penstock.Store {
 		return summed(guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
 			if l.Algorithm() != penstock.Concurrency {
 				s.SplitInto = 2
 			}
 			return s
 		}})(redis))
-	}, unlike...)
+	}, brokenLaws...)
 }
 
 func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
@@ -162,19 +161,19 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 		mu.Unlock()
 		return redis.Decide(ctx, charges)
 	}))
-	limit := ready(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: 1999, Period: 365 * 24 * time.Hour})
+	limit := compiled(t, penstock.Limit{Name: "hot", Algorithm: penstock.SlidingLog, Count: 1999, Period: 365 * 24 * time.Hour})
 	decide(t, store, penstock.Charge{Key: "k", Plan: limit, Mode: penstock.Reset})
 	for deadline := time.Now().Add(20 * time.Second); redis.Node(one(limit, "k")) == ""; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the Cluster has not said which server keeps what")
+			t.Fatal("the slots of the Cluster are not known")
 		}
 	}
 	clear(by)
-	var granted, asked atomic.Int64
+	var granted, calls atomic.Int64
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() {
-			for asked.Add(1) <= 2100 {
+			for calls.Add(1) <= 2100 {
 				d, err := store.Decide(t.Context(), one(limit, "k"))
 				if err != nil {
 					t.Error(err)
@@ -194,7 +193,7 @@ func TestHotKeyOfAClusterIsSharedByItsServers(t *testing.T) {
 	t.Logf("counted: %d spends on one key, decided by %d servers", 2100, len(by))
 }
 
-// A clock is moved by hand.
+// A clock is advanced by the test.
 type clock struct{ atomic.Int64 }
 
 func newClock() *clock {
@@ -204,10 +203,10 @@ func newClock() *clock {
 }
 
 func (c *clock) now() time.Time          { return time.UnixMicro(c.Load()) }
-func (c *clock) passes(d time.Duration)  { c.Add(d.Microseconds()) }
+func (c *clock) advance(d time.Duration) { c.Add(d.Microseconds()) }
 func (c *clock) memory() *memstore.Store { return memstore.New(memstore.Options{Now: c.now}) }
 
-func TestEveryUnitOfASplitLimitCanBeHadAndNoMore(t *testing.T) {
+func TestSplitLimitGrantsExactlyItsUnits(t *testing.T) {
 	effort.WithoutRace(t)
 	tried := 0
 	for name, algorithm := range dividable {
@@ -217,7 +216,7 @@ func TestEveryUnitOfASplitLimitCanBeHadAndNoMore(t *testing.T) {
 		for n := 1; n <= 33; n++ {
 			for _, count := range []int64{1, 2, 7, 31, 33, 101} {
 				store := split(n)(newClock().memory())
-				c := penstock.Charge{Key: "k", Cost: 1, Plan: ready(t, penstock.Limit{Name: "x", Algorithm: algorithm, Count: count, Period: time.Hour})}
+				c := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "x", Algorithm: algorithm, Count: count, Period: time.Hour})}
 				granted := int64(0)
 				for d := (penstock.Decision{Allowed: true}); d.Allowed; {
 					c.Holder = fmt.Sprint(granted)
@@ -237,7 +236,7 @@ func TestEveryUnitOfASplitLimitCanBeHadAndNoMore(t *testing.T) {
 	t.Logf("counted: %d limits, split and exhausted", tried)
 }
 
-func TestShardsOfABucketNeverAdmitMoreThanItAsTimePasses(t *testing.T) {
+func TestShardsKeepTheBoundOfTheirBucket(t *testing.T) {
 	effort.WithoutRace(t)
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -250,7 +249,7 @@ func TestShardsOfABucketNeverAdmitMoreThanItAsTimePasses(t *testing.T) {
 		clock := newClock()
 		start, store, granted := clock.Load(), split(n)(clock.memory()), int64(0)
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			clock.passes(time.Duration(rapid.IntRange(0, 200_000).Draw(t, "µs")) * time.Microsecond)
+			clock.advance(time.Duration(rapid.IntRange(0, 200_000).Draw(t, "µs")) * time.Microsecond)
 			for range rapid.IntRange(1, 40).Draw(t, "spends") {
 				mode := rapid.SampledFrom([]penstock.Mode{penstock.Spend, penstock.Spend, penstock.Draw}).Draw(t, "mode")
 				cost := rapid.Int64Range(1, burst+1).Draw(t, "cost")
@@ -273,7 +272,7 @@ func TestShardsOfABucketNeverAdmitMoreThanItAsTimePasses(t *testing.T) {
 	t.Logf("counted: %d spends against the bound of their bucket", steps)
 }
 
-func TestShardsTogetherKeepTheBooksOfTheLimit(t *testing.T) {
+func TestShardsTogetherCountLikeTheLimit(t *testing.T) {
 	effort.WithoutRace(t)
 	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -283,7 +282,7 @@ func TestShardsTogetherKeepTheBooksOfTheLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		store, used := split(n)(newClock().memory()), int64(0)
-		ask := func(mode penstock.Mode, cost int64) penstock.Status {
+		call := func(mode penstock.Mode, cost int64) penstock.Status {
 			d, err := store.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit, Cost: cost, Mode: mode}})
 			if err != nil {
 				t.Fatal(err)
@@ -296,7 +295,7 @@ func TestShardsTogetherKeepTheBooksOfTheLimit(t *testing.T) {
 			if mode == penstock.Force {
 				cost = min(cost, count-used) // a debt stays with its shard
 			}
-			s, want := ask(mode, cost), int64(0)
+			s, want := call(mode, cost), int64(0)
 			fits := cost <= count-used
 			switch mode {
 			case penstock.Spend, penstock.Force:
@@ -319,7 +318,7 @@ func TestShardsTogetherKeepTheBooksOfTheLimit(t *testing.T) {
 			if s.Granted != want || (s.RetryAfter == 0) != fits {
 				t.Fatalf("%v %d of %d in %d shards: %+v; want granted %d, fits %v", mode, cost, count, n, s, want, fits)
 			}
-			if left := ask(penstock.Peek, 0).Remaining; left != count-used {
+			if left := call(penstock.Peek, 0).Remaining; left != count-used {
 				t.Fatalf("%d of %d left after %v %d; want %d", left, count, mode, cost, count-used)
 			}
 			steps++
@@ -328,14 +327,14 @@ func TestShardsTogetherKeepTheBooksOfTheLimit(t *testing.T) {
 	t.Logf("counted: %d charges of all modes", steps)
 }
 
-// A noted store remembers the first key that each decision asks for.
-type noted struct {
+// A firstKeyStore records the first key of each batch.
+type firstKeyStore struct {
 	next  penstock.Store
-	asked atomic.Int64
+	calls atomic.Int64
 }
 
-func (n *noted) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	n.asked.Add(1)
+func (n *firstKeyStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	n.calls.Add(1)
 	if first, ok := ctx.Value(firstKey{}).(*string); ok && *first == "" {
 		*first = charges[0].Key
 	}
@@ -344,16 +343,16 @@ func (n *noted) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 
 type firstKey struct{}
 
-func TestProbingSparesABurstTheFalseDenials(t *testing.T) {
+func TestProbingPreventsFalseDenialsInABurst(t *testing.T) {
 	effort.WithoutRace(t)
 	const crowd = 8
 	for _, row := range []struct{ n, shards int }{{100, 4}, {100, 16}, {1000, 16}, {999, 7}} {
 		rounds := max(100, 50_000/row.n) // 15 % are then six standard deviations of the mean
 		without, denied, calls := 0, 0, int64(0)
 		for range rounds {
-			store := &noted{next: newClock().memory()}
+			store := &firstKeyStore{next: newClock().memory()}
 			split := split(row.shards)(store)
-			charges := one(ready(t, penstock.PerHour(int64(row.n))), "k")
+			charges := one(compiled(t, penstock.PerHour(int64(row.n))), "k")
 			var mu sync.Mutex
 			first := map[string]int{}
 			var all sync.WaitGroup
@@ -371,7 +370,7 @@ func TestProbingSparesABurstTheFalseDenials(t *testing.T) {
 				})
 			}
 			all.Wait()
-			for key, n := range first { // what a burst would be denied if the first shard had the last word
+			for key, n := range first { // the denials of a burst if the first shard's answer were final
 				shard := int(key[len(key)-2]-'0')*10 + int(key[len(key)-1]-'0')
 				room := row.n / row.shards
 				if shard < row.n%row.shards {
@@ -379,7 +378,7 @@ func TestProbingSparesABurstTheFalseDenials(t *testing.T) {
 				}
 				without += max(n-room, 0)
 			}
-			calls += store.asked.Load()
+			calls += store.calls.Load()
 		}
 		n, s := float64(row.n), float64(row.shards)
 		formula := math.Sqrt(n * s * (1 - 1/s) / (2 * math.Pi))
@@ -390,37 +389,37 @@ func TestProbingSparesABurstTheFalseDenials(t *testing.T) {
 		if per := float64(calls) / float64(rounds) / n; per > 3 {
 			t.Errorf("burst of %d over %d shards: %.2f calls per decision", row.n, row.shards, per)
 		} else {
-			t.Logf("counted: %d spends in bursts (%d shards; %.1f denials a burst spared, formula %.1f; %.2f calls per decision)",
+			t.Logf("counted: %d spends in bursts (%d shards; %.1f denials prevented per burst, formula %.1f; %.2f calls per decision)",
 				rounds*row.n, row.shards, mean, formula, per)
 		}
 	}
 }
 
-func TestDenialOfASplitLimitSaysWhenItsFirstShardHasRoom(t *testing.T) {
+func TestRetryAfterOfASplitLimitIsThatOfItsFirstShard(t *testing.T) {
 	for _, cost := range []int64{1, 2, 5, 10} {
 		clock := newClock()
 		store := split(4)(clock.memory())
-		charge := penstock.Charge{Key: "k", Cost: 1, Plan: ready(t, penstock.PerMinute(10))}
+		charge := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.PerMinute(10))}
 		for range 10 {
 			decide(t, store, charge)
-			clock.passes(time.Millisecond)
+			clock.advance(time.Millisecond)
 		}
 		charge.Cost = cost
 		d := decide(t, store, charge)
 		peek := charge
 		peek.Mode = penstock.Peek
 		if p := decide(t, store, peek); d.Allowed || p.RetryAfter() != d.RetryAfter() {
-			t.Fatalf("cost %d: %v, while Peek says %v", cost, d, p)
+			t.Fatalf("cost %d: %v; Peek: %v", cost, d, p)
 		}
-		clock.passes(d.RetryAfter() - time.Microsecond)
+		clock.advance(d.RetryAfter() - time.Microsecond)
 		if early := decide(t, store, charge); cost == 1 && early.Allowed {
 			t.Errorf("cost %d is granted before the RetryAfter of %v", cost, d.RetryAfter())
 		}
-		clock.passes(time.Microsecond)
+		clock.advance(time.Microsecond)
 		if d := decide(t, store, charge); cost == 1 && !d.Allowed {
 			t.Errorf("cost %d: %v when it should be granted", cost, d)
 		}
-		if d.RetryAfter() > 72*time.Second { // in which a shard of 3 is whole again
+		if d.RetryAfter() > 72*time.Second { // the time in which a shard of 3 is full again
 			t.Errorf("cost %d: retry after %v", cost, d.RetryAfter())
 		}
 	}
@@ -429,7 +428,7 @@ func TestDenialOfASplitLimitSaysWhenItsFirstShardHasRoom(t *testing.T) {
 func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	clock := newClock()
 	store := split(4)(clock.memory())
-	charge := penstock.Charge{Key: "k", Cost: 1, Plan: ready(t, penstock.PerMinute(8)), Patience: time.Hour}
+	charge := penstock.Charge{Key: "k", Cost: 1, Plan: compiled(t, penstock.PerMinute(8)), Patience: time.Hour}
 	for i := range 8 {
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != 0 {
 			t.Fatalf("unit %d: %v, wait %v", i, d, d.Wait())
@@ -449,54 +448,54 @@ func TestPatientSpendWaitsOnlyWhereNoShardHasRoom(t *testing.T) {
 	}
 }
 
-func TestHoldsAreFoundAgainWhereverTheyWereLent(t *testing.T) {
+func TestHoldsAreRenewedAndReleasedAtTheirShard(t *testing.T) {
 	const slots = 30
 	for n := 1; n <= 32; n += 3 {
 		store := split(n)(newClock().memory())
-		limit := ready(t, penstock.InFlight(slots, time.Minute))
-		ask := func(holder int, mode penstock.Mode) penstock.Decision {
+		limit := compiled(t, penstock.InFlight(slots, time.Minute))
+		call := func(holder int, mode penstock.Mode) penstock.Decision {
 			return decide(t, store, penstock.Charge{Key: "k", Plan: limit, Cost: 1, Mode: mode, Holder: fmt.Sprint("holder-", holder)})
 		}
 		for i := range slots {
-			if d := ask(i, penstock.Spend); !d.Allowed || d.Status(0).Granted != 1 {
+			if d := call(i, penstock.Spend); !d.Allowed || d.Status(0).Granted != 1 {
 				t.Fatalf("%d shards, hold %d: %v", n, i, d)
 			}
-			if d := ask(i/2, penstock.Spend); !d.Allowed || d.Status(0).Granted != 0 {
+			if d := call(i/2, penstock.Spend); !d.Allowed || d.Status(0).Granted != 0 {
 				t.Fatalf("%d shards, %d lent: hold %d is renewed with %+v", n, i+1, i/2, d.Status(0))
 			}
 		}
-		if d := ask(slots, penstock.Spend); d.Allowed {
+		if d := call(slots, penstock.Spend); d.Allowed {
 			t.Fatalf("%d shards: one slot too many", n)
 		}
 		for i := range slots {
-			first, second := ask(i, penstock.Refund), ask(i, penstock.Refund)
+			first, second := call(i, penstock.Refund), call(i, penstock.Refund)
 			if first.Status(0).Granted != 1 || second.Status(0).Granted != 0 {
 				t.Fatalf("%d shards: hold %d is released with %+v, and then %+v", n, i, first.Status(0), second.Status(0))
 			}
 		}
-		free := ask(0, penstock.Peek)
+		free := call(0, penstock.Peek)
 		if left := free.Remaining(); left != slots {
 			t.Fatalf("%d shards: %d left", n, left)
 		}
 	}
 }
 
-func TestBatchIsAskedAgainOnlyIfASplitLimitDeniesIt(t *testing.T) {
+func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 	for range 20 { // the shard is chosen at random
-		store := &noted{next: newClock().memory()}
+		store := &firstKeyStore{next: newClock().memory()}
 		split := guard.Split(guard.SplitOptions{Limits: settings(map[string]guard.Settings{"hot": {SplitInto: 4}, "hot-2": {SplitInto: 3}})})(store)
 		year := 365 * 24 * time.Hour
-		hot := penstock.Charge{Key: "all", Cost: 1, Plan: ready(t, penstock.Limit{Name: "hot", Count: 6, Period: year})}
-		other := penstock.Charge{Key: "all", Cost: 1, Plan: ready(t, penstock.Limit{Name: "hot-2", Count: 8, Period: year})}
-		user := penstock.Charge{Key: "user", Cost: 1, Plan: ready(t, penstock.Limit{Name: "user", Count: 4, Period: year})}
+		hot := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot", Count: 6, Period: year})}
+		other := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot-2", Count: 8, Period: year})}
+		user := penstock.Charge{Key: "user", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "user", Count: 4, Period: year})}
 		for range 4 {
 			if d := decide(t, split, user, hot, other); !d.Allowed {
 				t.Fatalf("%v", d)
 			}
 		}
-		before := store.asked.Load()
+		before := store.calls.Load()
 		d := decide(t, split, hot, user, other)
-		if calls := store.asked.Load() - before; d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 || calls > 3 {
+		if calls := store.calls.Load() - before; d.Allowed || d.Strictest() != 1 || d.Status(0).RetryAfter != 0 || d.Status(0).Remaining < 2 || calls > 3 {
 			t.Fatalf("%v: %+v %+v, after %d calls", d, d.Status(0), d.Status(1), calls)
 		}
 		user.Key = "another"
@@ -526,7 +525,7 @@ func TestBatchIsAskedAgainOnlyIfASplitLimitDeniesIt(t *testing.T) {
 	}
 }
 
-func TestKeysOfShardsAreNobodyElses(t *testing.T) {
+func TestKeysOfShardsAreUnique(t *testing.T) {
 	long := strings.Repeat("x", penstock.MaxKey)
 	keys := []string{"", "k", "k~00", "k~01", "k~00~00", "k~", "~00", "~01", long, long[1:], long[2:], long[3:], long[4:], "y" + long[1:], long[1:] + "y"}
 	counters := map[string]string{}
@@ -541,7 +540,7 @@ func TestKeysOfShardsAreNobodyElses(t *testing.T) {
 		}
 		return memory.Decide(ctx, charges)
 	}))
-	limit := ready(t, penstock.PerHour(8))
+	limit := compiled(t, penstock.PerHour(8))
 	for _, key = range keys {
 		for range 2 {
 			decide(t, split, penstock.Charge{Key: key, Plan: limit, Cost: 8})
@@ -554,7 +553,7 @@ func TestKeysOfShardsAreNobodyElses(t *testing.T) {
 	t.Logf("counted: %d counters of %d keys", len(counters), len(keys))
 }
 
-func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
+func TestShardWhoseBreakerIsOpenIsSkipped(t *testing.T) {
 	memory := newClock().memory()
 	var open error = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
 	broken := open
@@ -564,7 +563,7 @@ func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
 		}
 		return memory.Decide(ctx, charges)
 	}))
-	charges := one(ready(t, penstock.PerHour(40)), "k")
+	charges := one(compiled(t, penstock.PerHour(40)), "k")
 	for i := range 30 {
 		if d := decide(t, store, charges...); !d.Allowed {
 			t.Fatalf("unit %d: %v", i, d)
@@ -575,7 +574,7 @@ func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
 			t.Fatalf("%v, %v; want the breaker's error: that shard may have room", d, err)
 		}
 	}
-	broken = errDown // it may have spent
+	broken = errDown // the shard may have charged the unit
 	failed := 0
 	for range 100 {
 		store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: charges[0].Plan, Mode: penstock.Reset}})
@@ -588,36 +587,36 @@ func TestShardWhoseBreakerIsOpenIsPassedOver(t *testing.T) {
 	}
 }
 
-// A denial asks one shard after the other. If the decision's time does not suffice for all of them,
-// what some say is the answer, and no Fallback, which would admit besides the store.
-func TestSplitDeniesByWhatItHadTimeToAsk(t *testing.T) {
+// Before Split denies, it calls one shard after the other. If the deadline allows only some of
+// them, their denials are the answer. A Fallback would admit units besides those of the store.
+func TestSplitDeniesByTheShardsThatItHadTimeToCall(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
-		takes, deadline time.Duration // each question, and the decision
-		asked           int64         // of 8 shards
+		takes, deadline time.Duration // each call, and the decision
+		calls           int64         // of 8 shards
 	}{
-		{takes: 5 * time.Millisecond, asked: 8},
-		{takes: 5 * time.Millisecond, deadline: 100 * time.Millisecond, asked: 8},
-		{takes: 5 * time.Millisecond, deadline: 25 * time.Millisecond, asked: 3}, // because a fourth call may last 10 ms
-		{takes: 20 * time.Millisecond, deadline: 25 * time.Millisecond, asked: 1},
+		{takes: 5 * time.Millisecond, calls: 8},
+		{takes: 5 * time.Millisecond, deadline: 100 * time.Millisecond, calls: 8},
+		{takes: 5 * time.Millisecond, deadline: 25 * time.Millisecond, calls: 3}, // because a fourth call may last 10 ms
+		{takes: 20 * time.Millisecond, deadline: 25 * time.Millisecond, calls: 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newFaulty()
 			splits := split(8)(store)
-			charges := one(ready(t, penstock.PerHour(80)), "k")
+			charges := one(compiled(t, penstock.PerHour(80)), "k")
 			for range 80 {
 				if d := decide(t, splits, charges...); !d.Allowed {
 					t.Fatal(d)
 				}
 			}
-			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				time.Sleep(row.takes)
 				if err := ctx.Err(); err != nil {
 					return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err)
 				}
 				return store.store.Decide(ctx, charges)
 			})
-			store.asked.Store(0)
+			store.calls.Store(0)
 			ctx := t.Context()
 			if row.deadline > 0 {
 				bounded, cancel := context.WithTimeout(ctx, row.deadline)
@@ -625,19 +624,19 @@ func TestSplitDeniesByWhatItHadTimeToAsk(t *testing.T) {
 				ctx = bounded
 			}
 			d, err := splits.Decide(ctx, charges)
-			if asked := store.asked.Load(); err != nil || d.Allowed || d.RetryAfter() <= 0 || d.Source != penstock.FromStore || asked != row.asked {
-				t.Errorf("%v for a question, %v for all: %v from the %v, %v, after %d questions; want a denial after %d",
-					row.takes, row.deadline, d, d.Source, err, asked, row.asked)
+			if calls := store.calls.Load(); err != nil || d.Allowed || d.RetryAfter() <= 0 || d.Source != penstock.FromStore || calls != row.calls {
+				t.Errorf("%v for a call, %v for all: %v from the %v, %v, after %d calls; want a denial after %d",
+					row.takes, row.deadline, d, d.Source, err, calls, row.calls)
 			}
 		})
 	}
 }
 
-func TestWhatSplitCannotDoIsInvalidAndChangesNothing(t *testing.T) {
+func TestBatchesThatSplitCannotDecideAreInvalid(t *testing.T) {
 	store := split(32)(newClock().memory())
 	var batch []penstock.Charge
 	for i := range 3 {
-		batch = append(batch, penstock.Charge{Key: fmt.Sprint(i), Cost: 33, Plan: ready(t, penstock.PerHour(64))})
+		batch = append(batch, penstock.Charge{Key: fmt.Sprint(i), Cost: 33, Plan: compiled(t, penstock.PerHour(64))})
 	}
 	if d, err := store.Decide(t.Context(), batch); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Settings.SplitInto") {
 		t.Fatalf("96 shards at once: %v, %v", d, err)
@@ -660,7 +659,7 @@ func BenchmarkSplit(b *testing.B) {
 	for _, n := range []int{1, 8} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			store := split(n)(granting)
-			charges := one(ready(b, penstock.PerHour(1000)), "user:42")
+			charges := one(compiled(b, penstock.PerHour(1000)), "user:42")
 			ctx := context.Background()
 			b.ReportAllocs()
 			for b.Loop() {

@@ -7,13 +7,13 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// 10 a minute in four shards are 3, 3, 2 and 2 at once, of which each has one more in 24 s. A cost
-// that no shard has is taken from all, with one unit more of the first where it does not divide: of
-// 5 units 2, 1, 1 and 1. So the time until the first has its part is the time for all.
+// A limit of 10 a minute in four shards has bursts of 3, 3, 2 and 2, and each shard gets a unit in
+// 24 s. A cost that no shard has is spread over all shards. The first ones get the remainder: 5
+// units are 2, 1, 1 and 1. So all shards have their parts once the first has its own.
 func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 	for cost, wait := range map[int64]time.Duration{4: 24 * time.Second, 5: 48 * time.Second, 8: 48 * time.Second, 9: 72 * time.Second, 10: 72 * time.Second} {
 		store := split(4)(newClock().memory())
-		charge := spend("k", ready(t, penstock.PerMinute(10)), 1)
+		charge := spend("k", compiled(t, penstock.PerMinute(10)), 1)
 		for range 10 {
 			if d := decide(t, store, charge); !d.Allowed {
 				t.Fatalf("%+v of 10 units", d.Status(0))
@@ -25,7 +25,7 @@ func TestCostBeyondAShardIsTakenFromAllInWholeUnits(t *testing.T) {
 		}
 		charge.Patience = wait - time.Microsecond
 		if d := decide(t, store, charge); d.Allowed {
-			t.Errorf("%d units are granted to who would wait for less than %v: %+v", cost, wait, d.Status(0))
+			t.Errorf("%d units are granted with a patience below %v: %+v", cost, wait, d.Status(0))
 		}
 		charge.Patience = wait
 		if d := decide(t, store, charge); !d.Allowed || d.Wait() != wait || d.Status(0).Granted != cost {

@@ -30,8 +30,8 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	server := redistest.Start(t)
 	for name, o := range map[string]guard.Options{
 		"as it is":           {Observe: func(guard.Event) {}},
-		"leased":             {Limits: leasing(100), Instances: 2},
-		"leased, no denials": {Limits: leasing(100), DenyFor: -1},
+		"leased":             {Limits: leaseUpTo(100), Instances: 2},
+		"leased, no denials": {Limits: leaseUpTo(100), DenyFor: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,8 +47,8 @@ func TestStandardAroundRedisObeysTheLaw(t *testing.T) {
 	}
 }
 
-// The guards ask the store for other batches than they are asked: what a lease draws, what a shard
-// has. Load knows them.
+// Guards send other batches to the store than they get, such as draws of leases and keys of shards.
+// Load loads the scripts of these too.
 func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 	t.Parallel()
 	redis, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
@@ -87,7 +87,7 @@ func TestLoadedLimitsNeedNoOtherScriptBehindGuards(t *testing.T) {
 	}
 }
 
-// A random caller asks for batches of few limits under few keys.
+// A caller makes random batches of few limits under few keys.
 type caller struct {
 	*rand.Rand
 	limits []*penstock.Plan
@@ -109,7 +109,7 @@ func newCaller(t *testing.T, seed uint64, periods ...time.Duration) *caller {
 		if limit.Algorithm.CanBook() || limit.Algorithm.NeedsHolder() {
 			limit.Burst = 1 + c.Int64N(15)
 		}
-		c.limits = append(c.limits, ready(t, limit))
+		c.limits = append(c.limits, compiled(t, limit))
 	}
 	return c
 }
@@ -135,20 +135,20 @@ func (c *caller) batch() (batch []penstock.Charge) {
 	return batch
 }
 
-// same compares two decisions: in every field, or if a deny cache made the first, in what was
-// decided.
+// same compares two decisions: in every field, or only in what was allowed if a deny cache made the
+// first.
 func same(got, want penstock.Decision) error {
 	for i := range want.Len() {
 		g, w := got.Status(i), want.Status(i)
 		if got.Allowed != want.Allowed || g.Granted != w.Granted || got.Source == penstock.FromStore && g != w {
-			return fmt.Errorf("charge %d: allowed %v, %+v by %v; the memory says %v, %+v", i, got.Allowed, g, got.Source, want.Allowed, w)
+			return fmt.Errorf("charge %d: allowed %v, %+v by %v; memory: %v, %+v", i, got.Allowed, g, got.Source, want.Allowed, w)
 		}
 	}
 	return nil
 }
 
-// While its clock stands, leaps and steps back, Redis behind all guards answers in every field as
-// the bare memory does.
+// While its clock stops, jumps and steps back, Redis behind all guards answers in every field as
+// a store in memory without guards does.
 func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -160,7 +160,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	// A deny cache goes by true time, and would not see this clock leap.
+	// A deny cache uses the real clock, and would not notice these jumps.
 	g := standard(t, redis, patient(redis, guard.Options{DenyFor: -1, Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{} }}))
 	t.Cleanup(g.Close)
 	decided := 0
@@ -168,7 +168,7 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 		seed := rand.Uint64()
 		c := newCaller(t, seed, 7*time.Millisecond, time.Second, time.Minute, 10*time.Hour)
 		clock.Store(1_700_000_000_000_000 + c.Int64N(1e15))
-		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour}) // as Redis, whose keys live by true time
+		memory := memstore.New(memstore.Options{Now: now, Linger: 1e6 * time.Hour}) // as Redis, which expires keys by the real clock
 		for step := range 100 {
 			switch c.IntN(10) {
 			case 0, 1, 2:
@@ -193,11 +193,11 @@ func TestTracesThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 			decided++
 		}
 	}
-	t.Logf("counted: %d decisions through all guards on Redis as by the bare memory", decided)
+	t.Logf("counted: %d decisions through all guards on Redis as by memory without guards", decided)
 }
 
-// In true time, with the deny cache, the same is decided: what it denies by itself, the memory
-// would have denied before it was asked.
+// In real time, with the deny cache, the decisions are the same: what the cache denies, the memory
+// would have denied at the time of the store's last denial.
 func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -207,7 +207,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 		for trace := range 8 {
 			t.Run(fmt.Sprint(trace), func(t *testing.T) {
 				t.Parallel()
-				var read time.Time // the clock, when Redis last decided
+				var read time.Time // the time of the last decision of Redis
 				redis, err := redisstore.Open(server.URL(), redisstore.Options{Now: func() time.Time { read = time.Now(); return read }})
 				if err != nil {
 					t.Fatal(err)
@@ -246,7 +246,7 @@ func TestDenialsThroughGuardsOnRedisAreThoseOfTheMemory(t *testing.T) {
 			})
 		}
 	})
-	t.Logf("counted: %d decisions through all guards on Redis as by the bare memory (%d by the deny cache)", decided.Load(), cached.Load())
+	t.Logf("counted: %d decisions through all guards on Redis as by memory without guards (%d by the deny cache)", decided.Load(), cached.Load())
 	if cached.Load() == 0 {
 		t.Error("the deny cache has denied nothing")
 	}

@@ -29,7 +29,7 @@ func TestStandardObeysTheLaw(t *testing.T) {
 	})
 }
 
-// Through all guards a trace has the decisions that the bare store gives it.
+// A trace gets the same decisions with all guards as without them.
 func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 	effort.WithoutRace(t)
 	decided := 0
@@ -41,9 +41,9 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 			// Here only this caller refunds, so a denial may be remembered for as long as it holds.
 			guarded := standard(t, memstore.New(memstore.Options{}), guard.Options{DenyFor: time.Hour})
 			limits := []penstock.Limit{
-				ready(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))).Limit(),
-				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.SlidingLog)).Limit(),
-				ready(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.FixedWindow).WithName("fixed")).Limit(),
+				compiled(t, penstock.PerSecond(1+rng.Int64N(10)).WithBurst(1+rng.Int64N(20))).Limit(),
+				compiled(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.SlidingLog)).Limit(),
+				compiled(t, penstock.PerMinute(1+rng.Int64N(30)).With(penstock.FixedWindow).WithName("fixed")).Limit(),
 			}
 			for step := range 300 {
 				time.Sleep(time.Duration(rng.Int64N(int64(300 * time.Millisecond))))
@@ -54,7 +54,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 				want, err := bare.Decide(t.Context(), []penstock.Charge{c})
 				got, err2 := guarded.Decide(t.Context(), []penstock.Charge{c})
 				if err != nil || err2 != nil || got.Allowed != want.Allowed || got.Status(0).Granted != want.Status(0).Granted {
-					t.Fatalf("seed %d, step %d: %v of %v: %v %v; bare %v %v", seed, step, c.Mode, c.Plan, got, err2, want, err)
+					t.Fatalf("seed %d, step %d: %v of %v: %v %v; without guards %v %v", seed, step, c.Mode, c.Plan, got, err2, want, err)
 				}
 				decided++
 			}
@@ -67,7 +67,7 @@ func TestStandardDecidesAsTheStoreDoes(t *testing.T) {
 func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		limit := ready(t, penstock.PerHour(100_000).With(penstock.FixedWindow))
+		limit := compiled(t, penstock.PerHour(100_000).With(penstock.FixedWindow))
 		g := standard(t, store, guard.Options{Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: 100} }})
 		leased, granted := 0, int64(0)
 		for range 20_000 {
@@ -89,7 +89,7 @@ func TestStandardLeasesWhereThatIsAllowed(t *testing.T) {
 	})
 }
 
-// While Redis is killed, stopped and back again, every question is answered in time, and by Redis
+// While Redis is killed, stopped and back again, every call is answered in time, and by Redis
 // again within a second of its return.
 func TestStandardGoesThroughAnOutage(t *testing.T) {
 	server := redistest.Start(t)
@@ -104,10 +104,10 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 		Observe: func(e guard.Event) { slowest.Store(max(slowest.Load(), int64(e.Latency))) },
 	})
 	defer g.Close()
-	limit := ready(t, penstock.PerSecond(1000))
-	var asked atomic.Int64
-	ask := func() (penstock.Source, error) {
-		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint(asked.Add(1) % 100), Plan: limit, Cost: 1}})
+	limit := compiled(t, penstock.PerSecond(1000))
+	var calls atomic.Int64
+	call := func() (penstock.Source, error) {
+		d, err := g.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint(calls.Add(1) % 100), Plan: limit, Cost: 1}})
 		return d.Source, err
 	}
 	until := func(what string, source penstock.Source) {
@@ -118,7 +118,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 			for i := range got {
 				all.Go(func() {
 					var err error
-					if got[i], err = ask(); err != nil {
+					if got[i], err = call(); err != nil {
 						t.Errorf("%s: %v", what, err)
 					}
 				})
@@ -137,7 +137,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 		server.Pause()
 		until("while Redis hangs", penstock.FromFallback)
 		server.Resume()
-		until("when it goes on", penstock.FromStore)
+		until("when it runs again", penstock.FromStore)
 		server.Kill()
 		until("while Redis is gone", penstock.FromFallback)
 		if err := server.Restart(); err != nil {
@@ -145,7 +145,7 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 		}
 		until("when it is back", penstock.FromStore)
 	}
-	t.Logf("counted: %d questions answered through outages (the slowest took %v)", asked.Load(), time.Duration(slowest.Load()))
+	t.Logf("counted: %d calls answered through outages (the slowest took %v)", calls.Load(), time.Duration(slowest.Load()))
 }
 
 // Callers get answers from Fallback. OnStoreError still reports each batch that the store did not
@@ -153,49 +153,49 @@ func TestStandardGoesThroughAnOutage(t *testing.T) {
 func TestOnStoreErrorReportsBatchesThatTheStoreDidNotDecide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		var answers, told []string
+		var answers, events []string
 		g := standard(t, store, guard.Options{
 			Breaker: guard.BreakerOptions{Failures: 3},
 			Observe: func(e guard.Event) { answers = append(answers, e.Source.String()+e.Reason) },
 			OnStoreError: func(e guard.Event) {
 				if e.Plan == nil || e.Plan.Name() != "hour" || e.Charges != 1 {
-					t.Errorf("the event tells of %d charges to %v", e.Charges, e.Plan)
+					t.Errorf("the event has %d charges to %v", e.Charges, e.Plan)
 				}
-				told = append(told, e.Reason)
+				events = append(events, e.Reason)
 			},
 		})
 		defer g.Close()
-		limit := ready(t, penstock.PerHour(1000))
-		ask := func(ctx context.Context) { g.Decide(ctx, one(limit, "k")) }
-		ask(t.Context())
-		store.breaks(fails(penstock.NewStoreError(penstock.ReasonBusy, errDown)))
-		ask(t.Context())
-		store.breaks(hangs)
-		ask(t.Context())
+		limit := compiled(t, penstock.PerHour(1000))
+		call := func(ctx context.Context) { g.Decide(ctx, one(limit, "k")) }
+		call(t.Context())
+		store.setFault(failWith(penstock.NewStoreError(penstock.ReasonBusy, errDown)))
+		call(t.Context())
+		store.setFault(hang)
+		call(t.Context())
 		gone, leave := context.WithCancel(t.Context())
-		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			leave()
-			return hangs(ctx, charges)
+			return hang(ctx, charges)
 		})
-		ask(gone)
-		store.breaks(fails(errDown))
-		ask(t.Context())
-		ask(t.Context())
-		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(told, want) {
-			t.Errorf("told %q; want %q", told, want)
+		call(gone)
+		store.setFault(failWith(errDown))
+		call(t.Context())
+		call(t.Context())
+		if want := []string{"busy", "timeout", "canceled", "unknown", "breaker_open"}; !slices.Equal(events, want) {
+			t.Errorf("events %q; want %q", events, want)
 		}
 		if want := []string{"store", "fallback", "fallback", "storecanceled", "fallback", "fallback"}; !slices.Equal(answers, want) {
 			t.Errorf("answered by %q; want %q", answers, want)
 		}
-		t.Logf("counted: %d questions without an answer of the store, each told", len(told))
+		t.Logf("counted: %d calls without an answer of the store, each reported", len(events))
 	})
 }
 
-func TestStandardTellsHowItsGuardsFare(t *testing.T) {
+func TestStandardReportsTheStateOfItsGuards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &sharded{Store: memstore.New(memstore.Options{})}
 		g := standard(t, store, guard.Options{Server: store, Limits: settings(map[string]guard.Settings{"day": {Lease: 100}})})
-		hour, day := ready(t, penstock.PerHour(1)), ready(t, penstock.PerDay(100_000))
+		hour, day := compiled(t, penstock.PerHour(1)), compiled(t, penstock.PerDay(100_000))
 		for range 3 {
 			g.Decide(t.Context(), one(hour, "denied"))
 		}
@@ -214,7 +214,7 @@ func TestStandardTellsHowItsGuardsFare(t *testing.T) {
 		if !maps.Equal(s.Breakers, want) {
 			t.Errorf("the breakers are %v; want %v", s.Breakers, want)
 		}
-		seen := map[guard.State]bool{} // as it is asked now and then
+		seen := map[guard.State]bool{} // read every few calls
 		for range 1000 {
 			seen[g.Stats().Breakers["dead"]] = true
 			time.Sleep(time.Millisecond)
@@ -237,9 +237,9 @@ func TestStandardWithoutItsPartsHasStatsToo(t *testing.T) {
 	}
 }
 
-// However long a store was away, and in whatever way: a second after its return the breaker is
-// closed and all answers are its own.
-func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
+// However long a store was away, and whether it failed or hung: a second after its return the
+// breaker is closed and all answers are the store's.
+func TestStoreIsUsedAgainWithinASecond(t *testing.T) {
 	effort.WithoutRace(t)
 	slowest, outages := time.Duration(0), 0
 	for i := range uint64(seeds(60)) {
@@ -249,9 +249,9 @@ func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 			store := newFaulty()
 			g := standard(t, store, guard.Options{})
 			defer g.Close()
-			limit := ready(t, penstock.PerHour(1_000_000))
+			limit := compiled(t, penstock.PerHour(1_000_000))
 			var all sync.WaitGroup
-			ask := func() {
+			call := func() {
 				all.Go(func() {
 					if _, err := g.Decide(t.Context(), one(limit, "k")); err != nil {
 						t.Errorf("seed %d: %v", seed, err)
@@ -259,14 +259,14 @@ func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 				})
 			}
 			for range 3 {
-				store.breaks([]fault{hangs, fails(errDown)}[rng.IntN(2)])
+				store.setFault([]fault{hang, failWith(errDown)}[rng.IntN(2)])
 				for end := time.Now().Add(time.Duration(rng.Int64N(int64(20 * time.Second)))); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-					ask()
+					call()
 				}
-				store.breaks(nil)
+				store.setFault(nil)
 				back := time.Now()
 				for ; g.Stats().Breakers[""] != guard.StateClosed; time.Sleep(5 * time.Millisecond) {
-					ask()
+					call()
 				}
 				took := time.Since(back)
 				if slowest = max(slowest, took); took > time.Second {
@@ -277,15 +277,15 @@ func TestAStoreIsFoundBackWithinASecond(t *testing.T) {
 			all.Wait()
 		})
 	}
-	t.Logf("counted: %d outages after which the store was found back (the slowest time was %v)", outages, slowest)
+	t.Logf("counted: %d outages after which the store was used again (after at most %v)", outages, slowest)
 }
 
 func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 	store := &sharded{Store: memstore.New(memstore.Options{})}
 	g := standard(t, store, guard.Options{Server: store})
 	defer g.Close()
-	limit := ready(t, penstock.PerHour(1_000_000))
-	ask := func(key string) penstock.Source {
+	limit := compiled(t, penstock.PerHour(1_000_000))
+	call := func(key string) penstock.Source {
 		d, err := g.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: limit, Cost: 1}})
 		if err != nil {
 			t.Fatal(err)
@@ -293,31 +293,31 @@ func TestStandardKeepsTheShardsOfTheStoreApart(t *testing.T) {
 		return d.Source
 	}
 	for range 20 {
-		if source := ask("dead"); source != penstock.FromFallback {
+		if source := call("dead"); source != penstock.FromFallback {
 			t.Errorf("a dead shard's key was answered by %v", source)
 		}
 	}
-	asked := store.asked.Load()
+	calls := store.calls.Load()
 	for range 20 {
-		if source := ask("alive"); source != penstock.FromStore {
+		if source := call("alive"); source != penstock.FromStore {
 			t.Errorf("a living shard's key was answered by %v", source)
 		}
-		ask("dead")
+		call("dead")
 	}
-	if n := store.asked.Load() - asked; n > 25 {
-		t.Errorf("the store was asked %d times, as if the dead shard's breaker were closed", n)
+	if n := store.calls.Load() - calls; n > 25 {
+		t.Errorf("the store was called %d times, as if the dead shard's breaker were closed", n)
 	}
 	for end := time.Now().Add(20 * time.Second); g.Instances() != 7; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("there are %d instances; the store says 7", g.Instances())
+			t.Fatalf("there are %d instances; want 7", g.Instances())
 		}
 	}
 }
 
-// A sharded store has a shard that is dead, by the name of the key.
+// A sharded store has a dead shard: that of the key "dead".
 type sharded struct {
 	penstock.Store
-	asked atomic.Int64
+	calls atomic.Int64
 }
 
 func (s *sharded) Node(charges []penstock.Charge) string { return charges[0].Key }
@@ -325,7 +325,7 @@ func (s *sharded) Node(charges []penstock.Charge) string { return charges[0].Key
 func (s *sharded) Heartbeat(context.Context, string, time.Duration) (int, error) { return 7, nil }
 
 func (s *sharded) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	s.asked.Add(1)
+	s.calls.Add(1)
 	if charges[0].Key == "dead" {
 		return penstock.Decision{}, errors.Join(penstock.ErrUnavailable, errors.New("dead"))
 	}

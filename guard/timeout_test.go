@@ -43,7 +43,7 @@ func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 					ctx, cancel = context.WithTimeout(ctx, row.caller)
 					defer cancel()
 				}
-				store := guard.Timeout(guard.TimeoutOptions{After: row.after})(penstock.StoreFunc(hangs))
+				store := guard.Timeout(guard.TimeoutOptions{After: row.after})(penstock.StoreFunc(hang))
 				start := time.Now()
 				_, err := store.Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
 				if took := time.Since(start); took != row.ends || errors.Is(err, penstock.ErrUnavailable) != row.isDown ||
@@ -55,13 +55,13 @@ func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 	}
 }
 
-func TestCallerThatGoesAwayIsNoTimeout(t *testing.T) {
+func TestCanceledCallerIsNoTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
-		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hangs)).Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
+		_, err := guard.Timeout(guard.TimeoutOptions{})(penstock.StoreFunc(hang)).Decide(ctx, one(penstock.PerSecond(1).MustCompile(), "k"))
 		if !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
-			t.Fatalf("%v; want the caller's own cancellation", err)
+			t.Fatalf("%v; want the caller's cancellation", err)
 		}
 	})
 }
@@ -83,7 +83,7 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 8
 		hung := newFaulty()
-		hung.breaks(hangs)
+		hung.setFault(hang)
 		store := guard.Timeout(guard.TimeoutOptions{InFlight: most})(hung)
 		limit := penstock.PerSecond(1).MustCompile()
 		ended := make(chan error, most)
@@ -103,20 +103,20 @@ func TestMoreThanInFlightAreShedAtOnce(t *testing.T) {
 			}
 			shed++
 		}
-		if asked := hung.asked.Load(); asked != most {
-			t.Fatalf("the store was asked %d times; want %d", asked, most)
+		if calls := hung.calls.Load(); calls != most {
+			t.Fatalf("the store was called %d times; want %d", calls, most)
 		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := store.Decide(gone, one(limit, "k")); !errors.Is(err, context.Canceled) || reasonIs(err, penstock.ReasonShed) {
-			t.Fatalf("a caller that went away gets %v; want its own error", err)
+			t.Fatalf("a canceled caller gets %v; want its own error", err)
 		}
 		for range most {
 			if err := <-ended; reasonIs(err, penstock.ReasonShed) || !errors.Is(err, penstock.ErrUnavailable) {
 				t.Fatalf("%v; want a timeout", err)
 			}
 		}
-		hung.breaks(nil)
+		hung.setFault(nil)
 		if d, err := store.Decide(t.Context(), one(limit, "afterwards")); err != nil || !d.Allowed {
 			t.Fatalf("%v, %v; want that there is room again", d, err)
 		}
@@ -131,7 +131,7 @@ func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Fatal("the panic was swallowed, or the decision shed")
+					t.Fatal("the panic was lost, or the decision shed")
 				}
 			}()
 			store.Decide(t.Context(), one(penstock.PerSecond(1).MustCompile(), "k"))
@@ -139,7 +139,7 @@ func TestPanicOfAStoreLeavesRoomForOthers(t *testing.T) {
 	}
 }
 
-// atOnce is a store that answers at once, so that a benchmark measures what stands around it.
+// atOnce is a store that answers at once, so that a benchmark measures the guards around it.
 var atOnce = penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
 	return penstock.Single(penstock.Status{Granted: 1}), nil
 })
@@ -152,12 +152,12 @@ func benchmark(b *testing.B, store penstock.Store, charges []penstock.Charge) {
 }
 
 func BenchmarkTimeout(b *testing.B) {
-	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(ready(b, penstock.PerSecond(100)), "k"))
+	benchmark(b, guard.Timeout(guard.TimeoutOptions{})(atOnce), one(compiled(b, penstock.PerSecond(100)), "k"))
 }
 
-// The context that a store gets behaves like any other, although it has no timer before the first
+// The context that a store gets behaves like any other, although it has no timer until the first
 // call of Done.
-func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
+func TestTimeoutContextBehavesLikeAnyOther(t *testing.T) {
 	type key struct{}
 	synctest.Test(t, func(t *testing.T) {
 		parent, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Hour)
@@ -169,7 +169,7 @@ func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 					t.Errorf("its deadline is in %v, its error %v, its value %v", time.Until(at), ctx.Err(), ctx.Value(key{}))
 				}
 				kept = ctx
-				if charges[0].Key != "asks for Done" {
+				if charges[0].Key != "calls Done" {
 					return penstock.Decision{}, nil
 				}
 				var end context.CancelFunc
@@ -181,14 +181,14 @@ func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 				}
 				return penstock.Decision{}, nil
 			}))
-		for _, name := range []string{"asks for Done", "does not"} {
+		for _, name := range []string{"calls Done", "does not"} {
 			if _, err := store.Decide(parent, one(penstock.PerSecond(1).MustCompile(), name)); err != nil {
 				t.Fatal(err)
 			}
 			select {
 			case <-kept.Done():
 			default:
-				t.Errorf("%s: it goes on after the decision", name)
+				t.Errorf("%s: it is not done after the decision", name)
 			}
 		}
 		if err := kept.Err(); err != context.Canceled {
@@ -200,11 +200,11 @@ func TestTimeoutsContextIsLikeAnyOther(t *testing.T) {
 				return penstock.Decision{}, ctx.Err()
 			}))
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("late, without having asked for Done: %v", err)
+			t.Errorf("late, without a call of Done: %v", err)
 		}
 		cancel()
 		if _, err := late.Decide(parent, one(penstock.PerSecond(1).MustCompile(), "k")); !errors.Is(err, context.Canceled) {
-			t.Errorf("the caller went away: %v", err)
+			t.Errorf("the caller was canceled: %v", err)
 		}
 	})
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// vague is a store whose denials do not say when to come back: where guards promise no exact
-// RetryAfter, it is not checked.
-func vague(store penstock.Store) penstock.Store {
+// withoutRetryAfter removes RetryAfter from denials. It is for guards that promise no exact
+// RetryAfter, so that it is not checked.
+func withoutRetryAfter(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
 		if err != nil || d.Allowed {
@@ -27,8 +27,8 @@ func vague(store penstock.Store) penstock.Store {
 	})
 }
 
-// Limits that take turns over one counter, as tiers do, keep the bound of the largest through each
-// guard, and the guard's own.
+// Several limits may use one counter in turn, as tiers do. Through each guard they keep the bound
+// of the largest limit, and that of the guard.
 func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -43,16 +43,16 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	leased := func(o guard.LeaseOptions) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) {
 			l := guard.NewLease(store, o)
-			return vague(l), func() { _ = l.Close(context.Background()) }
+			return withoutRetryAfter(l), func() { _ = l.Close(context.Background()) }
 		}
 	}
 	standard := func(s guard.Settings) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) {
 			g := standard(t, store, guard.Options{Limits: func(*penstock.Plan) guard.Settings { return s }})
-			return vague(g), g.Close
+			return withoutRetryAfter(g), g.Close
 		}
 	}
-	lease := guard.LeaseOptions{Limits: leasing(100)}
+	lease := guard.LeaseOptions{Limits: leaseUpTo(100)}
 	outage := func(limit *penstock.Plan) (over int64) {
 		for _, b := range (guard.Options{}).Bounds(limit) {
 			if b.When == "store fails" || b.When == "store returns" {
@@ -64,27 +64,27 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	cut := guard.Settings{SplitInto: 3}
 	chains := []chain{
 		{"deny", func(store *faulty) (penstock.Store, func()) {
-			return vague(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
+			return withoutRetryAfter(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
 		}, nil},
 		{"fallback of a store that answers", by(guard.Fallback(guard.FallbackOptions{})), nil},
 		{"fallback of a store that does not", func(store *faulty) (penstock.Store, func()) {
-			store.breaks(fails(errDown))
+			store.setFault(failWith(errDown))
 			return guard.Fallback(guard.FallbackOptions{})(store), func() {}
 		}, nil},
 		{"fallback of a store that fails once", func(store *faulty) (penstock.Store, func()) {
 			g := guard.Fallback(guard.FallbackOptions{})(store)
 			decisions := 0
-			return vague(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			return withoutRetryAfter(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				switch decisions++; decisions {
 				case 100:
-					store.breaks(fails(errDown))
+					store.setFault(failWith(errDown))
 				case 200:
-					store.breaks(nil)
+					store.setFault(nil)
 				}
 				return g.Decide(ctx, charges)
 			})), func() {}
 		}, outage},
-		{"split", func(store *faulty) (penstock.Store, func()) { return vague(split(3)(store)), func() {} }, nil},
+		{"split", func(store *faulty) (penstock.Store, func()) { return withoutRetryAfter(split(3)(store)), func() {} }, nil},
 		{"lease", leased(lease), lease.Excess},
 		{"standard", standard(guard.Settings{}), nil},
 		{"standard with shards", standard(cut), nil},
@@ -120,8 +120,8 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 }
 
-// Busy tiers under one key, at several instances with leases: in all intervals at most n·b units
-// more than the largest admits, as Lease says; of windows of one length nothing more.
+// Several instances lease busy tiers under one key. In every interval they admit at most n·b units
+// more than the largest tier, the bound of Lease. Windows of one length admit no more.
 func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -144,13 +144,13 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 			const instances = 4
 			var limits []*penstock.Plan
 			for _, limit := range row.limits {
-				limits = append(limits, ready(t, limit.WithName("tier")))
+				limits = append(limits, compiled(t, limit.WithName("tier")))
 			}
 			for seed := range uint64(3) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 11))
 					store := newFaulty()
-					o := guard.LeaseOptions{Limits: leasing(100), Instances: func() int { return instances }}
+					o := guard.LeaseOptions{Limits: leaseUpTo(100), Instances: func() int { return instances }}
 					var leases []*guard.Lease
 					for range instances {
 						l := guard.NewLease(store, o)

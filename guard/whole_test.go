@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A decision may need several questions, or wait for the answer to another's. Whatever it does, it
-// has one deadline.
+// A decision may need several calls of the store, or wait for another caller's. In each case it has
+// one deadline.
 func TestEveryDecisionHasOneDeadline(t *testing.T) {
 	effort.WithoutRace(t)
 	limits := map[string]guard.Settings{
@@ -25,8 +25,8 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 		store := newFaulty()
 		s := standard(t, store, guard.Options{Limits: func(l *penstock.Plan) guard.Settings { return limits[l.Name()] }})
 		defer s.Close()
-		asked, late := 0, time.Duration(0)
-		ask := func(name string, mode penstock.Mode) {
+		calls, late := 0, time.Duration(0)
+		call := func(name string, mode penstock.Mode) {
 			charge := penstock.Charge{Key: "k", Plan: penstock.PerSecond(400).WithName(name).MustCompile(), Cost: 1, Mode: mode}
 			start := time.Now()
 			if _, err := s.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
@@ -37,19 +37,19 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 			} else {
 				late = max(late, took)
 			}
-			asked++
+			calls++
 		}
 		for round := range 4 {
-			for range 3000 { // beyond the limits, so that denials are remembered, and quota is drawn
+			for range 3000 { // beyond the limits, so that denials are cached and leases draw
 				for name := range limits {
-					ask(name, penstock.Spend)
+					call(name, penstock.Spend)
 				}
 				time.Sleep(200 * time.Microsecond)
 			}
 			slow := time.Duration(200*round) * time.Millisecond // 0: for ever
-			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 				if slow == 0 {
-					return hangs(ctx, charges)
+					return hang(ctx, charges)
 				}
 				select {
 				case <-time.After(slow):
@@ -71,7 +71,7 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 						_, err := s.Decide(t.Context(), []penstock.Charge{charge})
 						mu.Lock()
 						defer mu.Unlock()
-						asked++
+						calls++
 						took := time.Since(start)
 						late = max(late, took)
 						if err != nil || took > 250*time.Millisecond {
@@ -81,31 +81,31 @@ func TestEveryDecisionHasOneDeadline(t *testing.T) {
 				}
 			}
 			all.Wait()
-			store.breaks(nil)
+			store.setFault(nil)
 			time.Sleep(3 * time.Second)
 		}
-		t.Logf("counted: %d decisions within their deadline (the slowest took %v)", asked, late)
+		t.Logf("counted: %d decisions within their deadline (the slowest took %v)", calls, late)
 	})
 }
 
-// A caller who comes long after the store did finds the breaker closed, and so does a whole crowd.
-func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
+// The breaker closes without callers: those that come long after the store's return find it closed.
+func TestBreakerClosesWithoutCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		s := standard(t, store, guard.Options{OnFailure: guard.FailClosed})
-		limit := ready(t, penstock.PerSecond(1_000_000))
-		store.breaks(fails(errDown))
+		limit := compiled(t, penstock.PerSecond(1_000_000))
+		store.setFault(failWith(errDown))
 		for range 20 {
 			s.Decide(t.Context(), one(limit, "k"))
 		}
 		time.Sleep(time.Hour)
-		if asked := store.asked.Load(); asked > 4*3600 {
-			t.Errorf("the store was asked %d times in an hour in which it was dead", asked)
+		if calls := store.calls.Load(); calls > 4*3600 {
+			t.Errorf("the store was called %d times in an hour in which it was dead", calls)
 		}
 		if state := s.Stats().Breakers[""]; state == guard.StateClosed {
 			t.Error("the breaker is closed while the store is dead")
 		}
-		store.breaks(nil)
+		store.setFault(nil)
 		time.Sleep(time.Second)
 		if state := s.Stats().Breakers[""]; state != guard.StateClosed {
 			t.Errorf("the breaker is %v a second after the store's return", state)
@@ -123,46 +123,46 @@ func TestBreakerClosesThoughNobodyAsks(t *testing.T) {
 		if n := denied.Load(); n > 0 {
 			t.Errorf("%d of 1000 that came later were not decided by the store", n)
 		}
-		// What was asked meanwhile has charged nothing.
+		// The breaker's probes have charged nothing.
 		if d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: limit, Mode: penstock.Peek}}); err != nil || d.Status(0).Remaining != 1_000_000 {
-			t.Errorf("%+v, %v is left for a key that was never charged", d, err)
+			t.Errorf("%+v, %v for a key that was never charged", d, err)
 		}
-		store.breaks(fails(errDown))
+		store.setFault(failWith(errDown))
 		for range 20 {
 			s.Decide(t.Context(), one(limit, "k"))
 		}
-		s.Close() // or the watch goes on, and the test never ends
-		asked := store.asked.Load()
+		s.Close() // otherwise probing goes on, and the test never ends
+		calls := store.calls.Load()
 		time.Sleep(time.Hour)
-		if now := store.asked.Load(); now != asked {
-			t.Errorf("the store was asked %d times after Close", now-asked)
+		if now := store.calls.Load(); now != calls {
+			t.Errorf("the store was called %d times after Close", now-calls)
 		}
 	})
 }
 
-// Servers come and go; those that nobody asks any more are forgotten, and the breaker of none stays
-// open for ever.
-func TestBreakersOfServersThatAreGoneAreForgotten(t *testing.T) {
+// Servers come and go. Breakers of servers that are no longer used are removed, and none stays open
+// for ever.
+func TestBreakersOfRemovedServersAreRemoved(t *testing.T) {
 	effort.WithoutRace(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := &moving{faulty: newFaulty()}
 		s := standard(t, store, guard.Options{})
 		defer s.Close()
-		limit := ready(t, penstock.PerSecond(1_000_000))
+		limit := compiled(t, penstock.PerSecond(1_000_000))
 		servers := 0
 		for range 3000 {
 			servers++
 			store.at.Store(int64(servers))
 			if servers%2 == 0 {
-				store.breaks(fails(errDown))
+				store.setFault(failWith(errDown))
 			}
 			for range 10 {
 				s.Decide(t.Context(), one(limit, "k"))
 			}
-			store.breaks(nil)
+			store.setFault(nil)
 			time.Sleep(time.Second)
 			if n := len(s.Stats().Breakers); n > 70 {
-				t.Fatalf("%d breakers after %d servers, of which each was asked for a second", n, servers)
+				t.Fatalf("%d breakers after %d servers, each used for a second", n, servers)
 			}
 		}
 		store.at.Store(0)
@@ -172,7 +172,7 @@ func TestBreakersOfServersThatAreGoneAreForgotten(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		if b := s.Stats().Breakers; len(b) != 1 || b["server 0"] != guard.StateClosed {
-			t.Errorf("%v; want the last server's alone", b)
+			t.Errorf("%v; want only that of the last server", b)
 		}
 		t.Logf("counted: %d servers that came and went", servers)
 	})
@@ -185,37 +185,37 @@ type moving struct {
 
 func (m *moving) Shard([]penstock.Charge) string { return fmt.Sprint("server ", m.at.Load()) }
 
-// A caller who gives the store next to no time learns nothing of its health. One who gives it more
-// than half of it does.
-func TestHurriedCallersDoNotOpenTheBreaker(t *testing.T) {
+// A caller with a very short deadline learns nothing about the store's health. One with more than
+// half of the store's own deadline does.
+func TestShortDeadlinesDoNotOpenTheBreaker(t *testing.T) {
 	for patience, opens := range map[time.Duration]bool{time.Millisecond: false, 124 * time.Millisecond: false, 126 * time.Millisecond: true, time.Minute: true} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newFaulty()
-			store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-				_, err := hangs(ctx, charges)
-				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err) // as redisstore has it
+			store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				_, err := hang(ctx, charges)
+				return penstock.Decision{}, fmt.Errorf("%w: %w", penstock.ErrUnavailable, err) // as redisstore returns it
 			})
 			s := standard(t, store, guard.Options{})
 			defer s.Close()
-			limit := ready(t, penstock.PerSecond(1000))
+			limit := compiled(t, penstock.PerSecond(1000))
 			for range 50 {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				s.Decide(ctx, one(limit, "k"))
 				cancel()
 			}
 			if open := s.Stats().Breakers[""] != guard.StateClosed; open != opens {
-				t.Errorf("50 callers who waited for %v: the breaker is open: %v; want %v", patience, open, opens)
+				t.Errorf("50 callers with a deadline of %v: the breaker is open: %v; want %v", patience, open, opens)
 			}
 		})
 	}
 }
 
-// Who waits for another's answer, and then has to ask, may run out of time though the store answers
-// each question soon enough. That is no failure of the store's, and opens no breaker.
-func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
+// A caller may wait for another's answer and then have to call the store itself. If it runs out of
+// time although the store answers each call in time, that is not a failure of the store.
+func TestTimeSpentWaitingDoesNotOpenTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			select {
 			case <-time.After(15 * time.Millisecond):
 				return store.store.Decide(ctx, charges)
@@ -231,7 +231,7 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 		}}
 		s := standard(t, store, guard.Options{Timeout: guard.TimeoutOptions{After: 25 * time.Millisecond}, Breaker: breaker})
 		defer s.Close()
-		charges := one(ready(t, penstock.PerSecond(10).WithBurst(2)), "k")
+		charges := one(compiled(t, penstock.PerSecond(10).WithBurst(2)), "k")
 		var late atomic.Int64
 		for range 30 {
 			d := decide(t, s, charges...)
@@ -240,7 +240,7 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 			}
 			time.Sleep(d.RetryAfter() + 101*time.Millisecond)
 			var all sync.WaitGroup
-			for range 20 { // the first is granted one of two units, so the others ask too, with 10 ms left
+			for range 20 { // the first is granted one of two units, so the others call the store too, with 10 ms left
 				all.Go(func() {
 					if d, err := s.Decide(t.Context(), charges); err == nil && d.Source == penstock.FromFallback {
 						late.Add(1)
@@ -253,20 +253,20 @@ func TestWhoHasWaitedForAnotherOpensNoBreaker(t *testing.T) {
 			t.Errorf("the breaker of a store that answers within 15ms is %v, and has opened %d times", state, opened)
 		}
 		if late.Load() < 300 {
-			t.Errorf("%d decisions ran out of time; is the test still right?", late.Load())
+			t.Errorf("%d decisions ran out of time; the test no longer covers this case", late.Load())
 		}
 	})
 }
 
-// When a store hangs, the first callers wait for the deadline, and nobody does afterwards: the
-// breaker itself asks whether the store is back.
-func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
+// When a store hangs, only the first callers wait for the deadline. Afterwards the breaker itself
+// probes whether the store is back.
+func TestOpenBreakerSparesCallersTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		s := standard(t, store, guard.Options{})
 		defer s.Close()
-		limit := ready(t, penstock.PerSecond(1_000_000))
-		store.breaks(hangs)
+		limit := compiled(t, penstock.PerSecond(1_000_000))
+		store.setFault(hang)
 		var first sync.WaitGroup
 		for i := range 20 {
 			first.Go(func() { s.Decide(t.Context(), one(limit, fmt.Sprint(i))) })
@@ -279,7 +279,7 @@ func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		store.breaks(nil)
+		store.setFault(nil)
 		time.Sleep(time.Second)
 		if d, err := s.Decide(t.Context(), one(limit, "k")); err != nil || d.Source != penstock.FromStore {
 			t.Errorf("a second after the store's return: %v, %v", d.Source, err)
@@ -287,19 +287,19 @@ func TestNobodyWaitsForAStoreThatIsKnownToHang(t *testing.T) {
 	})
 }
 
-// The breaker asks what opened it. Where the answer says nothing of the store, as of a key that
-// holds something else, callers find out that the store is back.
-func TestBreakerClosesThoughItsOwnQuestionTellsNothing(t *testing.T) {
+// The breaker probes with the call that opened it. If the answer says nothing about the store, such
+// as for a key of another type, calls find out that the store is back.
+func TestBreakerClosesAlthoughItsProbeIsInconclusive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
 		s := standard(t, store, guard.Options{OnFailure: guard.FailClosed})
 		defer s.Close()
-		limit := ready(t, penstock.PerSecond(1_000_000))
-		store.breaks(fails(errDown))
+		limit := compiled(t, penstock.PerSecond(1_000_000))
+		store.setFault(failWith(errDown))
 		for range 20 {
 			s.Decide(t.Context(), one(limit, "poisoned"))
 		}
-		store.breaks(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		store.setFault(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			if charges[0].Key == "poisoned" {
 				return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonCorrupt, errDown)
 			}

@@ -10,15 +10,15 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// miss has the next tick be so late, as if the process had been stopped for that long before now.
-func (l *lateness) miss(by time.Duration) {
+// delayTick makes the next tick late, as if the process had been stopped for that long until now.
+func (l *lateness) delayTick(by time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tally.Store(&tally{l.lost(time.Now()), time.Now().Add(-by)})
 	l.nextLocked(time.Now())
 }
 
-func TestLateTicksTellOfLostTime(t *testing.T) {
+func TestLateTicksMeasureLostTime(t *testing.T) {
 	for _, row := range []struct{ late, lost time.Duration }{
 		{0, 0},
 		{time.Millisecond, 0}, // as on any machine
@@ -31,15 +31,15 @@ func TestLateTicksTellOfLostTime(t *testing.T) {
 			l.begin()
 			defer l.end()
 			for range 3 {
-				l.miss(row.late)
+				l.delayTick(row.late)
 			}
 			if got := l.lost(time.Now()); got != 3*row.lost {
-				t.Errorf("three ticks that were %v late: %v are lost; want %v", row.late, got, 3*row.lost)
+				t.Errorf("three ticks that were %v late: %v lost; want %v", row.late, got, 3*row.lost)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			if got := l.lost(time.Now()); got != 3*row.lost {
-				t.Errorf("%v are lost after a minute without loss; want %v", got, 3*row.lost)
+				t.Errorf("%v lost after a minute without late ticks; want %v", got, 3*row.lost)
 			}
 		})
 	}
@@ -63,14 +63,14 @@ func TestNothingTicksWithoutDecisions(t *testing.T) {
 				t.Error("it ticks on")
 			}
 			if got := l.lost(time.Now().Add(time.Hour)); got != 0 {
-				t.Errorf("%v are lost while nothing ticks", got)
+				t.Errorf("%v lost while nothing ticks", got)
 			}
 		}
 	})
 }
 
-// However a process is starved, its decisions end: after eight times the deadline at most, or as
-// many pauses as there are 25 ms in the deadline.
+// A starved process still ends its decisions: after at most eight times the deadline, or after as
+// many pauses as the deadline has 25 ms.
 func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 	const after = 250 * time.Millisecond
 	for _, late := range []time.Duration{0, 2 * time.Millisecond, 27 * time.Millisecond, 95 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
@@ -90,12 +90,12 @@ func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 	}
 }
 
-// While a decision waits, the process loses time. The answer comes after the deadline would have
-// passed, and is taken; without an answer, the decision ends later by what was lost.
-func TestDeadlineIsPutOffByLostTime(t *testing.T) {
+// A process loses time while a decision waits. An answer that comes after the original deadline is
+// used. Without an answer, the decision ends later by the lost time.
+func TestLostTimeExtendsTheDeadline(t *testing.T) {
 	for _, row := range []struct {
 		name         string
-		lost, answer time.Duration // 0: none comes
+		lost, answer time.Duration // 0: no answer
 		ends         time.Duration
 		answered     bool
 	}{
@@ -145,7 +145,7 @@ func TestDeadlineIsPutOffByLostTime(t *testing.T) {
 					}))
 					began := time.Now()
 					if row.lost > 0 {
-						time.AfterFunc(100*time.Millisecond, func() { d.lateness.miss(row.lost * 8 / 7) })
+						time.AfterFunc(100*time.Millisecond, func() { d.lateness.delayTick(row.lost * 8 / 7) })
 					}
 					_, err := store.Decide(t.Context(), nil)
 					took := time.Since(began).Round(100 * time.Microsecond)

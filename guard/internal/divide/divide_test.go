@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-func TestRememberedPartsAreBounded(t *testing.T) {
+func TestCachedSharesAreBounded(t *testing.T) {
 	const tried = 3 * maxDivided
 	var shares Cache[*penstock.Plan]
 	for i := range tried {
@@ -17,8 +17,8 @@ func TestRememberedPartsAreBounded(t *testing.T) {
 			}
 		}
 		if len(shares.known) > maxDivided {
-			t.Fatalf("%d are remembered; want %d at most", len(shares.known), maxDivided)
+			t.Fatalf("%d are cached; want %d at most", len(shares.known), maxDivided)
 		}
 	}
-	t.Logf("counted: %d shares of which %d are remembered at most", tried, maxDivided)
+	t.Logf("counted: %d shares, of which at most %d are cached", tried, maxDivided)
 }

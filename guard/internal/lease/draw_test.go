@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// leasedOf is a lease of up to 100 units, and its pool of a busy key.
+// leasedOf returns a lease of up to 100 units, and the pool of a busy key.
 func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	limit, err := penstock.PerDay(100_000).With(penstock.FixedWindow).Compile()
 	if err != nil {
@@ -18,7 +18,7 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	}
 	l := New(store, Options{Block: func(*penstock.Plan) int64 { return 100 }, Counters: func(*penstock.Plan) int { return 1 }})
 	plans := []*penstock.Plan{limit}
-	l.findKey("k", plans) // a key that comes once is not watched
+	l.findKey("k", plans) // a key is watched from its second request
 	k := l.findKey("k", plans)
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -27,7 +27,7 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	return l, k, p
 }
 
-// A process that was stopped wakes up with its lease, before any timer has run.
+// A process that was stopped may use its lease before any timer has run.
 func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
@@ -43,15 +43,15 @@ func TestStoppedInstanceSpendsNothingOld(t *testing.T) {
 		take bool
 	}{{time.Millisecond, true}, {l.life - 1, true}, {l.life, false}, {time.Hour, false}} {
 		if took := k.trySpendLocked(p, row.now, 1); took != row.take {
-			t.Errorf("%v after it was asked for, a unit was spent: %v; want %v", row.now, took, row.take)
+			t.Errorf("%v after the draw, a unit was spent: %v; want %v", row.now, took, row.take)
 		}
 	}
 }
 
-// Who waits when a draw is sent is owed a unit besides the block, which is all that is drawn in
-// advance. Who comes later gets a part of the block, which nobody takes before. What those leave
-// behind who go away is spent by nobody.
-func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
+// A draw brings the block and one unit for each caller that waits when it is sent. The block is all
+// that is drawn in advance. Callers that come later get units of the block, which nobody takes
+// before. Units of callers that leave are not spent.
+func TestDrawBringsUnitsForWaitingCallersBesidesTheBlock(t *testing.T) {
 	const early, late = 40, 100
 	for _, row := range []struct {
 		name                  string
@@ -63,8 +63,8 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 		expired               int64
 	}{
 		{name: "all", grants: 1000, drawn: 140, earlyTake: 40, lateTake: 100},
-		{name: "some of the late have left", grants: 1000, lateLeave: 30, drawn: 140, left: 30, earlyTake: 40, lateTake: 70},
-		{name: "some of the early have left", grants: 1000, earlyLeave: 10, lateLeave: 5, drawn: 140, left: 5, earlyTake: 30, lateTake: 95, expired: 10},
+		{name: "some late callers have left", grants: 1000, lateLeave: 30, drawn: 140, left: 30, earlyTake: 40, lateTake: 70},
+		{name: "some early callers have left", grants: 1000, earlyLeave: 10, lateLeave: 5, drawn: 140, left: 5, earlyTake: 30, lateTake: 95, expired: 10},
 		{name: "little is granted", grants: 20, drawn: 20, left: 20, earlyTake: 20},
 		{name: "a little more is granted", grants: 60, drawn: 60, earlyTake: 40, lateTake: 20},
 		{name: "nothing is granted"},
@@ -72,15 +72,15 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				asked, goOn := int64(0), make(chan struct{})
+				calls, goOn := int64(0), make(chan struct{})
 				l, k, p := leasedOf(t, penstock.StoreFunc(func(_ context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 					if charges[0].Mode != penstock.Draw {
 						return penstock.Single(penstock.Status{Granted: charges[0].Cost}), nil
 					}
-					asked = charges[0].Cost
+					calls = charges[0].Cost
 					<-goOn
 					time.Sleep(row.takes)
-					s := penstock.Status{Granted: min(asked, row.grants), ResetAfter: time.Hour}
+					s := penstock.Status{Granted: min(calls, row.grants), ResetAfter: time.Hour}
 					if s.Granted == 0 {
 						s.RetryAfter = time.Second
 					}
@@ -90,7 +90,7 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 				pending := l.drawLocked(t.Context(), k, p, l.now(), 1)
 				for range early {
 					if pending.addWaiterLocked(p, 1) != &pending.waitersBefore {
-						t.Fatal("who came early was not taken along")
+						t.Fatal("an early caller does not share the draw")
 					}
 				}
 				k.mu.Unlock()
@@ -98,7 +98,7 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 				k.mu.Lock()
 				for range late {
 					if pending.addWaiterLocked(p, 1) != &pending.waitersAfter {
-						t.Fatal("who came later was not taken along")
+						t.Fatal("a late caller does not share the draw")
 					}
 				}
 				if pending.addWaiterLocked(p, 1) != nil {
@@ -116,8 +116,8 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 				synctest.Wait()
 
 				k.mu.Lock()
-				if asked != early+100 || k.counts.drawn != row.drawn || p.left() != row.left {
-					t.Errorf("%d were asked for, %d drawn, %d are left; want %d, %d and %d", asked, k.counts.drawn, p.left(), early+100, row.drawn, row.left)
+				if calls != early+100 || k.counts.drawn != row.drawn || p.left() != row.left {
+					t.Errorf("%d requested, %d drawn, %d left; want %d, %d and %d", calls, k.counts.drawn, p.left(), early+100, row.drawn, row.left)
 				}
 				takes := func(group *waiters, n int) (taken int) {
 					for range n {
@@ -145,9 +145,8 @@ func TestFlightBringsWhatIsNeededBesidesItsBlock(t *testing.T) {
 	}
 }
 
-// Those who go away when the draw is over leave their part to nobody, as does who needs more than
-// is there.
-func TestWhatIsLeftBehindExpires(t *testing.T) {
+// If callers leave after the draw has ended, or need more than it brought, their units expire.
+func TestUnitsOfCallersThatLeftExpire(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	k.mu.Lock()
 	p.block = 3
