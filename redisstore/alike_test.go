@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A clock that steps cannot compute with is refused by the name of the option, and changes nothing.
+// A clock before 1970 is an error that names the option, and changes nothing.
 func TestClocksBefore1970AreRefused(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
@@ -33,8 +33,8 @@ func TestClocksBefore1970AreRefused(t *testing.T) {
 	}
 }
 
-// Both stores say alike what became of a caller whose context has ended.
-func TestEndedContextsAreAnsweredAlike(t *testing.T) {
+// Both stores return the same error for a context that has ended.
+func TestEndedContextsGetTheSameError(t *testing.T) {
 	t.Parallel()
 	late, done := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer done()
@@ -49,7 +49,7 @@ func TestEndedContextsAreAnsweredAlike(t *testing.T) {
 			t.Errorf("%s after the deadline: %v", name, err)
 		}
 		if _, err := s.Decide(gone, charges); !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
-			t.Errorf("%s after the caller has gone: %v", name, err)
+			t.Errorf("%s after the caller was canceled: %v", name, err)
 		}
 	}
 }

@@ -27,8 +27,8 @@ var (
 	await      = clienttest.Await
 )
 
-// dialled makes clients of URLs.
-var dialled = clienttest.Library{
+// clientsOfURLs makes clients of URLs.
+var clientsOfURLs = clienttest.Library{
 	Name: "url",
 	One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
 		t.Helper()
@@ -49,8 +49,8 @@ func urlOf(scheme, hosts string, o clienttest.Options) string {
 	return address.String()
 }
 
-// usersOwn makes clients of rueidis clients.
-var usersOwn = clienttest.Library{
+// ownClients makes clients from rueidis clients of the program.
+var ownClients = clienttest.Library{
 	Name: "rueidis",
 	One: func(t testing.TB, addr string, _ clienttest.Options) redisstore.Client {
 		t.Helper()
@@ -86,11 +86,11 @@ func dial(url string) func(t testing.TB) redisstore.Client {
 	}
 }
 
-// suite is what redisstore/goredis has tested too, over its own clients.
+// suite is the tests that redisstore/goredis runs too, with its own clients.
 func suite(t *testing.T) clienttest.Suite {
 	rights := redistest.DocumentedRights(t)
 	return clienttest.Suite{
-		Library: dialled, Other: usersOwn,
+		Library: clientsOfURLs, Other: ownClients,
 		ClusterRights: rights.Single + " " + rights.Cluster,
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return redisstore.DisableCoalescing(over(t, client, redisstore.Options{Prefix: aPrefix()}))
@@ -120,7 +120,7 @@ func TestOneServerObeysTheLaw(t *testing.T) {
 	s := redistest.Shared(t)
 	clienttest.Law(t, redisstore.Options{},
 		clienttest.Maker{Name: "url", Client: dial(s.URL())},
-		clienttest.Maker{Name: "rueidis", Client: func(t testing.TB) redisstore.Client { return usersOwn.One(t, s.Addr, clienttest.Options{}) }},
+		clienttest.Maker{Name: "rueidis", Client: func(t testing.TB) redisstore.Client { return ownClients.One(t, s.Addr, clienttest.Options{}) }},
 	)
 }
 
@@ -138,8 +138,8 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	clienttest.Law(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
 }
 
-// The clients of dialled do not either, as clienttest.RunConcurrent checks.
-func TestCallsOfRueidisDoNotWaitForOthersConnections(t *testing.T) {
+// clienttest.RunConcurrent checks the same for clientsOfURLs.
+func TestCallsOfRueidisDoNotWaitForConnectionsOfOthers(t *testing.T) {
 	t.Parallel()
 	clienttest.OthersConnections(t, clienttest.Library{Name: "rueidis", One: func(t testing.TB, addr string, o clienttest.Options) redisstore.Client {
 		option, err := redisstore.ParseURL(urlOf("redis", addr, o))

@@ -14,48 +14,48 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A timekeeper is a server that knows nothing but the time, which may be wrong.
-type timekeeper struct {
+// A clockServer is a server that only answers the time, which may be wrong.
+type clockServer struct {
 	redisstore.Client
-	wrong       time.Duration // by how much its clock is ahead
-	there, back time.Duration // how long a question travels, and its reply
-	down        bool
+	offset                 time.Duration // by how much its clock is ahead
+	requestTime, replyTime time.Duration // how long a request and its reply take
+	down                   bool
 }
 
-func (*timekeeper) Close() error { return nil }
+func (*clockServer) Close() error { return nil }
 
-// A wanderer is a timekeeper whose ways are never the same.
-type wanderer struct {
-	timekeeper
+// A slowClockServer is a clockServer with random request and reply times.
+type slowClockServer struct {
+	clockServer
 	mu  sync.Mutex
 	rng *rand.Rand
 }
 
-func (w *wanderer) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
+func (w *slowClockServer) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
 	w.mu.Lock()
-	way := timekeeper{there: time.Duration(w.rng.Int64N(int64(2 * time.Second))), back: time.Duration(w.rng.Int64N(int64(2 * time.Second)))}
+	call := clockServer{requestTime: time.Duration(w.rng.Int64N(int64(2 * time.Second))), replyTime: time.Duration(w.rng.Int64N(int64(2 * time.Second)))}
 	w.mu.Unlock()
-	return way.Eval(ctx, script, keys, args)
+	return call.Eval(ctx, script, keys, args)
 }
 
-func (s *timekeeper) Eval(context.Context, string, []string, []string) (string, error) {
-	time.Sleep(s.there)
-	now := time.Now().Add(s.wrong)
-	time.Sleep(s.back)
+func (s *clockServer) Eval(context.Context, string, []string, []string) (string, error) {
+	time.Sleep(s.requestTime)
+	now := time.Now().Add(s.offset)
+	time.Sleep(s.replyTime)
 	if s.down {
 		return "", errors.New("no answer")
 	}
 	return fmt.Sprintf("3 %d %06d", now.Unix(), now.Nanosecond()/1000), nil
 }
 
-// A clock that only runs a little fast or slow, behind a network that is slow at times, never seems
-// to step; a step that is larger than what the network may hide is always seen, and as what it is.
+// A clock that runs a little fast or slow, behind a network that is sometimes slow, must not seem
+// to step. A step that is too large for the network to hide must be counted, in its direction.
 func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 	steps, readings := 0, 0
 	for seed := range uint64(200) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
-			server := &timekeeper{wrong: time.Duration(rng.Int64N(int64(time.Hour)))}
+			server := &clockServer{offset: time.Duration(rng.Int64N(int64(time.Hour)))}
 			store := over(t, server, redisstore.Options{})
 			var back, forward int64
 			slowest := time.Duration(0)
@@ -63,18 +63,18 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 			for i := range 100 {
 				pause := time.Duration(rng.Int64N(int64(10 * time.Second)))
 				time.Sleep(pause)
-				server.wrong += time.Duration(float64(pause) * drift)
+				server.offset += time.Duration(float64(pause) * drift)
 				before := slowest
-				server.there, server.back = time.Duration(rng.Int64N(int64(200*time.Millisecond))), time.Duration(rng.Int64N(int64(200*time.Millisecond)))
-				slowest = server.there + server.back
+				server.requestTime, server.replyTime = time.Duration(rng.Int64N(int64(200*time.Millisecond))), time.Duration(rng.Int64N(int64(200*time.Millisecond)))
+				slowest = server.requestTime + server.replyTime
 				if i > 0 && rng.IntN(4) == 0 {
-					// What the trips may hide, and what clocks may differ in.
+					// More than the round trips may hide and clocks may drift.
 					size := before + slowest + 101*time.Millisecond + (pause+before+slowest)/500 + time.Duration(rng.Int64N(int64(time.Minute)))
 					if rng.IntN(2) == 0 {
-						server.wrong -= size
+						server.offset -= size
 						back++
 					} else {
-						server.wrong += size
+						server.offset += size
 						forward++
 					}
 					steps++
@@ -84,7 +84,7 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 				}
 				readings++
 				if b, f := store.ClockSteps(); b != back || f != forward {
-					t.Fatalf("seed %d: counted %d back and %d ahead; there were %d and %d", seed, b, f, back, forward)
+					t.Fatalf("seed %d: counted %d back and %d ahead; want %d and %d", seed, b, f, back, forward)
 				}
 			}
 		})
@@ -92,13 +92,13 @@ func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 	t.Logf("counted: %d steps of a server's clock (%d readings)", steps, readings)
 }
 
-func TestAClockThatIsNotSeenDoesNotStep(t *testing.T) {
+func TestClockWithoutAnAnswerDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := &timekeeper{}
+		server := &clockServer{}
 		store := over(t, server, redisstore.Options{})
 		look := func() { store.Heartbeat(t.Context(), "i", time.Minute) }
 		look()
-		server.down, server.wrong = true, -time.Hour
+		server.down, server.offset = true, -time.Hour
 		for range 10 {
 			time.Sleep(5 * time.Second)
 			look()
@@ -110,17 +110,17 @@ func TestAClockThatIsNotSeenDoesNotStep(t *testing.T) {
 		look()
 		look()
 		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
-			t.Errorf("counted %d back and %d ahead; there was one back, meanwhile", back, forward)
+			t.Errorf("counted %d back and %d ahead; want the one step back during the outage", back, forward)
 		}
 		for _, step := range []time.Duration{99 * time.Millisecond, -99 * time.Millisecond} { // too small
-			server.wrong += step
+			server.offset += step
 			look()
 		}
 		if back, forward := store.ClockSteps(); back != 1 || forward != 0 {
 			t.Errorf("counted %d back and %d ahead; less than 100 ms is no step", back, forward)
 		}
 		for _, step := range []time.Duration{101 * time.Millisecond, -101 * time.Millisecond} {
-			server.wrong += step
+			server.offset += step
 			look()
 		}
 		if back, forward := store.ClockSteps(); back != 2 || forward != 1 {
@@ -133,7 +133,7 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 2))
-			store := over(t, &wanderer{rng: rand.New(rand.NewPCG(seed, 3))}, redisstore.Options{})
+			store := over(t, &slowClockServer{rng: rand.New(rand.NewPCG(seed, 3))}, redisstore.Options{})
 			var all sync.WaitGroup
 			for range 50 {
 				all.Go(func() { store.Heartbeat(t.Context(), "i", time.Minute) })
@@ -149,13 +149,13 @@ func TestReadingsThatOverlapShowNoSteps(t *testing.T) {
 
 func TestAClockThatRunsFastDoesNotStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := &timekeeper{}
+		server := &clockServer{}
 		store := over(t, server, redisstore.Options{})
 		for range 100 {
 			for _, late := range []time.Duration{1, -1} {
 				store.Heartbeat(t.Context(), "i", time.Minute)
 				time.Sleep(time.Hour)
-				server.wrong += late * 3 * time.Second
+				server.offset += late * 3 * time.Second
 			}
 		}
 		if back, forward := store.ClockSteps(); back+forward != 0 {
@@ -173,6 +173,6 @@ func TestTheClockOfARealServerIsRead(t *testing.T) {
 		}
 	}
 	if back, forward := store.ClockSteps(); back+forward != 0 {
-		t.Logf("the machine's clock has stepped %d times", back+forward) // it may have
+		t.Logf("the machine's clock has stepped %d times", back+forward) // allowed: it is a real clock
 	}
 }

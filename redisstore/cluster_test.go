@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A spreadClient takes one server for a Cluster, counts the scripts that are sent, and may do
+// A spreadClient treats one server as a Cluster, counts the scripts that are sent, and may do
 // something before one of them.
 type spreadClient struct {
 	Client
@@ -49,17 +49,17 @@ func dialURL(t testing.TB, url string) Client {
 	return client
 }
 
-// A batch over several slots is answered as memory answers it, in every field, and leaves the same
-// state, if nothing else runs: random batches of several keys, hostile limits and clocks, as
-// TestTwins has them.
+// A batch over several slots gets the answer of memory in every field, and leaves the same state,
+// if nothing else runs. Batches of several keys are random, with hostile limits and clocks as in
+// TestTwins.
 func TestBatchesOverSlotsAreAnsweredAsInMemory(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	seed := effort.Seed()
 	cluster := redistest.SharedCluster(t)
 	for name, client := range map[string]Client{
-		"a Cluster":               dialURL(t, "redis+cluster://"+strings.Join(cluster.Addrs(), ",")),
-		"one server taken for it": &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())},
+		"a Cluster":                       dialURL(t, "redis+cluster://"+strings.Join(cluster.Addrs(), ",")),
+		"one server treated as a Cluster": &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,8 +130,8 @@ func runSpread(client Client, subject twinSubject, rng *rand.Rand, decided, spre
 	return nil
 }
 
-// runDry asks for batches that are not made, together, and compares the answers with those of
-// memory where another charge denies.
+// runDry makes dry runs of several batches together, and compares the answers with those of
+// memory for batches that another charge denies.
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
@@ -143,7 +143,7 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 			batch = batch[:1] // the same limit twice
 		}
 		batches = append(batches, batch)
-		for range rng.IntN(3) { // callers often ask the same
+		for range rng.IntN(3) { // callers often make equal batches
 			batches = append(batches, batch)
 		}
 	}
@@ -167,8 +167,8 @@ func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*pens
 	return nil
 }
 
-// What a batch over several slots costs: how many scripts, and so, as those of one round go
-// together, how many round trips.
+// A batch over several slots takes few scripts. The scripts of one round are sent together, so the
+// round trips are few too.
 func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	t.Parallel()
 	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}
@@ -177,7 +177,7 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	some, none := penstock.PerHour(10).WithName("some").MustCompile(), penstock.PerHour(1).WithName("none").MustCompile()
-	if err := store.Load(t.Context(), some, none); err != nil { // or scripts are sent twice
+	if err := store.Load(t.Context(), some, none); err != nil { // so that no script is sent twice
 		t.Fatal(err)
 	}
 	charge := func(key string, limit *penstock.Plan, mode penstock.Mode, cost int64) penstock.Charge {
@@ -193,16 +193,16 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 		allowed bool
 		scripts int64
 	}{
-		"granted":                    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
-		"denied by the first":        {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
-		"denied by the last":         {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", none, penstock.Spend, 1)}, false, 3},
-		"peeks":                      {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
-		"peeks denied":               {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", none, penstock.Peek, 1)}, false, 2},
-		"what cannot be denied":      {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
-		"behind what can":            {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
-		"behind what denies":         {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
-		"behind several that can":    {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
-		"behind several that do not": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", none, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
+		"granted":                        {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Draw, 1), charge("c", some, penstock.Spend, 1)}, true, 6},
+		"denied by the first":            {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Spend, 1)}, false, 3},
+		"denied by the last":             {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", none, penstock.Spend, 1)}, false, 3},
+		"peeks":                          {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", some, penstock.Peek, 1)}, true, 2},
+		"peeks denied":                   {[]penstock.Charge{charge("a", some, penstock.Peek, 1), charge("b", none, penstock.Peek, 1)}, false, 2},
+		"modes that cannot be denied":    {[]penstock.Charge{charge("a", some, penstock.Refund, 1), charge("b", some, penstock.Refund, 1), charge("c", some, penstock.Force, 1)}, true, 3},
+		"after a charge that can":        {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, true, 2},
+		"after a charge that denies":     {[]penstock.Charge{charge("a", none, penstock.Spend, 1), charge("b", some, penstock.Force, 1)}, false, 2},
+		"after several that can":         {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", some, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, true, 6},
+		"after several that do not deny": {[]penstock.Charge{charge("a", some, penstock.Spend, 1), charge("b", none, penstock.Spend, 1), charge("c", some, penstock.Force, 1)}, false, 3},
 	} {
 		before := client.sent.Load()
 		d, err := store.Decide(t.Context(), c.batch)
@@ -215,9 +215,9 @@ func TestBatchesOverSlotsTakeFewTrips(t *testing.T) {
 	}
 }
 
-// Another caller charges a key between the dry run and the charges. The key denies after all, and
+// Another caller charges a key between the dry run and the charges. Then this key denies, and
 // the other keys are refunded, whatever their algorithm.
-func TestBatchThatIsOvertakenIsRefunded(t *testing.T) {
+func TestBatchIsRefundedAfterAConcurrentCharge(t *testing.T) {
 	t.Parallel()
 	plainClient := dialURL(t, redistest.Shared(t).URL())
 	hour := time.Hour
@@ -237,7 +237,7 @@ func TestBatchThatIsOvertakenIsRefunded(t *testing.T) {
 				t.Fatal(err1, err2)
 			}
 			scarce := penstock.PerHour(1).WithName("scarce").With(penstock.FixedWindow).MustCompile()
-			if err := store.Load(t.Context(), first.MustCompile(), scarce); err != nil { // or scripts are sent twice
+			if err := store.Load(t.Context(), first.MustCompile(), scarce); err != nil { // so that no script is sent twice
 				t.Fatal(err)
 			}
 			peek := func(limit *penstock.Plan, key string) penstock.Status {
@@ -253,7 +253,7 @@ func TestBatchThatIsOvertakenIsRefunded(t *testing.T) {
 			}
 			before := peek(first.MustCompile(), "a")
 			client.before = func(n int64) {
-				if n == 3 { // the first that charges
+				if n == 3 { // the first script that charges
 					if _, err := other.Decide(t.Context(), []penstock.Charge{{Key: "b", Plan: scarce, Cost: 1}}); err != nil {
 						t.Error(err)
 					}
@@ -274,8 +274,8 @@ func TestBatchThatIsOvertakenIsRefunded(t *testing.T) {
 	}
 }
 
-// A hold that is renewed with fewer slots keeps those that it has, and its time, if another key
-// denies.
+// If another key denies, a renewal with fewer slots changes nothing: the hold keeps its slots and
+// its time.
 func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
@@ -309,8 +309,8 @@ func TestRenewalInADeniedBatchChangesNothing(t *testing.T) {
 	}
 }
 
-// Who is denied by several keys hears of the longest wait, and that one cost is never granted.
-func TestDeniedBatchOverSlotsTellsTheLongestRetry(t *testing.T) {
+// A denial by several keys has the longest RetryAfter. Never is longer than any time.
+func TestDeniedBatchOverSlotsHasTheLongestRetryAfter(t *testing.T) {
 	t.Parallel()
 	clock := time.Now()
 	client := &spreadClient{Client: dialURL(t, redistest.Shared(t).URL())}

@@ -18,18 +18,18 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A gatedClient holds scripts back until the test says how they go on.
+// A gatedClient delays scripts until the test says what happens to them.
 type gatedClient struct {
 	redisstore.Client
 	scripts atomic.Int64
 	held    chan func(context.Context) error // what to do with the next script: nil lets it pass
 
 	mu      sync.Mutex
-	unknown map[string]int // digest: how many calls the server did not know it for, which will be sent again
+	unknown map[string]int // by digest, how many calls got NOSCRIPT and will be repeated
 }
 
 func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	if !c.again(digest) {
+	if !c.isRepeated(digest) {
 		c.scripts.Add(1)
 		select {
 		case fate := <-c.held:
@@ -54,8 +54,8 @@ func (c *gatedClient) EvalSha(ctx context.Context, digest string, keys, args []s
 	return reply, err
 }
 
-// again tells whether a call has been held before.
-func (c *gatedClient) again(digest string) bool {
+// isRepeated tells whether a call is the repetition of one that was held before.
+func (c *gatedClient) isRepeated(digest string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.unknown[digest] == 0 {
@@ -97,21 +97,21 @@ func newCoalescing(t *testing.T, client redisstore.Client) *coalescing {
 	return g
 }
 
-// An asked is a call in flight.
-type asked struct {
+// A pendingCall is a call in flight.
+type pendingCall struct {
 	cancel   context.CancelFunc
 	decision penstock.Decision
 	err      error
 	done     chan struct{}
 }
 
-func (g *coalescing) ask(key string, cost int64) *asked {
+func (g *coalescing) call(key string, cost int64) *pendingCall {
 	ctx, cancel := context.WithCancel(context.Background())
-	return g.askIn(ctx, cancel, penstock.Charge{Key: key, Plan: g.limit, Cost: cost})
+	return g.callIn(ctx, cancel, penstock.Charge{Key: key, Plan: g.limit, Cost: cost})
 }
 
-func (g *coalescing) askIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *asked {
-	a := &asked{cancel: cancel, done: make(chan struct{})}
+func (g *coalescing) callIn(ctx context.Context, cancel context.CancelFunc, charges ...penstock.Charge) *pendingCall {
+	a := &pendingCall{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
 		a.decision, a.err = g.store.Decide(ctx, charges)
@@ -128,32 +128,32 @@ func (g *coalescing) await(what string, ready func() bool) {
 	}
 }
 
-// hold keeps two scripts in flight, so that all other callers wait.
-func (g *coalescing) hold() []*asked {
+// holdTwo keeps two scripts in flight, so that all other callers wait.
+func (g *coalescing) holdTwo() []*pendingCall {
 	g.Helper()
-	first := []*asked{g.ask("a", 1), g.ask("b", 1)}
+	first := []*pendingCall{g.call("a", 1), g.call("b", 1)}
 	g.await("two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
 	return first
 }
 
 // holdThree keeps three scripts in flight, so that all other callers wait, however many they are.
-func (g *coalescing) holdThree() []*asked {
+func (g *coalescing) holdThree() []*pendingCall {
 	g.Helper()
-	calls := g.hold()
+	calls := g.holdTwo()
 	for i := range 16 {
-		calls = append(calls, g.ask(fmt.Sprint("many", i), 1))
+		calls = append(calls, g.call(fmt.Sprint("many", i), 1))
 	}
 	g.await("three scripts in flight", func() bool { return g.client.scripts.Load() == 3 })
 	return calls
 }
 
-// awaitWaiting returns when n callers wait.
-func (g *coalescing) awaitWaiting(n int) {
+// awaitWaiters returns when n callers wait.
+func (g *coalescing) awaitWaiters(n int) {
 	g.Helper()
 	g.await(fmt.Sprint(n, " callers to wait"), func() bool { return redisstore.Waiting(g.store) == n })
 }
 
-func (g *coalescing) granted(calls []*asked) (granted int) {
+func (g *coalescing) granted(calls []*pendingCall) (granted int) {
 	g.Helper()
 	for _, a := range calls {
 		<-a.done
@@ -169,19 +169,19 @@ func (g *coalescing) granted(calls []*asked) (granted int) {
 func TestWaitersShareAScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
-	calls := g.hold()
+	calls := g.holdTwo()
 	for i := range 60 {
-		calls = append(calls, g.ask(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
+		calls = append(calls, g.call(fmt.Sprint("key", i%3), 1+int64(i/30))) // of each key 10 of 1 unit, and 10 of 2
 	}
-	g.awaitWaiting(60)
+	g.awaitWaiters(60)
 	g.client.pass(3)
 	if granted := g.granted(calls); granted != 62 || g.client.scripts.Load() != 3 {
-		t.Errorf("%d of 62 were granted in %d scripts; want all in 3", granted, g.client.scripts.Load())
+		t.Errorf("%d of 62 were granted in %d scripts; want all of them, in 3", granted, g.client.scripts.Load())
 	}
 	for _, key := range []string{"key0", "key1", "key2"} {
-		a := g.ask(key, 1)
+		a := g.call(key, 1)
 		g.client.pass(1)
-		if granted := g.granted([]*asked{a}); granted != 0 {
+		if granted := g.granted([]*pendingCall{a}); granted != 0 {
 			t.Errorf("%s: more was granted than its 30 units", key)
 		}
 	}
@@ -191,11 +191,11 @@ func TestWaitersShareAScript(t *testing.T) {
 func TestEqualBatchesShareAScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
-	calls := g.hold()
+	calls := g.holdTwo()
 	for range 200 {
-		calls = append(calls, g.ask("k", 1))
+		calls = append(calls, g.call("k", 1))
 	}
-	g.awaitWaiting(200)
+	g.awaitWaiters(200)
 	g.client.pass(3)
 	if granted := g.granted(calls); granted != 2+30 || g.client.scripts.Load() != 3 {
 		t.Errorf("%d of 202 were granted in %d scripts; want 32 in 3", granted, g.client.scripts.Load())
@@ -205,12 +205,12 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 		if a.decision.Allowed {
 			left[a.decision.Remaining()]++
 		} else if status := a.decision.Status(0); status.Remaining != 0 || status.RetryAfter <= 0 {
-			t.Errorf("a denied one got %+v", status)
+			t.Errorf("a denied call got %+v", status)
 		}
 	}
 	for n := range int64(30) {
 		if left[n] != 1 {
-			t.Errorf("%d callers got the reply that %d units are left; want one", left[n], n)
+			t.Errorf("%d callers got a reply with %d units remaining; want one", left[n], n)
 		}
 	}
 }
@@ -219,13 +219,13 @@ func TestEqualBatchesShareAScript(t *testing.T) {
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
-	calls := g.hold()
-	var leave []*asked
+	calls := g.holdTwo()
+	var leave []*pendingCall
 	for range 10 {
-		calls = append(calls, g.ask("k", 1))
-		leave = append(leave, g.ask("k", 1))
+		calls = append(calls, g.call("k", 1))
+		leave = append(leave, g.call("k", 1))
 	}
-	g.awaitWaiting(20)
+	g.awaitWaiters(20)
 	for _, a := range leave {
 		a.cancel()
 		<-a.done
@@ -233,28 +233,28 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 			t.Errorf("a caller that left got %v", a.err)
 		}
 	}
-	g.awaitWaiting(10)
+	g.awaitWaiters(10)
 	g.client.pass(3)
 	if granted := g.granted(calls); granted != 12 {
 		t.Errorf("%d of 12 were granted", granted)
 	}
-	a := g.ask("k", 20)
+	a := g.call("k", 20)
 	g.client.pass(1)
-	if g.granted([]*asked{a}) != 1 {
+	if g.granted([]*pendingCall{a}) != 1 {
 		t.Error("a caller that left was charged")
 	}
 }
 
 // A caller that leaves while the script is in flight does not cancel it for the others.
-func TestOneCallersCancellationHarmsNoOther(t *testing.T) {
+func TestCanceledCallerDoesNotCancelOthers(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
-	calls := g.hold()
-	leaves := g.ask("k", 1)
+	calls := g.holdTwo()
+	leaves := g.call("k", 1)
 	for range 9 {
-		calls = append(calls, g.ask("k", 1))
+		calls = append(calls, g.call("k", 1))
 	}
-	g.awaitWaiting(10)
+	g.awaitWaiters(10)
 	go g.client.pass(2)
 	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
 	leaves.cancel()
@@ -266,26 +266,26 @@ func TestOneCallersCancellationHarmsNoOther(t *testing.T) {
 	if granted := g.granted(calls); granted != 11 {
 		t.Errorf("%d of 11 were granted", granted)
 	}
-	a := g.ask("k", 20) // of 30: the ten were charged, him that left included
+	a := g.call("k", 20) // of 30: ten were charged, including the caller that left
 	g.client.pass(1)
-	if g.granted([]*asked{a}) != 1 {
+	if g.granted([]*pendingCall{a}) != 1 {
 		t.Error("more than ten units were charged")
 	}
 }
 
-// A script that fails fails its callers alone, and it is not sent again.
-func TestAFailedScriptFailsItsCallersAlone(t *testing.T) {
+// If a script fails, only its callers fail, and it is not sent again.
+func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
-	others := g.hold()
-	var together []*asked
+	others := g.holdTwo()
+	var together []*pendingCall
 	for range 5 {
-		together = append(together, g.ask("k", 1))
+		together = append(together, g.call("k", 1))
 	}
-	g.awaitWaiting(5)
+	g.awaitWaiters(5)
 	go g.client.pass(2)
 	g.await("the third script", func() bool { return g.client.scripts.Load() == 3 })
-	later := g.ask("k", 1)
+	later := g.call("k", 1)
 	g.client.held <- func(context.Context) error { return errors.New("the connection broke") }
 	for _, a := range together {
 		<-a.done
@@ -301,7 +301,7 @@ func TestAFailedScriptFailsItsCallersAlone(t *testing.T) {
 }
 
 // A key with other data fails only the callers of that key.
-func TestAPoisonedKeyFailsItsCallersAlone(t *testing.T) {
+func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, poison := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
 		g := newCoalescing(t, dial(server.URL())(t))
@@ -312,13 +312,13 @@ func TestAPoisonedKeyFailsItsCallersAlone(t *testing.T) {
 		if _, err := server.Do(poison[0], key, poison[1]); err != nil {
 			t.Fatal(err)
 		}
-		calls := g.hold()
-		var fail []*asked
+		calls := g.holdTwo()
+		var fail []*pendingCall
 		for i := range 5 {
-			calls = append(calls, g.ask(fmt.Sprint(i), 1))
-			fail = append(fail, g.ask("poisoned", 1))
+			calls = append(calls, g.call(fmt.Sprint(i), 1))
+			fail = append(fail, g.call("poisoned", 1))
 		}
-		g.awaitWaiting(10)
+		g.awaitWaiters(10)
 		g.client.pass(3)
 		if granted := g.granted(calls); granted != 7 {
 			t.Errorf("%q: %d of 7 were granted", poison, granted)
@@ -333,29 +333,29 @@ func TestAPoisonedKeyFailsItsCallersAlone(t *testing.T) {
 	}
 }
 
-// A script goes on as long as one of its callers waits, and is cancelled with the last.
-func TestScriptIsGivenUpWithItsLastCaller(t *testing.T) {
+// A script runs as long as one of its callers waits, and is canceled when the last has left.
+func TestScriptIsCanceledWithItsLastCaller(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
-	others := g.hold()
-	var together []*asked
+	others := g.holdTwo()
+	var together []*pendingCall
 	for range 3 {
-		together = append(together, g.ask("k", 1))
+		together = append(together, g.call("k", 1))
 	}
-	g.awaitWaiting(3)
+	g.awaitWaiters(3)
 	g.client.pass(2)
 	ended := make(chan struct{})
 	g.client.held <- func(ctx context.Context) error {
 		defer close(ended)
 		for i, a := range together {
 			if ctx.Err() != nil {
-				t.Errorf("given up with %d of 3 callers waiting", 3-i)
+				t.Errorf("canceled with %d of 3 callers waiting", 3-i)
 			}
 			a.cancel()
 			<-a.done
 		}
 		if ctx.Err() == nil {
-			t.Error("it goes on without a caller")
+			t.Error("it runs without a caller")
 		}
 		return ctx.Err()
 	}
@@ -365,7 +365,7 @@ func TestScriptIsGivenUpWithItsLastCaller(t *testing.T) {
 	}
 	for _, a := range together {
 		if !errors.Is(a.err, context.Canceled) {
-			t.Errorf("a caller that went away has %v", a.err)
+			t.Errorf("a caller that left got %v", a.err)
 		}
 	}
 }
@@ -399,10 +399,10 @@ func TestBatchesOfAllKindsAreCoalesced(t *testing.T) {
 				}
 			}
 			ctx, cancel := context.WithCancel(context.Background())
-			calls = append(calls, g.askIn(ctx, cancel, charges...))
+			calls = append(calls, g.callIn(ctx, cancel, charges...))
 		}
 	}
-	g.awaitWaiting(len(kinds) * 10)
+	g.awaitWaiters(len(kinds) * 10)
 	go g.passAll()
 	if granted := g.granted(calls); granted != len(calls) {
 		t.Errorf("%d of %d were granted", granted, len(calls))
@@ -417,16 +417,16 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.SharedCluster(t)
 	g := newCoalescing(t, dial("redis+cluster://"+strings.Join(cluster.Addrs(), ","))(t))
-	var calls []*asked
+	var calls []*pendingCall
 	for range 2 {
-		calls = append(calls, g.ask("hot", 1))
+		calls = append(calls, g.call("hot", 1))
 	}
 	g.await("two scripts in flight", func() bool { return g.client.scripts.Load() == 2 })
 	for range 20 {
-		calls = append(calls, g.ask("hot", 1))
+		calls = append(calls, g.call("hot", 1))
 	}
-	g.awaitWaiting(20)
-	calls = append(calls, g.ask("another", 1))
+	g.awaitWaiters(20)
+	calls = append(calls, g.call("another", 1))
 	g.await("another slot's script", func() bool { return g.client.scripts.Load() == 3 })
 	g.client.pass(4)
 	if granted := g.granted(calls); granted != 23 || g.client.scripts.Load() != 4 {
@@ -434,13 +434,13 @@ func TestEachSlotOfAClusterCoalescesAlone(t *testing.T) {
 	}
 }
 
-func TestWithoutCoalescingNobodyWaits(t *testing.T) {
+func TestWithoutCoalescingCallersDoNotWait(t *testing.T) {
 	server := redistest.Shared(t)
 	client := &gatedClient{Client: dial(server.URL())(t), held: make(chan func(context.Context) error)}
 	g := &coalescing{T: t, client: client, limit: penstock.PerHour(30).MustCompile(), store: redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))}
-	var calls []*asked
+	var calls []*pendingCall
 	for range 20 {
-		calls = append(calls, g.ask("k", 1))
+		calls = append(calls, g.call("k", 1))
 	}
 	g.await("20 scripts", func() bool { return client.scripts.Load() == 20 })
 	client.pass(20)
@@ -449,17 +449,17 @@ func TestWithoutCoalescingNobodyWaits(t *testing.T) {
 	}
 }
 
-// A hoarder fails every other script, and keeps what it was given: clients do so with what they
-// have not sent when a context ends.
-type hoarder struct {
+// A keepingClient fails every other script, and keeps its arguments. Real clients keep the
+// arguments of commands that were not sent when a context ended.
+type keepingClient struct {
 	redisstore.Client
 	mu    sync.Mutex
 	calls int
-	kept  [][2][]string // what it was given, and what that was
+	kept  [][2][]string // the arguments, and a copy of each
 }
 
-func (h *hoarder) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
-	time.Sleep(time.Millisecond) // so that others gather
+func (h *keepingClient) EvalSha(_ context.Context, _ string, keys, args []string) (string, error) {
+	time.Sleep(time.Millisecond) // so that other callers wait
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.calls++; h.calls%2 == 0 {
@@ -473,16 +473,18 @@ func (h *hoarder) EvalSha(_ context.Context, _ string, keys, args []string) (str
 	return "", errors.New("lost")
 }
 
-type answering struct{ redisstore.Client }
+type emptyClient struct{ redisstore.Client }
 
-func (answering) EvalSha(context.Context, string, []string, []string) (string, error) { return "", nil }
-func (answering) Sharded(context.Context) (bool, error)                               { return false, nil }
-func (answering) Close() error                                                        { return nil }
+func (emptyClient) EvalSha(context.Context, string, []string, []string) (string, error) {
+	return "", nil
+}
+func (emptyClient) Sharded(context.Context) (bool, error) { return false, nil }
+func (emptyClient) Close() error                          { return nil }
 
-// Otherwise a script that is sent late charges for others, or twice.
-func TestWhatAFailedScriptWasGivenStaysAsItWas(t *testing.T) {
+// Otherwise a script that is sent late would make the charges of others, or charge twice.
+func TestArgumentsOfAFailedScriptDoNotChange(t *testing.T) {
 	t.Parallel()
-	client := &hoarder{Client: answering{}}
+	client := &keepingClient{Client: emptyClient{}}
 	store := over(t, client, redisstore.Options{})
 	var all sync.WaitGroup
 	for who := range 16 {
@@ -500,14 +502,14 @@ func TestWhatAFailedScriptWasGivenStaysAsItWas(t *testing.T) {
 	all.Wait()
 	for i, k := range client.kept {
 		if !slices.Equal(k[0], k[1]) {
-			t.Fatalf("script %d of %d was given %q; later that is %q", i, len(client.kept), k[1], k[0])
+			t.Fatalf("script %d of %d had the arguments %q; later they are %q", i, len(client.kept), k[1], k[0])
 		}
 	}
-	t.Logf("counted: %d failed scripts, with what they were given", len(client.kept))
+	t.Logf("counted: %d failed scripts whose arguments did not change", len(client.kept))
 }
 
-// A deadline that passes in the queue says that nothing was sent, not that the server was out of
-// reach; after that the outcome is unknown. It does not matter whether the deadline has a timer.
+// If a deadline passes in the queue, nothing was sent, but the server may be reachable. If it
+// passes later, the outcome is unknown. It does not matter whether the deadline has a timer.
 func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 	for name, within := range map[string]func(penstock.Store, time.Duration) penstock.Store{
 		"timer": func(store penstock.Store, after time.Duration) penstock.Store {
@@ -523,7 +525,7 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				store := over(t, new(heedless), redisstore.Options{})
+				store := over(t, new(slowClient), redisstore.Options{})
 				errs := make(chan error, 3)
 				for i := range cap(errs) { // two scripts are sent, and the third caller waits
 					after := time.Duration(20-5*i) * time.Millisecond
@@ -543,7 +545,7 @@ func TestReasonOfADeadlineTellsWhetherTheBatchWasSent(t *testing.T) {
 					}
 				}
 				if reasons[penstock.ReasonTimeout] != 2 || reasons[penstock.ReasonLate] != 1 {
-					t.Errorf("the reasons are %v; want two timeouts, and one that is late", reasons)
+					t.Errorf("the reasons are %v; want two timeouts, and one late", reasons)
 				}
 				time.Sleep(2 * time.Hour) // the client's calls end
 			})

@@ -17,26 +17,26 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
-// A connection that takes longer to make than a call may wait is made for those who come later.
-func TestSlowConnectionIsMadeForThoseWhoComeLater(t *testing.T) {
+// A connection may take longer than a call waits. It is then used by later calls.
+func TestSlowConnectionIsUsedByLaterCalls(t *testing.T) {
 	t.Parallel()
 	to := clienttest.OneBehindProxy(t)
 	p := to.Proxies[0]
 	store := over(t, dial("redis://"+p.Addr())(t), redisstore.Options{})
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
-	ask := func() error {
+	call := func() error {
 		_, err := store.Decide(within(t, 30*time.Millisecond), charges)
 		return err
 	}
-	eventually(t, 10*time.Second, ask)
-	clienttest.CutAll(t, p, func() { _ = ask() })
+	eventually(t, 10*time.Second, call)
+	clienttest.CutAll(t, p, func() { _ = call() })
 	p.Delay(100 * time.Millisecond) // each new connection
-	eventually(t, 10*time.Second, ask)
+	eventually(t, 10*time.Second, call)
 }
 
-// A server that is full says so before it is asked. Where the call's context has ended with the
-// dialing, rueidis asks nothing, and panics at such an answer: the program would end.
-func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
+// A full server sends its error before any command. If the call's context ended while dialing,
+// rueidis sends no command, and panics at such an answer, which would end the program.
+func TestErrorBeforeAnyCommandDoesNotPanic(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -82,29 +82,29 @@ func TestFullServerThatSpeaksFirstEndsNoProgram(t *testing.T) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
-	t.Logf("counted: %d calls to a server that is full and speaks first", calls)
+	t.Logf("counted: %d calls to a full server that sends its error first", calls)
 }
 
-// Close ends the connections that are being made, within a call or outside, and returns after those
-// who make them.
-func TestCloseEndsConnectionsThatAreBeingMade(t *testing.T) {
+// Close ends connections that are being opened, by a call or in the background, and waits for the
+// goroutines that open them.
+func TestCloseEndsConnectionsThatAreBeingOpened(t *testing.T) {
 	t.Parallel()
 	for _, to := range []string{"redis://%s", "redis+cluster://%s", "redis+sentinel://%s/master"} {
 		for _, row := range []struct {
-			name             string
-			connected, mutes bool // a connection was there before; connections are made, and never answered
-		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"a further", true, false}, {"a further, without an answer", true, true}} {
+			name                string
+			connected, isSilent bool // whether a connection was open before; whether the server accepts and never answers
+		}{{"the first", false, false}, {"the first, without an answer", false, true}, {"a further", true, false}, {"another, without an answer", true, true}} {
 			if row.connected && to != "redis://%s" {
 				continue
 			}
 			t.Run(fmt.Sprintf(to, "server")+"/"+row.name, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
-				mute, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts connections, and nobody answers
+				silentServer, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts connections, and no server answers
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer mute.Close()
+				defer silentServer.Close()
 				option, err := redisstore.ParseURL(fmt.Sprintf(to, server.Addr))
 				if err != nil {
 					t.Fatal(err)
@@ -118,31 +118,31 @@ func TestCloseEndsConnectionsThatAreBeingMade(t *testing.T) {
 					}
 					dialing.Add(1)
 					defer dialing.Add(-1)
-					if !row.mutes {
+					if !row.isSilent {
 						<-ctx.Done()
 						return nil, ctx.Err()
 					}
-					conn, err := dialer.DialContext(ctx, "tcp", mute.Addr().String())
+					conn, err := dialer.DialContext(ctx, "tcp", silentServer.Addr().String())
 					if err != nil {
 						return nil, err
 					}
 					open.Add(1)
-					return &noted{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
+					return &closeRecorder{Conn: conn, closed: sync.OnceFunc(func() { open.Add(-1) })}, nil
 				}
 				store := over(t, redisstore.Dial(option), redisstore.Options{})
 				charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
-				ask := func() error {
+				call := func() error {
 					_, err := store.Decide(within(t, 20*time.Millisecond), charges)
 					return err
 				}
 				if row.connected {
-					eventually(t, 10*time.Second, ask)
+					eventually(t, 10*time.Second, call)
 					down.Store(true)
 					if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 						t.Fatal(err)
 					}
 				}
-				await(t, "a connection to be made", func() bool { _ = ask(); return dialing.Load()+open.Load() > 0 })
+				await(t, "a connection to be made", func() bool { _ = call(); return dialing.Load()+open.Load() > 0 })
 				if err := store.Close(); err != nil {
 					t.Error(err)
 				}
@@ -154,13 +154,13 @@ func TestCloseEndsConnectionsThatAreBeingMade(t *testing.T) {
 	}
 }
 
-// A noted connection tells when it is closed.
-type noted struct {
+// A closeRecorder is a connection that records when it is closed.
+type closeRecorder struct {
 	net.Conn
 	closed func()
 }
 
-func (c *noted) Close() error {
+func (c *closeRecorder) Close() error {
 	c.closed()
 	return c.Conn.Close()
 }

@@ -19,17 +19,17 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A heedless client takes an hour for a script, whatever its context says, until it is healed.
-type heedless struct {
+// A slowClient takes an hour for a script, even if the context ends, until it is healed.
+type slowClient struct {
 	redisstore.Client
 	healed       atomic.Bool
 	running, max atomic.Int64
 	given        atomic.Pointer[context.Context]
 }
 
-func (h *heedless) Sharded(context.Context) (bool, error) { return false, nil }
+func (h *slowClient) Sharded(context.Context) (bool, error) { return false, nil }
 
-func (h *heedless) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
+func (h *slowClient) EvalSha(ctx context.Context, _ string, _, _ []string) (string, error) {
 	if h.healed.Load() {
 		return "", redisstore.ReplyError("LOADING")
 	}
@@ -42,12 +42,13 @@ func (h *heedless) EvalSha(ctx context.Context, _ string, _, _ []string) (string
 	return "", errors.New("it took an hour")
 }
 
-func (h *heedless) Close() error { return nil }
+func (h *slowClient) Close() error { return nil }
 
-// Whatever a client does, callers go at their deadlines; and what they leave behind is bounded.
-func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
+// Whatever a client does, callers return at their deadlines, and the calls that they leave running
+// are bounded.
+func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := new(heedless)
+		client := new(slowClient)
 		store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
 		charges := []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)}
 		decide := func() (time.Duration, penstock.Reason) {
@@ -83,17 +84,17 @@ func TestNobodyWaitsForAClientBeyondTheDeadline(t *testing.T) {
 	})
 }
 
-// The context of a call outlasts its caller by 5 s, and tells at once that the caller has gone. It
+// The context of a call outlasts its caller by 5 s, and says at once that the caller has left. It
 // ends with the store.
 func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		closes bool
 		goesOn time.Duration
-	}{{"the caller goes", false, 5 * time.Second}, {"the store is closed", true, time.Second}} {
+	}{{"the caller leaves", false, 5 * time.Second}, {"the store is closed", true, time.Second}} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := new(heedless)
+				client := new(slowClient)
 				store := over(t, client, redisstore.Options{})
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 				defer cancel()
@@ -107,7 +108,7 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 				synctest.Wait()
 				gone := time.Now()
 				if given.Err() == nil {
-					t.Error("the caller has gone, and the context does not say so")
+					t.Error("the caller has left, and the context does not say so")
 				}
 				if row.closes {
 					time.AfterFunc(row.goesOn, func() { _ = store.Close() })
@@ -122,12 +123,12 @@ func TestContextOfACallOutlastsItsCaller(t *testing.T) {
 	}
 }
 
-// Close ends the waits of all callers, those without a deadline too. What was sent may have been
+// Close ends the waits of all callers, also without a deadline. Scripts that were sent may have
 // charged.
 func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 	for _, coalesces := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			store := over(t, new(heedless), redisstore.Options{})
+			store := over(t, new(slowClient), redisstore.Options{})
 			if !coalesces {
 				redisstore.DisableCoalescing(store)
 			}
@@ -162,7 +163,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 // Calls that go one after the other use one goroutine.
 func TestCallsShareTheirGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := new(counted)
+		client := new(goroutineCounter)
 		store := redisstore.DisableCoalescing(over(t, client, redisstore.Options{}))
 		for range 100 {
 			_, _ = store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
@@ -173,13 +174,13 @@ func TestCallsShareTheirGoroutines(t *testing.T) {
 	})
 }
 
-// A counted client notes the goroutines that call it.
-type counted struct {
-	heedless
+// A goroutineCounter is a client that records which goroutines call it.
+type goroutineCounter struct {
+	slowClient
 	seen map[string]bool
 }
 
-func (c *counted) EvalSha(context.Context, string, []string, []string) (string, error) {
+func (c *goroutineCounter) EvalSha(context.Context, string, []string, []string) (string, error) {
 	text := make([]byte, 64)
 	name, _, _ := strings.Cut(string(text[:runtime.Stack(text, false)]), " [")
 	if c.seen == nil {
@@ -189,7 +190,7 @@ func (c *counted) EvalSha(context.Context, string, []string, []string) (string, 
 	return "", redisstore.ReplyError("LOADING")
 }
 
-type panics struct{ heedless }
+type panics struct{ slowClient }
 
 func (*panics) EvalSha(context.Context, string, []string, []string) (string, error) { panic("a bug") }
 
@@ -201,21 +202,21 @@ func TestPanicOfAClientIsAnError(t *testing.T) {
 	}
 }
 
-// A stubborn connection takes for ever to be dialed, or to be closed, whatever contexts say.
-type stubborn struct {
+// A stuckConn takes for ever to be dialed or closed, even if the context ends.
+type stuckConn struct {
 	net.Conn
 	closing *atomic.Int64
 	release chan struct{}
 }
 
-func (s *stubborn) Close() error {
+func (s *stuckConn) Close() error {
 	s.closing.Add(1)
 	<-s.release
 	return s.Conn.Close()
 }
 
-// No caller dials or closes a connection: each goes at its deadline, although dialing and closing
-// take for ever.
+// No caller dials or closes a connection: each returns at its deadline, although dialing and
+// closing take for ever.
 func TestNoCallerDialsOrCloses(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -235,38 +236,38 @@ func TestNoCallerDialsOrCloses(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return &stubborn{conn, &closing, release}, nil
+		return &stuckConn{conn, &closing, release}, nil
 	}
 	store := redisstore.DisableCoalescing(over(t, redisstore.Dial(option), redisstore.Options{}))
 	charges := []penstock.Charge{spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
-	ask := func() error {
+	call := func() error {
 		_, err := store.Decide(within(t, 20*time.Millisecond), charges)
 		return err
 	}
-	eventually(t, 10*time.Second, ask)
+	eventually(t, 10*time.Second, call)
 	holds.Store(true)
-	server.Pause() // a call that is given up has its connection closed
-	await(t, "a connection to be closed", func() bool { _ = ask(); return closing.Load() > 0 })
+	server.Pause() // the connection of an abandoned call is closed
+	await(t, "a connection to be closed", func() bool { _ = call(); return closing.Load() > 0 })
 	server.Resume()
 	if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a connection to be dialed", func() bool { _ = ask(); return dialing.Load() > 0 })
+	await(t, "a connection to be dialed", func() bool { _ = call(); return dialing.Load() > 0 })
 	var all sync.WaitGroup
 	for range 100 {
 		all.Go(func() {
-			if err := ask(); !errors.Is(err, penstock.ErrUnavailable) {
+			if err := call(); !errors.Is(err, penstock.ErrUnavailable) {
 				t.Errorf("without a connection: %v", err)
 			}
 		})
 	}
-	all.Wait() // which would never end
+	all.Wait() // otherwise it would never end
 	close(release)
-	eventually(t, 10*time.Second, ask)
+	eventually(t, 10*time.Second, call)
 }
 
-// Nor does one on a Cluster or with Sentinels: when all connections are lost, and none can be made,
-// each caller goes at its deadline. Afterwards the store decides again.
+// The same holds on a Cluster and with Sentinels. When all connections are lost and none can be
+// made, each caller returns at its deadline. Afterwards the store decides again.
 func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) (url string, nodes []*redistest.Server){
@@ -297,12 +298,12 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 				return dialer.DialContext(ctx, "tcp", address)
 			}
 			store := over(t, redisstore.Dial(option), redisstore.Options{})
-			ask := func(i int, patience time.Duration) error {
+			call := func(i int, patience time.Duration) error {
 				_, err := store.Decide(within(t, patience), []penstock.Charge{spend(fmt.Sprint("k", i), penstock.PerDay(1_000_000).MustCompile(), 1)})
 				return err
 			}
 			for i := range 30 { // of all servers
-				eventually(t, 10*time.Second, func() error { return ask(i, time.Second) })
+				eventually(t, 10*time.Second, func() error { return call(i, time.Second) })
 			}
 			holds.Store(true)
 			for _, n := range nodes {
@@ -310,19 +311,19 @@ func TestNoCallerDialsOnSeveralServers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			await(t, "a connection to be dialed", func() bool { _ = ask(0, 20*time.Millisecond); return dialing.Load() > 0 })
+			await(t, "a connection to be dialed", func() bool { _ = call(0, 20*time.Millisecond); return dialing.Load() > 0 })
 			var all sync.WaitGroup
 			for i := range 100 {
 				all.Go(func() {
-					if err := ask(i%30, 20*time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
+					if err := call(i%30, 20*time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
 						t.Errorf("without a connection: %v", err)
 					}
 				})
 			}
-			all.Wait() // which would never end
+			all.Wait() // otherwise it would never end
 			close(release)
 			for i := range 30 {
-				eventually(t, 20*time.Second, func() error { return ask(i, time.Second) })
+				eventually(t, 20*time.Second, func() error { return call(i, time.Second) })
 			}
 		})
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A poison is what stands under a key of the store and was not written by it.
+// A poison is a foreign value under a key of the store.
 type poison struct {
 	name  string
-	write []string // a command; its second word is the key's place
+	write []string // a command; its second word stands for the key
 }
 
 // onlyKey is the one key that the server has.
@@ -35,9 +35,9 @@ func onlyKey(t testing.TB, s *redistest.Server) string {
 	return keys[0].(string)
 }
 
-// TestPoisonedKeyIsNeverAFreshOne puts what is not a store's under its keys. A store that took it
-// for absent would admit without end.
-func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
+// Foreign values are put under keys of the store. If a script treated such a key as absent, it
+// would admit requests for ever.
+func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()
 	list := poison{"list", []string{"LPUSH", "", "x"}}
 	hash := poison{"hash", []string{"HSET", "", "f", "v"}}
@@ -45,7 +45,7 @@ func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 	text := poison{"string", []string{"SET", "", "some text"}}
 	malformed := []poison{list, hash, set, text}
 	for _, garbage := range []string{"x", "123", "text", "\x00\x00\x00\x00\x00", "\x01\x00\x00\x00", "\x7f\x00\x00\x00", "\xff\xff\xff\xff",
-		"a longer text that nobody could take for numbers, since it has no length that fits", strings.Repeat("\xff", 100)} {
+		"a longer text that cannot be numbers, since its length does not fit", strings.Repeat("\xff", 100)} {
 		malformed = append(malformed, poison{fmt.Sprintf("%.12q", garbage), []string{"SET", "", garbage}})
 	}
 	for _, kept := range []struct {
@@ -84,7 +84,7 @@ func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 				}
 				charge.Mode = penstock.Spend
 				if after := must(t, s, "DUMP", key); after != before {
-					t.Errorf("%s: the store has written over it", p.name)
+					t.Errorf("%s: the store has overwritten it", p.name)
 				}
 				if left := remaining(t, store, "k", other.Plan); left != 10 {
 					t.Errorf("%s: %d units of another limit are left, want 10", p.name, left)
@@ -98,8 +98,8 @@ func TestPoisonedKeyIsNeverAFreshOne(t *testing.T) {
 	}
 }
 
-// TestCutStateIsNeverAFreshOne cuts state short, byte by byte.
-func TestCutStateIsNeverAFreshOne(t *testing.T) {
+// State is truncated byte by byte.
+func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})
@@ -128,8 +128,8 @@ func TestCutStateIsNeverAFreshOne(t *testing.T) {
 	}
 }
 
-// replies are what Redis and Valkey answer, word for word, and what is made of it. The version does
-// not matter.
+// replies are errors of Redis and Valkey, word for word, and what they must become. The version
+// does not matter.
 var replies = []struct {
 	server, text string
 	reason       penstock.Reason
@@ -181,18 +181,18 @@ var replies = []struct {
 	{"both", "ERR Error compiling script (new function): user_script:2: ')' expected near '<eof>'", penstock.ReasonRejected, ""},
 }
 
-func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
+func TestRepliesMeanTheSameForEachServer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	for _, r := range replies {
-		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis leaves it out
+		for _, text := range []string{r.text, strings.TrimPrefix(r.text, "ERR ")} { // rueidis strips it
 			store := over(t, broken{err: redisstore.ReplyError(text)}, redisstore.Options{})
 			_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
 			wantReason(t, r.server+": "+text, err, r.reason)
 			if e, ok := errors.AsType[*penstock.StoreError](err); ok && e.Hint != r.hint {
 				t.Errorf("%s: %s: the hint is %q, want %q", r.server, text, e.Hint, r.hint)
 			}
-			// A missing right may concern a few limits only, so it must not open a breaker.
+			// A missing right may affect only a few limits, so it must not open a breaker.
 			isLogin := strings.HasPrefix(text, "NOAUTH") || strings.HasPrefix(text, "WRONGPASS")
 			isFault := isLogin || r.reason != penstock.ReasonPermissionDenied && r.reason != penstock.ReasonCorrupt
 			if e := penstock.AsStoreError(err); e.IsStoreFault != isFault {
@@ -203,9 +203,9 @@ func TestRepliesHaveOneMeaningWhateverTheServer(t *testing.T) {
 	t.Logf("counted: %d replies, with ERR and without", len(replies))
 }
 
-// An error that joins what several servers answered has one reason and one hint, in whichever order
-// they answered.
-func TestAnswersOfSeveralServersAreMerged(t *testing.T) {
+// The errors of several servers are joined into one with one reason and one hint, in whichever
+// order they answered.
+func TestErrorsOfSeveralServersAreMerged(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	const (
@@ -264,7 +264,7 @@ func TestErrorsWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// A broken client fails always in the same way.
+// A broken client always returns the same error.
 type broken struct {
 	redisstore.Client
 	err error
@@ -278,7 +278,7 @@ func (b broken) EvalSha(context.Context, string, []string, []string) (string, er
 	return "", b.err
 }
 
-// What a handshake refuses was not sent, also by a client that was connected before.
+// After a failed handshake nothing was sent, also if the client was connected before.
 func TestWrongCertificateIsUnreached(t *testing.T) {
 	t.Parallel()
 	certificate := &tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired}}

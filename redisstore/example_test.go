@@ -12,7 +12,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// server starts a real server for an example: its URL stands for redis://localhost:6379.
+// server starts a real server for an example. In a program, its URL would be
+// redis://localhost:6379.
 func server() (url string, stop func()) {
 	s, err := redistest.Launch()
 	if err != nil {
@@ -21,7 +22,7 @@ func server() (url string, stop func()) {
 	return s.URL(), s.Close
 }
 
-// Two stores stand for two processes: they share the limit.
+// Two stores, as in two processes, share a limit.
 func ExampleOpen() {
 	url, stop := server()
 	defer stop()
@@ -36,7 +37,7 @@ func ExampleOpen() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		// Optional: so that the first call is as quick as the others, and a store that is down is
+		// Optional: the first call is then as fast as the others, and a store that is down is noticed at
 		// noticed.
 		if err := store.Load(ctx, limiter.Plans()...); err != nil {
 			log.Fatal(err)
@@ -75,7 +76,8 @@ func ExampleOptions() {
 	// true <nil>
 }
 
-// A rueidis client of one's own: its owner closes it, and should switch off its retries.
+// A program can use its own rueidis client. It closes the client itself, and should switch off its
+// retries.
 func ExampleNewRueidis() {
 	url, stop := server()
 	defer stop()
@@ -97,7 +99,7 @@ func ExampleNewRueidis() {
 	// <nil>
 }
 
-// An Error says what became of the charges.
+// The reason of an error says whether the charges may have been made.
 func ExampleError() {
 	store, err := redisstore.Open("unix:///nowhere/redis.sock", redisstore.Options{})
 	if err != nil {

@@ -41,9 +41,9 @@ func TestClosedStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// A partly is a Client of a server that claims to be several, one for each key. Some cannot be
-// reached from some call on.
-type partly struct {
+// A partlyDown is a Client of one server that acts as several, one for each key. Some cannot be
+// reached after a number of calls.
+type partlyDown struct {
 	redisstore.Client
 	down func(key string, call int) bool // calls of a key are counted from 1
 
@@ -51,16 +51,16 @@ type partly struct {
 	calls map[string]int
 }
 
-func (p *partly) Sharded(context.Context) (bool, error) { return true, nil }
+func (p *partlyDown) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (p *partly) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
+func (p *partlyDown) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	if p.isDown(keys[0]) {
 		return "", errors.New("down")
 	}
 	return p.Client.EvalSha(ctx, digest, keys, args)
 }
 
-func (p *partly) isDown(key string) bool {
+func (p *partlyDown) isDown(key string) bool {
 	_, key, _ = strings.Cut(key, "{")
 	key, _, _ = strings.Cut(key, "}")
 	key = strings.Clone(key)
@@ -92,7 +92,7 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 		{"a spend and refunds", []penstock.Charge{
 			spend("c", limit, 3), {Key: "a", Plan: limit, Mode: penstock.Refund, Cost: 2}, {Key: "b", Plan: limit, Mode: penstock.Refund, Cost: 2},
 		}, map[string]int{"b": 0}, [3]int64{6, 4, 4}},
-		{"spends of which one cannot be refunded", []penstock.Charge{
+		{"spends, one of which cannot be refunded", []penstock.Charge{
 			spend("a", limit, 3), spend("b", limit, 1), {Key: "c", Plan: limit, Mode: penstock.Force, Cost: 1},
 		}, map[string]int{"b": 2, "c": 1}, [3]int64{4, 3, 4}},
 		{"forces", []penstock.Charge{
@@ -107,12 +107,12 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			store := over(t, &partly{Client: client, down: func(key string, call int) bool {
+			store := over(t, &partlyDown{Client: client, down: func(key string, call int) bool {
 				up, limited := row.up[key]
 				return limited && call > up
 			}}, redisstore.Options{Prefix: prefix})
 			if d, err := store.Decide(t.Context(), row.batch); !errors.Is(err, penstock.ErrUnavailable) {
-				t.Errorf("a batch of which a part cannot be decided: allowed %t, %v", d.Allowed, err)
+				t.Errorf("a batch that is decided in part: allowed %t, %v", d.Allowed, err)
 			}
 			for i, key := range []string{"a", "b", "c"} {
 				if left := remaining(t, direct, key, limit); left != row.left[i] {
@@ -123,12 +123,12 @@ func TestFailureOnOneServerRefundsTheOthers(t *testing.T) {
 	}
 }
 
-func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
+func TestCanceledCallerLeavesNoPartialBatch(t *testing.T) {
 	t.Parallel()
 	client := dial(redistest.Shared(t).URL())(t)
 	limit := slow("d", 10)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	store := over(t, &partly{Client: client, down: func(key string, call int) bool {
+	store := over(t, &partlyDown{Client: client, down: func(key string, call int) bool {
 		if key == "b" && call == 2 { // charged
 			cancel(errors.New("gone"))
 		}
@@ -140,25 +140,25 @@ func TestCallerThatGoesAwayLeavesNoHalfBatch(t *testing.T) {
 			t.Errorf("a batch that was granted left %d and %d units, want 7 and 9", a, b)
 		}
 	case errors.Is(err, context.Canceled):
-		await(t, "the units to be back", func() bool {
+		await(t, "the units to be refunded", func() bool {
 			return remaining(t, store, "a", limit) == 10 && remaining(t, store, "b", limit) == 10
 		})
 	default:
-		t.Errorf("a caller that went away while it was served: allowed %t, %v; want its context's error", d.Allowed, err)
+		t.Errorf("a caller that was canceled during the call: allowed %t, %v; want its context's error", d.Allowed, err)
 	}
 }
 
-// A stuck client is one of several servers: that of a key with a b is asked and then fails, and
-// that of any other key is asked, charges and then hangs, until it is released.
+// A stuck client has several servers. That of a key with a b gets the call and then fails. That of
+// any other key charges and then hangs until it is released.
 type stuck struct {
 	redisstore.Client
 	released     chan struct{}
 	hanging, max atomic.Int64
-	calls        partly
+	calls        partlyDown
 }
 
 func stuckClient(client redisstore.Client) *stuck {
-	return &stuck{Client: client, released: make(chan struct{}), calls: partly{
+	return &stuck{Client: client, released: make(chan struct{}), calls: partlyDown{
 		down: func(key string, call int) bool { return call > 2 || key[0] == 'b' && call > 1 },
 	}}
 }
@@ -200,7 +200,7 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 			_, err := store.Decide(ctx, []penstock.Charge{spend("a", limit, 3), spend("b", limit, 1)})
 			ended <- err
 		}()
-		await(t, "the give-back to hang", func() bool { return stuck.hanging.Load() == 1 || len(ended) == 1 })
+		await(t, "the refund to hang", func() bool { return stuck.hanging.Load() == 1 || len(ended) == 1 })
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("try %d: %v", try, err)
@@ -208,18 +208,18 @@ func TestBatchEndsWithItsContextWhileItsRefundHangs(t *testing.T) {
 		hangs := stuck.hanging.Load()
 		close(stuck.released)
 		if hangs == 1 {
-			await(t, "the units to be back", func() bool {
+			await(t, "the units to be refunded", func() bool {
 				return remaining(t, over(t, client, redisstore.Options{Prefix: prefix}), "a", limit) == 10
 			})
 			return
 		}
 	}
-	t.Error("the call has never ended before its give-back")
+	t.Error("no call has ended before its refund")
 }
 
-// Only so many batches outlast their calls, and Close ends them. Nobody knows what became of
-// such a batch.
-func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
+// The number of batches that outlast their calls is bounded, and Close ends them. Their outcome is
+// unknown.
+func TestRefundsThatOutlastTheirCallsAreBounded(t *testing.T) {
 	t.Parallel()
 	limit := slow("d", 10)
 	stuck := stuckClient(dial(redistest.Start(t).URL())(t))
@@ -242,12 +242,12 @@ func TestGiveBacksThatOutlastTheirCallsAreBounded(t *testing.T) {
 	all.Wait()
 	await(t, "all but the permitted number of batches to end", func() bool { return redisstore.Outliving(store) <= redisstore.MaxOutliving })
 	if err := store.Close(); err != nil || stuck.hanging.Load() != 0 {
-		t.Errorf("closed (%v), and %d give-backs go on", err, stuck.hanging.Load())
+		t.Errorf("closed (%v), and %d refunds still run", err, stuck.hanging.Load())
 	}
-	t.Logf("counted: %d batches whose give-backs hang (%d at once)", calls, stuck.max.Load())
+	t.Logf("counted: %d batches whose refunds hang (%d at once)", calls, stuck.max.Load())
 }
 
-// TestEveryKeyExpires charges at random on the server's own clock.
+// Random charges run on the server's own clock.
 func TestEveryKeyExpires(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -268,7 +268,7 @@ func TestEveryKeyExpires(t *testing.T) {
 		}
 	}
 	const users = 8
-	var longest [users]time.Time // until when the answers to a user allow its keys to live: twice as long as their state needs
+	var longest [users]time.Time // the latest expiry that a user's answers allow: twice the time that the state is needed
 	for range 4000 {
 		user := rng.IntN(users)
 		var batch []penstock.Charge
@@ -295,7 +295,7 @@ func TestEveryKeyExpires(t *testing.T) {
 	for _, k := range keys {
 		key := k.(string)
 		user := int(key[strings.Index(key, "{u")+2] - '0')
-		asked := time.Now()
+		calledAt := time.Now()
 		needed := time.Duration(0)
 		for _, l := range limits {
 			if strings.HasSuffix(key, "}"+l.Group()) && !l.Algorithm().IsCollection() || strings.Contains(key, "}"+l.Group()+":"+l.Name()+":") {
@@ -311,10 +311,10 @@ func TestEveryKeyExpires(t *testing.T) {
 		case ttl == -2*time.Millisecond: // it has just expired
 		case ttl < 0:
 			t.Errorf("seed %d: key %q never expires", seed, key)
-		case ttl+time.Since(asked) < needed:
+		case ttl+time.Since(calledAt) < needed:
 			t.Errorf("seed %d: key %q expires in %v, before its state is fresh in %v", seed, key, ttl, needed)
 		case ttl > time.Until(longest[user])+6*time.Second: // with a few seconds for clocks that step back
-			t.Errorf("seed %d: key %q expires in %v, but should at the latest in %v", seed, key, ttl, time.Until(longest[user]))
+			t.Errorf("seed %d: key %q expires in %v; want at most %v", seed, key, ttl, time.Until(longest[user]))
 		}
 	}
 	t.Logf("seed %d: %d keys", seed, len(keys))

@@ -20,15 +20,16 @@ import (
 
 const fleetSize = 12
 
-// rideLimit is a burst of 20 and 10 per second.
-var rideLimit = penstock.PerSecond(10).WithBurst(20)
+// fleetLimit is a burst of 20 and 10 per second.
+var fleetLimit = penstock.PerSecond(10).WithBurst(20)
 
 // fleetStore names the variable that makes the test binary a member of a fleet: a URL of Redis, or
 // "memory".
 const fleetStore = "PENSTOCK_FLEET_STORE"
 
-// TestFleetMember is what a member of the fleet runs: it answers every line, a key, with whether
-// the key may ride. It ends with its input. In the tests' own process it does nothing.
+// TestFleetMember is the program of a member of the fleet. Each input line is a key, and each
+// output line says whether the key is allowed. It ends with its input. In the tests' own process it
+// does nothing.
 func TestFleetMember(t *testing.T) {
 	url := os.Getenv(fleetStore)
 	if url == "" {
@@ -38,7 +39,7 @@ func TestFleetMember(t *testing.T) {
 	if url != "memory" {
 		store = open(t, url, redisstore.Options{})
 	}
-	limiter, err := penstock.NewLimiter(store, "rides", rideLimit)
+	limiter, err := penstock.NewLimiter(store, "rides", fleetLimit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +81,8 @@ func startMember(t *testing.T, url string) *member {
 	return m
 }
 
-// ask asks one question and waits for the answer.
-func (m *member) ask(key string) (allowed bool, err error) {
+// call has the member decide on a key.
+func (m *member) call(key string) (allowed bool, err error) {
 	if _, err := fmt.Fprintln(m.in, key); err != nil {
 		return false, err
 	}
@@ -95,16 +96,16 @@ func (m *member) ask(key string) (allowed bool, err error) {
 	return answer == "true", nil
 }
 
-// ride sends bursts to a fleet, every member an equal share, and counts what is admitted. It
-// returns the time from before the first question to after the last answer.
-func ride(t *testing.T, url string) (admitted int, took time.Duration) {
+// sendBursts sends bursts to a fleet, an equal share to each member, and counts what is admitted.
+// It returns the time from before the first call to after the last answer.
+func sendBursts(t *testing.T, url string) (admitted int, took time.Duration) {
 	t.Helper()
 	fleet := make([]*member, fleetSize)
 	for i := range fleet {
 		fleet[i] = startMember(t, url)
 	}
-	for _, m := range fleet { // all are up
-		if _, err := m.ask("warm-up"); err != nil {
+	for _, m := range fleet { // wait until all run
+		if _, err := m.call("warm-up"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -115,7 +116,7 @@ func ride(t *testing.T, url string) (admitted int, took time.Duration) {
 		for _, m := range fleet {
 			burst.Go(func() {
 				for range 25 {
-					allowed, err := m.ask("rider:R-4421")
+					allowed, err := m.call("rider:R-4421")
 					if err != nil {
 						t.Error(err)
 						return
@@ -129,7 +130,7 @@ func ride(t *testing.T, url string) (admitted int, took time.Duration) {
 			})
 		}
 		burst.Wait()
-		time.Sleep(120 * time.Millisecond) // some tokens come back; the bound holds however long it takes
+		time.Sleep(120 * time.Millisecond) // some tokens are refilled; the bound holds however long it takes
 	}
 	return admitted, time.Since(start)
 }
@@ -138,16 +139,16 @@ func TestTwelveProcessesShareOneLimit(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	bound := func(took time.Duration) int {
-		return int(rideLimit.Burst) + int(took.Seconds()*float64(rideLimit.Count))
+		return int(fleetLimit.Burst) + int(took.Seconds()*float64(fleetLimit.Count))
 	}
-	admitted, took := ride(t, redistest.Start(t).URL())
+	admitted, took := sendBursts(t, redistest.Start(t).URL())
 	t.Logf("counted: %d admitted by twelve processes over one Redis (in %v; at most %d are allowed)", admitted, took, bound(took))
-	if admitted > bound(took) || admitted < int(rideLimit.Burst) {
-		t.Errorf("%d processes over one Redis admitted %d in %v, want %d to %d", fleetSize, admitted, took, rideLimit.Burst, bound(took))
+	if admitted > bound(took) || admitted < int(fleetLimit.Burst) {
+		t.Errorf("%d processes over one Redis admitted %d in %v, want %d to %d", fleetSize, admitted, took, fleetLimit.Burst, bound(took))
 	}
-	alone, took := ride(t, "memory")
-	t.Logf("counted: %d admitted by twelve processes, each for itself (in %v; %.1f times what one limit allows)", alone, took, float64(alone)/float64(bound(took)))
-	if alone < 11*int(rideLimit.Burst) {
-		t.Errorf("%d processes with a limit each admitted %d: this traffic does not show what sharing prevents", fleetSize, alone)
+	alone, took := sendBursts(t, "memory")
+	t.Logf("counted: %d admitted by twelve processes without a shared store (in %v; %.1f times what one limit allows)", alone, took, float64(alone)/float64(bound(took)))
+	if alone < 11*int(fleetLimit.Burst) {
+		t.Errorf("%d processes with a limit each admitted %d: too few to show that sharing has an effect", fleetSize, alone)
 	}
 }

@@ -39,7 +39,7 @@ func (s *Store) nameOf(key string, plan *penstock.Plan) string {
 	return string(s.appendKey(nil, key, plan))
 }
 
-// tagOf is what stands between the braces.
+// tagOf is the hash tag of a name: the text between the braces.
 func tagOf(t testing.TB, name string) string {
 	t.Helper()
 	_, rest, opened := strings.Cut(name, "{")
@@ -50,7 +50,7 @@ func tagOf(t testing.TB, name string) string {
 	return tag
 }
 
-func TestKeysStandAsDocumented(t *testing.T) {
+func TestKeysAreEncodedAsDocumented(t *testing.T) {
 	t.Parallel()
 	search := penstock.PerSecond(1)
 	search.Group = "search"
@@ -73,12 +73,12 @@ func TestKeysStandAsDocumented(t *testing.T) {
 		{long, search, "ps1{%#" + hex.EncodeToString(sum[:]) + "}search"},
 	} {
 		if got := keyStore(t, "").nameOf(row.key, planOf(t, row.limit)); got != row.want {
-			t.Errorf("key %.40q stands as %q, want %q", row.key, got, row.want)
+			t.Errorf("key %.40q is encoded as %q, want %q", row.key, got, row.want)
 		}
 	}
 }
 
-// hostileKeys are n different keys, of the kinds that attackers and careless programs make.
+// hostileKeys are n different keys, as attackers and careless programs make them.
 func hostileKeys(n int) []string {
 	kinds := []func(i int) string{
 		func(i int) string { return fmt.Sprintf("{user}:%d", i) },
@@ -163,7 +163,7 @@ func TestLongKeysHaveShortNames(t *testing.T) {
 	}
 	for n := range 200 { // the longest name of a key that is not hashed
 		if name := s.nameOf(strings.Repeat("\x00", n), plan); len(tagOf(t, name)) > maxTag {
-			t.Errorf("%d bytes of zero stand as %q", n, name)
+			t.Errorf("%d bytes of zero are encoded as %q", n, name)
 		}
 	}
 }
@@ -187,13 +187,13 @@ func TestSecretHidesTheKey(t *testing.T) {
 	}
 }
 
-func TestNobodyChoosesTheSlotOfAKey(t *testing.T) {
+func TestClientsCannotChooseTheSlotOfAKey(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	const keys = 100_000
 	for _, secret := range []string{"", "secret"} {
 		s, plan := keyStore(t, secret), planOf(t, penstock.PerSecond(1))
-		var thirds [3]int // as three primaries share the slots
+		var thirds [3]int // keys by thirds of the slots, as three primaries have them
 		used := make(map[uint16]bool)
 		for _, key := range hostileKeys(keys) {
 			slot := slotOf([]byte(s.nameOf(key, plan)))
@@ -250,20 +250,20 @@ func FuzzKey(f *testing.F) {
 		}
 		for i := range len(name) {
 			if name[i] <= ' ' || name[i] > '~' {
-				t.Errorf("%q stands as %q, which cannot be typed", a, name)
+				t.Errorf("%q is encoded as %q, which cannot be typed", a, name)
 			}
 		}
 		switch {
 		case strings.HasPrefix(tag, "%#"), tag == "%_":
 		default:
 			if back, err := url.PathUnescape(tag); err != nil || back != a {
-				t.Errorf("%q stands as %q, which reads %q, %v", a, tag, back, err)
+				t.Errorf("%q is encoded as %q, which decodes to %q, %v", a, tag, back, err)
 			}
 		}
 	})
 }
 
-// TestNeighbouringKeysDiffer is FuzzKey on keys that differ by one byte, at random.
+// Random keys that differ by one byte pass the checks of FuzzKey.
 func TestNeighbouringKeysDiffer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

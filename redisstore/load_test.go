@@ -38,8 +38,8 @@ func TestLoadReachesReplicasThatMayBePromoted(t *testing.T) {
 	clienttest.WantLoadedOnly(t, s)
 }
 
-// A caller that leaves while a script is loaded has charged nothing, and knows. Others find the
-// script there.
+// A caller that leaves while a script is loaded has charged nothing, and its error says so. Others
+// then use the script.
 func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	t.Parallel()
 	client := &clienttest.CountingClient{Client: dial(redistest.Start(t).URL())(t), Proceed: make(chan struct{})}
@@ -54,23 +54,23 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	close(client.Proceed)
 	await(t, "the script to be loaded", func() bool { return s.Scripts().Loaded == 1 })
 	if left := remaining(t, s, "k", slow("l", 10)); left != 10 {
-		t.Errorf("%d of 10 units are left; nothing was to be charged", left)
+		t.Errorf("%d of 10 units are left; want all", left)
 	}
 	if loads, evals := client.Loads.Load(), client.Evals.Load(); loads != 1 || evals != 0 {
 		t.Errorf("%d loads and %d EVALs; want 1 and 0", loads, evals)
 	}
 }
 
-// A forgetful client's server forgets each script at once.
-type forgetful struct{ redisstore.Client }
+// A forgetfulClient has a server that forgets each script at once.
+type forgetfulClient struct{ redisstore.Client }
 
-func (forgetful) EvalSha(context.Context, string, []string, []string) (string, error) {
+func (forgetfulClient) EvalSha(context.Context, string, []string, []string) (string, error) {
 	return "", redisstore.ReplyError("NOSCRIPT No matching script.")
 }
 
 func TestServerThatForgetsIsSentTheText(t *testing.T) {
 	t.Parallel()
-	s := over(t, forgetful{dial(redistest.Start(t).URL())(t)}, redisstore.Options{Prefix: aPrefix()})
+	s := over(t, forgetfulClient{dial(redistest.Start(t).URL())(t)}, redisstore.Options{Prefix: aPrefix()})
 	if d, err := s.Decide(t.Context(), []penstock.Charge{spend("k", slow("l", 10), 1)}); err != nil || !d.Allowed {
 		t.Errorf("%v, %v", d, err)
 	}
@@ -81,7 +81,7 @@ func TestServerThatForgetsIsSentTheText(t *testing.T) {
 
 func TestLoadRefusesAMissingPlan(t *testing.T) {
 	t.Parallel()
-	s := over(t, &clienttest.CountingClient{Client: answering{}}, redisstore.Options{})
+	s := over(t, &clienttest.CountingClient{Client: emptyClient{}}, redisstore.Options{})
 	if err := s.Load(t.Context(), nil); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("a plan that is nil: %v", err)
 	}

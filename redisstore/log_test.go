@@ -15,7 +15,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A readCounter is a Client whose scripts count under the key "reads" what commands answer them.
+// A readCounter is a Client whose scripts count the values that their commands return, under the
+// key "reads".
 type readCounter struct{ Client }
 
 func (readCounter) EvalSha(context.Context, string, []string, []string) (string, error) {
@@ -34,9 +35,9 @@ end
 	return c.Client.Eval(ctx, strings.Replace(script, "local call = redis.call\n", counting, 1), keys, args)
 }
 
-// A decision about a log reads few of its entries, also where a limit of a shorter period and one
-// of a longer period take turns: then most entries have expired for the one, and are kept for the
-// other.
+// A decision about a sliding log reads few of its entries. That also holds if limits with a shorter
+// and a longer period use the log in turn. Then most entries have expired for the shorter limit,
+// and are kept for the longer one.
 func TestFewEntriesOfALogAreRead(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -68,8 +69,8 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 			t.Fatal("the log was full too early")
 		}
 	}
-	most := int64(10 * bits.Len(entries)) // three searches, three answers for each entry they look at
-	for _, ask := range []struct {
+	most := int64(10 * bits.Len(entries)) // three searches, three values for each entry that they read
+	for _, row := range []struct {
 		name  string
 		limit penstock.Limit
 		mode  penstock.Mode
@@ -88,19 +89,19 @@ func TestFewEntriesOfALogAreRead(t *testing.T) {
 		if _, err := server.Do("SET", "reads", "0"); err != nil {
 			t.Fatal(err)
 		}
-		decide(counted, ask.limit.MustCompile(), ask.mode, ask.cost)
+		decide(counted, row.limit.MustCompile(), row.mode, row.cost)
 		reads, err := server.Do("INCRBY", "reads", "0")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if n := reads.(int64); n < 1 || n > most {
-			t.Errorf("%s reads %d values of %d entries, want 1 to %d", ask.name, n, entries, most)
+			t.Errorf("%s reads %d values of %d entries, want 1 to %d", row.name, n, entries, most)
 		}
 	}
 }
 
-// Twins agree on what expired for the shorter of two limits and is kept for the longer: it counts,
-// and is dropped later.
+// Twins agree on entries that have expired for the shorter of two limits and are kept for the
+// longer: they still count, and are dropped later.
 func TestLogsInTurnAreTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

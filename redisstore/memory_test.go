@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-func TestMemoryTellsWhetherCountersMayVanish(t *testing.T) {
+func TestMemoryTellsWhetherCountersMayBeEvicted(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})

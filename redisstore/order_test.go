@@ -12,19 +12,19 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A place is one caller's in a queue, with when it asked and when it was answered, by a count of
-// all that happened.
+// A place is one caller's turn in a queue. calledAt and answeredAt are positions in a count of all
+// events.
 type place struct {
-	asked, answered int64
-	wait            time.Duration
+	calledAt, answeredAt int64
+	wait                 time.Duration
 }
 
-// overtaken are two callers of which the second asked when the first had its answer, and yet goes
+// overtaken returns two callers of which the second called after the first had its answer, but goes
 // first.
 func overtaken(places []place) (first, second place, found bool) {
 	for _, p := range places {
 		for _, q := range places {
-			if p.answered < q.asked && q.wait <= p.wait {
+			if p.answeredAt < q.calledAt && q.wait <= p.wait {
 				return p, q, true
 			}
 		}
@@ -32,7 +32,7 @@ func overtaken(places []place) (first, second place, found bool) {
 	return first, second, false
 }
 
-func TestOvertakenFindsWhoGoesFirstAndAskedLater(t *testing.T) {
+func TestOvertakenFindsLaterCallersWithEarlierTurns(t *testing.T) {
 	for _, row := range []struct {
 		places []place
 		want   bool
@@ -47,9 +47,9 @@ func TestOvertakenFindsWhoGoesFirstAndAskedLater(t *testing.T) {
 	}
 }
 
-// Who asks when another has been given its place goes after it, also at another instance, and
-// however many ask at once. (Time stands still here, so that a wait is a place.)
-func TestWhoAsksAfterAnAnswerGoesAfterIt(t *testing.T) {
+// A caller that comes after another has been given a turn goes after it, also at another instance,
+// with any number of concurrent callers. (The clock does not run here, so a wait is a place.)
+func TestTurnsAreInTheOrderOfCalls(t *testing.T) {
 	t.Parallel()
 	const callers, each = 48, 20
 	server, prefix := redistest.Shared(t), aPrefix()
@@ -76,9 +76,9 @@ func TestWhoAsksAfterAnAnswerGoesAfterIt(t *testing.T) {
 			all.Go(func() {
 				for i := range each {
 					c := penstock.Charge{Key: "k", Plan: limit.MustCompile(), Cost: 1, Patience: time.Hour, Holder: fmt.Sprint(caller, "-", i)}
-					p := place{asked: clock.Add(1)}
+					p := place{calledAt: clock.Add(1)}
 					d, err := stores[caller%2].Decide(t.Context(), []penstock.Charge{c})
-					p.answered = clock.Add(1)
+					p.answeredAt = clock.Add(1)
 					if err != nil || !d.Allowed {
 						t.Errorf("%v: %v, %v", limit, d, err)
 						return
@@ -92,7 +92,7 @@ func TestWhoAsksAfterAnAnswerGoesAfterIt(t *testing.T) {
 		}
 		all.Wait()
 		if p, q, found := overtaken(places); found {
-			t.Errorf("%v: %+v was answered before %+v asked, which goes first", limit, p, q)
+			t.Errorf("%v: %+v was answered before %+v called, which goes first", limit, p, q)
 		}
 		t.Logf("counted: %d places in a queue", len(places))
 	}

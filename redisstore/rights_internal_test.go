@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/internal/redistest"
 )
 
-// If a user lacks one of the documented rights, a call that needs it fails: nothing is charged, no
-// key is left without a TTL, and the error names the right. For each right there is a user without
-// it, who tries each step of a trace first. If the step fails, a user with all rights runs it then.
+// If a user lacks one of the documented rights, calls that need it fail: nothing is charged, no
+// key is left without a TTL, and the error names the right. For each right, a user without it tries
+// each step of a trace first. If the step fails, a user with all rights runs it then.
 // The trace runs every command of the scripts.
 func TestNothingIsWrittenWithoutARight(t *testing.T) {
 	effort.WithoutRace(t)
@@ -39,7 +39,7 @@ func TestNothingIsWrittenWithoutARight(t *testing.T) {
 		}
 		refused += n
 	}
-	t.Logf("counted: %d refusals without one of %d rights", refused, len(all))
+	t.Logf("counted: %d calls refused for one of %d missing rights", refused, len(all))
 }
 
 // tryWithout returns how many steps failed because the user lacks the right.
@@ -56,7 +56,7 @@ func tryWithout(t *testing.T, s *redistest.Server, right string, without, comple
 		refused++
 		var e *penstock.StoreError
 		if !errors.As(err, &e) || e.Reason != penstock.ReasonPermissionDenied {
-			t.Errorf("%s: %v; want it refused", name, err)
+			t.Errorf("%s: %v; want an error for the missing right", name, err)
 			e = penstock.NewStoreError(penstock.ReasonPermissionDenied, err)
 		}
 		if e.Hint != right {
@@ -141,18 +141,18 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	decide("SET", charge("k", numbers, penstock.Spend, 2, ""))
 	decide("SETRANGE", charge("k", numbers, penstock.Refund, 1, ""))
 	decide("SET beside another", charge("k", more, penstock.Spend, 1, ""))
-	decide("SET of what is left", charge("k", numbers, penstock.Reset, 0, ""))
+	decide("SET of the remaining entries", charge("k", numbers, penstock.Reset, 0, ""))
 	decide("DEL", charge("k", more, penstock.Reset, 0, ""))
 
-	// Several strings in one script: one is written in place, one anew, one deleted.
+	// Several strings in one script: one is overwritten in place, one is set again, one deleted.
 	decide("a string to write in place", charge("a", numbers, penstock.Spend, 1, ""))
 	decide("a string to delete", charge("c", numbers, penstock.Spend, 1, ""))
 	batches := [][]penstock.Charge{
 		one(charge("a", numbers, penstock.Spend, 1, "")), one(charge("b", numbers, penstock.Spend, 1, "")), one(charge("c", numbers, penstock.Reset, 0, "")),
 	}
-	together("batch: in place, anew, deleted", batches...)
+	together("batch: in place, set again, deleted", batches...)
 	slices.Reverse(batches)
-	together("batch: deleted, anew, in place", batches...)
+	together("batch: deleted, set again, in place", batches...)
 	decide("coalesced: strings", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Spend, 1, ""))
 	decide("coalesced: strings, one deleted", charge("d", numbers, penstock.Spend, 1, ""), charge("e", bucket, penstock.Reset, 0, ""))
 
@@ -194,7 +194,7 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 	return steps
 }
 
-// dump is all that a server keeps, by key. It fails the test if a key has no TTL.
+// dump is the data of a server, by key. It fails the test if a key has no TTL.
 func dump(t *testing.T, s *redistest.Server) map[string]string {
 	t.Helper()
 	state := make(map[string]string)

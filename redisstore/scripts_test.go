@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-var luaDir = flag.String("lua", "", "where TestScriptsAreWritten writes the scripts, for luacheck to read")
+var luaDir = flag.String("lua", "", "directory in which TestScriptsAreWritten writes the scripts for luacheck")
 
-// The scripts that do not decide; package luagen writes the others.
+// Only the scripts that do not decide are written here; package luagen writes the others.
 func TestScriptsAreWritten(t *testing.T) {
 	if *luaDir == "" {
-		t.Skip("it writes them for make lint")
+		t.Skip("only needed by make lint")
 	}
 	if err := os.MkdirAll(*luaDir, 0o755); err != nil {
 		t.Fatal(err)

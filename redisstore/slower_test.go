@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A limit that is made slower while it is in use keeps what was used for as long as the slower
-// limit counts it, although a denial changes nothing but the time to live: alone, and in a batch.
+// A limit that is made slower while it is in use keeps its state for as long as the slower
+// limit counts it. Even a denial must extend the TTL, alone and in a batch.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
@@ -51,15 +51,15 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 				}
 				d := decide(slower.MustCompile())
 				if ttl, used := ttlOf(t, server, keys[0]), d.Status(0).ResetAfter; used < time.Minute || ttl < used {
-					t.Errorf("it lives for %v, and is used for %v", ttl, used)
+					t.Errorf("its TTL is %v, and its state is used for %v", ttl, used)
 				}
 			})
 		}
 	}
 }
 
-// A TTL is never shorter than the state is used, and at most twice the longest time that it was
-// used for, and 5 s: also after a Force and the Refund of it.
+// A TTL is never shorter than the time for which the state is used. It is at most twice the longest
+// such time, plus 5 s, also after a Force and its Refund.
 func TestTTLStaysWithinItsBound(t *testing.T) {
 	t.Parallel()
 	server := redistest.Shared(t)
@@ -82,14 +82,14 @@ func TestTTLStaysWithinItsBound(t *testing.T) {
 			longest = max(longest, used)
 			for _, key := range must(t, server, "KEYS", prefix+"*").([]any) {
 				if ttl := ttlOf(t, server, key); ttl < used || ttl > 2*longest+5*time.Second+2*time.Millisecond {
-					t.Errorf("%v, after %v %d: it lives for %v, is used for %v, and was for %v", limit, step.mode, step.cost, ttl, used, longest)
+					t.Errorf("%v, after %v %d: the TTL is %v, the state is used for %v, and was for %v", limit, step.mode, step.cost, ttl, used, longest)
 				}
 			}
 		}
 	}
 }
 
-// ttlOf returns for how long a key still lives.
+// ttlOf returns the TTL of a key.
 func ttlOf(t *testing.T, s *redistest.Server, key any) time.Duration {
 	t.Helper()
 	return time.Duration(must(t, s, "PTTL", key.(string)).(int64)) * time.Millisecond

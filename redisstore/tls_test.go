@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// secured are the URLs of a Cluster and of Sentinels that speak TLS only, each server with a
+// secured are the URLs of a Cluster and of Sentinels with TLS only, where each server has a
 // certificate for its own address or name.
 func secured(t *testing.T, a redistest.TLS) map[string]string {
 	t.Helper()
@@ -72,8 +72,8 @@ func TestServerWithACertificateForAnotherIsUnreached(t *testing.T) {
 	}
 }
 
-// A server that wants a certificate says so when the client thinks that the handshake is over. A
-// new connection to a node of a Cluster meets that within a call.
+// A server that requires a certificate sends its alert after the client's handshake has ended. A
+// new connection to a node of a Cluster gets the alert within a call.
 func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 	t.Parallel()
 	a := &redistest.TLS{RequireClientCert: true, ExtraNames: []string{"127.0.0.1"}}
@@ -88,7 +88,7 @@ func TestClientWithoutACertificateIsUnreached(t *testing.T) {
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})
 		wantReason(t, cause.Error(), err, penstock.ReasonUnreachable)
 	}
-	for _, alert := range []uint8{0, 20, 80} { // the connection closes, or breaks, after it was good
+	for _, alert := range []uint8{0, 20, 80} { // the connection closes or breaks after a good handshake
 		cause := &net.OpError{Op: "remote error", Err: tls.AlertError(alert)}
 		store := over(t, broken{err: cause}, redisstore.Options{})
 		_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", slow("d", 10), 1)})

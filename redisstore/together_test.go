@@ -12,16 +12,16 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
-// However many callers ask the same of one key, a script decides no more of them than the server's
-// effort allows: 253, where each costs it one unit of 256 and the first three more.
+// Many callers make equal batches of one key. A script decides 253 of them at most, the bound of
+// its cost: 256 units, of which the first caller takes 4 and each other one.
 func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	server := redistest.Shared(t)
 	g := newCoalescing(t, dial(server.URL())(t))
 	calls := g.holdThree()
 	for range 600 {
-		calls = append(calls, g.ask("k", 1))
+		calls = append(calls, g.call("k", 1))
 	}
-	g.awaitWaiting(600)
+	g.awaitWaiters(600)
 	go func() {
 		for range 3 + 3 {
 			select {
@@ -35,7 +35,7 @@ func TestCallersOfOneKeyShareMoreThanOneScript(t *testing.T) {
 	}
 }
 
-// Each caller of a script gets the server's error as if it had been alone.
+// Each caller of a script gets the server's error as if it were the only one.
 func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 	for _, fault := range []struct {
 		name, make string
@@ -51,17 +51,17 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
 				g := newCoalescing(t, dial(server.URL())(t))
-				calls := g.hold()
-				var together []*asked
+				calls := g.holdTwo()
+				var together []*pendingCall
 				for range 5 {
 					if kinds == "of one row" {
-						together = append(together, g.ask("k", 1))
+						together = append(together, g.call("k", 1))
 						continue
 					}
 					held := penstock.Charge{Key: "k", Plan: penstock.InFlight(100, time.Hour).WithName("held").MustCompile(), Cost: 1, Holder: "someone"}
-					together = append(together, g.askIn(context.Background(), nil, held))
+					together = append(together, g.callIn(context.Background(), nil, held))
 				}
-				g.awaitWaiting(5)
+				g.awaitWaiters(5)
 				clienttest.Do(fault.make)(t, server)
 				g.client.pass(3)
 				for _, a := range append(calls, together...) {
@@ -76,9 +76,9 @@ func TestEachCallerOfAScriptGetsItsError(t *testing.T) {
 	}
 }
 
-// While the time is given by Options.Now and stands or leaps, keys live for an hour longer than
+// With Options.Now, which may stop or jump, keys live for an hour longer than
 // they need: TTLs run in real time.
-func TestKeysLiveAnHourLongerWhereTheTimeIsGiven(t *testing.T) {
+func TestKeysLiveAnHourLongerWithOptionsNow(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, o := range map[string]redisstore.Options{"read": {Prefix: "read"}, "given": {Prefix: "given", Now: clienttest.StandingClock().Now}} {
@@ -100,12 +100,12 @@ func TestKeysLiveAnHourLongerWhereTheTimeIsGiven(t *testing.T) {
 		}
 		for _, key := range keys {
 			ttl := time.Duration(must(t, server, "PTTL", key.(string)).(int64)) * time.Millisecond
-			least, most := time.Duration(0), 10*time.Second // twice the need, and 5 s
+			least, most := time.Duration(0), 10*time.Second // twice the time that the state is used, and 5 s
 			if o.Now != nil {
 				least, most = time.Hour, time.Hour+most
 			}
 			if ttl <= least || ttl > most {
-				t.Errorf("the time is %s, and %q lives for %v; want between %v and %v", name, key, ttl, least, most)
+				t.Errorf("the clock is %s, and %q has a TTL of %v; want between %v and %v", name, key, ttl, least, most)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/clienttest"
 )
 
-func TestASingleServerIsNoShard(t *testing.T) {
+func TestSingleServerHasNoNodeName(t *testing.T) {
 	t.Parallel()
 	s := open(t, redistest.Start(t).URL(), redisstore.Options{})
 	charges := []penstock.Charge{{Key: "a", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
@@ -48,13 +48,13 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 		}
 	}
 	if n := live("i0", time.Hour); n != 5 {
-		t.Errorf("who is noted twice makes %d", n)
+		t.Errorf("an instance with two heartbeats counts as %d", n)
 	}
 	if n := live("i1", 0); n != 4 {
-		t.Errorf("who leaves makes %d", n)
+		t.Errorf("after an instance has left, %d", n)
 	}
 	live("short", time.Millisecond)
-	await(t, "the short-lived to end", func() bool { return live("i0", time.Hour) == 4 })
+	await(t, "the registration with a short life to end", func() bool { return live("i0", time.Hour) == 4 })
 	if ttl, err := server.Do("PTTL", prefix+"1{%@}instances"); err != nil || ttl.(int64) < 3_500_000 || ttl.(int64) > 3_600_000 {
 		t.Errorf("the TTL is %v, %v", ttl, err)
 	}
@@ -65,34 +65,34 @@ func TestInstancesAreCountedWhileTheyLive(t *testing.T) {
 	}
 }
 
-// A quizzed client is one of several servers that decides nothing, and notes how often it is asked
-// for the layout.
-type quizzed struct {
+// A layoutClient is a client of several servers that decides nothing. It counts the queries
+// of the layout.
+type layoutClient struct {
 	redisstore.Client
-	answer         func(ctx context.Context) error
-	asked, at, max atomic.Int64 // at once
+	answer           func(ctx context.Context) error
+	queries, at, max atomic.Int64 // at once
 }
 
-func (q *quizzed) Sharded(context.Context) (bool, error) { return true, nil }
+func (q *layoutClient) Sharded(context.Context) (bool, error) { return true, nil }
 
-func (q *quizzed) EvalSha(context.Context, string, []string, []string) (string, error) {
+func (q *layoutClient) EvalSha(context.Context, string, []string, []string) (string, error) {
 	return "", errors.New("the connection broke")
 }
 
-func (q *quizzed) Eval(ctx context.Context, _ string, _, _ []string) (string, error) {
+func (q *layoutClient) Eval(ctx context.Context, _ string, _, _ []string) (string, error) {
 	q.max.Store(max(q.max.Load(), q.at.Add(1)))
 	defer q.at.Add(-1)
-	if q.asked.Add(1) > 10_000 {
+	if q.queries.Add(1) > 10_000 {
 		<-ctx.Done() // a busy loop would not let the bubble's time pass
 	}
 	return "", q.answer(ctx)
 }
 
-func (q *quizzed) Close() error { return nil }
+func (q *layoutClient) Close() error { return nil }
 
-// However many calls want the layout, and however fast the answer fails, it is asked for a few
-// times a second, and by one goroutine at a time, besides those that have been given up.
-func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
+// However many calls need the layout, and however fast a query fails, there are only a few queries
+// per second. They run one at a time, except for those that were abandoned.
+func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	reply := func(text string) func(context.Context) error {
 		return func(context.Context) error { return redisstore.ReplyError(text) }
@@ -100,8 +100,8 @@ func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 	for _, row := range []struct {
 		name         string
 		answer       func(context.Context) error
-		least, most  int64 // questions in 30 s
-		laterAtLeast int64 // in a minute more
+		least, most  int64 // queries in 30 s
+		laterAtLeast int64 // in the next minute
 	}{
 		{"all servers are dead", func(context.Context) error { return errors.New("refused") }, 60, 120, 100},
 		{"all servers hang", func(context.Context) error { time.Sleep(time.Second); return errors.New("timeout") }, 30, 120, 60},
@@ -113,35 +113,35 @@ func TestTheLayoutIsAskedForNowAndThen(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := &quizzed{answer: row.answer}
+				client := &layoutClient{answer: row.answer}
 				store := over(t, client, redisstore.Options{})
 				defer store.Close()
 				clienttest.Use(store, 30*time.Second)
-				asked := client.asked.Load()
-				if asked < row.least || asked > row.most {
-					t.Errorf("asked %d times in 30 s; want %d to %d", asked, row.least, row.most)
+				queries := client.queries.Load()
+				if queries < row.least || queries > row.most {
+					t.Errorf("%d queries in 30 s; want %d to %d", queries, row.least, row.most)
 				}
 				clienttest.Use(store, 65*time.Second)
-				if more := client.asked.Load() - asked; more < row.laterAtLeast {
-					t.Errorf("asked %d times in a minute more; want %d at least", more, row.laterAtLeast)
+				if more := client.queries.Load() - queries; more < row.laterAtLeast {
+					t.Errorf("%d queries in the next minute; want at least %d", more, row.laterAtLeast)
 				}
 				most := int64(1)
 				if row.name == "all servers hang" {
-					most = 4 // questions that were given up
+					most = 4 // abandoned queries
 				}
 				if client.max.Load() > most {
-					t.Errorf("%d asked at once", client.max.Load())
+					t.Errorf("%d queries at once", client.max.Load())
 				}
-				t.Logf("counted: %d questions for the layout", client.asked.Load())
+				t.Logf("counted: %d queries of the layout", client.queries.Load())
 			})
 		})
 	}
 }
 
-// Close returns after the goroutine that asks for the layout, and there is none afterwards.
-func TestCloseEndsTheQuestionForTheLayout(t *testing.T) {
+// Close waits for the goroutine that queries the layout, and none is started afterwards.
+func TestCloseEndsTheQueryOfTheLayout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := &quizzed{answer: func(ctx context.Context) error {
+		client := &layoutClient{answer: func(ctx context.Context) error {
 			<-ctx.Done()
 			time.Sleep(time.Millisecond)
 			return ctx.Err()
@@ -153,14 +153,14 @@ func TestCloseEndsTheQuestionForTheLayout(t *testing.T) {
 		}
 		closed := time.Now()
 		if err := store.Close(); err != nil || client.at.Load() != 0 {
-			t.Errorf("closed (%v), and %d still ask", err, client.at.Load())
+			t.Errorf("closed (%v), and %d queries still run", err, client.at.Load())
 		}
 		if took := time.Since(closed); took != time.Millisecond { // of the bubble's time
-			t.Errorf("the question went on for %v", took)
+			t.Errorf("the query ran for %v", took)
 		}
 		clienttest.Use(store, 5*time.Second)
-		if asked := client.asked.Load(); asked != 1 {
-			t.Errorf("asked %d times", asked)
+		if queries := client.queries.Load(); queries != 1 {
+			t.Errorf("%d queries", queries)
 		}
 	})
 }

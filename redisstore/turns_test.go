@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// Limits that take turns over one counter admit on a server what the largest admits, by any
-// algorithm.
+// Several limits may use one counter in turn. On a server they admit at most what the largest
+// admits, for each algorithm.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -19,9 +19,9 @@ import (
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
-// The Go steps and their Lua twins answer alike, in every field, whatever is asked: random batches
-// over few keys and hostile limits, while the clock stands, creeps, jumps and steps back, and
-// limits change under their names.
+// The Go steps and their Lua twins give equal answers, in every field. Batches are random, with few
+// keys and hostile limits. The clock stops, creeps, jumps and steps back, and
+// limits change and keep their names.
 func TestTwins(t *testing.T) {
 	effort.WithoutRace(t)
 	server := redistest.Shared(t)
@@ -79,7 +79,7 @@ func twinSubjects() []twinSubject {
 	return append(subjects, mixed)
 }
 
-// runTwins asks both stores the same for a while, and returns how many batches they agreed on.
+// runTwins makes the same calls to both stores, and returns how many batches they agreed on.
 func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	clock := time.UnixMicro(1_700_000_000_000_000 + rng.Int64N(200_000_000_000_000))
 	now := func() time.Time { return clock }
@@ -105,7 +105,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		if rng.IntN(4) == 0 {
 			batches = make([][]penstock.Charge, 2+rng.IntN(6)<<rng.IntN(4))
 		}
-		same := rng.IntN(3) // callers often ask the same
+		same := rng.IntN(3) // callers often make equal batches
 		for i := range batches {
 			if batches[i] = hostileBatch(rng, limits, &last); i > 0 && rng.IntN(same+2) > 0 {
 				batches[i] = batches[i-1]
@@ -134,8 +134,8 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 	return decided, nil
 }
 
-// decideList decides independent batches as a coalescer does whose callers have waited. It returns
-// the order in which they were decided, too.
+// decideList decides independent batches as a coalescer does for waiting callers. It returns
+// also the order in which they were decided.
 func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (decisions []penstock.Decision, order []int, err error) {
 	if len(batches) == 1 {
 		d, err := s.Decide(ctx, batches[0])
@@ -144,7 +144,7 @@ func (s *Store) decideList(ctx context.Context, batches [][]penstock.Charge) (de
 	return s.decideTogether(ctx, batches, 0)
 }
 
-// decideTogether is decideList with something added to the modes.
+// decideTogether is decideList with more added to the modes.
 func (s *Store) decideTogether(ctx context.Context, batches [][]penstock.Charge, more penstock.Mode) (decisions []penstock.Decision, order []int, err error) {
 	serial := &serialDecider{decider: decider{s}}
 	c := coalesce.New(serial)
@@ -214,7 +214,7 @@ func describe(batch []penstock.Charge) string {
 	return text
 }
 
-// hostileLimit draws a limit from the corners. Its name is one of few, so that limits change and
+// hostileLimit draws a limit with extreme values. Its name is one of few, so that limits change and
 // share strings.
 func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	for {
@@ -240,8 +240,8 @@ func hostileLimit(rng *rand.Rand, subject twinSubject, i int) *penstock.Plan {
 	}
 }
 
-// hostileStep moves the clock: not at all, to where an answer said that something changes, by parts
-// of a period, and back.
+// hostileStep moves the clock: not at all, to a time at which an answer said that something
+// changes, by parts of a period, and back.
 func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *penstock.Decision) time.Time {
 	period := max(limit.Limit().Period.Microseconds(), 1)
 	status := last.Status(rng.IntN(last.Len()))

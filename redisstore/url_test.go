@@ -22,7 +22,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// fields writes what a URL says, apart from what all URLs have in common.
+// fields formats the options of a URL, without those that all URLs have in common.
 func fields(o rueidis.ClientOption) string {
 	var s strings.Builder
 	fmt.Fprint(&s, strings.Join(o.InitAddress, " "))
@@ -61,7 +61,7 @@ func fields(o rueidis.ClientOption) string {
 	return s.String()
 }
 
-func TestURLsSayWhereRedisIs(t *testing.T) {
+func TestURLsAreParsed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	passwordFile := filepath.Join(dir, "password")
@@ -128,10 +128,10 @@ func TestURLsSayWhereRedisIs(t *testing.T) {
 	} {
 		o, err := redisstore.ParseURL(url)
 		if err != nil || fields(o) != want {
-			t.Errorf("%s is read as %s, %v; want %s", url, fields(o), err, want)
+			t.Errorf("%s is parsed as %s, %v; want %s", url, fields(o), err, want)
 		}
 		if !o.DisableCache || !o.DisableRetry || o.ClientName != "penstock" || o.Dialer.KeepAlive != time.Second || o.ConnWriteTimeout != time.Second {
-			t.Errorf("%s lacks what every client has: %+v", url, o)
+			t.Errorf("%s lacks options that every client has: %+v", url, o)
 		}
 		if o.TLSConfig != nil && o.TLSConfig.MinVersion != tls.VersionTLS12 {
 			t.Errorf("%s allows TLS before 1.2", url)
@@ -144,7 +144,7 @@ func TestURLsSayWhereRedisIs(t *testing.T) {
 
 const malformed = "the user, password, path or options are malformed; percent-encode special characters"
 
-func TestWrongURLsSayWhatIsWrong(t *testing.T) {
+func TestErrorsOfWrongURLs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	cert, _ := writeCertificate(t, dir)
@@ -234,7 +234,7 @@ func TestWrongURLsSayWhatIsWrong(t *testing.T) {
 	}
 }
 
-// CheckURL finds what is wrong without the files that a URL names.
+// CheckURL checks a URL without the files that it names.
 func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{
@@ -265,7 +265,7 @@ func TestErrorsOfURLsNeverShowThePassword(t *testing.T) {
 			"redis://host:x?sentinel_password=%s", "redis://%s@host:x",
 		} {
 			if !strings.Contains(form, "@") && password[0] != 's' {
-				continue // a host, a port and a path: nobody can tell
+				continue // a host, a port and a path: this may not be a password
 			}
 			url := fmt.Sprintf(form, password)
 			if _, err := redisstore.ParseURL(url); err != nil && (strings.Contains(err.Error(), "s3") || strings.Contains(err.Error(), "cret")) {
@@ -284,7 +284,7 @@ func FuzzParseURL(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, url string) {
 		if strings.Contains(url, "_file=") || strings.Contains(url, "ca=") || strings.Contains(url, "cert=") || strings.Contains(url, "key=") {
-			return // names files
+			return // it names files
 		}
 		o, err := redisstore.ParseURL(url)
 		if err != nil {
@@ -294,12 +294,12 @@ func FuzzParseURL(f *testing.F) {
 			return
 		}
 		if len(o.InitAddress) == 0 || o.InitAddress[0] == "" || o.SelectDB < 0 || o.Dialer.Timeout <= 0 {
-			t.Errorf("%q is read as %s", url, fields(o))
+			t.Errorf("%q is parsed as %s", url, fields(o))
 		}
 	})
 }
 
-// writeCertificate writes a certificate that signs itself, and its key.
+// writeCertificate writes a self-signed certificate and its key.
 func writeCertificate(t testing.TB, dir string) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -52,15 +52,15 @@ func adapt(t testing.TB, c redis.UniversalClient) redisstore.Client {
 	return goredis.New(c)
 }
 
-// of names a client for clienttest.Law.
-func of(c func() redis.UniversalClient) clienttest.Maker {
+// makerOf names a client for clienttest.Law.
+func makerOf(c func() redis.UniversalClient) clienttest.Maker {
 	return clienttest.Maker{Name: "go-redis", Client: func(t testing.TB) redisstore.Client {
 		t.Helper()
 		return adapt(t, c())
 	}}
 }
 
-// suite is what redisstore has tested too, over its own clients. Two scripts of one key are in
+// suite is the tests that redisstore runs too, with its own clients. Two scripts of one key are in
 // flight at most: further calls are coalesced.
 func suite(t *testing.T) clienttest.Suite {
 	rights := redistest.DocumentedRights(t)
@@ -78,7 +78,7 @@ func TestClientsMakingOneCallAtATime(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
-		clienttest.Law(t, redisstore.Options{}, of(func() redis.UniversalClient {
+		clienttest.Law(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
 			return redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs()})
 		}))
 	})
@@ -92,7 +92,7 @@ func TestClientsMakingManyCallsAtATime(t *testing.T) {
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
-	clienttest.Law(t, redisstore.Options{}, of(func() redis.UniversalClient {
+	clienttest.Law(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
 		return redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket})
 	}))
 }
@@ -101,12 +101,12 @@ func TestSentinelObeysTheLaw(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
 	s := redistest.StartSentinel(t)
-	clienttest.Law(t, redisstore.Options{}, of(func() redis.UniversalClient {
+	clienttest.Law(t, redisstore.Options{}, makerOf(func() redis.UniversalClient {
 		return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: redistest.MasterName, SentinelAddrs: s.Addrs()})
 	}))
 }
 
-// This is what happens without the adapter: the tests of lost replies can fail.
+// Without the adapter, go-redis charges more than once. So the tests of lost replies can fail.
 func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	t.Parallel()
 	to := clienttest.OneBehindProxy(t)
@@ -128,13 +128,13 @@ func TestPlainScriptRunOfGoRedisChargesMoreThanOnce(t *testing.T) {
 	}
 }
 
-// A healthy Ring is several servers and no Cluster: one of them says so once.
-func TestARingIsAskedForItsLayoutOnce(t *testing.T) {
+// A Ring is several servers and no Cluster. One query of one server finds that out.
+func TestLayoutOfARingIsQueriedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	store := clienttest.NewStore(t, ring.One(t, server.Addr, clienttest.Options{}), redisstore.Options{})
 	clienttest.Use(store, 2*time.Second)
-	if asked, _, err := server.CommandStats("cluster|slots"); err != nil || asked != 1 {
-		t.Errorf("asked %d times, %v", asked, err)
+	if queries, _, err := server.CommandStats("cluster|slots"); err != nil || queries != 1 {
+		t.Errorf("queried %d times, %v", queries, err)
 	}
 }

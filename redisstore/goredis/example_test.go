@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The program's own client is used as it is, whatever its options.
+// The program's own client is used unchanged, with all its options.
 func ExampleNew() {
 	server, err := redistest.Launch()
 	if err != nil {

@@ -15,20 +15,20 @@ import (
 )
 
 // With go-redis too, the store decides again after its primary was killed or stopped and a replica
-// has taken over, though no call has more time than the deadline for all that it does; and what it
-// decided before is not forgotten.
+// was promoted, although each call has only its own deadline for everything. The charges from
+// before the failover are kept.
 func TestFailoversAreFollowed(t *testing.T) {
 	t.Parallel()
 	for _, how := range []struct {
-		name    string
-		fault   func(*redistest.Server)
-		heedful bool // the client's ContextTimeoutEnabled
+		name          string
+		fault         func(*redistest.Server)
+		usesDeadlines bool // the client's ContextTimeoutEnabled
 	}{{"killed", (*redistest.Server).Kill, false}, {"stopped", (*redistest.Server).Pause, true}} {
 		t.Run("sentinel/"+how.name, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartSentinel(t)
 			client := redis.NewFailoverClient(&redis.FailoverOptions{
-				MasterName: redistest.MasterName, SentinelAddrs: s.Addrs(), ContextTimeoutEnabled: how.heedful,
+				MasterName: redistest.MasterName, SentinelAddrs: s.Addrs(), ContextTimeoutEnabled: how.usesDeadlines,
 			})
 			followFailover(t, client, func() { how.fault(s.Primary) }, s.AwaitFailover)
 		})
@@ -37,7 +37,7 @@ func TestFailoversAreFollowed(t *testing.T) {
 			c := redistest.StartCluster(t)
 			victim := c.Nodes[0]
 			heir := c.Replica(victim)
-			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: how.heedful})
+			client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ContextTimeoutEnabled: how.usesDeadlines})
 			followFailover(t, client, func() { how.fault(victim) }, heir.AwaitPromotion)
 		})
 	}
@@ -54,13 +54,13 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 		t.Fatal(err)
 	}
 	t.Cleanup(store.Close)
-	limit, err := penstock.PerDay(1_000_000).With(penstock.FixedWindow).Compile() // nothing comes back meanwhile
+	limit, err := penstock.PerDay(1_000_000).With(penstock.FixedWindow).Compile() // nothing is refilled during the test
 	if err != nil {
 		t.Fatal(err)
 	}
 	const keys = 30 // of all shards
 	granted, answers := [keys]int64{}, map[penstock.Source]int{}
-	all := func(source penstock.Source) func() bool { // asks for every key
+	all := func(source penstock.Source) func() bool { // whether each key is decided by source
 		return func() bool {
 			as := 0
 			for k := range keys {
@@ -87,17 +87,17 @@ func followFailover(t *testing.T, client redis.UniversalClient, fault func(), ta
 	}
 	begin := time.Now()
 	await(t, "the store decides again", all(penstock.FromStore))
-	t.Logf("the store decides again %v after the replica has taken over", time.Since(begin))
+	t.Logf("the store decides again %v after the promotion", time.Since(begin))
 	for k := range keys {
 		d, err := redis.Decide(context.Background(), []penstock.Charge{{Key: fmt.Sprint("k", k), Plan: limit, Mode: penstock.Peek}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if used := limit.Limit().Count - d.Status(0).Remaining; used < granted[k]-1 { // what was answered when the primary died may be lost
+		if used := limit.Limit().Count - d.Status(0).Remaining; used < granted[k]-1 { // charges that the primary answered just before it died may be lost
 			t.Errorf("%d units of key %d are used; %d were granted", used, k, granted[k])
 		}
 	}
-	t.Logf("counted: %d questions answered around a failover (%d without the store)", answers[penstock.FromStore]+answers[penstock.FromClosed], answers[penstock.FromClosed])
+	t.Logf("counted: %d calls answered around a failover (%d without the store)", answers[penstock.FromStore]+answers[penstock.FromClosed], answers[penstock.FromClosed])
 }
 
 func await(t *testing.T, what string, ready func() bool) {

@@ -17,19 +17,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A tally counts the commands that a client sends, by name.
-type tally struct {
+// A commandCounter counts the commands that a client sends, by name.
+type commandCounter struct {
 	sent  atomic.Int64 // scripts
 	words atomic.Pointer[[]any]
 }
 
-func (c *tally) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (c *commandCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (c *tally) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (c *commandCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (c *tally) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (c *commandCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if strings.HasPrefix(cmd.Name(), "eval") {
 			c.sent.Add(1)
@@ -48,7 +48,7 @@ func start(t *testing.T) (*redistest.Server, *redis.Client) {
 	return s, c
 }
 
-func TestScriptsTakeTheirKeysAndArguments(t *testing.T) {
+func TestScriptsGetTheirKeysAndArguments(t *testing.T) {
 	t.Parallel()
 	_, c := start(t)
 	client := goredis.New(c)
@@ -83,7 +83,7 @@ func TestErrorsOfRedisAreReplyErrors(t *testing.T) {
 	}
 }
 
-func TestShardedTellsClientsOfSeveralServers(t *testing.T) {
+func TestShardedIsTrueForSeveralServers(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		name    string
@@ -107,7 +107,7 @@ func TestShardedTellsClientsOfSeveralServers(t *testing.T) {
 func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 	t.Parallel()
 	_, c := start(t)
-	hook := new(tally)
+	hook := new(commandCounter)
 	c.AddHook(hook)
 	store, err := redisstore.New(goredis.New(c), redisstore.Options{})
 	if err != nil {
@@ -119,7 +119,7 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := hook.sent.Load(); n != 4 { // the first was not known
+	if n := hook.sent.Load(); n != 4 { // the server did not know the first
 		t.Errorf("3 decisions took %d scripts, want 4", n)
 	}
 	if words := *hook.words.Load(); words[0] != "evalsha" || words[3] != "ps1{k}hour" || slices.Contains(words, nil) {
@@ -133,9 +133,9 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 	}
 }
 
-// By default, go-redis reads on after the end of a context, for as long as its ReadTimeout says.
-// The store's callers do not wait for that: here they would wait for an hour.
-func TestCallersGoAtTheirDeadlines(t *testing.T) {
+// By default, go-redis keeps reading after the end of a context, until its ReadTimeout.
+// Callers of the store do not wait for that. Here it would be an hour.
+func TestCallersReturnAtTheirDeadlines(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	clients := map[string]redis.UniversalClient{

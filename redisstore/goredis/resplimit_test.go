@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The client go-redis, as a user of CL.THROTTLE has it.
-func TestGoRedisAsksAServerOfResplimit(t *testing.T) {
+// go-redis sends CL.THROTTLE to a resplimit server, as its users do.
+func TestGoRedisWorksWithResplimit(t *testing.T) {
 	server, err := resplimit.New(memstore.New(memstore.Options{}), nil, resplimit.Options{
 		Credentials: []resplimit.Credential{{User: "ann", Password: "secret"}, {Password: "token"}},
 	})

@@ -10,8 +10,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Reading from a connection on which nothing was written yet ends with the client, and so does
-// dialling one.
+// Close of the client ends reads of a connection on which nothing was written yet, and also ends
+// dialing.
 func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 	for _, dialed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 			synctest.Wait()
 			select {
 			case err := <-ended:
-				t.Fatalf("dialed %v: it ended before the client: %v", dialed, err)
+				t.Fatalf("dialed %v: it ended before the client was closed: %v", dialed, err)
 			default:
 			}
 			end()
@@ -45,10 +45,10 @@ func TestConnectionsEndWithTheClientWhileTheyAreBeingOpened(t *testing.T) {
 			select {
 			case err := <-ended:
 				if err == nil {
-					t.Errorf("dialed %v: something was read", dialed)
+					t.Errorf("dialed %v: the read returned data", dialed)
 				}
 			default:
-				t.Errorf("dialed %v: it goes on without the client", dialed)
+				t.Errorf("dialed %v: it still runs after the client was closed", dialed)
 				here.Close()
 			}
 		})

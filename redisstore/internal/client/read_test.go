@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// A reply that is in the socket is read, although the deadline of the read has passed: this process
-// was stopped meanwhile.
-func TestReplyIsReadThoughItsDeadlineHasPassed(t *testing.T) {
+// A reply that is in the socket is read even if the deadline of the read has passed. That happens
+// after this process was stopped.
+func TestReplyIsReadAfterItsDeadline(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestReplyIsReadThoughItsDeadlineHasPassed(t *testing.T) {
 		t.Fatal(err)
 	}
 	var reply [5]byte
-	if _, err := g.Read(reply[:1]); err != nil { // it has come
+	if _, err := g.Read(reply[:1]); err != nil { // it has arrived
 		t.Fatal(err)
 	}
 	if err := g.SetDeadline(time.Now().Add(-time.Second)); err != nil {

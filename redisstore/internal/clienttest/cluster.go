@@ -64,7 +64,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 		}
 	}
 	if len(names) != 3 {
-		t.Errorf("the nodes are %v; there should be 3", names)
+		t.Errorf("the nodes are %v; want 3", names)
 	}
 	var several []penstock.Charge
 	for i := range 30 {
@@ -75,7 +75,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	}
 }
 
-// Use asks the store all the time, as a breaker does.
+// Use calls the store in a loop, as a breaker's probes do.
 func Use(store *redisstore.Store, during time.Duration) {
 	charges := []penstock.Charge{{Key: "k", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
 	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {

@@ -19,14 +19,14 @@ func OthersConnections(t *testing.T, library Library) {
 	p := to.Proxies[0]
 	store := NewStore(t, library.One(t, p.Addr(), Options{}), redisstore.Options{})
 	charges := []penstock.Charge{Spend("k", penstock.PerDay(1_000_000).MustCompile(), 1)}
-	ask := func(patience time.Duration) error {
+	call := func(patience time.Duration) error {
 		_, err := store.Decide(Within(t, patience), charges)
 		return err
 	}
-	Eventually(t, 10*time.Second, func() error { return ask(time.Second) })
+	Eventually(t, 10*time.Second, func() error { return call(time.Second) })
 
-	CutAll(t, p, func() { _ = ask(time.Second) })
-	p.Lose(true) // also the answers to greetings
+	CutAll(t, p, func() { _ = call(time.Second) })
+	p.Lose(true) // also the answers to HELLO
 	patient, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
 	var waiting atomic.Int64
@@ -38,23 +38,23 @@ func OthersConnections(t *testing.T, library Library) {
 		}()
 	}
 	lost := p.Lost()
-	Await(t, "a greeting to be lost", func() bool { return p.Lost() > lost })
+	Await(t, "an answer to HELLO to be lost", func() bool { return p.Lost() > lost })
 	for i := range 10 {
-		if err := ask(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
+		if err := call(10 * time.Millisecond); !errors.Is(err, penstock.ErrUnavailable) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
 	if waiting.Load() == 0 {
-		t.Error("the calls have waited for as long as those with more patience")
+		t.Error("the calls have waited as long as those with later deadlines")
 	}
 }
 
-// CutAll ends all connections of a store behind a proxy.
-func CutAll(t testing.TB, p *redistest.Proxy, ask func()) {
+// CutAll cuts all connections of a store behind a proxy.
+func CutAll(t testing.TB, p *redistest.Proxy, call func()) {
 	t.Helper()
 	p.Cut(true)
 	for range 10 {
-		ask()
+		call()
 	}
 	p.Cut(false)
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// serverCannotDecide makes servers unable to decide, in various ways. Charges of every kind must
-// fail, also those that would be denied: a script without its first line would let a replica answer
-// a denial that is out of date.
+// serverCannotDecide makes servers unable to decide, in various ways. Charges of every mode must
+// fail, also those that would be denied. Without its first line, a script on a replica would answer
+// with an outdated denial.
 func serverCannotDecide(t *testing.T, suite Suite) {
 	for _, fault := range []struct {
 		name   string
@@ -72,7 +72,7 @@ func serverCannotDecide(t *testing.T, suite Suite) {
 	}
 }
 
-// Do runs commands, written as one types them.
+// Do runs commands, each written as in redis-cli.
 func Do(commands ...string) func(*testing.T, *redistest.Server) {
 	return func(t *testing.T, s *redistest.Server) {
 		t.Helper()
@@ -120,7 +120,7 @@ func serverIsLoading(t *testing.T, suite Suite) {
 		Eventually(t, 10*time.Second, func() error {
 			_, err := store.Decide(Within(t, time.Second), []penstock.Charge{Spend("k", Slow("d", 9), 1)})
 			if err == nil {
-				t.Fatalf("store %d: the server was done loading before it was asked", i)
+				t.Fatalf("store %d: the server had loaded its data before the call", i)
 			}
 			var e *penstock.StoreError
 			if !errors.As(err, &e) || e.Reason != penstock.ReasonNotReady || !strings.Contains(err.Error(), "LOADING") {
@@ -161,9 +161,9 @@ func wrongLogin(t *testing.T, suite Suite) {
 	}
 }
 
-// clusterDown kills most of a Cluster.
+// clusterDown kills two of three primaries of a Cluster.
 func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
-	for i := range 3 { // no quorum is left, so nobody takes over
+	for i := range 3 { // no quorum is left, so no replica is promoted
 		c.Nodes[3+i].Kill()
 		if i > 0 {
 			c.Nodes[i].Kill()
@@ -212,7 +212,7 @@ func rightsOnOneServer(t *testing.T, suite Suite) {
 // limiterLogin is the login of the user of allowUser.
 var limiterLogin = Options{User: "limiter", Password: "secret"}
 
-// useTheRest calls the methods that storetest.Run does not call.
+// useTheRest calls the methods of a store that storetest.Run does not call.
 func useTheRest(t *testing.T, store *redisstore.Store) {
 	t.Helper()
 	if _, err := store.Heartbeat(t.Context(), "an instance", time.Minute); err != nil {
@@ -226,7 +226,7 @@ func useTheRest(t *testing.T, store *redisstore.Store) {
 	}
 }
 
-// rightsOnACluster does the same on a Cluster, with the rights that the library needs there.
+// rightsOnACluster is rightsOnOneServer on a Cluster, with the rights that the library needs there.
 func rightsOnACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	for _, n := range c.Nodes {
 		allowUser(t, n, suite.ClusterRights)
@@ -235,9 +235,9 @@ func rightsOnACluster(t *testing.T, suite Suite, c *redistest.Cluster) {
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)
 	charge := []penstock.Charge{Spend("k", Slow("d", 9), 1)}
-	Eventually(t, 10*time.Second, func() error { // the layout is asked for in the background
+	Eventually(t, 10*time.Second, func() error { // the layout is queried in the background
 		if store.Node(charge) == "" {
-			return errors.New("the store does not know who keeps which slot")
+			return errors.New("the store does not know the layout of the Cluster")
 		}
 		return nil
 	})

@@ -84,7 +84,7 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 	direct := OpenStore(t, to.Direct, redisstore.Options{Prefix: prefix})
 	limit := Slow("d", 1000)
 	key := func(i int) string { return fmt.Sprint("k", i%6) }
-	for i := range 6 { // every server knows the script, every client its servers
+	for i := range 6 { // until every server knows the script, and every client its servers
 		for _, s := range []penstock.Store{direct, store} {
 			Eventually(t, 5*time.Second, func() error {
 				_, err := s.Decide(Within(t, time.Second), []penstock.Charge{{Key: key(i), Plan: limit, Mode: penstock.Peek}})
@@ -123,7 +123,7 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 	}
 	least := int64(lostCalls / 2)
 	if l.name == "silence" {
-		least = 1 // while a call waits for its answer, rueidis may keep others back
+		least = 1 // while a call waits for its answer, rueidis may delay others
 	}
 	if charged < least {
 		t.Errorf("only %d of %d calls ran: the commands were lost, not their replies", charged, lostCalls)
@@ -134,7 +134,7 @@ func loseReplies(t *testing.T, to Target, l loss, m Maker) {
 	})
 }
 
-// forgottenScriptsChargeOnce has servers forget their scripts all the time.
+// forgottenScriptsChargeOnce flushes the scripts of servers in a loop.
 func forgottenScriptsChargeOnce(t *testing.T, s Suite, to Target) {
 	for _, m := range s.clients(to, Options{ReplyTimeout: longReplyTimeout}) {
 		t.Run(m.Name, func(t *testing.T) { forgetScripts(t, to, m) })
@@ -203,7 +203,7 @@ func everyCallEnds(t *testing.T, suite Suite) {
 		lasts      time.Duration
 	}{
 		{"killed", func(s *redistest.Server) error { s.Kill(); return nil }, (*redistest.Server).Restart, 300 * time.Millisecond},
-		// Long enough for clients to give up their connections and to try others, which the system
+		// Long enough for clients to close their connections and to open others, which the system
 		// accepts.
 		{"stopped", func(s *redistest.Server) error { s.Pause(); return nil }, func(s *redistest.Server) error { s.Resume(); return nil }, 3 * time.Second},
 	} {
@@ -232,7 +232,7 @@ func everyCallEnds(t *testing.T, suite Suite) {
 	}
 }
 
-// A load asks a store all the time, and checks that every call ends.
+// A load calls a store in a loop, and checks that every call ends.
 type load struct {
 	faulty            atomic.Bool
 	answers, failures atomic.Int64
@@ -260,7 +260,7 @@ func startLoad(t *testing.T, store penstock.Store, callers int) *load {
 	return l
 }
 
-// serverComesUpLater connects to a server that is not there yet.
+// serverComesUpLater connects to a server that does not run yet.
 func serverComesUpLater(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
 	s.Kill()
@@ -290,7 +290,7 @@ func serverComesUpLater(t *testing.T, suite Suite) {
 		t.Logf("%s: decides %v after the server came up", m.Name, time.Since(start))
 	}
 	if left := Remaining(t, stores[0], "k", Slow("d", 10)); left != 10-int64(len(stores)) {
-		t.Errorf("%d units are left of 10 after %d were spent: what failed was charged later", left, len(stores))
+		t.Errorf("%d units are left of 10 after %d were spent: failed calls were charged later", left, len(stores))
 	}
 }
 
@@ -334,7 +334,7 @@ func (l *load) call(t *testing.T, ctx context.Context, store penstock.Store, key
 		l.slowest.Store(int64(took))
 	}
 	if took > patienceOfLoad+tolerance {
-		t.Errorf("a call with %v to live took %v: %v", patienceOfLoad, took, err)
+		t.Errorf("a call with a deadline of %v took %v: %v", patienceOfLoad, took, err)
 	}
 	switch {
 	case err == nil:

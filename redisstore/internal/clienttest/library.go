@@ -1,4 +1,4 @@
-// Package clienttest has the tests that a Client must pass whichever Redis library it is made of.
+// Package clienttest has the tests that a Client of any Redis library must pass.
 // The tests of redisstore run them over rueidis, those of redisstore/goredis over go-redis.
 package clienttest
 

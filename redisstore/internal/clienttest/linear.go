@@ -24,7 +24,7 @@ const (
 	linearKeys    = 3
 )
 
-// The limits of the histories. Time stands still in them, so each is a counter, and slots are a
+// The limits of the histories. The clock does not run, so each limit is a counter, and slots are a
 // counter for each holder.
 var linearLimits = []*penstock.Plan{
 	penstock.Limit{Name: "token", Group: "g", Count: 6, Period: time.Hour}.MustCompile(),
@@ -33,15 +33,15 @@ var linearLimits = []*penstock.Plan{
 	penstock.Limit{Name: "slots", Group: "g", Algorithm: penstock.Concurrency, Count: 5, Period: time.Hour}.MustCompile(),
 }
 
-const slotsLimit = 3 // the index of the limit that lends slots; those before it are counters
+const slotsLimit = 3 // the index of the concurrency limit; those before it are counters
 
-// A linearState is what has been used: by limit, and of slots by holder.
+// A linearState is what has been used: units by limit, slots by holder.
 type linearState struct {
 	used  [linearKeys][slotsLimit]int64
 	holds [linearKeys][linearClients]int64
 }
 
-// A linearCharge is a charge by the numbers of its key, its limit and its holder.
+// A linearCharge is a charge, with its key, limit and holder as numbers.
 type linearCharge struct {
 	key, limit, holder int
 	mode               penstock.Mode
@@ -54,7 +54,7 @@ type linearStatus struct {
 	retry              time.Duration // 0, 1 for some time, or Never
 }
 
-// A linearAnswer is nil if nobody knows whether the charges were made.
+// A linearAnswer is nil if it is unknown whether the charges were made.
 type linearAnswer []linearStatus
 
 var linearModel = porcupine.Model{
@@ -68,7 +68,7 @@ var linearModel = porcupine.Model{
 	DescribeState:     func(state any) string { return fmt.Sprintf("%+v", state) },
 }
 
-// A history is what clients asked and heard, and when.
+// A history is the calls of clients, with their answers and times.
 type history struct {
 	start time.Time
 
@@ -76,7 +76,7 @@ type history struct {
 	ops []porcupine.Operation
 }
 
-// someBatch is a batch on up to so many keys. Most charges spend, so that the limits are nearly
+// someBatch is a random batch on up to keys keys. Most charges spend, so that the limits are nearly
 // used up and the order of calls matters.
 func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	modes := []penstock.Mode{
@@ -105,8 +105,8 @@ func someBatch(rng *rand.Rand, who, keys int) []linearCharge {
 	return batch
 }
 
-// write makes a history: the clients ask the stores in turn. It returns the seed of what they
-// asked.
+// write makes a history: clients call the stores concurrently. It returns the seed of their
+// batches.
 func write(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng *rand.Rand, who, keys int) []linearCharge) (*history, uint64) {
 	t.Helper()
 	h, seed := &history{start: time.Now()}, rand.Uint64()
@@ -129,14 +129,15 @@ func write(t *testing.T, stores []penstock.Store, ops, keys int, batch func(rng 
 	return h, seed
 }
 
-// StandingClock is a clock that stands still, which makes the counters' model exact.
+// StandingClock is a clock that does not run, which makes the model of counters exact.
 func StandingClock() redisstore.Options {
 	now := time.Now()
 	return redisstore.Options{Now: func() time.Time { return now }}
 }
 
-// linearizable has several stores decide at once, of this library and of URLs. Each call must get
-// the reply that it would get if all calls were made one after another, in some order.
+// linearizable has several stores decide concurrently, some of this library and some of URLs. Each
+// call must get the reply that it would get if all calls were made one after another, in some
+// order.
 func linearizable(t *testing.T, suite Suite, n int) {
 	s, o := redistest.Start(t), StandingClock()
 	stores := []penstock.Store{
@@ -153,7 +154,7 @@ func linearizable(t *testing.T, suite Suite, n int) {
 	t.Logf("counted: %d histories of concurrent clients (%d operations in all)", n, ops)
 }
 
-// linearizableByKey does the same for batches of one key on a Cluster, which one server decides.
+// linearizableByKey does the same on a Cluster, for batches of one key, each decided by one server.
 func linearizableByKey(t *testing.T, suite Suite, c *redistest.Cluster, n int) {
 	o := StandingClock()
 	stores := []penstock.Store{
@@ -190,13 +191,13 @@ func linearizableWithLostReplies(t *testing.T, suite Suite, n int) {
 		switch porcupine.CheckOperationsTimeout(linearModel, h.ops, 2*time.Second) {
 		case porcupine.Illegal:
 			t.Fatalf("seed %d: no order of these calls explains the replies\n%v", seed, h)
-		case porcupine.Unknown: // every unknown charge may be at every place: some histories have too many orders
+		case porcupine.Unknown: // an unknown charge may have been made at any time, so some histories have too many orders
 			undecided++
 		}
 	}
-	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d more were too much to check)", n-undecided, unknown, undecided)
+	t.Logf("counted: %d histories of concurrent clients (with %d unknown outcomes; %d more were too large to check)", n-undecided, unknown, undecided)
 	if unknown < n/2 || undecided > n/5 {
-		t.Errorf("of %d histories with %d lost answers, %d were too much to check", n, unknown, undecided)
+		t.Errorf("of %d histories with %d lost answers, %d were too large to check", n, unknown, undecided)
 	}
 }
 
@@ -204,9 +205,9 @@ func (c linearCharge) String() string {
 	return fmt.Sprintf("%v %d of %s/%d by %d", c.mode, c.cost, linearLimits[c.limit].Name(), c.key, c.holder)
 }
 
-// ask is the sequential specification of one charge. It returns the status that the charge must
+// step is the sequential specification of one charge. It returns the status that the charge must
 // get, and the state after it.
-func (s linearState) ask(c linearCharge) (linearStatus, linearState) {
+func (s linearState) step(c linearCharge) (linearStatus, linearState) {
 	count, before := linearLimits[c.limit].Limit().Count, s
 	taken, own := int64(0), &s.used[c.key%linearKeys][c.limit%slotsLimit]
 	if c.limit == slotsLimit {
@@ -270,7 +271,7 @@ func (s linearState) remaining(c linearCharge) int64 {
 func (s linearState) decide(batch []linearCharge) (linearAnswer, linearState) {
 	answer, next, allowed := make(linearAnswer, len(batch)), s, true
 	for i, c := range batch {
-		answer[i], next = next.ask(c)
+		answer[i], next = next.step(c)
 		allowed = allowed && answer[i].retry == 0
 	}
 	if allowed {
@@ -284,8 +285,8 @@ func (s linearState) decide(batch []linearCharge) (linearAnswer, linearState) {
 	return answer, s
 }
 
-// record makes a call of the store and notes it. A call whose outcome is unknown may be made at any
-// time from then on, or never, which is as good as after everything else.
+// record calls the store and records the call. If its outcome is unknown, it may be made at any
+// later time, or never, which is equal to being made last.
 func (h *history) record(ctx context.Context, store penstock.Store, prefix string, who int, batch []linearCharge) error {
 	charges := make([]penstock.Charge, len(batch))
 	for i, c := range batch {
@@ -343,7 +344,7 @@ func (h *history) check(t *testing.T, seed uint64) porcupine.CheckResult {
 	t.Helper()
 	result := porcupine.CheckOperationsTimeout(linearModel, h.ops, time.Minute)
 	if result == porcupine.Unknown {
-		t.Errorf("seed %d: the check of %d operations was not done in a minute", seed, len(h.ops))
+		t.Errorf("seed %d: the check of %d operations took more than a minute", seed, len(h.ops))
 	}
 	return result
 }

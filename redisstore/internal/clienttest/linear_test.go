@@ -14,8 +14,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// One after another, the memory store answers as the model: what the histories below show is not a
-// mistake of the model.
+// Without concurrency, the store in memory answers as the model predicts. So the model is right.
 func TestModelOfHistoriesIsRight(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -29,36 +28,36 @@ func TestModelOfHistoriesIsRight(t *testing.T) {
 			}
 			answer, next := state.decide(batch)
 			if got := h.ops[len(h.ops)-1].Output.(linearAnswer); !slices.Equal(got, answer) {
-				t.Fatalf("seed %d: %v in %+v: %v, but the model says %v", seed, batch, state, got, answer)
+				t.Fatalf("seed %d: %v in %+v: %v; the model predicts %v", seed, batch, state, got, answer)
 			}
 			state = next
 		}
 	}
 }
 
-// TestLinearizabilityCheckCanFail gives it a store that asks first and spends afterwards, as the
-// limiters do that read, compare and write in separate commands.
+// The check gets a store that peeks first and spends afterwards, like
+// limiters that read, compare and write in separate commands.
 func TestLinearizabilityCheckCanFail(t *testing.T) {
 	t.Parallel()
 	store := OpenStore(t, redistest.Start(t).URL(), StandingClock())
 	racy := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		asked, spent := slices.Clone(charges), slices.Clone(charges)
+		peeks, spends := slices.Clone(charges), slices.Clone(charges)
 		for i := range charges {
-			asked[i].Mode, spent[i].Mode = penstock.Peek, penstock.Force
+			peeks[i].Mode, spends[i].Mode = penstock.Peek, penstock.Force
 		}
-		if d, err := store.Decide(ctx, asked); err != nil || !d.Allowed {
+		if d, err := store.Decide(ctx, peeks); err != nil || !d.Allowed {
 			return d, err
 		}
-		return store.Decide(ctx, spent)
+		return store.Decide(ctx, spends)
 	})
 	spends := func(*rand.Rand, int, int) []linearCharge { return []linearCharge{{mode: penstock.Spend, cost: 1}} }
 	const most = 100
 	for i := range most {
 		h, seed := write(t, []penstock.Store{racy}, linearOps, 1, spends)
 		if h.check(t, seed) == porcupine.Illegal {
-			t.Logf("the racy store was found out by history %d", i+1)
+			t.Logf("the racy store was detected in history %d", i+1)
 			return
 		}
 	}
-	t.Errorf("%d histories of a store that races with itself were all legal", most)
+	t.Errorf("%d histories of a racy store were all legal", most)
 }

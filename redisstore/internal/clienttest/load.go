@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// VariousLimits has limits of two groups. Only those of the first can have a compact script
-// (isCompact).
+// VariousLimits returns limits of two groups. Only those of the first group can have a compact
+// script (isCompact).
 func VariousLimits() []*penstock.Plan {
 	limits := []penstock.Limit{
 		Slow("bucket", 1000).Limit(), Slow("window", 1000).Limit().With(penstock.FixedWindow), Slow("sliding", 1000).Limit().With(penstock.SlidingWindow),
@@ -33,8 +33,8 @@ func VariousLimits() []*penstock.Plan {
 	return plans
 }
 
-// DecideVarious decides the batches that the limits allow: each alone, those of a group, some of
-// them, all, and many at once.
+// DecideVarious decides batches of the limits: each limit alone, those of a group, some of
+// them, all of them, and many batches at once.
 func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -66,11 +66,12 @@ func DecideVarious(t *testing.T, s *redisstore.Store, limits []*penstock.Plan) {
 	all.Wait()
 }
 
-// WantLoadedOnly fails the test if the store has sent anything but EVALSHA and what Load sends.
+// WantLoadedOnly fails the test if the store has sent anything except EVALSHA and the commands of
+// Load.
 func WantLoadedOnly(t *testing.T, s *redisstore.Store) {
 	t.Helper()
 	if got := s.Scripts(); got.Missing != 0 || got.Evals != 0 || got.Loaded == 0 {
-		t.Errorf("after Load, %+v; want nothing but what it loaded", got)
+		t.Errorf("after Load, %+v; want only calls of loaded scripts", got)
 	}
 }
 
@@ -105,7 +106,7 @@ func loadOnACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 	DecideVarious(t, s, VariousLimits())
 	WantLoadedOnly(t, s)
 
-	// One server alone loses them.
+	// Only one server loses its scripts.
 	Must(t, servers[0], "SCRIPT", "FLUSH")
 	DecideVarious(t, s, VariousLimits())
 	if got := s.Scripts(); got.Missing == 0 || got.Evals != 0 {
@@ -123,13 +124,13 @@ func WantScripts(t *testing.T, server *redistest.Server, scripts []redisstore.Sc
 	}
 }
 
-// A CountingClient counts what is sent. It holds back whatever would make a server know a script,
+// A CountingClient counts commands. It delays each command that makes a script known to a server
 // until Proceed is closed.
 type CountingClient struct {
 	redisstore.Client
 	Missing, Loads, Evals atomic.Int64
 	Scripts               []redisstore.Script // of the last Load into every server
-	Proceed               chan struct{}       // nil: nothing is held back
+	Proceed               chan struct{}       // nil: nothing is delayed
 }
 
 // oneCallerLoads sends decisions of several callers at the same time to a server without scripts.
@@ -156,7 +157,7 @@ func oneCallerLoads(t *testing.T, suite Suite) {
 	}
 }
 
-// oneCallerSendsTheText does the same without the right to load scripts.
+// oneCallerSendsTheText is oneCallerLoads without the right to load scripts.
 func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	callers := suite.AtOnce
 	server := redistest.Start(t)
@@ -167,7 +168,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	err := s.Load(t.Context(), limit)
 	var failure *penstock.StoreError
 	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonPermissionDenied || !failure.IsPermanent || failure.Hint != "+script|load" {
-		t.Fatalf("Load without the right to: %v, want one that is refused and hints at +script|load", err)
+		t.Fatalf("Load without the right: %v, want an error with the hint +script|load", err)
 	}
 	if got := client.callAtOnce(t, s, callers, limit); got != callers {
 		t.Errorf("%d of %d callers were allowed", got, callers)
@@ -180,7 +181,7 @@ func oneCallerSendsTheText(t *testing.T, suite Suite) {
 	}
 }
 
-// wrongDigest loads a script with the digest of another.
+// wrongDigest loads a script under the digest of another.
 func wrongDigest(t *testing.T, suite Suite) {
 	client := suite.One(t, redistest.Start(t).Addr, Options{})
 	err := client.Load(t.Context(), "", []redisstore.Script{{Text: "return 1", Digest: strings.Repeat("0", 40)}})

@@ -8,12 +8,12 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A Suite says what is tested.
+// A Suite is the clients to test, and how to open a store with them.
 type Suite struct {
 	Library
-	Other Library // makes clients of another kind, for the tests that lose replies and scripts
+	Other Library // another library, for the tests that lose replies and scripts
 
-	// ClusterRights are what a user of a Cluster needs, as the rules of ACL SETUSER.
+	// ClusterRights are the rights that a user of a Cluster needs, as rules of ACL SETUSER.
 	ClusterRights string
 
 	// Open makes a store that has up to AtOnce scripts of one key in flight.
@@ -37,7 +37,7 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 		test{"rights on one server", rightsOnOneServer},
 		test{"wrong digest", wrongDigest},
 	)
-	// They share a Cluster one after another: some flush scripts, set the memory or add users, and
+	// These tests use one Cluster in turn: some flush scripts, set the memory or add users, and
 	// the last one kills most of it.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
@@ -63,7 +63,7 @@ func RunConcurrent(t *testing.T, s Suite) {
 		test{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(50, 3000)) }},
 		test{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(15, 600)) }},
 	)
-	// They share a Cluster one after another: some flush scripts, some lose replies.
+	// These tests use one Cluster in turn: some flush scripts, some lose replies.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
 		to := clusterBehindProxies(t)
@@ -83,7 +83,7 @@ func (s Suite) run(t *testing.T, tests ...test) {
 	}
 }
 
-// clients makes clients of both libraries, if they have any of that kind.
+// clients makes clients of both libraries, if they support this kind of server.
 func (s Suite) clients(to Target, o Options) (makers []Maker) {
 	for _, l := range []Library{s.Library, s.Other} {
 		switch {

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A bench has a Coalescer whose scripts take a second, and a store in memory that decides them.
-type bench struct {
+// A setup has a Coalescer whose scripts take a second, and a store in memory that decides them.
+type setup struct {
 	*testing.T
 	c     *Coalescer
 	store *memstore.Store
@@ -31,14 +31,14 @@ const scriptTime = time.Second
 // kind is the Script of charges without a holder.
 type kind struct{}
 
-func (b *bench) ScriptFor(charges []penstock.Charge) Script {
+func (b *setup) ScriptFor(charges []penstock.Charge) Script {
 	if charges[0].Holder != "" {
 		return nil
 	}
 	return kind{}
 }
 
-func (b *bench) DecideFlight(ctx context.Context, f *Flight) {
+func (b *setup) DecideFlight(ctx context.Context, f *Flight) {
 	b.mu.Lock()
 	b.sizes = append(b.sizes, f.Len())
 	cause := b.fail
@@ -56,11 +56,11 @@ func (b *bench) DecideFlight(ctx context.Context, f *Flight) {
 	}
 }
 
-// run runs a test in a bubble, where time passes only while everybody waits.
-func run(t *testing.T, test func(b *bench)) {
+// inBubble runs a test in a synctest bubble, where time passes only while all goroutines wait.
+func inBubble(t *testing.T, test func(b *setup)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{T: t, store: memstore.New(memstore.Options{})}
+		b := &setup{T: t, store: memstore.New(memstore.Options{})}
 		b.c = New(b)
 		test(b)
 		time.Sleep(time.Minute)
@@ -71,8 +71,8 @@ func run(t *testing.T, test func(b *bench)) {
 	})
 }
 
-// hold keeps two scripts in flight, so that all others wait, until the returned function is called.
-func (b *bench) hold() (release func()) {
+// hold keeps two scripts in flight, so that all others wait, until release is called.
+func (b *setup) hold() (release func()) {
 	for range 2 {
 		if !b.c.Enter(b.Context(), new(Waiter)) {
 			b.Fatal("a caller waits while the store is idle")
@@ -90,7 +90,7 @@ type result struct {
 }
 
 // decide decides a waiter's batch.
-func (b *bench) decide(ctx context.Context, w *Waiter) result {
+func (b *setup) decide(ctx context.Context, w *Waiter) result {
 	begin := time.Now()
 	if b.c.Enter(ctx, w) {
 		defer b.c.Exit()
@@ -106,19 +106,19 @@ func (b *bench) decide(ctx context.Context, w *Waiter) result {
 }
 
 // call decides charges in the background.
-func (b *bench) call(ctx context.Context, charges ...penstock.Charge) <-chan result {
-	return b.callWith(ctx, &Waiter{Charges: charges})
+func (b *setup) call(ctx context.Context, charges ...penstock.Charge) <-chan result {
+	return b.callWaiter(ctx, &Waiter{Charges: charges})
 }
 
-func (b *bench) callWith(ctx context.Context, w *Waiter) <-chan result {
+func (b *setup) callWaiter(ctx context.Context, w *Waiter) <-chan result {
 	results := make(chan result, 1)
 	go func() { results <- b.decide(ctx, w) }()
 	synctest.Wait()
 	return results
 }
 
-// within calls with a deadline that has no timer of its own, as that of guard.Timeout.
-func (b *bench) within(after time.Duration, charges ...penstock.Charge) <-chan result {
+// within makes a call whose deadline has no timer of its own, like those of guard.Timeout.
+func (b *setup) within(after time.Duration, charges ...penstock.Charge) <-chan result {
 	results := make(chan result, 1)
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		r := b.decide(ctx, &Waiter{Charges: charges})
@@ -138,7 +138,7 @@ func spend(key string, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: thirty, Cost: cost}
 }
 
-func (b *bench) wantUsed(key string, want int64) {
+func (b *setup) wantUsed(key string, want int64) {
 	b.Helper()
 	d, err := b.store.Decide(context.Background(), []penstock.Charge{{Key: key, Plan: thirty, Mode: penstock.Peek}})
 	if err != nil {
@@ -149,13 +149,13 @@ func (b *bench) wantUsed(key string, want int64) {
 	}
 }
 
-func (b *bench) failWith(err error) {
+func (b *setup) failWith(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.fail = err
 }
 
-func (b *bench) wantFlights(sizes ...int) {
+func (b *setup) wantFlights(sizes ...int) {
 	b.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -164,8 +164,8 @@ func (b *bench) wantFlights(sizes ...int) {
 	}
 }
 
-func TestNobodyWaitsForAnIdleStore(t *testing.T) {
-	run(t, func(b *bench) {
+func TestCallersDoNotWaitForAnIdleStore(t *testing.T) {
+	inBubble(t, func(b *setup) {
 		for range 3 {
 			if r := <-b.call(b.Context(), spend("k", 1)); r.err != nil || r.after != scriptTime {
 				t.Errorf("%+v", r)
@@ -177,7 +177,7 @@ func TestNobodyWaitsForAnIdleStore(t *testing.T) {
 }
 
 func TestEqualBatchesAreOneRequest(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		release := b.hold()
 		var calls []<-chan result
 		for range 200 {
@@ -199,8 +199,8 @@ func TestEqualBatchesAreOneRequest(t *testing.T) {
 	})
 }
 
-// A flight costs the server 256 at most: 4 for a request of one charge, and 1 for each further
-// waiter. Here three scripts are in flight, so that all others wait.
+// A flight costs the server at most 256 units: 4 for a request of one charge, and 1 for each
+// further waiter. Here three scripts are in flight, so that all others wait.
 func TestCostOfAFlightIsBounded(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -212,9 +212,9 @@ func TestCostOfAFlightIsBounded(t *testing.T) {
 		{"equal requests", func(int) penstock.Charge { return spend("k", 1) }, 600, []int{253, 253, 94}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			run(t, func(b *bench) {
+			inBubble(t, func(b *setup) {
 				defer b.hold()()
-				b.third()
+				b.sendThird()
 				for i := range row.n {
 					b.call(b.Context(), row.call(i))
 				}
@@ -226,15 +226,15 @@ func TestCostOfAFlightIsBounded(t *testing.T) {
 	}
 }
 
-// third sends a third script.
-func (b *bench) third() {
+// sendThird sends a third script.
+func (b *setup) sendThird() {
 	for i := range thirdFlightMinRequests {
 		b.call(b.Context(), spend(fmt.Sprint("third", i), 1))
 	}
 }
 
-// While a flight is in flight, a small one waits for its end, unless it grows. Many waiters for one
-// request are enough too.
+// While one flight is sent, a small one waits for its end, unless it grows. Many waiters for one
+// request also count as growth.
 func TestSecondFlightHasAThreshold(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -245,7 +245,7 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 		{"equal requests", func(int) penstock.Charge { return spend("hot", 1) }, secondFlightMinWaiters},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			run(t, func(b *bench) {
+			inBubble(t, func(b *setup) {
 				release := b.hold()
 				b.call(b.Context(), spend("first", 1))
 				release() // the first flight is sent
@@ -267,9 +267,9 @@ func TestSecondFlightHasAThreshold(t *testing.T) {
 	}
 }
 
-// A third flight is sent for many different requests; not for equal ones, and not a fourth.
+// A third flight needs many different requests; equal ones do not count. There is no fourth.
 func TestThirdFlightHasAThreshold(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		defer b.hold()()
 		for range 100 {
 			b.call(b.Context(), spend("hot", 1))
@@ -289,7 +289,7 @@ func TestThirdFlightHasAThreshold(t *testing.T) {
 
 // A waiter that leaves before its flight is sent is not charged, and others are.
 func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		release := b.hold()
 		ctx, cancel := context.WithCancel(b.Context())
 		leaves, stays := b.call(ctx, spend("k", 1)), b.call(b.Context(), spend("k", 1))
@@ -306,9 +306,9 @@ func TestWaiterThatLeavesTheQueueIsNotCharged(t *testing.T) {
 	})
 }
 
-// A deadline with a timer ends the wait to the moment, one without at most minTimerInterval later.
+// A deadline with a timer ends the wait exactly then, one without at most minTimerInterval later.
 func TestDeadlinesEndTheWait(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		release := b.hold()
 		ctx, cancel := context.WithTimeout(b.Context(), 20*time.Millisecond)
 		defer cancel()
@@ -321,7 +321,7 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 				t.Errorf("without a timer: %+v", r)
 			}
 		}
-		stays := b.within(time.Hour, spend("k", 30)) // nothing is left of the deadlines before
+		stays := b.within(time.Hour, spend("k", 30)) // the earlier deadlines have no effect
 		release()
 		if r := <-stays; r.err != nil || !r.decision.Allowed {
 			t.Errorf("the waiter that stayed: %+v", r)
@@ -329,11 +329,11 @@ func TestDeadlinesEndTheWait(t *testing.T) {
 	})
 }
 
-// Of the waiters of one request each leaves at its own deadline: not charged if the flight was not
-// sent, or not knowing. The others get their answers.
+// Each waiter of a shared request leaves at its own deadline. If the flight was not sent, it is not
+// charged; otherwise its outcome is unknown. The others get their answers.
 func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 	for _, isSent := range []bool{false, true} {
-		run(t, func(b *bench) {
+		inBubble(t, func(b *setup) {
 			release := b.hold()
 			var stay, leave []<-chan result
 			var deadlines []time.Duration
@@ -372,9 +372,9 @@ func TestEachWaiterLeavesAtItsOwnDeadline(t *testing.T) {
 	}
 }
 
-// A flight goes on as long as one of its waiters waits, and is cancelled with the last.
+// A flight runs as long as one of its waiters waits, and is canceled when the last has left.
 func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		release := b.hold()
 		var cancels []context.CancelFunc
 		var calls []<-chan result
@@ -396,14 +396,14 @@ func TestFlightIsCancelledWithItsLastWaiter(t *testing.T) {
 			}
 		}
 		if flight.Err() == nil {
-			t.Error("the flight goes on without a waiter")
+			t.Error("the flight runs without a waiter")
 		}
 	})
 }
 
-// A flight that fails fails its waiters, and nobody else.
-func TestFailedFlightFailsItsWaitersAlone(t *testing.T) {
-	run(t, func(b *bench) {
+// If a flight fails, only its waiters fail.
+func TestFailedFlightFailsOnlyItsWaiters(t *testing.T) {
+	inBubble(t, func(b *setup) {
 		release := b.hold()
 		b.failWith(errors.New("the connection broke"))
 		var fail []<-chan result
@@ -426,9 +426,10 @@ func TestFailedFlightFailsItsWaitersAlone(t *testing.T) {
 	})
 }
 
-// Batches of different scripts do not share a flight; those without one share theirs.
+// Batches of different uniform scripts do not share a flight. All batches without one share a
+// flight.
 func TestFlightsHaveOneScript(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		release := b.hold()
 		held := penstock.InFlight(100, time.Hour).MustCompile()
 		for i := range 5 {
@@ -444,12 +445,12 @@ func TestFlightsHaveOneScript(t *testing.T) {
 // Extras join the flight of their waiter, and leave the queue with it.
 func TestExtrasGoWithTheirWaiter(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
-		run(t, func(b *bench) {
+		inBubble(t, func(b *setup) {
 			release := b.hold()
 			extra := &Waiter{Charges: []penstock.Charge{spend("extra", 1)}}
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
-			call := b.callWith(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
+			call := b.callWaiter(ctx, &Waiter{Charges: []penstock.Charge{spend("k", 1)}, Extras: []*Waiter{extra}})
 			if !extra.HasJoined() {
 				t.Error("the extra has not joined")
 			}
@@ -468,11 +469,11 @@ func TestExtrasGoWithTheirWaiter(t *testing.T) {
 }
 
 func TestSlotsDoNotWaitForEachOther(t *testing.T) {
-	run(t, func(b *bench) {
+	inBubble(t, func(b *setup) {
 		slots := NewSlots(b)
 		one, other := slots.Of(1), slots.Of(2)
 		if one == other || slots.Of(1) != one {
-			t.Fatal("slots share a Coalescer, or one has two")
+			t.Fatal("two slots share a Coalescer, or one slot has two")
 		}
 		for range 2 {
 			one.Enter(b.Context(), new(Waiter))

@@ -14,13 +14,13 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-var luaDir = flag.String("lua", "", "where TestScriptsAreWritten writes the scripts, for luacheck to read")
+var luaDir = flag.String("lua", "", "directory in which TestScriptsAreWritten writes the scripts for luacheck")
 
 // Each algorithm has scripts of every kind, for one charge and for two.
 func TestScriptsAreWritten(t *testing.T) {
 	write := func(name, text string) {
 		if strings.Contains(text, "@") || strings.Contains(text, "ALGORITHM") || strings.Contains(text, "POISON\n") || strings.Contains(text, "STEP\n") {
-			t.Errorf("%s: something was left unwritten:\n%s", name, text)
+			t.Errorf("%s: a placeholder is left:\n%s", name, text)
 		}
 		if *luaDir == "" {
 			return
@@ -57,11 +57,12 @@ func TestScriptsAreWritten(t *testing.T) {
 	write("all-mixed", Mixed(all))
 }
 
-// mixed are algorithms whose scripts are the most expensive to write, the first most of all.
+// mixed are the algorithms whose scripts are the most expensive to generate, the most expensive
+// first.
 var mixed = []*algorithm.Algorithm{penstock.SlidingWindow, penstock.LeakyBucket, penstock.TokenBucket, penstock.FixedWindow}
 
-// A request may be the first that needs a script. Allocations stand for time, because machines are
-// busy. A generator that took 70 ms made 6,500 of them.
+// The first request that needs a script waits for it. The test counts allocations, because times
+// vary on busy machines. A generator that took 70 ms made 6,500 of them.
 func TestWritingAScriptIsCheap(t *testing.T) {
 	for name, write := range map[string]func(){
 		"single of one":   func() { Single(mixed[:1]) },
