@@ -217,7 +217,7 @@ func TestFallbackAnswersBeforeTheCallerGivesUp(t *testing.T) {
 		{-time.Second, 0},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			g, err := guard.Standard(penstock.StoreFunc(hangs), guard.Options{Instances: 1})
+			g, err := guard.Standard(penstock.StoreFunc(hang), guard.Options{Instances: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
