@@ -53,8 +53,10 @@ var mayImport = []struct {
 	{"policy/policyfile", []string{".", "algorithm", "guard", "internal/boundedfile", "internal/panicked", "internal/wording", "policy", "policy/jwt", "policy/describe",
 		"go.yaml.in/yaml/v4", "github.com/fsnotify/fsnotify"}},
 	{"admission", []string{".", "internal/piggyback", "internal/panicked", "memstore", "guard", "policy"}},
-	{"httplimit", []string{".", "algorithm", "admission", "guard", "internal/wording", "policy"}},
-	{"httplimit/internal/spellings", nil},
+	{"internal/clientaddress", nil},
+	{"internal/quotaheaders", []string{".", "algorithm", "admission", "policy"}},
+	{"httplimit", []string{".", "admission", "guard", "internal/clientaddress", "internal/quotaheaders", "internal/wording", "policy"}},
+	{"internal/spellings", nil},
 	{"httplimit/forwardauth", []string{".", "admission", "httplimit", "policy"}},
 	{"resplimit", []string{".", "algorithm", "admission", "internal/panicked", "policy"}},
 	{"httplimit/outbound", []string{".", "github.com/dunglas/httpsfv"}},
@@ -152,10 +154,16 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	}
 }
 
-// Any transport can stand on admission: it knows no protocol.
+// Any transport can stand on admission: it knows no protocol. The same holds for what several
+// transports share.
 func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
 		t.Error("package admission imports net/http")
+	}
+	for _, name := range []string{"internal/clientaddress", "internal/quotaheaders"} {
+		if slices.Contains(packages(t)[name].Imports, "net/http") {
+			t.Errorf("package %s imports net/http; transports of other protocols use it too", name)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/quotaheaders"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -141,10 +142,10 @@ func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, out
 		r = a.withContext()
 	case admission.DeniedNewIdentity:
 		d.reason, d.status = tooManyNew, c.status
-		d.retrySeconds = c.headers.write(a.header, nil, true, why.RetryAfter)
+		d.retrySeconds = c.headers.Write(a.header, nil, true, why.RetryAfter)
 	case admission.FailedClosed:
-		d.reason, d.retrySeconds = failedClosed, ceilSeconds(why.RetryAfter)
-		a.header[headerRetryAfter] = []string{strconv.FormatInt(d.retrySeconds, 10)}
+		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(why.RetryAfter)
+		a.header["Retry-After"] = []string{strconv.FormatInt(d.retrySeconds, 10)}
 	case admission.Refused:
 		d.reason = clientRefused
 	case admission.Abandoned:
@@ -178,14 +179,14 @@ func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string)
 // writeHeaders tells the client about its limits.
 func (a *Admission) writeHeaders(c *compiledRules, denied bool, retryAfter time.Duration) (retrySeconds int64) {
 	var statusBuf [8]admission.LimitStatus
-	var quotaBuf [8]quota
+	var quotaBuf [8]quotaheaders.Quota
 	quotas := quotaBuf[:0]
 	statuses := a.admission.AppendVisible(statusBuf[:0])
 	for i := range statuses {
-		quotas = append(quotas, c.quota(&statuses[i]))
+		quotas = append(quotas, c.policies.Quota(&statuses[i]))
 	}
 	c.cors.show(a.header, a.Request)
-	return c.headers.write(a.header, quotas, denied, retryAfter)
+	return c.headers.Write(a.header, quotas, denied, retryAfter)
 }
 
 // answer answers a request that is rejected.

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"strings"
 
+	"github.com/penstock/penstock/internal/clientaddress"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -106,7 +107,7 @@ var underscores = strings.NewReplacer(".", "_", " ", "_")
 func (a *attributes) Address() netip.Addr {
 	if !a.located {
 		a.located = true
-		a.address = a.compiled.addresses.of(a.r)
+		a.address = a.compiled.proxies.Client(clientaddress.PeerOf(a.r.RemoteAddr), a.r.Header)
 	}
 	return a.address
 }

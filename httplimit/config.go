@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/clientaddress"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -170,7 +171,7 @@ func (c *Config) checkProxies(report func(field any, format string, args ...any)
 		if text == "unix" {
 			continue
 		}
-		if _, err := parseNetwork(text); err != nil {
+		if _, err := clientaddress.ParseNetwork(text); err != nil {
 			report(&c.TrustedProxies[i], "%q %v", wording.Clip(text), err)
 		}
 	}

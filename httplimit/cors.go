@@ -32,7 +32,7 @@ func newCORS(c *CORSConfig, dialects []Dialect) *cors {
 		}
 	}
 	for _, d := range dialects {
-		add(d.fieldNames()...)
+		add(d.FieldNames()...)
 	}
 	add("Retry-After")
 	return &cors{origins: c.Origins, canSendCredentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}

@@ -9,6 +9,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/internal/quotaheaders"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -120,20 +122,20 @@ func NewSimple(store penstock.Store, name string, limits []penstock.Limit, o Sim
 // ByAddress returns the key of the connection's remote address. Behind proxies, where all
 // connections come from few addresses, use a policy with trusted_proxies.
 func ByAddress(r *http.Request) string {
-	return "ip:" + policy.AddressText((&addresses{}).of(r), 32, 64)
+	return "ip:" + policy.AddressText(clientaddress.PeerOf(r.RemoteAddr).Address, 32, 64)
 }
 
 // compiledRules are what a Gate needs of rules, computed once.
 type compiledRules struct {
 	rules      *policy.Rules
 	paths      policy.Paths
-	headers    *headers
+	headers    *quotaheaders.Writer
 	bodies     *bodies
 	cors       *cors // nil: no page of another origin may read the Gate's own answers
 	status     int   // of a denial
-	addresses  *addresses
+	proxies    *clientaddress.Proxies
 	maxWaiting int
-	policies   map[*penstock.Plan]*quotaPolicy
+	policies   quotaheaders.Policies
 }
 
 func compile(rules *policy.Rules) (*compiledRules, error) {
@@ -141,14 +143,14 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiledRules{rules: rules, paths: rules.Paths(), status: h.Denied.Status, maxWaiting: h.MaxWaiting, policies: make(map[*penstock.Plan]*quotaPolicy)}
+	c := &compiledRules{rules: rules, paths: rules.Paths(), status: h.Denied.Status, maxWaiting: h.MaxWaiting, policies: quotaheaders.PoliciesOf(rules)}
 	dialects := []Dialect{}
 	for _, name := range h.Headers {
 		if name != noDialect {
 			dialects = append(dialects, Dialect(name))
 		}
 	}
-	c.headers = newHeaders(headerSettings{dialects: dialects, resetSeconds: h.Reset == "seconds", jitter: h.RetryJitter})
+	c.headers = quotaheaders.New(quotaheaders.Settings{Dialects: dialects, ResetSeconds: h.Reset == "seconds", Jitter: h.RetryJitter})
 	c.cors = newCORS(h.CORS, dialects)
 	body := bodySettings{}
 	if h.Denied.isTemplate() {
@@ -157,26 +159,8 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 		body.isText = h.Denied.Body == "text"
 	}
 	c.bodies = newBodies(body)
-	c.addresses = newAddresses(h.TrustedProxies, h.AddressHeader)
-	for _, rule := range rules.Rules() {
-		for _, limit := range rule.Limits {
-			for _, plan := range limit.Variants {
-				c.policies[plan] = newQuotaPolicy(limit.Policy, plan)
-			}
-		}
-	}
+	c.proxies = clientaddress.New(h.TrustedProxies, h.AddressHeader)
 	return c, nil
-}
-
-// quota is what a response says about a limit.
-func (c *compiledRules) quota(s *admission.LimitStatus) quota {
-	p := c.policies[s.Plan]
-	if p == nil { // a Plan that is not in the policy
-		p = newQuotaPolicy(s.Limit.Policy, s.Plan)
-	}
-	q := quota{policy: p, status: s.Status, isShare: s.IsLocal}
-	q.status.Remaining = min(q.status.Remaining, p.limit) // a ceiling may have more
-	return q
 }
 
 // current returns the compiled rules in force. If new rules cannot be used, the old ones stay.
@@ -198,7 +182,9 @@ func (g *Gate) current() *compiledRules {
 }
 
 // IsTrustedProxy tells whether a request comes straight from one of the policy's trusted proxies.
-func (g *Gate) IsTrustedProxy(r *http.Request) bool { return g.current().addresses.trustsPeer(r) }
+func (g *Gate) IsTrustedProxy(r *http.Request) bool {
+	return g.current().proxies.Trusts(clientaddress.PeerOf(r.RemoteAddr))
+}
 
 // Waiting returns how many requests wait.
 func (g *Gate) Waiting() int { return g.controller.Waiting() }

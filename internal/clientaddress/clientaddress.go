@@ -1,17 +1,20 @@
-package httplimit
+// Package clientaddress finds the address of a client behind proxies.
+package clientaddress
 
 import (
 	"errors"
 	"fmt"
-	"net/http"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// addresses finds the client's address: that of the connection's peer, or, if the peer is a trusted
-// proxy, the one that the proxy names in a header.
+// Proxies are those that are trusted to name their clients. The zero value trusts none.
+//
+// The client's address is that of the connection's peer, or, if the peer is a trusted proxy, the
+// one that the proxy names in a header.
 //
 // Each proxy appends to a list (X-Forwarded-For or Forwarded). The sender with the first untrusted
 // address from the right may have written everything left of it. So the list is read from the
@@ -22,11 +25,21 @@ import (
 //
 // Any other header must have one line with one address, or the peer is the client. Proxies must
 // overwrite such a header, as they must append to a list.
-type addresses struct {
-	trusted []netip.Prefix
-	unix    bool   // whether the peer of a unix socket is trusted
-	header  string // in canonical form
+type Proxies struct {
+	networks []netip.Prefix
+	unix     bool   // whether the peer of a unix socket is trusted
+	header   string // the key of the header
+	form     form
 }
+
+// A form is how a header names addresses.
+type form uint8
+
+const (
+	formSingle       form = iota // one address
+	formForwardedFor             // a list, as in X-Forwarded-For
+	formForwarded                // a list, as in Forwarded
+)
 
 // The bounds of what is read of a list: addresses, and bytes including commas.
 const (
@@ -34,51 +47,92 @@ const (
 	maxHopBytes = 8 << 10
 )
 
-// newAddresses trusts proxies in the networks ("10.0.0.0/8", "2001:db8::1", or "unix" for any peer
-// on a unix socket) to name the client in the header. A Config has checked both.
-func newAddresses(trusted []string, header string) *addresses {
-	a := &addresses{header: header}
+// New trusts proxies in the networks ("10.0.0.0/8", "2001:db8::1", or "unix" for any peer on a unix
+// socket) to name the client in the header. It ignores texts that ParseNetwork refuses. The header
+// is written as in the keys of the maps that Client gets.
+func New(trusted []string, header string) *Proxies {
+	p := &Proxies{header: header}
+	switch strings.ToLower(header) {
+	case "x-forwarded-for":
+		p.form = formForwardedFor
+	case "forwarded":
+		p.form = formForwarded
+	}
 	for _, text := range trusted {
 		if text == "unix" {
-			a.unix = true
-		} else if network, err := parseNetwork(text); err == nil {
-			a.trusted = append(a.trusted, network)
+			p.unix = true
+		} else if network, err := ParseNetwork(text); err == nil {
+			p.networks = append(p.networks, network)
 		}
 	}
-	return a
+	return p
 }
 
-// of returns the client's address, without a zone and never IPv4-mapped. It is invalid if the
-// client is a peer without an address, as on a unix socket.
-func (a *addresses) of(r *http.Request) netip.Addr {
-	peer := parsePeer(r.RemoteAddr)
-	if !a.trusts(peer) && !a.trustsSocket(r) {
-		return peer
+// A Peer is at the other end of a connection.
+type Peer struct {
+	Address  netip.Addr // without a zone, and never IPv4-mapped; invalid if it has none
+	IsSocket bool       // the connection is a unix socket
+}
+
+// PeerOf parses a peer as net/http writes it in Request.RemoteAddr. That of a unix socket is the
+// path of its socket, @ and a name, or nothing. Others normally have a port; a handler in front may
+// have replaced it by an address alone.
+func PeerOf(remote string) Peer {
+	if remote == "" || remote[0] == '@' || remote[0] == '/' {
+		return Peer{IsSocket: true}
+	}
+	if peer, err := netip.ParseAddrPort(remote); err == nil {
+		return Peer{Address: plain(peer.Addr())}
+	}
+	address, _ := netip.ParseAddr(remote)
+	return Peer{Address: plain(address)}
+}
+
+// PeerAt returns the peer with an address of package net.
+func PeerAt(remote net.Addr) Peer {
+	switch remote := remote.(type) {
+	case nil:
+		return Peer{}
+	case *net.TCPAddr:
+		return Peer{Address: plain(remote.AddrPort().Addr())}
+	case *net.UnixAddr:
+		return Peer{IsSocket: true}
+	}
+	return PeerOf(remote.String())
+}
+
+// plain is an address in the form that is compared.
+func plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+// Client returns the address of the client behind a peer that sent these headers. It has no zone,
+// and is never IPv4-mapped. It is invalid if the client is a peer without an address, as on a unix
+// socket.
+func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
+	if !p.Trusts(peer) {
+		return peer.Address
 	}
 	var client netip.Addr
-	switch lines := r.Header[a.header]; {
-	case a.header == "X-Forwarded-For":
-		client = a.walk(lines, lastComma, parseNode)
-	case a.header == "Forwarded":
-		client = a.walk(lines, lastUnquotedComma, parseForwarded)
+	switch lines := headers[p.header]; {
+	case p.form == formForwardedFor:
+		client = p.walk(lines, lastComma, parseNode)
+	case p.form == formForwarded:
+		client = p.walk(lines, lastUnquotedComma, parseForwarded)
 	case len(lines) == 1 && len(lines[0]) <= maxHopBytes:
 		client = parseNode(lines[0])
 	}
 	if !client.IsValid() {
-		return peer
+		return peer.Address
 	}
 	return client
 }
 
-// trustsPeer tells whether the peer is a trusted proxy.
-func (a *addresses) trustsPeer(r *http.Request) bool {
-	return a.trusts(parsePeer(r.RemoteAddr)) || a.trustsSocket(r)
+// Trusts tells whether a peer is a trusted proxy.
+func (p *Proxies) Trusts(peer Peer) bool {
+	return peer.IsSocket && p.unix || p.trusts(peer.Address)
 }
 
-func (a *addresses) trustsSocket(r *http.Request) bool { return a.unix && isSocket(r.RemoteAddr) }
-
-func (a *addresses) trusts(address netip.Addr) bool {
-	for _, network := range a.trusted {
+func (p *Proxies) trusts(address netip.Addr) bool {
+	for _, network := range p.networks {
 		if network.Contains(address) {
 			return true
 		}
@@ -88,7 +142,7 @@ func (a *addresses) trusts(address netip.Addr) bool {
 
 // walk reads a list from the right. It returns the first address that is not trusted; if all are
 // trusted, the leftmost; if an element before that is malformed, the zero Addr.
-func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
+func (p *Proxies) walk(lines []string, lastComma func(string) int, parse func(string) netip.Addr) (hop netip.Addr) {
 	hops, bytes := 0, 0
 	for _, line := range slices.Backward(lines) {
 		rest := line[max(0, len(line)-(maxHopBytes-bytes)):]
@@ -101,7 +155,7 @@ func (a *addresses) walk(lines []string, lastComma func(string) int, parse func(
 				return netip.Addr{}
 			}
 			hop = parse(rest[comma+1:])
-			if !hop.IsValid() || !a.trusts(hop) {
+			if !hop.IsValid() || !p.trusts(hop) {
 				return hop
 			}
 			rest = rest[:max(0, comma)]
@@ -201,7 +255,7 @@ func parseNode(text string) netip.Addr {
 	if err != nil || bracketed && address.Is4() || !isName(address.Zone()) || port != "" && !isPort(port) {
 		return netip.Addr{}
 	}
-	return address.Unmap().WithZone("")
+	return plain(address)
 }
 
 // isPort tells whether text is a colon and a port, or a colon and an obfuscated port of RFC 7239,
@@ -227,26 +281,9 @@ func isName(text string) bool {
 	return true
 }
 
-// parsePeer parses a [http.Request.RemoteAddr]. It normally has a port; a handler in
-// front may have replaced it by an address alone.
-func parsePeer(remote string) netip.Addr {
-	peer, err := netip.ParseAddrPort(remote)
-	if err != nil {
-		address, _ := netip.ParseAddr(remote)
-		return address.Unmap().WithZone("")
-	}
-	return peer.Addr().Unmap().WithZone("")
-}
-
-// isSocket tells whether remote is the peer of a unix socket, as net/http writes it: the path of
-// its socket, @ and a name, or nothing.
-func isSocket(remote string) bool {
-	return remote == "" || remote[0] == '@' || remote[0] == '/'
-}
-
-// parseNetwork parses a network, or an address as a network of one. The error is a predicate:
+// ParseNetwork parses a network, or an address as a network of one. The error is a predicate:
 // "is not a network", without the text before it.
-func parseNetwork(text string) (netip.Prefix, error) {
+func ParseNetwork(text string) (netip.Prefix, error) {
 	network, err := netip.ParsePrefix(text)
 	if address, e := netip.ParseAddr(text); e == nil && address.Zone() == "" {
 		network, err = netip.PrefixFrom(address, address.BitLen()), nil

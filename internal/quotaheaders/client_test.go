@@ -1,4 +1,4 @@
-package httplimit
+package quotaheaders
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		limit, status := drawLimit(rt), drawStatus(rt)
 		status.Remaining = 0
-		q := quota{policy: quotaPolicyOf(limit.Name, limit), status: status}
+		q := Quota{Policy: policyOf(limit.Name, limit), Status: status}
 		until, known := q.until()
 		now := time.Unix(1_800_000_000, 0)
 		for _, dialect := range dialects {
@@ -27,10 +27,10 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 					continue // a client reads numbers this large as Unix time
 				}
 				h := make(http.Header)
-				newHeaders(headerSettings{dialects: []Dialect{dialect}, resetSeconds: inSeconds, now: func() time.Time { return now }}).
-					write(h, []quota{q}, false, 0)
+				New(Settings{Dialects: []Dialect{dialect}, ResetSeconds: inSeconds, Now: func() time.Time { return now }}).
+					Write(h, []Quota{q}, false, 0)
 				h.Set("Date", now.UTC().Format(http.TimeFormat))
-				want := time.Duration(ceilSeconds(until)) * time.Second
+				want := time.Duration(CeilSeconds(until)) * time.Second
 				if !known {
 					want = 0
 				}

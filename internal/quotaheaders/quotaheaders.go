@@ -1,0 +1,430 @@
+// Package quotaheaders writes the fields about limits that clients get: headers of HTTP, and
+// metadata of gRPC.
+package quotaheaders
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Dialect is a form of the fields about limits. All dialects of a response agree.
+type Dialect string
+
+// The dialects. Package httplimit documents them.
+const (
+	Draft11    Dialect = "draft-11"
+	Draft07    Dialect = "draft-07"
+	Draft06    Dialect = "draft-06"
+	XRateLimit Dialect = "x-ratelimit"
+)
+
+// Dialects returns all dialects.
+func Dialects() []Dialect { return []Dialect{Draft11, Draft07, Draft06, XRateLimit} }
+
+// FieldNames returns the names of the fields of a dialect, as its specification writes them.
+func (d Dialect) FieldNames() []string {
+	switch d {
+	case Draft11, Draft07:
+		return []string{"RateLimit", "RateLimit-Policy"}
+	case Draft06:
+		return []string{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", "RateLimit-Policy"}
+	case XRateLimit:
+		return []string{"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
+	}
+	return nil
+}
+
+// A Writer writes the fields about limits. Make one with New.
+type Writer struct {
+	settings         Settings
+	hasDraft07Policy bool // write RateLimit-Policy in the form of drafts 06 and 07
+	names            *[fieldCount]string
+}
+
+// Settings of a Writer. The zero value is useful.
+type Settings struct {
+	Dialects     []Dialect        // nil: Draft11; empty: none, so denials have Retry-After only
+	ResetSeconds bool             // Reset of XRateLimit is in seconds from now; default: Unix time
+	Jitter       time.Duration    // Retry-After is longer than necessary by up to this
+	Now          func() time.Time // default: time.Now
+	LowerCase    bool             // the names of fields are in lower case, as in gRPC; default: as in http.Header
+}
+
+// New makes a Writer. Draft11 and Draft07 must not stand together.
+func New(settings Settings) *Writer {
+	if settings.Dialects == nil {
+		settings.Dialects = []Dialect{Draft11}
+	}
+	if settings.Now == nil {
+		settings.Now = time.Now
+	}
+	names := &canonicalNames
+	if settings.LowerCase {
+		names = &lowerNames
+	}
+	has := func(d Dialect) bool { return slices.Contains(settings.Dialects, d) }
+	return &Writer{settings: settings, hasDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06)), names: names}
+}
+
+// A Quota is the state of one limit in one response.
+type Quota struct {
+	Policy  *Policy
+	Status  penstock.Status
+	IsShare bool // the status is about this process' share of the limit, or about its ceiling
+}
+
+// A Policy is what every response says about a limit. NewPolicy makes it once.
+type Policy struct {
+	name              string // public, such as "search.second"
+	limit             int64  // units at once: q
+	policyItem        string // of RateLimit-Policy
+	draft07PolicyItem string // the same in drafts 06 and 07; empty if they cannot express it
+
+	canRefill bool  // steadily: count units in period µs
+	count     int64 // units
+	period    int64 // µs
+}
+
+// NewPolicy prepares a limit for headers. The name consists of a-z, 0-9, '_', '.' and '-'. The
+// parameters q and w are
+//
+//	TokenBucket     the burst, and the time in which the bucket fills
+//	LeakyBucket     the length of the queue plus 1, and the time in which they empty
+//	windows, logs   the count and the period
+//	Concurrency     the slots; it has no w, and qu="concurrent-requests"
+//
+// w is in whole seconds. For a bucket it is rounded up. It is left out for a bucket that fills in
+// less than a second, where rounding would show a fraction of the true rate, for windows that do
+// not last whole seconds, and for calendar months.
+func NewPolicy(name string, plan *penstock.Plan) *Policy {
+	limit := plan.Limit()
+	p := &Policy{name: name, limit: plan.Capacity()}
+	a := limit.Algorithm
+	window := int64(0)
+	unit := ""
+	switch {
+	case a.NeedsHolder():
+		unit = `;qu="concurrent-requests"`
+	case a.RefillsSteadily():
+		p.canRefill, p.count, p.period = true, limit.Count, limit.Period.Microseconds()
+		if whole, rest := p.refill(p.limit); whole+rest >= time.Second {
+			window = CeilSeconds(whole + rest)
+		}
+	case a.IsCalendar():
+		window = calendarSeconds(limit.Period)
+	case limit.Period%time.Second == 0:
+		window = int64(limit.Period / time.Second)
+	}
+
+	item := append([]byte{'"'}, name...)
+	item = append(item, `";q=`...)
+	item = appendInteger(item, p.limit)
+	item = append(item, unit...)
+	if window > 0 {
+		item = append(item, ";w="...)
+		item = appendInteger(item, window)
+		p.draft07PolicyItem = fmt.Sprintf("%d;w=%d", min(p.limit, maxInteger), window)
+	}
+	p.policyItem = string(item)
+	return p
+}
+
+// Policies are those of all limits of rules. PoliciesOf makes them once.
+type Policies map[*penstock.Plan]*Policy
+
+// PoliciesOf prepares the limits of rules.
+func PoliciesOf(rules *policy.Rules) Policies {
+	all := make(Policies)
+	for _, rule := range rules.Rules() {
+		for _, limit := range rule.Limits {
+			for _, plan := range limit.Variants {
+				all[plan] = NewPolicy(limit.Policy, plan)
+			}
+		}
+	}
+	return all
+}
+
+// Quota returns what a response says about a limit after a decision.
+func (p Policies) Quota(s *admission.LimitStatus) Quota {
+	known := p[s.Plan]
+	if known == nil { // a Plan that is not in the rules
+		known = NewPolicy(s.Limit.Policy, s.Plan)
+	}
+	q := Quota{Policy: known, Status: s.Status, IsShare: s.IsLocal}
+	q.Status.Remaining = min(q.Status.Remaining, known.limit) // a ceiling may have more
+	return q
+}
+
+// calendarSeconds returns w of a calendar window, given its longest length; 0 for months.
+func calendarSeconds(period time.Duration) int64 {
+	switch period {
+	case algorithm.Day.Period():
+		return 24 * 3600
+	case algorithm.Week.Period():
+		return 7 * 24 * 3600
+	}
+	return 0
+}
+
+// refill returns the time in which a bucket refills units, rounded down to a microsecond, and what
+// to add to round it up: 0 or 1 µs.
+func (p *Policy) refill(units int64) (down, up time.Duration) {
+	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.period, 0)))
+	count := uint64(max(p.count, 1))
+	if hi >= count {
+		return maxRefill, 0
+	}
+	micros, rest := bits.Div64(hi, lo, count)
+	if micros >= uint64(maxRefill/time.Microsecond) {
+		return maxRefill, 0
+	}
+	if rest > 0 {
+		up = time.Microsecond
+	}
+	return time.Duration(micros) * time.Microsecond, up
+}
+
+// maxRefill is more than the 2^51 µs that a valid limit needs at most.
+const maxRefill time.Duration = 1 << 62
+
+// until returns t of the draft: the time in which no more than the remaining units can be used. The
+// bool is false if the request can never be granted.
+//
+// A limit that denied: RetryAfter. A bucket: the time of its next unit. Otherwise: ResetAfter, the
+// time when nothing is used any more. For windows that is exact. Sliding windows, logs and shares
+// of a bucket have more units before, at a time that is not known; the draft allows a longer t. An
+// empty share counts as an empty bucket, so that no client waits for a whole burst.
+func (q *Quota) until() (time.Duration, bool) {
+	switch {
+	case q.Status.RetryAfter == penstock.Never:
+		return 0, false
+	case q.Status.RetryAfter != 0:
+		return q.Status.RetryAfter, true
+	case q.Policy.canRefill && (!q.IsShare || q.Status.Remaining <= 0):
+		return q.nextUnit(), true
+	}
+	return q.Status.ResetAfter, true
+}
+
+// nextUnit returns when a bucket has one more unit. A full bucket begins to refill when a unit is
+// used.
+func (q *Quota) nextUnit() time.Duration {
+	missing := q.Policy.limit - max(q.Status.Remaining, 0)
+	if missing <= 0 {
+		down, up := q.Policy.refill(1)
+		return down + up
+	}
+	later, _ := q.Policy.refill(missing - 1)
+	return max(q.Status.ResetAfter-later, 0)
+}
+
+// isStricter tells whether older dialects show q rather than another quota: q denies for longer, or
+// has a smaller share left.
+func (q *Quota) isStricter(than *Quota) bool {
+	if q.Status.RetryAfter != than.Status.RetryAfter {
+		return q.Status.RetryAfter > than.Status.RetryAfter
+	}
+	// left/limit < than's left/limit
+	hi, lo := bits.Mul64(q.left(), uint64(max(than.Policy.limit, 1)))
+	otherHi, otherLo := bits.Mul64(than.left(), uint64(max(q.Policy.limit, 1)))
+	return hi < otherHi || hi == otherHi && lo < otherLo
+}
+
+func (q *Quota) left() uint64 { return uint64(max(q.Status.Remaining, 0)) }
+
+// Write sets the fields about the quotas. If the request was denied, it sets Retry-After: in
+// whole seconds, rounded up, at least 1, and at least the RetryAfter of each limit that denied.
+// There is no Retry-After if the request can never be granted. It returns the seconds of
+// Retry-After, or 0.
+func (w *Writer) Write(to map[string][]string, quotas []Quota, denied bool, retryAfter time.Duration) (retrySeconds int64) {
+	var room [512]byte
+	var f fields
+	text := room[:0]
+	if len(quotas) > 0 {
+		text = w.appendQuotas(text, &f, quotas)
+	}
+	if denied {
+		if retrySeconds = w.retrySeconds(quotas, retryAfter); retrySeconds > 0 {
+			text = f.number(text, fieldRetryAfter, retrySeconds)
+		}
+	}
+	f.set(to, w.names, string(text))
+	return retrySeconds
+}
+
+func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
+	strictest := &quotas[0]
+	for i := range quotas[1:] {
+		if q := &quotas[i+1]; q.isStricter(strictest) {
+			strictest = q
+		}
+	}
+	limit, remaining := strictest.Policy.limit, strictest.Status.Remaining
+	reset, resets := strictest.until()
+	seconds := CeilSeconds(reset)
+
+	for _, dialect := range w.settings.Dialects {
+		switch dialect {
+		case Draft11:
+			for i := range quotas {
+				text = append(appendComma(text, i), quotas[i].Policy.policyItem...)
+			}
+			f.finish(text, fieldPolicy)
+			for i := range quotas {
+				text = quotas[i].appendItem(appendComma(text, i))
+			}
+			f.finish(text, fieldLimits)
+		case Draft07:
+			text = appendInteger(append(text, "limit="...), limit)
+			text = appendInteger(append(text, ", remaining="...), remaining)
+			if resets {
+				text = appendInteger(append(text, ", reset="...), seconds)
+			}
+			f.finish(text, fieldLimits)
+		case Draft06:
+			text = f.number(text, fieldLimit, limit)
+			text = f.number(text, fieldRemaining, remaining)
+			if resets {
+				text = f.number(text, fieldReset, seconds)
+			}
+		case XRateLimit:
+			text = f.number(text, fieldXLimit, limit)
+			text = f.number(text, fieldXRemaining, remaining)
+			if resets && w.settings.ResetSeconds {
+				text = f.number(text, fieldXReset, seconds)
+			} else if resets {
+				text = f.number(text, fieldXReset, ceilUnix(w.settings.Now())+seconds)
+			}
+		}
+	}
+	if w.hasDraft07Policy && strictest.Policy.draft07PolicyItem != "" {
+		text = append(text, strictest.Policy.draft07PolicyItem...)
+		f.finish(text, fieldPolicy)
+	}
+	return text
+}
+
+// appendItem appends the quota's item of RateLimit.
+func (q *Quota) appendItem(b []byte) []byte {
+	b = append(append(append(b, '"'), q.Policy.name...), `";r=`...)
+	b = appendInteger(b, q.Status.Remaining)
+	if until, ok := q.until(); ok {
+		b = appendInteger(append(b, ";t="...), CeilSeconds(until))
+	}
+	return b
+}
+
+func (w *Writer) retrySeconds(quotas []Quota, retryAfter time.Duration) int64 {
+	if retryAfter == penstock.Never {
+		return 0
+	}
+	for i := range quotas {
+		if quotas[i].Status.RetryAfter == penstock.Never {
+			return 0
+		}
+		retryAfter = max(retryAfter, quotas[i].Status.RetryAfter)
+	}
+	if w.settings.Jitter > 0 {
+		retryAfter += min(rand.N(w.settings.Jitter+1), math.MaxInt64-retryAfter)
+	}
+	return max(CeilSeconds(retryAfter), 1)
+}
+
+// A field is one of those that a Writer writes.
+type field uint8
+
+const (
+	fieldPolicy field = iota
+	fieldLimits
+	fieldLimit
+	fieldRemaining
+	fieldReset
+	fieldXLimit
+	fieldXRemaining
+	fieldXReset
+	fieldRetryAfter
+	fieldCount
+)
+
+// The names of the fields as http.Header has them, and as gRPC has them.
+var (
+	canonicalNames = [fieldCount]string{
+		"Ratelimit-Policy", "Ratelimit", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", "X-Ratelimit-Limit", "X-Ratelimit-Remaining",
+		"X-Ratelimit-Reset", "Retry-After",
+	}
+	lowerNames = [fieldCount]string{
+		"ratelimit-policy", "ratelimit", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "x-ratelimit-limit", "x-ratelimit-remaining",
+		"x-ratelimit-reset", "retry-after",
+	}
+)
+
+// fields collects header fields. Their values are parts of one text, so that all of them take two
+// allocations.
+type fields struct {
+	n    int
+	keys [fieldCount]field // each is written at most once
+	ends [fieldCount]int
+}
+
+// finish makes the text appended since the last call the value of a field.
+func (f *fields) finish(text []byte, key field) {
+	f.keys[f.n], f.ends[f.n] = key, len(text)
+	f.n++
+}
+
+func (f *fields) number(text []byte, key field, n int64) []byte {
+	text = appendInteger(text, n)
+	f.finish(text, key)
+	return text
+}
+
+func (f *fields) set(to map[string][]string, names *[fieldCount]string, text string) {
+	values, start := make([]string, f.n), 0
+	for i := range f.n {
+		values[i] = text[start:f.ends[i]]
+		to[names[f.keys[i]]] = values[i : i+1 : i+1]
+		start = f.ends[i]
+	}
+}
+
+func appendComma(b []byte, i int) []byte {
+	if i > 0 {
+		return append(b, ", "...)
+	}
+	return b
+}
+
+// maxInteger is the largest Integer of RFC 9651.
+const maxInteger = 999_999_999_999_999
+
+// appendInteger appends n as an Integer of RFC 9651, at least 0.
+func appendInteger(b []byte, n int64) []byte {
+	return strconv.AppendInt(b, min(max(n, 0), maxInteger), 10)
+}
+
+// CeilSeconds returns d in whole seconds, rounded up; 0 if d is negative.
+func CeilSeconds(d time.Duration) int64 {
+	if d <= 0 {
+		return 0
+	}
+	return int64((d-1)/time.Second) + 1
+}
+
+// ceilUnix returns t in seconds since the epoch, rounded up.
+func ceilUnix(t time.Time) int64 {
+	if t.Nanosecond() > 0 {
+		return t.Unix() + 1
+	}
+	return t.Unix()
+}

@@ -1,0 +1,744 @@
+package quotaheaders
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/big"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/memstore"
+	"pgregory.net/rapid"
+)
+
+// dialects are all dialects.
+var dialects = Dialects()
+
+// A saidLimit is one limit as some dialect tells it; what it does not tell is -1.
+type saidLimit struct{ limit, remaining, reset int64 }
+
+// parseLists reads the headers of draft-11 as RFC 9651 demands.
+func parseLists(t testing.TB, h http.Header) (names []string, items map[string]map[string]any) {
+	t.Helper()
+	items = make(map[string]map[string]any)
+	for _, header := range []string{"RateLimit-Policy", "RateLimit"} {
+		list, err := httpsfv.UnmarshalList(h.Values(header))
+		if err != nil {
+			t.Fatalf("%s: %q: %v", header, h.Values(header), err)
+		}
+		for i, member := range list {
+			item, ok := member.(httpsfv.Item)
+			if !ok {
+				t.Fatalf("%s: %q: member %d is not an item", header, h.Values(header), i)
+			}
+			name, ok := item.Value.(string)
+			if !ok {
+				t.Fatalf("%s: %q: item %d is not a string", header, h.Values(header), i)
+			}
+			if header == "RateLimit-Policy" {
+				names = append(names, name)
+				items[name] = make(map[string]any)
+			} else if i >= len(names) || names[i] != name {
+				t.Fatalf("%s: %q: item %d is not that of RateLimit-Policy, %q", header, h.Values(header), i, names)
+			}
+			for _, param := range item.Params.Names() {
+				items[name][param], _ = item.Params.Get(param)
+			}
+		}
+		if len(list) != len(names) {
+			t.Fatalf("%s: %q: %d items; RateLimit-Policy has %d", header, h.Values(header), len(list), len(names))
+		}
+	}
+	return names, items
+}
+
+// parseOld reads the headers of one of the older dialects.
+func parseOld(t testing.TB, h http.Header, dialect Dialect) saidLimit {
+	t.Helper()
+	number := func(header string) int64 {
+		if h.Get(header) == "" {
+			return -1
+		}
+		n, err := strconv.ParseInt(h.Get(header), 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", header, err)
+		}
+		return n
+	}
+	switch dialect {
+	case Draft07:
+		dictionary, err := httpsfv.UnmarshalDictionary(h.Values("RateLimit"))
+		if err != nil {
+			t.Fatalf("RateLimit: %q: %v", h.Values("RateLimit"), err)
+		}
+		value := func(key string) int64 {
+			member, ok := dictionary.Get(key)
+			if !ok {
+				return -1
+			}
+			return member.(httpsfv.Item).Value.(int64)
+		}
+		return saidLimit{value("limit"), value("remaining"), value("reset")}
+	case Draft06:
+		return saidLimit{number("RateLimit-Limit"), number("RateLimit-Remaining"), number("RateLimit-Reset")}
+	}
+	return saidLimit{number("X-RateLimit-Limit"), number("X-RateLimit-Remaining"), number("X-RateLimit-Reset")}
+}
+
+var anyAlgorithm = []*algorithm.Algorithm{
+	nil, penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow,
+	penstock.SubWindow(10), penstock.SlidingLog, penstock.Concurrency, penstock.CalendarWindow(algorithm.Day, time.UTC),
+}
+
+// drawLimit draws a valid limit, small or at the end of what there is.
+func drawLimit(t *rapid.T) penstock.Limit {
+	return rapid.Custom(func(t *rapid.T) penstock.Limit {
+		magnitude := func(name string, most int64) int64 {
+			return rapid.OneOf(rapid.Int64Range(1, min(20, most)), rapid.Int64Range(1, min(100_000, most)), rapid.Int64Range(1, most)).Draw(t, name)
+		}
+		period := time.Duration(magnitude("µs", algorithm.MaxPeriod)) * time.Microsecond
+		if rapid.Bool().Draw(t, "whole seconds") {
+			period = time.Duration(magnitude("seconds", 8*365*24*3600)) * time.Second
+		}
+		limit := penstock.Limit{
+			Name:      rapid.StringMatching(`[a-z0-9_.-]{1,20}`).Draw(t, "name"),
+			Algorithm: rapid.SampledFrom(anyAlgorithm).Draw(t, "algorithm"),
+			Count:     magnitude("count", algorithm.Max/2),
+			Period:    period,
+		}
+		if rapid.Bool().Draw(t, "burst") {
+			limit.Burst = magnitude("burst", algorithm.Max/2)
+		}
+		return limit
+	}).Filter(func(l penstock.Limit) bool { return l.Validate() == nil }).Draw(t, "limit")
+}
+
+func drawStatus(t *rapid.T) penstock.Status {
+	micros := func(name string) time.Duration {
+		return time.Microsecond * time.Duration(rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 5_000_000), rapid.Int64Range(0, algorithm.Max)).Draw(t, name))
+	}
+	status := penstock.Status{ResetAfter: micros("reset")}
+	status.Remaining = rapid.OneOf(rapid.Int64Range(0, 3), rapid.Int64Range(0, algorithm.Max)).Draw(t, "remaining")
+	switch rapid.IntRange(0, 5).Draw(t, "answer") {
+	case 0, 1:
+		status.RetryAfter = micros("retry")
+	case 2:
+		status.RetryAfter = penstock.Never
+	}
+	return status
+}
+
+// ceilRat is x rounded up.
+func ceilRat(x *big.Rat) int64 {
+	n := new(big.Int).Add(x.Num(), x.Denom())
+	n.Sub(n, big.NewInt(1))
+	return n.Div(n, x.Denom()).Int64()
+}
+
+func ratOf(d time.Duration) *big.Rat { return big.NewRat(int64(d), int64(time.Second)) }
+
+// meantPolicy is what a limit's policy must say, computed with fractions. A window of 0 is not
+// said.
+func meantPolicy(limit penstock.Limit) (q, window int64, unit any, bucket bool) {
+	a := limit.Algorithm
+	if a == nil {
+		a = penstock.TokenBucket
+	}
+	orCount := limit.Burst
+	if orCount == 0 {
+		orCount = limit.Count
+	}
+	switch {
+	case a.NeedsHolder():
+		return orCount, 0, "concurrent-requests", false
+	case a.Name() == "tokenbucket" || a.Name() == "leakybucket":
+		q = orCount
+		if a.Name() == "leakybucket" {
+			q = limit.Burst + 1
+		}
+		whole := new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(q, limit.Count))
+		if whole.Cmp(big.NewRat(1, 1)) >= 0 {
+			window = ceilRat(whole)
+		}
+		return q, window, nil, true
+	case a.IsCalendar():
+		return limit.Count, map[time.Duration]int64{25 * time.Hour: 86400, 169 * time.Hour: 604800}[limit.Period], nil, false
+	case limit.Period%time.Second == 0:
+		return limit.Count, int64(limit.Period / time.Second), nil, false
+	}
+	return limit.Count, 0, nil, false
+}
+
+// meantReset is when there must be more, in whole seconds; -1 if that is not to be said. For a
+// bucket it may be one microsecond late.
+func meantReset(limit penstock.Limit, status penstock.Status) (least, most int64) {
+	if status.RetryAfter == penstock.Never {
+		return -1, -1
+	}
+	if status.RetryAfter > 0 {
+		n := ceilRat(ratOf(status.RetryAfter))
+		return n, n
+	}
+	q, _, _, bucket := meantPolicy(limit)
+	after := ratOf(status.ResetAfter)
+	if !bucket {
+		n := ceilRat(after)
+		return n, n
+	}
+	units := func(n int64) *big.Rat { return new(big.Rat).Mul(ratOf(limit.Period), big.NewRat(n, limit.Count)) }
+	late := func(x *big.Rat) *big.Rat { return new(big.Rat).Add(x, ratOf(time.Microsecond)) }
+	if status.Remaining >= q {
+		return ceilRat(units(1)), ceilRat(late(units(1)))
+	}
+	next := new(big.Rat).Sub(after, units(q-status.Remaining-1))
+	return max(ceilRat(next), 0), max(ceilRat(late(next)), 0)
+}
+
+func meantStrictest(limits []penstock.Limit, statuses []penstock.Status) int {
+	strictest := 0
+	share := func(i int) *big.Rat {
+		q, _, _, _ := meantPolicy(limits[i])
+		return big.NewRat(statuses[i].Remaining, q)
+	}
+	for i := range limits {
+		a, b := statuses[i], statuses[strictest]
+		if a.RetryAfter > b.RetryAfter || a.RetryAfter == b.RetryAfter && share(i).Cmp(share(strictest)) < 0 {
+			strictest = i
+		}
+	}
+	return strictest
+}
+
+const mostInteger = 999_999_999_999_999
+
+func TestHeadersSayWhatWasMeantAndDialectsAgree(t *testing.T) {
+	responses, values := 0, 0
+	rapid.Check(t, func(rt *rapid.T) {
+		n := rapid.IntRange(1, 4).Draw(rt, "quotas")
+		limits, statuses, quotas := make([]penstock.Limit, n), make([]penstock.Status, n), make([]Quota, n)
+		denied, retryAfter := false, time.Duration(0)
+		for i := range n {
+			limits[i], statuses[i] = drawLimit(rt), drawStatus(rt)
+			limits[i].Name = fmt.Sprintf("%s.%d", limits[i].Name, i)
+			quotas[i] = Quota{Policy: policyOf(limits[i].Name, limits[i]), Status: statuses[i]}
+			denied = denied || statuses[i].RetryAfter > 0
+			retryAfter = max(retryAfter, statuses[i].RetryAfter)
+		}
+		dialects := []Dialect{rapid.SampledFrom([]Dialect{Draft11, Draft07}).Draw(rt, "RateLimit")}
+		for _, d := range []Dialect{Draft06, XRateLimit} {
+			if rapid.Bool().Draw(rt, string(d)) {
+				dialects = append(dialects, d)
+			}
+		}
+		now := time.Unix(1_800_000_000, rapid.SampledFrom([]int64{0, 1, 999_999_999}).Draw(rt, "ns"))
+		settings := Settings{
+			Dialects: dialects, Now: func() time.Time { return now }, ResetSeconds: rapid.Bool().Draw(rt, "reset in seconds"),
+			Jitter: time.Duration(rapid.Int64Range(0, 3e9).Draw(rt, "jitter")),
+		}
+		h := make(http.Header)
+		wrote := New(settings).Write(h, quotas, denied, retryAfter)
+		responses++
+
+		strictest := meantStrictest(limits, statuses)
+		q, window, _, _ := meantPolicy(limits[strictest])
+		least, most := meantReset(limits[strictest], statuses[strictest])
+		meant := saidLimit{min(q, mostInteger), min(statuses[strictest].Remaining, mostInteger), least}
+		agree := func(who Dialect, said saidLimit) {
+			values += 3
+			if said.limit != meant.limit || said.remaining != meant.remaining || said.reset < least || said.reset > most {
+				rt.Fatalf("%s says %+v; meant is %+v (reset up to %d) by limit %v, status %+v: %v",
+					who, said, meant, most, limits[strictest], statuses[strictest], h)
+			}
+			meant.reset, least, most = said.reset, said.reset, said.reset // the next dialect says exactly the same
+		}
+
+		longest := int64(0)
+		for i := range limits {
+			if statuses[i].RetryAfter > 0 && statuses[i].RetryAfter != penstock.Never {
+				longest = max(longest, ceilRat(ratOf(statuses[i].RetryAfter)))
+			}
+		}
+		for _, dialect := range dialects {
+			if dialect != Draft11 {
+				said := parseOld(t, h, dialect)
+				if dialect == XRateLimit && !settings.ResetSeconds && said.reset >= 0 {
+					said.reset -= int64(math.Ceil(float64(now.UnixNano()-1_800_000_000*1e9)/1e9)) + 1_800_000_000
+				}
+				agree(dialect, said)
+				continue
+			}
+			names, items := parseLists(t, h)
+			for i, limit := range limits {
+				item := items[limit.Name]
+				q, window, unit, _ := meantPolicy(limit)
+				least, most := meantReset(limit, statuses[i])
+				values += 4
+				if names[i] != limit.Name || item["q"] != min(q, mostInteger) || item["r"] != min(statuses[i].Remaining, mostInteger) || item["qu"] != unit {
+					rt.Fatalf("item %d is %v; meant is q %d, qu %v for %v, %+v", i, item, q, unit, limit, statuses[i])
+				}
+				if w, ok := item["w"]; ok != (window > 0) || ok && w != window {
+					rt.Fatalf("item %d has w %v; meant is %d for %v", i, w, window, limit)
+				}
+				if reset, ok := item["t"].(int64); ok != (least >= 0) || ok && (reset < least || reset > most) {
+					rt.Fatalf("item %d has t %v; meant is %d to %d for %v, %+v", i, item["t"], least, most, limit, statuses[i])
+				}
+			}
+			item := items[limits[strictest].Name]
+			said := saidLimit{item["q"].(int64), item["r"].(int64), -1}
+			if reset, ok := item["t"].(int64); ok {
+				said.reset = reset
+			}
+			agree(Draft11, said)
+		}
+		if !slices.Contains(dialects, Draft11) {
+			want := ""
+			if window > 0 {
+				want = fmt.Sprintf("%d;w=%d", meant.limit, window)
+			}
+			if got := h.Get("RateLimit-Policy"); got != want {
+				rt.Fatalf("RateLimit-Policy: %s; want %q", got, want)
+			}
+		}
+
+		retry, jitter := h.Get("Retry-After"), ceilRat(ratOf(settings.Jitter))
+		switch {
+		case !denied || retryAfter == penstock.Never:
+			if retry != "" || wrote != 0 {
+				rt.Fatalf("Retry-After: %s, reported as %d; there must be none (denied %v, retry after %v)", retry, wrote, denied, retryAfter)
+			}
+		default:
+			got, err := strconv.ParseInt(retry, 10, 64)
+			if err != nil || got != wrote || got < max(longest, 1) || got > max(longest+jitter, 1) {
+				rt.Fatalf("Retry-After: %q, reported as %d; want %d to %d", retry, wrote, longest, longest+jitter)
+			}
+		}
+		for key := range h {
+			if key != http.CanonicalHeaderKey(key) {
+				rt.Fatalf("header %s is not canonical", key)
+			}
+		}
+	})
+	t.Logf("counted: %d random responses in all dialects (%d values compared)", responses, values)
+}
+
+// What a real store answers, in the words of each algorithm: after a first request of the given
+// cost, and after a second.
+func TestHeadersOfEachAlgorithm(t *testing.T) {
+	everyTenth := penstock.PerSecond(10)
+	for _, c := range []struct {
+		limit         penstock.Limit
+		first, second int64
+		want          string // of all headers but Date
+	}{
+		{penstock.PerSecond(10).WithBurst(25), 1, 30, `
+RateLimit-Policy: "x";q=25;w=3
+RateLimit: "x";r=24;t=1
+then
+RateLimit-Policy: "x";q=25;w=3
+RateLimit: "x";r=24`},
+		{penstock.PerMinute(60), 60, 1, `
+RateLimit-Policy: "x";q=60;w=60
+RateLimit: "x";r=0;t=1
+then
+RateLimit-Policy: "x";q=60;w=60
+RateLimit: "x";r=0;t=1
+Retry-After: 1`},
+		{penstock.PerMinute(60), 30, 35, `
+RateLimit-Policy: "x";q=60;w=60
+RateLimit: "x";r=30;t=1
+then
+RateLimit-Policy: "x";q=60;w=60
+RateLimit: "x";r=30;t=5
+Retry-After: 5`},
+		{everyTenth.WithBurst(5), 5, 5, `
+RateLimit-Policy: "x";q=5
+RateLimit: "x";r=0;t=1
+then
+RateLimit-Policy: "x";q=5
+RateLimit: "x";r=0;t=1
+Retry-After: 1`},
+		{everyTenth.With(penstock.LeakyBucket).WithBurst(19), 1, 1, `
+RateLimit-Policy: "x";q=20;w=2
+RateLimit: "x";r=19;t=1
+then
+RateLimit-Policy: "x";q=20;w=2
+RateLimit: "x";r=19;t=1
+Retry-After: 1`},
+		{penstock.PerMinute(3).With(penstock.FixedWindow), 2, 2, `
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=1;t=15
+then
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=1;t=15
+Retry-After: 15`},
+		{penstock.PerMinute(3).With(penstock.AnchoredWindow), 3, 1, `
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=0;t=60
+then
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=0;t=60
+Retry-After: 60`},
+		{penstock.PerDay(10_000).With(penstock.CalendarWindow(algorithm.Day, time.UTC)), 1, 1, `
+RateLimit-Policy: "x";q=10000
+RateLimit: "x";r=9999;t=43155
+then
+RateLimit-Policy: "x";q=10000
+RateLimit: "x";r=9998;t=43155`},
+		{penstock.Limit{Count: 10_000, Period: algorithm.Day.Period(), Algorithm: penstock.CalendarWindow(algorithm.Day, time.UTC)}, 10_000, 1, `
+RateLimit-Policy: "x";q=10000;w=86400
+RateLimit: "x";r=0;t=43155
+then
+RateLimit-Policy: "x";q=10000;w=86400
+RateLimit: "x";r=0;t=43155
+Retry-After: 43155`},
+		{penstock.Limit{Count: 5, Period: algorithm.Month.Period(), Algorithm: penstock.CalendarWindow(algorithm.Month, time.UTC)}, 1, 9, `
+RateLimit-Policy: "x";q=5
+RateLimit: "x";r=4;t=2635155
+then
+RateLimit-Policy: "x";q=5
+RateLimit: "x";r=4`},
+		{penstock.PerMinute(3).With(penstock.SlidingWindow), 1, 3, `
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=2;t=75
+then
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=2;t=75
+Retry-After: 75`},
+		{penstock.PerMinute(3).With(penstock.SubWindow(6)), 3, 1, `
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=0;t=65
+then
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=0;t=65
+Retry-After: 65`},
+		{penstock.PerMinute(3).With(penstock.SlidingLog), 3, 1, `
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=0;t=60
+then
+RateLimit-Policy: "x";q=3;w=60
+RateLimit: "x";r=0;t=60
+Retry-After: 60`},
+		{penstock.Every(100 * time.Millisecond).With(penstock.FixedWindow), 1, 1, `
+RateLimit-Policy: "x";q=1
+RateLimit: "x";r=0;t=1
+then
+RateLimit-Policy: "x";q=1
+RateLimit: "x";r=0;t=1
+Retry-After: 1`},
+		{penstock.Limit{Count: 1, Period: 1500 * time.Millisecond, Algorithm: penstock.SlidingLog}, 1, 1, `
+RateLimit-Policy: "x";q=1
+RateLimit: "x";r=0;t=2
+then
+RateLimit-Policy: "x";q=1
+RateLimit: "x";r=0;t=2
+Retry-After: 2`},
+		{penstock.InFlight(5, 30*time.Second), 5, 1, `
+RateLimit-Policy: "x";q=5;qu="concurrent-requests"
+RateLimit: "x";r=0;t=30
+then
+RateLimit-Policy: "x";q=5;qu="concurrent-requests"
+RateLimit: "x";r=0;t=30
+Retry-After: 30`},
+	} {
+		c.limit.Name = "x"
+		now := time.Date(2026, 7, 1, 12, 0, 45, 0, time.UTC)
+		store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+		write := New(Settings{})
+		var got []string
+		for i, cost := range []int64{c.first, c.second} {
+			charge := penstock.Charge{Key: "k", Plan: c.limit.MustCompile(), Cost: cost}
+			if c.limit.Algorithm != nil && c.limit.Algorithm.NeedsHolder() {
+				charge.Holder = fmt.Sprint("holder ", i)
+			}
+			d, err := store.Decide(context.Background(), []penstock.Charge{charge})
+			if err != nil {
+				t.Fatalf("%v: %v", c.limit, err)
+			}
+			h := make(http.Header)
+			write.Write(h, []Quota{{Policy: policyOf("x", c.limit), Status: d.Status(0)}}, !d.Allowed, d.RetryAfter())
+			var lines strings.Builder
+			for _, name := range []string{"RateLimit-Policy", "RateLimit", "Retry-After"} {
+				if h.Get(name) != "" {
+					fmt.Fprintf(&lines, "\n%s: %s", name, h.Get(name))
+				}
+			}
+			got = append(got, lines.String())
+		}
+		if text := strings.Join(got, "\nthen"); text != c.want {
+			t.Errorf("%v, asked for %d and then %d:%s\nwant%s", c.limit, c.first, c.second, text, c.want)
+		}
+	}
+}
+
+func policyOf(name string, limit penstock.Limit) *Policy {
+	plan, err := limit.WithName("l").Compile()
+	if err != nil {
+		panic(err)
+	}
+	return NewPolicy(name, plan)
+}
+
+// A bucket fills in a whole number of seconds, rounded up, however little is missing; what fills in
+// less than one has no w.
+func TestWindowsOfBucketsAreRoundedUp(t *testing.T) {
+	for _, c := range []struct {
+		limit penstock.Limit
+		want  string
+	}{
+		{penstock.Limit{Count: 3, Period: 9_000_000 * time.Microsecond, Burst: 1}, `"x";q=1;w=3`},
+		{penstock.Limit{Count: 3, Period: 9_000_001 * time.Microsecond, Burst: 1}, `"x";q=1;w=4`},
+		{penstock.Limit{Count: 3, Period: 2_999_999 * time.Microsecond, Burst: 1}, `"x";q=1;w=1`}, // 999,999⅔ µs
+		{penstock.Limit{Count: 3, Period: 2_999_997 * time.Microsecond, Burst: 1}, `"x";q=1`},
+		{penstock.Limit{Count: 1, Period: time.Microsecond, Burst: 1 << 51}, `"x";q=999999999999999;w=2251799814`},
+	} {
+		if got := policyOf("x", c.limit).policyItem; got != c.want {
+			t.Errorf("%v: %s; want %s", c.limit, got, c.want)
+		}
+	}
+}
+
+func TestAllDialectsOfOneDenial(t *testing.T) {
+	second := policyOf("search.second", penstock.PerSecond(10))
+	day := policyOf("search.day", penstock.PerDay(10_000).With(penstock.FixedWindow))
+	quotas := []Quota{
+		{Policy: second, Status: penstock.Status{Remaining: 0, RetryAfter: 70 * time.Millisecond, ResetAfter: 970 * time.Millisecond}},
+		{Policy: day, Status: penstock.Status{Remaining: 9120, ResetAfter: 40111200 * time.Millisecond}},
+	}
+	now := func() time.Time { return time.Unix(1_800_000_000, 1) }
+	for _, c := range []struct {
+		dialects []Dialect
+		seconds  bool
+		want     map[string]string
+	}{
+		{nil, false, map[string]string{
+			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
+			"RateLimit":        `"search.second";r=0;t=1, "search.day";r=9120;t=40112`,
+		}},
+		{[]Dialect{Draft11, Draft06, XRateLimit}, false, map[string]string{
+			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
+			"RateLimit":        `"search.second";r=0;t=1, "search.day";r=9120;t=40112`,
+			"RateLimit-Limit":  "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1",
+			"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1800000002",
+		}},
+		{[]Dialect{XRateLimit, Draft07, Draft06}, true, map[string]string{
+			"RateLimit-Policy": "10;w=1",
+			"RateLimit":        "limit=10, remaining=0, reset=1",
+			"RateLimit-Limit":  "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1",
+			"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1",
+		}},
+		{[]Dialect{}, false, map[string]string{}},
+	} {
+		h := make(http.Header)
+		New(Settings{Dialects: c.dialects, ResetSeconds: c.seconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
+		c.want["Retry-After"] = "1"
+		if len(h) != len(c.want) {
+			t.Errorf("%v: wrote %v; want %v", c.dialects, h, c.want)
+		}
+		for key, value := range c.want {
+			if got := h.Get(key); got != value {
+				t.Errorf("%v: %s: %s; want %s", c.dialects, key, got, value)
+			}
+		}
+	}
+}
+
+func TestRetryAfterIsNeverBeforeTheQuotaThatDeniesLongest(t *testing.T) {
+	policy := policyOf("x", penstock.PerMinute(1))
+	h := New(Settings{})
+	for _, c := range []struct {
+		retryAfter time.Duration
+		statuses   []penstock.Status
+		want       string
+	}{
+		{time.Nanosecond, nil, "1"},
+		{0, nil, "1"},
+		{-time.Hour, nil, "1"},
+		{time.Second, nil, "1"},
+		{time.Second + 1, nil, "2"},
+		{penstock.Never, nil, ""},
+		{penstock.Never - 1, nil, "9223372037"},
+		{time.Second, []penstock.Status{{RetryAfter: 90 * time.Second}}, "90"},
+		{time.Second, []penstock.Status{{RetryAfter: time.Second}, {ResetAfter: time.Hour}}, "1"}, // the hour did not deny
+		{time.Second, []penstock.Status{{RetryAfter: time.Second}, {RetryAfter: penstock.Never}}, ""},
+	} {
+		var quotas []Quota
+		for _, s := range c.statuses {
+			quotas = append(quotas, Quota{Policy: policy, Status: s})
+		}
+		out := make(http.Header)
+		n := h.Write(out, quotas, true, c.retryAfter)
+		if got := out.Get("Retry-After"); got != c.want || c.want != "" && c.want != strconv.FormatInt(n, 10) || c.want == "" && n != 0 {
+			t.Errorf("retry after %v, %+v: Retry-After %q, reported as %d; want %q", c.retryAfter, c.statuses, got, n, c.want)
+		}
+	}
+}
+
+func TestJitterSpreadsRetryAfterUpwards(t *testing.T) {
+	h := New(Settings{Jitter: 5 * time.Second})
+	seen := make(map[int64]int)
+	for range 10_000 {
+		seen[h.Write(make(http.Header), nil, true, 1500*time.Millisecond)]++
+	}
+	for n, times := range seen {
+		if n < 2 || n > 7 {
+			t.Errorf("Retry-After: %d, %d times; want 2 to 7", n, times)
+		}
+	}
+	if len(seen) != 6 {
+		t.Errorf("saw %v; want each of 2 to 7", seen)
+	}
+	if got := h.Write(make(http.Header), nil, true, penstock.Never-1); got != 9223372037 {
+		t.Errorf("Retry-After: %d for almost for ever", got)
+	}
+}
+
+// The draft's effective window is "the number of seconds within which the client can use no more
+// than the available quota": a client that uses it all has one unit more then, and not before.
+func TestEffectiveWindowIsTheDrafts(t *testing.T) {
+	asked := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		limit := penstock.Limit{
+			Name: "x", Count: rapid.Int64Range(1, 1000).Draw(rt, "count"), Burst: rapid.Int64Range(1, 1000).Draw(rt, "burst"),
+			Period: time.Duration(rapid.Int64Range(1, 100_000_000).Draw(rt, "µs")) * time.Microsecond,
+			Algorithm: rapid.SampledFrom([]*algorithm.Algorithm{penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow,
+				penstock.AnchoredWindow}).Draw(rt, "algorithm"),
+		}
+		start := time.Unix(1_800_000_000, 0)
+		now := start
+		store := memstore.New(memstore.Options{Now: func() time.Time { return now }})
+		ask := func(mode penstock.Mode, cost int64) penstock.Status {
+			d, err := store.Decide(context.Background(), []penstock.Charge{{Key: "k", Plan: limit.MustCompile(), Cost: cost, Mode: mode}})
+			if err != nil {
+				rt.Fatal(err)
+			}
+			return d.Status(0)
+		}
+		q := Quota{Policy: policyOf("x", limit)}
+		ask(penstock.Force, rapid.Int64Range(1, 3000).Draw(rt, "used"))
+		now = now.Add(time.Duration(rapid.Int64Range(0, 1_000_000).Draw(rt, "later")) * time.Microsecond)
+		q.Status = ask(penstock.Peek, 0)
+		if !q.Policy.canRefill && q.Status.ResetAfter == 0 {
+			return // the window is over, and the next one has not begun
+		}
+		asked++
+		until, ok := q.until()
+		if !ok {
+			rt.Fatalf("%v: %+v says nothing", limit, q.Status)
+		}
+		ask(penstock.Force, q.Status.Remaining)
+		told := now.Add(until)
+		if until > 2*time.Microsecond {
+			now = told.Add(-2 * time.Microsecond)
+			if s := ask(penstock.Peek, 0); s.Remaining > 0 {
+				rt.Fatalf("%v: there is more 2µs before %v, which it told: %+v, then %+v", limit, until, q.Status, s)
+			}
+		}
+		now = told
+		if s := ask(penstock.Peek, 0); s.Remaining < 1 {
+			rt.Fatalf("%v: after %v, which it told, there is no more: %+v, then %+v", limit, until, q.Status, s)
+		}
+	})
+	t.Logf("counted: %d limits asked when there is more", asked)
+}
+
+// The hot writer against a marshaller of RFC 9651.
+func FuzzRateLimitIsAStructuredField(f *testing.F) {
+	f.Add("search.second", int64(10), int64(9), int64(0), int64(1_000_000), int64(1_000_000), uint8(0))
+	f.Add("x", int64(1)<<51, int64(1)<<51, int64(1), int64(1), int64(60_000_000), uint8(1))
+	f.Add("-", int64(3), int64(-5), int64(-1), int64(1)<<52, int64(1), uint8(3))
+	f.Fuzz(func(t *testing.T, name string, count, remaining, retry, reset, period int64, which uint8) {
+		limit := penstock.Limit{
+			Name: name, Count: count, Period: time.Duration(period) * time.Microsecond, Algorithm: anyAlgorithm[int(which)%len(anyAlgorithm)],
+		}
+		if limit.Period.Microseconds() != period || limit.Validate() != nil || reset < 0 || reset > algorithm.Max || retry > algorithm.Max {
+			return
+		}
+		status := penstock.Status{
+			Remaining: remaining, RetryAfter: time.Duration(retry) * time.Microsecond, ResetAfter: time.Duration(reset) * time.Microsecond,
+		}
+		if retry < 0 {
+			status.RetryAfter = penstock.Never
+		}
+		q := Quota{Policy: policyOf(name, limit), Status: status}
+		h := make(http.Header)
+		New(Settings{}).Write(h, []Quota{q, q}, false, 0)
+
+		size, window, unit, _ := meantPolicy(limit)
+		policy := httpsfv.NewItem(name)
+		policy.Params.Add("q", min(size, mostInteger))
+		if unit != nil {
+			policy.Params.Add("qu", unit)
+		}
+		if window > 0 {
+			policy.Params.Add("w", window)
+		}
+		wantLine(t, h, "RateLimit-Policy", httpsfv.List{policy, policy})
+
+		item := httpsfv.NewItem(name)
+		item.Params.Add("r", min(max(remaining, 0), mostInteger))
+		if until, ok := q.until(); ok {
+			item.Params.Add("t", ceilRat(ratOf(until)))
+		}
+		wantLine(t, h, "RateLimit", httpsfv.List{item, item})
+	})
+}
+
+func wantLine(t *testing.T, h http.Header, name string, list httpsfv.List) {
+	t.Helper()
+	want, err := httpsfv.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := h.Values(name); len(got) != 1 || got[0] != want {
+		t.Fatalf("%s: %q; want %q", name, got, want)
+	}
+}
+
+func BenchmarkHeaders(b *testing.B) {
+	quotas := []Quota{
+		{Policy: policyOf("search.second", penstock.PerSecond(10)), Status: penstock.Status{Remaining: 9, ResetAfter: 100 * time.Millisecond}},
+		{Policy: policyOf("search.day", penstock.PerDay(10_000)), Status: penstock.Status{Remaining: 9120, ResetAfter: 7 * time.Hour}},
+		{Policy: policyOf("all.in-flight", penstock.InFlight(500, time.Minute)), Status: penstock.Status{Remaining: 499, ResetAfter: time.Minute}},
+	}
+	for _, c := range []struct {
+		name     string
+		quotas   int
+		dialects []Dialect
+	}{{"1 quota", 1, nil}, {"3 quotas", 3, nil}, {"3 quotas in three dialects", 3, []Dialect{Draft11, Draft06, XRateLimit}}} {
+		b.Run(c.name, func(b *testing.B) {
+			w := New(Settings{Dialects: c.dialects})
+			h := make(http.Header)
+			b.ReportAllocs()
+			for b.Loop() {
+				w.Write(h, quotas[:c.quotas], false, 0)
+			}
+		})
+	}
+}
+
+// The metadata of gRPC has the same fields, with names in lower case.
+func TestNamesCanBeInLowerCase(t *testing.T) {
+	quotas := []Quota{{Policy: policyOf("x", penstock.PerSecond(10)), Status: penstock.Status{RetryAfter: time.Second}}}
+	for _, chosen := range [][]Dialect{{Draft11, Draft06, XRateLimit}, {Draft07, Draft06, XRateLimit}} {
+		settings := Settings{Dialects: chosen, ResetSeconds: true}
+		upper, lower, want := make(http.Header), make(map[string][]string), make(map[string][]string)
+		New(settings).Write(upper, quotas, true, time.Second)
+		settings.LowerCase = true
+		New(settings).Write(lower, quotas, true, time.Second)
+		for name, values := range upper {
+			want[strings.ToLower(name)] = values
+		}
+		if !reflect.DeepEqual(lower, want) {
+			t.Errorf("%v: %v; want %v", chosen, lower, want)
+		}
+	}
+}
