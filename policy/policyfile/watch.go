@@ -9,13 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/penstock/penstock/internal/linkedfolders"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 )
@@ -265,7 +265,7 @@ func (w *Watcher) followLocked() {
 	for range loadTries {
 		folders = folders[:0]
 		for _, name := range w.files {
-			folders = append(folders, foldersOf(name)...)
+			folders = append(folders, linkedfolders.Of(name)...)
 		}
 		slices.Sort(folders)
 		folders = slices.Compact(folders)
@@ -284,35 +284,6 @@ func (w *Watcher) followLocked() {
 			_ = w.notices.Remove(name)
 		}
 	}
-}
-
-// foldersOf returns the folders in which a change can make a name mean another file: its own
-// folder, and those of all links on the way. If a part of the way is missing, the folder of that
-// part is the last. The folders contain no links.
-func foldersOf(name string) (folders []string) {
-	const separator = string(filepath.Separator)
-	root := filepath.VolumeName(name) + separator
-	here, rest := root, name[len(root)-1:]
-	for links := 0; links < 40; { // as many links as the system follows
-		step, after, _ := strings.Cut(strings.TrimLeft(rest, separator), separator)
-		next := filepath.Join(here, step)
-		info, err := os.Lstat(next)
-		switch {
-		case err == nil && info.Mode().Type() == os.ModeSymlink:
-			folders = append(folders, here)
-			links++
-			target, _ := os.Readlink(next)
-			if filepath.IsAbs(target) {
-				here = root
-			}
-			rest = target + separator + after
-		case err != nil || after == "":
-			return append(folders, here)
-		default:
-			here, rest = next, after
-		}
-	}
-	return folders
 }
 
 // absolute returns absolute names, each once.

@@ -1,0 +1,162 @@
+package envoyconfig
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Config has the limits of a set of files. It never changes, and many goroutines may use it at
+// once. Load makes one.
+type Config struct {
+	domains  map[string]*Domain
+	limits   []*Limit // in the order of the files
+	warnings []Warning
+}
+
+// Domain returns the domain of this name, or nil.
+func (c *Config) Domain(name string) *Domain { return c.domains[name] }
+
+// Domains returns the names of all domains, sorted.
+func (c *Config) Domains() []string {
+	var names []string
+	for name := range c.domains {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Limits returns all limits in the order of the files. The Index of each is its place in the list.
+func (c *Config) Limits() []*Limit { return c.limits }
+
+// Warnings returns what envoyproxy/ratelimit accepts, and what is probably not meant.
+func (c *Config) Warnings() []Warning { return c.warnings }
+
+// String lists the limits as envoyproxy/ratelimit lists them at /rlconfig, one in a line.
+func (c *Config) String() string {
+	var b strings.Builder
+	for _, l := range c.limits {
+		fmt.Fprintf(&b, "%s: unit=%s requests_per_unit=%d, shadow_mode: %t, quota_mode: %t\n", l.Path, l.Unit, l.RequestsPerUnit, l.ShadowMode, l.QuotaMode)
+	}
+	return b.String()
+}
+
+// A Domain has the descriptors of one domain.
+type Domain struct {
+	Name string
+	node
+}
+
+// A node is a descriptor of the configuration, or the root of a domain.
+type node struct {
+	key, value string // as they are written
+	children   []*node
+	limit      *Limit // nil: none
+
+	exact     map[string]*node // children by their composite key
+	wildcards []wildcard       // children with an asterisk in their composite key, in the order of the file
+
+	isValueInMetric bool   // value_to_metric
+	shared          string // the value that stands for all values in the counter's key; "": each value has a counter
+	line            int
+	file            string
+}
+
+// compositeOf is the string that a descriptor is matched by.
+func compositeOf(key, value string) string {
+	if value == "" {
+		return key
+	}
+	return key + "_" + value
+}
+
+// A Limit is the rate_limit of one descriptor.
+type Limit struct {
+	Index int    // in Config.Limits
+	Path  string // domain and composite keys, as envoyproxy/ratelimit names the limit in its statistics
+
+	RequestsPerUnit uint32 // 0 denies everything
+	Unit            Unit   // UnitUnknown if IsUnlimited
+	IsUnlimited     bool
+	Name            string
+	Replaces        []string // names of limits that do not apply if this one does
+
+	ShadowMode     bool
+	QuotaMode      bool
+	DetailedMetric bool
+	ValueToMetric  bool // of the descriptor or of one above it
+	Metadata       map[string]any
+
+	File string // where it is written
+	Line int
+
+	values []string // of the descriptors from the domain down to this one; "": any
+}
+
+// valueAt is the value that the configuration has for an entry, or "".
+func (l *Limit) valueAt(i int) string {
+	if i < len(l.values) {
+		return l.values[i]
+	}
+	return ""
+}
+
+// A Unit is the period of a limit. The numbers are those of the protocol.
+type Unit int32
+
+// The units.
+const (
+	UnitUnknown Unit = iota
+	Second
+	Minute
+	Hour
+	Day
+	Month // 30 days
+	Year  // 365 days
+	Week
+)
+
+var units = [...]struct {
+	name   string
+	period time.Duration
+}{
+	UnitUnknown: {"UNKNOWN", 0},
+	Second:      {"SECOND", time.Second},
+	Minute:      {"MINUTE", time.Minute},
+	Hour:        {"HOUR", time.Hour},
+	Day:         {"DAY", 24 * time.Hour},
+	Month:       {"MONTH", 30 * 24 * time.Hour},
+	Year:        {"YEAR", 365 * 24 * time.Hour},
+	Week:        {"WEEK", 7 * 24 * time.Hour},
+}
+
+// IsValid tells whether a limit can have the unit.
+func (u Unit) IsValid() bool { return u > UnitUnknown && int(u) < len(units) }
+
+// Period is how long the unit is. It is 0 unless IsValid.
+func (u Unit) Period() time.Duration {
+	if !u.IsValid() {
+		return 0
+	}
+	return units[u].period
+}
+
+func (u Unit) String() string {
+	if u >= 0 && int(u) < len(units) {
+		return units[u].name
+	}
+	return fmt.Sprintf("Unit(%d)", int32(u))
+}
+
+// parseUnit reads a unit in any case.
+func parseUnit(text string) Unit {
+	text = strings.ToUpper(text)
+	for u := Second; u.IsValid(); u++ {
+		if units[u].name == text {
+			return u
+		}
+	}
+	return UnitUnknown
+}

@@ -1,0 +1,418 @@
+package envoyconfig
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	yaml1 "go.yaml.in/yaml/v2"
+
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A File is one file of a configuration.
+type File struct {
+	Name    string // for errors
+	Content []byte
+}
+
+// Options of Load. The zero value is useful.
+type Options struct {
+	// MergeDomains lets several files have one domain, as MERGE_DOMAIN_CONFIG does. Default: that is
+	// an error.
+	MergeDomains bool
+}
+
+// The bounds of a configuration.
+const (
+	maxFileSize = 8 << 20   // bytes
+	maxMistakes = 100       // that are reported
+	maxDepth    = 100       // of descriptors in descriptors
+	maxLimits   = 1_000_000 // in all files; each takes about 1 KB
+)
+
+// Load reads a configuration. The files are YAML 1.1, with anchors and merge keys. What
+// envoyproxy/ratelimit refuses is refused, and every mistake is reported: the error is of type
+// Errors and wraps ErrInvalid.
+func Load(files []File, o Options) (*Config, error) {
+	l := &loader{options: o, config: &Config{domains: make(map[string]*Domain)}, domainOf: make(map[string]string)}
+	for _, f := range files {
+		l.load(f)
+	}
+	if len(l.mistakes) > 0 {
+		return nil, l.mistakes
+	}
+	return l.config, nil
+}
+
+type loader struct {
+	options  Options
+	config   *Config
+	domainOf map[string]string // the first file of each domain
+	mistakes Errors
+
+	file      string
+	positions position
+}
+
+func (l *loader) fail(at path, remedy, format string, args ...any) {
+	if len(l.mistakes) < maxMistakes {
+		l.mistakes = append(l.mistakes, &Error{File: l.file, Line: l.positions.line(at), What: fmt.Sprintf(format, args...), Remedy: remedy})
+	}
+}
+
+func (l *loader) warn(at path, format string, args ...any) {
+	l.config.warnings = append(l.config.warnings, Warning{File: l.file, Line: l.positions.line(at), Text: fmt.Sprintf(format, args...)})
+}
+
+// The form of a file, as its decoder needs it.
+type (
+	yamlRoot struct {
+		Domain      string
+		Descriptors []yamlDescriptor
+	}
+	yamlDescriptor struct {
+		Key            string
+		Value          string
+		RateLimit      *yamlLimit `yaml:"rate_limit"`
+		Descriptors    []yamlDescriptor
+		ShadowMode     bool           `yaml:"shadow_mode"`
+		QuotaMode      bool           `yaml:"quota_mode"`
+		DetailedMetric bool           `yaml:"detailed_metric"`
+		ValueToMetric  bool           `yaml:"value_to_metric"`
+		ShareThreshold bool           `yaml:"share_threshold"`
+		Metadata       map[string]any `yaml:"metadata"`
+	}
+	yamlLimit struct {
+		RequestsPerUnit uint32 `yaml:"requests_per_unit"`
+		Unit            string
+		Unlimited       bool
+		Name            string
+		Replaces        []yamlReplaces
+	}
+	yamlReplaces struct{ Name string }
+)
+
+// load reads one file.
+func (l *loader) load(f File) {
+	l.file, l.positions = f.Name, position{}
+	if len(f.Content) > maxFileSize {
+		l.fail(nil, "split it into several files", "it is larger than %d MB", maxFileSize>>20)
+		return
+	}
+	if _, err := panicked.Try("read the lines of "+f.Name, func() (struct{}, error) {
+		l.positions = positionsIn(f.Content)
+		return struct{}{}, nil
+	}); err != nil {
+		l.positions = position{}
+	}
+	root, err := panicked.Try("read "+f.Name, func() (*yamlRoot, error) { return l.decode(f.Content) })
+	if err != nil {
+		l.failYAML(err)
+	}
+	if root == nil {
+		return
+	}
+	l.addDomain(root)
+	if countDocuments(f.Content) > 1 {
+		l.warn(nil, "the file has several documents, and only the first is read; write one file for each domain")
+	}
+}
+
+// decode reads the content twice: freely, to check all keys, and then in the form of a
+// configuration. It returns nil if the keys are wrong, and that has been reported.
+func (l *loader) decode(content []byte) (*yamlRoot, error) {
+	free := make(map[any]any)
+	if err := yaml1.Unmarshal(content, &free); err != nil {
+		return nil, err
+	}
+	before := len(l.mistakes)
+	l.checkKeys(free, nil, inRoot)
+	if len(l.mistakes) > before {
+		return nil, nil
+	}
+	root := new(yamlRoot)
+	if err := yaml1.Unmarshal(content, root); err != nil {
+		return nil, err
+	}
+	return root, nil
+}
+
+var yamlLine = regexp.MustCompile(`line (\d+): `)
+
+// failYAML reports what the decoder says, with the lines that it names.
+func (l *loader) failYAML(err error) {
+	const remedy = "correct the file"
+	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}
+	if e := (*yaml1.TypeError)(nil); errors.As(err, &e) {
+		texts = e.Errors
+	}
+	for _, text := range texts {
+		e := &Error{File: l.file, What: text, Remedy: remedy}
+		if found := yamlLine.FindStringSubmatch(text); found != nil {
+			e.Line, _ = strconv.Atoi(found[1])
+			e.What = strings.Replace(text, found[0], "", 1)
+		}
+		e.What = strings.ReplaceAll(e.What, "envoyconfig.yaml", "a ")
+		if len(l.mistakes) < maxMistakes {
+			l.mistakes = append(l.mistakes, e)
+		}
+	}
+}
+
+// countDocuments returns 1 or 2, for "more".
+func countDocuments(content []byte) int {
+	d := yaml1.NewDecoder(bytes.NewReader(content))
+	for n := 0; n < 2; n++ {
+		var any any
+		if err := d.Decode(&any); errors.Is(err, io.EOF) || err != nil {
+			return n
+		}
+	}
+	return 2
+}
+
+// The places of keys. Their files may have any known key at any place, but one at another place has
+// no effect.
+const (
+	inRoot       = "the file"
+	inDescriptor = "a descriptor"
+	inLimit      = "rate_limit"
+	inReplaces   = "replaces"
+)
+
+var keyPlaces = map[string][]string{
+	"domain":            {inRoot},
+	"descriptors":       {inRoot, inDescriptor},
+	"key":               {inDescriptor},
+	"value":             {inDescriptor},
+	"rate_limit":        {inDescriptor},
+	"shadow_mode":       {inDescriptor},
+	"quota_mode":        {inDescriptor},
+	"detailed_metric":   {inDescriptor},
+	"value_to_metric":   {inDescriptor},
+	"share_threshold":   {inDescriptor},
+	"metadata":          {inDescriptor},
+	"unit":              {inLimit},
+	"requests_per_unit": {inLimit},
+	"unlimited":         {inLimit},
+	"replaces":          {inLimit},
+	"name":              {inLimit, inReplaces},
+}
+
+// keyList lists the known keys for remedies.
+const keyList = "write one of domain, descriptors, key, value, rate_limit, unit, requests_per_unit, unlimited, name, replaces, shadow_mode, quota_mode, " +
+	"detailed_metric, value_to_metric, share_threshold and metadata"
+
+// checkKeys checks the keys and the kinds of values of a map.
+func (l *loader) checkKeys(m map[any]any, at path, place string) {
+	var keys []string
+	for k := range m {
+		name, ok := k.(string)
+		if !ok {
+			l.fail(at, "put it in quotes if it is meant to be one", "the key %v is not a string", k)
+			continue
+		}
+		keys = append(keys, name)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		here := at.to(key)
+		places, ok := keyPlaces[key]
+		if !ok {
+			l.fail(here, keyList, "unknown key '%s'", key)
+			continue
+		}
+		if !slices.Contains(places, place) {
+			l.warn(here, "%s has no effect in %s; write it in %s", key, place, places[0])
+		}
+		if key != "metadata" {
+			l.checkValue(key, m[key], here)
+		}
+	}
+}
+
+func (l *loader) checkValue(key string, value any, at path) {
+	inner := map[string]string{"descriptors": inDescriptor, "rate_limit": inLimit, "replaces": inReplaces}[key]
+	switch v := value.(type) {
+	case []any:
+		for i, element := range v {
+			m, ok := element.(map[any]any)
+			if !ok {
+				l.fail(at.to(i), "write a map, such as - key: value", "the list has %.60q, which is not a map", fmt.Sprint(element))
+				continue
+			}
+			l.checkKeys(m, at.to(i), inner)
+		}
+	case map[any]any:
+		l.checkKeys(v, at, inner)
+	case string, int, bool, nil:
+	default:
+		l.fail(at, "put it in quotes if it is a text, or write a whole number", "%v has a kind that no key takes", v)
+	}
+}
+
+// addDomain adds what a file says.
+func (l *loader) addDomain(root *yamlRoot) {
+	if root.Domain == "" {
+		l.fail(path{"domain"}, "write domain: NAME, with the domain of Envoy's rate limit filter", "the file has no domain")
+		return
+	}
+	d := l.config.domains[root.Domain]
+	if d == nil {
+		d = &Domain{Name: root.Domain}
+		l.config.domains[root.Domain] = d
+		l.domainOf[root.Domain] = l.file
+	} else if !l.options.MergeDomains {
+		l.fail(path{"domain"}, "put both into one file, rename one, or merge the domains of several files (MERGE_DOMAIN_CONFIG)",
+			"domain '%s' is in %s already", root.Domain, l.domainOf[root.Domain])
+		return
+	}
+	l.addDescriptors(&d.node, root.Descriptors, path{"descriptors"}, parents{path: root.Domain})
+}
+
+// parents are the descriptors above some others.
+type parents struct {
+	path            string // domain and composite keys
+	values          []string
+	isValueInMetric bool
+}
+
+func (l *loader) addDescriptors(to *node, list []yamlDescriptor, at path, above parents) {
+	if len(above.values) >= maxDepth {
+		l.fail(at, "use fewer levels", "descriptors are nested deeper than %d levels", maxDepth)
+		return
+	}
+	if to.exact == nil {
+		to.exact = make(map[string]*node, len(list))
+	}
+	for i := range list {
+		l.addDescriptor(to, &list[i], at.to(i), above)
+	}
+	l.warnOfCollisions(to)
+}
+
+func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above parents) {
+	if y.Key == "" {
+		l.fail(at, "write key: NAME, with the key that Envoy sends", "a descriptor has no key")
+		return
+	}
+	composite := compositeOf(y.Key, y.Value)
+	full := above.path + "." + composite
+	if other := to.exact[composite]; other != nil {
+		l.fail(at, "remove or rename one: a key and a value are matched as one text, key_value",
+			"duplicate descriptor composite key '%s' (the other one is at %s)", full, place(other.file, other.line))
+		return
+	}
+	n := &node{key: y.Key, value: y.Value, isValueInMetric: y.ValueToMetric, file: l.file, line: l.positions.line(at)}
+	isWildcard := strings.Contains(composite, "*")
+	if y.ShareThreshold {
+		if !isWildcard {
+			l.fail(at.to("share_threshold"), "write a value with *, or omit share_threshold", "share_threshold needs a value with *, and this one is '%s'", composite)
+		}
+		n.shared = y.Value
+		if y.Value == "" {
+			n.shared = composite
+		}
+	}
+	below := parents{full, append(slices.Clip(above.values), y.Value), above.isValueInMetric || y.ValueToMetric}
+	if y.RateLimit != nil {
+		n.limit = l.limit(y, at, below)
+	}
+	to.exact[composite] = n
+	to.children = append(to.children, n)
+	if isWildcard {
+		to.wildcards = append(to.wildcards, newWildcard(n))
+	}
+	l.addDescriptors(n, y.Descriptors, at.to("descriptors"), below)
+}
+
+// limit reads a rate_limit. It returns nil if it is wrong.
+func (l *loader) limit(y *yamlDescriptor, at path, of parents) *Limit {
+	before := len(l.mistakes)
+	r, at := y.RateLimit, at.to("rate_limit")
+	unit := parseUnit(r.Unit)
+	switch {
+	case r.Unlimited && unit != UnitUnknown:
+		l.fail(at.to("unit"), "remove the unit, or unlimited", "an unlimited rate_limit has a unit")
+	case !r.Unlimited && unit == UnitUnknown:
+		l.fail(at.to("unit"), "write second, minute, hour, day, week, month or year", "invalid rate limit unit '%s'", r.Unit)
+	case !r.Unlimited && r.RequestsPerUnit == 0:
+		l.warn(at, "requests_per_unit is 0 or missing, so the limit denies everything")
+	}
+	limit := &Limit{
+		Index: len(l.config.limits), Path: of.path, RequestsPerUnit: r.RequestsPerUnit, Unit: unit, IsUnlimited: r.Unlimited, Name: r.Name,
+		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: of.isValueInMetric, Metadata: plainMap(y.Metadata),
+		File: l.file, Line: l.positions.line(at), values: of.values,
+	}
+	for i, one := range r.Replaces {
+		switch one.Name {
+		case "":
+			l.fail(at.to("replaces", i), "write - name: NAME, or remove the entry", "an entry of replaces has no name")
+		case r.Name:
+			l.fail(at.to("replaces", i), "name another limit", "the limit '%s' replaces itself", r.Name)
+		}
+		limit.Replaces = append(limit.Replaces, one.Name)
+	}
+	if len(l.config.limits) >= maxLimits {
+		l.fail(at, "use fewer", "there are more than %d limits", maxLimits)
+	}
+	if len(l.mistakes) > before {
+		return nil
+	}
+	l.config.limits = append(l.config.limits, limit)
+	return limit
+}
+
+// warnOfCollisions finds descriptors that also match the entries of a neighbour, because key and
+// value are joined by an underscore: a=b_c is matched like a_b=c.
+func (l *loader) warnOfCollisions(n *node) {
+	keys := make(map[string]bool, len(n.children))
+	for _, c := range n.children {
+		keys[c.key] = true
+	}
+	for _, c := range n.children {
+		composite := compositeOf(c.key, c.value)
+		for i := range len(composite) {
+			if key := composite[:i]; composite[i] == '_' && key != c.key && keys[key] {
+				l.config.warnings = append(l.config.warnings, Warning{File: c.file, Line: c.line, Text: fmt.Sprintf(
+					"the descriptor '%s' also matches requests with key '%s' and value '%s', because key and value are matched as one text", composite, key, composite[i+1:])})
+			}
+		}
+	}
+}
+
+// plainMap turns the maps inside metadata into those that JSON has.
+func plainMap(m map[string]any) map[string]any {
+	if m == nil {
+		return nil
+	}
+	plain := make(map[string]any, len(m))
+	for k, v := range m {
+		plain[k] = plainValue(v)
+	}
+	return plain
+}
+
+func plainValue(v any) any {
+	switch v := v.(type) {
+	case map[any]any:
+		plain := make(map[string]any, len(v))
+		for k, inner := range v {
+			plain[fmt.Sprint(k)] = plainValue(inner)
+		}
+		return plain
+	case []any:
+		plain := make([]any, len(v))
+		for i := range v {
+			plain[i] = plainValue(v[i])
+		}
+		return plain
+	}
+	return v
+}

@@ -1,0 +1,127 @@
+package envoyconfig
+
+import "strings"
+
+// An Entry is a part of a descriptor in a request.
+type Entry struct{ Key, Value string }
+
+// A Match is what Domain.Match has found. It can be used for one descriptor after another.
+type Match struct {
+	Limit *Limit // nil: no limit applies
+
+	// Shared has the text that stands in for the value of each entry in the counter's key, because of
+	// share_threshold. An empty text means the entry's own value. It is empty if no text does.
+	Shared []string
+
+	isInMetric []bool // by entry: value_to_metric
+	composite  []byte
+}
+
+// Match finds the limit of a descriptor. In each level it takes the child with this key and value,
+// else the first wildcard of the file that fits, else the child with this key and no value. It does
+// not go back: if that child has no match for the next entry, no limit applies. A limit applies
+// only at the last entry.
+func (d *Domain) Match(entries []Entry, m *Match) {
+	m.Limit, m.Shared, m.isInMetric = nil, m.Shared[:0], m.isInMetric[:0]
+	at := &d.node
+	for i := range entries {
+		e := &entries[i]
+		m.composite = append(append(append(m.composite[:0], e.Key...), '_'), e.Value...)
+		next, isWildcard := at.child(m.composite, e.Key)
+		if next == nil {
+			return
+		}
+		if isWildcard && next.shared != "" {
+			m.share(i, next.shared)
+		}
+		m.isInMetric = append(m.isInMetric, next.isValueInMetric)
+		if i == len(entries)-1 {
+			m.Limit = next.limit
+		}
+		at = next
+	}
+}
+
+func (m *Match) share(i int, text string) {
+	for len(m.Shared) <= i {
+		m.Shared = append(m.Shared, "")
+	}
+	m.Shared[i] = text
+}
+
+func (n *node) child(composite []byte, key string) (next *node, isWildcard bool) {
+	if next := n.exact[string(composite)]; next != nil {
+		return next, false
+	}
+	for i := range n.wildcards {
+		if w := &n.wildcards[i]; w.matches(composite) {
+			return w.node, true
+		}
+	}
+	return n.exact[key], false
+}
+
+// AppendMetricPath appends the name of the matched limit for metrics: with the values of all
+// entries for detailed_metric, with those of descriptors with value_to_metric otherwise. Such names
+// are as many as clients like.
+func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []byte {
+	if m.Limit == nil {
+		return to
+	}
+	if !m.Limit.DetailedMetric && !m.Limit.ValueToMetric {
+		return append(to, m.Limit.Path...)
+	}
+	to = append(to, domain...)
+	for i, e := range entries {
+		to = append(append(to, '.'), e.Key...)
+		value := ""
+		switch {
+		case i < len(m.Shared) && m.Shared[i] != "":
+			value = m.Shared[i]
+		case m.Limit.DetailedMetric || m.isInMetric[i]:
+			value = e.Value
+		default:
+			value = m.Limit.valueAt(i)
+		}
+		if value != "" {
+			to = append(append(to, '_'), value...)
+		}
+	}
+	return to
+}
+
+// A wildcard is a composite key with asterisks. Each stands for any text.
+type wildcard struct {
+	parts []string // between the asterisks
+	node  *node
+}
+
+func newWildcard(n *node) wildcard {
+	return wildcard{strings.Split(compositeOf(n.key, n.value), "*"), n}
+}
+
+func (w *wildcard) matches(composite []byte) bool {
+	first, last := w.parts[0], w.parts[len(w.parts)-1]
+	if len(composite) < len(first)+len(last) || string(composite[:len(first)]) != first || string(composite[len(composite)-len(last):]) != last {
+		return false
+	}
+	rest := composite[len(first) : len(composite)-len(last)]
+	for _, part := range w.parts[1 : len(w.parts)-1] {
+		i := indexOf(rest, part)
+		if i < 0 {
+			return false
+		}
+		rest = rest[i+len(part):]
+	}
+	return true
+}
+
+// indexOf is bytes.Index for a string, without a copy.
+func indexOf(text []byte, part string) int {
+	for i := 0; i+len(part) <= len(text); i++ {
+		if string(text[i:i+len(part)]) == part {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,0 +1,290 @@
+package envoyconfig
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/penstock/penstock/internal/boundedfile"
+	"github.com/penstock/penstock/internal/linkedfolders"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// maxFiles is how many files a folder may have.
+const maxFiles = 10_000
+
+// ReadDir reads the files of a folder and of the folders in it, sorted by name. It omits names that
+// begin with a dot. Kubernetes keeps the versions of a ConfigMap under such names.
+func ReadDir(dir string) ([]File, error) {
+	files, _, err := readDir(dir)
+	return files, err
+}
+
+// readDir also returns the folders that it has read.
+func readDir(dir string) (files []File, folders []string, err error) {
+	if info, err := os.Stat(dir); err != nil {
+		return nil, nil, fmt.Errorf("the folder with Envoy's rate limits: %w", err)
+	} else if !info.IsDir() {
+		return nil, nil, fmt.Errorf("%s is a file; name the folder that it is in", dir)
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = filepath.WalkDir(real, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case name != real && strings.HasPrefix(d.Name(), "."):
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		case d.IsDir():
+			folders = append(folders, name)
+			return nil
+		}
+		if info, err := os.Stat(name); err == nil && info.IsDir() { // a link to a folder
+			return nil
+		}
+		if len(files) == maxFiles {
+			return fmt.Errorf("%s has more than %d files; use fewer", dir, maxFiles)
+		}
+		content, err := boundedfile.Read(name, maxFileSize)
+		if err != nil {
+			return err
+		}
+		files = append(files, File{filepath.Join(dir, strings.TrimPrefix(name, real)), content})
+		return nil
+	})
+	return files, folders, err
+}
+
+// LoadDir loads the files of a folder.
+func LoadDir(dir string, o Options) (*Config, error) {
+	files, err := ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	return Load(files, o)
+}
+
+// WatchOptions configure Watch. The zero value is useful.
+type WatchOptions struct {
+	Options
+
+	// Poll is how often the files are read and compared. It finds changes that the system does not
+	// report. Default: 30s.
+	Poll time.Duration
+
+	// Settle is how long no change must happen before the files are read. After 20 times as long they
+	// are read anyway. Default: 50ms.
+	Settle time.Duration
+
+	// Ready is called with each configuration before it takes effect. If it returns an error, the old
+	// one stays. Default: none.
+	Ready func(*Config) error
+
+	// Notify is called after every load except the first, with its error or nil, and once for each
+	// error. The calls do not overlap. It must not call Reload or Close. Default: none.
+	Notify func(error)
+}
+
+const (
+	defaultPoll   = 30 * time.Second
+	defaultSettle = 50 * time.Millisecond
+	settleMost    = 20 // times Settle
+)
+
+// A Watcher keeps a configuration up to date with its folder. A mistake in any file changes
+// nothing: the old configuration stays. Many goroutines may call its methods.
+type Watcher struct {
+	dir     string
+	options WatchOptions
+	config  atomic.Pointer[Config]
+	notices *fsnotify.Watcher // nil if the system has none
+	stop    chan struct{}
+	ended   chan struct{}
+	close   sync.Once
+
+	mu      sync.Mutex // held while loading
+	tried   [sha256.Size]byte
+	failed  error    // of the last load
+	folders []string // of the last load
+}
+
+var errClosed = errors.New("envoyconfig: the watcher is closed")
+
+// Watch loads the files of a folder, and loads them again when one changes. The folder, or a file
+// in it, may be a link. If the first load fails, Watch returns its error and watches nothing.
+func Watch(dir string, o WatchOptions) (*Watcher, error) {
+	if o.Poll <= 0 {
+		o.Poll = defaultPoll
+	}
+	if o.Settle <= 0 {
+		o.Settle = defaultSettle
+	}
+	if o.Ready == nil {
+		o.Ready = func(*Config) error { return nil }
+	}
+	if o.Notify == nil {
+		o.Notify = func(error) {}
+	}
+	full, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	w := &Watcher{dir: full, options: o, stop: make(chan struct{}), ended: make(chan struct{})}
+	if w.notices, err = fsnotify.NewWatcher(); err != nil {
+		w.notices = nil // polling finds changes
+	}
+	w.folders = []string{full}
+	w.follow()
+	if _, err := w.loadLocked(true); err != nil {
+		if w.notices != nil {
+			w.notices.Close()
+		}
+		return nil, err
+	}
+	w.follow()
+	go w.run()
+	return w, nil
+}
+
+// Config returns the configuration in force.
+func (w *Watcher) Config() *Config { return w.config.Load() }
+
+// Reload loads the files now, even if none has changed. After an error the old ones stay in force.
+func (w *Watcher) Reload() error {
+	select {
+	case <-w.stop:
+		return errClosed
+	default:
+	}
+	return w.look(true)
+}
+
+// Close stops watching, and returns when that has ended. The configuration keeps working.
+func (w *Watcher) Close() error {
+	w.close.Do(func() { close(w.stop) })
+	<-w.ended
+	return nil
+}
+
+func (w *Watcher) run() {
+	defer close(w.ended)
+	var changed <-chan fsnotify.Event
+	var missed <-chan error
+	if w.notices != nil {
+		defer w.notices.Close()
+		changed, missed = w.notices.Events, w.notices.Errors
+	}
+	poll := time.NewTicker(w.options.Poll)
+	defer poll.Stop()
+	quiet := time.NewTimer(0)
+	defer quiet.Stop()
+	var since time.Time // of the first change that was not loaded yet
+	for {
+		select {
+		case <-w.stop:
+			return
+		case <-changed:
+		case <-missed: // there were more changes than fit
+		case <-quiet.C:
+			since = time.Time{}
+			w.look(false)
+			continue
+		case <-poll.C:
+			w.look(false)
+			continue
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		quiet.Reset(max(0, min(w.options.Settle, settleMost*w.options.Settle-time.Since(since))))
+	}
+}
+
+// look loads the files if one has changed, or in any case.
+func (w *Watcher) look(always bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.follow()
+	before := w.failed
+	isNew, err := w.loadLocked(always)
+	w.follow()
+	if isNew && (always || err == nil || before == nil || err.Error() != before.Error()) {
+		defer panicked.Recover("the result of a reload is reported")
+		w.options.Notify(err)
+	}
+	return err
+}
+
+// loadLocked loads the files. isNew is false if they are those of the last load.
+func (w *Watcher) loadLocked(always bool) (isNew bool, err error) {
+	files, folders, err := readDir(w.dir)
+	if err == nil {
+		w.folders = folders
+	}
+	h := sha256.New()
+	fmt.Fprintf(h, "%v\n", err)
+	for _, f := range files {
+		fmt.Fprintf(h, "%q %d\n", f.Name, len(f.Content))
+		h.Write(f.Content)
+	}
+	tried := [sha256.Size]byte(h.Sum(nil))
+	if !always && tried == w.tried {
+		return false, w.failed
+	}
+	w.tried = tried
+	if err == nil {
+		var c *Config
+		if c, err = Load(files, w.options.Options); err == nil {
+			if _, err = panicked.Try("use a configuration of Envoy's rate limits", func() (struct{}, error) { return struct{}{}, w.options.Ready(c) }); err == nil {
+				w.config.Store(c)
+			}
+		}
+	}
+	w.failed = err
+	return true, err
+}
+
+// follow watches every folder on the way to the files, as far as the system allows.
+func (w *Watcher) follow() {
+	if w.notices == nil {
+		return
+	}
+	folders := slices.Clone(w.folders)
+	for _, name := range append([]string{w.dir}, w.folders...) {
+		folders = append(folders, linkedfolders.Of(name)...)
+		entries, _ := os.ReadDir(name)
+		for _, e := range entries[:min(len(entries), maxFiles)] {
+			if e.Type()&fs.ModeSymlink != 0 {
+				folders = append(folders, linkedfolders.Of(filepath.Join(name, e.Name()))...)
+			}
+		}
+	}
+	slices.Sort(folders)
+	folders = slices.Compact(folders)
+	watched := w.notices.WatchList()
+	for _, name := range folders {
+		if !slices.Contains(watched, name) {
+			_ = w.notices.Add(name)
+		}
+	}
+	for _, name := range watched {
+		if !slices.Contains(folders, name) {
+			_ = w.notices.Remove(name)
+		}
+	}
+}

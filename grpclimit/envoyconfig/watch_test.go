@@ -1,0 +1,143 @@
+package envoyconfig_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+)
+
+const oneLimit = "domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]"
+
+func write(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reloads watches a folder. It returns the results of reloads.
+func reloads(t *testing.T, dir string) (*envoyconfig.Watcher, <-chan error) {
+	t.Helper()
+	results := make(chan error, 100)
+	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Settle: 5 * time.Millisecond, Notify: func(err error) { results <- err }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w, results
+}
+
+// await waits until a reload has made the configuration have so many limits.
+func await(t *testing.T, w *envoyconfig.Watcher, results <-chan error, limits int) {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	for len(w.Config().Limits()) != limits {
+		select {
+		case <-results:
+		case <-timeout:
+			t.Fatalf("there are %d limits; want %d", len(w.Config().Limits()), limits)
+		}
+	}
+}
+
+func TestChangesOfAFolderTakeEffect(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), oneLimit)
+	w, results := reloads(t, dir)
+	await(t, w, results, 1)
+
+	other := strings.Replace(oneLimit, "domain: a", "domain: b", 1)
+	write(t, filepath.Join(dir, "b.yaml"), other)
+	await(t, w, results, 2)
+
+	write(t, filepath.Join(dir, "b.yaml"), "domain: a")
+	for err := error(nil); err == nil; {
+		select {
+		case err = <-results:
+		case <-time.After(30 * time.Second):
+			t.Fatal("a broken file is not reported")
+		}
+	}
+	if n := len(w.Config().Limits()); n != 2 {
+		t.Errorf("after a broken file there are %d limits; want the 2 of before", n)
+	}
+	if err := os.Remove(filepath.Join(dir, "b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	await(t, w, results, 1)
+
+	if err := os.MkdirAll(filepath.Join(dir, "more"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "more", "c.yaml"), other)
+	await(t, w, results, 2)
+}
+
+// Kubernetes changes a ConfigMap by one link: the files are links to ..data/NAME, and ..data is a
+// link to a folder with one version.
+func TestSwappedLinksTakeEffect(t *testing.T) {
+	dir := t.TempDir()
+	for version, content := range map[string]string{"..1": oneLimit, "..2": oneLimit + "\n- {key: l, rate_limit: {unit: day, requests_per_unit: 1}}"} {
+		if err := os.Mkdir(filepath.Join(dir, version), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, version, "a.yaml"), content)
+	}
+	write(t, filepath.Join(dir, "..2", "a.yaml"), strings.Replace(oneLimit, "}}]", "}}, {key: l, rate_limit: {unit: day, requests_per_unit: 1}}]", 1))
+	link := func(from, to string) {
+		t.Helper()
+		if err := os.Symlink(to, from+".new"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(from+".new", from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link(filepath.Join(dir, "..data"), "..1")
+	link(filepath.Join(dir, "a.yaml"), filepath.Join("..data", "a.yaml"))
+	w, results := reloads(t, dir)
+	await(t, w, results, 1)
+	link(filepath.Join(dir, "..data"), "..2")
+	await(t, w, results, 2)
+
+	// The whole folder may be a link too.
+	current := filepath.Join(t.TempDir(), "current")
+	empty := t.TempDir()
+	link(current, dir)
+	w, results = reloads(t, current)
+	await(t, w, results, 2)
+	write(t, filepath.Join(empty, "a.yaml"), oneLimit)
+	link(current, empty)
+	await(t, w, results, 1)
+}
+
+func TestReloadReadsAgain(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := envoyconfig.Watch(filepath.Join(dir, "none"), envoyconfig.WatchOptions{}); err == nil {
+		t.Error("a missing folder is watched")
+	}
+	write(t, filepath.Join(dir, "a.yaml"), "domain: a\nfoo: bar")
+	if _, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'") {
+		t.Errorf("a broken folder is watched, or the error does not name the file: %v", err)
+	}
+	if _, err := envoyconfig.Watch(filepath.Join(dir, "a.yaml"), envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), "is a file") {
+		t.Errorf("a file instead of a folder is %v", err)
+	}
+	write(t, filepath.Join(dir, "a.yaml"), oneLimit)
+	calls := 0
+	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Ready: func(*envoyconfig.Config) error { calls++; return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Reload(); err != nil || calls != 2 {
+		t.Errorf("a reload is %v, with %d loads; want 2", err, calls)
+	}
+	w.Close()
+	if err := w.Reload(); err == nil {
+		t.Error("a closed watcher reloads")
+	}
+}
