@@ -86,4 +86,3 @@ func step(n *yaml.Node, to any, merges *int) (key, value *yaml.Node) {
 	}
 	return nil, nil
 }
-
