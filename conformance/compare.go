@@ -98,3 +98,6 @@ func (t *tally) String() (text string) {
 	}
 	return text
 }
+
+// ordered is the tally with its names in an order.
+func (t *tally) ordered(names []string) *tally { return &tally{names, t.counts} }

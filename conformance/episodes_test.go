@@ -12,19 +12,13 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A steppedClock stands still, and now and then goes on to the end of a window or a second further.
+// A steppedClock is a setClock without services.
 type steppedClock struct{ second int64 }
 
 func (c *steppedClock) now() int64 { return c.second }
 
 func (c *steppedClock) advance(r *rand.Rand) error {
-	if chance(r, 10) {
-		c.second++
-	}
-	if chance(r, 30) {
-		window := seconds[pick(r, unitNames[1:])]
-		c.second = (c.second/window+1)*window - 1
-	}
+	c.second = later(r, c.second)
 	return nil
 }
 

@@ -9,6 +9,8 @@
 // The sections:
 //
 //   - self: envoyproxy/ratelimit and itself, which proves that the comparison is sound
+//   - self-clocked: the same, built with a clock that is set before each request, often to the end
+//     of a window
 package main
 
 import (
@@ -20,6 +22,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/penstock/penstock/internal/redistest"
 )
@@ -42,7 +45,7 @@ type program struct {
 	requests int
 	seed     uint64
 	domain   int
-	oracle   oracle
+	oracle   *oracle
 }
 
 // A section is a part of the comparison.
@@ -53,6 +56,7 @@ type section struct {
 
 var sections = []section{
 	{"self", (*program).self},
+	{"self-clocked", (*program).selfClocked},
 }
 
 func (p *program) run(only string) error {
@@ -85,18 +89,57 @@ func (p *program) run(only string) error {
 
 // self compares envoyproxy/ratelimit with itself.
 func (p *program) self() error {
-	c := &comparison{seed: p.seed, only: p.domain, out: os.Stdout, clock: systemClock{}, explain: func(exchange) string { return "" }}
-	c.start = func(configs string, _ []*domain) (asker, asker, func(), error) {
-		return startPair(configs, p.oracle.start, p.oracle.start)
-	}
-	return p.compare(c)
+	return p.compare(&comparison{explain: noDifference}, p.oracle.start)
 }
+
+// selfClocked is self while the clock is set.
+func (p *program) selfClocked() error {
+	return p.compareClocked(&comparison{explain: noDifference}, p.oracle.start)
+}
+
+func noDifference(exchange) string { return "" }
 
 // A starter starts a service on the configurations in a folder and a Redis.
 type starter func(name, configs, redis string) (*service, error)
 
+// compare compares envoyproxy/ratelimit with another service, by the system's clock.
+func (p *program) compare(c *comparison, other starter) error {
+	c.clock = systemClock{}
+	launch := func() (*redistest.Server, error) { return redistest.Launch() }
+	c.start = func(configs string, _ []*domain) (asker, asker, func(), error) {
+		return startPair(configs, launch, p.oracle.start, other)
+	}
+	return p.finish(c)
+}
+
+// compareClocked is compare with a clock that is set before each request.
+func (p *program) compareClocked(c *comparison, other starter) error {
+	dir, err := os.MkdirTemp("", "conformance")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	clock := &setClock{file: filepath.Join(dir, "clock")}
+	c.clock = clock
+	p.oracle.clock = clock.file
+	defer func() { p.oracle.clock = "" }()
+	launch := func() (*redistest.Server, error) {
+		server, its, err := redistest.LaunchClocked()
+		if err != nil {
+			return nil, err
+		}
+		clock.redis = append(clock.redis, its)
+		return server, clock.set(0)
+	}
+	c.start = func(configs string, _ []*domain) (asker, asker, func(), error) {
+		clock.redis, clock.second = nil, time.Now().Unix()
+		return startPair(configs, launch, p.oracle.start, other)
+	}
+	return p.finish(c)
+}
+
 // startPair starts two services, each with a Redis of its own.
-func startPair(configs string, left, right starter) (asker, asker, func(), error) {
+func startPair(configs string, launch func() (*redistest.Server, error), left, right starter) (asker, asker, func(), error) {
 	var stops []func()
 	stop := func() {
 		for _, f := range slices.Backward(stops) {
@@ -104,7 +147,7 @@ func startPair(configs string, left, right starter) (asker, asker, func(), error
 		}
 	}
 	start := func(name string, starter starter) (*service, error) {
-		redis, err := redistest.Launch()
+		redis, err := launch()
 		if err != nil {
 			return nil, err
 		}
@@ -128,10 +171,11 @@ func startPair(configs string, left, right starter) (asker, asker, func(), error
 	return l, r, stop, nil
 }
 
-// compare runs a comparison and prints its counts.
-func (p *program) compare(c *comparison) error {
+// finish runs a comparison and prints its counts.
+func (p *program) finish(c *comparison) error {
+	c.seed, c.only, c.out = p.seed, p.domain, os.Stdout
 	err := c.run(p.requests)
-	fmt.Printf("%vwhat the descriptors met:\n%v", &c.tally, &c.met)
+	fmt.Printf("%vwhat the descriptors met:\n%v", &c.tally, c.met.ordered(kinds))
 	if err == nil && c.mismatches > 0 {
 		err = fmt.Errorf("%d mismatches; replay with -seed %d", c.mismatches, c.seed)
 	}

@@ -15,7 +15,7 @@ import (
 type model struct {
 	domains  map[string]*domain
 	counters map[string]uint64 // by their names in Redis
-	named    map[string]string // the counter that a name in Redis stands for; see shared
+	named    map[string]string // what a name in Redis stands for, or "several"; see shared
 }
 
 func newModel(domains ...*domain) *model {
@@ -144,9 +144,12 @@ func hits(request *rls.RateLimitRequest, i int) (cost uint64, own bool) {
 	return uint64(max(1, request.HitsAddend)), false
 }
 
-// shared tells whether a request uses a counter that stands for different descriptors or units.
-func (m *model) shared(request *rls.RateLimitRequest, now int64) bool {
-	found := false
+// shared tells for each descriptor whether its counter has counted for other entries or another
+// unit. envoyproxy/ratelimit names counters by plain strings, so a=b_c and a_b=c have one counter.
+// The counter of a second and the one of a day have one name in the day's first second. It expires
+// with the shorter window, plus a random time.
+func (m *model) shared(request *rls.RateLimitRequest, now int64) []bool {
+	shared := make([]bool, len(request.Descriptors))
 	for i, match := range m.find(request) {
 		if !match.counts() {
 			continue
@@ -156,11 +159,13 @@ func (m *model) shared(request *rls.RateLimitRequest, now int64) bool {
 			m.named[name] = identity
 		}
 		if m.named[name] != identity {
-			m.named[name] = "several"
-			found = true
+			m.named[name], shared[i] = "several", true
 		}
 	}
-	return found
+	for i, match := range m.find(request) { // the second of two in one request has changed the first
+		shared[i] = shared[i] || match.counts() && m.named[match.counter(request, i, now)] == "several"
+	}
+	return shared
 }
 
 // decide answers as envoyproxy/ratelimit does in a second.

@@ -16,29 +16,31 @@ const modulePath = "github.com/envoyproxy/ratelimit"
 type oracle struct {
 	version string
 	dir     string
+	clock   string // the file that its clock is set by; "" is the system's clock
 }
 
 // buildOracle builds the programs in dir. It downloads their modules if need be.
-func buildOracle(source, dir string) (oracle, error) {
+func buildOracle(source, dir string) (*oracle, error) {
 	source, err := filepath.Abs(source)
 	if err != nil {
-		return oracle{}, err
+		return nil, err
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
-		return oracle{}, err
+		return nil, err
 	}
 	version, err := inModule(source, "list", "-m", "-f", "{{.Version}}", modulePath)
 	if err != nil {
-		return oracle{}, err
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return oracle{}, err
+		return nil, err
 	}
 	programs := []string{"build", "-o", dir + "/", ".", modulePath + "/src/service_cmd", modulePath + "/src/client_cmd", modulePath + "/src/config_check_cmd"}
 	if _, err := inModule(source, programs...); err != nil {
-		return oracle{}, err
+		return nil, err
 	}
-	return oracle{strings.TrimSpace(version), dir}, nil
+	o := &oracle{version: strings.TrimSpace(version), dir: dir}
+	return o, o.buildClocked(source)
 }
 
 // inModule runs the go command in a module outside the workspace.
@@ -55,12 +57,12 @@ func inModule(dir string, args ...string) (string, error) {
 }
 
 // start starts the service.
-func (o oracle) start(name, configs, redis string) (*service, error) {
+func (o *oracle) start(name, configs, redis string) (*service, error) {
 	return o.startWith(name, configs, redis)
 }
 
 // startWith is start with more environment variables.
-func (o oracle) startWith(name, configs, redis string, environment ...string) (*service, error) {
+func (o *oracle) startWith(name, configs, redis string, environment ...string) (*service, error) {
 	addresses, err := freeAddresses(3)
 	if err != nil {
 		return nil, err
@@ -68,10 +70,14 @@ func (o oracle) startWith(name, configs, redis string, environment ...string) (*
 	dir, base := filepath.Split(filepath.Clean(configs))
 	port := func(i int) string { return addresses[i][strings.LastIndex(addresses[i], ":")+1:] }
 	s := &service{name: name, grpc: addresses[0], http: addresses[1]}
+	program := "service_cmd"
+	if o.clock != "" {
+		program, environment = "service_clocked", append(environment, "CLOCK_FILE="+o.clock)
+	}
 	return s, s.start(dir, append([]string{
 		"GRPC_HOST=127.0.0.1", "GRPC_PORT=" + port(0), "HOST=127.0.0.1", "PORT=" + port(1), "DEBUG_HOST=127.0.0.1", "DEBUG_PORT=" + port(2),
 		"DISABLE_STATS=true", "USE_STATSD=false", "LOG_LEVEL=error",
 		"RUNTIME_ROOT=" + dir, "RUNTIME_SUBDIRECTORY=", "RUNTIME_APPDIRECTORY=" + base, "RUNTIME_WATCH_ROOT=false",
 		"REDIS_SOCKET_TYPE=tcp", "REDIS_URL=" + redis,
-	}, environment...), filepath.Join(o.dir, "service_cmd"))
+	}, environment...), filepath.Join(o.dir, program))
 }

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// A clock tells the second in which the services decide.
+type clock interface {
+	now() int64
+	advance(r *rand.Rand) error // called before each request
+}
+
+// systemClock is the clock of the machine.
+type systemClock struct{}
+
+func (systemClock) now() int64               { return time.Now().Unix() }
+func (systemClock) advance(*rand.Rand) error { return nil }
+
+// A setClock stands still while a request is decided. Both services see it: envoyproxy/ratelimit
+// reads it from a file, and Penstock decides by the clock of its Redis.
+type setClock struct {
+	file   string // for envoyproxy/ratelimit
+	second int64
+	redis  []*redistest.Clock
+}
+
+func (c *setClock) now() int64 { return c.second }
+
+func (c *setClock) advance(r *rand.Rand) error {
+	c.second = later(r, c.second)
+	return c.set(time.Duration(pick(r, []int{0, 1, 500_000, 999_999})) * time.Microsecond)
+}
+
+func (c *setClock) set(fraction time.Duration) error {
+	if err := os.WriteFile(c.file, []byte(strconv.FormatInt(c.second, 10)), 0o600); err != nil {
+		return err
+	}
+	for _, clock := range c.redis {
+		if err := clock.Freeze(time.Unix(c.second, int64(fraction))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// later is a second at which the next request comes: often the same, or the next one, or about the
+// end of a window.
+func later(r *rand.Rand, second int64) int64 {
+	switch r.IntN(30) {
+	case 0:
+		window := seconds[pick(r, unitNames[1:])]
+		return max(second, (second/window+1)*window-int64(r.IntN(2)))
+	case 1, 2, 3:
+		return second + 1
+	default:
+		return second
+	}
+}
+
+// buildClocked builds envoyproxy/ratelimit with one change: its time source reads the file in
+// CLOCK_FILE. The change is made in a copy of the module.
+func (o *oracle) buildClocked(source string) error {
+	module, err := inModule(source, "list", "-m", "-f", "{{.Dir}}", modulePath)
+	if err != nil {
+		return err
+	}
+	copied := filepath.Join(o.dir, "clocked")
+	if err := os.RemoveAll(copied); err != nil {
+		return err
+	}
+	module = strings.TrimSpace(module)
+	if err := os.CopyFS(filepath.Join(copied, "src"), os.DirFS(filepath.Join(module, "src"))); err != nil {
+		return err
+	}
+	if err := copyFile(filepath.Join(copied, "go.mod"), filepath.Join(module, "go.mod")); err != nil {
+		return err
+	}
+	utils := filepath.Join(copied, "src", "utils")
+	text, err := os.ReadFile(filepath.Join(utils, "time.go"))
+	if err != nil {
+		return err
+	}
+	const reading = "time.Now().Unix()"
+	if strings.Count(string(text), reading) != 1 {
+		return fmt.Errorf("src/utils/time.go of %s does not read the time once: the clock of this version cannot be set", modulePath)
+	}
+	if err := os.WriteFile(filepath.Join(utils, "time.go"), []byte(strings.Replace(string(text), reading, "secondOf(time.Now())", 1)), 0o600); err != nil {
+		return err
+	}
+	if err := os.CopyFS(utils, os.DirFS(filepath.Join(source, "clock"))); err != nil {
+		return err
+	}
+	// A go.mod that replaces the module by the copy. Its go.sum has the same name.
+	mod := filepath.Join(o.dir, "clocked.mod")
+	if err := copyFile(mod, filepath.Join(source, "go.mod")); err != nil {
+		return err
+	}
+	if err := copyFile(filepath.Join(o.dir, "clocked.sum"), filepath.Join(source, "go.sum")); err != nil {
+		return err
+	}
+	if _, err := inModule(source, "mod", "edit", "-replace", modulePath+"="+copied, mod); err != nil {
+		return err
+	}
+	_, err = inModule(source, "build", "-modfile", mod, "-o", filepath.Join(o.dir, "service_clocked"), modulePath+"/src/service_cmd")
+	return err
+}
+
+func copyFile(to, from string) error {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, text, 0o600)
+}
