@@ -23,7 +23,7 @@ unraced = ./internal/faults ./internal/redistest ./internal/simulation $(filter-
 sequential = $(shell grep -rh -B1 --include='*_test.go' 'effort.WithoutRace(t)' . | sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' | paste -sd'|')
 sequential_in = $(shell grep -rl --include='*_test.go' 'effort.WithoutRace(t)' . | xargs -n1 dirname | sort -ur)
 
-.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways conformance bench lint format tidy schema tools
+.PHONY: run test race soak mutants fuzz examples service trials readme browsers recipes gateways conformance bench lint format tidy schema protos tools
 
 ## run: penstock serve with a demo upstream on port 8080, metrics on 9180
 run:
@@ -111,6 +111,7 @@ lint:
 	luacheck -q --no-color algorithm examples redisstore/internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 	luacheck -q --no-color --read-globals core -- deploy/recipes
+	@scripts/protos bin/penstockv1 && diff -r bin/penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not what the proto file says (make protos)"; exit 1; }
 
 format:
 	gofmt -w .
@@ -124,6 +125,10 @@ tidy:
 		go mod edit -replace github.com/penstock/penstock=$(CURDIR) -replace github.com/penstock/penstock/grpclimit=$(CURDIR)/grpclimit && go mod tidy && \
 		go mod edit -dropreplace github.com/penstock/penstock -dropreplace github.com/penstock/penstock/grpclimit;; \
 		*) go mod tidy;; esac); done
+
+## protos: the code of the check API, anew from its proto file
+protos:
+	scripts/protos
 
 ## schema: the JSON Schema of policies, anew from their structs
 schema:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,9 @@ type Admission struct {
 	grants          []grant // what may have to be corrected
 	shadows         *shadows
 	renewal         *renewal
+	hasOnce         bool // the last charge makes repeats of the request free
+	isRepeat        bool
+	age             time.Duration // of the grant that the request repeats
 }
 
 // scratch is memory that requests use one after another.
@@ -112,13 +116,16 @@ func (a *Admission) status(i int) penstock.Status {
 func (a *Admission) admit() (Outcome, error) {
 	rules, v := a.request.Rules, &a.evaluation
 	if isCall, err := a.evaluateCall(); err != nil {
-		a.rejection.Detail = err.Error()
-		return a.observe(Malformed), fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
+		return a.malformed(err)
 	} else if !isCall && !rules.EvaluateFirst(a.request.Attributes, v) {
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err
 		}
 		rules.EvaluateRest(a.request.Attributes, v)
+	}
+	a.setHolder()
+	if err := a.checkLimits(); err != nil {
+		return a.malformed(err)
 	}
 	if v.TokenError != nil && !a.request.Peek {
 		a.controller.options.TokenRejected(v.TokenError)
@@ -138,6 +145,9 @@ func (a *Admission) admit() (Outcome, error) {
 		return a.decide(nil)
 	case !a.admitsIdentities():
 		return DeniedNewIdentity, nil
+	}
+	if err := a.addOnce(); err != nil {
+		return a.malformed(err)
 	}
 	shadows := a.beginShadows()
 	a.shadows = shadows
@@ -160,6 +170,37 @@ func (a *Admission) evaluateCall() (isCall bool, err error) {
 		return true, r.Rules.EvaluateDirect(*r.Direct, &a.evaluation)
 	}
 	return false, nil
+}
+
+// malformed rejects a request that cannot be decided.
+func (a *Admission) malformed(err error) (Outcome, error) {
+	a.rejection.Detail = strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
+	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
+}
+
+// checkLimits asks the transport whether it can enforce the limits that apply.
+func (a *Admission) checkLimits() error {
+	if a.request.CheckLimit == nil {
+		return nil
+	}
+	for _, l := range a.evaluation.Limits {
+		if err := a.request.CheckLimit(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setHolder makes the charges those of the caller's holder.
+func (a *Admission) setHolder() {
+	if a.request.Holder == "" {
+		return
+	}
+	for i := range a.evaluation.Charges {
+		if c := &a.evaluation.Charges[i]; isSlot(c) {
+			c.Holder = a.request.Holder
+		}
+	}
 }
 
 // decideBeforeAuth charges the rules with before_auth. What they grant stays charged. Clients do
@@ -196,10 +237,16 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	start := time.Now()
 	d, latency, err := a.askStore()
 	a.endPiggybacked(shadows)
+	switch {
+	case a.hasOnce && err != nil:
+		a.endOnce(nil)
+	case a.hasOnce:
+		a.endOnce(&d)
+	}
 	if err != nil {
 		return a.undecided(err, latency)
 	}
-	a.decision, a.isLimited, a.decidedAt = d, true, start
+	a.decision, a.isLimited, a.decidedAt = d, true, start.Add(-a.age)
 	if !d.Allowed {
 		return a.denied(latency), nil
 	}

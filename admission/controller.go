@@ -104,6 +104,22 @@ type Request struct {
 	// stays charged. It is not called if nobody has counted. Default: no decision does.
 	IsOver func(*penstock.Decision) bool
 
+	// ID makes repeats of the request free: if it was granted, a request with the same ID and the same
+	// charges is admitted for OnceFor, and charges nothing. The request never waits. It may have 63
+	// charges. A repeat is charged again if the store gave no answer to one of the two, if it has lost
+	// its data, or if an error interrupted a batch over several servers of a Cluster. Rules with
+	// before_auth, new_identities and shadows count repeats. Default: none.
+	ID string
+
+	// Holder holds the slots that the request takes. A request with the same Holder renews them, and
+	// takes no others. Default: a random one.
+	Holder string
+
+	// CheckLimit is called with each enforced limit that applies, before anything is charged. An error
+	// says why the transport cannot enforce it, and what to do. The outcome is Malformed then.
+	// Default: the transport enforces all limits.
+	CheckLimit func(*policy.Limit) error
+
 	// Rules decide the request. Set them if the transport has already used them, such as for the
 	// path. Default: those in force.
 	Rules *policy.Rules

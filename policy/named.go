@@ -21,6 +21,10 @@ type NamedCall struct {
 
 	// Cost is charged to each limit of the rule, whatever cost the rule says.
 	Cost int64
+
+	// CanEnd says that the caller will state how its request ends: it returns slots of in_flight
+	// limits, and states the status for on_status. Rules with such limits are refused otherwise.
+	CanEnd bool
 }
 
 // The reasons for which a rule cannot be asked by its name.
@@ -47,7 +51,7 @@ func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 		return errLongKey
 	}
 	for _, l := range rule.Limits {
-		if err := l.checkNamed(); err != nil {
+		if err := l.checkNamed(); err != nil && !c.CanEnd {
 			return err
 		}
 		if !l.Key.Global && !l.Key.CanBe(c.Key) {

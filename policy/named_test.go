@@ -36,7 +36,7 @@ func TestACallByNameChargesItsOwnKeyAndCost(t *testing.T) {
 	t.Parallel()
 	rules := named(t, nil)
 	var v Evaluation
-	if err := rules.EvaluateNamed(NamedCall{"search", "user:42", 3}, &v); err != nil {
+	if err := rules.EvaluateNamed(NamedCall{Rule: "search", Key: "user:42", Cost: 3}, &v); err != nil {
 		t.Fatal(err)
 	}
 	if len(v.Charges) != 2 || len(v.Limits) != 2 || v.ListMatch != NotListed {
@@ -61,7 +61,7 @@ func TestACallByNameHasTheLastTier(t *testing.T) {
 		}
 	})
 	var v Evaluation
-	if err := rules.EvaluateNamed(NamedCall{"search", "user:42", 1}, &v); err != nil {
+	if err := rules.EvaluateNamed(NamedCall{Rule: "search", Key: "user:42", Cost: 1}, &v); err != nil {
 		t.Fatal(err)
 	}
 	if n := v.Charges[0].Plan.Limit().Count; n != 10 {
@@ -80,13 +80,13 @@ func TestWhatCannotBeAskedByNameSaysWhy(t *testing.T) {
 		change func(*Spec)
 		want   string
 	}{
-		{NamedCall{"other", "a", 1}, nil, "no rule"},
-		{NamedCall{"search", "a", -1}, nil, "cost"},
-		{NamedCall{"search", "a", penstock.MaxCost + 1}, nil, "cost"},
-		{NamedCall{"search", strings.Repeat("a", penstock.MaxKey+1), 1}, nil, "key"},
-		{NamedCall{"search", "a", 1}, holds, "in_flight"},
-		{NamedCall{"search", "a", 1}, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) }, "on_status"},
-		{NamedCall{"search", "a", 1}, func(s *Spec) {
+		{NamedCall{Rule: "other", Key: "a", Cost: 1}, nil, "no rule"},
+		{NamedCall{Rule: "search", Key: "a", Cost: -1}, nil, "cost"},
+		{NamedCall{Rule: "search", Key: "a", Cost: penstock.MaxCost + 1}, nil, "cost"},
+		{NamedCall{Rule: "search", Key: strings.Repeat("a", penstock.MaxKey+1), Cost: 1}, nil, "key"},
+		{NamedCall{Rule: "search", Key: "a", Cost: 1}, holds, "in_flight"},
+		{NamedCall{Rule: "search", Key: "a", Cost: 1}, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) }, "on_status"},
+		{NamedCall{Rule: "search", Key: "a", Cost: 1}, func(s *Spec) {
 			candidate := *s.Rules[0].Limits[0]
 			candidate.Name, candidate.Status = "tried", new(Statuses)
 			s.Rules[0].Limits[0].Candidate = &candidate

@@ -78,8 +78,8 @@ func (r *Rule) Enforces() bool {
 }
 
 // Settings returns how guards treat a limit, for guard.Options.Limits. They are zero for limits
-// that are not in the Rules. A shadow is neither leased nor split, and it is not counted while the
-// store gives no answer.
+// that are not in the Rules, except those of OnceGroup and SettledGroup. A shadow is neither leased
+// nor split, and it is not counted while the store gives no answer.
 func (r *Rules) Settings(limit *penstock.Plan) guard.Settings {
 	rule := r.settings[limit.Group()]
 	for i := range rule {
@@ -87,7 +87,7 @@ func (r *Rules) Settings(limit *penstock.Plan) guard.Settings {
 			return rule[i].settings
 		}
 	}
-	return guard.Settings{}
+	return reservedSettings(limit)
 }
 
 // limitSettings are the settings of a limit, by its name within the rule.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -110,6 +111,9 @@ func (b *builder) build() {
 	for i, rule := range spec.Rules {
 		if !IsName(rule.Name) {
 			b.fail("%q is not a name for a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
+		}
+		if strings.HasPrefix(rule.Name, reservedPrefix) {
+			b.fail("rule %q: names that begin with %s are reserved; rename it", rule.Name, reservedPrefix)
 		}
 		if b.rules.byName[rule.Name] != nil {
 			b.fail("two rules are called %q; rename one, because counters are kept under the name", rule.Name)

@@ -8,13 +8,18 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
 )
 
 // Check refuses rules with limits that need what a Handler never sees: the response, the end of the
 // request, or its body. The error wraps penstock.ErrInvalid, and names each such rule with the
-// reason. Call it when rules are loaded, so that a reload fails as a whole.
+// reason. Call it when rules are loaded, so that a reload fails as a whole. Rules without trusted
+// proxies may have such limits, because a Handler answers nobody then.
 func Check(rules *policy.Rules) error {
+	if config, ok := policy.SectionOf[*httplimit.Config](rules); !ok || len(config.TrustedProxies) == 0 {
+		return nil
+	}
 	var errs []error
 	for _, rule := range rules.Rules() {
 		for _, l := range rule.Limits {

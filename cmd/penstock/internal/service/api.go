@@ -5,12 +5,16 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
-	"github.com/penstock/penstock/cmd/penstock/internal/revproxy"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 
-// newAPI makes the handler of the API: forward-auth for other proxies.
-func (s *service) newAPI() (http.Handler, error) {
+// newAPI makes the handler of the API: forward-auth for other proxies, and calls in JSON.
+func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
+	check, err := s.newCheck(l)
+	if err != nil {
+		return nil, err
+	}
 	forward, err := forwardauth.New(s.core.Store, s.core.Rules, forwardauth.Options{
 		HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected, Misused: s.misused(),
 	})
@@ -23,7 +27,7 @@ func (s *service) newAPI() (http.Handler, error) {
 			forward.ServeHTTP(w, r)
 			return
 		}
-		revproxy.Problem(w, http.StatusNotFound, "there is nothing here; docs/forward-auth.md lists the paths")
+		check.ServeHTTP(w, r)
 	}), nil
 }
 

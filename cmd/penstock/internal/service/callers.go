@@ -52,7 +52,7 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	case "grpc":
 		return s.newGRPC(l, config)
 	}
-	handler, err := s.newAPI()
+	handler, err := s.newAPI(l)
 	if err != nil {
 		return nil, err
 	}

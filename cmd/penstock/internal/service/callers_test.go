@@ -119,7 +119,7 @@ func TestUnixSocketOfCallers(t *testing.T) {
 
 // Rules that forward-auth cannot enforce are refused: at the start, and by a reload.
 func TestRulesThatForwardAuthCannotEnforceAreRefused(t *testing.T) {
-	const unseen = "rules: [{name: slots, match: {path: /**}, per: ip, limits: [{in_flight: 3}]}]\n"
+	const unseen = "http: {trusted_proxies: [127.0.0.1]}\nrules: [{name: slots, match: {path: /**}, per: ip, limits: [{in_flight: 3}]}]\n"
 	flags := limitedBy(t, unseen, map[string]string{"api": "127.0.0.1:0"})
 	err := Run(t.Context(), options(t, nil, flags))
 	if err == nil || !strings.Contains(err.Error(), "slots") || !strings.Contains(err.Error(), "in_flight") {

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/core"
@@ -106,8 +107,10 @@ type service struct {
 	Options
 	metrics  *metrics.Metrics
 	core     *core.Core
-	upstream string    // URL
-	servers  []*server // the admin server, if there is one, is the last
+	upstream string                // URL
+	servers  []*server             // the admin server, if there is one, is the last
+	checking *admission.Controller // of the check API; nil without it
+	idSecret []byte                // of the check API
 
 	isDraining atomic.Bool
 	inFlight   atomic.Int64            // requests, including WebSockets

@@ -23,11 +23,13 @@ type Section struct {
 	RequireStore           *bool  `yaml:"require_store" jsonschema:"Exit if the store is down at the start; default false."`
 	StoreTimeout           string `yaml:"store_timeout" jsonschema:"How long a decision may wait for the store; default 250ms."`
 	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances, which share the limits while the store is down; default 1."`
-	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, where other proxies ask by forward-auth; default none."`
+	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, where programs ask in JSON, and other proxies by forward-auth; default none."`
 	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, where gRPC clients ask; default none."`
 	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, where Redis clients ask; default none."`
-	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of Redis and gRPC clients; default none. Better use PENSTOCK_CALLER_TOKEN_FILE."`
-	AllowOpenCallers       *bool  `yaml:"allow_open_callers" jsonschema:"Answer Redis and gRPC clients without credentials at addresses that other machines can reach; default false."`
+	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of callers in JSON, gRPC and RESP; default none. Better use PENSTOCK_CALLER_TOKEN_FILE."`
+	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of those who may also peek, reset and explain; default none. Better use PENSTOCK_OPERATOR_TOKEN_FILE."`
+	AllowStatedLimits      *bool  `yaml:"allow_stated_limits" jsonschema:"Let callers in JSON and gRPC state limits of their own; default false."`
+	AllowOpenCallers       *bool  `yaml:"allow_open_callers" jsonschema:"Answer callers in JSON, gRPC and RESP without credentials at addresses that other machines can reach; default false."`
 	CallerTLSCert          string `yaml:"caller_tls_cert" jsonschema:"PEM file of the certificate chain for callers; default none, no TLS."`
 	CallerTLSKey           string `yaml:"caller_tls_key" jsonschema:"PEM file of that private key."`
 	CallerClientCA         string `yaml:"caller_client_ca" jsonschema:"PEM file of the authorities of callers' certificates; default none."`

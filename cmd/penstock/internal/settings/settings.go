@@ -4,6 +4,7 @@
 package settings
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/url"
@@ -40,8 +41,8 @@ type Settings struct {
 	MinInstances  int64 // smallest number
 
 	API, RESP, GRPC                             string // "" is off
-	CallerToken                                 []byte
-	AllowOpenCallers                            bool
+	CallerToken, OperatorToken                  []byte
+	AllowOpenCallers, AllowStatedLimits         bool
 	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
 
 	AdminListen string // "" is off
@@ -145,6 +146,9 @@ func (s *Settings) check() error {
 	}
 	if s.RequireStore && s.Store == "" {
 		wrong("require-store", "the store is memory, which is always up; write --store, or omit --require-store")
+	}
+	if len(s.OperatorToken) > 0 && bytes.Equal(s.OperatorToken, s.CallerToken) {
+		wrong("operator-token", "it is the caller token, so every caller would be an operator; write another one")
 	}
 	s.checkListeners(wrong)
 	return errors.Join(errs...)

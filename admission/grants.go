@@ -1,0 +1,42 @@
+package admission
+
+import (
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/policy"
+)
+
+// A Grant is a charge that was made, or a slot that may have been taken.
+type Grant struct {
+	Charge penstock.Charge
+	Limit  *policy.Limit
+
+	// RefundableUntil is when the charge counts no longer. A later refund would cancel newer charges.
+	// It is zero for slots, which can always be returned.
+	RefundableUntil time.Time
+}
+
+// TakeGrants returns what enforced limits were charged in the store, and leaves it to the caller to
+// correct that: Done returns and corrects nothing of it. What this process has counted alone, while
+// the store gave no answer, is not among them, except slots. It must be called before Done.
+func (a *Admission) TakeGrants() (taken []Grant) {
+	if !a.isLimited || a.isRejected || a.request.Peek {
+		return nil
+	}
+	a.renewal.stop()
+	v := &a.evaluation
+	for i := range v.Charges {
+		c, l := v.Charges[i], v.Limits[i]
+		c.Patience = 0
+		switch {
+		case isSlot(&c):
+			taken = append(taken, Grant{Charge: c, Limit: l})
+		case !isWithoutStore(a.decision.Source):
+			taken = append(taken, Grant{c, l, a.decidedAt.Add(countsFor(&c, a.decision.Status(i)))})
+		}
+	}
+	a.grants = slices.DeleteFunc(a.grants, func(g grant) bool { return slices.Contains(v.Limits, g.limit) })
+	return taken
+}

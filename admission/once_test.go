@@ -1,0 +1,79 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+// onceController limits each user to 3 units a day in two limits.
+func onceController(t *testing.T, store penstock.Store) *admission.Controller {
+	t.Helper()
+	rules := rulesOf(t, `rules: [{name: search, per: {user: header X-User}, limits: [{name: day, rate: 3/day}, {name: week, rate: 9/week}]}]`)
+	c, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{HasFallback: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestARepeatOfAGrantedRequestChargesNothing(t *testing.T) {
+	c := onceController(t, memstore.New(memstore.Options{}))
+	for i, call := range []struct {
+		id        string
+		cost      int64
+		want      admission.Outcome
+		isRepeat  bool
+		remaining int64
+	}{
+		{"a", 2, admission.Allowed, false, 1},
+		{"a", 2, admission.Allowed, true, 1},
+		{"b", 2, admission.Denied, false, 1},
+		{"b", 2, admission.Denied, false, 1},  // a denial charged nothing, so its repeat is decided anew
+		{"a", 1, admission.Allowed, false, 0}, // other charges
+		{"a", 2, admission.Allowed, true, 0},
+		{"", 1, admission.Denied, false, 0},
+	} {
+		a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: call.cost}, ID: call.id})
+		d, _ := a.Decision()
+		if outcome != call.want || err != nil || a.IsRepeat() != call.isRepeat || d.Len() != 2 || d.Status(0).Remaining != call.remaining {
+			t.Errorf("call %d: %v, %v, repeat %t, %d statuses, %d left; want %+v", i, outcome, err, a.IsRepeat(), d.Len(), d.Status(0).Remaining, call)
+		}
+		if got := a.Rejection().Policies; outcome == admission.Denied && strings.Join(got, " ") != "search.day" {
+			t.Errorf("call %d is denied by %v; want search.day", i, got)
+		}
+		if n := len(a.AppendVisible(nil)); n != 2 {
+			t.Errorf("call %d shows %d limits; want 2", i, n)
+		}
+		a.Done(admission.Result{})
+	}
+}
+
+func TestTheStoreGetsTheIDInTheSameBatch(t *testing.T) {
+	var batches [][]penstock.Charge
+	inner := memstore.New(memstore.Options{})
+	c := onceController(t, penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		batches = append(batches, append([]penstock.Charge(nil), charges...))
+		return inner.Decide(ctx, charges)
+	}))
+	a, _, _ := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: "a"})
+	a.Done(admission.Result{})
+	if len(batches) != 1 || len(batches[0]) != 3 || batches[0][2].Key != "user:1" {
+		t.Errorf("the store got %v; want one batch of three charges, the last under the key of the first", batches)
+	}
+}
+
+func TestALongIDIsMalformed(t *testing.T) {
+	c := onceController(t, memstore.New(memstore.Options{}))
+	a, outcome, err := c.Admit(context.Background(), admission.Request{Named: &policy.NamedCall{Rule: "search", Key: "user:1", Cost: 1}, ID: strings.Repeat("a", admission.MaxID+1)})
+	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(a.Rejection().Detail, "128 bytes") {
+		t.Errorf("%v, %v; want malformed, with the bound", outcome, err)
+	}
+	a.Done(admission.Result{})
+}

@@ -1,0 +1,54 @@
+package service
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/grpclimit/checkapi"
+	"github.com/penstock/penstock/policy"
+)
+
+// newCheck makes the service that decides what programs ask at a listener.
+func (s *service) newCheck(l settings.Listener) (*checkapi.Service, error) {
+	if s.checking == nil {
+		controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
+			HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.checking, s.idSecret = controller, idSecret(&s.Settings)
+		s.metrics.AddWaiting(controller.Waiting)
+		if s.Settings.AllowStatedLimits {
+			for _, a := range checkapi.StatedAlgorithms() {
+				s.metrics.AddRule(metrics.Rule{Name: policy.StatedGroup, Limit: policy.StatedGroup, Algorithm: a.Title()})
+			}
+		}
+	}
+	o := checkapi.Options{
+		CallerToken: s.Settings.CallerToken, OperatorToken: s.Settings.OperatorToken, AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
+		AllowStatedLimits: s.Settings.AllowStatedLimits, Secret: s.idSecret,
+	}
+	if s.Settings.Store == "" {
+		o.Parallel = 1 // there are no round trips to save
+	}
+	return checkapi.New(s.core.Store, s.checking, o)
+}
+
+// idSecret encrypts the ids of reservations and holds. It is made of all secrets that instances
+// share. If there are none, it is random, and ids are valid at this process only.
+func idSecret(s *settings.Settings) []byte {
+	if len(s.OperatorToken)+len(s.KeyHashSecret)+len(s.CallerToken) == 0 {
+		return []byte(rand.Text())
+	}
+	h := sha256.New()
+	for _, secret := range [][]byte{[]byte("penstock ids"), s.OperatorToken, s.KeyHashSecret, s.CallerToken} {
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(secret))))
+		h.Write(secret)
+	}
+	return h.Sum(nil)
+}

@@ -1,0 +1,94 @@
+package checkapi
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+)
+
+// never is how the API writes penstock.Never.
+const never = -1
+
+// inMS rounds up, so that a caller that waits this long is never too early.
+func inMS(d time.Duration) int64 {
+	switch {
+	case d == penstock.Never:
+		return never
+	case d <= 0:
+		return 0
+	}
+	return int64((d-1)/time.Millisecond) + 1
+}
+
+// randomName returns a random name of 26 characters, 130 bits.
+func randomName() string { return strings.ToLower(rand.Text()) }
+
+// admit decides a question. If the error is nil, the caller must call Done of the Admission.
+func (s *Service) admit(ctx context.Context, r admission.Request) (*admission.Admission, *penstockv1.CheckResponse, error) {
+	a, outcome, err := s.controller.Admit(ctx, r)
+	if err != nil {
+		why := a.Rejection()
+		a.Done(admission.Result{})
+		if outcome == admission.Malformed {
+			return nil, nil, failf(codes.InvalidArgument, "%s", why.Detail)
+		}
+		return nil, nil, unanswered(err)
+	}
+	return a, decisionOf(a, outcome), nil
+}
+
+// decisionOf is the answer about an Admission.
+func decisionOf(a *admission.Admission, outcome admission.Outcome) *penstockv1.CheckResponse {
+	why := a.Rejection()
+	r := &penstockv1.CheckResponse{Allowed: outcome.IsAdmitted(), Outcome: outcome.String(), DeniedBy: why.Policies, IsRepeat: a.IsRepeat()}
+	if d, ok := a.Decision(); ok {
+		r.Source = d.Source.String()
+	}
+	switch {
+	case outcome == admission.Refused:
+		r.RetryAfterMs = never
+	case !r.Allowed:
+		r.RetryAfterMs = inMS(why.RetryAfter)
+	}
+	for _, l := range a.AppendVisible(nil) {
+		r.Limits = append(r.Limits, statusOf(&l))
+	}
+	return r
+}
+
+func statusOf(l *admission.LimitStatus) *penstockv1.LimitStatus {
+	return &penstockv1.LimitStatus{
+		Limit: l.Limit.Policy, Capacity: l.Plan.Capacity(), Remaining: l.Status.Remaining,
+		RetryAfterMs: inMS(l.Status.RetryAfter), ResetAfterMs: inMS(l.Status.ResetAfter),
+	}
+}
+
+// Check implements the service, for callers that have been authenticated.
+func (s *Service) Check(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
+	return s.check(ctx, r, "", deciding)
+}
+
+// Peek implements the service, for operators.
+func (s *Service) Peek(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
+	return s.check(ctx, r, "", operating)
+}
+
+func (s *Service) check(ctx context.Context, r *penstockv1.CheckRequest, field string, p purpose) (*penstockv1.CheckResponse, error) {
+	q, err := s.read(r, field, p)
+	if err != nil {
+		return nil, err
+	}
+	a, answer, err := s.admit(ctx, q.request())
+	if err != nil {
+		return nil, err
+	}
+	a.Done(admission.Result{})
+	return answer, nil
+}

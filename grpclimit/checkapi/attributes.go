@@ -1,0 +1,148 @@
+package checkapi
+
+import (
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/policy"
+)
+
+// The bounds of attributes, in bytes unless they say otherwise.
+const (
+	maxMethod      = 32
+	maxHost        = 300
+	maxPath        = 8 << 10
+	maxHeaders     = 128 // in number
+	maxHeaderName  = 128
+	maxHeaderValue = 8 << 10
+	maxAllHeaders  = 64 << 10
+)
+
+// attributes are those that a request states.
+type attributes struct {
+	values   [policy.KindRawQuery + 1]string // of kinds that have one
+	headers  map[string][]string             // by canonical name
+	address  netip.Addr
+	bodySize int64 // -1 if it is not stated
+}
+
+func (a *attributes) Lookup(kind policy.Kind, name string) []string {
+	switch kind {
+	case policy.KindHeader:
+		return a.headers[name]
+	case policy.KindCookie:
+		return policy.CookieValues(a.headers["Cookie"], name)
+	case policy.KindQuery:
+		return policy.QueryValues(a.values[policy.KindRawQuery], name)
+	case policy.KindMethod, policy.KindHost, policy.KindPath, policy.KindRawQuery:
+		if a.values[kind] != "" {
+			return a.values[kind : kind+1]
+		}
+	}
+	return nil
+}
+
+func (a *attributes) Address() netip.Addr { return a.address }
+func (a *attributes) BodySize() int64     { return max(a.bodySize, 0) }
+
+// readAttributes checks attributes and brings them into the form that rules read.
+func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, error) {
+	a := &attributes{bodySize: -1}
+	if err := a.readMethod(m.GetMethod()); err != nil {
+		return nil, err
+	}
+	host, ok := policy.CleanHost(m.GetHost())
+	if !ok || len(m.GetHost()) > maxHost {
+		return nil, invalid("attributes.host", "it is malformed; write a name or an address, and a port if need be")
+	}
+	a.values[policy.KindHost] = host
+	path := m.GetPath()
+	switch {
+	case path == "":
+		path = "/"
+	case path[0] != '/' || len(path) > maxPath || !isVisible(path):
+		return nil, invalid("attributes.path", "write what the client sent, from the first slash to the question mark, in at most %d bytes", maxPath)
+	}
+	path, err := paths.Clean(path)
+	if err != nil {
+		return nil, invalid("attributes.path", "%v", err)
+	}
+	a.values[policy.KindPath] = path
+	if q := m.GetQuery(); len(q) > maxPath || !isVisible(q) || strings.HasPrefix(q, "?") {
+		return nil, invalid("attributes.query", "write what the client sent after the question mark, in at most %d bytes", maxPath)
+	}
+	a.values[policy.KindRawQuery] = m.GetQuery()
+	if err := a.readHeaders(m.GetHeaders()); err != nil {
+		return nil, err
+	}
+	if text := m.GetAddress(); text != "" {
+		address, err := netip.ParseAddr(text)
+		if err != nil || address.Zone() != "" {
+			return nil, invalid("attributes.address", "it is not an address; write one such as 192.0.2.1 or 2001:db8::1, without a port")
+		}
+		a.address = address.Unmap()
+	}
+	if m.BodySize != nil {
+		if a.bodySize = m.GetBodySize(); a.bodySize < 0 {
+			return nil, invalid("attributes.body_size", "it must not be negative; leave it out if it is not known")
+		}
+	}
+	return a, nil
+}
+
+func (a *attributes) readMethod(method string) error {
+	switch upper := strings.ToUpper(method); {
+	case len(method) > maxMethod || method != "" && !policy.IsToken(method):
+		return invalid("attributes.method", "it is malformed; write a method such as GET, in at most %d letters", maxMethod)
+	case upper != method && isKnownMethod(upper):
+		return invalid("attributes.method", "write %s in capitals", upper)
+	}
+	a.values[policy.KindMethod] = method
+	return nil
+}
+
+func isKnownMethod(method string) bool {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect,
+		http.MethodOptions, http.MethodTrace:
+		return true
+	}
+	return false
+}
+
+func (a *attributes) readHeaders(headers map[string]string) error {
+	if len(headers) > maxHeaders {
+		return invalid("attributes.headers", "there are %d; the most is %d", len(headers), maxHeaders)
+	}
+	a.headers = make(map[string][]string, len(headers))
+	size := 0
+	for name, value := range headers {
+		if !policy.IsToken(name) || len(name) > maxHeaderName {
+			return invalid("attributes.headers", "a name is malformed; write names such as X-API-Key, in at most %d letters", maxHeaderName)
+		}
+		key := http.CanonicalHeaderKey(name)
+		size += len(name) + len(value)
+		switch {
+		case key == "Host":
+			return invalid("attributes.headers", "write the host as attributes.host")
+		case a.headers[key] != nil:
+			return invalid("attributes.headers", "%s is there twice; names that differ in case only are the same", key)
+		case len(value) > maxHeaderValue || strings.ContainsFunc(value, isControl):
+			return invalid("attributes.headers", "the value of %s is malformed; it has at most %d bytes, and no control characters", key, maxHeaderValue)
+		}
+		a.headers[key] = []string{strings.Trim(value, " \t")}
+	}
+	if size > maxAllHeaders {
+		return invalid("attributes.headers", "they have %d bytes; the most is %d", size, maxAllHeaders)
+	}
+	return nil
+}
+
+func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
+
+// isVisible tells whether a text has only visible ASCII characters, as a URI does.
+func isVisible(text string) bool {
+	return !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' })
+}

@@ -1,0 +1,236 @@
+package checkapi
+
+import (
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// MaxBody is the largest body of a request over HTTP, in bytes.
+const MaxBody = 1 << 20
+
+// statuses are the statuses of HTTP for failures.
+var statuses = map[codes.Code]int{
+	codes.InvalidArgument: http.StatusBadRequest, codes.Unauthenticated: http.StatusUnauthorized, codes.PermissionDenied: http.StatusForbidden,
+	codes.NotFound: http.StatusNotFound, codes.FailedPrecondition: http.StatusConflict, codes.Unavailable: http.StatusServiceUnavailable,
+	codes.DeadlineExceeded: http.StatusServiceUnavailable, codes.Canceled: http.StatusServiceUnavailable, codes.Internal: http.StatusInternalServerError,
+}
+
+// ServeHTTP answers calls in JSON. A decision has status 200, whether the request is allowed or
+// not, unless the query says status=429. Other paths than those of IsEndpoint get 404.
+//
+// The server must bound the time in which a body arrives.
+func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	m := methodAt(r.URL.Path)
+	switch {
+	case m == nil:
+		problem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists them"))
+		return
+	case r.Method != http.MethodPost:
+		h.Set("Allow", http.MethodPost)
+		problem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a POST"))
+		return
+	}
+	if err := s.authorize(r, m.needs); err != nil {
+		if f := unanswered(err); f.code == codes.Unauthenticated {
+			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
+		}
+		fail(w, err)
+		return
+	}
+	withStatus, err := readQuery(r.URL)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	body, status, err := readBody(w, r)
+	if err != nil {
+		problem(w, status, err)
+		return
+	}
+	request := m.new()
+	if err := unmarshal(body, request); err != nil {
+		fail(w, err)
+		return
+	}
+	if err := idempotencyKey(r.Header["Idempotency-Key"], request); err != nil {
+		fail(w, err)
+		return
+	}
+	answer, err := m.call(r.Context(), s, request)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	code := http.StatusOK
+	if d := decisionIn(answer); withStatus && d != nil {
+		code = statusFor(h, d)
+	}
+	text := append(marshal(nil, answer.ProtoReflect()), '\n')
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(text)))
+	w.WriteHeader(code)
+	w.Write(text)
+}
+
+// authorize checks that the caller may call a method. A web page that a browser shows on this
+// machine could call a service that needs no token: browsers send Origin then.
+func (s *Service) authorize(r *http.Request, needs permission) error {
+	tokens := r.Header["Authorization"]
+	if len(tokens) == 0 && r.Header["Origin"] != nil {
+		return failf(codes.PermissionDenied, "web pages may not call this without a token; call it from a program")
+	}
+	return s.tokens.authorize(tokens, needs)
+}
+
+// readQuery reads the query of a call.
+func readQuery(u *url.URL) (withStatus bool, err error) {
+	if u.RawQuery == "" {
+		return false, nil
+	}
+	if u.RawQuery == "status=429" {
+		return true, nil
+	}
+	return false, invalid("the query", "it may only be status=429")
+}
+
+// readBody reads the body of a call, or says with which status it is refused.
+func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, err error) {
+	types := r.Header["Content-Type"]
+	kind, parameters := "", map[string]string(nil)
+	if len(types) == 1 {
+		kind, parameters, _ = mime.ParseMediaType(types[0])
+	}
+	charset, hasCharset := parameters["charset"]
+	switch {
+	case kind != "application/json" || hasCharset && !strings.EqualFold(charset, "utf-8"):
+		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send JSON, with the header Content-Type: application/json")
+	case r.Header["Content-Encoding"] != nil:
+		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send the body without a Content-Encoding")
+	}
+	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	if _, isLarge := errors.AsType[*http.MaxBytesError](err); isLarge {
+		return nil, http.StatusRequestEntityTooLarge, failf(codes.InvalidArgument, "the body is larger than %d bytes; send fewer requests at once", MaxBody)
+	}
+	if err != nil {
+		return nil, http.StatusBadRequest, failf(codes.InvalidArgument, "the body did not arrive as a whole")
+	}
+	return body, 0, nil
+}
+
+// idempotencyKey makes the header the request_id of a message. Its value may be a string of
+// structured fields (RFC 9651), which is in quotes.
+func idempotencyKey(values []string, m proto.Message) error {
+	if len(values) == 0 {
+		return nil
+	}
+	const name = "the header Idempotency-Key"
+	key := values[0]
+	if n := len(key); n > 1 && key[0] == '"' && key[n-1] == '"' {
+		key = key[1 : n-1]
+	}
+	if len(values) > 1 || key == "" || strings.ContainsAny(key, `"\`) || !isVisible(key) {
+		return invalid(name, "write one value of visible letters, without quotes and backslashes in it")
+	}
+	var id *string
+	switch m := m.(type) {
+	case *penstockv1.CheckRequest:
+		id = &m.RequestId
+	case *penstockv1.CheckBatchRequest:
+		id = &m.RequestId
+	case *penstockv1.ReserveRequest:
+		if m.Check == nil {
+			return nil // that is a mistake of its own
+		}
+		id = &m.Check.RequestId
+	case *penstockv1.AcquireRequest:
+		return invalid(name, "state a holder instead: a call with the same holder takes no other slots")
+	default:
+		return nil // the call may be repeated without one
+	}
+	if *id != "" && *id != key {
+		return invalid(name, "request_id says something else; send one of them")
+	}
+	*id = key
+	return nil
+}
+
+// statusFor returns the status for a decision, and adds the headers that clients of HTTP know.
+func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
+	if len(d.Limits) > 0 {
+		var policies, states []string
+		for _, l := range d.Limits {
+			policies = append(policies, `"`+l.Limit+`";q=`+strconv.FormatInt(min(l.Capacity, maxField), 10))
+			until := l.ResetAfterMs
+			if l.RetryAfterMs > 0 {
+				until = l.RetryAfterMs
+			}
+			states = append(states, `"`+l.Limit+`";r=`+strconv.FormatInt(min(l.Remaining, maxField), 10)+";t="+strconv.FormatInt(seconds(until), 10))
+		}
+		h.Set("RateLimit-Policy", strings.Join(policies, ", "))
+		h.Set("RateLimit", strings.Join(states, ", "))
+	}
+	if d.Allowed {
+		return http.StatusOK
+	}
+	if d.RetryAfterMs > 0 {
+		h.Set("Retry-After", strconv.FormatInt(seconds(d.RetryAfterMs), 10))
+	}
+	switch d.Outcome {
+	case "failed_closed":
+		return http.StatusServiceUnavailable
+	case "refused":
+		return http.StatusForbidden
+	}
+	return http.StatusTooManyRequests
+}
+
+// maxField is the largest integer of a structured field.
+const maxField = 999_999_999_999_999
+
+func fail(w http.ResponseWriter, err error) { problem(w, statuses[unanswered(err).code], err) }
+
+// problem answers with a problem document (RFC 9457).
+func problem(w http.ResponseWriter, status int, err error) {
+	f := unanswered(err)
+	if status == 0 {
+		status = http.StatusInternalServerError
+	}
+	text := append([]byte(`{"type":"about:blank","title":`), appendString(nil, http.StatusText(status))...)
+	text = append(strconv.AppendInt(append(text, `,"status":`...), int64(status), 10), `,"code":`...)
+	text = append(appendString(text, codeNames[f.code]), `,"detail":`...)
+	text = append(appendString(text, f.text), `,"may_be_charged":`...)
+	text = append(strconv.AppendBool(text, f.mayBeCharged), "}\n"...)
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Content-Length", strconv.Itoa(len(text)))
+	if f.retryAfter > 0 {
+		h.Set("Retry-After", strconv.FormatInt(seconds(inMS(f.retryAfter)), 10))
+	}
+	w.WriteHeader(status)
+	w.Write(text)
+}
+
+// Paths returns the paths that ServeHTTP answers, for messages.
+func Paths() string {
+	var paths []string
+	for _, m := range methods {
+		paths = append(paths, m.path)
+	}
+	slices.Sort(paths)
+	return wording.List(paths, "and")
+}

@@ -1,0 +1,330 @@
+package checkapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// The JSON form of a message is that of proto3 JSON with these differences: fields have the names
+// of the proto file, 64-bit integers are numbers, and null is refused. All numbers of the API are
+// below 2^53, so every program reads them exactly.
+
+// unmarshal reads one JSON object into a message. It refuses fields that the message does not have,
+// and fields that are there twice. The message must be empty, and may have booleans, 32- and 64-bit
+// integers, strings, messages, lists, and maps of strings.
+func unmarshal(text []byte, m proto.Message) error {
+	if !utf8.Valid(text) {
+		return invalid("the body", "it is not UTF-8")
+	}
+	if at := loneSurrogate(text); at >= 0 {
+		return invalid("the body", "at byte %d there is half of a surrogate pair; write both halves", at)
+	}
+	d := decoder{json.NewDecoder(bytes.NewReader(text))}
+	d.UseNumber()
+	token, err := d.next("the body")
+	if err != nil {
+		return err
+	}
+	if err := d.message(token, m.ProtoReflect(), ""); err != nil {
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return invalid("the body", "there is more after the object; send one object")
+	}
+	return nil
+}
+
+type decoder struct{ *json.Decoder }
+
+func (d decoder) next(at string) (json.Token, error) {
+	token, err := d.Token()
+	switch {
+	case err == io.EOF || err == io.ErrUnexpectedEOF:
+		return nil, invalid(at, "the JSON ends too early")
+	case err != nil:
+		return nil, invalid(at, "it is not JSON from byte %d on", d.InputOffset())
+	}
+	return token, nil
+}
+
+// message reads an object whose first token has been read. path is where it is.
+func (d decoder) message(first json.Token, m protoreflect.Message, path string) error {
+	if first != json.Delim('{') {
+		return invalid(placeOf(path), "it must be an object")
+	}
+	fields := m.Descriptor().Fields()
+	var seen []protoreflect.FieldNumber
+	for {
+		token, err := d.next(placeOf(path))
+		if err != nil {
+			return err
+		}
+		name, isName := token.(string)
+		if !isName {
+			return nil // the object ends
+		}
+		field := fields.ByName(protoreflect.Name(name))
+		if field == nil {
+			return unknownField(fields, name, path)
+		}
+		at := join(path, name)
+		if slices.Contains(seen, field.Number()) {
+			return invalid(at, "it is there twice")
+		}
+		seen = append(seen, field.Number())
+		switch {
+		case field.IsMap():
+			err = d.fillMap(m.Mutable(field).Map(), at)
+		case field.IsList():
+			err = d.list(field, m.Mutable(field).List(), at)
+		default:
+			err = d.field(field, m, at)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (d decoder) field(field protoreflect.FieldDescriptor, m protoreflect.Message, at string) error {
+	token, err := d.next(at)
+	if err != nil {
+		return err
+	}
+	if field.Message() != nil {
+		return d.message(token, m.Mutable(field).Message(), at)
+	}
+	value, err := scalar(field, token, at)
+	if err == nil {
+		m.Set(field, value)
+	}
+	return err
+}
+
+// maxListed is how many elements a list or a map may have.
+const maxListed = 1000
+
+func (d decoder) list(field protoreflect.FieldDescriptor, list protoreflect.List, at string) error {
+	token, err := d.next(at)
+	if err != nil {
+		return err
+	}
+	if token != json.Delim('[') {
+		return invalid(at, "it must be a list")
+	}
+	for {
+		token, err := d.next(at)
+		if err != nil || token == json.Delim(']') {
+			return err
+		}
+		place := at + "[" + strconv.Itoa(list.Len()) + "]"
+		if list.Len() == maxListed {
+			return invalid(at, "it has more than %d elements", maxListed)
+		}
+		if field.Message() == nil {
+			value, err := scalar(field, token, place)
+			if err != nil {
+				return err
+			}
+			list.Append(value)
+		} else if err := d.message(token, list.AppendMutable().Message(), place); err != nil {
+			return err
+		}
+	}
+}
+
+// fillMap reads an object into a map of strings.
+func (d decoder) fillMap(values protoreflect.Map, at string) error {
+	token, err := d.next(at)
+	if err != nil {
+		return err
+	}
+	if token != json.Delim('{') {
+		return invalid(at, "it must be an object")
+	}
+	for {
+		token, err := d.next(at)
+		if err != nil {
+			return err
+		}
+		name, isName := token.(string)
+		if !isName {
+			return nil
+		}
+		key := protoreflect.ValueOfString(name).MapKey()
+		switch {
+		case values.Has(key):
+			return invalid(at, "%s is there twice", wording.Plain(wording.Clip(name)))
+		case values.Len() == maxListed:
+			return invalid(at, "it has more than %d fields", maxListed)
+		}
+		if token, err = d.next(at); err != nil {
+			return err
+		}
+		text, isText := token.(string)
+		if !isText {
+			return invalid(at, "the value of %s must be a string", wording.Plain(wording.Clip(name)))
+		}
+		values.Set(key, protoreflect.ValueOfString(text))
+	}
+}
+
+// scalar converts a token.
+func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (value protoreflect.Value, err error) {
+	switch field.Kind() {
+	case protoreflect.BoolKind:
+		if is, ok := token.(bool); ok {
+			return protoreflect.ValueOfBool(is), nil
+		}
+		return value, invalid(at, "it must be true or false")
+	case protoreflect.StringKind:
+		if text, ok := token.(string); ok {
+			return protoreflect.ValueOfString(text), nil
+		}
+		return value, invalid(at, "it must be a string")
+	case protoreflect.Int64Kind, protoreflect.Int32Kind:
+		number, ok := token.(json.Number)
+		n, err := strconv.ParseInt(string(number), 10, 64)
+		switch {
+		case !ok || err != nil && !isRange(err):
+			return value, invalid(at, "it must be a whole number, without quotes, point and exponent")
+		case err != nil || n > maxInteger || n < -maxInteger || field.Kind() == protoreflect.Int32Kind && int64(int32(n)) != n:
+			return value, invalid(at, "it is out of range")
+		case field.Kind() == protoreflect.Int32Kind:
+			return protoreflect.ValueOfInt32(int32(n)), nil
+		}
+		return protoreflect.ValueOfInt64(n), nil
+	}
+	return value, fmt.Errorf("checkapi: JSON of %s: fields of kind %v are not supported", field.FullName(), field.Kind())
+}
+
+// maxInteger is the largest integer that every JSON parser reads exactly.
+const maxInteger = 1<<53 - 1
+
+func isRange(err error) bool {
+	n, ok := err.(*strconv.NumError)
+	return ok && n.Err == strconv.ErrRange
+}
+
+func placeOf(path string) string {
+	if path == "" {
+		return "the body"
+	}
+	return path
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// unknownField refuses a field, and names the one that may be meant.
+func unknownField(fields protoreflect.FieldDescriptors, name, path string) error {
+	names := make([]string, fields.Len())
+	for i := range names {
+		names[i] = string(fields.Get(i).Name())
+	}
+	if near := nearest(name, names); near != "" {
+		return invalid(placeOf(path), "there is no field %s; did you mean %s?", wording.Plain(wording.Clip(name)), near)
+	}
+	return invalid(placeOf(path), "there is no field %s; write %s", wording.Plain(wording.Clip(name)), wording.List(names, "or"))
+}
+
+// loneSurrogate returns where an escape has half of a surrogate pair, or -1. encoding/json replaces
+// such halves by U+FFFD, so different texts would become equal.
+func loneSurrogate(text []byte) int {
+	unit := func(at int) (int64, bool) {
+		if at+6 > len(text) || text[at] != '\\' || text[at+1] != 'u' {
+			return 0, false
+		}
+		n, err := strconv.ParseInt(string(text[at+2:at+6]), 16, 32)
+		return n, err == nil
+	}
+	for i := 0; i < len(text); i++ {
+		if text[i] != '\\' {
+			continue
+		}
+		n, isUnit := unit(i)
+		switch {
+		case !isUnit:
+			i++ // the escaped character
+		case n < 0xd800 || n > 0xdfff:
+			i += 5
+		default:
+			low, ok := unit(i + 6)
+			if n > 0xdbff || !ok || low < 0xdc00 || low > 0xdfff {
+				return i
+			}
+			i += 11
+		}
+	}
+	return -1
+}
+
+// marshal appends the JSON of a message. Fields without presence are always written, so that
+// programs find every number where they expect it.
+func marshal(b []byte, m protoreflect.Message) []byte {
+	b = append(b, '{')
+	fields := m.Descriptor().Fields()
+	isFirst := true
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		if field.HasPresence() && !m.Has(field) {
+			continue
+		}
+		if !isFirst {
+			b = append(b, ',')
+		}
+		isFirst = false
+		b = append(append(append(b, '"'), field.Name()...), `":`...)
+		if !field.IsList() {
+			b = appendValue(b, field, m.Get(field))
+			continue
+		}
+		list := m.Get(field).List()
+		b = append(b, '[')
+		for j := range list.Len() {
+			if j > 0 {
+				b = append(b, ',')
+			}
+			b = appendValue(b, field, list.Get(j))
+		}
+		b = append(b, ']')
+	}
+	return append(b, '}')
+}
+
+func appendValue(b []byte, field protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
+	switch field.Kind() {
+	case protoreflect.MessageKind:
+		return marshal(b, v.Message())
+	case protoreflect.StringKind:
+		return appendString(b, v.String())
+	case protoreflect.BoolKind:
+		return strconv.AppendBool(b, v.Bool())
+	}
+	return strconv.AppendInt(b, v.Int(), 10)
+}
+
+// appendString appends a text in quotes.
+func appendString(b []byte, text string) []byte {
+	for i := range len(text) {
+		if c := text[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			quoted, _ := json.Marshal(text) // a string has no error
+			return append(b, quoted...)
+		}
+	}
+	return append(append(append(b, '"'), text...), '"')
+}

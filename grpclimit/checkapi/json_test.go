@@ -1,0 +1,76 @@
+package checkapi
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+)
+
+// What unmarshal accepts is JSON, and protojson reads the same of it.
+func FuzzUnmarshal(f *testing.F) {
+	for _, text := range []string{
+		`{}`, `{"rule":"search","key":"user:42","cost":3}`, `{"attributes":{"headers":{"a":"b","c":"\u00e9\ud83d\ude00"}}}`,
+		`{"key":"a","limits":[{"rate":"1/s"},{"name":"x","burst":3}]}`, `{"cost":1e3}`, `{"cost":-0}`, `{"a":{"b":[1,2`, "\xff", `{"key":"\ud800"}`,
+		`{"rule":"a","rule":"b"}`, `{"rule":"a",}`, ` {"rule" : "a" } `, `{"limits":[,]}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var read, same penstockv1.CheckRequest
+		if err := unmarshal(text, &read); err != nil {
+			if unanswered(err).code == 0 || err.Error() == "" {
+				t.Fatalf("an error without a text or a code: %v", err)
+			}
+			return
+		}
+		if !json.Valid(text) {
+			t.Fatalf("%q is accepted, and is not JSON", text)
+		}
+		if err := protojson.Unmarshal(text, &same); err != nil || !proto.Equal(&read, &same) {
+			t.Fatalf("%q is read as %v; protojson reads %v, %v", text, &read, &same, err)
+		}
+		var again penstockv1.CheckRequest
+		if err := unmarshal(withoutMaps(&read), &again); err != nil {
+			t.Fatalf("%q: what marshal writes is not accepted: %v", text, err)
+		}
+	})
+}
+
+// withoutMaps marshals a message without its map, which no answer has.
+func withoutMaps(m *penstockv1.CheckRequest) []byte {
+	c := proto.CloneOf(m)
+	if c.Attributes != nil {
+		c.Attributes = nil
+	}
+	return marshal(nil, c.ProtoReflect())
+}
+
+func TestAnswersAreJSON(t *testing.T) {
+	m := &penstockv1.CheckResponse{
+		Allowed: true, Outcome: "a\"\\\n\u00e9\u2028", RetryAfterMs: 1<<53 - 1, DeniedBy: []string{"x", ""},
+		Limits: []*penstockv1.LimitStatus{{Limit: "l", Remaining: -1}, {}},
+	}
+	text := marshal(nil, m.ProtoReflect())
+	var ours, theirs any
+	if err := json.Unmarshal(text, &ours); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	want := `{"allowed":true,"outcome":"a\"\\\n\u00e9\u2028","source":"","retry_after_ms":9007199254740991,"limits":[
+		{"limit":"l","capacity":0,"remaining":-1,"retry_after_ms":0,"reset_after_ms":0},
+		{"limit":"","capacity":0,"remaining":0,"retry_after_ms":0,"reset_after_ms":0}],"denied_by":["x",""],"is_repeat":false}`
+	if err := json.Unmarshal([]byte(want), &theirs); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(ours, theirs) {
+		t.Errorf("%s; want %s", text, want)
+	}
+	var read penstockv1.CheckResponse
+	if err := protojson.Unmarshal(text, &read); err != nil || !proto.Equal(m, &read) {
+		t.Errorf("protojson reads %v, %v", &read, err)
+	}
+}

@@ -1,0 +1,70 @@
+package checkapi
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+)
+
+// A method is one call of the service.
+type method struct {
+	name     string // as in the proto file
+	path     string // of HTTP
+	needs    permission
+	describe string // for the OpenAPI file
+	new      func() proto.Message
+	call     func(context.Context, *Service, proto.Message) (proto.Message, error)
+}
+
+// define makes a method of a function of the service.
+func define[Request, Response proto.Message](name, path string, needs permission, call func(*Service, context.Context, Request) (Response, error)) *method {
+	return &method{
+		name: name, path: path, needs: needs,
+		new: func() proto.Message {
+			var none Request
+			return none.ProtoReflect().New().Interface()
+		},
+		call: func(ctx context.Context, s *Service, m proto.Message) (proto.Message, error) {
+			return call(s, ctx, m.(Request))
+		},
+	}
+}
+
+var methods = []*method{
+	define("Check", "/v1/check", caller, (*Service).Check),
+	define("Peek", "/v1/peek", operator, (*Service).Peek),
+}
+
+func methodAt(path string) *method {
+	for _, m := range methods {
+		if m.path == path {
+			return m
+		}
+	}
+	return nil
+}
+
+// IsEndpoint tells whether Service.ServeHTTP answers the path of a URL.
+func IsEndpoint(path string) bool { return methodAt(path) != nil }
+
+// decisionIn returns the decision that an answer has, or nil.
+func decisionIn(m proto.Message) *penstockv1.CheckResponse {
+	switch m := m.(type) {
+	case *penstockv1.CheckResponse:
+		return m
+	case interface {
+		GetDecision() *penstockv1.CheckResponse
+	}:
+		return m.GetDecision()
+	}
+	return nil
+}
+
+// seconds rounds up.
+func seconds(ms int64) int64 {
+	whole := int64(time.Second / time.Millisecond)
+	return ms/whole + min(ms%whole, 1)
+}

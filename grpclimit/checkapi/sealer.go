@@ -1,0 +1,5 @@
+package checkapi
+
+type sealer struct{}
+
+func newSealer([]byte) *sealer { return nil }

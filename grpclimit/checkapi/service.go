@@ -1,0 +1,86 @@
+package checkapi
+
+import (
+	"crypto/rand"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+)
+
+// Options configure a Service. Either CallerToken or AllowAnonymous must be set, or nobody is
+// answered.
+type Options struct {
+	// CallerToken authenticates callers. Default: none.
+	CallerToken []byte
+
+	// OperatorToken authenticates operators, who may also call Peek, Reset and Explain. Without one
+	// nobody may. Default: none.
+	OperatorToken []byte
+
+	// AllowAnonymous answers callers without a token. It is for listeners that only trusted programs
+	// reach: on loopback, on a unix socket, or with client certificates. It does not open Peek, Reset
+	// and Explain.
+	AllowAnonymous bool
+
+	// AllowStatedLimits lets callers state limits of their own. They count under
+	// policy.StatedGroup. Default: only the policy has limits.
+	AllowStatedLimits bool
+
+	// Secret encrypts the ids of reservations and holds. Processes that have the same one can settle
+	// each other's reservations, also after a restart. It must be hard to guess, as 16 random bytes
+	// are. Default: a random one.
+	Secret []byte
+
+	// Parallel is how many requests of a batch are decided at once. A redisstore decides them
+	// together in few scripts. 1 is best for a memstore without a network behind it. Default: 64.
+	Parallel int
+
+	// MaxParallel is how many requests of all batches are decided at once, besides one for each
+	// batch. Default: 1,024.
+	MaxParallel int
+}
+
+const (
+	defaultParallel    = 64
+	defaultMaxParallel = 1024
+)
+
+// A Service answers callers. Make one with New. Many goroutines may use it at once.
+type Service struct {
+	store      penstock.Store
+	controller *admission.Controller
+	options    Options
+	tokens     tokens
+	stated     *statedLimits
+	sealer     *sealer
+
+	parallel atomic.Int64 // goroutines that decide requests of batches
+}
+
+// New makes a Service. The controller decides requests. The store is that of the controller, with
+// its guards: corrections go to it. An error wraps penstock.ErrInvalid.
+func New(store penstock.Store, controller *admission.Controller, o Options) (*Service, error) {
+	if store == nil || controller == nil {
+		return nil, fmt.Errorf("%w: checkapi: the store or the controller is nil; memstore.New and admission.New make them", penstock.ErrInvalid)
+	}
+	for name, token := range map[string][]byte{"CallerToken": o.CallerToken, "OperatorToken": o.OperatorToken} {
+		if len(token) > maxToken {
+			return nil, fmt.Errorf("%w: checkapi: Options.%s has %d bytes; the longest has %d", penstock.ErrInvalid, name, len(token), maxToken)
+		}
+	}
+	if o.Parallel <= 0 {
+		o.Parallel = defaultParallel
+	}
+	if o.MaxParallel <= 0 {
+		o.MaxParallel = defaultMaxParallel
+	}
+	secret := o.Secret
+	if len(secret) == 0 {
+		secret = []byte(rand.Text())
+	}
+	return &Service{
+		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), sealer: newSealer(secret),
+	}, nil
+}

@@ -1,0 +1,188 @@
+package checkapi
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+)
+
+// StatedAlgorithms are the algorithms of limits that callers state. Events have their titles.
+func StatedAlgorithms() []*algorithm.Algorithm {
+	return []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SlidingLog, penstock.Concurrency}
+}
+
+// The bounds of limits that callers state.
+const (
+	maxStated     = 16 // of one request
+	maxRate       = 64 // bytes
+	minSlotTTL    = time.Second
+	maxSlotTTL    = 24 * time.Hour
+	defaultTTL    = time.Minute
+	maxPlans      = 1024 // in the cache; about 500 kB
+	inFlightTitle = "in_flight"
+)
+
+// A spec is a limit as a caller states it.
+type spec struct {
+	Name      string `json:"n,omitempty"`
+	Rate      string `json:"r,omitempty"`
+	Burst     int64  `json:"b,omitempty"`
+	Algorithm string `json:"a,omitempty"`
+	InFlight  int64  `json:"f,omitempty"`
+	TTL       int64  `json:"t,omitempty"` // ms
+}
+
+// A statedLimit is the compiled form of a spec.
+type statedLimit struct {
+	plan  *penstock.Plan
+	limit *policy.Limit // for events and answers
+	spec  spec
+}
+
+// statedLimits caches compiled limits. One that is dropped is compiled again, in some
+// microseconds.
+type statedLimits struct {
+	rule *policy.Rule
+
+	mu     sync.RWMutex
+	bySpec map[spec]*statedLimit
+}
+
+func newStatedLimits() *statedLimits {
+	return &statedLimits{rule: &policy.Rule{Name: policy.StatedGroup}, bySpec: make(map[spec]*statedLimit)}
+}
+
+func specOf(l *penstockv1.Limit) spec {
+	return spec{l.GetName(), l.GetRate(), l.GetBurst(), l.GetAlgorithm(), l.GetInFlight(), l.GetTtlMs()}
+}
+
+// of returns the compiled form of a spec. The error names the field.
+func (s *statedLimits) of(spec spec, field string) (*statedLimit, error) {
+	s.mu.RLock()
+	known := s.bySpec[spec]
+	s.mu.RUnlock()
+	if known != nil {
+		return known, nil
+	}
+	compiled, err := s.compile(spec, field)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for dropped := range s.bySpec {
+		if len(s.bySpec) < maxPlans {
+			break
+		}
+		delete(s.bySpec, dropped)
+	}
+	s.bySpec[spec] = compiled
+	return compiled, nil
+}
+
+func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
+	limit, err := spec.limit(field)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := limit.Compile()
+	if err != nil {
+		return nil, invalid(field, "%s", withoutKind(err))
+	}
+	a := plan.Algorithm()
+	return &statedLimit{plan: plan, spec: spec, limit: &policy.Limit{
+		Rule: s.rule, Name: policy.StatedGroup, Policy: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
+		Guard: guard.Settings{OnFailure: guard.FailLocal}, Variants: []*penstock.Plan{plan},
+	}}, nil
+}
+
+// limit reads a spec.
+func (s spec) limit(field string) (limit penstock.Limit, err error) {
+	switch {
+	case s.Rate == "" && s.InFlight == 0:
+		return limit, invalid(field+".rate", "it is missing; write one such as 100/s")
+	case s.Rate != "" && s.InFlight != 0:
+		return limit, invalid(field, "it has a rate and in_flight; write two limits")
+	case len(s.Rate) > maxRate:
+		return limit, invalid(field+".rate", "it is longer than %d bytes; write one such as 100/s", maxRate)
+	case s.Burst < 0:
+		return limit, invalid(field+".burst", "it must not be negative")
+	case s.InFlight < 0:
+		return limit, invalid(field+".in_flight", "it must not be negative")
+	}
+	if s.InFlight > 0 {
+		limit, err = s.slots(field)
+	} else {
+		limit, err = s.rate(field)
+	}
+	if s.Name != "" {
+		limit.Name = s.Name
+	}
+	if err == nil && !policy.IsName(limit.Name) {
+		err = invalid(field+".name", "write 1 to 64 of a-z, 0-9, '_', '.' and '-'")
+	}
+	limit.Group = policy.StatedGroup
+	return limit, err
+}
+
+func (s spec) slots(field string) (limit penstock.Limit, err error) {
+	ttl := defaultTTL
+	if s.TTL != 0 {
+		ttl = milliseconds(s.TTL)
+	}
+	switch {
+	case s.Burst != 0 || s.Algorithm != "":
+		return limit, invalid(field, "in_flight has no burst and no algorithm; remove them")
+	case ttl < minSlotTTL || ttl > maxSlotTTL:
+		return limit, invalid(field+".ttl_ms", "write %d to %d", minSlotTTL.Milliseconds(), maxSlotTTL.Milliseconds())
+	}
+	return penstock.InFlight(s.InFlight, ttl), nil
+}
+
+func (s spec) rate(field string) (limit penstock.Limit, err error) {
+	if limit, err = penstock.ParseRate(s.Rate); err != nil {
+		return limit, invalid(field+".rate", "%s", withoutKind(err))
+	}
+	switch {
+	case s.TTL != 0:
+		return limit, invalid(field+".ttl_ms", "only in_flight has it; remove it")
+	case s.Burst > 0 && limit.Burst > 0 && s.Burst != limit.Burst:
+		return limit, invalid(field+".burst", "the rate has another one; remove one of them")
+	case s.Burst > 0:
+		limit.Burst = s.Burst
+	}
+	var titles []string
+	for _, a := range StatedAlgorithms() {
+		if a.NeedsHolder() {
+			continue
+		}
+		if s.Algorithm == "" || s.Algorithm == a.Title() {
+			limit.Algorithm = a
+			return limit, nil
+		}
+		titles = append(titles, a.Title())
+	}
+	return limit, invalid(field+".algorithm", "it is unknown; write one of %s", strings.Join(titles, ", "))
+}
+
+// withoutKind removes the kind of an error from its text, because failures have their own.
+func withoutKind(err error) string {
+	return strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
+}
+
+// milliseconds converts a number that a caller wrote. One that is too large becomes the longest
+// duration.
+func milliseconds(n int64) time.Duration {
+	const most = int64(1<<63-1) / int64(time.Millisecond)
+	return time.Duration(min(n, most)) * time.Millisecond
+}
+
+var errNoStated = failf(codes.PermissionDenied, "limits: this service lets nobody state limits; name a rule, or set allow-stated-limits there")

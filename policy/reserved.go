@@ -1,0 +1,38 @@
+package policy
+
+import (
+	"strings"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+// Groups of limits that belong to no rule. No rule may have such a name.
+const (
+	reservedPrefix = "penstock."
+
+	// OnceGroup begins the groups of charges that make repeats of a request free. While the store
+	// gives no answer, repeats are not noticed: nothing is counted.
+	OnceGroup = reservedPrefix + "once."
+
+	// SettledGroup begins the groups of charges that let a correction be made only once. While the
+	// store gives no answer, nothing is corrected.
+	SettledGroup = reservedPrefix + "settled."
+
+	// StatedGroup is the group of limits that callers state themselves.
+	StatedGroup = reservedPrefix + "stated"
+)
+
+// OnceSettings are the settings of limits in a OnceGroup.
+var OnceSettings = guard.Settings{OnFailure: guard.FailOpen}
+
+// reservedSettings are the settings of a limit that belongs to no rule.
+func reservedSettings(limit *penstock.Plan) guard.Settings {
+	switch group := limit.Group(); {
+	case strings.HasPrefix(group, OnceGroup):
+		return OnceSettings
+	case strings.HasPrefix(group, SettledGroup):
+		return guard.Settings{OnFailure: guard.FailClosed}
+	}
+	return guard.Settings{}
+}

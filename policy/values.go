@@ -1,0 +1,66 @@
+package policy
+
+import (
+	"net/url"
+	"strings"
+)
+
+// CookieValues returns the values of a cookie in lines of the header Cookie, for
+// Attributes.Lookup. It accepts more than net/http: what net/http ignores, an upstream may read.
+func CookieValues(lines []string, name string) (values []string) {
+	for _, line := range lines {
+		for pair := range strings.SplitSeq(line, ";") {
+			known, value, _ := strings.Cut(pair, "=")
+			if plain, err := url.PathUnescape(known); err == nil {
+				known = plain // as old versions of PHP do
+			}
+			if !sameName(known, name) {
+				continue
+			}
+			value = strings.TrimSpace(value)
+			if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' {
+				value = value[1 : n-1]
+			}
+			values = append(values, value)
+		}
+	}
+	return values
+}
+
+// QueryValues returns the values of a parameter in a query, for Attributes.Lookup. It accepts more
+// than net/url: some servers end a parameter at a semicolon, take name[] for name, or accept
+// invalid escapes.
+func QueryValues(query, name string) (values []string) {
+	if query == "" {
+		return nil
+	}
+	unescaped := func(text string) string {
+		if plain, err := url.QueryUnescape(text); err == nil {
+			return plain
+		}
+		return text
+	}
+	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
+		known, value, _ := strings.Cut(pair, "=")
+		known, _, _ = strings.Cut(unescaped(known), "[")
+		if sameName(known, name) {
+			values = append(values, unescaped(value))
+		}
+	}
+	return values
+}
+
+// sameName tells whether a server may read the sent name as name. PHP reads dots and spaces in it
+// as underscores.
+func sameName(sent, name string) bool {
+	sent = strings.TrimSpace(sent)
+	if len(sent) != len(name) {
+		return false
+	}
+	if strings.Contains(name, "_") {
+		sent = underscores.Replace(sent)
+	}
+	return strings.EqualFold(sent, name)
+}
+
+var underscores = strings.NewReplacer(".", "_", " ", "_")
