@@ -74,6 +74,7 @@ type tested struct {
 	testing.TB
 	*Service
 	clock  *clock
+	mu     sync.Mutex
 	events []admission.Event
 }
 
@@ -90,7 +91,11 @@ func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*
 	s := &tested{TB: t, clock: c}
 	compiled := rulesOf(t, rules)
 	controller, err := admission.New(store, func() *policy.Rules { return compiled }, admission.Options{
-		HasFallback: true, Observe: func(e *admission.Event) { s.events = append(s.events, *e) },
+		HasFallback: true, Observe: func(e *admission.Event) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.events = append(s.events, *e)
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

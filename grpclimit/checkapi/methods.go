@@ -11,12 +11,11 @@ import (
 
 // A method is one call of the service.
 type method struct {
-	name     string // as in the proto file
-	path     string // of HTTP
-	needs    permission
-	describe string // for the OpenAPI file
-	new      func() proto.Message
-	call     func(context.Context, *Service, proto.Message) (proto.Message, error)
+	name  string // as in the proto file
+	path  string // of HTTP
+	needs permission
+	new   func() proto.Message
+	call  func(context.Context, *Service, proto.Message) (proto.Message, error)
 }
 
 // define makes a method of a function of the service.
@@ -35,6 +34,7 @@ func define[Request, Response proto.Message](name, path string, needs permission
 
 var methods = []*method{
 	define("Check", "/v1/check", caller, (*Service).Check),
+	define("CheckBatch", "/v1/check-batch", caller, (*Service).CheckBatch),
 	define("Peek", "/v1/peek", operator, (*Service).Peek),
 }
 

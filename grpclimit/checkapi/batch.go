@@ -1,0 +1,156 @@
+package checkapi
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/policy"
+)
+
+// maxBatch is how many requests a batch may have.
+const maxBatch = 1000
+
+// CheckBatch implements the service, for callers that have been authenticated.
+func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
+	n := len(r.GetChecks())
+	switch {
+	case n == 0 || n > maxBatch:
+		return nil, invalid("checks", "there are %d; write 1 to %d", n, maxBatch)
+	case r.GetAllOrNothing():
+		return s.checkTogether(ctx, r)
+	case r.GetRequestId() != "":
+		return nil, invalid("request_id", "requests that are decided each for itself have their own; write it into each of checks")
+	}
+	return s.checkEach(ctx, r), nil
+}
+
+// checkEach decides each request for itself. Several are decided at once, in any order.
+func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest) *penstockv1.CheckBatchResponse {
+	answers := make([]*penstockv1.CheckBatchAnswer, len(r.Checks))
+	var next atomic.Int64
+	work := func() {
+		for {
+			i := int(next.Add(1)) - 1
+			if i >= len(answers) {
+				return
+			}
+			answers[i] = s.checkOne(ctx, r.Checks[i], fmt.Sprintf("checks[%d].", i))
+		}
+	}
+	var helpers sync.WaitGroup
+	for range min(len(answers), s.options.Parallel) - 1 {
+		if s.parallel.Add(1) > int64(s.options.MaxParallel) {
+			s.parallel.Add(-1)
+			break
+		}
+		helpers.Go(func() {
+			defer s.parallel.Add(-1)
+			work()
+		})
+	}
+	work()
+	helpers.Wait()
+	all := &penstockv1.CheckBatchResponse{Allowed: true, Answers: answers}
+	for _, a := range answers {
+		all.Allowed = all.Allowed && a.GetDecision().GetAllowed()
+	}
+	return all
+}
+
+// checkOne decides one request of a batch. A panic becomes an error of this request.
+func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, field string) (answer *penstockv1.CheckBatchAnswer) {
+	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: "the service made a mistake; its log has more", MayBeCharged: true}}
+	defer panicked.Recover("a request of a batch is decided")
+	decision, err := s.check(ctx, r, field, deciding)
+	if err != nil {
+		f := unanswered(err)
+		return &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[f.code], Message: f.text, MayBeCharged: f.mayBeCharged}}
+	}
+	return &penstockv1.CheckBatchAnswer{Decision: decision}
+}
+
+// checkTogether decides all requests as one batch of charges.
+func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
+	if len(r.Checks) > penstock.MaxCharges {
+		return nil, invalid("checks", "there are %d; with all_or_nothing, write at most %d", len(r.Checks), penstock.MaxCharges)
+	}
+	together := new(policy.DirectCall)
+	ends := make([]int, len(r.Checks)) // of the charges of each request
+	var rules *policy.Rules
+	for i, one := range r.Checks {
+		field := fmt.Sprintf("checks[%d].", i)
+		q, err := s.read(one, field, deciding)
+		switch {
+		case err != nil:
+			return nil, err
+		case q.id != "":
+			return nil, invalid(field+"request_id", "the batch is repeated as a whole; write it beside checks")
+		case q.attributes != nil:
+			return nil, invalid(field+"attributes", "with all_or_nothing, write a rule and a key, or a key and limits")
+		}
+		if rules == nil {
+			rules = q.rules
+		}
+		if err := q.appendTo(together, rules); err != nil {
+			return nil, invalid(fieldName(field), "%v", err)
+		}
+		ends[i] = len(together.Charges)
+	}
+	if n := len(together.Charges); n > penstock.MaxCharges {
+		return nil, invalid("checks", "they have %d charges together; the most is %d", n, penstock.MaxCharges)
+	}
+	a, decision, err := s.admit(ctx, admission.Request{Direct: together, Rules: rules, ID: r.GetRequestId()})
+	if err != nil {
+		return nil, err
+	}
+	defer a.Done(admission.Result{})
+	all := &penstockv1.CheckBatchResponse{Allowed: decision.Allowed}
+	visible, begin := a.AppendVisible(nil), 0
+	for _, end := range ends {
+		part := &penstockv1.CheckResponse{Allowed: decision.Allowed, Outcome: decision.Outcome, Source: decision.Source, IsRepeat: decision.IsRepeat}
+		for _, l := range together.Limits[begin:end] {
+			if len(visible) == 0 || visible[0].Limit != l {
+				continue // hidden
+			}
+			status := statusOf(&visible[0])
+			visible = visible[1:]
+			part.Limits = append(part.Limits, status)
+			if status.RetryAfterMs != 0 {
+				part.DeniedBy = append(part.DeniedBy, status.Limit)
+			}
+		}
+		if !part.Allowed {
+			part.RetryAfterMs = decision.RetryAfterMs
+		}
+		begin = end
+		all.Answers = append(all.Answers, &penstockv1.CheckBatchAnswer{Decision: part})
+	}
+	return all, nil
+}
+
+// appendTo adds the charges of a question without attributes.
+func (q *question) appendTo(c *policy.DirectCall, rules *policy.Rules) error {
+	if q.direct != nil {
+		c.Charges, c.Limits = append(c.Charges, q.direct.Charges...), append(c.Limits, q.direct.Limits...)
+		return nil
+	}
+	var v policy.Evaluation
+	if err := rules.EvaluateNamed(*q.named, &v); err != nil {
+		return err
+	}
+	for _, l := range v.Limits {
+		if err := q.refuses(l); err != nil {
+			return err
+		}
+	}
+	c.Charges, c.Limits = append(c.Charges, v.Charges...), append(c.Limits, v.Limits...)
+	return nil
+}

@@ -1,0 +1,126 @@
+package checkapi
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/memstore"
+)
+
+func TestRequestsOfABatchAreDecidedEachForItself(t *testing.T) {
+	s := newService(t)
+	answer := s.ask("/v1/check-batch", `{"checks":[{"rule":"search","key":"user:1","cost":3},{"rule":"search","key":"user:2","cost":4},
+		{"attributes":{"path":"/search","headers":{"X-User":"3"}}},{"rule":"nothing"},{"key":"a","limits":[{"rate":"x"}]}]}`)
+	answers := answer.list("answers")
+	if answer["allowed"] != false || len(answers) != 5 {
+		t.Fatalf("%v; want five answers, not all allowed", answer)
+	}
+	for i, want := range []string{"allowed", "denied", "allowed"} {
+		if d := answers[i].object("decision"); d["outcome"] != want || answers[i]["error"] != nil {
+			t.Errorf("request %d: %v; want %s", i, answers[i], want)
+		}
+	}
+	for i, want := range map[int]string{3: "no rule of this name", 4: "checks[4].limits[0].rate: "} {
+		e := answers[i].object("error")
+		if answers[i]["decision"] != nil || e["code"] != "invalid_argument" || !strings.Contains(e["message"].(string), want) {
+			t.Errorf("request %d: %v; want the error %q", i, answers[i], want)
+		}
+	}
+}
+
+func TestABatchIsAllOrNothing(t *testing.T) {
+	s := newService(t)
+	const body = `{"all_or_nothing":true,"checks":[{"rule":"search","key":"user:1","cost":2},{"rule":"search","key":"user:2"},{"key":"a","limits":[{"rate":"2/h"}]}]}`
+	first := s.ask("/v1/check-batch", body)
+	if first["allowed"] != true || first.list("answers")[2].object("decision").remaining(t, "hour") != 1 {
+		t.Errorf("%v; want it allowed, 1 left of the third", first)
+	}
+	second := s.ask("/v1/check-batch", body) // user:1 has 1 unit left
+	if second["allowed"] != false {
+		t.Fatalf("%v; want it denied", second)
+	}
+	for i, want := range []struct {
+		deniedBy, limit string
+		remaining       int64
+	}{{"[search.minute]", "search.minute", 1}, {"[]", "search.minute", 2}, {"[]", "hour", 1}} {
+		d := second.list("answers")[i].object("decision")
+		if d["allowed"] != false || fmt.Sprint(d["denied_by"]) != want.deniedBy || d.remaining(t, want.limit) != want.remaining || d["retry_after_ms"] != 20_000.0 {
+			t.Errorf("request %d: %v; want %+v, and a retry after 20 s", i, d, want)
+		}
+	}
+	repeated := `{"all_or_nothing":true,"request_id":"a","checks":[{"rule":"search","key":"user:7"},{"rule":"search","key":"user:8"}]}`
+	for _, want := range []bool{false, true} {
+		d := s.ask("/v1/check-batch", repeated).list("answers")[1].object("decision")
+		if d["is_repeat"] != want || d.remaining(t, "search.minute") != 2 {
+			t.Errorf("%v; want repeat %t, and 2 left", d, want)
+		}
+	}
+}
+
+func TestMistakesInBatchesAreRefused(t *testing.T) {
+	s := newService(t)
+	one := `{"rule":"search","key":"user:1"}`
+	for body, want := range map[string]string{
+		`{}`: "checks: there are 0; write 1 to 1000",
+		`{"checks":[` + strings.Repeat(one+",", 1000) + one + `]}`:                     "checks: it has more than 1000 elements",
+		`{"checks":[` + one + `],"request_id":"a"}`:                                    "request_id: requests that are decided each for itself",
+		`{"all_or_nothing":true,"checks":[` + one + `,` + one + `]}`:                   "are for one limit",
+		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 64) + one + `]}`: "checks: there are 65; with all_or_nothing, write at most 64",
+		`{"all_or_nothing":true,"checks":[` + strings.Repeat(one+",", 32) + one + `]}`: "checks: they have 66 charges together; the most is 64",
+		`{"all_or_nothing":true,"checks":[{"attributes":{}}]}`:                         "checks[0].attributes: with all_or_nothing",
+		`{"all_or_nothing":true,"checks":[{"rule":"jobs","key":"user:1"}]}`:            "checks[0]: limit jobs.in-flight",
+		`{"all_or_nothing":true,"checks":[{"rule":"search"}]}`:                         "checks[0]: ",
+		`{"all_or_nothing":true,"checks":[{"rule":"search","request_id":"a"}]}`:        "checks[0].request_id: the batch is repeated as a whole",
+		`{"all_or_nothing":true,"checks":[{}]}`:                                        "checks[0]: it asks nothing",
+	} {
+		w := s.send(callerToken, "/v1/check-batch", body)
+		if w.Code != 400 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
+		}
+	}
+}
+
+// The bounds hold: of goroutines of one batch, and of all.
+func TestBatchesAreDecidedByFewGoroutines(t *testing.T) {
+	inner := memstore.New(memstore.Options{})
+	var mu sync.Mutex
+	now, most := 0, 0
+	arrived := make(chan struct{}, 2000)
+	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		mu.Lock()
+		now++
+		most = max(most, now)
+		mu.Unlock()
+		arrived <- struct{}{}
+		defer func() {
+			mu.Lock()
+			now--
+			mu.Unlock()
+		}()
+		return inner.Decide(ctx, charges)
+	})
+	s := newServiceOn(t, store, newClock(), func(o *Options) { o.Parallel, o.MaxParallel = 8, 10 })
+	var checks []string
+	for i := range 200 {
+		checks = append(checks, fmt.Sprintf(`{"rule":"search","key":"user:%d"}`, i))
+	}
+	var calls sync.WaitGroup
+	for range 3 {
+		calls.Go(func() {
+			if w := s.send(callerToken, "/v1/check-batch", `{"checks":[`+strings.Join(checks, ",")+`]}`); w.Code != 200 || strings.Contains(w.Body.String(), `"error"`) {
+				t.Errorf("%d %.300s", w.Code, w.Body)
+			}
+		})
+	}
+	calls.Wait()
+	if most > 13 || len(arrived) != 600 {
+		t.Errorf("%d decisions were made, up to %d at once; want 600, and at most 13 at once: 10, and one for each batch", len(arrived), most)
+	}
+	if n := s.parallel.Load(); n != 0 {
+		t.Errorf("%d goroutines still count", n)
+	}
+}
