@@ -111,7 +111,7 @@ lint:
 	luacheck -q --no-color algorithm examples redisstore/internal/luagen/prelude.lua
 	luacheck -q --no-color --config scripts/luacheckrc bin/lua
 	luacheck -q --no-color --read-globals core -- deploy/recipes
-	@scripts/protos bin/penstockv1 && diff -r bin/penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not what the proto file says (make protos)"; exit 1; }
+	@scripts/protos bin/_penstockv1 && diff -r bin/_penstockv1 grpclimit/penstockv1 || { echo "grpclimit/penstockv1 is not what the proto file says (make protos)"; exit 1; }
 
 format:
 	gofmt -w .
