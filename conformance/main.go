@@ -11,6 +11,7 @@
 //   - self: envoyproxy/ratelimit and itself, which proves that the comparison is sound
 //   - self-clocked: the same, built with a clock that is set before each request, often to the end
 //     of a window
+//   - loader: which configuration files both load, with which limits
 package main
 
 import (
@@ -57,6 +58,7 @@ type section struct {
 var sections = []section{
 	{"self", (*program).self},
 	{"self-clocked", (*program).selfClocked},
+	{"loader", (*program).loader},
 }
 
 func (p *program) run(only string) error {

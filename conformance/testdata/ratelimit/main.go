@@ -1,6 +1,6 @@
 // Command ratelimit reports of configuration files whether envoyproxy/ratelimit loads them, by its
-// own loader. Standard input is a stream of JSON strings, each the text of a file. Each is answered
-// by a JSON string on a line: "" if it loads, otherwise the error.
+// own loader. Standard input is a stream of JSON strings, each the text of a file in base64. Each
+// is answered by a JSON object on a line.
 package main
 
 import (
@@ -20,30 +20,33 @@ func main() {
 	manager := stats.NewStatManager(gostats.NewStore(gostats.NewNullSink(), false), settings.NewSettings())
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
-		var text string
+		var text []byte
 		if err := in.Decode(&text); err == io.EOF {
 			return
 		} else if err != nil {
 			fmt.Fprintln(os.Stderr, "ratelimit: read a file:", err)
 			os.Exit(1)
 		}
-		if err := out.Encode(load(text, manager)); err != nil {
+		if err := out.Encode(load(string(text), manager)); err != nil {
 			fmt.Fprintln(os.Stderr, "ratelimit:", err)
 			os.Exit(1)
 		}
 	}
 }
 
-func load(text string, manager stats.Manager) (problem string) {
+// loaded is the answer for a file.
+type loaded struct {
+	Error  string // "" if it loads
+	Limits string // as the service lists them at /rlconfig
+}
+
+func load(text string, manager stats.Manager) (answer loaded) {
 	defer func() {
 		if err := recover(); err != nil {
-			problem = fmt.Sprint(err)
-			if problem == "" {
-				problem = "unknown"
-			}
+			answer.Error = fmt.Sprintf("%T: %[1]v", err)
 		}
 	}()
 	file := config.RateLimitConfigToLoad{Name: "file", ConfigYaml: config.ConfigFileContentToYaml("file", text)}
-	config.NewRateLimitConfigImpl([]config.RateLimitConfigToLoad{file}, manager, false)
-	return ""
+	answer.Limits = config.NewRateLimitConfigImpl([]config.RateLimitConfigToLoad{file}, manager, false).Dump()
+	return answer
 }

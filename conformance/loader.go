@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+)
+
+// filesPerRequest is how many files the loader section compares in place of one request.
+const filesPerRequest = 2
+
+// loader compares which configuration files both services load, and the limits that they find in
+// them. The files are random ones with up to three changes.
+func (p *program) loader() error {
+	peer, err := startLoader(filepath.Join(p.oracle.dir, "ratelimit"))
+	if err != nil {
+		return err
+	}
+	defer peer.stop()
+	var t tally
+	mismatches := 0
+	for number := range p.requests * filesPerRequest {
+		if p.domain >= 0 && number != p.domain {
+			continue
+		}
+		text := newFile(rand.New(rand.NewPCG(p.seed, uint64(number))))
+		theirs, err := peer.load(text)
+		if err != nil {
+			return fmt.Errorf("file %d of seed %d: %w\n%s", number, p.seed, err, text)
+		}
+		ours := loadFile(text)
+		t.add("files", 1)
+		name, ok := compareLoaded(text, theirs, ours)
+		t.add(name, 1)
+		if !ok {
+			mismatches++
+			fmt.Printf("\n%s; replay: -only loader -seed %d -domain %d\n%s\nenvoyproxy/ratelimit: %s\n%spenstock: %s\n%s",
+				name, p.seed, number, text, theirs.Error, theirs.Limits, ours.Error, ours.Limits)
+		}
+		if mismatches >= reported {
+			break
+		}
+	}
+	fmt.Print(&t)
+	if mismatches > 0 {
+		return fmt.Errorf("%d mismatches; replay with -seed %d", mismatches, p.seed)
+	}
+	for _, name := range []string{"both load the file", "both refuse the file"} {
+		if p.domain < 0 && t.counts[name] == 0 {
+			return errors.New("no case of: " + name)
+		}
+	}
+	return nil
+}
+
+// A loaded is what a loader made of a file.
+type loaded struct {
+	Error  string // "" if it loads
+	Limits string // as the services list them at /rlconfig
+}
+
+// compareLoaded names the outcome, and tells whether it is equal or a documented difference.
+func compareLoaded(text string, theirs, ours loaded) (name string, ok bool) {
+	switch {
+	case theirs.Error != "" && ours.Error != "":
+		return "both refuse the file", true
+	case strings.Contains(theirs.Error, "unknown key 'metadata'"):
+		return "documented difference: metadata is known", true
+	case strings.Contains(theirs.Error, "share_threshold can only be used with wildcard values") && strings.Contains(text, "*"):
+		return "documented difference: share_threshold with * elsewhere than at the end", true
+	case theirs.Error != "":
+		return "only penstock loads the file", false
+	case ours.Error != "":
+		return "only envoyproxy/ratelimit loads the file", false
+	case !slices.Equal(sortedLines(theirs.Limits), sortedLines(ours.Limits)):
+		return "the limits differ", false
+	}
+	return "both load the file", true
+}
+
+func sortedLines(text string) []string { return slices.Sorted(strings.Lines(text)) }
+
+func loadFile(text string) loaded {
+	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "file", Content: []byte(text)}}, envoyconfig.Options{})
+	if err != nil {
+		return loaded{Error: err.Error()}
+	}
+	return loaded{Limits: config.String()}
+}
+
+// A foreignLoader is the loader of envoyproxy/ratelimit, in a process of its own.
+type foreignLoader struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	to  *json.Encoder
+	of  *json.Decoder
+}
+
+func startLoader(program string) (*foreignLoader, error) {
+	l := &foreignLoader{cmd: exec.Command(program)}
+	var err error
+	if l.in, err = l.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := l.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	l.to, l.of = json.NewEncoder(l.in), json.NewDecoder(bufio.NewReader(out))
+	return l, l.cmd.Start()
+}
+
+func (l *foreignLoader) load(text string) (answer loaded, err error) {
+	if err := l.to.Encode([]byte(text)); err != nil {
+		return loaded{}, err
+	}
+	return answer, l.of.Decode(&answer)
+}
+
+func (l *foreignLoader) stop() {
+	l.in.Close()
+	_ = l.cmd.Wait()
+}
+
+// newFile makes a file that may be wrong.
+func newFile(r *rand.Rand) string {
+	text := newDomain(r, "d").yaml(r)
+	if chance(r, 4) {
+		text = pick(r, oddFiles)
+	}
+	for range r.IntN(4) {
+		text = changeFile(r, text)
+	}
+	return text
+}
+
+// oddFiles use what YAML has beyond plain maps.
+var oddFiles = []string{
+	"",
+	"domain: d",
+	"domain: d\ndescriptors:",
+	"domain: d\ndescriptors: []",
+	"domain: d\ndescriptors:\n- key: k\n  rate_limit: &a\n    unit: day\n    requests_per_unit: 5\n- key: l\n  rate_limit: *a\n- key: m\n  rate_limit:\n    <<: *a\n    requests_per_unit: 6\n",
+	"domain: d\ndescriptors:\n- &a\n  key: k\n  rate_limit: {unit: hour, requests_per_unit: 1}\n- <<: *a\n  value: v\n- <<: *a\n  value: w\n  descriptors: [{key: x, rate_limit: {unit: minute}}]\n",
+	"domain: d\ndescriptors:\n- key: k\n  rate_limit: {unit: second, requests_per_unit: 010}\n---\ndomain: e\n",
+	"{domain: d, descriptors: [{key: k, value: 2001-01-01, rate_limit: {unit: week, requests_per_unit: 0x10}}]}",
+	"%YAML 1.1\n---\ndomain: d\ndescriptors:\n- {key: k, value: on, rate_limit: {unit: Day, requests_per_unit: 1_000}}\n...\n",
+	"domain: d\ndescriptors:\n- key: k\n  value: 7\n  metadata: {a: 1.5, b: [1, x]}\n  rate_limit: {unit: day, requests_per_unit: 5}\n",
+	"domain: d\ndescriptors:\n- key: |\n    k\n  value: >\n    v\n    w\n  rate_limit: {unit: year, requests_per_unit: 5}\n",
+	"domain: d\ndescriptors:\n- key: k\n  value: foo*bar\n  share_threshold: true\n  rate_limit: {unit: day, requests_per_unit: 5}\n",
+	"\"domain\": \"d\\u00e9\"\n? descriptors\n: - key: !!str 5\n    rate_limit: {unlimited: yes, name: a, replaces: [{name: b}]}\n",
+	"domain: d\ndescriptors:\n- key: k\n  shadow_mode: true\n  rate_limit:\n    unit: day\n    shadow_mode: true\n    requests_per_unit: 5\n",
+	"domain: d\ndescriptors:\n  key: k\n",
+	"- domain: d\n",
+	"d",
+	"\ufeffdomain: d\n",
+	"domain: d\r\ndescriptors:\r\n- key: k\r\n  rate_limit:\r\n    unit: day\r\n    requests_per_unit: 1\r\n",
+}
+
+// oddScalars take the place of values.
+var oddScalars = []string{
+	"", "~", "null", "-1", "0", "1", "1.0", "1.5", "1e3", "0x10", "010", "0o10", "1_000", "4294967295", "4294967296", "18446744073709551615", "18446744073709551616",
+	"true", "yes", "off", "'true'", "2001-01-01", "12:30:45", ".inf", ".nan", "[]", "{}", "[a]", "[{}]", "[{name: one}]", "{name: one}", "''", "\"\"", "\"\\x00\"",
+	"second", "WEEK", "Unknown", "decade", "unknown", "!!str 1", "!!int '1'", "!!float 1", "!!binary aGk=", "!x y", "&a v", "*a", "x*", "x*y", "'*'", "a b", "@x", "`x", "k: v", "# none", "|", "\u00e9", "\t1",
+}
+
+var oddKeys = []string{
+	"domain", "key", "value", "descriptors", "rate_limit", "unit", "requests_per_unit", "unlimited", "shadow_mode", "quota_mode", "name", "replaces",
+	"detailed_metric", "value_to_metric", "share_threshold", "metadata", "unit_multiplier", "limit", "Key", "1", "true", "1.5", "~", "<<", "[a]", "{a: b}", "\"key\"", "!!str key",
+}
+
+// changeFile makes one change.
+func changeFile(r *rand.Rand, text string) string {
+	lines := strings.Split(text, "\n")
+	at := r.IntN(len(lines))
+	line := lines[at]
+	indent := line[:len(line)-len(strings.TrimLeft(line, " -"))]
+	key, value, _ := strings.Cut(line[len(indent):], ":")
+	switch r.IntN(10) {
+	case 0:
+		return strings.Join(slices.Delete(lines, at, at+1), "\n")
+	case 1:
+		return strings.Join(slices.Insert(lines, at, line), "\n")
+	case 2:
+		lines[at] = "  " + line
+	case 3:
+		lines[at] = strings.TrimPrefix(line, " ")
+	case 4, 5:
+		lines[at] = indent + key + ": " + pick(r, oddScalars)
+	case 6:
+		lines[at] = indent + pick(r, oddKeys) + ":" + value
+	case 7:
+		return strings.Join(slices.Insert(lines, at, strings.ReplaceAll(indent, "-", " ")+pick(r, oddKeys)+": "+pick(r, oddScalars)), "\n")
+	case 8:
+		other := r.IntN(len(lines))
+		lines[at], lines[other] = lines[other], lines[at]
+	case 9:
+		if len(text) == 0 {
+			return text
+		}
+		i := r.IntN(len(text))
+		return text[:i] + pick(r, []string{"", " ", "\n", "\t", ":", "-", "*", "&a ", "'", "\"", "#", "{", "]", "\x00", "\xff", "\u2028", "---\n", "%"}) + text[i+r.IntN(2):]
+	}
+	return strings.Join(lines, "\n")
+}

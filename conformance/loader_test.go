@@ -1,0 +1,41 @@
+package main
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+func TestLoadersAreCompared(t *testing.T) {
+	t.Parallel()
+	refused, limits := loaded{Error: "refused"}, loaded{Limits: "d.a: unit=DAY\nd.b: unit=DAY\n"}
+	for _, row := range []struct {
+		text         string
+		theirs, ours loaded
+		isMismatch   bool
+	}{
+		{"", limits, limits, false},
+		{"", limits, loaded{Limits: "d.b: unit=DAY\nd.a: unit=DAY\n"}, false},
+		{"", limits, loaded{Limits: "d.a: unit=DAY\n"}, true},
+		{"", refused, refused, false},
+		{"", limits, refused, true},
+		{"", refused, limits, true},
+		{"metadata", loaded{Error: "config error, unknown key 'metadata'"}, limits, false},
+	} {
+		if name, ok := compareLoaded(row.text, row.theirs, row.ours); ok == row.isMismatch {
+			t.Errorf("%+v: %s", row, name)
+		}
+	}
+}
+
+// Our loader accepts what the generator makes of random configurations.
+func TestRandomConfigurationsLoad(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	for i := range 2000 {
+		r := rand.New(rand.NewPCG(seed, uint64(i)))
+		text := newDomain(r, "d").yaml(r)
+		if answer := loadFile(text); answer.Error != "" {
+			t.Fatalf("seed %d: %s\n%s", seed, answer.Error, text)
+		}
+	}
+}
