@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"hash"
 	"strings"
 
 	"github.com/penstock/penstock"
@@ -55,21 +56,101 @@ func (s *Store) appendKey(b []byte, key string, plan *penstock.Plan) []byte {
 func (s *Store) appendTagged(b []byte, key string) []byte {
 	b = append(b, s.prefix...)
 	b = append(b, '{')
-	switch {
-	case s.secret != nil:
-		mac := hmac.New(sha256.New, s.secret)
-		mac.Write([]byte(key))
-		b = append(b, '%', '#')
-		b = hex.AppendEncode(b, mac.Sum(nil)[:16])
-	case key == "":
-		b = append(b, '%', '_')
-	default:
-		b = appendTag(b, key)
+	if s.secret != nil {
+		b = NewNames(Options{Secret: s.secret}).Append(b, key)
+	} else {
+		b = appendName(b, key)
 	}
 	return append(b, '}')
 }
 
+// appendName appends the name of a key without a secret.
+func appendName(b []byte, key string) []byte {
+	if key == "" {
+		return append(b, '%', '_')
+	}
+	return appendTag(b, key)
+}
+
+// Names writes the names that keys have in the store: what stands between the braces. So programs
+// can keep and compare keys as the store does. One goroutine at a time may use it.
+type Names struct {
+	mac   hash.Hash // nil: keys can be read
+	sum   hash.Hash // of keys that are too long
+	chunk [128]byte
+}
+
+// NewNames makes the Names of a store with these Options.
+func NewNames(o Options) *Names {
+	n := &Names{sum: sha256.New()}
+	if o.Secret != nil {
+		n.mac = hmac.New(sha256.New, o.Secret)
+	}
+	return n
+}
+
+// MaxName is the longest name in bytes.
+const MaxName = maxTag
+
+// Append appends the name of a key. It allocates no memory if b has room for MaxName+3 bytes.
+func (n *Names) Append(b []byte, key string) []byte {
+	if n.mac != nil {
+		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:16])
+	}
+	if key == "" {
+		return append(b, '%', '_')
+	}
+	if b, fits := appendEncoded(b, key); fits {
+		return b
+	}
+	return hex.AppendEncode(append(b, '%', '#'), n.hash(n.sum, key))
+}
+
+// hash returns the hash of a key. It is valid until the next call.
+func (n *Names) hash(h hash.Hash, key string) []byte {
+	h.Reset()
+	for len(key) > 0 {
+		part := n.chunk[:copy(n.chunk[:], key)]
+		h.Write(part)
+		key = key[len(part):]
+	}
+	return h.Sum(n.chunk[:0])
+}
+
+// KeyOfName returns the key that has a name. It is false if the name is a hash, or is no name.
+func KeyOfName(name string) (key string, ok bool) {
+	if name == "%_" {
+		return "", true
+	}
+	var b []byte
+	for i := 0; i < len(name); i++ {
+		switch c := name[i]; {
+		case c != '%' && plain[c]:
+			b = append(b, c)
+		case c == '%' && i+2 < len(name):
+			high, low := strings.IndexByte(hexDigits, name[i+1]), strings.IndexByte(hexDigits, name[i+2])
+			if high < 0 || low < 0 {
+				return "", false
+			}
+			b = append(b, byte(high<<4|low))
+			i += 2
+		default:
+			return "", false
+		}
+	}
+	return string(b), len(name) > 0
+}
+
 func appendTag(b []byte, key string) []byte {
+	if b, fits := appendEncoded(b, key); fits {
+		return b
+	}
+	sum := sha256.Sum256([]byte(key))
+	return hex.AppendEncode(append(b, '%', '#'), sum[:])
+}
+
+// appendEncoded appends the encoding of a key, unless it is longer than maxTag.
+func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
 	start := len(b)
 	for i := 0; i < len(key) && len(b)-start <= maxTag; i++ {
 		c := key[i]
@@ -80,11 +161,9 @@ func appendTag(b []byte, key string) []byte {
 		}
 	}
 	if len(b)-start <= maxTag {
-		return b
+		return b, true
 	}
-	sum := sha256.Sum256([]byte(key))
-	b = append(b[:start], '%', '#')
-	return hex.AppendEncode(b, sum[:])
+	return b[:start], false
 }
 
 // KeyOf returns the name of the Redis key in which a store with these Options has the state of a

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
@@ -50,6 +51,8 @@ type Core struct {
 	scripts *scriptLoader // nil: the store is memory
 	rules   *rules
 
+	Activity *activity.Recorder // what happened in this instance
+
 	health   health
 	failOpen failOpenReporter
 	memory   memoryMonitor
@@ -81,6 +84,7 @@ func newCore(o Options) *Core {
 	}
 	return &Core{
 		Options:  o,
+		Activity: newActivity(o.Settings),
 		health:   health{log: o.Log},
 		failOpen: failOpenReporter{log: o.Log},
 		tokens:   logthrottle.Line{Every: 10 * time.Second},
@@ -103,6 +107,7 @@ func (c *Core) open(ctx context.Context) error {
 	}
 	c.memory = memoryMonitor{log: c.Log, read: c.store.memory}
 	c.background.Go(func() { c.poll(ctx) })
+	c.background.Go(func() { c.sampleActivity(ctx) })
 	c.Metrics.Loaded(time.Now()) // if the policy cannot be loaded, the process ends
 	if c.rules, err = c.openRules(ctx); err != nil {
 		return err
@@ -202,6 +207,7 @@ func (c *Core) selfTest(ctx context.Context) {
 // Observe counts and reports the event of one request.
 func (c *Core) Observe(e *admission.Event) {
 	c.Metrics.CountRequest(metrics.Rule{Name: e.Rule, Limit: e.Limit, Algorithm: e.Algorithm}, e.Outcome, e.Latency)
+	c.Activity.Observe(e)
 	// The guards around Redis report its failures themselves. They do not report a charge that cannot
 	// be sent.
 	if e.Err != nil && e.Outcome != admission.Abandoned && (c.Settings.Store == "" || errors.Is(e.Err, penstock.ErrInvalid)) {

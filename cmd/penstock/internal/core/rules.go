@@ -45,6 +45,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	options.Check = c.Check
 	r := &rules{settings: c.Settings, options: options, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
+		c.Activity.SetLimits(next.Rules.Plans())
 		if c.scripts != nil {
 			c.scripts.load(ctx, next.Rules.Plans())
 		}

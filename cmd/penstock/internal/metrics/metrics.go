@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -226,6 +227,35 @@ func (m *Metrics) CountRequest(rule Rule, outcome admission.Outcome, latency tim
 	if latency > 0 {
 		m.observe(rule, s, latency)
 	}
+}
+
+// Each calls f with each number that a limit, or the whole instance, has counted. The limit of the
+// latter has no name.
+func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
+	for rule, s := range *m.rules.Load() {
+		for i := range s.outcomes {
+			f(rule, outcomes[i].String(), s.outcomes[i].Load())
+		}
+	}
+	for i, source := range sources {
+		f(Rule{}, SourcePrefix+source.String(), valueOf(m.decisions[i]))
+	}
+	for i, reason := range reasons {
+		f(Rule{}, ErrorPrefix+reason, valueOf(m.errors[i]))
+	}
+}
+
+// The names that Each has for decisions by their source, and for errors of the store by their
+// reason, begin with these.
+const (
+	SourcePrefix = "source:"
+	ErrorPrefix  = "error:"
+)
+
+func valueOf(c prometheus.Counter) uint64 {
+	var m dto.Metric
+	_ = c.Write(&m) // a counter always has a value
+	return uint64(m.GetCounter().GetValue())
 }
 
 // observe records how long a decision took. A rule's histogram is made for its first one.

@@ -1,0 +1,304 @@
+// Package activity remembers what happened in this instance: how many requests each limit allowed,
+// denied or nearly denied, by the second and by the minute, and which keys were denied, were near
+// their limit, or used most. No request waits for it, and its memory is bounded.
+package activity
+
+import (
+	"hash/maphash"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+)
+
+// A Kind says what the heaviest keys are counted by.
+type Kind uint8
+
+// The kinds.
+const (
+	Denied Kind = iota // denied requests
+	Near               // requests that were allowed near the limit
+	Units              // units that were spent
+	kinds
+)
+
+var kindNames = [kinds]string{"denied", "near_limit", "units"}
+
+func (k Kind) String() string { return kindNames[k] }
+
+// Kinds returns all kinds.
+func Kinds() []Kind { return []Kind{Denied, Near, Units} }
+
+// NearLimit is the name of the series of requests that were allowed near their limit.
+const NearLimit = "near_limit"
+
+// Options of a Recorder.
+type Options struct {
+	// NearPercent is which part of a limit is used, after a request, if it is near the limit.
+	// From 50 to 100. Default: 80.
+	NearPercent int
+
+	// Names makes functions that append the name that a key has in the store: at most MaxName bytes.
+	// One goroutine at a time calls each. They must not allocate memory if there is room for 16 bytes
+	// more. Default: no key is kept.
+	Names func() func(b []byte, key string) []byte
+
+	// Seed of the hashes by which different keys are counted. Instances with equal seeds can be
+	// merged. A client that knows it can choose identities that are not counted as different.
+	Seed uint64
+}
+
+// A limit is a limit of the policy.
+type limit struct {
+	Rule, Name string
+	near       atomic.Uint64 // requests that were allowed near it
+}
+
+// A Recorder reads the events of one instance. Observe may be called by many goroutines at once.
+//
+// Observe costs less than 30 ns for nearly all events, allocates no memory and waits for nothing.
+// Keys are sampled if there are more than maxSamples events of a kind in a second: the gap is how
+// many events one sample stands for.
+type Recorder struct {
+	options Options
+	seed    maphash.Seed
+	limits  atomic.Pointer[map[uint64]*limit] // by the ID of their plan
+	other   limit                             // all that are not in limits
+	kept    []*penstock.Plan                  // those that SetLimits does not remove
+	streams [kinds]stream
+	denied  *distinctCounter
+
+	mu      sync.Mutex // held by readers and by Tick; not by Observe
+	history *History
+	windows windows
+}
+
+// A stream has the heaviest keys of one kind.
+type stream struct {
+	gap     atomic.Uint32 // a power of 2
+	samples atomic.Int32  // in this second
+	missed  atomic.Uint64 // weight that was not added, because another sample was being added
+
+	mu         sync.Mutex
+	sketch     *sketch // of the current minute
+	appendName func(b []byte, key string) []byte
+	room       [MaxName + 16]byte // for a name
+}
+
+const (
+	sketchSize = 256     // items of a sketch, 200 bytes each
+	maxSamples = 1 << 11 // of a kind, in a second: at most 0.1 % of a CPU
+	maxGap     = 1 << 20
+)
+
+// New makes a Recorder.
+func New(o Options) *Recorder {
+	if o.NearPercent <= 0 {
+		o.NearPercent = 80
+	}
+	r := &Recorder{options: o, seed: maphash.MakeSeed(), denied: newDistinctCounter(), history: NewHistory()}
+	r.other.Rule, r.other.Name = Overflow, Overflow
+	for i := range r.streams {
+		r.streams[i].sketch = newSketch(sketchSize)
+		r.streams[i].gap.Store(1)
+		if o.Names != nil {
+			r.streams[i].appendName = o.Names()
+		}
+	}
+	r.SetLimits(nil)
+	return r
+}
+
+// Keep adds a limit that is not of the policy. It is called before SetLimits.
+func (r *Recorder) Keep(plan *penstock.Plan) { r.kept = append(r.kept, plan) }
+
+// SetLimits sets the limits of the current policy, by their plans. Limits that stay keep their
+// counts. What other limits do is counted under Overflow. One goroutine at a time calls it.
+func (r *Recorder) SetLimits(plans []*penstock.Plan) {
+	old := r.limits.Load()
+	all := make(map[uint64]*limit, len(plans))
+	for _, p := range slices.Concat(plans, r.kept) {
+		id := p.ID()[0]
+		switch {
+		case all[id] != nil:
+		case old != nil && (*old)[id] != nil:
+			all[id] = (*old)[id]
+		default:
+			all[id] = &limit{Rule: p.Group(), Name: p.Name()}
+		}
+	}
+	r.limits.Store(&all)
+}
+
+// limitOf returns the limit of a plan, which may be nil.
+func (r *Recorder) limitOf(plan *penstock.Plan) *limit {
+	if plan != nil {
+		if l := (*r.limits.Load())[plan.ID()[0]]; l != nil {
+			return l
+		}
+	}
+	return &r.other
+}
+
+// Observe reads an event. Outcomes are counted elsewhere; see Tick.
+func (r *Recorder) Observe(e *admission.Event) {
+	switch e.Outcome {
+	case admission.Allowed:
+		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
+			r.observeAllowed(e)
+		}
+	case admission.Denied:
+		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
+			r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, randomOf(e))
+		}
+	case admission.DeniedNewIdentity:
+		r.observeDenied(nil, e.Key, randomOf(e))
+	}
+}
+
+func randomOf(e *admission.Event) uint32 {
+	if e.Random == 0 {
+		return rand.Uint32()
+	}
+	return e.Random
+}
+
+// observeAllowed looks at each charge of a request: any of them may be near its limit.
+func (r *Recorder) observeAllowed(e *admission.Event) {
+	random := randomOf(e)
+	if e.Source == penstock.FromStore { // only the store knows how much is left of the whole limit
+		for i := range e.Charges {
+			if c := &e.Charges[i]; r.isNear(c, e.Decision.Status(i).Remaining) {
+				r.observeNear(c, random)
+			}
+		}
+	}
+	if gap := r.streams[Units].gap.Load(); isSampled(gap, random) {
+		r.observeUnits(e.Charges, gap)
+	}
+}
+
+func (r *Recorder) observeNear(c *penstock.Charge, random uint32) {
+	l := r.limitOf(c.Plan)
+	l.near.Add(1)
+	if gap := r.streams[Near].gap.Load(); isSampled(gap, random) {
+		r.add(Near, l, r.localHash(c.Plan, c.Key), c.Key, 1, gap)
+	}
+}
+
+// observeUnits adds what a request has spent, except slots, which it gives back.
+func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
+	for i := range charges {
+		if c := &charges[i]; c.Cost > 0 && !c.Plan.Algorithm().NeedsHolder() {
+			r.add(Units, r.limitOf(c.Plan), r.localHash(c.Plan, c.Key), c.Key, uint64(c.Cost), gap)
+		}
+	}
+}
+
+// isNear tells whether a charge has brought its limit near its end.
+func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
+	capacity := c.Plan.Capacity()
+	if remaining > capacity>>1 || c.Cost == 0 || c.Mode > penstock.Draw { // nearly always
+		return false
+	}
+	left := int64(100 - r.options.NearPercent)
+	if capacity > 1<<50 {
+		return remaining <= capacity/100*left
+	}
+	return remaining*100 <= capacity*left
+}
+
+// isSampled is true for one of gap events, at random.
+func isSampled(gap, random uint32) bool { return random&(gap-1) == 0 }
+
+// observeDenied counts a denial. The plan is nil if the limit is none of a batch.
+func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32) {
+	hash := r.localHash(plan, key)
+	if !r.denied.isRecent(hash) {
+		l := r.limitOf(plan)
+		r.denied.add(hash, DistinctHash{sharedHash(r.options.Seed, plan, key), l.Rule, l.Name})
+	}
+	if gap := r.streams[Denied].gap.Load(); isSampled(gap, random) {
+		r.add(Denied, r.limitOf(plan), hash, key, 1, gap)
+	}
+}
+
+// localHash is a hash of a limit and a key that nobody outside of this process can predict.
+func (r *Recorder) localHash(plan *penstock.Plan, key string) uint64 {
+	hash := maphash.String(r.seed, key)
+	if plan != nil {
+		hash ^= plan.ID()[0]
+	}
+	return hash
+}
+
+// sharedHash is a hash of a limit and a key that all instances compute alike.
+func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
+	if plan != nil {
+		seed ^= plan.ID()[0]
+	}
+	var d xxhash.Digest
+	d.ResetWithSeed(seed)
+	_, _ = d.WriteString(key)
+	return d.Sum64()
+}
+
+// globalKey is the key of limits that all clients share. It is nobody's.
+const globalKey = "global"
+
+// add adds a sample, which stands for gap events of a weight.
+func (r *Recorder) add(k Kind, l *limit, hash uint64, key string, weight uint64, gap uint32) {
+	if r.options.Names == nil || key == globalKey {
+		return
+	}
+	s := &r.streams[k]
+	if s.samples.Add(1) > maxSamples && gap < maxGap {
+		s.samples.Store(0)
+		s.gap.CompareAndSwap(gap, 2*gap)
+	}
+	weight = times(weight, uint64(gap))
+	if !s.mu.TryLock() {
+		s.missed.Add(weight)
+		return
+	}
+	defer s.mu.Unlock()
+	if e := s.sketch.add(hash, weight, uint64(gap)); e != nil {
+		e.limit = l
+		e.length = uint8(copy(e.name[:], s.appendName(s.room[:0], key)))
+	}
+}
+
+// times multiplies a weight by a gap, and saturates far below what sums can hold.
+func times(weight, gap uint64) uint64 { return min(weight, 1<<42) * gap }
+
+// Tick samples the counters and ends what has become old. It is called about once a second with the
+// time since the start. each calls its argument for each counter of the instance.
+func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
+	r.history.Sample(at, func(add func(Series, uint64)) {
+		each(add)
+		for _, l := range *r.limits.Load() {
+			add(Series{l.Rule, l.Name, NearLimit}, l.near.Load())
+		}
+		add(Series{Overflow, Overflow, NearLimit}, r.other.near.Load())
+	})
+	for i := range r.streams {
+		s := &r.streams[i]
+		if gap := s.gap.Load(); s.samples.Swap(0) < maxSamples/4 && gap > 1 {
+			s.gap.CompareAndSwap(gap, gap/2)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if minute := int64(at / time.Minute); minute > r.windows.minute {
+		r.windows.end(minute, r.readLocked(true))
+	}
+}
+
+// History has the counters by the second and by the minute.
+func (r *Recorder) History() *History { return r.history }

@@ -1,0 +1,400 @@
+package activity
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+	"github.com/penstock/penstock/redisstore"
+)
+
+func plainNames() func([]byte, string) []byte {
+	return redisstore.NewNames(redisstore.Options{}).Append
+}
+
+const testPolicy = `
+rules:
+  - name: api
+    per: {key: header X-Key}
+    limits: [{rate: 10/h, candidate: {rate: 5/h}}, {name: day, rate: 1000/d}]
+`
+
+func rulesOf(t testing.TB, text string) *policy.Rules {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := policyfile.Load(file, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p.Rules
+}
+
+// attributes of a request with a key.
+type attributes struct{ key []string }
+
+func (a attributes) Lookup(kind policy.Kind, name string) []string {
+	switch kind {
+	case policy.KindHeader:
+		return a.key
+	case policy.KindMethod:
+		return get
+	case policy.KindPath:
+		return root
+	}
+	return nil
+}
+func (attributes) BodySize() int64     { return 0 }
+func (attributes) Address() netip.Addr { return netip.Addr{} }
+
+var get, root = []string{"GET"}, []string{"/"}
+
+// A fixture is a Recorder that reads the events of a controller in memory.
+type fixture struct {
+	*Recorder
+	*admission.Controller
+	rules *policy.Rules
+}
+
+func newFixture(t testing.TB, text string, o Options) *fixture {
+	t.Helper()
+	f := &fixture{Recorder: New(o), rules: rulesOf(t, text)}
+	f.SetLimits(f.rules.Plans())
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return f.rules }, admission.Options{HasFallback: true, Observe: f.Observe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Controller = c
+	return f
+}
+
+func (f *fixture) ask(key string) admission.Outcome {
+	a, outcome, _ := f.Admit(context.Background(), admission.Request{Attributes: attributes{[]string{key}}})
+	a.Done(admission.Result{})
+	return outcome
+}
+
+func none(func(Series, uint64)) {}
+
+func TestRecorderCountsWhoIsDeniedAndNearTheLimit(t *testing.T) {
+	f := newFixture(t, testPolicy, Options{Names: plainNames})
+	for range 14 {
+		f.ask("a-b")
+	}
+	f.ask("c")
+	f.Tick(time.Second, none)
+	got := f.Activity(FiveMinutes)
+	for kind, want := range map[Kind][]Item{
+		Denied: {{Rule: "api", Limit: "hour", Name: "key:a-b", Weight: 4}},
+		Near:   {{Rule: "api", Limit: "hour", Name: "key:a-b", Weight: 3}}, // with 2, 1 and 0 left
+		Units: {{Rule: "api", Limit: "day", Name: "key:a-b", Weight: 10}, {Rule: "api", Limit: "hour", Name: "key:a-b", Weight: 10},
+			{Rule: "api", Limit: "day", Name: "key:c", Weight: 1}, {Rule: "api", Limit: "hour", Name: "key:c", Weight: 1}},
+	} {
+		if !slices.Equal(got.Tops[kind].Items, want) {
+			t.Errorf("%v: %+v, want %+v", kind, got.Tops[kind].Items, want)
+		}
+	}
+	if n, deviation := got.Denied.Count(); n != 1 || deviation != 0 {
+		t.Errorf("%v ± %v different keys were denied; want 1", n, deviation)
+	}
+	if n := f.History().Since(10)[Series{"api", "hour", NearLimit}]; n != 3 {
+		t.Errorf("%d requests near the limit; want 3", n)
+	}
+	if n := f.History().Since(10)[Series{"api", "hour.candidate", NearLimit}]; n != 0 {
+		t.Errorf("%d requests near the candidate; it limits nothing", n)
+	}
+}
+
+func TestGlobalLimitsAreNobodysAndNoKeyIsKeptWithoutNames(t *testing.T) {
+	f := newFixture(t, "rules: [{name: all, per: global, limits: [{rate: 2/h}]}]", Options{Names: plainNames})
+	for range 5 {
+		f.ask("a")
+	}
+	f.Tick(time.Second, none)
+	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
+		t.Errorf("a limit that all clients share has offenders: %+v", a.Tops)
+	}
+	if n := f.History().Since(10)[Series{"all", "hour", NearLimit}]; n != 1 {
+		t.Errorf("%d requests near the limit; want 1", n)
+	}
+	f = newFixture(t, testPolicy, Options{})
+	for range 20 {
+		f.ask("a")
+	}
+	if a := f.Activity(Hour); len(a.Tops[Denied].Items)+len(a.Tops[Near].Items)+len(a.Tops[Units].Items) != 0 {
+		t.Errorf("keys are kept: %+v", a.Tops)
+	}
+	if n, _ := f.Activity(Hour).Denied.Count(); n != 1 {
+		t.Errorf("%v different keys were denied; want 1", n)
+	}
+}
+
+func TestWindowsForgetWhatIsOld(t *testing.T) {
+	f := newFixture(t, testPolicy, Options{Names: plainNames})
+	denied := func(w Window) (n uint64) {
+		for _, item := range f.Activity(w).Tops[Denied].Items {
+			n += item.Weight
+		}
+		return n
+	}
+	deny := func(n int) {
+		for range n {
+			f.observeDenied(f.rules.Plans()[0], "k", rand.Uint32())
+		}
+	}
+	check := func(minute int, recent, hour uint64) {
+		t.Helper()
+		f.Tick(time.Duration(minute)*time.Minute, none)
+		if a, b := denied(FiveMinutes), denied(Hour); a != recent || b != hour {
+			t.Errorf("in minute %d there are %d denials in 5 minutes and %d in an hour; want %d and %d", minute, a, b, recent, hour)
+		}
+	}
+	deny(1)
+	check(0, 1, 1)
+	check(4, 1, 1)
+	deny(10)
+	check(5, 10, 11)
+	deny(100)
+	check(9, 100, 111) // of the minutes 5 to 9
+	check(10, 0, 111)
+	check(59, 0, 111)
+	check(60, 0, 0) // the part of minutes 0 to 9 has ended
+	deny(7)
+	check(100, 0, 7)
+	deny(3)
+	check(3000, 0, 0) // a long suspension
+}
+
+// An attacker cannot hide a heavy key, nor make the recorder wait, allocate or grow.
+func TestRecorderSamplesWhatIsTooMuch(t *testing.T) {
+	f := newFixture(t, testPolicy, Options{Names: plainNames})
+	plan := f.rules.Plans()[0]
+	const events = 400_000
+	exact := make(map[string]uint64)
+	r := rand.New(rand.NewPCG(effort.Seed(), 0))
+	for i := range events {
+		key := fmt.Sprint("new:", i)
+		if i%10 == 0 {
+			key = fmt.Sprint("heavy:", r.IntN(5))
+		}
+		exact[key]++
+		f.observeDenied(plan, key, r.Uint32())
+	}
+	if gap := f.streams[Denied].gap.Load(); gap < 4 {
+		t.Errorf("after %d events in a second, the gap is %d", events, gap)
+	}
+	a := f.Activity(FiveMinutes)
+	found := 0
+	for _, item := range a.Tops[Denied].Items {
+		least, most := item.Bounds()
+		if n := exact[item.Name]; n < least || n > most {
+			t.Errorf("%s has %d to %d; it was %d", item.Name, least, most, n)
+		}
+		if exact[item.Name] > 1000 {
+			found++
+		}
+	}
+	if found != 5 {
+		t.Errorf("%d of 5 heavy keys were found", found)
+	}
+	if n, deviation := a.Denied.Count(); n < float64(len(exact))-5*deviation || n > float64(len(exact))+5*deviation {
+		t.Errorf("%.0f ± %.0f different keys; want %d", n, deviation, len(exact))
+	}
+	for second := range 30 {
+		f.Tick(time.Duration(second)*time.Second, none)
+	}
+	if gap := f.streams[Denied].gap.Load(); gap != 1 {
+		t.Errorf("after 30 quiet seconds, the gap is %d", gap)
+	}
+}
+
+func TestManyGoroutinesObserveAtOnce(t *testing.T) {
+	f := newFixture(t, testPolicy, Options{Names: plainNames})
+	plan := f.rules.Plans()[0]
+	const each, goroutines = 20_000, 4
+	var all sync.WaitGroup
+	for i := range goroutines {
+		all.Go(func() {
+			for n := range each {
+				f.observeDenied(plan, fmt.Sprint("k:", n%(3+i)), rand.Uint32())
+			}
+		})
+	}
+	for i := range 50 {
+		f.Tick(time.Duration(i)*time.Second, none)
+		f.Activity(Hour)
+	}
+	all.Wait()
+	a := f.Activity(Hour)
+	if n, _ := a.Denied.Count(); n > 6 || n+float64(a.Denied.Missed) < 6 {
+		t.Errorf("%v different keys, and %d missed; want 6", n, a.Denied.Missed)
+	}
+	for _, item := range a.Tops[Denied].Items {
+		var exact uint64
+		for i := range goroutines {
+			for n := range each {
+				if item.Name == fmt.Sprint("k:", n%(3+i)) {
+					exact++
+				}
+			}
+		}
+		if least, most := item.Bounds(); exact < least || exact > most+a.Tops[Denied].Missed {
+			t.Errorf("%s has %d to %d, and %d missed; it was %d", item.Name, least, most, a.Tops[Denied].Missed, exact)
+		}
+	}
+}
+
+// decisions returns a function that decides a request of one of many keys.
+func decisions(t testing.TB, text string, observe func(*admission.Event)) func(i int) {
+	rules := rulesOf(t, text)
+	c, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{HasFallback: true, Observe: observe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := make([]policy.Attributes, 1000)
+	for i := range keys {
+		keys[i] = attributes{[]string{fmt.Sprint("client-", i)}}
+	}
+	ctx, a := context.Background(), new(admission.Admission)
+	return func(i int) {
+		*a = admission.Admission{}
+		c.Admit(ctx, admission.Request{Attributes: keys[i%len(keys)], Into: a})
+		a.Done(admission.Result{})
+	}
+}
+
+var loads = []struct{ name, policy string }{
+	{"allowed", "rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 100M/s}]}]"},
+	{"two limits", "rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 100M/s}, {rate: 100000M/d}]}]"},
+	{"denied", "rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 1/d}]}]"},
+}
+
+func TestObserveAllocatesNothing(t *testing.T) {
+	effort.WithoutRace(t)
+	for _, names := range []redisstore.Options{{}, {Secret: []byte("pepper")}} {
+		for _, load := range loads {
+			r := New(Options{Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append }})
+			r.SetLimits(rulesOf(t, load.policy).Plans())
+			without, with, n := decisions(t, load.policy, nil), decisions(t, load.policy, r.Observe), 0
+			runs := func(decide func(int)) float64 {
+				return testing.AllocsPerRun(20_000, func() { decide(n); n++ })
+			}
+			if a, b := runs(without), runs(with); b > a {
+				t.Errorf("%s: a decision takes %v allocations, and %v with a recorder", load.name, a, b)
+			}
+		}
+	}
+}
+
+// quickest returns the least time of many short rounds of decisions without and with a recorder.
+// Those rounds are compared because nothing else has disturbed them.
+func quickest(decide func(i int), isOn *bool) (least [2]time.Duration) {
+	const round, rounds = 200, 3000
+	least = [2]time.Duration{1 << 62, 1 << 62}
+	for i := range rounds {
+		*isOn = i%2 == 1
+		start := time.Now()
+		for n := range round {
+			decide(n)
+		}
+		least[i%2] = min(least[i%2], time.Since(start)/round)
+	}
+	return least
+}
+
+// A request costs at most 3 % more, on the quickest way that there is: HTTP headers and memory,
+// without a connection. Without HTTP, which no server does, it is at most 10 %.
+func TestObserveCostsLittle(t *testing.T) {
+	effort.WithoutRace(t)
+	for _, load := range loads {
+		r, isOn := New(Options{Names: plainNames}), false
+		rules := rulesOf(t, load.policy)
+		r.SetLimits(rules.Plans())
+		observe := func(e *admission.Event) {
+			if isOn {
+				r.Observe(e)
+			}
+		}
+		gate, err := httplimit.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, httplimit.Options{Observe: observe})
+		if err != nil {
+			t.Fatal(err)
+		}
+		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		requests := make([]*http.Request, 1000)
+		for i := range requests {
+			requests[i] = httptest.NewRequest("GET", "/", nil)
+			requests[i].Header.Set("X-Key", fmt.Sprint("client-", i))
+		}
+		for _, way := range []struct {
+			name   string
+			decide func(i int)
+			most   float64
+		}{
+			{"in memory", decisions(t, load.policy, observe), 0.10},
+			{"by HTTP", func(i int) { handler.ServeHTTP(httptest.NewRecorder(), requests[i%len(requests)]) }, 0.03},
+		} {
+			least := quickest(way.decide, &isOn)
+			more := float64(least[1]-least[0]) / float64(least[0])
+			t.Logf("counted: %s, %s: %d ns for a decision, %+.1f %% with a recorder", load.name, way.name, least[0].Nanoseconds(), 100*more)
+			if more > way.most {
+				t.Errorf("%s, %s: a decision costs %.1f %% more with a recorder; at most %.0f %% are allowed", load.name, way.name, 100*more, 100*way.most)
+			}
+		}
+	}
+}
+
+func TestMemoryIsBounded(t *testing.T) {
+	effort.WithoutRace(t)
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	plan := rulesOf(t, testPolicy).Plans()[0]
+	heap()
+	before := heap()
+	r := New(Options{Names: plainNames})
+	recorder := heap() - before
+	e := admission.Event{Outcome: admission.Allowed, Charges: []penstock.Charge{{Plan: plan, Cost: 1}}, Decision: new(penstock.Decision)}
+	for minute := range 70 {
+		for i := range 2000 {
+			e.Charges[0].Key = fmt.Sprintf("key:%0100d:%d", minute, i)
+			r.observeDenied(plan, e.Charges[0].Key, rand.Uint32())
+			r.Observe(&e)
+		}
+		r.Tick(time.Duration(minute)*time.Minute, none)
+	}
+	keys := heap() - before
+	r.Tick(70*time.Minute, func(add func(Series, uint64)) {
+		for i := range 2 * MaxSeries {
+			add(Series{"r", fmt.Sprint(i), "allowed"}, 1)
+		}
+	})
+	all := heap() - before
+	runtime.KeepAlive(r)
+	t.Logf("counted: %d KB of memory at first, %d KB with all windows full of long keys, %d KB with all rings", recorder>>10, keys>>10, all>>10)
+	if all > 16<<20 {
+		t.Errorf("a recorder has %d KB; at most 16 MB are allowed", all>>10)
+	}
+}

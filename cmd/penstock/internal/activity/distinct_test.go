@@ -1,0 +1,64 @@
+package activity
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
+)
+
+func TestDistinctKeysAreCountedExactlyThenEstimated(t *testing.T) {
+	seed := effort.Seed()
+	t.Logf("PENSTOCK_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	salt := r.Uint64()
+	for _, want := range []int{0, 1, 500, distinctSize - 1, distinctSize, 5_000, 100_000} {
+		one := newDistinctCounter()
+		parts := make([]*distinctCounter, 10)
+		for i := range parts {
+			parts[i] = newDistinctCounter()
+		}
+		byLimit := make(map[string]float64)
+		for i := range want {
+			h := DistinctHash{Hash: sharedHash(salt, nil, fmt.Sprint("key:", i)), Rule: "rule", Limit: fmt.Sprint(i % 3)}
+			byLimit[h.Limit]++
+			for range 1 + r.IntN(3) { // often seen again
+				for _, d := range []*distinctCounter{one, parts[r.IntN(len(parts))]} {
+					if local := h.Hash * 3; !d.isRecent(local) {
+						d.add(local, h)
+					}
+				}
+			}
+		}
+		counted := one.read(false)
+		tops := make([]*Distinct, len(parts))
+		for i, p := range parts {
+			tops[i] = p.read(true)
+		}
+		merged := MergeDistinct(tops...)
+		for what, d := range map[string]*Distinct{"one": counted, "merged of ten": merged} {
+			n, deviation := d.Count()
+			if d.IsExact() != (want < distinctSize) {
+				t.Errorf("%s of %d: exact is %v", what, want, d.IsExact())
+			}
+			if math.Abs(n-float64(want)) > 5*deviation {
+				t.Errorf("%s: counted %.0f ± %.0f different keys of %d", what, n, deviation, want)
+			}
+			d.ByLimit(func(_, limit string, n, deviation float64) {
+				if math.Abs(n-byLimit[limit]) > 5*deviation {
+					t.Errorf("%s: counted %.0f ± %.0f different keys of limit %s, of %.0f", what, n, deviation, limit, byLimit[limit])
+				}
+			})
+		}
+		if a, _ := counted.Count(); want >= distinctSize {
+			if b, _ := merged.Count(); a != b {
+				t.Errorf("merged of ten: %.0f different keys of %d; one counted %.0f", b, want, a)
+			}
+		}
+		if n, _ := parts[0].read(false).Count(); n != 0 {
+			t.Errorf("a counter that began anew has %.0f", n)
+		}
+	}
+}

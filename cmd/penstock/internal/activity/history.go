@@ -1,0 +1,203 @@
+package activity
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A Series names a counter that is sampled: an outcome of a limit, or a number of the whole
+// instance, whose Rule is "".
+type Series struct{ Rule, Limit, Name string }
+
+// Overflow has the name of the series that counts what has no ring of its own.
+const Overflow = "other"
+
+// The bounds of a History.
+const (
+	Seconds   = 600  // by the second: 10 minutes
+	Minutes   = 1440 // by the minute: 24 hours
+	MaxSeries = 1024 // with rings of their own, 8 KB each
+)
+
+// A History keeps how much counters have grown, by the second and by the minute. It samples
+// counters that only grow, so nothing is added to the work that they count. Its time is the
+// process' monotonic clock since the start: steps of the wall clock change nothing.
+//
+// Memory: at most MaxSeries rings of 8 KB, and 100 bytes for each further counter that is not 0.
+type History struct {
+	mu     sync.Mutex
+	rings  map[Series]*ring
+	others map[Series]uint64 // latest values of the counters that have no ring
+	second int64             // of the latest sample
+}
+
+// A ring has the growth of one counter. Slot i of a ring is for all seconds or minutes that are i
+// modulo its length.
+type ring struct {
+	value   uint64 // latest
+	second  int64  // up to which the slots are current
+	grown   int64  // the second in which it grew last
+	seconds [Seconds]uint32
+	minutes [Minutes]uint32
+}
+
+// NewHistory makes an empty History.
+func NewHistory() *History {
+	return &History{rings: make(map[Series]*ring), others: make(map[Series]uint64)}
+}
+
+// Sample reads all counters at a time since the start. each calls its argument once for each
+// counter. What has grown since the last sample counts for the current second, also if samples are
+// late. A counter that has become smaller was restarted.
+func (h *History) Sample(at time.Duration, each func(add func(Series, uint64))) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.second = max(h.second, int64(at/time.Second))
+	each(h.addLocked)
+}
+
+func (h *History) addLocked(s Series, value uint64) {
+	r := h.rings[s]
+	if r == nil {
+		if value == 0 && h.others[s] == 0 {
+			return
+		}
+		if r = h.makeRingLocked(s, value); r == nil {
+			return
+		}
+	}
+	grown := growth(r.value, value)
+	r.value = value
+	h.countLocked(r, grown)
+}
+
+// countLocked adds growth to the current second.
+func (h *History) countLocked(r *ring, grown uint64) {
+	if grown == 0 {
+		return
+	}
+	r.advance(h.second)
+	r.grown = h.second
+	addTo(&r.seconds[h.second%Seconds], grown)
+	addTo(&r.minutes[h.second/60%Minutes], grown)
+}
+
+// makeRingLocked makes a ring for a counter. If there are too many, it drops one that has been idle
+// for longer than its ring reaches. If there is none, it counts the growth in the overflow and
+// returns nil.
+func (h *History) makeRingLocked(s Series, value uint64) *ring {
+	if len(h.rings) >= MaxSeries && !h.dropIdleLocked() {
+		overflow := Series{Overflow, Overflow, s.Name}
+		if h.rings[overflow] == nil {
+			h.rings[overflow] = &ring{second: h.second} // one for each name: few
+		}
+		h.countLocked(h.rings[overflow], growth(h.others[s], value))
+		h.others[s] = value
+		return nil
+	}
+	r := &ring{second: h.second, value: h.others[s]}
+	delete(h.others, s)
+	h.rings[s] = r
+	return r
+}
+
+func (h *History) dropIdleLocked() bool {
+	for s, r := range h.rings {
+		if h.second-r.grown > 60*Minutes {
+			delete(h.rings, s)
+			h.others[s] = r.value // if it grows again, only the growth counts
+			return true
+		}
+	}
+	return false
+}
+
+func growth(from, to uint64) uint64 {
+	if to < from {
+		return to
+	}
+	return to - from
+}
+
+// addTo adds to a slot. It saturates.
+func addTo(slot *uint32, n uint64) { *slot = uint32(min(uint64(*slot)+n, math.MaxUint32)) }
+
+// advance clears the slots after the current ones up to a second.
+func (r *ring) advance(second int64) {
+	clearSlots(r.seconds[:], r.second, second)
+	clearSlots(r.minutes[:], r.second/60, second/60)
+	r.second = max(r.second, second)
+}
+
+func clearSlots(slots []uint32, after, to int64) {
+	n := int64(len(slots))
+	for i := max(after+1, to-n+1); i <= to; i++ {
+		slots[i%n] = 0
+	}
+}
+
+// A Line is how much a counter has grown in each second or minute, the oldest first.
+type Line struct {
+	Series
+	Counts []uint32
+}
+
+// BySecond returns the growth in each of the last n seconds, up to the latest sample, of the series
+// that has is true for. n is at most Seconds.
+func (h *History) BySecond(n int, has func(Series) bool) []Line {
+	return h.read(has, func(r *ring) []uint32 { return last(r.seconds[:], h.second, n) })
+}
+
+// ByMinute is BySecond for minutes. The last one is the current minute. n is at most Minutes.
+func (h *History) ByMinute(n int, has func(Series) bool) []Line {
+	return h.read(has, func(r *ring) []uint32 { return last(r.minutes[:], h.second/60, n) })
+}
+
+// Since returns the growth in the last n seconds of every series that has grown in them.
+func (h *History) Since(n int) map[Series]uint64 {
+	sums := make(map[Series]uint64)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s, r := range h.rings {
+		if h.second-r.grown >= int64(n) {
+			continue
+		}
+		r.advance(h.second)
+		for i := max(0, h.second-int64(n)+1); i <= h.second; i++ {
+			sums[s] += uint64(r.seconds[i%Seconds])
+		}
+	}
+	return sums
+}
+
+func (h *History) read(has func(Series) bool, counts func(*ring) []uint32) (lines []Line) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s, r := range h.rings {
+		if has == nil || has(s) {
+			r.advance(h.second)
+			lines = append(lines, Line{s, counts(r)})
+		}
+	}
+	slices.SortFunc(lines, func(a, b Line) int { return compareSeries(a.Series, b.Series) })
+	return lines
+}
+
+// last copies the n slots up to slot to.
+func last(slots []uint32, to int64, n int) []uint32 {
+	n = min(n, len(slots))
+	out := make([]uint32, n)
+	for i := range out {
+		if at := to - int64(n-1-i); at >= 0 {
+			out[i] = slots[at%int64(len(slots))]
+		}
+	}
+	return out
+}
+
+func compareSeries(a, b Series) int {
+	return cmp.Or(cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Name, b.Name))
+}

@@ -1,0 +1,186 @@
+package activity
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/internal/effort"
+)
+
+// model keeps every growth with its second.
+type model map[Series]map[int64]uint64
+
+func (m model) add(s Series, second int64, n uint64) {
+	if m[s] == nil {
+		m[s] = make(map[int64]uint64)
+	}
+	m[s][second] += n
+}
+
+// counts are the growths of the last n units of so many seconds.
+func (m model) counts(s Series, now, unit int64, n int) []uint32 {
+	counts := make([]uint32, n)
+	for second, grown := range m[s] {
+		if i := now/unit - second/unit; i < int64(n) {
+			counts[int64(n)-1-i] += uint32(grown)
+		}
+	}
+	return counts
+}
+
+// Pauses between samples are those of a busy, an idle and a suspended process.
+func TestHistoryAgreesWithAModel(t *testing.T) {
+	seed := effort.Seed()
+	t.Logf("PENSTOCK_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	checks := 0
+	for range effort.Of(20, 500) {
+		h, m := NewHistory(), make(model)
+		counters := make(map[Series]uint64)
+		at := time.Duration(r.Int64N(int64(time.Hour)))
+		for range 300 {
+			switch r.IntN(40) {
+			case 0:
+				at += time.Duration(r.Int64N(int64(30 * time.Hour)))
+			case 1:
+				at += time.Duration(r.Int64N(int64(20 * time.Minute)))
+			case 2:
+				at -= time.Duration(r.Int64N(int64(3 * time.Second))) // no monotonic clock does that
+			default:
+				at += time.Duration(r.Int64N(int64(2500 * time.Millisecond)))
+			}
+			at = max(at, 0)
+			second := max(h.second, int64(at/time.Second))
+			for i := range 3 {
+				s := Series{"r", fmt.Sprint(i), "allowed"}
+				switch r.IntN(10) {
+				case 0: // restarted
+					if n := uint64(r.IntN(3)); n < counters[s] {
+						counters[s] = n
+						m.add(s, second, n)
+					}
+				case 1, 2, 3:
+					grown := uint64(r.IntN(1000))
+					counters[s] += grown
+					m.add(s, second, grown)
+				}
+			}
+			h.Sample(at, func(add func(Series, uint64)) {
+				for s, n := range counters {
+					add(s, n)
+				}
+			})
+			if r.IntN(5) > 0 {
+				continue
+			}
+			n := 1 + r.IntN(Seconds)
+			for _, line := range h.BySecond(n, nil) {
+				if want := m.counts(line.Series, second, 1, n); !slices.Equal(line.Counts, want) {
+					t.Fatalf("second %d, %v by second\n%v, want\n%v", second, line.Series, line.Counts, want)
+				}
+				checks++
+			}
+			n = 1 + r.IntN(Minutes)
+			for _, line := range h.ByMinute(n, nil) {
+				if want := m.counts(line.Series, second, 60, n); !slices.Equal(line.Counts, want) {
+					t.Fatalf("second %d, %v by minute\n%v, want\n%v", second, line.Series, line.Counts, want)
+				}
+			}
+		}
+	}
+	t.Logf("counted: %d rings compared with the model", checks)
+}
+
+// Whatever the times of the samples are, nothing is lost and nothing counts twice.
+func TestHistoryOfATickerHasEveryGrowthOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, start := NewHistory(), time.Now()
+		var counter uint64
+		sample := func() {
+			h.Sample(time.Since(start), func(add func(Series, uint64)) { add(Series{Name: "x"}, counter) })
+		}
+		sum := func(lines []Line) (n uint64) {
+			for _, line := range lines {
+				for _, c := range line.Counts {
+					n += uint64(c)
+				}
+			}
+			return n
+		}
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for range 300 {
+			counter += 2
+			<-tick.C
+			sample()
+		}
+		if n := sum(h.BySecond(Seconds, nil)); n != 600 {
+			t.Errorf("after 300 s there are %d in the last 10 minutes; want 600", n)
+		}
+		if n := h.Since(60)[Series{Name: "x"}]; n != 120 {
+			t.Errorf("after 300 s there are %d in the last minute; want 120", n)
+		}
+		time.Sleep(9 * time.Minute) // suspended: a ticker drops what was missed
+		counter++
+		<-tick.C
+		sample()
+		if n := sum(h.BySecond(Seconds, nil)); n == 0 || n > 130 {
+			t.Errorf("after a pause of 9 minutes there are %d in the last 10; want those of about a minute", n)
+		}
+		if n := sum(h.ByMinute(Minutes, nil)); n != 601 {
+			t.Errorf("after a pause of 9 minutes there are %d in the last day; want 601", n)
+		}
+		if n := h.Since(60)[Series{Name: "x"}]; n != 1 {
+			t.Errorf("after a pause there are %d in the last minute; want 1", n)
+		}
+		time.Sleep(25 * time.Hour)
+		sample()
+		if n := sum(h.ByMinute(Minutes, nil)) + sum(h.BySecond(Seconds, nil)); n != 0 {
+			t.Errorf("after an idle day there are %d", n)
+		}
+	})
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	h := NewHistory()
+	sample := func(second int, value uint64) {
+		h.Sample(time.Duration(second)*time.Second, func(add func(Series, uint64)) {
+			for i := range 2 * MaxSeries {
+				add(Series{"r", fmt.Sprint(i), "allowed"}, value)
+			}
+			add(Series{"r", "never", "allowed"}, 0)
+		})
+	}
+	total := func(n int) (sum uint64) {
+		for _, grown := range h.Since(n) {
+			sum += grown
+		}
+		return sum
+	}
+	sample(1, 3)
+	sample(2, 4)
+	if n := len(h.rings); n != MaxSeries+1 {
+		t.Errorf("there are %d rings; want %d and one for all others", n, MaxSeries)
+	}
+	if n := total(1); n != 2*MaxSeries {
+		t.Errorf("%d were counted in a second; want %d", n, 2*MaxSeries)
+	}
+	if n := total(Seconds); n != 4*2*MaxSeries {
+		t.Errorf("%d were counted; want %d", n, 4*2*MaxSeries)
+	}
+	// After a day without growth, others get the rings.
+	h.Sample(25*time.Hour, func(add func(Series, uint64)) { add(Series{"r", fmt.Sprint(2*MaxSeries - 1), "allowed"}, 9) })
+	found := 0
+	for s, n := range h.Since(1) {
+		if s.Rule == "r" || n != 5 {
+			found += int(n)
+		}
+	}
+	if found == 0 || total(1) > 9 || total(1) < 5 {
+		t.Errorf("after a day, the history has %v", h.Since(1))
+	}
+}

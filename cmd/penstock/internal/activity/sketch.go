@@ -1,0 +1,220 @@
+package activity
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// A sketch finds the heaviest items of a stream in bounded memory: Space-Saving. It keeps size
+// items. A new item replaces the lightest one, and inherits its weight as its error. So the true
+// weight of an item is between its weight minus its error and its weight, and every item that is
+// heavier than total/size is kept.
+type sketch struct {
+	entries []entry
+	heap    []int32 // numbers of entries; the lightest first
+	table   table   // numbers of entries by hash
+	total   uint64  // weight of all events
+}
+
+// An entry is an item of a sketch. Its name is kept in place, so that a new item needs no memory.
+type entry struct {
+	hash     uint64
+	limit    *limit
+	weight   uint64
+	error    uint64
+	variance float64 // of the weight, by sampling
+	largest  uint64  // weight of one sample
+	place    int32   // in the heap
+	length   uint8   // of the name
+	name     [MaxName]byte
+}
+
+// MaxName is the longest name of a key in a store, in bytes.
+const MaxName = 128
+
+func newSketch(size int) *sketch {
+	return &sketch{entries: make([]entry, 0, size), heap: make([]int32, 0, size), table: newTable(size)}
+}
+
+// add adds weight to an item. It returns the item if it is new; the caller sets its limit and name.
+// A sample stands for gap events, so its weight is a multiple of gap.
+func (s *sketch) add(hash, weight, gap uint64) (added *entry) {
+	s.total = sum(s.total, weight)
+	n := s.table.find(hash)
+	switch {
+	case n >= 0:
+	case len(s.entries) < cap(s.entries):
+		n = int32(len(s.entries))
+		s.entries = append(s.entries, entry{hash: hash, place: n})
+		s.heap = append(s.heap, n)
+		s.table.put(hash, n)
+		added = &s.entries[n]
+	default:
+		n = s.heap[0]
+		added = &s.entries[n]
+		s.table.remove(added.hash)
+		s.table.put(hash, n)
+		added.hash, added.error, added.variance, added.largest = hash, added.weight, 0, 0
+	}
+	e := &s.entries[n]
+	e.weight = sum(e.weight, weight)
+	if gap > 1 {
+		e.variance += float64(weight) * float64(weight)
+		e.largest = max(e.largest, weight)
+	}
+	s.settle(e.place)
+	return added
+}
+
+// settle moves an entry whose weight has changed to its place in the heap.
+func (s *sketch) settle(at int32) {
+	for at > 0 && s.weightAt(at) < s.weightAt((at-1)/2) {
+		s.swap(at, (at-1)/2)
+		at = (at - 1) / 2
+	}
+	for {
+		least := at
+		for child := 2*at + 1; child <= 2*at+2 && int(child) < len(s.heap); child++ {
+			if s.weightAt(child) < s.weightAt(least) {
+				least = child
+			}
+		}
+		if least == at {
+			return
+		}
+		s.swap(at, least)
+		at = least
+	}
+}
+
+func (s *sketch) weightAt(place int32) uint64 { return s.entries[s.heap[place]].weight }
+
+func (s *sketch) swap(a, b int32) {
+	s.heap[a], s.heap[b] = s.heap[b], s.heap[a]
+	s.entries[s.heap[a]].place, s.entries[s.heap[b]].place = a, b
+}
+
+func (s *sketch) reset() {
+	clear(s.entries)
+	s.entries, s.heap, s.total = s.entries[:0], s.heap[:0], 0
+	s.table.clear()
+}
+
+// clone copies the sketch, so that its lock need not be held for long.
+func (s *sketch) clone() sketch {
+	c := *s
+	c.entries = append(make([]entry, 0, cap(s.entries)), s.entries...)
+	c.heap = slices.Clone(s.heap)
+	return c
+}
+
+// top returns what the sketch knows.
+func (s *sketch) top() *Top {
+	t := &Top{Total: s.total, Items: make([]Item, len(s.entries))}
+	for i := range s.entries {
+		e := &s.entries[i]
+		t.Items[i] = Item{e.limit.Rule, e.limit.Name, string(e.name[:e.length]), e.weight, e.error, e.variance, e.largest}
+	}
+	if len(s.entries) == cap(s.entries) {
+		t.Floor = s.weightAt(0)
+	}
+	t.sort()
+	return t
+}
+
+// A Top has the heaviest items of a stream, the heaviest first.
+type Top struct {
+	Items []Item
+
+	Total  uint64 // weight of all events
+	Floor  uint64 // an item that is not in Items has at most this weight, and Missed
+	Missed uint64 // weight of the events that were not added, because another one was being added
+}
+
+// An Item is a key with the limit that it met.
+type Item struct {
+	Rule, Limit string
+	Name        string // of the key, as the store's key has it
+
+	Weight   uint64  // at least the weight that was added
+	Error    uint64  // Weight is too large by at most this
+	Variance float64 // of the weight, by sampling
+	Largest  uint64  // weight of one sample; 0: nothing was sampled
+}
+
+// doubt is the exponent of how likely a stated bound of a sampled weight fails: e^-15, or one of
+// three million, by the bounds of Chernoff.
+const doubt = 15.0
+
+// Bounds returns the least and the largest true weight of an item. If its events were not sampled,
+// they are certain. Weight that was missed is not in the upper one.
+func (i *Item) Bounds() (least, most uint64) {
+	least, most = i.Weight-min(i.Error, i.Weight), i.Weight
+	if i.Largest == 0 {
+		return least, most
+	}
+	sample := float64(i.Largest)
+	unseen := float64(i.Error) * sample // variance of what the item may have had before it was kept
+	below := math.Sqrt(2 * doubt * i.Variance)
+	above := doubt*sample + math.Sqrt(doubt*doubt*sample*sample+2*doubt*(i.Variance+unseen))
+	return uint64(max(0, float64(least)-below)), sum(most, uint64(above))
+}
+
+// sum adds, and saturates.
+func sum(a, b uint64) uint64 {
+	if a > math.MaxUint64-b {
+		return math.MaxUint64
+	}
+	return a + b
+}
+
+func (t *Top) sort() {
+	slices.SortFunc(t.Items, func(a, b Item) int {
+		return cmp.Or(cmp.Compare(b.Weight, a.Weight), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// Cut keeps the n heaviest items.
+func (t *Top) Cut(n int) {
+	if len(t.Items) > n {
+		t.Floor = max(t.Floor, t.Items[n].Weight)
+		t.Items = t.Items[:n:n]
+	}
+}
+
+// MergeTops merges what several sketches know of parts of one stream, such as those of several
+// instances. It keeps the size heaviest items. The errors add up: an item that a part does not have
+// may have its Floor there.
+func MergeTops(size int, parts ...*Top) *Top {
+	type key struct{ rule, limit, name string }
+	type merged struct {
+		Item
+		floors uint64 // of the parts that have it
+	}
+	all := make(map[key]*merged)
+	t := new(Top)
+	for _, p := range parts {
+		t.Total, t.Floor, t.Missed = sum(t.Total, p.Total), sum(t.Floor, p.Floor), sum(t.Missed, p.Missed)
+		for _, item := range p.Items {
+			at := key{item.Rule, item.Limit, item.Name}
+			m := all[at]
+			if m == nil {
+				m = &merged{Item: Item{Rule: item.Rule, Limit: item.Limit, Name: item.Name}}
+				all[at] = m
+			}
+			m.Weight, m.Error, m.floors = sum(m.Weight, item.Weight), sum(m.Error, item.Error), sum(m.floors, p.Floor)
+			m.Variance += item.Variance
+			m.Largest = max(m.Largest, item.Largest)
+		}
+	}
+	t.Items = make([]Item, 0, len(all))
+	for _, m := range all {
+		elsewhere := t.Floor - min(m.floors, t.Floor)
+		m.Weight, m.Error = sum(m.Weight, elsewhere), sum(m.Error, elsewhere)
+		t.Items = append(t.Items, m.Item)
+	}
+	t.sort()
+	t.Cut(size)
+	return t
+}

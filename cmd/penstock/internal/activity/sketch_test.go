@@ -1,0 +1,170 @@
+package activity
+
+import (
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/internal/effort"
+)
+
+// A stream of events: the key of event i.
+type eventStream struct {
+	name string
+	key  func(r *rand.Rand, i int) string
+}
+
+func eventStreams(r *rand.Rand) []eventStream {
+	flat, steep := rand.NewZipf(r, 1.05, 1, 1<<20), rand.NewZipf(r, 1.3, 1, 1<<20)
+	return []eventStream{
+		{"Zipf 1.05", func(*rand.Rand, int) string { return fmt.Sprint("user:", flat.Uint64()) }},
+		{"Zipf 1.3", func(*rand.Rand, int) string { return fmt.Sprint("user:", steep.Uint64()) }},
+		{"ever new identities, and five that are heavy", func(r *rand.Rand, i int) string {
+			if r.IntN(20) == 0 {
+				return fmt.Sprint("heavy:", r.IntN(5))
+			}
+			return fmt.Sprint("new:", i)
+		}},
+		{"new identities first, then a heavy one", func(r *rand.Rand, i int) string {
+			if i%2 == 0 && i > 100_000 {
+				return "late"
+			}
+			return fmt.Sprint("new:", i)
+		}},
+		{"as many as it keeps, in turn, and one more", func(_ *rand.Rand, i int) string { return fmt.Sprint(i % (sketchSize + 1)) }},
+		{"one", func(*rand.Rand, int) string { return "one" }},
+	}
+}
+
+var testSeed = maphash.MakeSeed()
+
+// feed adds a key to a sketch.
+func feed(s *sketch, key string, weight uint64) {
+	if e := s.add(maphash.String(testSeed, key), weight, 1); e != nil {
+		e.limit, e.length = &limit{Rule: "rule", Name: "limit"}, uint8(copy(e.name[:], key))
+	}
+}
+
+// checkTop compares a Top with exact weights. bound is the largest error that is allowed.
+func checkTop(t *testing.T, what string, top *Top, exact map[string]uint64, bound uint64) {
+	t.Helper()
+	var total uint64
+	for _, n := range exact {
+		total += n
+	}
+	if top.Total != total {
+		t.Errorf("%s: the total is %d, want %d", what, top.Total, total)
+	}
+	listed := make(map[string]bool)
+	for _, item := range top.Items {
+		listed[item.Name] = true
+		least, most := item.Bounds()
+		if n := exact[item.Name]; n < least || n > most {
+			t.Fatalf("%s: %s has %d to %d; it was %d", what, item.Name, least, most, n)
+		}
+		if item.Error > bound {
+			t.Fatalf("%s: %s has an error of %d; the bound is %d", what, item.Name, item.Error, bound)
+		}
+	}
+	for key, n := range exact {
+		if !listed[key] && n > top.Floor {
+			t.Fatalf("%s: %s with %d is missing; the floor is %d", what, key, n, top.Floor)
+		}
+		if !listed[key] && n > bound {
+			t.Fatalf("%s: the heavy item %s with %d of %d is missing", what, key, n, total)
+		}
+	}
+}
+
+func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
+	seed := effort.Seed()
+	t.Logf("PENSTOCK_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	n := effort.Of(300_000, 3_000_000)
+	for _, stream := range eventStreams(r) {
+		one, exact := newSketch(sketchSize), make(map[string]uint64)
+		parts := make([]*sketch, 10)
+		for i := range parts {
+			parts[i] = newSketch(sketchSize)
+		}
+		for i := range n {
+			key, weight := stream.key(r, i), uint64(1+r.IntN(3))
+			exact[key] += weight
+			feed(one, key, weight)
+			feed(parts[r.IntN(len(parts))], key, weight)
+		}
+		bound := one.total / sketchSize
+		checkTop(t, stream.name, one.top(), exact, bound)
+		tops := make([]*Top, len(parts))
+		for i, p := range parts {
+			tops[i] = p.top()
+		}
+		merged := MergeTops(sketchSize, tops...)
+		// Each part has an error of at most its total/sketchSize; they add up to the bound of one.
+		checkTop(t, stream.name+", merged of ten", merged, exact, bound)
+		for i, p := range parts {
+			tops[i] = p.top()
+			tops[i].Cut(50)
+		}
+		// A part that is cut to 50 items has at most total/51 as its floor.
+		checkTop(t, stream.name+", merged of ten with 50 items each", MergeTops(50, tops...), exact, one.total/51+one.total/sketchSize)
+		heaviest := slices.SortedFunc(maps.Keys(exact), func(a, b string) int { return int(exact[b]) - int(exact[a]) })
+		t.Logf("counted: %s: %d events of %d keys; the heaviest has %d; errors up to %d, bound %d", stream.name, n, len(exact), exact[heaviest[0]], one.top().Floor, bound)
+	}
+}
+
+func TestSampledWeightsAreWithinTheirBounds(t *testing.T) {
+	seed := effort.Seed()
+	t.Logf("PENSTOCK_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	for _, stream := range eventStreams(r) {
+		s, exact := newSketch(sketchSize), make(map[string]uint64)
+		gap := uint64(64)
+		for i := range 300_000 {
+			if i == 150_000 {
+				gap = 16 // gaps may change
+			}
+			key := stream.key(r, i)
+			exact[key]++
+			if r.Uint64N(gap) == 0 {
+				if e := s.add(maphash.String(testSeed, key), gap, gap); e != nil {
+					e.limit, e.length = &limit{}, uint8(copy(e.name[:], key))
+				}
+			}
+		}
+		for _, item := range s.top().Items {
+			if least, most := item.Bounds(); exact[item.Name] < least || exact[item.Name] > most {
+				t.Errorf("%s: %s has %d to %d; it was %d", stream.name, item.Name, least, most, exact[item.Name])
+			}
+		}
+	}
+}
+
+func TestTableFindsWhatWasPut(t *testing.T) {
+	seed := effort.Seed()
+	t.Logf("PENSTOCK_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 2))
+	const most = 20
+	table, model := newTable(most), make(map[uint64]int32)
+	for range 200_000 {
+		hash := r.Uint64N(64) * 0x0101 // many collide
+		if n, ok := model[hash]; ok && r.IntN(2) == 0 {
+			table.remove(hash)
+			delete(model, hash)
+		} else if !ok && len(model) < most {
+			n = r.Int32N(1000)
+			table.put(hash, n)
+			model[hash] = n
+		}
+		want, ok := model[hash]
+		if !ok {
+			want = -1
+		}
+		if got := table.find(hash); got != want {
+			t.Fatalf("%x: %d, want %d", hash, got, want)
+		}
+	}
+}

@@ -1,0 +1,117 @@
+package activity
+
+import "time"
+
+// A Window is how far an Activity reaches back.
+type Window struct {
+	Name   string
+	Length time.Duration // at most; the current minute and, of an hour, the current ten minutes are not over
+}
+
+// The windows.
+var (
+	FiveMinutes = Window{"5m", recentMinutes * time.Minute}
+	Hour        = Window{"1h", time.Hour}
+)
+
+// Windows returns all windows.
+func Windows() []Window { return []Window{FiveMinutes, Hour} }
+
+const (
+	recentMinutes = 5
+	partMinutes   = 10 // the hour has six parts
+)
+
+// An Activity is which keys were most active in a window.
+type Activity struct {
+	Tops   [kinds]*Top
+	Denied *Distinct
+}
+
+// MergeActivities merges those of several instances or times.
+func MergeActivities(size int, parts ...*Activity) *Activity {
+	merged, distinct := new(Activity), make([]*Distinct, 0, len(parts))
+	for k := range merged.Tops {
+		tops := make([]*Top, 0, len(parts))
+		for _, p := range parts {
+			tops = append(tops, p.Tops[k])
+		}
+		merged.Tops[k] = MergeTops(size, tops...)
+	}
+	for _, p := range parts {
+		distinct = append(distinct, p.Denied)
+	}
+	merged.Denied = MergeDistinct(distinct...)
+	return merged
+}
+
+// windows keep the activity of the minutes that are over: the last ones, and the last hour in parts
+// of ten minutes.
+type windows struct {
+	minute int64 // the current one
+	recent []dated
+	parts  []dated
+}
+
+// A dated activity was in a minute, or in a part.
+type dated struct {
+	number int64
+	*Activity
+}
+
+// end records the activity of the current minute, and begins another one.
+func (w *windows) end(next int64, a *Activity) {
+	minute, part := w.minute, w.minute/partMinutes
+	w.recent = append(w.recent, dated{minute, a})
+	if n := len(w.parts); n > 0 && w.parts[n-1].number == part {
+		w.parts[n-1].Activity = MergeActivities(sketchSize, w.parts[n-1].Activity, a)
+	} else {
+		w.parts = append(w.parts, dated{part, a})
+	}
+	w.minute = next
+	w.recent = since(w.recent, next-recentMinutes+1)
+	w.parts = since(w.parts, next/partMinutes-60/partMinutes+1)
+}
+
+// since drops what is older than a number.
+func since(all []dated, first int64) []dated {
+	for len(all) > 0 && all[0].number < first {
+		all[0] = dated{}
+		all = all[1:]
+	}
+	return append([]dated(nil), all...)
+}
+
+// Activity returns what happened in a window up to now.
+func (r *Recorder) Activity(w Window) *Activity {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	parts := []*Activity{r.readLocked(false)}
+	ended := r.windows.recent
+	if w == Hour {
+		ended = r.windows.parts
+	}
+	for _, d := range ended {
+		parts = append(parts, d.Activity)
+	}
+	return MergeActivities(sketchSize, parts...)
+}
+
+// readLocked returns the activity of the current minute. If isLast, that minute is over.
+func (r *Recorder) readLocked(isLast bool) *Activity {
+	a := new(Activity)
+	for i := range r.streams {
+		s := &r.streams[i]
+		s.mu.Lock()
+		now, missed := s.sketch.clone(), s.missed.Load()
+		if isLast {
+			s.sketch.reset()
+			s.missed.Store(0)
+		}
+		s.mu.Unlock()
+		a.Tops[i] = now.top()
+		a.Tops[i].Missed = missed
+	}
+	a.Denied = r.denied.read(isLast)
+	return a
+}

@@ -1,0 +1,58 @@
+package core
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"time"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// newActivity makes the recorder of what happens in this instance. It keeps keys as the store does:
+// as hashes if there is a secret.
+func newActivity(s settings.Settings) *activity.Recorder {
+	names := redisstore.Options{Secret: s.KeyHashSecret}
+	return activity.New(activity.Options{
+		Names: func() func([]byte, string) []byte { return redisstore.NewNames(names).Append },
+		Seed:  seedOf(s),
+	})
+}
+
+// seedOf is a number that all instances with the same secrets have. Clients that know it could hide
+// identities from the number of different keys.
+func seedOf(s settings.Settings) uint64 {
+	hash := sha256.New()
+	for _, part := range [][]byte{[]byte("penstock activity"), []byte(s.Prefix), s.KeyHashSecret, s.CallerToken} {
+		hash.Write(binary.BigEndian.AppendUint32(nil, uint32(len(part))))
+		hash.Write(part)
+	}
+	return binary.BigEndian.Uint64(hash.Sum(nil))
+}
+
+// sampleActivity samples the counters once a second, until ctx ends.
+func (c *Core) sampleActivity(ctx context.Context) {
+	start := time.Now()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			c.Activity.Tick(time.Since(start), c.counters)
+		}
+	}
+}
+
+// counters calls add with each counter that is not 0.
+func (c *Core) counters(add func(activity.Series, uint64)) {
+	c.Metrics.Each(func(rule metrics.Rule, name string, n uint64) {
+		if n > 0 {
+			add(activity.Series{Rule: rule.Name, Limit: rule.Limit, Name: name}, n)
+		}
+	})
+}

@@ -1,0 +1,65 @@
+package redisstore
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/effort"
+)
+
+func TestNamesAreThoseOfTheStore(t *testing.T) {
+	seed := effort.Seed()
+	t.Logf("PENSTOCK_SEED=%d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	keys := []string{"", "user:42", "%_", "%#00", "a b{c}", strings.Repeat("k", maxTag), strings.Repeat("k", maxTag+1), strings.Repeat("k", 5000)}
+	for range 1000 {
+		b := make([]byte, r.IntN(200))
+		for i := range b {
+			b[i] = byte(r.IntN(256))
+		}
+		keys = append(keys, string(b))
+	}
+	plan := penstock.PerSecond(1).WithName("g").MustCompile()
+	hashed := 0
+	for _, o := range []Options{{}, {Secret: []byte("pepper")}} {
+		names := NewNames(o)
+		for _, key := range keys {
+			name := string(names.Append(nil, key))
+			full, err := KeyOf(penstock.Charge{Key: key, Plan: plan}, o)
+			if want := fmt.Sprintf("ps1{%s}g", name); err != nil || full != want || len(name) > MaxName {
+				t.Fatalf("%q: the store has %q, %v; want %q", key, full, err, want)
+			}
+			switch got, ok := KeyOfName(name); {
+			case strings.HasPrefix(name, "%#"):
+				hashed++
+				if ok {
+					t.Errorf("%q: the hash %s has the key %q", key, name, got)
+				}
+			case !ok || got != key:
+				t.Errorf("the name %q has the key %q, %v; want %q", name, got, ok, key)
+			}
+		}
+	}
+	if hashed < len(keys) {
+		t.Errorf("only %d names are hashes", hashed)
+	}
+	for _, bad := range []string{"", "a b", "{", "%", "%4", "%4g", "%zz", "%2f"} {
+		if key, ok := KeyOfName(bad); ok {
+			t.Errorf("%q is the name of %q", bad, key)
+		}
+	}
+}
+
+func TestNamesAllocateNothing(t *testing.T) {
+	effort.WithoutRace(t)
+	room := make([]byte, 0, MaxName+3)
+	for _, o := range []Options{{}, {Secret: []byte("pepper")}} {
+		names, key := NewNames(o), strings.Repeat("k", MaxName+1)
+		if n := testing.AllocsPerRun(100, func() { names.Append(room, key) }); n > 0 {
+			t.Errorf("with the secret %q, a name takes %v allocations", o.Secret, n)
+		}
+	}
+}
