@@ -192,7 +192,7 @@ func (r *Recorder) observeNear(c *penstock.Charge, random uint32) {
 	}
 }
 
-// observeUnits adds what a request has spent, except slots, which it gives back.
+// observeUnits adds what a request has spent, except slots: it does not keep them.
 func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 	for i := range charges {
 		if c := &charges[i]; c.Cost > 0 && !c.Plan.Algorithm().NeedsHolder() {
