@@ -151,11 +151,11 @@ func TestTableFindsWhatWasPut(t *testing.T) {
 	table, model := newTable(most), make(map[uint64]int32)
 	for range 200_000 {
 		hash := r.Uint64N(64) * 0x0101 // many collide
-		if n, ok := model[hash]; ok && r.IntN(2) == 0 {
+		if _, ok := model[hash]; ok && r.IntN(2) == 0 {
 			table.remove(hash)
 			delete(model, hash)
 		} else if !ok && len(model) < most {
-			n = r.Int32N(1000)
+			n := r.Int32N(1000)
 			table.put(hash, n)
 			model[hash] = n
 		}
