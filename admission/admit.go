@@ -32,6 +32,7 @@ type Admission struct {
 	shadows         *shadows
 	renewal         *renewal
 	hasOnce         bool // the last charge makes repeats of the request free
+	onceName        string
 	isRepeat        bool
 	age             time.Duration // of the grant that the request repeats
 }
@@ -133,8 +134,10 @@ func (a *Admission) admit() (Outcome, error) {
 		rules.EvaluateRest(a.request.Attributes, v)
 	}
 	a.setHolder()
-	if err := a.checkLimits(); err != nil {
-		return a.malformed(err)
+	if check := a.request.CheckLimits; check != nil && v.Unclear == "" {
+		if err := check(v.Limits); err != nil {
+			return a.malformed(err)
+		}
 	}
 	if v.TokenError != nil && !a.request.Peek {
 		a.controller.options.TokenRejected(v.TokenError)
@@ -185,19 +188,6 @@ func (a *Admission) evaluateCall() (isCall bool, err error) {
 func (a *Admission) malformed(err error) (Outcome, error) {
 	a.rejection.Detail = strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
-}
-
-// checkLimits asks the transport whether it can enforce the limits that apply.
-func (a *Admission) checkLimits() error {
-	if a.request.CheckLimit == nil {
-		return nil
-	}
-	for _, l := range a.evaluation.Limits {
-		if err := a.request.CheckLimit(l); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // setHolder makes the charges those of the caller's holder.

@@ -116,10 +116,10 @@ type Request struct {
 	// takes no others. Default: a random one.
 	Holder string
 
-	// CheckLimit is called with each enforced limit that applies, before anything is charged. An error
-	// says why the transport cannot enforce it, and what to do. The outcome is Malformed then.
-	// Default: the transport enforces all limits.
-	CheckLimit func(*policy.Limit) error
+	// CheckLimits is called with the enforced limits that apply, before anything is charged. An error
+	// says why the transport cannot enforce them, and what to do. The outcome is Malformed then. It
+	// must not keep the slice. Default: the transport enforces all limits.
+	CheckLimits func([]*policy.Limit) error
 
 	// Rules decide the request. Set them if the transport has already used them, such as for the
 	// path. Default: those in force.

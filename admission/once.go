@@ -41,7 +41,9 @@ func (a *Admission) addOnce() error {
 	for i := range v.Charges {
 		v.Charges[i].Patience = 0 // a repeat could not tell a turn that has come from one that was given up
 	}
-	plan, err := onceLimitOf(policy.OnceGroup, digest(a.request.ID, v.Charges), OnceFor).Compile()
+	a.onceName = digest(a.request.ID, v.Charges)
+	limit := penstock.Limit{Group: policy.OnceGroup + a.onceName, Name: "once", Count: 1, Period: OnceFor, Burst: 1}
+	plan, err := limit.Compile()
 	if err != nil {
 		return err
 	}
@@ -49,11 +51,6 @@ func (a *Admission) addOnce() error {
 	v.Charges = append(v.Charges, penstock.Charge{Key: v.Charges[0].Key, Plan: plan, Cost: 1})
 	v.Limits = append(v.Limits, onceLimit)
 	return nil
-}
-
-// onceLimitOf admits one unit in a period. It has a group, and so a state, of its own.
-func onceLimitOf(group, name string, period time.Duration) penstock.Limit {
-	return penstock.Limit{Group: group + name, Name: "once", Count: 1, Period: period, Burst: 1}
 }
 
 // digest is a name for an ID together with charges.
@@ -104,6 +101,13 @@ func (a *Admission) endOnce(d *penstock.Decision) {
 	v.Charges, v.Limits = v.Charges[:last], v.Limits[:last]
 	a.hasOnce = false
 }
+
+// OnceName returns a name that the request has in common with its repeats, and with no other
+// request. It is empty if it has no ID, or if no limit applied.
+func (a *Admission) OnceName() string { return a.onceName }
+
+// Age returns how long ago the request was granted. It is 0 unless the request is a repeat.
+func (a *Admission) Age() time.Duration { return a.age }
 
 // IsRepeat tells whether the request is a repeat of one that was granted, by its ID. It has charged
 // nothing.

@@ -99,3 +99,17 @@ func TestWhatCannotBeAskedByNameSaysWhy(t *testing.T) {
 		}
 	}
 }
+
+func TestACallerThatEndsItsRequestsMayAskAnyRule(t *testing.T) {
+	t.Parallel()
+	rules := named(t, func(s *Spec) { s.Rules[0].Limits[1].Status = new(Statuses) })
+	var v Evaluation
+	call := NamedCall{Rule: "search", Key: "user:42", Cost: 1}
+	if err := rules.EvaluateNamed(call, &v); err == nil {
+		t.Error("a rule with on_status can be asked without a status")
+	}
+	call.CanEnd = true
+	if err := rules.EvaluateNamed(call, &v); err != nil || len(v.Charges) != 2 {
+		t.Errorf("%d charges, %v; want 2", len(v.Charges), err)
+	}
+}

@@ -117,6 +117,20 @@ func (r *Rules) Spec() Spec { return r.spec }
 // Rules returns the rules, in the order of the policy.
 func (r *Rules) Rules() []*Rule { return slices.Clone(r.spec.Rules) }
 
+// Limit returns the limit with this name in the rule with this name, or nil. A shadow is found too.
+func (r *Rules) Limit(rule, limit string) *Limit {
+	one := r.byName[rule]
+	if one == nil {
+		return nil
+	}
+	for _, l := range one.Limits {
+		if l.Name == limit {
+			return l
+		}
+	}
+	return nil
+}
+
 // Plans returns the plans of all limits. Those of each rule have the order in which a request
 // charges them: first the enforced limits, which are one batch, then the shadows. A store loads its
 // scripts from them.

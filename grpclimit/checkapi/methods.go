@@ -35,7 +35,14 @@ func define[Request, Response proto.Message](name, path string, needs permission
 var methods = []*method{
 	define("Check", "/v1/check", caller, (*Service).Check),
 	define("CheckBatch", "/v1/check-batch", caller, (*Service).CheckBatch),
+	define("Reserve", "/v1/reserve", caller, (*Service).Reserve),
+	define("Settle", "/v1/settle", caller, (*Service).Settle),
+	define("Acquire", "/v1/acquire", caller, (*Service).Acquire),
+	define("Renew", "/v1/renew", caller, (*Service).Renew),
+	define("Release", "/v1/release", caller, (*Service).Release),
 	define("Peek", "/v1/peek", operator, (*Service).Peek),
+	define("Reset", "/v1/reset", operator, (*Service).Reset),
+	define("Explain", "/v1/explain", operator, (*Service).Explain),
 }
 
 func methodAt(path string) *method {

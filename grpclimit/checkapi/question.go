@@ -140,10 +140,13 @@ func (s *Service) readLimits(q *question, r *penstockv1.CheckRequest, cost int64
 
 // The reasons why a limit cannot be enforced by a call.
 var (
-	errSlots    = errors.New("its slot must be returned, as it is an in_flight limit; call Acquire")
-	errStatus   = errors.New("its on_status needs the status of the response; call Reserve, and state it to Settle")
-	errActual   = errors.New("its cost.actual is known after the response; call Reserve, and state it to Settle")
-	errBodySize = errors.New("it charges by the size of the body; state attributes.body_size")
+	errSlots  = errors.New("its slot must be returned, as it is an in_flight limit; call Acquire")
+	errStatus = errors.New("its on_status needs the status of the response; call Reserve, and state it to Settle")
+	errActual = errors.New("its cost.actual is known after the response; call Reserve, and state it to Settle")
+	errNoSlot = errors.New("no in_flight limit applies to the request, so there is no slot to hold; call Check")
+
+	errManyLimits = errors.New("the request has so many limits that Settle could not add the one that it needs; call Check")
+	errBodySize   = errors.New("it charges by the size of the body; state attributes.body_size")
 )
 
 // refuses says why a limit cannot be enforced for the question, or returns nil.
@@ -171,9 +174,27 @@ func (q *question) needs(l *policy.Limit) error {
 	return nil
 }
 
+// checkLimits says why the limits that apply cannot be enforced, or returns nil.
+func (q *question) checkLimits(limits []*policy.Limit) error {
+	hasSlot := false
+	for _, l := range limits {
+		if err := q.refuses(l); err != nil {
+			return err
+		}
+		hasSlot = hasSlot || l.Variants[0].Algorithm().NeedsHolder()
+	}
+	switch {
+	case q.purpose == acquiring && !hasSlot:
+		return errNoSlot
+	case q.purpose == reserving && len(limits) == penstock.MaxCharges:
+		return errManyLimits
+	}
+	return nil
+}
+
 // request returns the question for package admission.
 func (q *question) request() admission.Request {
-	r := admission.Request{Named: q.named, Direct: q.direct, Rules: q.rules, ID: q.id, CheckLimit: q.refuses, Peek: q.purpose == operating, RenewsHolds: true}
+	r := admission.Request{Named: q.named, Direct: q.direct, Rules: q.rules, ID: q.id, CheckLimits: q.checkLimits, Peek: q.purpose == operating, RenewsHolds: true}
 	if q.attributes != nil {
 		r.Attributes = q.attributes
 	}

@@ -1,5 +1,162 @@
 package checkapi
 
-type sealer struct{}
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
 
-func newSealer([]byte) *sealer { return nil }
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/policy"
+)
+
+// A ticket is what the id of a reservation or of a hold says. The id is the ticket itself, encrypted
+// and authenticated, so any process with the same secret can read it, and nobody else can write or
+// read one.
+type ticket struct {
+	Name    string         `json:"n"` // unique
+	Expires int64          `json:"e"` // Unix ms
+	TTL     int64          `json:"t"` // ms, of a reservation
+	Charges []ticketCharge `json:"c,omitempty"`
+}
+
+// A ticketCharge is a charge that was made.
+type ticketCharge struct {
+	Rule    string `json:"r,omitempty"` // of the policy; empty for a stated limit
+	Limit   string `json:"l,omitempty"`
+	Variant int    `json:"v,omitempty"` // the index of the plan in policy.Limit.Variants
+	Spec    *spec  `json:"s,omitempty"` // of a stated limit
+	Key     string `json:"k"`
+	Cost    int64  `json:"u"`
+	Holder  string `json:"h,omitempty"`
+
+	RefundableUntil int64 `json:"x,omitempty"` // Unix ms; 0 for slots
+}
+
+// The kinds of tickets. One cannot be used as the other.
+const (
+	reservationKind = "reservation"
+	holdKind        = "hold"
+)
+
+// maxTicket is the length of the longest id, in bytes.
+const maxTicket = 16 << 10
+
+type sealer struct{ aead cipher.AEAD }
+
+func newSealer(secret []byte) *sealer {
+	key := sha256.Sum256(append([]byte("penstock tickets 1\n"), secret...))
+	block, err := aes.NewCipher(key[:])
+	if err != nil {
+		panic(err) // the key has 32 bytes
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err) // AES has blocks of 16 bytes
+	}
+	return &sealer{aead}
+}
+
+// seal makes the id of a ticket.
+func (s *sealer) seal(kind string, t *ticket) (string, error) {
+	text, err := json.Marshal(t)
+	if err != nil {
+		return "", fmt.Errorf("checkapi: write a ticket: %w", err)
+	}
+	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(kind))), nil
+}
+
+// open reads the id of a ticket.
+func (s *sealer) open(kind, id string) (*ticket, error) {
+	wrong := func(why string) error {
+		return invalid("id", "%s; write the id of a %s as the service gave it", why, kind)
+	}
+	if id == "" {
+		return nil, wrong("it is missing")
+	}
+	if len(id) > maxTicket {
+		return nil, wrong("it is longer than " + strconv.Itoa(maxTicket) + " bytes")
+	}
+	sealed, err := base64.RawURLEncoding.Strict().DecodeString(id)
+	if err != nil {
+		return nil, wrong("it is malformed")
+	}
+	text, err := s.aead.Open(nil, nil, sealed, []byte(kind))
+	if err != nil {
+		return nil, wrong("it is not of this service, or the service has other tokens now")
+	}
+	t := new(ticket)
+	if err := json.Unmarshal(text, t); err != nil {
+		return nil, wrong("it is of another version")
+	}
+	return t, nil
+}
+
+// ticketOf makes a ticket of what was granted to a question.
+func (s *Service) ticketOf(q *question, grants []admission.Grant) *ticket {
+	t := &ticket{Name: randomName()}
+	for i := range grants {
+		g := &grants[i]
+		c := ticketCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder}
+		if !g.RefundableUntil.IsZero() {
+			c.RefundableUntil = g.RefundableUntil.UnixMilli()
+		}
+		if at := q.specOf(&g.Charge); at != nil {
+			c.Spec = at
+		} else {
+			c.Rule, c.Limit = g.Limit.Rule.Name, g.Limit.Name
+			for v, plan := range g.Limit.Variants {
+				if plan == g.Charge.Plan {
+					c.Variant = v
+				}
+			}
+		}
+		t.Charges = append(t.Charges, c)
+	}
+	return t
+}
+
+// specOf returns the spec of a charge, or nil if its limit is one of the policy.
+func (q *question) specOf(c *penstock.Charge) *spec {
+	if q.direct == nil {
+		return nil
+	}
+	for i := range q.direct.Charges {
+		if q.direct.Charges[i].Plan == c.Plan {
+			return &q.specs[i]
+		}
+	}
+	return nil
+}
+
+// charge returns the charge that a ticket names, and its limit. It is false if the policy does not
+// have the limit any more: then nothing is left to correct.
+func (s *Service) charge(rules *policy.Rules, c *ticketCharge) (charge penstock.Charge, limit *policy.Limit, ok bool) {
+	charge = penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder}
+	if c.Spec != nil {
+		stated, err := s.stated.of(*c.Spec, "limits")
+		if err != nil {
+			return charge, nil, false
+		}
+		charge.Plan = stated.plan
+		return charge, stated.limit, true
+	}
+	limit = rules.Limit(c.Rule, c.Limit)
+	if limit == nil {
+		return charge, nil, false
+	}
+	charge.Plan = limit.Variants[min(c.Variant, len(limit.Variants)-1)]
+	return charge, limit, true
+}
+
+// isOver tells whether a ticket has expired.
+func (t *ticket) isOver(now time.Time) bool { return now.UnixMilli() >= t.Expires }
+
+var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")

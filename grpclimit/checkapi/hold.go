@@ -1,0 +1,120 @@
+package checkapi
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+)
+
+// Acquire implements the service, for callers that have been authenticated.
+func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*penstockv1.AcquireResponse, error) {
+	switch {
+	case len(r.GetHolder()) > maxHolder:
+		return nil, invalid("holder", "it is longer than %d bytes", maxHolder)
+	case r.GetCheck().GetRequestId() != "":
+		return nil, invalid("check.request_id", "write a holder instead: a call with the same holder takes no other slots")
+	}
+	q, err := s.read(r.GetCheck(), "check.", acquiring)
+	if err != nil {
+		return nil, err
+	}
+	request := q.request()
+	if request.Holder = r.GetHolder(); request.Holder == "" {
+		request.Holder = randomName()
+	}
+	a, decision, err := s.admit(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	defer a.Done(admission.Result{})
+	answer := &penstockv1.AcquireResponse{Decision: decision}
+	if !decision.Allowed {
+		return answer, nil
+	}
+	grants := slices.DeleteFunc(a.TakeGrants(), func(g admission.Grant) bool { return !g.Charge.Plan.Algorithm().NeedsHolder() })
+	t := s.ticketOf(q, grants)
+	if answer.Id, err = s.sealer.seal(holdKind, t); err != nil {
+		return nil, err
+	}
+	answer.ExpiresInMs = inMS(s.slots(t).life())
+	return answer, nil
+}
+
+// Renew implements the service, for callers that have been authenticated.
+func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penstockv1.RenewResponse, error) {
+	t, err := s.sealer.open(holdKind, r.GetId())
+	if err != nil {
+		return nil, err
+	}
+	held := s.slots(t)
+	if len(held) == 0 {
+		return nil, errNoSlots
+	}
+	d, err := s.store.Decide(ctx, held)
+	switch {
+	case err != nil:
+		return nil, notCorrected(unanswered(err))
+	case d.Source == penstock.FromClosed, d.Source == penstock.FromOpen:
+		return nil, notCorrected(&failure{code: codes.Unavailable})
+	case !d.Allowed:
+		return &penstockv1.RenewResponse{}, nil
+	}
+	return &penstockv1.RenewResponse{IsHeld: true, ExpiresInMs: inMS(held.life())}, nil
+}
+
+// Release implements the service, for callers that have been authenticated.
+func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*penstockv1.ReleaseResponse, error) {
+	t, err := s.sealer.open(holdKind, r.GetId())
+	if err != nil {
+		return nil, err
+	}
+	held := s.slots(t)
+	if len(held) == 0 {
+		return &penstockv1.ReleaseResponse{}, nil
+	}
+	for i := range held {
+		held[i].Mode = penstock.Refund
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
+	defer cancel()
+	d, err := s.store.Decide(ctx, held)
+	switch {
+	case err != nil:
+		return nil, notCorrected(unanswered(err))
+	case d.Source != penstock.FromStore:
+		return nil, notCorrected(&failure{code: codes.Unavailable})
+	}
+	return &penstockv1.ReleaseResponse{}, nil
+}
+
+var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the limit of this hold any more; acquire again")
+
+// slots are the charges that hold slots.
+type slots []penstock.Charge
+
+// slots returns the slots of a hold that the policy still has.
+func (s *Service) slots(t *ticket) (held slots) {
+	rules := s.controller.Rules()
+	for i := range t.Charges {
+		if c, _, ok := s.charge(rules, &t.Charges[i]); ok && c.Plan.Algorithm().NeedsHolder() {
+			held = append(held, c)
+		}
+	}
+	return held
+}
+
+// life returns how long the slots are held after they were renewed.
+func (held slots) life() (life time.Duration) {
+	for i := range held {
+		if period := held[i].Plan.Limit().Period; life == 0 || period < life {
+			life = period
+		}
+	}
+	return life
+}

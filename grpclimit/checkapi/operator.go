@@ -1,0 +1,103 @@
+package checkapi
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/describe"
+)
+
+// Reset implements the service, for operators.
+func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.ResetResponse, error) {
+	_, v, err := s.evaluate(r)
+	if err != nil {
+		return nil, err
+	}
+	if len(v.Charges) == 0 {
+		return nil, failf(codes.InvalidArgument, "no limit applies to the request, so nothing can be reset")
+	}
+	for i := range v.Charges {
+		v.Charges[i].Mode, v.Charges[i].Patience = penstock.Reset, 0
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
+	defer cancel()
+	d, err := s.store.Decide(ctx, v.Charges)
+	switch {
+	case err != nil:
+		return nil, notCorrected(unanswered(err))
+	case d.Source != penstock.FromStore:
+		return nil, notCorrected(&failure{code: codes.Unavailable})
+	}
+	return &penstockv1.ResetResponse{}, nil
+}
+
+// evaluate finds the charges of a request of an operator.
+func (s *Service) evaluate(r *penstockv1.CheckRequest) (*question, *policy.Evaluation, error) {
+	q, err := s.read(r, "", operating)
+	if err != nil {
+		return nil, nil, err
+	}
+	v := new(policy.Evaluation)
+	switch {
+	case q.attributes != nil:
+		q.rules.Evaluate(q.attributes, v)
+		if v.Unclear != "" {
+			return nil, nil, failf(codes.InvalidArgument, "%s", v.Unclear)
+		}
+		return q, v, nil
+	case q.named != nil:
+		err = q.rules.EvaluateNamed(*q.named, v)
+	default:
+		err = q.rules.EvaluateDirect(*q.direct, v)
+	}
+	if err != nil {
+		return nil, nil, failf(codes.InvalidArgument, "%s", withoutKind(err))
+	}
+	return q, v, nil
+}
+
+// Explain implements the service, for operators.
+func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penstockv1.ExplainResponse, error) {
+	q, v, err := s.evaluate(r)
+	if err != nil {
+		return nil, err
+	}
+	answer := &penstockv1.ExplainResponse{Tier: v.Tier}
+	switch v.ListMatch {
+	case policy.AllowListed:
+		answer.List = "allow"
+	case policy.DenyListed:
+		answer.List = "deny"
+	}
+	answer.Rules = explainRules(q, v)
+	add := func(charges []penstock.Charge, limits []*policy.Limit, isShadow bool) {
+		for i := range charges {
+			c, l := &charges[i], limits[i]
+			answer.Charges = append(answer.Charges, &penstockv1.ExplainedCharge{
+				Limit: l.Policy, Key: c.Key, Rate: describe.Rate(c.Plan), Algorithm: l.Algorithm, Cost: c.Cost, OnFailure: l.Guard.OnFailure.String(), IsShadow: isShadow,
+			})
+		}
+	}
+	add(v.Charges, v.Limits, false)
+	for i := range v.Shadows {
+		add(v.Shadows[i].Charges, v.Shadows[i].Limits, true)
+	}
+	return answer, nil
+}
+
+// explainRules lists the rules that match, the most specific first.
+func explainRules(q *question, v *policy.Evaluation) (all []*penstockv1.ExplainedRule) {
+	matching := v.Matched
+	if q.attributes != nil {
+		matching = q.rules.Matching(q.attributes)
+	}
+	for _, rule := range matching {
+		all = append(all, &penstockv1.ExplainedRule{Name: rule.Name, Applies: slices.Contains(v.Matched, rule)})
+	}
+	return all
+}

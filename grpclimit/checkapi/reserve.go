@@ -1,0 +1,199 @@
+package checkapi
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/policy"
+)
+
+// How long a reservation can be settled.
+const (
+	minReservation     = time.Second
+	maxReservation     = 24 * time.Hour
+	defaultReservation = 10 * time.Minute
+)
+
+// maxClockDifference is how much the clocks of two processes may differ. If they differ by more, a
+// reservation may be settled twice, once at each, around the time when it expires.
+const maxClockDifference = time.Minute
+
+// Reserve implements the service, for callers that have been authenticated.
+func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*penstockv1.ReserveResponse, error) {
+	ttl := defaultReservation
+	if r.GetTtlMs() != 0 {
+		ttl = milliseconds(r.GetTtlMs())
+	}
+	if ttl < minReservation || ttl > maxReservation {
+		return nil, invalid("ttl_ms", "write %d to %d", minReservation.Milliseconds(), maxReservation.Milliseconds())
+	}
+	q, err := s.read(r.GetCheck(), "check.", reserving)
+	if err != nil {
+		return nil, err
+	}
+	a, decision, err := s.admit(ctx, q.request())
+	if err != nil {
+		return nil, err
+	}
+	defer a.Done(admission.Result{})
+	answer := &penstockv1.ReserveResponse{Decision: decision}
+	if !decision.Allowed {
+		return answer, nil
+	}
+	t := s.ticketOf(q, a.TakeGrants())
+	if name := a.OnceName(); name != "" {
+		t.Name = name // a repeat gets the same reservation
+	}
+	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(ttl-a.Age()).UnixMilli()
+	answer.ExpiresInMs = max(inMS(ttl-a.Age()), 0)
+	answer.Id, err = s.sealer.seal(reservationKind, t)
+	return answer, err
+}
+
+// Settle implements the service, for callers that have been authenticated.
+//
+// For each key it sends one batch: the corrections, and a charge that can be made only once. So the
+// corrections are made once, however often and wherever the call is repeated.
+func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
+	t, err := s.sealer.open(reservationKind, r.GetId())
+	if err != nil {
+		return nil, err
+	}
+	end, err := endOf(r)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	if t.isOver(now) {
+		return nil, errExpired
+	}
+	batches, err := s.corrections(t, end, now)
+	if err != nil {
+		return nil, err
+	}
+	isRepeat := len(batches) > 0
+	for _, batch := range batches {
+		done, err := s.correct(ctx, batch)
+		if err != nil {
+			return nil, err
+		}
+		isRepeat = isRepeat && !done
+	}
+	return &penstockv1.SettleResponse{IsRepeat: isRepeat}, nil
+}
+
+// An end says how a reserved request ended.
+type end struct {
+	actual   int64
+	hasCost  bool
+	status   int
+	isCancel bool
+}
+
+func endOf(r *penstockv1.SettleRequest) (e end, err error) {
+	e = end{actual: r.GetActual(), hasCost: r.Actual != nil, status: int(r.GetStatus()), isCancel: r.GetCancel()}
+	switch {
+	case e.isCancel && (e.hasCost || e.status != 0):
+		return e, invalid("cancel", "a request that was not served has no actual cost and no status; remove them")
+	case e.hasCost && (e.actual < 0 || e.actual > penstock.MaxCost):
+		return e, invalid("actual", "write 0 to %d", int64(penstock.MaxCost))
+	case e.status != 0 && (e.status < 100 || e.status > 599):
+		return e, invalid("status", "write the status of the response, 100 to 599")
+	}
+	return e, nil
+}
+
+// corrections returns the batches that correct a reservation, one for each key. The first charge of
+// each can be made only once.
+func (s *Service) corrections(t *ticket, e end, now time.Time) (batches [][]penstock.Charge, err error) {
+	type made struct {
+		charge penstock.Charge
+		limit  *policy.Limit
+		until  int64
+	}
+	rules := s.controller.Rules()
+	var all []made
+	hasActual := false // a limit of the policy says that its true cost is known afterwards
+	for i := range t.Charges {
+		if c, l, ok := s.charge(rules, &t.Charges[i]); ok {
+			all = append(all, made{c, l, t.Charges[i].RefundableUntil})
+			hasActual = hasActual || l.Adjustable
+		}
+	}
+	byKey := make(map[string]int)
+	for _, m := range all {
+		at, known := byKey[m.charge.Key]
+		if !known {
+			once, err := s.onlyOnce(t, m.charge.Key)
+			if err != nil {
+				return nil, err
+			}
+			at = len(batches)
+			byKey[m.charge.Key] = at
+			batches = append(batches, []penstock.Charge{once})
+		}
+		if c, ok := correction(m.charge, m.limit, e, hasActual, now.UnixMilli() < m.until); ok {
+			batches[at] = append(batches[at], c)
+		}
+	}
+	return batches, nil
+}
+
+// onlyOnce is the charge that only the first Settle can make.
+func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
+	life := time.Duration(t.TTL)*time.Millisecond + 2*maxClockDifference
+	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: life, Burst: 1}.Compile()
+	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
+}
+
+// correction returns the charge that corrects another, if one is needed.
+func correction(c penstock.Charge, l *policy.Limit, e end, hasActual, isRefundable bool) (penstock.Charge, bool) {
+	c.Mode = penstock.Refund
+	if c.Plan.Algorithm().NeedsHolder() {
+		return c, true
+	}
+	cost := c.Cost
+	switch {
+	case e.isCancel, e.status != 0 && l.Status != nil && !l.Status.Has(e.status):
+		cost = 0
+	case e.hasCost && (l.Adjustable || !hasActual && c.Plan.Algorithm().CanRefund()):
+		cost = e.actual
+	}
+	switch {
+	case cost > c.Cost:
+		c.Mode, c.Cost = penstock.Force, cost-c.Cost
+		return c, true
+	case cost < c.Cost && isRefundable:
+		c.Cost -= cost
+		return c, true
+	}
+	return c, false
+}
+
+// correctTimeout bounds a correction, which must not end with its caller.
+const correctTimeout = 2 * time.Second
+
+// correct sends a batch that can be made only once. It returns false if that was done before.
+func (s *Service) correct(ctx context.Context, batch []penstock.Charge) (isDone bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
+	defer cancel()
+	d, err := s.store.Decide(ctx, batch)
+	if err != nil {
+		return false, notCorrected(unanswered(err))
+	}
+	switch d.Source {
+	case penstock.FromStore, penstock.FromDenyCache, penstock.FromLease:
+		return d.Allowed, nil
+	}
+	return false, notCorrected(&failure{code: codes.Unavailable})
+}
+
+// notCorrected says that a call may be repeated, because it has an effect only once.
+func notCorrected(f *failure) *failure {
+	return &failure{code: f.code, text: "the store gave no answer; send the call again: it has an effect only once", retryAfter: unavailableRetry, mayBeCharged: f.mayBeCharged}
+}

@@ -1,0 +1,334 @@
+package checkapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// reserve makes a reservation, and returns its id.
+func (s *tested) reserve(body string) string {
+	s.Helper()
+	answer := s.ask("/v1/reserve", body)
+	id, _ := answer["id"].(string)
+	if id == "" || answer.object("decision")["allowed"] != true || answer["expires_in_ms"].(float64) <= 0 {
+		s.Fatalf("%s: %v; want a reservation", body, answer)
+	}
+	return id
+}
+
+// left returns what is left of a limit.
+func (s *tested) left(question, limit string) int64 {
+	s.Helper()
+	return s.ask("/v1/peek", question).remaining(s, limit)
+}
+
+func TestAReservationIsCorrectedOnce(t *testing.T) {
+	const tokens = `{"attributes":{"path":"/tokens","headers":{"X-User":"1"}}}`
+	const login = `{"attributes":{"path":"/login","address":"192.0.2.7"}}`
+	const search = `{"rule":"search","key":"user:1","cost":2}`
+	const stated = `{"key":"a","limits":[{"rate":"100/h"}],"cost":40}`
+	for _, c := range []struct {
+		check, settle string
+		limit         string
+		reserved, end int64
+	}{
+		{tokens, `"actual":10`, "tokens.tokens", 60, 90},
+		{tokens, `"actual":75`, "tokens.tokens", 60, 25},
+		{tokens, `"actual":150`, "tokens.tokens", 60, 0}, // even what does not fit
+		{tokens, `"actual":0`, "tokens.calls", 8, 8},     // its cost is known
+		{tokens, `"cancel":true`, "tokens.calls", 8, 9},
+		{tokens, `"status":200`, "tokens.tokens", 60, 60},
+		{login, `"status":401`, "login.hour", 4, 4},
+		{login, `"status":200`, "login.hour", 4, 5},
+		{search, `"actual":1`, "search.minute", 1, 2},
+		{search, `"actual":1`, "search.day", 8, 9},
+		{search, `"cancel":true`, "search.day", 8, 10},
+		{stated, `"actual":1`, "hour", 60, 99},
+		{stated, `"cancel":true`, "hour", 60, 100},
+	} {
+		s := newService(t)
+		id := s.reserve(`{"check":` + c.check + `}`)
+		if n := s.left(c.check, c.limit); n != c.reserved {
+			t.Errorf("%s reserved: %d left of %s; want %d", c.check, n, c.limit, c.reserved)
+		}
+		for i, settle := range []string{c.settle, c.settle, `"actual":3`, `"cancel":true`} {
+			answer := s.ask("/v1/settle", `{"id":"`+id+`",`+settle+`}`)
+			if answer["is_repeat"] != (i > 0) {
+				t.Errorf("%s settled by %s: %v; want repeat %t", c.check, settle, answer, i > 0)
+			}
+			if n := s.left(c.check, c.limit); n != c.end {
+				t.Errorf("%s settled by %s: %d left of %s; want %d", c.check, settle, n, c.limit, c.end)
+			}
+		}
+	}
+}
+
+// twoInstances makes two services on one Redis.
+func twoInstances(t *testing.T) (all [2]*tested) {
+	t.Helper()
+	server := redistest.Start(t)
+	for i := range all {
+		store, err := redisstore.Open(server.URL(), redisstore.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { store.Close() })
+		all[i] = newServiceOn(t, store, nil)
+	}
+	return all
+}
+
+func TestASettleIsMadeOnceHoweverOftenItIsSent(t *testing.T) {
+	two := twoInstances(t)
+	for round := range 5 {
+		check := fmt.Sprintf(`{"key":"user:%d","limits":[{"rate":"1000/h"},{"rate":"9000/d"}],"cost":500}`, round)
+		id := two[0].reserve(`{"check":` + check + `}`)
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		first := 0
+		for i := range 50 {
+			all.Go(func() {
+				answer := two[i%2].ask("/v1/settle", fmt.Sprintf(`{"id":"%s","actual":%d}`, id, 300))
+				mu.Lock()
+				defer mu.Unlock()
+				if answer["is_repeat"] == false {
+					first++
+				}
+			})
+		}
+		all.Wait()
+		if hour, day := two[1].left(check, "hour"), two[1].left(check, "day"); first != 1 || hour != 700 || day != 8700 {
+			t.Errorf("%d calls say that they were the first, and %d and %d units are left; want 1, 700 and 8700", first, hour, day)
+		}
+	}
+}
+
+// Another instance settles with another policy in force: what it has is corrected.
+func TestAReservationOutlivesItsProcess(t *testing.T) {
+	two := twoInstances(t)
+	id := two[0].reserve(`{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
+	again := two[1].ask("/v1/reserve", `{"check":{"rule":"search","key":"user:1","cost":3,"request_id":"a"}}`)
+	if again.object("decision")["is_repeat"] != true || again["id"] == "" {
+		t.Fatalf("%v; want a repeat with an id", again)
+	}
+	third := newServiceOn(t, two[1].Service.store, nil)
+	if answer := third.ask("/v1/settle", `{"id":"`+id+`","actual":1}`); answer["is_repeat"] != false {
+		t.Errorf("a process that started later: %v", answer)
+	}
+	if answer := two[0].ask("/v1/settle", `{"id":"`+again["id"].(string)+`","actual":0}`); answer["is_repeat"] != true {
+		t.Errorf("the id that the repeat got: %v; want a repeat", answer)
+	}
+	if n := third.left(`{"rule":"search","key":"user:1"}`, "search.minute"); n != 2 {
+		t.Errorf("%d left; want 2", n)
+	}
+}
+
+func TestWhatIsNotAReservationIsRefused(t *testing.T) {
+	s := newService(t)
+	id := s.reserve(`{"check":{"rule":"search","key":"user:secret","cost":2}}`)
+	if strings.Contains(id, "secret") || len(id) > 600 {
+		t.Errorf("the id shows the key, or is long: %s", id)
+	}
+	hold := s.ask("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
+	old, err := s.sealer.seal(reservationKind, &ticket{Name: "a", Expires: time.Now().Add(-time.Second).UnixMilli()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := newService(t, func(o *Options) { o.Secret = []byte("another secret") })
+	forged := []byte(id)
+	forged[len(forged)/2] ^= 1
+	for body, want := range map[string]string{
+		`{}`:                              "id: it is missing",
+		`{"id":"x"}`:                      "id: it is malformed",
+		`{"id":"` + string(forged) + `"}`: "id: it is",
+		`{"id":"` + hold + `"}`:           "id: it is not of this service",
+		`{"id":"` + strings.Repeat("a", 17000) + `"}`:  "id: it is longer than",
+		`{"id":"` + id + `","actual":-1}`:              "actual: write 0 to",
+		`{"id":"` + id + `","status":99}`:              "status: write the status",
+		`{"id":"` + id + `","status":99999999999}`:     "status: it is out of range",
+		`{"id":"` + id + `","cancel":true,"actual":1}`: "cancel: a request that was not served",
+	} {
+		if w := s.send(callerToken, "/v1/settle", body); w.Code != 400 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
+		}
+	}
+	if w := s.send(callerToken, "/v1/settle", `{"id":"`+old+`"}`); w.Code != 409 || !strings.Contains(w.Body.String(), "has expired") {
+		t.Errorf("an old reservation: %d %s", w.Code, w.Body)
+	}
+	if w := other.send(callerToken, "/v1/settle", `{"id":"`+id+`"}`); w.Code != 400 {
+		t.Errorf("a service with another secret: %d %s", w.Code, w.Body)
+	}
+	for body, want := range map[string]string{
+		`{}`: "check: it is missing",
+		`{"check":{"rule":"search","key":"user:1"},"ttl_ms":999}`:              "ttl_ms: write 1000 to 86400000",
+		`{"check":{"rule":"search","key":"user:1"},"ttl_ms":9007199254740991}`: "ttl_ms: write 1000 to 86400000",
+		`{"check":{"rule":"search","cost":-1}}`:                                "check.cost: write 0",
+		`{"check":{"attributes":{"path":"x"}}}`:                                "check.attributes.path: ",
+	} {
+		if w := s.send(callerToken, "/v1/reserve", body); w.Code != 400 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s: %d %s; want %q", body, w.Code, w.Body, want)
+		}
+	}
+	if answer := s.ask("/v1/reserve", `{"check":{"rule":"search","key":"user:secret","cost":2}}`); answer["id"] != "" || answer.object("decision")["allowed"] != false {
+		t.Errorf("a reservation that does not fit: %v; want a denial without an id", answer)
+	}
+}
+
+// An outage does not settle twice, or not at all: the call is repeated.
+func TestASettleIsRepeatedAfterAnOutage(t *testing.T) {
+	inner := memstore.New(memstore.Options{})
+	var isAway, isLost bool
+	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		if isAway {
+			return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, nil)
+		}
+		d, err := inner.Decide(ctx, charges)
+		if isLost && err == nil {
+			return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, nil)
+		}
+		return d, err
+	})
+	s := newServiceOf(t, rules, store)
+	const check = `{"rule":"search","key":"user:1","cost":3}`
+	id := s.reserve(`{"check":` + check + `}`)
+	settle := func(want int) {
+		t.Helper()
+		w := s.send(callerToken, "/v1/settle", `{"id":"`+id+`","actual":1}`)
+		if w.Code != want || want == 503 && (!strings.Contains(w.Body.String(), "send the call again") || w.Header().Get("Retry-After") != "1") {
+			t.Errorf("%d %s; want %d", w.Code, w.Body, want)
+		}
+	}
+	isAway = true
+	settle(503)
+	settle(503)
+	isAway, isLost = false, true
+	settle(503) // it was made, and the answer was lost
+	isLost = false
+	settle(200)
+	if n := s.left(check, "search.minute"); n != 2 {
+		t.Errorf("%d left; want 2: corrected once", n)
+	}
+}
+
+func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
+	s := newService(t)
+	const jobs = `{"check":{"rule":"jobs","key":"user:1"}`
+	acquire := func(more string) object { return s.ask("/v1/acquire", jobs+more+"}") }
+	first, second := acquire(""), acquire(`,"holder":"job-2"`)
+	if first["id"] == "" || second["id"] == "" || first["expires_in_ms"] != 60_000.0 {
+		t.Fatalf("%v, %v; want two holds of a minute", first, second)
+	}
+	if again := acquire(`,"holder":"job-2"`); again["id"] == "" || again.object("decision")["allowed"] != true {
+		t.Errorf("the same holder: %v; want its slot again", again)
+	}
+	if third := acquire(""); third["id"] != "" || third.object("decision")["allowed"] != false || third.object("decision")["retry_after_ms"] != 1000.0 {
+		t.Errorf("a third: %v; want a denial", third)
+	}
+	renew := func(hold object, want bool) {
+		t.Helper()
+		if answer := s.ask("/v1/renew", `{"id":"`+hold["id"].(string)+`"}`); answer["is_held"] != want {
+			t.Errorf("renewed: %v; want %t", answer, want)
+		}
+	}
+	s.clock.advance(40 * time.Second)
+	renew(first, true)
+	s.clock.advance(40 * time.Second) // the second has ended
+	third := acquire("")
+	renew(first, true)
+	renew(second, false)
+	for range 2 {
+		s.ask("/v1/release", `{"id":"`+third["id"].(string)+`"}`)
+	}
+	renew(second, true)
+	if fourth := acquire(""); fourth["id"] != "" {
+		t.Errorf("a fourth: %v; want a denial: one slot was released once", fourth)
+	}
+	for body, want := range map[string]string{
+		`{"check":{"rule":"search","key":"user:1"}}`:                                           "no in_flight limit applies",
+		`{"check":{"rule":"jobs","key":"user:1","request_id":"a"}}`:                            "check.request_id: write a holder instead",
+		`{"check":{"rule":"jobs","key":"user:1"},"holder":"` + strings.Repeat("a", 129) + `"}`: "holder: it is longer than 128 bytes",
+		`{"check":{"attributes":{"path":"/free"}}}`:                                            "no in_flight limit applies",
+	} {
+		if w := s.send(callerToken, "/v1/acquire", body); w.Code != 400 || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
+		}
+	}
+	stated := s.ask("/v1/acquire", `{"check":{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000},{"rate":"9/h"}]}}`)
+	if stated["expires_in_ms"] != 5000.0 {
+		t.Errorf("stated slots: %v; want 5 s", stated)
+	}
+	s.ask("/v1/release", `{"id":"`+stated["id"].(string)+`"}`)
+	if n := s.left(`{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000}]}`, "in-flight"); n != 1 {
+		t.Errorf("%d slots are free after the release; want 1", n)
+	}
+	if n := s.left(`{"key":"b","limits":[{"rate":"9/h"}]}`, "hour"); n != 8 {
+		t.Errorf("%d units are left of the rate; want 8: it is spent", n)
+	}
+}
+
+// A reservation with slots returns them when it is settled.
+func TestAReservationReturnsItsSlots(t *testing.T) {
+	s := newService(t)
+	const check = `{"key":"b","limits":[{"in_flight":1},{"rate":"9/h"}]}`
+	id := s.reserve(`{"check":` + check + `}`)
+	if w := s.send(callerToken, "/v1/reserve", `{"check":`+check+`}`); !strings.Contains(w.Body.String(), `"denied_by":["in-flight"]`) {
+		t.Errorf("a second reservation: %s", w.Body)
+	}
+	s.ask("/v1/settle", `{"id":"`+id+`","actual":2}`)
+	if slots, units := s.left(check, "in-flight"), s.left(check, "hour"); slots != 1 || units != 7 {
+		t.Errorf("%d slots and %d units are left; want 1 and 7", slots, units)
+	}
+}
+
+func TestResetForgetsWhatWasUsed(t *testing.T) {
+	s := newService(t)
+	s.ask("/v1/check", `{"rule":"search","key":"user:1","cost":3}`)
+	s.ask("/v1/check", `{"rule":"search","key":"user:2","cost":3}`)
+	for _, token := range []string{"", callerToken} {
+		if w := s.send(token, "/v1/reset", `{"rule":"search","key":"user:1"}`); w.Code != http.StatusUnauthorized && w.Code != http.StatusForbidden {
+			t.Errorf("with token %q: %d %s", token, w.Code, w.Body)
+		}
+	}
+	s.ask("/v1/reset", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
+	if one, two := s.left(`{"rule":"search","key":"user:1"}`, "search.day"), s.left(`{"rule":"search","key":"user:2"}`, "search.day"); one != 10 || two != 7 {
+		t.Errorf("%d and %d units are left; want 10 and 7", one, two)
+	}
+	if w := s.send(operatorToken, "/v1/reset", `{"attributes":{"path":"/free"}}`); w.Code != 400 || !strings.Contains(w.Body.String(), "no limit applies") {
+		t.Errorf("without a limit: %d %s", w.Code, w.Body)
+	}
+	outage := newServiceOf(t, rules, away(penstock.ReasonTimeout))
+	if w := outage.send(operatorToken, "/v1/reset", `{"rule":"search","key":"user:1"}`); w.Code != 503 {
+		t.Errorf("without the store: %d %s", w.Code, w.Body)
+	}
+}
+
+func TestExplainSaysWhatWouldBeCharged(t *testing.T) {
+	s := newService(t)
+	answer := s.ask("/v1/explain", `{"attributes":{"path":"/search","headers":{"X-User":"1"}}}`)
+	if rules := answer.list("rules"); len(rules) != 1 || rules[0]["name"] != "search" || rules[0]["applies"] != true {
+		t.Errorf("the rules are %v; want search, which applies", rules)
+	}
+	charges := answer.list("charges")
+	if len(charges) != 2 || charges[1]["limit"] != "search.day" || charges[1]["key"] != "user:1" || charges[1]["cost"] != 1.0 || charges[1]["on_failure"] != "local" {
+		t.Errorf("the charges are %v; want two, the second of search.day", charges)
+	}
+	if answer := s.ask("/v1/explain", `{"attributes":{"path":"/search","address":"192.0.2.66"}}`); answer["list"] != "deny" || len(answer.list("charges")) != 0 {
+		t.Errorf("on the deny list: %v", answer)
+	}
+	if answer := s.ask("/v1/explain", `{"rule":"jobs","key":"user:1"}`); len(answer.list("charges")) != 1 {
+		t.Errorf("a rule by its name: %v", answer)
+	}
+	if n := s.left(`{"rule":"search","key":"user:1"}`, "search.day"); n != 10 || len(s.events) != 0 {
+		t.Errorf("%d units are left, and %d events; want 10 and none", n, len(s.events))
+	}
+}

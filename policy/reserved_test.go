@@ -1,0 +1,35 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
+)
+
+func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
+	t.Parallel()
+	rules, err := New(Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for group, want := range map[string]guard.FailureMode{OnceGroup + "a": guard.FailOpen, SettledGroup + "a": guard.FailClosed, StatedGroup: guard.FailDefault, "penstock": guard.FailDefault} {
+		plan := penstock.Limit{Group: group, Name: "a", Count: 1, Period: time.Second}.MustCompile()
+		if s := rules.Settings(plan); s.OnFailure != want {
+			t.Errorf("a limit of group %s fails %v; want %v", group, s.OnFailure, want)
+		}
+	}
+}
+
+func TestNoRuleHasAReservedName(t *testing.T) {
+	t.Parallel()
+	spec, err := Simple(StatedGroup, Global(), guard.FailOpen, penstock.PerSecond(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(spec); err == nil || !strings.Contains(err.Error(), "are reserved; rename it") {
+		t.Errorf("a rule called %s: %v", StatedGroup, err)
+	}
+}
