@@ -17,9 +17,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A ticket is what the id of a reservation or of a hold says. The id is the ticket itself, encrypted
-// and authenticated, so any process with the same secret can read it, and nobody else can write or
-// read one.
+// A ticket is what the id of a reservation or of a hold says. The id is the ticket itself,
+// encrypted and authenticated, so any process with the same secret can read it, and nobody else can
+// write or read one.
 type ticket struct {
 	Name    string         `json:"n"` // unique
 	Expires int64          `json:"e"` // Unix ms
