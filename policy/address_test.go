@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestAddressesPayAsDocumented(t *testing.T) {
+func TestKeysOfAddressesAreAsDocumented(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		address          string
@@ -43,7 +43,7 @@ func TestAddressesPayAsDocumented(t *testing.T) {
 	} {
 		a, _ := netip.ParseAddr(row.address)
 		if got := AddressText(a, row.prefix4, row.prefix6); got != row.want {
-			t.Errorf("%s with prefixes %d and %d pays as %q; want %q", row.address, row.prefix4, row.prefix6, got, row.want)
+			t.Errorf("%s with prefixes %d and %d has the key %q; want %q", row.address, row.prefix4, row.prefix6, got, row.want)
 		}
 		if got := AppendAddress([]byte("ip="), a, row.prefix4, row.prefix6); string(got) != "ip="+row.want {
 			t.Errorf("%s is appended as %q", row.address, got)
@@ -78,7 +78,7 @@ func forms(a netip.Addr) (texts []string) {
 	return texts
 }
 
-func TestAnyFormOfAnAddressPaysUnderOneText(t *testing.T) {
+func TestAllFormsOfAnAddressHaveOneKey(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -103,7 +103,7 @@ func TestAnyFormOfAnAddressPaysUnderOneText(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := AddressText(form, prefix4, prefix6); got != want {
-				t.Fatalf("%s with prefixes %d and %d pays as %q, and %s as %q (seed %d)", a, prefix4, prefix6, want, text, got, seed)
+				t.Fatalf("%s with prefixes %d and %d has the key %q, and %s has %q (seed %d)", a, prefix4, prefix6, want, text, got, seed)
 			}
 			n++
 		}
@@ -111,7 +111,7 @@ func TestAnyFormOfAnAddressPaysUnderOneText(t *testing.T) {
 	t.Logf("counted: %d forms of addresses", n)
 }
 
-func TestNeighboursPayTogetherAndOthersApart(t *testing.T) {
+func TestAddressesOfOneNetworkShareAKey(t *testing.T) {
 	t.Parallel()
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -120,7 +120,7 @@ func TestNeighboursPayTogetherAndOthersApart(t *testing.T) {
 		v := r.Uint32()
 		a := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != a {
-			t.Fatalf("%s and %s pay under one text (seed %d)", a, other, seed)
+			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)
 		}
 		seen[AddressText(a, 0, 0)] = a
 	}
@@ -135,18 +135,18 @@ func TestNeighboursPayTogetherAndOthersApart(t *testing.T) {
 			b[j] = byte(r.Uint32())
 		}
 		if neighbour := netip.AddrFrom16(b); AddressText(a, 0, 0) != AddressText(neighbour, 0, 0) {
-			t.Fatalf("%s and %s share a /64 and pay apart (seed %d)", a, neighbour, seed)
+			t.Fatalf("%s and %s share a /64 and have two keys (seed %d)", a, neighbour, seed)
 		}
 		if other, ok := seen[AddressText(a, 0, 0)]; ok && other != netip.PrefixFrom(a, 64).Masked().Addr() {
-			t.Fatalf("%s and %s pay under one text (seed %d)", a, other, seed)
+			t.Fatalf("%s and %s have one key (seed %d)", a, other, seed)
 		}
 		seen[AddressText(a, 0, 0)] = netip.PrefixFrom(a, 64).Masked().Addr()
 		b[r.IntN(8)] ^= 1 << r.IntN(8)
 		if other := netip.AddrFrom16(b); AddressText(a, 0, 0) == AddressText(other, 0, 0) {
-			t.Fatalf("%s and %s are of two /64 and pay under one text (seed %d)", a, other, seed)
+			t.Fatalf("%s and %s are of two /64 and have one key (seed %d)", a, other, seed)
 		}
 	}
-	t.Logf("counted: %d addresses and networks that pay apart (%d of IPv4, seed %d)", len(seen), ipv4, seed)
+	t.Logf("counted: %d addresses and networks with keys of their own (%d of IPv4, seed %d)", len(seen), ipv4, seed)
 }
 
 func BenchmarkAppendAddress(b *testing.B) {

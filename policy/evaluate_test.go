@@ -17,7 +17,7 @@ type sized struct {
 
 func (s sized) BodySize() int64 { return s.bytes }
 
-func TestACostWithoutMaxIsUpToMaxCost(t *testing.T) {
+func TestCostWithoutMaxIsAtMostMaxCost(t *testing.T) {
 	t.Parallel()
 	units := func(text ...string) fields { return fields{KindHeader: {"Units": text}} }
 	for _, c := range []struct {

@@ -12,7 +12,7 @@ import (
 // named makes Rules of one rule, "search", with a limit by user and a limit for all.
 func named(t *testing.T, change func(*Spec)) *Rules {
 	t.Helper()
-	byUser := ByFunc(func(Attributes) string { panic("a call by name has no attributes") })
+	byUser := ByFunc(func(Attributes) string { panic("a call by rule name has no attributes") })
 	spec, err := Simple("search", byUser, guard.FailOpen, penstock.PerSecond(10), penstock.PerDay(1000))
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func named(t *testing.T, change func(*Spec)) *Rules {
 	return rules
 }
 
-func TestACallByNameChargesItsOwnKeyAndCost(t *testing.T) {
+func TestCallByRuleNameChargesItsOwnKeyAndCost(t *testing.T) {
 	t.Parallel()
 	rules := named(t, nil)
 	var v Evaluation
@@ -50,7 +50,7 @@ func TestACallByNameChargesItsOwnKeyAndCost(t *testing.T) {
 	}
 }
 
-func TestACallByNameHasTheLastTier(t *testing.T) {
+func TestCallByRuleNameHasTheLastTier(t *testing.T) {
 	t.Parallel()
 	rules := named(t, func(s *Spec) {
 		s.Tiers = []Tier{{Name: "paid", AnyOf: []Condition{{}}}, {Name: "free", IsDefault: true}}
@@ -69,7 +69,7 @@ func TestACallByNameHasTheLastTier(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeAskedByNameSaysWhy(t *testing.T) {
+func TestErrorsOfCallsByRuleName(t *testing.T) {
 	t.Parallel()
 	holds := func(s *Spec) {
 		l := s.Rules[0].Limits[0]
@@ -95,7 +95,7 @@ func TestWhatCannotBeAskedByNameSaysWhy(t *testing.T) {
 		var v Evaluation
 		err := named(t, c.change).EvaluateNamed(c.call, &v)
 		if err == nil || !strings.Contains(err.Error(), c.want) || len(v.Charges) != 0 {
-			t.Errorf("%.20s: the error is %v with %d charges; want one that says %q", c.call.Rule, err, len(v.Charges), c.want)
+			t.Errorf("%.20s: the error is %v with %d charges; want %q", c.call.Rule, err, len(v.Charges), c.want)
 		}
 	}
 }

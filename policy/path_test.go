@@ -71,12 +71,12 @@ func TestEverySpellingOfAPathIsOnePath(t *testing.T) {
 			"/%22%3C%3E%5B%5D%5E%60%7B%7C%7D", `/"<>[]^` + "`{|}", "/%22%3c%3e%5b%5d%5e%60%7b%7c%7d", `/"%3C>%5b]%5E` + "`%7b|%7D",
 		}},
 		{strict, "/a%3Fb%23c", []string{"/a%3Fb%23c", "/a%3fb%23c", "/%61%3Fb%23%63"}},
-		// Decoded once: what was encoded twice is still encoded.
+		// A path is decoded once. Text that was encoded twice stays encoded.
 		{strict, "/%252F", []string{"/%252F", "/./%252F"}},
 		{strict, "/%252e%252e/a", []string{"/%252e%252e/a", "/%25%32%65%25%32%65/a", "/%25%32e%252%65//a"}},
 		{strict, "/%25252e", []string{"/%25252e", "/%25%32%35%32e"}},
 		{strict, "/%2500", []string{"/%2500", "/%25%30%30"}},
-		// Names, however many dots they have, and characters that only look like dots and slashes.
+		// Names of several dots, and characters that only look like dots or slashes.
 		{strict, "/...", []string{"/...", "/%2e%2e%2e", "/.%2E.", "/./..."}},
 		{strict, "/a./b../.c/..d", []string{"/a./b../.c/..d", "/a%2e/b%2e%2e/%2ec/.%2ed"}},
 		{strict, "/.well-known/x", []string{"/.well-known/x", "/%2ewell-known/x", "/.//.well-known/./x"}},
@@ -118,8 +118,8 @@ func TestEverySpellingOfAPathIsOnePath(t *testing.T) {
 	t.Logf("counted: %d spellings of paths (written by hand)", n)
 }
 
-// What is wrong in a path stands between « and ».
-func TestPathsThatServersReadDifferentlyAreRefused(t *testing.T) {
+// « and » mark the error in a path.
+func TestAmbiguousPathsAreErrors(t *testing.T) {
 	t.Parallel()
 	n := 0
 	for _, row := range []struct {
@@ -179,7 +179,7 @@ func TestPathsThatServersReadDifferentlyAreRefused(t *testing.T) {
 
 const someDots = "is a dot segment to some servers only; write . and .. without parameters and encoded slashes"
 
-// A speller writes a path in one of its countless forms.
+// A speller writes a path in one of its many equivalent forms.
 type speller struct {
 	*rand.Rand
 	paths Paths
@@ -190,7 +190,7 @@ func (s speller) spell(segments []string) string {
 	for i, segment := range segments {
 		b.WriteByte('/')
 		for range s.IntN(3) {
-			b.WriteString(s.detour(i == 0))
+			b.WriteString(s.noOpSegments(i == 0))
 		}
 		for _, c := range []byte(segment) {
 			b.WriteString(s.byte(c))
@@ -205,8 +205,8 @@ func (s speller) spell(segments []string) string {
 	return b.String()
 }
 
-// detour is a way that leads nowhere.
-func (s speller) detour(root bool) string {
+// noOpSegments are segments that do not change the path, such as "./" and "x/../".
+func (s speller) noOpSegments(root bool) string {
 	dot := func() string { return s.byte('.') }
 	ways := []string{"/", dot() + "/", "x/" + dot() + dot() + "/", "x/y/" + dot() + dot() + "//" + dot() + dot() + "/"}
 	if root {
@@ -273,12 +273,12 @@ func TestDifferentPathsStayDifferent(t *testing.T) {
 	}
 }
 
-func TestRewriteSendsWhatWasMatched(t *testing.T) {
+func TestRewriteSendsTheMatchedPath(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		paths           Paths
-		target          string // as it stands in a request
-		path, canonical string // what it becomes; "" if it is refused
+		target          string // of the request
+		path, canonical string // what it becomes; "" if it is an error
 		changed         bool
 	}{
 		{strict, "/", "/", "/", false},
@@ -323,7 +323,7 @@ func TestRewriteSendsWhatWasMatched(t *testing.T) {
 				row.target, u.EscapedPath(), u.Path, changed, err, row.canonical, row.path, row.changed)
 		}
 		if u.RawQuery != before.RawQuery || u.Host != before.Host {
-			t.Errorf("%s loses its query or host: %s", row.target, u)
+			t.Errorf("%s has lost its query or host: %s", row.target, u)
 		}
 		if again, err := row.paths.Rewrite(u); again || err != nil {
 			t.Errorf("%s is rewritten twice: %t, %v", row.target, again, err)
@@ -360,7 +360,7 @@ func TestCanonicalPathsCostNoAllocation(t *testing.T) {
 	}
 }
 
-// hasDotSegment tells whether a server that decodes a path once, and splits it at any slash, would
+// hasDotSegment tells whether a server that decodes a path once and then splits it at slashes would
 // find a dot segment in it.
 func hasDotSegment(decoded string) bool {
 	for segment := range strings.SplitSeq(strings.ReplaceAll(decoded, `\`, "/"), "/") {
@@ -408,7 +408,7 @@ func FuzzCleanPath(f *testing.F) {
 		if changed, err := p.Rewrite(u); changed || err != nil {
 			t.Errorf("%+v: %q is read as %q, which is rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)
 		}
-		// If net/url parses the same text, Rewrite makes the same path of it, or rejects it.
+		// If net/url parses the same text, Rewrite returns the same path or an error.
 		if u, err := url.ParseRequestURI(path); err == nil && u.Host == "" && u.Opaque == "" && u.RawQuery == "" && !u.ForceQuery {
 			if _, err := p.Rewrite(u); err != nil || u.EscapedPath() != clean || u.Path != decoded {
 				t.Errorf("%+v: %q is read as %q, but rewritten to %q, %v", p, path, clean, u.EscapedPath(), err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// fields are Attributes that have only headers, cookies and the like: no address and no body.
+// fields are Attributes without an address and a body.
 type fields map[Kind]map[string][]string
 
 func (f fields) Lookup(kind Kind, name string) []string { return f[kind][name] }
@@ -23,7 +23,7 @@ func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 		header, cookie string
 		lines          lines
 		cookies        cookies
-		want           string // "!" if Find says that the token is unclear: malformed, or one of several
+		want           string // "!" if the token is malformed, or one of several
 	}{
 		{lines: lines{"Authorization": {"Bearer " + token}}, want: token},
 		{lines: lines{"Authorization": {"bearer " + token}}, want: token},
@@ -51,7 +51,7 @@ func TestTokenOfARequestIsFoundOrUnclear(t *testing.T) {
 		{lines: lines{"Authorization": {"Bearer " + token + "="}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer " + token + "."}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer aaaa.bbbb.ccccd"}}, want: "!"},
-		{lines: lines{"Authorization": {"Bearer aaaa.bbbb.cd"}}, want: "!"}, // bits behind the last byte
+		{lines: lines{"Authorization": {"Bearer aaaa.bbbb.cd"}}, want: "!"}, // unused bits after the last byte
 		{lines: lines{"Authorization": {"Bearer aaaa.bbbb."}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer aa+/.bbbb.cccc"}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer " + strings.Repeat("a", MaxTokenLength+1)}}, want: "!"},

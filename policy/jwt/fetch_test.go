@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// A publisher is an issuer's JWKS behind an http.RoundTripper, so that hours of readings pass in no
-// time.
+// A publisher is an issuer's JWKS behind an http.RoundTripper, so that a test can simulate hours of
+// refreshes.
 type publisher struct {
 	mu    sync.Mutex
 	set   string // "" is unreachable
@@ -61,7 +61,8 @@ func byURL(t *testing.T, url string) *Verifier {
 	return v
 }
 
-// kept is the JWKS of the EdDSA keys that are numbered, and by their token of one.
+// keptSet is a JWKS of the EdDSA keys with these numbers. keptToken is a token that one of them
+// signed.
 func keptSet(numbers ...int) string {
 	var keys []string
 	for _, n := range numbers {
@@ -74,7 +75,7 @@ func keptToken(n int) string {
 	return jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][n], fmt.Sprintf(`{"alg":"EdDSA","kid":"k%d"}`, n), `{"sub":"x",`+tokenOK+`}`)
 }
 
-func believes(v *Verifier, token string) bool {
+func accepts(v *Verifier, token string) bool {
 	_, err := v.Claims(token)
 	return err == nil
 }
@@ -86,32 +87,32 @@ func TestNewKeyIsReadWhenATokenNamesIt(t *testing.T) {
 		p := &publisher{set: keptSet(0)}
 		v := byURL(t, "https://issuer.example/jwks.json")
 		v.issuer.client.Transport = p
-		var told []error
-		v.Start(func(err error) { told = append(told, err) })
+		var reports []error
+		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
-		if !believes(v, keptToken(0)) || believes(v, keptToken(1)) {
-			t.Fatal("believed: not the published key's token, or that of another")
+		if !accepts(v, keptToken(0)) || accepts(v, keptToken(1)) {
+			t.Fatal("the published key's token is not accepted, or that of another key is")
 		}
 		p.publish(keptSet(0, 1))
 		time.Sleep(minFetchGap)
-		if believes(v, keptToken(1)) {
-			t.Error("a key was read without being asked for")
+		if accepts(v, keptToken(1)) {
+			t.Error("a key was read although no token named it")
 		}
 		synctest.Wait()
-		if !believes(v, keptToken(1)) || !believes(v, keptToken(0)) {
-			t.Error("the new key is not believed, or the old one no longer")
+		if !accepts(v, keptToken(1)) || !accepts(v, keptToken(0)) {
+			t.Error("a token of the new key or of the old one is rejected")
 		}
 		p.publish(keptSet(1)) // the old key is withdrawn
 		time.Sleep(DefaultRefresh)
 		synctest.Wait()
-		if believes(v, keptToken(0)) || !believes(v, keptToken(1)) {
-			t.Error("a remembered token of a withdrawn key is believed, or the other no longer")
+		if accepts(v, keptToken(0)) || !accepts(v, keptToken(1)) {
+			t.Error("a cached token of a withdrawn key is accepted, or the other is rejected")
 		}
 		v.Close()
-		if p.read() != 3 || len(told) != 3 || errors.Join(told...) != nil {
-			t.Errorf("%d readings, told %v", p.read(), told)
+		if p.read() != 3 || len(reports) != 3 || errors.Join(reports...) != nil {
+			t.Errorf("%d readings, reported %v", p.read(), reports)
 		}
-		if !believes(v, keptToken(1)) {
+		if !accepts(v, keptToken(1)) {
 			t.Error("after Close the keys are gone")
 		}
 	})
@@ -142,26 +143,26 @@ func TestForgedKeyIDsDoNotHammerTheIssuer(t *testing.T) {
 	})
 }
 
-func TestIssuerThatComesLateIsBelievedThen(t *testing.T) {
+func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 	t.Parallel()
 	jwttest.Pairs()
 	synctest.Test(t, func(t *testing.T) {
 		p := new(publisher)
 		v := byURL(t, "https://issuer.example/jwks.json")
 		v.issuer.client.Transport = p
-		var told []error
-		v.Start(func(err error) { told = append(told, err) })
+		var reports []error
+		v.Start(func(err error) { reports = append(reports, err) })
 		defer v.Close()
-		if believes(v, keptToken(0)) {
-			t.Error("believed without keys")
+		if accepts(v, keptToken(0)) {
+			t.Error("accepted without keys")
 		}
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		// After 0, 1, 3, 7, 15, 31 and 63 seconds, then 60 seconds each.
-		if reads := p.read(); reads != 15 || len(told) != reads {
-			t.Errorf("%d readings in ten minutes, %d reports", reads, len(told))
+		if reads := p.read(); reads != 15 || len(reports) != reads {
+			t.Errorf("%d readings in ten minutes, %d reports", reads, len(reports))
 		}
-		for _, err := range told {
+		for _, err := range reports {
 			if err == nil || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ") {
 				t.Errorf("told: %v", err)
 			}
@@ -169,28 +170,28 @@ func TestIssuerThatComesLateIsBelievedThen(t *testing.T) {
 		p.publish(keptSet(0))
 		time.Sleep(minFetchGap)
 		synctest.Wait()
-		if !believes(v, keptToken(0)) {
-			t.Error("the issuer is there, and not believed")
+		if !accepts(v, keptToken(0)) {
+			t.Error("the issuer is up, and its token is rejected")
 		}
-		p.publish("") // gone again: what it said stays
+		p.publish("") // down again: its keys stay
 		time.Sleep(3 * DefaultRefresh)
 		synctest.Wait()
-		if !believes(v, keptToken(0)) {
-			t.Error("the issuer is gone, and no longer believed")
+		if !accepts(v, keptToken(0)) {
+			t.Error("the issuer is down, and its token is rejected")
 		}
 		for _, odd := range []string{"{}", "[]", "<html>", `{"keys":[]}`, `{"keys":[{"kty":"oct","k":"AAAA"}]}`, `{"keys":null}`} {
 			p.publish(odd)
 			time.Sleep(2 * minFetchGap)
 			synctest.Wait()
-			if !believes(v, keptToken(0)) {
-				t.Errorf("%s took the place of keys", odd)
+			if !accepts(v, keptToken(0)) {
+				t.Errorf("%s replaced the keys", odd)
 			}
 		}
 	})
 }
 
-// What an issuer publishes of secret things is known to everybody.
-func TestPublishedSecretsAreNotBelieved(t *testing.T) {
+// A secret that an issuer publishes is no longer secret, so it must not be used.
+func TestPublishedSecretsAreNotUsed(t *testing.T) {
 	t.Parallel()
 	pairs := jwttest.Pairs()
 	synctest.Test(t, func(t *testing.T) {
@@ -201,19 +202,19 @@ func TestPublishedSecretsAreNotBelieved(t *testing.T) {
 		v.Start(nil)
 		defer v.Close()
 		payload := `{"sub":"x",` + tokenOK + `}`
-		if believes(v, jwttest.Sign("ES256", pairs["ES256"][0], `{"alg":"ES256"}`, payload)) {
-			t.Error("a published private key is believed")
+		if accepts(v, jwttest.Sign("ES256", pairs["ES256"][0], `{"alg":"ES256"}`, payload)) {
+			t.Error("a published private key is used")
 		}
-		if believes(v, jwttest.Sign("HS256", []byte(jwttest.Secret), `{"alg":"HS256"}`, payload)) {
-			t.Error("a published secret is believed")
+		if accepts(v, jwttest.Sign("HS256", []byte(jwttest.Secret), `{"alg":"HS256"}`, payload)) {
+			t.Error("a published secret is used")
 		}
-		if !believes(v, jwttest.Sign("EdDSA", pairs["EdDSA"][0], `{"alg":"EdDSA","kid":"any"}`, payload)) {
-			t.Error("the good key beside them is not believed")
+		if !accepts(v, jwttest.Sign("EdDSA", pairs["EdDSA"][0], `{"alg":"EdDSA","kid":"any"}`, payload)) {
+			t.Error("the valid key beside them is not used")
 		}
 	})
 }
 
-func TestSlowIssuerHoldsUpNobody(t *testing.T) {
+func TestSlowIssuerDelaysOnlyTheStart(t *testing.T) {
 	t.Parallel()
 	jwttest.Pairs()
 	synctest.Test(t, func(t *testing.T) {
@@ -222,23 +223,23 @@ func TestSlowIssuerHoldsUpNobody(t *testing.T) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		})
-		told := make(chan error, 10)
+		reports := make(chan error, 10)
 		before := time.Now()
-		v.Start(func(err error) { told <- err })
+		v.Start(func(err error) { reports <- err })
 		if waited := time.Since(before); waited != firstFetchWait { // the bubble's time is exact
 			t.Errorf("start waited %v", waited)
 		}
-		if believes(v, keptToken(0)) || time.Since(before) != firstFetchWait {
-			t.Error("a token was believed, or waited for")
+		if accepts(v, keptToken(0)) || time.Since(before) != firstFetchWait {
+			t.Error("a token was accepted, or its check waited")
 		}
-		if err := <-told; !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != fetchTimeout {
-			t.Errorf("told %v after %v", err, time.Since(before))
+		if err := <-reports; !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != fetchTimeout {
+			t.Errorf("reported %v after %v", err, time.Since(before))
 		}
 		time.Sleep(2 * time.Second) // the next reading is in progress
 		before = time.Now()
 		v.Close()
-		if time.Since(before) != 0 || len(told) != 0 {
-			t.Errorf("Close waited %v, told %d errors", time.Since(before), len(told))
+		if time.Since(before) != 0 || len(reports) != 0 {
+			t.Errorf("Close waited %v and reported %d errors", time.Since(before), len(reports))
 		}
 		select {
 		case <-v.issuer.ended:
@@ -252,7 +253,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// The same over real connections, where sizes, redirects and certificates count.
+// Keys are read over real connections, with large responses, redirects and certificates.
 func TestKeysOverHTTP(t *testing.T) {
 	t.Parallel()
 	answer := func(status int, header, value, body string) http.HandlerFunc {
@@ -307,7 +308,7 @@ func TestKeysOverHTTP(t *testing.T) {
 	defer secure.Close()
 	v := byURL(t, secure.URL)
 	if _, err := v.issuer.read(context.Background()); err == nil || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("a server whose certificate nobody signed: %v", err)
+		t.Errorf("a server with a self-signed certificate: %v", err)
 	}
 	v.issuer.client.Transport = secure.Client().Transport
 	if keys, err := v.issuer.read(context.Background()); err != nil || len(keys) != 1 {
@@ -325,29 +326,29 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 		}
 		_, _ = io.WriteString(w, keptSet(1))
 	}))
-	server.Listener = loopback(t)
+	server.Listener = listenLoopback(t)
 	server.Start()
 	defer server.Close()
 
 	v := byURL(t, server.URL)
-	told := make(chan error, 100)
-	v.Start(func(err error) { told <- err })
+	reports := make(chan error, 100)
+	v.Start(func(err error) { reports <- err })
 	defer v.Close()
-	if err := <-told; err == nil || believes(v, keptToken(1)) {
+	if err := <-reports; err == nil || accepts(v, keptToken(1)) {
 		t.Fatalf("told %v", err)
 	}
 	up.Store(true)
 	deadline := time.After(time.Minute)
-	for !believes(v, keptToken(1)) {
+	for !accepts(v, keptToken(1)) {
 		select {
-		case <-told:
+		case <-reports:
 		case <-deadline:
 			t.Fatal("not believed")
 		}
 	}
 }
 
-func loopback(t *testing.T) net.Listener {
+func listenLoopback(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -375,14 +376,14 @@ func TestVerifyWhileKeysChange(t *testing.T) {
 	wg.Wait()
 }
 
-func TestAPanicWhileReadingKeysIsReported(t *testing.T) {
+func TestPanicWhileReadingKeysIsReported(t *testing.T) {
 	f := newFetcher("http://127.0.0.1/keys", time.Hour, nil)
-	f.client.Transport = roundTripper(func(*http.Request) (*http.Response, error) { panic("a key that nobody expected") })
+	f.client.Transport = roundTripper(func(*http.Request) (*http.Response, error) { panic("an unexpected key") })
 	reports := make(chan error, 1)
 	f.start(func(err error) { reports <- err }, func([]verifyKey) { t.Error("keys were read") })
 	defer f.close()
 	var panicked *panicked.Error
 	if err := <-reports; !errors.As(err, &panicked) || !strings.Contains(string(panicked.Stack), "panic") {
-		t.Fatalf("the error is %v, and should be a panicked.Error with its stack", err)
+		t.Fatalf("the error is %v; want a panicked.Error with its stack", err)
 	}
 }

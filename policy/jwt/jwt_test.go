@@ -26,7 +26,7 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// tokenNow is when all tests of tokens take place, and tokenOK is what a token says that is
+// tokenNow is the time of all tests of tokens, and tokenOK is the payload of a token that is
 // accepted then.
 var tokenNow = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
@@ -62,7 +62,7 @@ func newIssuer(t testing.TB, alg string, change func(*Config)) testIssuer {
 	return testIssuer{alg, pair[0], v}
 }
 
-// token is what the issuer signs. more goes into the header, and must begin with a comma.
+// token is a token of the issuer. more is added to its header and must begin with a comma.
 func (i testIssuer) token(more, payload string) string {
 	return jwttest.Sign(i.alg, i.own, `{"alg":"`+i.alg+`","typ":"JWT"`+more+`}`, payload)
 }
@@ -77,7 +77,7 @@ func certificate(private any) []byte {
 	return der
 }
 
-// A carrier has header fields, and nothing else of a request.
+// A carrier is the Attributes of a request that has only header fields.
 type carrier map[string][]string
 
 func (c carrier) Lookup(kind policy.Kind, name string) []string {
@@ -96,12 +96,12 @@ func write(t testing.TB, name, text string) {
 	}
 }
 
-func TestEveryAlgorithmIsBelieved(t *testing.T) {
+func TestEveryAlgorithmIsAccepted(t *testing.T) {
 	t.Parallel()
 	counted := 0
 	for alg := range jwttest.Pairs() {
 		issuer := newIssuer(t, alg, nil)
-		for range 2 { // verified, then remembered
+		for range 2 { // verified, then cached
 			c, err := issuer.v.Claims(issuer.token("", `{"sub":"victim",`+tokenOK+`}`))
 			if sub, ok := c.Text("sub"); err != nil || !ok || sub != "victim" {
 				t.Errorf("%s: sub %q, %v", alg, sub, err)
@@ -112,7 +112,7 @@ func TestEveryAlgorithmIsBelieved(t *testing.T) {
 	t.Logf("counted: %d genuine tokens accepted", counted)
 }
 
-func TestKeysAreForTheirOwnAlgorithmUnlessToldOtherwise(t *testing.T) {
+func TestKeysDefaultToTheirOwnAlgorithm(t *testing.T) {
 	t.Parallel()
 	for alg := range jwttest.Pairs() {
 		issuer := newIssuer(t, alg, func(tokens *Config) { tokens.Algorithms = nil })
@@ -124,7 +124,7 @@ func TestKeysAreForTheirOwnAlgorithmUnlessToldOtherwise(t *testing.T) {
 	}
 }
 
-func TestSetOfKeysSaysWhatEachIsFor(t *testing.T) {
+func TestKeysOfASetAreUsedForTheirAlgorithm(t *testing.T) {
 	t.Parallel()
 	pairs := jwttest.Pairs()
 	v := fromSet(t, Config{}, jwttest.JWKS(
@@ -155,7 +155,7 @@ func TestSetOfKeysSaysWhatEachIsFor(t *testing.T) {
 	}
 }
 
-func TestKeyOfASetIsForNothingElseWhateverElseIsWanted(t *testing.T) {
+func TestKeyOfASetIsUsedForNoOtherAlgorithm(t *testing.T) {
 	t.Parallel()
 	key := jwttest.Pairs()["RS256"][0]
 	v := fromSet(t, Config{Algorithms: []string{"PS512", "RS256"}}, jwttest.JWKS(jwttest.JWK(key, `,"alg":"PS512"`), jwttest.JWK(jwttest.Pairs()["RS256"][1], "")))
@@ -206,7 +206,7 @@ func TestSeveralKeysOfAFile(t *testing.T) {
 	}
 }
 
-// forgeries are tokens that name the victim and must not be accepted, by what is wrong with them.
+// forgeries are tokens that name the victim and must be rejected, by their defect.
 func (i testIssuer) forgeries() map[string]string {
 	pairs := jwttest.Pairs()
 	other := pairs[i.alg][1]
@@ -322,7 +322,7 @@ func (i testIssuer) forgeries() map[string]string {
 	for _, h := range []string{``, `null`, `[]`, `"alg"`, `{`, `{"alg":"` + i.alg + `"`, `{"alg":"` + i.alg + `"}x`, "\ufeff" + header} {
 		f["header "+h] = jwttest.Sign(i.alg, i.own, h, victim)
 	}
-	for alg, pair := range pairs { // the attacker's own keys, of every kind, and the issuer's in an algorithm that is not wanted
+	for alg, pair := range pairs { // the attacker's own keys of every kind, and the issuer's key with an algorithm that is not configured
 		if alg != i.alg {
 			f["attacker's "+alg] = jwttest.Sign(alg, pair[1], `{"alg":"`+alg+`"}`, victim)
 			f["unwanted "+alg] = jwttest.Sign(alg, pair[0], `{"alg":"`+alg+`"}`, victim)
@@ -385,7 +385,7 @@ func (i testIssuer) forgeries() map[string]string {
 	return f
 }
 
-// publicTexts are spellings of the public key that a program could take for a secret.
+// publicTexts are forms of the public key that a program could mistake for a secret.
 func (i testIssuer) publicTexts() []string {
 	if _, ok := i.own.([]byte); ok {
 		return []string{"", "secret", "public.pem", i.alg, jwttest.Secret[:32], jwttest.Secret + "\n"}
@@ -455,9 +455,9 @@ func TestForgedTokensAreNeverAccepted(t *testing.T) {
 	}
 }
 
-// The last letter of a signature in base64 has unused bits, which Go's decoder ignores. So a
-// signature would have up to 16 spellings.
-func TestSignatureHasOneSpelling(t *testing.T) {
+// The last character of a signature in base64 has unused bits, which Go's decoder ignores. So a
+// signature would have up to 16 forms.
+func TestSignatureHasOneForm(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{"HS256", "RS256", "ES256", "EdDSA"} {
 		issuer := newIssuer(t, alg, nil)
@@ -469,7 +469,7 @@ func TestSignatureHasOneSpelling(t *testing.T) {
 			}
 		}
 		if spelled != 1 {
-			t.Errorf("%s: a signature has %d spellings", alg, spelled)
+			t.Errorf("%s: a signature has %d forms", alg, spelled)
 		}
 	}
 }
@@ -484,7 +484,7 @@ func TestTimesAreCheckedWithLeeway(t *testing.T) {
 		isAccepted bool
 	}{
 		{-time.Minute - time.Second, false}, {-time.Minute, true}, {0, true}, {time.Hour + time.Minute - time.Second, true},
-		{time.Hour + time.Minute, false}, // in the cache, and expired since
+		{time.Hour + time.Minute, false}, // expired while in the cache
 		{time.Hour, true}, {-time.Hour, false},
 	} {
 		issuer.v.now = func() time.Time { return tokenNow.Add(c.at) }
@@ -544,9 +544,9 @@ func TestClaimsAsText(t *testing.T) {
 	t.Logf("counted: %d claims by name", len(texts)+len(lists))
 }
 
-// What a header makes of a token on its way must not make another caller of it: it is the token, or
-// the request is malformed.
-func TestSpellingsOfOneTokenAreOneCallerOrMalformed(t *testing.T) {
+// Proxies may change the spacing and case of a header. The result must be the same token, or the
+// request must be malformed.
+func TestSpellingsOfOneTokenAreEqualOrMalformed(t *testing.T) {
 	t.Parallel()
 	issuer := newIssuer(t, "RS256", nil)
 	token := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)
@@ -568,7 +568,7 @@ func TestSpellingsOfOneTokenAreOneCallerOrMalformed(t *testing.T) {
 	t.Logf("counted: %d spellings of one token", tried)
 }
 
-func TestMistakesAreReportedAtOnceByField(t *testing.T) {
+func TestAllMistakesAreReportedTogether(t *testing.T) {
 	t.Parallel()
 	dir, pairs := t.TempDir(), jwttest.Pairs()
 	weak, err := rsa.GenerateKey(rand.Reader, 1024)
@@ -655,18 +655,18 @@ func TestMistakesAreReportedAtOnceByField(t *testing.T) {
 			t.Errorf("%+v: no error; want %q", c.tokens, c.wants)
 			continue
 		}
-		told := strings.Split(err.Error(), "\n")
-		if !slices.EqualFunc(told, c.wants, strings.Contains) {
-			t.Errorf("%+v:\n%q; want lines with\n%q", c.tokens, told, c.wants)
+		messages := strings.Split(err.Error(), "\n")
+		if !slices.EqualFunc(messages, c.wants, strings.Contains) {
+			t.Errorf("%+v:\n%q; want lines with\n%q", c.tokens, messages, c.wants)
 		}
 		if strings.Contains(err.Error(), "0123456789") {
-			t.Errorf("the error tells the secret: %v", err)
+			t.Errorf("the error contains the secret: %v", err)
 		}
 	}
-	t.Logf("counted: %d mistakes in tokens told", len(cases))
+	t.Logf("counted: %d mistakes in tokens reported", len(cases))
 }
 
-func TestRememberedTokensAreBounded(t *testing.T) {
+func TestCacheOfTokensIsBounded(t *testing.T) {
 	t.Parallel()
 	var seen seenTokens
 	sum := func(i int) (sum [32]byte) { sum[0], sum[1], sum[2] = byte(i), byte(i>>8), byte(i>>16); return sum }
@@ -677,16 +677,16 @@ func TestRememberedTokensAreBounded(t *testing.T) {
 			t.Fatalf("%d tokens: %d bytes held", i, held)
 		}
 		if _, ok := seen.get(sum(0)); i%1000 == 0 && !ok {
-			t.Fatalf("the token that comes again and again is forgotten after %d others", i)
+			t.Fatalf("a token that is used repeatedly was evicted after %d others", i)
 		}
 	}
 	if _, ok := seen.get(sum(1)); ok {
-		t.Error("the token that never came again is remembered")
+		t.Error("a token that was used once is still cached")
 	}
 }
 
-// Whatever is sent, only the genuine token is accepted; and whatever the issuer signs, what is read
-// of it is what others read.
+// Only the genuine token is accepted. Claims of any payload that the issuer signs are read as other
+// decoders read them.
 func FuzzToken(f *testing.F) {
 	issuer := newIssuer(f, "HS256", nil)
 	genuine := issuer.token("", `{"sub":"victim",`+tokenOK+`}`)

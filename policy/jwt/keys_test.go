@@ -45,7 +45,7 @@ func member(t testing.TB, key, name string) []byte {
 	return data
 }
 
-// Each row is an odd key of a set. The key is still believed, reported as wrong, or left out.
+// Each row is an odd key of a set. The key is used, reported as wrong, or left out.
 func TestOddKeysOfASet(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -68,7 +68,7 @@ func TestOddKeysOfASet(t *testing.T) {
 	private := "is a private key, which only the issuer may have; remove"
 	rows := []struct {
 		name, key, alg string
-		says           string // "" if it is believed, and "left out" if nothing is said
+		want           string // part of the error; "" if the key is used, "left out" if it is ignored without an error
 	}{
 		{"as it should be, RSA", rs, "RS256", ""}, {"as it should be, EC", es, "ES256", ""}, {"as it should be, OKP", ed, "EdDSA", ""},
 
@@ -161,50 +161,50 @@ func TestOddKeysOfASet(t *testing.T) {
 		{"certificate of last year", more("EdDSA", `,"x5c":["`+publicX5C(pairs["EdDSA"][0])+`"]`), "EdDSA", ""},
 		{"certificate of another key", more("ES256", `,"x5c":["`+publicX5C(pairs["ES256"][1])+`"]`), "ES256", ""},
 		{"certificate elsewhere", more("ES256", `,"x5u":"http://127.0.0.1:1/x.pem"`), "ES256", ""},
-		{"operations that nobody knows", more("ES256", `,"key_ops":["verify","dance"]`), "ES256", ""},
-		{"use that nobody knows", more("ES256", `,"use":"dance"`), "ES256", "left out"},
+		{"unknown operations", more("ES256", `,"key_ops":["verify","dance"]`), "ES256", ""},
+		{"unknown use", more("ES256", `,"use":"dance"`), "ES256", "left out"},
 	}
-	believed := 0
+	acceptedKeys := 0
 	for _, row := range rows {
 		keys, wrong := parseJWKS([]byte(jwttest.JWKS(row.key)), nil)
-		said := "left out"
+		message := "left out"
 		switch {
 		case len(keys) == 1 && len(wrong) == 0:
-			said = ""
+			message = ""
 		case len(wrong) == 1:
-			said = wrong[0].Error()
+			message = wrong[0].Error()
 		}
-		if !strings.Contains(said, row.says) || (said == "") != (row.says == "") {
-			t.Errorf("%s: %d keys, said %q; want %q\n%.300s", row.name, len(keys), said, row.says, row.key)
+		if !strings.Contains(message, row.want) || (message == "") != (row.want == "") {
+			t.Errorf("%s: %d keys, the error %q; want %q\n%.300s", row.name, len(keys), message, row.want, row.key)
 		}
-		if len(wrong) > 0 && (!strings.HasPrefix(said, "key 1 (") || !strings.Contains(said, ";") || strings.Contains(said, "\n") || len(said) > 300) {
-			t.Errorf("%s: not one line that says where, what, and how to fix it: %q", row.name, said)
+		if len(wrong) > 0 && (!strings.HasPrefix(message, "key 1 (") || !strings.Contains(message, ";") || strings.Contains(message, "\n") || len(message) > 300) {
+			t.Errorf("%s: want one line that says where, what, and how to fix it: %q", row.name, message)
 		}
 
-		// Beside a good key, for a token that the odd one might have signed.
+		// The odd key stands beside a good one. The token is one that the odd key could have signed.
 		good := jwttest.JWK(pairs["ES384"][0], "")
 		keys, _ = parseJWKS([]byte(jwttest.JWKS(good, row.key, good)), nil)
 		v := fromSet(t, Config{}, jwttest.JWKS(good))
 		v.keys.Store(&keySet{list: keys})
 		payload := `{"sub":"x",` + tokenOK + `}`
 		for alg, private := range map[string]any{row.alg: pairs[row.alg][0], "HS256": []byte(jwttest.Secret)} {
-			want := row.says == "" && alg == row.alg
-			if believes(v, jwttest.Sign(alg, private, `{"alg":"`+alg+`"}`, payload)) != want {
-				t.Errorf("%s: a token of %s is believed: %v", row.name, alg, !want)
+			want := row.want == "" && alg == row.alg
+			if accepts(v, jwttest.Sign(alg, private, `{"alg":"`+alg+`"}`, payload)) != want {
+				t.Errorf("%s: a token of %s is accepted: %v", row.name, alg, !want)
 			}
 		}
-		if !believes(v, jwttest.Sign("ES384", pairs["ES384"][0], `{"alg":"ES384"}`, payload)) {
-			t.Errorf("%s: the good keys around it are not believed", row.name)
+		if !accepts(v, jwttest.Sign("ES384", pairs["ES384"][0], `{"alg":"ES384"}`, payload)) {
+			t.Errorf("%s: the good keys around it are not used", row.name)
 		}
-		if row.says == "" {
-			believed++
+		if row.want == "" {
+			acceptedKeys++
 		}
 	}
-	t.Logf("counted: %d odd keys of a set (%d of them believed anyway)", len(rows), believed)
+	t.Logf("counted: %d odd keys of a set (%d of them usable)", len(rows), acceptedKeys)
 }
 
-// Whatever a set holds: nothing panics, what is believed is a sound public key, and what is wrong
-// is said in one line.
+// Whatever a set contains, nothing panics, each key that is used is a sound public key, and each
+// error has one line.
 func FuzzKeySet(f *testing.F) {
 	pairs := jwttest.Pairs()
 	for _, alg := range []string{"RS256", "ES256", "ES384", "ES512", "EdDSA"} {
@@ -217,7 +217,7 @@ func FuzzKeySet(f *testing.F) {
 		keys, wrong := parseJWKS([]byte(jwttest.JWKS(text)), nil)
 		var set struct{ Keys []json.RawMessage }
 		if err := json.Unmarshal([]byte(jwttest.JWKS(text)), &set); err != nil && len(keys) > 0 {
-			t.Fatalf("believed, and not JSON: %q: %v", text, err)
+			t.Fatalf("accepted, and not JSON: %q: %v", text, err)
 		}
 		for _, key := range keys {
 			if err := unsound(key); err != nil {
@@ -229,10 +229,10 @@ func FuzzKeySet(f *testing.F) {
 			}
 			var members map[string]any
 			if err := json.Unmarshal(set.Keys[n-1], &members); err != nil || members["kty"] == "oct" {
-				t.Fatalf("%s is believed: %v: %q", key.from, err, text)
+				t.Fatalf("%s is used: %v: %q", key.from, err, text)
 			}
 			if d, ok := members["d"]; ok && d != nil && d != "" {
-				t.Fatalf("%s is believed, and private: %q", key.from, text)
+				t.Fatalf("%s is used, and private: %q", key.from, text)
 			}
 		}
 		for _, err := range wrong {
@@ -243,7 +243,7 @@ func FuzzKeySet(f *testing.F) {
 	})
 }
 
-// unsound says why a key should not have been believed, found in another way than where it is read.
+// unsound returns why a key should not be used. It checks in another way than the code under test.
 func unsound(k verifyKey) error {
 	switch key := k.key.(type) {
 	case *rsa.PublicKey:
@@ -270,7 +270,7 @@ func unsound(k verifyKey) error {
 			signature = bytes.Repeat([]byte{0x55}, key.Size())
 		}
 		if !isPublic(alg) || gojwt.GetSigningMethod(alg).Verify("x", signature, k.key) == nil {
-			return fmt.Errorf("verifies what nobody signed with %s", alg)
+			return fmt.Errorf("verifies a random signature of %s", alg)
 		}
 	}
 	return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// Each reason has a name of its own, and what a signature check has found is remembered.
-func TestTokensThatAreNotBelievedSayWhy(t *testing.T) {
+// Each reason has a name, and the result of a signature check is cached.
+func TestRejectedTokensHaveAReason(t *testing.T) {
 	issuer := newIssuer(t, "ES256", func(tokens *Config) { tokens.Algorithms = nil })
 	good := `"aud":"rides","iss":"https://issuer.example/"`
 	at := func(d time.Duration) string { return fmt.Sprint(tokenNow.Add(d).Unix()) }
@@ -36,7 +36,7 @@ func TestTokensThatAreNotBelievedSayWhy(t *testing.T) {
 		}
 		seen[row.reason] = true
 		if checked := row.reason != "malformed" && row.reason != "unknown_key"; issuer.v.IsKnown(row.token) != checked {
-			t.Errorf("%s: a signature is checked once, and remembered: %v", row.reason, !checked)
+			t.Errorf("%s: want one signature check, then the cache: %v", row.reason, !checked)
 		}
 	}
 	for _, reason := range policy.TokenReasons() {
@@ -46,7 +46,7 @@ func TestTokensThatAreNotBelievedSayWhy(t *testing.T) {
 	}
 }
 
-func TestForgedTokensAreRememberedInBoundedMemory(t *testing.T) {
+func TestCacheOfForgedTokensIsBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	issuer := newIssuer(t, "HS256", nil)
 	keys := issuer.v.keys.Load()
@@ -54,10 +54,10 @@ func TestForgedTokensAreRememberedInBoundedMemory(t *testing.T) {
 		issuer.v.Claims(jwttest.Base64(`{"alg":"HS256"}`) + "." + jwttest.Base64(fmt.Sprintf(`{"sub":"%d","x":"%s"}`, i, strings.Repeat("x", 4000))) + ".AAAA")
 	}
 	if n := len(keys.forged.young) + len(keys.forged.old); n < 500 || n > 2*maxSeenSize/4000 {
-		t.Errorf("%d forged tokens are remembered", n)
+		t.Errorf("%d forged tokens are cached", n)
 	}
 	if len(keys.seen.young) > 0 {
-		t.Error("they take the place of others")
+		t.Error("they evict valid tokens")
 	}
 }
 
@@ -78,8 +78,8 @@ func TestTokensWithoutAKeyIDAreTriedWithFewKeys(t *testing.T) {
 		}
 		return fromSet(t, Config{}, jwttest.JWKS(all...))
 	}
-	if v := set(MaxKeysTried, MaxKeys-MaxKeysTried); !believes(v, genuine) || believes(v, forged) {
-		t.Errorf("with %d keys of its algorithm, a token is not believed, or a forged one is", MaxKeysTried)
+	if v := set(MaxKeysTried, MaxKeys-MaxKeysTried); !accepts(v, genuine) || accepts(v, forged) {
+		t.Errorf("with %d keys of its algorithm, a token is rejected, or a forged one accepted", MaxKeysTried)
 	}
 	_, err := set(MaxKeysTried+1, 0).Claims(genuine)
 	if err == nil || !strings.Contains(err.Error(), "any of 9 ES384 keys, and at most 8 are tried") {

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// everySecond is an algorithm of one's own: it admits one request, and the next a period later.
+// everySecond is a custom algorithm: it admits one request per period.
 var everySecond = algorithm.Define("everysecond", "", func(opens int64, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, int64) {
 	switch {
 	case a.Mode == algorithm.Reset:
@@ -28,7 +28,7 @@ var everySecond = algorithm.Define("everysecond", "", func(opens int64, p algori
 
 const ownAlgorithm = "rules: [{name: a, per: global, limits: [{rate: 1/s, algorithm: every-second}]}]\n"
 
-func TestFilesMayNameAlgorithmsOfTheProgram(t *testing.T) {
+func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 	config, err := Parse("p.yaml", []byte(ownAlgorithm), nil, Options{Algorithms: []*algorithm.Algorithm{everySecond}})
 	if err != nil {
 		t.Fatal(err)
@@ -43,21 +43,21 @@ func TestFilesMayNameAlgorithmsOfTheProgram(t *testing.T) {
 	store := memstore.New(memstore.Options{})
 	for _, want := range []bool{true, false} {
 		var v policy.Evaluation
-		p.Rules.Evaluate(asked{}, &v)
+		p.Rules.Evaluate(testRequest{}, &v)
 		if d, err := store.Decide(t.Context(), v.Charges); err != nil || d.Allowed != want {
 			t.Errorf("%v, %v; want %v", d.Allowed, err, want)
 		}
 	}
 }
 
-func TestAlgorithmsThatAreNotGivenAreUnknown(t *testing.T) {
+func TestUnregisteredAlgorithmsAreUnknown(t *testing.T) {
 	if err := mistakesOf("p.yaml", ownAlgorithm, nil); err == nil || !strings.Contains(err.Error(), `there is no algorithm "every-second"`) {
-		t.Errorf("said is %v", err)
+		t.Errorf("the error is %v", err)
 	}
 }
 
-// An algorithm with the name of another would change what files mean.
-func TestAlgorithmsHaveNamesOfTheirOwn(t *testing.T) {
+// A custom algorithm with an existing name would change the meaning of files.
+func TestCustomAlgorithmsNeedUniqueNames(t *testing.T) {
 	for what, list := range map[string][]*algorithm.Algorithm{"twice": {everySecond, everySecond}, "built in": {penstock.FixedWindow}, "nil": {nil}} {
 		_, err := load("testdata/golden/minimal.yaml", Options{Algorithms: list})
 		if !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "Options.Algorithms") {

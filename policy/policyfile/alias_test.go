@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Wherever a value may stand, an alias of it means the same.
-func TestAnAliasMeansWhatItRepeats(t *testing.T) {
+// An alias may replace a value at every place, and means the same.
+func TestAliasMeansTheSameAsItsValue(t *testing.T) {
 	const repeated = `
 identities:
   a: {key: &source {header X-API-Key: &values [k1, k2]}}
@@ -52,12 +52,12 @@ rules:
 		return described(rules.Rules)
 	}
 	if got, want := meant(repeated), meant(written); got != want {
-		t.Errorf("with aliases it means\n%s\nand written out\n%s", got, want)
+		t.Errorf("the policy with aliases:\n%s\nwithout:\n%s", got, want)
 	}
 }
 
-// FuzzAliases makes anchors and aliases of the values of a policy, at places that the fuzzer
-// chooses: among them values that repeat themselves.
+// FuzzAliases turns values of a policy into anchors and aliases, at places that the fuzzer
+// chooses. An alias may stand inside its own anchor.
 func FuzzAliases(f *testing.F) {
 	f.Add("identities: {a: {key: 0{header X-API-Key: [k1]}}, b: {key: 1}}\n", uint64(0x1001))
 	f.Add("identities: 0{a: 1}\n", uint64(3))

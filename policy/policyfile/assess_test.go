@@ -27,15 +27,15 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// asked is a request of tests: "GET /a" from 192.0.2.1, unless it says otherwise.
-type asked struct {
+// A testRequest is "GET /a" from 192.0.2.1, unless its fields say otherwise.
+type testRequest struct {
 	method, host, path, address string
 	header                      http.Header
 	cookies, query              map[string][]string
 	body                        int64
 }
 
-func (a asked) Lookup(kind policy.Kind, name string) []string {
+func (a testRequest) Lookup(kind policy.Kind, name string) []string {
 	switch kind {
 	case policy.KindMethod:
 		return []string{cmp.Or(a.method, "GET")}
@@ -53,9 +53,9 @@ func (a asked) Lookup(kind policy.Kind, name string) []string {
 	return nil
 }
 
-func (a asked) BodySize() int64 { return a.body }
+func (a testRequest) BodySize() int64 { return a.body }
 
-func (a asked) Address() netip.Addr {
+func (a testRequest) Address() netip.Addr {
 	if a.address == "unix" {
 		return netip.Addr{}
 	}
@@ -63,7 +63,7 @@ func (a asked) Address() netip.Addr {
 }
 
 // with is the request with a header, given as name, value, name, value ...
-func (a asked) with(headers ...string) asked {
+func (a testRequest) with(headers ...string) testRequest {
 	a.header = a.header.Clone()
 	if a.header == nil {
 		a.header = make(http.Header)
@@ -74,7 +74,7 @@ func (a asked) with(headers ...string) asked {
 	return a
 }
 
-func (a asked) String() string {
+func (a testRequest) String() string {
 	return fmt.Sprintf("%s %s%s from %s %v", cmp.Or(a.method, "GET"), a.host, cmp.Or(a.path, "/a"), cmp.Or(a.address, "192.0.2.1"), a.header)
 }
 
@@ -104,7 +104,7 @@ func policyIn(t testing.TB, file, text string) *Policy {
 	return p
 }
 
-// hashed is how a value that is too long stands in a key.
+// hashed is the form of a value in a key if it is too long.
 func hashed(value string) string {
 	sum := sha256.Sum256([]byte(value))
 	return "#" + hex.EncodeToString(sum[:])
@@ -117,8 +117,8 @@ func write(t testing.TB, name, text string) {
 	}
 }
 
-// believes tells whether the rules accept a token.
-func believes(rules *policy.Rules, token string) bool {
+// accepts tells whether the rules accept a token.
+func accepts(rules *policy.Rules, token string) bool {
 	_, err := rules.Spec().Tokens.Verifier.Claims(token)
 	return err == nil
 }
@@ -127,7 +127,7 @@ func believes(rules *policy.Rules, token string) bool {
 func described(rules *policy.Rules) string { return describe.Spec(rules.Spec()) }
 
 // charged are the charges of a request, as "rule.limit key cost".
-func charged(rules *policy.Rules, a asked) (list []string) {
+func charged(rules *policy.Rules, a testRequest) (list []string) {
 	var v policy.Evaluation
 	rules.Evaluate(a, &v)
 	for i, c := range v.Charges {
@@ -137,13 +137,13 @@ func charged(rules *policy.Rules, a asked) (list []string) {
 }
 
 // keyOf returns the key of the one charge of a request.
-func keyOf(t testing.TB, rules *policy.Rules, a asked) string {
+func keyOf(t testing.TB, rules *policy.Rules, a testRequest) string {
 	t.Helper()
 	var v policy.Evaluation
 	rules.Evaluate(a, &v)
 	if v.Unclear != "" {
 		if len(v.Charges)+len(v.Matched)+len(v.Shadows) > 0 || v.ListMatch != policy.NotListed {
-			t.Errorf("%v is malformed, and is still charged or listed", a)
+			t.Errorf("%v is malformed, but is charged or listed", a)
 		}
 		return "malformed"
 	}
@@ -186,7 +186,7 @@ rest       /**
 	for _, line := range lines {
 		name, path, _ := strings.Cut(line, " ")
 		if name == "any" {
-			continue // {id} is as good, and says more
+			continue // {id} matches the same paths
 		}
 		fmt.Fprintf(&text, "  - {name: %s, match: {path: '%s'}, per: global, limits: [{rate: 1/s}]}\n", name, strings.TrimSpace(path))
 	}
@@ -225,20 +225,20 @@ rest       /**
 		if row.path == "/users/you/settings/" {
 			row.wins = "below"
 		}
-		want(t, row.path, charged(rules, asked{path: row.path}), []string{row.wins + ".second global 1"})
+		want(t, row.path, charged(rules, testRequest{path: row.path}), []string{row.wins + ".second global 1"})
 	}
 	t.Logf("counted: %d paths, each at one of %d patterns", len(rows), len(lines)-1)
 }
 
-// A patternOfTests is a way to match that is read by a regular expression and compared letter by
-// letter, unlike the compiler's.
-type patternOfTests struct {
+// A testPattern is a second implementation of matching: it uses a regular expression and compares
+// character by character, unlike the compiler.
+type testPattern struct {
 	name, host, path string
 	methods          []string
-	plan             bool // only with X-Plan: gold
+	plan             bool // whether it needs X-Plan: gold
 }
 
-func (p *patternOfTests) matches(a asked) bool {
+func (p *testPattern) matches(a testRequest) bool {
 	var s strings.Builder
 	for _, part := range strings.Split(p.path[1:], "/") {
 		switch {
@@ -258,7 +258,7 @@ func (p *patternOfTests) matches(a asked) bool {
 }
 
 // rank is a text that sorts the most specific first.
-func (p *patternOfTests) rank() string {
+func (p *testPattern) rank() string {
 	var s strings.Builder
 	switch {
 	case p.host == "":
@@ -292,7 +292,7 @@ func (p *patternOfTests) rank() string {
 	return s.String() + "1"
 }
 
-func (p *patternOfTests) yaml() string {
+func (p *testPattern) yaml() string {
 	match := "path: '" + p.path + "'"
 	if p.host != "" {
 		match += ", host: '" + p.host + "'"
@@ -306,7 +306,7 @@ func (p *patternOfTests) yaml() string {
 	return fmt.Sprintf("  - {name: %s, match: {%s}, per: global, limits: [{rate: 1/s}]}\n", p.name, match)
 }
 
-func TestRulesAndTheirDefinitionAgree(t *testing.T) {
+func TestRulesAgreeWithASecondImplementation(t *testing.T) {
 	effort.WithoutRace(t)
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -316,9 +316,9 @@ func TestRulesAndTheirDefinitionAgree(t *testing.T) {
 	for range effort.Of(150, 300) {
 		var text strings.Builder
 		text.WriteString("rules:\n")
-		var patterns []*patternOfTests
+		var patterns []*testPattern
 		for len(patterns) < 12 {
-			p := &patternOfTests{name: fmt.Sprintf("r%d", len(patterns)), host: pick("", "", "a.example", "*.example", "*.b.example"), plan: r.IntN(4) == 0}
+			p := &testPattern{name: fmt.Sprintf("r%d", len(patterns)), host: pick("", "", "a.example", "*.example", "*.b.example"), plan: r.IntN(4) == 0}
 			for depth := range r.IntN(3) + 1 {
 				part := segment()
 				if part == "{x}" {
@@ -332,8 +332,8 @@ func TestRulesAndTheirDefinitionAgree(t *testing.T) {
 			if r.IntN(3) == 0 {
 				p.methods = []string{pick("GET", "POST")}
 			}
-			// Two of one rank that match alike are refused; leave them out.
-			if slices.ContainsFunc(patterns, func(other *patternOfTests) bool { return other.rank() == p.rank() }) {
+			// Two patterns of one rank that match the same requests are an error; leave them out.
+			if slices.ContainsFunc(patterns, func(other *testPattern) bool { return other.rank() == p.rank() }) {
 				continue
 			}
 			patterns = append(patterns, p)
@@ -341,7 +341,7 @@ func TestRulesAndTheirDefinitionAgree(t *testing.T) {
 		}
 		rules := rulesOf(t, text.String())
 		for range 100 {
-			a := asked{method: pick("GET", "POST", "PUT"), host: pick("a.example", "x.b.example", "b.example", "other"), path: "/" + pick("a", "b", "ab", "axb", "c")}
+			a := testRequest{method: pick("GET", "POST", "PUT"), host: pick("a.example", "x.b.example", "b.example", "other"), path: "/" + pick("a", "b", "ab", "axb", "c")}
 			for range r.IntN(3) {
 				a.path += "/" + pick("a", "b", "ab", "axb", "c")
 			}
@@ -349,13 +349,13 @@ func TestRulesAndTheirDefinitionAgree(t *testing.T) {
 				a = a.with("X-Plan", "gold")
 			}
 			tried++
-			var matching []*patternOfTests
+			var matching []*testPattern
 			for _, p := range patterns {
 				if p.matches(a) {
 					matching = append(matching, p)
 				}
 			}
-			slices.SortStableFunc(matching, func(p, q *patternOfTests) int { return strings.Compare(p.rank(), q.rank()) })
+			slices.SortStableFunc(matching, func(p, q *testPattern) int { return strings.Compare(p.rank(), q.rank()) })
 			var names []string
 			for _, p := range matching {
 				names = append(names, p.name)
@@ -391,15 +391,15 @@ rules:
 		"example.com": "any", "badexample.com": "any", ".example.com": "any", "": "any", "2001:db8::1": "named", "example.com.evil.net": "any",
 	} {
 		if host == ".example.com" {
-			wins = "any" // there is nothing below
+			wins = "any" // no host rule matches a subdomain of it
 		}
-		want(t, host, charged(rules, asked{host: host}), []string{wins + ".second global 1"})
+		want(t, host, charged(rules, testRequest{host: host}), []string{wins + ".second global 1"})
 		// The host counts before the path.
 		if wins != "any" {
-			want(t, host+"/exact", charged(rules, asked{host: host, path: "/exact"}), []string{wins + ".second global 1"})
+			want(t, host+"/exact", charged(rules, testRequest{host: host, path: "/exact"}), []string{wins + ".second global 1"})
 		}
 	}
-	want(t, "other host", charged(rules, asked{host: "x", path: "/exact"}), []string{"path.second global 1"})
+	want(t, "other host", charged(rules, testRequest{host: "x", path: "/exact"}), []string{"path.second global 1"})
 }
 
 func TestRulesThatAlwaysApplyStandBesideTheMostSpecific(t *testing.T) {
@@ -410,9 +410,9 @@ rules:
   - {name: api, match: {path: /api/**}, per: global, limits: [{rate: 1/s}]}
   - {name: posts, always: true, match: {method: POST}, per: global, limits: [{rate: 1/d}]}
 `)
-	want(t, "search", charged(rules, asked{path: "/api/search"}), []string{"specific.second global 1", "specific.minute global 1", "all.hour global 1"})
-	want(t, "post", charged(rules, asked{path: "/api/x", method: "POST"}), []string{"all.hour global 1", "api.second global 1", "posts.day global 1"})
-	want(t, "other", charged(rules, asked{path: "/"}), []string{"all.hour global 1"})
+	want(t, "search", charged(rules, testRequest{path: "/api/search"}), []string{"specific.second global 1", "specific.minute global 1", "all.hour global 1"})
+	want(t, "post", charged(rules, testRequest{path: "/api/x", method: "POST"}), []string{"all.hour global 1", "api.second global 1", "posts.day global 1"})
+	want(t, "other", charged(rules, testRequest{path: "/"}), []string{"all.hour global 1"})
 }
 
 func TestApplyAllAppliesEveryRuleOnceInTheOrderOfTheFile(t *testing.T) {
@@ -423,8 +423,8 @@ rules:
   - {name: a, match: {path: /a}, per: global, limits: [{rate: 2/s}, {rate: 5/m}]}
   - {name: b, match: {path: /b}, per: global, limits: [{rate: 3/s}]}
 `)
-	want(t, "/a", charged(rules, asked{path: "/a"}), []string{"c.second global 1", "a.second global 1", "a.minute global 1"})
-	want(t, "/b", charged(rules, asked{path: "/b"}), []string{"c.second global 1", "b.second global 1"})
+	want(t, "/a", charged(rules, testRequest{path: "/a"}), []string{"c.second global 1", "a.second global 1", "a.minute global 1"})
+	want(t, "/b", charged(rules, testRequest{path: "/b"}), []string{"c.second global 1", "b.second global 1"})
 }
 
 func TestUnlimitedStopsLessSpecificRules(t *testing.T) {
@@ -433,11 +433,11 @@ rules:
   - {name: health, match: {path: /health}, unlimited: true}
   - {name: rest, per: global, limits: [{rate: 1/s}]}
 `)
-	want(t, "/health", charged(rules, asked{path: "/health"}), nil)
-	want(t, "/healthy", charged(rules, asked{path: "/healthy"}), []string{"rest.second global 1"})
+	want(t, "/health", charged(rules, testRequest{path: "/health"}), nil)
+	want(t, "/healthy", charged(rules, testRequest{path: "/healthy"}), []string{"rest.second global 1"})
 }
 
-func TestShadowTakesNoPlace(t *testing.T) {
+func TestShadowRulesReplaceNoOtherRules(t *testing.T) {
 	rules := rulesOf(t, `
 rules:
   - {name: enforced, match: {path: /api/**}, per: global, limits: [{rate: 10/s}]}
@@ -450,9 +450,9 @@ rules:
 		{"/api/search", "[enforced.second global 1]", "[closer.second]"},
 		{"/", "[]", "[wider.second]"},
 	} {
-		want(t, row.path, fmt.Sprint(charged(rules, asked{path: row.path})), row.charges)
+		want(t, row.path, fmt.Sprint(charged(rules, testRequest{path: row.path})), row.charges)
 		var v policy.Evaluation
-		rules.Evaluate(asked{path: row.path}, &v)
+		rules.Evaluate(testRequest{path: row.path}, &v)
 		var shadows []string
 		for _, shadow := range v.Shadows {
 			for _, l := range shadow.Limits {
@@ -461,7 +461,7 @@ rules:
 		}
 		want(t, row.path, fmt.Sprint(shadows), row.shadows)
 		if len(v.Shadows) != 1 {
-			t.Errorf("%s: the limits of a rule are tried in %d parts; they are decided together", row.path, len(v.Shadows))
+			t.Errorf("%s: the limits of a shadow rule are in %d batches; want one", row.path, len(v.Shadows))
 		}
 	}
 }
@@ -473,18 +473,18 @@ deny: [{ip: 10.6.6.6}, {header X-Key: [stolen, leaked]}]
 rules: [{name: a, per: global, limits: [{rate: 1/s}]}]
 `)
 	for _, row := range []struct {
-		a    asked
+		a    testRequest
 		want policy.ListMatch
 	}{
-		{asked{}, policy.NotListed},
-		{asked{address: "10.1.2.3"}, policy.AllowListed},
-		{asked{address: "::ffff:10.1.2.3"}, policy.AllowListed},
-		{asked{address: "10.6.6.6"}, policy.DenyListed},
-		{asked{address: "unix"}, policy.NotListed},
-		{asked{}.with("X-Internal", "yes"), policy.AllowListed},
-		{asked{method: "POST"}.with("X-Internal", "yes"), policy.NotListed},
-		{asked{}.with("X-Internal", "Yes"), policy.NotListed},
-		{asked{}.with("X-Key", "leaked"), policy.DenyListed},
+		{testRequest{}, policy.NotListed},
+		{testRequest{address: "10.1.2.3"}, policy.AllowListed},
+		{testRequest{address: "::ffff:10.1.2.3"}, policy.AllowListed},
+		{testRequest{address: "10.6.6.6"}, policy.DenyListed},
+		{testRequest{address: "unix"}, policy.NotListed},
+		{testRequest{}.with("X-Internal", "yes"), policy.AllowListed},
+		{testRequest{method: "POST"}.with("X-Internal", "yes"), policy.NotListed},
+		{testRequest{}.with("X-Internal", "Yes"), policy.NotListed},
+		{testRequest{}.with("X-Key", "leaked"), policy.DenyListed},
 	} {
 		var v policy.Evaluation
 		rules.Evaluate(row.a, &v)
@@ -512,11 +512,11 @@ rules: [{name: a, per: global, limits: [{rate: {partner: 10/s, free: 1/s}}]}]
 	rules := p.Rules
 	for address, listed := range map[string]policy.ListMatch{"10.6.6.6": policy.DenyListed, "2001:db8:1::1": policy.DenyListed, "10.6.6.7": policy.NotListed} {
 		var v policy.Evaluation
-		rules.Evaluate(asked{address: address}, &v)
+		rules.Evaluate(testRequest{address: address}, &v)
 		want(t, address, v.ListMatch, listed)
 	}
 	var v policy.Evaluation
-	rules.Evaluate(asked{}.with("X-Key", "beta"), &v)
+	rules.Evaluate(testRequest{}.with("X-Key", "beta"), &v)
 	want(t, "beta", v.Tier, "partner")
 	want(t, "files", len(p.Files), 3)
 }
@@ -535,41 +535,41 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 `)
 	long := strings.Repeat("a", 129)
 	rows := []struct {
-		a    asked
+		a    testRequest
 		pays string
 	}{
-		{asked{}, "ip:192.0.2.1"},
-		{asked{address: "2001:db8:1:2:3:4:5:6"}, "ip:2001:db8:1:2::/64"},
-		{asked{address: "::ffff:192.0.2.1"}, "ip:192.0.2.1"},
-		{asked{address: "unix"}, "ip:unix"},
-		{asked{}.with("X-Api-Key", "abc"), "key:abc"},
-		{asked{}.with("X-Api-Key", "abc", "X-User", "alice"), "key:abc"},
-		{asked{}.with("X-Api-Key", "", "X-User", "alice"), "user:alice"},
-		{asked{}.with("X-User", "mallory"), "ip:192.0.2.1"},                 // not one of those that count
-		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "b"), "malformed"},     // sent twice, it may be either
-		{asked{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "malformed"},     // even if both agree
-		{asked{}.with("X-User", "alice", "X-User", "mallory"), "malformed"}, // one that counts is no use behind another
-		{asked{}.with("X-Api-Key", "a,user:bob"), "malformed"},              // and nor is a list
-		{asked{}.with("X-Api-Key", " a"), "malformed"},                      //
-		{asked{}.with("X-Api-Key", "a\tb"), "malformed"},                    //
-		{asked{}.with("X-Api-Key", "a\xa0"), "malformed"},                   // a space for some
-		{asked{}.with("X-Api-Key", "a\u00a0"), "malformed"},                 //
-		{asked{query: map[string][]string{"access_token": {"t", "t"}}}, "malformed"},
-		{asked{query: map[string][]string{"access_token": {"t\x00"}}}, "malformed"},
-		{asked{query: map[string][]string{"access_token": {"a,b"}}}, "token:a%2Cb"},
-		{asked{cookies: map[string][]string{"sid": {"s1", "s2"}}}, "malformed"},
-		{asked{cookies: map[string][]string{"sid": {"%731"}}}, "session:s1"},
-		{asked{cookies: map[string][]string{"sid": {"s1"}}}.with("X-Api-Key", "k", "Cookie", "a", "Cookie", "b"), "key:k"}, // what nobody looks at
-		{asked{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},                                                      // an imitation stays a key
-		{asked{}.with("X-Api-Key", "unknown"), "key:unknown"},                                                              //
-		{asked{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},                                                         //
-		{asked{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},                                                       //
-		{asked{}.with("X-Api-Key", long), "key:" + hashed(long)},                                                           //
-		{asked{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]},                                            // a hash is not taken for what it is of
-		{asked{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},                                                 //
-		{asked{query: map[string][]string{"access_token": {"t1"}}}, "token:t1"},                                            //
-		{asked{query: map[string][]string{"access_token": {""}}}, "ip:192.0.2.1"},                                          //
-		{asked{cookies: map[string][]string{"sid": {"s1"}}}.with("X-User", "bob"), "user:bob"},
+		{testRequest{}, "ip:192.0.2.1"},
+		{testRequest{address: "2001:db8:1:2:3:4:5:6"}, "ip:2001:db8:1:2::/64"},
+		{testRequest{address: "::ffff:192.0.2.1"}, "ip:192.0.2.1"},
+		{testRequest{address: "unix"}, "ip:unix"},
+		{testRequest{}.with("X-Api-Key", "abc"), "key:abc"},
+		{testRequest{}.with("X-Api-Key", "abc", "X-User", "alice"), "key:abc"},
+		{testRequest{}.with("X-Api-Key", "", "X-User", "alice"), "user:alice"},
+		{testRequest{}.with("X-User", "mallory"), "ip:192.0.2.1"},                 // not one of the listed values
+		{testRequest{}.with("X-Api-Key", "a", "X-Api-Key", "b"), "malformed"},     // sent twice: ambiguous
+		{testRequest{}.with("X-Api-Key", "a", "X-Api-Key", "a"), "malformed"},     // even if both agree
+		{testRequest{}.with("X-User", "alice", "X-User", "mallory"), "malformed"}, // a listed value and another one
+		{testRequest{}.with("X-Api-Key", "a,user:bob"), "malformed"},              // a list
+		{testRequest{}.with("X-Api-Key", " a"), "malformed"},                      //
+		{testRequest{}.with("X-Api-Key", "a\tb"), "malformed"},                    //
+		{testRequest{}.with("X-Api-Key", "a\xa0"), "malformed"},                   // some decoders read it as a space
+		{testRequest{}.with("X-Api-Key", "a\u00a0"), "malformed"},                 //
+		{testRequest{query: map[string][]string{"access_token": {"t", "t"}}}, "malformed"},
+		{testRequest{query: map[string][]string{"access_token": {"t\x00"}}}, "malformed"},
+		{testRequest{query: map[string][]string{"access_token": {"a,b"}}}, "token:a%2Cb"},
+		{testRequest{cookies: map[string][]string{"sid": {"s1", "s2"}}}, "malformed"},
+		{testRequest{cookies: map[string][]string{"sid": {"%731"}}}, "session:s1"},
+		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}.with("X-Api-Key", "k", "Cookie", "a", "Cookie", "b"), "key:k"}, // a malformed value that no identity uses
+		{testRequest{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},                                                      // a value that looks like another identity's key
+		{testRequest{}.with("X-Api-Key", "unknown"), "key:unknown"},                                                              //
+		{testRequest{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},                                                         //
+		{testRequest{}.with("X-Api-Key", long[:128]), "key:" + long[:128]},                                                       //
+		{testRequest{}.with("X-Api-Key", long), "key:" + hashed(long)},                                                           //
+		{testRequest{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]},                                            // a value that looks like a hash is not one
+		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},                                                 //
+		{testRequest{query: map[string][]string{"access_token": {"t1"}}}, "token:t1"},                                            //
+		{testRequest{query: map[string][]string{"access_token": {""}}}, "ip:192.0.2.1"},                                          //
+		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}.with("X-User", "bob"), "user:bob"},
 	}
 	for _, row := range rows {
 		want(t, row.a, keyOf(t, rules, row.a), row.pays)
@@ -577,13 +577,13 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 	t.Logf("counted: %d requests and their keys", len(rows))
 }
 
-func TestWhoIsUnknownPaysWithAllOthersUnknown(t *testing.T) {
+func TestRequestsWithoutIdentityShareACounter(t *testing.T) {
 	rules := rulesOf(t, `
 rules: [{name: a, per: {first_of: [{key: header X-Key}, {user: header X-User}]}, limits: [{rate: 1/s}]}]
 `)
-	want(t, "nothing", keyOf(t, rules, asked{}), "unknown")
-	want(t, "twice", keyOf(t, rules, asked{}.with("X-Key", "a", "X-Key", "b")), "malformed")
-	want(t, "a key with this value", keyOf(t, rules, asked{}.with("X-Key", "unknown")), "key:unknown")
+	want(t, "nothing", keyOf(t, rules, testRequest{}), "unknown")
+	want(t, "twice", keyOf(t, rules, testRequest{}.with("X-Key", "a", "X-Key", "b")), "malformed")
+	want(t, "a key with this value", keyOf(t, rules, testRequest{}.with("X-Key", "unknown")), "key:unknown")
 }
 
 func TestCombinations(t *testing.T) {
@@ -595,22 +595,22 @@ rules:
   - {name: b, match: {path: /pair}, per: {all_of: [who, {device: header X-Device}]}, limits: [{rate: 1/s}]}
 `)
 	for _, row := range []struct {
-		a    asked
+		a    testRequest
 		pays string
 	}{
-		{asked{path: "/s1/x"}.with("X-Key", "k"), "key:k,shop:s1,m:GET,global"},
-		{asked{path: "/s1"}, "key:,shop:s1,m:GET,global"},
-		{asked{path: "/a,b/x"}.with("X-User", "u"), "user:u,shop:a%2Cb,m:GET,global"},
-		{asked{path: "/pair"}.with("X-Key", "k", "X-Device", "d"), "key:k,device:d"},
-		{asked{path: "/pair"}.with("X-Key", "k"), "key:k,device:"},
-		{asked{path: "/pair"}.with("X-Device", "d"), "key:,device:d"},
-		{asked{path: "/pair"}, "unknown"},
+		{testRequest{path: "/s1/x"}.with("X-Key", "k"), "key:k,shop:s1,m:GET,global"},
+		{testRequest{path: "/s1"}, "key:,shop:s1,m:GET,global"},
+		{testRequest{path: "/a,b/x"}.with("X-User", "u"), "user:u,shop:a%2Cb,m:GET,global"},
+		{testRequest{path: "/pair"}.with("X-Key", "k", "X-Device", "d"), "key:k,device:d"},
+		{testRequest{path: "/pair"}.with("X-Key", "k"), "key:k,device:"},
+		{testRequest{path: "/pair"}.with("X-Device", "d"), "key:,device:d"},
+		{testRequest{path: "/pair"}, "unknown"},
 	} {
 		want(t, row.a, keyOf(t, rules, row.a), row.pays)
 	}
 }
 
-// Whatever callers write, two of them never share a key, and one never has two.
+// Different identities never share a key, and one identity never has two.
 func TestNoTwoCallersShareAKey(t *testing.T) {
 	effort.WithoutRace(t)
 	rules := rulesOf(t, `
@@ -637,7 +637,7 @@ rules: [{name: a, per: {first_of: [{all_of: [{a: query A}, {first_of: [{b: query
 				case y == "":
 					caller = fmt.Sprintf("A=%q", x)
 				}
-				key := keyOf(t, rules, asked{query: map[string][]string{"A": {x}, third: {y}}})
+				key := keyOf(t, rules, testRequest{query: map[string][]string{"A": {x}, third: {y}}})
 				if key == "malformed" {
 					continue
 				}
@@ -672,20 +672,20 @@ rules:
 		return "Bearer " + jwttest.Sign("HS256", issuer, `{"alg":"HS256"}`, `{"aud":"rides","iss":"i","exp":`+fmt.Sprint(time.Now().Add(time.Hour).Unix())+payload+`}`)
 	}
 	for _, row := range []struct {
-		a           asked
+		a           testRequest
 		tier        string
 		rate, burst int64
 	}{
-		{asked{}, "free", 10, 0},
-		{asked{address: "10.1.1.1"}, "staff", 1000, 0},
-		{asked{}.with("Authorization", token(`,"roles":["user","support"]`)), "staff", 1000, 0},
-		{asked{}.with("Authorization", token(`,"roles":"admin"`)), "staff", 1000, 0},
-		{asked{}.with("Authorization", token(`,"roles":["user"]`)), "free", 10, 0},
-		{asked{}.with("Authorization", token(`,"roles":["admin"]`)+"x"), "free", 10, 0}, // forged
-		{asked{}.with("X-Plan", "gold"), "premium", 100, 300},
-		{asked{address: "10.1.1.1"}.with("X-Plan", "gold"), "staff", 1000, 0}, // the first counts
-		{asked{}.with("X-Key", "p2"), "partner", 10, 40},
-		{asked{}.with("X-Key", "p3"), "free", 10, 0},
+		{testRequest{}, "free", 10, 0},
+		{testRequest{address: "10.1.1.1"}, "staff", 1000, 0},
+		{testRequest{}.with("Authorization", token(`,"roles":["user","support"]`)), "staff", 1000, 0},
+		{testRequest{}.with("Authorization", token(`,"roles":"admin"`)), "staff", 1000, 0},
+		{testRequest{}.with("Authorization", token(`,"roles":["user"]`)), "free", 10, 0},
+		{testRequest{}.with("Authorization", token(`,"roles":["admin"]`)+"x"), "free", 10, 0}, // forged
+		{testRequest{}.with("X-Plan", "gold"), "premium", 100, 300},
+		{testRequest{address: "10.1.1.1"}.with("X-Plan", "gold"), "staff", 1000, 0}, // the first matching tier applies
+		{testRequest{}.with("X-Key", "p2"), "partner", 10, 40},
+		{testRequest{}.with("X-Key", "p3"), "free", 10, 0},
 	} {
 		var v policy.Evaluation
 		rules.Evaluate(row.a, &v)
@@ -693,9 +693,9 @@ rules:
 		want(t, row.a, fmt.Sprint(v.Tier, l.Count, l.Burst), fmt.Sprint(row.tier, row.rate, row.burst))
 		want(t, row.a, v.Limits[0].Variants[v.Variant(v.Limits[0])].Limit().Count, row.rate)
 	}
-	want(t, "tier as key", keyOf(t, rules, asked{path: "/b"}), "tier:free")
-	want(t, "tier as key", keyOf(t, rules, asked{path: "/b"}.with("X-Key", "p1")), "tier:partner")
-	want(t, "tier that is not matched", charged(rules, asked{path: "/b"}.with("X-Plan", "gold")), nil)
+	want(t, "tier as key", keyOf(t, rules, testRequest{path: "/b"}), "tier:free")
+	want(t, "tier as key", keyOf(t, rules, testRequest{path: "/b"}.with("X-Key", "p1")), "tier:partner")
+	want(t, "tier that is not matched", charged(rules, testRequest{path: "/b"}.with("X-Plan", "gold")), nil)
 }
 
 func TestCosts(t *testing.T) {
@@ -713,7 +713,7 @@ rules:
       - {name: body-min, rate: 100/s, cost: {body: 1KB, min: 3}}
       - {name: body-byte, rate: 100/s, cost: {body: 1}}
 `)
-	cost := func(a asked) map[string]int64 {
+	cost := func(a testRequest) map[string]int64 {
 		var v policy.Evaluation
 		rules.Evaluate(a, &v)
 		costs := make(map[string]int64)
@@ -726,35 +726,35 @@ rules:
 		return costs
 	}
 	n := 0
-	check := func(a asked, name string, units int64) {
+	check := func(a testRequest, name string, units int64) {
 		t.Helper()
 		n++
 		want(t, fmt.Sprintf("%v, body %d, %s", a, a.body, name), cost(a)[name], units)
 	}
-	check(asked{}, "fixed", 7)
-	check(asked{}, "free", 0)
+	check(testRequest{}, "fixed", 7)
+	check(testRequest{}, "free", 0)
 	for method, units := range map[string]int64{"GET": 0, "POST": 5, "PUT": 2, "get": 2, "BREW": 2} {
-		check(asked{method: method}, "method", units)
+		check(testRequest{method: method}, "method", units)
 	}
-	check(asked{method: "GET"}, "method-default", 1)
-	check(asked{method: "POST"}, "method-default", 5)
+	check(testRequest{method: "GET"}, "method-default", 1)
+	check(testRequest{method: "POST"}, "method-default", 5)
 	for value, units := range map[string]int64{
 		"10": 10, "50": 50, "51": 50, "1": 2, "0": 2, "-5": 2, "": 50, "ten": 50, "1e3": 50, "7.5": 50, " 7": 50, "+7": 7, "007": 7,
 		"9223372036854775807": 50, "99999999999999999999": 50, "-9223372036854775808": 2, "10\x00": 50, "10,10": 50, "0x10": 50,
 	} {
-		check(asked{}.with("X-Cost", value), "header", units)
+		check(testRequest{}.with("X-Cost", value), "header", units)
 	}
-	check(asked{}, "header", 2)
-	check(asked{}.with("X-Cost", "9", "X-Cost", "9"), "header", 50) // nobody pays less by sending it twice
+	check(testRequest{}, "header", 2)
+	check(testRequest{}.with("X-Cost", "9", "X-Cost", "9"), "header", 50) // a header that is sent twice costs the maximum
 	for size, units := range map[int64]int64{0: 1, 1: 1, 1023: 1, 1024: 1, 1025: 2, 10 << 10: 10, -1: 1} {
-		check(asked{body: size}, "body", units)
-		check(asked{body: size}, "body-min", max(units, 3))
+		check(testRequest{body: size}, "body", units)
+		check(testRequest{body: size}, "body-min", max(units, 3))
 	}
-	check(asked{body: 1<<63 - 1}, "body-byte", penstock.MaxCost) // what a caller claims is never more than can be charged
+	check(testRequest{body: 1<<63 - 1}, "body-byte", penstock.MaxCost) // a claimed size is at most the largest cost
 	t.Logf("counted: %d costs of requests", n)
 }
 
-func TestStatusesSayWhichAnswersAreCharged(t *testing.T) {
+func TestOnStatusSelectsTheChargedResponses(t *testing.T) {
 	rules := rulesOf(t, `
 rules: [{name: a, per: global, limits: [{rate: 5/m, on_status: [401, 5xx, 410-412]}]}]
 `)
@@ -766,11 +766,11 @@ rules: [{name: a, per: global, limits: [{rate: 5/m, on_status: [401, 5xx, 410-41
 		}
 	}
 	if s.Has(-1) || s.Has(1<<40) {
-		t.Error("a status that is none is charged")
+		t.Error("an invalid status is charged")
 	}
 }
 
-func TestAVerdictCanBeUsedAgain(t *testing.T) {
+func TestEvaluationCanBeReused(t *testing.T) {
 	rules := rulesOf(t, richPolicy)
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 2))
@@ -780,11 +780,11 @@ func TestAVerdictCanBeUsedAgain(t *testing.T) {
 		var fresh policy.Evaluation
 		rules.Evaluate(a, &fresh)
 		rules.Evaluate(a, &again)
-		if got, want := shown(&again), shown(&fresh); got != want {
-			t.Fatalf("seed %d, request %d, %v: a verdict that was used before says\n%s\nand a new one\n%s", seed, i, a, got, want)
+		if got, want := formatEvaluation(&again), formatEvaluation(&fresh); got != want {
+			t.Fatalf("seed %d, request %d, %v: a reused evaluation:\n%s\na new one:\n%s", seed, i, a, got, want)
 		}
 	}
-	t.Logf("counted: %d requests whose verdict was used before", 3000)
+	t.Logf("counted: %d requests with a reused evaluation", 3000)
 }
 
 func TestRulesAreSharedByGoroutines(t *testing.T) {
@@ -824,9 +824,9 @@ rules:
   - {name: health, match: {path: /health}, unlimited: true}
 `
 
-func randomRequest(r *rand.Rand) asked {
+func randomRequest(r *rand.Rand) testRequest {
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
-	a := asked{method: pick("GET", "POST", "PUT"), path: pick("/", "/shops/s1", "/shops/s2/x", "/login", "/files/a", "/files/a/b", "/health", "*", ""),
+	a := testRequest{method: pick("GET", "POST", "PUT"), path: pick("/", "/shops/s1", "/shops/s2/x", "/login", "/files/a", "/files/a/b", "/health", "*", ""),
 		address: pick("192.0.2.1", "10.1.1.1", "10.9.1.1", "2001:db8::1", "unix"), body: r.Int64N(1 << 20)}
 	for _, name := range []string{"X-Key", "X-User", "X-Plan"} {
 		for range r.IntN(3) {
@@ -836,8 +836,8 @@ func randomRequest(r *rand.Rand) asked {
 	return a
 }
 
-// shown writes a verdict, without holders, which are random.
-func shown(v *policy.Evaluation) string {
+// formatEvaluation formats an evaluation without its holders, which are random.
+func formatEvaluation(v *policy.Evaluation) string {
 	var s strings.Builder
 	fmt.Fprintln(&s, v.ListMatch, v.Tier)
 	for _, rule := range v.Matched {
@@ -856,8 +856,8 @@ func shown(v *policy.Evaluation) string {
 	return s.String()
 }
 
-// decide charges a request in a store, and tells whether it may pass and what is left.
-func decide(t *testing.T, store penstock.Store, rules *policy.Rules, a asked) (allowed bool, remaining int64) {
+// decide charges a request in a store, and returns whether it is allowed and what is left.
+func decide(t *testing.T, store penstock.Store, rules *policy.Rules, a testRequest) (allowed bool, remaining int64) {
 	t.Helper()
 	var v policy.Evaluation
 	rules.Evaluate(a, &v)
@@ -874,7 +874,7 @@ func TestChangingALimitInTheFileKeepsWhatWasUsed(t *testing.T) {
 	file := func(rate, more string) *policy.Rules {
 		return rulesOf(t, "rules: [{name: a, per: {key: header X-Key}, limits: [{name: main, rate: "+rate+more+"}]}]")
 	}
-	a := asked{}.with("X-Key", "k")
+	a := testRequest{}.with("X-Key", "k")
 	before := file("10/h", ", algorithm: fixed-window")
 	for range 7 {
 		decide(t, store, before, a)
@@ -884,9 +884,9 @@ func TestChangingALimitInTheFileKeepsWhatWasUsed(t *testing.T) {
 	allowed, _ := decide(t, store, file("5/h", ", algorithm: fixed-window"), a)
 	want(t, "lowered to 5 after 8", allowed, false)
 	_, left = decide(t, store, file("20/h", ", algorithm: fixed-window, cost: 2"), a)
-	want(t, "at a higher cost", left, 10)
+	want(t, "with a higher cost", left, 10)
 	_, left = decide(t, store, file("20/h", ""), a)
-	want(t, "by another algorithm", left, 19)
+	want(t, "with another algorithm", left, 19)
 	other := rulesOf(t, "rules: [{name: b, per: {key: header X-Key}, limits: [{name: main, rate: 20/h, algorithm: fixed-window}]}]")
 	_, left = decide(t, store, other, a)
 	want(t, "of a rule with another name", left, 19)
@@ -903,7 +903,7 @@ rules:
   - {name: c, match: {path: /month}, per: {key: header X-Key}, limits: [{rate: {free: 10 per calendar month, premium: 100 per calendar month}}]}
 `)
 	for _, path := range []string{"/bucket", "/window", "/month"} {
-		a := asked{path: path}.with("X-Key", "k")
+		a := testRequest{path: path}.with("X-Key", "k")
 		for range 10 {
 			decide(t, store, rules, a)
 		}
@@ -922,7 +922,7 @@ func TestCandidatesHaveCountersOfTheirOwn(t *testing.T) {
 	rules := rulesOf(t, `
 rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 10/h, cost: 2, candidate: {rate: 6/h}}]}]
 `)
-	a := asked{}.with("X-Key", "k")
+	a := testRequest{}.with("X-Key", "k")
 	var enforced, tried []bool
 	for range 6 {
 		var v policy.Evaluation
@@ -942,7 +942,7 @@ rules: [{name: a, per: {key: header X-Key}, limits: [{rate: 10/h, cost: 2, candi
 	want(t, "candidate", tried, []bool{true, true, true, false, false, false})
 }
 
-func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
+func TestCandidateInheritsFromItsLimit(t *testing.T) {
 	rows := []struct{ limit, says, is string }{
 		{"rate: 10/s, burst: 30", "rate: 20/s", "second.candidate: 20 per 1s, burst 30 (token-bucket)"},
 		{"rate: 10/s, burst: 30", "burst: 40", "second.candidate: 10 per 1s, burst 40 (token-bucket)"},
@@ -962,9 +962,9 @@ func TestACandidateIsAsTheLimitButForWhatItSays(t *testing.T) {
 	}
 }
 
-// A request waits for its turn in the candidate for as long as that understands, and can give its
-// place back there.
-func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
+// The patience in a candidate is at most what the candidate's algorithm supports, and its turn can
+// be refunded.
+func TestCandidateIsChargedAsIfEnforced(t *testing.T) {
 	rows := []struct {
 		limit, candidate string
 		patience         time.Duration
@@ -979,17 +979,17 @@ func TestACandidateIsAskedAsItCouldBeEnforced(t *testing.T) {
 	for _, row := range rows {
 		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+row.limit+", candidate: {"+row.candidate+"}}]}]")
 		var v policy.Evaluation
-		rules.Evaluate(asked{}, &v)
+		rules.Evaluate(testRequest{}, &v)
 		c := v.Shadows[0].Charges[0]
 		want(t, row.limit+" / "+row.candidate, []any{c.Patience, c.Holder != ""}, []any{row.patience, row.held})
 		if err := penstock.Check(v.Shadows[0].Charges); err != nil {
-			t.Errorf("%s / %s: no store takes the shadow: %v", row.limit, row.candidate, err)
+			t.Errorf("%s / %s: stores reject the shadow: %v", row.limit, row.candidate, err)
 		}
 	}
 	t.Logf("counted: %d candidates", len(rows))
 }
 
-func TestACandidateMayDifferInWhereItsWindowsBegin(t *testing.T) {
+func TestCandidateMayHaveOtherWindows(t *testing.T) {
 	for _, row := range [][2]string{{"fixed-window", "anchored-window"}, {"anchored-window", "fixed-window"}} {
 		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/d, algorithm: "+row[0]+", candidate: {algorithm: "+row[1]+"}}]}]")
 		want(t, row, rules.Rules()[0].Limits[0].Variants[0].Algorithm().Title(), row[0])
@@ -997,20 +997,20 @@ func TestACandidateMayDifferInWhereItsWindowsBegin(t *testing.T) {
 	}
 }
 
-// Without the header nobody is named, and so nobody is a member.
-func TestAnIdentityThatMayBeAnythingHasToBeThere(t *testing.T) {
+// "*" matches any value, but a request without the header does not match.
+func TestAnyValueOfAnIdentityNeedsAValue(t *testing.T) {
 	rules := rulesOf(t, `
 identities: {member: {member: header X-Member}}
 tiers: {members: {member: "*"}, nobody: {member: unknown}, others: default}
 rules: [{name: a, per: {tier: tier}, limits: [{rate: 1/s}]}]
 `)
-	want(t, "with the header", keyOf(t, rules, asked{}.with("X-Member", "m")), "tier:members")
-	want(t, "called unknown", keyOf(t, rules, asked{}.with("X-Member", "unknown")), "tier:members")
-	want(t, "without it", keyOf(t, rules, asked{}), "tier:nobody")
-	want(t, "with two", keyOf(t, rules, asked{}.with("X-Member", "m", "X-Member", "m")), "malformed")
+	want(t, "with the header", keyOf(t, rules, testRequest{}.with("X-Member", "m")), "tier:members")
+	want(t, "called unknown", keyOf(t, rules, testRequest{}.with("X-Member", "unknown")), "tier:members")
+	want(t, "without it", keyOf(t, rules, testRequest{}), "tier:nobody")
+	want(t, "with two", keyOf(t, rules, testRequest{}.with("X-Member", "m", "X-Member", "m")), "malformed")
 }
 
-// HEAD makes a server do what GET does: nobody should get around a limit by it.
+// A HEAD request costs a server as much as GET, so limits for GET apply to it too.
 func TestHeadIsLimitedAsGet(t *testing.T) {
 	rules := rulesOf(t, `
 rules:
@@ -1025,7 +1025,7 @@ rules:
 		"GET /b/1": "other.second global 1", "HEAD /b/1": "head.second global 1", "PUT /b/1": "any.second global 1",
 	} {
 		method, path, _ := strings.Cut(request, " ")
-		want(t, request, charged(rules, asked{method: method, path: path}), []string{wins})
+		want(t, request, charged(rules, testRequest{method: method, path: path}), []string{wins})
 	}
 }
 
@@ -1036,12 +1036,12 @@ rules: [{name: a, per: global, limits: [{rate: 1/s}]}]
 `)
 	for _, address := range []string{"192.0.2.7", "::ffff:192.0.2.7", "64:ff9b::192.0.2.7"} {
 		var v policy.Evaluation
-		rules.Evaluate(asked{address: address}, &v)
+		rules.Evaluate(testRequest{address: address}, &v)
 		want(t, address, v.ListMatch, policy.DenyListed)
 	}
 }
 
-func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
+func TestSuspiciousRulesHaveWarnings(t *testing.T) {
 	for text, says := range map[string]string{
 		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket}]}]":                       "the queue of limit second is never used",
 		"rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 5, algorithm: leaky-bucket, max_wait: 2s}]}]":         "",
@@ -1053,7 +1053,7 @@ func TestWhatMayNotBeMeantIsWarnedOf(t *testing.T) {
 	} {
 		warnings := policyIn(t, "policy.yaml", text+"\n").Warnings
 		if says == "" && len(warnings) != 0 || says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), says)) {
-			t.Errorf("%s\nwarned of %v, want %s", text, warnings, says)
+			t.Errorf("%s\nhas the warnings %v; want %s", text, warnings, says)
 		}
 	}
 }
@@ -1066,15 +1066,15 @@ rules:
   - {name: csv, match: {query format: csv}, per: global, limits: [{rate: 1/s}]}
   - {name: old, match: {path: /old, cookie plan: old}, per: global, limits: [{rate: 1/s}]}
 `)
-	want(t, "twice", charged(rules, asked{query: map[string][]string{"format": {"csv", "csv"}}}), []string{"csv.second global 1"})
-	want(t, "behind another", charged(rules, asked{query: map[string][]string{"format": {"json", "csv"}}}), []string{"csv.second global 1"})
-	want(t, "cookies", charged(rules, asked{path: "/old", cookies: map[string][]string{"plan": {"new", "old"}}}), []string{"old.second global 1"})
+	want(t, "twice", charged(rules, testRequest{query: map[string][]string{"format": {"csv", "csv"}}}), []string{"csv.second global 1"})
+	want(t, "behind another", charged(rules, testRequest{query: map[string][]string{"format": {"json", "csv"}}}), []string{"csv.second global 1"})
+	want(t, "cookies", charged(rules, testRequest{path: "/old", cookies: map[string][]string{"plan": {"new", "old"}}}), []string{"old.second global 1"})
 	var v policy.Evaluation
-	rules.Evaluate(asked{query: map[string][]string{"debug": {"0", "1"}}}, &v)
-	want(t, "what is denied by", v.Unclear, "query debug is sent 2 times; send it once, plainly written")
+	rules.Evaluate(testRequest{query: map[string][]string{"debug": {"0", "1"}}}, &v)
+	want(t, "a condition of deny", v.Unclear, "query debug is sent 2 times; send it once, plainly written")
 }
 
-func TestPipesAreNoPolicies(t *testing.T) {
+func TestPipesAreErrors(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := exec.Command("mkfifo", pipe).Run(); err != nil {
 		t.Fatal(err)
@@ -1091,7 +1091,7 @@ func TestPipesAreNoPolicies(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
-			t.Errorf("%s: said %v", text, err)
+			t.Errorf("%s: the error is %v", text, err)
 		}
 	}
 }

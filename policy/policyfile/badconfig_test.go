@@ -17,22 +17,22 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write what is said today into testdata")
+var rewrite = flag.Bool("rewrite", false, "write the current messages into testdata")
 
-// A badCase is one configuration of testdata/bad with what is said of it. It stands there as
+// A badCase is one configuration of testdata/bad with its error messages. Its form is
 //
-//	==== what is wrong
+//	==== the name of the case
 //	:env NAME=value
-//	the file, as it is, or with \t, \xff and so on where :escaped says so
+//	the text of the file; with :escaped, it has escapes such as \t and \xff
 //	----
-//	what is said, one mistake a line
+//	the messages, one per line
 type badCase struct {
-	file    string // in testdata/bad
-	line    int
-	name    string
-	header  []string // the lines that begin with a colon
-	written []string
-	said    []string
+	file     string // in testdata/bad
+	line     int
+	name     string
+	header   []string // the lines that begin with a colon
+	written  []string
+	messages []string
 }
 
 func readBadCases(t testing.TB, file string) (cases []*badCase) {
@@ -42,20 +42,20 @@ func readBadCases(t testing.TB, file string) (cases []*badCase) {
 		t.Fatal(err)
 	}
 	var c *badCase
-	said := false
+	inMessages := false
 	for i, line := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") {
 		name, begins := strings.CutPrefix(line, "==== ")
 		switch {
 		case begins:
-			c, said = &badCase{file: file, line: i + 1, name: name}, false
+			c, inMessages = &badCase{file: file, line: i + 1, name: name}, false
 			cases = append(cases, c)
 		case c == nil && line != "":
-			t.Fatalf("%s:%d: %q stands before the first case", file, i+1, line)
+			t.Fatalf("%s:%d: %q is before the first case", file, i+1, line)
 		case line == "----":
-			said = true
-		case said && line != "":
-			c.said = append(c.said, line)
-		case said || c == nil:
+			inMessages = true
+		case inMessages && line != "":
+			c.messages = append(c.messages, line)
+		case inMessages || c == nil:
 		case strings.HasPrefix(line, ":") && c.written == nil:
 			c.header = append(c.header, line)
 		default:
@@ -73,7 +73,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 			s.WriteByte('\n')
 		}
 		fmt.Fprintf(&s, "==== %s\n", c.name)
-		for _, line := range slices.Concat(c.header, c.written, []string{"----"}, c.said) {
+		for _, line := range slices.Concat(c.header, c.written, []string{"----"}, c.messages) {
 			s.WriteString(line + "\n")
 		}
 	}
@@ -82,7 +82,7 @@ func writeBadCases(t *testing.T, file string, cases []*badCase) {
 	}
 }
 
-// text is the file as it is read.
+// text is the text of the file, without escapes.
 func (c *badCase) text(t testing.TB) string {
 	t.Helper()
 	text := strings.Join(c.written, "\n") + "\n"
@@ -121,12 +121,12 @@ func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
 	effort.WithoutRace(t)
 	files, err := filepath.Glob("testdata/bad/*.txt")
 	if err != nil || len(files) == 0 {
-		t.Fatal("there is nothing in testdata/bad:", err)
+		t.Fatal("testdata/bad is empty:", err)
 	}
 	for i := range files {
 		files[i], _ = filepath.Abs(files[i])
 	}
-	t.Chdir("testdata/bad/files") // what the policies name lies there
+	t.Chdir("testdata/bad/files") // the folder of the files that policies name
 	n := 0
 	names := make(map[string]string)
 	for _, file := range files {
@@ -140,18 +140,18 @@ func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
 			text := c.text(t)
 			err := mistakesOf("policy.yaml", text, c.env)
 			if err == nil {
-				t.Errorf("%s: nothing is said", at)
+				t.Errorf("%s: no error", at)
 				continue
 			}
 			n++
-			said := strings.Split(err.Error(), "\n")
+			messages := strings.Split(err.Error(), "\n")
 			if *rewrite {
-				c.said = said
-			} else if !slices.Equal(said, c.said) {
-				t.Errorf("%s: said is\n\t%s\nand should be\n\t%s\n(go test ./policy -run Bad -rewrite writes what is said)",
-					at, strings.Join(said, "\n\t"), strings.Join(c.said, "\n\t"))
+				c.messages = messages
+			} else if !slices.Equal(messages, c.messages) {
+				t.Errorf("%s: the messages are\n\t%s\nwant\n\t%s\n(go test ./policy/policyfile -run Bad -rewrite writes the current messages)",
+					at, strings.Join(messages, "\n\t"), strings.Join(c.messages, "\n\t"))
 			}
-			for _, wrong := range badlySaid(text, err) {
+			for _, wrong := range formErrors(text, err) {
 				t.Errorf("%s: %s", at, wrong)
 			}
 		}
@@ -162,8 +162,8 @@ func TestBadPoliciesSayWhatIsWrongWhereAndHowToFixIt(t *testing.T) {
 	t.Logf("counted: %d bad configurations", n)
 }
 
-// badlySaid checks what every mistake must have, whatever it is.
-func badlySaid(text string, err error) (wrong []string) {
+// formErrors checks the form that every message must have.
+func formErrors(text string, err error) (wrong []string) {
 	var errs Errors
 	if !errors.As(err, &errs) || !errors.Is(err, penstock.ErrInvalid) {
 		return []string{fmt.Sprintf("%T is not Errors that wrap ErrInvalid", err)}
@@ -180,14 +180,14 @@ func badlySaid(text string, err error) (wrong []string) {
 		case len(e.Message) > 400:
 			wrong = append(wrong, fmt.Sprintf("%v: it is %d bytes long", e, len(e.Message)))
 		case i > 0 && (e.Line < errs[i-1].Line || e.Line == errs[i-1].Line && e.Column < errs[i-1].Column):
-			wrong = append(wrong, fmt.Sprintf("%v: it stands behind a later one", e))
+			wrong = append(wrong, fmt.Sprintf("%v: it comes after one of a later place", e))
 		}
 	}
 	return wrong
 }
 
-// What is too large, too deep or refers to itself ends soon and says so.
-func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
+// A file that is too large, too deep or refers to itself is an error soon.
+func TestHugePoliciesAreErrors(t *testing.T) {
 	effort.WithoutRace(t)
 	const rule = "rules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
 	var bomb strings.Builder
@@ -210,13 +210,13 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 	}
 	ways := "[" + strings.TrimSuffix(strings.Repeat("/a, ", 400), ", ") + "]"
 	rows := []struct{ name, text, says string }{
-		{"identities that double what they consist of", doubled.String() + rule,
+		{"identities whose parts double", doubled.String() + rule,
 			"policy.yaml:8:7: the identity has 64 parts, with those of the identities that it names; the most is 32"},
 		{"400 paths at 400 hosts", "rules: [{name: a, match: {path: " + ways + ", host: " + strings.ReplaceAll(ways, "/", "") + "}, unlimited: true}]",
 			"the rules have more than 100000 combinations of path and host; write patterns instead"},
 		{"a file of more than 1 MiB", rule + strings.Repeat("# long\n", 1<<20/7),
 			"policy.yaml:1:1: the file has 1048627 bytes; the most is 1048576. Put long lists into separate files: {file: NAME}"},
-		{"an alias bomb that nothing reads", bomb.String() + rule, "policy.yaml:5:45: the file has more than 100000 values, aliases included; "},
+		{"an alias bomb in an unused field", bomb.String() + rule, "policy.yaml:5:45: the file has more than 100000 values, aliases included; "},
 		{"an alias bomb in a list of values", "deny: &d [" + strings.Repeat("{header X: [a, b, c, d, e, f, g, h, i, j]}, ", 200) + "]\ntiers:\n" +
 			func() (s string) {
 				for i := range 100 {
@@ -228,7 +228,7 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 		{"identities in identities", "identities:\n  a: " + strings.Repeat("{first_of: [", 20) + "ip" + strings.Repeat("]}", 20) + "\n" + rule,
 			"the file is nested more than 32 levels deep; no policy needs that"},
 		{"mappings in mappings", strings.Repeat("{a: ", 9000) + "1" + strings.Repeat("}", 9000), "policy.yaml:1:2: there is no field \"a\" here; "},
-		{"lists in lists that YAML does not read", "rules: " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), "depth"},
+		{"lists in lists that the YAML parser rejects", "rules: " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000), "depth"},
 		{"65 limits in a rule", "rules:\n  - name: a\n    per: global\n    limits:\n" + limits.String(),
 			"a request could be charged to 65 limits, because rules with always: true apply together; the most is 64; remove rules or limits"},
 		{"65 rules that always apply", "rules:\n" + always.String(),
@@ -242,18 +242,18 @@ func TestPoliciesThatWouldNeverEndAreRefused(t *testing.T) {
 			select {
 			case err := <-done:
 				if err == nil || !strings.Contains(err.Error(), row.says) {
-					t.Fatalf("said is %.2000v\nand should be %q", err, row.says)
+					t.Fatalf("the error is %.2000v\nwant %q", err, row.says)
 				}
-				for _, wrong := range badlySaid(row.text, err) {
+				for _, wrong := range formErrors(row.text, err) {
 					t.Error(wrong)
 				}
 				if n := strings.Count(err.Error(), "\n"); n > 200 {
-					t.Errorf("said are %d mistakes", n)
+					t.Errorf("%d mistakes are reported", n)
 				}
 			case <-time.After(time.Minute):
-				t.Fatal("no end within a minute")
+				t.Fatal("it takes more than a minute")
 			}
 		})
 	}
-	t.Logf("counted: %d policies without measure", len(rows))
+	t.Logf("counted: %d huge policies", len(rows))
 }

@@ -26,44 +26,43 @@ func bearer(sub string) string {
 func TestRulesBeforeAuthAreDecidedBeforeASignatureIsChecked(t *testing.T) {
 	rules := rulesOf(t, beforeAuth)
 	var v policy.Evaluation
-	first := func(what string, a asked, whole bool, charges ...string) {
+	first := func(what string, a testRequest, whole bool, charges ...string) {
 		t.Helper()
-		want(t, what+": is that all", rules.EvaluateFirst(a, &v), whole)
+		want(t, what+": is it complete", rules.EvaluateFirst(a, &v), whole)
 		want(t, what, chargesOf(&v), charges)
 	}
-	known := func(a asked) bool {
+	known := func(a testRequest) bool {
 		token, _ := strings.CutPrefix(a.header["Authorization"][0], "Bearer ")
 		return rules.Spec().Tokens.Verifier.IsKnown(token)
 	}
-	anna := asked{path: "/a"}.with("Authorization", bearer("anna"))
-	first("without a token", asked{path: "/a"}, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
-	first("with a new one", anna, false, "flood.hour ip:192.0.2.1 1")
+	anna := testRequest{path: "/a"}.with("Authorization", bearer("anna"))
+	first("without a token", testRequest{path: "/a"}, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
+	first("with a new token", anna, false, "flood.hour ip:192.0.2.1 1")
 	want(t, "its signature is checked", known(anna), false)
 	rules.EvaluateRest(anna, &v)
 	want(t, "the rest", chargesOf(&v), []string{"api.second user:anna 1"})
 	want(t, "its signature is checked", known(anna), true)
 	first("the second time", anna, true, "flood.hour ip:192.0.2.1 1", "api.second user:anna 1")
 
-	forged := asked{path: "/a"}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1))
-	first("with a forged one", forged, false, "flood.hour ip:192.0.2.1 1")
+	forged := testRequest{path: "/a"}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1))
+	first("with a forged token", forged, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(forged, &v)
 	want(t, "the rest", chargesOf(&v), []string{"api.second ip:192.0.2.1 1"})
 	want(t, "why", v.TokenError.Reason, "signature")
 	first("the second time", forged, true, "flood.hour ip:192.0.2.1 1", "api.second ip:192.0.2.1 1")
 	want(t, "why", v.TokenError.Reason, "signature")
 
-	first("where the rule does not match", asked{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
-	mallory := asked{path: "/a"}.with("Authorization", bearer("mallory"))
-	first("who is refused", mallory, false, "flood.hour ip:192.0.2.1 1")
+	first("where the rule does not match", testRequest{path: "/b"}.with("Authorization", bearer("bert")), true, "api.second user:bert 1")
+	mallory := testRequest{path: "/a"}.with("Authorization", bearer("mallory"))
+	first("a client on the deny list", mallory, false, "flood.hour ip:192.0.2.1 1")
 	rules.EvaluateRest(mallory, &v)
-	want(t, "who is refused", v.ListMatch, policy.DenyListed)
-	first("twice", asked{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
+	want(t, "a client on the deny list", v.ListMatch, policy.DenyListed)
+	first("twice", testRequest{path: "/a"}.with("Authorization", "Bearer x", "Authorization", "Bearer y"), true)
 	want(t, "twice is malformed", v.Unclear != "", true)
 }
 
-// Nothing is charged for a malformed request, nor for a preflight, so no signature is checked for
-// them.
-func TestNoSignatureIsCheckedForWhatIsNotCharged(t *testing.T) {
+// Malformed requests and preflights are not charged, so no signature is checked for them.
+func TestNoSignatureIsCheckedForUnchargedRequests(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}
 deny: {claim sub: mallory}
@@ -71,21 +70,21 @@ rules:
   - {name: flood, before_auth: true, per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 5/h}]}
   - {name: api, per: {first_of: [{user: claim sub}, ip]}, limits: [{rate: 10/s}]}
 `)
-	preflight := asked{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
+	preflight := testRequest{method: "OPTIONS"}.with("Origin", "https://a.example", "Access-Control-Request-Method", "GET")
 	for _, row := range []struct {
 		what    string
-		a       asked
+		a       testRequest
 		whole   bool
 		unclear bool
 		charges []string
 	}{
-		{"the key is unclear", asked{}.with("X-API-Key", "a", "X-API-Key", "b"), true, true, nil},
+		{"the key is unclear", testRequest{}.with("X-API-Key", "a", "X-API-Key", "b"), true, true, nil},
 		{"a preflight with a token", preflight, false, false, []string{"flood.hour ip:192.0.2.1 1"}},
 	} {
 		var v policy.Evaluation
 		authorization := bearer("anna" + row.what)
 		a := row.a.with("Authorization", authorization)
-		want(t, row.what+": is that all", rules.EvaluateFirst(a, &v), row.whole)
+		want(t, row.what+": is it complete", rules.EvaluateFirst(a, &v), row.whole)
 		want(t, row.what+": is it malformed", v.Unclear != "", row.unclear)
 		want(t, row.what, chargesOf(&v), row.charges)
 		want(t, row.what+": its signature is checked", rules.Spec().Tokens.Verifier.IsKnown(strings.TrimPrefix(authorization, "Bearer ")), false)
@@ -102,7 +101,7 @@ func chargesOf(v *policy.Evaluation) (texts []string) {
 	return texts
 }
 
-func TestDoubtsSayWhyTheClientIsNotWhoItSays(t *testing.T) {
+func TestDoubtsNameRejectedIdentities(t *testing.T) {
 	rules := rulesOf(t, `
 tokens: {secret: "`+jwttest.Secret+`", audience: api, issuer: i}
 tiers: {partner: [{header X-Partner: [acme, globex]}], other: default}
@@ -110,14 +109,14 @@ rules:
   - {name: a, per: {first_of: [{user: claim sub}, {key: {header X-API-Key: [k-1, k-2]}}, {sid: cookie sid}, ip]}, limits: [{rate: {partner: 9/s, other: 1/s}}]}
 `)
 	for _, row := range []struct {
-		a    asked
+		a    testRequest
 		says []string
 	}{
-		{asked{}, nil},
-		{asked{}.with("X-Api-Key", "k-1", "X-Partner", "acme", "Authorization", bearer("anna")), nil},
-		{asked{}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1)), []string{"the token is rejected: no trusted key has signed it"}},
-		{asked{}.with("X-Api-Key", "k-3"), []string{"header X-API-Key is not accepted: its value is not one of the 2 in the policy"}},
-		{asked{}.with("X-Partner", "umbrella"), []string{"header X-Partner is not accepted: its value is not one of the 2 in the policy"}},
+		{testRequest{}, nil},
+		{testRequest{}.with("X-Api-Key", "k-1", "X-Partner", "acme", "Authorization", bearer("anna")), nil},
+		{testRequest{}.with("Authorization", strings.Replace(bearer("anna"), ".eyJ", ".eyK", 1)), []string{"the token is rejected: no trusted key has signed it"}},
+		{testRequest{}.with("X-Api-Key", "k-3"), []string{"header X-API-Key is not accepted: its value is not one of the 2 in the policy"}},
+		{testRequest{}.with("X-Partner", "umbrella"), []string{"header X-Partner is not accepted: its value is not one of the 2 in the policy"}},
 	} {
 		var v policy.Evaluation
 		rules.Evaluate(row.a, &v)

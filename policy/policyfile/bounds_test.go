@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What files of values may hold in all is bounded, and the error names the bound.
+// The total size of files of values is bounded, and the error names the bound.
 func TestFilesOfValuesAreBounded(t *testing.T) {
 	effort.WithoutRace(t)
 	dir := t.TempDir()
@@ -52,8 +52,8 @@ func TestFilesOfValuesAreBounded(t *testing.T) {
 	}
 }
 
-// Identities may refer to others only so deep: each request goes through all levels.
-func TestIdentitiesReferToOthersOnlySoDeep(t *testing.T) {
+// The nesting of identities is bounded, because each request goes through all levels.
+func TestNestingOfIdentitiesIsBounded(t *testing.T) {
 	chain := func(levels int) error {
 		var text strings.Builder
 		text.WriteString("identities:\n")

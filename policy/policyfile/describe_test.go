@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-func TestDescriptionsTellNoSecrets(t *testing.T) {
+func TestDescriptionsContainNoSecrets(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/keys.txt", "SECRET-in-file\n")
 	rules := rulesIn(t, dir+"/policy.yaml", `
@@ -28,19 +28,19 @@ rules:
   - {name: b, per: {both: {header X-Shared: SECRET-shared}}, limits: [{rate: {paid: 10/s, free: 1/s}}]}
 `)
 	if text := described(rules); strings.Contains(text, "SECRET") {
-		t.Errorf("it tells a secret:\n%s", text)
+		t.Errorf("it contains a secret:\n%s", text)
 	}
 	rules = rulesOf(t, `
 tokens: {jwks_url: "https://SECRET-user:SECRET@issuer.example/keys?code=SECRET#SECRET"}
 rules: [{name: a, per: {user: claim sub}, limits: [{rate: 10/s}]}]
 `)
 	if text := described(rules); strings.Contains(text, "SECRET") || !strings.Contains(text, "https://issuer.example/keys,") {
-		t.Errorf("it tells a secret, or not where keys come from:\n%s", text)
+		t.Errorf("it contains a secret, or lacks the origin of keys:\n%s", text)
 	}
 }
 
-// What people write into a file cannot take over the terminal that shows its description.
-func TestDescriptionsAreWhatCanBeSeen(t *testing.T) {
+// A description has no control characters of the file, which could affect the terminal.
+func TestDescriptionsArePrintable(t *testing.T) {
 	env := func(string) (string, bool) { return "\x1b[31m\xff\u202e", true }
 	config, err := Parse("policy\x1b.yaml", []byte(`
 tokens: {secret: 0123456789012345678901234567890123456789, issuer: "${X}", audience: "a${X}"}
@@ -57,7 +57,7 @@ rules: [{name: a, match: {host: a, path: "/a\uFFFD/\u202e"}, per: {a: "query \x1
 	rules := p.Rules
 	for _, line := range strings.Split(described(rules), "\n") {
 		if strings.ContainsFunc(line, func(c rune) bool { return c < ' ' || c == 0x7f || c == '\u202e' || c == '\uFFFD' }) {
-			t.Errorf("%q has letters that cannot be seen", line)
+			t.Errorf("%q has unprintable characters", line)
 		}
 	}
 }
@@ -103,7 +103,7 @@ func TestRulesMadeInCodeAreDescribed(t *testing.T) {
 	}
 	for _, part := range []string{"rule code", "a function of the program", "10 per 1s, burst 20", "sub-window", "5 in flight", "store fails     rejected", "by the handler"} {
 		if !strings.Contains(described(rules), part) {
-			t.Errorf("it does not say %q:\n%s", part, described(rules))
+			t.Errorf("it lacks %q:\n%s", part, described(rules))
 		}
 	}
 }

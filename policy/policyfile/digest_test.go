@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Gates with one digest have the same rules, whatever file of values has changed.
-func TestDigestIsOfThePolicyAndItsFilesOfValues(t *testing.T) {
+// Instances with one digest have equal rules. So a changed file of values changes the digest.
+func TestDigestIncludesFilesOfValues(t *testing.T) {
 	dir := t.TempDir()
 	const text = "deny: [{ip: {file: bad.txt}}]\nrules: [{name: a, per: global, limits: [{rate: 1/s}]}]\n"
 	path := filepath.Join(dir, "rules.yaml")

@@ -25,8 +25,8 @@ func page(t *testing.T) string {
 	return string(text)
 }
 
-// tablesOf are the rows of a page's tables, each as its cells, by what stands in the first cell of
-// the table's head. Tables of one head are one.
+// tablesOf returns the rows of a page's tables, each as its cells, by the first cell of
+// the table's head. Tables with equal heads are merged.
 func tablesOf(page string) map[string][][]string {
 	tables := make(map[string][][]string)
 	head := ""
@@ -45,8 +45,8 @@ func tablesOf(page string) map[string][][]string {
 	return tables
 }
 
-// structsOfPage are the structs that a page's tables describe, by their heads, and policies in
-// which an example of a row can stand.
+// structsOfPage are the structs that a page's tables describe, by the tables' heads, with policies
+// in which the example of a row can be inserted.
 var structsOfPage = []struct {
 	head  string
 	about reflect.Type
@@ -101,7 +101,7 @@ const (
 	client = "identities: {client: {key: header X-API-Key}}\n"
 )
 
-func TestConfigurationPageHasExactlyTheFieldsThereAre(t *testing.T) {
+func TestConfigurationPageHasAllFields(t *testing.T) {
 	tables := tablesOf(page(t))
 	n := 0
 	for _, s := range structsOfPage {
@@ -112,7 +112,7 @@ func TestConfigurationPageHasExactlyTheFieldsThereAre(t *testing.T) {
 			}
 			told = append(told, strings.Trim(row[0], "`"))
 			if !strings.HasPrefix(row[0], "`") {
-				t.Errorf("the table %q has a row for %s, which is no field", s.head, row[0])
+				t.Errorf("the table %q has a row for %s, which is not a field", s.head, row[0])
 			}
 		}
 		slices.Sort(told)
@@ -123,21 +123,21 @@ func TestConfigurationPageHasExactlyTheFieldsThereAre(t *testing.T) {
 			}
 		}
 		if slices.Sort(there); !slices.Equal(told, there) {
-			t.Errorf("docs/configuration.md, the table %q: it has\n\t%v\nand there are\n\t%v", s.head, told, there)
+			t.Errorf("docs/configuration.md, the table %q has\n\t%v\nwant\n\t%v", s.head, told, there)
 		}
 		n += len(told)
 	}
 	t.Logf("counted: %d fields in tables of the docs", n)
 }
 
-// What the page says is a default must be what the schema says.
-func TestConfigurationPageTellsTheDefaults(t *testing.T) {
-	said := regexp.MustCompile(`Default: ([a-zA-Z0-9/_.:-]*[a-zA-Z0-9/_-])|(\S+) \(default`)
+// The defaults of the page must be those of the schema.
+func TestConfigurationPageHasTheDefaults(t *testing.T) {
+	pattern := regexp.MustCompile(`Default: ([a-zA-Z0-9/_.:-]*[a-zA-Z0-9/_-])|(\S+) \(default`)
 	tables := tablesOf(page(t))
 	n := 0
 	for _, s := range structsOfPage {
 		for name, i := range fieldsOf(s.about) {
-			m := said.FindStringSubmatch(s.about.Field(i).Tag.Get("jsonschema"))
+			m := pattern.FindStringSubmatch(s.about.Field(i).Tag.Get("jsonschema"))
 			if m == nil || s.in == nil || slices.Contains([]string{"after", "all", "anything", "as", "needed", "none", "what", "one", "the"}, m[1]) {
 				continue
 			}
@@ -148,13 +148,13 @@ func TestConfigurationPageTellsTheDefaults(t *testing.T) {
 			n++
 			for _, row := range tables[s.head] {
 				if row[0] == "`"+name+"`" && !strings.Contains(row[2], want) {
-					t.Errorf("docs/configuration.md: %s has the default %q, and the page says %q", name, want, row[2])
+					t.Errorf("docs/configuration.md: %s has the default %q; the page has %q", name, want, row[2])
 				}
 			}
 		}
 	}
 	if n < 20 {
-		t.Errorf("only %d defaults were compared; is the pattern right?", n)
+		t.Errorf("only %d defaults were compared; the pattern may be wrong", n)
 	}
 	t.Logf("counted: %d defaults compared with the docs", n)
 }
@@ -179,7 +179,7 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 			}
 			example := strings.Trim(row[3], "`")
 			if name := strings.Trim(row[0], "`"); !strings.HasPrefix(example, name+": ") {
-				t.Errorf("docs/configuration.md: %q is no example of %s", example, name)
+				t.Errorf("docs/configuration.md: %q is not an example of %s", example, name)
 			}
 			var errs []error
 			for _, in := range s.in {
@@ -203,13 +203,13 @@ func TestExamplesOfConfigurationPageCompile(t *testing.T) {
 	t.Logf("counted: %d policies of the docs and %d examples of fields", len(blocks), n)
 }
 
-// compiles tells what is wrong with a policy that lies beside those of the examples, where no
-// variable is set.
+// compiles returns the error of a policy. Its folder is that of the example policies, and no
+// environment variable is set.
 func compiles(text string) error {
 	return mistakesOf("../../examples/policies/page.yaml", text, func(string) (string, bool) { return "", false })
 }
 
-func TestConfigurationPageTellsTheBounds(t *testing.T) {
+func TestConfigurationPageHasTheBounds(t *testing.T) {
 	var rows []string
 	for _, row := range tablesOf(page(t))["at most"] {
 		rows = append(rows, strings.Join(row, " | "))
@@ -232,7 +232,7 @@ func TestConfigurationPageTellsTheBounds(t *testing.T) {
 		"a token | " + size(policy.MaxTokenLength),
 	}
 	if !slices.Equal(rows, want) {
-		t.Errorf("docs/configuration.md: the table of bounds should be\n| %s |", strings.Join(want, " |\n| "))
+		t.Errorf("docs/configuration.md: want the table of bounds\n| %s |", strings.Join(want, " |\n| "))
 	}
 }
 

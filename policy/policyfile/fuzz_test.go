@@ -17,11 +17,11 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// lineEnds are what YAML takes for the end of a line.
+// lineEnds are the line ends of YAML.
 var lineEnds = regexp.MustCompile("\r\n|[\n\r\u0085\u2028\u2029]")
 
-// Whatever a file says: nothing panics, mistakes have places in the file, and rules that were
-// compiled demand only charges that a store takes, and guards by their settings.
+// Whatever a file contains, nothing panics, and mistakes have places in the file. Rules that were
+// compiled make only charges and settings that stores and guards accept.
 func FuzzParse(f *testing.F) {
 	f.Add(richPolicy)
 	for _, g := range goldens(f) {
@@ -45,7 +45,7 @@ func FuzzParse(f *testing.F) {
 		config, parsed := Parse("policy.yaml", []byte(text), env, allSections)
 		p, err := config.Compile()
 		if parsed != nil && err == nil {
-			t.Fatalf("what could not be read was compiled: %v", parsed)
+			t.Fatalf("a file with mistakes was compiled: %v", parsed)
 		}
 		if err != nil {
 			lines := lineEnds.Split(text, -1)
@@ -80,7 +80,7 @@ func FuzzParse(f *testing.F) {
 					continue
 				}
 				if err := penstock.Check(batch.Charges); err != nil {
-					t.Fatalf("%v demands what no store takes: %v", a, err)
+					t.Fatalf("%v makes a charge that stores reject: %v", a, err)
 				}
 				for _, store := range []penstock.Store{guarded, broken} {
 					for _, mode := range []penstock.Mode{penstock.Spend, penstock.Force, penstock.Refund} {
@@ -88,7 +88,7 @@ func FuzzParse(f *testing.F) {
 							batch.Charges[i].Mode = mode
 						}
 						if _, err := store.Decide(t.Context(), batch.Charges); errors.Is(err, penstock.ErrInvalid) {
-							t.Fatalf("%v demands what no guard takes: %v", a, err)
+							t.Fatalf("%v makes a charge that guards reject: %v", a, err)
 						}
 					}
 				}

@@ -26,16 +26,16 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// A golden is a policy, requests, and a text that shows what the policy means: what String and
-// Warnings say, and what Evaluate makes of each request. The requests stand in NAME.requests beside
-// the text, NAME.txt, parted by empty lines:
+// A golden is a policy, requests, and a text with the policy's description and warnings, and with
+// what Evaluate returns for each request. The requests are in NAME.requests beside
+// the text, NAME.txt, separated by empty lines:
 //
 //	# a comment
 //	POST http://HOST/PATH?QUERY from ADDRESS size BYTES
 //	  Header: value
 //
-// where the host, from, size and headers may be left out. In a header, {JSON} stands for a token
-// with these claims, signed so that the policy believes it.
+// where the host, from, size and headers may be left out. In a header, {JSON} stands for a valid
+// token with these claims.
 type golden struct {
 	policy   string // file with the policy, in the folder dir
 	dir      string
@@ -68,7 +68,7 @@ func envOfGoldens(name string) (string, bool) {
 	return value, ok
 }
 
-// config reads the policy in its folder, which is left again.
+// config reads the policy with its folder as the working directory.
 func (g golden) config(t *testing.T) (*Config, *Policy) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(g.dir, g.policy))
@@ -88,7 +88,7 @@ func (g golden) config(t *testing.T) (*Config, *Policy) {
 	return config, p
 }
 
-func TestPoliciesMeanWhatTheirGoldensSay(t *testing.T) {
+func TestGoldenPolicies(t *testing.T) {
 	requests := 0
 	list := goldens(t)
 	for i := range list {
@@ -112,9 +112,9 @@ func TestPoliciesMeanWhatTheirGoldensSay(t *testing.T) {
 				}
 				fmt.Fprintf(&s, "hint: %v\n", h)
 			}
-			asked := readRequests(t, g.requests+".requests")
-			requests += len(asked)
-			for _, lines := range asked {
+			testRequest := readRequests(t, g.requests+".requests")
+			requests += len(testRequest)
+			for _, lines := range testRequest {
 				fmt.Fprintf(&s, "\n==== %s\n%s", strings.Join(lines, "\n"), assessed(t, rules, lines, sign))
 			}
 			compare(t, g.requests+".txt", s.String())
@@ -135,7 +135,7 @@ func compare(t *testing.T, file, text string) {
 	}
 	before, err := os.ReadFile(file)
 	if err != nil {
-		t.Fatalf("%v\n(go test ./policy -run Golden -rewrite writes it)", err)
+		t.Fatalf("%v\n(go test ./policy/policyfile -run Golden -rewrite writes it)", err)
 	}
 	was, is := strings.Split(string(before), "\n"), strings.Split(text, "\n")
 	for i := range max(len(was), len(is)) {
@@ -147,17 +147,17 @@ func compare(t *testing.T, file, text string) {
 			b = is[i]
 		}
 		if a != b {
-			t.Fatalf("%s:%d: it is now\n\t%s\nand was\n\t%s\n(go test ./policy -run Golden -rewrite writes what is; git diff shows all that changed)", file, i+1, b, a)
+			t.Fatalf("%s:%d: it is now\n\t%s\nand was\n\t%s\n(go test ./policy/policyfile -run Golden -rewrite writes it; git diff shows all changes)", file, i+1, b, a)
 		}
 	}
 }
 
-// readRequests gives the lines of each request, with the comments before them.
+// readRequests returns the lines of each request, with the comments before them.
 func readRequests(t *testing.T, file string) (requests [][]string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
-		t.Fatalf("%v\n(each golden has requests, and so a file with them)", err)
+		t.Fatalf("%v\n(each golden needs a file of requests)", err)
 	}
 	for _, block := range strings.Split(strings.TrimSpace(string(text)), "\n\n") {
 		requests = append(requests, strings.Split(block, "\n"))
@@ -167,7 +167,7 @@ func readRequests(t *testing.T, file string) (requests [][]string) {
 
 var requestForm = regexp.MustCompile(`^([A-Z]+) (?:http://([^/]+))?(/[^ ?]*)(?:\?([^ ]*))?(?: from ([^ ]+))?(?: size (-?\d+))?$`)
 
-// assessed is what becomes of a request.
+// assessed formats the evaluation of a request.
 func assessed(t *testing.T, rules *policy.Rules, lines []string, sign func(claims string) string) string {
 	t.Helper()
 	for strings.HasPrefix(lines[0], "#") {
@@ -181,7 +181,7 @@ func assessed(t *testing.T, rules *policy.Rules, lines []string, sign func(claim
 	if err != nil {
 		return fmt.Sprintf("refused: %v\n", err)
 	}
-	a := asked{method: m[1], host: m[2], path: path, address: m[5], header: make(http.Header), cookies: make(map[string][]string)}
+	a := testRequest{method: m[1], host: m[2], path: path, address: m[5], header: make(http.Header), cookies: make(map[string][]string)}
 	a.body, _ = strconv.ParseInt(cmp.Or(m[6], "0"), 10, 64)
 	if a.query, err = url.ParseQuery(m[4]); err != nil {
 		t.Fatal(err)
@@ -201,12 +201,12 @@ func assessed(t *testing.T, rules *policy.Rules, lines []string, sign func(claim
 	}
 	var v policy.Evaluation
 	rules.Evaluate(a, &v)
-	return verdictText(t, rules.Matching(a), &v)
+	return evaluationText(t, rules.Matching(a), &v)
 }
 
-// verdictText shows a verdict, with one line for each charge: the limit, its tag in the store,
-// the key, how much, and of what.
-func verdictText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation) string {
+// evaluationText formats an evaluation, with one line for each charge: the limit, its tag in the
+// store, the key, the cost and the plan.
+func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation) string {
 	t.Helper()
 	var s strings.Builder
 	w := tabwriter.NewWriter(&s, 0, 0, 2, ' ', 0)
@@ -257,15 +257,15 @@ func verdictText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation) st
 	}
 	for i, batch := range append([]policy.Shadow{{Charges: v.Charges}}, v.Shadows...) {
 		if err := penstock.Check(batch.Charges); err != nil && len(batch.Charges) > 0 {
-			t.Errorf("batch %d of\n%s\nis none that a store takes: %v", i, s.String(), err)
+			t.Errorf("batch %d of\n%s\nis rejected by stores: %v", i, s.String(), err)
 		}
 	}
 	w.Flush()
 	return s.String()
 }
 
-// windowText is what a limit does not say of its windows: how many parts they have, where they
-// begin, or in UTC when those end that are next to a day of summer.
+// windowText describes a limit's windows: how many parts they have, and where they begin. Calendar
+// windows are shown by their ends around a day in summer, in UTC.
 func windowText(p *penstock.Plan) string {
 	const minutes = "2006-01-02 15:04"
 	a, params := p.Algorithm(), p.Params(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC).UnixMicro())
@@ -280,7 +280,7 @@ func windowText(p *penstock.Plan) string {
 	return ""
 }
 
-// signer makes rules that believe tokens of tests, and signs them.
+// signer makes rules that accept test tokens, and a function that signs them.
 func signer(config *Config, p *Policy) (*policy.Rules, func(claims string) string) {
 	t := config.Tokens
 	if t == nil {
@@ -303,7 +303,7 @@ func signer(config *Config, p *Policy) (*policy.Rules, func(claims string) strin
 	}
 }
 
-// anyIssuer believes tokens of tests, whatever key has signed them.
+// anyIssuer accepts test tokens without checking the signature.
 type anyIssuer struct{ policy.Verifier }
 
 func (anyIssuer) Claims(token string) (policy.Claims, *policy.TokenError) {
@@ -320,8 +320,8 @@ func (anyIssuer) Claims(token string) (policy.Claims, *policy.TokenError) {
 	return claims, nil
 }
 
-// Nothing that people may write is without a golden that shows what it means.
-func TestEveryFieldOfTheLanguageStandsInAGolden(t *testing.T) {
+// Each field, algorithm and source of the language must occur in a golden.
+func TestEveryFieldOccursInAGolden(t *testing.T) {
 	used := make(map[string]bool)
 	words := make(map[string]bool)
 	for _, g := range goldens(t) {
@@ -360,8 +360,8 @@ func TestEveryFieldOfTheLanguageStandsInAGolden(t *testing.T) {
 	t.Logf("counted: %d fields, algorithms and sources in goldens (of %d goldens)", len(all)+len(algorithms)+2*len(sourceWords)-1, len(goldens(t)))
 }
 
-// fieldsBelow are the exported fields of a type's structs, as Struct.Field. Those of Named go by
-// the type that has one.
+// fieldsBelow are the exported fields of a type's structs, as Struct.Field. A field of Named has
+// the name of the type that contains it.
 func fieldsBelow(t reflect.Type, into map[string]bool) map[string]bool {
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice:
@@ -377,7 +377,7 @@ func fieldsBelow(t reflect.Type, into map[string]bool) map[string]bool {
 	return into
 }
 
-// visit goes through the exported fields of all structs below v.
+// visit calls see for the exported fields of all structs below v.
 func visit(v reflect.Value, see func(field string, v reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer:

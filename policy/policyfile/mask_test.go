@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A value that contains another is hidden as a whole, and always in the same way.
+// A value that contains another is hidden as a whole, and always by the same variable.
 func TestLongerValuesAreHiddenWhole(t *testing.T) {
 	for _, c := range []struct{ message, want string }{
 		{`"correct-horse-battery-staple" is not a rate`, `"${LONG}" is not a rate`},
@@ -36,8 +36,8 @@ func TestLongerValuesAreHiddenWhole(t *testing.T) {
 	}
 }
 
-// No message has a value of 8 bytes, nor 12 bytes of a longer one, however the values overlap and
-// messages clip and quote them.
+// No message contains a secret of 8 bytes, or 12 bytes of a longer one, however the values overlap
+// and messages clip and quote them.
 func TestNoMessageHasASecret(t *testing.T) {
 	effort.WithoutRace(t)
 	places := []string{
@@ -54,7 +54,7 @@ func TestNoMessageHasASecret(t *testing.T) {
 		"allow: [{ip: %q}, {header %[1]q: {file: %[1]q}}]",
 		"trusted_proxies: [%q]",
 	}
-	told := 0
+	shown := 0
 	for n := range effort.Of(2000, 200_000) {
 		seed := effort.Seed() + uint64(n)
 		rng := rand.New(rand.NewPCG(seed, 5))
@@ -90,18 +90,18 @@ func TestNoMessageHasASecret(t *testing.T) {
 				if len(value) < 8 {
 					continue
 				}
-				told++
+				shown++
 				n := min(len(form), 12)
 				for i := range len(form) - n + 1 {
 					piece := form[i : i+n]
 					if strings.Contains(smallLetters(message), smallLetters(piece)) {
-						t.Fatalf("PENSTOCK_SEED=%d: %q of %s=%q is seen in\n%s", seed, piece, name, value, err)
+						t.Fatalf("PENSTOCK_SEED=%d: %q of %s=%q is visible in\n%s", seed, piece, name, value, err)
 					}
 				}
 			}
 		}
 	}
-	if told < 1000 {
-		t.Errorf("only %d messages could have told something", told)
+	if shown < 1000 {
+		t.Errorf("only %d messages could have contained a secret", shown)
 	}
 }

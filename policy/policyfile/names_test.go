@@ -14,7 +14,7 @@ func TestAlgorithmsHaveOneName(t *testing.T) {
 		}
 		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/min, algorithm: "+name+"}]}]\n").Rules()[0].Limits[0]
 		if text := l.Variants[0].String(); l.Algorithm != name || !strings.HasSuffix(text, " ("+name+")") {
-			t.Errorf("%s is called %s, and its limit %q", name, l.Algorithm, text)
+			t.Errorf("%s is named %s, and its limit %q", name, l.Algorithm, text)
 		}
 	}
 	for written, want := range map[string]string{
@@ -24,7 +24,7 @@ func TestAlgorithmsHaveOneName(t *testing.T) {
 		l := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+written+"}]}]\n").Rules()[0].Limits[0]
 		_, period, calendar := strings.Cut(written, " per ")
 		if text := l.Variants[0].String(); l.Algorithm != want || calendar && !strings.Contains(text, "10 per "+period+" (") {
-			t.Errorf("%s is called %s, and its limit %q", written, l.Algorithm, text)
+			t.Errorf("%s is named %s, and its limit %q", written, l.Algorithm, text)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestIdentitiesThatClientsInventAreWarnedOf(t *testing.T) {
+func TestWarningsOfIdentitiesThatClientsCanInvent(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules: [{name: a, per: {k: header X-Key}, limits: [{rate: 1/s}]}]":                                                          "header X-Key",
 		"rules: [{name: a, per: {k: header x-key}, limits: [{rate: 1/s}]}]":                                                          "header x-key",
@@ -31,7 +31,7 @@ func TestIdentitiesThatClientsInventAreWarnedOf(t *testing.T) {
 			}
 		}
 		if want == "" && len(found) > 0 || want != "" && (len(found) != 1 || !strings.HasPrefix(found[0], want+", and each new value gets a fresh limit") && !strings.HasPrefix(found[0], want+" invent")) {
-			t.Errorf("%s\nis warned of by %q; want %q", text, found, want)
+			t.Errorf("%s\nhas the warnings %q; want %q", text, found, want)
 		}
 	}
 }

@@ -10,29 +10,29 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// panics stands for a reader with a mistake.
+// panics is a loader with a bug.
 func panics(string) (*Policy, error) { panic("index out of range") }
 
 func isPanic(t *testing.T, err error) {
 	t.Helper()
 	var panicked *panicked.Error
 	if !errors.As(err, &panicked) || !bytes.Contains(panicked.Stack, []byte("panic")) {
-		t.Fatalf("the error is %v, and should be a PanicError with its stack", err)
+		t.Fatalf("the error is %v; want a PanicError with its stack", err)
 	}
 }
 
-func TestAPanicWhileLoadingIsAnErrorAndNoWatcherBegins(t *testing.T) {
+func TestPanicInTheFirstLoadIsAnError(t *testing.T) {
 	_, err := watch("rules.yaml", WatchOptions{}, panics, nil)
 	isPanic(t, err)
 }
 
-func TestAPanicWhileReloadingKeepsTheRules(t *testing.T) {
+func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(path, []byte(version("first")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	broken := false
-	var told witness
+	var told recorder
 	w, err := watch(path, WatchOptions{Poll: never, Notify: told.notify}, func(path string) (*Policy, error) {
 		if broken {
 			return panics(path)

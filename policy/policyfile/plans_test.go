@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A store makes scripts for the plans in their order. So they must have the order of the charges.
+// A store generates scripts for plans in their order. So plans must have the order of the charges.
 func TestPlansHaveTheOrderOfCharges(t *testing.T) {
 	rules := policyIn(t, "policy.yaml", `
 rules:
@@ -23,7 +23,7 @@ rules:
 		plans = append(plans, plan.Name())
 	}
 	var v policy.Evaluation
-	rules.Evaluate(asked{}, &v)
+	rules.Evaluate(testRequest{}, &v)
 	for _, c := range v.Charges {
 		charged = append(charged, c.Plan.Name())
 	}

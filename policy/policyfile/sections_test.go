@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// allSections are what policies of these tests may have.
+// allSections are the sections that policies of these tests may have.
 var allSections = Options{Sections: []Section{httplimit.DefaultConfig(), &serverSection{}}}
 
 // A serverSection stands for the section of a program.
@@ -62,7 +62,7 @@ func TestSectionsBelongToOneFile(t *testing.T) {
 	}
 }
 
-// A section's mistakes stand where they were written, together with those of the policy.
+// Mistakes of sections are reported at their places, together with those of the policy.
 func TestMistakesOfSectionsHaveTheirPlaces(t *testing.T) {
 	err := mistakesOf("p.yaml", "server:\n  workers: 9\n  upstream: x\n  port: 1\nrules: []\n", nil)
 	want := "p.yaml:2:3: store is missing; several workers need one\n" +
@@ -70,6 +70,6 @@ func TestMistakesOfSectionsHaveTheirPlaces(t *testing.T) {
 		"p.yaml:4:3: there is no field \"port\" here; there are listen, log_format, secret, store, tls_cert, tls_key, upstream and workers\n" +
 		"p.yaml:5:8: there are no rules; add rules: with a name, a match and limits"
 	if err == nil || err.Error() != want {
-		t.Errorf("said is\n%v\nand should be\n%s", err, want)
+		t.Errorf("the error is\n%v\nwant\n%s", err, want)
 	}
 }

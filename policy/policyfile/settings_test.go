@@ -39,7 +39,7 @@ rules:
 	}
 	stranger := penstock.PerSecond(1).MustCompile()
 	if s := rules.Settings(stranger); s != (guard.Settings{}) {
-		t.Errorf("a limit that is not of the rules has settings: %+v", s)
+		t.Errorf("an unknown limit has settings: %+v", s)
 	}
 	plan := rules.Rules()[0].Limits[0].Variants[0]
 	if n := testing.AllocsPerRun(100, func() { rules.Settings(plan) }); n != 0 {
@@ -47,7 +47,7 @@ rules:
 	}
 }
 
-func TestSettingsAreWhatTheFileSays(t *testing.T) {
+func TestSettingsAreThoseOfTheFile(t *testing.T) {
 	rules := rulesOf(t, `on_failure: open
 rules:
   - {name: a, per: global, limits: [{rate: 100/s, ceiling: "500/s, burst 50", lease: 20, deny_cache_ttl: 5s}, {rate: 100/min, lease: 9, split_into: 4, deny_cache_ttl: 0s}, {rate: 1/h, shadow: true}]}
@@ -77,11 +77,10 @@ rules:
 	}
 }
 
-// What the compiler lets be leased or split, the guards lease and split; what it refuses, they
-// would not.
+// The compiler accepts lease and split_into exactly for the limits that guards can lease and split.
 func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 	effort.WithoutRace(t)
-	asked := 0
+	compared := 0
 	for _, rate := range []string{"rate: %d/s", "rate: %d/s, algorithm: leaky-bucket, burst: 50, max_wait: 1ms", "rate: %d/s, algorithm: fixed-window",
 		"rate: %d/s, algorithm: anchored-window", "rate: %d/s, algorithm: sliding-window", "rate: %d/s, algorithm: sub-window", "rate: %d/s, algorithm: sliding-log",
 		"rate: %d per calendar day", "in_flight: %d", "rate: %d/s, burst: 9"} {
@@ -104,13 +103,13 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 				return slices.ContainsFunc(bounds, func(b guard.Bound) bool { return b.When == when && strings.Contains(b.Text, text) })
 			}
 			for _, lease := range []int64{1, 2, 3, 10} {
-				asked++
+				compared++
 				if _, err := compile(fmt.Sprintf(", lease: %d", lease)); (err == nil) != (can(guard.Settings{Lease: lease}, "leased", "")) {
 					t.Errorf("%s, lease: %d: the compiler says %v, and the guards disagree", limit, lease, err)
 				}
 			}
 			for shards := 2; shards <= 33; shards++ {
-				asked++
+				compared++
 				_, err := compile(fmt.Sprintf(", split_into: %d", shards))
 				if (err == nil) != can(guard.Settings{SplitInto: shards}, "split", fmt.Sprintf("each of %d counters", shards)) {
 					t.Errorf("%s, split_into: %d: the compiler says %v, and the guards disagree", limit, shards, err)
@@ -118,10 +117,10 @@ func TestCompilerKnowsWhatGuardsCan(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("counted: %d settings of guards that compiler and guards agree on", asked)
+	t.Logf("counted: %d settings of guards that compiler and guards agree on", compared)
 }
 
-func TestLeasesWithoutEffectAreWarnedOf(t *testing.T) {
+func TestLeasesWithoutEffectHaveAWarning(t *testing.T) {
 	const leased = "rules: [{name: a, match: {path: /a}, per: global, limits: [{rate: 100/s, lease: 10}]}, {name: b, per: global, limits: [{rate: 1/s}], %s}]"
 	for other, warned := range map[string]bool{
 		"always: true":                           true,

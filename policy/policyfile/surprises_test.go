@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWhatMayNotBeMeantIsWarnedOfOnce(t *testing.T) {
+func TestRepeatedWarningsAreMerged(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
 	const login = "{name: login, match: {method: POST, path: /login}, per: global, limits: [{rate: 1/s, on_status: 401}]}"
 	for _, row := range []struct{ text, says string }{
@@ -35,12 +35,12 @@ func TestWhatMayNotBeMeantIsWarnedOfOnce(t *testing.T) {
 	} {
 		warnings := policyIn(t, "policy.yaml", row.text+"\n").Warnings
 		if row.says == "" && len(warnings) > 0 || row.says != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Error(), row.says)) {
-			t.Errorf("%s\nis warned of by %v; want %s", row.text, warnings, row.says)
+			t.Errorf("%s\nhas the warnings %v; want %s", row.text, warnings, row.says)
 		}
 	}
 }
 
-func TestHintsSayWhatLimitsMiss(t *testing.T) {
+func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 	const per = "per: global, limits: [{rate: 1/s}]"
 	const key = "{key: {header X-API-Key: [a, b]}}"
 	for _, row := range []struct{ text, says string }{
@@ -72,7 +72,7 @@ func TestHintsSayWhatLimitsMiss(t *testing.T) {
 			t.Errorf("%s\nhas the hints %v; want %s", row.text, p.Hints, row.says)
 		}
 		if len(p.Warnings) > 0 {
-			t.Errorf("%s\nis warned of by %v", row.text, p.Warnings)
+			t.Errorf("%s\nhas the warnings %v", row.text, p.Warnings)
 		}
 	}
 }
@@ -95,7 +95,7 @@ func TestWarningsOfInventedIdentities(t *testing.T) {
 			says += w.Message
 		}
 		if says != row.says {
-			t.Errorf("per: %s%s is warned of by %q; want %q", row.per, row.beside, says, row.says)
+			t.Errorf("per: %s%s has the warnings %q; want %q", row.per, row.beside, says, row.says)
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/penstock/penstock/policy/internal/jwttest"
 )
 
-// version is a policy whose one rule is named so.
+// version is a policy with one rule of this name.
 func version(name string) string {
 	return "rules:\n- name: " + name + "\n  per: ip\n  limits:\n  - rate: 10/s\n"
 }
@@ -34,26 +34,26 @@ func version(name string) string {
 // versionOf is the version that is in force.
 func versionOf(w *Watcher) string { return w.Rules().Rules()[0].Name }
 
-// A witness keeps what a Watcher told.
-type witness struct {
-	mu   sync.Mutex
-	told []Reload
+// A recorder records the reports of a Watcher.
+type recorder struct {
+	mu      sync.Mutex
+	reloads []Reload
 }
 
-func (n *witness) notify(r Reload) {
+func (n *recorder) notify(r Reload) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.told = append(n.told, r)
+	n.reloads = append(n.reloads, r)
 }
 
-func (n *witness) all() []Reload {
+func (n *recorder) all() []Reload {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Clone(n.told)
+	return slices.Clone(n.reloads)
 }
 
 // outcomes returns one word for each report.
-func (n *witness) outcomes() (words []string) {
+func (n *recorder) outcomes() (words []string) {
 	for _, r := range n.all() {
 		word := "loaded"
 		if r.Err != nil {
@@ -65,15 +65,15 @@ func (n *witness) outcomes() (words []string) {
 }
 
 const (
-	never = time.Hour             // leaves everything to the system's notices
-	often = 10 * time.Millisecond // for polling without notices
+	never = time.Hour             // no polling, only file notifications
+	often = 10 * time.Millisecond // polling without file notifications
 )
 
 // loadPlain loads a file without sections.
 func loadPlain(path string) (*Policy, error) { return load(path, Options{}) }
 
-// opened is a Watcher that hears of changes by notices, or without them only by polling.
-func opened(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
+// newWatcher is a Watcher. Unless poll is never, it uses polling only, without file notifications.
+func newWatcher(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
 	t.Helper()
 	o.Poll = poll
 	var notices *fsnotify.Watcher
@@ -100,19 +100,19 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("a minute later still not: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 	}
 }
 
-// replace puts a file in the place of another at once.
+// replace replaces a file atomically.
 func replace(t testing.TB, name, text string) {
 	t.Helper()
 	write(t, name+".new", text)
 	must(t, os.Rename(name+".new", name))
 }
 
-// link makes a symbolic link, in the place of an earlier one at once.
+// link makes a symbolic link, and atomically replaces an earlier one.
 func link(t testing.TB, target, name string) {
 	t.Helper()
 	must(t, os.Symlink(target, name+".new"))
@@ -126,15 +126,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A wayOfTests is how people and machines change a file. Both functions get an empty folder; begin
-// returns the policy's name.
-type wayOfTests struct {
+// A changeMethod is a way in which people and programs change a file. Both functions get an empty
+// folder. begin returns the policy's name.
+type changeMethod struct {
 	name   string
 	begin  func(t *testing.T, dir string) string
 	change func(t *testing.T, dir string)
 }
 
-var waysOfTests = []wayOfTests{
+var waysOfTests = []changeMethod{
 	{"write", inFolder, func(t *testing.T, dir string) { write(t, dir+"/p.yaml", version("v2")) }},
 	{"truncate, then write in parts", inFolder, func(t *testing.T, dir string) {
 		f, err := os.Create(dir + "/p.yaml")
@@ -146,7 +146,7 @@ var waysOfTests = []wayOfTests{
 		must(t, f.Close())
 	}},
 	{"rename over", inFolder, func(t *testing.T, dir string) { replace(t, dir+"/p.yaml", version("v2")) }},
-	{"keep a backup, then write anew", inFolder, func(t *testing.T, dir string) {
+	{"keep a backup, then write a new file", inFolder, func(t *testing.T, dir string) {
 		must(t, os.Rename(dir+"/p.yaml", dir+"/p.yaml~"))
 		write(t, dir+"/p.yaml", version("v2"))
 	}},
@@ -212,7 +212,7 @@ func TestChangesAreLoaded(t *testing.T) {
 			t.Run(way.name+" by "+by, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()
-				w := opened(t, way.begin(t, dir), poll, WatchOptions{}, loadPlain)
+				w := newWatcher(t, way.begin(t, dir), poll, WatchOptions{}, loadPlain)
 				if v := versionOf(w); v != "v1" {
 					t.Fatalf("%s is loaded", v)
 				}
@@ -225,9 +225,9 @@ func TestChangesAreLoaded(t *testing.T) {
 	t.Logf("counted: %d ways to change a file", 2*len(waysOfTests))
 }
 
-// again changes the file once more, by writing it where it is now: what leads to it is still
-// followed.
-func (wayOfTests) again(t *testing.T, dir string, w *Watcher) {
+// again changes the file once more, at its current place. The watcher must still follow the links
+// to it.
+func (changeMethod) again(t *testing.T, dir string, w *Watcher) {
 	t.Helper()
 	name, err := filepath.EvalSymlinks(w.path)
 	must(t, err)
@@ -240,15 +240,15 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "p.yaml")
 	write(t, name, version("v1"))
 	var inForce atomic.Pointer[Watcher]
-	var told []string // the rules made ready, and those in force meanwhile
+	var reloads []string // for each new policy, its name and that in force
 	o := WatchOptions{Ready: func(p *Policy) {
 		now := "none"
 		if w := inForce.Load(); w != nil {
 			now = versionOf(w)
 		}
-		told = append(told, p.Rules.Rules()[0].Name+" over "+now)
+		reloads = append(reloads, p.Rules.Rules()[0].Name+" over "+now)
 	}}
-	w := opened(t, name, never, o, loadPlain)
+	w := newWatcher(t, name, never, o, loadPlain)
 	inForce.Store(w)
 	w.mu.Lock() // only this test loads
 	write(t, name, version("v2"))
@@ -257,22 +257,22 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 	if w.loadLocked() == nil {
 		t.Error("a broken file was loaded")
 	}
-	got := slices.Clone(told)
+	got := slices.Clone(reloads)
 	w.mu.Unlock()
 	if want := []string{"v1 over none", "v2 over v1"}; !slices.Equal(got, want) {
 		t.Errorf("made ready: %v, want %v", got, want)
 	}
 }
 
-// A folder that is gone for long is found again by notices: the one above it is followed meanwhile.
-func TestFolderThatIsGoneForLongIsFoundAgain(t *testing.T) {
+// A folder may be missing for long. File notifications of its parent show when it is back.
+func TestMissingFolderIsFoundAgain(t *testing.T) {
 	t.Parallel()
-	dir, n := t.TempDir(), new(witness)
+	dir, n := t.TempDir(), new(recorder)
 	must(t, os.Mkdir(dir+"/a", 0o700))
-	w := opened(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: n.notify}, loadPlain)
+	w := newWatcher(t, inSubfolderOf(t, dir+"/a"), never, WatchOptions{Notify: n.notify}, loadPlain)
 	must(t, os.RemoveAll(dir+"/a"))
 	eventually(t, "the absence is reported", func() bool { return len(n.all()) > 0 })
-	eventually(t, "the folder above is followed", func() bool { return slices.Contains(w.notices.WatchList(), realName(t, dir)) })
+	eventually(t, "the parent folder is watched", func() bool { return slices.Contains(w.notices.WatchList(), realName(t, dir)) })
 	must(t, os.MkdirAll(dir+"/a/b", 0o700))
 	write(t, dir+"/a/b/p.yaml", version("v2"))
 	eventually(t, "the file is loaded", func() bool { return versionOf(w) == "v2" })
@@ -291,23 +291,23 @@ func realName(t *testing.T, name string) string {
 	return name
 }
 
-// A folder that takes another's place is followed, though the file in it is the same.
-func TestFolderWithTheSameTextIsFollowed(t *testing.T) {
+// A folder that replaces another is watched, even if its file has the same text.
+func TestReplacedFolderIsWatched(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	w := opened(t, inSubfolder(t, dir), never, WatchOptions{}, loadPlain)
+	w := newWatcher(t, inSubfolder(t, dir), never, WatchOptions{}, loadPlain)
 	must(t, os.Mkdir(dir+"/new", 0o700))
 	write(t, dir+"/new/p.yaml", version("v1"))
 	before, folder := w.Rules(), realName(t, dir+"/a")
 	followed := func() bool { return slices.Contains(w.notices.WatchList(), folder) }
-	w.mu.Lock() // nobody looks until the old folder is forgotten
+	w.mu.Lock() // no load until the old folder is removed
 	must(t, os.Rename(dir+"/a", dir+"/old"))
 	must(t, os.Rename(dir+"/new", dir+"/a"))
-	eventually(t, "the old folder is forgotten", func() bool { return !followed() })
+	eventually(t, "the old folder is no longer watched", func() bool { return !followed() })
 	w.mu.Unlock()
-	eventually(t, "the new folder is followed", followed)
+	eventually(t, "the new folder is watched", followed)
 	if w.Rules() != before {
-		t.Error("rules of the same text took the place of the old")
+		t.Error("rules with the same text replaced the old ones")
 	}
 	replace(t, dir+"/a/p.yaml", version("v2"))
 	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
@@ -318,14 +318,14 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 	broken := []string{"", "rules:", "rules: [", version("v1") + version("v1"), "\xff", "rules:\n- name: v2\n  limits:\n  - rate: many\n",
 		"rules: []", version("v1")[:20], version("v1") + "tokens: {key_file: absent.pem}\n", strings.Repeat("#", MaxFile+1)}
 	for i, text := range broken {
-		n := new(witness)
+		n := new(recorder)
 		name := inFolder(t, t.TempDir())
-		w := opened(t, name, never, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
+		w := newWatcher(t, name, never, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		replace(t, name, text)
 		eventually(t, "the failure is reported", func() bool { return len(n.all()) == 1 })
 		if r := n.all()[0]; r.Err == nil || !errors.Is(r.Err, penstock.ErrInvalid) || r.Rules != 1 || r.At.IsZero() {
-			t.Errorf("%d: told %+v", i, r)
+			t.Errorf("%d: reported %+v", i, r)
 		}
 		if w.Rules() != before {
 			t.Errorf("%d: the rules changed", i)
@@ -333,18 +333,18 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 		replace(t, name, version("v2"))
 		eventually(t, "the fixed file is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) == 2 })
 		if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
-			t.Errorf("%d: told %q", i, got)
+			t.Errorf("%d: reported %q", i, got)
 		}
 	}
 	t.Logf("counted: %d broken files that changed nothing", len(broken))
 }
 
-func TestUnchangedFileDoesNothing(t *testing.T) {
+func TestUnchangedFileIsNotLoaded(t *testing.T) {
 	t.Parallel()
 	for _, poll := range []time.Duration{never, often} {
-		dir, n := t.TempDir(), new(witness)
+		dir, n := t.TempDir(), new(recorder)
 		name := inFolder(t, dir)
-		w := opened(t, name, poll, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
+		w := newWatcher(t, name, poll, WatchOptions{Notify: n.notify, Settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		for i := range 20 {
 			replace(t, name, version("v1"))
@@ -353,7 +353,7 @@ func TestUnchangedFileDoesNothing(t *testing.T) {
 			must(t, os.Chmod(name, 0o600|os.FileMode(i&0o44)))
 		}
 		if w.Rules() != before {
-			t.Error("rules of the same text took the place of the old")
+			t.Error("rules with the same text replaced the old ones")
 		}
 		replace(t, name, version("v2"))
 		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 0 })
@@ -365,19 +365,19 @@ func TestUnchangedFileDoesNothing(t *testing.T) {
 
 func TestAbsenceIsReportedOnce(t *testing.T) {
 	t.Parallel()
-	n, loads := new(witness), new(atomic.Int64)
+	n, loads := new(recorder), new(atomic.Int64)
 	name := inFolder(t, t.TempDir())
-	w := opened(t, name, often, WatchOptions{Notify: n.notify}, func(path string) (*Policy, error) {
+	w := newWatcher(t, name, often, WatchOptions{Notify: n.notify}, func(path string) (*Policy, error) {
 		loads.Add(1)
 		return Load(path, Options{})
 	})
 	before := w.Rules()
 	must(t, os.Remove(name))
-	eventually(t, "a load was tried ten times", func() bool { return loads.Load() > 10 })
+	eventually(t, "ten loads have failed", func() bool { return loads.Load() > 10 })
 	if r := n.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
 		t.Errorf("told %v", r)
 	}
-	write(t, name, version("v1")) // as it was: still, that it is back is worth telling
+	write(t, name, version("v1")) // the old text, but its return must be reported
 	eventually(t, "the return is reported", func() bool { return len(n.all()) > 1 })
 	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
 		t.Errorf("told %q", got)
@@ -393,18 +393,18 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 		write(t, dir+"/keys/public.pem", jwttest.PublicPEM(pairs["EdDSA"][0]))
 		write(t, dir+"/lists/bad.txt", "192.0.2.1\n")
 		write(t, dir+"/p.yaml", version("v1")+"tokens: {key_file: keys/public.pem}\ndeny:\n  ip: {file: lists/bad.txt}\n")
-		w := opened(t, dir+"/p.yaml", poll, WatchOptions{}, loadPlain)
+		w := newWatcher(t, dir+"/p.yaml", poll, WatchOptions{}, loadPlain)
 
-		believed := func(which int) bool {
+		accepted := func(which int) bool {
 			token := jwttest.Sign("EdDSA", pairs["EdDSA"][which], `{"alg":"EdDSA"}`, fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(time.Hour).Unix()))
-			return believes(w.Rules(), token)
+			return accepts(w.Rules(), token)
 		}
-		if !believed(0) || believed(1) {
-			t.Fatal("other keys than the file's")
+		if !accepted(0) || accepted(1) {
+			t.Fatal("keys other than the file's are used")
 		}
 		before := w.Rules()
 		replace(t, dir+"/keys/public.pem", jwttest.PublicPEM(pairs["EdDSA"][1]))
-		eventually(t, "the new key is believed", func() bool { return believed(1) && !believed(0) })
+		eventually(t, "the new key is used", func() bool { return accepted(1) && !accepted(0) })
 		between := w.Rules()
 		replace(t, dir+"/lists/bad.txt", "192.0.2.2\n")
 		eventually(t, "the new list is loaded", func() bool { return w.Rules() != between })
@@ -419,7 +419,7 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 			slices.Sort(followed)
 			w.mu.Unlock()
 			if dir := realName(t, dir); !slices.Equal(followed, []string{dir, dir + "/more"}) {
-				t.Errorf("followed are %q", followed)
+				t.Errorf("watched are %q", followed)
 			}
 		}
 		between = w.Rules()
@@ -431,12 +431,12 @@ func TestFilesThatThePolicyNamesAreWatched(t *testing.T) {
 	}
 }
 
-// A failed load names no files, so its cause may be fixed in a file that is not watched.
-func TestCauseThatIsFixedElsewhereIsFound(t *testing.T) {
+// A failed load does not name its files, so the cause may be fixed in a file that is not watched.
+func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 	t.Parallel()
-	dir, elsewhere, n := t.TempDir(), t.TempDir(), new(witness)
+	dir, elsewhere, n := t.TempDir(), t.TempDir(), new(recorder)
 	name := inFolder(t, dir)
-	w := opened(t, name, often, WatchOptions{Notify: n.notify}, loadPlain)
+	w := newWatcher(t, name, often, WatchOptions{Notify: n.notify}, loadPlain)
 	replace(t, name, version("v2")+"deny:\n  ip: {file: "+elsewhere+"/bad.txt}\n")
 	eventually(t, "the failure is reported", func() bool { return len(n.all()) > 0 })
 	write(t, elsewhere+"/bad.txt", "192.0.2.1\n")
@@ -448,9 +448,9 @@ func TestCauseThatIsFixedElsewhereIsFound(t *testing.T) {
 
 func TestManyChangesAreFewLoads(t *testing.T) {
 	t.Parallel()
-	n := new(witness)
+	n := new(recorder)
 	name := inFolder(t, t.TempDir())
-	w := opened(t, name, never, WatchOptions{Notify: n.notify, Settle: 200 * time.Millisecond}, loadPlain)
+	w := newWatcher(t, name, never, WatchOptions{Notify: n.notify, Settle: 200 * time.Millisecond}, loadPlain)
 	const changes = 1000
 	for i := range changes {
 		replace(t, name, version(fmt.Sprint("v", i+2)))
@@ -462,10 +462,10 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	t.Logf("counted: %d changes at once (%d loads)", changes, len(n.all()))
 }
 
-func TestUnrestDoesNotPutOffALoadForEver(t *testing.T) {
+func TestConstantChangesDoNotDelayALoadForEver(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	w := opened(t, inFolder(t, dir), never, WatchOptions{}, loadPlain)
+	w := newWatcher(t, inFolder(t, dir), never, WatchOptions{}, loadPlain)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -486,7 +486,7 @@ func TestUnrestDoesNotPutOffALoadForEver(t *testing.T) {
 	wg.Wait()
 }
 
-func TestSettlingHasAnEnd(t *testing.T) {
+func TestSettlingIsBounded(t *testing.T) {
 	t.Parallel()
 	o := WatchOptions{Settle: 50 * time.Millisecond}
 	for since, want := range map[time.Duration]time.Duration{0: 50, 500: 50, 950: 50, 960: 40, 999: 1, 1000: 0, 5000: 0} {
@@ -496,7 +496,7 @@ func TestSettlingHasAnEnd(t *testing.T) {
 	}
 }
 
-// The loader reads two files, one after the other, while both are swapped together.
+// The loader reads two files, one after the other, while both are swapped at once.
 func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 	t.Parallel()
 	for _, poll := range []time.Duration{never, time.Millisecond} {
@@ -515,7 +515,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 		}
 		publish(0)
 		mixed, loads := new(atomic.Int64), new(atomic.Int64)
-		turn := make(chan struct{}) // each makes a swap happen
+		turn := make(chan struct{}) // each value triggers a swap
 		load := func(path string) (*Policy, error) {
 			loads.Add(1)
 			text, err := os.ReadFile(path)
@@ -534,7 +534,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 			rules, err := policy.New(policy.Spec{Rules: []*policy.Rule{{Name: string(text) + "." + string(list), Unlimited: true}}})
 			return &Policy{Rules: rules, Files: []string{path, filepath.Join(dir, "list.txt")}}, err
 		}
-		w := opened(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{Settle: time.Millisecond}, load)
+		w := newWatcher(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{Settle: time.Millisecond}, load)
 		whole := func() {
 			if a, b, _ := strings.Cut(versionOf(w), "."); a != b {
 				t.Fatalf("the rules are of %s and of %s", a, b)
@@ -544,7 +544,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 		for mixed.Load() < 20 || swaps < 100 {
 			swaps++
 			publish(swaps)
-			select { // if a load is between the two files now, swap them there
+			select { // if a load is between the two files, swap them now
 			case <-turn:
 				swaps++
 				publish(swaps)
@@ -553,17 +553,17 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 			}
 			whole()
 		}
-		// The loader may be waiting for a turn no more: it only offers one.
+		// The loader only offers a swap, and does not wait for it.
 		want := fmt.Sprintf("%d.%[1]d", swaps)
 		eventually(t, "the last version is loaded", func() bool { whole(); return versionOf(w) == want })
 		t.Logf("counted: %d swaps of two files together (%d loads, of which %d read a mixture)", swaps, loads.Load(), mixed.Load())
 	}
 }
 
-func TestLoadThatFailsBecauseFilesChangedIsTriedAgain(t *testing.T) {
+func TestLoadIsRetriedIfFilesChanged(t *testing.T) {
 	t.Parallel()
 	name, changing := inFolder(t, t.TempDir()), false
-	w := opened(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
+	w := newWatcher(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
 		if changing {
 			changing = false
 			write(t, name, version("v2"))
@@ -579,12 +579,12 @@ func TestLoadThatFailsBecauseFilesChangedIsTriedAgain(t *testing.T) {
 	}
 }
 
-// Files that are swapped faster than they can be read leave the rules as they are.
-func TestRulesOfFilesThatNeverRestAreNotTaken(t *testing.T) {
+// If files change faster than they can be read, the rules stay.
+func TestConstantlyChangingFilesAreNotLoaded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name, v, restless := inFolder(t, dir), 1, false
-	w := opened(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
+	w := newWatcher(t, name, never, WatchOptions{}, func(path string) (*Policy, error) {
 		p, err := Load(path, Options{})
 		if restless {
 			v++
@@ -599,23 +599,23 @@ func TestRulesOfFilesThatNeverRestAreNotTaken(t *testing.T) {
 		t.Errorf("Reload: %v", err)
 	}
 	if got := versionOf(w); got != "v1" {
-		t.Errorf("%s was taken", got)
+		t.Errorf("%s was loaded", got)
 	}
 	w.mu.Lock()
 	restless = false
 	w.mu.Unlock()
-	eventually(t, "what the files are at rest is loaded", func() bool {
+	eventually(t, "the final files are loaded", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return versionOf(w) == fmt.Sprint("v", v)
 	})
 }
 
-func TestReloadLoadsWhateverChanged(t *testing.T) {
+func TestReloadLoadsChangedFiles(t *testing.T) {
 	t.Parallel()
-	n := new(witness)
+	n := new(recorder)
 	name := inFolder(t, t.TempDir())
-	w := opened(t, name, never, WatchOptions{Notify: n.notify}, loadPlain)
+	w := newWatcher(t, name, never, WatchOptions{Notify: n.notify}, loadPlain)
 	before := w.Rules()
 	if err := w.Reload(); err != nil || w.Rules() == before {
 		t.Errorf("Reload of an unchanged file: %v, new rules: %v", err, w.Rules() != before)
@@ -640,13 +640,13 @@ func TestReloadLoadsWhateverChanged(t *testing.T) {
 func TestReloadWhileFilesChange(t *testing.T) {
 	t.Parallel()
 	name := inFolder(t, t.TempDir())
-	told := new(atomic.Int64)
+	reloads := new(atomic.Int64)
 	busy := new(atomic.Bool)
-	w := opened(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(r Reload) {
+	w := newWatcher(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(r Reload) {
 		if !busy.CompareAndSwap(false, true) {
 			t.Error("Notify is called while it runs")
 		}
-		told.Add(1)
+		reloads.Add(1)
 		busy.Store(false)
 	}}, loadPlain)
 	const changes = 100
@@ -673,7 +673,7 @@ func TestReloadWhileFilesChange(t *testing.T) {
 	eventually(t, "the last change is loaded", func() bool { return versionOf(w) == fmt.Sprint("v", changes+1) })
 	close(done)
 	wg.Wait()
-	t.Logf("counted: %d loads while the file changed", told.Load())
+	t.Logf("counted: %d loads while the file changed", reloads.Load())
 }
 
 func TestFirstLoadThatFailsIsAnError(t *testing.T) {
@@ -688,32 +688,32 @@ func TestFirstLoadThatFailsIsAnError(t *testing.T) {
 	}
 }
 
-// Every Rules reads its keys for as long as it is in force, and no longer.
-func TestKeysAreReadForTheRulesInForce(t *testing.T) {
+// Rules refresh their keys exactly as long as they are in force.
+func TestKeysAreRefreshedForTheRulesInForce(t *testing.T) {
 	t.Parallel()
 	set := jwttest.JWKS(jwttest.JWK(jwttest.Pairs()["EdDSA"][0], ""))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, set) }))
 	defer server.Close()
-	dir, told := t.TempDir(), new(atomic.Int64)
+	dir, reloads := t.TempDir(), new(atomic.Int64)
 	tokens := "tokens: {jwks_url: " + server.URL + "}\n"
 	write(t, dir+"/p.yaml", version("v1")+tokens)
-	w := opened(t, dir+"/p.yaml", never, WatchOptions{Keys: func(err error) {
+	w := newWatcher(t, dir+"/p.yaml", never, WatchOptions{Keys: func(err error) {
 		if err != nil {
 			t.Error(err)
 		}
-		told.Add(1)
+		reloads.Add(1)
 	}}, loadPlain)
 	ended := func(p *Policy) bool { return !p.verifier.IsReading() }
 	claims := fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(time.Hour).Unix())
 	token := jwttest.Sign("EdDSA", jwttest.Pairs()["EdDSA"][0], `{"alg":"EdDSA"}`, claims)
 	first := w.Policy()
-	if !believes(first.Rules, token) {
+	if !accepts(first.Rules, token) {
 		t.Error("the first rules came without their keys")
 	}
 	replace(t, dir+"/p.yaml", version("v2")+tokens)
 	eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" })
 	second := w.Policy()
-	if !believes(second.Rules, token) {
+	if !accepts(second.Rules, token) {
 		t.Error("the second rules came without their keys")
 	}
 	eventually(t, "the first rules' reading ended", func() bool { return ended(first) })
@@ -721,13 +721,13 @@ func TestKeysAreReadForTheRulesInForce(t *testing.T) {
 		t.Error("the reading of the rules in force ended")
 	}
 	must(t, w.Close())
-	if !ended(second) || told.Load() != 2 {
-		t.Errorf("after Close: reading ended: %v; %d readings reported", ended(second), told.Load())
+	if !ended(second) || reloads.Load() != 2 {
+		t.Errorf("after Close: reading ended: %v; %d readings reported", ended(second), reloads.Load())
 	}
 }
 
-// This test runs alone, so that the goroutines are its own.
-func TestCloseLeavesNothingBehind(t *testing.T) {
+// This test does not run in parallel, so all goroutines are its own.
+func TestCloseEndsAllGoroutines(t *testing.T) {
 	dir := t.TempDir()
 	name := inFolder(t, dir)
 	const watchers = 20
@@ -762,7 +762,7 @@ func TestCloseLeavesNothingBehind(t *testing.T) {
 	}
 	found := running()
 	for end := time.Now().Add(10 * time.Second); len(found) > 0 && time.Now().Before(end); found = running() {
-		runtime.Gosched() // fsnotify's goroutine says that it has ended just before it does
+		runtime.Gosched() // fsnotify's goroutine reports its end just before it ends
 	}
 	for _, one := range found {
 		t.Errorf("still running:\n%s", one)
@@ -798,8 +798,8 @@ func TestFoldersThatLeadToAFile(t *testing.T) {
 	}
 }
 
-// TestPanicsOfCallersEndNoWatching: they are logged, and the next change is loaded.
-func TestPanicsOfCallersEndNoWatching(t *testing.T) {
+// Panics of callbacks are logged, and the next change is loaded.
+func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 	for _, who := range []string{"Notify", "Ready"} {
 		path := filepath.Join(t.TempDir(), "rules.yaml")
 		write := func(name string) {
@@ -811,7 +811,7 @@ func TestPanicsOfCallersEndNoWatching(t *testing.T) {
 		var calls atomic.Int32
 		fail := func(name string) {
 			if calls.Add(1) == 1 && name == who {
-				panic("a caller's own mistake")
+				panic("a bug in a callback")
 			}
 		}
 		w, err := watch(path, WatchOptions{Poll: often, Notify: func(Reload) { fail("Notify") }, Ready: func(p *Policy) {
