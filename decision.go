@@ -87,8 +87,8 @@ const (
 	FromDenyCache               // a cached denial: exact
 	FromLease                   // quota that was drawn from the store in advance
 	FromFallback                // a local limiter, because the store is unavailable
-	FromOpen                    // nobody: admitted because the store is unavailable
-	FromClosed                  // nobody: denied because the store is unavailable
+	FromOpen                    // the failure mode: admitted because the store is unavailable
+	FromClosed                  // the failure mode: denied because the store is unavailable
 )
 
 var sourceNames = [...]string{"store", "deny_cache", "lease", "fallback", "open", "closed"}

@@ -145,7 +145,7 @@ func (r *reader) count() (int64, error) {
 	return n.Num().Int64(), nil
 }
 
-// counted checks the word that says what is counted. It does not consume "per".
+// counted reads the word that says what is counted. It does not consume "per".
 func (r *reader) counted(at int, word string) error {
 	lower := strings.ToLower(word)
 	_, unit := units[lower]
@@ -156,7 +156,7 @@ func (r *reader) counted(at int, word string) error {
 	case unclear[lower] != "":
 		return r.wrong(at, "%q is not a word for what is counted; %s", word, unclear[lower])
 	case unit || number || uneven[lower] != "":
-		return r.wrong(at, "%q stands where a rate goes on with / or per; %s", word, example)
+		return r.wrong(at, "%q is in the place of / or per; %s", word, example)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (r *reader) period() (time.Duration, error) {
 	case strings.EqualFold(r.word(), "per"):
 	default:
 		if start < len(r.text) {
-			return 0, r.wrong(start, "%q stands where / or per belongs; %s", r.text[start:], example)
+			return 0, r.wrong(start, "%q is in the place of / or per; %s", r.text[start:], example)
 		}
 		return 0, r.wrong(start, "the period is missing; %s", example)
 	}
@@ -246,7 +246,7 @@ func (r *reader) letter() (time.Duration, error) {
 	case "D":
 		return day, nil
 	}
-	return 0, r.wrong(at, "after '-' stands S, M, H or D; for other periods write 5/30s")
+	return 0, r.wrong(at, "'-' must be followed by S, M, H or D; for other periods write 5/30s")
 }
 
 // burst reads what may follow the period, up to the end.
@@ -299,7 +299,7 @@ func (r *reader) number() (n *big.Rat, whole bool, err error) {
 	}
 	text := r.text[start:r.at]
 	if text == "" {
-		return nil, false, r.wrong(start, "a number must stand here; %s", example)
+		return nil, false, r.wrong(start, "a number is missing here; %s", example)
 	}
 	integer, fraction, decimal := strings.Cut(text, ".")
 	if groups := strings.Split(integer, ","); len(groups) > 1 {

@@ -21,7 +21,7 @@ type Admission struct {
 	*scratch   // nil after Done
 
 	decision  penstock.Decision
-	isLimited bool // there is a decision
+	isLimited bool // whether a limit applies, so that there is a decision
 	decidedAt time.Time
 
 	isRejected      bool
@@ -37,7 +37,7 @@ type Admission struct {
 	age             time.Duration // of the grant that the request repeats
 }
 
-// scratch is memory that requests use one after another.
+// scratch is memory that is reused by one request after another.
 type scratch struct {
 	evaluation policy.Evaluation
 	event      Event
@@ -90,7 +90,7 @@ type LimitStatus struct {
 // be called before Done.
 func (a *Admission) AppendVisible(to []LimitStatus) []LimitStatus {
 	if !a.isLimited || a.decision.Source == penstock.FromClosed {
-		return to // nobody has counted
+		return to // no counter was charged
 	}
 	for i, l := range a.evaluation.Limits {
 		if !l.InHeaders || isNotCounted(l, a.decision.Source) {
@@ -110,8 +110,8 @@ func (a *Admission) Strictest() *policy.Limit {
 	return a.evaluation.Limits[a.decision.Strictest()]
 }
 
-// holdRetry is how soon a client should ask again for a slot. Nobody knows when one is returned:
-// the store knows only when one would end by itself.
+// holdRetry is how soon a client should retry to get a slot. It is not known when one is returned:
+// the store only knows when the hold of one expires.
 const holdRetry = time.Second
 
 // status is what a client may know of charge i.
@@ -231,7 +231,7 @@ func (a *Admission) askStore() (d penstock.Decision, latency time.Duration, err 
 	return d, time.Since(start), err
 }
 
-// decide has the store decide, and waits if need be.
+// decide has the store decide, and waits for the request's turn if it has one later.
 func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	start := time.Now()
 	d, latency, err := a.askStore()
@@ -308,7 +308,7 @@ func (a *Admission) undecided(err error, latency time.Duration) (Outcome, error)
 	return a.observeUndecided(FailedOpen, 0, penstock.FromOpen, latency, err), nil
 }
 
-// closedRetry is how soon a client should ask again while the store gives no answer.
+// closedRetry is how soon a client should retry while the store gives no answer.
 const closedRetry = time.Second
 
 // rejectClosed rejects a request because a limit fails closed.

@@ -19,7 +19,7 @@ type Options struct {
 	// memstore, which fails only when it is full: a local limit is then closed to new keys.
 	//
 	// Default: New puts a guard.Fallback around the store, so that each limit fails as its rule says.
-	// Nobody counts the instances then, so each has the whole of a local limit.
+	// Instances are not counted then, so each enforces the whole of a local limit.
 	HasFallback bool
 
 	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if direct
@@ -34,9 +34,9 @@ type Options struct {
 	// one without a token. Many goroutines call it at once. It must be quick. Default: none.
 	TokenRejected func(*policy.TokenError)
 
-	// BeforeWait is called with the attributes of each request that has some and has to wait. It runs
-	// during the wait. An HTTP transport reads the body there, because net/http notices that a client
-	// has gone only after that. Default: none.
+	// BeforeWait is called with the attributes of each request that has to wait, if it has any. It
+	// runs during the wait. An HTTP transport reads the body there, because net/http notices only
+	// after that that a client has left. Default: none.
 	BeforeWait func(policy.Attributes)
 }
 
@@ -92,17 +92,17 @@ type Request struct {
 	// unless Named or Direct is set.
 	Attributes policy.Attributes
 
-	// Named asks one rule by its name, in place of Attributes. The request never waits. If the rule
-	// cannot be asked in this way, the outcome is Malformed.
+	// Named calls one rule by its name, in place of Attributes. The request never waits. If the rule
+	// cannot be called in this way, the outcome is Malformed.
 	Named *policy.NamedCall
 
-	// Direct states the charges, in place of Attributes. Nothing but them is decided. If they are
+	// Direct states the charges, in place of Attributes. Only they are decided. If they are
 	// invalid, the outcome is Malformed.
 	Direct *policy.DirectCall
 
 	// IsOver tells whether a decision denies the request although it grants all charges: those of
 	// mode Force are made even beyond their limits. The outcome is then Denied, and what was charged
-	// stays charged. It is not called if nobody has counted. Default: no decision does.
+	// stays charged. It is not called if no counter was charged. Default: no decision does.
 	IsOver func(*penstock.Decision) bool
 
 	// ID makes repeats of the request free: if it was granted, a request with the same ID and the same

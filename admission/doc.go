@@ -1,7 +1,7 @@
 // Package admission decides requests by a policy, whatever protocol they come in.
 //
 // A transport describes a request by its attributes and calls [Controller.Admit]. Admit evaluates
-// the rules, asks the store, waits where a limit lets requests wait, and emits one event. The
+// the rules, calls the store, waits if a limit lets requests wait, and emits one event. The
 // transport answers by the [Outcome] and by what the [Admission] may tell the client. When the
 // request has been served, or rejected, the transport calls [Admission.Done] with the result.
 package admission

@@ -7,7 +7,7 @@ import (
 )
 
 // An Event describes the decision about one request, or about one of its shadows. An observer must
-// not keep it, nor anything that it points to: the memory is used again.
+// not keep it, nor anything that it points to, because the memory is reused.
 type Event struct {
 	// Rule, Limit (its name within the rule), Algorithm and Key are those of the limit that mattered
 	// most: the one that denies for longest, or has the least left. They are empty if no limit
@@ -17,7 +17,7 @@ type Event struct {
 	Outcome Outcome
 
 	// Source is who decided. With FromFallback, this process decided alone. If Err is set
-	// and Source is FromStore, nobody decided.
+	// and Source is FromStore, there was no decision.
 	Source penstock.Source
 
 	// Decision answers Charges, in their order. It is nil if there is none.
@@ -46,9 +46,9 @@ const (
 	Unlimited                        // admitted: no limit applies; Event.Rule is empty
 	Exempt                           // admitted: on the allow list; Event.Rule is empty
 	Refused                          // rejected: on the deny list, or a peer that is not trusted; Event.Rule is empty
-	Malformed                        // rejected: servers could read it in different ways, or it names a rule that cannot be asked; Event.Rule is empty
+	Malformed                        // rejected: servers could read it in different ways, or it names a rule that cannot be called by name; Event.Rule is empty
 	Abandoned                        // its context ended before it was decided, or while it waited
-	DeniedNewIdentity                // its address brought too many new identities, to this process
+	DeniedNewIdentity                // its address sent too many new identities to this process
 	ShadowAllowed                    // a shadow would allow the request; in events only
 	ShadowDenied                     // a shadow would deny the request; in events only
 	outcomes

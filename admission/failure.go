@@ -20,7 +20,7 @@ func (c *Controller) withFallback(store penstock.Store) penstock.Store {
 }
 
 // withLastResort also decides if the fallback in the store fails. Then limits that fail open admit
-// the request, up to their ceiling. All other limits refuse it.
+// the request, up to their ceiling. All other limits reject it.
 //
 // A guard.Fallback around the store would also count each grant of the store. That is not needed
 // here: decisions in memory would become a tenth slower.
@@ -84,12 +84,12 @@ func recordErrors(store penstock.Store) penstock.Store {
 }
 
 // isWithoutStore tells whether a decision was made without an answer of the store, which may have
-// been asked and may have charged.
+// been called and may have charged.
 func isWithoutStore(s penstock.Source) bool {
 	return s == penstock.FromFallback || s == penstock.FromOpen || s == penstock.FromClosed
 }
 
-// isNotCounted tells whether nobody has counted a charge of the limit, in a decision from the
+// isNotCounted tells whether a charge of the limit was not counted anywhere, in a decision from the
 // source.
 func isNotCounted(l *policy.Limit, s penstock.Source) bool {
 	return s == penstock.FromOpen || s == penstock.FromFallback && failsOpen(l) && l.Guard.Ceiling == (penstock.Limit{})

@@ -15,10 +15,10 @@ import (
 // The bounds of identities, in each process.
 const (
 	maxIdentities = 128 << 10 // in a generation; there are two
-	maxAddresses  = 128 << 10 // that have brought new identities lately
+	maxAddresses  = 128 << 10 // that have recently sent new identities
 )
 
-// identities bounds how many new identities an address may bring to a rule.
+// identities bounds how many new identities an address may send to a rule.
 //
 // Known identities: it keeps at least the 131,072 admitted ones that were used last, and at most
 // twice as many, in up to 8 MB. An identity that it has dropped is new again.
@@ -36,7 +36,7 @@ type identities struct {
 	youngCount atomic.Int64 // in all stripes
 }
 
-// An identityStripe keeps the identities whose hashes end alike, in two generations.
+// An identityStripe keeps the identities whose hashes end with the same bits, in two generations.
 type identityStripe struct {
 	mu         sync.Mutex
 	young, old map[uint64]struct{}
@@ -84,7 +84,7 @@ func (s *identities) admit(u *policy.UncheckedIdentity) (ok bool, retryAfter tim
 	return true, 0
 }
 
-// count counts a new identity for its address. It tells whether the address may bring it, and if
+// count counts a new identity for its address. It tells whether the address may send it, and if
 // not when to retry.
 func (s *identities) count(u *policy.UncheckedIdentity) (ok bool, retryAfter time.Duration) {
 	charge := [1]penstock.Charge{{Key: u.Address, Plan: u.Limit, Cost: 1}}
@@ -110,7 +110,7 @@ func (s *identities) age() {
 	s.youngCount.Store(0)
 }
 
-// admitsIdentities tells whether all of the request's identities are known, or are new and may be.
+// admitsIdentities tells whether each of the request's identities is known, or may be new now.
 // If not, it rejects the request.
 func (a *Admission) admitsIdentities() bool {
 	for i := range a.evaluation.Unchecked {

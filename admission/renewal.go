@@ -85,7 +85,7 @@ func (n *renewal) renew() {
 	defer cancel()
 	for i := range n.holds {
 		// A slot that cannot be renewed may be given to another request. A request that is being
-		// served is not cancelled for that.
+		// served is not canceled for that.
 		if d, err := panicked.Decide(ctx, n.store, n.holds[i:i+1]); err == nil && !d.Allowed {
 			n.isLost = true
 		}

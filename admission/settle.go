@@ -102,8 +102,8 @@ func (a *Admission) RefundByStatus(status int) {
 func (a *Admission) MarkStatusUnknown() { a.isStatusUnknown.Store(true) }
 
 // Settle sets the request's true cost. Done adjusts the charges of settled limits to it: in a
-// policy those with cost.actual, of limits in code all that can refund. The last call counts. It
-// fails if the request has no such limit.
+// policy these are the limits with cost.actual, without a policy all that can refund. The last call
+// counts. It fails if the request has no such limit.
 func (a *Admission) Settle(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
@@ -125,7 +125,7 @@ type grant struct {
 	isUnsized       bool      // the size of the request's body was not known
 }
 
-// noteGrants keeps the charges that may have to be corrected. They were made after start.
+// noteGrants records the charges that may have to be corrected. They were made after start.
 func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit, d *penstock.Decision, start time.Time) {
 	if a.request.Peek {
 		return
@@ -143,7 +143,7 @@ func (a *Admission) noteGrants(charges []penstock.Charge, limits []*policy.Limit
 	}
 }
 
-// noteHolds keeps the slots that the store may have granted although it gave no answer.
+// noteHolds records the slots that the store may have granted although it gave no answer.
 func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit) {
 	if a.request.Peek {
 		return
@@ -190,14 +190,14 @@ func (a *Admission) returnAll() {
 	a.correct(all)
 }
 
-// corrections are charges that correct others.
+// corrections are charges that correct earlier ones.
 type corrections struct {
 	charges []penstock.Charge
-	local   []penstock.Charge // of what this process has counted, and the store has not
+	local   []penstock.Charge // for what only this process has counted
 }
 
-// add adds the correction of what that source granted. Slots go to the store even if the fallback
-// granted them, because the store may have granted them too.
+// add adds the correction of a grant by the source. Slots are returned to the store even if the
+// fallback granted them, because the store may have granted them too.
 func (s *corrections) add(c penstock.Charge, granted penstock.Source) {
 	if granted == penstock.FromFallback && !isSlot(&c) {
 		s.local = append(s.local, c)
@@ -231,7 +231,7 @@ func (a *Admission) correctInBackground(all corrections) {
 // correctTimeout bounds how long the corrections of a request may take.
 const correctTimeout = time.Second
 
-// correct makes corrections. If the store cannot be asked, what was charged stays charged, and
+// correct makes corrections. If the store cannot be called, what was charged stays charged, and
 // slots end by themselves. The local corrections are for the fallback. They are dropped if the
 // store is back.
 func (a *Admission) correct(all corrections) {
@@ -243,7 +243,7 @@ func (a *Admission) correct(all corrections) {
 	for batch := range slices.Chunk(all.charges, penstock.MaxCharges) {
 		panicked.Decide(ctx, a.controller.store, batch)
 	}
-	for i := range all.local { // one at a time: each may have a server of its own
+	for i := range all.local { // one at a time: each may be decided by another server
 		if batch := all.local[i : i+1]; a.isStoreAway(ctx, batch[0]) {
 			panicked.Decide(ctx, a.controller.store, batch)
 		}

@@ -16,7 +16,7 @@ type shadow struct {
 	piggyback.Batch
 	event      Event
 	start      time.Time
-	hasOwnCall bool // a call of its own decides it
+	hasOwnCall bool // it is decided by a call of its own
 }
 
 // shadows are decided independently of each other.
@@ -85,7 +85,7 @@ func (a *Admission) endPiggybacked(s *shadows) {
 		one := &s.list[i]
 		switch {
 		case one.hasOwnCall:
-		case one.Take(): // the store has not taken it
+		case one.Take(): // the store has not decided it
 			one.DecideAlone()
 		default:
 			a.observeShadow(&a.evaluation.Shadows[i], one)
@@ -93,7 +93,7 @@ func (a *Admission) endPiggybacked(s *shadows) {
 	}
 }
 
-// endShadows waits until the shadows are decided, and notes what they have charged.
+// endShadows waits until the shadows are decided, and records what they have charged.
 func (a *Admission) endShadows(s *shadows) {
 	if s == nil {
 		return

@@ -18,7 +18,7 @@ func (a *Admission) wait(wait, latency time.Duration) (Outcome, error) {
 	defer stopCounting()
 	done := make(chan struct{})
 	timer := time.AfterFunc(wait, func() {
-		stopCounting() // even if BeforeWait takes longer: a slow client must not count as waiting any longer
+		stopCounting() // now, even if BeforeWait takes longer: a slow client must not use up MaxWaiting
 		close(done)
 	})
 	defer timer.Stop()
@@ -52,7 +52,7 @@ func (a *Admission) denyWaiting(retryAfter, latency time.Duration) Outcome {
 	return Denied
 }
 
-// returnWaiting returns all that was charged for a request that was to wait.
+// returnWaiting returns all that was charged for a request that should have waited.
 func (a *Admission) returnWaiting() {
 	a.renewal.stop()
 	a.grants = nil

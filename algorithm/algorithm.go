@@ -26,7 +26,7 @@ const (
 	Max = 1 << 52
 
 	// MaxStall is how far a clock may step back, in µs, before a state written by the later clock is
-	// repaired. After a smaller step, time stands still for that state. After a larger one, the time
+	// repaired. After a smaller step, no time passes for that state. After a larger one, the time
 	// in the state is set to now.
 	MaxStall = 5_000_000
 

@@ -31,18 +31,18 @@ type Algorithm struct {
 	paramsAt func(p Params, now int64) Params
 
 	// Of what it admits.
-	refillsSteadily, windowsDiffer bool
-	bound                          func(l Limit, rate string) string
-	decay                          Decay
-	window                         func(l Limit) int64
-	share                          func(l Limit, n int64) []Limit
-	part                           func(l Limit, n, i int64) []Limit
+	hasSteadyRefill, hasDifferentWindows bool
+	bound                                func(l Limit, rate string) string
+	decay                                Decay
+	window                               func(l Limit) int64
+	share                                func(l Limit, n int64) []Limit
+	part                                 func(l Limit, n, i int64) []Limit
 }
 
 // An Option sets a property of an algorithm that differs from the default.
 type Option func(*Algorithm)
 
-// Define makes an algorithm of a step, its Lua twin and the function that turns limits into its
+// Define makes an algorithm of a step, its Lua twin, and the function that converts limits to its
 // parameters.
 //
 // The name is part of the key of stored state, and it is the name of the Lua function. It is a
@@ -67,7 +67,7 @@ func define[S any](name, lua string, step stepper[S], prepare func(Limit) (Param
 	return a
 }
 
-// All returns the algorithms without settings of their own, in the order of the documentation.
+// All returns the algorithms that have no settings, in the order of the documentation.
 // SubWindow and CalendarWindow have settings. Add a new algorithm here.
 func All() []*Algorithm {
 	return []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, AnchoredWindow, SlidingWindow, SlidingLog, Concurrency}
@@ -127,10 +127,10 @@ func Burst(use BurstUse) Option { return func(a *Algorithm) { a.burst = use } }
 
 // RefillsSteadily says that units come back one by one at the limit's rate, rather than at the end
 // of a window.
-func RefillsSteadily() Option { return func(a *Algorithm) { a.refillsSteadily = true } }
+func RefillsSteadily() Option { return func(a *Algorithm) { a.hasSteadyRefill = true } }
 
 // WindowsDiffer says that two stores may begin their windows at different moments.
-func WindowsDiffer() Option { return func(a *Algorithm) { a.windowsDiffer = true } }
+func WindowsDiffer() Option { return func(a *Algorithm) { a.hasDifferentWindows = true } }
 
 // Bounded says in words how much a limit admits. rate is the limit's rate in words.
 func Bounded(f func(l Limit, rate string) string) Option { return func(a *Algorithm) { a.bound = f } }
@@ -201,37 +201,37 @@ func (a *Algorithm) Windows() string { return a.windows }
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
 
-// IsCollection is what the option Collection says.
+// IsCollection is set by the option Collection says.
 func (a *Algorithm) IsCollection() bool { return a.isCollection }
 
-// Numbers is what the option Numbers says.
+// Numbers is set by the option Numbers says.
 func (a *Algorithm) Numbers() int { return a.numbers }
 
-// IsAdditive is what the option Additive says.
+// IsAdditive is set by the option Additive says.
 func (a *Algorithm) IsAdditive() bool { return a.isAdditive }
 
-// NeedsHolder is what the option NeedsHolder says.
+// NeedsHolder is set by the option NeedsHolder says.
 func (a *Algorithm) NeedsHolder() bool { return a.needsHolder }
 
-// OwnsRefunds is what the option OwnsRefunds says.
+// OwnsRefunds is set by the option OwnsRefunds says.
 func (a *Algorithm) OwnsRefunds() bool { return a.ownsRefunds }
 
-// CanRefund is what the option CanRefund says.
+// CanRefund is set by the option CanRefund says.
 func (a *Algorithm) CanRefund() bool { return a.canRefund }
 
-// CanBook is what the option CanBook says.
+// CanBook is set by the option CanBook says.
 func (a *Algorithm) CanBook() bool { return a.canBook }
 
-// BurstUse is what the option Burst says.
+// BurstUse is set by the option Burst says.
 func (a *Algorithm) BurstUse() BurstUse { return a.burst }
 
-// RefillsSteadily is what the option RefillsSteadily says.
-func (a *Algorithm) RefillsSteadily() bool { return a.refillsSteadily }
+// RefillsSteadily is set by the option RefillsSteadily says.
+func (a *Algorithm) RefillsSteadily() bool { return a.hasSteadyRefill }
 
-// WindowsDiffer is what the option WindowsDiffer says.
-func (a *Algorithm) WindowsDiffer() bool { return a.windowsDiffer }
+// WindowsDiffer is set by the option WindowsDiffer says.
+func (a *Algorithm) WindowsDiffer() bool { return a.hasDifferentWindows }
 
-// RetryAfterGrant is what the option RetryAfterGrant says, and 0 without it.
+// RetryAfterGrant is set by the option RetryAfterGrant says, and 0 without it.
 func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int64 {
 	if a.retryAfterGrant == nil {
 		return 0
@@ -242,7 +242,7 @@ func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int
 // ResetsAtOnce tells whether all units become free at once, when a window ends.
 func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
 
-// Decay is what the option Leasable says.
+// Decay is set by the option Leasable says.
 func (a *Algorithm) Decay() Decay { return a.decay }
 
 // Window is the length of the limit's window, or of a part of it, in µs. It is 0 without windows.
@@ -274,7 +274,7 @@ func PeriodText(period time.Duration) string {
 // Bound says in words how much a limit admits, given how much it grants at once.
 func (a *Algorithm) Bound(l Limit, capacity int64) string {
 	if a.bound == nil {
-		return fmt.Sprintf("%d at once, and what its algorithm %q says", capacity, a.name)
+		return fmt.Sprintf("%d at once, and the bound of its algorithm %q", capacity, a.name)
 	}
 	return a.bound(l.withBurst(a), a.Rate(l))
 }

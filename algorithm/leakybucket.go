@@ -22,7 +22,7 @@ var leakyBucketLua string
 //	Cost    O(1)
 //	Choose  in front of something that must never receive two requests at once: shaping, outbound
 //	        calls, batch jobs
-//	Clock   a step back of δ makes the queue stand still for min(δ, 5 s) at most
+//	Clock   a step back of δ stops the queue for min(δ, 5 s) at most
 //
 // Only the last holder in the queue can refund its place, and only before the next turn. Behind any
 // other place, callers already know their turns. Any other Refund changes nothing and has Granted

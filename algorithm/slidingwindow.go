@@ -20,7 +20,7 @@ var slidingWindowLua string
 //	Cost    O(1)
 //	Choose  for a cheap limit without the fixed window's burst at a boundary, if its worst case (that
 //	        of a token bucket) is acceptable
-//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; after a larger
+//	Clock   a step back of δ stops the windows for min(δ, 5 s) at most; after a larger
 //	        step, the used units count from now
 //
 // Source: the counter described by Cloudflare, "How we built rate limiting capable of scaling to

@@ -21,7 +21,7 @@ const MaxParts = 60
 //	        nothing is used
 //	Cost    O(n)
 //	Choose  for a strict sliding window over many requests, if a log would need too much memory
-//	Clock   a step back of δ makes the windows stand still for min(δ, 5 s) at most; after a larger
+//	Clock   a step back of δ stops the windows for min(δ, 5 s) at most; after a larger
 //	        step, the used units count from now
 //
 // Figma's "An alternative approach to rate limiting" (2017) counts the current part and n−1 before
@@ -57,7 +57,7 @@ type parts struct {
 	Start int64               // of the current part
 	Count int64               // of parts before the current one
 	Width int64               // of a part
-	Owner int64               // 0, or width·n of the limit that decided last by another's parts
+	Owner int64               // width·n of the limit that decided last, if the parts have another limit's width; else 0
 	Used  [MaxParts + 1]int64 // the current part first
 }
 

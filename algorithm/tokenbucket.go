@@ -65,8 +65,7 @@ func prepareBucket(l Limit, extra int64) (Params, error) {
 	g := gcd(l.Count, l.Period)
 	rate, unit := l.Count/g, l.Period/g
 	if _, ok := product(burst+extra, unit, Max/2); !ok {
-		return Params{}, fmt.Errorf("burst %d with a period of %d µs per %d reduced is too fine to count exactly; "+
-			"the largest burst at this rate is %d", burst, unit, rate, Max/2/unit-extra)
+		return Params{}, fmt.Errorf("burst %d is too large to count exactly at this rate; the largest is %d", burst, Max/2/unit-extra)
 	}
 	return Params{rate, unit, burst + extra}, nil
 }

@@ -27,7 +27,7 @@ type Bound struct {
 // Unbounded is the Over of a situation without a bound.
 const Unbounded = math.MaxInt64
 
-// Bounds returns what Standard with these Options promises for a limit, one Bound for each
+// Bounds returns what Standard with these Options guarantees for a limit, one Bound for each
 // situation that can occur. The first is what the limit itself admits: docs/algorithms.md has the
 // formulas. If Standard counts more instances than Options.Instances, set that to their number.
 func (o Options) Bounds(plan *penstock.Plan) []Bound {
@@ -80,7 +80,7 @@ func (b *bounds) leased(o LeaseOptions, block int64) Bound {
 		}
 		text = fmt.Sprintf("%s more: a block of %d%s for %v", units(over), block, held, cmp.Or(o.Life, lease.DefaultLife))
 	}
-	text += fmt.Sprintf("; of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*LeaseUtilization)
+	text += fmt.Sprintf("; while traffic is below the limit, leases admit at least %.0f %% of what the store alone would admit", 100*LeaseUtilization)
 	return Bound{"leased", over, text}
 }
 
@@ -162,7 +162,7 @@ func (b *bounds) sharing() (over int64, text string) {
 	return over, text
 }
 
-// returning returns what the shares admit until all instances have found the store again, within a
+// returning returns what the shares admit until all instances use the store again, within a
 // second.
 func (b *bounds) returning() int64 {
 	l := b.plan.Limit()

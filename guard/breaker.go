@@ -94,7 +94,7 @@ const (
 	rateSlots  = 5
 	rateCalls  = 20
 
-	maxIdle = time.Minute // a circuit without calls for so long is removed at the next look
+	maxIdle = time.Minute // a circuit without calls for this long is removed at the next sweep
 
 	probeEvery = 50 * time.Millisecond
 	probes     = 1 + 2 + 4 + 8 // successes that close a breaker
@@ -111,8 +111,8 @@ type breaker struct {
 	watchers sync.WaitGroup
 }
 
-// watched makes the breaker watch circuits that are not closed, until end is called. So they close
-// although no caller comes.
+// watched makes the breaker probe circuits that are not closed, until end is called. So they close
+// even without callers.
 func (b *breaker) watched() (end func()) {
 	watchCtx, cancel := context.WithCancel(context.Background())
 	b.watchCtx = watchCtx
@@ -187,8 +187,8 @@ type circuit struct {
 	pause        atomic.Pointer[pause] // nil while closed
 	isWatched    atomic.Bool           // a watcher runs until it is closed
 	isOnlyProbed atomic.Bool           // callers are rejected until a call of the watcher succeeds
-	hasCalls     atomic.Bool           // since the last look
-	seen         time.Time             // when a look last found hasCalls set; guarded by breaker.mu
+	hasCalls     atomic.Bool           // since the last sweep
+	seen         time.Time             // when a sweep last found hasCalls set; guarded by breaker.mu
 	start        time.Time             // the window's slots are counted from here
 
 	mu         sync.Mutex
@@ -233,7 +233,7 @@ func (c *circuit) decide(ctx context.Context, charges []penstock.Charge) (d pens
 // call calls the store, and records whether that failed.
 func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
 	t, ok := c.begin()
-	if !ok { // the state has changed meanwhile
+	if !ok { // the state has changed since the call began
 		return d, c.pause.Load().refuse(ctx)
 	}
 	returned := false
@@ -251,10 +251,10 @@ func (c *circuit) call(ctx context.Context, charges []penstock.Charge) (d pensto
 	return d, err
 }
 
-// watch peeks at the charges' limits as often as the pauses allow, until the circuit is closed. So
-// the circuit closes soon after the store is back, even without callers. Callers do not wait for a
-// store that hangs: they pass only after a successful peek, or after one whose error says nothing
-// about the store.
+// watch probes the store until the circuit is closed: it peeks at the charges' limits as often as
+// the pauses allow. So the circuit closes soon after the store is back, even without callers.
+// Callers do not wait for a store that hangs: they pass only after a successful peek, or after one
+// whose error says nothing about the store.
 func (c *circuit) watch(charges []penstock.Charge) {
 	b := c.breaker
 	b.mu.Lock()
@@ -268,7 +268,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	}
 	c.isOnlyProbed.Store(true)
 	b.watchers.Go(func() {
-		defer panicked.Recover("a store is watched")
+		defer panicked.Recover("a store is probed")
 		defer c.isWatched.Store(false)
 		defer c.isOnlyProbed.Store(false)
 		for p := c.pause.Load(); p != nil; p = c.pause.Load() {
@@ -278,7 +278,7 @@ func (c *circuit) watch(charges []penstock.Charge) {
 					continue
 				}
 				if classify(b.watchCtx, err) == errNothingLearnt {
-					return // callers must find out
+					return // callers must find out whether the store works
 				}
 			}
 			wait := probeEvery
@@ -437,8 +437,8 @@ func (p *pause) allow() bool {
 	return true
 }
 
-// refuse returns the error of a call that may not pass. A nil pause means that the breaker has
-// closed meanwhile.
+// refuse returns the error of a call that may not pass. A nil pause means that the breaker has just
+// closed.
 func (p *pause) refuse(ctx context.Context) error {
 	if err := deadline.CallerErr(ctx); err != nil {
 		return err

@@ -99,7 +99,7 @@ func (e *denial) claim() (answered chan struct{}, first bool) {
 	return *e.refresh.Load(), false
 }
 
-// patienceOf returns the charge's patience, or 0 if its limit has no use for it.
+// patienceOf returns the charge's patience, or 0 if its limit ignores it.
 func patienceOf(c *penstock.Charge) time.Duration {
 	if !c.Plan.Algorithm().CanBook() {
 		return 0

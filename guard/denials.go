@@ -11,7 +11,7 @@ import (
 
 // denials is a set-associative cache of a fixed size. Each set has eight places. Reads take no
 // lock. A general cache would cost more than a decision in memory. In otter 2.4, a hit takes 140
-// ns, a miss 80 ns and a put 1.6 µs. It also exceeds its size for moments, and has goroutines to
+// ns, a miss 80 ns and a put 1.6 µs. It also exceeds its size at times, and has goroutines to
 // stop. Here they take 30, 30 and 350 ns.
 type denials struct {
 	seeds [2]maphash.Seed
@@ -23,7 +23,7 @@ type denials struct {
 const waysPerSet = 8
 
 type denialSet struct {
-	version atomic.Uint64 // grows with each Refund or Reset of a counter whose hash falls here
+	version atomic.Uint64 // grows with each Refund or Reset of a counter whose hash selects this set
 	mu      sync.Mutex    // for writing tags and ways
 	tags    [waysPerSet]atomic.Uint32
 	_       [16]byte // makes two cache lines: a miss reads only the first

@@ -53,7 +53,7 @@ func Deny(o DenyOptions) penstock.Decorator {
 //
 //   - Others return units: by a Refund, a Reset, a failed batch over several slots of a Cluster, or
 //     a lease below this guard. So does a Refund or Reset here whose answer was lost.
-//   - The store loses data, or its clock leaps ahead.
+//   - The store loses data, or its clock jumps ahead.
 //   - A limit of another rate or Period shares the counter. Once it grants, used units return at
 //     its rate.
 //
@@ -85,7 +85,7 @@ type DenyCache struct {
 	maxAge    time.Duration
 	limits    func(*penstock.Plan) Settings
 	hasGrants bool
-	deadlines *deadline.Set // bounds the wait for another request's answer; nil: the caller's does
+	deadlines *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
 	start     time.Time
 	table     *denials
 	waited    atomic.Int64
@@ -206,7 +206,7 @@ func (d *DenyCache) refreshOnce(ctx context.Context, q *denyQuery, charges []pen
 		if err := deadline.CallerErr(ctx); err != nil {
 			return penstock.Decision{}, err
 		}
-		return d.decide(ctx, q, charges) // it is too late for the store: a Fallback answers
+		return d.decide(ctx, q, charges) // too late to call the store: a Fallback answers
 	}
 	d.prepare(q, charges)
 	if known := d.table.find(q.key); known != nil && q.sent < known.until && known.covers(q, charges) {
@@ -294,7 +294,7 @@ func routeOf(charges []penstock.Charge) route {
 		switch c.Mode {
 		case penstock.Spend, penstock.Peek:
 		case penstock.Draw:
-			if c.Patience > 0 && a.CanBook() { // each algorithm gives a Draw's patience its own meaning
+			if c.Patience > 0 && a.CanBook() { // algorithms differ in how they treat the patience of a Draw
 				to = passThrough
 			}
 		case penstock.Refund, penstock.Reset:

@@ -62,7 +62,7 @@ type FallbackOptions struct {
 //
 // After an outage, its grants are not charged to the store. So an interval that contains the end
 // may see one more Burst or Count, and what was booked for later. It may also see the shares of
-// the instances that have not found the store again yet: with Standard, they find it within a
+// the instances that do not use the store again yet: with Standard, they do within a
 // second. While only some instances are cut off, their shares add to what the store grants to the
 // others. The store does not know holds that were lent in the outage. So Concurrency may lend up
 // to twice its slots until those holds are renewed in the store.
@@ -108,7 +108,7 @@ const defaultRetryAfter = time.Second
 
 func (f *fallback) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	if err := deadline.CallerErr(ctx); err != nil {
-		return penstock.Decision{}, err // checked first: later, a passed deadline may be the store's fault
+		return penstock.Decision{}, err // checked first: after the call, a passed deadline may be the store's fault
 	}
 	d, err := f.next.Decide(ctx, charges)
 	if err == nil {
@@ -164,7 +164,7 @@ func (f *fallback) capDebt(forced *penstock.Charge, s penstock.Status) {
 	}
 }
 
-// anonymous is the Holder of charges that have none. Only a holder can leave a queue.
+// anonymous is the Holder of charges that have none. Without one, a charge could not leave a queue.
 const anonymous = "\x00anonymous"
 
 // mirrorMode returns what to charge to the local memory for a granted charge. Peek: nothing.
@@ -215,7 +215,7 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 type failed struct {
 	charges []penstock.Charge
 	modes   [penstock.MaxCharges]FailureMode // of each charge: FailOpen, FailClosed or FailLocal
-	locals  []penstock.Charge                // the FailLocal ones, with the limits that hold here
+	locals  []penstock.Charge                // the FailLocal charges, with this instance's shares as their limits
 	local   penstock.Decision                // on them
 }
 
@@ -251,8 +251,8 @@ func (b *failed) isDeniable() bool {
 	return false
 }
 
-// assign sets the mode of each charge. It appends the charges that are decided here, with the
-// limits that hold here.
+// assign sets the mode of each charge. It appends the charges that are decided locally, with
+// this instance's shares as their limits.
 func (f *fallback) assign(charges []penstock.Charge, modes *[penstock.MaxCharges]FailureMode, locals []penstock.Charge) []penstock.Charge {
 	n := f.instances()
 	for i := range charges {

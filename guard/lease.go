@@ -88,11 +88,11 @@ type LeaseOptions struct {
 // without leases.)
 //
 // These statements do not cover what others do to the store. A Reset elsewhere, or a Refund
-// elsewhere of spent units, adds what it restores, and up to n·b that are returned later. So does
-// a store that loses its data or whose clock leaps. If the answer to a draw is lost, its units are
-// lost. A return may reach the store after its sender has given up, as when a server hangs. It
-// then adds what it restores: at most a block. Clocks that stand still while the machine is
-// suspended do not count that time.
+// elsewhere of spent units, adds what it restores, and up to n·b that are returned later. So does a
+// store that loses its data or whose clock jumps. If the answer to a draw is lost, its units are
+// lost. A return may reach the store after its sender has stopped waiting, as when a server hangs.
+// It then adds what it restores: at most a block. Clocks that stop while the machine is suspended
+// do not count that time.
 type Lease struct{ engine *lease.Store }
 
 // NewLease puts a Lease around store.
@@ -140,6 +140,6 @@ type LeaseStats struct {
 	Spent    int64 // locally
 	Returned int64 // to the store
 	Expired  int64 // unspent; they count in the store until its limit frees them
-	Lost     int64 // returned without an answer, or drawn from elsewhere than the store
+	Lost     int64 // returned without an answer, or granted by another source than the store
 	Live     int64 // held here now, or in flight back to the store
 }

@@ -20,7 +20,7 @@ type Event struct {
 	Latency time.Duration
 
 	// Err is why there was no decision, or nil. Reason is its kind, for metrics: the Reason of a
-	// penstock.StoreError, "canceled" (the caller cancelled), "invalid" or "other". It is "" without
+	// penstock.StoreError, "canceled" (by the caller), "invalid" or "other". It is "" without
 	// an error.
 	Err    error
 	Reason string

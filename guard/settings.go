@@ -37,7 +37,7 @@ type FailureMode uint8
 
 // The failure modes.
 const (
-	FailDefault FailureMode = iota // what the guard's Options say
+	FailDefault FailureMode = iota // the OnFailure of the guard's Options
 	FailOpen                       // grant, and do not count
 	FailClosed                     // deny
 	FailLocal                      // decide in this process, by its share of the limit

@@ -125,10 +125,10 @@ func noFault(err error) error {
 	return &other
 }
 
-// tooLate is the error of a decision whose time was over before the store was asked. The call that
-// used up the time has reported the store's health.
+// tooLate is the error of a decision whose deadline passed before the store was called. The call
+// that used up the time has reported the store's health.
 func tooLate(after time.Duration) error {
-	e := penstock.NewStoreError(penstock.ReasonLate, fmt.Errorf("%v have passed before the store was asked: %w", after, context.DeadlineExceeded))
+	e := penstock.NewStoreError(penstock.ReasonLate, fmt.Errorf("%v have passed before the store was called: %w", after, context.DeadlineExceeded))
 	e.IsStoreFault = false
 	return e
 }

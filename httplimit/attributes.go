@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// attributes are what a policy may know of an HTTP request. They are found out when they are asked
-// for.
+// attributes are what a policy may read of an HTTP request. They are computed when they are looked
+// up.
 type attributes struct {
 	r        *http.Request
 	compiled *compiledRules

@@ -39,7 +39,7 @@ func (a *Admission) countBody() {
 // maxAhead is how many bytes of a body are read while its request waits.
 const maxAhead = 16 << 10
 
-// readAhead reads a small body while its request waits: net/http notices that a client has gone
+// readAhead reads a small body while its request waits: net/http notices that a client has left
 // only when the body has been read.
 func readAhead(of policy.Attributes) {
 	a := of.(*attributes)

@@ -79,7 +79,7 @@ func (c *Config) paths() policy.Paths {
 	}
 }
 
-// configOf returns the Config of rules, complete and valid.
+// configOf returns the Config of rules, with its defaults set.
 func configOf(rules *policy.Rules) (*Config, error) {
 	c := new(Config)
 	if own, ok := policy.SectionOf[*Config](rules); ok {

@@ -80,7 +80,7 @@ func (c *cors) show(h http.Header, r *http.Request) {
 	}
 }
 
-// AllowOrigin sets the CORS headers of an answer that the upstream does not give, as http.cors in
-// the policy says. A proxy calls it before it answers by itself. The Gate's own answers have these
+// AllowOrigin sets the CORS headers of an answer that does not come from the upstream, as http.cors
+// in the policy says. A proxy calls it before it answers itself. The Gate's own answers have these
 // headers already.
 func (g *Gate) AllowOrigin(h http.Header, r *http.Request) { g.current().cors.allow(h, r) }

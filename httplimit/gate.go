@@ -60,7 +60,7 @@ type Gate struct {
 	observe    func(*admission.Event)
 
 	mu       sync.Mutex                    // held while rules are compiled
-	compiled atomic.Pointer[compiledRules] // of the rules seen last
+	compiled atomic.Pointer[compiledRules] // of the rules that were used last
 }
 
 // New makes a Gate that counts in the store, by rules. It calls rules for each request, so rules

@@ -15,21 +15,21 @@ func (g *Gate) Middleware(next http.Handler) http.Handler {
 			return
 		}
 		recorded := &recorder{ResponseWriter: w, admission: a}
-		defer func() { a.Done(recorded.status) }() // also if the handler panics; then it may not have answered
+		defer func() { a.Done(recorded.status) }() // also if the handler panics, perhaps without an answer
 		next.ServeHTTP(recorded, a.Request)
 		recorded.note(http.StatusOK) // what the server sends for a handler that writes nothing
 	})
 }
 
-// A recorder records the status of a response. http.ResponseController finds what it wraps.
+// A recorder records the status of a response. http.ResponseController finds the wrapped writer.
 type recorder struct {
 	http.ResponseWriter
 	admission *Admission
 	status    int
 }
 
-// note records the final status before the client learns it, so that the client's next request
-// finds what this one refunds.
+// note records the final status before the client gets it, so that the client's next request
+// finds the units that this one refunds.
 func (w *recorder) note(status int) {
 	if w.status == 0 {
 		w.status = status

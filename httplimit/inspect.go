@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An Inspection is how a policy reads a request: what a Gate would ask the store, and why.
+// An Inspection is how a policy reads a request: the charges that a Gate would make, and why.
 type Inspection struct {
 	Path       string     // as rules match it, and as it is sent on
 	Address    netip.Addr // the client's

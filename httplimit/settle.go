@@ -38,7 +38,7 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 // all limits that can refund. The last call counts. It fails if the request has no such limit.
 func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
 
-// SettleContext is Settle for handlers that have the request's context only.
+// SettleContext is Settle for handlers that have only the request's context.
 func SettleContext(ctx context.Context, actual int64) error {
 	a := admissionOf(ctx)
 	if a == nil {
@@ -47,9 +47,9 @@ func SettleContext(ctx context.Context, actual int64) error {
 	return a.admission.Settle(actual)
 }
 
-// MarkStatusUnknown says that it is unknown how a request ended, whatever its handler answers: what
-// is charged by status stays charged. A proxy calls it when the upstream has the request, or may
-// have it, and gives no answer.
+// MarkStatusUnknown says that it is unknown how a request ended, whatever its handler answers. Then
+// what is charged by status stays charged. A proxy calls it when the upstream has the request, or
+// may have it, and gives no answer.
 func MarkStatusUnknown(r *http.Request) {
 	if a := admissionOf(r.Context()); a != nil {
 		a.admission.MarkStatusUnknown()

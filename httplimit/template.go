@@ -14,10 +14,10 @@ import (
 // maxTemplate is how many bytes the template of a denial may have.
 const maxTemplate = 64 << 10
 
-// checkTemplate says what is wrong with the template of a denial; empty if nothing is. A template
-// runs for each denial, and once for each load, so it must end soon, whatever it says.
+// checkTemplate returns what is wrong with the template of a denial, or "". A template
+// runs for each denial, and once for each load, so it must end soon, whatever its text is.
 // text/template has no such limit, so only a subset is allowed: no loop but one over the policies
-// of the denial, no calls of templates, no function that makes longer text.
+// of the denial, no calls of templates, no function that makes a text longer.
 func checkTemplate(body string) string {
 	if len(body) > maxTemplate {
 		return fmt.Sprintf("the template has %d bytes; write at most %d", len(body), maxTemplate)
@@ -32,7 +32,7 @@ func checkTemplate(body string) string {
 	if err == nil {
 		return ""
 	}
-	return fmt.Sprintf("the template is not understood: %v; write it as for Go's text/template, with the fields .Status, .Rule, .Policies, "+
+	return fmt.Sprintf("the template cannot be parsed: %v; write it as for Go's text/template, with the fields .Status, .Rule, .Policies, "+
 		".RetryAfter and .RetryAfterMS", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "template: "), " in type httplimit.templateData", ""))
 }
 
@@ -42,14 +42,14 @@ var templateFunctions = []string{"and", "or", "not", "eq", "ne", "lt", "le", "gt
 // findForbidden returns what a template has that might not end, and what to write instead, or "".
 func findForbidden(t *template.Template) string {
 	if len(t.Templates()) > 1 {
-		return "the template defines another; it cannot define or call templates: write the text where it belongs"
+		return "the template defines another one; write its text in place of the call"
 	}
 	r := templateChecker{tree: t.Tree}
 	r.list(t.Root, false)
 	return r.refused
 }
 
-// A templateChecker goes through a template up to the first node that is refused.
+// A templateChecker walks through a template up to the first forbidden node.
 type templateChecker struct {
 	tree    *parse.Tree
 	refused string
@@ -85,12 +85,12 @@ func (r *templateChecker) node(n parse.Node, inLoop bool) {
 	case *parse.WithNode:
 		r.refuse(n, "write {{if ...}}, and name the field in it")
 	default:
-		r.refuse(n, "it cannot define or call templates: write the text where it belongs")
+		r.refuse(n, "it cannot define or call templates: write the text in place of the call")
 	}
 }
 
-// overPolicies tells whether a range is over .Policies or $.Policies. Only the denial has that
-// field, wherever the dot is.
+// overPolicies tells whether a range is over .Policies or $.Policies. Only the denial has such a
+// field, whatever the dot is.
 func overPolicies(p *parse.PipeNode) bool {
 	if len(p.Cmds) != 1 || len(p.Cmds[0].Args) != 1 {
 		return false
@@ -135,7 +135,7 @@ func (r *templateChecker) refuse(n parse.Node, remedy string) {
 	}
 }
 
-// tryTemplate writes a template for a request that may be sent again, and for one that costs more
+// tryTemplate executes a template for a request that may be retried, and for one that costs more
 // than its limit.
 func tryTemplate(t *template.Template) error {
 	for _, denial := range []templateData{{429, "rule", []string{"rule.limit"}, 1, 1000}, {429, "rule", []string{"rule.limit"}, 0, 0}} {

@@ -18,7 +18,7 @@ import (
 // Options of a Store. The zero value is useful.
 type Options struct {
 	// Now is the clock. Default: the wall clock; the store follows its steps within a second. A clock
-	// for tests or replay may stand still, jump or step back, from 1970 to 2112. At other times Decide
+	// for tests or replay may stop, jump or step back, from 1970 to 2112. At other times Decide
 	// returns ErrInvalid.
 	Now func() time.Time
 

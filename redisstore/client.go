@@ -11,9 +11,9 @@ import "context"
 // proves that nothing ran.
 //
 // A Store calls its Client on other goroutines than those of its callers, which return at their
-// deadlines. So a Client may dial, and wait. The contexts of its calls are special. Err returns an
-// error as soon as the caller has left: then the Client need send nothing more. Done is closed at
-// most 5 s later, or when the Store is closed.
+// deadlines. So a Client may dial and wait. The contexts of its calls are special: Err returns an
+// error as soon as the caller has left, and then the Client need not send the command. Done is
+// closed at most 5 s later, or when the Store is closed.
 type Client interface {
 	// EvalSha runs a script that the server knows by its SHA-1 digest, on the server that owns
 	// keys[0]. An error reply of Redis is returned as a ReplyError. Neither the slices nor the strings
@@ -33,7 +33,7 @@ type Client interface {
 	// of one hash tag.
 	Sharded(ctx context.Context) (bool, error)
 
-	// Ping asks a server whether it is there.
+	// Ping returns nil if a server answers.
 	Ping(ctx context.Context) error
 
 	// Close closes the connections of a client that Dial made. It does nothing for a client that the

@@ -11,7 +11,7 @@ import (
 // the clock of the server that has the list of instances. A failover to a server with another clock
 // is a jump, too. If this machine was suspended, it counts as a jump forward.
 //
-// Limits survive jumps. After a jump forward, units come back as if the time had passed. After a
+// Limits survive jumps. After a jump forward, units are refilled as if the time had passed. After a
 // jump back, buckets and sliding windows do not refill for up to 5 s. A fixed window that has begun
 // still ends at its original time, but not much later than the window after the present one; see
 // algorithm.FixedWindow.
@@ -48,7 +48,7 @@ func (c *clock) addReading(r reading) {
 	}
 	// The true time between the readings is from least to most, even if the readings overlap.
 	least, most := r.sent.Sub(last.answered), r.answered.Sub(last.sent)
-	tolerance := clockTolerance + most/1000 // clocks differ in how fast they go
+	tolerance := clockTolerance + most/1000 // clocks differ in speed
 	switch passed := r.server.Sub(last.server); {
 	case passed < least-tolerance:
 		c.back++

@@ -22,7 +22,7 @@ type call struct {
 	args    []string
 
 	waiter  coalesce.Waiter
-	shadows []shadowBatch // that are decided in the same script
+	shadows []shadowBatch // shadows that the same script decides
 }
 
 const (

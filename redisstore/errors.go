@@ -14,7 +14,7 @@ import (
 )
 
 // unavailable converts an error of the client to an error of the Store: a penstock.StoreError, or
-// the context's own error if the caller has cancelled it.
+// the context's own error if the caller has canceled it.
 func (s *Store) unavailable(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
@@ -87,7 +87,7 @@ func (s *Store) hintFor(rejection error) string {
 		return "+" + command
 	}
 	switch {
-	case strings.Contains(text, "access"): // to one of the keys, in the words of every version
+	case strings.Contains(text, "access"): // to one of the keys: every version has this word
 		return "~" + strings.TrimSuffix(s.prefix, schemaVersion) + "*"
 	case isLoginRejected(rejection):
 		return "a valid user and password for the store"
@@ -95,7 +95,8 @@ func (s *Store) hintFor(rejection error) string {
 	return ""
 }
 
-// deniedCommand returns the command that a rejection names, in a server's words or in a script's.
+// deniedCommand returns the command that an error names, whether the server or a script wrote the
+// error.
 func deniedCommand(text string) (command string, found bool) {
 	if _, rest, ok := strings.Cut(text, "run the '"); ok {
 		command, _, found = strings.Cut(rest, "' command")
@@ -106,7 +107,7 @@ func deniedCommand(text string) (command string, found bool) {
 	return command, command != ""
 }
 
-// A missingRight is a server's reply that does not name the command, with the command.
+// A missingRight is an error reply that does not name the command, together with the command.
 type missingRight struct {
 	reply   error
 	command string
@@ -159,7 +160,7 @@ var reasonsInside = []struct {
 	{"CORRUPT ", penstock.ReasonCorrupt},
 }
 
-// isTimeout tells whether an error is a timeout by its own account.
+// isTimeout tells whether an error says that it is a timeout.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[interface {
 		error

@@ -68,7 +68,7 @@ func (d decider) DecideFlight(ctx context.Context, f *coalesce.Flight) {
 	c := d.calls.Get().(*call)
 	if d.decideFlight(ctx, c, f) == nil {
 		c.forget()
-		d.calls.Put(c) // after an error the client may still hold the call, and send it late
+		d.calls.Put(c) // not after an error: the client may still send the call later
 	}
 }
 

@@ -190,7 +190,7 @@ func (l *scriptLoads) noteRight(err error) {
 	}
 }
 
-// begin returns the pending load of a name, and whether the caller must end it.
+// begin returns the pending load of a name, and whether the caller must do it.
 func (l *scriptLoads) begin(name string) (*pendingLoad, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -252,7 +252,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 	}
 }
 
-// sendText runs a script by its text. Afterwards the server knows it, too.
+// sendText runs a script by its text. Afterwards the server also knows it by its digest.
 func (s *Store) sendText(ctx context.Context, c *call, script *script) (string, error) {
 	s.loads.evals.Add(1)
 	reply, err := s.client.Eval(ctx, script.Text, c.keys, c.args)

@@ -49,7 +49,7 @@ func TestCallerLeavesWhileItsScriptIsLoaded(t *testing.T) {
 	_, err := s.Decide(ctx, []penstock.Charge{spend("k", slow("l", 10), 1)})
 	var failure *penstock.StoreError
 	if !errors.As(err, &failure) || failure.Reason != penstock.ReasonLate {
-		t.Errorf("a caller whose deadline passed: %v, want that it was too late to send it", err)
+		t.Errorf("a caller whose deadline passed: %v, want that the deadline passed before it was sent", err)
 	}
 	close(client.Proceed)
 	await(t, "the script to be loaded", func() bool { return s.Scripts().Loaded == 1 })

@@ -17,8 +17,8 @@ type Memory struct {
 	Server string // its address, on a Cluster; else ""
 }
 
-// Evicts tells whether the server may delete counters, and so admit again what was used. Only the
-// policy noeviction never does: then a full server rejects calls, and the guards decide.
+// Evicts tells whether the server may delete counters. Then used units could be spent again. Only
+// the policy noeviction never does: then a full server rejects calls, and the guards decide.
 func (m Memory) Evicts() bool { return m.Max > 0 && m.Policy != "noeviction" }
 
 // memoryLua replies the numbers of memory in INFO.
@@ -28,9 +28,9 @@ local info = call('INFO', 'memory')
 local function field(name) return string.match(info, '\r\n' .. name .. ':(%S+)') or '' end
 return field('used_memory') .. ' ' .. field('maxmemory') .. ' ' .. field('maxmemory_policy')`)
 
-// Memory returns the state of the server's memory. On a Cluster it asks every primary, and returns
-// the worst: one that evicts, or else the fullest. It needs the right to INFO and, on a Cluster, to
-// CLUSTER SLOTS; Decide needs neither.
+// Memory returns the state of the server's memory. On a Cluster it queries every primary, and
+// returns the worst: one that evicts, or else the fullest. It needs the right to INFO and, on a
+// Cluster, to CLUSTER SLOTS; Decide needs neither.
 func (s *Store) Memory(ctx context.Context) (Memory, error) {
 	keys, err := s.keyOfEachServer(ctx, "memory")
 	if err != nil {
@@ -66,7 +66,7 @@ func (m Memory) utilization() float64 {
 	return float64(m.Used) / float64(m.Max)
 }
 
-// memoryOf asks the server that has a key.
+// memoryOf queries the server that has a key.
 func (s *Store) memoryOf(ctx context.Context, key string) (Memory, error) {
 	text, err := s.client.Eval(ctx, memoryLua, []string{key}, nil)
 	if err != nil {

@@ -45,8 +45,8 @@ func (s *script) number(a *algorithm.Algorithm) byte {
 	return byte(i)
 }
 
-// explain names the right that the script's user lacks: Redis 7.0 says only in which line it is
-// needed.
+// explain adds the name of the right that the script's user lacks. Redis 7.0 only names the line
+// that needs it.
 func explain(script string, err error) error {
 	reply, ok := errors.AsType[ReplyError](err)
 	if !ok || !strings.Contains(string(reply), "can't run this command") {

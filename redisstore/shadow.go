@@ -91,7 +91,7 @@ func (t *shadowBatch) sendSeparately() {
 	t.offer = nil
 }
 
-// forget drops what the caller has passed in.
+// forget drops the references to the caller's values.
 func (t *shadowBatch) forget() {
 	t.waiter.Reset()
 	t.offer = nil

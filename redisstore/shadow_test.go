@@ -150,7 +150,7 @@ func TestShadowsAndEnforcedBatchesAreIndependent(t *testing.T) {
 		now := time.UnixMicro(1_700_000_000_000_000)
 		clock := func() time.Time { return now }
 		store := over(t, dial(server.URL())(t), redisstore.Options{Prefix: aPrefix(), Now: clock})
-		// Like Redis, memory must keep state that the limit no longer needs: the next limit may be slower.
+		// Memory keeps unneeded state, as Redis does: the next limit may be slower.
 		memory := memstore.Options{Now: clock, Linger: time.Hour}
 		enforced, shadow := memstore.New(memory), memstore.New(memory)
 		for step := range 300 {

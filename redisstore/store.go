@@ -102,7 +102,7 @@ func newStore(o Options) (*Store, error) {
 }
 
 // Open makes a Store for the server or servers that a URL names; see ParseURL for its forms. It
-// does not wait for a connection: servers may come up later, and Ping tells whether they are there.
+// does not wait for a connection: servers may come up later, and Ping tells whether they answer.
 // Close ends it.
 func Open(url string, o Options) (*Store, error) {
 	option, err := ParseURL(url)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Check refuses rules with limits that need what a Handler never sees: the response, the end of the
+// Check rejects rules with limits that need what a Handler never sees: the response, the end of the
 // request, or its body. The error wraps penstock.ErrInvalid, and names each such rule with the
 // reason. Call it when rules are loaded, so that a reload fails as a whole. Rules without trusted
 // proxies may have such limits, because a Handler answers nobody then.
@@ -38,7 +38,7 @@ func Check(rules *policy.Rules) error {
 	return nil
 }
 
-// unseen says what a limit needs that forward-auth does not see, and what to do; "" if nothing.
+// unseen names what a limit needs that forward-auth does not see, and how to fix it; "" if nothing.
 func unseen(l *policy.Limit) string {
 	const remedy = "; use penstock's own proxy or middleware for it, or remove it"
 	switch {
@@ -54,10 +54,10 @@ func unseen(l *policy.Limit) string {
 	return ""
 }
 
-// usableRules are the latest rules that Check does not refuse.
+// usableRules are the latest rules that Check accepts.
 type usableRules struct {
 	latest  func() *policy.Rules
-	refused func(error) // called once for rules that Check refuses
+	refused func(error) // called once for rules that Check rejects
 
 	mu     sync.Mutex // held while rules are checked
 	seen   atomic.Pointer[policy.Rules]

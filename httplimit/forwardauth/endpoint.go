@@ -105,7 +105,7 @@ func readRequest(r *http.Request) (*http.Request, error) {
 		return original(r, method, host, uri)
 	}
 	if r.Header[originalURI] != nil {
-		return nil, fmt.Errorf("%s and %s are both there; send one of them", originalURI, originalURL)
+		return nil, fmt.Errorf("%s and %s are both set; send one of them", originalURI, originalURL)
 	}
 	text, err := only(r, originalURL)
 	if err != nil {
@@ -135,13 +135,13 @@ func readExt(r *http.Request) (*http.Request, error) {
 	return described(r, r.Method, r.Host, &u), nil
 }
 
-// only returns the one value of a header.
+// only returns the value of a header that must have exactly one.
 func only(r *http.Request, name string) (string, error) {
 	switch values := r.Header[name]; {
 	case len(values) == 0 || len(values) == 1 && values[0] == "":
 		return "", fmt.Errorf("%s is missing; let the proxy set it", name)
 	case len(values) > 1:
-		return "", fmt.Errorf("%s is there %d times; let the proxy replace what clients send", name, len(values))
+		return "", fmt.Errorf("%s is set %d times; let the proxy replace what clients send", name, len(values))
 	default:
 		return values[0], nil
 	}
@@ -151,7 +151,7 @@ func only(r *http.Request, name string) (string, error) {
 func without(r *http.Request, path string, names ...string) error {
 	for _, name := range names {
 		if r.Header[name] != nil {
-			return fmt.Errorf("%s does not belong to %s; let the proxy remove it, or ask at the other endpoint", name, path)
+			return fmt.Errorf("%s does not belong to %s; let the proxy remove it, or use the other endpoint", name, path)
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@ type Options struct {
 
 	// Misused is called with the reason for each request that is answered with 403 because its peer is
 	// not trusted, or with 400 because it does not describe a request; and once for rules that Check
-	// refuses. Proxies show none of these texts, so log them, at a bounded rate. The text is without
+	// rejects. Proxies show none of these texts, so log them, at a bounded rate. The text contains no
 	// secrets. Many goroutines call it at once. It must be quick. Default: none.
 	Misused func(error)
 }
@@ -31,15 +31,15 @@ type Options struct {
 // Forward, Request and Ext, and answers all others with 404.
 //
 // The path of a request must reach it unchanged. An http.ServeMux redirects paths such as
-// /auth/ext//a, and a proxy would take that for a denial: compare with IsEndpoint instead.
+// /auth/ext//a, and a proxy would treat that as a denial. Use IsEndpoint instead.
 type Handler struct {
 	gate    *httplimit.Gate
 	misused func(error)
 }
 
 // New makes a Handler that counts in the store, by rules, which are as in httplimit.New. An error
-// wraps penstock.ErrInvalid; it is that of Check if the rules cannot be enforced here. If rules
-// change to such ones, the rules of before stay in force.
+// wraps penstock.ErrInvalid. It is the error of Check if the rules cannot be enforced here. If
+// reloaded rules cannot, the old rules stay in force.
 func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Handler, error) {
 	h := &Handler{misused: o.Misused}
 	if h.misused == nil {
@@ -82,8 +82,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a == nil {
 		return
 	}
-	a.Done(0)                    // Check lets no limit through that needs the response
-	w.WriteHeader(http.StatusOK) // Envoy takes any other status for a denial, 204 too
+	a.Done(0)                    // no limit needs the response: Check rejects those
+	w.WriteHeader(http.StatusOK) // Envoy treats any other status as a denial, even 204
 }
 
 // untrusted says how to make a peer trusted.
@@ -95,13 +95,13 @@ func untrusted(remote string) string {
 	case err != nil:
 		host = remote
 	}
-	return fmt.Sprintf("only trusted proxies may ask here; if %s is your proxy, add it to http.trusted_proxies of the policy", host)
+	return fmt.Sprintf("only trusted proxies may send requests here; if %s is your proxy, add it to http.trusted_proxies of the policy", host)
 }
 
-// A subrequestWriter answers a subrequest of nginx. nginx takes 401 and 403 for denials, and any
-// other status for a failure of this service, which many configurations let pass. So each rejection
-// is a 403 with its status in X-RateLimit-Status. Only if nobody has decided, because the service
-// ends, the status stays 503.
+// A subrequestWriter answers a subrequest of nginx. nginx treats 401 and 403 as denials, and any
+// other status as a failure of this service, for which many configurations admit the request. So
+// each rejection is a 403 with its status in X-RateLimit-Status. Only if there is no decision,
+// because the service shuts down, the status stays 503.
 type subrequestWriter struct {
 	http.ResponseWriter
 	context context.Context // of the subrequest

@@ -10,7 +10,7 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// pauseOf returns the pause, 0 or longer, that a response demands by its status and header. It is
+// pauseOf returns the pause, 0 or longer, that a response asks for by its status and header. It is
 // false if the response gives no time.
 func pauseOf(status int, h http.Header, now time.Time) (pause time.Duration, ok bool) {
 	if date, ok := parseDate(h.Get("Date")); ok {

@@ -81,7 +81,7 @@ type Transport struct {
 // A pause ends requests of one key for a time.
 type pause struct {
 	until  time.Time
-	untold int // how many responses with 429 in a row gave no time
+	untold int // how many consecutive responses with 429 gave no time
 }
 
 const (
@@ -154,7 +154,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// CloseIdleConnections closes those of the Base, as http.Client.CloseIdleConnections asks for.
+// CloseIdleConnections closes the idle connections of the Base. http.Client.CloseIdleConnections
+// calls it.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -181,7 +182,7 @@ func (t *Transport) acquire(ctx context.Context, key string, cost int64, patienc
 	if err != nil {
 		return 0, err
 	}
-	if err := t.waitForServer(ctx, key, end); err != nil { // the server may have paused meanwhile
+	if err := t.waitForServer(ctx, key, end); err != nil { // the server may have asked for a pause during the wait
 		if charged {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
@@ -204,7 +205,7 @@ func (t *Transport) waitForServer(ctx context.Context, key string, end time.Time
 		}
 		spare := time.Until(end) - pause
 		if spare < 0 {
-			return &NotSentError{key, pause, fmt.Errorf("%w: another %v, and the request may wait for %v",
+			return &NotSentError{key, pause, fmt.Errorf("%w: the pause lasts another %v, and the request may wait for %v",
 				ErrPaused, pause.Round(time.Millisecond), max(pause+spare, 0).Round(time.Millisecond))}
 		}
 		// Jitter: requests that waited together are not all sent together.
@@ -276,7 +277,7 @@ const (
 	maxDoublings = 30
 )
 
-// keepLocked stores a pause, or deletes one that is over.
+// keepLocked stores a pause, or deletes one that has ended.
 func (t *Transport) keepLocked(key string, p pause, known bool, now time.Time) {
 	if p.untold == 0 && !p.until.After(now) {
 		delete(t.pauses, key)
@@ -306,7 +307,7 @@ func (t *Transport) pause(key string) time.Duration {
 	return left
 }
 
-// makeRoomLocked drops the pauses that are over, or else the one that ends first.
+// makeRoomLocked drops the pauses that have ended, or else the one that ends first.
 func (t *Transport) makeRoomLocked(now time.Time) {
 	var first string
 	var ends time.Time

@@ -225,7 +225,7 @@ func (p *printer) guards(l *policy.Limit) {
 	g := &l.Guard
 	if g.Lease > 0 {
 		p.line("    leased", fmt.Sprintf("up to %d units drawn in advance", g.Lease),
-			fmt.Sprintf("of traffic below the limit, at least %.0f %% of what the store alone would admit", 100*guard.LeaseUtilization))
+			fmt.Sprintf("while traffic is below the limit, leases admit at least %.0f %% of what the store alone would admit", 100*guard.LeaseUtilization))
 	}
 	if g.SplitInto > 0 {
 		p.line("    split", fmt.Sprintf("in %d counters", g.SplitInto))

@@ -167,7 +167,7 @@ func plainly(e *yaml.LoadError, character string) string {
 	case says("cannot start any token"):
 		return fmt.Sprintf("a text cannot begin with %s; put it into quotes", character)
 	case says("mapping values are not allowed"):
-		return "a colon stands where no field can begin; indent fields of one group alike, put a space behind each colon, and texts with a colon into quotes"
+		return "a colon is in a place where no field can begin; indent the fields of a group equally, put a space behind each colon, and texts with a colon into quotes"
 	case says("did not find expected '-' indicator"), says("did not find expected key"):
 		return "the line is indented unlike the one that it continues; indent fields and dashes of one group alike"
 	case says("did not find expected ',' or"):
@@ -328,7 +328,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 			d.unread(v.Addr().Interface())
 		}
 		if n.Kind != yaml.SequenceNode {
-			d.fail(n, "%s stands where a list belongs; %s", whatIs(n), listInstead(n, v.Type().Elem()))
+			d.fail(n, "expected a list, found %s; %s", whatIs(n), listInstead(n, v.Type().Elem()))
 			d.unread(v.Addr().Interface())
 			return
 		}
@@ -337,7 +337,7 @@ func (d *decoder) plain(n *yaml.Node, v reflect.Value) {
 			d.value(item, v.Index(i).Addr().Interface())
 		}
 	case n.Kind != yaml.ScalarNode:
-		d.fail(n, "%s stands where one value belongs; write the value alone", whatIs(n))
+		d.fail(n, "expected one value, found %s; write the value alone", whatIs(n))
 		d.unread(v.Addr().Interface())
 	default:
 		d.scalar(n, v)
@@ -502,7 +502,7 @@ func elsewhere(name string, known map[string]int, sections []Section) string {
 // name decodes a key of a mapping. It returns false if the key is not valid or occurs twice.
 func (d *decoder) name(n *yaml.Node, seen map[string]*yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
-		d.fail(n, "%s stands where a name belongs; write the name as a text", whatIs(n))
+		d.fail(n, "expected a name, found %s; write the name as a text", whatIs(n))
 		return "", false
 	}
 	if n.Value == "<<" {

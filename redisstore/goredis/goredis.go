@@ -41,7 +41,7 @@ func (singleCmd) NoRetry() bool { return true }
 func (a adapter) once(ctx context.Context, command, script string, keys, args []string) (string, error) {
 	words := make([]any, 0, 3+len(keys)+len(args))
 	words = append(words, command, script, len(keys))
-	// The store uses the memory of keys and arguments again. The user's hooks may keep a command for
+	// The store reuses the memory of keys and arguments. The user's hooks may keep a command for
 	// longer.
 	for _, key := range keys {
 		words = append(words, strings.Clone(key))
@@ -122,7 +122,7 @@ func (a adapter) Load(ctx context.Context, key string, scripts []redisstore.Scri
 	}
 	var mu sync.Mutex
 	var all []error
-	each := func(ctx context.Context, node *redis.Client) error { // a returned error would hide those of others
+	each := func(ctx context.Context, node *redis.Client) error { // returns nil, because an error would hide those of other nodes
 		err := on(ctx, node)
 		mu.Lock()
 		defer mu.Unlock()

@@ -58,8 +58,8 @@ func exitStatus(c *cobra.Command, err error) int {
 	return known.status
 }
 
-// textOf is the error's text without prefixes that only repeat what the exit status means, also
-// where they stand behind what was being done.
+// textOf is the error's text without prefixes that only repeat the meaning of the exit status, also
+// if another text precedes them.
 func textOf(err error) string {
 	text := err.Error()
 	for _, kind := range []error{settings.ErrInvalid, penstock.ErrInvalid} {
@@ -94,7 +94,7 @@ func checkOutput(output string, known ...string) error {
 	return coded(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
 }
 
-// needsArgument checks the number of arguments. what says what to write.
+// needsArgument checks the number of arguments. what is the text that says how to write them.
 func needsArgument(least, most int, what string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		switch {

@@ -10,14 +10,14 @@ import (
 	"github.com/penstock/penstock/internal/lazy"
 )
 
-// A Set gives decisions their deadlines. Its clock stands still while this process does not run.
+// A Set gives decisions their deadlines. Its clock stops while this process does not run.
 type Set struct {
 	After    time.Duration
 	lateness lateness
 }
 
-// Within gives each decision of a store one deadline, however many calls the guards below make of
-// it, and although it may wait for another. A Timeout below finds it.
+// Within gives each decision of a store one deadline. It covers all calls that the guards below
+// make for it, and waits for other decisions. A Timeout below uses it.
 func (t *Set) Within(next penstock.Store) penstock.Store {
 	if t.After < 0 {
 		return next
@@ -74,7 +74,7 @@ func CallerErr(ctx context.Context) error {
 	if err := d.Context.Err(); err != nil {
 		return err
 	}
-	if ctx != context.Context(d) && ctx.Err() == context.Canceled { // by a guard in between
+	if ctx != context.Context(d) && ctx.Err() == context.Canceled { // canceled by a guard in between
 		return context.Canceled
 	}
 	return nil
@@ -89,7 +89,7 @@ func From(ctx context.Context) *Context {
 	return d
 }
 
-// Detach returns a context for work that goes on after the decision: it is never cancelled, and has
+// Detach returns a context for work that goes on after the decision: it is never canceled, and has
 // the caller's values, but not the decision's deadline.
 func Detach(ctx context.Context) context.Context {
 	if d := From(ctx); d != nil {
@@ -98,7 +98,7 @@ func Detach(ctx context.Context) context.Context {
 	return context.WithoutCancel(ctx)
 }
 
-// Await waits until done is closed. It returns false if the caller has gone away, or the
+// Await waits until done is closed. It returns false if the caller was canceled, or the
 // decision's time is over.
 func Await(ctx context.Context, done <-chan struct{}) bool {
 	bounded := From(ctx)
@@ -110,7 +110,7 @@ func Await(ctx context.Context, done <-chan struct{}) bool {
 			return false
 		}
 	}
-	timer := time.NewTimer(bounded.Left()) // without the timer, and the context, that its Done makes
+	timer := time.NewTimer(bounded.Left()) // cheaper than bounded.Done, which makes a timer and a context
 	defer timer.Stop()
 	for {
 		select {
@@ -136,13 +136,13 @@ func Await(ctx context.Context, done <-chan struct{}) bool {
 type Context struct {
 	context.Context // the caller's
 	lateness        *lateness
-	at              time.Time     // if no time is lost
+	at              time.Time     // the deadline if no more time is lost
 	lost            time.Duration // until it was made
 
 	mu       sync.Mutex
-	done     chan struct{} // once it was asked for
+	done     chan struct{} // nil before the first call of Done
 	timer    *time.Timer   // that closes done
-	unfollow func() bool   // what closes done with the caller's context
+	unfollow func() bool   // stops closing done with the caller's context
 	err      error         // why it is over
 }
 
@@ -197,7 +197,7 @@ func (d *Context) Done() <-chan struct{} {
 	return d.done
 }
 
-// look closes done if the time is over.
+// look closes done if the deadline has passed.
 func (d *Context) look() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

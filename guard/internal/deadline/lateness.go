@@ -8,7 +8,7 @@ import (
 
 // A lateness measures for how long this process could not run: other processes had its cores, a CPU
 // quota or a signal stopped it, or it collected garbage. Deadlines are extended by that time. The
-// store is not to blame for it: its answer may have arrived and be unread.
+// store did not cause it: its answer may have arrived without being read.
 //
 // It has a timer that fires every tick while decisions are in flight. The delay of the timer is
 // the time that was lost.
@@ -20,7 +20,7 @@ type lateness struct {
 	timer *time.Timer
 }
 
-// A tally is what was lost so far.
+// A tally is the time that was lost so far.
 type tally struct {
 	lost time.Duration
 	due  time.Time // of the next tick; zero: the timer is stopped
@@ -52,7 +52,7 @@ func (l *lateness) begin() {
 
 func (l *lateness) end() { l.inFlight.Add(-1) }
 
-// tick notes how late the timer fired. It starts the timer again if decisions are in flight.
+// tick records how late the timer fired. It starts the timer again if decisions are in flight.
 func (l *lateness) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -32,7 +32,7 @@ type draw struct {
 // addWaiterLocked adds a caller to the waiters of the draw. It returns nil if the draw will bring
 // too little for it.
 func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
-	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // with a block it is still a cost
+	w, most := &pending.waitersBefore, int64(penstock.MaxCost/2) // together with a block, at most the largest cost
 	if pending.isSent {
 		w, most = &pending.waitersAfter, pending.block+p.left()
 	}
@@ -47,7 +47,7 @@ func (pending *draw) addWaiterLocked(p *pool, cost int64) *waiters {
 // that came later and get a part of the block.
 type waiters struct {
 	needs int64 // costs of those that still wait
-	share int64 // what they got, set when the draw has ended
+	share int64 // units that the draw brought for them, set when it has ended
 }
 
 // spendLocked ends a caller's wait. It spends units of the share, and takes what is missing from

@@ -53,7 +53,7 @@ type pool struct {
 	requested  int64         // units since then
 	since      time.Duration // the beginning of the present measurement
 
-	block           int64         // the last that was worth drawing
+	block           int64         // the size of the last block that was worth drawing
 	roundTrip       time.Duration // how long the store takes to answer: about the slowest of the last answers
 	lastUsed        time.Duration // when the last request came
 	bypassUntil     time.Duration // until then nothing is drawn
@@ -65,8 +65,8 @@ type poolPart struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
 	parts int           // counters that the limit is split into. Drawn units drain from one of them, by its part of the rate
-	left  int64         // in the store, when it last said so
-	reset time.Duration // when nothing is used there any more
+	left  int64         // remaining in the store by its last answer
+	reset time.Duration // when nothing is used in the store any more
 	width time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
 	edge  time.Duration // when a window ends, as the store last said; 0: not known yet
 }
@@ -80,7 +80,7 @@ type block struct {
 	resets     []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
-// trackKey adds a key, unless there are too many. It sweeps a few others, so that idle keys make
+// trackKey adds a key, unless there are too many. It also removes a few idle keys, to make
 // room.
 func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
 	now := l.now()

@@ -34,7 +34,7 @@ type Options struct {
 type Store struct {
 	options  Options
 	next     penstock.Store
-	start    time.Time // from which all times count
+	start    time.Time // the origin of all times
 	life     time.Duration
 	seed     maphash.Seed
 	stripes  [stripes]stripe
@@ -49,13 +49,13 @@ type Store struct {
 
 const (
 	stripes     = 64
-	DefaultLife = time.Second // of Options.Life
+	DefaultLife = time.Second // the default of Options.Life
 )
 
 type stripe struct {
 	mu       sync.RWMutex
 	keys     map[keyName]*leasedKey
-	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once; most keys are
+	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once, as most keys are
 }
 
 // seenBefore tells whether a key of this hash was seen in this Life or the one before. It can be
@@ -270,7 +270,7 @@ func shapeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 		}
 		for _, other := range plans {
 			if other.Tag() == plan.Tag() {
-				return nil, passThrough // the store says what is wrong
+				return nil, passThrough // the store returns the error
 			}
 		}
 		plans = append(plans, plan)

@@ -58,7 +58,7 @@ func (s *store) firstSplit(charges []penstock.Charge) (int, *Parts) {
 // partsOf returns the parts of a limit, or nil if it is not split.
 func (s *store) partsOf(plan *penstock.Plan) *Parts {
 	if plan == nil {
-		return nil // the store says what is wrong
+		return nil // the store returns the error
 	}
 	n := s.shardsOf(plan)
 	if n <= 1 {
@@ -98,10 +98,10 @@ type chargeState struct {
 type strategy uint8
 
 const (
-	oneShard        strategy = iota // at one shard, then at the next
-	equally                         // at all, equal parts
-	byRemaining                     // at all, as much as each has
-	oneShardWaiting                 // at the shard with the shortest RetryAfter, with patience
+	oneShard        strategy = iota // to one shard, then to the next
+	equally                         // to all shards, equal parts
+	byRemaining                     // to all shards, as much as each has
+	oneShardWaiting                 // to the shard with the shortest RetryAfter, with patience
 )
 
 func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts *Parts) {
@@ -129,7 +129,7 @@ func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts
 	}
 }
 
-// end drops the references to what belongs to the caller.
+// end drops the references to the caller's values.
 func (b *splitBatch) end() {
 	b.charges = nil
 	b.clearBatch()
@@ -308,8 +308,8 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	return nil
 }
 
-// hasTogether tells whether all shards together have the cost, and it may be taken from several. (A
-// hold may not, because it must be found again.)
+// hasTogether tells whether all shards together have the cost, and whether it may be taken from
+// several. (A hold may not, because it must be found again.)
 func (p *chargeState) hasTogether(cost int64) bool {
 	return !p.parts.hasHolds && p.sumLeft() >= cost
 }
@@ -550,7 +550,7 @@ func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
 		p.spreadEqually(c.Cost)
 		return b.chargeAllShards(ctx, i, c.Mode)
 	case p.parts.hasHolds && c.Cost > p.parts.MinUnits:
-		return b.chargeAllShards(ctx, i, c.Mode) // as it was acquired
+		return b.chargeAllShards(ctx, i, c.Mode) // in the same parts as it was acquired
 	case p.parts.hasHolds && c.Mode == penstock.Refund:
 		return b.releaseHold(ctx, i)
 	case p.parts.hasHolds:
@@ -618,7 +618,7 @@ func (p *chargeState) spreadEqually(cost int64) {
 	}
 }
 
-// spreadByRemaining takes what each shard has, beginning with the first. The rest is divided
+// spreadByRemaining takes what each shard has left, beginning with the first. The rest is divided
 // equally.
 func (p *chargeState) spreadByRemaining(cost int64) {
 	p.spread(cost, func(shard int) int64 { return p.left[shard] })
@@ -649,15 +649,16 @@ func shardKey(key string, shard int) string {
 	if len(key) < penstock.MaxKey-len(suffix) {
 		return key + string(suffix[:])
 	}
-	// The keys of which too little would be left end with their hash, and are longer than any other.
+	// A key that is too long for a suffix is truncated and ends with its hash. It is longer than any
+	// other key.
 	sum := sha256.Sum256([]byte(key))
 	return key[:penstock.MaxKey-len(sum)-len(suffix)] + string(sum[:]) + string(suffix[:])
 }
 
-// Parts are what a limit is split into.
+// Parts are the parts that a limit is split into.
 type Parts struct {
 	plans    []*penstock.Plan
-	capacity int64 // of the whole: what can be used at once
+	capacity int64 // of the whole limit: the units that can be used at once
 	MinUnits int64 // of the smallest part
 	hasHolds bool
 }
@@ -690,7 +691,7 @@ func partOf(whole int64, n, i int) int64 {
 	return p
 }
 
-// PartsOf splits a limit in n, or fewer where its units or its precision do not suffice. It
+// PartsOf splits a limit into n parts, or fewer if its units or its precision do not suffice. It
 // returns nil if there is only one part.
 func PartsOf(l penstock.Limit, n int) *Parts {
 	plan, err := l.Compile()

@@ -53,10 +53,10 @@ func (g *Group) Enter() bool {
 	return true
 }
 
-// Leave ends what Enter has begun.
+// Leave must be called once for each Enter that returned true.
 func (g *Group) Leave() { g.all.Done() }
 
-// Cancel ends the context of the group. It does not wait: Wait does.
+// Cancel cancels the context of the group. Call Wait to wait for the goroutines.
 func (g *Group) Cancel() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

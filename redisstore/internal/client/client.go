@@ -17,7 +17,7 @@ var (
 
 	// ErrLate marks calls that were not sent because their deadline had passed, whether or not a
 	// server could be reached.
-	ErrLate = errors.New("it was too late to send it")
+	ErrLate = errors.New("the deadline passed before it was sent")
 
 	// ErrClosed is the error of calls after Close.
 	ErrClosed = errors.New("the store was closed")

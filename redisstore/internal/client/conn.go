@@ -56,7 +56,7 @@ func dialTCP(ctx context.Context, address string, dialer *net.Dialer, config *tl
 // Then Read tries once more, for lateReadTimeout.
 type guardedConn struct {
 	net.Conn
-	release func() bool // unties the connection from the context of guardConnections
+	release func() bool // stops closing the connection with the context of guardConnections
 	hasRead bool        // from the first read on, rueidis closes the connection itself; only Read uses it
 
 	isOpen atomic.Bool

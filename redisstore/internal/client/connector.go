@@ -28,7 +28,7 @@ type Connector struct {
 	isClosed bool
 }
 
-// An attempt to connect is made once for all callers that wait for it.
+// An attempt is one attempt to connect, shared by all callers that wait for it.
 type attempt struct {
 	done  chan struct{}
 	err   error

@@ -59,7 +59,7 @@ const (
 	overtime = time.Second
 )
 
-var errAbandoned = fmt.Errorf("%d calls that were given up still wait for the server", maxAbandoned)
+var errAbandoned = fmt.Errorf("%d abandoned calls still wait for the server", maxAbandoned)
 
 func (d *Detached[S]) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
 	return d.run(&runningCall[S]{Context: ctx, method: evalSha, text: digest, keys: keys, args: args})
@@ -166,7 +166,7 @@ func (w *worker[S]) work(d *Detached[S]) {
 	}
 }
 
-// keep takes back a worker whose call has ended.
+// keep adds a worker whose call has ended to the idle ones.
 func (d *Detached[S]) keep(w *worker[S]) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

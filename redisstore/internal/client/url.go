@@ -18,8 +18,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// ParseURL reads where Redis is; redisstore.ParseURL documents the forms. The function file reads
-// the files that the URL names. If it is nil, they are not read.
+// ParseURL parses the URL of Redis; redisstore.ParseURL documents the forms. The function file
+// reads the files that the URL names. If it is nil, they are not read.
 func ParseURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOption, error) {
 	option, err := parseURL(text, file)
 	if err != nil {
@@ -31,8 +31,8 @@ func ParseURL(text string, file func(string) ([]byte, error)) (rueidis.ClientOpt
 	return option, nil
 }
 
-// sentinelInterval is how often the Sentinels are asked for the primary, besides listening to their
-// messages.
+// sentinelInterval is how often the client queries the Sentinels for the primary, besides listening
+// to their messages.
 const sentinelInterval = time.Second
 
 var errMalformed = errors.New("the user, password, path or options are malformed; percent-encode special characters")
@@ -51,7 +51,7 @@ func parseURL(text string, file func(string) ([]byte, error)) (option rueidis.Cl
 		return option, err
 	}
 	authority, tail := cutAuthority(rest)
-	// net/url takes one host only, so the hosts are read here.
+	// net/url accepts one host only, so the hosts are parsed here.
 	userinfo, hosts := "", authority
 	if at := strings.LastIndex(authority, "@"); at >= 0 {
 		userinfo, hosts = authority[:at+1], authority[at+1:]

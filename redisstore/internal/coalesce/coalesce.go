@@ -43,8 +43,8 @@ type Coalescer struct {
 	timerAt  time.Time   // when timer fires; zero: it is stopped
 }
 
-// Thresholds for sending a further script while others are in flight. 8 requests take the server
-// about 25 µs, and a script 10 µs; 24 waiters keep the client as busy. With a third script the
+// Thresholds for sending another script while others are in flight. 8 requests take the server
+// about 25 µs, and a script 10 µs; 24 waiters take the client as long. With a third script the
 // server has work when it has replied to one, however long the client takes. That pays only if many
 // callers wait.
 const (
@@ -130,8 +130,8 @@ func (c *Coalescer) joinFlightLocked(w *Waiter) {
 	f.Join(w)
 }
 
-// leave takes out a waiter whose context has ended. It returns false if its batch was not sent. A
-// script whose waiters have all left is cancelled.
+// leave removes a waiter whose context has ended. It returns false if its batch was not sent. A
+// script whose waiters have all left is canceled.
 func (c *Coalescer) leave(w *Waiter) (isSent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -201,13 +201,13 @@ func (c *Coalescer) next(ended *Flight) *Flight {
 	return c.takeLocked()
 }
 
-// run decides a flight, and then those that were queued meanwhile, until none is to be sent.
+// run decides a flight, and then those that were queued during it, until no flight must be sent.
 func (c *Coalescer) run(f *Flight) {
 	for f != nil {
 		c.decider.DecideFlight(f.ctx, f)
 		c.complete(f)
 		f.cancel()
-		runtime.Gosched() // callers that have their answers call again, and join the next flight
+		runtime.Gosched() // lets callers that have their answers call again and join the next flight
 		next := c.next(f)
 		f.Release()
 		f = next

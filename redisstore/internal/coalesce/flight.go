@@ -24,7 +24,7 @@ type Flight struct {
 	earliest    time.Time          // of the deadlines that have no timer of their own; zero: there is none
 	latest      time.Time          // of the waiters' deadlines
 	isUnbounded bool               // a waiter has no deadline
-	departed    int                // waiters that have gone since the script was sent
+	departed    int                // waiters that have left since the script was sent
 	ctx         context.Context    // of the script, once it is sent
 	cancel      context.CancelFunc // of ctx
 }
@@ -53,7 +53,7 @@ const maxGroupCharges = 4
 // the server about 3 µs. A further charge, or another waiter for the same request, takes less than
 // 1 µs. Equal batches are usually decided together, so a further waiter rarely costs that much.
 const (
-	maxCost     = 256 // some 200 µs
+	maxCost     = 256 // about 200 µs
 	requestCost = 3   // and one for each of its charges
 )
 
@@ -203,7 +203,7 @@ func (f *Flight) JoinAll(w *Waiter) {
 func (f *Flight) joinExtras(w *Waiter) {
 	recent := f.recent // the next waiter will more likely have the same batch as w than as an extra
 	for _, extra := range w.Extras {
-		extra.lazy, extra.deadline = nil, w.deadline // the waiter's own timer serves both
+		extra.lazy, extra.deadline = nil, w.deadline // the timer of w serves both
 		f.Join(extra)
 	}
 	f.recent = recent
@@ -244,7 +244,7 @@ func (f *Flight) has(w *Waiter) bool {
 	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
 }
 
-// remove takes a waiter out, and returns false if it is not there.
+// remove removes a waiter, and returns false if it is not there.
 func (f *Flight) remove(w *Waiter) bool {
 	for i := range f.requests {
 		r := &f.requests[i]

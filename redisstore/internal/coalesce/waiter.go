@@ -9,10 +9,10 @@ import (
 	"github.com/penstock/penstock/internal/lazy"
 )
 
-// A Waiter is a batch that waits to be decided. It may be used again.
+// A Waiter is a batch that waits to be decided. It can be reused.
 type Waiter struct {
 	Charges []penstock.Charge
-	Extras  []*Waiter // batches that the same script may decide; nobody waits for them alone
+	Extras  []*Waiter // batches that the same script may decide; they never delay it
 
 	Decision penstock.Decision // if Err is nil
 	Err      error
@@ -28,12 +28,12 @@ type Waiter struct {
 // HasJoined tells whether the waiter is in a flight. It is for extras.
 func (w *Waiter) HasJoined() bool { return w.flight != nil }
 
-// Reset drops what the waiter refers to.
+// Reset drops the waiter's references.
 func (w *Waiter) Reset() {
 	w.Charges, w.Extras, w.flight, w.wakeup, w.lazy = nil, w.Extras[:0], nil, nil, nil
 }
 
-// prepare notes how long a waiter may wait.
+// prepare records how long a waiter may wait.
 func (w *Waiter) prepare(ctx context.Context) {
 	w.Err = nil
 	w.hasExpired.Store(false)

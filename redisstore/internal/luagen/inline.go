@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Two kinds of Lua functions are put in line:
+// Two kinds of Lua functions are inlined:
 //
 //   - A function whose body is "return" and one expression. Each call is replaced by the
 //     expression.
@@ -15,7 +15,7 @@ import (
 //     f(…)" or "local a, b = f(…)".
 //
 // Others stay functions. Each pass reads the text once, because a request may wait for its script
-// to be written.
+// to be generated.
 
 // A function is a Lua function as text.
 type function struct {
@@ -109,7 +109,7 @@ func addNames(set map[string]bool, names string) {
 	}
 }
 
-// inline puts functions in line in a text, the last one first. A function that is still called
+// inline inlines functions in a text, the last one first. A function that is still called
 // afterwards is defined in front of the text.
 func inline(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
@@ -121,7 +121,7 @@ func inline(text string, functions []function) string {
 	return text
 }
 
-// replaceAllCalls puts functions in line, and leaves those calls that it cannot replace.
+// replaceAllCalls inlines functions, and leaves the calls that it cannot replace.
 func replaceAllCalls(text string, functions []function) string {
 	for i := len(functions) - 1; i >= 0; i-- {
 		text = functions[i].replaceCalls(text)
@@ -133,13 +133,13 @@ func (f *function) replaceCalls(text string) string {
 	switch {
 	case f.expression != "":
 		return f.asExpression(text)
-	case f.hasLoop: // a return inside would leave the loop only
+	case f.hasLoop: // a return would become a break, which only leaves the inner loop
 		return text
 	}
 	return f.asStatement(text)
 }
 
-// asStatement replaces the statements that assign what f returns.
+// asStatement replaces the statements that assign the results of f.
 func (f *function) asStatement(text string) string {
 	var out strings.Builder
 	for from := 0; ; {
@@ -274,8 +274,8 @@ func parenthesize(expression string) string {
 	return "(" + expression + ")"
 }
 
-// argumentsAt splits the arguments of a call, from behind its opening parenthesis. It returns where
-// the call ends.
+// argumentsAt splits the arguments of a call, beginning after its opening parenthesis. It returns
+// where the call ends.
 func argumentsAt(text string, start int) (arguments []string, end int) {
 	depth := 0
 	for i := start; i < len(text); i++ {

@@ -1,11 +1,11 @@
 // Package luagen writes the Lua scripts of redisstore. A script is made of four parts:
 //
-//   - prelude.lua: short names of Redis functions, and helpers that algorithms and harnesses use
+//   - prelude.lua: short names of Redis functions, and helpers for the other parts
 //   - the fragments of some algorithms (algorithm.Algorithm.Lua)
-//   - a harness: single.lua, uniform.lua or mixed.lua
+//   - a harness, the main program: single.lua, uniform.lua or mixed.lua
 //   - storage.lua: reading and writing of stored strings, for single.lua and uniform.lua
 //
-// Harnesses are templates (see template.go). Functions are put in line (see inline.go), because a
+// Harnesses are templates (see template.go). Functions are inlined (see inline.go), because a
 // script defines its functions anew in every call, and to define one costs as much as to run it.
 package luagen
 
@@ -47,7 +47,7 @@ const (
 	// to algorithm.MaxStall.
 	slackTTL = algorithm.MaxStall / 1000
 
-	// virtualTTL is added, in ms, if the time is given and not read: TTLs run in real time.
+	// virtualTTL is added, in ms, if the caller gives the time: TTLs run in real time.
 	virtualTTL = 3_600_000
 )
 
@@ -80,7 +80,7 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 	return finish(inline(replaceNames(uncomment(fragments.String()), constants), preludeOf().functions) + harness)
 }
 
-// unroll writes a harness out for a sequence of algorithms.
+// unroll expands a harness for a sequence of algorithms.
 func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	n := len(algorithms)
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
@@ -104,7 +104,7 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	return finish(text)
 }
 
-// finish checks the rights, and puts those names of the prelude in front that the script uses.
+// finish adds the check of rights, and the definitions of the prelude that the script uses.
 func finish(body string) string {
 	// With the line #!lua, Redis rejects the whole script on a replica, when memory is full, and when
 	// too few replicas are connected. Without it Redis would reject only writes, so a script that
@@ -119,7 +119,7 @@ func finish(body string) string {
 	return text + body
 }
 
-// constants replace their names in scripts: a local costs time in every call.
+// constants replace their names in scripts, because a local variable costs time in every call.
 var constants = decimals(map[string]int64{
 	"SPEND": int64(algorithm.Spend), "DRAW": int64(algorithm.Draw), "PEEK": int64(algorithm.Peek),
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),

@@ -27,7 +27,7 @@ func CheckRights(text string) string {
 		"if missing then return redis.error_reply('NOPERM the user needs the right +' .. missing) end\n" + after
 }
 
-// examples are arguments for the commands that scripts run, for the question whether the user may
+// examples are arguments for the commands that scripts run, to check whether the user may
 // run them. There must be as many as the command takes: Redis 7.0 crashes if the key is missing.
 // Commands that are not here are not checked.
 var examples = map[string]string{

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A template is written out for a sequence of n charges:
+// A template is expanded for a sequence of n charges:
 //
 //   - the lines between @each and @endeach once per charge
 //   - @list{…}, @text{…} and @all{…} once per charge in one line, joined by commas, by nothing, or
@@ -13,7 +13,7 @@ import (
 //
 // In all of them $ is the number of the charge, from 1.
 
-// separators stand between the parts that a list in one line is written out to.
+// separators separate the parts of an expanded list in one line.
 var separators = map[string]string{"list": ", ", "text": "", "all": " and "}
 
 // cutBlock cuts a text into what is before, inside and after the lines "@name" and "@endname".

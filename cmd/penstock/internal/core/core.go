@@ -38,7 +38,7 @@ type Options struct {
 	// limits have none.
 	DirectSettings func(*penstock.Plan) guard.Settings
 
-	// Check refuses rules that the servers cannot enforce. Default: none.
+	// Check rejects rules that the servers cannot enforce. Default: none.
 	Check func(*policy.Rules) error
 }
 
@@ -117,7 +117,7 @@ func (c *Core) open(ctx context.Context) error {
 	return err
 }
 
-// LimitSettings returns how the guards treat a limit of the current rules, or of none.
+// LimitSettings returns how the guards treat a limit. It may be one that the current rules lack.
 func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	if s := c.rules.current().Settings(plan); s != (guard.Settings{}) {
 		return s
@@ -160,7 +160,7 @@ func (c *Core) probeAtStart(ctx context.Context) error {
 	return nil
 }
 
-// probe checks whether the store makes decisions. It fails while decisions are held back from the
+// probe checks whether the store makes decisions. It fails while no decision is sent to the
 // store.
 func (c *Core) probe(ctx context.Context) error {
 	if c.scripts != nil && c.scripts.isHolding.Load() {

@@ -21,7 +21,7 @@ func (c *Core) guard() (penstock.Store, error) {
 		Limits:    c.LimitSettings,
 		Instances: int(c.Settings.MinInstances),
 		OnStoreError: func(e guard.Event) {
-			if e.Reason != "canceled" { // then no caller waits for the answer
+			if e.Reason != "canceled" { // if canceled, no caller waits for the answer
 				c.storeFailed(e.Err)
 			}
 		},

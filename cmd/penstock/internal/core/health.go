@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// health logs the beginning, course and end of a store outage: one line for each reason and
+// health logs the beginning, progress and end of a store outage: one line for each reason and
 // interval, not one for each call.
 type health struct {
 	log       *slog.Logger
@@ -22,7 +22,7 @@ type health struct {
 	cause   error                  // the error of that call
 	reasons map[string]*reasonLine // of this outage; bounded by the number of reasons
 	latest  time.Time              // time of the latest call without a decision
-	missed  int                    // self-tests in a row that failed while nothing else did
+	missed  int                    // consecutive self-tests that failed while no other call did
 }
 
 // A reasonLine is the state of the log lines of one reason.

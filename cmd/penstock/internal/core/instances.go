@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// An instanceReporter is the Server of the guards. It logs heartbeats that the store refuses, at
-// most once a minute. An outage is no refusal: it has log lines of its own.
+// An instanceReporter is the Server of the guards. It logs heartbeats that the store rejects, at
+// most once a minute. It does not log an outage, which has log lines of its own.
 type instanceReporter struct {
 	guard.Server
 	core *Core

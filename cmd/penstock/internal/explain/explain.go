@@ -202,7 +202,8 @@ func (c *Charge) guards(s *guard.Settings) {
 	}
 }
 
-// CheckCost finds charges that cost more than their limit ever admits. It does not use the store.
+// CheckCost finds charges that cost more than their limit can ever admit. It does not use the
+// store.
 func (r *Report) CheckCost(charges []penstock.Charge) error {
 	empty := Report{Charges: slices.Clone(r.Charges)}
 	if err := empty.Peek(context.Background(), memstore.New(memstore.Options{}), charges); err != nil {

@@ -214,7 +214,7 @@ rules:
 		"deny cache          up to 1m30s",
 		"if the store fails  each instance enforces its share of the limit",
 		"if the store fails  allowed\n",
-		"     leased         24 units more: a block of 8 for each of 3 instances, which may hold it unspent for 1s; of traffic below the limit, at least 97 % of what the store alone would admit\n",
+		"     leased         24 units more: a block of 8 for each of 3 instances, which may hold it unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit\n",
 		"     store fails    everything passes, and is not counted\n",
 		"     store fails    nothing passes\n",
 		"     split          no more: each of 16 counters has a part; if the limit was larger before, up to 4688 units more until they have drained\n",

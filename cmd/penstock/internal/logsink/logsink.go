@@ -16,7 +16,7 @@ const maxLines = 1024
 // closeTimeout is how long Close waits until the queued lines are written.
 const closeTimeout = time.Second
 
-// A Sink is an io.Writer that takes one line with each Write. It may be used by many goroutines at
+// A Sink is an io.Writer that gets one line with each Write. It may be used by many goroutines at
 // once.
 type Sink struct {
 	to    io.Writer
@@ -44,7 +44,7 @@ func (s *Sink) run() {
 	}
 }
 
-// Write takes a copy of a line. It never blocks and never fails.
+// Write queues a copy of a line. It never blocks and never fails.
 func (s *Sink) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,13 +10,13 @@ import (
 	"sync"
 )
 
-// A framed connection to an HTTP/1 upstream is not used again after a response with both
+// A framed connection to an HTTP/1 upstream is not reused after a response with both
 // Content-Length and Transfer-Encoding. The upstream and net/http may disagree where such a
 // response ends, and the rest would be read as the response to another client's request (RFC 9112,
 // 6.1 and 6.3). net/http drops the Content-Length and continues, so the connection adds Connection:
 // close to such a response.
 //
-// It also sends nothing twice. If a reused connection ends before a response has begun, net/http
+// It also sends no request twice. If a reused connection ends before a response has begun, net/http
 // repeats requests without a body, although the upstream may have received them. So the connection
 // cancels such a request, unless nothing of it was written.
 type framed struct {

@@ -59,8 +59,8 @@ func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 }
 
 // isAmbiguous returns true for names with an underscore. Upstreams that turn headers into variables
-// (CGI, WSGI) cannot tell '_' from '-', so they could take such a header for another one that rules
-// have read.
+// (CGI, WSGI) cannot distinguish '_' from '-', so they could mistake such a header for one that
+// rules have read.
 func isAmbiguous(name string) bool { return strings.Contains(name, "_") }
 
 // isForwarded returns true for headers that say where a request comes from.
@@ -74,8 +74,8 @@ func isForwarded(name string) bool {
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
-// trailers are the trailers of the client's body. Those that are not allowed as headers are left
-// out: a client may not say in trailers where a request comes from.
+// trailers are the trailers of the client's body. Those that are not allowed as headers are
+// removed: a client may not say in trailers where a request comes from.
 type trailers struct{ in, out http.Header }
 
 func newTrailers(in http.Header) trailers {

@@ -313,7 +313,7 @@ func endless(n *yaml.Node, within []*yaml.Node) bool {
 }
 
 var (
-	formal = regexp.MustCompile(`(?m)there is no field|does not belong|stands where|unknown value|is neither; write|is not a duration|is not a size|` +
+	formal = regexp.MustCompile(`(?m)there is no field|does not belong|expected |unknown value|is neither; write|is not a duration|is not a size|` +
 		`is not a whole number below 2.52|the list is empty|there is no algorithm|nothing stands here|the text is empty`)
 
 	// What the schema cannot know: 1.0 is a whole number in JSON.

@@ -225,8 +225,8 @@ func setPrefix(s *Settings, text string) error {
 	return withoutKind(redisstore.Options{Prefix: text}.Validate())
 }
 
-// withoutKind removes the kind of an error from its text, because errors about settings have their
-// own.
+// withoutKind removes the prefix of ErrInvalid from an error's text, because errors about settings
+// have their own.
 func withoutKind(err error) error {
 	if err == nil {
 		return nil
