@@ -226,7 +226,7 @@ func TestLimitsSayWhatIsWrong(t *testing.T) {
 		{penstock.PerSecond(math.MaxInt64), []string{"count is", "2^51"}},
 		{ok.WithBurst(-1), []string{"burst is -1"}},
 		{ok.WithBurst(math.MaxInt64), []string{"burst is", "2^51"}},
-		{penstock.PerDay(1_234_567), []string{"too fine", "largest burst"}},
+		{penstock.PerDay(1_234_567), []string{"too large to count exactly", "the largest is"}},
 		{penstock.InFlight(5, time.Microsecond), []string{"1ms", "renewing"}},
 		{ok.With(penstock.SubWindow(0)), []string{"0 parts", "1 to 60"}},
 		{ok.With(penstock.SubWindow(61)), []string{"61 parts", "1 to 60"}},

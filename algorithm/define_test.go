@@ -56,7 +56,7 @@ func TestAlgorithmsThatSayNothingPromiseNothing(t *testing.T) {
 	if a.Title() != "mine" || a.Numbers() != 6 || a.Window(Limit{}) != 0 || a.RetryAfterGrant(&Params{}, 1, 1, 1) != 0 {
 		t.Errorf("the defaults are %+v", a)
 	}
-	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and the bound of its algorithm "mine" says` {
+	if text := a.Bound(Limit{Count: 3, Period: 1_000_000}, 5); text != `5 at once, and the bound of its algorithm "mine"` {
 		t.Errorf("the bound is %q", text)
 	}
 }

@@ -15,7 +15,7 @@ import (
 // parameters and tokens are accepted. A request with any other spelling is malformed.
 
 // identifies returns the text of a header, a cookie or a parameter that identifies the client, or
-// "" if the request has none. If the text can be read in several ways, it notes the request as
+// "" if the request has none. If the text can be read in several ways, it marks the request as
 // unclear.
 func (q *request) identifies(s *Source) string {
 	values := q.a.Lookup(s.Kind, s.Name)
@@ -29,7 +29,7 @@ func (q *request) identifies(s *Source) string {
 	text, why := values[0], ""
 	switch {
 	case s.Kind == KindQuery && queryDiffers(first(q.a, KindRawQuery)):
-		why = "stands in a query with a semicolon or a broken escape, which servers read in different ways"
+		why = "is in a query with a semicolon or a broken escape, which servers read in different ways"
 	case len(values) > 1:
 		why = fmt.Sprintf("is sent %d times", len(values))
 	case s.Kind == KindHeader && isAuthorization(s.Name):
@@ -101,13 +101,13 @@ func hiddenCookie(a Attributes, name string) string {
 		case strings.EqualFold(strings.TrimSpace(known), name):
 			plain = true
 		case strings.ContainsFunc(pair, endsCookie) && assigns(pair, name):
-			return "stands within another cookie, as some servers read it"
+			return "is part of another cookie, as some servers read it"
 		default:
 			open = open || isOpen(strings.TrimSpace(value))
 		}
 	}
 	if plain && open {
-		return "stands beside a cookie with a quote that is not closed"
+		return "comes with a cookie whose quote is not closed"
 	}
 	return ""
 }
@@ -144,7 +144,7 @@ func assigns(text, name string) bool {
 	return false
 }
 
-// noteUnclear notes why the request is malformed. The text contains nothing that the client sent,
+// noteUnclear records why the request is malformed. The text contains nothing that the client sent,
 // because that may be a secret.
 func (q *request) noteUnclear(why string) {
 	if q.unclear == "" {
@@ -182,7 +182,7 @@ func isAuthorization(header string) bool {
 // jwtLike matches texts that a lenient server may read as a JSON Web Token.
 var jwtLike = regexp.MustCompile(`e[wy][A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.`)
 
-// authorization brings the value of such a header into one form: its scheme in lower case, a space,
+// authorization converts the value of such a header to one form: its scheme in lower case, a space,
 // and the credentials. If the value can be read in several ways, why is the reason.
 func authorization(value string) (text, why string) {
 	if why := unclear(value); why != "" || value == "" {
@@ -194,12 +194,12 @@ func authorization(value string) (text, why string) {
 	case scheme == "bearer":
 		why = unclearToken(credentials)
 	case jwtLike.MatchString(value):
-		why = "has a token that is not behind Bearer and a space"
+		why = "has a token that does not follow Bearer and a space"
 	case !IsToken(scheme) || strings.HasPrefix(scheme, "bearer"):
 		why = "does not begin with a scheme and a space"
 	case scheme == "basic":
 		if _, err := base64.StdEncoding.Strict().DecodeString(credentials); err != nil {
-			why = "has credentials that are not written in base64 as they have to be"
+			why = "has credentials that are not valid base64"
 		}
 	}
 	return scheme + " " + credentials, why
@@ -212,7 +212,7 @@ func unclearToken(text string) string {
 	dots := strings.Count(text, ".")
 	switch {
 	case text == "":
-		return "has no token behind Bearer"
+		return "has no token after Bearer"
 	case len(text) > MaxTokenLength:
 		return fmt.Sprintf("has a token of more than %d bytes", MaxTokenLength)
 	case strings.ContainsFunc(strings.TrimRight(text, "="), notInBearer):
@@ -225,7 +225,7 @@ func unclearToken(text string) string {
 	for i, part := range strings.Split(text, ".") {
 		mayBeEmpty := dots == 4 && i == 1 // the key of a direct encryption
 		if _, err := base64.RawURLEncoding.Strict().DecodeString(part); err != nil || part == "" && !mayBeEmpty {
-			return "has a token that is not written as a JSON Web Token has to be"
+			return "has a token that is not a valid JSON Web Token"
 		}
 	}
 	return ""

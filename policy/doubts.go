@@ -59,7 +59,8 @@ func (id *Identity) doubts(q *request, doubt func(*Test)) {
 	}
 }
 
-// listed says which values a test accepts. It does not show the values.
+// listed says how many values a test accepts, and where they are listed. It does not show the
+// values.
 func (t *Test) listed() string {
 	if t.File != "" {
 		return fmt.Sprintf("the %d in %s", len(t.texts), t.File)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// CleanHost brings a request's host into the form that is compared: in lower case, without its
+// CleanHost converts a request's host to the form that is compared: in lower case, without its
 // port, a final dot, and the brackets of an IPv6 address, which is written as by netip.Addr. It
 // returns false if servers may read the host in different ways.
 func CleanHost(host string) (name string, ok bool) {

@@ -319,7 +319,7 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 		case strings.ContainsAny(text, "{}"):
 			name := strings.TrimSuffix(strings.TrimPrefix(text, "{"), "}")
 			if len(name) != len(text)-2 || !IsWord(name) {
-				return nil, fmt.Errorf("the segment %.60q is not understood; write {name} for a whole segment, with a name of letters, digits and _", text)
+				return nil, fmt.Errorf("the segment %.60q is malformed; write {name} for a whole segment, with a name of letters, digits and _", text)
 			}
 			if names[name] {
 				return nil, fmt.Errorf("the segment {%s} occurs twice in the path; give each another name", name)
@@ -345,7 +345,7 @@ func (p Paths) ParsePattern(text string) (Pattern, error) {
 	return pattern, nil
 }
 
-// cleanSegment brings a segment into the canonical form of Clean. It keeps stars.
+// cleanSegment converts a segment to the canonical form of Clean. It keeps stars.
 func (p Paths) cleanSegment(text string, isLast bool) (string, error) {
 	if text == "" {
 		if !isLast {

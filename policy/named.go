@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A NamedCall asks one rule by its name. It is for callers that state the key and the cost
+// A NamedCall calls one rule by its name. It is for callers that state the key and the cost
 // themselves, and have no attributes.
 type NamedCall struct {
 	// Rule is the name of the rule. What the rule matches does not matter.
@@ -27,7 +27,7 @@ type NamedCall struct {
 	CanEnd bool
 }
 
-// The reasons for which a rule cannot be asked by its name.
+// The reasons for which a rule cannot be called by its name.
 var (
 	errNoRule  = errors.New("the policy has no rule of this name")
 	errHolds   = errors.New("the rule has an in_flight limit, and a call by name cannot return its slot; use another rule")
@@ -38,7 +38,7 @@ var (
 
 // EvaluateNamed finds the charges that the rule makes for a call. The allow list, the deny list and
 // new_identities do not apply, and the tier is the last one. No charge has Patience, so nothing
-// waits. An error says why the rule cannot be asked, without repeating what the caller wrote.
+// waits. An error says why the rule cannot be called, and contains nothing that the caller sent.
 func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 	v.reset(r, noAttributes{})
 	rule := r.byName[c.Rule]
@@ -63,7 +63,7 @@ func (r *Rules) EvaluateNamed(c NamedCall, v *Evaluation) error {
 	return nil
 }
 
-// checkNamed returns an error if a limit, or its candidate, has to know how the request ends.
+// checkNamed returns an error if a limit or its candidate needs the end of the request.
 func (l *Limit) checkNamed() error {
 	switch {
 	case l.Variants[0].Algorithm().NeedsHolder():
@@ -79,7 +79,7 @@ func (l *Limit) checkNamed() error {
 // LastVariant is the plan of a NamedCall: that of the last tier.
 func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
 
-// namedCharge is the charge of a NamedCall to a limit.
+// namedCharge is the charge of a NamedCall for a limit.
 func (q *request) namedCharge(l *Limit) penstock.Charge {
 	key := q.named.Key
 	if l.Key.Global {

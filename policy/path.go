@@ -103,7 +103,7 @@ func (p Paths) Rewrite(u *url.URL) (changed bool, err error) {
 	if err != nil || canonical == sent {
 		return false, err
 	}
-	u.Path, _ = url.PathUnescape(canonical) // what is canonical can be unescaped
+	u.Path, _ = url.PathUnescape(canonical) // a canonical path can always be unescaped
 	u.RawPath = ""
 	if u.EscapedPath() != canonical {
 		u.RawPath = canonical
@@ -150,7 +150,7 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 		case width == 0:
 			return nil, badPath(escaped, at, min(at+3, end), "is not a percent-encoding; write % as %25")
 		case c < ' ' || c == 0x7f:
-			return nil, badPath(escaped, at, at+width, "is a control character; leave it out")
+			return nil, badPath(escaped, at, at+width, "is a control character; remove it")
 		case width == 1 && (c == '?' || c == '#'):
 			return nil, badPath(escaped, at, at+width, "ends a path; write it as %3F or %23 if it belongs to the path")
 		case c == '/' || c == '\\':

@@ -131,7 +131,7 @@ func TestAmbiguousPathsAreErrors(t *testing.T) {
 			"/«%»", "/a«%»", "/a«%2»", "/«%zz»", "/«%2g»/", "/«%»/2F", "/«%%3»2%65", "/«%u0»02e", "/«%u2»215", "/«% 4»1", "/«%-1»", "/«%+4»1",
 			"/a/100«%»",
 		}},
-		{loose, "is a control character; leave it out", []string{
+		{loose, "is a control character; remove it", []string{
 			"/«%00»", "/a«%00».html", "/a/«%0d»%0aX:%20y", "/«%0A»", "/«%09»", "/«%1f»", "/«%7F»", "/«\x00»", "/a«\n»b", "/«\x7f»", "/..«%00»/",
 			"/«%1b»[31m", "/a;«%00»", "/«%00»/..",
 		}},

@@ -229,7 +229,7 @@ func TestArgumentsThatAreRefused(t *testing.T) {
 		{"CL.THROTTLE a 1 1 252288001", "period"},
 		{"CL.THROTTLE a 1 1 " + strconv.Itoa(math.MaxInt64), "period"},
 		{"CL.THROTTLE a 1 " + strconv.Itoa(math.MaxInt64) + " 1", "cl.throttle"},
-		{"CL.THROTTLE a 1000000 7 252288000", "too fine"},
+		{"CL.THROTTLE a 1000000 7 252288000", "too large to count exactly"},
 		{"DEL", "wrong number of arguments for 'del'"},
 		{"PENSTOCK.CHECK a b", "no policy"},
 	} {

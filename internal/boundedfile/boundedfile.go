@@ -23,7 +23,7 @@ func Read(path string, max int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s is a folder; name a file", path)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file; name one", path)
+		return nil, fmt.Errorf("%s is not a regular file; write the name of one", path)
 	}
 	file, err := os.Open(path)
 	if err != nil {

@@ -185,15 +185,16 @@ func (p *printer) match(rule *policy.Rule) {
 	}
 }
 
-// limit describes what one limit admits and charges. If isKeyed is true, it names the identity.
-func (p *printer) limit(s *policy.Spec, l *policy.Limit, isKeyed bool) {
+// limit describes what one limit admits and charges. If showsIdentity is true, it names the
+// identity.
+func (p *printer) limit(s *policy.Spec, l *policy.Limit, showsIdentity bool) {
 	how := algorithmText(l)
 	if l.Shadow && !l.Rule.Shadow {
 		how += ", as a shadow: counted, never enforced"
 	}
 	p.line("  limit "+l.Name, how)
 	p.line("    admits", admits(s, l)...)
-	if isKeyed {
+	if showsIdentity {
 		p.line("    identity", Identity(l.Key))
 	}
 	if cost := costText(l); cost != "1" {

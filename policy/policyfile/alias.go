@@ -8,7 +8,7 @@ import (
 
 // resolved returns a copy of a document in which each alias is replaced by a copy of its value.
 // That copy has the position of the alias. Values inside it keep their own positions. resolved
-// notes a mistake and returns nil if a value contains itself, or if the document has more than
+// reports a mistake and returns nil if a value contains itself, or if the document has more than
 // maxNodes values without aliases.
 func (d *decoder) resolved(root *yaml.Node) *yaml.Node {
 	r := resolver{decoder: d, open: make(map[*yaml.Node]bool)}
@@ -33,7 +33,7 @@ func (r *resolver) copy(n, alias *yaml.Node) *yaml.Node {
 	}
 	if n.Kind == yaml.AliasNode {
 		if r.open[n.Alias] {
-			r.fail(n, "*%s repeats a value that it is a part of, so it would never end; write out what is meant", wording.Clip(n.Value))
+			r.fail(n, "*%s is inside the value that it repeats, so it would never end; write the value out", wording.Clip(n.Value))
 			return nil
 		}
 		repeated := r.copy(n.Alias, at)

@@ -1079,7 +1079,7 @@ func TestPipesAreErrors(t *testing.T) {
 	if err := exec.Command("mkfifo", pipe).Run(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(pipe, Options{}); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
+	if _, err := Load(pipe, Options{}); err == nil || !strings.Contains(err.Error(), "is not a regular file; write the name of one") {
 		t.Errorf("said %v", err)
 	}
 	for _, text := range []string{
@@ -1090,7 +1090,7 @@ func TestPipesAreErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), "is no regular file; name one") {
+		if _, err := config.Compile(); err == nil || !strings.Contains(err.Error(), "is not a regular file; write the name of one") {
 			t.Errorf("%s: the error is %v", text, err)
 		}
 	}

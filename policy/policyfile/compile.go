@@ -31,7 +31,7 @@ type Options struct {
 	// are not read. Default: none.
 	Ignore []string
 
-	// Check refuses rules that the program cannot enforce. Its error is that of Compile. Default:
+	// Check rejects rules that the program cannot enforce. Its error is that of Compile. Default:
 	// none.
 	Check func(*policy.Rules) error
 }

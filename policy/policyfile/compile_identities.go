@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// An identityState says how far a named identity is compiled. It finds identities that refer to
+// An identityState says how far a named identity is compiled. It detects identities that refer to
 // themselves.
 type identityState struct {
 	entry    *Entry[IdentityConfig]

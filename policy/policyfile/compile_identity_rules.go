@@ -36,7 +36,7 @@ func (c *compiler) beforeAuth(r *policy.Rule, config *RuleConfig) {
 	}
 }
 
-// newIdentities compiles how many new identities an address may bring to a rule.
+// newIdentities compiles how many new identities an address may send to a rule.
 func (c *compiler) newIdentities(r *policy.Rule, config *RuleConfig) {
 	at := &config.NewIdentities
 	limit, calendar, err := parseRate(config.NewIdentities)
@@ -80,7 +80,7 @@ func (c *compiler) warnInventedIdentities() {
 		}
 		for _, l := range r.Limits {
 			if l.Shadow {
-				continue // nothing is refused for it, and its numbers are looked at
+				continue // a shadow rejects nothing, and its numbers are only read
 			}
 			for _, id := range l.Key.Invented() {
 				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
@@ -118,8 +118,8 @@ func isAddress(id *policy.Identity) bool {
 	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
 }
 
-// hintSharedAddresses says what limits by address alone do. It says nothing of limits that have
-// another limit beside them for what addresses miss, and of those that cannot have a better
+// hintSharedAddresses explains the effect of limits by address alone. It skips limits that have
+// a global limit beside them, and those that cannot have a better
 // identity.
 func (c *compiler) hintSharedAddresses() {
 	isOther := func(l *policy.Limit) bool { return !l.Shadow && l.Status == nil && !isAddress(l.Key) }

@@ -183,7 +183,7 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *Limit
 	}
 }
 
-// sameTag tells whether a store would take two limits of a rule for one.
+// sameTag tells whether a store would treat two limits of a rule as one.
 func sameTag(a, b *policy.Limit) bool {
 	if len(a.Variants) == 0 || len(b.Variants) == 0 {
 		return false

@@ -34,7 +34,7 @@ type RuleConfig struct {
 	Unlimited     bool           `yaml:"unlimited" jsonschema:"Instead of limits: the requests that the rule matches are not limited by less specific rules."`
 	Shadow        bool           `yaml:"shadow" jsonschema:"Counts and reports what the rule would deny, and denies nothing. The rule does not replace less specific rules."`
 	Per           IdentityConfig `yaml:"per" jsonschema:"The identity of the rule's limits, unless a limit has its own."`
-	NewIdentities string         `yaml:"new_identities" jsonschema:"How many new identities one address may bring to the rule, as a rate: 20/min. Identities that clients cannot invent do not count. Default: any number."`
+	NewIdentities string         `yaml:"new_identities" jsonschema:"How many new identities one address may send to the rule, as a rate: 20/min. Identities that clients cannot invent do not count. Default: any number."`
 	Limits        []LimitConfig  `yaml:"limits" jsonschema:"The limits, decided together: all of them are charged, or none."`
 }
 

@@ -48,7 +48,7 @@ type source struct {
 	text   []byte           // nil: nothing was read
 	at     map[any]position // by pointer to what was written
 	broken map[any]bool     // by pointer to values that could not be read; their mistakes are reported
-	hints  map[any][]string // what was said of unknown fields, by pointer to their structs
+	hints  map[any][]string // what was suggested for unknown fields, by pointer to their structs
 	mask   mask             // of the variables that were replaced
 	errs   Errors
 }
@@ -59,7 +59,7 @@ func newSource(file string) *source {
 
 type position struct{ line, column int }
 
-// fail notes a mistake at the value of p, unless that value could not even be read.
+// fail reports a mistake at the value of p, unless that value could not be read.
 func (s *source) fail(p any, format string, args ...any) {
 	if s.broken[p] {
 		return
@@ -82,7 +82,7 @@ func (s *source) written(p any) bool {
 	return ok
 }
 
-// unread notes that the value of p could not be read, and that its mistake is reported.
+// unread records that the value of p could not be read, and that its mistake is reported.
 func (s *source) unread(p any) { s.broken[p] = true }
 
 func (s *source) err() error {
@@ -156,30 +156,30 @@ func (d *decoder) syntax(text []byte, err error) {
 	d.fail(at, "%s", plainly(one, character(text, at.Line, at.Column)))
 }
 
-// plainly returns the mistake in plain words. The character is the one at which the library noticed
+// plainly returns the mistake in plain words. The character is the one at which the library found
 // it.
 func plainly(e *yaml.LoadError, character string) string {
 	begun := fmt.Sprintf("line %d, column %d", e.ContextMark.Line, e.ContextMark.Column)
 	says := func(text string) bool { return strings.Contains(e.Message, text) }
 	switch {
 	case character == "\t" && (says("cannot start any token") || says("tab")):
-		return "a tab stands in the indentation; indent with spaces"
+		return "the indentation has a tab; indent with spaces"
 	case says("cannot start any token"):
 		return fmt.Sprintf("a text cannot begin with %s; put it into quotes", character)
 	case says("mapping values are not allowed"):
-		return "a colon is in a place where no field can begin; indent the fields of a group equally, put a space behind each colon, and texts with a colon into quotes"
+		return "a colon is in a place where no field can begin; indent the fields of a group equally, put a space after each colon, and texts with a colon into quotes"
 	case says("did not find expected '-' indicator"), says("did not find expected key"):
-		return "the line is indented unlike the one that it continues; indent fields and dashes of one group alike"
+		return "the line is indented differently from the one that it continues; indent the fields and dashes of a group equally"
 	case says("did not find expected ',' or"):
-		return fmt.Sprintf("the bracket that opens in %s goes on here without a comma or its end; add one", begun)
+		return fmt.Sprintf("the bracket that opens in %s has neither a comma nor its end here; add one", begun)
 	case says("unexpected end of stream"):
 		return fmt.Sprintf("the quote that opens in %s is never closed; close it", begun)
 	case says("unknown escape character"):
 		return "unknown escape sequence; write \\\\ for a backslash, or use single quotes"
 	case says("unknown anchor"):
-		return "a text that begins with * repeats the value that has its name behind &, and there is none; put the text into quotes, or name the value"
+		return "a text that begins with * is an alias, and no value has this name after &; put the text into quotes, or name the value"
 	case says("could not find expected ':'"):
-		return "a field has no colon behind its name; add one, or indent the line as a part of the text above"
+		return "a field has no colon after its name; add one, or indent the line as a part of the text above"
 	case says("did not find expected node content"):
 		return "a value is missing before this; add it, or remove the comma"
 	}
@@ -187,7 +187,7 @@ func plainly(e *yaml.LoadError, character string) string {
 	if e.ContextMsg != "" {
 		what = e.ContextMsg + ", " + what
 	}
-	return fmt.Sprintf("the file is not YAML: %s; mind indentation, quotes and brackets near here", what)
+	return fmt.Sprintf("the file is not YAML: %s; check indentation, quotes and brackets near here", what)
 }
 
 // character returns the character at a position of the text.
@@ -582,7 +582,7 @@ func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	named := policy.IsWord(name) && !strings.ContainsAny(otherwise, "${")
 	switch {
 	case !named && (d.secret || !whole):
-		return "", "what stands in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
+		return "", "the text in ${ } does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign"
 	case !named:
 		return "", fmt.Sprintf("${%s} does not name a variable; write ${NAME} or ${NAME:-default}, or $$ for a dollar sign", wording.Clip(inside))
 	}
@@ -591,7 +591,7 @@ func (d *decoder) variable(inside string, whole bool) (value, wrong string) {
 	case value == "" && hasDefault:
 		return otherwise, ""
 	case !ok && d.secret && !whole:
-		return "", "a variable that is named in it is not set; set it, or write $$ for a dollar sign"
+		return "", "a variable in it is not set; set it, or write $$ for a dollar sign"
 	case !ok:
 		return "", fmt.Sprintf("the variable %s is not set; set it, or write ${%s:-default}", name, name)
 	}

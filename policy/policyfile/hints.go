@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// fieldsInstead says what to write where n stands and the fields of a struct belong.
+// fieldsInstead says what to write in place of n where the fields of a struct are expected.
 func fieldsInstead(n *yaml.Node, t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[LimitConfig](), reflect.TypeFor[CandidateConfig]():
@@ -27,7 +27,7 @@ func fieldsInstead(n *yaml.Node, t reflect.Type) string {
 	return "fields with values: " + wording.List(slices.Sorted(maps.Keys(fieldsOf(t))), "or")
 }
 
-// listInstead says what to write where n stands and a list belongs.
+// listInstead says what to write in place of n where a list is expected.
 func listInstead(n *yaml.Node, element reflect.Type) string {
 	if n.Kind == yaml.ScalarNode && (element == reflect.TypeFor[LimitConfig]() || element == reflect.TypeFor[RuleConfig]()) {
 		return "write [" + fieldsInstead(n, element) + "]"

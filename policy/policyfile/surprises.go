@@ -25,14 +25,14 @@ func (c *compiler) surprises(matchers []*placed) {
 			continue
 		}
 		if last := len(m.Path) - 1; m.Path[last].Kind == policy.SegmentAny && !c.isLimitedBelow(m) {
-			segments.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or {name} if one segment is meant",
+			segments.note(m.at, "* is one segment here, so %s is not limited by this rule; write %s for everything below, or {name} if one segment is intended",
 				append(slices.Clone(m.Path[:last]), policy.Segment{Text: "a"}, policy.Segment{Text: "b"}), append(slices.Clone(m.Path[:last]), policy.Segment{Kind: policy.SegmentRest}))
 		}
 		if other := c.moreGeneral(m); other != nil && !took[m.rule] {
 			took[m.rule] = true
 			config := &c.config.Rules[m.index]
-			away.note(c.orWritten(config, &config.Name), "rule %s takes requests away from rule %s, which matches them too: the more specific one applies alone; "+
-				"write always: true into %[2]s if both shall count, or apply: most-specific if this is meant", wording.Clip(m.rule.Name), wording.Clip(other.Name))
+			away.note(c.orWritten(config, &config.Name), "requests of rule %s are not counted by rule %s, which matches them too: only the more specific one applies; "+
+				"write always: true into %[2]s to count them in both, or apply: most-specific if this is intended", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 		}
 		if also, write, keep := c.spellings(m); len(also) > 0 {
 			kind := &limited
@@ -48,7 +48,7 @@ func (c *compiler) surprises(matchers []*placed) {
 	}
 }
 
-// A kindOf is one kind of warning or hint. It is said once for each policy, at its first place.
+// A kindOf is one kind of warning or hint. It is given once for each policy, at its first place.
 type kindOf struct {
 	say    func(p any, format string, args ...any)
 	at     any
@@ -62,7 +62,7 @@ func (k *kindOf) note(at any, format string, args ...any) {
 	}
 }
 
-// end says it, if there was a place.
+// end gives it, if there was a place.
 func (k *kindOf) end() {
 	switch {
 	case k.places == 1:
@@ -133,7 +133,7 @@ func (c *compiler) moreGeneral(m *placed) (found *policy.Rule) {
 	return found
 }
 
-// anyMatcher tells whether is holds for any matcher that can match a path of m.
+// anyMatcher tells whether the function holds for any matcher that can match a path of m.
 func (c *compiler) anyMatcher(m *placed, is func(*placed) bool) bool {
 	same := m.Path[0].Kind == policy.SegmentLiteral && slices.ContainsFunc(c.index[m.Path[0].Text], is)
 	return same || slices.ContainsFunc(c.general, is)

@@ -11,20 +11,20 @@ func TestRepeatedWarningsAreMerged(t *testing.T) {
 	const login = "{name: login, match: {method: POST, path: /login}, per: global, limits: [{rate: 1/s, on_status: 401}]}"
 	for _, row := range []struct{ text, says string }{
 		{"rules: [{name: a, match: {path: /api/*}, " + per + "}]",
-			"1:33: * is one segment here, so /api/a/b is not limited by this rule; write /api/** for everything below, or {name} if one segment is meant"},
+			"1:33: * is one segment here, so /api/a/b is not limited by this rule; write /api/** for everything below, or {name} if one segment is intended"},
 		{"rules: [{name: a, match: {path: [/a/*, /b/*]}, " + per + "}, {name: b, match: {path: /c/*}, " + per + "}]",
-			"1:34: * is one segment here, so /a/a/b is not limited by this rule; write /a/** for everything below, or {name} if one segment is meant; this occurs in 3 places"},
+			"1:34: * is one segment here, so /a/a/b is not limited by this rule; write /a/** for everything below, or {name} if one segment is intended; this occurs in 3 places"},
 		{"rules: [{name: a, match: {path: /api/*}, " + per + "}, {name: b, match: {path: /api/**}, always: true, " + per + "}]", ""},
 		{"rules: [{name: a, match: {path: \"/api/{id}\"}, " + per + "}]", ""},
 		{"rules: [{name: a, match: {path: /api/*}, unlimited: true}]", ""},
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, " + per + "}, {name: b, match: {path: /b}, " + per + "}]",
-			"1:65: rule a takes requests away from rule all, which matches them too: the more specific one applies alone; write always: true into all if both shall count, " +
-				"or apply: most-specific if this is meant; this occurs in 2 places"},
+			"1:65: requests of rule a are not counted by rule all, which matches them too: only the more specific one applies; write always: true into all to count them in both, " +
+				"or apply: most-specific if this is intended; this occurs in 2 places"},
 		{"apply: most-specific\nrules: [{name: all, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, always: true, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, unlimited: true}]", ""},
 		{"rules: [{name: all, match: {method: POST}, " + per + "}, {name: a, match: {path: /a}, " + per + "}]", ""},
-		{"rules: [{name: all, match: {host: \"*.example.com\"}, " + per + "}, {name: a, match: {host: a.example.com, path: /a}, " + per + "}]", "takes requests away"},
+		{"rules: [{name: all, match: {host: \"*.example.com\"}, " + per + "}, {name: a, match: {host: a.example.com, path: /a}, " + per + "}]", "are not counted by rule"},
 		{"rules: [" + login + "]", "1:51: the rule limits /login and not /LOGIN and /login/, which some servers answer in the same way; " +
 			"write http: {case_sensitive: false, trailing_slash: ignore}, or {case_sensitive: true, trailing_slash: keep} if yours does not"},
 		{"http: {case_sensitive: false}\nrules: [" + login + "]", "the rule limits /login and not /login/, which some servers answer in the same way; write http: {trailing_slash: ignore}, or {trailing_slash: keep} if"},

@@ -175,7 +175,7 @@ func (c *IdentityConfig) decode(d *decoder, node *yaml.Node) {
 	}
 	if len(node.Content) != 2 {
 		d.unread(c)
-		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is there, {first_of: [...]}",
+		d.fail(node, "the identity has %d entries and needs one; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}",
 			len(node.Content)/2)
 		return
 	}
@@ -212,7 +212,7 @@ func (c *IdentityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		return
 	}
 	if node.Kind == yaml.SequenceNode {
-		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is there, {first_of: [...]}")
+		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}")
 		d.unread(&c.Source)
 		return
 	}

@@ -73,7 +73,7 @@ const (
 	watchPoll   = 30 * time.Second
 	watchSettle = 50 * time.Millisecond
 	settleMost  = 20 // times Settle
-	loadTries   = 5  // while the files change in the middle of a load
+	loadTries   = 5  // if the files change during a load
 )
 
 // A Reload is the result of a load.

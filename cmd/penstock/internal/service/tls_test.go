@@ -156,7 +156,7 @@ func TestCertificateInAPipeIsRejected(t *testing.T) {
 		go func() { ended <- Run(t.Context(), options(t, nil, flags)) }()
 		select {
 		case err := <-ended:
-			if err == nil || !strings.Contains(err.Error(), "pipe is no regular file; name one") {
+			if err == nil || !strings.Contains(err.Error(), "pipe is not a regular file; write the name of one") {
 				t.Errorf("%s: %v", name, err)
 			}
 		case <-time.After(patience):

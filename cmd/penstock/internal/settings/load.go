@@ -35,12 +35,12 @@ func Load(from Sources) (Settings, error) {
 	s.Unknown = unknown(env)
 
 	var errs []error
-	file, name := map[string]string(nil), ""
+	file, fileName := map[string]string(nil), ""
 	for _, row := range Table {
 		if from.Only != nil && row.Name != "config" && !slices.Contains(from.Only, row.Name) {
 			continue
 		}
-		g, err := row.find(from.Flags, env, file, name)
+		g, err := row.find(from.Flags, env, file, fileName)
 		s.given[row.Name] = g
 		switch {
 		case err != nil:
@@ -61,7 +61,7 @@ func Load(from Sources) (Settings, error) {
 			if err != nil {
 				return s, err
 			}
-			file, name = server.values(), s.Config
+			file, fileName = server.values(), s.Config
 		}
 	}
 	err := errors.Join(errs...)
@@ -75,7 +75,7 @@ func Load(from Sources) (Settings, error) {
 }
 
 // find returns a setting's value and source, from the first source that has it.
-func (r Row) find(flags, env, file map[string]string, name string) (given, error) {
+func (r Row) find(flags, env, file map[string]string, fileName string) (given, error) {
 	if text, ok := flags[r.Name]; ok {
 		return given{text, "--" + r.Name}, nil
 	}
@@ -100,7 +100,7 @@ func (r Row) find(flags, env, file map[string]string, name string) (given, error
 		}
 	}
 	if text, ok := file[r.Key()]; ok && !r.NotFile {
-		return given{text, "server." + r.Key() + " in " + name}, nil
+		return given{text, "server." + r.Key() + " in " + fileName}, nil
 	}
 	return given{r.Default, defaults}, nil
 }
@@ -113,7 +113,7 @@ func ReadFile(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file; name one", path)
+		return nil, fmt.Errorf("%s is not a regular file; write the name of one", path)
 	}
 	return os.ReadFile(path)
 }
