@@ -88,10 +88,9 @@ func dial(url string) func(t testing.TB) redisstore.Client {
 
 // suite is the tests that redisstore/goredis runs too, with its own clients.
 func suite(t *testing.T) clienttest.Suite {
-	rights := redistest.DocumentedRights(t)
 	return clienttest.Suite{
 		Library: clientsOfURLs, Other: ownClients,
-		ClusterRights: rights.Single + " " + rights.Cluster,
+		ClusterRights: clienttest.RulesOf(t, redisstore.RightsOptions{Cluster: true}),
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return redisstore.DisableCoalescing(over(t, client, redisstore.Options{Prefix: aPrefix()}))
 		},

@@ -63,10 +63,9 @@ func makerOf(c func() redis.UniversalClient) clienttest.Maker {
 // suite is the tests that redisstore runs too, with its own clients. Two scripts of one key are in
 // flight at most: further calls are coalesced.
 func suite(t *testing.T) clienttest.Suite {
-	rights := redistest.DocumentedRights(t)
 	return clienttest.Suite{
 		Library: plain, Other: ring,
-		ClusterRights: rights.Single + " " + rights.Cluster + " " + rights.GoRedis,
+		ClusterRights: clienttest.RulesOf(t, redisstore.RightsOptions{Cluster: true, GoRedis: true}),
 		Open: func(t *testing.T, client redisstore.Client) *redisstore.Store {
 			return clienttest.NewStore(t, client, redisstore.Options{})
 		},

@@ -194,16 +194,27 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 }
 
-// allowUser makes a user with these rights, and no others.
-func allowUser(t testing.TB, s *redistest.Server, rights string) {
+// RulesOf returns the rules of a user with the rights that a store of the prefix limiter needs, as
+// penstock acl prints them.
+func RulesOf(t testing.TB, o redisstore.RightsOptions) string {
 	t.Helper()
-	Must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret ~limiter1* "+rights)...)
+	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, redisstore.Rights(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
 }
 
-// rightsOnOneServer runs the conformance suite as a user that has only the documented rights.
+// allowUser makes a user with these rules, and no others.
+func allowUser(t testing.TB, s *redistest.Server, rules string) {
+	t.Helper()
+	Must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+rules)...)
+}
+
+// rightsOnOneServer runs the conformance suite as a user that has only the rights of redisstore.Rights.
 func rightsOnOneServer(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
-	allowUser(t, s, redistest.DocumentedRights(t).Single)
+	allowUser(t, s, RulesOf(t, redisstore.RightsOptions{}))
 	store := NewStore(t, suite.One(t, s.Addr, limiterLogin), redisstore.Options{Prefix: "limiter"})
 	storetest.Run(t, func(*testing.T) penstock.Store { return store })
 	useTheRest(t, store)

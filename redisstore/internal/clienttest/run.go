@@ -13,7 +13,7 @@ type Suite struct {
 	Library
 	Other Library // another library, for the tests that lose replies and scripts
 
-	// ClusterRights are the rights that a user of a Cluster needs, as rules of ACL SETUSER.
+	// ClusterRights are the rights that a user of a Cluster needs, as RulesOf returns them.
 	ClusterRights string
 
 	// Open makes a store that has up to AtOnce scripts of one key in flight.

@@ -18,23 +18,40 @@ func CheckRights(text string) string {
 	var checks strings.Builder
 	checked := make(map[string]bool)
 	for command := range Commands(text) {
-		if arguments, ok := examples[command]; ok && !checked[command] {
+		if example, ok := Examples[command]; ok && !checked[command] {
 			checked[command] = true
-			fmt.Fprintf(&checks, "not may('%s', %s) and '%s' or ", command, arguments, strings.ToLower(command))
+			fmt.Fprintf(&checks, "not may(%s) and '%s' or ", InLua(example, "KEYS[1]"), strings.ToLower(command))
 		}
 	}
 	return before + "local may = redis.acl_check_cmd\nlocal missing = " + checks.String() + "nil\n" +
 		"if missing then return redis.error_reply('NOPERM the user needs the right +' .. missing) end\n" + after
 }
 
-// examples are arguments for the commands that scripts run, to check whether the user may
-// run them. There must be as many as the command takes: Redis 7.0 crashes if the key is missing.
-// Commands that are not here are not checked.
-var examples = map[string]string{
-	"GET": "KEYS[1]", "SET": "KEYS[1], ''", "SETRANGE": "KEYS[1], '0', ''", "DEL": "KEYS[1]", "PEXPIRE": "KEYS[1], '1'",
-	"ZADD": "KEYS[1], '1', ''", "ZCARD": "KEYS[1]", "ZCOUNT": "KEYS[1], '1', '1'", "ZRANGE": "KEYS[1], '1', '1'",
-	"ZRANGEBYSCORE": "KEYS[1], '1', '1'", "ZREM": "KEYS[1], ''", "ZREMRANGEBYRANK": "KEYS[1], '1', '1'",
-	"ZREMRANGEBYSCORE": "KEYS[1], '1', '1'", "ZSCORE": "KEYS[1], ''", "INFO": "'memory'",
+// KeyOfExample stands for the key in Examples.
+const KeyOfExample = "KEY"
+
+// Examples are calls of the commands that scripts run, to check whether the user may run them.
+// They must have as many arguments as the command takes: Redis 7.0 crashes if the key is
+// missing. Scripts do not check commands that are not here: they run them before they write.
+var Examples = map[string][]string{
+	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
+	"DEL": {"DEL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
+	"ZCARD": {"ZCARD", KeyOfExample}, "ZCOUNT": {"ZCOUNT", KeyOfExample, "1", "1"}, "ZRANGE": {"ZRANGE", KeyOfExample, "1", "1"},
+	"ZRANGEBYSCORE": {"ZRANGEBYSCORE", KeyOfExample, "1", "1"}, "ZREM": {"ZREM", KeyOfExample, ""},
+	"ZREMRANGEBYRANK":  {"ZREMRANGEBYRANK", KeyOfExample, "1", "1"},
+	"ZREMRANGEBYSCORE": {"ZREMRANGEBYSCORE", KeyOfExample, "1", "1"},
+	"ZSCORE":           {"ZSCORE", KeyOfExample, ""}, "INFO": {"INFO", "memory"},
+}
+
+// InLua writes the arguments of an example in Lua. key is the expression of the key.
+func InLua(example []string, key string) string {
+	written := make([]string, len(example))
+	for i, argument := range example {
+		if written[i] = "'" + argument + "'"; argument == KeyOfExample {
+			written[i] = key
+		}
+	}
+	return strings.Join(written, ", ")
 }
 
 // Commands iterates over the commands that a script runs: call('GET', …), or get('GET', …).

@@ -1,0 +1,118 @@
+package command
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/doctor"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/redisstore"
+)
+
+var (
+	aclRoles   = []string{"serve", "admin", "doctor", "read"}
+	aclFormats = []string{"setuser", "acl", "k8s"}
+	aclClients = []string{"penstock", "go-redis"}
+)
+
+// newACL makes the command that prints the rights of a user in Redis.
+func newACL() *cobra.Command {
+	var a aclUser
+	c := &cobra.Command{
+		Use:   "acl [flags]",
+		Short: "Print the rights that a user of Redis or Valkey needs",
+		Long: "acl prints a user that can do what Penstock needs, and nothing else. The commands are those that the scripts really run.\n" +
+			"Replace SECRET by a password. It contacts no server.\n\n" +
+			"Roles: serve is for penstock serve and for Go programs. admin is for status and reset, read is for status and explain.\n" +
+			"Both run scripts, and a script checks that its user may run all of its commands, so both need the same rights.\n" +
+			"doctor is for penstock doctor: the rights of serve, and some to look around.\n\n" +
+			"Formats: setuser is a command for redis-cli, acl is a line of an ACL file, and k8s is a Secret with an ACL file.\n" +
+			"On a Cluster, and behind Sentinel, every server needs the user: Redis does not copy users to replicas.",
+		Example: "  penstock acl\n  penstock acl --role doctor --cluster --prefix shop --format acl",
+		Args:    cobra.NoArgs,
+		RunE:    func(c *cobra.Command, _ []string) error { return a.run(c) },
+	}
+	f := c.Flags()
+	f.StringVar(&a.role, "role", "serve", "what the user is for: serve, admin, doctor or read")
+	f.StringVar(&a.user, "user", "limiter", "name of the user")
+	f.StringVar(&a.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX; default ps)")
+	f.BoolVar(&a.rights.Cluster, "cluster", false, "the store is a Cluster")
+	f.BoolVar(&a.rights.Sentinel, "sentinel", false, "the store is behind Sentinel")
+	f.BoolVar(&a.rights.Database, "database", false, "the store has another database than 0")
+	f.StringVar(&a.client, "client", "penstock", "library that connects: penstock or go-redis")
+	f.StringVar(&a.format, "format", "setuser", "output format: setuser, acl or k8s")
+	for flag, values := range map[string][]string{"role": aclRoles, "format": aclFormats, "client": aclClients} {
+		_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	return c
+}
+
+// An aclUser is a user of Redis to print.
+type aclUser struct {
+	role, user, prefix, client, format string
+	rights                             redisstore.RightsOptions
+}
+
+func (a *aclUser) run(c *cobra.Command) error {
+	for _, flag := range []struct {
+		name, value string
+		known       []string
+	}{{"role", a.role, aclRoles}, {"client", a.client, aclClients}, {"format", a.format, aclFormats}} {
+		if err := checkChoice(flag.name, flag.value, flag.known); err != nil {
+			return err
+		}
+	}
+	if strings.Trim(a.user, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" || a.user == "" {
+		return coded(exitUsage, fmt.Errorf("--user %q is no name of a user; use letters, digits and -_.", a.user))
+	}
+	given := make(map[string]string)
+	if c.Flags().Changed("prefix") {
+		given["prefix"] = a.prefix
+	}
+	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), Only: []string{"prefix"}})
+	if err != nil {
+		return err
+	}
+	rules, err := a.rules(s.Prefix)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprint(c.OutOrStdout(), a.written(rules))
+	return err
+}
+
+// rules returns the user's rules, without its password.
+func (a *aclUser) rules(prefix string) (string, error) {
+	o := a.rights
+	o.GoRedis = a.client == "go-redis"
+	o.DecideOnly = a.role == "admin" || a.role == "read"
+	rights := redisstore.Rights(o)
+	if a.role == "doctor" {
+		rights = doctor.Rights(o)
+	}
+	return redisstore.ACLRules(redisstore.Options{Prefix: prefix}, rights)
+}
+
+func (a *aclUser) written(rules string) string {
+	line := "user " + a.user + " on >SECRET " + rules
+	switch a.format {
+	case "acl":
+		return line + "\n"
+	case "k8s":
+		return "apiVersion: v1\nkind: Secret\nmetadata:\n  name: redis-acl\nstringData:\n  users.acl: |\n    " + line + "\n"
+	}
+	return "ACL SETUSER " + a.user + " reset on >SECRET " + rules + "\n"
+}
+
+// checkChoice checks the value of a flag that has few values.
+func checkChoice(flag, value string, known []string) error {
+	for _, k := range known {
+		if value == k {
+			return nil
+		}
+	}
+	return coded(exitUsage, fmt.Errorf("unknown --%s %q; write %s", flag, value, strings.Join(known, " or ")))
+}

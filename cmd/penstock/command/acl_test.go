@@ -1,0 +1,96 @@
+package command
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// rightsIn returns the words of a user that begin with '+'.
+func rightsIn(text string) (rights []string) {
+	for _, word := range strings.Fields(text) {
+		if strings.HasPrefix(word, "+") {
+			rights = append(rights, word)
+		}
+	}
+	return rights
+}
+
+func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, printed, _ := command("acl")
+	if !strings.Contains(string(page), "```\n"+printed+"```\n") {
+		t.Errorf("docs/operations.md does not have the block\n%s", printed)
+	}
+	plain := rightsIn(printed)
+	rows := 0
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(strings.ReplaceAll(line, `\|`, "\x00"), "|")
+		if len(cells) != 5 || !strings.HasPrefix(cells[1], " `--") {
+			continue
+		}
+		bare := func(cell string) []string { return strings.Fields(strings.NewReplacer("`", "", "\x00", "|").Replace(cell)) }
+		rows++
+		code, out, errors := command(append([]string{"acl"}, bare(cells[1])...)...)
+		if code != exitOK {
+			t.Fatal(errors)
+		}
+		added := slices.DeleteFunc(rightsIn(out), func(right string) bool { return slices.Contains(plain, right) })
+		if want := bare(cells[2]); !slices.Equal(added, want) {
+			t.Errorf("docs/operations.md: %s adds %v; penstock acl adds %v", cells[1], want, added)
+		}
+	}
+	if rows != 5 {
+		t.Errorf("docs/operations.md has %d rows of options of penstock acl; want 5", rows)
+	}
+}
+
+// A server accepts what acl prints, in each format, and the user can then do what its role does.
+func TestServersAcceptWhatACLPrints(t *testing.T) {
+	t.Setenv("PENSTOCK_PREFIX", "shop")
+	for _, role := range aclRoles {
+		_, set, _ := command("acl", "--role", role)
+		_, line, _ := command("acl", "--role", role, "--format", "acl", "--user", "other")
+		_, secret, _ := command("acl", "--role", role, "--format", "k8s", "--user", "other")
+		if !strings.HasSuffix(secret, "\n    "+line) || !strings.HasPrefix(secret, "apiVersion: v1\nkind: Secret\n") {
+			t.Errorf("%s: printed\n%s", role, secret)
+		}
+		file := writeFile(t, "users.acl", "user default on nopass ~* &* +@all\n"+line)
+		s := redistest.Start(t, "--aclfile", file)
+		if _, err := s.Do(strings.Fields(set)...); err != nil {
+			t.Errorf("%s: %v", set, err)
+		}
+		for _, user := range []string{"limiter", "other"} {
+			code, _, errors := command("explain", "--store", "redis://"+user+":SECRET@"+s.Addr, "-X", "POST", "/api/rides/request")
+			if code != exitOK {
+				t.Errorf("%s, user %s: %d, %s", role, user, code, errors)
+			}
+		}
+		for _, forbidden := range [][]string{{"GET", "ps1{k}x"}, {"FLUSHALL"}, {"CONFIG", "GET", "*"}, {"KEYS", "*"}, {"ACL", "LIST"}} {
+			answer, err := s.Do(append([]string{"ACL", "DRYRUN", "limiter"}, forbidden...)...)
+			if err != nil || answer == "OK" {
+				t.Errorf("%s: the user may run %v: %v, %v", role, forbidden, answer, err)
+			}
+		}
+	}
+}
+
+func TestACLRefusesWhatItDoesNotKnow(t *testing.T) {
+	for args, want := range map[string]string{
+		"--role root": `unknown --role "root"; write serve or admin or doctor or read`, "--format xml": "write setuser or acl or k8s",
+		"--client jedis": "write penstock or go-redis", "--user a,b": "is no name of a user", "extra": "unknown command",
+	} {
+		if code, out, errors := command(append([]string{"acl"}, strings.Fields(args)...)...); code != exitUsage || out != "" || !strings.Contains(errors, want) {
+			t.Errorf("%s: exit code %d, %q, %s", args, code, out, errors)
+		}
+	}
+	if code, _, errors := command("acl", "--prefix", "a b"); code != exitUsage || !strings.Contains(errors, "prefix") {
+		t.Errorf("prefix: exit code %d, %s", code, errors)
+	}
+}

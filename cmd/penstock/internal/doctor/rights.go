@@ -1,0 +1,17 @@
+package doctor
+
+import "github.com/penstock/penstock/redisstore"
+
+// Rights returns the rights with which every check sees all that it looks at: those of the store,
+// and some to look around. Without one of the latter, a check is unknown and names it.
+func Rights(o redisstore.RightsOptions) []redisstore.Right {
+	rights := append(redisstore.Rights(o),
+		redisstore.Right{Command: "scan", Example: []string{"SCAN", "0"}, Without: "look at a sample of the keys"},
+		redisstore.Right{Command: "type", Example: []string{"TYPE", redisstore.KeyOfExample}, Without: "find keys of a wrong type"},
+		redisstore.Right{Command: "pttl", Example: []string{"PTTL", redisstore.KeyOfExample}, Without: "find keys without a TTL"},
+		redisstore.Right{Command: "memory|usage", Example: []string{"MEMORY", "USAGE", redisstore.KeyOfExample}, Without: "measure the size of keys"})
+	if o.Cluster {
+		rights = append(rights, redisstore.Right{Command: "cluster|info", Example: []string{"CLUSTER", "INFO"}, Without: "see the state of the Cluster"})
+	}
+	return rights
+}

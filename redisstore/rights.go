@@ -1,0 +1,133 @@
+package redisstore
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/redisstore/internal/luagen"
+)
+
+// A Right is a command that a Store's user must be allowed to run.
+type Right struct {
+	Command string   // as ACL SETUSER takes it after '+': "get", "script|load"
+	Example []string // a call of the command, for ACL DRYRUN; KeyOfExample stands for a key
+
+	// Without is what a Store cannot do without the right. "" means that it cannot decide.
+	Without string
+}
+
+// KeyOfExample stands for a key in Right.Example.
+const KeyOfExample = luagen.KeyOfExample
+
+// RightsOptions say how a Store is used.
+type RightsOptions struct {
+	DecideOnly bool // only Decide and Load: no Heartbeat, Memory or Ping
+
+	Cluster  bool // a Redis Cluster
+	Sentinel bool // a URL with redis+sentinel
+	Database bool // another database than 0
+	GoRedis  bool // package redisstore/goredis, and not Open
+
+	// Algorithms are those of the limits. Default: all built-in ones.
+	Algorithms []*algorithm.Algorithm
+}
+
+// Rights returns the rights that the user of a Store needs, sorted in groups: to run scripts, inside
+// scripts, and for the connection. The scripts themselves say which commands they run.
+func Rights(o RightsOptions) []Right {
+	rights := []Right{
+		{Command: "evalsha", Example: []string{"EVALSHA", strings.Repeat("0", 40), "1", KeyOfExample}},
+		{Command: "eval", Example: []string{"EVAL", "return 1", "1", KeyOfExample}},
+		{Command: "script|load", Example: []string{"SCRIPT", "LOAD", "return 1"}, Without: "load scripts in advance: the first call that needs one sends its text"},
+	}
+	for _, command := range commandsInScripts(o) {
+		right := Right{Command: strings.ToLower(command), Example: luagen.Examples[command]}
+		if right.Example == nil {
+			right.Example = []string{command}
+		}
+		if command == "INFO" {
+			right.Without = "warn if the server may evict counters, or find the replicas behind Sentinel"
+		}
+		rights = append(rights, right)
+	}
+	if !o.DecideOnly {
+		rights = append(rights, Right{Command: "ping", Example: []string{"PING"}, Without: "answer Store.Ping"})
+	}
+	if o.Cluster {
+		rights = append(rights,
+			Right{Command: "cluster|slots", Example: []string{"CLUSTER", "SLOTS"}},
+			Right{Command: "cluster|shards", Example: []string{"CLUSTER", "SHARDS"}})
+		if o.GoRedis {
+			rights = append(rights, Right{Command: "command", Example: []string{"COMMAND"}})
+		}
+	}
+	if o.Sentinel && !o.GoRedis {
+		rights = append(rights, Right{Command: "role", Example: []string{"ROLE"}})
+	}
+	if o.Database {
+		rights = append(rights, Right{Command: "select", Example: []string{"SELECT", "1"}})
+	}
+	return rights
+}
+
+// commandsInScripts returns the commands that the scripts of a Store run, sorted: first those on no
+// set.
+func commandsInScripts(o RightsOptions) []string {
+	algorithms := o.Algorithms
+	if algorithms == nil {
+		algorithms = algorithm.All()
+	}
+	scripts := []string{luagen.Mixed(algorithms)}
+	for _, a := range algorithms {
+		if !a.IsCollection() && a.Numbers() <= luagen.MaxNumbers {
+			one := []*algorithm.Algorithm{a}
+			scripts = append(scripts, luagen.Single(one), luagen.Uniform(one))
+		}
+	}
+	if !o.DecideOnly {
+		scripts = append(scripts, heartbeatLua, memoryLua)
+	}
+	var commands []string
+	for _, script := range scripts {
+		commands = slices.AppendSeq(commands, luagen.Commands(script))
+	}
+	slices.SortFunc(commands, func(a, b string) int {
+		if isOfSet := strings.HasPrefix(a, "Z"); isOfSet != strings.HasPrefix(b, "Z") {
+			if isOfSet {
+				return 1
+			}
+			return -1
+		}
+		return strings.Compare(a, b)
+	})
+	return slices.Compact(commands)
+}
+
+// CheckRights returns a script that replies which of the rights its user lacks, with a comma between
+// two. Its argument is a key of the Store. It writes nothing, and it needs the right to EVAL.
+func CheckRights(rights []Right) string {
+	var b strings.Builder
+	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +
+		"  local known, may = pcall(redis.acl_check_cmd, ...)\n" +
+		"  if not (known and may) then missing[#missing + 1] = right end\nend\n")
+	for _, r := range rights {
+		b.WriteString("check('" + r.Command + "', " + luagen.InLua(r.Example, "ARGV[1]") + ")\n")
+	}
+	b.WriteString("return table.concat(missing, ',')")
+	return b.String()
+}
+
+// ACLRules returns the rules of a user that has these rights to the keys of a store with these
+// Options, and no others. They are the end of ACL SETUSER, and of a line in an ACL file.
+func ACLRules(o Options, rights []Right) (string, error) {
+	s, err := newStore(o)
+	if err != nil {
+		return "", err
+	}
+	rules := "~" + s.prefix + "* -@all"
+	for _, r := range rights {
+		rules += " +" + r.Command
+	}
+	return rules, nil
+}

@@ -1,0 +1,114 @@
+package redisstore_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+	"github.com/penstock/penstock/redisstore/internal/clienttest"
+	"github.com/redis/rueidis"
+)
+
+// Behind Sentinel, and with another database, a user needs exactly one right more.
+func TestRightsOfSentinelAndOfADatabase(t *testing.T) {
+	t.Parallel()
+	group := redistest.StartSentinel(t)
+	charge := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(10).MustCompile(), Cost: 1}}
+	decide := func(t *testing.T, url string) error {
+		store := open(t, url, redisstore.Options{Prefix: "limiter"})
+		_, err := store.Decide(within(t, 3*time.Second), charge)
+		return err
+	}
+	allow := func(t *testing.T, s *redistest.Server, o redisstore.RightsOptions) {
+		must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+clienttest.RulesOf(t, o))...)
+	}
+	sentinel := "redis+sentinel://limiter:secret@" + strings.Join(group.Addrs(), ",") + "/" + redistest.MasterName
+	single := "redis://limiter:secret@" + group.Primary.Addr
+	for _, c := range []struct {
+		name, url string
+		right     redisstore.RightsOptions
+		command   string
+	}{
+		{"sentinel", sentinel, redisstore.RightsOptions{Sentinel: true}, "+role"},
+		{"database", single + "/2", redisstore.RightsOptions{Database: true}, "+select"},
+		{"both", sentinel + "/2", redisstore.RightsOptions{Sentinel: true, Database: true}, "+role"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			less := c.right
+			less.Sentinel, less.Database = false, c.name == "both"
+			allow(t, group.Primary, less)
+			err := decide(t, c.url)
+			wantReason(t, "without "+c.command, err, penstock.ReasonPermissionDenied)
+			if e := penstock.AsStoreError(err); e == nil || e.Hint != c.command {
+				t.Errorf("without %s: %v", c.command, err)
+			}
+			allow(t, group.Primary, c.right)
+			if err := decide(t, c.url); err != nil {
+				t.Errorf("with %s: %v", c.command, err)
+			}
+		})
+	}
+}
+
+// CheckRights names each right that a user lacks, and no other.
+func TestCheckRightsNamesWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	all := redisstore.Rights(redisstore.RightsOptions{Cluster: true, Sentinel: true, Database: true, GoRedis: true})
+	all = append(all, redisstore.Rights(redisstore.RightsOptions{Sentinel: true})...)
+	must(t, s, strings.Fields("ACL SETUSER limiter on nopass")...)
+	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "limiter", Password: "any", DisableCache: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+	check := func(rules string) string {
+		must(t, s, strings.Fields("ACL SETUSER limiter resetkeys "+rules+" +eval")...)
+		got, err := client.Do(t.Context(), client.B().Eval().Script(redisstore.CheckRights(all)).Numkeys(0).Arg("limiter1{k}").Build()).ToString()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := check(rules); got != "" {
+		t.Errorf("a user with all rights lacks %s", got)
+	}
+	for _, right := range all {
+		if right.Command == "eval" {
+			continue
+		}
+		if got := check(rules + " -" + right.Command); !slices.Contains(strings.Split(got, ","), right.Command) || len(slices.Compact(strings.Split(got, ","))) > 1 {
+			t.Errorf("without %s: a user lacks %q", right.Command, got)
+		}
+	}
+	if got := check(strings.Replace(rules, "~limiter1*", "~other*", 1)); !strings.Contains(got, "get") || strings.Contains(got, "time") {
+		t.Errorf("without the right to the keys: a user lacks %q", got)
+	}
+}
+
+// A program with few algorithms needs fewer rights.
+func TestRightsDependOnTheAlgorithms(t *testing.T) {
+	names := func(o redisstore.RightsOptions) (all []string) {
+		for _, r := range redisstore.Rights(o) {
+			all = append(all, r.Command)
+		}
+		return all
+	}
+	got := fmt.Sprint(names(redisstore.RightsOptions{DecideOnly: true, Algorithms: []*algorithm.Algorithm{algorithm.TokenBucket}}))
+	if want := "[evalsha eval script|load del get pexpire set setrange time]"; got != want {
+		t.Errorf("a token bucket needs %s; want %s", got, want)
+	}
+	if _, err := redisstore.ACLRules(redisstore.Options{Prefix: "a b"}, nil); err == nil {
+		t.Error("the prefix \"a b\" is accepted")
+	}
+}
