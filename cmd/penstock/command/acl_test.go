@@ -35,7 +35,9 @@ func TestOperationsPageHasTheRightsThatACLPrints(t *testing.T) {
 		if len(cells) != 5 || !strings.HasPrefix(cells[1], " `--") {
 			continue
 		}
-		bare := func(cell string) []string { return strings.Fields(strings.NewReplacer("`", "", "\x00", "|").Replace(cell)) }
+		bare := func(cell string) []string {
+			return strings.Fields(strings.NewReplacer("`", "", "\x00", "|").Replace(cell))
+		}
 		rows++
 		code, out, errors := command(append([]string{"acl"}, bare(cells[1])...)...)
 		if code != exitOK {
