@@ -33,7 +33,7 @@ type RightsOptions struct {
 	Algorithms []*algorithm.Algorithm
 }
 
-// Rights returns the rights that the user of a Store needs, sorted in groups: to run scripts, inside
+// Rights returns the rights that the user of a Store needs, in groups: to run scripts, inside
 // scripts, and for the connection. The scripts themselves say which commands they run.
 func Rights(o RightsOptions) []Right {
 	rights := []Right{
@@ -104,8 +104,8 @@ func commandsInScripts(o RightsOptions) []string {
 	return slices.Compact(commands)
 }
 
-// CheckRights returns a script that replies which of the rights its user lacks, with a comma between
-// two. Its argument is a key of the Store. It writes nothing, and it needs the right to EVAL.
+// CheckRights returns a script that replies which of the rights its user lacks, with a comma
+// between two. Its argument is a key of the Store. It writes nothing, and it needs the right to EVAL.
 func CheckRights(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +

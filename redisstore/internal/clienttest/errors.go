@@ -194,8 +194,8 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 }
 
-// RulesOf returns the rules of a user with the rights that a store of the prefix limiter needs, as
-// penstock acl prints them.
+// RulesOf returns the rules of a user with the rights that a store of the prefix limiter needs,
+// as penstock acl prints them.
 func RulesOf(t testing.TB, o redisstore.RightsOptions) string {
 	t.Helper()
 	rules, err := redisstore.ACLRules(redisstore.Options{Prefix: "limiter"}, redisstore.Rights(o))
