@@ -105,7 +105,7 @@ func commandsInScripts(o RightsOptions) []string {
 }
 
 // CheckRights returns a script that replies which of the rights its user lacks, with a comma
-// between two. Its argument is a key of the Store. It writes nothing, and it needs the right to EVAL.
+// between two. Its argument is a key of the Store. It writes nothing, and needs the right to EVAL.
 func CheckRights(rights []Right) string {
 	var b strings.Builder
 	b.WriteString("local missing = {}\nlocal function check(right, ...)\n" +

@@ -211,7 +211,7 @@ func allowUser(t testing.TB, s *redistest.Server, rules string) {
 	Must(t, s, strings.Fields("ACL SETUSER limiter reset on >secret "+rules)...)
 }
 
-// rightsOnOneServer runs the conformance suite as a user that has only the rights of redisstore.Rights.
+// rightsOnOneServer runs the conformance suite as a user with only the rights of Rights.
 func rightsOnOneServer(t *testing.T, suite Suite) {
 	s := redistest.Start(t)
 	allowUser(t, s, RulesOf(t, redisstore.RightsOptions{}))
