@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// A day begins at the first moment that has its date, in every zone that there is: where midnight
-// does not exist, where it comes twice, and where a day was skipped. The oracle walks through the
+// A day begins at the first moment that has its date, in every zone. That includes zones where
+// midnight does not exist or comes twice, and where a day was skipped. The oracle walks through the
 // clock's changes, minute by minute near them.
 func TestDaysBeginWithTheirDateInEveryZone(t *testing.T) {
 	since := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -64,10 +64,10 @@ func daysAround(t *testing.T, zone *time.Location, change time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	begin := change.Add(-50 * time.Hour).Truncate(time.Hour)
-	latest := day(begin)
+	startRun := change.Add(-50 * time.Hour).Truncate(time.Hour)
+	latest := day(startRun)
 	var begins []int64 // of days, by the oracle, in µs
-	for at := begin; at.Before(change.Add(100 * time.Hour)); at = at.Add(step) {
+	for at := startRun; at.Before(change.Add(100 * time.Hour)); at = at.Add(step) {
 		if day(at) <= latest {
 			continue
 		}
@@ -148,13 +148,13 @@ func allZones(t *testing.T) []string {
 	return names
 }
 
-// After a step back across the edge of a window, however far, no more than two windows' Counts are
-// admitted in the time of one window; and what a denied Peek answers is exact.
-func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
+// After a step back across the end of a window, however far, at most the Counts of two windows are
+// admitted in the time of one window, and the answer of a denied Peek is exact.
+func TestStepBackAdmitsNoThirdCount(t *testing.T) {
 	const width = 60_000_000
 	edge := epoch - epoch%width + width
 	for _, a := range []subject{windowSubject(), anchoredSubject(), calendarSubject(Day, "Asia/Kolkata")} {
-		r := beginWith(a, seeded(1, 1), Limit{Count: 100, Period: width})
+		r := startRunWith(a, seeded(1, 1), Limit{Count: 100, Period: width})
 		length := int64(width)
 		if a.at != nil {
 			length = day
@@ -163,16 +163,16 @@ func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
 		}
 		all := Request{Mode: Draw, Cost: Max / 2}
 		for _, back := range []int64{MaxStall + 1, 11_000_000, length + 11_000_000, 1000 * length} {
-			r.ask(Request{Mode: Reset})
+			r.decide(Request{Mode: Reset})
 			r.now = edge - 1
-			admitted := r.ask(all).Granted
+			admitted := r.decide(all).Granted
 			r.now = edge + 1_000_000
-			admitted += r.ask(all).Granted
+			admitted += r.decide(all).Granted
 			r.now -= back
 			stepped := r.now
-			peek := r.ask(Request{Mode: Peek, Cost: 1})
+			peek := r.decide(Request{Mode: Peek, Cost: 1})
 			for r.now < stepped+length-2_000_000 { // of real time, not quite a window
-				admitted += r.ask(all).Granted
+				admitted += r.decide(all).Granted
 				r.now += length / 97
 			}
 			if admitted > 200 {
@@ -183,7 +183,7 @@ func TestAStepBackGivesNoThirdAllowance(t *testing.T) {
 				continue
 			}
 			r.now = stepped + peek.RetryAfter - 1
-			if out := r.ask(Request{Mode: Peek, Cost: 1}); out.RetryAfter != 1 {
+			if out := r.decide(Request{Mode: Peek, Cost: 1}); out.RetryAfter != 1 {
 				t.Errorf("%s: %d µs back, 1 µs before the time that a peek named: %+v", a.name, back, out)
 			}
 		}

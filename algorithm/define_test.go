@@ -4,7 +4,8 @@ import (
 	"testing"
 )
 
-// Shares of n instances admit at least the whole together; parts of a split limit exactly.
+// The shares of n instances together admit at least the limit. The parts of a split limit admit
+// exactly the limit.
 func TestSharesAndPartsAddUp(t *testing.T) {
 	checked := 0
 	capacity := func(a *Algorithm, l Limit) int64 {
@@ -46,7 +47,7 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 	t.Logf("counted: %d divisions", checked)
 }
 
-func TestAlgorithmsThatSayNothingPromiseNothing(t *testing.T) {
+func TestAlgorithmWithoutOptionsHasTheDefaults(t *testing.T) {
 	a := Define("mine", "", func(s int, _ Params, _ Request, _ int64) (Outcome, int) { return Outcome{}, s },
 		func(Limit) (Params, error) { return Params{}, nil })
 	if a.CanRefund() || a.CanBook() || a.CanSplit() || a.NeedsHolder() || a.OwnsRefunds() || a.IsAdditive() || a.IsCalendar() || a.IsCollection() ||
@@ -61,7 +62,7 @@ func TestAlgorithmsThatSayNothingPromiseNothing(t *testing.T) {
 	}
 }
 
-// The names of All are the words of policy files, so they are all different.
+// Policy files use these names, so they must differ.
 func TestTitlesDiffer(t *testing.T) {
 	known := make(map[string]bool)
 	for _, a := range All() {

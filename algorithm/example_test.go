@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Steps are pure, so a few lines replay what a limit does: 2 per second, asked every 200 ms.
+// Steps are pure, so a few lines replay a limit: 2 per second, with a request every 200 ms.
 func ExampleAlgorithm() {
 	bucket := algorithm.TokenBucket
 	params, err := bucket.Prepare(algorithm.Limit{Count: 2, Period: time.Second.Microseconds()})
@@ -55,8 +55,8 @@ func ExampleSubWindow() {
 	// subwindow     admits 100 within a second
 }
 
-// A gate is open until it is used, and opens again after Period. A complete algorithm, with its Lua
-// twin and a test that holds the two equal, is examples/backoff.
+// This algorithm admits a request, and the next after Period. A complete algorithm, with its Lua
+// twin and a test that compares the two, is examples/backoff.
 func ExampleDefine() {
 	type gate struct{ Opens, Uses int64 }
 	step := func(s gate, p algorithm.Params, a algorithm.Request, now int64) (algorithm.Outcome, gate) {

@@ -6,20 +6,20 @@ import (
 	"testing"
 )
 
-// The fuzz targets read a trace from bytes and hold it against the laws that hold for any trace:
-// whatever clocks, limits, costs and modes come, in whatever order. The laws themselves say what
-// was asked when one is broken.
+// The fuzz targets read a trace from bytes and check the laws that hold for any trace, with any
+// clocks, limits, costs and modes in any order. A broken law prints the requests of its
+// trace.
 
-// universal are the laws of any trace.
+// universal are the laws that hold for any trace.
 var universal = []law{
 	numbersStayInRange, remainingStaysWithinTheLimit, peekChangesNothing, peekAnswersWhatSpendWould, whatCannotFitIsDeniedForEver,
-	cheaperAsksAreGrantedToo, whatIsAnsweredIsKept, resetForgetsEverything, stepsArePure, retryAfterIsTight, resetAfterIsTight,
+	cheaperRequestsAreGrantedToo, whatIsAnsweredIsKept, resetForgetsEverything, stepsArePure, retryAfterIsTight, resetAfterIsTight,
 	availabilityNeverFallsByItself, stateEqualsFreshAfterKeep, spendThenRefundIsNothing, farStepBackHeals,
 }
 
-// tape are dice that read bytes: as few as the range needs. After the last byte, they show the
-// lowest number.
-func tape(data []byte) dice {
+// byteDice are dice that read bytes, as few as the range needs. After the last byte, they return
+// the lowest number.
+func byteDice(data []byte) dice {
 	return func(low, high int64) int64 {
 		span, size := uint64(high-low), 1
 		switch {
@@ -47,7 +47,7 @@ func fuzz(f *testing.F, subjects ...subject) {
 	}
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		d := tape(data)
+		d := byteDice(data)
 		l, a := pick(d, universal...), pick(d, subjects...)
 		if err := l.holds(a, d); err != nil {
 			t.Fatalf("%s: %s: %v", a.name, l.name, err)
@@ -73,8 +73,8 @@ func FuzzSlidingLog(f *testing.F) { fuzz(f, logSubject()) }
 
 func FuzzConcurrency(f *testing.F) { fuzz(f, slotSubject()) }
 
-// Whatever a limit's author writes, it is refused with a reason, or its parameters are numbers that
-// a twin can compute with, and the largest asks are answered in range.
+// Each limit is either invalid with a reason, or its parameters are numbers that
+// a twin can compute with, and outcomes of the largest requests are in range.
 func FuzzPrepare(f *testing.F) {
 	for _, l := range corners {
 		f.Add(l.Count, l.Period, l.Burst, uint8(10))
@@ -111,7 +111,7 @@ func FuzzPrepare(f *testing.F) {
 	})
 }
 
-// largest asks for the most there can be, again and again.
+// largest repeats requests of the largest cost.
 func largest(a subject, l Limit) error {
 	r := &run{subject: a, now: epoch}
 	r.change(l)
@@ -119,13 +119,13 @@ func largest(a subject, l Limit) error {
 		return errors.New("a fresh state has not all units")
 	}
 	for _, mode := range []Mode{Force, Force, Spend, Draw, Peek, Refund, Force, Reset, Spend} {
-		ask := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}
+		request := Request{Mode: mode, Cost: Max / 2, Holder: "ann"}
 		if a.bookable {
-			ask.Patience = Max / 2 / r.params[0]
+			request.Patience = Max / 2 / r.params[0]
 		}
-		out := r.ask(ask)
-		if err := inRange(ask, out, r.state); err != nil {
-			return r.broken("%v", err)
+		out := r.decide(request)
+		if err := inRange(request, out, r.state); err != nil {
+			return r.lawError("%v", err)
 		}
 		r.now++
 	}

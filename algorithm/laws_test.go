@@ -20,9 +20,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The laws are what an algorithm promises, each written once for all algorithms: as a function from
-// a subject and dice to what is wrong. So a law can be proved for what we ship (here) and seen to
-// fail for what is broken (zoo_test.go).
+// The laws are properties that every algorithm must have. Each is written once for all algorithms,
+// as a function of a subject and dice that returns an error. So a law can be tested with our
+// algorithms (here), and seen to fail for broken ones (zoo_test.go).
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -46,7 +46,7 @@ type law struct {
 	holds func(a subject, d dice) error
 }
 
-// prove tries to break the law for every subject. What rapid prints replays a failure.
+// prove tries to break the law for every subject. A failure prints how to replay it.
 func prove(t *testing.T, l law, subjects []subject) {
 	t.Helper()
 	var cases atomic.Int64
@@ -63,11 +63,11 @@ func prove(t *testing.T, l law, subjects []subject) {
 	t.Logf("counted: %d cases of laws (%s, %d subjects)", cases.Load(), l.name, len(subjects))
 }
 
-// dice make whole numbers from low to high.
+// dice return random whole numbers from low to high.
 type dice func(low, high int64) int64
 
-// rapidDice shrink. Rapid prefers small numbers; among a few, all must be as likely, or runs stay
-// short and tame.
+// rapidDice are dice of rapid, which shrinks failures. Rapid prefers small numbers. In a small
+// range all must be equally likely, or runs would stay short and simple.
 func rapidDice(t *rapid.T) dice {
 	return func(low, high int64) int64 {
 		if high == low {
@@ -80,7 +80,7 @@ func rapidDice(t *rapid.T) dice {
 	}
 }
 
-// fair are the generators of whole numbers from 0 up to their index.
+// fair are the generators of equally likely numbers from 0 to their index.
 var fair = func() (gens [64]*rapid.Generator[int64]) {
 	bit := rapid.Bool()
 	for most := range gens {
@@ -98,7 +98,7 @@ var fair = func() (gens [64]*rapid.Generator[int64]) {
 	return gens
 }()
 
-// seeded dice favour the ends of a range, as rapid's do.
+// seeded returns dice that favour the ends of a range, as rapid's do.
 func seeded(seed, stream uint64) dice {
 	rng := rand.New(rand.NewPCG(seed, stream))
 	return func(low, high int64) int64 {
@@ -119,7 +119,7 @@ func (d dice) oneIn(n int64) bool { return d(1, n) == n }
 
 func pick[T any](d dice, from ...T) T { return from[d(0, int64(len(from)-1))] }
 
-// A subject is an algorithm, or a broken one, with what the laws must know of its promises.
+// A subject is an algorithm, or a broken one, with the properties that the laws need.
 type subject struct {
 	name    string
 	prepare func(Limit) (Params, error)
@@ -140,7 +140,7 @@ type subject struct {
 	kin                               []*Algorithm                                        // they share its stored states
 }
 
-// values is a stepper as a Step.
+// values converts a stepper to a Step.
 func values[S any](step stepper[S]) Step[S] {
 	return func(s S, p Params, a Request, now int64) (out Outcome, next S) {
 		next = step(s, &p, &a, now, &out)
@@ -148,7 +148,7 @@ func values[S any](step stepper[S]) Step[S] {
 	}
 }
 
-// of hides the type of a step's state; nil is the fresh one.
+// of hides the type of a step's state. A nil state is fresh.
 func of[S any](step Step[S]) func(any, Params, Request, int64) (Outcome, any) {
 	return func(s any, p Params, a Request, now int64) (Outcome, any) {
 		var state S
@@ -305,8 +305,8 @@ func calendarSubjects() []subject {
 	return append(all, calendarSubject(Week, "America/New_York"))
 }
 
-// those are the subjects for which a condition holds.
-func those(where func(subject) bool) []subject {
+// subjectsWhere are the subjects for which a condition holds.
+func subjectsWhere(where func(subject) bool) []subject {
 	var some []subject
 	for _, a := range allSubjects() {
 		if where(a) {
@@ -316,7 +316,7 @@ func those(where func(subject) bool) []subject {
 	return some
 }
 
-// counters are the subjects whose use belongs to nobody in particular.
+// counters are the subjects whose used units have no holder.
 func counters(a subject) bool { return !a.holds && !a.queues }
 
 func additives(a subject) bool { return a.additive }
@@ -325,7 +325,7 @@ func bounded(a subject) bool { return a.bound != nil }
 
 const day = 24 * hour
 
-// corners are limits at which arithmetic goes wrong, if it does.
+// corners are limits with extreme numbers, at which arithmetic may fail.
 var corners = []Limit{
 	{Count: 1, Period: 1}, {Count: 5, Period: 1}, {Count: 3, Period: 1_000_000}, {Count: 3, Period: 1_000_000, Burst: 1},
 	{Count: 7919, Period: 1_000_000}, {Count: 999_983, Period: 1_000_000, Burst: 7}, {Count: 1_000_000_000, Period: 1_000_000},
@@ -360,32 +360,32 @@ func (a subject) anyLimit(d dice) Limit {
 	return l
 }
 
-// A run is the life of one state, with the story of what was asked.
+// A run is the life of one state, with the history of its requests.
 type run struct {
 	subject
-	d      dice
-	limit  Limit
-	params Params
-	state  any
-	now    int64
-	last   Outcome
-	holder int
-	story  []asked
+	d       dice
+	limit   Limit
+	params  Params
+	state   any
+	now     int64
+	last    Outcome
+	holder  int
+	history []historyEntry
 }
 
-type asked struct {
-	now int64
-	ask Request
-	out Outcome
+type historyEntry struct {
+	now     int64
+	request Request
+	out     Outcome
 }
 
 // epoch is when runs begin: a time of this century, in µs.
 const epoch int64 = 1_700_000_000_000_000
 
 // begin starts a run with a limit and a fresh state.
-func begin(a subject, d dice) *run { return beginWith(a, d, a.anyLimit(d)) }
+func startRun(a subject, d dice) *run { return startRunWith(a, d, a.anyLimit(d)) }
 
-func beginWith(a subject, d dice, l Limit) *run {
+func startRunWith(a subject, d dice, l Limit) *run {
 	r := &run{subject: a, d: d, now: epoch + d(0, 100*day)}
 	r.change(l)
 	return r
@@ -406,14 +406,14 @@ func (r *run) paramsAt(now int64) Params {
 	return r.params
 }
 
-// would answers an ask at a time and leaves the state alone.
-func (r *run) would(a Request, now int64) Outcome {
+// decideAt decides a request at a time, and does not change the state.
+func (r *run) decideAt(a Request, now int64) Outcome {
 	out, _ := r.step(r.state, r.paramsAt(now), a, now)
 	return out
 }
 
-// ask answers an ask now and keeps what a store keeps.
-func (r *run) ask(a Request) Outcome {
+// decide decides a request now, and saves the state as a store does.
+func (r *run) decide(a Request) Outcome {
 	out, next := r.step(r.state, r.paramsAt(r.now), a, r.now)
 	switch {
 	case out.Keep == 0:
@@ -422,43 +422,43 @@ func (r *run) ask(a Request) Outcome {
 		r.state = next
 	}
 	r.last = out
-	r.story = append(r.story, asked{r.now, a, out})
+	r.history = append(r.history, historyEntry{r.now, a, out})
 	return out
 }
 
-// peek answers what is left at a time.
-func (r *run) peek(now int64) Outcome { return r.would(Request{Mode: Peek}, now) }
+// peek is a Peek at a time.
+func (r *run) peek(now int64) Outcome { return r.decideAt(Request{Mode: Peek}, now) }
 
-// twin is another run from the same state.
-func (r *run) twin() *run {
-	twin := *r
-	twin.story = append([]asked(nil), r.story...)
-	return &twin
+// clone is another run from the same state.
+func (r *run) clone() *run {
+	clone := *r
+	clone.history = append([]historyEntry(nil), r.history...)
+	return &clone
 }
 
-// broken is the error of a broken law, with the story of the run.
-func (r *run) broken(format string, args ...any) error {
+// lawError is the error of a broken law, with the history of the run.
+func (r *run) lawError(format string, args ...any) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, format, args...)
 	fmt.Fprintf(&b, "\nlimit %+v, params %v, at %d, state %+v\n", r.limit, r.params, r.now, r.state)
-	from := max(len(r.story)-40, 0)
+	from := max(len(r.history)-40, 0)
 	if from > 0 {
-		fmt.Fprintf(&b, "  (%d asks before)\n", from)
+		fmt.Fprintf(&b, "  (%d requests before)\n", from)
 	}
-	for _, s := range r.story[from:] {
-		fmt.Fprintf(&b, "  %d: %v %d", s.now, s.ask.Mode, s.ask.Cost)
-		if s.ask.Patience > 0 {
-			fmt.Fprintf(&b, " with patience %d", s.ask.Patience)
+	for _, s := range r.history[from:] {
+		fmt.Fprintf(&b, "  %d: %v %d", s.now, s.request.Mode, s.request.Cost)
+		if s.request.Patience > 0 {
+			fmt.Fprintf(&b, " with patience %d", s.request.Patience)
 		}
-		if s.ask.Holder != "" {
-			fmt.Fprintf(&b, " by %s", s.ask.Holder)
+		if s.request.Holder != "" {
+			fmt.Fprintf(&b, " by %s", s.request.Holder)
 		}
 		fmt.Fprintf(&b, " -> %+v\n", s.out)
 	}
 	return fmt.Errorf("%s", b.String())
 }
 
-// anyCost is a cost, often one at a boundary.
+// anyCost is a random cost, often one at a boundary.
 func (r *run) anyCost() int64 {
 	room := r.room(r.limit)
 	switch r.d(0, 8) {
@@ -480,24 +480,24 @@ func (r *run) anyCost() int64 {
 // fitting is a cost that fits a fresh state.
 func (r *run) fitting() int64 { return max(min(r.anyCost(), r.room(r.limit)), 1) }
 
-// stranger is a holder who has not asked before.
-func (r *run) stranger() string {
+// newHolder is a holder without an earlier request.
+func (r *run) newHolder() string {
 	r.holder++
 	return "s" + strconv.Itoa(r.holder)
 }
 
 func (r *run) anyHolder() string {
 	if r.queues || r.d.oneIn(4) {
-		return r.stranger()
+		return r.newHolder()
 	}
 	return pick(r.d, "ann", "bob", "cyd")
 }
 
-// longest is the longest patience that stores let pass.
+// longest is the longest patience that stores accept.
 func (r *run) longest() int64 { return min(Max/2/r.params[0], day) }
 
-// anyAsk is one of the modes with a cost; with patience where it is of use.
-func (r *run) anyAsk(modes ...Mode) Request {
+// anyRequest is a random request of one of the modes, with patience if the algorithm uses it.
+func (r *run) anyRequest(modes ...Mode) Request {
 	a := Request{Mode: pick(r.d, modes...), Cost: r.anyCost(), Holder: r.anyHolder()}
 	if r.bookable && r.d.oneIn(3) {
 		a.Patience = min(r.d(0, 3*r.heal(r.limit)), r.longest())
@@ -505,7 +505,7 @@ func (r *run) anyAsk(modes ...Mode) Request {
 	return a
 }
 
-// late is when runs stop to hurry, so that times stay in their range.
+// late is the time from which pauses are short, so that times stay in their range.
 const late = Max - Max/4
 
 // pass lets time pass, often up to a moment at which something changes.
@@ -538,7 +538,7 @@ func (r *run) pass() {
 	r.now += by
 }
 
-// edge is the end of the window that holds now, for subjects whose windows are aligned.
+// edge is the end of the window that contains now, for subjects with aligned windows.
 func (r *run) edge() int64 {
 	if r.at != nil {
 		p := r.paramsAt(r.now)
@@ -548,30 +548,30 @@ func (r *run) edge() int64 {
 	return r.now - r.now%r.limit.Period + r.limit.Period
 }
 
-// stepBack moves the clock back, by no more than states believe.
+// stepBack moves the clock back by at most MaxStall.
 func (r *run) stepBack() { r.now -= pick(r.d, r.d(1, 3), r.d(1, MaxStall), MaxStall) }
 
 // use makes requests for a while. Clocks only go forward, unless a parameter allows steps back.
 func (r *run) use(modes ...Mode) {
 	for range r.d(0, 12) {
 		r.pass()
-		r.ask(r.anyAsk(modes...))
+		r.decide(r.anyRequest(modes...))
 	}
 }
 
-// useWithSteps is use by clocks that step back by up to what states believe.
+// useWithSteps is use with clocks that step back by up to MaxStall.
 func (r *run) useWithSteps(modes ...Mode) {
 	for range r.d(0, 12) {
 		r.pass()
 		if r.d.oneIn(4) {
 			r.stepBack()
 		}
-		r.ask(r.anyAsk(modes...))
+		r.decide(r.anyRequest(modes...))
 	}
 }
 
-// turmoil is use while everything changes: clocks step by any amount, limits change to any other.
-func (r *run) turmoil(each func(a Request, out Outcome) error) error {
+// useWithChanges is use with clocks that step by any amount and limits that change to any other.
+func (r *run) useWithChanges(each func(a Request, out Outcome) error) error {
 	for range r.d(1, 25) {
 		r.pass()
 		switch r.d(0, 9) {
@@ -586,52 +586,53 @@ func (r *run) turmoil(each func(a Request, out Outcome) error) error {
 			}
 			r.change(r.anyLimit(r.d))
 		}
-		a := r.anyAsk(Spend, Spend, Draw, Peek, Force, Refund, Reset)
-		if err := each(a, r.ask(a)); err != nil {
+		a := r.anyRequest(Spend, Spend, Draw, Peek, Force, Refund, Reset)
+		if err := each(a, r.decide(a)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// alike tells whether two runs of one subject answer alike from a time on, whatever is asked.
-func alike(r, other *run, from int64) error {
-	r, other = r.twin(), other.twin()
+// haveSameAnswers returns an error if two runs of one subject answer the same requests differently
+// from a time on.
+func haveSameAnswers(r, other *run, from int64) error {
+	r, other = r.clone(), other.clone()
 	r.now = from
 	for range 3 {
-		a := r.anyAsk(Spend, Draw, Peek, Refund)
+		a := r.anyRequest(Spend, Draw, Peek, Refund)
 		other.now = r.now
-		if got, want := r.ask(a), other.ask(a); answer(got) != answer(want) {
-			return r.broken("%v %d is answered %+v and not %+v", a.Mode, a.Cost, got, want)
+		if got, want := r.decide(a), other.decide(a); answer(got) != answer(want) {
+			return r.lawError("%v %d is answered %+v and not %+v", a.Mode, a.Cost, got, want)
 		}
 		r.pass()
 	}
 	return nil
 }
 
-// answer is what the caller hears of an outcome.
+// answer is the part of an outcome that the caller gets.
 func answer(o Outcome) Outcome {
 	o.Keep = 0
 	return o
 }
 
 var denialChangesNothing = law{"denial changes nothing", func(a subject, d dice) error {
-	r := begin(a, d)
-	without := r.twin() // never asks what is denied
+	r := startRun(a, d)
+	without := r.clone() // gets only the granted requests
 	for range d(1, 20) {
 		r.pass()
-		ask := r.anyAsk(Spend, Spend, Draw, Refund)
+		request := r.anyRequest(Spend, Spend, Draw, Refund)
 		before := r.state
-		out := r.ask(ask)
+		out := r.decide(request)
 		if !out.OK() {
 			if out.Keep != Unchanged || out.Granted != 0 || out.Wait != 0 || !reflect.DeepEqual(r.state, before) {
-				return r.broken("a denial left another state, or granted something")
+				return r.lawError("a denial left another state, or granted something")
 			}
 			continue
 		}
 		without.now = r.now
-		if got := without.ask(ask); answer(got) != answer(out) {
-			return r.broken("without the denials before, the answer is %+v", got)
+		if got := without.decide(request); answer(got) != answer(out) {
+			return r.lawError("without the denials before, the answer is %+v", got)
 		}
 	}
 	return nil
@@ -640,15 +641,15 @@ var denialChangesNothing = law{"denial changes nothing", func(a subject, d dice)
 func TestDenialChangesNothing(t *testing.T) { prove(t, denialChangesNothing, allSubjects()) }
 
 var peekChangesNothing = law{"peek changes nothing", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(Request, Outcome) error {
+	r := startRun(a, d)
+	return r.useWithChanges(func(Request, Outcome) error {
 		before := r.state
-		out, after := r.step(r.state, r.paramsAt(r.now), r.anyAsk(Peek), r.now)
+		out, after := r.step(r.state, r.paramsAt(r.now), r.anyRequest(Peek), r.now)
 		if !out.OK() && out.Keep != Unchanged {
 			return nil // the denial repaired the state
 		}
 		if out.Granted != 0 || out.Keep != Unchanged || !reflect.DeepEqual(before, orNil(after, before)) {
-			return r.broken("peek answers %+v and leaves %+v", out, after)
+			return r.lawError("peek answers %+v and leaves %+v", out, after)
 		}
 		return nil
 	})
@@ -665,13 +666,13 @@ func orNil(state, before any) any {
 func TestPeekChangesNothing(t *testing.T) { prove(t, peekChangesNothing, allSubjects()) }
 
 var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(Request, Outcome) error {
-		ask := r.anyAsk(Peek)
-		peek := r.would(ask, r.now)
-		ask.Mode = Spend
-		if spend := r.would(ask, r.now); peek.RetryAfter != spend.RetryAfter || peek.Wait != spend.Wait {
-			return r.broken("peek %+v, spend %+v of %d", peek, spend, ask.Cost)
+	r := startRun(a, d)
+	return r.useWithChanges(func(Request, Outcome) error {
+		request := r.anyRequest(Peek)
+		peek := r.decideAt(request, r.now)
+		request.Mode = Spend
+		if spend := r.decideAt(request, r.now); peek.RetryAfter != spend.RetryAfter || peek.Wait != spend.Wait {
+			return r.lawError("peek %+v, spend %+v of %d", peek, spend, request.Cost)
 		}
 		return nil
 	})
@@ -680,27 +681,27 @@ var peekAnswersWhatSpendWould = law{"peek answers what spend would", func(a subj
 func TestPeekAnswersWhatSpendWould(t *testing.T) { prove(t, peekAnswersWhatSpendWould, allSubjects()) }
 
 var spendThenRefundIsNothing = law{"spend then refund is nothing", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
-	before := r.twin()
-	spend := r.anyAsk(Spend, Draw)
-	spend.Holder = r.stranger()
-	out := r.ask(spend)
+	before := r.clone()
+	spend := r.anyRequest(Spend, Draw)
+	spend.Holder = r.newHolder()
+	out := r.decide(spend)
 	if !out.OK() || out.Granted == 0 {
 		return nil
 	}
-	back := r.ask(Request{Mode: Refund, Cost: out.Granted, Holder: spend.Holder})
+	back := r.decide(Request{Mode: Refund, Cost: out.Granted, Holder: spend.Holder})
 	if back.Granted != out.Granted {
-		return r.broken("%d was granted and %d taken back", out.Granted, back.Granted)
+		return r.lawError("%d was granted and %d taken back", out.Granted, back.Granted)
 	}
-	return alike(r, before, r.now+d(0, 2*r.heal(r.limit)))
+	return haveSameAnswers(r, before, r.now+d(0, 2*r.heal(r.limit)))
 }}
 
 func TestSpendThenRefundIsNothing(t *testing.T) { prove(t, spendThenRefundIsNothing, allSubjects()) }
 
 var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	for range 4 {
 		switch r.d(0, 9) {
@@ -711,23 +712,23 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 		default:
 			r.pass()
 		}
-		ask := r.anyAsk(Spend, Spend, Draw)
-		out := r.ask(ask)
+		request := r.anyRequest(Spend, Spend, Draw)
+		out := r.decide(request)
 		if out.OK() {
 			continue
 		}
 		if out.RetryAfter == Never {
-			if later := r.would(ask, r.now+d(0, 4*r.heal(r.limit))); later.RetryAfter != Never {
-				return r.broken("never has become %+v", later)
+			if later := r.decideAt(request, r.now+d(0, 4*r.heal(r.limit))); later.RetryAfter != Never {
+				return r.lawError("never has become %+v", later)
 			}
 			continue
 		}
-		if at := r.would(ask, r.now+out.RetryAfter); !at.OK() {
-			return r.broken("at the time named, it is denied: %+v", at)
+		if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
+			return r.lawError("at the time named, it is denied: %+v", at)
 		}
 		for _, early := range []int64{1, d(1, out.RetryAfter)} {
-			if before := r.would(ask, r.now+out.RetryAfter-early); before.RetryAfter != early {
-				return r.broken("%d µs before the time named, it is answered %+v", early, before)
+			if before := r.decideAt(request, r.now+out.RetryAfter-early); before.RetryAfter != early {
+				return r.lawError("%d µs before the time named, it is answered %+v", early, before)
 			}
 		}
 	}
@@ -737,12 +738,12 @@ var retryAfterIsTight = law{"retry after is tight", func(a subject, d dice) erro
 func TestRetryAfterIsTight(t *testing.T) { prove(t, retryAfterIsTight, allSubjects()) }
 
 var whatCannotFitIsDeniedForEver = law{"what cannot fit is denied for ever", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(Request, Outcome) error {
-		ask := r.anyAsk(Spend, Peek)
-		out := r.would(ask, r.now)
-		if (out.RetryAfter == Never) != (ask.Cost > r.room(r.limit)) {
-			return r.broken("%v %d, with room for %d in a fresh state, is answered %+v", ask.Mode, ask.Cost, r.room(r.limit), out)
+	r := startRun(a, d)
+	return r.useWithChanges(func(Request, Outcome) error {
+		request := r.anyRequest(Spend, Peek)
+		out := r.decideAt(request, r.now)
+		if (out.RetryAfter == Never) != (request.Cost > r.room(r.limit)) {
+			return r.lawError("%v %d, with room for %d in a fresh state, is answered %+v", request.Mode, request.Cost, r.room(r.limit), out)
 		}
 		return nil
 	})
@@ -752,40 +753,42 @@ func TestWhatCannotFitIsDeniedForEver(t *testing.T) {
 	prove(t, whatCannotFitIsDeniedForEver, allSubjects())
 }
 
-var cheaperAsksAreGrantedToo = law{"cheaper asks are granted too", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(Request, Outcome) error {
-		ask := r.anyAsk(Spend, Peek)
-		out := r.would(ask, r.now)
-		cheaper := ask
-		cheaper.Cost = d(0, ask.Cost)
-		less := r.would(cheaper, r.now)
+var cheaperRequestsAreGrantedToo = law{"cheaper asks are granted too", func(a subject, d dice) error {
+	r := startRun(a, d)
+	return r.useWithChanges(func(Request, Outcome) error {
+		request := r.anyRequest(Spend, Peek)
+		out := r.decideAt(request, r.now)
+		cheaper := request
+		cheaper.Cost = d(0, request.Cost)
+		less := r.decideAt(cheaper, r.now)
 		if out.OK() && (!less.OK() || less.Wait > out.Wait) {
-			return r.broken("%d is granted %+v, but %d is answered %+v", ask.Cost, out, cheaper.Cost, less)
+			return r.lawError("%d is granted %+v, but %d is answered %+v", request.Cost, out, cheaper.Cost, less)
 		}
 		if out.RetryAfter > 0 && (less.RetryAfter == Never || less.RetryAfter > out.RetryAfter) {
-			return r.broken("%d waits %d, but %d waits %d", ask.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
+			return r.lawError("%d waits %d, but %d waits %d", request.Cost, out.RetryAfter, cheaper.Cost, less.RetryAfter)
 		}
 		return nil
 	})
 }}
 
-func TestCheaperAsksAreGrantedToo(t *testing.T) { prove(t, cheaperAsksAreGrantedToo, allSubjects()) }
+func TestCheaperRequestsAreGrantedToo(t *testing.T) {
+	prove(t, cheaperRequestsAreGrantedToo, allSubjects())
+}
 
 var availabilityNeverFallsByItself = law{"availability never falls by itself", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	if d.oneIn(3) {
 		r.change(r.anyLimit(d)) // not seen by the state yet
 	}
-	ask := r.anyAsk(Spend, Draw)
-	ask.Holder = r.stranger()
-	before, left := r.would(ask, r.now), r.peek(r.now)
+	request := r.anyRequest(Spend, Draw)
+	request.Holder = r.newHolder()
+	before, left := r.decideAt(request, r.now), r.peek(r.now)
 	for range 6 {
 		r.pass()
-		now, leftNow := r.would(ask, r.now), r.peek(r.now)
+		now, leftNow := r.decideAt(request, r.now), r.peek(r.now)
 		if leftNow.Remaining < left.Remaining || now.Granted < before.Granted || before.OK() && !now.OK() {
-			return r.broken("nobody asked, and %+v became %+v, %d left became %d", before, now, left.Remaining, leftNow.Remaining)
+			return r.lawError("without a request, %+v became %+v, %d left became %d", before, now, left.Remaining, leftNow.Remaining)
 		}
 		before, left = now, leftNow
 	}
@@ -797,10 +800,10 @@ func TestAvailabilityNeverFallsByItself(t *testing.T) {
 }
 
 var remainingStaysWithinTheLimit = law{"remaining stays within the limit", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(_ Request, out Outcome) error {
+	r := startRun(a, d)
+	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if out.Remaining < 0 || out.Remaining > r.room(r.limit) {
-			return r.broken("%d remain of %d", out.Remaining, r.room(r.limit))
+			return r.lawError("%d remain of %d", out.Remaining, r.room(r.limit))
 		}
 		return nil
 	})
@@ -811,16 +814,16 @@ func TestRemainingStaysWithinTheLimit(t *testing.T) {
 }
 
 var numbersStayInRange = law{"numbers stay in range", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(ask Request, out Outcome) error {
-		if err := inRange(ask, out, r.state); err != nil {
-			return r.broken("%v", err)
+	r := startRun(a, d)
+	return r.useWithChanges(func(request Request, out Outcome) error {
+		if err := inRange(request, out, r.state); err != nil {
+			return r.lawError("%v", err)
 		}
 		return nil
 	})
 }}
 
-// inRange checks an outcome and the state it left against the contract of Outcome and of the
+// inRange checks an outcome and the new state against the contract of Outcome and of the
 // package.
 func inRange(a Request, out Outcome, state any) error {
 	const top = 1 << 53
@@ -848,8 +851,8 @@ func inRange(a Request, out Outcome, state any) error {
 	return numbersIn(reflect.ValueOf(state), top)
 }
 
-// numbersIn checks that all numbers of a state are from 0 up to top; the grant that stands for
-// those before a log's first is dated before all time.
+// numbersIn checks that all numbers of a state are from 0 to top. An exception is the entry for the
+// grants before a log's first, which has the earliest time.
 func numbersIn(v reflect.Value, top int64) error {
 	switch v.Kind() {
 	case reflect.Int64:
@@ -875,22 +878,22 @@ func numbersIn(v reflect.Value, top int64) error {
 func TestNumbersStayInRange(t *testing.T) { prove(t, numbersStayInRange, allSubjects()) }
 
 var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	if r.pass(); d.oneIn(4) {
 		r.stepBack()
 	}
 	left := r.peek(r.now).Remaining
-	ask := Request{Mode: Spend, Cost: left, Holder: r.stranger()}
+	request := Request{Mode: Spend, Cost: left, Holder: r.newHolder()}
 	if r.queues {
-		ask.Patience = Max
+		request.Patience = Max
 	}
-	if out := r.would(ask, r.now); !out.OK() {
-		return r.broken("%d remain, and a spend of them is answered %+v", left, out)
+	if out := r.decideAt(request, r.now); !out.OK() {
+		return r.lawError("%d remain, and a spend of them is answered %+v", left, out)
 	}
-	ask.Cost++
-	if out := r.would(ask, r.now); out.OK() {
-		return r.broken("%d remain, and a spend of one more is answered %+v", left, out)
+	request.Cost++
+	if out := r.decideAt(request, r.now); out.OK() {
+		return r.lawError("%d remain, and a spend of one more is answered %+v", left, out)
 	}
 	return nil
 }}
@@ -898,14 +901,14 @@ var remainingIsWhatSpendFinds = law{"remaining is what spend finds", func(a subj
 func TestRemainingIsWhatSpendFinds(t *testing.T) { prove(t, remainingIsWhatSpendFinds, allSubjects()) }
 
 var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
 	left := r.peek(r.now)
 	for _, mode := range []Mode{Spend, Draw, Peek, Force, Refund} {
-		out := r.would(Request{Mode: mode, Holder: r.anyHolder()}, r.now)
+		out := r.decideAt(Request{Mode: mode, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != Unchanged || out.Granted != 0 || out.Remaining != left.Remaining || out.ResetAfter != left.ResetAfter {
-			return r.broken("%v 0 is answered %+v, a peek %+v", mode, out, left)
+			return r.lawError("%v 0 is answered %+v, a peek %+v", mode, out, left)
 		}
 	}
 	return nil
@@ -914,34 +917,34 @@ var costZeroIsAPeek = law{"cost zero is a peek", func(a subject, d dice) error {
 func TestCostZeroIsAPeek(t *testing.T) { prove(t, costZeroIsAPeek, allSubjects()) }
 
 var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d dice) error {
-	r := begin(a, d)
-	if out := r.ask(Request{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.room(r.limit) {
-		return r.broken("nothing was used, and the refund is %+v", out)
+	r := startRun(a, d)
+	if out := r.decide(Request{Mode: Refund, Cost: r.fitting(), Holder: "ann"}); out.Granted != 0 || out.Remaining != r.room(r.limit) {
+		return r.lawError("nothing was used, and the refund is %+v", out)
 	}
 	granted, refunded := int64(0), int64(0)
 	for range d(1, 20) {
 		r.pass()
-		ask := r.anyAsk(Spend, Draw, Refund, Refund)
+		request := r.anyRequest(Spend, Draw, Refund, Refund)
 		before := r.peek(r.now)
-		out := r.ask(ask)
-		if ask.Mode != Refund {
+		out := r.decide(request)
+		if request.Mode != Refund {
 			granted += out.Granted
 			continue
 		}
 		refunded += out.Granted
 		if out.Remaining < before.Remaining || out.Remaining > before.Remaining+out.Granted+1 || out.Remaining > r.room(r.limit) {
-			return r.broken("a refund of %d made %d of %d", out.Granted, out.Remaining, before.Remaining)
+			return r.lawError("a refund of %d made %d of %d", out.Granted, out.Remaining, before.Remaining)
 		}
 		if refunded > granted {
-			return r.broken("%d granted, %d refunded", granted, refunded)
+			return r.lawError("%d granted, %d refunded", granted, refunded)
 		}
 	}
 	if !counters(a) {
 		return nil
 	}
-	r.ask(Request{Mode: Refund, Cost: Max / 2})
-	if out := r.ask(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
-		return r.broken("all refunded, and %d remain of %d", out.Remaining, r.room(r.limit))
+	r.decide(Request{Mode: Refund, Cost: Max / 2})
+	if out := r.decide(Request{Mode: Refund, Cost: Max / 2}); out.Remaining != r.room(r.limit) {
+		return r.lawError("all refunded, and %d remain of %d", out.Remaining, r.room(r.limit))
 	}
 	return nil
 }}
@@ -949,19 +952,19 @@ var refundNeverExceedsUse = law{"refund never exceeds use", func(a subject, d di
 func TestRefundNeverExceedsUse(t *testing.T) { prove(t, refundNeverExceedsUse, allSubjects()) }
 
 var whatIsAnsweredIsKept = law{"what is answered is kept", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(_ Request, out Outcome) error {
+	r := startRun(a, d)
+	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if kept := r.peek(r.now); kept.Remaining != out.Remaining || kept.ResetAfter != out.ResetAfter {
-			return r.broken("the answer was %+v, and a peek says %+v", out, kept)
+			return r.lawError("the answer was %+v, and a peek says %+v", out, kept)
 		}
 		return nil
 	})
 }}
 
-func TestWhatIsAnsweredIsKept(t *testing.T) { prove(t, whatIsAnsweredIsKept, allSubjects()) }
+func TestAnsweredStateIsKept(t *testing.T) { prove(t, whatIsAnsweredIsKept, allSubjects()) }
 
 var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	for range d(1, 12) {
 		r.pass()
 		switch d(0, 8) {
@@ -970,23 +973,23 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 		case 1:
 			r.now -= d(MaxStall, day)
 		}
-		out, next := r.step(r.state, r.paramsAt(r.now), r.anyAsk(Spend, Draw, Force, Refund, Reset), r.now)
+		out, next := r.step(r.state, r.paramsAt(r.now), r.anyRequest(Spend, Draw, Force, Refund, Reset), r.now)
 		if out.Keep == Unchanged {
 			continue
 		}
 		if out.Keep > out.ResetAfter {
-			return r.broken("kept for %d µs, though fresh after %d", out.Keep, out.ResetAfter)
+			return r.lawError("kept for %d µs, though fresh after %d", out.Keep, out.ResetAfter)
 		}
 		r.state, r.last = next, out
-		fresh := r.twin()
+		fresh := r.clone()
 		fresh.state = nil
 		if out.Keep == 0 { // stores forget it at once
 			if kept, other := r.peek(r.now), fresh.peek(r.now); kept != other {
-				return r.broken("to be forgotten, but a peek says %+v, and when fresh %+v", kept, other)
+				return r.lawError("to be forgotten, but a peek says %+v, and when fresh %+v", kept, other)
 			}
 			r.state = nil
 		} else if from := r.now + out.Keep + d(0, 3); from <= late {
-			if err := alike(r, fresh, from); err != nil {
+			if err := haveSameAnswers(r, fresh, from); err != nil {
 				return fmt.Errorf("after %d µs: %w", out.Keep, err)
 			}
 		}
@@ -997,19 +1000,19 @@ var stateEqualsFreshAfterKeep = law{"state equals fresh after keep", func(a subj
 func TestStateEqualsFreshAfterKeep(t *testing.T) { prove(t, stateEqualsFreshAfterKeep, allSubjects()) }
 
 var resetAfterIsTight = law{"reset after is tight", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Force, Refund)
 	r.pass()
 	reset := r.peek(r.now).ResetAfter
 	if at := r.peek(r.now + reset); at.Remaining != r.room(r.limit) || at.ResetAfter != 0 {
-		return r.broken("after %d µs it should be fresh, and is %+v", reset, at)
+		return r.lawError("after %d µs it should be fresh, and is %+v", reset, at)
 	}
 	if reset == 0 {
 		return nil
 	}
 	early := d(1, reset)
 	if before := r.peek(r.now + reset - early); before.Remaining >= r.room(r.limit) || before.ResetAfter != early {
-		return r.broken("%d µs before it is fresh, it is %+v", early, before)
+		return r.lawError("%d µs before it is fresh, it is %+v", early, before)
 	}
 	return nil
 }}
@@ -1017,11 +1020,11 @@ var resetAfterIsTight = law{"reset after is tight", func(a subject, d dice) erro
 func TestResetAfterIsTight(t *testing.T) { prove(t, resetAfterIsTight, allSubjects()) }
 
 var resetForgetsEverything = law{"reset forgets everything", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(Request, Outcome) error {
-		out := r.would(Request{Mode: Reset, Holder: r.anyHolder()}, r.now)
+	r := startRun(a, d)
+	return r.useWithChanges(func(Request, Outcome) error {
+		out := r.decideAt(Request{Mode: Reset, Holder: r.anyHolder()}, r.now)
 		if !out.OK() || out.Keep != 0 || out.ResetAfter != 0 || out.Granted != 0 || out.Remaining != r.room(r.limit) {
-			return r.broken("reset is answered %+v", out)
+			return r.lawError("reset is answered %+v", out)
 		}
 		return nil
 	})
@@ -1030,18 +1033,18 @@ var resetForgetsEverything = law{"reset forgets everything", func(a subject, d d
 func TestResetForgetsEverything(t *testing.T) { prove(t, resetForgetsEverything, allSubjects()) }
 
 var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(Request, Outcome) error {
+	r := startRun(a, d)
+	return r.useWithChanges(func(Request, Outcome) error {
 		before := fmt.Sprint(r.state)
-		ask, other := r.anyAsk(Spend, Draw, Force, Refund, Reset), r.anyAsk(Spend, Draw, Force, Refund, Reset)
-		out, next := r.step(r.state, r.paramsAt(r.now), ask, r.now)
+		request, other := r.anyRequest(Spend, Draw, Force, Refund, Reset), r.anyRequest(Spend, Draw, Force, Refund, Reset)
+		out, next := r.step(r.state, r.paramsAt(r.now), request, r.now)
 		seen := fmt.Sprint(next)
-		r.would(other, r.now)
-		if again, nextAgain := r.step(r.state, r.paramsAt(r.now), ask, r.now); again != out || !reflect.DeepEqual(next, nextAgain) {
-			return r.broken("the same ask is answered %+v, then %+v", out, again)
+		r.decideAt(other, r.now)
+		if again, nextAgain := r.step(r.state, r.paramsAt(r.now), request, r.now); again != out || !reflect.DeepEqual(next, nextAgain) {
+			return r.lawError("the same request gets %+v, then %+v", out, again)
 		}
 		if fmt.Sprint(r.state) != before || fmt.Sprint(next) != seen {
-			return r.broken("a step wrote to a state that it was given, or has returned")
+			return r.lawError("a step wrote to a state that it was given, or has returned")
 		}
 		return nil
 	})
@@ -1050,22 +1053,22 @@ var stepsArePure = law{"steps are pure", func(a subject, d dice) error {
 func TestStepsArePure(t *testing.T) { prove(t, stepsArePure, allSubjects()) }
 
 var onlyDifferencesOfTimeMatter = law{"only differences of time matter", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	grain := r.grain(r.limit)
 	if grain == 0 {
 		return nil
 	}
 	shift := grain * d(0, 100*day/grain)
-	shifted := r.twin()
+	shifted := r.clone()
 	for range d(1, 15) {
 		r.pass()
 		if d.oneIn(6) {
 			r.now -= d(1, day)
 		}
 		shifted.now = r.now + shift
-		ask := r.anyAsk(Spend, Draw, Peek, Force, Refund)
-		if out, other := r.ask(ask), shifted.ask(ask); out != other {
-			return r.broken("%d µs later, the answer is %+v", shift, other)
+		request := r.anyRequest(Spend, Draw, Peek, Force, Refund)
+		if out, other := r.decide(request), shifted.decide(request); out != other {
+			return r.lawError("%d µs later, the answer is %+v", shift, other)
 		}
 	}
 	return nil
@@ -1076,52 +1079,52 @@ func TestOnlyDifferencesOfTimeMatter(t *testing.T) {
 }
 
 var costIsItsUnits = law{"a cost is its units", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.use(Spend, Draw, Force, Refund)
 	r.pass()
 	cost := min(r.fitting(), 30)
-	whole, parts := r.twin(), r.twin()
+	whole, parts := r.clone(), r.clone()
 	left := r.peek(r.now).Remaining
 	admitted := int64(0)
 	for range cost {
-		admitted += parts.ask(Request{Mode: Spend, Cost: 1}).Granted
+		admitted += parts.decide(Request{Mode: Spend, Cost: 1}).Granted
 	}
 	if admitted != min(left, cost) {
-		return parts.broken("%d remained, and %d single units of %d were admitted", left, admitted, cost)
+		return parts.lawError("%d remained, and %d single units of %d were admitted", left, admitted, cost)
 	}
-	if out := whole.ask(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
-		return whole.broken("%d units alone are admitted, but their sum is answered %+v", admitted, out)
+	if out := whole.decide(Request{Mode: Spend, Cost: cost}); out.OK() != (admitted == cost) {
+		return whole.lawError("%d units alone are admitted, but their sum is answered %+v", admitted, out)
 	}
 	if admitted < cost {
 		return nil
 	}
-	return alike(parts, whole, r.now+d(0, 2*r.heal(r.limit)))
+	return haveSameAnswers(parts, whole, r.now+d(0, 2*r.heal(r.limit)))
 }}
 
-// What Algorithm.Additive promises, in any state.
+// The contract of the option Additive, in any state.
 var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
-	r := begin(a, d)
-	if err := r.turmoil(func(Request, Outcome) error { return nil }); err != nil {
+	r := startRun(a, d)
+	if err := r.useWithChanges(func(Request, Outcome) error { return nil }); err != nil {
 		return err
 	}
-	ask, times := Request{Mode: Spend, Cost: r.fitting()}, d(2, 30)
+	request, times := Request{Mode: Spend, Cost: r.fitting()}, d(2, 30)
 	if d.oneIn(2) {
-		ask.Cost = max(min(ask.Cost, r.peek(r.now).Remaining/times), 1)
+		request.Cost = max(min(request.Cost, r.peek(r.now).Remaining/times), 1)
 	}
-	one, sum := r.twin(), r.twin()
-	total := sum.ask(Request{Mode: Spend, Cost: ask.Cost * times})
+	one, sum := r.clone(), r.clone()
+	total := sum.decide(Request{Mode: Spend, Cost: request.Cost * times})
 	if !total.OK() {
 		return nil
 	}
 	var last Outcome
 	least, most := int64(math.MaxInt64), int64(0)
 	for i := range times {
-		out := one.ask(ask)
-		if out.Granted != ask.Cost || out.Wait != 0 {
-			return one.broken("%d times the cost is granted at once, but not one by one", times)
+		out := one.decide(request)
+		if out.Granted != request.Cost || out.Wait != 0 {
+			return one.lawError("%d times the cost is granted at once, but not one by one", times)
 		}
-		if i > 0 && out.Remaining != last.Remaining-ask.Cost {
-			return one.broken("of %d that remained, a spend left %d", last.Remaining, out.Remaining)
+		if i > 0 && out.Remaining != last.Remaining-request.Cost {
+			return one.lawError("of %d that remained, a spend left %d", last.Remaining, out.Remaining)
 		}
 		if i > 0 {
 			least, most = min(least, out.ResetAfter-last.ResetAfter), max(most, out.ResetAfter-last.ResetAfter)
@@ -1129,43 +1132,43 @@ var spendsAddUp = law{"spends add up", func(a subject, d dice) error {
 		last = out
 	}
 	if most-least > 1 {
-		return one.broken("the steps of its reset differ by %d", most-least)
+		return one.lawError("the steps of its reset differ by %d", most-least)
 	}
 	total.Granted = last.Granted
 	if total != last || !reflect.DeepEqual(one.state, sum.state) {
-		return sum.broken("one by one the answer is %+v and the state %+v; as a sum it is %+v and %+v", last, one.state, total, sum.state)
+		return sum.lawError("one by one the answer is %+v and the state %+v; as a sum it is %+v and %+v", last, one.state, total, sum.state)
 	}
 	return nil
 }}
 
-// What Algorithm.retryAfterGrant promises, in any state.
+// The contract of the option RetryAfterGrant, in any state.
 var grantTellsWhenAgain = law{"a grant tells when again", func(a subject, d dice) error {
-	r := begin(a, d)
-	return r.turmoil(func(_ Request, out Outcome) error {
+	r := startRun(a, d)
+	return r.useWithChanges(func(_ Request, out Outcome) error {
 		if !out.OK() {
 			return nil
 		}
 		params, cost := r.paramsAt(r.now), r.anyCost()
-		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.would(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
+		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
 		if truth == Never {
 			truth = 0 // to be asked for
 		}
 		if again > truth || again < truth-1 {
-			return r.broken("%d once more is said to be had after %d µs; it is after %d", cost, again, truth)
+			return r.lawError("RetryAfterGrant says that %d more are granted after %d µs; they are after %d", cost, again, truth)
 		}
 		return nil
 	})
 }}
 
-func TestAGrantTellsWhenAgain(t *testing.T) {
-	prove(t, grantTellsWhenAgain, those(func(a subject) bool { return a.again != nil }))
+func TestRetryAfterGrant(t *testing.T) {
+	prove(t, grantTellsWhenAgain, subjectsWhere(func(a subject) bool { return a.again != nil }))
 }
 
-func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, those(additives)) }
+func TestSpendsAddUp(t *testing.T) { prove(t, spendsAddUp, subjectsWhere(additives)) }
 
-func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, those(counters)) }
+func TestACostIsItsUnits(t *testing.T) { prove(t, costIsItsUnits, subjectsWhere(counters)) }
 
-// An event is cost that was admitted or refunded at a moment.
+// An event is a cost that was admitted or refunded at a time.
 type event struct {
 	at       int64
 	admitted int64
@@ -1187,7 +1190,7 @@ func within(events []event, bound func(apart int64) int64) error {
 	return nil
 }
 
-// traffic is greedy: it takes all there is, often at the moment at which there is more.
+// traffic is greedy: it takes all units, often at the time at which there are more.
 func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 	expires := int64(math.MaxInt64)
 	for range r.d(1, 40) {
@@ -1195,52 +1198,52 @@ func (r *run) traffic(refunds, patient bool, each func(Request, Outcome)) {
 		if r.now >= expires { // as stores do
 			r.state = nil
 		}
-		ask := r.anyAsk(Draw, Draw, Spend, Peek)
+		request := r.anyRequest(Draw, Draw, Spend, Peek)
 		if !patient {
-			ask.Patience = 0
+			request.Patience = 0
 		}
 		if refunds && r.d.oneIn(5) {
-			ask.Mode = Refund
+			request.Mode = Refund
 		}
-		out := r.ask(ask)
+		out := r.decide(request)
 		if out.Keep != Unchanged {
 			expires = r.now + out.Keep
 		}
-		each(ask, out)
+		each(request, out)
 	}
 }
 
 var admittedCostStaysWithinTheBound = law{"admitted cost stays within the bound", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	refunds := d.oneIn(3)
 	patient := r.bookable && !refunds && d.oneIn(2)
 	rounded := boolean(patient) // waits end at the next whole µs
 	var events []event
-	r.traffic(refunds, patient, func(ask Request, out Outcome) {
-		if ask.Mode == Refund {
-			events = append(events, event{at: r.now, refunded: min(ask.Cost, out.Granted+1)}) // the last may be part of a unit
+	r.traffic(refunds, patient, func(request Request, out Outcome) {
+		if request.Mode == Refund {
+			events = append(events, event{at: r.now, refunded: min(request.Cost, out.Granted+1)}) // the last may be part of a unit
 		} else if out.Granted > 0 {
 			events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
 		}
 	})
 	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart+rounded) }); err != nil {
-		return r.broken("%v", err)
+		return r.lawError("%v", err)
 	}
 	return nil
 }}
 
 func TestAdmittedCostStaysWithinTheBound(t *testing.T) {
-	prove(t, admittedCostStaysWithinTheBound, those(bounded))
+	prove(t, admittedCostStaysWithinTheBound, subjectsWhere(bounded))
 }
 
 // At offset f into a window, a sliding window has admitted at most Count·(1+f) in the Period
 // before.
 var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	var events []event
 	for range d(1, 40) {
 		r.pass()
-		if out := r.ask(r.anyAsk(Draw, Draw, Spend)); out.Granted > 0 {
+		if out := r.decide(r.anyRequest(Draw, Draw, Spend)); out.Granted > 0 {
 			events = append(events, event{at: r.now, admitted: out.Granted})
 		}
 		sum, inWindow := int64(0), int64(0)
@@ -1254,7 +1257,7 @@ var slidingWindowAdmitsOnePlusF = law{"a sliding window admits 1+f", func(a subj
 			}
 		}
 		if most := r.limit.Count + muldiv(r.limit.Count, r.now-begins, r.limit.Period); sum > most || inWindow > r.limit.Count {
-			return r.broken("%d admitted in the period before, %d in the window; at most %d", sum, inWindow, most)
+			return r.lawError("%d admitted in the period before, %d in the window; at most %d", sum, inWindow, most)
 		}
 	}
 	return nil
@@ -1264,17 +1267,17 @@ func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
 	prove(t, slidingWindowAdmitsOnePlusF, []subject{slidingSubject()})
 }
 
-// The bounds are not only kept but reached: nothing smaller could be promised.
+// The bounds are not only kept but reached, so they could not be smaller.
 func TestBoundsAreReached(t *testing.T) {
 	const width = 60_000_000
 	edge := epoch - epoch%width + width
 	limit := Limit{Count: 60, Period: width}
 	take := func(r *run, at int64) int64 {
 		r.now = at
-		return r.ask(Request{Mode: Draw, Cost: Max / 2}).Granted
+		return r.decide(Request{Mode: Draw, Cost: Max / 2}).Granted
 	}
 	all := func(a subject, at ...int64) int64 {
-		r, sum := beginWith(a, seeded(1, 1), limit), int64(0)
+		r, sum := startRunWith(a, seeded(1, 1), limit), int64(0)
 		for _, at := range at {
 			sum += take(r, at)
 		}
@@ -1311,14 +1314,14 @@ func TestBoundsAreReached(t *testing.T) {
 	}
 }
 
-// Departures are Period/Count apart, to the µs, whatever is refunded and however the clock
-// steps back by up to what states believe; and a wait is no longer than the queue.
+// Departures are Period/Count apart, to the µs, whatever is refunded, and if the clock
+// steps back by up to MaxStall. A wait is no longer than the queue.
 var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) error {
 	type departure struct {
 		holder   string
 		at, cost int64
 	}
-	r := begin(a, d)
+	r := startRun(a, d)
 	var line []departure
 	latest := r.now
 	for range d(1, 30) {
@@ -1337,13 +1340,13 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 			if len(line) > 1 && d.oneIn(2) {
 				tail = &line[d(0, int64(len(line)-2))]
 			}
-			out := r.ask(Request{Mode: Refund, Cost: back, Holder: tail.holder})
+			out := r.decide(Request{Mode: Refund, Cost: back, Holder: tail.holder})
 			switch {
 			case out.Granted == 0:
 			case tail != &line[len(line)-1]:
-				return r.broken("a place within the queue was refunded")
+				return r.lawError("a place within the queue was refunded")
 			case out.Granted > tail.cost:
-				return r.broken("a place was refunded that was taken by another")
+				return r.lawError("a place was refunded that was taken by another")
 			default: // who gives all places back says that it did not go
 				if tail.cost -= out.Granted; tail.cost == 0 {
 					line = line[:len(line)-1]
@@ -1351,20 +1354,20 @@ var departuresAreSpaced = law{"departures are spaced", func(a subject, d dice) e
 			}
 			continue
 		}
-		ask := r.anyAsk(Spend, Draw, Peek)
-		out := r.ask(ask)
-		if ask.Mode == Peek || out.Granted == 0 {
+		request := r.anyRequest(Spend, Draw, Peek)
+		out := r.decide(request)
+		if request.Mode == Peek || out.Granted == 0 {
 			continue
 		}
-		line = append(line, departure{ask.Holder, r.now + out.Wait, out.Granted})
+		line = append(line, departure{request.Holder, r.now + out.Wait, out.Granted})
 		if queue := muldiv(r.limit.Burst, r.limit.Period, r.limit.Count) + 1; out.Wait > queue+MaxStall {
-			return r.broken("wait is %d; the queue is %d long", out.Wait, queue)
+			return r.lawError("wait is %d; the queue is %d long", out.Wait, queue)
 		}
 		if n := len(line); n > 1 {
 			first, second := line[n-2], line[n-1]
 			if gap := second.at - first.at; gap < 0 || gap+1 <= muldiv(first.cost, r.limit.Period, r.limit.Count)-1 ||
 				!atLeast(gap+1, r.limit.Count, first.cost, r.limit.Period) {
-				return r.broken("after %d units at %d, the next leave at %d", first.cost, first.at, second.at)
+				return r.lawError("after %d units at %d, the next leave at %d", first.cost, first.at, second.at)
 			}
 		}
 	}
@@ -1382,11 +1385,11 @@ func TestDeparturesAreSpaced(t *testing.T) { prove(t, departuresAreSpaced, []sub
 
 // A raised limit frees exactly the difference.
 var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.use(Spend, Draw, Refund)
 	r.pass()
 	if r.bookable { // bookings of the future use more than there is
-		r.ask(Request{Mode: Refund, Cost: Max / 2})
+		r.decide(Request{Mode: Refund, Cost: Max / 2})
 		r.use(Peek)
 	}
 	raised := r.limit
@@ -1408,7 +1411,7 @@ var raisedLimitFreesTheDifference = law{"a raised limit frees the difference", f
 		return nil // time is read in other ticks
 	}
 	if after := r.peek(r.now); after.Remaining != before.Remaining+by {
-		return r.broken("raised by %d, and %d became %d", by, before.Remaining, after.Remaining)
+		return r.lawError("raised by %d, and %d became %d", by, before.Remaining, after.Remaining)
 	}
 	return nil
 }}
@@ -1417,22 +1420,22 @@ func TestARaisedLimitFreesTheDifference(t *testing.T) {
 	prove(t, raisedLimitFreesTheDifference, allSubjects())
 }
 
-// Whatever the limit becomes, used units stay used, and nobody waits longer for them than they need
-// to come back at the new rate.
+// Whatever the new limit is, used units stay used, and no caller waits longer for them than they
+// take to refill at the new rate.
 var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	var events []event
 	for range d(1, 15) {
 		r.pass()
-		ask := r.anyAsk(Spend, Draw)
+		request := r.anyRequest(Spend, Draw)
 		if !r.queues {
-			ask.Patience = 0
+			request.Patience = 0
 		}
-		if out := r.ask(ask); out.Granted > 0 {
+		if out := r.decide(request); out.Granted > 0 {
 			events = append(events, event{at: r.now, admitted: out.Granted})
 		}
 	}
-	if r.state != nil && r.story[len(r.story)-1].out.Keep == Unchanged {
+	if r.state != nil && r.history[len(r.history)-1].out.Keep == Unchanged {
 		return nil // the state is older than now, and the time since counts at the new rate
 	}
 	old, used, before := r.limit, r.room(r.limit)-r.peek(r.now).Remaining, r.peek(r.now)
@@ -1466,7 +1469,7 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 	case "leakybucket": // those who wait keep their turns: the time until all have left stays
 		least, most = 0, room
 		if late := after.ResetAfter - before.ResetAfter; late < 0 || late > 2 {
-			return r.broken("all would have left after %d µs under %+v, and now after %d", before.ResetAfter, old, after.ResetAfter)
+			return r.lawError("all would have left after %d µs under %+v, and now after %d", before.ResetAfter, old, after.ResetAfter)
 		}
 	case "slidingwindow": // shares of windows are rounded against the caller: by 3 µs, and by a tick at either end
 		least -= muldiv(old.Count, 2*(tickOf(old.Count, old.Period)-1), old.Period) + 1
@@ -1485,15 +1488,15 @@ var limitChangeKeepsWhatWasUsed = law{"a limit change keeps what was used", func
 		least, most = min(least, room), min(most, room)
 	}
 	if usedNow < least || usedNow > most {
-		return r.broken("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
+		return r.lawError("%d were used under %+v, and now %d of %d are; expected %d to %d", used, old, usedNow, room, least, most)
 	}
-	ask := Request{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
+	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
 	longest := min(times(max(used, usedNow)/room+2, r.heal(limit)), math.MaxInt64/2) + MaxStall
 	if a.queues || a.holds {
 		longest = before.ResetAfter + r.heal(limit) + 2
 	}
-	if out := r.ask(ask); out.RetryAfter == Never || out.RetryAfter > longest {
-		return r.broken("%d units of %d must wait %d; %d were used, and one refill takes %d", ask.Cost, room, out.RetryAfter, used, r.heal(limit))
+	if out := r.decide(request); out.RetryAfter == Never || out.RetryAfter > longest {
+		return r.lawError("%d units of %d must wait %d; %d were used, and one refill takes %d", request.Cost, room, out.RetryAfter, used, r.heal(limit))
 	}
 	return nil
 }}
@@ -1509,68 +1512,69 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 	prove(t, limitChangeKeepsWhatWasUsed, allSubjects())
 }
 
-// After a step back of up to 5 s, there is not more than before it, and whatever is denied is
-// granted when it would have been without the step: time stood still for as long as the step.
+// After a step back of up to 5 s, no more units are left than before it. A denied request is
+// granted when it would have been without the step, because no time passes for the length of the
+// step.
 var stepBackMakesTimeStandStill = law{"a step back makes time stand still", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.use(Spend, Draw, Force, Refund)
 	for range 4 {
 		r.pass()
-		r.ask(r.anyAsk(Draw))
-		ask := r.anyAsk(Spend, Draw, Peek)
-		ask.Holder = r.stranger()
+		r.decide(r.anyRequest(Draw))
+		request := r.anyRequest(Spend, Draw, Peek)
+		request.Holder = r.newHolder()
 		then, now := r.now, r.now-pick(d, d(1, 10), d(1, MaxStall), MaxStall)
-		before, after := r.would(ask, then), r.would(ask, now)
+		before, after := r.decideAt(request, then), r.decideAt(request, now)
 		if after.Granted > before.Granted || r.peek(now).Remaining > r.peek(then).Remaining || (after.RetryAfter == Never) != (before.RetryAfter == Never) {
-			return r.broken("%v %d: %d µs back, %+v has become %+v", ask.Mode, ask.Cost, then-now, before, after)
+			return r.lawError("%v %d: %d µs back, %+v has become %+v", request.Mode, request.Cost, then-now, before, after)
 		}
 		later := now + after.RetryAfter - then - before.RetryAfter
 		if after.RetryAfter != Never && (later > 0 || later < 0 && !before.OK()) {
-			return r.broken("%v %d: %d µs back, %+v has become %+v: %d later", ask.Mode, ask.Cost, then-now, before, after, later)
+			return r.lawError("%v %d: %d µs back, %+v has become %+v: %d later", request.Mode, request.Cost, then-now, before, after, later)
 		}
 	}
 	return nil
 }}
 
-func TestAStepBackMakesTimeStandStill(t *testing.T) {
+func TestStepBackStallsTheState(t *testing.T) {
 	prove(t, stepBackMakesTimeStandStill, allSubjects())
 }
 
-// After a step back by more than 5 s, there is not more than before it, nobody waits longer than
-// one refill, and a denied client that keeps asking is not put off.
+// After a step back by more than 5 s, no more units are left than before it, no caller waits longer
+// than one refill, and retries do not make a denied client wait longer.
 var farStepBackHeals = law{"a far step back heals", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.use(Spend, Draw)
 	if r.bookable && r.room(r.limit)-r.peek(r.now).Remaining == r.room(r.limit) {
-		r.ask(Request{Mode: Refund, Cost: Max / 2}) // what is booked waits longer
+		r.decide(Request{Mode: Refund, Cost: Max / 2}) // booked units are refilled later
 	}
-	r.ask(Request{Mode: Draw, Cost: r.fitting(), Holder: r.stranger()})
+	r.decide(Request{Mode: Draw, Cost: r.fitting(), Holder: r.newHolder()})
 	before := r.peek(r.now)
 	r.now -= MaxStall + pick(d, d(1, 10), d(1, day), d(1, 1000*day))
 	if after := r.peek(r.now); after.Remaining > before.Remaining {
-		return r.broken("the step back made %d of %d", after.Remaining, before.Remaining)
+		return r.lawError("the step back made %d of %d", after.Remaining, before.Remaining)
 	}
-	ask := Request{Mode: Spend, Cost: r.fitting(), Holder: r.stranger()}
-	out := r.ask(ask)
+	request := Request{Mode: Spend, Cost: r.fitting(), Holder: r.newHolder()}
+	out := r.decide(request)
 	if out.RetryAfter == Never || out.RetryAfter > r.heal(r.limit)+MaxStall {
-		return r.broken("%d units must wait %d; one refill takes %d", ask.Cost, out.RetryAfter, r.heal(r.limit))
+		return r.lawError("%d units must wait %d; one refill takes %d", request.Cost, out.RetryAfter, r.heal(r.limit))
 	}
 	granted := r.now + out.RetryAfter
 	for !out.OK() {
 		r.now += max(d(1, out.RetryAfter), out.RetryAfter/8)
-		if out = r.ask(ask); r.now+out.RetryAfter != granted {
-			return r.broken("%d was promised for %d, and now for %d", ask.Cost, granted, r.now+out.RetryAfter)
+		if out = r.decide(request); r.now+out.RetryAfter != granted {
+			return r.lawError("%d was promised for %d, and now for %d", request.Cost, granted, r.now+out.RetryAfter)
 		}
 	}
 	return nil
 }}
 
-func TestAFarStepBackHeals(t *testing.T) { prove(t, farStepBackHeals, allSubjects()) }
+func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackHeals, allSubjects()) }
 
-// Two clocks, one up to 5 s behind the other, admit no more between them than one would have in
-// that much more time.
-var twoClocksMintNothing = law{"two clocks mint nothing", func(a subject, d dice) error {
-	r := begin(a, d)
+// Two clocks, one up to 5 s behind the other, together admit no more than one would in
+// a time that is longer by this difference.
+var twoClocksAddNothing = law{"two clocks mint nothing", func(a subject, d dice) error {
+	r := startRun(a, d)
 	behind := pick(d, d(1, 10), d(1, MaxStall), MaxStall)
 	var events []event
 	for range d(2, 40) {
@@ -1579,37 +1583,37 @@ var twoClocksMintNothing = law{"two clocks mint nothing", func(a subject, d dice
 		if d.oneIn(2) {
 			r.now -= behind
 		}
-		ask := r.anyAsk(Draw, Draw, Spend)
-		ask.Patience = 0
-		if out := r.ask(ask); out.Granted > 0 {
+		request := r.anyRequest(Draw, Draw, Spend)
+		request.Patience = 0
+		if out := r.decide(request); out.Granted > 0 {
 			events = append(events, event{at: now, admitted: out.Granted})
 		}
 		r.now = now
 	}
 	if err := within(events, func(apart int64) int64 { return r.bound(r.limit, apart+behind) }); err != nil {
-		return r.broken("two clocks, %d µs apart: %v", behind, err)
+		return r.lawError("two clocks, %d µs apart: %v", behind, err)
 	}
 	return nil
 }}
 
-func TestTwoClocksMintNothing(t *testing.T) { prove(t, twoClocksMintNothing, those(bounded)) }
+func TestTwoClocksAddNothing(t *testing.T) { prove(t, twoClocksAddNothing, subjectsWhere(bounded)) }
 
 var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.useWithSteps(Spend, Draw, Refund)
 	r.pass()
 	left := r.peek(r.now).Remaining
 	booked := int64(0) // beyond the room; in a queue it is within
-	for _, s := range r.story {
+	for _, s := range r.history {
 		if s.out.Wait > 0 && !r.queues {
 			booked += s.out.Granted
 		}
 	}
-	// The most that is ever remembered: twice the room, and Max/2 units.
+	// The most units that a state counts as used: twice the capacity, and Max/2.
 	cost := max(min(r.fitting()-booked, Max/2-(r.room(r.limit)-left)), 0)
-	out := r.ask(Request{Mode: Force, Cost: cost, Holder: r.stranger()})
+	out := r.decide(Request{Mode: Force, Cost: cost, Holder: r.newHolder()})
 	if !out.OK() || out.Granted != cost || out.Remaining != max(left-cost, 0) {
-		return r.broken("%d remained, and force %d is answered %+v", left, cost, out)
+		return r.lawError("%d remained, and force %d is answered %+v", left, cost, out)
 	}
 	return nil
 }}
@@ -1617,17 +1621,17 @@ var forceIsAlwaysGranted = law{"force is always granted", func(a subject, d dice
 func TestForceIsAlwaysGranted(t *testing.T) { prove(t, forceIsAlwaysGranted, allSubjects()) }
 
 var drawTakesWhatFits = law{"draw takes what fits", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	for range d(1, 15) {
 		r.pass()
 		left := r.peek(r.now).Remaining
-		ask := Request{Mode: Draw, Cost: r.anyCost(), Holder: r.stranger()}
+		request := Request{Mode: Draw, Cost: r.anyCost(), Holder: r.newHolder()}
 		if r.queues {
-			ask.Patience = Max / 2
+			request.Patience = Max / 2
 		}
-		out := r.ask(ask)
-		if want := min(left, ask.Cost); out.Granted != want || out.OK() != (want > 0 || ask.Cost == 0) {
-			return r.broken("%d remained, and draw %d is answered %+v", left, ask.Cost, out)
+		out := r.decide(request)
+		if want := min(left, request.Cost); out.Granted != want || out.OK() != (want > 0 || request.Cost == 0) {
+			return r.lawError("%d remained, and draw %d is answered %+v", left, request.Cost, out)
 		}
 	}
 	return nil
@@ -1638,7 +1642,7 @@ func TestDrawTakesWhatFits(t *testing.T) { prove(t, drawTakesWhatFits, allSubjec
 // At every moment the live holds take at most the slots, and exactly what does not fit is denied.
 var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d dice) error {
 	type held struct{ cost, expires int64 }
-	r := begin(a, d)
+	r := startRun(a, d)
 	holds := map[string]held{}
 	latest, modes := int64(0), []Mode{Spend, Spend, Refund, Draw}
 	steps := d.oneIn(2)
@@ -1653,35 +1657,35 @@ var slotsAreNeverExceeded = law{"slots are never exceeded", func(a subject, d di
 		}
 		latest = max(latest, r.now)
 		others, slots := int64(0), r.room(r.limit)
-		ask := r.anyAsk(modes...)
+		request := r.anyRequest(modes...)
 		for holder, h := range holds {
 			if h.expires <= latest {
 				delete(holds, holder)
-			} else if holder != ask.Holder {
+			} else if holder != request.Holder {
 				others += h.cost
 			}
 		}
-		own := holds[ask.Holder]
-		out := r.ask(ask)
+		own := holds[request.Holder]
+		out := r.decide(request)
 		switch {
-		case ask.Mode == Refund:
+		case request.Mode == Refund:
 			if own.cost -= out.Granted; own.cost <= 0 {
-				delete(holds, ask.Holder)
+				delete(holds, request.Holder)
 			} else {
-				holds[ask.Holder] = own
+				holds[request.Holder] = own
 			}
-		case out.OK() && ask.Cost > 0:
-			cost := ask.Cost
-			if ask.Mode == Draw {
+		case out.OK() && request.Cost > 0:
+			cost := request.Cost
+			if request.Mode == Draw {
 				cost = min(cost, max(slots-others, own.cost))
 			}
-			holds[ask.Holder] = held{cost, r.now + r.limit.Period}
+			holds[request.Holder] = held{cost, r.now + r.limit.Period}
 			if others+cost > slots {
-				return r.broken("%d slots are held by others, %d by %s; there are %d", others, cost, ask.Holder, slots)
+				return r.lawError("%d slots are held by others, %d by %s; the limit has %d", others, cost, request.Holder, slots)
 			}
 		}
-		if fits := ask.Mode == Refund || ask.Cost == 0 || ask.Mode == Draw && others < slots || ask.Cost <= slots-others; !steps && out.OK() != fits {
-			return r.broken("%d slots are held by others of %d, and %v %d is answered %+v", others, slots, ask.Mode, ask.Cost, out)
+		if fits := request.Mode == Refund || request.Cost == 0 || request.Mode == Draw && others < slots || request.Cost <= slots-others; !steps && out.OK() != fits {
+			return r.lawError("%d slots are held by others of %d, and %v %d is answered %+v", others, slots, request.Mode, request.Cost, out)
 		}
 	}
 	return nil
@@ -1691,36 +1695,36 @@ func TestConcurrencyNeverExceedsItsSlots(t *testing.T) {
 	prove(t, slotsAreNeverExceeded, []subject{slotSubject()})
 }
 
-// A hold that is renewed in time lives, however the others press; one that is not ends after Period
-// to the µs.
+// A hold that is renewed in time lives, whatever other holders do. One that is not renewed ends
+// after Period, to the µs.
 var renewedHoldsLive = law{"renewed holds live", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	cost := r.fitting()
 	mine := Request{Mode: Spend, Cost: cost, Holder: "mine"}
-	if out := r.ask(mine); out.Granted != cost {
-		return r.broken("a fresh state has no room for %d", cost)
+	if out := r.decide(mine); out.Granted != cost {
+		return r.lawError("a fresh state has no room for %d", cost)
 	}
-	greedy := func() int64 { return r.ask(Request{Mode: Draw, Cost: Max / 2, Holder: r.stranger()}).Granted }
+	greedy := func() int64 { return r.decide(Request{Mode: Draw, Cost: Max / 2, Holder: r.newHolder()}).Granted }
 	greedy()
 	for range d(1, 10) {
 		r.now += d(0, r.limit.Period-1)
 		greedy()
-		if out := r.ask(mine); !out.OK() || out.Granted != 0 {
-			return r.broken("the renewal is answered %+v", out)
+		if out := r.decide(mine); !out.OK() || out.Granted != 0 {
+			return r.lawError("the renewal is answered %+v", out)
 		}
 	}
-	r.ask(Request{Mode: Reset})
-	r.ask(mine)
+	r.decide(Request{Mode: Reset})
+	r.decide(mine)
 	greedy()
 	ends := r.now + r.limit.Period
 	r.now = ends - 1
-	r.ask(Request{Mode: Spend, Cost: 1, Holder: "late"})
+	r.decide(Request{Mode: Spend, Cost: 1, Holder: "late"})
 	if left := r.peek(ends - 1).Remaining; left != 0 {
-		return r.broken("%d slots are free before the hold has ended", left)
+		return r.lawError("%d slots are free before the hold has ended", left)
 	}
 	r.now = ends
 	if got := greedy(); got != r.room(r.limit) {
-		return r.broken("%d slots of %d are free when the holds have ended", got, r.room(r.limit))
+		return r.lawError("%d slots of %d are free when the holds have ended", got, r.room(r.limit))
 	}
 	return nil
 }}
@@ -1729,32 +1733,32 @@ func TestRenewedHoldsLive(t *testing.T) { prove(t, renewedHoldsLive, []subject{s
 
 // Only its holder can refund a hold, and only once.
 var refundsAreTheHoldersOwn = law{"refunds are the holder's own", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	r.use(Spend, Draw)
 	left := r.peek(r.now).Remaining
 	if left == 0 {
 		return nil
 	}
 	cost := d(1, left)
-	r.ask(Request{Mode: Spend, Cost: cost, Holder: "mine"})
-	held := r.ask(Request{Mode: Peek}).Remaining
-	if out := r.ask(Request{Mode: Refund, Cost: cost, Holder: r.stranger()}); out.Granted != 0 || out.Remaining != held {
-		return r.broken("a stranger refunded %d", out.Granted)
+	r.decide(Request{Mode: Spend, Cost: cost, Holder: "mine"})
+	held := r.decide(Request{Mode: Peek}).Remaining
+	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: r.newHolder()}); out.Granted != 0 || out.Remaining != held {
+		return r.lawError("a stranger refunded %d", out.Granted)
 	}
 	part := d(0, cost)
-	if out := r.ask(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
-		return r.broken("a refund of %d of %d is answered %+v", part, cost, out)
+	if out := r.decide(Request{Mode: Refund, Cost: part, Holder: "mine"}); out.Granted != part {
+		return r.lawError("a refund of %d of %d is answered %+v", part, cost, out)
 	}
-	if out := r.ask(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
-		return r.broken("a refund of %d of %d after %d is answered %+v", cost, cost, part, out)
+	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != cost-part {
+		return r.lawError("a refund of %d of %d after %d is answered %+v", cost, cost, part, out)
 	}
-	if out := r.ask(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
-		return r.broken("refunded twice: %+v", out)
+	if out := r.decide(Request{Mode: Refund, Cost: cost, Holder: "mine"}); out.Granted != 0 {
+		return r.lawError("refunded twice: %+v", out)
 	}
 	return nil
 }}
 
-func TestRefundsAreTheHoldersOwn(t *testing.T) {
+func TestOnlyTheHolderCanRefundItsHold(t *testing.T) {
 	prove(t, refundsAreTheHoldersOwn, []subject{slotSubject()})
 }
 
@@ -1777,22 +1781,22 @@ var windowsFollowTheCalendar = law{"windows follow the calendar", func(a subject
 			return local.Format("2006-01")
 		}
 	}
-	r := begin(a, d)
+	r := startRun(a, d)
 	used := map[string]int64{}
 	for range d(1, 30) {
 		r.pass()
-		ask := r.anyAsk(Spend, Draw)
+		request := r.anyRequest(Spend, Draw)
 		date := dated(r.now)
 		left := r.limit.Count - used[date]
-		out := r.ask(ask)
-		if used[date] += out.Granted; out.Remaining != r.limit.Count-used[date] || !out.OK() && ask.Cost <= left {
-			return r.broken("%d of %d were left on %s", left, r.limit.Count, date)
+		out := r.decide(request)
+		if used[date] += out.Granted; out.Remaining != r.limit.Count-used[date] || !out.OK() && request.Cost <= left {
+			return r.lawError("%d of %d were left on %s", left, r.limit.Count, date)
 		}
 		if out.ResetAfter == 0 {
 			continue
 		}
 		if ends := r.now + out.ResetAfter; dated(ends-1) != date || dated(ends) == date {
-			return r.broken("the window of %s ends at %v", date, time.UnixMicro(ends).In(zone))
+			return r.lawError("the window of %s ends at %v", date, time.UnixMicro(ends).In(zone))
 		}
 	}
 	return nil
@@ -1802,11 +1806,11 @@ func TestWindowsFollowTheCalendar(t *testing.T) {
 	prove(t, windowsFollowTheCalendar, calendarSubjects())
 }
 
-// The calendar is the caller's: while its clock agrees with the store's within half a window, the
-// answer is the same.
+// The caller computes the calendar. While its clock agrees with the store's within half a window,
+// the answer is the same.
 var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", func(a subject, d dice) error {
-	r := begin(a, d)
-	skewed := r.twin()
+	r := startRun(a, d)
+	skewed := r.clone()
 	half := 11 * hour
 	switch {
 	case strings.Contains(a.name, "week"):
@@ -1819,9 +1823,9 @@ var callersClocksMayDiffer = law{"callers' clocks may differ by half a window", 
 		skew := pick(d, 0, d(-half, half), half, -half)
 		skewed.now = r.now
 		skewed.at = func(p Params, now int64) Params { return r.at(p, now+skew) }
-		ask := r.anyAsk(Spend, Draw, Refund)
-		if out, other := r.ask(ask), skewed.ask(ask); answer(out) != answer(other) {
-			return r.broken("a caller %d µs ahead is answered %+v", skew, other)
+		request := r.anyRequest(Spend, Draw, Refund)
+		if out, other := r.decide(request), skewed.decide(request); answer(out) != answer(other) {
+			return r.lawError("a caller %d µs ahead is answered %+v", skew, other)
 		}
 	}
 	return nil
@@ -1831,22 +1835,22 @@ func TestCallersClocksMayDifferByHalfAWindow(t *testing.T) {
 	prove(t, callersClocksMayDiffer, calendarSubjects())
 }
 
-// However far behind a caller's clock is, the window that it leads to is one of a unit's length
+// However far behind a caller's clock is, its parameters select a window of a unit's length
 // that has not ended.
 var clocksBehindNameAWindow = law{"clocks behind name a window", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	calendar := r.at
 	for range d(1, 10) {
 		r.pass()
 		behind := d(0, 1000*day)
 		r.at = func(p Params, now int64) Params { return calendar(p, now-behind) }
-		out := r.ask(Request{Mode: Force, Cost: 1})
+		out := r.decide(Request{Mode: Force, Cost: 1})
 		if out.ResetAfter <= 0 || out.ResetAfter > r.heal(r.limit)+MaxStall {
-			return r.broken("by a clock that is %d µs behind, the window ends after %d µs", behind, out.ResetAfter)
+			return r.lawError("by a clock that is %d µs behind, the window ends after %d µs", behind, out.ResetAfter)
 		}
 		right := calendar(r.params, r.now)
 		if end, _, _, _ := windowEnd(right[1], right[2], right[3], r.now); r.now+out.ResetAfter != end && a.name == "fixedwindow/day/Asia/Kolkata" {
-			return r.broken("all days are as long, and by a clock that is %d µs behind, one ends at %d", behind, r.now+out.ResetAfter)
+			return r.lawError("all days are as long, and by a clock that is %d µs behind, one ends at %d", behind, r.now+out.ResetAfter)
 		}
 	}
 	return nil
@@ -1856,8 +1860,8 @@ func TestClocksBehindNameAWindow(t *testing.T) {
 	prove(t, clocksBehindNameAWindow, calendarSubjects())
 }
 
-// A level in parts of another size is never less, and more by less than two parts; by less than one
-// where doubles are exact.
+// Converting a level to other parts never decreases it. It increases it by less than two parts, and
+// by less than one if doubles are exact.
 func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	const seed = 11
 	d := seeded(seed, 0)
@@ -1881,8 +1885,8 @@ func TestConversionIsRoundedAgainstTheCaller(t *testing.T) {
 	}
 }
 
-// A limit that cannot be enforced is refused, and what the reason says is so.
-func TestLimitsAreRefusedWithAReason(t *testing.T) {
+// A limit that cannot be enforced is an error, and the error is right.
+func TestInvalidLimitsAreErrors(t *testing.T) {
 	good := Limit{Count: 10, Period: 1_000_000}
 	change := func(edit func(*Limit)) Limit {
 		l := good
@@ -1926,8 +1930,8 @@ func TestLimitsAreRefusedWithAReason(t *testing.T) {
 	}
 }
 
-// States answer as their step does; nothing is kept of what is not committed, and nothing is left
-// for the next.
+// States answer as their step does. They keep nothing that is not committed, and a new state has
+// nothing left from an earlier one.
 func TestCellsKeepWhatIsCommitted(t *testing.T) {
 	for _, a := range []*Algorithm{TokenBucket, LeakyBucket, FixedWindow, SlidingWindow, SubWindow(10), SlidingLog, Concurrency} {
 		t.Run(a.name, func(t *testing.T) {
@@ -1936,25 +1940,25 @@ func TestCellsKeepWhatIsCommitted(t *testing.T) {
 				t.Fatal(err)
 			}
 			cells := a.NewStates()
-			ask := func(cell uint32, mode Mode, commit bool) int64 {
+			request := func(cell uint32, mode Mode, commit bool) int64 {
 				var out Outcome
 				cells.Step(cell, &p, &Request{Mode: mode, Cost: 1, Holder: "ann"}, epoch, commit, &out)
 				return out.Remaining
 			}
 			first, second := cells.Add(), cells.Add()
-			fresh := ask(first, Peek, true)
+			fresh := request(first, Peek, true)
 			for _, c := range []struct {
 				cell   uint32
 				commit bool
 				left   int64
 			}{{first, false, fresh}, {first, true, fresh - 1}, {second, false, fresh}} {
-				ask(c.cell, Spend, c.commit)
-				if left := ask(c.cell, Peek, true); left != c.left {
+				request(c.cell, Spend, c.commit)
+				if left := request(c.cell, Peek, true); left != c.left {
 					t.Errorf("committed %v: %d remain, want %d", c.commit, left, c.left)
 				}
 			}
 			cells.Remove(first)
-			if again := cells.Add(); again != first || ask(again, Peek, true) != fresh {
+			if again := cells.Add(); again != first || request(again, Peek, true) != fresh {
 				t.Errorf("cell %d was removed, and %d added with its state", first, again)
 			}
 		})

@@ -8,17 +8,17 @@ import (
 	"github.com/penstock/penstock/internal/effort"
 )
 
-// The models are the algorithms as a textbook has them: exact fractions, every grant remembered,
-// nothing converted, no time limit on a search. They share no code with the steps and look for the
-// first moment that grants by halving intervals.
+// The models are the algorithms in their simplest form: with exact fractions, all grants stored,
+// and without conversions. They share no code with the steps, and find the
+// first time that grants by binary search.
 
-// A model answers asks at ever later times.
+// A model decides requests at increasing times.
 type model interface {
-	// fits tells what would be granted of an ask at a time, and whether that is enough, if nobody asks
-	// before.
+	// fits returns what would be granted at a time, and whether that is enough, if no other request
+	// comes before.
 	fits(a Request, now int64) (granted int64, enough bool)
 	remaining(now int64) int64
-	// use is all that could be refunded.
+	// use is the number of units that could be refunded.
 	use(now int64) int64
 	// empty tells whether nothing is used.
 	empty(now int64) bool
@@ -31,7 +31,7 @@ type model interface {
 	room() int64
 }
 
-// decide is what the step must answer.
+// decide returns the outcome that the step must have.
 func decide(m model, a Request, now int64) Outcome {
 	var out Outcome
 	switch a.Mode {
@@ -65,7 +65,8 @@ func decide(m model, a Request, now int64) Outcome {
 	return out
 }
 
-// first is the least number for which yes holds, for whatever keeps holding once it does.
+// first is the least number for which yes holds. If yes holds for a number, it must hold for all
+// larger ones.
 func first(yes func(int64) bool) int64 {
 	if yes(0) {
 		return 0
@@ -88,10 +89,10 @@ func fraction(a, b int64) *big.Rat { return big.NewRat(a, b) }
 
 func whole(n int64) *big.Rat { return fraction(n, 1) }
 
-// floor is the largest whole number up to x.
+// floor is x rounded down.
 func floor(x *big.Rat) int64 { return new(big.Int).Div(x.Num(), x.Denom()).Int64() }
 
-// ceiling is the least whole number from x.
+// ceiling is x rounded up.
 func ceiling(x *big.Rat) int64 { return -floor(new(big.Rat).Neg(x)) }
 
 // A bucketModel is a bucket that holds used tokens and leaks at a constant rate. As a queue,
@@ -115,7 +116,7 @@ func (m *bucketModel) usedAt(now int64) *big.Rat {
 	return used
 }
 
-// until is how long it takes to leak so much.
+// until is how long it takes to leak an amount.
 func (m *bucketModel) until(leaked *big.Rat) int64 {
 	if leaked.Sign() <= 0 {
 		return 0
@@ -195,7 +196,7 @@ func (m *bucketModel) reset() { m.used = new(big.Rat) }
 
 func (m *bucketModel) room() int64 { return m.capacity }
 
-// A ledger remembers every grant. What of them counts at a time makes it a window, a log, or
+// A ledger stores every grant. Which of them count at a time makes it a window, a log, or
 // sub-windows.
 type ledger struct {
 	count  int64
@@ -240,7 +241,7 @@ func (m *ledger) spend(cost int64, _ Request, now int64) {
 	m.grants = append(m.grants, event{at: now, admitted: cost})
 }
 
-// refund takes the newest cost off.
+// refund removes the newest cost.
 func (m *ledger) refund(a Request, now int64) int64 {
 	back := int64(0)
 	for len(m.grants) > 0 && back < a.Cost {
@@ -261,7 +262,7 @@ func (m *ledger) reset() { m.grants = nil }
 
 func (m *ledger) room() int64 { return m.count }
 
-// sum counts all grants that count.
+// sum adds up all grants that count.
 func (m *ledger) sum(grants []event, now int64) int64 {
 	sum := int64(0)
 	for i := len(grants) - 1; i >= 0 && m.counts(grants[i].at, now); i-- {
@@ -276,8 +277,8 @@ func newLedger(l Limit, counts func(at, now int64) bool) *ledger {
 	return m
 }
 
-// modelOf is the model of a subject.
-func modelOf(a subject, l Limit) model {
+// modelFor is the model of a subject.
+func modelFor(a subject, l Limit) model {
 	index := func(at int64) int64 { return at / l.Period }
 	switch a.name {
 	case "tokenbucket", "leakybucket":
@@ -320,12 +321,12 @@ func modelOf(a subject, l Limit) model {
 	}
 }
 
-// The steps answer as their models do, in every field, over long traces with a limit that stays and
+// The steps have the outcomes of their models in every field, over long traces with one limit and
 // a clock that never steps back.
 func TestStepsEqualTheirModels(t *testing.T) {
-	seed, asks := effort.Seed(), effort.Of(7000, 400_000)
+	seed, requests := effort.Seed(), effort.Of(7000, 400_000)
 	if testing.Short() {
-		asks = 1000
+		requests = 1000
 	}
 	total := 0
 	for _, a := range allSubjects() {
@@ -333,39 +334,39 @@ func TestStepsEqualTheirModels(t *testing.T) {
 			continue // their laws are their models
 		}
 		t.Run(a.name, func(t *testing.T) {
-			for asked, trace := 0, uint64(0); asked < asks; trace++ {
+			for historyEntry, trace := 0, uint64(0); historyEntry < requests; trace++ {
 				n, err := compare(a, seeded(seed, trace))
 				if err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d, trace %d: %v", seed, trace, err)
 				}
-				asked, total = asked+n, total+n
+				historyEntry, total = historyEntry+n, total+n
 			}
 		})
 	}
-	t.Logf("counted: %d asks compared with exact models (PENSTOCK_SEED=%d)", total, seed)
+	t.Logf("counted: %d requests compared with exact models (PENSTOCK_SEED=%d)", total, seed)
 }
 
-// compare runs a trace against the model. It returns how many asks agreed.
+// compare runs a trace against the model. It returns how many requests agreed.
 func compare(a subject, d dice) (int, error) {
 	l := a.anyLimit(d)
 	for a.name == "slidingwindow" && tickOf(l.Count, l.Period) > 1 {
 		l = a.anyLimit(d) // in coarser ticks, it promises less than the model has
 	}
-	r, m := beginWith(a, d, l), modelOf(a, l)
-	for asked := range 100 {
+	r, m := startRunWith(a, d, l), modelFor(a, l)
+	for historyEntry := range 100 {
 		r.pass()
-		ask := r.anyAsk(Spend, Spend, Spend, Draw, Draw, Peek, Refund, Force)
+		request := r.anyRequest(Spend, Spend, Spend, Draw, Draw, Peek, Refund, Force)
 		switch {
-		case ask.Mode == Force:
-			ask.Cost = min(ask.Cost, max(min(2*r.room(l), Max/2)-m.use(r.now), 0)) // beyond, the steps forget some
-		case ask.Mode == Refund && r.queues && d.oneIn(2) && m.(*bucketModel).tail != "":
-			ask.Holder = m.(*bucketModel).tail
+		case request.Mode == Force:
+			request.Cost = min(request.Cost, max(min(2*r.room(l), Max/2)-m.use(r.now), 0)) // beyond, the steps forget some
+		case request.Mode == Refund && r.queues && d.oneIn(2) && m.(*bucketModel).tail != "":
+			request.Holder = m.(*bucketModel).tail
 		case d.oneIn(50):
-			ask.Mode = Reset
+			request.Mode = Reset
 		}
-		want := decide(m, ask, r.now)
-		if got := answer(r.ask(ask)); got != want {
-			return asked, r.broken("%v %d: the model answers %+v", ask.Mode, ask.Cost, want)
+		want := decide(m, request, r.now)
+		if got := answer(r.decide(request)); got != want {
+			return historyEntry, r.lawError("%v %d: the model answers %+v", request.Mode, request.Cost, want)
 		}
 	}
 	return 100, nil

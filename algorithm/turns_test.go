@@ -14,7 +14,7 @@ type turn struct {
 	shorter int64 // the shortest window
 }
 
-// turnsOf are two or three limits, often alike in all but one number.
+// turnsOf are two or three limits, which often differ in only one number.
 func (r *run) turnsOf() []turn {
 	own := turn{limit: r.limit, prepare: r.prepare, at: r.at, kind: -1, shorter: r.shortest(r.limit)}
 	turns := []turn{own}
@@ -82,15 +82,15 @@ func most(turns []turn, of func(Limit) int64) int64 {
 	return n
 }
 
-// ratesInTurn is the bound of what returns units all the time: the largest room, and the largest
-// rate.
+// ratesInTurn is the bound of algorithms that refill steadily: the largest capacity, and the
+// largest rate.
 func ratesInTurn(room func(Limit) int64) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {
 		return most(turns, room) + most(turns, func(l Limit) int64 { return min(muldiv(apart, l.Count, l.Period), 8*Max) })
 	}
 }
 
-// windowsInTurn is the bound of windows: of each kind, one may end after each of its lengths.
+// windowsInTurn is the bound of windows: a window of each kind may end once per its length.
 func windowsInTurn(strict bool) func([]turn, int64) int64 {
 	return func(turns []turn, apart int64) int64 {
 		type kind struct {
@@ -112,11 +112,11 @@ func windowsInTurn(strict bool) func([]turn, int64) int64 {
 	}
 }
 
-// Whatever limits take turns, what one of them has used counts for the others: together they admit
-// what the largest admits. What is denied is granted at the time that is named and not before, and
-// waits no longer than the slowest limit needs for all that was used.
+// If several limits use one state in turn, what one has used counts for the others: together they
+// admit what the largest admits. A denied request is granted at its RetryAfter and not before. It
+// waits no longer than the slowest limit needs to refill all used units.
 var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice) error {
-	r := begin(a, d)
+	r := startRun(a, d)
 	turns := r.turnsOf()
 	heal := int64(0)
 	for _, t := range turns {
@@ -130,20 +130,20 @@ var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice)
 		t := pick(d, turns...)
 		r.take(t)
 		r.pass()
-		ask := r.anyAsk(Spend, Spend, Draw)
-		ask.Patience = 0
+		request := r.anyRequest(Spend, Spend, Draw)
+		request.Patience = 0
 		if a.queues {
-			ask.Cost = 1
-			ask.Patience = min(pick(d, 0, heal, d(0, heal)), r.longest())
+			request.Cost = 1
+			request.Patience = min(pick(d, 0, heal, d(0, heal)), r.longest())
 			if tail != "" && d.oneIn(5) {
-				ask.Mode, ask.Holder = Refund, tail
+				request.Mode, request.Holder = Refund, tail
 			}
 		}
 		if a.holds {
-			ask.Holder = r.stranger()
+			request.Holder = r.newHolder()
 		}
-		out := r.ask(ask)
-		if ask.Mode == Refund {
+		out := r.decide(request)
+		if request.Mode == Refund {
 			if out.Granted > 0 {
 				events = events[:len(events)-1]
 			}
@@ -151,17 +151,17 @@ var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice)
 			continue
 		}
 		if !out.OK() && out.RetryAfter != Never {
-			if at := r.would(ask, r.now+out.RetryAfter); !at.OK() {
-				return r.broken("at the time named, it is denied: %+v; the limits are %+v", at, turns)
+			if at := r.decideAt(request, r.now+out.RetryAfter); !at.OK() {
+				return r.lawError("at the time named, it is denied: %+v; the limits are %+v", at, turns)
 			}
-			if early := d(1, out.RetryAfter); r.would(ask, r.now+out.RetryAfter-early).RetryAfter != early {
-				return r.broken("%d µs before the time named, it is answered %+v; the limits are %+v", early,
-					r.would(ask, r.now+out.RetryAfter-early), turns)
+			if early := d(1, out.RetryAfter); r.decideAt(request, r.now+out.RetryAfter-early).RetryAfter != early {
+				return r.lawError("%d µs before the time named, it is answered %+v; the limits are %+v", early,
+					r.decideAt(request, r.now+out.RetryAfter-early), turns)
 			}
 			longest := most(turns, func(l Limit) int64 { return times(most(turns, a.room)/a.room(l)+2, a.heal(l)) })
 			if out.RetryAfter > longest && !a.queues && !a.holds ||
 				out.RetryAfter > a.heal(r.limit)+heal && (a.queues || a.holds) {
-				return r.broken("it must wait %d; the limits are %+v", out.RetryAfter, turns)
+				return r.lawError("it must wait %d; the limits are %+v", out.RetryAfter, turns)
 			}
 		}
 		if out.Granted == 0 {
@@ -169,27 +169,27 @@ var limitsInTurn = law{"limits in turn forgive nothing", func(a subject, d dice)
 		}
 		if a.holds {
 			used := int64(0)
-			live[ask.Holder] = hold{expires: r.now + t.limit.Period, cost: out.Granted}
+			live[request.Holder] = hold{expires: r.now + t.limit.Period, cost: out.Granted}
 			for _, h := range live {
 				if h.expires > r.now {
 					used += h.cost
 				}
 			}
 			if most := most(turns, a.room); used > most {
-				return r.broken("%d slots are held of %d; the limits are %+v", used, most, turns)
+				return r.lawError("%d slots are held of %d; the limits are %+v", used, most, turns)
 			}
 			continue
 		}
-		tail = ask.Holder
+		tail = request.Holder
 		events = append(events, event{at: r.now + out.Wait, admitted: out.Granted})
 	}
 	if a.holds {
 		return nil
 	}
 	if err := within(events, func(apart int64) int64 { return a.inTurn(turns, apart) }); err != nil {
-		return r.broken("%v; the limits are %+v", err, turns)
+		return r.lawError("%v; the limits are %+v", err, turns)
 	}
 	return nil
 }}
 
-func TestLimitsInTurnForgiveNothing(t *testing.T) { prove(t, limitsInTurn, allSubjects()) }
+func TestLimitsInTurnKeepUsedUnits(t *testing.T) { prove(t, limitsInTurn, allSubjects()) }

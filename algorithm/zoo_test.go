@@ -7,12 +7,13 @@ import (
 	"testing"
 )
 
-// The zoo keeps limiters with the mistakes that published designs and deployed limiters have made,
-// and some that we made ourselves. Each must be caught by the law that is named, and what is sound
-// in its place must not: proof that the laws can fail, and that they fail for the mistake.
+// The broken limiters have mistakes of published designs and deployed limiters,
+// and some of our own. The named law must detect each of them, and must accept the sound
+// limiter of the same kind. So the laws can fail, and fail because of the mistake.
 
-// A beast is a broken limiter, the sound one of the same kind, and the law that tells them apart.
-type beast struct {
+// A brokenLimiter is a limiter with a mistake, a sound one of the same kind, and the law that
+// distinguishes them.
+type brokenLimiter struct {
 	name   string
 	law    law
 	sound  subject
@@ -20,10 +21,10 @@ type beast struct {
 	limits []Limit
 }
 
-func TestTheZooIsCaught(t *testing.T) {
+func TestBrokenLimitersAreDetected(t *testing.T) {
 	const seed, cases = 7, 20_000
 	caught := 0
-	for _, b := range zoo() {
+	for _, b := range brokenLimiters() {
 		t.Run(b.name, func(t *testing.T) {
 			broken := b.sound
 			broken.name, broken.limits, broken.step = b.sound.name, b.limits, hide(b.broken)
@@ -35,18 +36,18 @@ func TestTheZooIsCaught(t *testing.T) {
 				err = b.law.holds(broken, seeded(seed, at))
 			}
 			if err == nil {
-				t.Fatalf("%q does not catch it in %d cases of seed %d", b.law.name, cases, seed)
+				t.Fatalf("%q does not detect it in %d cases of seed %d", b.law.name, cases, seed)
 			}
 			for i := range max(2*at, 200) {
 				if err := b.law.holds(sound, seeded(seed, i)); err != nil {
-					t.Fatalf("%q blames the sound one as well, in case %d of seed %d: %v", b.law.name, i, seed, err)
+					t.Fatalf("%q also rejects the sound one, in case %d of seed %d: %v", b.law.name, i, seed, err)
 				}
 			}
-			t.Logf("caught by %q in case %d", b.law.name, at)
+			t.Logf("detected by %q in case %d", b.law.name, at)
 			caught++
 		})
 	}
-	t.Logf("counted: %d broken limiters caught (seed %d)", caught, seed)
+	t.Logf("counted: %d broken limiters detected (seed %d)", caught, seed)
 }
 
 func hide(step any) func(any, Params, Request, int64) (Outcome, any) {
@@ -73,14 +74,14 @@ func hide(step any) func(any, Params, Request, int64) (Outcome, any) {
 	panic(fmt.Sprintf("no step: %T", step))
 }
 
-func zoo() []beast {
+func brokenLimiters() []brokenLimiter {
 	bucket, line, fixed, anchored := bucketSubject(), queueSubject(), windowSubject(), anchoredSubject()
 	sliding, sub, log, lent := slidingSubject(), subSubject(10), logSubject(), slotSubject()
 	perDay := []Limit{{Count: 10_000, Period: day}, {Count: 1, Period: 30 * day}, {Count: 100, Period: 3 * hour}}
-	return []beast{
-		{"a bucket writes its time backwards: two clocks mint tokens", twoClocksMintNothing, bucket, timeWrittenBackwards, nil},
+	return []brokenLimiter{
+		{"a bucket writes its time backwards: two clocks add tokens", twoClocksAddNothing, bucket, timeWrittenBackwards, nil},
 		{"a bucket does not clamp elapsed time: tokens fall below zero", farStepBackHeals, bucket, elapsedNotClamped, nil},
-		{"a bucket believes any future: locked out after a step back", farStepBackHeals, bucket, futureBelieved, nil},
+		{"a bucket accepts any future time: locked out after a step back", farStepBackHeals, bucket, futureBelieved, nil},
 		{"a denial does not store the repaired state: nothing is admitted", farStepBackHeals, bucket, neverRepaired, nil},
 		{"state is kept for 3600 s, whatever the period", stateEqualsFreshAfterKeep, bucket, keptForAnHour, perDay},
 		{"state is kept for 3600 s: a full bucket after an idle hour", admittedCostStaysWithinTheBound, bucket, keptForAnHour, perDay},
@@ -95,7 +96,7 @@ func zoo() []beast {
 		{"a refund that fills the bucket is not stored", whatIsAnsweredIsKept, bucket, fillingRefundLost, nil},
 		{"a draw charges the fraction that it does not report", spendThenRefundIsNothing, bucket, drawChargesFraction, nil},
 		{"a log's member is its time: grants of one µs collapse", admittedCostStaysWithinTheBound, log, membersCollapse, nil},
-		{"a log forgets who used the period before, when it grows", limitChangeKeepsWhatWasUsed, log, baseLost, nil},
+		{"a log forgets earlier grants when its period grows", limitChangeKeepsWhatWasUsed, log, baseLost, nil},
 		{"a sliding window rounds the weight down", slidingWindowAdmitsOnePlusF, sliding, weightRoundedDown, nil},
 		{"a sliding window checks for one unit and charges all", admittedCostStaysWithinTheBound, sliding, costIgnored, nil},
 		{"a sliding window begins anew when it is repaired", farStepBackHeals, sliding, realigned, nil},
@@ -116,7 +117,7 @@ func zoo() []beast {
 		{"a log with a shorter period drops what a longer one counts", limitsInTurn, log, droppedEarly, nil},
 		{"a hold lasts no longer than the present limit's", limitsInTurn, lent, holdsCut, nil},
 		{"a place in a queue counts at the present rate", limitsInTurn, line, turnsMoved, nil},
-		{"a fixed window is repaired by any step back across its edge", twoClocksMintNothing, fixed, repairedTooSoon, nil},
+		{"a fixed window is repaired by any step back across its edge", twoClocksAddNothing, fixed, repairedTooSoon, nil},
 		{"a queue lets its tail refund the places of others", departuresAreSpaced, line, tailGivesAll, nil},
 		{"a queue lets any holder refund a place", departuresAreSpaced, line, anyHolderRefunds, nil},
 		{"slots all live until the last was taken", slotsAreNeverExceeded, lent, oneExpiryForAll, nil},
@@ -125,14 +126,14 @@ func zoo() []beast {
 	}
 }
 
-// The published bucket that sets elapsed to at least 0, and then stores now as the time of its last
+// A published bucket that sets elapsed to at least 0, and then stores now as the time of its last
 // refill.
 func timeWrittenBackwards(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	s.At = min(s.At, now)
 	return values(tokenBucket)(s, p, a, now)
 }
 
-// The published bucket that adds elapsed times rate, even if time ran backwards.
+// A published bucket that adds elapsed times rate, even if the clock went back.
 func elapsedNotClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	if back := s.At - now; back > 0 && s.Unit > 0 {
 		s.Level += min(muldiv(back, p[0], 1), Max/4)
@@ -141,7 +142,7 @@ func elapsedNotClamped(s bucket, p Params, a Request, now int64) (Outcome, bucke
 	return values(tokenBucket)(s, p, a, now)
 }
 
-// GCRA with its arrival time on the wall clock, however far ahead that is.
+// GCRA that accepts any arrival time, however far ahead of the clock it is.
 func futureBelieved(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
 	out, next := values(tokenBucket)(s, p, a, now+ahead)
@@ -157,7 +158,7 @@ func futureBelieved(s bucket, p Params, a Request, now int64) (Outcome, bucket) 
 	return out, next
 }
 
-// A denial that writes nothing, though it had to set the time right.
+// A denial that writes nothing, although it had to repair the time.
 func neverRepaired(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if !out.OK() {
@@ -228,7 +229,7 @@ func wholeBurstRefused(s bucket, p Params, a Request, now int64) (Outcome, bucke
 	return out, next
 }
 
-// A refund as a negative cost, with nothing to stop it.
+// A refund as a negative cost, without a bound.
 func refundAboveCapacity(s window, p Params, a Request, now int64) (Outcome, window) {
 	if a.Mode != Refund {
 		return fixedWindow(s, p, a, now)
@@ -250,7 +251,7 @@ func fillingRefundLost(s bucket, p Params, a Request, now int64) (Outcome, bucke
 	return out, next
 }
 
-// "At most" that takes all there is, and reports the whole units of it.
+// A Draw that takes everything, and reports only the whole units.
 func drawChargesFraction(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Draw && out.Granted > 0 && out.Granted < a.Cost {
@@ -289,8 +290,8 @@ func membersCollapse(s stamps, p Params, a Request, now int64) (Outcome, stamps)
 	return out, s
 }
 
-// A log that keeps its last expired entry with its time, so that it lives again when the period
-// grows.
+// A log that keeps the time of its last expired entry, so that the entry counts again when the
+// period grows.
 func baseLost(s record, p Params, a Request, now int64) (Outcome, record) {
 	kept := make(map[int64]int64, len(s.grants))
 	for _, g := range s.grants {
@@ -327,7 +328,7 @@ func weightRoundedDown(s windowPair, p Params, a Request, now int64) (Outcome, w
 	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 { return current + previous*weight/ticks })
 }
 
-// A check of "used < limit", whatever the cost.
+// A check of "used < limit" that ignores the cost.
 func costIgnored(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	return estimated(s, p, a, now, func(current, previous, weight, ticks int64) int64 {
 		used := current + cdiv(previous*weight, ticks)
@@ -338,7 +339,7 @@ func costIgnored(s windowPair, p Params, a Request, now int64) (Outcome, windowP
 	})
 }
 
-// Repaired windows that are aligned to the epoch, wherever in them now is: the weight of the
+// Repaired windows that are aligned to the epoch instead of beginning now: the weight of the
 // previous one jumps.
 func realigned(s windowPair, p Params, a Request, now int64) (Outcome, windowPair) {
 	if s.Width > 0 && s.Start-now > MaxStall {
@@ -347,7 +348,7 @@ func realigned(s windowPair, p Params, a Request, now int64) (Outcome, windowPai
 	return slidingWindow(s, p, a, now)
 }
 
-// The current part and n-1 before it.
+// A sub-window that counts the current part and only n-1 before it.
 func oneShort(s parts, p Params, a Request, now int64) (Outcome, parts) {
 	p[2]--
 	return subWindow(s, p, a, now)
@@ -395,14 +396,14 @@ func intervalRounded(s arrival, p Params, a Request, now int64) (Outcome, arriva
 	return out, s
 }
 
-// The header that says now + capacity/rate, whatever is used.
+// A reset of now + capacity/rate, however much is used.
 func resetAlwaysFull(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	out.ResetAfter = cdiv(p[1]*p[2], p[0])
 	return out, next
 }
 
-// A window whose duration is stored in seconds. Less than one never ends.
+// A window whose length is stored in whole seconds. One of less than a second never ends.
 func wholeSeconds(s window, p Params, a Request, now int64) (Outcome, window) {
 	named := p[1]
 	if p[1] = p[1] / 1_000_000 * 1_000_000; p[1] == 0 {
@@ -415,7 +416,7 @@ func wholeSeconds(s window, p Params, a Request, now int64) (Outcome, window) {
 	return out, next
 }
 
-// A level that is cut off at the present burst, as if what is beyond had never been used.
+// A level that is cut to the present burst, as if the rest had never been used.
 func levelClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	if s.Unit != 0 {
 		s.Level = min(convert(s.Level, s.Unit, p[1]), p[1]*p[2])
@@ -424,7 +425,7 @@ func levelClamped(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	return values(tokenBucket)(s, p, a, now)
 }
 
-// What was used is moved to the window that the present limit names, whatever it is.
+// Used units are always moved to the window of the present limit.
 func shorterForgets(s window, p Params, a Request, now int64) (Outcome, window) {
 	if ends, _, _, kind := windowEnd(p[1], p[2], p[3], now); s.End > now && s.Kind != kind {
 		s.End, s.Kind = ends, kind
@@ -464,7 +465,7 @@ func holdsCut(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	return concurrency(s, p, a, now)
 }
 
-// A queue as a number of places, whatever the interval at which those who have them were to
+// A queue that counts places, and ignores the interval at which their holders
 // leave.
 func turnsMoved(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
@@ -473,7 +474,7 @@ func turnsMoved(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	return leakyBucket(s, p, a, now)
 }
 
-// A stored window is taken for one of the future as soon as it is not the present one.
+// A stored window that differs from the present one is treated as one of the future.
 func repairedTooSoon(s window, p Params, a Request, now int64) (Outcome, window) {
 	if ends, _, _, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
 		s.End = ends
@@ -481,19 +482,19 @@ func repairedTooSoon(s window, p Params, a Request, now int64) (Outcome, window)
 	return fixedWindow(s, p, a, now)
 }
 
-// The holder is compared, what it took is not.
+// A refund that checks the holder, but not how much it took.
 func tailGivesAll(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	s.Taken = Max / 2
 	return leakyBucket(s, p, a, now)
 }
 
-// A cancel that lowers the queue's level, even if another holder has the place.
+// A refund that lowers the queue's level, even if another holder has the place.
 func anyHolderRefunds(s queue, p Params, a Request, now int64) (Outcome, queue) {
 	s.Tail, s.Taken = HolderID(a.Holder), Max/2
 	return leakyBucket(s, p, a, now)
 }
 
-// A set whose one expiry is pushed back by any holder that takes or renews a slot: the dead live as
+// A set with one expiry, which any holder extends that takes or renews a slot: dead holds live as
 // long as there is traffic.
 func oneExpiryForAll(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	out, next := concurrency(s, p, a, now)
@@ -509,7 +510,7 @@ func oneExpiryForAll(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	return out, slots{holds, next.longest}
 }
 
-// A slot is a number in a counter: taking it again takes another.
+// Slots as a counter: a renewal takes another slot.
 func renewalTakesAnother(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	if a.Mode == Spend {
 		a.Holder = fmt.Sprint(a.Holder, len(s.holds))
@@ -517,7 +518,7 @@ func renewalTakesAnother(s slots, p Params, a Request, now int64) (Outcome, slot
 	return concurrency(s, p, a, now)
 }
 
-// A release that frees a slot, whosever it is.
+// A release that frees a slot of any holder.
 func anyHolderReleases(s slots, p Params, a Request, now int64) (Outcome, slots) {
 	if a.Mode == Refund && len(s.holds) > 0 {
 		a.Holder = s.holds[0].holder
@@ -525,7 +526,7 @@ func anyHolderReleases(s slots, p Params, a Request, now int64) (Outcome, slots)
 	return concurrency(s, p, a, now)
 }
 
-// A bucket that books a unit for the work of each spend.
+// A bucket that charges an extra unit for each spend.
 func feePerSpend(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if a.Mode == Spend && out.Granted > 0 {
