@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 
+	"google.golang.org/grpc"
+
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
@@ -37,6 +39,15 @@ func (s *service) newCheck(l settings.Listener) (*checkapi.Service, error) {
 		o.Parallel = 1 // there are no round trips to save
 	}
 	return checkapi.New(s.core.Store, s.checking, o)
+}
+
+// registerCheck serves the check API by gRPC.
+func (s *service) registerCheck(r grpc.ServiceRegistrar) error {
+	check, err := s.newCheck(settings.Listener{Name: "grpc", Address: s.Settings.GRPC})
+	if err == nil {
+		check.Register(r)
+	}
+	return err
 }
 
 // idSecret encrypts the ids of reservations and holds. It is made of all secrets that instances

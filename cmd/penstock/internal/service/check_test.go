@@ -2,10 +2,19 @@ package service
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock/grpclimit/penstockv1"
+	"github.com/penstock/penstock/internal/redistest"
 )
 
 const (
@@ -108,5 +117,130 @@ func TestNoDecisionWithoutATokenAtAnOpenAddress(t *testing.T) {
 	}
 	if answer := check(t, startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"})), "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {
 		t.Errorf("with allow-open-callers: %d %s", answer.status, answer.text)
+	}
+}
+
+func TestProgramsAskByGRPC(t *testing.T) {
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		all := map[string]string{"api": "127.0.0.1:0", "grpc": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken}
+		for name, text := range flags {
+			all[name] = text
+		}
+		r := startLimited(t, nil, checked, all)
+		client := penstockv1.NewLimitServiceClient(r.grpcClient(nil))
+		search := &penstockv1.CheckRequest{Rule: "search", Key: "user:1", Cost: new(int64(2))}
+		for _, want := range []bool{true, false} {
+			answer, err := client.Check(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+testCallerToken), search)
+			if err != nil || answer.Allowed != want {
+				t.Errorf("%v, %v; want allowed %t", answer, err, want)
+			}
+		}
+		if answer := check(t, r, testOperatorToken, "/v1/peek", `{"rule":"search","key":"user:1"}`); !strings.Contains(answer.text, `"remaining":1`) {
+			t.Errorf("JSON and gRPC count apart: %s", answer.text)
+		}
+		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, testCallerToken: codes.PermissionDenied, testOperatorToken: codes.OK} {
+			_, err := client.Reset(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), search)
+			if status.Code(err) != want {
+				t.Errorf("reset with token %q: %v; want %v", token, err, want)
+			}
+		}
+	})
+}
+
+// Two instances and one that is started later share reservations, by their tokens.
+func TestInstancesShareReservations(t *testing.T) {
+	flags := limitedBy(t, checked, map[string]string{
+		"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": redistest.Start(t).URL(),
+	})
+	one, two := startBeside(t, nil, flags), startBeside(t, nil, flags)
+	reserve := check(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
+	id, _ := reserve.fields["id"].(string)
+	if id == "" {
+		t.Fatalf("%d %s; want a reservation", reserve.status, reserve.text)
+	}
+	one.wait()
+	three := startBeside(t, nil, flags)
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	answers := make(map[string]int)
+	for i := range 50 {
+		all.Go(func() {
+			answer := check(t, []*running{two, three}[i%2], testCallerToken, "/v1/settle", fmt.Sprintf(`{"id":"%s","actual":10}`, id))
+			mu.Lock()
+			defer mu.Unlock()
+			answers[fmt.Sprint(answer.status, " ", strings.TrimSpace(answer.text))]++
+		})
+	}
+	all.Wait()
+	if answers[`200 {"is_repeat":false}`] != 1 || answers[`200 {"is_repeat":true}`] != 49 {
+		t.Errorf("the answers are %v; want one that is no repeat, and 49 repeats", answers)
+	}
+	if left := check(t, two, testOperatorToken, "/v1/peek", `{"rule":"tokens","key":"user:1"}`); !strings.Contains(left.text, `"remaining":90`) {
+		t.Errorf("%s; want 90 left", left.text)
+	}
+}
+
+// The rows of docs/failure-modes.md: what programs get while Redis is killed, stopped, and back.
+func TestProgramsWithoutRedis(t *testing.T) {
+	const failing = `
+rules:
+- {name: open, match: {path: /open}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: open}]}
+- {name: closed, match: {path: /closed}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: closed}]}
+- {name: local, match: {path: /local}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h}]}
+`
+	for _, away := range []string{"killed", "stopped"} {
+		t.Run(away, func(t *testing.T) {
+			server := redistest.Start(t)
+			flags := limitedBy(t, failing, map[string]string{
+				"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": server.URL(), "store-timeout": "250ms",
+			})
+			r := start(t, nil, flags)
+			reserved := check(t, r, testCallerToken, "/v1/reserve", `{"check":{"rule":"closed","key":"user:1","cost":9}}`)
+			id, _ := reserved.fields["id"].(string)
+			if id == "" {
+				t.Fatalf("%s; want a reservation", reserved.text)
+			}
+			if away == "killed" {
+				server.Kill()
+			} else {
+				server.Pause()
+			}
+			for rule, want := range map[string]struct {
+				text   string
+				status int // with status=429
+			}{
+				"open":   {`"allowed":true,"outcome":"failed_open","source":"open","retry_after_ms":0,"limits":[]`, 200},
+				"closed": {`"allowed":false,"outcome":"failed_closed","source":"closed","retry_after_ms":1000,"limits":[]`, 503},
+				"local":  {`"allowed":true,"outcome":"allowed","source":"fallback"`, 200},
+			} {
+				body := `{"rule":"` + rule + `","key":"user:1"}`
+				if answer := check(t, r, testCallerToken, "/v1/check", body); answer.status != 200 || !strings.Contains(answer.text, want.text) {
+					t.Errorf("%s: %d %s; want %s", rule, answer.status, answer.text, want.text)
+				}
+				if answer := check(t, r, testCallerToken, "/v1/check?status=429", body); answer.status != want.status {
+					t.Errorf("%s, with status=429: %d %s; want %d", rule, answer.status, answer.text, want.status)
+				}
+			}
+			for path, body := range map[string]string{
+				"/v1/settle": `{"id":"` + id + `","cancel":true}`, "/v1/reset": `{"rule":"local","key":"user:1"}`,
+			} {
+				if answer := check(t, r, testOperatorToken, path, body); answer.status != 503 || !strings.Contains(answer.text, "send the call again") {
+					t.Errorf("%s: %d %s; want 503", path, answer.status, answer.text)
+				}
+			}
+			if away == "killed" {
+				if err := server.Restart(); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				server.Resume()
+			}
+			await(t, "Redis to settle", func() bool {
+				return check(t, r, testCallerToken, "/v1/settle", `{"id":"`+id+`","cancel":true}`).status == 200
+			})
+			await(t, "Redis to decide", func() bool {
+				return strings.Contains(check(t, r, testCallerToken, "/v1/check", `{"rule":"closed","key":"user:1"}`).text, `"source":"store"`)
+			})
+		})
 	}
 }
