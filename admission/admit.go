@@ -253,7 +253,7 @@ func (a *Admission) decide(shadows *shadows) (Outcome, error) {
 	if d.Source == penstock.FromOpen {
 		return a.observeDecision(FailedOpen, latency), nil
 	}
-	if a.request.IsOver != nil && a.request.IsOver(&a.decision) {
+	if a.request.IsOver != nil && a.request.IsOver(a.evaluation.Charges, &a.decision) {
 		return a.observeDecision(Denied, latency), nil
 	}
 	if wait := d.Wait(); wait > 0 {

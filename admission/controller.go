@@ -100,10 +100,10 @@ type Request struct {
 	// invalid, the outcome is Malformed.
 	Direct *policy.DirectCall
 
-	// IsOver tells whether a decision denies the request although it grants all charges: those of
-	// mode Force are made even beyond their limits. The outcome is then Denied, and what was charged
-	// stays charged. It is not called if no counter was charged. Default: no decision does.
-	IsOver func(*penstock.Decision) bool
+	// IsOver tells whether a decision denies the request, or a shadow, although it grants all charges:
+	// those of mode Force are made even beyond their limits. The outcome is then Denied, and what was
+	// charged stays charged. It is not called if no counter was charged. Default: no decision does.
+	IsOver func([]penstock.Charge, *penstock.Decision) bool
 
 	// ID makes repeats of the request free: if it was granted, a request with the same ID and the same
 	// charges is admitted for OnceFor, and charges nothing. The request never waits. It may have 63

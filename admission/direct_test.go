@@ -3,6 +3,7 @@ package admission_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -154,11 +155,16 @@ func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	}
 	call := directCall(t, guard.FailClosed, 3)
 	call.Charges[0].Mode, call.Charges[0].Cost = penstock.Force, 2
-	isOver := func(d *penstock.Decision) bool { return d.Remaining() == 0 }
+	isOver := func(charges []penstock.Charge, d *penstock.Decision) bool { return charges[0].Mode == penstock.Force && d.Remaining() == 0 }
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
 		if a.Done(admission.Result{}); outcome != want || err != nil || len(outcomes) != i+1 || outcomes[i] != want {
 			t.Errorf("call %d is %v, %v, the events are %v; want %v", i, outcome, err, outcomes, want)
 		}
+	}
+	call = &policy.DirectCall{Shadows: []policy.Shadow{{Charges: call.Charges, Limits: call.Limits}}}
+	a, outcome, _ := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
+	if a.Done(admission.Result{}); outcome != admission.Unlimited || len(outcomes) != 4 || !slices.Contains(outcomes, admission.ShadowDenied) {
+		t.Errorf("with a shadow it is %v, the events are %v; want a shadow that denies", outcome, outcomes)
 	}
 }

@@ -121,7 +121,7 @@ func (a *Admission) observeShadow(t *policy.Shadow, s *shadow) {
 	i := d.Strictest()
 	s.event = eventOf(t.Limits[i], &t.Charges[i])
 	e := &s.event
-	if e.Outcome = ShadowAllowed; !d.Allowed {
+	if e.Outcome = ShadowAllowed; !d.Allowed || a.request.IsOver != nil && a.request.IsOver(t.Charges, d) {
 		e.Outcome = ShadowDenied
 	}
 	e.Source, e.Latency, e.Decision, e.Charges = d.Source, time.Since(s.start), d, t.Charges
