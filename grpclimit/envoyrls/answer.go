@@ -1,0 +1,120 @@
+package envoyrls
+
+import (
+	"math"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// isOver tells whether a granted charge has exceeded its limit: its probe has no room left.
+func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
+	for i := range charges {
+		if isBeyond(&charges[i], d.Status(i)) {
+			return true
+		}
+	}
+	return false
+}
+
+func isBeyond(c *penstock.Charge, s penstock.Status) bool {
+	return (c.Mode == penstock.Force || c.Mode == penstock.Peek && c.Cost == 0) && s.Remaining == 0
+}
+
+// read takes an item's answer from a decision.
+func (c *call) read(it *item, d *penstock.Decision, ok bool) {
+	if !ok || d.Source == penstock.FromOpen || d.Len() <= it.at {
+		it.answer = opened
+		return
+	}
+	if d.Source == penstock.FromClosed {
+		it.answer = closed
+		return
+	}
+	s := d.Status(it.at)
+	it.answer = decided
+	if it.kind == spend {
+		it.remaining = s.Remaining
+	} else {
+		it.remaining = max(s.Remaining-1, 0)
+	}
+	switch it.kind {
+	case refund:
+	case force:
+		it.isOver = s.Remaining == 0
+	case check:
+		it.isOver = s.RetryAfter > 0 || s.Remaining == 0
+	default:
+		it.isOver = s.RetryAfter > 0
+	}
+	it.reset = c.reset(it, s)
+}
+
+// reset returns after how many seconds the limit has room again, or is as new: at least 1, because
+// Envoy shows whole seconds.
+func (c *call) reset(it *item, s penstock.Status) int64 {
+	after := s.ResetAfter
+	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
+		after = s.RetryAfter
+	}
+	if o := &c.engine.options; after <= 0 && o.Algorithm == penstock.FixedWindow {
+		period := it.limit.period.Microseconds() // nothing is used, so the store did not say
+		after = time.Duration(period-o.Now().UnixMicro()%period) * time.Microsecond
+	}
+	return max(int64((after+time.Second-1)/time.Second), 1)
+}
+
+// closedReset is how soon a client should ask again while the store gives no answer, in seconds.
+const closedReset = 1
+
+// answer writes the response.
+func (c *call) answer(to *Response) {
+	o := &c.engine.options
+	isQuotaSpent := c.isQuotaSpent()
+	for i := range c.items {
+		it, status := &c.items[i], &to.Statuses[i]
+		switch it.kind {
+		case none:
+			continue
+		case unlimited:
+			status.Remaining = math.MaxUint32
+			continue
+		}
+		status.Limit = &it.limit.current
+		switch it.answer {
+		case opened:
+			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.reset(it, penstock.Status{})
+		case closed:
+			it.isOver, it.remaining, it.reset = !it.isShadow && !it.isQuota, 0, closedReset
+		}
+		status.IsOver = it.isOver && !it.isShadow
+		status.Remaining, status.Reset = clamp(it.remaining), clamp(it.reset)
+		if status.IsOver && it.isQuota && !isQuotaSpent {
+			status.IsOver, status.Reset = false, 0
+		}
+		to.IsOver = to.IsOver || status.IsOver
+	}
+	if len(o.Headers) > 0 {
+		c.appendHeaders(to)
+	}
+	if o.HasMetadata {
+		to.Metadata = c.metadata()
+	}
+	to.IsOver = to.IsOver && !o.ShadowMode
+}
+
+// isQuotaSpent tells whether all limits with quota_mode are over. One that is not lets the request
+// pass.
+func (c *call) isQuotaSpent() bool {
+	if !c.isQuota {
+		return false
+	}
+	for i := range c.items {
+		if it := &c.items[i]; it.kind > unlimited && it.isQuota && !it.isOver {
+			return false
+		}
+	}
+	return true
+}
+
+func clamp(n int64) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }

@@ -1,0 +1,358 @@
+package envoyrls
+
+import (
+	"context"
+	"slices"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/policy"
+)
+
+// A call is one request while it is decided. It is used for one request after another.
+type call struct {
+	engine  *Engine
+	state   *state
+	request *Request
+
+	items    []item
+	match1   envoyconfig.Match
+	buffer   []byte
+	pending  []int // items to be decided in this round
+	later    []int // and in the next one
+	isDenied bool  // a round was denied: nothing more may be spent
+	isQuota  bool  // a limit with quota_mode has applied
+
+	direct   policy.DirectCall
+	shadows  []policy.Shadow
+	charges  []penstock.Charge // of shadows; their slices must stay, so it does not grow
+	limits   []*policy.Limit   // of shadows
+	admitted admission.Admission
+}
+
+// An item is the part of a call for one descriptor.
+type item struct {
+	kind  kind
+	limit *limit
+	event *policy.Limit
+	key   string
+	cost  int64
+
+	isShadow, isQuota bool
+
+	batch, at int // where its charge is: batch 0 is enforced, the others are shadows
+	answer    answer
+	isSettled bool // a charge that is made in any case has been made, or need not be
+
+	isOver    bool
+	remaining int64
+	reset     int64 // seconds
+}
+
+// A kind is what happens to a descriptor.
+type kind uint8
+
+const (
+	none      kind = iota // no limit applies, or another one replaces it
+	unlimited             // the limit is unlimited
+	spend                 // charged if it fits
+	force                 // charged in any case
+	check                 // asked whether the limit is exceeded, without a charge
+	refund                // units are returned
+	forbid                // the limit allows nothing
+)
+
+// An answer is how an item's status came about.
+type answer uint8
+
+const (
+	undecided answer = iota
+	decided          // by a status
+	opened           // nobody has counted: OK
+	closed           // nobody has counted: over
+)
+
+// release makes the call ready for another request.
+func (c *call) release() {
+	e := c.engine
+	clear(c.items)
+	clear(c.shadows[:cap(c.shadows)])
+	clear(c.charges[:cap(c.charges)])
+	clear(c.limits[:cap(c.limits)])
+	clear(c.direct.Charges[:cap(c.direct.Charges)])
+	*c = call{
+		items: c.items[:0], match1: c.match1, buffer: c.buffer[:0], pending: c.pending[:0], later: c.later[:0], shadows: c.shadows[:0],
+		charges: c.charges[:0], limits: c.limits[:0], direct: policy.DirectCall{Charges: c.direct.Charges[:0], Limits: c.direct.Limits[:0]},
+	}
+	e.calls.Put(c)
+}
+
+// match finds the limits of all descriptors, and what is charged.
+func (c *call) match() error {
+	r := c.request
+	domain := c.state.config.Domain(r.Domain)
+	for i := range r.Descriptors {
+		c.items = append(c.items, item{})
+		it, d := &c.items[i], &r.Descriptors[i]
+		if domain == nil {
+			continue
+		}
+		if err := c.matchOne(it, d, domain); err != nil {
+			return err
+		}
+	}
+	c.replace()
+	for i := range c.items {
+		if it := &c.items[i]; it.kind > unlimited {
+			c.pending = append(c.pending, i)
+			c.isQuota = c.isQuota || it.isQuota
+		}
+	}
+	return nil
+}
+
+func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) error {
+	e, m := c.engine, &c.match1
+	m.Limit, m.Shared = nil, m.Shared[:0]
+	if d.Override != nil {
+		l, err := e.override(c.state, *d.Override)
+		if err != nil {
+			return err
+		}
+		it.limit, it.event = l, c.state.tables.domains[domain.Name]
+	} else {
+		domain.Match(d.Entries, m)
+		if m.Limit == nil {
+			return nil
+		}
+		it.limit = c.state.limits[m.Limit.Index]
+		if m.Limit.IsUnlimited {
+			it.kind = unlimited
+			return nil
+		}
+		it.event, c.buffer = e.eventLimitOf(c.state, it.limit, m, domain.Name, d.Entries, c.buffer)
+		it.isShadow, it.isQuota = m.Limit.ShadowMode, m.Limit.QuotaMode || e.options.QuotaMode
+	}
+	c.buffer = appendKey(c.buffer[:0], domain.Name, d.Entries, m.Shared)
+	it.key = string(c.buffer)
+	return c.setCost(it, d)
+}
+
+// appendKey appends the key of a counter: the domain and the entries of the request. No two
+// descriptors have one key.
+func appendKey(to []byte, domain string, entries []envoyconfig.Entry, shared []string) []byte {
+	to = appendEscaped(to, domain)
+	for i := range entries {
+		value := entries[i].Value
+		if i < len(shared) && shared[i] != "" {
+			value = shared[i]
+		}
+		to = append(appendEscaped(append(to, '|'), entries[i].Key), '=')
+		to = appendEscaped(to, value)
+	}
+	return to
+}
+
+// appendEscaped writes what separates the parts of a key in another way.
+func appendEscaped(to []byte, text string) []byte {
+	for i := range len(text) {
+		switch b := text[i]; b {
+		case '|':
+			to = append(to, '~', '1')
+		case '=':
+			to = append(to, '~', '2')
+		case '~':
+			to = append(to, '~', '0')
+		default:
+			to = append(to, b)
+		}
+	}
+	return to
+}
+
+// setCost sets what a descriptor costs, and how it is charged.
+func (c *call) setCost(it *item, d *Descriptor) error {
+	o := &c.engine.options
+	hits := uint64(max(c.request.Hits, 1))
+	if d.HasHits {
+		hits = d.Hits
+	}
+	if hits > penstock.MaxCost {
+		return invalid("hits_addend is %d; the largest is %d", hits, int64(penstock.MaxCost))
+	}
+	it.cost = int64(hits)
+	switch {
+	case hits == 0:
+		it.kind = check
+	case d.IsNegative:
+		it.kind = refund
+	case o.Mode == Exact, d.HasHits && !o.SpendsReports:
+		it.kind = force
+	case it.limit.plan == nil:
+		it.kind = forbid
+	default:
+		it.kind = spend
+	}
+	return nil
+}
+
+// replace removes the limits that others in the request replace.
+func (c *call) replace() {
+	for i := range c.items {
+		l := c.items[i].limit
+		if l == nil || l.config == nil {
+			continue
+		}
+		for _, name := range l.config.Replaces {
+			for j := range c.items {
+				if other := &c.items[j]; other.kind > unlimited && other.limit.config != nil && other.limit.config.Name == name {
+					other.kind = none
+				}
+			}
+		}
+	}
+}
+
+// decide decides the items in rounds. Nearly always there is one. Another one is needed if two
+// descriptors have one counter and cannot be charged together, or if a round with charges that are
+// made in any case was denied.
+func (c *call) decide(ctx context.Context) error {
+	if len(c.pending) == 0 {
+		c.engine.options.Observe(&admission.Event{Outcome: admission.Unlimited})
+	}
+	for len(c.pending) > 0 {
+		if err := c.decideRound(ctx); err != nil {
+			return err
+		}
+		c.pending, c.later = c.later, c.pending[:0]
+	}
+	return nil
+}
+
+func (c *call) decideRound(ctx context.Context) error {
+	c.compose()
+	c.admitted = admission.Admission{}
+	a, outcome, err := c.engine.controller.Admit(ctx, admission.Request{Direct: &c.direct, IsOver: isOver, Into: &c.admitted})
+	defer a.Done(admission.Result{})
+	switch outcome {
+	case admission.Malformed, admission.Abandoned:
+		return failed(outcome, err)
+	case admission.FailedClosed:
+		if c.engine.options.OnFailure == FailError {
+			return errUnavailable
+		}
+	}
+	d, isLimited := a.Decision()
+	for _, i := range c.pending {
+		it := &c.items[i]
+		switch {
+		case it.answer != undecided: // in an earlier round
+		case it.batch > 0:
+			shadow, ok := a.ShadowDecision(it.batch - 1)
+			c.read(it, &shadow, ok)
+		case it.batch < 0: // in the next round
+		case outcome == admission.FailedClosed:
+			it.answer = closed
+		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.at:
+			it.answer = opened
+		default:
+			c.read(it, &d, true)
+			if !d.Allowed && (it.kind == force || it.kind == refund) {
+				c.later = append(c.later, i)
+				it.answer = undecided
+			}
+		}
+	}
+	c.isDenied = c.isDenied || isLimited && !d.Allowed
+	return nil
+}
+
+// compose makes the charges of a round. Items that cannot be in it are left for the next one.
+func (c *call) compose() {
+	c.direct.Charges, c.direct.Limits = c.direct.Charges[:0], c.direct.Limits[:0]
+	c.shadows, c.charges, c.limits = c.shadows[:0], slices.Grow(c.charges[:0], len(c.items)), slices.Grow(c.limits[:0], len(c.items))
+	for n, i := range c.pending {
+		it := &c.items[i]
+		it.batch = -1
+		charge := c.charge(it)
+		if other := c.twin(it, c.pending[:n]); other != nil {
+			c.join(i, it, other, &charge)
+			continue
+		}
+		switch {
+		case c.engine.options.ShadowMode:
+			if len(c.shadows) == 0 {
+				c.shadows = append(c.shadows, policy.Shadow{})
+			}
+			it.batch, it.at = 1, len(c.charges)
+			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.event)
+			c.shadows[0].Charges, c.shadows[0].Limits = c.charges, c.limits
+		case it.isShadow, it.isQuota:
+			at := len(c.charges)
+			c.charges, c.limits = append(c.charges, charge), append(c.limits, it.event)
+			c.shadows = append(c.shadows, policy.Shadow{Charges: c.charges[at : at+1 : at+1], Limits: c.limits[at : at+1 : at+1]})
+			it.batch, it.at = len(c.shadows), 0
+		default:
+			it.batch, it.at = 0, len(c.direct.Charges)
+			c.direct.Charges, c.direct.Limits = append(c.direct.Charges, charge), append(c.direct.Limits, it.event)
+		}
+	}
+	c.direct.Shadows = c.shadows
+}
+
+// charge returns what an item charges.
+func (c *call) charge(it *item) penstock.Charge {
+	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
+	switch it.kind {
+	case spend:
+		if charge.Plan = it.limit.plan; c.isDenied {
+			charge.Mode = penstock.Peek
+		}
+	case force:
+		charge.Mode = penstock.Force
+	case refund:
+		charge.Mode = penstock.Refund
+	case forbid:
+		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1
+	case check:
+		charge.Mode = penstock.Peek
+		if c.engine.options.Mode == Atomic {
+			charge.Cost = 1 // it fits unless the limit is exceeded
+		}
+	}
+	return charge
+}
+
+// twin returns an item of the round that has the same counter, or nil.
+func (c *call) twin(it *item, before []int) *item {
+	for _, i := range before {
+		other := &c.items[i]
+		if other.batch >= 0 && other.key == it.key && other.limit.probe.Name() == it.limit.probe.Name() {
+			return other
+		}
+	}
+	return nil
+}
+
+// join charges two items with one counter together, if they are charged alike and their order does
+// not matter. Otherwise the second waits for the next round.
+func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
+	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
+	if !isAlike || c.engine.options.Mode == Exact && it.kind != check {
+		c.later = append(c.later, i)
+		return
+	}
+	it.batch, it.at = other.batch, other.at
+	if it.kind != spend && it.kind != force && it.kind != refund {
+		return
+	}
+	charges := c.direct.Charges
+	switch {
+	case c.engine.options.ShadowMode:
+		charges = c.charges
+	case it.batch > 0:
+		charges = c.shadows[it.batch-1].Charges
+	}
+	charges[it.at].Cost = min(charges[it.at].Cost+charge.Cost, penstock.MaxCost)
+}

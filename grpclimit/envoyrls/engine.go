@@ -1,0 +1,116 @@
+package envoyrls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/guard"
+)
+
+// An Engine decides requests by a configuration. Make one with New. Many goroutines may use it at
+// once.
+type Engine struct {
+	controller *admission.Controller
+	options    Options
+	state      atomic.Pointer[state]
+	calls      sync.Pool // of *call
+}
+
+// New makes an Engine without a configuration. The controller decides and emits the events. Its
+// Options.Settings, and those of the guards around its store, must include Options.Settings. An
+// error wraps penstock.ErrInvalid.
+func New(controller *admission.Controller, o Options) (*Engine, error) {
+	if controller == nil {
+		return nil, fmt.Errorf("%w: envoyrls: the controller is nil; admission.New makes one", penstock.ErrInvalid)
+	}
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	e := &Engine{controller: controller, options: o}
+	e.calls.New = func() any { return new(call) }
+	return e, nil
+}
+
+// SetConfig makes a configuration that in force. Requests in flight are decided by the old one. An
+// error wraps penstock.ErrInvalid; then the old one stays.
+func (e *Engine) SetConfig(c *envoyconfig.Config) error {
+	s, err := e.newState(c)
+	if err != nil {
+		return err
+	}
+	e.state.Store(s)
+	return nil
+}
+
+// Config returns the configuration in force, or nil if there is none yet.
+func (e *Engine) Config() *envoyconfig.Config {
+	if s := e.state.Load(); s != nil {
+		return s.config
+	}
+	return nil
+}
+
+// MaxDescriptors is how many descriptors a request may have.
+const MaxDescriptors = penstock.MaxCharges
+
+// Decide decides a request. If ctx has a deadline, the store must answer some milliseconds earlier,
+// so that the answer of OnFailure is in time.
+//
+// The error is an *Error, or the cause of ctx if it has ended. It is nil if and only if the
+// response is complete.
+func (e *Engine) Decide(ctx context.Context, r *Request, to *Response) error {
+	switch {
+	case r.Domain == "":
+		return errNoDomain
+	case len(r.Descriptors) == 0:
+		return errNoDescriptors
+	case len(r.Descriptors) > MaxDescriptors:
+		return invalid("the request has %d descriptors; send at most %d", len(r.Descriptors), MaxDescriptors)
+	}
+	s := e.state.Load()
+	if s == nil {
+		return errNoConfig
+	}
+	c := e.calls.Get().(*call)
+	defer c.release()
+	c.engine, c.state, c.request = e, s, r
+	if err := c.match(); err != nil {
+		return err
+	}
+	if err := c.decide(withEarlierAnswer(ctx)); err != nil {
+		return err
+	}
+	to.reset(len(r.Descriptors))
+	c.answer(to)
+	return nil
+}
+
+// withEarlierAnswer returns a context whose decisions leave time for the way back: a fifth of what
+// is left, at most 5 ms.
+func withEarlierAnswer(ctx context.Context) context.Context {
+	at, ok := ctx.Deadline()
+	if !ok {
+		return ctx
+	}
+	return guard.AnswerBy(ctx, at.Add(-min(time.Until(at)/5, maxMargin)))
+}
+
+const maxMargin = 5 * time.Millisecond
+
+// failed returns the error for a request that was not decided.
+func failed(outcome admission.Outcome, err error) error {
+	switch {
+	case outcome == admission.Malformed:
+		return invalid("the request cannot be decided: %v", err)
+	case err != nil:
+		return err // the caller has left
+	}
+	return errors.New("envoyrls: the request has no decision")
+}

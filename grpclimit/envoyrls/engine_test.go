@@ -1,0 +1,563 @@
+package envoyrls_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+const limits = `
+domain: d
+descriptors:
+- key: small
+  rate_limit: {unit: minute, requests_per_unit: 3, name: small}
+- key: large
+  rate_limit: {unit: hour, requests_per_unit: 10}
+- key: zero
+  rate_limit: {unit: day, requests_per_unit: 0}
+- key: free
+  rate_limit: {unlimited: true, replaces: [{name: small}]}
+- key: better
+  rate_limit: {unit: week, requests_per_unit: 5, name: better, replaces: [{name: small}, {name: none}]}
+- key: shadow
+  shadow_mode: true
+  rate_limit: {unit: month, requests_per_unit: 1}
+- key: quota1
+  quota_mode: true
+  rate_limit: {unit: year, requests_per_unit: 1}
+- key: quota2
+  quota_mode: true
+  rate_limit: {unit: second, requests_per_unit: 2}
+- key: shared
+  value: s*
+  share_threshold: true
+  rate_limit: {unit: day, requests_per_unit: 2}
+- key: white
+`
+
+// A fixture is an engine whose events are kept.
+type fixture struct {
+	*envoyrls.Engine
+
+	mu     sync.Mutex
+	events []string // rule, limit and outcome
+}
+
+func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Options) *fixture {
+	t.Helper()
+	rules, err := policy.New(policy.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{}
+	o.Observe = func(e *admission.Event) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.events = append(f.events, fmt.Sprint(e.Rule, " ", e.Limit, " ", e.Outcome))
+	}
+	controller, err := admission.New(store, func() *policy.Rules { return rules }, admission.Options{Settings: o.Settings, Observe: o.Observe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Engine, err = envoyrls.New(controller, o); err != nil {
+		t.Fatal(err)
+	}
+	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "limits.yaml", Content: []byte(yaml)}}, envoyconfig.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.SetConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// request reads a request of domain d: descriptors are separated by a comma, entries by a blank.
+// A descriptor may end with +2 hits of its own, -2 negative ones, or @5/minute, an override.
+// The whole may begin with the hits of the request: 2: small.
+func request(text string) *envoyrls.Request {
+	r := &envoyrls.Request{Domain: "d"}
+	if hits, rest, ok := strings.Cut(text, ": "); ok {
+		fmt.Sscan(hits, &r.Hits)
+		text = rest
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		var d envoyrls.Descriptor
+		for field := range strings.FieldsSeq(part) {
+			switch field[0] {
+			case '+', '-':
+				d.HasHits, d.IsNegative = true, field[0] == '-'
+				fmt.Sscan(field[1:], &d.Hits)
+			case '@':
+				d.Override = new(envoyrls.Override)
+				fmt.Sscanf(field, "@%d/%d*%d", &d.Override.RequestsPerUnit, &d.Override.Unit, &d.Override.UnitMultiplier)
+			default:
+				key, value, _ := strings.Cut(field, "=")
+				d.Entries = append(d.Entries, envoyconfig.Entry{Key: key, Value: value})
+			}
+		}
+		r.Descriptors = append(r.Descriptors, d)
+	}
+	return r
+}
+
+// ask writes a response as "over: ok 3/60 2 left 60s, over 10/3600 0 left 3600s". A status without a
+// limit is "none".
+func (f *fixture) ask(text string) string {
+	var to envoyrls.Response
+	if err := f.Decide(context.Background(), request(text), &to); err != nil {
+		return err.Error()
+	}
+	return write(&to)
+}
+
+func write(r *envoyrls.Response) string {
+	code := map[bool]string{true: "over", false: "ok"}
+	var all []string
+	for i := range r.Statuses {
+		s := &r.Statuses[i]
+		text := code[s.IsOver]
+		switch {
+		case s.Limit != nil:
+			text += fmt.Sprintf(" %d/%v %d left %ds", s.Limit.RequestsPerUnit, strings.ToLower(s.Limit.Unit.String()), s.Remaining, s.Reset)
+			if s.Limit.UnitMultiplier > 0 {
+				text += fmt.Sprintf(" x%d", s.Limit.UnitMultiplier)
+			}
+		case s.Remaining > 0:
+			text = fmt.Sprint("unlimited ", s.Remaining)
+		default:
+			text = "none"
+		}
+		all = append(all, text)
+	}
+	return code[r.IsOver] + ": " + strings.Join(all, ", ")
+}
+
+// A conversation is requests and their answers, one after another.
+type conversation struct {
+	name  string
+	lines string // "request -> response", from midnight on; "wait 10s"
+}
+
+func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
+	t.Helper()
+	t.Run(o.Mode.String()+", "+c.name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, memstore.New(memstore.Options{}), yaml, o)
+			for line := range strings.Lines(c.lines) {
+				line = strings.TrimSpace(line)
+				if pause, ok := strings.CutPrefix(line, "wait "); ok {
+					d, err := time.ParseDuration(pause)
+					if err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(d)
+					continue
+				}
+				if line == "" {
+					continue
+				}
+				ask, want, _ := strings.Cut(line, " -> ")
+				if got := f.ask(ask); got != want {
+					t.Errorf("%s\n got %s\nwant %s", ask, got, want)
+				}
+			}
+		})
+	})
+}
+
+// The clock of synctest begins at midnight, 2000-01-01 UTC, a Saturday.
+func TestModeExactAnswersLikeEnvoysService(t *testing.T) {
+	for _, c := range []conversation{
+		{"hits beyond the limit are counted", `
+			small -> ok: ok 3/minute 2 left 60s
+			wait 1500ms
+			small -> ok: ok 3/minute 1 left 59s
+			2: small -> over: over 3/minute 0 left 59s
+			small -> over: over 3/minute 0 left 59s
+			wait 58s
+			small -> over: over 3/minute 0 left 1s
+			wait 500ms
+			small -> ok: ok 3/minute 2 left 60s`},
+		{"each descriptor counts for itself", `
+			3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
+			small,large -> over: over 3/minute 0 left 60s, ok 10/hour 6 left 3600s
+			large -> ok: ok 10/hour 5 left 3600s`},
+		{"the same descriptor twice counts twice, in order", `
+			small,small -> ok: ok 3/minute 2 left 60s, ok 3/minute 1 left 60s
+			small,small -> over: ok 3/minute 0 left 60s, over 3/minute 0 left 60s`},
+		{"hits of 0 ask", `
+			small +0 -> ok: ok 3/minute 3 left 60s
+			small +3 -> ok: ok 3/minute 0 left 60s
+			small +0 -> ok: ok 3/minute 0 left 60s
+			small +50 -> over: over 3/minute 0 left 60s
+			small +0 -> over: over 3/minute 0 left 60s`},
+		{"negative hits are returned, at most all", `
+			small +3 -> ok: ok 3/minute 0 left 60s
+			small -1 -> ok: ok 3/minute 1 left 60s
+			small -9 -> ok: ok 3/minute 3 left 60s
+			small -> ok: ok 3/minute 2 left 60s`},
+		{"hits of a descriptor win", `
+			5: small +2,large -> ok: ok 3/minute 1 left 60s, ok 10/hour 5 left 3600s`},
+		{"each value has a counter", `
+			3: small=a -> ok: ok 3/minute 0 left 60s
+			3: small=b -> ok: ok 3/minute 0 left 60s
+			small=a -> over: over 3/minute 0 left 60s`},
+		{"values share a counter by share_threshold", `
+			shared=s1 -> ok: ok 2/day 1 left 86400s
+			shared=s2 -> ok: ok 2/day 0 left 86400s
+			shared=s3 -> over: over 2/day 0 left 86400s`},
+		{"a limit of 0 denies", `
+			zero -> over: over 0/day 0 left 86400s
+			zero=x +0 -> ok: ok 0/day 0 left 86400s`},
+		{"no limit", `
+			other -> ok: none
+			white -> ok: none
+			small more -> ok: none`},
+		{"unlimited and replaced", `
+			free -> ok: unlimited 4294967295
+			9: small,free -> ok: none, unlimited 4294967295
+			9: better,small -> over: over 5/week 0 left 432000s, none
+			small -> ok: ok 3/minute 2 left 60s`},
+		{"shadow_mode", `
+			shadow,small -> ok: ok 1/month 0 left 1987200s, ok 3/minute 2 left 60s
+			shadow,small -> ok: ok 1/month 0 left 1987200s, ok 3/minute 1 left 60s`},
+		{"quota_mode denies when all quotas are over", `
+			quota1,quota2 -> ok: ok 1/year 0 left 30931200s, ok 2/second 1 left 1s
+			quota1,quota2 -> ok: ok 1/year 0 left 0s, ok 2/second 0 left 1s
+			quota1,quota2 -> over: over 1/year 0 left 30931200s, over 2/second 0 left 1s`},
+		{"overrides", `
+			small @2/2 -> ok: ok 2/minute 1 left 60s
+			small -> ok: ok 3/minute 1 left 60s
+			small @2/2 -> over: over 2/minute 0 left 60s
+			new=x @1/4 -> ok: ok 1/day 0 left 86400s
+			new=x @5/1*30 -> ok: ok 5/second 4 left 30s x30
+			new=y @5/1*60 -> ok: ok 5/minute 4 left 60s
+			new=z @0/1 -> over: over 0/second 0 left 1s
+			shadow @1/5 -> ok: ok 1/month 0 left 1987200s
+			shadow @1/5 -> over: over 1/month 0 left 1987200s`},
+		{"hostile requests", `
+			small @2/0 -> the limit of a descriptor has the unit UNKNOWN; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR
+			small @2/99 -> the limit of a descriptor has the unit Unit(99); send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR
+			small +9223372036854775808 -> hits_addend is 9223372036854775808; the largest is 2251799813685248
+			small -> ok: ok 3/minute 2 left 60s`},
+	} {
+		c.run(t, limits, envoyrls.Options{Mode: envoyrls.Exact})
+	}
+}
+
+func TestModeAtomicChargesNothingForADenial(t *testing.T) {
+	for _, c := range []conversation{
+		{"a denial charges nothing", `
+			2: small -> ok: ok 3/minute 1 left 60s
+			2: small -> over: over 3/minute 1 left 60s
+			small -> ok: ok 3/minute 0 left 60s
+			small -> over: over 3/minute 0 left 60s`},
+		{"the other descriptors tell what is left", `
+			3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
+			small,large -> over: over 3/minute 0 left 60s, ok 10/hour 7 left 3600s
+			large -> ok: ok 10/hour 6 left 3600s`},
+		{"the same descriptor twice is one charge", `
+			small,small -> ok: ok 3/minute 1 left 60s, ok 3/minute 1 left 60s
+			small,small -> over: over 3/minute 1 left 60s, over 3/minute 1 left 60s
+			small -> ok: ok 3/minute 0 left 60s`},
+		{"a report is charged even if it does not fit", `
+			small +50 -> over: over 3/minute 0 left 60s
+			small +0 -> over: over 3/minute 0 left 60s
+			small -> over: over 3/minute 0 left 60s`},
+		{"a check at the limit passes", `
+			small +3 -> ok: ok 3/minute 0 left 60s
+			small +0 -> ok: ok 3/minute 0 left 60s`},
+		{"a check beyond the limit denies, and nothing else is charged", `
+			small +4 -> over: over 3/minute 0 left 60s
+			small +0,large -> over: over 3/minute 0 left 60s, ok 10/hour 10 left 3600s`},
+		{"a report is charged although another descriptor is over", `
+			3: small -> ok: ok 3/minute 0 left 60s
+			small,large +4,large=x -> over: over 3/minute 0 left 60s, ok 10/hour 6 left 3600s, ok 10/hour 10 left 3600s
+			large +0 -> ok: ok 10/hour 6 left 3600s`},
+		{"a refund is made although another descriptor is over", `
+			3: small -> ok: ok 3/minute 0 left 60s
+			large +9 -> ok: ok 10/hour 1 left 3600s
+			small,large -4 -> over: over 3/minute 0 left 60s, ok 10/hour 5 left 3600s`},
+		{"one counter, charged in two ways", `
+			small,small +1 -> ok: ok 3/minute 2 left 60s, ok 3/minute 1 left 60s
+			2: small,small +1 -> over: over 3/minute 1 left 60s, ok 3/minute 0 left 60s`},
+		{"a limit of 0 denies all", `
+			zero,small -> over: over 0/day 0 left 86400s, ok 3/minute 3 left 60s
+			zero +0,small -> ok: ok 0/day 0 left 86400s, ok 3/minute 2 left 60s`},
+		{"shadow_mode", `
+			shadow,small -> ok: ok 1/month 0 left 1987200s, ok 3/minute 2 left 60s
+			shadow,small -> ok: ok 1/month 0 left 1987200s, ok 3/minute 1 left 60s
+			shadow -> ok: ok 1/month 0 left 1987200s`},
+		{"quota_mode", `
+			quota1,quota2 -> ok: ok 1/year 0 left 30931200s, ok 2/second 1 left 1s
+			quota1,quota2 -> ok: ok 1/year 0 left 0s, ok 2/second 0 left 1s
+			quota1,quota2 -> over: over 1/year 0 left 30931200s, over 2/second 0 left 1s`},
+		{"unlimited and replaced", `
+			9: small,free -> ok: none, unlimited 4294967295
+			9: better,small -> over: over 5/week 5 left 432000s, none`},
+		{"overrides", `
+			3: small @2/2 -> over: over 2/minute 2 left 60s
+			new=x @5/1*604800 -> ok: ok 5/week 4 left 432000s
+			small @2/6*9 -> the limit of a descriptor cannot be enforced: penstock: invalid: the period of 9 × YEAR is out of range; the longest is 8 years`},
+	} {
+		c.run(t, limits, envoyrls.Options{})
+	}
+	spends := conversation{"reports are charged only if they fit", `
+		small +50 -> over: over 3/minute 3 left 60s
+		small +3 -> ok: ok 3/minute 0 left 60s`}
+	spends.run(t, limits, envoyrls.Options{SpendsReports: true})
+	quota := conversation{"all limits are quotas", `
+		3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
+		8: small,large -> over: over 3/minute 0 left 60s, over 10/hour 7 left 3600s`}
+	quota.run(t, limits, envoyrls.Options{QuotaMode: true})
+}
+
+// With SHADOW_MODE, statuses tell what would be, and every request passes.
+func TestShadowModeDeniesNothing(t *testing.T) {
+	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
+		c := conversation{"SHADOW_MODE", `
+			3: small,large -> ok: ok 3/minute 0 left 60s, ok 10/hour 7 left 3600s
+			small -> ok: over 3/minute 0 left 60s`}
+		c.run(t, limits, envoyrls.Options{Mode: mode, ShadowMode: true})
+	}
+}
+
+// The same limits run on other algorithms. A limit that is exceeded by a report denies until it has
+// room again.
+func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
+	bucket := conversation{"token bucket", `
+		3: small -> ok: ok 3/minute 0 left 60s
+		small -> over: over 3/minute 0 left 20s
+		small +0 -> ok: ok 3/minute 0 left 60s
+		wait 20s
+		small -> ok: ok 3/minute 0 left 60s
+		small +1 -> over: over 3/minute 0 left 80s
+		small +0 -> over: over 3/minute 0 left 20s
+		wait 20s
+		small +0 -> ok: ok 3/minute 0 left 60s
+		wait 1h
+		small +0 -> ok: ok 3/minute 3 left 1s
+		zero -> over: over 0/day 0 left 1s`}
+	bucket.run(t, limits, envoyrls.Options{Algorithm: penstock.TokenBucket})
+	for _, o := range []envoyrls.Options{{Algorithm: penstock.SlidingWindow}, {Algorithm: penstock.SlidingLog}} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, memstore.New(memstore.Options{}), limits, o)
+			for i, want := range []string{"ok: ok 3/minute 0", "over: over 3/minute 0", "ok: ok 3/minute 0", "over: over 3/minute 0", "over: over 3/minute 0"} {
+				if got := f.ask([]string{"3: small", "small", "small +0", "small +1", "small +0"}[i]); !strings.HasPrefix(got, want) {
+					t.Errorf("with %s, answer %d is %s; want %s", o.Algorithm.Title(), i, got, want)
+				}
+			}
+		})
+	}
+	rules, _ := policy.New(policy.Spec{})
+	controller, err := admission.New(memstore.New(memstore.Options{}), func() *policy.Rules { return rules }, admission.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []envoyrls.Options{{Algorithm: penstock.Concurrency}, {Algorithm: penstock.LeakyBucket}, {Mode: envoyrls.Exact, Algorithm: penstock.TokenBucket}, {Headers: []envoyrls.Dialect{"x"}}} {
+		if _, err := envoyrls.New(controller, o); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%+v is %v; want an error", o, err)
+		}
+	}
+}
+
+func TestRequestsWithoutSenseAreRefused(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
+	many := make([]envoyrls.Descriptor, envoyrls.MaxDescriptors+1)
+	for _, row := range []struct {
+		r    envoyrls.Request
+		want string
+	}{
+		{envoyrls.Request{Descriptors: many[:1]}, "rate limit domain must not be empty"},
+		{envoyrls.Request{Domain: "d"}, "rate limit descriptor list must not be empty"},
+		{envoyrls.Request{Domain: "d", Descriptors: many}, "the request has 65 descriptors; send at most 64"},
+	} {
+		var to envoyrls.Response
+		err := f.Decide(context.Background(), &row.r, &to)
+		if e, ok := errors.AsType[*envoyrls.Error](err); !ok || e.Code != envoyrls.InvalidArgument || e.Text != row.want {
+			t.Errorf("the error is %v; want %s", err, row.want)
+		}
+	}
+	var to envoyrls.Response
+	for _, r := range []envoyrls.Request{{Domain: "d", Descriptors: many[:64]}, {Domain: "unknown", Descriptors: many[:1]}} {
+		if err := f.Decide(context.Background(), &r, &to); err != nil || to.IsOver || len(to.Statuses) != len(r.Descriptors) || to.Statuses[0] != (envoyrls.Status{}) {
+			t.Errorf("%v is %+v, %v; want OK without a limit", r, to, err)
+		}
+	}
+}
+
+// Keys that Envoy's service mixes up are different here.
+func TestNoTwoDescriptorsShareACounter(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors: [{key: '*', rate_limit: {unit: day, requests_per_unit: 1}, descriptors: [{key: '*', rate_limit: {unit: day, requests_per_unit: 1}}]}]", envoyrls.Options{})
+	for _, text := range []string{"a=b_c", "a_b=c", "a=b c=d", "a=b|c=d", "a=b=c", "a==b", "a=~1", "a=|"} {
+		if got := f.ask(text); !strings.HasPrefix(got, "ok") {
+			t.Errorf("the first %s is %s; want ok", text, got)
+		}
+		if got := f.ask(text); !strings.HasPrefix(got, "over") {
+			t.Errorf("the second %s is %s; want over", text, got)
+		}
+	}
+}
+
+func TestOneEventTellsOfEachRequest(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), limits+`
+- key: metric
+  value_to_metric: true
+  rate_limit: {unit: hour, requests_per_unit: 1}
+`, envoyrls.Options{})
+	for _, text := range []string{"small,large", "4: small,large", "large +20", "other", "new @1/1", "metric=v", "shadow", "shadow"} {
+		f.ask(text)
+	}
+	want := []string{
+		"d.small minute allowed", "d.small minute denied", "d.large hour denied", "  unlimited", "d override allowed", "d.metric_v hour allowed",
+		"d.shadow month shadow_allowed", "  unlimited", "d.shadow month shadow_denied", "  unlimited",
+	}
+	// A shadow is decided in another goroutine, so its event may come earlier or later.
+	for _, e := range want {
+		found := false
+		for i, got := range f.events {
+			if got == e {
+				f.events[i], found = "", true
+				break
+			}
+		}
+		if !found {
+			t.Errorf("there is no event %q; the others are %q", e, f.events)
+		}
+	}
+	if left := strings.Join(f.events, ""); left != "" {
+		t.Errorf("there are more events: %q", f.events)
+	}
+}
+
+func TestFailuresOfTheStore(t *testing.T) {
+	broken := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.ErrUnavailable
+	})
+	for _, row := range []struct {
+		mode      envoyrls.Mode
+		onFailure envoyrls.Failure
+		ask, want string
+	}{
+		{envoyrls.Atomic, envoyrls.FailOpen, "9: small,shadow", "ok: ok 3/minute 3 left 60s, ok 1/month 1 left 1987200s"},
+		{envoyrls.Atomic, envoyrls.FailOpen, "small +9", "ok: ok 3/minute 3 left 60s"},
+		{envoyrls.Atomic, envoyrls.FailClosed, "small,quota1", "over: over 3/minute 0 left 1s, ok 1/year 1 left 30931200s"},
+		{envoyrls.Atomic, envoyrls.FailClosed, "small +1", "over: over 3/minute 0 left 1s"},
+		{envoyrls.Atomic, envoyrls.FailClosed, "small +0", "over: over 3/minute 0 left 1s"},
+		{envoyrls.Atomic, envoyrls.FailError, "small", "the store gives no answer, and on_failure is error"},
+		{envoyrls.Atomic, envoyrls.FailError, "shadow", "ok: ok 1/month 1 left 1987200s"},
+		{envoyrls.Atomic, envoyrls.FailDefault, "2: small", "ok: ok 3/minute 1 left 60s"},
+		{envoyrls.Atomic, envoyrls.FailDefault, "4: small", "over: over 3/minute 3 left 60s"},
+		{envoyrls.Exact, envoyrls.FailDefault, "small", "the store gives no answer, and on_failure is error"},
+		{envoyrls.Exact, envoyrls.FailOpen, "small", "ok: ok 3/minute 3 left 60s"},
+		{envoyrls.Exact, envoyrls.FailLocal, "4: small", "over: over 3/minute 0 left 60s"},
+		{envoyrls.Exact, envoyrls.FailClosed, "small", "over: over 3/minute 0 left 1s"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, broken, limits, envoyrls.Options{Mode: row.mode, OnFailure: row.onFailure})
+			if got := f.ask(row.ask); got != row.want {
+				t.Errorf("%v, on_failure %v: %s\n got %s\nwant %s", row.mode, row.onFailure, row.ask, got, row.want)
+			}
+		})
+	}
+}
+
+// Envoy waits 20 ms. If the store hangs, the fallback answers earlier.
+func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := envoyrls.Options{OnFailure: envoyrls.FailOpen}
+		hangs := penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+			<-ctx.Done()
+			return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, ctx.Err())
+		})
+		g, err := guard.Standard(hangs, guard.Options{Instances: 1, Limits: o.Settings})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		f := newFixture(t, g, limits, o)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		var to envoyrls.Response
+		err = f.Decide(ctx, request("small"), &to)
+		if took := time.Since(start); err != nil || to.IsOver || took != 16*time.Millisecond {
+			t.Errorf("after %v it is %v, %v; want OK after 16ms", took, write(&to), err)
+		}
+	})
+}
+
+func TestHeadersHaveThreeDialects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: envoyrls.Dialects(), HeaderNames: envoyrls.HeaderNames{Reset: "x-reset"}})
+		for _, row := range []struct {
+			ask  string
+			want string
+		}{
+			{"small,large", `RateLimit-Limit: 3|RateLimit-Remaining: 2|x-reset: 60|X-RateLimit-Limit: 3, 3;w=60;name="small", 10;w=3600|X-RateLimit-Remaining: 2|X-RateLimit-Reset: 60|` +
+				`RateLimit-Policy: "small";q=3;w=60, "2";q=10;w=3600|RateLimit: "small";r=2;t=60, "2";r=9;t=3600`},
+			{"10: large", `RateLimit-Limit: 10|RateLimit-Remaining: 9|x-reset: 3600|X-RateLimit-Limit: 10, 10;w=3600|X-RateLimit-Remaining: 9|X-RateLimit-Reset: 3600|` +
+				`RateLimit-Policy: "1";q=10;w=3600|RateLimit: "1";r=9;t=3600`},
+			{"other,free", ""},
+		} {
+			var to envoyrls.Response
+			if err := f.Decide(t.Context(), request(row.ask), &to); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, h := range to.Headers {
+				got = append(got, h.Name+": "+h.Value)
+			}
+			if strings.Join(got, "|") != row.want {
+				t.Errorf("%s has the headers\n%s\nwant\n%s", row.ask, strings.Join(got, "|"), row.want)
+			}
+		}
+	})
+}
+
+func TestMetadataTellOfTheRequest(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), limits+`
+- key: owned
+  metadata: {team: web}
+  rate_limit: {unit: hour, requests_per_unit: 1}
+`, envoyrls.Options{HasMetadata: true})
+	var to envoyrls.Response
+	if err := f.Decide(context.Background(), request("2: quota1=x,small @2/1*3 +1,owned +0"), &to); err != nil {
+		t.Fatal(err)
+	}
+	want := "map[descriptors:[map[entries:[quota1=x]] map[entries:[small=] hitsAddend:1 limit:requests_per_unit:2 unit:SECOND unit_multiplier:{value:3}] map[entries:[owned=] hitsAddend:0]] " +
+		"domain:d hitsAddend:2 metadata:map[team:web] quotaModeEnabled:true quotaModeViolations:[0]]"
+	if got := fmt.Sprint(to.Metadata); got != want {
+		t.Errorf("the metadata are\n%s\nwant\n%s", got, want)
+	}
+}
+
+// The configuration may change while requests are decided.
+func TestAConfigurationIsReplacedAsAWhole(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
+	f.ask("2: small")
+	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "a", Content: []byte("domain: d\ndescriptors: [{key: small, rate_limit: {unit: minute, requests_per_unit: 9}}]")}}, envoyconfig.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.SetConfig(config); err != nil || f.Config() != config {
+		t.Fatal(err)
+	}
+	if got := f.ask("small,large"); !strings.HasPrefix(got, "ok: ok 9/minute 6 left") || !strings.HasSuffix(got, ", none") {
+		t.Errorf("it is %s; want the new limits, and what was used stays used", got)
+	}
+}

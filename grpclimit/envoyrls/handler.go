@@ -1,0 +1,93 @@
+package envoyrls
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+// HandlerOptions configure NewHandler. The zero value is useful.
+type HandlerOptions struct {
+	// IsHealthy is what /healthcheck answers. Default: always.
+	IsHealthy func() bool
+
+	// MaxBody is the largest body of /json, in bytes. Default: 1 MiB.
+	MaxBody int64
+}
+
+// The paths of NewHandler.
+const (
+	pathJSON   = "/json"
+	pathHealth = "/healthcheck"
+	pathConfig = "/rlconfig"
+)
+
+// IsEndpoint tells whether NewHandler serves a path.
+func IsEndpoint(path string) bool {
+	return path == pathJSON || path == pathHealth || path == pathConfig
+}
+
+// NewHandler serves the HTTP endpoints of envoyproxy/ratelimit:
+//
+//   - /json decides a RateLimitRequest in proto3 JSON, with any method. The status is 200 if the
+//     answer is OK, 429 if it is OVER_LIMIT, and 400 if there is no answer.
+//   - /healthcheck is 200, or 500 if the service is not healthy.
+//   - /rlconfig lists the limits.
+func NewHandler(e *Engine, o HandlerOptions) http.Handler {
+	if o.IsHealthy == nil {
+		o.IsHealthy = func() bool { return true }
+	}
+	if o.MaxBody <= 0 {
+		o.MaxBody = 1 << 20
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc(pathJSON, func(w http.ResponseWriter, r *http.Request) { e.serveJSON(w, r, o.MaxBody) })
+	mux.HandleFunc(pathHealth, func(w http.ResponseWriter, _ *http.Request) {
+		if !o.IsHealthy() {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		io.WriteString(w, "OK")
+	})
+	mux.HandleFunc("GET "+pathConfig, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if c := e.Config(); c != nil {
+			io.WriteString(w, c.String())
+		}
+	})
+	return mux
+}
+
+func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if _, isTooLarge := errors.AsType[*http.MaxBytesError](err); isTooLarge {
+		http.Error(w, "the body is too large", http.StatusRequestEntityTooLarge)
+		return
+	}
+	var m rlsv3.RateLimitRequest
+	if err == nil {
+		err = protojson.Unmarshal(body, &m)
+	}
+	if err != nil {
+		http.Error(w, "Bad Request: the body is no RateLimitRequest in JSON, or has a field that is not known", http.StatusBadRequest)
+		return
+	}
+	answer, err := e.decideProto(r.Context(), &m)
+	if err != nil {
+		http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	text, err := protojson.Marshal(answer)
+	if err != nil { // a name in the configuration is not UTF-8
+		http.Error(w, "the answer cannot be written as JSON", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if answer.OverallCode == rlsv3.RateLimitResponse_OVER_LIMIT {
+		w.WriteHeader(http.StatusTooManyRequests)
+	}
+	w.Write(text)
+}

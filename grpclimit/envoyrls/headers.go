@@ -1,0 +1,153 @@
+package envoyrls
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+)
+
+// A Dialect is a form of header fields about limits.
+type Dialect string
+
+// The dialects.
+const (
+	// DialectPlain is that of envoyproxy/ratelimit (LIMIT_RESPONSE_HEADERS_ENABLED), about the limit
+	// with the least left, or the last one that denies:
+	//	RateLimit-Limit: 10
+	//	RateLimit-Remaining: 9
+	//	RateLimit-Reset: 1
+	DialectPlain Dialect = "plain"
+
+	// DialectDraft03 is that of Envoy's enable_x_ratelimit_headers, for Envoys that do not write it:
+	//	X-RateLimit-Limit: 10, 10;w=1;name="second", 1000;w=3600
+	//	X-RateLimit-Remaining: 9
+	//	X-RateLimit-Reset: 1
+	DialectDraft03 Dialect = "draft-03"
+
+	// DialectDraft11 is draft-ietf-httpapi-ratelimit-headers-11, about all limits:
+	//	RateLimit-Policy: "second";q=10;w=1, "1";q=1000;w=3600
+	//	RateLimit: "second";r=9;t=1, "1";r=980;t=1200
+	// A limit without a name has the place of its descriptor.
+	DialectDraft11 Dialect = "draft-11"
+)
+
+var dialects = []Dialect{DialectPlain, DialectDraft03, DialectDraft11}
+
+func (d Dialect) isValid() bool { return slices.Contains(dialects, d) }
+
+func dialectList() string { return "plain, draft-03 or draft-11" }
+
+// Dialects returns all dialects.
+func Dialects() []Dialect { return slices.Clone(dialects) }
+
+// HeaderNames are the names of the fields of DialectPlain.
+type HeaderNames struct{ Limit, Remaining, Reset string }
+
+func (n *HeaderNames) setDefaults() {
+	for field, name := range map[*string]string{&n.Limit: "RateLimit-Limit", &n.Remaining: "RateLimit-Remaining", &n.Reset: "RateLimit-Reset"} {
+		if *field == "" {
+			*field = name
+		}
+	}
+}
+
+// appendHeaders adds the header fields. There are none if no limit applied.
+func (c *call) appendHeaders(to *Response) {
+	i := c.strictest(to)
+	if i < 0 {
+		return
+	}
+	o, strictest := &c.engine.options, &to.Statuses[i]
+	reset := clamp(c.items[i].reset)
+	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+	limit := number(strictest.Limit.RequestsPerUnit)
+	for _, d := range o.Headers {
+		switch d {
+		case DialectPlain:
+			to.Headers = append(to.Headers, Header{o.HeaderNames.Limit, limit}, Header{o.HeaderNames.Remaining, number(strictest.Remaining)},
+				Header{o.HeaderNames.Reset, number(reset)})
+		case DialectDraft03:
+			to.Headers = append(to.Headers, Header{"X-RateLimit-Limit", limit + draft03Policies(to)}, Header{"X-RateLimit-Remaining", number(strictest.Remaining)},
+				Header{"X-RateLimit-Reset", number(reset)})
+		case DialectDraft11:
+			policies, states := c.draft11(to)
+			to.Headers = append(to.Headers, Header{"RateLimit-Policy", policies}, Header{"RateLimit", states})
+		}
+	}
+}
+
+// strictest returns the index of the status with the least remaining, the first of equals, or of
+// the last one that denies. It is -1 if no limit applied.
+func (c *call) strictest(to *Response) int {
+	found, isOver := -1, false
+	for i := range to.Statuses {
+		s := &to.Statuses[i]
+		switch {
+		case s.Limit == nil:
+		case s.IsOver:
+			found, isOver = i, true
+		case !isOver && (found < 0 || s.Remaining < to.Statuses[found].Remaining):
+			found = i
+		}
+	}
+	return found
+}
+
+// draft03Policies lists the limits whose period is known.
+func draft03Policies(to *Response) string {
+	var b strings.Builder
+	for i := range to.Statuses {
+		l := to.Statuses[i].Limit
+		if l == nil || l.Unit == envoyconfig.UnitUnknown {
+			continue
+		}
+		b.WriteString(", ")
+		b.WriteString(strconv.FormatUint(uint64(l.RequestsPerUnit), 10))
+		b.WriteString(";w=")
+		b.WriteString(strconv.FormatInt(int64(l.period().Seconds()), 10))
+		if l.Name != "" {
+			b.WriteString(";name=")
+			b.WriteString(quoted(l.Name))
+		}
+	}
+	return b.String()
+}
+
+func (c *call) draft11(to *Response) (policies, states string) {
+	var p, s strings.Builder
+	for i := range to.Statuses {
+		status := &to.Statuses[i]
+		l := status.Limit
+		if l == nil {
+			continue
+		}
+		if p.Len() > 0 {
+			p.WriteString(", ")
+			s.WriteString(", ")
+		}
+		name := quoted(l.Name)
+		if l.Name == "" {
+			name = `"` + strconv.Itoa(i+1) + `"`
+		}
+		p.WriteString(name + ";q=" + strconv.FormatUint(uint64(l.RequestsPerUnit), 10) + ";w=" + strconv.FormatInt(int64(l.period().Seconds()), 10))
+		s.WriteString(name + ";r=" + strconv.FormatUint(uint64(status.Remaining), 10) + ";t=" + strconv.FormatInt(c.items[i].reset, 10))
+	}
+	return p.String(), s.String()
+}
+
+// quoted is a string of a structured field. It leaves out what such a string cannot have.
+func quoted(text string) string {
+	b := []byte{'"'}
+	for _, ch := range []byte(text) {
+		switch {
+		case ch < ' ' || ch > '~':
+		case ch == '"' || ch == '\\':
+			b = append(b, '\\', ch)
+		default:
+			b = append(b, ch)
+		}
+	}
+	return string(append(b, '"'))
+}

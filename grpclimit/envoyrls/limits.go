@@ -1,0 +1,257 @@
+package envoyrls
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
+)
+
+// A state is a configuration that is in force. It never changes, but for the names that are made.
+type state struct {
+	config *envoyconfig.Config
+	limits []*limit // by their Index
+
+	mu     sync.RWMutex
+	named  map[string]*policy.Limit // by metric path, of detailed_metric and value_to_metric
+	tables tables
+}
+
+// tables are the limits that come with requests.
+type tables struct {
+	mu        sync.RWMutex
+	overrides map[Override]*limit
+	domains   map[string]*policy.Limit // for events of overrides
+}
+
+// The bounds of what requests can add. A limit that is dropped is compiled again, in some
+// microseconds.
+const (
+	maxNamed     = 1000
+	maxOverrides = 1024
+)
+
+// A limit is a limit with its compiled forms.
+type limit struct {
+	config  *envoyconfig.Limit // nil: it came with the request
+	policy  *policy.Limit      // names it in events; nil if config is nil
+	current CurrentLimit
+	period  time.Duration
+
+	plan *penstock.Plan // nil if the limit allows nothing
+
+	// probe is the same counter with room for one unit more. A charge beyond the limit leaves no room
+	// in it, and a charge up to the limit leaves one unit.
+	probe *penstock.Plan
+}
+
+// compile compiles a limit. An error wraps penstock.ErrInvalid.
+func (o *Options) compile(current CurrentLimit) (*limit, error) {
+	l := &limit{current: normalized(current)}
+	l.period = l.current.period()
+	if l.period > algorithm.MaxPeriod*time.Microsecond || l.period <= 0 {
+		return nil, fmt.Errorf("%w: the period of %d × %v is out of range; the longest is 8 years", penstock.ErrInvalid, current.UnitMultiplier, current.Unit)
+	}
+	numbers := penstock.Limit{
+		Name: counterName(l.current), Group: group, Algorithm: o.Algorithm, Count: int64(current.RequestsPerUnit), Period: l.period,
+	}
+	var err error
+	if numbers.Count > 0 {
+		if l.plan, err = numbers.Compile(); err != nil {
+			return nil, err
+		}
+	}
+	if o.Algorithm.RefillsSteadily() {
+		numbers.Count, numbers.Burst = max(numbers.Count, 1), numbers.Count+1
+	} else {
+		numbers.Count++
+	}
+	if l.probe, err = numbers.Compile(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// normalized prefers a larger unit to a multiplier, because not every Envoy knows multipliers.
+func normalized(l CurrentLimit) CurrentLimit {
+	if l.UnitMultiplier <= 1 {
+		l.UnitMultiplier = 0
+		return l
+	}
+	for u := envoyconfig.Second; u.IsValid(); u++ {
+		if u.Period() == l.period() {
+			l.Unit, l.UnitMultiplier = u, 0
+		}
+	}
+	return l
+}
+
+// counterName tells the windows of different lengths apart, so that each has a counter. Limits that
+// differ by their count only share one.
+func counterName(l CurrentLimit) string {
+	name := strings.ToLower(l.Unit.String())
+	if l.UnitMultiplier > 1 {
+		name += "-" + strconv.FormatUint(uint64(l.UnitMultiplier), 10)
+	}
+	return name
+}
+
+// newState compiles a configuration.
+func (e *Engine) newState(c *envoyconfig.Config) (*state, error) {
+	s := &state{config: c, named: make(map[string]*policy.Limit)}
+	s.tables.overrides, s.tables.domains = make(map[Override]*limit), make(map[string]*policy.Limit)
+	shared := make(map[CurrentLimit]*limit) // many limits have the same numbers
+	for _, configured := range c.Limits() {
+		if configured.IsUnlimited {
+			s.limits = append(s.limits, &limit{config: configured})
+			continue
+		}
+		current := CurrentLimit{Name: configured.Name, RequestsPerUnit: configured.RequestsPerUnit, Unit: configured.Unit}
+		compiled := shared[current]
+		if compiled == nil {
+			var err error
+			if compiled, err = e.options.compile(current); err != nil {
+				return nil, fmt.Errorf("%s:%d: %w", configured.File, configured.Line, err)
+			}
+			shared[current] = compiled
+		}
+		l := *compiled
+		l.config = configured
+		l.policy = e.eventLimit(configured.Path, compiled.probe)
+		s.limits = append(s.limits, &l)
+	}
+	for _, domain := range c.Domains() {
+		s.tables.domains[domain] = e.overrideLimit(domain)
+	}
+	return s, nil
+}
+
+// eventLimit names a limit in events.
+func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
+	l := &policy.Limit{
+		Rule: &policy.Rule{Name: path}, Name: plan.Name(), Policy: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,
+		Guard: guard.Settings{OnFailure: e.options.OnFailure.mode()},
+	}
+	return l
+}
+
+// overrideName is the limit's name in events about limits that come with requests. Their numbers
+// are as many as clients like.
+const overrideName = "override"
+
+func (e *Engine) overrideLimit(domain string) *policy.Limit {
+	l := &policy.Limit{
+		Rule: &policy.Rule{Name: domain}, Name: overrideName, Policy: domain + "." + overrideName, Algorithm: e.options.Algorithm.Title(), InHeaders: true,
+		Guard: guard.Settings{OnFailure: e.options.OnFailure.mode()},
+	}
+	return l
+}
+
+// An EventName is how events name a limit.
+type EventName struct{ Rule, Limit, Algorithm string }
+
+// EventNames returns the names that events about the present configuration can have, except those
+// that NewLimit is called with.
+func (e *Engine) EventNames() (names []EventName) {
+	s := e.state.Load()
+	if s == nil {
+		return nil
+	}
+	add := func(l *policy.Limit) { names = append(names, EventName{l.Rule.Name, l.Name, l.Algorithm}) }
+	for _, l := range s.limits {
+		if l.policy != nil {
+			add(l.policy)
+		}
+	}
+	for _, l := range s.tables.domains {
+		add(l)
+	}
+	return names
+}
+
+// override returns the compiled form of a limit that comes with a request.
+func (e *Engine) override(s *state, o Override) (*limit, error) {
+	t := &s.tables
+	t.mu.RLock()
+	l := t.overrides[o]
+	t.mu.RUnlock()
+	if l != nil {
+		return l, nil
+	}
+	if !o.Unit.IsValid() {
+		return nil, invalid("the limit of a descriptor has the unit %v; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", o.Unit)
+	}
+	l, err := e.options.compile(CurrentLimit{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, UnitMultiplier: o.UnitMultiplier})
+	if err != nil {
+		return nil, invalid("the limit of a descriptor cannot be enforced: %v", err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for dropped := range t.overrides {
+		if len(t.overrides) < maxOverrides {
+			break
+		}
+		delete(t.overrides, dropped)
+	}
+	t.overrides[o] = l
+	return l, nil
+}
+
+// eventLimitOf returns the name of a matched limit in events. For detailed_metric and
+// value_to_metric it depends on the request, so there are at most maxNamed of them. The others have
+// the name of the configuration.
+func (e *Engine) eventLimitOf(s *state, l *limit, m *envoyconfig.Match, domain string, entries []envoyconfig.Entry, buffer []byte) (*policy.Limit, []byte) {
+	if !l.config.DetailedMetric && !l.config.ValueToMetric {
+		return l.policy, buffer
+	}
+	buffer = m.AppendMetricPath(buffer[:0], domain, entries)
+	s.mu.RLock()
+	named, count := s.named[string(buffer)], len(s.named)
+	s.mu.RUnlock()
+	if named != nil {
+		return named, buffer
+	}
+	if count >= maxNamed || len(buffer) > maxMetricPath {
+		return l.policy, buffer
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	path := string(buffer)
+	if named = s.named[path]; named != nil {
+		return named, buffer
+	}
+	if len(s.named) >= maxNamed {
+		return l.policy, buffer
+	}
+	named = e.eventLimit(path, l.probe)
+	e.options.NewLimit(EventName{named.Rule.Name, named.Name, named.Algorithm})
+	s.named[path] = named
+	return named, buffer
+}
+
+// maxMetricPath is how long a name made of a request may be, in bytes.
+const maxMetricPath = 512
+
+// Plans returns the compiled limits of a configuration, in the order in which requests charge them.
+// A store loads its scripts from them.
+func (e *Engine) Plans() (plans []*penstock.Plan) {
+	s := e.state.Load()
+	if s == nil {
+		return nil
+	}
+	seen := make(map[string]bool)
+	for _, l := range s.limits {
+		if l.probe != nil && !seen[l.probe.Name()] {
+			seen[l.probe.Name()] = true
+			plans = append(plans, l.probe)
+		}
+	}
+	return plans
+}

@@ -1,0 +1,243 @@
+package envoyrls_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// dial serves an engine, and returns a client of it.
+func dial(t *testing.T, e *envoyrls.Engine) rlsv3.RateLimitServiceClient {
+	t.Helper()
+	l := bufconn.Listen(1 << 16)
+	s := grpc.NewServer()
+	envoyrls.Register(s, e)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.Serve(l)
+	}()
+	t.Cleanup(func() {
+		s.Stop()
+		<-ended
+	})
+	conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return rlsv3.NewRateLimitServiceClient(conn)
+}
+
+func message(entries ...string) *rlsv3.RateLimitRequest {
+	m := &rlsv3.RateLimitRequest{Domain: "d"}
+	for _, e := range entries {
+		key, value, _ := strings.Cut(e, "=")
+		m.Descriptors = append(m.Descriptors, &ratelimitv3.RateLimitDescriptor{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: key, Value: value}}})
+	}
+	return m
+}
+
+// stores runs a test with a memory store and with a real Redis.
+func stores(t *testing.T, test func(t *testing.T, store penstock.Store)) {
+	t.Helper()
+	t.Run("memory", func(t *testing.T) { test(t, memstore.New(memstore.Options{})) })
+	t.Run("redis", func(t *testing.T) {
+		store, err := redisstore.Open(redistest.Start(t).URL(), redisstore.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { store.Close() })
+		test(t, store)
+	})
+}
+
+func TestAClientOfGRPCGetsEveryField(t *testing.T) {
+	stores(t, func(t *testing.T, store penstock.Store) {
+		f := newFixture(t, store, limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain}, HasMetadata: true})
+		client := dial(t, f.Engine)
+		m := message("better", "free", "other", "new")
+		m.Descriptors[3].Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 7, Unit: typev3.RateLimitUnit_HOUR, UnitMultiplier: wrapperspb.UInt32(5)}
+		m.HitsAddend = 2
+		answer, err := client.ShouldRateLimit(t.Context(), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		better, free, other, override := answer.Statuses[0], answer.Statuses[1], answer.Statuses[2], answer.Statuses[3]
+		if answer.OverallCode != rlsv3.RateLimitResponse_OK || len(answer.Statuses) != 4 {
+			t.Fatalf("the answer is %v; want OK with four statuses", answer)
+		}
+		if l := better.CurrentLimit; l.GetName() != "better" || l.GetRequestsPerUnit() != 5 || l.GetUnit() != rlsv3.RateLimitResponse_RateLimit_WEEK || l.UnitMultiplier != nil ||
+			better.LimitRemaining != 3 || better.DurationUntilReset.GetSeconds() < 1 || better.DurationUntilReset.GetNanos() != 0 {
+			t.Errorf("the status is %v; want 3 of 5 a week left", better)
+		}
+		if free.LimitRemaining != math.MaxUint32 || free.CurrentLimit != nil || free.DurationUntilReset != nil || free.Code != rlsv3.RateLimitResponse_OK {
+			t.Errorf("the status is %v; want unlimited", free)
+		}
+		if other.CurrentLimit != nil || other.Code != rlsv3.RateLimitResponse_OK {
+			t.Errorf("the status is %v; want OK alone", other)
+		}
+		if l := override.CurrentLimit; l.GetUnit() != rlsv3.RateLimitResponse_RateLimit_HOUR || l.GetUnitMultiplier().GetValue() != 5 || override.LimitRemaining != 5 {
+			t.Errorf("the status is %v; want 5 of 7 in 5 hours left", override)
+		}
+		if len(answer.ResponseHeadersToAdd) != 3 || answer.ResponseHeadersToAdd[1].Key != "RateLimit-Remaining" || answer.ResponseHeadersToAdd[1].Value != "3" {
+			t.Errorf("the headers are %v; want three of the strictest limit", answer.ResponseHeadersToAdd)
+		}
+		if answer.DynamicMetadata.GetFields()["domain"].GetStringValue() != "d" {
+			t.Errorf("the metadata are %v; want those of the request", answer.DynamicMetadata)
+		}
+		m = message("better")
+		m.Descriptors[0].HitsAddend = wrapperspb.UInt64(9)
+		if answer, err = client.ShouldRateLimit(t.Context(), m); err != nil || answer.OverallCode != rlsv3.RateLimitResponse_OVER_LIMIT || answer.Statuses[0].Code != rlsv3.RateLimitResponse_OVER_LIMIT {
+			t.Errorf("a report that does not fit is %v, %v; want OVER_LIMIT", answer, err)
+		}
+	})
+}
+
+// In mode exact, the counters in Redis are those of the rules above, and the windows are the
+// store's.
+func TestBothStoresAnswerAlike(t *testing.T) {
+	for _, mode := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
+		var answers []string
+		stores(t, func(t *testing.T, store penstock.Store) {
+			f := newFixture(t, store, strings.ReplaceAll(limits, "unit: minute", "unit: day"), envoyrls.Options{Mode: mode})
+			var all []string
+			for _, text := range []string{"small,large", "2: small,large=x", "small +0", "small,small", "small +7,large", "small -3", "small +0,zero", "shared=s1,shared=s2,shared=s3", "shadow,quota1", "shadow,quota1,quota1"} {
+				// The ends of windows depend on the time.
+				answer := f.ask(text)
+				for field := range strings.FieldsSeq(answer) {
+					if strings.HasSuffix(field, "s") || strings.HasSuffix(field, "s,") {
+						answer = strings.Replace(answer, field, "", 1)
+					}
+				}
+				all = append(all, answer)
+			}
+			answers = append(answers, strings.Join(all, "\n"))
+		})
+		if answers[0] != answers[1] {
+			t.Errorf("in mode %v the memory answers\n%s\nand Redis\n%s", mode, answers[0], answers[1])
+		}
+	}
+}
+
+func TestErrorsHaveTheirCodes(t *testing.T) {
+	broken := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.ErrUnavailable
+	})
+	client := dial(t, newFixture(t, broken, limits, envoyrls.Options{Mode: envoyrls.Exact}).Engine)
+	withoutUnit := message("small")
+	withoutUnit.Descriptors[0].Limit = &ratelimitv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1}
+	for _, row := range []struct {
+		m    *rlsv3.RateLimitRequest
+		code codes.Code
+		text string
+	}{
+		{&rlsv3.RateLimitRequest{}, codes.InvalidArgument, "rate limit domain must not be empty"},
+		{&rlsv3.RateLimitRequest{Domain: "d"}, codes.InvalidArgument, "rate limit descriptor list must not be empty"},
+		{withoutUnit, codes.InvalidArgument, "the limit of a descriptor has the unit UNKNOWN; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"},
+		{message("small"), codes.Unavailable, "the store gives no answer, and on_failure is error"},
+	} {
+		_, err := client.ShouldRateLimit(t.Context(), row.m)
+		if status.Code(err) != row.code || status.Convert(err).Message() != row.text {
+			t.Errorf("%v is %v; want %v: %s", row.m, err, row.code, row.text)
+		}
+	}
+}
+
+func TestJSONIsAnsweredLikeByEnvoysService(t *testing.T) {
+	f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{})
+	isHealthy := true
+	server := httptest.NewServer(envoyrls.NewHandler(f.Engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return isHealthy }, MaxBody: 1000}))
+	defer server.Close()
+	get := func(method, path, body string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(text)
+	}
+	for _, row := range []struct {
+		name, method, body string
+		code               int
+		want               string
+	}{
+		{"within", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "large"}]}]}`, 200, `"limitRemaining":9`},
+		{"snake_case, and a number as a text", "GET", `{"domain": "d", "hits_addend": 1, "descriptors": [{"entries": [{"key": "large"}], "hits_addend": "2"}]}`, 200, `"limitRemaining":7`},
+		{"a unit by its name", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3, "unit": "HOUR"}}]}`, 200, `"unit":"HOUR"`},
+		{"over", "PUT", `{"domain": "d", "hitsAddend": 8, "descriptors": [{"entries": [{"key": "large"}]}]}`, 429, `"overallCode":"OVER_LIMIT"`},
+		{"an unknown field", "POST", `{"domain": "d", "foo": 1}`, 400, "Bad Request"},
+		{"no JSON", "POST", `x`, 400, "Bad Request"},
+		{"nothing", "POST", ``, 400, "Bad Request"},
+		{"no domain", "POST", `{}`, 400, "rate limit domain must not be empty"},
+		{"no unit", "POST", `{"domain": "d", "descriptors": [{"entries": [{"key": "a"}], "limit": {"requests_per_unit": 3}}]}`, 400, "the unit UNKNOWN"},
+		{"too large", "POST", `{"domain": "` + strings.Repeat("d", 1000) + `"}`, 413, "too large"},
+	} {
+		code, text := get(row.method, "/json", row.body)
+		compact := strings.NewReplacer(" ", "").Replace(text)
+		if code != row.code || !strings.Contains(compact, strings.ReplaceAll(row.want, " ", "")) {
+			t.Errorf("%s is %d %s; want %d …%s…", row.name, code, text, row.code, row.want)
+		}
+		if code == 200 && !json.Valid([]byte(text)) {
+			t.Errorf("%s is no JSON: %s", row.name, text)
+		}
+	}
+	if code, text := get("GET", "/healthcheck", ""); code != 200 || text != "OK" {
+		t.Errorf("/healthcheck is %d %q; want 200 OK", code, text)
+	}
+	isHealthy = false
+	if code, text := get("GET", "/healthcheck", ""); code != 500 || text != "" {
+		t.Errorf("/healthcheck is %d %q; want 500 and nothing", code, text)
+	}
+	if code, text := get("GET", "/rlconfig", ""); code != 200 || !strings.HasPrefix(text, "d.small: unit=MINUTE requests_per_unit=3, shadow_mode: false, quota_mode: false\n") {
+		t.Errorf("/rlconfig is %d %q; want the limits", code, text)
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	f := newFixture(b, memstore.New(memstore.Options{}), limits+"\n- {key: big, rate_limit: {unit: hour, requests_per_unit: 4000000000}}", envoyrls.Options{})
+	for _, text := range []string{"big=1", "big=1,big=2,other"} {
+		b.Run(text, func(b *testing.B) {
+			r := request(text)
+			var to envoyrls.Response
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := f.Decide(context.Background(), r, &to); err != nil || to.IsOver {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
