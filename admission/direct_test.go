@@ -155,7 +155,9 @@ func TestForcedChargesCanDenyTheirRequest(t *testing.T) {
 	}
 	call := directCall(t, guard.FailClosed, 3)
 	call.Charges[0].Mode, call.Charges[0].Cost = penstock.Force, 2
-	isOver := func(charges []penstock.Charge, d *penstock.Decision) bool { return charges[0].Mode == penstock.Force && d.Remaining() == 0 }
+	isOver := func(charges []penstock.Charge, d *penstock.Decision) bool {
+		return charges[0].Mode == penstock.Force && d.Remaining() == 0
+	}
 	for i, want := range []admission.Outcome{admission.Allowed, admission.Denied} {
 		a, outcome, err := c.Admit(context.Background(), admission.Request{Direct: call, IsOver: isOver})
 		if a.Done(admission.Result{}); outcome != want || err != nil || len(outcomes) != i+1 || outcomes[i] != want {
