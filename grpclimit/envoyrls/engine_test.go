@@ -114,8 +114,8 @@ func request(text string) *envoyrls.Request {
 	return r
 }
 
-// ask writes a response as "over: ok 3/60 2 left 60s, over 10/3600 0 left 3600s". A status without a
-// limit is "none".
+// ask writes a response as "over: ok 3/minute 2 left 60s, over 10/hour 0 left 3600s". A status
+// without a limit is "none".
 func (f *fixture) ask(text string) string {
 	var to envoyrls.Response
 	if err := f.Decide(context.Background(), request(text), &to); err != nil {
