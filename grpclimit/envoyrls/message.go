@@ -51,12 +51,12 @@ func (r *Response) reset(n int) {
 	}
 }
 
-// A Status is what one descriptor is told.
+// A Status answers one descriptor.
 type Status struct {
 	IsOver    bool          // OVER_LIMIT, else OK
 	Limit     *CurrentLimit // nil: no limit applied
 	Remaining uint32
-	Reset     uint32 // seconds; 0: not told
+	Reset     uint32 // seconds; 0: unknown
 }
 
 // A CurrentLimit is the limit that applied. It must not be changed.
