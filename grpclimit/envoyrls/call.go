@@ -43,7 +43,6 @@ type item struct {
 
 	batch, at int // where its charge is: batch 0 is enforced, the others are shadows
 	answer    answer
-	isSettled bool // a charge that is made in any case has been made, or need not be
 
 	isOver    bool
 	remaining int64
