@@ -128,11 +128,13 @@ func (a *Admission) admit() (Outcome, error) {
 	if isCall, err := a.evaluateCall(); err != nil {
 		return a.malformed(err)
 	} else if !isCall && !rules.EvaluateFirst(a.request.Attributes, v) {
+		a.adjustCharges()
 		if outcome, err := a.decideBeforeAuth(); !outcome.IsAdmitted() {
 			return outcome, err
 		}
 		rules.EvaluateRest(a.request.Attributes, v)
 	}
+	a.adjustCharges()
 	a.setHolder()
 	if check := a.request.CheckLimits; check != nil && v.Unclear == "" {
 		if err := check(v.Limits); err != nil {
@@ -168,6 +170,39 @@ func (a *Admission) admit() (Outcome, error) {
 		return a.observe(Unlimited), nil
 	}
 	return a.decide(shadows)
+}
+
+// adjustCharges applies IsContinued and Patience to what was evaluated.
+func (a *Admission) adjustCharges() {
+	v, r := &a.evaluation, &a.request
+	if r.IsContinued {
+		v.Charges, v.Limits = withoutSlots(v.Charges, v.Limits)
+		kept := v.Shadows[:0]
+		for _, s := range v.Shadows {
+			if s.Charges, s.Limits = withoutSlots(s.Charges, s.Limits); len(s.Charges) > 0 {
+				kept = append(kept, s)
+			}
+		}
+		v.Shadows = kept
+	}
+	if r.Patience > 0 {
+		for i := range v.Charges {
+			c := &v.Charges[i]
+			c.Patience = min(r.Patience, c.Plan.MaxPatience())
+		}
+	}
+}
+
+// withoutSlots removes the charges that take slots, in place.
+func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock.Charge, []*policy.Limit) {
+	n := 0
+	for i := range charges {
+		if !isSlot(&charges[i]) {
+			charges[n], limits[n] = charges[i], limits[i]
+			n++
+		}
+	}
+	return charges[:n], limits[:n]
 }
 
 // evaluateCall evaluates a request that has no attributes. It is false for other requests.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -131,6 +132,14 @@ type Request struct {
 	// Peek asks what would be decided now. Nothing is charged or observed. Nothing waits: a request
 	// that would have to wait is denied.
 	Peek bool
+
+	// IsContinued says that the request is a further part of one that was admitted and still runs, such
+	// as another message of its stream: it takes no slots, because that one holds them.
+	IsContinued bool
+
+	// Patience is how long the request may wait for its turn, at limits that can let requests wait.
+	// Default: as the limits say.
+	Patience time.Duration
 
 	// RenewsHolds says that the caller renews holds, by Admission.Renew. By default they are renewed
 	// in the background until Done.
