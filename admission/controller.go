@@ -133,8 +133,8 @@ type Request struct {
 	// that would have to wait is denied.
 	Peek bool
 
-	// IsContinued says that the request is a further part of one that was admitted and still runs, such
-	// as another message of its stream: it takes no slots, because that one holds them.
+	// IsContinued says that the request is a further part of one that was admitted and still runs,
+	// such as another message of its stream: it takes no slots, because that one holds them.
 	IsContinued bool
 
 	// Patience is how long the request may wait for its turn, at limits that can let requests wait.

@@ -1,0 +1,160 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/penstock/penstock"
+)
+
+// ClientOptions configure the interceptors of a client. The zero value is useful.
+type ClientOptions struct {
+	// Key returns the Limiter's key for a call. The method is "/package.Service/Method". Default: the
+	// target of the connection, so that all its calls share the limits.
+	Key func(ctx context.Context, conn *grpc.ClientConn, method string) string
+
+	// Cost returns how many units a call or a message takes. The message is nil when a stream begins.
+	// Default: 1.
+	Cost func(ctx context.Context, method string, message any) int64
+
+	// MaxWait is how long a call or a message may wait before it is sent. A context that ends earlier
+	// ends the wait. Default: 30 seconds. Below 0, it is sent at once or fails.
+	MaxWait time.Duration
+
+	// Messages says that the messages that the client sends on a stream are charged too. The first one
+	// is charged with the stream.
+	Messages bool
+
+	// FailClosed sends nothing while the Limiter's store is unavailable. By default calls are sent:
+	// the server has limits of its own anyway. A store with guard.Standard around it decides by its
+	// own settings instead.
+	FailClosed bool
+}
+
+const defaultMaxWait = 30 * time.Second
+
+// A NotSentError is the error of a call or message that was not sent, because it would have waited
+// for too long. It is safe to repeat. Its status is RESOURCE_EXHAUSTED with the detail RetryInfo,
+// or UNAVAILABLE if the store gave no answer.
+type NotSentError struct {
+	Key        string        // of the Limiter
+	RetryAfter time.Duration // penstock.Never if the cost is larger than the limit; 0 if the time is unknown
+	Err        error         // a *penstock.DeniedError, context.DeadlineExceeded after MaxWait, or an error of the store
+}
+
+func (e *NotSentError) Error() string { return "grpclimit: the call was not sent: " + e.Err.Error() }
+
+func (e *NotSentError) Unwrap() error { return e.Err }
+
+// GRPCStatus is for package status.
+func (e *NotSentError) GRPCStatus() *status.Status {
+	if !errors.As(e.Err, new(*penstock.DeniedError)) && !errors.Is(e.Err, context.DeadlineExceeded) {
+		return status.New(codes.Unavailable, e.Error())
+	}
+	s := status.New(codes.ResourceExhausted, e.Error())
+	if e.RetryAfter > 0 && e.RetryAfter != penstock.Never {
+		if detailed, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)}); err == nil {
+			return detailed
+		}
+	}
+	return s
+}
+
+// UnaryClient returns an interceptor that keeps calls within the limits of a Limiter, which must
+// not lend slots (Concurrency). A call is charged once, however often the client retries it.
+func UnaryClient(limiter *penstock.Limiter, o ClientOptions) grpc.UnaryClientInterceptor {
+	return func(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+		if err := o.admit(ctx, limiter, conn, method, request); err != nil {
+			return err
+		}
+		return invoke(ctx, method, request, answer, conn, options...)
+	}
+}
+
+// StreamClient is UnaryClient for streams. A stream is charged when it begins.
+func StreamClient(limiter *penstock.Limiter, o ClientOptions) grpc.StreamClientInterceptor {
+	return func(ctx context.Context, d *grpc.StreamDesc, conn *grpc.ClientConn, method string, begin grpc.Streamer, options ...grpc.CallOption) (grpc.ClientStream, error) {
+		if err := o.admit(ctx, limiter, conn, method, nil); err != nil {
+			return nil, err
+		}
+		stream, err := begin(ctx, d, conn, method, options...)
+		if err != nil || !o.Messages {
+			return stream, err
+		}
+		return &clientStream{ClientStream: stream, admit: func(message any) error { return o.admit(stream.Context(), limiter, conn, method, message) }}, nil
+	}
+}
+
+// A clientStream charges the messages that it sends.
+type clientStream struct {
+	grpc.ClientStream
+	admit    func(message any) error
+	hasFirst bool // the message that was charged with the stream is sent
+}
+
+func (s *clientStream) SendMsg(message any) error {
+	if s.hasFirst {
+		if err := s.admit(message); err != nil {
+			return err
+		}
+	}
+	s.hasFirst = true
+	return s.ClientStream.SendMsg(message)
+}
+
+// admit returns when a call or message may be sent.
+func (o *ClientOptions) admit(ctx context.Context, limiter *penstock.Limiter, conn *grpc.ClientConn, method string, message any) error {
+	key, cost := "", int64(1)
+	if o.Key != nil {
+		key = o.Key(ctx, conn, method)
+	} else {
+		key = conn.Target()
+	}
+	if o.Cost != nil {
+		cost = o.Cost(ctx, method, message)
+	}
+	err := o.wait(ctx, limiter, key, cost)
+	var denied *penstock.DeniedError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &denied):
+		return &NotSentError{Key: key, RetryAfter: denied.Decision.RetryAfter(), Err: err}
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	case errors.Is(err, penstock.ErrUnavailable):
+		if o.FailClosed {
+			return &NotSentError{Key: key, Err: err}
+		}
+		return nil
+	case errors.Is(err, context.DeadlineExceeded): // MaxWait is over
+		return &NotSentError{Key: key, Err: err}
+	}
+	return status.Error(codes.InvalidArgument, fmt.Sprintf("grpclimit: %v", err))
+}
+
+// wait takes the units, and waits for them if need be.
+func (o *ClientOptions) wait(ctx context.Context, limiter *penstock.Limiter, key string, cost int64) error {
+	if o.MaxWait < 0 {
+		d, err := limiter.AllowN(ctx, key, cost)
+		if err == nil && !d.Allowed {
+			return &penstock.DeniedError{Decision: d}
+		}
+		return err
+	}
+	most := o.MaxWait
+	if most == 0 {
+		most = defaultMaxWait
+	}
+	bounded, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	return limiter.WaitN(bounded, key, cost)
+}

@@ -1,0 +1,229 @@
+package grpclimit_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+// patience is the longest time that a test waits.
+const patience = 30 * time.Second
+
+func rulesOf(t testing.TB, text string) func() *policy.Rules {
+	t.Helper()
+	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() *policy.Rules { return p.Rules }
+}
+
+// stopped is a store in memory whose clock does not run.
+func stopped() penstock.Store {
+	now := time.Unix(1_800_000_000, 0)
+	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
+}
+
+func gateOf(t testing.TB, store penstock.Store, text string, o grpclimit.Options) *grpclimit.Gate {
+	t.Helper()
+	gate, err := grpclimit.New(store, rulesOf(t, text), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gate
+}
+
+// A shop is the service of the tests. Its methods are /test.Shop/Buy and /test.Shop/Look, which are
+// unary, and /test.Shop/Chat, which answers each message with itself.
+type shop struct {
+	buy  func(ctx context.Context, text string) (string, error) // default: the text
+	chat func(stream grpc.ServerStream) error                   // default: the same messages
+}
+
+func (s *shop) say(ctx context.Context, text string) (string, error) {
+	if s.buy == nil {
+		return text, nil
+	}
+	return s.buy(ctx, text)
+}
+
+func (s *shop) talk(stream grpc.ServerStream) error {
+	if s.chat != nil {
+		return s.chat(stream)
+	}
+	for {
+		message := new(wrapperspb.StringValue)
+		switch err := stream.RecvMsg(message); err {
+		case nil:
+		case io.EOF:
+			return nil
+		default:
+			return err
+		}
+		if err := stream.SendMsg(message); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *shop) register(r grpc.ServiceRegistrar) {
+	unary := func(name string) grpc.MethodDesc {
+		return grpc.MethodDesc{MethodName: name, Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+			request := new(wrapperspb.StringValue)
+			if err := decode(request); err != nil {
+				return nil, err
+			}
+			handle := func(ctx context.Context, request any) (any, error) {
+				text, err := s.say(ctx, request.(*wrapperspb.StringValue).Value)
+				return wrapperspb.String(text), err
+			}
+			if intercept == nil {
+				return handle(ctx, request)
+			}
+			return intercept(ctx, request, &grpc.UnaryServerInfo{FullMethod: "/test.Shop/" + name}, handle)
+		}}
+	}
+	r.RegisterService(&grpc.ServiceDesc{
+		ServiceName: "test.Shop", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{unary("Buy"), unary("Look")},
+		Streams: []grpc.StreamDesc{{StreamName: "Chat", ServerStreams: true, ClientStreams: true, Handler: func(_ any, stream grpc.ServerStream) error { return s.talk(stream) }}},
+	}, s)
+}
+
+// serve serves a shop with these options, and health checks, until the test ends.
+func serve(t testing.TB, s *shop, options ...grpc.ServerOption) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, listener, s, options...)
+	return listener.Addr().String()
+}
+
+func serveOn(t testing.TB, listener net.Listener, s *shop, options ...grpc.ServerOption) {
+	t.Helper()
+	server := grpc.NewServer(append(options, grpc.WaitForHandlers(true))...)
+	s.register(server)
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// guarded are the options of a server with these Gates, the outermost first.
+func guarded(gates ...*grpclimit.Gate) (options []grpc.ServerOption) {
+	for _, g := range gates {
+		options = append(options, grpc.ChainUnaryInterceptor(g.Unary), grpc.ChainStreamInterceptor(g.Stream))
+	}
+	return options
+}
+
+func dial(t testing.TB, address string, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(address, append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, options...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func patient(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// A reply is what a client sees of a call.
+type reply struct {
+	text            string
+	err             error
+	header, trailer metadata.MD
+}
+
+// buy calls a method of the shop. Pairs are its metadata.
+func buy(t testing.TB, conn *grpc.ClientConn, method, text string, pairs ...string) (r reply) {
+	t.Helper()
+	answer := new(wrapperspb.StringValue)
+	ctx := metadata.AppendToOutgoingContext(patient(t), pairs...)
+	r.err = conn.Invoke(ctx, "/test.Shop/"+method, wrapperspb.String(text), answer, grpc.Header(&r.header), grpc.Trailer(&r.trailer))
+	r.text = answer.Value
+	return r
+}
+
+// chat opens a stream.
+func chat(t testing.TB, conn *grpc.ClientConn, pairs ...string) grpc.ClientStream {
+	t.Helper()
+	ctx := metadata.AppendToOutgoingContext(patient(t), pairs...)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Shop/Chat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// say sends a message on a stream and returns the answer.
+func say(stream grpc.ClientStream, text string) (string, error) {
+	stream.SendMsg(wrapperspb.String(text)) // if it fails, RecvMsg says why
+	answer := new(wrapperspb.StringValue)
+	err := stream.RecvMsg(answer)
+	return answer.Value, err
+}
+
+// detail returns the detail of a type, or fails.
+func detail[T any](t testing.TB, err error) (found T) {
+	t.Helper()
+	for _, d := range status.Convert(err).Details() {
+		if d, ok := d.(T); ok {
+			return d
+		}
+	}
+	t.Fatalf("%v has no detail of type %T; it has %v", err, found, status.Convert(err).Details())
+	return found
+}
+
+// events collects what a Gate observes.
+type events struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (e *events) observe(event *admission.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, event.Outcome.String())
+}
+
+func (e *events) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Join(e.list, " ")
+}

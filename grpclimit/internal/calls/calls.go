@@ -1,0 +1,272 @@
+// Package calls decides calls of remote procedures by a policy. It is for grpc-go and connect: it
+// imports the server of neither.
+package calls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/internal/quotaheaders"
+	"github.com/penstock/penstock/policy"
+)
+
+// Options are those that all servers of calls have. The packages that use them document them.
+type Options struct {
+	TrustedProxies []string
+	AddressHeader  string
+	Dialects       []string
+	Domain         string
+	Exempt         func(method string) bool
+	Cost           func(ctx context.Context, method string, message any) int64
+	MaxWaiting     int
+	HasFallback    bool
+	Observe        func(*admission.Event)
+	TokenRejected  func(*policy.TokenError)
+}
+
+// DefaultDomain is the domain of errors whose server names none.
+const DefaultDomain = "penstock"
+
+// CostHeader is the header under which rules find what Options.Cost returns.
+const CostHeader = "Call-Cost"
+
+// A Gate decides calls. Make one with New.
+type Gate struct {
+	controller    *admission.Controller
+	rules         func() *policy.Rules
+	options       Options
+	proxies       *clientaddress.Proxies
+	addressHeader string // in lower case
+	writer        *quotaheaders.Writer
+	names         sync.Map // of headers in lower case, by the names in rules, which are few
+	compiled      atomic.Pointer[compiled]
+}
+
+// compiled is what a Gate needs of rules, computed once.
+type compiled struct {
+	rules    *policy.Rules
+	policies quotaheaders.Policies
+}
+
+// New makes a Gate that counts in the store. The package is that of the errors.
+func New(pkg string, store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
+	var errs []error
+	for _, text := range o.TrustedProxies {
+		if _, err := clientaddress.ParseNetwork(text); err != nil && text != "unix" {
+			errs = append(errs, fmt.Errorf("TrustedProxies: %.40q %w", text, err))
+		}
+	}
+	if o.AddressHeader == "" {
+		o.AddressHeader = "X-Forwarded-For"
+	} else if !policy.IsToken(o.AddressHeader) {
+		errs = append(errs, fmt.Errorf("AddressHeader: %.40q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", o.AddressHeader))
+	}
+	dialects, err := dialectsOf(o.Dialects)
+	errs = append(errs, err)
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", penstock.ErrInvalid, pkg, err)
+	}
+	if o.Domain == "" {
+		o.Domain = DefaultDomain
+	}
+	if o.Exempt == nil {
+		o.Exempt = IsInfrastructure
+	}
+	header := strings.ToLower(o.AddressHeader)
+	g := &Gate{
+		rules: rules, options: o, proxies: clientaddress.New(o.TrustedProxies, header), addressHeader: header,
+		writer: quotaheaders.New(quotaheaders.Settings{Dialects: dialects, LowerCase: true}),
+	}
+	g.controller, err = admission.New(store, rules, admission.Options{HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected})
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// dialectsOf checks the names of dialects.
+func dialectsOf(names []string) (dialects []quotaheaders.Dialect, err error) {
+	if len(names) == 0 {
+		return nil, nil // the default
+	}
+	dialects = []quotaheaders.Dialect{}
+	for i, name := range names {
+		d := quotaheaders.Dialect(name)
+		switch {
+		case name == "none" && len(names) == 1:
+			return dialects, nil
+		case !slices.Contains(quotaheaders.Dialects(), d):
+			return nil, fmt.Errorf("Dialects: unknown value %.40q; write draft-11, draft-07, draft-06, x-ratelimit, or none alone", name)
+		case slices.Contains(names[:i], name):
+			return nil, fmt.Errorf("Dialects: %s is there twice; keep one", name)
+		}
+		dialects = append(dialects, d)
+	}
+	if slices.Contains(dialects, quotaheaders.Draft11) && slices.Contains(dialects, quotaheaders.Draft07) {
+		return nil, errors.New("Dialects: draft-11 and draft-07 both write ratelimit; choose one")
+	}
+	return dialects, nil
+}
+
+// IsInfrastructure tells whether a method belongs to health checks, reflection or channelz.
+func IsInfrastructure(method string) bool {
+	for _, prefix := range [...]string{"/grpc.health.", "/grpc.reflection.", "/grpc.channelz."} {
+		if strings.HasPrefix(method, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// Exempts tells whether calls of a method are not limited.
+func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
+
+// Waiting returns how many calls wait.
+func (g *Gate) Waiting() int { return g.controller.Waiting() }
+
+// A Call is one call, or one message of a stream.
+type Call struct {
+	Method    string // "/package.Service/Method"
+	Authority string
+	Peer      clientaddress.Peer
+	Header    func(lower string) []string // metadata by its name in lower case
+	Message   any                         // nil: not known yet
+
+	IsContinued bool          // another message of a stream that was admitted
+	Patience    time.Duration // how long the message may wait; 0: as the rules say
+}
+
+// Admit decides a call. The Admission must be ended by Done. It is nil if there is a Refusal.
+func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refusal) {
+	rules := g.rules()
+	host, ok := policy.CleanHost(c.Authority)
+	if !ok {
+		return nil, g.malformed("the authority is malformed; send a name or an address, and a port if need be")
+	}
+	path, err := rules.Paths().Clean(c.Method)
+	if err != nil {
+		return nil, g.malformed("the method is malformed; send /package.Service/Method")
+	}
+	a := &attributes{gate: g, call: c, ctx: ctx}
+	a.single[policy.KindMethod], a.single[policy.KindHost], a.single[policy.KindPath] = http.MethodPost, host, path
+	admitted, outcome, _ := g.controller.Admit(ctx, admission.Request{
+		Attributes: a, Rules: rules, MaxWaiting: g.options.MaxWaiting, IsContinued: c.IsContinued, Patience: c.Patience,
+	})
+	if outcome.IsAdmitted() {
+		return admitted, nil
+	}
+	defer admitted.Done(admission.Result{})
+	return nil, g.refusal(ctx, admitted, outcome)
+}
+
+// malformed refuses a call that cannot be read in one way.
+func (g *Gate) malformed(detail string) *Refusal {
+	if g.options.Observe != nil {
+		g.options.Observe(&admission.Event{Outcome: admission.Malformed})
+	}
+	return &Refusal{Outcome: admission.Malformed, Message: detail}
+}
+
+// Fields returns the metadata about the limits of an admitted call; nil if clients see none.
+func (g *Gate) Fields(a *admission.Admission) map[string][]string { return g.fields(a, false, 0) }
+
+func (g *Gate) fields(a *admission.Admission, isDenied bool, retryAfter time.Duration) map[string][]string {
+	var statusBuf [8]admission.LimitStatus
+	statuses := a.AppendVisible(statusBuf[:0])
+	if len(statuses) == 0 {
+		return nil
+	}
+	policies := g.policies()
+	var quotaBuf [8]quotaheaders.Quota
+	quotas := quotaBuf[:0]
+	for i := range statuses {
+		quotas = append(quotas, policies.Quota(&statuses[i]))
+	}
+	fields := make(map[string][]string, 4)
+	g.writer.Write(fields, quotas, isDenied, retryAfter)
+	return fields
+}
+
+func (g *Gate) policies() quotaheaders.Policies {
+	c, rules := g.compiled.Load(), g.rules()
+	if c == nil || c.rules != rules {
+		c = &compiled{rules, quotaheaders.PoliciesOf(rules)}
+		g.compiled.Store(c)
+	}
+	return c.policies
+}
+
+// attributes are what a policy may know of a call.
+type attributes struct {
+	gate   *Gate
+	call   *Call
+	ctx    context.Context
+	single [policy.KindRawQuery + 1]string // values of kinds that have one
+}
+
+// Lookup implements policy.Attributes, as Address and BodySize do. Calls have no query and no
+// cookies.
+func (a *attributes) Lookup(kind policy.Kind, name string) []string {
+	switch kind {
+	case policy.KindMethod, policy.KindHost, policy.KindPath:
+		if a.single[kind] == "" {
+			return nil
+		}
+		return a.single[kind : kind+1]
+	case policy.KindHeader:
+		return a.header(name)
+	}
+	return nil
+}
+
+func (a *attributes) header(name string) []string {
+	if name == CostHeader && a.gate.options.Cost != nil {
+		return []string{strconv.FormatInt(max(a.gate.options.Cost(a.ctx, a.call.Method, a.call.Message), 0), 10)}
+	}
+	lower := a.gate.lower(name)
+	if strings.HasSuffix(lower, "-bin") {
+		return nil // bytes, not text
+	}
+	return a.call.Header(lower)
+}
+
+// lower is the name of a header in lower case. Rules have few names, so all are kept.
+func (g *Gate) lower(name string) string {
+	if known, ok := g.names.Load(name); ok {
+		return known.(string)
+	}
+	lower := strings.ToLower(name)
+	g.names.Store(name, lower)
+	return lower
+}
+
+// Address is the client's address.
+func (a *attributes) Address() netip.Addr {
+	g, peer := a.gate, a.call.Peer
+	if !g.proxies.Trusts(peer) {
+		return peer.Address
+	}
+	return g.proxies.Client(peer, map[string][]string{g.addressHeader: a.call.Header(g.addressHeader)})
+}
+
+// BodySize is the size of the message. A stream that begins has none.
+func (a *attributes) BodySize() int64 {
+	if message, ok := a.call.Message.(proto.Message); ok {
+		return int64(proto.Size(message))
+	}
+	return 0
+}

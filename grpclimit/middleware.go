@@ -1,0 +1,44 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc"
+
+	"github.com/penstock/penstock"
+)
+
+// A ContextLimiter has the one method of the interface ratelimit.Limiter of go-grpc-middleware. Its
+// middleware turns every error into RESOURCE_EXHAUSTED with a text, also when the store gives no
+// answer or the client leaves, and tells the client no time. A [Gate] does better; this one is for
+// programs that have that middleware already.
+type ContextLimiter struct {
+	// Limiter has the limits. They must not lend slots (Concurrency).
+	Limiter *penstock.Limiter
+
+	// Key returns the Limiter's key for a call. Default: its method, so that all clients share the
+	// limits of a method.
+	Key func(ctx context.Context) string
+}
+
+// Limit charges one unit. It returns a *penstock.DeniedError if that is denied, and nil while the
+// store gives no answer: a store with guard.Standard around it decides by its own settings instead.
+func (l ContextLimiter) Limit(ctx context.Context) error {
+	key := ""
+	if l.Key != nil {
+		key = l.Key(ctx)
+	} else if method, ok := grpc.Method(ctx); ok {
+		key = method
+	}
+	d, err := l.Limiter.Allow(ctx, key)
+	switch {
+	case err == nil && !d.Allowed:
+		return &penstock.DeniedError{Decision: d}
+	case err != nil && ctx.Err() != nil:
+		return ctx.Err()
+	case errors.Is(err, penstock.ErrUnavailable):
+		return nil
+	}
+	return err
+}

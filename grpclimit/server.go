@@ -1,0 +1,310 @@
+package grpclimit
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit/internal/calls"
+	"github.com/penstock/penstock/internal/clientaddress"
+	"github.com/penstock/penstock/policy"
+)
+
+// Options configure a Gate. The zero value is useful.
+type Options struct {
+	// TrustedProxies are those whose metadata names the client: networks such as 10.0.0.0/8, or unix
+	// for peers on a unix socket. Default: none, so the peer is the client.
+	TrustedProxies []string
+
+	// AddressHeader is the metadata with the client's address: X-Forwarded-For, Forwarded, or one with
+	// a single address. Default: X-Forwarded-For.
+	AddressHeader string
+
+	// Dialects are the forms of the metadata about limits: draft-11, draft-07, draft-06, x-ratelimit,
+	// or none alone. Default: draft-11.
+	Dialects []string
+
+	// Domain is that of the detail ErrorInfo. Default: penstock.
+	Domain string
+
+	// Exempt tells whether calls of a method ("/package.Service/Method") are not limited. Default:
+	// those of health checks, reflection and channelz.
+	Exempt func(method string) bool
+
+	// Cost returns what a call costs. Rules get it by cost: {header: Call-Cost}, which bounds it. The
+	// message is the request of a unary call, or a message of a stream. It is nil when a stream
+	// begins. Default: clients may send call-cost themselves.
+	Cost func(ctx context.Context, method string, message any) int64
+
+	// Messages says whether the messages that a client sends on a stream are charged. Default: only
+	// the stream is, once, when it begins.
+	Messages MessageMode
+
+	// MaxMessageWait is how long a message of mode WaitForMessages may wait. Default: a minute.
+	MaxMessageWait time.Duration
+
+	// MaxWaiting is how many calls may wait at once because their rules let them. Default: 1,000.
+	MaxWaiting int
+
+	// HasFallback, Observe and TokenRejected are as in admission.Options.
+	HasFallback   bool
+	Observe       func(*admission.Event)
+	TokenRejected func(*policy.TokenError)
+}
+
+// A MessageMode says how the messages of streams are charged. The first message of a stream is
+// charged with the stream. Each further one is charged as a call of its own, except that it takes
+// no slots of in_flight limits.
+type MessageMode uint8
+
+// The modes.
+const (
+	IgnoreMessages  MessageMode = iota // messages are not charged
+	FailMessages                       // RecvMsg returns RESOURCE_EXHAUSTED for a message over a limit
+	WaitForMessages                    // RecvMsg waits, so flow control slows the client down
+)
+
+const defaultMessageWait = time.Minute
+
+// A Gate admits calls within the limits of a policy. Make one with New. Many goroutines may use it
+// at once.
+type Gate struct {
+	calls    *calls.Gate
+	messages MessageMode
+	patience time.Duration
+}
+
+// New makes a Gate that counts in the store. It calls rules for each call, so rules must be quick,
+// as (*policyfile.Watcher).Rules is. An error wraps penstock.ErrInvalid.
+func New(store penstock.Store, rules func() *policy.Rules, o Options) (*Gate, error) {
+	if o.Messages > WaitForMessages {
+		return nil, fmt.Errorf("%w: grpclimit: Messages is %d; use one of the modes", penstock.ErrInvalid, o.Messages)
+	}
+	g := &Gate{messages: o.Messages, patience: o.MaxMessageWait}
+	if g.patience <= 0 {
+		g.patience = defaultMessageWait
+	}
+	var err error
+	g.calls, err = calls.New("grpclimit", store, rules, calls.Options{
+		TrustedProxies: o.TrustedProxies, AddressHeader: o.AddressHeader, Dialects: o.Dialects, Domain: o.Domain, Exempt: o.Exempt, Cost: o.Cost,
+		MaxWaiting: o.MaxWaiting, HasFallback: o.HasFallback, Observe: o.Observe, TokenRejected: o.TokenRejected,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// Waiting returns how many calls and messages wait.
+func (g *Gate) Waiting() int { return g.calls.Waiting() }
+
+// Unary is a grpc.UnaryServerInterceptor. Put it before those that do work, and after those that
+// authenticate by connection.
+func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if g.calls.Exempts(info.FullMethod) {
+		return handler(ctx, request)
+	}
+	c, ctx := begin(ctx)
+	a, refusal := g.calls.Admit(ctx, callOf(ctx, info.FullMethod, request))
+	if refusal != nil {
+		return nil, c.refuse(refusal, func(md metadata.MD) { grpc.SetTrailer(ctx, md) })
+	}
+	fields := g.calls.Fields(a)
+	isDone := false
+	defer func() {
+		if !isDone { // the handler panics
+			a.Done(admission.Result{})
+		}
+	}()
+	answer, err := handler(context.WithValue(ctx, admissionKey{}, a), request)
+	isDone = true
+	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
+	// A call that fails must not get a header: clients would not retry it.
+	if fields != nil && err == nil {
+		grpc.SetHeader(ctx, fields) // it fails if the handler has sent the header
+	} else if fields != nil {
+		grpc.SetTrailer(ctx, fields)
+	}
+	return answer, err
+}
+
+// Stream is a grpc.StreamServerInterceptor. It charges a stream when it begins, and its messages if
+// Options.Messages says so. Slots are returned when the handler returns.
+func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if g.calls.Exempts(info.FullMethod) {
+		return handler(srv, stream)
+	}
+	c, ctx := begin(stream.Context())
+	a, refusal := g.calls.Admit(ctx, callOf(ctx, info.FullMethod, nil))
+	if refusal != nil {
+		return c.refuse(refusal, stream.SetTrailer)
+	}
+	isDone := false
+	defer func() {
+		if !isDone { // the handler panics
+			a.Done(admission.Result{})
+		}
+	}()
+	s := &serverStream{ServerStream: stream, gate: g, call: c, method: info.FullMethod, fields: g.calls.Fields(a)}
+	s.ctx = context.WithValue(ctx, admissionKey{}, a)
+	err := handler(srv, s)
+	isDone = true
+	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
+	if err != nil && s.fields != nil {
+		stream.SetTrailer(s.fields)
+	}
+	return err
+}
+
+// callOf describes a call.
+func callOf(ctx context.Context, method string, message any) *calls.Call {
+	c := &calls.Call{Method: method, Message: message, Header: func(lower string) []string { return metadata.ValueFromIncomingContext(ctx, lower) }}
+	if authority := c.Header(":authority"); len(authority) > 0 {
+		c.Authority = authority[0]
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		c.Peer = clientaddress.PeerAt(p.Addr)
+	}
+	return c
+}
+
+// A serverStream tells the client about its limits with the first message, and charges messages.
+type serverStream struct {
+	grpc.ServerStream
+	ctx    context.Context
+	gate   *Gate
+	call   *serverCall
+	method string
+	fields metadata.MD // to be sent; nil if there are none, or once they are sent
+
+	hasFirst bool // the message that was charged with the stream has come
+}
+
+func (s *serverStream) Context() context.Context { return s.ctx }
+
+// setFields sets the header as late as possible: a stream that fails before must not have one, or
+// clients would not retry it.
+func (s *serverStream) setFields() {
+	if s.fields != nil {
+		s.ServerStream.SetHeader(s.fields)
+		s.fields = nil
+	}
+}
+
+func (s *serverStream) SendHeader(md metadata.MD) error {
+	s.setFields()
+	return s.ServerStream.SendHeader(md)
+}
+
+func (s *serverStream) SendMsg(message any) error {
+	s.setFields()
+	return s.ServerStream.SendMsg(message)
+}
+
+func (s *serverStream) RecvMsg(message any) error {
+	if err := s.ServerStream.RecvMsg(message); err != nil || s.gate.messages == IgnoreMessages {
+		return err
+	}
+	if !s.hasFirst {
+		s.hasFirst = true
+		return nil
+	}
+	c := callOf(s.ctx, s.method, message)
+	c.IsContinued = true
+	if s.gate.messages == WaitForMessages {
+		c.Patience = s.gate.patience
+	}
+	for giveUp := time.Now().Add(s.gate.patience); ; {
+		a, refusal := s.gate.calls.Admit(s.ctx, c)
+		if refusal == nil {
+			a.Done(admission.Result{})
+			return nil
+		}
+		// Limits that cannot be booked, such as windows, are asked again.
+		if c.Patience == 0 || !refusal.IsTemporary() || time.Until(giveUp) < refusal.RetryAfter {
+			return s.call.refuse(refusal, s.ServerStream.SetTrailer)
+		}
+		if err := sleep(s.ctx, refusal.RetryAfter); err != nil {
+			return err
+		}
+	}
+}
+
+// sleep returns after d. If ctx ends before, it returns its status.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// A serverCall is what all Gates of one call share.
+type serverCall struct {
+	hasPushback atomic.Bool // a client that gets two values does not retry at all
+}
+
+type serverCallKey struct{}
+
+func begin(ctx context.Context) (*serverCall, context.Context) {
+	if c, ok := ctx.Value(serverCallKey{}).(*serverCall); ok {
+		return c, ctx
+	}
+	c := new(serverCall)
+	return c, context.WithValue(ctx, serverCallKey{}, c)
+}
+
+const pushbackField = "grpc-retry-pushback-ms"
+
+// refuse returns the error of a refused call. All metadata goes into one trailer:
+// with a header, or with two values of the pushback, it would not retry.
+func (c *serverCall) refuse(r *calls.Refusal, setTrailer func(metadata.MD)) error {
+	trailer := make(metadata.MD, len(r.Fields)+1)
+	for name, values := range r.Fields {
+		trailer[name] = values
+	}
+	if pushback := r.Pushback(); pushback != "" && !c.hasPushback.Swap(true) {
+		trailer[pushbackField] = []string{pushback}
+	}
+	if len(trailer) > 0 {
+		setTrailer(trailer)
+	}
+	answer := status.New(r.Code(), r.Message)
+	if detailed, err := answer.WithDetails(r.Details...); err == nil {
+		answer = detailed
+	}
+	return answer.Err()
+}
+
+type admissionKey struct{}
+
+// DecisionOf returns the decision about the call that has this context. The bool is false if no
+// limit applied.
+func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
+	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
+		return a.Decision()
+	}
+	return penstock.Decision{}, false
+}
+
+// Settle sets the true cost of the call that has this context. When the handler has returned, the
+// charges of limits with cost.actual are adjusted to this cost. The last call counts. It fails if
+// no limit can be settled.
+func Settle(ctx context.Context, actual int64) error {
+	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
+	if !ok {
+		return fmt.Errorf("%w: grpclimit: no limit applies to the call; settle only those that came through a Gate", penstock.ErrInvalid)
+	}
+	return a.Settle(actual)
+}

@@ -1,0 +1,557 @@
+package grpclimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+)
+
+func TestDenialsSayWhyAndWhenToRetry(t *testing.T) {
+	gate := gateOf(t, stopped(), `rules: [{name: shop, match: {path: "/test.Shop/Buy"}, per: {key: header X-Key}, limits: [{name: hour, rate: 2/h, algorithm: fixed-window}]}]`, grpclimit.Options{Domain: "shop.example"})
+	conn := dial(t, serve(t, new(shop), guarded(gate)...))
+	for i, left := range []string{"1", "0"} {
+		r := buy(t, conn, "Buy", "a", "x-key", "secret-of-a")
+		want := metadata.MD{"ratelimit-policy": {`"shop.hour";q=2;w=3600`}, "ratelimit": {`"shop.hour";r=` + left + `;t=3600`}}
+		if r.err != nil || r.text != "a" || !slices.Equal(r.header["ratelimit"], want["ratelimit"]) || !slices.Equal(r.header["ratelimit-policy"], want["ratelimit-policy"]) {
+			t.Errorf("call %d: %+v; want %v", i, r, want)
+		}
+	}
+	r := buy(t, conn, "Buy", "a", "x-key", "secret-of-a")
+	if status.Code(r.err) != codes.ResourceExhausted {
+		t.Fatalf("the third call: %v", r.err)
+	}
+	if d := detail[*errdetails.RetryInfo](t, r.err); d.RetryDelay.AsDuration() != time.Hour {
+		t.Errorf("RetryInfo: %v", d)
+	}
+	info := detail[*errdetails.ErrorInfo](t, r.err)
+	if info.Reason != "RATE_LIMIT_EXCEEDED" || info.Domain != "shop.example" || info.Metadata["rule"] != "shop" || info.Metadata["policies"] != "shop.hour" {
+		t.Errorf("ErrorInfo: %v", info)
+	}
+	quota := detail[*errdetails.QuotaFailure](t, r.err)
+	if len(quota.Violations) != 1 || quota.Violations[0].QuotaId != "shop.hour" || quota.Violations[0].QuotaValue != 2 || quota.Violations[0].Subject != "rule:shop" {
+		t.Errorf("QuotaFailure: %v", quota)
+	}
+	for name, want := range map[string]string{"grpc-retry-pushback-ms": "3600000", "retry-after": "3600", "ratelimit": `"shop.hour";r=0;t=3600`} {
+		if got := r.trailer[name]; !slices.Equal(got, []string{want}) {
+			t.Errorf("the trailer has %s: %q; want %q", name, got, want)
+		}
+	}
+	if text := fmt.Sprint(r.err, status.Convert(r.err).Details(), r.trailer); strings.Contains(text, "secret-of-a") {
+		t.Errorf("the answer shows the key: %s", text)
+	}
+	if r := buy(t, conn, "Look", "a", "x-key", "secret-of-a"); r.err != nil || r.header["ratelimit"] != nil {
+		t.Errorf("another method: %+v", r)
+	}
+	if r := buy(t, conn, "Buy", "a", "x-key", "b"); r.err != nil {
+		t.Errorf("another key: %v", r.err)
+	}
+}
+
+// Each rule matches some calls. A call that no rule matches has no metadata about limits.
+func TestRulesMatchCalls(t *testing.T) {
+	for _, c := range []struct {
+		match string
+		want  string // the methods that match
+	}{
+		{`path: /test.Shop/*`, "Buy Look Chat"},
+		{`path: /test.Shop/Buy`, "Buy"},
+		{`path: /test.Shop/B*`, "Buy"},
+		{`path: [/test.Shop/Chat, /test.Shop/Look]`, "Look Chat"},
+		{`path: /**`, "Buy Look Chat"},
+		{`path: /test.*/*`, "Buy Look Chat"},
+		{`method: POST`, "Buy Look Chat"},
+		{`method: GET`, ""},
+		{`host: shop.example`, "Buy Look Chat"},
+		{`host: other.example`, ""},
+		{`header X-Kind: big`, "Buy Look Chat"},
+		{`header X-Kind: small`, ""},
+		{`ip: 127.0.0.0/8`, "Buy Look Chat"},
+		{`ip: 192.0.2.0/24`, ""},
+		{`header X-Data-Bin: "text"`, ""},
+	} {
+		gate := gateOf(t, stopped(), `rules: [{name: r, match: {`+c.match+`}, per: ip, limits: [{rate: 100/h}]}]`, grpclimit.Options{})
+		conn := dial(t, serve(t, new(shop), guarded(gate)...), grpc.WithAuthority("shop.example:443"))
+		var matched []string
+		for _, method := range []string{"Buy", "Look"} {
+			if r := buy(t, conn, method, "a", "x-kind", "big", "x-data-bin", "text"); r.err != nil {
+				t.Errorf("%s: %v", c.match, r.err)
+			} else if r.header["ratelimit"] != nil {
+				matched = append(matched, method)
+			}
+		}
+		stream := chat(t, conn, "x-kind", "big", "x-data-bin", "text")
+		if answer, err := say(stream, "a"); answer != "a" {
+			t.Errorf("%s: %v", c.match, err)
+		}
+		if header, err := stream.Header(); err != nil {
+			t.Errorf("%s: %v", c.match, err)
+		} else if header["ratelimit"] != nil {
+			matched = append(matched, "Chat")
+		}
+		if got := strings.Join(matched, " "); got != c.want {
+			t.Errorf("%s matches %q; want %q", c.match, got, c.want)
+		}
+	}
+}
+
+func TestAddressesOfClients(t *testing.T) {
+	const byAddress = `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`
+	trusting := grpclimit.Options{TrustedProxies: []string{"127.0.0.0/8", "unix"}}
+	for _, c := range []struct {
+		name    string
+		options grpclimit.Options
+		unix    bool
+		first   []string // metadata of the first call
+		second  []string
+		shared  bool // both have one address
+	}{
+		{"a forged header", grpclimit.Options{}, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
+		{"a proxy", trusting, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, false},
+		{"a forged part of a list", trusting, false, []string{"x-forwarded-for", "192.0.2.1, 203.0.113.7"}, []string{"x-forwarded-for", "192.0.2.2, 203.0.113.7"}, true},
+		{"another header", grpclimit.Options{TrustedProxies: []string{"127.0.0.1"}, AddressHeader: "X-Real-IP"}, false, []string{"x-real-ip", "192.0.2.1"}, []string{"x-real-ip", "192.0.2.2"}, false},
+		{"the wrong header", grpclimit.Options{TrustedProxies: []string{"127.0.0.1"}, AddressHeader: "X-Real-IP"}, false, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
+		{"a unix socket", trusting, true, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, false},
+		{"a unix socket that is not trusted", grpclimit.Options{}, true, []string{"x-forwarded-for", "192.0.2.1"}, []string{"x-forwarded-for", "192.0.2.2"}, true},
+	} {
+		gate := gateOf(t, stopped(), byAddress, c.options)
+		var target string
+		if c.unix {
+			path := filepath.Join(t.TempDir(), "s")
+			listener, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			serveOn(t, listener, new(shop), guarded(gate)...)
+			target = "unix:" + path
+		} else {
+			target = serve(t, new(shop), guarded(gate)...)
+		}
+		conn := dial(t, target, grpc.WithAuthority("shop"))
+		if r := buy(t, conn, "Buy", "a", c.first...); r.err != nil {
+			t.Errorf("%s: %v", c.name, r.err)
+		}
+		if r := buy(t, conn, "Buy", "a", c.second...); (status.Code(r.err) == codes.ResourceExhausted) != c.shared {
+			t.Errorf("%s: the second call: %v; want one address: %v", c.name, r.err, c.shared)
+		}
+	}
+}
+
+func TestHealthChecksAreNotLimited(t *testing.T) {
+	const none = `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`
+	conn := dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), none, grpclimit.Options{}))...))
+	for range 3 {
+		if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); err != nil {
+			t.Error(err)
+		}
+	}
+	conn = dial(t, serve(t, new(shop), guarded(gateOf(t, stopped(), none, grpclimit.Options{Exempt: func(method string) bool { return method == "/test.Shop/Look" }}))...))
+	for range 3 {
+		if r := buy(t, conn, "Look", "a"); r.err != nil {
+			t.Error(r.err)
+		}
+	}
+	healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest))
+	if _, err := healthpb.NewHealthClient(conn).Check(patient(t), new(healthpb.HealthCheckRequest)); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a health check that is not exempt: %v", err)
+	}
+}
+
+// A policy for the client's retries: three attempts, the backoff far longer than any pushback.
+const retrying = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
+	"retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]}}]}`
+
+func TestClientsRetryAsTheTrailerSays(t *testing.T) {
+	const soon = `rules: [{name: r, per: global, limits: [{rate: 10/s, burst: 1}]}]`
+	failing := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(codes.Unavailable, "busy") }}
+	for _, c := range []struct {
+		name   string
+		rules  string
+		shop   *shop
+		first  bool // a call uses the limit up before
+		nested bool
+		broken bool // the store gives no answer
+		want   string
+		code   codes.Code
+	}{
+		{"a denial is retried when it fits", soon, new(shop), true, false, false, "denied allowed", codes.OK},
+		{"a denial of two nested gates too", soon, new(shop), true, true, false, "denied allowed", codes.OK},
+		{"what never fits is not retried", `rules: [{name: r, per: global, limits: [{rate: 2/h, cost: {body: 1B}}]}]`, new(shop), false, false, false, "denied", codes.ResourceExhausted},
+		{"a handler's own failure is retried", `rules: [{name: r, per: ip, limits: [{rate: 100/h}]}]`, failing, false, false, false, "allowed allowed allowed", codes.Unavailable},
+		{"limits that cannot be checked are retried", `rules: [{name: r, per: global, limits: [{rate: 100/h, on_failure: closed}]}]`, new(shop), false, false, true, "failed_closed failed_closed failed_closed", codes.Unavailable},
+	} {
+		for _, method := range []string{"Buy", "Chat"} {
+			if method == "Chat" && (c.shop == failing || strings.Contains(c.rules, "body")) {
+				continue // a stream has no body when it begins
+			}
+			t.Run(c.name+" "+method, func(t *testing.T) {
+				t.Parallel()
+				var seen events
+				store := penstock.Store(memstore.New(memstore.Options{}))
+				if c.broken {
+					store = unavailable{}
+				}
+				gates := []*grpclimit.Gate{gateOf(t, store, c.rules, grpclimit.Options{Observe: seen.observe})}
+				if c.nested {
+					gates = append(gates, gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: inner, per: global, limits: [{rate: 1000/s}]}]`, grpclimit.Options{}))
+					slices.Reverse(gates)
+				}
+				address := serve(t, c.shop, guarded(gates...)...)
+				if c.first {
+					if r := buy(t, dial(t, address), "Look", "a"); r.err != nil {
+						t.Fatal(r.err)
+					}
+					seen.list = nil
+				}
+				conn := dial(t, address, grpc.WithDefaultServiceConfig(retrying))
+				var err error
+				if method == "Chat" {
+					stream := chat(t, conn)
+					_, err = say(stream, "a")
+				} else {
+					err = buy(t, conn, "Buy", "a").err
+				}
+				if got := seen.String(); got != c.want || status.Code(err) != c.code {
+					t.Errorf("%s: %q, %v; want %q, %v", method, got, err, c.want, c.code)
+				}
+			})
+		}
+	}
+}
+
+// unavailable is a store that gives no answer.
+type unavailable struct{}
+
+func (unavailable) Decide(context.Context, []penstock.Charge) (penstock.Decision, error) {
+	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonTimeout, errors.New("no server"))
+}
+
+func TestCallsWithoutAStore(t *testing.T) {
+	for mode, want := range map[string]codes.Code{"open": codes.OK, "closed": codes.Unavailable, "local": codes.OK} {
+		gate := gateOf(t, unavailable{}, `rules: [{name: r, per: global, limits: [{rate: 1/h, on_failure: `+mode+`}]}]`, grpclimit.Options{})
+		conn := dial(t, serve(t, new(shop), guarded(gate)...))
+		r := buy(t, conn, "Buy", "a")
+		if status.Code(r.err) != want {
+			t.Errorf("%s: %v; want %v", mode, r.err, want)
+		}
+		if mode == "closed" {
+			if info := detail[*errdetails.ErrorInfo](t, r.err); info.Reason != "RATE_LIMITS_UNAVAILABLE" {
+				t.Errorf("ErrorInfo: %v", info)
+			}
+			if r.trailer["grpc-retry-pushback-ms"] == nil {
+				t.Errorf("the trailer is %v", r.trailer)
+			}
+		}
+		if mode == "local" {
+			if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
+				t.Errorf("the second call of local: %v", r.err)
+			}
+		}
+	}
+}
+
+func TestDenyListsAndMalformedCalls(t *testing.T) {
+	gate := gateOf(t, stopped(), `
+deny: [{header X-Key: bad}]
+rules: [{name: r, per: {key: header X-Key}, limits: [{rate: 1/h}]}]`, grpclimit.Options{})
+	conn := dial(t, serve(t, new(shop), guarded(gate)...))
+	if r := buy(t, conn, "Buy", "a", "x-key", "bad"); status.Code(r.err) != codes.PermissionDenied {
+		t.Errorf("a client on the deny list: %v", r.err)
+	}
+	if r := buy(t, conn, "Buy", "a", "x-key", "one", "x-key", "two"); status.Code(r.err) != codes.InvalidArgument {
+		t.Errorf("two keys: %v", r.err)
+	}
+	bad := dial(t, serve(t, new(shop), guarded(gate)...), grpc.WithAuthority("a b"))
+	if r := buy(t, bad, "Buy", "a"); status.Code(r.err) != codes.InvalidArgument && status.Code(r.err) != codes.Internal {
+		t.Errorf("a malformed authority: %v", r.err)
+	}
+}
+
+// A limit with on_status counts only calls that end with such a code.
+func TestCodesAreReadAsStatuses(t *testing.T) {
+	code := codes.OK
+	s := &shop{buy: func(context.Context, string) (string, error) { return "", status.Error(code, "as asked") }}
+	gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [{rate: 1/h, on_status: [401, 500-599]}]}]`, grpclimit.Options{})
+	conn := dial(t, serve(t, s, guarded(gate)...))
+	for _, free := range []codes.Code{codes.OK, codes.NotFound, codes.InvalidArgument, codes.AlreadyExists, codes.PermissionDenied, codes.Canceled} {
+		code = free
+		for range 2 {
+			if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != free {
+				t.Errorf("%v is charged: %v", free, r.err)
+			}
+		}
+	}
+	code = codes.Unauthenticated
+	if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.Unauthenticated {
+		t.Fatal(r.err)
+	}
+	if r := buy(t, conn, "Buy", "a"); status.Code(r.err) != codes.ResourceExhausted {
+		t.Errorf("after a call that is charged: %v", r.err)
+	}
+}
+
+func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	s := &shop{
+		buy: func(_ context.Context, text string) (string, error) {
+			if text == "panic" {
+				panic("no")
+			}
+			entered <- struct{}{}
+			<-leave
+			return text, nil
+		},
+		chat: func(grpc.ServerStream) error {
+			entered <- struct{}{}
+			<-leave
+			return nil
+		},
+	}
+	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [{in_flight: 1}]}]`, grpclimit.Options{})
+	recovers := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
+		defer func() {
+			if recover() != nil {
+				err = status.Error(codes.Internal, "panic")
+			}
+		}()
+		return handler(ctx, request)
+	}
+	conn := dial(t, serve(t, s, append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(recovers)}, guarded(gate)...)...))
+	call := func() <-chan error {
+		ended := make(chan error, 1)
+		go func() { ended <- buy(t, conn, "Buy", "a").err }()
+		return ended
+	}
+	for range 2 {
+		first := call()
+		<-entered
+		if r := buy(t, conn, "Look", "a"); status.Code(r.err) != codes.ResourceExhausted {
+			t.Errorf("a second call: %v; want no slot", r.err)
+		}
+		leave <- struct{}{}
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if r := buy(t, conn, "Buy", "panic"); status.Code(r.err) != codes.Internal {
+			t.Errorf("a panic: %v", r.err)
+		}
+	}
+	stream := chat(t, conn)
+	<-entered
+	if r := buy(t, conn, "Look", "a"); status.Code(r.err) != codes.ResourceExhausted {
+		t.Errorf("a call beside a stream: %v; want no slot", r.err)
+	}
+	leave <- struct{}{}
+	if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
+		t.Errorf("the stream: %v", err)
+	}
+	last := call()
+	<-entered
+	leave <- struct{}{}
+	if err := <-last; err != nil {
+		t.Errorf("after the stream: %v", err)
+	}
+}
+
+func TestMessagesOfStreams(t *testing.T) {
+	const five = `rules: [{name: r, per: global, limits: [{rate: 5/h, algorithm: fixed-window}, {name: slots, in_flight: 1}]}]`
+	for mode, want := range map[grpclimit.MessageMode]int{grpclimit.IgnoreMessages: 20, grpclimit.FailMessages: 5} {
+		var seen events
+		gate := gateOf(t, stopped(), five, grpclimit.Options{Messages: mode, Observe: seen.observe})
+		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
+		sent := 0
+		var err error
+		for ; sent < 20 && err == nil; sent++ {
+			_, err = say(stream, "a")
+		}
+		if passed := sent - map[bool]int{true: 0, false: 1}[err == nil]; passed != want {
+			t.Errorf("mode %d: %d messages passed, %v; want %d", mode, passed, err, want)
+		}
+		if mode == grpclimit.FailMessages {
+			if status.Code(err) != codes.ResourceExhausted || !slices.Equal(stream.Trailer()["grpc-retry-pushback-ms"], []string{"3600000"}) {
+				t.Errorf("the stream ended with %v, %v", err, stream.Trailer())
+			}
+			detail[*errdetails.RetryInfo](t, err)
+			continue
+		}
+		if err := stream.CloseSend(); err != nil {
+			t.Error(err)
+		}
+		if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != io.EOF {
+			t.Errorf("the stream ends with %v", err)
+		}
+	}
+}
+
+// A handler that goes on after a denial gets more denials, and the client one pushback.
+func TestOnePushbackForAStream(t *testing.T) {
+	s := &shop{chat: func(stream grpc.ServerStream) error {
+		for range 5 {
+			stream.RecvMsg(new(wrapperspb.StringValue))
+		}
+		return status.Error(codes.ResourceExhausted, "enough")
+	}}
+	gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [{rate: 2/h}]}]`, grpclimit.Options{Messages: grpclimit.FailMessages})
+	stream := chat(t, dial(t, serve(t, s, guarded(gate, gate)...)))
+	for range 5 {
+		stream.SendMsg(wrapperspb.String("a"))
+	}
+	stream.RecvMsg(new(wrapperspb.StringValue))
+	if got := stream.Trailer()["grpc-retry-pushback-ms"]; len(got) != 1 {
+		t.Errorf("the trailer has %d values of the pushback: %q", len(got), got)
+	}
+}
+
+// Waiting messages all arrive, in buckets that can be booked and in windows that cannot.
+func TestMessagesWait(t *testing.T) {
+	for _, limit := range []string{"{rate: 200/s, burst: 1}", "{rate: 10/50ms, algorithm: fixed-window}", "{rate: 10/50ms, algorithm: sliding-log}"} {
+		t.Run(limit, func(t *testing.T) {
+			t.Parallel()
+			gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [`+limit+`]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages})
+			stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
+			for i := range 60 {
+				if answer, err := say(stream, fmt.Sprint(i)); answer != fmt.Sprint(i) {
+					t.Fatalf("message %d: %q, %v", i, answer, err)
+				}
+			}
+		})
+	}
+}
+
+// A message that would wait for longer than MaxMessageWait is refused at once.
+func TestMessagesWaitOnlySoLong(t *testing.T) {
+	for _, limit := range []string{"{rate: 1/h}", "{rate: 1/h, algorithm: fixed-window}"} {
+		gate := gateOf(t, stopped(), `rules: [{name: r, per: global, limits: [`+limit+`]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: time.Minute})
+		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
+		if _, err := say(stream, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := say(stream, "a"); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("%s: %v", limit, err)
+		}
+	}
+	// The end of the stream ends the wait.
+	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: 2 * time.Hour})
+	ended := make(chan error, 1)
+	s := &shop{chat: func(stream grpc.ServerStream) error {
+		stream.RecvMsg(new(wrapperspb.StringValue))
+		err := stream.RecvMsg(new(wrapperspb.StringValue))
+		ended <- err
+		return err
+	}}
+	conn := dial(t, serve(t, s, guarded(gate)...))
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/test.Shop/Chat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := stream.SendMsg(wrapperspb.String("a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for end := time.Now().Add(patience); gate.Waiting() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
+	cancel()
+	if err := <-ended; status.Code(err) != codes.Canceled {
+		t.Errorf("a message that waited while its client left: %v", err)
+	}
+}
+
+func TestCostsComeFromAFunction(t *testing.T) {
+	cost := func(_ context.Context, method string, message any) int64 {
+		if message, ok := message.(*wrapperspb.StringValue); ok {
+			return int64(len(message.Value))
+		}
+		return 1
+	}
+	gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 10/h, cost: {header: Call-Cost, max: 8}}]}]`, grpclimit.Options{Cost: cost, Messages: grpclimit.FailMessages})
+	conn := dial(t, serve(t, new(shop), guarded(gate)...))
+	for _, c := range []struct{ text, left string }{{"12345", "5"}, {"1234", "1"}} {
+		if r := buy(t, conn, "Buy", c.text, "call-cost", "0"); r.err != nil || !strings.Contains(strings.Join(r.header["ratelimit"], ""), ";r="+c.left+";") {
+			t.Errorf("%d units: %+v; want %s left", len(c.text), r, c.left)
+		}
+	}
+	stream := chat(t, conn)
+	if _, err := say(stream, "the first is charged with the stream"); err != nil {
+		t.Error(err)
+	}
+	if _, err := say(stream, "1"); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one unit more: %v", err)
+	}
+}
+
+func TestHandlersSettleAndSeeTheDecision(t *testing.T) {
+	s := &shop{buy: func(ctx context.Context, text string) (string, error) {
+		d, ok := grpclimit.DecisionOf(ctx)
+		if text == "settle" {
+			if err := grpclimit.Settle(ctx, 5); err != nil {
+				return "", err
+			}
+		}
+		return fmt.Sprint(ok, d.Remaining()), nil
+	}}
+	gate := gateOf(t, stopped(), `rules: [{name: r, match: {path: /test.Shop/Buy}, per: global, limits: [{rate: 10/h, cost: {units: 1, actual: X-Cost}}]}]`, grpclimit.Options{})
+	conn := dial(t, serve(t, s, guarded(gate)...))
+	for _, c := range []struct{ text, want string }{{"settle", "true 9"}, {"", "true 4"}} {
+		if r := buy(t, conn, "Buy", c.text); r.text != c.want {
+			t.Errorf("the handler saw %q, %v; want %q", r.text, r.err, c.want)
+		}
+	}
+	if r := buy(t, conn, "Look", "settle"); r.err == nil {
+		t.Error("a call without limits was settled")
+	}
+	if err := grpclimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("settled outside a call: %v", err)
+	}
+}
+
+func TestWrongOptionsAreRefused(t *testing.T) {
+	rules := rulesOf(t, `rules: [{name: r, per: global, limits: [{rate: 1/h}]}]`)
+	for _, c := range []struct {
+		options grpclimit.Options
+		want    string
+	}{
+		{grpclimit.Options{TrustedProxies: []string{"10.0.0.1/8"}}, "is an address within a network"},
+		{grpclimit.Options{TrustedProxies: []string{"nobody"}}, "is not a network"},
+		{grpclimit.Options{AddressHeader: "a b"}, "cannot be the name of a header"},
+		{grpclimit.Options{Dialects: []string{"draft-12"}}, `unknown value "draft-12"`},
+		{grpclimit.Options{Dialects: []string{"none", "draft-11"}}, "none alone"},
+		{grpclimit.Options{Dialects: []string{"draft-11", "draft-07"}}, "choose one"},
+		{grpclimit.Options{Dialects: []string{"draft-11", "draft-11"}}, "twice"},
+		{grpclimit.Options{Messages: 3}, "use one of the modes"},
+	} {
+		if _, err := grpclimit.New(stopped(), rules, c.options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v; want %q", c.options, err, c.want)
+		}
+	}
+	if _, err := grpclimit.New(nil, rules, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("without a store: %v", err)
+	}
+	if _, err := grpclimit.New(stopped(), func() *policy.Rules { return nil }, grpclimit.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("without rules: %v", err)
+	}
+	gate := gateOf(t, stopped(), `rules: [{name: r, per: ip, limits: [{rate: 1/h}]}]`, grpclimit.Options{Dialects: []string{"x-ratelimit", "draft-06"}})
+	if r := buy(t, dial(t, serve(t, new(shop), guarded(gate)...)), "Buy", "a"); r.header["x-ratelimit-limit"] == nil || r.header["ratelimit-limit"] == nil || r.header["ratelimit"] != nil {
+		t.Errorf("the metadata is %v", r.header)
+	}
+}

@@ -1,0 +1,235 @@
+package grpclimit_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/grpclimit"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/effort"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// Over gRPC, each call of a random trace is decided as the bare store decides its charges, and the
+// client sees that decision.
+func TestCallsAreDecidedAsTheBareStoreDecides(t *testing.T) {
+	seed := effort.Seed()
+	r := rand.New(rand.NewPCG(seed, 1))
+	now := time.Unix(1_800_000_000, 0)
+	clock := memstore.Options{Now: func() time.Time { return now }}
+	bare := memstore.New(clock)
+	const text = `
+rules:
+  - name: shop
+    match: {path: /test.Shop/*}
+    per: {key: header X-Key}
+    limits:
+      - {name: bucket, rate: 6/s, burst: 4, cost: {header: Call-Cost, max: 4}}
+      - {name: window, rate: 50/min, algorithm: fixed-window}
+      - {name: log, rate: 30/30s, algorithm: sliding-log}
+      - {name: sliding, rate: 70/m, algorithm: sliding-window}
+`
+	allowed, denied := 0, 0
+	var expected penstock.Decision
+	gate := gateOf(t, memstore.New(clock), text, grpclimit.Options{
+		Cost: func(_ context.Context, _ string, message any) int64 {
+			cost, _ := strconv.ParseInt(message.(*wrapperspb.StringValue).Value, 10, 64)
+			return cost
+		},
+		Observe: func(e *admission.Event) {
+			d, err := bare.Decide(context.Background(), slices.Clone(e.Charges))
+			if err != nil {
+				t.Error(err)
+			}
+			if expected = d; d.Allowed != e.Decision.Allowed || d.Len() != e.Decision.Len() {
+				t.Errorf("the bare store decides %v, the gate %v", d, *e.Decision)
+			}
+			for i := range d.Len() {
+				if d.Status(i) != e.Decision.Status(i) {
+					t.Errorf("limit %d: the bare store says %+v, the gate %+v", i, d.Status(i), e.Decision.Status(i))
+				}
+			}
+		},
+	})
+	conn := dial(t, serve(t, new(shop), guarded(gate)...))
+	for i := range effort.Of(2_000, 100_000) {
+		now = now.Add(time.Duration(r.IntN(400)) * time.Millisecond)
+		got := buy(t, conn, "Buy", strconv.Itoa(r.IntN(5)), "x-key", strconv.Itoa(r.IntN(3)))
+		fields := got.header
+		if expected.Allowed {
+			allowed++
+		} else {
+			denied++
+			fields = got.trailer
+		}
+		want := map[bool]codes.Code{true: codes.OK, false: codes.ResourceExhausted}[expected.Allowed]
+		if status.Code(got.err) != want {
+			t.Fatalf("PENSTOCK_SEED=%d: call %d: %v; want %v", seed, i, got.err, want)
+		}
+		for j, name := range []string{"bucket", "window", "log", "sliding"} {
+			if item := fmt.Sprintf(`"shop.%s";r=%d`, name, max(expected.Status(j).Remaining, 0)); !strings.Contains(fields.Get("ratelimit")[0], item) {
+				t.Fatalf("PENSTOCK_SEED=%d: call %d: %q; want %s", seed, i, fields.Get("ratelimit"), item)
+			}
+		}
+	}
+	if allowed == 0 || denied == 0 {
+		t.Errorf("%d calls were allowed and %d denied", allowed, denied)
+	}
+	t.Logf("counted: %d calls over gRPC decided as by the bare store", allowed+denied)
+}
+
+// With Redis killed or hanging, calls end as on_failure says; when it is back, it decides again.
+func TestCallsWhileRedisIsAway(t *testing.T) {
+	for _, outage := range []string{"killed", "stopped"} {
+		t.Run(outage, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			store, err := redisstore.Open(server.URL(), redisstore.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { store.Close() })
+			const text = `rules: [
+				{name: open, match: {path: /test.Shop/Buy}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: open}]},
+				{name: closed, match: {path: /test.Shop/Look}, per: {key: header X-Key}, limits: [{rate: 2/h, on_failure: closed}]}]`
+			rules := rulesOf(t, text)
+			stack, err := guard.Standard(store, guard.Options{Instances: 1, Limits: rules().Settings, Timeout: guard.TimeoutOptions{After: 250 * time.Millisecond}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(stack.Close)
+			gate, err := grpclimit.New(stack, rules, grpclimit.Options{HasFallback: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn := dial(t, serve(t, new(shop), guarded(gate)...))
+			expect := func(when, method, key string, want codes.Code) {
+				t.Helper()
+				if r := buy(t, conn, method, "a", "x-key", key); status.Code(r.err) != want {
+					t.Errorf("%s: %s: %v; want %v", when, method, r.err, want)
+				}
+			}
+			for _, method := range []string{"Buy", "Look"} {
+				decide(t, conn, method, "a", codes.OK)
+			}
+			if outage == "killed" {
+				server.Kill()
+			} else {
+				server.Pause()
+			}
+			for range 5 {
+				expect(outage, "Buy", "b", codes.OK)
+				expect(outage, "Look", "b", codes.Unavailable)
+			}
+			if outage == "killed" {
+				if err := server.Restart(); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				server.Resume()
+			}
+			decide(t, conn, "Look", "c", codes.OK)
+			decide(t, conn, "Look", "c", codes.OK)
+			decide(t, conn, "Look", "c", codes.ResourceExhausted)
+		})
+	}
+}
+
+// decide calls until the store decides, and wants this code then.
+func decide(t *testing.T, conn *grpc.ClientConn, method, key string, want codes.Code) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		r := buy(t, conn, method, "a", "x-key", key)
+		if code := status.Code(r.err); code != codes.Unavailable {
+			if code != want {
+				t.Errorf("%s of %s: %v; want %v", method, key, r.err, want)
+			}
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the store does not decide: %v", r.err)
+		}
+	}
+}
+
+// A long stream uses no more memory than a short one.
+func TestLongStreams(t *testing.T) {
+	messages := effort.Of(20_000, 1_000_000)
+	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 1M/s}, {name: slots, in_flight: 1}]}]`, grpclimit.Options{Messages: grpclimit.WaitForMessages})
+	stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
+	received := make(chan error, 1)
+	go func() {
+		answer := new(wrapperspb.StringValue)
+		for i := range messages {
+			if err := stream.RecvMsg(answer); err != nil || answer.Value != strconv.Itoa(i) {
+				received <- fmt.Errorf("message %d: %q, %w", i, answer.Value, err)
+				return
+			}
+		}
+		received <- nil
+	}()
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	var before uint64
+	for i := range messages {
+		if err := stream.SendMsg(wrapperspb.String(strconv.Itoa(i))); err != nil {
+			t.Fatal(<-received)
+		}
+		if i == messages/4 {
+			before = heap()
+		}
+	}
+	if err := <-received; err != nil {
+		t.Fatal(err)
+	}
+	if after := heap(); after > before+8<<20 {
+		t.Errorf("the heap has grown from %d to %d bytes", before, after)
+	}
+	t.Logf("counted: %d messages of one stream charged", messages)
+}
+
+// Connections that are opened and left alone stay usable, and new ones are served.
+func TestManyConnections(t *testing.T) {
+	n := effort.Of(200, 10_000)
+	gate := gateOf(t, memstore.New(memstore.Options{}), `rules: [{name: r, per: ip, limits: [{rate: 1M/s}]}]`, grpclimit.Options{})
+	address := serve(t, new(shop), guarded(gate)...)
+	conns := make([]*grpc.ClientConn, n)
+	for i := range conns {
+		conns[i] = dial(t, address)
+		conns[i].Connect()
+	}
+	for _, conn := range conns {
+		for state := conn.GetState(); state != connectivity.Ready; state = conn.GetState() {
+			if !conn.WaitForStateChange(patient(t), state) {
+				t.Fatalf("a connection is %v", state)
+			}
+		}
+	}
+	for _, conn := range []*grpc.ClientConn{conns[0], conns[n/2], conns[n-1], dial(t, address)} {
+		if r := buy(t, conn, "Buy", "a"); r.err != nil {
+			t.Error(r.err)
+		}
+	}
+	t.Logf("counted: %d connections opened and left", n)
+}
