@@ -36,11 +36,11 @@ const maxInstance = 128 // bytes of an instance's name
 // the stores of one prefix. The registration expires after life. A life of 0 or less removes the
 // instance. Its name has 1 to 128 bytes. Heartbeat also reads the server's clock, for ClockSteps.
 func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
-	if instance == "" || len(instance) > maxInstance {
-		return 0, fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(instance), maxInstance)
+	if err := checkInstance(instance); err != nil {
+		return 0, err
 	}
 	sent := time.Now()
-	text, err := s.client.Eval(ctx, heartbeatLua, []string{s.prefix + "{%@}instances"}, []string{instance, strconv.FormatInt(life.Milliseconds(), 10)})
+	text, err := s.client.Eval(ctx, heartbeatLua, []string{s.instancesKey()}, []string{instance, strconv.FormatInt(life.Milliseconds(), 10)})
 	if err != nil {
 		return 0, s.unavailable(ctx, explain(heartbeatLua, err))
 	}
@@ -51,4 +51,11 @@ func (s *Store) Heartbeat(ctx context.Context, instance string, life time.Durati
 	}
 	s.clock.addReading(reading{time.Unix(seconds, micros*1000), sent, time.Now()})
 	return n, nil
+}
+
+func checkInstance(name string) error {
+	if name == "" || len(name) > maxInstance {
+		return fmt.Errorf("%w: redisstore: the instance's name has %d bytes; it must have 1 to %d", penstock.ErrInvalid, len(name), maxInstance)
+	}
+	return nil
 }

@@ -22,7 +22,7 @@ const KeyOfExample = luagen.KeyOfExample
 
 // RightsOptions say how a Store is used.
 type RightsOptions struct {
-	DecideOnly bool // only Decide and Load: no Heartbeat, Memory or Ping
+	DecideOnly bool // only Decide and Load: no Heartbeat, Memory, Ping or summaries
 
 	Cluster  bool // a Redis Cluster
 	Sentinel bool // a URL with redis+sentinel
@@ -86,7 +86,7 @@ func commandsInScripts(o RightsOptions) []string {
 		}
 	}
 	if !o.DecideOnly {
-		scripts = append(scripts, heartbeatLua, memoryLua)
+		scripts = append(scripts, heartbeatLua, memoryLua, writeSummaryLua, readSummariesLua)
 	}
 	var commands []string
 	for _, script := range scripts {

@@ -182,6 +182,13 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 		_, err := u.given.Heartbeat(ctx, "a", time.Minute)
 		return err
 	})
+	add("summary", func(u stores) error {
+		return u.given.WriteSummary(ctx, "a", "text", time.Minute)
+	})
+	add("summaries", func(u stores) error {
+		_, _, err := u.given.ReadSummaries(ctx)
+		return err
+	})
 	add("instance leaves", func(u stores) error {
 		_, err := u.given.Heartbeat(ctx, "a", 0)
 		return err

@@ -38,6 +38,9 @@ type Options struct {
 	// limits have none.
 	DirectSettings func(*penstock.Plan) guard.Settings
 
+	// Version is that of the program, for other instances.
+	Version string
+
 	// Check rejects rules that the servers cannot enforce. Default: none.
 	Check func(*policy.Rules) error
 }
@@ -52,6 +55,7 @@ type Core struct {
 	rules   *rules
 
 	Activity *activity.Recorder // what happened in this instance
+	fleet    fleet
 
 	health   health
 	failOpen failOpenReporter
@@ -82,13 +86,15 @@ func newCore(o Options) *Core {
 	if o.DirectSettings == nil {
 		o.DirectSettings = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
 	}
-	return &Core{
+	c := &Core{
 		Options:  o,
 		Activity: newActivity(o.Settings),
 		health:   health{log: o.Log},
 		failOpen: failOpenReporter{log: o.Log},
 		tokens:   logthrottle.Line{Every: 10 * time.Second},
 	}
+	c.fleet = fleet{core: c, started: time.Now(), host: hostName()}
+	return c
 }
 
 func (c *Core) open(ctx context.Context) error {
@@ -113,7 +119,7 @@ func (c *Core) open(ctx context.Context) error {
 		return err
 	}
 	c.onClose(c.rules.close)
-	c.Store, err = c.guard()
+	c.Store, err = c.guard(ctx)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"context"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -10,7 +11,7 @@ import (
 )
 
 // guard puts the guards around the store. The memory store needs none: it cannot fail or hang.
-func (c *Core) guard() (penstock.Store, error) {
+func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	if c.scripts == nil { // the store is memory
 		return c.store.Store, nil
 	}
@@ -30,6 +31,7 @@ func (c *Core) guard() (penstock.Store, error) {
 		return nil, err
 	}
 	c.onClose(g.Close) // returns leased units, and removes this instance from the count
+	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
 	c.Metrics.Guards(metrics.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Scripts: c.scripts.counts})
 	return g, nil
 }

@@ -19,6 +19,9 @@ type instanceReporter struct {
 
 func (r *instanceReporter) Heartbeat(ctx context.Context, instance string, life time.Duration) (int, error) {
 	n, err := r.Server.Heartbeat(ctx, instance, life)
+	if err == nil {
+		r.core.fleet.name.Store(&instance)
+	}
 	if e := penstock.AsStoreError(err); e == nil || e.IsStoreFault || e.Reason == penstock.ReasonLate {
 		return n, err
 	}

@@ -34,6 +34,7 @@ type rules struct {
 	mu        sync.Mutex
 	isRefused bool // the file's latest content is invalid
 	since     time.Time
+	digest    string   // of the current rules
 	warnings  []string // of the current rules
 	emptyDeny []string // of the current rules
 }
@@ -109,7 +110,7 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 // start records the first rules.
 func (r *rules) start(p *policyfile.Policy) {
 	r.first = newPolicy(p, r.settings)
-	r.since = time.Now()
+	r.since, r.digest = time.Now(), r.first.Digest
 	r.warnings, r.emptyDeny = r.first.Warnings, r.first.EmptyDeny
 	r.metrics.SetRules(r.first.Rules)
 }
@@ -126,7 +127,7 @@ func (r *rules) reloadSucceeded(p Policy) {
 			r.log.Error("a deny list has become empty; it denies no client now", "policy", p.File, "list", file)
 		}
 	}
-	r.since = time.Now()
+	r.since, r.digest = time.Now(), p.Digest
 	r.metrics.SetRules(p.Rules)
 	r.log.Info("policy reloaded", "policy", p.File, "digest", p.Digest, "rules", p.Count())
 	logWarnings(r.log, slices.DeleteFunc(slices.Clone(p.Warnings), func(w string) bool { return slices.Contains(r.warnings, w) }))
@@ -162,6 +163,13 @@ func (r *rules) reloadOn(ctx context.Context, reload <-chan os.Signal) {
 			r.watcher.Reload() // Notify reports the result
 		}
 	}
+}
+
+// digestInForce returns the digest of the current rules.
+func (r *rules) digestInForce() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.digest
 }
 
 // closeTimeout is how long close waits for a reload in progress. A large file or a slow disk can

@@ -135,7 +135,7 @@ func (s *service) open(runCtx context.Context) error {
 	}
 	var err error
 	s.core, err = core.Open(runCtx, core.Options{
-		Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules,
+		Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,305 @@
+package activity
+
+import (
+	"bytes"
+	"cmp"
+	"compress/flate"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"math"
+	"slices"
+	"time"
+)
+
+// A Summary is what one instance shows of itself to the others. Its text has at most MaxSummary
+// bytes.
+type Summary struct {
+	Version string    `json:"version"`
+	Host    string    `json:"host"`
+	Digest  string    `json:"digest"` // of the policy
+	Started time.Time `json:"started"`
+	Written time.Time `json:"written"` // by the clock of the instance
+	Seed    uint32    `json:"seed"`    // tells whether hashes can be compared; see SeedID
+	Health  string    `json:"health"`  // why the store fails; "" if it works
+
+	Counts   []Count     `json:"-"`
+	Activity []*Activity `json:"-"` // by window, in the order of Windows
+}
+
+// A Count is how much a series has grown in the last 10 and 60 seconds.
+type Count struct {
+	Series
+	Last10, Last60 uint64
+}
+
+// The bounds of a summary.
+const (
+	MaxSummary   = 16 << 10  // bytes of a text
+	maxUnpacked  = 256 << 10 // bytes
+	maxCounts    = 400
+	maxText      = 128 // bytes of a version, a name of a host, …
+	summaryItems = 50  // of a Top
+	summaryKeys  = 256 // of a Distinct
+)
+
+// formatVersion is the first byte of a text. Instances ignore texts with another one.
+const formatVersion = 1
+
+// ErrFormat is wrapped by errors about summaries of another version.
+var ErrFormat = errors.New("the summary has another format")
+
+// SeedID is a number that tells seeds apart and does not reveal them.
+func SeedID(seed uint64) uint32 { return uint32(sharedHash(seed, nil, "penstock") >> 40) }
+
+// Summary returns what the recorder has to show to other instances.
+func (r *Recorder) Summary() *Summary {
+	s := &Summary{Seed: SeedID(r.options.Seed)}
+	for _, w := range Windows() {
+		s.Activity = append(s.Activity, r.Activity(w))
+	}
+	last10 := r.history.Since(10)
+	for series, n := range r.history.Since(60) {
+		s.Counts = append(s.Counts, Count{series, last10[series], n})
+	}
+	slices.SortFunc(s.Counts, func(a, b Count) int {
+		return cmp.Or(cmp.Compare(b.Last60, a.Last60), compareSeries(a.Series, b.Series))
+	})
+	return s
+}
+
+// The form of a summary in JSON. Lists of numbers are shorter than objects.
+type packed struct {
+	*Summary
+	Counts  []packedCount    `json:"counts"`
+	Windows []packedActivity `json:"windows"`
+}
+
+type packedCount struct {
+	Rule   string `json:"r,omitempty"`
+	Limit  string `json:"l,omitempty"`
+	Name   string `json:"n"`
+	Last10 uint64 `json:"s"`
+	Last60 uint64 `json:"m"`
+}
+
+type packedActivity struct {
+	Tops   []packedTop    `json:"tops"`
+	Denied packedDistinct `json:"denied"`
+}
+
+type packedTop struct {
+	Total  uint64       `json:"total"`
+	Floor  uint64       `json:"floor"`
+	Missed uint64       `json:"missed,omitempty"`
+	Items  []packedItem `json:"items"`
+}
+
+type packedItem struct {
+	Rule     string  `json:"r"`
+	Limit    string  `json:"l"`
+	Name     string  `json:"k"`
+	Weight   uint64  `json:"w"`
+	Error    uint64  `json:"e,omitempty"`
+	Variance float64 `json:"v,omitempty"`
+	Largest  uint64  `json:"g,omitempty"`
+}
+
+type packedDistinct struct {
+	Size   int        `json:"size"`
+	Missed uint64     `json:"missed,omitempty"`
+	Hashes string     `json:"hashes"` // base64 of 8 bytes each
+	Limits []uint16   `json:"of"`     // of each hash: its place in Names
+	Names  [][]string `json:"names"`  // rule and limit
+}
+
+// Text packs the summary. If it would be too long, it has fewer items.
+func (s *Summary) Text() (string, error) {
+	items, keys := summaryItems, summaryKeys
+	for {
+		text, err := s.pack(items, keys)
+		if err != nil || len(text) <= MaxSummary {
+			return text, err
+		}
+		if items == 0 {
+			return "", fmt.Errorf("a summary of %d bytes", len(text))
+		}
+		items, keys = items/2, keys/2
+	}
+}
+
+func (s *Summary) pack(items, keys int) (string, error) {
+	head := *s
+	head.Version, head.Host, head.Digest, head.Health = cut(s.Version), cut(s.Host), cut(s.Digest), cut(s.Health)
+	p := packed{Summary: &head}
+	for _, c := range s.Counts[:min(len(s.Counts), maxCounts, 8*items)] {
+		p.Counts = append(p.Counts, packedCount{c.Rule, c.Limit, c.Name, c.Last10, c.Last60})
+	}
+	for _, a := range s.Activity {
+		var w packedActivity
+		for _, t := range a.Tops {
+			short := *t
+			short.Cut(items)
+			pt := packedTop{Total: short.Total, Floor: short.Floor, Missed: short.Missed}
+			for _, i := range short.Items {
+				pt.Items = append(pt.Items, packedItem(i))
+			}
+			w.Tops = append(w.Tops, pt)
+		}
+		w.Denied = packDistinct(*a.Denied, max(keys, 16))
+		p.Windows = append(p.Windows, w)
+	}
+	plain, err := json.Marshal(p)
+	if err != nil {
+		return "", err
+	}
+	var out bytes.Buffer
+	out.WriteByte(formatVersion)
+	out.Write(binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE(plain)))
+	w, err := flate.NewWriter(&out, flate.DefaultCompression)
+	if err == nil {
+		_, err = w.Write(plain)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	return out.String(), err
+}
+
+// cut bounds a text.
+func cut(text string) string { return text[:min(len(text), maxText)] }
+
+func packDistinct(d Distinct, keys int) packedDistinct {
+	d.Cut(keys)
+	p := packedDistinct{Size: d.Size, Missed: d.Missed}
+	places := make(map[Series]uint16)
+	var hashes []byte
+	for _, h := range d.Hashes {
+		at := Series{Rule: h.Rule, Limit: h.Limit}
+		place, ok := places[at]
+		if !ok {
+			place = uint16(len(places))
+			places[at] = place
+			p.Names = append(p.Names, []string{h.Rule, h.Limit})
+		}
+		p.Limits = append(p.Limits, place)
+		hashes = binary.BigEndian.AppendUint64(hashes, h.Hash)
+	}
+	p.Hashes = base64.RawStdEncoding.EncodeToString(hashes)
+	return p
+}
+
+// ParseSummary reads a text that another instance has written. It trusts nothing in it: any program
+// that may write to the store can have written it.
+func ParseSummary(text string) (*Summary, error) {
+	if len(text) > MaxSummary {
+		return nil, fmt.Errorf("the summary has %d bytes; the longest has %d", len(text), MaxSummary)
+	}
+	if len(text) < 5 || text[0] != formatVersion {
+		return nil, ErrFormat
+	}
+	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader([]byte(text[5:]))), maxUnpacked+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(plain) > maxUnpacked {
+		return nil, fmt.Errorf("the summary has more than %d bytes when it is unpacked", maxUnpacked)
+	}
+	if crc32.ChecksumIEEE(plain) != binary.BigEndian.Uint32([]byte(text[1:5])) {
+		return nil, errors.New("the summary has a wrong checksum")
+	}
+	p := packed{Summary: new(Summary)}
+	if err := json.Unmarshal(plain, &p); err != nil {
+		return nil, err
+	}
+	return p.unpack()
+}
+
+var errCorrupt = errors.New("the summary is out of its bounds")
+
+func (p *packed) unpack() (*Summary, error) {
+	s := p.Summary
+	if s == nil || len(p.Counts) > maxCounts || len(p.Windows) != len(Windows()) || len(s.Version) > maxText || len(s.Host) > maxText || len(s.Digest) > maxText || len(s.Health) > maxText {
+		return nil, errCorrupt
+	}
+	for _, c := range p.Counts {
+		if !isLabel(c.Rule) || !isLabel(c.Limit) || !isLabel(c.Name) || c.Last10 > c.Last60 {
+			return nil, errCorrupt
+		}
+		s.Counts = append(s.Counts, Count{Series{c.Rule, c.Limit, c.Name}, c.Last10, c.Last60})
+	}
+	for i := range p.Windows {
+		w := &p.Windows[i]
+		if len(w.Tops) != int(kinds) {
+			return nil, errCorrupt
+		}
+		a := new(Activity)
+		for k := range w.Tops {
+			top, err := w.Tops[k].unpack()
+			if err != nil {
+				return nil, err
+			}
+			a.Tops[k] = top
+		}
+		var err error
+		if a.Denied, err = w.Denied.unpack(); err != nil {
+			return nil, err
+		}
+		s.Activity = append(s.Activity, a)
+	}
+	return s, nil
+}
+
+func (p *packedTop) unpack() (*Top, error) {
+	if len(p.Items) > summaryItems {
+		return nil, errCorrupt
+	}
+	t := &Top{Total: p.Total, Floor: p.Floor, Missed: p.Missed, Items: make([]Item, 0, len(p.Items))}
+	for _, i := range p.Items {
+		if !isLabel(i.Rule) || !isLabel(i.Limit) || !isName(i.Name) || i.Error > i.Weight || !(i.Variance >= 0) || math.IsInf(i.Variance, 0) {
+			return nil, errCorrupt
+		}
+		t.Items = append(t.Items, Item(i))
+	}
+	t.sort()
+	return t, nil
+}
+
+func (p *packedDistinct) unpack() (*Distinct, error) {
+	hashes, err := base64.RawStdEncoding.DecodeString(p.Hashes)
+	if err != nil || len(hashes) != 8*len(p.Limits) || len(p.Limits) > p.Size || p.Size < 16 || p.Size > distinctSize {
+		return nil, errCorrupt
+	}
+	d := &Distinct{Size: p.Size, Missed: p.Missed}
+	for i, place := range p.Limits {
+		if int(place) >= len(p.Names) || len(p.Names[place]) != 2 || !isLabel(p.Names[place][0]) || !isLabel(p.Names[place][1]) {
+			return nil, errCorrupt
+		}
+		h := DistinctHash{binary.BigEndian.Uint64(hashes[8*i:]), p.Names[place][0], p.Names[place][1]}
+		if i > 0 && h.Hash <= d.Hashes[i-1].Hash {
+			return nil, errCorrupt
+		}
+		d.Hashes = append(d.Hashes, h)
+	}
+	return d, nil
+}
+
+// isLabel tells whether a text may be the name of a rule, a limit or a series.
+func isLabel(text string) bool {
+	if len(text) > maxText {
+		return false
+	}
+	for i := range len(text) {
+		if c := text[i]; c <= ' ' || c > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+// isName tells whether a text may be the name of a key in the store.
+func isName(text string) bool { return text != "" && len(text) <= MaxName && isLabel(text) }

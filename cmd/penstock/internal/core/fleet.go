@@ -1,0 +1,213 @@
+package core
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/redisstore"
+)
+
+const (
+	summaryEvery   = 3 * time.Second
+	summaryLife    = 15 * time.Second
+	summaryTimeout = time.Second
+	fleetMaxAge    = 2 * time.Second // readers within it share one look at the store
+)
+
+// A Fleet is what all instances that share a store have shown of themselves.
+type Fleet struct {
+	Instances  []Instance           // this one first
+	Registered int                  // instances that have a heartbeat
+	Ignored    Ignored              // summaries that were not used
+	Problem    string               // why only this instance is shown; "" if the store was asked
+	Activity   []*activity.Activity // of all, by window, in the order of activity.Windows
+	At         time.Time
+}
+
+// Ignored counts summaries that could not be used, since the start.
+type Ignored struct{ OtherVersion, Corrupt, OtherSecret int64 }
+
+// An Instance is one of a fleet.
+type Instance struct {
+	Name   string
+	IsSelf bool
+	*activity.Summary
+}
+
+// A fleet writes the summary of this instance to the store, and reads those of all.
+type fleet struct {
+	core    *Core
+	store   *redisstore.Store // nil: the store is memory
+	breaker func() map[string]guard.State
+	name    atomic.Pointer[string] // by which the instance is registered; nil: not yet
+	started time.Time
+	host    string
+
+	otherVersion, corrupt, otherSecret atomic.Int64
+
+	mu     sync.Mutex // held while the store is asked
+	latest *Fleet
+}
+
+// errNoStore is why an instance without a shared store shows only itself.
+var errNoStore = errors.New("the counters are in this process, so there are no other instances")
+
+// openFleet begins to write summaries, until ctx ends.
+func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.State) {
+	c.fleet.breaker = breakers
+	c.fleet.store = c.scripts.Store
+	c.background.Go(func() {
+		tick := time.NewTicker(summaryEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				c.fleet.write(ctx)
+			}
+		}
+	})
+}
+
+// self is the summary of this instance.
+func (f *fleet) self() *activity.Summary {
+	c := f.core
+	s := c.Activity.Summary()
+	s.Version, s.Host, s.Started, s.Written, s.Health = c.Version, f.host, f.started, time.Now(), c.health.currentReason()
+	if c.rules != nil {
+		s.Digest = c.rules.digestInForce()
+	}
+	return s
+}
+
+// isStoreAway tells whether the store must be left alone: a breaker is open, or it has never
+// answered.
+func (f *fleet) isStoreAway() bool {
+	if f.core.scripts.isHolding.Load() {
+		return true
+	}
+	for _, state := range f.breaker() {
+		if state != guard.StateClosed {
+			return true
+		}
+	}
+	return false
+}
+
+// write keeps the summary of this instance in the store. If that fails, the next one may succeed;
+// heartbeats report why the store fails.
+func (f *fleet) write(ctx context.Context) {
+	name := f.name.Load()
+	if name == nil || f.isStoreAway() {
+		return
+	}
+	text, err := f.self().Text()
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, summaryTimeout)
+		defer cancel()
+		err = f.store.WriteSummary(ctx, *name, text, summaryLife)
+	}
+	if err != nil {
+		f.core.Log.Debug("the summary of this instance is not written", withHint(err, "err", err)...)
+	}
+}
+
+// Fleet returns what all instances show. It asks the store at most every two seconds, and not while
+// a breaker is open.
+func (c *Core) Fleet(ctx context.Context) *Fleet {
+	f := &c.fleet
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.latest == nil || time.Since(f.latest.At) >= fleetMaxAge {
+		f.latest = f.readLocked(ctx)
+	}
+	return f.latest
+}
+
+func (f *fleet) readLocked(ctx context.Context) *Fleet {
+	self := Instance{IsSelf: true, Summary: f.self()}
+	if name := f.name.Load(); name != nil {
+		self.Name = *name
+	}
+	found := &Fleet{At: time.Now(), Registered: 1}
+	others, registered, err := f.others(ctx, self.Name)
+	switch {
+	case err == nil:
+		found.Registered = max(registered, 1)
+	case errors.Is(err, errNoStore):
+		found.Problem = err.Error()
+	default:
+		found.Problem = "the store gives no answer: " + reasonOf(err)
+	}
+	found.Instances = append([]Instance{self}, others...)
+	found.Ignored = Ignored{f.otherVersion.Load(), f.corrupt.Load(), f.otherSecret.Load()}
+	for w := range activity.Windows() {
+		var parts []*activity.Activity
+		for _, i := range found.Instances {
+			parts = append(parts, i.Activity[w])
+		}
+		found.Activity = append(found.Activity, activity.MergeActivities(maxOffenders, parts...))
+	}
+	return found
+}
+
+// maxOffenders is how many keys of a kind a fleet shows.
+const maxOffenders = 100
+
+// others returns the summaries of the other instances, and how many instances are registered.
+func (f *fleet) others(ctx context.Context, self string) (all []Instance, registered int, err error) {
+	if f.store == nil {
+		return nil, 1, errNoStore
+	}
+	if f.isStoreAway() {
+		return nil, 0, penstock.NewStoreError(penstock.ReasonBreakerOpen, errors.New("a breaker is not closed"))
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), summaryTimeout) // other readers wait for it too
+	defer cancel()
+	texts, registered, err := f.store.ReadSummaries(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	seed := activity.SeedID(seedOf(f.core.Settings))
+	for _, text := range texts {
+		if text.Instance == self {
+			continue
+		}
+		s, err := activity.ParseSummary(text.Text)
+		switch {
+		case errors.Is(err, activity.ErrFormat):
+			f.otherVersion.Add(1)
+			continue
+		case err != nil:
+			f.corrupt.Add(1)
+			continue
+		case s.Seed != seed: // its hashes differ, and so do its names if they are hashes
+			f.otherSecret.Add(1)
+			continue
+		}
+		all = append(all, Instance{Name: text.Instance, Summary: s})
+	}
+	slices.SortFunc(all, func(a, b Instance) int {
+		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.Name, b.Name))
+	})
+	return all, registered, nil
+}
+
+// hostName is the name of this machine, or "".
+func hostName() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
+}

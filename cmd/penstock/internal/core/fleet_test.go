@@ -1,0 +1,167 @@
+package core
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/cmd/penstock/internal/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+// openDemo opens a core with the sample rules.
+func openDemo(t *testing.T, store string, more map[string]string) *Core {
+	t.Helper()
+	flags := map[string]string{"demo": "true", "store": store, "store-timeout": "20s"}
+	for name, text := range more {
+		flags[name] = text
+	}
+	s, err := settings.Load(settings.Sources{Flags: flags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(context.Background(), Options{Settings: s, Metrics: metrics.New(""), Log: slog.New(slog.DiscardHandler), Version: "v9"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// awaitName waits until an instance is registered.
+func awaitName(t *testing.T, c *Core) string {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if name := c.fleet.name.Load(); name != nil {
+			return *name
+		}
+	}
+	t.Fatal("the instance is not registered")
+	return ""
+}
+
+// deny makes an event of a denial.
+func (c *Core) deny(key string) {
+	plan := c.Rules().Plans()[0]
+	d := penstock.Single(penstock.Status{RetryAfter: time.Second})
+	c.Observe(&admission.Event{Rule: plan.Group(), Limit: plan.Name(), Algorithm: plan.Algorithm().Title(), Key: key, Outcome: admission.Denied, Decision: &d, Charges: []penstock.Charge{{Key: key, Plan: plan, Cost: 1}}})
+}
+
+// read reads the fleet anew.
+func (c *Core) read() *Fleet {
+	c.fleet.mu.Lock()
+	defer c.fleet.mu.Unlock()
+	return c.fleet.readLocked(context.Background())
+}
+
+func TestInstancesShowEachOther(t *testing.T) {
+	redis := redistest.Start(t)
+	rights, err := redisstore.ACLRules(redisstore.Options{}, redisstore.Rights(redisstore.RightsOptions{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := redis.Do(append(strings.Fields("ACL SETUSER limiter on >secret"), strings.Fields(rights)...)...); err != nil {
+		t.Fatal(err)
+	}
+	url := "redis://limiter:secret@" + redis.Addr
+	a, b := openDemo(t, url, nil), openDemo(t, url, nil)
+	nameA, nameB := awaitName(t, a), awaitName(t, b)
+	for range 5 {
+		a.deny("key:both")
+	}
+	b.deny("key:both")
+	b.deny("key:b")
+	a.Activity.Tick(time.Second, a.counters)
+	a.fleet.write(t.Context())
+	b.fleet.write(t.Context())
+	for _, c := range []*Core{a, b} {
+		f := c.read()
+		if f.Problem != "" || f.Registered != 2 || len(f.Instances) != 2 || !f.Instances[0].IsSelf || f.Instances[1].IsSelf || f.Instances[1].Version != "v9" || f.Ignored != (Ignored{}) {
+			t.Fatalf("the fleet is %+v", f)
+		}
+		if f.Instances[0].Name == f.Instances[1].Name || f.Instances[1].Name != nameA && f.Instances[1].Name != nameB {
+			t.Errorf("the instances are %s and %s; want %s and %s", f.Instances[0].Name, f.Instances[1].Name, nameA, nameB)
+		}
+		denied := f.Activity[0].Tops[activity.Denied]
+		if len(denied.Items) != 2 || denied.Items[0].Name != "key:both" || denied.Items[0].Weight != 6 || denied.Items[1].Weight != 1 || denied.Items[1].Error != 0 {
+			t.Errorf("the denied keys are %+v", denied)
+		}
+		if n, _ := f.Activity[0].Denied.Count(); n != 2 {
+			t.Errorf("%v different keys were denied; want 2", n)
+		}
+	}
+	plan := a.Rules().Plans()[0]
+	want := activity.Count{Series: activity.Series{Rule: plan.Group(), Limit: plan.Name(), Name: "denied"}, Last10: 5, Last60: 5}
+	if counts := b.read().Instances[1].Counts; !slices.Contains(counts, want) {
+		t.Errorf("the counts of the other instance are %+v; want %+v among them", counts, want)
+	}
+	ttl, err := redis.Do("PTTL", "ps1{%@}summary."+nameA)
+	if err != nil || ttl.(int64) <= 0 || ttl.(int64) > summaryLife.Milliseconds() {
+		t.Errorf("the summary lives for %v ms, %v", ttl, err)
+	}
+}
+
+func TestUselessSummariesAreIgnoredAndCounted(t *testing.T) {
+	redis := redistest.Start(t)
+	a, other := openDemo(t, redis.URL(), nil), openDemo(t, redis.URL(), map[string]string{"key-hash-secret": "another"})
+	awaitName(t, a)
+	awaitName(t, other)
+	other.deny("key:x")
+	other.fleet.write(t.Context())
+	for i, text := range []string{"\x7ffuture", "\x01corrupt", "", strings.Repeat("\x01", 10_000)} {
+		name := fmt.Sprint("forged", i)
+		if _, err := a.fleet.store.Heartbeat(t.Context(), name, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.fleet.store.WriteSummary(t.Context(), name, text, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := a.read()
+	if want := (Ignored{OtherVersion: 2, Corrupt: 2, OtherSecret: 1}); f.Ignored != want || len(f.Instances) != 1 || f.Registered != 6 || len(f.Activity[0].Tops[activity.Denied].Items) != 0 {
+		t.Errorf("the fleet is %+v; want %+v ignored", f, want)
+	}
+}
+
+func TestNothingIsSentWhileABreakerIsOpen(t *testing.T) {
+	redis := redistest.Start(t)
+	a := openDemo(t, redis.URL(), nil)
+	name, key := "own", "ps1{%@}summary.own"
+	state := guard.StateOpen
+	f := &fleet{core: a, store: a.fleet.store, host: "h", breaker: func() map[string]guard.State { return map[string]guard.State{"n": state} }}
+	f.name.Store(&name)
+	for _, c := range []struct {
+		state   guard.State
+		problem string
+		keys    int64
+	}{{guard.StateOpen, "the store gives no answer: breaker_open", 0}, {guard.StateHalfOpen, "the store gives no answer: breaker_open", 0}, {guard.StateClosed, "", 1}} {
+		state = c.state
+		f.write(t.Context())
+		n, err := redis.Do("EXISTS", key)
+		if found := f.readLocked(t.Context()); err != nil || n.(int64) != c.keys || found.Problem != c.problem {
+			t.Errorf("%v: %v keys, %v; the fleet is %+v", c.state, n, err, found)
+		}
+	}
+}
+
+func TestAnInstanceWithoutAStoreShowsItself(t *testing.T) {
+	a := openDemo(t, "memory", nil)
+	a.deny("key:x")
+	f := a.Fleet(t.Context())
+	if len(f.Instances) != 1 || f.Problem != errNoStore.Error() || len(f.Activity[1].Tops[activity.Denied].Items) != 1 {
+		t.Errorf("the fleet is %+v", f)
+	}
+	if again := a.Fleet(t.Context()); again != f {
+		t.Error("readers within two seconds do not share one look")
+	}
+}

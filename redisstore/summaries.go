@@ -1,0 +1,99 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// The bounds of summaries.
+const (
+	MaxSummary   = 16 << 10 // bytes of a text
+	MaxSummaries = 100      // instances whose texts ReadSummaries returns
+)
+
+// summariesPerScript bounds how much one script reads: 320 KB, which takes the server less than a
+// millisecond.
+const summariesPerScript = 20
+
+const writeSummaryLua = `#!lua
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ''`
+
+// readSummariesLua replies the number of registered instances, then for some of them the lengths of
+// the name and the text, the name and the text. The keys are in the slot of KEYS[1]. A key of another type is left out.
+const readSummariesLua = `#!lua
+local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
+local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
+for _, name in ipairs(names) do
+  local text = redis.pcall('GET', ARGV[3] .. name)
+  if type(text) == 'string' then
+    found[#found + 1] = #name .. ' ' .. #text .. '\n' .. name .. text
+  end
+end
+return table.concat(found)`
+
+// A Summary is a text about an instance, in a form that its program knows.
+type Summary struct{ Instance, Text string }
+
+func (s *Store) instancesKey() string { return s.prefix + "{%@}instances" }
+func (s *Store) summaryKey() string   { return s.prefix + "{%@}summary." }
+
+// WriteSummary keeps a text about an instance for as long as life, beside its heartbeat. The name
+// is that of Heartbeat. The text has at most MaxSummary bytes.
+func (s *Store) WriteSummary(ctx context.Context, instance, text string, life time.Duration) error {
+	if err := checkInstance(instance); err != nil {
+		return err
+	}
+	if len(text) > MaxSummary || life < time.Millisecond {
+		return fmt.Errorf("%w: redisstore: a summary of %d bytes for %v; it must have at most %d bytes and live for 1ms or longer", penstock.ErrInvalid, len(text), life, MaxSummary)
+	}
+	_, err := s.client.Eval(ctx, writeSummaryLua, []string{s.summaryKey() + instance}, []string{text, strconv.FormatInt(life.Milliseconds(), 10)})
+	if err != nil {
+		return s.unavailable(ctx, explain(writeSummaryLua, err))
+	}
+	return nil
+}
+
+// ReadSummaries returns the texts of the instances whose heartbeats are the latest, and how many
+// instances are registered. Some of them may have stopped within the last 15 s.
+func (s *Store) ReadSummaries(ctx context.Context) (all []Summary, instances int, err error) {
+	for from := 0; from < MaxSummaries; from += summariesPerScript {
+		args := []string{strconv.Itoa(-from - summariesPerScript), strconv.Itoa(-from - 1), s.summaryKey()}
+		reply, err := s.client.Eval(ctx, readSummariesLua, []string{s.instancesKey()}, args)
+		if err != nil {
+			return nil, 0, s.unavailable(ctx, explain(readSummariesLua, err))
+		}
+		part, n, err := parseSummaries(reply)
+		if err != nil {
+			return nil, 0, s.unavailable(ctx, err)
+		}
+		all, instances = append(all, part...), n
+		if from+summariesPerScript >= n {
+			break
+		}
+	}
+	return all, instances, nil
+}
+
+func parseSummaries(reply string) (all []Summary, instances int, err error) {
+	head, rest, _ := strings.Cut(reply, "\n")
+	if instances, err = strconv.Atoi(head); err != nil {
+		return nil, 0, fmt.Errorf("the script replied %.20q", reply)
+	}
+	for rest != "" {
+		var name, text int
+		lengths, after, found := strings.Cut(rest, "\n")
+		_, err := fmt.Sscanf(lengths, "%d %d", &name, &text)
+		if err != nil || !found || name < 0 || text < 0 || len(after)-name < text {
+			return nil, 0, fmt.Errorf("the script replied %.20q", reply)
+		}
+		all = append(all, Summary{Instance: after[:name], Text: strings.Clone(after[name : name+text])})
+		rest = after[name+text:]
+	}
+	return all, instances, nil
+}

@@ -1,0 +1,94 @@
+package redisstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/redistest"
+	"github.com/penstock/penstock/redisstore"
+)
+
+func TestSummariesAreReadWhileTheirInstancesLive(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.SharedCluster(t)
+	for name, url := range map[string]string{"single": redistest.Start(t).URL(), "cluster": "redis+cluster://" + strings.Join(cluster.Addrs(), ",")} {
+		t.Run(name, func(t *testing.T) {
+			ctx, prefix := context.Background(), aPrefix()
+			s := open(t, url, redisstore.Options{Prefix: prefix})
+			const many = 45
+			for i := range many {
+				name := fmt.Sprintf("i%02d", i)
+				if _, err := s.Heartbeat(ctx, name, time.Hour+time.Duration(i)*time.Second); err != nil {
+					t.Fatal(err)
+				}
+				if i == 7 {
+					continue // it has no summary yet
+				}
+				if err := s.WriteSummary(ctx, name, "a\n\x00b 1 2\n"+name, time.Hour); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all, n, err := s.ReadSummaries(ctx)
+			if err != nil || n != many || len(all) != many-1 {
+				t.Fatalf("%d summaries of %d instances, %v; want %d of %d", len(all), n, err, many-1, many)
+			}
+			for _, found := range all {
+				if found.Text != "a\n\x00b 1 2\n"+found.Instance {
+					t.Errorf("%q has the text %q", found.Instance, found.Text)
+				}
+			}
+			if err := s.WriteSummary(ctx, "i00", "short", time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+			await(t, "a summary to end", func() bool {
+				all, _, err = s.ReadSummaries(ctx)
+				return err == nil && len(all) == many-2
+			})
+			for i := range 2 * redisstore.MaxSummaries {
+				name := fmt.Sprintf("j%03d", i)
+				if _, err := s.Heartbeat(ctx, name, 2*time.Hour+time.Duration(i)*time.Second); err != nil {
+					t.Fatal(err)
+				}
+				if err := s.WriteSummary(ctx, name, name, time.Hour); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if all, n, err = s.ReadSummaries(ctx); err != nil || len(all) != redisstore.MaxSummaries || n != many+2*redisstore.MaxSummaries {
+				t.Errorf("%d summaries of %d instances, %v; want %d", len(all), n, err, redisstore.MaxSummaries)
+			}
+		})
+	}
+}
+
+func TestForeignDataIsNoSummary(t *testing.T) {
+	t.Parallel()
+	server, prefix := redistest.Start(t), aPrefix()
+	s := open(t, server.URL(), redisstore.Options{Prefix: prefix})
+	for _, name := range []string{"a", "b"} {
+		if _, err := s.Heartbeat(t.Context(), name, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.WriteSummary(t.Context(), "a", "text", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	must(t, server, "LPUSH", prefix+"1{%@}summary.b", "x")
+	if all, n, err := s.ReadSummaries(t.Context()); err != nil || n != 2 || len(all) != 1 || all[0].Instance != "a" {
+		t.Errorf("%v of %d, %v", all, n, err)
+	}
+	for _, c := range []struct {
+		name, text string
+		life       time.Duration
+	}{
+		{"", "text", time.Hour}, {strings.Repeat("i", 129), "text", time.Hour}, {"a", strings.Repeat("x", redisstore.MaxSummary+1), time.Hour}, {"a", "text", 0},
+	} {
+		if err := s.WriteSummary(t.Context(), c.name, c.text, c.life); !errors.Is(err, penstock.ErrInvalid) {
+			t.Errorf("%.5q, %d bytes for %v: %v", c.name, len(c.text), c.life, err)
+		}
+	}
+}
