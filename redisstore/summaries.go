@@ -25,7 +25,8 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return ''`
 
 // readSummariesLua replies the number of registered instances, then for some of them the lengths of
-// the name and the text, the name and the text. The keys are in the slot of KEYS[1]. A key of another type is left out.
+// the name and the text, the name and the text. The keys are in the slot of KEYS[1]. A key of
+// another type is left out.
 const readSummariesLua = `#!lua
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
 local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
