@@ -72,14 +72,14 @@ var mayImport = []struct {
 var mayTest = []string{"storetest", "internal/redistest", "redisstore/internal/clienttest"}
 
 // mayRequire are the modules that go.mod may require directly. Each is a weight on everyone who
-// imports this module: say in docs/decisions why a new one is worth it.
+// imports this module: a new one needs a reason in docs/decisions.
 var mayRequire = []string{
 	"github.com/redis/rueidis",     // the default client
-	"go.yaml.in/yaml/v4",           // policy/policyfile: what people write
-	"github.com/golang-jwt/jwt/v5", // policy/jwt: who they are
-	"github.com/MicahParks/jwkset", // policy/jwt: by which keys
-	"github.com/fsnotify/fsnotify", // policy/policyfile: when the file changes
-	"github.com/dunglas/httpsfv",   // httplimit/outbound: what servers say of their limits
+	"go.yaml.in/yaml/v4",           // policy/policyfile: YAML
+	"github.com/golang-jwt/jwt/v5", // policy/jwt: tokens
+	"github.com/MicahParks/jwkset", // policy/jwt: sets of keys
+	"github.com/fsnotify/fsnotify", // policy/policyfile: changes of files
+	"github.com/dunglas/httpsfv",   // httplimit/outbound: headers of servers
 	"github.com/anishathalye/porcupine",
 	"pgregory.net/rapid",
 }
@@ -155,8 +155,8 @@ func TestImportsOnlyPointDown(t *testing.T) {
 	}
 }
 
-// Any transport can stand on admission: it knows no protocol. The same holds for what several
-// transports share.
+// Package admission knows no protocol, so any transport can use it. The same holds for packages
+// that several transports share.
 func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
 		t.Error("package admission imports net/http")
@@ -168,7 +168,8 @@ func TestAdmissionKnowsNoProtocol(t *testing.T) {
 	}
 }
 
-// ofFiles are what policy files need, and what programs that make their rules in Go do not compile.
+// ofFiles are modules that only policy files need. Programs that make their rules in Go do not
+// compile them.
 var ofFiles = []string{"go.yaml.in/yaml/v4", "github.com/golang-jwt/jwt/v5", "github.com/MicahParks/jwkset", "github.com/fsnotify/fsnotify"}
 
 func TestRulesInGoNeedNoFileFormat(t *testing.T) {
@@ -210,7 +211,7 @@ func TestRequirementsStayFew(t *testing.T) {
 	}
 }
 
-// neverTagged are the modules of the workspace that nobody installs or imports.
+// neverTagged are the modules of the workspace that are neither installed nor imported by users.
 var neverTagged = []string{"bench", "cmd/penstock/internal/schemagen", "conformance", "examples", "internal/faults", "scripts"}
 
 // "go install PACKAGE@VERSION" refuses a module that replaces anything, and asks the proxy for the
@@ -243,7 +244,7 @@ func TestTaggedModulesCanBeInstalled(t *testing.T) {
 	}
 }
 
-func TestEveryPackageSaysWhatItIs(t *testing.T) {
+func TestEveryPackageHasADoc(t *testing.T) {
 	for name, p := range packages(t) {
 		if p.Doc == "" {
 			t.Errorf("package %s has no doc comment", name)
@@ -275,11 +276,11 @@ func TestEveryExportedNameIsDocumented(t *testing.T) {
 	}
 }
 
-// undocumented are the exported names of a package that nothing is said of.
+// undocumented are the exported names of a package without a comment.
 func undocumented(p *doc.Package) (names []string) {
 	funcs := func(prefix string, list []*doc.Func) {
 		for _, f := range list {
-			if f.Doc == "" && !slices.Contains(spokenFor, f.Name) {
+			if f.Doc == "" && !slices.Contains(documentedElsewhere, f.Name) {
 				names = append(names, prefix+f.Name)
 			}
 		}
@@ -307,8 +308,8 @@ func undocumented(p *doc.Package) (names []string) {
 	return names
 }
 
-// spokenFor are methods that the standard library says everything of.
-var spokenFor = []string{"Error", "Unwrap", "String"}
+// documentedElsewhere are methods that the standard library documents.
+var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 
 // TestTestsWithoutRaceAreFound: make test finds them by the line before effort.WithoutRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {

@@ -200,8 +200,8 @@ func TestGlossaryStaysShort(t *testing.T) {
 	}
 }
 
-// Each walk of docs/architecture.md answers a newcomer's question with few files. Another test
-// checks that the files exist.
+// Each walk of docs/architecture.md answers a newcomer's question with at most four files. Another
+// test checks that the files exist.
 func TestWalksOpenFewFiles(t *testing.T) {
 	text := pages(t)[filepath.Join("docs", "architecture.md")]
 	_, walks, _ := strings.Cut(text, "\n## Three walks\n")

@@ -27,8 +27,8 @@ func TestStoreErrorWrapsItsCause(t *testing.T) {
 	}
 }
 
-// An error that only wraps ErrUnavailable is taken for the worst: the charges may have been made,
-// and the store is at fault.
+// An error that only wraps ErrUnavailable is treated as the worst case: the charges may have been
+// made, and the store is at fault.
 func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	for _, row := range []struct {
 		err  error
@@ -51,7 +51,7 @@ func TestAsStoreErrorOfOtherErrors(t *testing.T) {
 	}
 }
 
-// A reason of a later version neither panics nor promises that nothing was charged.
+// An unknown reason of a later version does not panic, and means that charges may have been made.
 func TestReasonsThatAreNotKnown(t *testing.T) {
 	names := map[string]penstock.Reason{}
 	for _, r := range penstock.Reasons() {

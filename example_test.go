@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// fixed is a store whose clock stands still, so that examples print the same every time.
+// fixed is a store whose clock does not run, so that examples print the same every time.
 func fixed() penstock.Store {
 	return memstore.New(memstore.Options{Now: func() time.Time { return time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC) }})
 }
@@ -82,7 +82,7 @@ func ExampleParseRate() {
 	// penstock: invalid: rate "2.5/s": character 1: "2.5" is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand
 }
 
-// A limit may come with the call: here each user has the rate of a subscription.
+// A limit can be given with each call. Here each user has the rate of a subscription.
 func ExampleLimiter_AllowWith() {
 	limiter, err := penstock.NewLimiter(fixed(), "api", penstock.PerMinute(1))
 	if err != nil {
@@ -102,7 +102,7 @@ func ExampleLimiter_AllowWith() {
 	// bob allowed, 99 left
 }
 
-// A batch job takes what it can get, and comes back for the rest.
+// A batch job takes as many units as it can get, and retries for the rest.
 func ExampleLimiter_AllowAtMost() {
 	limiter, err := penstock.NewLimiter(fixed(), "mails", penstock.PerMinute(10))
 	if err != nil {
@@ -140,7 +140,7 @@ func ExampleDecision() {
 	// nearest to its end: day
 }
 
-// A status says when the denied request would be granted, and when the counter is as good as new.
+// A status says when the denied request would be granted, and when nothing is used any more.
 func ExampleStatus() {
 	limiter, err := penstock.NewLimiter(fixed(), "search", penstock.PerMinute(6))
 	if err != nil {
@@ -166,7 +166,7 @@ func ExampleStatus() {
 	// asked for 7: the limit is smaller than that
 }
 
-// A batch may charge several keys at once: here a user and everybody together.
+// A batch may charge several keys at once, here a user and all users together.
 func ExampleCharge() {
 	store := fixed()
 	perUser := penstock.PerMinute(2).WithName("per-user").MustCompile() // compiled once, charged often
@@ -189,10 +189,10 @@ func ExampleCharge() {
 	// carol false 2 0
 }
 
-// Draw takes what there is, Force takes what there is not, Refund returns units.
+// Draw takes what is left, Force charges even beyond the limit, Refund returns units.
 func ExampleMode() {
 	store, limit := fixed(), penstock.PerMinute(10).MustCompile()
-	ask := func(mode penstock.Mode, cost int64) {
+	call := func(mode penstock.Mode, cost int64) {
 		charges := []penstock.Charge{{Key: "user:42", Plan: limit, Mode: mode, Cost: cost}}
 		decision, err := store.Decide(context.Background(), charges)
 		if err != nil {
@@ -201,12 +201,12 @@ func ExampleMode() {
 		status := decision.Status(0)
 		fmt.Printf("%s %d: %v, granted %d, %d left\n", mode, cost, decision.Allowed, status.Granted, status.Remaining)
 	}
-	ask(penstock.Spend, 8)
-	ask(penstock.Peek, 5)
-	ask(penstock.Draw, 5)
-	ask(penstock.Refund, 1)
-	ask(penstock.Force, 4)
-	ask(penstock.Reset, 0)
+	call(penstock.Spend, 8)
+	call(penstock.Peek, 5)
+	call(penstock.Draw, 5)
+	call(penstock.Refund, 1)
+	call(penstock.Force, 4)
+	call(penstock.Reset, 0)
 	// Output:
 	// spend 8: true, granted 8, 2 left
 	// peek 5: false, granted 0, 2 left
@@ -241,7 +241,7 @@ func ExampleLimiter() {
 	// left after a reset: 100
 }
 
-// Wait sleeps until it is the caller's turn, or fails at once if that comes too late.
+// Wait sleeps until the caller's turn, or fails at once if the turn comes too late.
 func ExampleLimiter_Wait() {
 	limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "crawl", penstock.PerMinute(1))
 	if err != nil {
@@ -283,7 +283,7 @@ func ExampleReservation() {
 	// 650 left
 }
 
-// A hold occupies a slot while work is going on.
+// A hold occupies a slot while a job runs.
 func ExampleHold() {
 	limiter, err := penstock.NewLimiter(fixed(), "report", penstock.InFlight(1, time.Minute))
 	if err != nil {
@@ -344,7 +344,7 @@ func ExampleStoreFunc() {
 	// true
 }
 
-// A Decorator wraps a Store, to watch it or to answer in its place.
+// A Decorator wraps a Store, to observe it or to answer in its place.
 func ExampleWrap() {
 	watched := func(next penstock.Store) penstock.Store {
 		return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {

@@ -590,9 +590,9 @@ func TestHoldsOccupySlotsUntilReleased(t *testing.T) {
 }
 
 func TestReleasedHoldAsksNoMore(t *testing.T) {
-	store, asked := newClock().store(), 0
+	store, calls := newClock().store(), 0
 	counting := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-		asked++
+		calls++
 		return store.Decide(ctx, charges)
 	})
 	hold, err := newLimiter(t, counting, "upload", penstock.InFlight(3, time.Minute)).Acquire(t.Context(), "alice")
@@ -604,8 +604,8 @@ func TestReleasedHoldAsksNoMore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if asked != 2 {
-		t.Errorf("the store was asked %d times; want 2: to acquire, and to release once", asked)
+	if calls != 2 {
+		t.Errorf("the store was asked %d times; want 2: to acquire, and to release once", calls)
 	}
 }
 
@@ -737,7 +737,7 @@ func TestLimitsOfCallsAreCompiledOnceAndBounded(t *testing.T) {
 		return algorithm.Params{l.Count}, nil
 	})
 	l := newLimiter(t, newClock().store(), "api", penstock.PerSecond(1))
-	ask := func(n int64) {
+	call := func(n int64) {
 		t.Helper()
 		if d, err := l.AllowWith(t.Context(), "k", penstock.PerSecond(n).With(counted)); err != nil || d.Remaining() < 0 {
 			t.Fatal(d, err)
@@ -745,19 +745,19 @@ func TestLimitsOfCallsAreCompiledOnceAndBounded(t *testing.T) {
 	}
 	for range 3 {
 		for n := range int64(1000) {
-			ask(n + 1)
+			call(n + 1)
 		}
 	}
 	if compiled != 1000 {
 		t.Errorf("1000 limits were compiled %d times", compiled)
 	}
 	for n := range int64(5000) {
-		ask(n + 1)
+		call(n + 1)
 	}
 	if compiled > 6000 || compiled < 5000 {
 		t.Errorf("5000 limits were compiled %d times; want each once, and those that were forgotten again", compiled-1000)
 	}
-	if n := testing.AllocsPerRun(100, func() { ask(5000) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { call(5000) }); n != 0 {
 		t.Errorf("a call with a limit takes %v allocations; want 0", n)
 	}
 }

@@ -22,7 +22,7 @@ func ExampleStore() {
 	// true <nil> 1
 }
 
-// A clock of one's own makes tests exact and lets history be replayed.
+// With its own clock, a test is exact, and a program can replay past requests.
 func ExampleOptions() {
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 	store := memstore.New(memstore.Options{Now: func() time.Time { return now }})

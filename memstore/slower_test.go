@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A limit that is made slower while it is in use keeps what was used for as long as the slower
-// limit counts it.
+// A limit that is made slower while it is in use keeps its state for as long as the slower
+// limit needs it.
 func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{penstock.PerSecond(10), penstock.PerSecond(10).With(penstock.SlidingLog)} {
@@ -24,7 +24,7 @@ func TestStateOutlivesALimitMadeSlower(t *testing.T) {
 		granted := clock.now.Add(first.RetryAfter())
 		for clock.now.Before(granted.Add(-time.Second)) {
 			clock.advance(time.Second)
-			for i := range 3 { // sweeps what is not needed any more
+			for i := range 3 { // sweeps state that is no longer needed
 				decide(t, s, spend(string(rune('a'+i)), limit.MustCompile(), 1))
 			}
 			if d := decide(t, s, spend("k", slower.MustCompile(), 1)); d.Allowed || clock.now.Add(d.RetryAfter()) != granted {

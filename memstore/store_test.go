@@ -19,13 +19,13 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A hand is a clock that tests move.
-type hand struct{ now time.Time }
+// A manualClock is a clock that tests move.
+type manualClock struct{ now time.Time }
 
-func aHand() *hand { return &hand{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} }
+func aHand() *manualClock { return &manualClock{time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)} }
 
-func (h *hand) Now() time.Time          { return h.now }
-func (h *hand) advance(d time.Duration) { h.now = h.now.Add(d) }
+func (h *manualClock) Now() time.Time          { return h.now }
+func (h *manualClock) advance(d time.Duration) { h.now = h.now.Add(d) }
 
 func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: limit, Cost: cost}
@@ -40,7 +40,7 @@ func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstoc
 	return d
 }
 
-func TestFullStoreEvictsNothingThatLives(t *testing.T) {
+func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 	t.Parallel()
 	const most = 100
 	limit, other := penstock.PerMinute(10).MustCompile(), penstock.PerHour(10).With(penstock.FixedWindow).MustCompile()
@@ -71,7 +71,7 @@ func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 					t.Errorf("k%d was forgotten, or charged by a refused batch: %+v", i, d.Status(0))
 				}
 			}
-			// What needs no counter is decided as ever.
+			// Charges that need no new counter are decided as usual.
 			if d := decide(t, s, penstock.Charge{Key: "new", Plan: limit, Mode: penstock.Peek, Cost: 1}); d.Status(0).Remaining != 10 {
 				t.Errorf("peek at a new key: %+v", d.Status(0))
 			}
@@ -85,7 +85,7 @@ func TestFullStoreEvictsNothingThatLives(t *testing.T) {
 	}
 }
 
-// Counters that are fresh again make room, wherever the new keys are kept.
+// Counters that are fresh again make room for new keys in any stripe.
 func TestFullStoreHasRoomOnceCountersAreFresh(t *testing.T) {
 	t.Parallel()
 	const most = 64
@@ -140,23 +140,23 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// What is swept would be answered in the same way if it were not: a store that sweeps is asked the
-// same as one that never can.
+// Sweeping a counter must not change any answer. A store that sweeps is compared with one that
+// never does.
 func TestSweepingChangesNoAnswer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	sameAnswers(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 1, Linger: 1000 * time.Hour}, time.Hour)
+	compareStores(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 1, Linger: 1000 * time.Hour}, time.Hour)
 }
 
 func TestNumberOfLocksChangesNoAnswer(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
-	sameAnswers(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 256}, 10*time.Second)
+	compareStores(t, memstore.Options{Locks: 1}, memstore.Options{Locks: 256}, 10*time.Second)
 }
 
-// sameAnswers asks two stores the same at random, with a clock that goes on by up to a step each
-// time.
-func sameAnswers(t *testing.T, o, other memstore.Options, step time.Duration) {
+// compareStores makes the same random calls to two stores, with a clock that advances by up to a
+// step each time.
+func compareStores(t *testing.T, o, other memstore.Options, step time.Duration) {
 	t.Helper()
 	seed := rand.Uint64()
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -270,8 +270,8 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	}
 }
 
-// Within a synctest bubble no real time passes, so waits are exact.
-func TestWaitersGoOneByOneInTheOrderTheyCame(t *testing.T) {
+// In a synctest bubble no real time passes, so waits are exact.
+func TestWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []penstock.Limit{
 		penstock.Every(10 * time.Minute), {Name: "queue", Algorithm: penstock.LeakyBucket, Count: 6, Period: time.Hour, Burst: 9},
@@ -309,14 +309,14 @@ func TestWaitersGoOneByOneInTheOrderTheyCame(t *testing.T) {
 	}
 }
 
-func TestWaitOnAWindowAsksAgainWhenItEnds(t *testing.T) {
+func TestWaitOnAWindowRetriesWhenItEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", penstock.PerMinute(2).With(penstock.FixedWindow))
 		if err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now() // a bubble begins with a minute
+		start := time.Now() // the clock of a bubble starts at a full minute
 		for i := range 6 {
 			if err := limiter.Wait(t.Context(), "k"); err != nil {
 				t.Fatal(err)
@@ -329,8 +329,8 @@ func TestWaitOnAWindowAsksAgainWhenItEnds(t *testing.T) {
 	})
 }
 
-// A wait that ends with its context gives the turn to the next caller.
-func TestTurnThatIsGivenUpIsTheNextOnes(t *testing.T) {
+// If a wait ends with its context, the next caller gets its turn.
+func TestCanceledTurnIsTheNextCallers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limiter, err := penstock.NewLimiter(memstore.New(memstore.Options{}), "test", penstock.Every(10*time.Minute))

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/storetest"
 )
 
-// Limits that take turns over one counter admit together what the largest admits, by any algorithm.
+// Limits that use one counter in turn together admit what the largest admits, for each algorithm.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()
@@ -31,7 +31,8 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	}
 }
 
-// One client, by turns of a tier of 600 and one of 20 at once, at 10/s, as often as it can for 4 s.
+// One client sends as many requests as it can for 4 s, at 10/s, in turn under a tier with a burst
+// of 600 and one with 20.
 func TestTiersInTurnAdmitWhatTheLargestAdmits(t *testing.T) {
 	effort.WithoutRace(t)
 	t.Parallel()

@@ -144,7 +144,7 @@ func (b *batch) link() {
 func (s *Server) decide(j *job) {
 	if j.kind == named {
 		j.err = errPanic
-		defer panicked.Recover("a rule is asked by its name")
+		defer panicked.Recover("a rule is called by its name")
 		s.check(j)
 		return
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// askRule adds the job of PENSTOCK.CHECK rule key [cost].
-func (c *client) askRule(b *batch, args [][]byte) {
+// addNamedJob adds the job of PENSTOCK.CHECK rule key [cost].
+func (c *client) addNamedJob(b *batch, args [][]byte) {
 	cost := int64(1)
 	switch {
 	case c.server.controller == nil:

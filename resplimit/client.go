@@ -33,8 +33,8 @@ func newClient(s *Server, conn net.Conn) *client {
 	return c
 }
 
-// reset brings the client into the state of a new one. One that has not authenticated gets no
-// further time for it.
+// reset resets the client to the state of a new one. A client that has not authenticated gets no
+// more time to do so.
 func (c *client) reset() {
 	if c.isAuthenticated {
 		c.authenticateBy = time.Now().Add(c.server.options.ReadTimeout)
@@ -49,7 +49,7 @@ const (
 	maxReply = 16 << 10 // bytes of replies that wait to be written, besides one command's
 )
 
-// serve answers the client until it leaves, does not keep to the protocol or the timeouts, or the
+// serve answers the client until it leaves, breaks the protocol or exceeds a timeout, or the
 // server is closed.
 func (c *client) serve() {
 	defer panicked.Recover("a RESP client is served")
@@ -93,7 +93,7 @@ func (c *client) receive() error {
 		deadline = c.commandBy
 	}
 	c.conn.SetReadDeadline(deadline)
-	if c.server.isClosing.Load() { // checked behind SetReadDeadline, which may have undone that of Shutdown
+	if c.server.isClosing.Load() { // checked after SetReadDeadline, which may have overwritten the deadline of Shutdown
 		return ErrServerClosed
 	}
 	return c.reader.fill()

@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-func TestRedisCLIAsks(t *testing.T) {
+func TestRedisCLIWorks(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{Credentials: []Credential{{"ann", "secret"}, {"", "token"}}})
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -57,8 +57,8 @@ func TestRedisCLIAsks(t *testing.T) {
 	}
 }
 
-// Rueidis wants CLIENT TRACKING, and it pipelines calls of several goroutines.
-func TestRueidisAsks(t *testing.T) {
+// rueidis requires CLIENT TRACKING, and pipelines calls of several goroutines.
+func TestRueidisWorks(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{Credentials: []Credential{{"ann", "secret"}}})
 	for _, o := range []rueidis.ClientOption{{}, {AlwaysRESP2: true, DisableCache: true}} {
 		o.InitAddress, o.Username, o.Password, o.ClientName = []string{addr}, "ann", "secret", "app"
@@ -86,8 +86,9 @@ func TestRueidisAsks(t *testing.T) {
 	}
 }
 
-// testdata has what clients have sent and the replies that they accepted: connecting, asking, and
-// leaving. A line that begins with '>' was sent, one with '<' was received, both as Go strings.
+// testdata has commands that clients have sent and the replies that they accepted: connecting,
+// calling, and leaving. A line that begins with '>' was sent, one with '<' was received, both as Go
+// strings.
 func TestOtherClientsAreAnsweredAsRecorded(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) != 3 {
@@ -135,7 +136,7 @@ func storesOf(t *testing.T) map[string]penstock.Store {
 }
 
 // Periods are long, so that the time that the test takes does not matter.
-func TestAllStoresReplyAlike(t *testing.T) {
+func TestAllStoresGiveTheSameReplies(t *testing.T) {
 	var first []string
 	for name, store := range storesOf(t) {
 		_, addr := serve(t, store, nil, Options{})

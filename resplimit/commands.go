@@ -31,7 +31,7 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 		c.throttle(b, crab, args)
 		return true
 	case "PENSTOCK.CHECK":
-		c.askRule(b, args)
+		c.addNamedJob(b, args)
 		return true
 	case "DEL", "UNLINK":
 		c.del(b, args)
@@ -104,7 +104,7 @@ func (c *client) execute(b *batch, name string, args [][]byte) (isOpen bool) {
 	return true
 }
 
-// fail writes an error behind the replies to earlier commands.
+// fail writes an error after the replies to earlier commands.
 func (c *client) fail(b *batch, text string) {
 	c.decide(b)
 	b.fail(text)
@@ -298,8 +298,8 @@ func isClientName(name []byte) bool {
 	return true
 }
 
-// clientCommand executes CLIENT. What clients switch on by it does not exist here: nothing is
-// tracked or evicted, so OK is true.
+// clientCommand executes CLIENT. The features that clients switch on by it do not exist here:
+// nothing is tracked or evicted. OK is still a correct reply.
 func (c *client) clientCommand(b *batch, args [][]byte) {
 	switch sub := subcommand(args); {
 	case sub == "SETNAME" && len(args) == 3:
@@ -326,7 +326,7 @@ func (c *client) clientCommand(b *batch, args [][]byte) {
 	}
 }
 
-// command executes COMMAND: what it lists is empty, which clients take for an old server.
+// command executes COMMAND: its list is empty, so clients assume an old server.
 func command(b *batch, args [][]byte) {
 	switch sub := subcommand(args); {
 	case len(args) == 1, sub == "INFO", sub == "LIST":

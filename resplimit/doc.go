@@ -1,5 +1,5 @@
-// Package resplimit answers Redis clients that ask for limits. Its [Server] speaks RESP, the
-// protocol of Redis, so any language with a Redis client can ask.
+// Package resplimit is a server of limits for Redis clients. Its [Server] speaks RESP, the
+// protocol of Redis, so any language with a Redis client can use it.
 //
 //	CL.THROTTLE user:42 15 30 60 1       a limit that comes with the call, as redis-cell has it
 //	THROTTLE user:42 15 30 60 1          the same, as throttlecrab has it

@@ -125,7 +125,7 @@ func TestADecisionThatCloseEndsIsAbandoned(t *testing.T) {
 }
 
 // The commands are decided in several goroutines.
-func TestAnObserverThatPanicsHarmsNobody(t *testing.T) {
+func TestPanicOfAnObserverIsContained(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Observe: func(*admission.Event) { panic("a bug in an observer") }})
 	w := connect(t, addr)
 	w.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("PING"))

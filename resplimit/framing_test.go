@@ -30,8 +30,8 @@ func exchange(t *testing.T, addr, input string) string {
 	return string(output)
 }
 
-// What a real server answers to each of these, this one answers too.
-func TestFramingAndErrorsAreThoseOfRedis(t *testing.T) {
+// This server gives the same replies to these inputs as a real one.
+func TestFramingAndErrorsEqualThoseOfRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
 	long := strings.Repeat("x", 200)

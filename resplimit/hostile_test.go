@@ -50,9 +50,9 @@ func hostile(seed uint64) (inputs []string) {
 	return inputs
 }
 
-// Whatever a client sends, it gets well-formed replies or the end of its connection, and others are
+// For any input, a client gets well-formed replies or the end of its connection, and others are
 // served as before.
-func TestHostileInputHarmsNobody(t *testing.T) {
+func TestHostileInputIsContained(t *testing.T) {
 	seed := effort.Seed()
 	store := memstore.New(memstore.Options{})
 	s, addr := serve(t, store, controllerOf(t, store, guard.FailClosed, penstock.PerSecond(10)), Options{})

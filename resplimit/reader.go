@@ -266,7 +266,7 @@ func unquote(line []byte, at int) (word []byte, next int, ok bool) {
 	return line[begin:to:to], at, quote == 0
 }
 
-// escaped returns the byte that the escape at line[at], behind the backslash, stands for, and where
+// escaped returns the byte of the escape at line[at], after the backslash, and where
 // the escape ends.
 func escaped(line []byte, at int) (c byte, last int) {
 	switch c = line[at]; c {
@@ -304,5 +304,5 @@ func hexDigit(c byte) (value byte, ok bool) {
 	return 0, false
 }
 
-// isSpace tells what isspace of C does, and that a NUL ends a word.
+// isSpace tells whether a byte ends a word: one for which isspace of C is true, or NUL.
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' || c == 0 }

@@ -122,7 +122,7 @@ type Server struct {
 func New(store penstock.Store, controller *admission.Controller, o Options) (*Server, error) {
 	o.setDefaults()
 	if len(o.Credentials) == 0 && !o.AllowAnonymous {
-		return nil, fmt.Errorf("%w: resplimit: any client could connect; set Options.Credentials, or AllowAnonymous if that is meant", penstock.ErrInvalid)
+		return nil, fmt.Errorf("%w: resplimit: any client could connect; set Options.Credentials, or AllowAnonymous if that is intended", penstock.ErrInvalid)
 	}
 	for _, c := range o.Credentials {
 		if c.Password == "" || len(c.Password) > maxBulk {

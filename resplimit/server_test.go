@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-func TestNewRefusesWhatIsUnsafe(t *testing.T) {
+func TestUnsafeOptionsAreErrors(t *testing.T) {
 	for _, o := range []Options{{}, {Credentials: []Credential{{User: "a"}}}, {AllowAnonymous: true, LimitName: "No Name"}} {
 		if _, err := New(memstore.New(memstore.Options{}), nil, o); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("%+v: the error is %v; want one that wraps ErrInvalid", o, err)
@@ -272,7 +272,7 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 	}
 }
 
-func TestAStoreThatFailsIsAnErrorOrWhatOnFailureSays(t *testing.T) {
+func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 	fallback := func(mode guard.FailureMode) penstock.Store {
 		return penstock.Wrap(failing(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
 	}
@@ -309,7 +309,7 @@ func TestAStoreThatFailsIsAnErrorOrWhatOnFailureSays(t *testing.T) {
 	}
 }
 
-func TestARuleIsAskedByItsName(t *testing.T) {
+func TestRuleIsCalledByItsName(t *testing.T) {
 	store := memstore.New(memstore.Options{Now: newClock().Now})
 	c := controllerOf(t, store, guard.FailClosed, penstock.PerMinute(60).WithBurst(3), penstock.PerDay(1000))
 	_, addr := serve(t, nil, c, Options{})
@@ -330,7 +330,7 @@ func TestARuleIsAskedByItsName(t *testing.T) {
 	}
 }
 
-// await fails the test unless a condition comes to hold.
+// await waits until a condition holds. It fails the test after a timeout.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(testLimit); !holds(); time.Sleep(time.Millisecond) {
@@ -340,7 +340,7 @@ func await(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-func TestShutdownAnswersWhatIsInFlight(t *testing.T) {
+func TestShutdownAnswersCommandsInFlight(t *testing.T) {
 	store := &gathering{Store: memstore.New(memstore.Options{}), n: 2, release: make(chan struct{})}
 	s, addr := serve(t, store, nil, Options{})
 	idle, busy := connect(t, addr), connect(t, addr)
@@ -388,7 +388,7 @@ func TestCloseEndsDecisionsInFlight(t *testing.T) {
 	w.expectEnd()
 }
 
-func TestThereAreSoManyConnections(t *testing.T) {
+func TestConnectionsAreBounded(t *testing.T) {
 	s, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{MaxConnections: 2})
 	first, second := connect(t, addr), connect(t, addr)
 	first.expect("PING", "+PONG")
@@ -412,15 +412,15 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 		options Options
 		act     func(w *wire)
 	}{
-		"silent":                  {short, func(*wire) {}},
-		"silent after a command":  {short, func(w *wire) { w.send(encode("PING")) }},
-		"part of a command":       {long, func(w *wire) { w.send(encode("PING") + "*1\r\n$4") }},
-		"part of a line":          {long, func(w *wire) { w.send("PING") }},
-		"never authenticated":     {authenticated, func(*wire) {}},
-		"asks and has no rights":  {authenticated, func(w *wire) { repeat(w, encode("PING")) }},
-		"resets before AUTH":      {authenticated, func(w *wire) { repeat(w, encode("RESET")) }},
-		"a byte now and then":     {long, func(w *wire) { repeat(w, "a") }},
-		"does not read its reply": {long, func(w *wire) { repeat(w, strings.Repeat(encode("ECHO", strings.Repeat("a", maxBulk)), 16)) }},
+		"silent":                                {short, func(*wire) {}},
+		"silent after a command":                {short, func(w *wire) { w.send(encode("PING")) }},
+		"part of a command":                     {long, func(w *wire) { w.send(encode("PING") + "*1\r\n$4") }},
+		"part of a line":                        {long, func(w *wire) { w.send("PING") }},
+		"never authenticated":                   {authenticated, func(*wire) {}},
+		"sends commands without authentication": {authenticated, func(w *wire) { repeat(w, encode("PING")) }},
+		"resets before AUTH":                    {authenticated, func(w *wire) { repeat(w, encode("RESET")) }},
+		"a byte now and then":                   {long, func(w *wire) { repeat(w, "a") }},
+		"does not read its reply":               {long, func(w *wire) { repeat(w, strings.Repeat(encode("ECHO", strings.Repeat("a", maxBulk)), 16)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -460,7 +460,7 @@ func TestHandshakesThatDoNotEndAreDisconnected(t *testing.T) {
 	}
 }
 
-// A scripted connection receives these parts, and notes the deadline of each read.
+// A scripted connection receives these parts, and records the deadline of each read.
 type scripted struct {
 	net.Conn
 	parts     []string
@@ -624,7 +624,7 @@ func TestMemoryOfHostileConnectionsIsBounded(t *testing.T) {
 		}
 	}
 	each := (memoryInUse() - before) / n
-	t.Logf("%d bytes for each connection that sends as much as it may", each)
+	t.Logf("%d bytes for each connection that sends the most that it may", each)
 	if each > 200<<10 {
 		t.Errorf("a connection takes %d bytes; want 200 KB at most", each)
 	}

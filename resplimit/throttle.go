@@ -159,7 +159,7 @@ func (j *job) throttled() throttled {
 	return throttledBy(d.Allowed, d.Source, d.Status(0), j.limit)
 }
 
-// throttledBy makes the numbers of a status. If nobody has counted (FromOpen), all of the limit
+// throttledBy makes the numbers of a status. If no counter was charged (FromOpen), all of the limit
 // remains.
 func throttledBy(isAllowed bool, source penstock.Source, s penstock.Status, limit int64) throttled {
 	a := throttled{limit: limit, remaining: min(s.Remaining, limit), retryAfter: -1, resetAfter: seconds(s.ResetAfter)}

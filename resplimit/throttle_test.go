@@ -17,9 +17,9 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// redisCell is what redis-cell documents: GCRA in nanoseconds, with one theoretical arrival time
-// (TAT) per key. The module differs from its documentation in that it forgets a key up to 1 ms
-// early, because it truncates the time to live.
+// redisCell is a model of redis-cell by its documentation: GCRA in nanoseconds, with one
+// theoretical arrival time (TAT) per key. The module differs from its documentation in that it
+// forgets a key up to 1 ms early, because it truncates the time to live.
 type redisCell struct {
 	tats    map[string]int64
 	expires map[string]int64 // in ms; nil: no key is forgotten early
@@ -65,9 +65,9 @@ func cellSeconds(ns int64) (s int64, isRounded bool) {
 // The intervals of these limits are whole microseconds, so redis-cell does not truncate them.
 var cellLimits = [][3]int64{{15, 30, 60}, {0, 1, 1}, {1, 2, 1}, {4, 5, 1}, {99, 100, 60}, {0, 1, 3600}, {9, 1000, 1}, {3, 8, 7}, {63, 64, 1}, {999, 100000, 1}}
 
-// It asks 100,000 times and compares every integer with those of redis-cell. The only difference is
-// the documented one. With PENSTOCK_REDIS_CELL=/path/libredis_cell.so, that module is asked too, in
-// a server with the same clock, and must answer as its model does.
+// The test makes 100,000 calls and compares every integer with those of redis-cell. The only
+// difference is the documented one. With PENSTOCK_REDIS_CELL=/path/libredis_cell.so, it also calls
+// that module, in a server with the same clock, which must answer like the model.
 func TestThrottleAnswersAsRedisCell(t *testing.T) {
 	effort.WithoutRace(t)
 	askModule := func(string, time.Time) string { return "" }
@@ -168,8 +168,8 @@ func TestAQuantityOfZeroWritesNothing(t *testing.T) {
 	}
 }
 
-// What was used counts in units when the numbers change.
-func TestOtherNumbersFindWhatWasUsed(t *testing.T) {
+// Used units stay used when the numbers change.
+func TestOtherNumbersKeepUsedUnits(t *testing.T) {
 	now := newClock()
 	_, addr := serve(t, memstore.New(memstore.Options{Now: now.Now}), nil, Options{})
 	w := connect(t, addr)
@@ -181,7 +181,7 @@ func TestOtherNumbersFindWhatWasUsed(t *testing.T) {
 	w.expect("CL.THROTTLE a 9 20 60 0", "[0 10 10 -1 0]")
 }
 
-func TestDelForgetsWhatWasUsed(t *testing.T) {
+func TestDelForgetsUsedUnits(t *testing.T) {
 	guarded, err := guard.Standard(memstore.New(memstore.Options{}), guard.Options{Instances: 1}) // it has a deny cache
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +204,7 @@ func TestDelForgetsWhatWasUsed(t *testing.T) {
 	}
 }
 
-func TestArgumentsThatAreRefused(t *testing.T) {
+func TestInvalidArguments(t *testing.T) {
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{})
 	w := connect(t, addr)
 	most := strconv.FormatInt(penstock.MaxCost, 10)

@@ -13,7 +13,7 @@ import (
 )
 
 // The Go and Lua versions give the same outcomes for the same requests at the same times, alone and
-// beside another algorithm.
+// together with another algorithm.
 func TestBackoffIsEqualInGoAndLua(t *testing.T) {
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -173,7 +173,7 @@ func (w *api) serve(out http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (w *api) ask(asked request) *httptest.ResponseRecorder {
+func (w *api) call(asked request) *httptest.ResponseRecorder {
 	if asked.method == "" {
 		asked.method = "GET"
 	}
@@ -195,7 +195,7 @@ func (w *api) ask(asked request) *httptest.ResponseRecorder {
 func (w *api) want(times, status int, asked request) (answer *httptest.ResponseRecorder) {
 	w.t.Helper()
 	for i := range times {
-		answer = w.ask(asked)
+		answer = w.call(asked)
 		if answer.Code != status {
 			w.t.Fatalf("%s %s from %q with %v, number %d of %d: %d, not %d\n%s",
 				asked.method, asked.path, asked.from, asked.header, i+1, times, answer.Code, status, answer.Body)
@@ -212,7 +212,7 @@ func (w *api) sendAll(n int, one func(int) request, m int, other func(int) reque
 		statuses[of] = map[int]int{}
 		for i := range []int{n, m}[of] {
 			all.Go(func() {
-				answer := w.ask(make(i))
+				answer := w.call(make(i))
 				mu.Lock()
 				defer mu.Unlock()
 				statuses[of][answer.Code]++

@@ -79,7 +79,7 @@ func checkWatched(t *testing.T, file, head string, rules *policy.Rules) {
 	}
 }
 
-// Limits of paths apply in every spelling that a server may take for the same.
+// Limits of a path apply to every spelling that a server may treat as the same path.
 func TestLimitedPathsMatchInEverySpelling(t *testing.T) {
 	files, err := filepath.Glob("*.yaml")
 	if err != nil {
@@ -182,7 +182,7 @@ func TestParallelGuessesAreLimited(t *testing.T) {
 		w.takes = time.Second // to check a password
 		var wrong sync.WaitGroup
 		for range 100 {
-			wrong.Go(func() { w.ask(request{method: "POST", path: "/accounts/anna/login", status: 401}) })
+			wrong.Go(func() { w.call(request{method: "POST", path: "/accounts/anna/login", status: 401}) })
 		}
 		wrong.Wait()
 		if len(w.times) != 10 {
@@ -262,18 +262,18 @@ func TestUserThatLoopsDoesNotAffectOthers(t *testing.T) {
 
 func TestCompletionIsChargedItsTrueCost(t *testing.T) {
 	run(t, "cost", func(t *testing.T, w *api) {
-		ask := func(key string, most, used int) request {
+		call := func(key string, most, used int) request {
 			return request{method: "POST", path: "/v1/completions",
 				header: map[string]string{"X-API-Key": key, "X-Max-Tokens": strconv.Itoa(most)}, answer: map[string]string{"X-Tokens-Used": strconv.Itoa(used)}}
 		}
-		w.want(70, 200, ask("key-of-acme", 16000, 1200)) // 84,000; by the maximum, only 6 would pass
-		w.want(1, 200, ask("key-of-acme", 16000, 16000)) // 100,000
-		w.want(1, 429, ask("key-of-acme", 1, 1))
-		w.want(1, 200, ask("key-of-globex", 16000, 16000))
+		w.want(70, 200, call("key-of-acme", 16000, 1200)) // 84,000; by the maximum, only 6 would pass
+		w.want(1, 200, call("key-of-acme", 16000, 16000)) // 100,000
+		w.want(1, 429, call("key-of-acme", 1, 1))
+		w.want(1, 200, call("key-of-globex", 16000, 16000))
 		for i := range 6 {
-			w.want(1, 200, ask("invented"+strconv.Itoa(i), 16000, 16000))
+			w.want(1, 200, call("invented"+strconv.Itoa(i), 16000, 16000))
 		}
-		w.want(1, 429, ask("invented", 16000, 16000)) // by the address
+		w.want(1, 429, call("invented", 16000, 16000)) // by the address
 
 		w.want(12, 200, request{method: "POST", path: "/v1/reports"})
 		w.want(1, 429, request{method: "POST", path: "/v1/reports"})
@@ -283,15 +283,15 @@ func TestCompletionIsChargedItsTrueCost(t *testing.T) {
 func TestDailyBillIsLimited(t *testing.T) {
 	run(t, "cost", func(t *testing.T, w *api) {
 		w.until(time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC))
-		ask := request{method: "POST", path: "/v1/completions", header: map[string]string{"X-Max-Tokens": "16000"}, answer: map[string]string{"X-Tokens-Used": "16000"}}
+		call := request{method: "POST", path: "/v1/completions", header: map[string]string{"X-Max-Tokens": "16000"}, answer: map[string]string{"X-Tokens-Used": "16000"}}
 		for i := range 50_000_000 / 16_000 {
-			ask.from = address(i)
-			w.want(1, 200, ask)
+			call.from = address(i)
+			w.want(1, 200, call)
 		}
-		ask.from = "203.0.113.77"
-		w.want(1, 429, ask)
+		call.from = "203.0.113.77"
+		w.want(1, 429, call)
 		w.until(time.Date(2026, 7, 1, 22, 0, 0, 0, time.UTC)) // midnight in Berlin
-		w.want(1, 200, ask)
+		w.want(1, 200, call)
 	})
 }
 
@@ -359,17 +359,17 @@ func TestKeyHasBurstsOf100And10000ADay(t *testing.T) {
 
 func TestStolenCardsCannotBeTested(t *testing.T) {
 	run(t, "checkout", func(t *testing.T, w *api) {
-		pay := func(who string, status int) request {
+		payment := func(who string, status int) request {
 			return request{method: "POST", path: "/checkout/orders/7/payment", status: status, header: map[string]string{"Cookie": "session=" + w.token("sub", who, "aud", "shop")}}
 		}
-		w.want(30, 200, pay("anna", 200)) // payments that succeed do not count
-		w.want(5, 402, pay("anna", 402))
-		w.want(1, 429, pay("anna", 402))
+		w.want(30, 200, payment("anna", 200)) // payments that succeed do not count
+		w.want(5, 402, payment("anna", 402))
+		w.want(1, 429, payment("anna", 402))
 		for _, who := range []string{"b", "c", "d"} { // further accounts from the same address
-			w.want(5, 402, pay(who, 402))
+			w.want(5, 402, payment(who, 402))
 		}
-		w.want(1, 429, pay("e", 402))
-		other := pay("f", 402)
+		w.want(1, 429, payment("e", 402))
+		other := payment("f", 402)
 		other.from = "192.0.2.99"
 		w.want(1, 402, other)
 	})
@@ -500,27 +500,27 @@ func TestMonthEndsInTheTimeZoneOfTheContract(t *testing.T) {
 		call := func(status int) request {
 			return request{path: "/api/things", status: status, header: map[string]string{"Authorization": "Bearer " + w.token("org", "acme", "aud", "api")}}
 		}
-		ask := func(n, want int, r request) {
+		expect := func(n, want int, r request) {
 			t.Helper()
 			for range n {
 				w.pass(50 * time.Millisecond) // 20 per second
 				w.want(1, want, r)
 			}
 		}
-		ask(500, 502, call(502)) // failures of the service do not count
-		ask(800, 200, call(200))
+		expect(500, 502, call(502)) // failures of the service do not count
+		expect(800, 200, call(200))
 		if got := w.seen["calls.warning shadow_denied"]; got != 0 {
 			t.Errorf("after 800 calls there were %d warnings", got)
 		}
-		ask(200, 404, call(404))
+		expect(200, 404, call(404))
 		if got := w.seen["calls.warning shadow_denied"]; got != 200 {
 			t.Errorf("from 800 to 1000 calls there were %d warnings", got)
 		}
-		ask(1, 429, call(200))
+		expect(1, 429, call(200))
 		w.until(time.Date(2026, 7, 31, 21, 59, 59, 0, time.UTC))
-		ask(1, 429, call(200))
+		expect(1, 429, call(200))
 		w.until(time.Date(2026, 7, 31, 22, 0, 0, 0, time.UTC)) // August in Berlin
-		ask(1, 200, call(200))
+		expect(1, 200, call(200))
 	})
 }
 

@@ -1,6 +1,6 @@
-// Command resp answers Redis clients that ask for limits by CL.THROTTLE, and asks itself.
+// Command resp is a server for Redis clients that call CL.THROTTLE, and a client that calls it.
 //
-// With -addr it goes on answering at that address: redis-cli -p 6380 CL.THROTTLE user:42 15 30 60
+// With -addr it keeps serving at that address: redis-cli -p 6380 CL.THROTTLE user:42 15 30 60
 package main
 
 import (
@@ -42,7 +42,7 @@ func main() {
 	server.Shutdown(context.Background())
 }
 
-// ask sends four requests of a user who may send three at once, and one more each second.
+// ask sends four requests of a user that may send three at once, and one more each second.
 func ask(addr string) {
 	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}})
 	if err != nil {

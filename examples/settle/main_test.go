@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// 20 responses of 100 tokens use up 2,000 tokens. What a response overdraws recovers at 2,000
+// 20 responses of 100 tokens use up 2,000 tokens. An overdrawn limit recovers at 2,000
 // tokens per hour.
 func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 	now := time.Now()
@@ -18,7 +18,7 @@ func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 		t.Fatal(err)
 	}
 	handler := service(gate)
-	ask := func(key string) *httptest.ResponseRecorder {
+	call := func(key string) *httptest.ResponseRecorder {
 		r := httptest.NewRequest("POST", "/v1/completions", nil)
 		r.Header.Set("X-API-Key", key)
 		w := httptest.NewRecorder()
@@ -30,18 +30,18 @@ func TestRequestsAreChargedTheirTrueCost(t *testing.T) {
 		if i >= 20 {
 			want = http.StatusTooManyRequests
 		}
-		if got := ask("a"); got.Code != want {
+		if got := call("a"); got.Code != want {
 			t.Fatalf("request %d: %d, not %d", i+1, got.Code, want)
 		}
 	}
-	if got := ask("b"); got.Code != http.StatusOK {
+	if got := call("b"); got.Code != http.StatusOK {
 		t.Errorf("another client: %d", got.Code)
 	}
 	now = now.Add(1800 * time.Millisecond) // one token
-	if got := ask("a"); got.Code != http.StatusOK {
+	if got := call("a"); got.Code != http.StatusOK {
 		t.Errorf("with a token left: %d", got.Code)
 	}
-	if got := ask("a"); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") != "180" {
+	if got := call("a"); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") != "180" {
 		t.Errorf("with 99 tokens overdrawn: %d, Retry-After %q", got.Code, got.Header().Get("Retry-After"))
 	}
 }

@@ -26,7 +26,7 @@ func (b *history) check(p *plan) {
 		default:
 			limit = g.policy.settings.Ceiling.MustCompile()
 		}
-		var v verdict
+		var v excess
 		if limit.Algorithm().NeedsHolder() {
 			v = b.checkHolds(g, limit.Limit(), credits)
 		} else {
@@ -46,7 +46,7 @@ func (b *history) check(p *plan) {
 	}
 }
 
-// storeUnits stands for all instances: units that they admitted from the store.
+// storeUnits is the instance number for units that any instance admitted from the store.
 const storeUnits = -1
 
 // A group shares one bound. It has the admissions of all instances from the store, or those of one
@@ -161,14 +161,14 @@ func share(l penstock.Limit, n int) penstock.Limit {
 	return l
 }
 
-// A verdict is how many units were admitted in the worst interval, and how many may be.
-type verdict struct {
+// An excess is how many units were admitted in the worst interval, and how many may be.
+type excess struct {
 	reached, bound float64
 	at             time.Duration
 }
 
-// worse returns the verdict that is closer to its bound.
-func worse(a, b verdict) verdict {
+// worse returns the excess that is closer to its bound.
+func worse(a, b excess) excess {
 	if b.reached*a.bound > a.reached*b.bound {
 		return b
 	}
@@ -178,7 +178,7 @@ func worse(a, b verdict) verdict {
 // checkBound checks admissions, in order, against the bound of a limit's algorithm plus slack
 // units. It checks all intervals at once. Credits are subtracted from the intervals that contain
 // them.
-func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) verdict {
+func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack int64) excess {
 	n, extra := l.Count, float64(slack)
 	period := func(a *admission) int64 { return a.clock / l.Period.Microseconds() }
 	long := func(d time.Duration) func(first, a *admission) bool {
@@ -204,10 +204,10 @@ func checkBound(l penstock.Limit, admitted []admission, credits []credit, slack 
 
 // checkBucket fills a bucket that leaks at the limit's rate with the admissions. Its level is the
 // most that any interval has had above the rate.
-func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits []credit, slack float64) verdict {
+func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits []credit, slack float64) excess {
 	rate := float64(l.Count) / float64(l.Period)
 	tolerance := 1e-6 + 3*rate*float64(time.Microsecond)
-	v, level, last := verdict{bound: burst + slack + tolerance}, 0.0, time.Duration(0)
+	v, level, last := excess{bound: burst + slack + tolerance}, 0.0, time.Duration(0)
 	var booked time.Duration // charges before this time are credited
 	for i := range admitted {
 		a := &admitted[i]
@@ -230,7 +230,7 @@ func checkBucket(l penstock.Limit, burst float64, admitted []admission, credits 
 			continue
 		}
 		level, last = max(0, level-rate*float64(a.at-last))+float64(a.units), a.at
-		v = worse(v, verdict{level - allowed(credits, a.at), v.bound, a.at})
+		v = worse(v, excess{level - allowed(credits, a.at), v.bound, a.at})
 	}
 	return v
 }
@@ -250,8 +250,8 @@ func allowed(credits []credit, now time.Duration) (units float64) {
 
 // checkWindows sums up the admissions of each window. isTogether returns true if two admissions are
 // in one window.
-func checkWindows(admitted []admission, credits []credit, bound float64, isTogether func(first, a *admission) bool) verdict {
-	v := verdict{bound: bound}
+func checkWindows(admitted []admission, credits []credit, bound float64, isTogether func(first, a *admission) bool) excess {
+	v := excess{bound: bound}
 	sum, first := int64(0), 0
 	left := make([]int64, len(admitted))
 	for i := range admitted {
@@ -274,20 +274,20 @@ func checkWindows(admitted []admission, credits []credit, bound float64, isToget
 			sum -= left[first]
 			first++
 		}
-		v = worse(v, verdict{float64(sum) - allowed(credits, a.at), bound, a.at})
+		v = worse(v, excess{float64(sum) - allowed(credits, a.at), bound, a.at})
 	}
 	return v
 }
 
 // checkHolds sums up the holds that last at the same time.
-func (b *history) checkHolds(g *group, l penstock.Limit, credits []credit) verdict {
+func (b *history) checkHolds(g *group, l penstock.Limit, credits []credit) excess {
 	released := make(map[string]time.Duration)
 	for _, r := range b.released {
 		if at, known := released[r.holder]; !known || r.at < at {
 			released[r.holder] = r.at
 		}
 	}
-	v := verdict{bound: float64(l.Burst)}
+	v := excess{bound: float64(l.Burst)}
 	for i := range g.admitted {
 		a, sum := &g.admitted[i], int64(0)
 		for j := range i + 1 {
@@ -303,7 +303,7 @@ func (b *history) checkHolds(g *group, l penstock.Limit, credits []credit) verdi
 				sum += h.units
 			}
 		}
-		v = worse(v, verdict{float64(sum), v.bound, a.at})
+		v = worse(v, excess{float64(sum), v.bound, a.at})
 	}
 	return v
 }

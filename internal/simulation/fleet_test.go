@@ -17,17 +17,17 @@ import (
 
 // A simulation is a fleet and its store, in a synctest bubble.
 type simulation struct {
-	t       *testing.T
-	plan    *plan
-	broken  breakage
-	history *history
-	server  *server
-	rng     *rand.Rand // of the goroutine that runs the plan
-	fleet   []*instance
-	started int
-	calls   sync.WaitGroup // calls in flight, and instances that are closing
-	asked   map[string]int // key to a bit for each policy that was used with it
-	probe   *penstock.Plan
+	t            *testing.T
+	plan         *plan
+	broken       breakage
+	history      *history
+	server       *server
+	rng          *rand.Rand // of the goroutine that runs the plan
+	fleet        []*instance
+	started      int
+	calls        sync.WaitGroup // calls in flight, and instances that are closing
+	policiesUsed map[string]int // key to a bit for each policy that was used with it
+	probe        *penstock.Plan
 }
 
 // An instance is a process with all guards.
@@ -47,7 +47,7 @@ const timeout = 250 * time.Millisecond
 func simulate(t *testing.T, p *plan, broken breakage) *history {
 	b := newHistory(p.clockAhead)
 	w := &simulation{t: t, plan: p, broken: broken, history: b, server: newServer(p.nodes, p.clockAhead, b), rng: rand.New(rand.NewPCG(p.seed, 2)),
-		asked: make(map[string]int)}
+		policiesUsed: make(map[string]int)}
 	var err error
 	if w.probe, err = (penstock.Limit{Name: "probe", Count: 1_000_000, Period: time.Second}).Compile(); err != nil {
 		t.Fatal(err)
@@ -231,7 +231,7 @@ func (w *simulation) sendRequest(h *phase) {
 
 func (w *simulation) charge(n int, key string) penstock.Charge {
 	policy := &w.plan.policies[n]
-	w.asked[key] |= 1 << n
+	w.policiesUsed[key] |= 1 << n
 	c := penstock.Charge{Key: key, Plan: policy.limit, Cost: 1}
 	if w.rng.IntN(8) == 0 && policy.limit.Algorithm().Name() != penstock.LeakyBucket.Name() {
 		c.Cost = 1 + w.rng.Int64N(4)
@@ -396,7 +396,7 @@ func (w *simulation) checkLiveness() {
 		quiet = max(quiet, refill+time.Minute)
 	}
 	time.Sleep(quiet)
-	for key, policies := range w.asked {
+	for key, policies := range w.policiesUsed {
 		for n := range w.plan.policies {
 			if policies&(1<<n) == 0 || key == "wild" {
 				continue

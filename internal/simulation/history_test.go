@@ -124,8 +124,8 @@ func (b *history) charged(c *call, charges []penstock.Charge, d *penstock.Decisi
 		}
 		c.spent[name] += charges[i].Cost
 		c.at, c.clock = b.now(), clock.UnixMicro()
-		for _, asked := range c.charges {
-			if asked.Plan.Name() == name && c.spent[name] > asked.Cost {
+		for _, policiesUsed := range c.charges {
+			if policiesUsed.Plan.Name() == name && c.spent[name] > policiesUsed.Cost {
 				b.problemLocked("once", "%v: %d units of %s were charged", c, c.spent[name], name)
 			}
 		}

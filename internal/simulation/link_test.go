@@ -26,7 +26,7 @@ type link struct {
 	cut            [2]bool       // delay and back
 	frozen         time.Time     // the instance is frozen until then
 	isDead         bool
-	knownInstances int   // what Live was last told
+	knownInstances int   // of the last heartbeat
 	drawn          int64 // units that the instance has drawn
 	draws          map[drawName]moment
 }

@@ -123,9 +123,9 @@ func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, err
 	if isSingleNode {
 		return s.nodes[first].decide(s.clockLocked(), charges)
 	}
-	asked := slices.Clone(charges)
-	for i := range asked {
-		switch c := &asked[i]; c.Mode {
+	policiesUsed := slices.Clone(charges)
+	for i := range policiesUsed {
+		switch c := &policiesUsed[i]; c.Mode {
 		case penstock.Draw:
 			c.Mode, c.Cost = penstock.Peek, min(c.Cost, 1)
 		case penstock.Spend:
@@ -134,7 +134,7 @@ func (s *server) decideLocked(charges []penstock.Charge) (penstock.Decision, err
 			c.Mode, c.Cost = penstock.Peek, 0
 		}
 	}
-	d, err := s.eachLocked(asked)
+	d, err := s.eachLocked(policiesUsed)
 	if err != nil || !d.Allowed {
 		return d, err
 	}
@@ -163,14 +163,14 @@ func (n *node) decide(now time.Time, charges []penstock.Charge) (penstock.Decisi
 func (s *server) peek(charges []penstock.Charge) penstock.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	asked := slices.Clone(charges)
-	for i := range asked {
-		if asked[i].Mode == penstock.Draw {
-			asked[i].Cost = min(asked[i].Cost, 1)
+	policiesUsed := slices.Clone(charges)
+	for i := range policiesUsed {
+		if policiesUsed[i].Mode == penstock.Draw {
+			policiesUsed[i].Cost = min(policiesUsed[i].Cost, 1)
 		}
-		asked[i].Mode = penstock.Peek
+		policiesUsed[i].Mode = penstock.Peek
 	}
-	d, err := s.eachLocked(asked)
+	d, err := s.eachLocked(policiesUsed)
 	if err != nil {
 		panic(err)
 	}

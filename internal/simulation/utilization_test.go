@@ -63,7 +63,7 @@ func (s *steadyLoad) run(t *testing.T, seed uint64) (y yield) {
 		oneWay:   logTime(rng, 100*time.Microsecond, 2*time.Millisecond),
 		policies: []policy{{limit: s.limit, settings: guard.Settings{Lease: s.lease, SplitInto: s.shards}}}}
 	b := newHistory(time.Duration(rng.Int64N(int64(time.Hour))))
-	w := &simulation{t: t, plan: p, history: b, server: newServer(1, b.clockAhead, b), rng: rng, asked: make(map[string]int)}
+	w := &simulation{t: t, plan: p, history: b, server: newServer(1, b.clockAhead, b), rng: rng, policiesUsed: make(map[string]int)}
 	for range s.instances {
 		defer w.join().g.Close()
 	}

@@ -222,7 +222,7 @@ func TestConfigurationPageHasTheBounds(t *testing.T) {
 		"ways to match: each path of a rule at each of its hosts | " + number(maxWays),
 		"limits that a request can meet | " + number(policy.MaxLimits),
 		"parts of an identity | " + number(maxParts),
-		"a part of a key; a longer one stands as its SHA-256 | " + number(policy.MaxValue) + " bytes",
+		"a part of a key; a longer one becomes its SHA-256 | " + number(policy.MaxValue) + " bytes",
 		"files of values, each counted as often as it is named | " + number(maxListFiles),
 		"all files of values together | " + size(maxLists),
 		"lines of all files of values | " + number(maxListLines),

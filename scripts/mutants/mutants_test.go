@@ -49,9 +49,9 @@ func expect(t *testing.T, file, text string, want []string) {
 	}
 }
 
-// In a module whose test looks at one of two functions, the mutants of the other survive, unless
+// If a test calls one of two functions, the mutants of the other survive, unless
 // they are listed as equivalent.
-func TestMutantsAreKilledByTestsThatLook(t *testing.T) {
+func TestMutantsAreKilledByTestsOfTheirFunction(t *testing.T) {
 	t.Setenv("GOWORK", "off")
 	dir := t.TempDir()
 	write(t, dir, "go.mod", "module m\n\ngo 1.26\n")

@@ -1,8 +1,8 @@
 // Command recipes runs the configurations of deploy/recipes in real proxies, in front of an
 // application and beside Penstock with a real Redis. It checks what clients see, prints a table,
-// and fails if something is not as docs/forward-auth.md says. Its arguments are the folder of the
+// and fails if a result differs from docs/forward-auth.md. Its arguments are the folder of the
 // recipes, the one that scripts/proxies has filled, and the names of proxies. A proxy that is not
-// there is left out.
+// installed is left out.
 package main
 
 import (
@@ -29,7 +29,7 @@ type recipe struct {
 	program string
 	files   []string
 	args    func(dir, address string) []string
-	adapt   func(text string) string // to a machine where the proxy is not installed; nil: nothing
+	adapt   func(text string) string // changes it for a proxy that is not installed; nil: no change
 
 	showsLimits bool                     // of allowed requests
 	away, hung  string                   // the status while Penstock is killed, and while it hangs
@@ -216,8 +216,8 @@ func startPenstock(dir, address, store string) (*process, error) {
 	return start(dir, "penstock", address, cmd)
 }
 
-// startRows starts those of the named proxies that are there, each with an application. It returns
-// what it started if there is an error, too.
+// startRows starts the named proxies that are installed, each with an application. It returns
+// also after an error what it has started.
 func startRows(dir, recipesDir, proxiesDir, penstock string, names []string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
@@ -275,7 +275,7 @@ func checkStranger(penstock string) error {
 	return nil
 }
 
-// awaitSilence returns when Penstock answers no more: a process stops some time after its signal.
+// awaitSilence returns when Penstock no longer answers: a process stops some time after its signal.
 func awaitSilence(penstock string) error {
 	client := http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return await("Penstock answers although it was stopped", func() bool {

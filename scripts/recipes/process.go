@@ -91,7 +91,7 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// end ends the process: gently, so that nginx ends its workers, and by force after 5 s.
+// end ends the process: by SIGTERM, so that nginx ends its workers, and by SIGKILL after 5 s.
 func (p *process) end() {
 	p.cmd.Process.Signal(os.Interrupt)
 	select {

@@ -150,7 +150,7 @@ func (r *row) checkLimit() {
 	r.expect(a.header.Get("Content-Type") == "application/problem+json" && strings.Contains(a.body, `"status":429`), "a denial has the body %q", a.body)
 }
 
-// checkForged: no spelling and no header makes another request of one over the limit.
+// checkForged checks that no spelling and no header admits a request over the limit.
 func (r *row) checkForged() {
 	for _, path := range []string{"/%61pi/things", "/x/../api/things", "/api/./things", "//api//things", "/api%2Fthings", "/x/%2e%2e/api/things",
 		"http://shop.example/api/things", "http://shop.example:80/x/../api/things", "/api/things#/free", "/api/things?/../../free"} {
@@ -165,7 +165,8 @@ func (r *row) checkForged() {
 	}
 }
 
-// checkAddresses: each client of the proxy is limited by its own address, whatever it says of it.
+// checkAddresses checks that each client of the proxy is limited by its true address, whatever its
+// headers say.
 func (r *row) checkAddresses() {
 	usual := r.client
 	defer func() { r.client = usual }()
@@ -188,7 +189,7 @@ func (r *row) checkAddresses() {
 	}
 }
 
-// checkOthers sends requests of which some are limited under another key, and some are not limited.
+// checkOthers sends requests that are limited under another key, and requests that are not limited.
 func (r *row) checkOthers() {
 	token := "/token?token=" + r.recipe.program
 	for _, c := range []struct {
@@ -216,7 +217,8 @@ func (r *row) checkOthers() {
 	}
 }
 
-// checkOpened: what Penstock rejects does not pass where its failures do.
+// checkOpened checks that requests that Penstock rejects do not pass, even if requests pass while
+// it fails.
 func (r *row) checkOpened() {
 	for _, a := range []answer{
 		r.opened.post("/api/things"),
