@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,6 +64,9 @@ type Core struct {
 	memory   memoryMonitor
 	tokens   logthrottle.Line // about rejected tokens
 
+	mu    sync.Mutex
+	plans map[string][]*penstock.Plan // by their owner
+
 	background sync.WaitGroup
 	cancel     context.CancelFunc // ends what runs in the background
 	closers    []func()           // called in reverse order
@@ -88,6 +93,7 @@ func newCore(o Options) *Core {
 	}
 	c := &Core{
 		Options:  o,
+		plans:    make(map[string][]*penstock.Plan),
 		Activity: newActivity(o.Settings),
 		health:   health{log: o.Log},
 		failOpen: failOpenReporter{log: o.Log},
@@ -129,6 +135,22 @@ func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 		return s
 	}
 	return c.DirectSettings(plan)
+}
+
+// LoadScripts loads the scripts of the limits that an owner has from now on, beside those of other
+// owners. If the store is down, they are loaded later.
+func (c *Core) LoadScripts(ctx context.Context, owner string, plans []*penstock.Plan) {
+	if c.scripts == nil { // the store is memory
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.plans[owner] = plans
+	var all []*penstock.Plan
+	for _, owner := range slices.Sorted(maps.Keys(c.plans)) {
+		all = append(all, c.plans[owner]...)
+	}
+	c.scripts.load(ctx, all)
 }
 
 // Close ends the core and all of its background work.

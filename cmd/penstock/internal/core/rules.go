@@ -47,9 +47,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	r := &rules{settings: c.Settings, options: options, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
 		c.Activity.SetLimits(next.Rules.Plans())
-		if c.scripts != nil {
-			c.scripts.load(ctx, next.Rules.Plans())
-		}
+		c.LoadScripts(ctx, "policy", next.Rules.Plans())
 	}
 	switch {
 	case c.Settings.Config != "":

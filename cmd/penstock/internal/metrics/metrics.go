@@ -70,7 +70,8 @@ type Metrics struct {
 	latency  *prometheus.HistogramVec
 	rules    atomic.Pointer[map[Rule]*series]
 	mu       sync.Mutex           // held while rules change, and while a rule gets its histogram
-	kept     []Rule               // those that SetRules does not remove
+	kept     []Rule               // those that are never removed
+	owned    map[string][]Rule    // by their owner; "" is the policy
 	waiting  []func() int         // guarded by mu; their sum is the gauge
 	errors   []prometheus.Counter // by reason
 
@@ -102,7 +103,7 @@ func (s *series) isIdle() bool {
 
 // New makes Metrics without rules. The version is shown in rate_limiter_build_info.
 func New(version string) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), kept: []Rule{other}}
+	m := &Metrics{registry: prometheus.NewRegistry(), kept: []Rule{other}, owned: make(map[string][]Rule)}
 	m.latency = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "rate_limiter_latency_seconds",
 		Help:    "Time until a request was decided, or until its decision failed.",
@@ -181,10 +182,14 @@ func (m *Metrics) Handler() http.Handler {
 
 // SetRules sets the current rules of the policy. Rules that stay keep their counts; the series of
 // removed rules end.
-func (m *Metrics) SetRules(rules []Rule) {
+func (m *Metrics) SetRules(rules []Rule) { m.SetRulesOf("", rules) }
+
+// SetRulesOf is SetRules for rules that are not of the policy.
+func (m *Metrics) SetRulesOf(owner string, rules []Rule) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.setRulesLocked(rules)
+	m.owned[owner] = slices.Clone(rules)
+	m.updateRulesLocked()
 }
 
 // AddRule adds a rule that is not of the policy, so SetRules does not remove it.
@@ -192,11 +197,12 @@ func (m *Metrics) AddRule(rule Rule) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kept = append(m.kept, rule)
-	m.setRulesLocked(slices.Collect(maps.Keys(*m.rules.Load())))
+	m.updateRulesLocked()
 }
 
-func (m *Metrics) setRulesLocked(rules []Rule) {
+func (m *Metrics) updateRulesLocked() {
 	old := m.rules.Load()
+	rules := slices.Concat(slices.Collect(maps.Values(m.owned))...)
 	all := make(map[Rule]*series, len(rules)+len(m.kept))
 	for _, rule := range slices.Concat(rules, m.kept) {
 		if old != nil && (*old)[rule] != nil {

@@ -115,8 +115,12 @@ func forms() map[string]*schema {
 		"tokens.algorithms": oneOrMore(words("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
 			"ES256", "ES384", "ES512", "EdDSA")),
 
-		"server.log_format": words("text", "json"),
-		"server.log_level":  words("debug", "info", "warn", "error"),
+		"server.log_format":       words("text", "json"),
+		"server.envoy_mode":       words("atomic", "exact"),
+		"server.envoy_algorithm":  words("fixed-window", "token-bucket", "sliding-window", "sliding-log"),
+		"server.envoy_on_failure": words("default", "local", "open", "closed", "error"),
+		"server.envoy_headers":    words("none", "plain", "draft-03", "draft-11"),
+		"server.log_level":        words("debug", "info", "warn", "error"),
 	}
 	for _, in := range []string{"LimitConfig.", "CandidateConfig."} {
 		list[in+"rate"] = perTier(ref("rate"))

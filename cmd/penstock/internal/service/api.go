@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 
@@ -22,7 +23,15 @@ func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
 		return nil, err
 	}
 	s.metrics.AddWaiting(forward.Waiting)
+	var envoy http.Handler
+	if s.envoy != nil {
+		envoy = s.envoy.handler(l)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if envoy != nil && envoyrls.IsEndpoint(r.URL.Path) {
+			envoy.ServeHTTP(w, r)
+			return
+		}
 		if forwardauth.IsEndpoint(r.URL.Path) {
 			forward.ServeHTTP(w, r)
 			return

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/slowclient"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/resplimit"
@@ -30,6 +31,9 @@ const throttleName = "cl.throttle"
 // checkRules refuses rules that a listener for callers cannot enforce.
 func (s *service) checkRules(rules *policy.Rules) error {
 	for _, rule := range rules.Rules() {
+		if rule.Name == envoyrls.Group() && s.Settings.EnvoyConfig != "" {
+			return fmt.Errorf("%w: rule %s: Envoy's limits count under this name; rename the rule", penstock.ErrInvalid, rule.Name)
+		}
 		if rule.Name == throttleName && s.Settings.RESP != "" {
 			return fmt.Errorf("%w: rule %s: CL.THROTTLE counts under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}

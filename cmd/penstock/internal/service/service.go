@@ -111,6 +111,7 @@ type service struct {
 	servers  []*server             // the admin server, if there is one, is the last
 	checking *admission.Controller // of the check API; nil without it
 	idSecret []byte                // of the check API
+	envoy    *envoy                // nil without envoy-config
 
 	isDraining atomic.Bool
 	inFlight   atomic.Int64            // requests, including WebSockets
@@ -133,14 +134,24 @@ func (s *service) open(runCtx context.Context) error {
 	if least := max(budget.clients, budget.callers); least < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", least, "max_connections", s.Settings.MaxConnections)
 	}
-	var err error
+	forEnvoy, err := envoyOptions(&s.Settings)
+	if err != nil {
+		return fmt.Errorf("%w: %w", settings.ErrInvalid, err)
+	}
+	reloadPolicy, reloadEnvoy := s.fanOut(runCtx, s.Reload)
 	s.core, err = core.Open(runCtx, core.Options{
-		Settings: s.Settings, Reload: s.Reload, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
+		Settings: s.Settings, Reload: reloadPolicy, Metrics: s.metrics, Log: s.Log, Algorithms: s.Algorithms, Check: s.checkRules, Version: s.Version,
+		DirectSettings: forEnvoy.Settings,
 	})
 	if err != nil {
 		return err
 	}
 	s.onClose(s.core.Close)
+	if s.Settings.EnvoyConfig != "" {
+		if err := s.openEnvoy(runCtx, forEnvoy, reloadEnvoy); err != nil {
+			return err
+		}
+	}
 	if s.wrap.core != nil {
 		s.wrap.core(s.core)
 	}

@@ -26,6 +26,15 @@ type Section struct {
 	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, where programs ask in JSON, and other proxies by forward-auth; default none."`
 	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, where gRPC clients ask; default none."`
 	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, where Redis clients ask; default none."`
+	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
+	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"Atomic or exact; default atomic."`
+	EnvoyAlgorithm         string `yaml:"envoy_algorithm" jsonschema:"What enforces Envoy's limits; default fixed-window."`
+	EnvoyOnFailure         string `yaml:"envoy_on_failure" jsonschema:"Default, local, open, closed or error; default default: local in mode atomic, error in mode exact."`
+	EnvoyHeaders           string `yaml:"envoy_headers" jsonschema:"None, plain, draft-03 or draft-11; default none."`
+	EnvoyMetadata          *bool  `yaml:"envoy_metadata" jsonschema:"Send dynamic metadata to Envoy; default false."`
+	EnvoyShadowMode        *bool  `yaml:"envoy_shadow_mode" jsonschema:"Count Envoy's requests, and deny none; default false."`
+	EnvoyQuotaMode         *bool  `yaml:"envoy_quota_mode" jsonschema:"Treat all of Envoy's limits as if they had quota_mode; default false."`
+	EnvoyMergeDomains      *bool  `yaml:"envoy_merge_domains" jsonschema:"Let several files have one domain; default false."`
 	CallerToken            string `yaml:"caller_token,secret" jsonschema:"Password of callers in JSON, gRPC and RESP; default none. Better use PENSTOCK_CALLER_TOKEN_FILE."`
 	OperatorToken          string `yaml:"operator_token,secret" jsonschema:"Token of those who may also peek, reset and explain; default none. Better use PENSTOCK_OPERATOR_TOKEN_FILE."`
 	AllowStatedLimits      *bool  `yaml:"allow_stated_limits" jsonschema:"Let callers in JSON and gRPC state limits of their own; default false."`

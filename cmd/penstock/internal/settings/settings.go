@@ -45,6 +45,10 @@ type Settings struct {
 	AllowOpenCallers, AllowStatedLimits         bool
 	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
 
+	EnvoyConfig                                                       string // a folder; "" is off
+	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
+	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool
+
 	AdminListen string // "" is off
 	Pprof       bool
 
@@ -150,6 +154,12 @@ func (s *Settings) check() error {
 	if len(s.OperatorToken) > 0 && bytes.Equal(s.OperatorToken, s.CallerToken) {
 		wrong("operator-token", "it is the caller token, so every caller would be an operator; write another one")
 	}
+	if s.EnvoyConfig != "" && s.API == "" && s.GRPC == "" {
+		wrong("envoy-config", "nobody can ask; write --grpc :8081, with --caller-token or --allow-open-callers, or --grpc 127.0.0.1:8081")
+	}
+	if s.EnvoyMode == "exact" && s.EnvoyAlgorithm != "fixed-window" {
+		wrong("envoy-algorithm", "mode exact has fixed windows only; omit --envoy-algorithm, or write --envoy-mode atomic")
+	}
 	s.checkListeners(wrong)
 	return errors.Join(errs...)
 }
@@ -158,9 +168,9 @@ func (s *Settings) check() error {
 func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 
 // NeedsPolicy tells whether the service has nothing to decide without a policy. Redis clients can
-// send limits of their own.
+// send limits of their own, and Envoy's limits have files of their own.
 func (s *Settings) NeedsPolicy() bool {
-	return s.HasProxy() || s.API != "" || s.GRPC != "" || s.RESP == ""
+	return s.HasProxy() || (s.API != "" || s.GRPC != "") && s.EnvoyConfig == "" || s.RESP == "" && s.EnvoyConfig == ""
 }
 
 // A Listener is a setting that has an address, and its value.

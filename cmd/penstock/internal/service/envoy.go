@@ -1,0 +1,233 @@
+package service
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/metrics"
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
+	"github.com/penstock/penstock/grpclimit/envoyconfig"
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+)
+
+// envoyAlgorithms are those that can enforce Envoy's limits, by the values of envoy-algorithm.
+var envoyAlgorithms = map[string]*algorithm.Algorithm{
+	"fixed-window": penstock.FixedWindow, "token-bucket": penstock.TokenBucket, "sliding-window": penstock.SlidingWindow, "sliding-log": penstock.SlidingLog,
+}
+
+// envoyOptions are those of the engine for Envoy's limits.
+func envoyOptions(s *settings.Settings) (envoyrls.Options, error) {
+	o := envoyrls.Options{
+		Algorithm: envoyAlgorithms[s.EnvoyAlgorithm], ShadowMode: s.EnvoyShadowMode, QuotaMode: s.EnvoyQuotaMode, HasMetadata: s.EnvoyMetadata,
+	}
+	var errs [2]error
+	o.Mode, errs[0] = envoyrls.ParseMode(s.EnvoyMode)
+	o.OnFailure, errs[1] = envoyrls.ParseFailure(s.EnvoyOnFailure)
+	if s.EnvoyHeaders != "none" {
+		o.Headers = []envoyrls.Dialect{envoyrls.Dialect(s.EnvoyHeaders)}
+	}
+	return o, errors.Join(errs[:]...)
+}
+
+// envoy answers Envoy's rate limit service with the limits of a folder.
+type envoy struct {
+	service *service
+	dir     string
+	engine  *envoyrls.Engine
+	watcher *envoyconfig.Watcher
+
+	mu       sync.Mutex
+	names    []metrics.Rule        // of the configuration in force
+	warnings []envoyconfig.Warning // that were logged
+}
+
+// openEnvoy loads the folder and watches it.
+func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-chan os.Signal) error {
+	controller, err := admission.New(s.core.Store, s.core.Rules, admission.Options{
+		HasFallback: true, Settings: s.core.LimitSettings, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected,
+	})
+	if err != nil {
+		return err
+	}
+	e := &envoy{service: s, dir: s.Settings.EnvoyConfig}
+	o.Observe, o.NewLimit = s.core.Observe, e.addName
+	if e.engine, err = envoyrls.New(controller, o); err != nil {
+		return fmt.Errorf("envoy-config (%s): %w", s.Settings.Source("envoy-config"), err)
+	}
+	e.watcher, err = envoyconfig.Watch(e.dir, envoyconfig.WatchOptions{
+		Options: envoyconfig.Options{MergeDomains: s.Settings.EnvoyMergeDomains},
+		Ready:   func(c *envoyconfig.Config) error { return e.use(ctx, c) },
+		Notify:  e.reloaded,
+	})
+	if err != nil {
+		return fmt.Errorf("%w: envoy-config (%s): %w", settings.ErrInvalid, s.Settings.Source("envoy-config"), err)
+	}
+	reloading := make(chan struct{})
+	go func() {
+		defer close(reloading)
+		e.reloadOn(ctx, reload)
+	}()
+	s.onClose(func() {
+		<-reloading
+		e.watcher.Close()
+	})
+	s.envoy = e
+	return nil
+}
+
+// use makes a configuration that in force.
+func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
+	if err := e.engine.SetConfig(c); err != nil {
+		return err
+	}
+	s := e.service
+	s.core.LoadScripts(ctx, "envoy", e.engine.Plans())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.names = e.names[:0]
+	for _, name := range e.engine.EventNames() {
+		e.names = append(e.names, metrics.Rule{Name: name.Rule, Limit: name.Limit, Algorithm: name.Algorithm})
+	}
+	s.metrics.SetRulesOf("envoy", e.names)
+	s.Log.Info("Envoy's rate limits loaded", "folder", e.dir, "domains", len(c.Domains()), "limits", len(c.Limits()))
+	e.logWarningsLocked(c.Warnings())
+	return nil
+}
+
+// addName adds the name of a limit that requests have made by detailed_metric or value_to_metric.
+func (e *envoy) addName(name envoyrls.EventName) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.names = append(e.names, metrics.Rule{Name: name.Rule, Limit: name.Limit, Algorithm: name.Algorithm})
+	e.service.metrics.SetRulesOf("envoy", e.names)
+}
+
+// maxEnvoyLines is how many mistakes, and how many warnings, of a load are logged.
+const maxEnvoyLines = 5
+
+// logWarningsLocked logs the warnings that the configuration before did not have.
+func (e *envoy) logWarningsLocked(warnings []envoyconfig.Warning) {
+	logged := 0
+	for _, w := range warnings {
+		if slices.Contains(e.warnings, w) {
+			continue
+		}
+		if logged++; logged <= maxEnvoyLines {
+			e.service.Log.Warn(w.String())
+		}
+	}
+	if more := logged - maxEnvoyLines; more > 0 {
+		e.service.Log.Warn(fmt.Sprintf("and %d more warnings", more))
+	}
+	e.warnings = warnings
+}
+
+// reloaded logs the result of a reload.
+func (e *envoy) reloaded(err error) {
+	e.service.metrics.Reloaded(err, time.Now())
+	if err == nil {
+		return
+	}
+	log := e.service.Log
+	mistakes, ok := errors.AsType[envoyconfig.Errors](err)
+	if !ok {
+		log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "folder", e.dir, "err", err)
+		return
+	}
+	log.Error("reload of Envoy's rate limits failed; the old ones stay in force", "folder", e.dir, "mistakes", len(mistakes))
+	for _, m := range mistakes[:min(len(mistakes), maxEnvoyLines)] {
+		log.Error(m.Error())
+	}
+}
+
+// reloadOn reloads the folder with each value.
+func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-reload:
+			e.watcher.Reload() // reloaded reports the result
+		}
+	}
+}
+
+// fanOut returns two channels that get each value.
+func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-chan os.Signal) {
+	if from == nil {
+		return nil, nil
+	}
+	both := [2]chan os.Signal{make(chan os.Signal, 1), make(chan os.Signal, 1)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case signal := <-from:
+				for _, to := range both {
+					select {
+					case to <- signal:
+					default: // one is pending already
+					}
+				}
+			}
+		}
+	}()
+	s.onClose(func() { <-ended })
+	return both[0], both[1]
+}
+
+// registerEnvoy registers Envoy's rate limit service, if there are limits for it.
+func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
+	if s.envoy != nil {
+		envoyrls.Register(to, s.envoy.engine)
+	}
+	return nil
+}
+
+// handler serves /json, /healthcheck and /rlconfig. All but the health check need the token.
+func (e *envoy) handler(l settings.Listener) http.Handler {
+	s := e.service
+	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() }, MaxBody: maxQuestion})
+	isOpen, want := s.Settings.AdmitsOpenCallers(l), sha256.Sum256(s.Settings.CallerToken)
+	line := &logthrottle.Line{Every: 10 * time.Second}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/healthcheck" || isOpen || isBearer(r, want) && len(s.Settings.CallerToken) > 0 {
+			inner.ServeHTTP(w, r)
+			return
+		}
+		if skipped, isDue := line.Due(); isDue {
+			s.Log.Warn("a caller in JSON did not send the right caller_token, and is refused", "unlogged", skipped)
+		}
+		w.Header().Set("WWW-Authenticate", `Bearer realm="penstock"`)
+		http.Error(w, "the token is missing or wrong; set caller_token, and send it as Authorization: Bearer TOKEN", http.StatusUnauthorized)
+	})
+}
+
+// isBearer tells whether a request has the token with this hash. It takes one time for all tokens.
+func isBearer(r *http.Request, want [sha256.Size]byte) bool {
+	values := r.Header.Values("Authorization")
+	if len(values) != 1 {
+		return false
+	}
+	scheme, token, _ := strings.Cut(values[0], " ")
+	got := sha256.Sum256([]byte(token))
+	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(got[:], want[:]) == 1
+}

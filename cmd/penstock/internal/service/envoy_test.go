@@ -1,0 +1,182 @@
+package service
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+const envoyLimits = `domain: web
+descriptors:
+- key: remote_address
+  rate_limit: {unit: day, requests_per_unit: 2}
+`
+
+func envoyRequest(value string) *rlsv3.RateLimitRequest {
+	return &rlsv3.RateLimitRequest{Domain: "web", Descriptors: []*ratelimitv3.RateLimitDescriptor{
+		{Entries: []*ratelimitv3.RateLimitDescriptor_Entry{{Key: "remote_address", Value: value}}},
+	}}
+}
+
+// envoyFolder makes a folder with one file.
+func envoyFolder(t *testing.T, content string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestEnvoyAsksOverGRPCAndJSON(t *testing.T) {
+	for name, store := range map[string]string{"memory": "memory", "redis": redistest.Start(t).URL()} {
+		t.Run(name, func(t *testing.T) { envoyAsks(t, store) })
+	}
+}
+
+func envoyAsks(t *testing.T, store string) {
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "store": store, "envoy-config": envoyFolder(t, envoyLimits)})
+	conn := r.grpcClient(nil)
+	client := rlsv3.NewRateLimitServiceClient(conn)
+	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
+		answer, err := client.ShouldRateLimit(patient(t), envoyRequest("192.0.2.1"))
+		if err != nil || answer.OverallCode != want {
+			t.Fatalf("with %s, call %d is %v, %v; want %v", store, i, answer, err, want)
+		}
+	}
+	for _, name := range []string{"", "ratelimit"} {
+		if answer, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{Service: name}); err != nil || answer.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("health of %q is %v, %v; want serving", name, answer, err)
+		}
+	}
+	post := func(body string) (int, string) {
+		response, err := http.Post("http://"+r.API+"/json", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, _ := io.ReadAll(response.Body)
+		return response.StatusCode, string(text)
+	}
+	if code, text := post(`{"domain": "web", "descriptors": [{"entries": [{"key": "remote_address", "value": "192.0.2.1"}]}]}`); code != 429 {
+		t.Errorf("/json is %d %s; want 429 from the same counter", code, text)
+	}
+	if code, text := post(`{"domain": "web"}`); code != 400 {
+		t.Errorf("/json is %d %s; want 400", code, text)
+	}
+	r.mustGet("http://"+r.API+"/healthcheck", 200)
+	if text := r.mustGet("http://"+r.API+"/rlconfig", 200); text != "web.remote_address: unit=DAY requests_per_unit=2, shadow_mode: false, quota_mode: false\n" {
+		t.Errorf("/rlconfig is %s", text)
+	}
+	page := r.mustGet("http://"+r.Admin+"/metrics", 200)
+	for _, want := range []string{
+		`rate_limiter_requests_total{algorithm="fixed-window",limit="day",outcome="allowed",rule="web.remote_address"} 2`,
+		`rate_limiter_requests_total{algorithm="fixed-window",limit="day",outcome="denied",rule="web.remote_address"} 2`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the metrics lack %s", want)
+		}
+	}
+}
+
+func TestEnvoysLimitsReload(t *testing.T) {
+	reload := make(chan os.Signal)
+	dir := envoyFolder(t, envoyLimits)
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-config": dir}, reloadOn(reload))
+	logged := func(text string) {
+		t.Helper()
+		await(t, text, func() bool { return strings.Contains(r.log.String(), text) })
+	}
+	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+	replaceFile(t, filepath.Join(dir, "web.yaml"), "domain: web\nfoo: 1\n")
+	reload <- syscall.SIGHUP
+	logged("reload of Envoy's rate limits failed")
+	logged("web.yaml:2: unknown key 'foo'")
+	if answer, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); err != nil || answer.Statuses[0].CurrentLimit == nil {
+		t.Errorf("after a broken file it is %v, %v; want the old limits", answer, err)
+	}
+	replaceFile(t, filepath.Join(dir, "web.yaml"), strings.Replace(envoyLimits, "2}", "9}\n  shadow_mode: true\n  unit: day", 1))
+	logged("unit has no effect in a descriptor")
+	answer, err := client.ShouldRateLimit(patient(t), envoyRequest("b"))
+	if err != nil || answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 9 {
+		t.Errorf("after a change it is %v, %v; want the new limits", answer, err)
+	}
+}
+
+func TestEnvoyNeedsTheToken(t *testing.T) {
+	const token = "0123456789abcdef"
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
+	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
+	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("without a token it is %v", err)
+	}
+	if answer, err := client.ShouldRateLimit(metadata.AppendToOutgoingContext(patient(t), "authorization", "Bearer "+token), envoyRequest("a")); err != nil || answer.Statuses[0].LimitRemaining != 1 {
+		t.Errorf("with the token it is %v, %v", answer, err)
+	}
+	for authorization, want := range map[string]int{"": 401, "Bearer x": 401, "Basic " + token: 401, "Bearer " + token: 400} {
+		request, _ := http.NewRequestWithContext(patient(t), "POST", "http://"+r.API+"/json", strings.NewReader("{}"))
+		if authorization != "" {
+			request.Header.Set("Authorization", authorization)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.Body.Close(); response.StatusCode != want {
+			t.Errorf("/json with %q is %d; want %d", authorization, response.StatusCode, want)
+		}
+	}
+	r.mustGet("http://"+r.API+"/healthcheck", 200)
+	http.DefaultClient.CloseIdleConnections()
+}
+
+// The example of docs/envoy-ratelimit.md: five requests pass, the sixth does not.
+func TestEnvoyExampleOfTheDocs(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/envoy-ratelimit.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := regexp.MustCompile(`curl -s localhost:8084(/json) -d '(.*)'`).FindStringSubmatch(string(page))
+	if call == nil {
+		t.Fatal("the page has no call of /json")
+	}
+	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "envoy-config": "../../../../examples/envoy"})
+	for client := 1; ; client++ {
+		minute, codes := time.Now().Unix()/60, ""
+		for range 6 {
+			response, err := http.Post("http://"+r.API+call[1], "", strings.NewReader(strings.Replace(call[2], "192.0.2.7", fmt.Sprint("192.0.2.", client), 1)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			codes += fmt.Sprint(response.StatusCode, " ")
+		}
+		if time.Now().Unix()/60 != minute {
+			continue // the calls are not of one minute
+		}
+		if codes != "200 200 200 200 200 429 " {
+			t.Errorf("six calls are %s; want five that pass, and one that does not", codes)
+		}
+		break
+	}
+	if text := r.log.String(); strings.Contains(text, "level=WARN") {
+		t.Errorf("the example is warned of: %s", text)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
