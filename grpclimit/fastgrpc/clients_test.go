@@ -1,0 +1,88 @@
+package fastgrpc_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock/grpclimit/fastgrpc"
+)
+
+// Each row is asked of grpc-go's server and of ours by grpc-go's client. The answers are equal.
+func TestClientOfGRPCGoSeesNoDifference(t *testing.T) {
+	standard := dial(t, startStandard(t))
+	_, address := startFast(t, fastgrpc.Options{})
+	_, alone := startFast(t, fastgrpc.Options{Parallel: 1})
+	for name, fast := range map[string]string{"parallel": address, "in turn": alone} {
+		ours := dial(t, fast)
+		for _, domain := range []string{"", "ok", "fail", "details", "panic", "large"} {
+			t.Run(name+"/"+domain, func(t *testing.T) {
+				request := &rls.RateLimitRequest{Domain: domain}
+				want, wantErr := rls.NewRateLimitServiceClient(standard).ShouldRateLimit(within(t, time.Minute), request)
+				got, gotErr := rls.NewRateLimitServiceClient(ours).ShouldRateLimit(within(t, time.Minute), request)
+				if got.String() != want.String() || status.Convert(gotErr).Proto().String() != status.Convert(wantErr).Proto().String() {
+					t.Errorf("got %.200v, %v; grpc-go answers %.200v, %v", got, gotErr, want, wantErr)
+				}
+			})
+		}
+	}
+}
+
+func TestManyCallsOnFewConnections(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{})
+	client := rls.NewRateLimitServiceClient(dial(t, address))
+	var all sync.WaitGroup
+	for i := range 200 {
+		all.Go(func() {
+			for j := range 50 {
+				domain := fmt.Sprint(i, "/", j)
+				answer, err := client.ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: domain})
+				if err != nil || string(answer.GetRawBody()) != domain {
+					t.Errorf("%s: the answer is %v, %v", domain, answer, err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// Streams and reflection go to the fallback, on the connection of unary calls.
+func TestFallbackServesStreams(t *testing.T) {
+	standard := newStandard()
+	defer standard.Stop()
+	_, address := startFast(t, fastgrpc.Options{Fallback: standard})
+	conn := dial(t, address)
+	ctx := within(t, time.Minute)
+	watch, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := watch.Recv(); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("Watch: %v, %v", r, err)
+	}
+	if r, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{}); err != nil || r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+		t.Fatalf("Check: %v, %v", r, err)
+	}
+	services, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		if err := services.Send(&reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := services.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 4 {
+			t.Fatalf("reflection: %v, %v", r, err)
+		}
+	}
+	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,291 @@
+package fastgrpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"strings"
+
+	"golang.org/x/net/http2"
+)
+
+// An exchange is a call that the fallback serves. It is the body of the http.Request, and the
+// http.ResponseWriter. The connection's mutex guards it, but for what only its handler uses.
+type exchange struct {
+	stream *stream
+	cancel context.CancelFunc
+
+	body     []byte // what has arrived and was not read
+	hasEnded bool   // the client has sent all
+	isOver   bool   // the client has cancelled, or the connection has ended
+
+	isBodyClosed bool
+
+	// Only the handler's goroutine uses these.
+	header      http.Header
+	trailers    []string // names of header that are sent at the end
+	hasHeader   bool
+	isCommitted bool // the header was sent
+	status      int
+}
+
+var errCancelled = errors.New("the client has cancelled the call")
+
+// exchangeLocked has the fallback serve a stream.
+func (c *conn) exchangeLocked(s *stream, r *request, hasEnded bool) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	e := &exchange{stream: s, cancel: cancel, hasEnded: hasEnded, header: make(http.Header), status: http.StatusOK}
+	s.exchange, s.hasEnded, s.isRunning = e, hasEnded, true
+	request := &http.Request{
+		Method: r.method, URL: &url.URL{Path: r.path}, RequestURI: r.path, Proto: "HTTP/2.0", ProtoMajor: 2, Header: make(http.Header),
+		Body: e, ContentLength: -1, Host: r.authority, RemoteAddr: c.nc.RemoteAddr().String(), TLS: c.tls,
+	}
+	for i := range c.headers.fields {
+		if f := &c.headers.fields[i]; !f.IsPseudo() && f.Name != "host" {
+			name := http.CanonicalHeaderKey(f.Name)
+			request.Header[name] = append(request.Header[name], f.Value)
+		}
+	}
+	ctx = context.WithValue(ctx, http.LocalAddrContextKey, c.nc.LocalAddr())
+	request = request.WithContext(ctx)
+	c.server.goroutines.Add(1) // the reader is one of them
+	go func() {
+		defer c.server.goroutines.Done()
+		e.serve(c.server.options.Fallback, request)
+	}()
+}
+
+func (e *exchange) serve(fallback http.Handler, r *http.Request) {
+	defer e.end()
+	defer func() {
+		if value := recover(); value != nil && value != http.ErrAbortHandler {
+			log.Printf("penstock: panic while a gRPC call is handled: %v\n%s", value, debug.Stack())
+			e.isCommitted = true // so end cancels the stream
+			e.header = nil
+		}
+	}()
+	fallback.ServeHTTP(e, r)
+}
+
+// receiveLocked takes over a part of the body.
+func (e *exchange) receiveLocked(f *http2.DataFrame) {
+	c := e.stream.conn
+	data := f.Data()
+	if e.isBodyClosed {
+		data = nil
+	}
+	e.body = append(e.body, data...)
+	c.kept += len(data)
+	e.creditLocked(int(f.Length) - len(data)) // padding
+	if f.StreamEnded() {
+		e.endLocked()
+	}
+	c.changed.Broadcast()
+}
+
+func (e *exchange) endLocked() {
+	e.hasEnded, e.stream.hasEnded = true, true
+	e.stream.conn.changed.Broadcast()
+}
+
+// creditLocked gives the windows back what is no longer kept.
+func (e *exchange) creditLocked(n int) {
+	s := e.stream
+	c := s.conn
+	if s.credit += n; s.credit > initialWindow/4 && !e.hasEnded && !e.isOver {
+		c.out = appendWindowUpdate(c.out, s.id, s.credit)
+		s.received -= s.credit
+		s.credit = 0
+	}
+	c.creditLocked()
+}
+
+func (e *exchange) cancelLocked() {
+	e.isOver = true
+	e.cancel()
+	e.dropBodyLocked()
+}
+
+// Read reads the body.
+func (e *exchange) Read(p []byte) (int, error) {
+	c := e.stream.conn
+	c.mu.Lock()
+	for len(e.body) == 0 && !e.hasEnded && !e.isOver && !e.isBodyClosed {
+		c.changed.Wait()
+	}
+	if e.isOver || e.isBodyClosed {
+		defer c.mu.Unlock()
+		if e.isBodyClosed {
+			return 0, http.ErrBodyReadAfterClose
+		}
+		return 0, errCancelled
+	}
+	n := copy(p, e.body)
+	if n == 0 && len(p) > 0 {
+		c.mu.Unlock()
+		return 0, io.EOF
+	}
+	if e.body = e.body[n:]; len(e.body) == 0 {
+		e.body = nil
+	}
+	c.kept -= n
+	e.creditLocked(n)
+	c.unlockAndFlush()
+	return n, nil
+}
+
+// Close ends the use of the body. Read returns at once then.
+func (e *exchange) Close() error {
+	c := e.stream.conn
+	c.mu.Lock()
+	defer c.unlockAndFlush()
+	e.isBodyClosed = true
+	e.dropBodyLocked()
+	return nil
+}
+
+func (e *exchange) dropBodyLocked() {
+	c := e.stream.conn
+	c.kept -= len(e.body)
+	e.body = nil
+	c.creditLocked()
+	c.changed.Broadcast()
+}
+
+// Header returns the header of the response; after WriteHeader, its trailers.
+func (e *exchange) Header() http.Header { return e.header }
+
+// WriteHeader sets the status of the response.
+func (e *exchange) WriteHeader(code int) {
+	if e.hasHeader {
+		return
+	}
+	e.hasHeader, e.status = true, code
+	for _, names := range e.header["Trailer"] {
+		for name := range strings.SplitSeq(names, ",") {
+			e.trailers = append(e.trailers, http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
+	}
+	e.commit(false)
+}
+
+// commit sends the header.
+func (e *exchange) commit(isEnd bool) {
+	if e.isCommitted {
+		return
+	}
+	e.isCommitted = true
+	c := e.stream.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.isOver {
+		return
+	}
+	block := appendStatus(c.blockLocked(), e.status)
+	for name, values := range e.header {
+		if name != "Trailer" && !e.isTrailer(name) {
+			block = appendFields(block, name, values)
+		}
+	}
+	c.out = appendHeaders(c.out, block, e.stream.id, isEnd)
+}
+
+func (e *exchange) isTrailer(name string) bool {
+	if strings.HasPrefix(name, http.TrailerPrefix) {
+		return true
+	}
+	for _, declared := range e.trailers {
+		if declared == name {
+			return true
+		}
+	}
+	return false
+}
+
+func appendFields(block []byte, name string, values []string) []byte {
+	name = strings.ToLower(name)
+	switch name {
+	case "connection", "keep-alive", "transfer-encoding", "upgrade":
+		return block
+	}
+	for _, value := range values {
+		block = appendField(block, name, value)
+	}
+	return block
+}
+
+// Write sends a part of the response. It waits until the client accepts it.
+func (e *exchange) Write(p []byte) (int, error) {
+	e.WriteHeader(http.StatusOK)
+	c := e.stream.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for rest := p; ; {
+		if e.isOver {
+			return len(p) - len(rest), errCancelled
+		}
+		if len(c.out) <= maxOut {
+			rest = c.appendDataLocked(e.stream, rest)
+		}
+		if len(rest) == 0 {
+			return len(p), nil
+		}
+		c.mu.Unlock()
+		c.flush(false)
+		c.mu.Lock()
+		if c.window <= 0 || e.stream.window <= 0 || len(c.out) > maxOut {
+			c.changed.Wait()
+		}
+	}
+}
+
+// Flush writes what was sent so far.
+func (e *exchange) Flush() {
+	e.WriteHeader(http.StatusOK)
+	e.stream.conn.flush(false)
+}
+
+// end sends the trailers, and ends the stream.
+func (e *exchange) end() {
+	s := e.stream
+	c := s.conn
+	isAborted := e.header == nil
+	if !isAborted {
+		e.WriteHeader(http.StatusOK)
+	}
+	c.mu.Lock()
+	defer c.unlockAndFlush()
+	s.isRunning = false
+	e.cancel()
+	if !e.isOver {
+		if isAborted {
+			c.out = appendReset(c.out, s.id, http2.ErrCodeInternal)
+		} else {
+			e.trailLocked()
+			if !e.hasEnded {
+				c.out = appendReset(c.out, s.id, http2.ErrCodeNo)
+			}
+		}
+		c.removeLocked(s)
+	}
+	c.releaseLocked(s)
+}
+
+func (e *exchange) trailLocked() {
+	c := e.stream.conn
+	block := c.blockLocked()
+	for name, values := range e.header {
+		if e.isTrailer(name) {
+			block = appendFields(block, strings.TrimPrefix(name, http.TrailerPrefix), values)
+		}
+	}
+	if len(block) == 0 {
+		c.out = appendFrame(c.out, 0, http2.FrameData, http2.FlagDataEndStream, e.stream.id)
+		return
+	}
+	c.out = appendHeaders(c.out, block, e.stream.id, true)
+}

@@ -1,0 +1,243 @@
+package fastgrpc
+
+import (
+	"bytes"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// hpackTable is the size of the header table in bytes: the default of HTTP/2.
+const hpackTable = 4096
+
+// headers decodes header blocks.
+type headers struct {
+	decoder *hpack.Decoder
+	maxList int
+
+	fields     []hpack.HeaderField // of the block that was decoded last
+	size       int                 // of fields, as HTTP/2 counts
+	isTooLarge bool                // so fields is not complete
+	isCorrupt  bool                // a name, a value or the order breaks the rules of HTTP/2
+
+	block       []byte // of a request whose HEADERS was continued
+	last        []byte // the block that was decoded last, if decoding it again gives the same fields
+	lastRequest request
+}
+
+// maxFields is how many header fields are kept for the next request.
+const maxFields = 64
+
+// add is called by the decoder with each field.
+func (h *headers) add(f hpack.HeaderField) {
+	if h.size += int(f.Size()); h.size > h.maxList {
+		h.isTooLarge = true
+		h.decoder.SetEmitEnabled(false)
+		return
+	}
+	if !isWellFormed(f, h.fields) {
+		h.isCorrupt = true
+	}
+	h.fields = append(h.fields, f)
+}
+
+// isWellFormed tells whether a field may follow those before it.
+func isWellFormed(f hpack.HeaderField, before []hpack.HeaderField) bool {
+	if strings.HasPrefix(f.Name, ":") {
+		switch f.Name {
+		case ":method", ":scheme", ":path", ":authority":
+		default:
+			return false
+		}
+		for i := range before {
+			if !before[i].IsPseudo() || before[i].Name == f.Name && f.Name != ":authority" {
+				return false
+			}
+		}
+		return httpguts.ValidHeaderFieldValue(f.Value)
+	}
+	switch f.Name {
+	case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+		return false
+	case "te":
+		return f.Value == "trailers"
+	}
+	if f.Name == "" {
+		return false
+	}
+	for i := range len(f.Name) {
+		if b := f.Name[i]; 'A' <= b && b <= 'Z' || !httpguts.IsTokenRune(rune(b)) {
+			return false
+		}
+	}
+	return httpguts.ValidHeaderFieldValue(f.Value)
+}
+
+// decode decodes a block. The result is valid until the next call.
+func (h *headers) decode(block []byte) (*request, error) {
+	if len(h.last) > 0 && bytes.Equal(block, h.last) {
+		return &h.lastRequest, nil
+	}
+	if clear(h.fields); cap(h.fields) > maxFields {
+		h.fields = nil
+	}
+	h.fields, h.size, h.isTooLarge, h.isCorrupt, h.last = h.fields[:0], 0, false, false, h.last[:0]
+	h.decoder.SetEmitEnabled(true)
+	if _, err := h.decoder.Write(block); err != nil {
+		return nil, connectionError{http2.ErrCodeCompression, "a header block cannot be decoded"}
+	}
+	if err := h.decoder.Close(); err != nil {
+		return nil, connectionError{http2.ErrCodeCompression, "a header block is cut off"}
+	}
+	h.lastRequest = h.request()
+	if len(block) <= maxLast && isIndexed(block) {
+		h.last = append(h.last, block...)
+	}
+	return &h.lastRequest, nil
+}
+
+// maxLast is the size in bytes of the largest block that is compared with the next one.
+const maxLast = 64
+
+// isIndexed tells whether a block refers to entries of the header tables only, each by one byte.
+// Such a block changes no table, and means the same until another block changes the dynamic table.
+func isIndexed(block []byte) bool {
+	for _, b := range block {
+		if b < 0x80 || b == 0xff {
+			return false
+		}
+	}
+	return true
+}
+
+// A request is what the headers of a request say.
+type request struct {
+	method, scheme, path, authority, contentType, encoding string
+	authorities, hosts, paths                              int
+	host                                                   string
+	authorization                                          []string
+	timeout                                                time.Duration
+	hasTimeout                                             bool
+	isCorrupt                                              bool
+	isTooLarge                                             bool
+	badTimeout                                             string
+}
+
+func (h *headers) request() (r request) {
+	r.isCorrupt, r.isTooLarge = h.isCorrupt, h.isTooLarge
+	for i := range h.fields {
+		switch f := &h.fields[i]; f.Name {
+		case ":method":
+			r.method = f.Value
+		case ":scheme":
+			r.scheme = f.Value
+		case ":path":
+			r.path = f.Value
+		case ":authority":
+			r.authority = f.Value
+			r.authorities++
+		case "host":
+			r.host = f.Value
+			r.hosts++
+		case "content-type":
+			r.contentType = f.Value
+		case "grpc-encoding":
+			r.encoding = f.Value
+		case "authorization":
+			r.authorization = append(r.authorization, f.Value)
+		case "grpc-timeout":
+			var ok bool
+			if r.timeout, ok = parseTimeout(f.Value); !ok {
+				r.badTimeout = f.Value
+				if f.Value == "" {
+					r.badTimeout = `""`
+				}
+			}
+			r.hasTimeout = true
+		}
+	}
+	if r.authorities == 0 {
+		r.authority = r.host
+	}
+	return r
+}
+
+// A refusal is an answer that is given before the message is read.
+type refusal struct {
+	httpStatus int
+	status     *status.Status
+}
+
+// check returns why the request is refused, or nil. A gRPC request has no other method than POST.
+func (r *request) check() *refusal {
+	switch {
+	case r.isTooLarge:
+		return &refusal{431, status.New(codes.ResourceExhausted, "the request headers are too large")}
+	case r.authorities > 1 || r.hosts > 1:
+		return &refusal{400, status.Newf(codes.Internal, "num values of :authority: %v, num values of host: %v, both must only have 1 value as per HTTP/2 spec", r.authorities, r.hosts)}
+	case !isGRPC(r.contentType):
+		return &refusal{415, status.Newf(codes.InvalidArgument, "invalid gRPC request content-type %q", r.contentType)}
+	case r.badTimeout != "":
+		return &refusal{400, status.Newf(codes.Internal, "malformed grpc-timeout: %s", r.badTimeout)}
+	case r.authority == "":
+		return &refusal{400, status.New(codes.Internal, "no host or :authority header present")}
+	case r.method != "POST":
+		return &refusal{405, status.Newf(codes.Internal, "Received a HEADERS frame with :method %q which should be POST", r.method)}
+	}
+	return nil
+}
+
+const grpcContentType = "application/grpc"
+
+// isGRPC tells whether a content type is application/grpc, perhaps with the name of a codec.
+func isGRPC(contentType string) bool {
+	rest, ok := strings.CutPrefix(contentType, grpcContentType)
+	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// isProto tells whether messages are encoded by protobuf.
+func (r *request) isProto() bool {
+	return r.contentType == grpcContentType || r.contentType == grpcContentType+"+proto"
+}
+
+// isPlain tells whether messages are not compressed.
+func (r *request) isPlain() bool { return r.encoding == "" || r.encoding == "identity" }
+
+// parseTimeout parses a grpc-timeout: up to 8 digits and a unit.
+func parseTimeout(text string) (time.Duration, bool) {
+	if len(text) < 2 || len(text) > 9 {
+		return 0, false
+	}
+	digits, unit := text[:len(text)-1], text[len(text)-1]
+	var n int64
+	for i := range len(digits) {
+		d := digits[i]
+		if d < '0' || d > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(d-'0')
+	}
+	switch unit {
+	case 'n':
+		return time.Duration(n), true
+	case 'u':
+		return time.Duration(n) * time.Microsecond, true
+	case 'm':
+		return time.Duration(n) * time.Millisecond, true
+	case 'S':
+		return time.Duration(n) * time.Second, true
+	case 'M':
+		return time.Duration(n) * time.Minute, true
+	case 'H':
+		return time.Duration(min(n, maxHours)) * time.Hour, true
+	}
+	return 0, false
+}
+
+// maxHours is the longest time that a time.Duration can have.
+const maxHours = int64((1<<63 - 1) / time.Hour)

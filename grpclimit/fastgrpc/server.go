@@ -1,0 +1,310 @@
+package fastgrpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock"
+)
+
+// A Handler answers one call: it appends the response message to call.Response, or returns an error
+// of package status. Other errors become UNKNOWN, and those of a context CANCELLED or
+// DEADLINE_EXCEEDED. The context ends at the caller's deadline or with the connection, but not when
+// the caller cancels the call: a decision that has begun is finished. Many goroutines call a Handler
+// at once. It must not keep the call.
+type Handler func(ctx context.Context, call *Call) error
+
+// A Call is one request of a unary method.
+type Call struct {
+	Request  []byte // the message
+	Response []byte // empty; the handler appends the message
+
+	conn *conn
+}
+
+// Addr returns the address of the client.
+func (c *Call) Addr() net.Addr { return c.conn.nc.RemoteAddr() }
+
+// A Caller is what Options.Authorize knows of a call.
+type Caller struct {
+	Method        string   // as in /package.Service/Method
+	Authorization []string // the values of the header authorization
+	Addr          net.Addr
+}
+
+// Options configure a Server.
+type Options struct {
+	// Methods are the handlers by full method name, as in /package.Service/Method.
+	Methods map[string]Handler
+
+	// Fallback serves all other methods, and requests that are compressed. It sees requests whose
+	// content type begins with application/grpc. A grpc.Server is one; end it with Stop after the end
+	// of this server, because its GracefulStop cannot end such calls. Default: UNIMPLEMENTED.
+	Fallback http.Handler
+
+	// Authorize is called for each call, before its message is read. It returns an error of package
+	// status to refuse the call. It must be quick. Many goroutines call it at once. Default: none.
+	Authorize func(Caller) error
+
+	// Parallel is how many calls of one connection are handled at once. 1 is best for handlers that
+	// never wait, as those over a memstore: each connection's goroutine then calls them in turn.
+	// Default: 256.
+	Parallel int
+
+	// MaxParallel is how many calls of all connections are handled at once, besides one for each
+	// connection. Default: 16,384.
+	MaxParallel int
+
+	// MaxConnections is how many clients may be connected. Further ones are disconnected. An idle
+	// connection takes about 20 KB, one that does all it may at most 2.5 MB. Default: 10,000.
+	MaxConnections int
+
+	// MaxStreams is how many calls of one connection may be open. A call counts until its handler has
+	// returned, even if the client has cancelled it. Default: 2,048.
+	MaxStreams int
+
+	// MaxMessage is the size of the largest request message, in bytes. Default: 64 KiB.
+	MaxMessage int
+
+	// MaxHeaderList is the size of the largest list of request headers, in bytes, as HTTP/2 counts:
+	// 32 more for each field. Default: 16 KiB.
+	MaxHeaderList int
+
+	// IdleTimeout is how long a connection may be without a call. Default: 1 hour.
+	IdleTimeout time.Duration
+
+	// ReadTimeout is how long the TLS handshake and the first frames, one frame, or one request may
+	// take to arrive. Default: 10 seconds.
+	ReadTimeout time.Duration
+
+	// WriteTimeout is how long a client may take to receive what is sent, and a response may wait for
+	// the client's flow control. Default: 10 seconds.
+	WriteTimeout time.Duration
+
+	// KeepAlive is how long a client with open calls may be silent before it gets a ping. It has
+	// ReadTimeout to answer. Default: 5 minutes.
+	KeepAlive time.Duration
+
+	// MaxAge is when clients are told to connect anew; each connection varies it by 10 %. Calls may
+	// then continue for MaxAgeGrace. Defaults: none, and 1 hour.
+	MaxAge, MaxAgeGrace time.Duration
+}
+
+// The defaults of Options.
+const (
+	defaultParallel       = 256
+	defaultMaxParallel    = 16_384
+	defaultMaxConnections = 10_000
+	defaultMaxStreams     = 2048
+	defaultMaxMessage     = 64 << 10
+	defaultMaxHeaderList  = 16 << 10
+	defaultIdleTimeout    = time.Hour
+	defaultReadTimeout    = 10 * time.Second
+	defaultWriteTimeout   = 10 * time.Second
+	defaultKeepAlive      = 5 * time.Minute
+	defaultMaxAgeGrace    = time.Hour
+)
+
+func (o *Options) setDefaults() {
+	for field, value := range map[*int]int{
+		&o.Parallel: defaultParallel, &o.MaxParallel: defaultMaxParallel, &o.MaxConnections: defaultMaxConnections, &o.MaxStreams: defaultMaxStreams,
+		&o.MaxMessage: defaultMaxMessage, &o.MaxHeaderList: defaultMaxHeaderList,
+	} {
+		if *field <= 0 {
+			*field = value
+		}
+	}
+	for field, value := range map[*time.Duration]time.Duration{
+		&o.IdleTimeout: defaultIdleTimeout, &o.ReadTimeout: defaultReadTimeout, &o.WriteTimeout: defaultWriteTimeout, &o.KeepAlive: defaultKeepAlive,
+		&o.MaxAgeGrace: defaultMaxAgeGrace,
+	} {
+		if *field <= 0 {
+			*field = value
+		}
+	}
+}
+
+// A Server answers gRPC clients. Make one with New. Many goroutines may use it at once.
+type Server struct {
+	options Options
+	workers workers
+
+	ctx    context.Context // of calls; Close cancels it
+	cancel context.CancelFunc
+
+	isClosing atomic.Bool // set with mu held
+
+	mu         sync.Mutex
+	closing    chan struct{}
+	listeners  map[net.Listener]struct{}
+	connected  map[*conn]struct{}
+	goroutines sync.WaitGroup // of connections and of handlers
+}
+
+// New makes a Server. An error wraps penstock.ErrInvalid.
+func New(o Options) (*Server, error) {
+	o.setDefaults()
+	for name, handler := range o.Methods {
+		if strings.Count(name, "/") != 2 || name[0] != '/' || handler == nil {
+			return nil, fmt.Errorf("%w: fastgrpc: Options.Methods has %q; write /package.Service/Method, and a handler", penstock.ErrInvalid, name)
+		}
+	}
+	if o.MaxMessage > maxBuffered || o.MaxHeaderList > maxBuffered {
+		return nil, fmt.Errorf("%w: fastgrpc: MaxMessage and MaxHeaderList may be at most %d bytes", penstock.ErrInvalid, maxBuffered)
+	}
+	s := &Server{options: o, closing: make(chan struct{}), listeners: make(map[net.Listener]struct{}), connected: make(map[*conn]struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// ErrServerClosed is returned by Serve after Shutdown or Close.
+var ErrServerClosed = errors.New("fastgrpc: the server is closed")
+
+// Serve accepts clients until the Server is closed or the listener fails, and closes the listener.
+// A listener of crypto/tls must offer the protocol h2. Serve may be called for several listeners.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	if !s.add(l) {
+		return ErrServerClosed
+	}
+	defer s.remove(l)
+	for pause := time.Duration(0); ; {
+		nc, err := l.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			s.begin(nc)
+		case s.isClosing.Load():
+			return ErrServerClosed
+		case !isTemporary(err):
+			return fmt.Errorf("fastgrpc: accept: %w", err)
+		default: // such as too many open files
+			pause = min(max(2*pause, minPause), maxPause)
+			select {
+			case <-time.After(pause):
+			case <-s.closing:
+			}
+		}
+	}
+}
+
+// The pauses after an accept that failed for now.
+const (
+	minPause = 5 * time.Millisecond
+	maxPause = time.Second
+)
+
+// isTemporary tells whether accepting may work later. The method is deprecated for other errors
+// than those of Accept.
+func isTemporary(err error) bool {
+	t, ok := errors.AsType[interface {
+		error
+		Temporary() bool
+	}](err)
+	return ok && t.Temporary()
+}
+
+func (s *Server) add(l net.Listener) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosing.Load() {
+		return false
+	}
+	s.listeners[l] = struct{}{}
+	return true
+}
+
+func (s *Server) remove(l net.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, l)
+}
+
+// begin serves a connection in a goroutine of its own, unless there are too many.
+func (s *Server) begin(nc net.Conn) {
+	c := newConn(s, nc)
+	s.mu.Lock()
+	if len(s.connected) >= s.options.MaxConnections || s.isClosing.Load() {
+		s.mu.Unlock()
+		nc.Close()
+		return
+	}
+	s.connected[c] = struct{}{}
+	s.goroutines.Add(1)
+	s.mu.Unlock()
+	go func() {
+		defer s.goroutines.Done()
+		defer s.end(c)
+		c.serve()
+	}()
+}
+
+func (s *Server) end(c *conn) {
+	c.close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.connected, c)
+}
+
+// Connections returns how many clients are connected.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.connected)
+}
+
+// Shutdown stops accepting clients, tells those that are connected to go (GOAWAY), answers the calls
+// that they have made, and closes each connection then. If ctx ends before that, Shutdown returns
+// its error, and Close ends the rest.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.stop((*conn).drain)
+	idle := make(chan struct{})
+	go func() {
+		s.goroutines.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		s.cancel()
+		s.workers.stop()
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close closes all listeners and connections, and returns when their goroutines have ended.
+func (s *Server) Close() error {
+	s.stop((*conn).close)
+	s.cancel()
+	s.goroutines.Wait()
+	s.workers.stop()
+	return nil
+}
+
+// stop closes the listeners, and does something with each connection.
+func (s *Server) stop(do func(*conn)) {
+	s.mu.Lock()
+	if !s.isClosing.Load() {
+		s.isClosing.Store(true)
+		close(s.closing)
+	}
+	for l := range s.listeners {
+		l.Close()
+	}
+	connected := make([]*conn, 0, len(s.connected))
+	for c := range s.connected {
+		connected = append(connected, c)
+	}
+	s.mu.Unlock()
+	for _, c := range connected {
+		do(c)
+	}
+}
