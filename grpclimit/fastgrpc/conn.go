@@ -114,20 +114,22 @@ func newConn(s *Server, nc net.Conn) *conn {
 	return c
 }
 
-// serve reads frames until the client leaves, does not keep to the protocol or the timeouts, or the
+// serve serves the client until it leaves, does not keep to the protocol or the timeouts, or the
 // server is closed.
 func (c *conn) serve() {
 	defer panicked.Recover("a gRPC client is served")
+	c.run()
+}
+
+func (c *conn) run() {
 	err := c.begin()
 	for err == nil {
-		if err = c.next(); err == nil && (len(c.batch) >= maxBatch || !c.in.hasFrame()) {
+		if err = c.next(); len(c.batch) >= maxBatch {
 			c.dispatch()
-			c.flush(false)
-			c.waitForWrites()
 		}
 	}
+	c.dispatch() // what arrived before the end, or before the mistake
 	if ce, ok := errors.AsType[connectionError](err); ok {
-		c.dispatch() // what arrived before the mistake
 		c.goAway(ce)
 		c.linger()
 	}
@@ -248,11 +250,15 @@ func (c *conn) readFrame() (http2.Frame, error) {
 	return nil, err
 }
 
-// wait waits for a whole frame, and does what is due meanwhile.
+// wait waits for a whole frame. Before that it has the requests handled that have arrived.
+// Meanwhile it does what is due.
 func (c *conn) wait() error {
 	if c.in.hasFrame() {
 		return nil
 	}
+	c.dispatch()
+	c.flush(false)
+	c.waitForWrites()
 	began := time.Now() // when a frame may have begun to arrive
 	for {
 		now := time.Now()
@@ -296,7 +302,13 @@ func (c *conn) setReadDeadline(now, due time.Time) {
 	}
 }
 
-// isInterrupted tells whether tick must be called again: drain was called.
+// interruptLocked has the reader call tick, which then says until when it reads.
+func (c *conn) interruptLocked() {
+	c.mustTick = true
+	c.nc.SetReadDeadline(time.Unix(1, 0))
+}
+
+// isInterrupted tells whether tick must be called again.
 func (c *conn) isInterrupted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -399,10 +411,9 @@ func (c *conn) drain() {
 	if c.drainState == notDraining {
 		c.announceLocked(time.Now())
 	}
-	c.mustTick = true
+	c.interruptLocked()
 	c.mu.Unlock()
 	c.flush(false)
-	c.nc.SetReadDeadline(time.Unix(1, 0)) // tick tells the reader when to read to
 }
 
 // announceLocked sends the first GOAWAY. Requests that are on their way are still served.

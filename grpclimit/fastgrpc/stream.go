@@ -506,7 +506,9 @@ func (c *conn) answerLocked(s *stream, err error) {
 	s.rest = append(binary.BigEndian.AppendUint32(make([]byte, 1, n), uint32(len(s.Response))), s.Response...)
 	s.state, s.since = answering, time.Now()
 	c.blocked = append(c.blocked, s)
-	c.unblockLocked()
+	if c.unblockLocked(); len(c.blocked) == 1 {
+		c.interruptLocked() // tick cancels it if it waits for too long
+	}
 }
 
 // appendBlockLocked sends HEADERS with a block that never changes.
@@ -582,18 +584,18 @@ func (c *conn) flush(mayWait bool) {
 		}
 		if err != nil && !c.isClosed {
 			c.out = nil
-			c.nc.SetReadDeadline(time.Unix(1, 0)) // the reader ends
-			c.drainState, c.drainedAt, c.mustTick = ended, time.Time{}, true
+			c.drainState, c.drainedAt = ended, time.Time{} // so tick ends the reader
+			c.interruptLocked()
 		}
 		c.changed.Broadcast()
 	}
 	c.isWriting = false
 	if c.isDoneLocked() && !c.isClosed {
-		c.drainState, c.drainedAt, c.mustTick = ended, time.Now(), true
+		c.drainState, c.drainedAt = ended, time.Now()
 		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
 			half.CloseWrite()
 		}
-		c.nc.SetReadDeadline(time.Unix(1, 0)) // tick tells the reader when to read to
+		c.interruptLocked()
 	}
 	c.mu.Unlock()
 }

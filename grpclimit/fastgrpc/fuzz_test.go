@@ -1,0 +1,134 @@
+package fastgrpc
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// A recording is a client that has sent all, and reads all.
+type recording struct {
+	rest io.Reader
+}
+
+func (r *recording) Read(p []byte) (int, error)         { return r.rest.Read(p) }
+func (r *recording) Write(p []byte) (int, error)        { return len(p), nil }
+func (r *recording) Close() error                       { return nil }
+func (r *recording) LocalAddr() net.Addr                { return &net.TCPAddr{} }
+func (r *recording) RemoteAddr() net.Addr               { return &net.TCPAddr{} }
+func (r *recording) SetDeadline(t time.Time) error      { return nil }
+func (r *recording) SetReadDeadline(t time.Time) error  { return nil }
+func (r *recording) SetWriteDeadline(t time.Time) error { return nil }
+
+// frames returns what a client sends after its first SETTINGS.
+func frames(send func(*http2.Framer, *hpack.Encoder, *bytes.Buffer)) []byte {
+	var sent, block bytes.Buffer
+	f := http2.NewFramer(&sent, nil)
+	f.AllowIllegalWrites = true
+	send(f, hpack.NewEncoder(&block), &block)
+	return sent.Bytes()
+}
+
+// FuzzConnection serves what a client could send. Nothing panics, all goroutines end, and the memory
+// that is allocated has a bound.
+func FuzzConnection(f *testing.F) {
+	call := func(path string, more ...hpack.HeaderField) []byte {
+		return frames(func(f *http2.Framer, e *hpack.Encoder, block *bytes.Buffer) {
+			for _, h := range append([]hpack.HeaderField{
+				{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: path}, {Name: ":authority", Value: "a"},
+				{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
+			}, more...) {
+				e.WriteField(h)
+			}
+			for id := uint32(1); id < 9; id += 2 {
+				f.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+				f.WriteData(id, true, []byte{0, 0, 0, 0, 3, 1, 2, 3})
+			}
+			f.WriteWindowUpdate(1, 5)
+			f.WriteRSTStream(3, 0)
+			f.WritePing(false, [8]byte{})
+			f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1})
+			f.WriteHeaders(http2.HeadersFrameParam{StreamID: 9, BlockFragment: block.Bytes(), PadLength: 3})
+			f.WriteContinuation(9, true, block.Bytes())
+		})
+	}
+	f.Add(call("/a.B/C"))
+	f.Add(call("/a.B/Other"))
+	f.Add(call("/a.B/C", hpack.HeaderField{Name: "grpc-timeout", Value: "5m"}))
+	f.Add(call("/a.B/C", hpack.HeaderField{Name: "grpc-encoding", Value: "gzip"}))
+	begin := append([]byte(http2.ClientPreface), 0, 0, 0, 4, 0, 0, 0, 0, 0)
+	var servers []*Server
+	for _, o := range []Options{{Parallel: 1}, {}, {Fallback: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		w.Write(b)
+		w.Header().Set(http.TrailerPrefix+"x", "1")
+	})}} {
+		o.Methods = map[string]Handler{"/a.B/C": func(_ context.Context, call *Call) error {
+			call.Response = append(call.Response, call.Request...)
+			return nil
+		}}
+		s, err := New(o)
+		if err != nil {
+			f.Fatal(err)
+		}
+		servers = append(servers, s)
+	}
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for _, s := range servers {
+			c := newConn(s, &recording{io.MultiReader(bytes.NewReader(begin), bytes.NewReader(sent))})
+			c.run()
+			c.close()
+			s.goroutines.Wait()
+			if c.open != 0 || c.incomplete != 0 || c.buffered != 0 || c.kept != 0 || len(c.streams) != 0 || c.running != 0 {
+				t.Errorf("at the end %d streams are open, %d incomplete, %d bytes buffered, %d kept, %d known, %d handlers run", c.open, c.incomplete, c.buffered, c.kept, len(c.streams), c.running)
+			}
+			if len(c.in.buf) > maxInput || cap(c.headers.fields) > 4*maxFields*len(servers)+s.options.MaxHeaderList/32 {
+				t.Errorf("the connection keeps %d bytes of input and %d headers", len(c.in.buf), cap(c.headers.fields))
+			}
+		}
+		runtime.ReadMemStats(&after)
+		if got, limit := after.TotalAlloc-before.TotalAlloc, uint64(4<<20+400*len(sent)); got > limit {
+			t.Errorf("%d bytes of input allocate %d bytes; want at most %d", len(sent), got, limit)
+		}
+	})
+}
+
+// FuzzHeaders decodes any header block, and the same again.
+func FuzzHeaders(f *testing.F) {
+	f.Add([]byte{0x83, 0x86, 0x84}, []byte{0x83})
+	f.Add([]byte{0x40, 1, 'a', 1, 'b'}, []byte{0xbe})
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		h := headers{maxList: 1000}
+		h.decoder = hpack.NewDecoder(hpackTable, h.add)
+		h.decoder.SetMaxStringLength(h.maxList)
+		if _, err := h.decode(first); err != nil {
+			return
+		}
+		r, err := h.decode(second)
+		if err != nil {
+			return
+		}
+		got := *r
+		if again, err := h.decode(second); isIndexed(second) && (err != nil || again.path != got.path || again.method != got.method || again.hasTimeout != got.hasTimeout) {
+			t.Errorf("decoded again: %+v, %v; first %+v", again, err, got)
+		}
+		if size := 0; !got.isTooLarge {
+			for _, f := range h.fields {
+				size += int(f.Size())
+			}
+			if size > h.maxList {
+				t.Errorf("%d bytes of headers; at most %d are allowed", size, h.maxList)
+			}
+		}
+	})
+}

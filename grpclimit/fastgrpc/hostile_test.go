@@ -1,0 +1,437 @@
+package fastgrpc_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"math/big"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock/penstock/grpclimit/fastgrpc"
+)
+
+// flood sends the same until the server ends the connection, and returns how.
+func flood(r *raw, send func()) string {
+	ended := make(chan string, 1)
+	go func() {
+		for {
+			f, err := r.ReadFrame()
+			if err != nil {
+				ended <- "closed"
+				return
+			}
+			if f, ok := f.(*http2.GoAwayFrame); ok {
+				ended <- "goaway " + f.ErrCode.String()
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case got := <-ended:
+			return got
+		default:
+			for range 100 {
+				send()
+			}
+		}
+	}
+}
+
+func TestFloodsEndTheConnection(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{})
+	block := []byte{0x83, 0x86, 0x84}
+	floods := map[string]func(r *raw) func(){
+		"ping":     func(r *raw) func() { return func() { r.WritePing(false, [8]byte{}) } },
+		"settings": func(r *raw) func() { return func() { r.WriteSettings() } },
+		"priority": func(r *raw) func() { return func() { r.WritePriority(1, http2.PriorityParam{}) } },
+		"window":   func(r *raw) func() { return func() { r.WriteWindowUpdate(0, 1) } },
+		"unknown":  func(r *raw) func() { return func() { r.WriteRawFrame(0x77, 0, 0, nil) } },
+		"empty DATA": func(r *raw) func() {
+			r.headers(1, false, fields())
+			return func() { r.WriteData(1, false, nil) }
+		},
+		"empty CONTINUATION": func(r *raw) func() {
+			r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block})
+			return func() { r.WriteContinuation(1, false, nil) }
+		},
+		"long CONTINUATION": func(r *raw) func() {
+			r.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block})
+			return func() { r.WriteContinuation(1, false, make([]byte, 16384)) }
+		},
+		"reset before the message": func(r *raw) func() {
+			list, id := slices.Clone(fields()), uint32(1)
+			return func() {
+				id += 2
+				r.headers(id, false, list)
+				r.WriteRSTStream(id, http2.ErrCodeCancel)
+			}
+		},
+	}
+	for name, begin := range floods {
+		t.Run(name, func(t *testing.T) {
+			r := dialRaw(t, address)
+			if got := flood(r, begin(r)); got != "goaway ENHANCE_YOUR_CALM" && got != "closed" {
+				t.Errorf("the outcome is %s", got)
+			}
+		})
+	}
+}
+
+// A client may cancel each call that it has made, as all do at their deadlines. The handlers that
+// still run count for MaxStreams.
+func TestRapidResetRunsNoMoreHandlersThanStreams(t *testing.T) {
+	const limit = 50
+	var running, most atomic.Int64
+	release := make(chan struct{})
+	_, address := startFast(t, fastgrpc.Options{MaxStreams: limit, Methods: map[string]fastgrpc.Handler{method: func(context.Context, *fastgrpc.Call) error {
+		if now := running.Add(1); now > most.Load() {
+			most.Store(now)
+		}
+		<-release
+		running.Add(-1)
+		return nil
+	}}})
+	r := dialRaw(t, address)
+	for id := uint32(1); id < 2000; id += 2 {
+		r.call(id, "x")
+		r.WriteRSTStream(id, http2.ErrCodeCancel)
+	}
+	if got := r.outcome(1999); got != "reset REFUSED_STREAM" {
+		t.Errorf("the last call: %s", got)
+	}
+	if got := most.Load(); got > limit {
+		t.Errorf("%d handlers ran at once; the limit is %d", got, limit)
+	}
+	close(release)
+	for id := uint32(2001); ; id += 2 { // once the handlers have returned
+		r.call(id, "x")
+		if got := r.outcome(id); got != "reset REFUSED_STREAM" {
+			break
+		}
+	}
+}
+
+// A client that opens no window gets no response, and the others of the server are served.
+func TestResponsesWaitForTheWindow(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{})
+	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 10})
+	r.call(1, "large")
+	r.call(3, "x")
+	var got []byte
+	for len(got) < 300_000 {
+		f, err := r.ReadFrame()
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", len(got), err)
+		}
+		switch f := f.(type) {
+		case *http2.DataFrame:
+			if f.StreamID != 1 {
+				continue
+			}
+			got = append(got, f.Data()...)
+			if len(got) == 10 { // all that it may send
+				r.WriteWindowUpdate(1, 1)
+				r.WriteWindowUpdate(0, 1<<20)
+				r.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
+			}
+			if len(got) < 10 {
+				t.Errorf("DATA of %d bytes where the window has 10", len(got))
+			}
+		case *http2.RSTStreamFrame, *http2.GoAwayFrame:
+			t.Fatal(f)
+		}
+	}
+}
+
+func TestStalledResponseIsCancelled(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{WriteTimeout: 100 * time.Millisecond, ReadTimeout: 100 * time.Millisecond})
+	r := dialRaw(t, address, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
+	r.call(1, "x")
+	if got := r.outcome(1); got != "reset CANCEL" {
+		t.Errorf("the outcome is %s", got)
+	}
+}
+
+func TestSlowClientsAreLeft(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{ReadTimeout: 100 * time.Millisecond, IdleTimeout: 200 * time.Millisecond, KeepAlive: 100 * time.Millisecond})
+	t.Run("no preface", func(t *testing.T) {
+		if got := connectRaw(t, address).outcome(1); got != "closed" {
+			t.Error(got)
+		}
+	})
+	t.Run("half a frame", func(t *testing.T) {
+		r := dialRaw(t, address)
+		r.write([]byte{0, 0, 8, 6})
+		if got := r.outcome(1); got != "closed" {
+			t.Error(got)
+		}
+	})
+	t.Run("half a request", func(t *testing.T) {
+		r := dialRaw(t, address)
+		r.headers(1, false, fields())
+		if got := r.outcome(1); got != "reset CANCEL" {
+			t.Error(got)
+		}
+	})
+	t.Run("no answer to a ping", func(t *testing.T) {
+		r := dialRaw(t, address)
+		r.call(1, "wait", "grpc-timeout", "1M")
+		if got := r.outcome(1); got != "closed" {
+			t.Error(got)
+		}
+	})
+	t.Run("idle", func(t *testing.T) {
+		if got := dialRaw(t, address).outcome(1); got != "goaway NO_ERROR" {
+			t.Error(got)
+		}
+	})
+	t.Run("HTTP/1.1", func(t *testing.T) {
+		r := connectRaw(t, address)
+		r.write([]byte("GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"))
+		if got := r.outcome(1); got != "goaway PROTOCOL_ERROR" && got != "closed" {
+			t.Error(got)
+		}
+	})
+}
+
+// Messages of 200 calls that never end take at most their bound.
+func TestIncompleteMessagesHaveABound(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{})
+	r := dialRaw(t, address)
+	refused := make(chan string, 1)
+	go func() {
+		for {
+			f, err := r.ReadFrame()
+			if err != nil {
+				refused <- err.Error()
+				return
+			}
+			if h, ok := f.(*http2.MetaHeadersFrame); ok {
+				for _, field := range h.Fields {
+					if field.Name == "grpc-status" {
+						refused <- field.Value
+						return
+					}
+				}
+			}
+		}
+	}()
+	part := append([]byte{0, 0, 0, 0xff, 0xff}, make([]byte, 16000)...)
+	for id := uint32(1); id < 400; id += 2 {
+		r.headers(id, false, fields())
+		r.WriteData(id, false, part)
+	}
+	if got := <-refused; got != "8" {
+		t.Errorf("the status is %s; want 8", got)
+	}
+}
+
+func TestShutdownAnswersWhatWasAsked(t *testing.T) {
+	begun, release := make(chan struct{}, 10), make(chan struct{})
+	server, address := startFast(t, fastgrpc.Options{Methods: map[string]fastgrpc.Handler{method: func(_ context.Context, call *fastgrpc.Call) error {
+		begun <- struct{}{}
+		<-release
+		return nil
+	}}})
+	conn := dial(t, address)
+	answers := make(chan error, 10)
+	for range 10 {
+		go func() {
+			_, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"})
+			answers <- err
+		}()
+	}
+	for range 10 {
+		<-begun
+	}
+	idle := dialRaw(t, address)
+	idle.call(1, "x", ":path", "/a.B/C")
+	if got := idle.outcome(1); got != "200/12" {
+		t.Error(got)
+	}
+	down := make(chan error, 1)
+	go func() { down <- server.Shutdown(within(t, time.Minute)) }()
+	if got := idle.outcome(3); got != "goaway NO_ERROR" {
+		t.Errorf("an idle client gets %s", got)
+	}
+	idle.Close()
+	select {
+	case err := <-down:
+		t.Fatalf("Shutdown returned %v while calls were in flight", err)
+	default:
+	}
+	close(release)
+	for range 10 {
+		if err := <-answers; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-down; err != nil {
+		t.Error(err)
+	}
+	if n := server.Connections(); n != 0 {
+		t.Errorf("%d connections are open", n)
+	}
+}
+
+// Each connection ends at its age, without an error of a call.
+func TestOldConnectionsAreRenewed(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{MaxAge: 50 * time.Millisecond, MaxAgeGrace: time.Second})
+	client := rls.NewRateLimitServiceClient(dial(t, address))
+	for begin := time.Now(); time.Since(begin) < time.Second; {
+		if _, err := client.ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	before := runtime.NumGoroutine()
+	fallback := newStandard()
+	server, err := fastgrpc.New(fastgrpc.Options{Methods: map[string]fastgrpc.Handler{method: handle}, Fallback: fallback})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	var clients []*grpc.ClientConn
+	var all sync.WaitGroup
+	for range 10 {
+		conn := dial(t, l.Addr().String())
+		clients = append(clients, conn)
+		if _, err := healthpb.NewHealthClient(conn).Watch(context.Background(), &healthpb.HealthCheckRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, domain := range []string{"x", "wait"} {
+			all.Go(func() {
+				rls.NewRateLimitServiceClient(conn).ShouldRateLimit(context.Background(), &rls.RateLimitRequest{Domain: domain})
+			})
+		}
+		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(context.Background(), &rls.RateLimitRequest{Domain: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server.Close()
+	fallback.Stop()
+	all.Wait()
+	for _, conn := range clients {
+		conn.Close()
+	}
+	if err := <-served; err != fastgrpc.ErrServerClosed {
+		t.Error(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines are left, %d were there before\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+func TestNoCallWithoutAuthorization(t *testing.T) {
+	refusal := status.Error(codes.Unauthenticated, "there is no token")
+	fallback := newStandard()
+	t.Cleanup(fallback.Stop)
+	_, address := startFast(t, fastgrpc.Options{Fallback: fallback, Authorize: func(c fastgrpc.Caller) error {
+		if !strings.HasPrefix(c.Method, "/") || c.Addr == nil {
+			return errors.New("the caller has no method or no address")
+		}
+		if !slices.Equal(c.Authorization, []string{"Bearer right"}) {
+			return refusal
+		}
+		return nil
+	}})
+	conn := dial(t, address)
+	for _, c := range []struct {
+		tokens []string
+		want   codes.Code
+	}{{nil, codes.Unauthenticated}, {[]string{"Bearer wrong"}, codes.Unauthenticated}, {[]string{"Bearer right"}, codes.OK}, {[]string{"Bearer right", "Bearer right"}, codes.Unauthenticated}} {
+		ctx := metadata.NewOutgoingContext(within(t, time.Minute), metadata.MD{"authorization": c.tokens})
+		_, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "x"})
+		_, other := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+		if status.Code(err) != c.want || status.Code(other) != c.want {
+			t.Errorf("tokens %q: %v and %v, want %v", c.tokens, err, other, c.want)
+		}
+	}
+}
+
+func TestTLSNeedsH2(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"test.example"},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := fastgrpc.New(fastgrpc.Options{Methods: map[string]fastgrpc.Handler{method: handle}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t)
+	go server.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, NextProtos: []string{"h2"}}))
+	t.Cleanup(func() { server.Close() })
+	roots := x509.NewCertPool()
+	roots.AddCert(certificate)
+	conn, err := grpc.NewClient("passthrough:///"+l.Addr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "test.example"})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(within(t, time.Minute), &rls.RateLimitRequest{Domain: "x"}); err != nil {
+		t.Error(err)
+	}
+	without, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "test.example"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer without.Close()
+	without.SetDeadline(time.Now().Add(time.Minute))
+	if n, err := without.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) || err == nil {
+		t.Errorf("a client that does not offer h2 gets %d bytes, %v", n, err)
+	}
+}
+
+func TestConnectionsHaveABound(t *testing.T) {
+	_, address := startFast(t, fastgrpc.Options{MaxConnections: 2})
+	for i := range 3 {
+		r := dialRaw(t, address)
+		r.call(1, "x")
+		want := good
+		if i == 2 {
+			want = "closed"
+		}
+		if got := r.outcome(1); got != want {
+			t.Errorf("client %d: %s, want %s", i, got, want)
+		}
+	}
+}
