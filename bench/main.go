@@ -13,6 +13,7 @@
 //   - libraries: the same with other libraries
 //   - memstore: decisions in memory
 //   - proxy: requests through penstock serve
+//   - services: what callers of other programs ask: RLS, JSON, CL.THROTTLE
 //
 // The cases of a section are measured in turn, in many short windows. They are compared by the
 // quantile that other programs disturb least. Idle cores are kept awake if the system allows it
@@ -30,7 +31,12 @@ import (
 func main() {
 	only := flag.String("only", strings.Join(order, ","), "which sections to run")
 	bare := flag.String("bare-proxy", "", "run the plain proxy that penstock serve is compared with, in front of this upstream; the proxy section starts it")
+	bareServer := flag.String("bare", "", "run a server that decides nothing; the services section starts it")
 	flag.Parse()
+	if *bareServer != "" {
+		fmt.Fprintln(os.Stderr, "bench:", serveBare(*bareServer))
+		os.Exit(2)
+	}
 	if *bare != "" {
 		fmt.Fprintln(os.Stderr, "bench:", bareProxy(*bare))
 		os.Exit(2)
@@ -53,7 +59,7 @@ func main() {
 	}
 }
 
-var order = []string{"server-time", "server-memory", "client", "coalescing", "guards", "libraries", "memstore", "proxy"}
+var order = []string{"server-time", "server-memory", "client", "coalescing", "guards", "libraries", "memstore", "proxy", "services"}
 
 var sections = map[string]func(*report) error{
 	"server-time":   serverTimeSection,
@@ -64,4 +70,5 @@ var sections = map[string]func(*report) error{
 	"libraries":     librariesSection,
 	"memstore":      memstoreSection,
 	"proxy":         proxySection,
+	"services":      servicesSection,
 }

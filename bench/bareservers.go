@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock/grpclimit/fastgrpc"
+)
+
+const rlsMethod = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
+
+// bareServers give one answer and decide nothing: they are the floors of the services section.
+var bareServers = map[string]func(net.Listener) error{
+	"grpc-go":  serveBareGRPC,
+	"fastgrpc": serveBareFast,
+	"http":     serveBareHTTP,
+	"resp":     serveBareRESP,
+}
+
+// serveBare runs one of the bareServers at $PENSTOCK_LISTEN.
+func serveBare(name string) error {
+	serve := bareServers[name]
+	if serve == nil {
+		return fmt.Errorf("there is no bare server %q", name)
+	}
+	l, err := net.Listen("tcp", os.Getenv("PENSTOCK_LISTEN"))
+	if err != nil {
+		return err
+	}
+	return serve(l)
+}
+
+var bareAnswer = &rls.RateLimitResponse{
+	OverallCode: rls.RateLimitResponse_OK,
+	Statuses: []*rls.RateLimitResponse_DescriptorStatus{{
+		Code:         rls.RateLimitResponse_OK,
+		CurrentLimit: &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 1_000_000, Unit: rls.RateLimitResponse_RateLimit_HOUR}, LimitRemaining: 999_999,
+	}},
+}
+
+type bareRateLimits struct {
+	rls.UnimplementedRateLimitServiceServer
+}
+
+func (bareRateLimits) ShouldRateLimit(context.Context, *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	return bareAnswer, nil
+}
+
+func serveBareGRPC(l net.Listener) error {
+	s := grpc.NewServer()
+	rls.RegisterRateLimitServiceServer(s, bareRateLimits{})
+	return s.Serve(l)
+}
+
+func serveBareFast(l net.Listener) error {
+	answer, err := proto.Marshal(bareAnswer)
+	if err != nil {
+		return err
+	}
+	s, err := fastgrpc.New(fastgrpc.Options{Methods: map[string]fastgrpc.Handler{rlsMethod: func(_ context.Context, call *fastgrpc.Call) error {
+		call.Response = append(call.Response, answer...)
+		return nil
+	}}})
+	if err != nil {
+		return err
+	}
+	return s.Serve(l)
+}
+
+func serveBareHTTP(l net.Listener) error {
+	return http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Write([]byte(`{"allowed":true}` + "\n"))
+	}))
+}
+
+// serveBareRESP answers each array of bulk strings like a CL.THROTTLE that is allowed.
+func serveBareRESP(l net.Listener) error {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			var out []byte
+			for in, r := make([]byte, 64<<10), 0; ; {
+				n, err := c.Read(in[r:])
+				if err != nil {
+					return
+				}
+				out = out[:0]
+				rest := in[:r+n]
+				for {
+					length := lengthOfCommand(rest)
+					if length == 0 {
+						break
+					}
+					rest = rest[length:]
+					out = append(out, "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n"...)
+				}
+				if _, err := c.Write(out); err != nil {
+					return
+				}
+				r = copy(in, rest)
+			}
+		}()
+	}
+}
+
+// lengthOfCommand returns how many bytes the first command has; 0: it is not complete.
+func lengthOfCommand(b []byte) int {
+	number := func(i int) (n, next int) {
+		for i++; i < len(b) && b[i] != '\r'; i++ {
+			n = 10*n + int(b[i]-'0')
+		}
+		return n, i + 2
+	}
+	if len(b) == 0 {
+		return 0
+	}
+	words, i := number(0)
+	for range words {
+		if i >= len(b) {
+			return 0
+		}
+		var n int
+		n, i = number(i)
+		i += n + 2
+	}
+	if i > len(b) {
+		return 0
+	}
+	return i
+}
