@@ -33,12 +33,18 @@ type exchange struct {
 	response Response
 }
 
+// maxEntriesKept is how many entries a descriptor may have whose memory is used again.
+const maxEntriesKept = 32
+
 // release drops the texts of a request.
 func (x *exchange) release() {
 	x.request.Domain = ""
 	for i := range x.request.Descriptors {
 		d := &x.request.Descriptors[i]
 		clear(d.Entries)
+		if cap(d.Entries) > maxEntriesKept {
+			d.Entries = nil
+		}
 		*d = Descriptor{Entries: d.Entries[:0]}
 	}
 	if cap(x.request.Descriptors) <= MaxDescriptors {
