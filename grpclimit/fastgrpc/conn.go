@@ -43,7 +43,7 @@ type conn struct {
 	incomplete   int       // requests that have not arrived
 	running      int       // handlers
 	buffered     int       // bytes of incomplete messages
-	received     int       // bytes that the connection's window has not been given back
+	received     int       // bytes that no WINDOW_UPDATE of the connection has returned
 	kept         int       // those of received that exchanges have not read
 	lastID       uint32    // of the streams that the client has opened
 	idleSince    time.Time // when open became 0

@@ -92,7 +92,7 @@ func (e *exchange) endLocked() {
 	e.stream.conn.changed.Broadcast()
 }
 
-// creditLocked gives the windows back what is no longer kept.
+// creditLocked returns to the windows what is no longer kept.
 func (e *exchange) creditLocked(n int) {
 	s := e.stream
 	c := s.conn

@@ -122,8 +122,8 @@ func appendStatusFields(b []byte, s *status.Status, maxList uint32) []byte {
 	return appendField(b, "grpc-status-details-bin", text)
 }
 
-// percentEncode encodes a message as gRPC asks: printable ASCII but % stands for itself, and what is
-// no UTF-8 becomes U+FFFD.
+// percentEncode encodes a message as gRPC asks: printable ASCII but % stands for itself, and what
+// is no UTF-8 becomes U+FFFD.
 func percentEncode(text string) string {
 	isPlain := true
 	for i := range len(text) {

@@ -366,7 +366,7 @@ var frameCases = []struct {
 
 const maxMessage = 64 << 10
 
-// awaitWindow reads until the server gives back a stream's window.
+// awaitWindow reads until the server returns a stream's window.
 func (r *raw) awaitWindow(id uint32) {
 	for {
 		f, err := r.ReadFrame()

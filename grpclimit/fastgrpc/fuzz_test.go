@@ -37,8 +37,8 @@ func frames(send func(*http2.Framer, *hpack.Encoder, *bytes.Buffer)) []byte {
 	return sent.Bytes()
 }
 
-// FuzzConnection serves what a client could send. Nothing panics, all goroutines end, and the memory
-// that is allocated has a bound.
+// FuzzConnection serves what a client could send. Nothing panics, all goroutines end, and the
+// memory that is allocated has a bound.
 func FuzzConnection(f *testing.F) {
 	call := func(path string, more ...hpack.HeaderField) []byte {
 		return frames(func(f *http2.Framer, e *hpack.Encoder, block *bytes.Buffer) {

@@ -194,7 +194,7 @@ func (r *request) check() *refusal {
 
 const grpcContentType = "application/grpc"
 
-// isGRPC tells whether a content type is application/grpc, perhaps with the name of a codec.
+// isGRPC tells whether a content type is application/grpc, with or without the name of a codec.
 func isGRPC(contentType string) bool {
 	rest, ok := strings.CutPrefix(contentType, grpcContentType)
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')

@@ -17,8 +17,8 @@ import (
 // A Handler answers one call: it appends the response message to call.Response, or returns an error
 // of package status. Other errors become UNKNOWN, and those of a context CANCELLED or
 // DEADLINE_EXCEEDED. The context ends at the caller's deadline or with the connection, but not when
-// the caller cancels the call: a decision that has begun is finished. Many goroutines call a Handler
-// at once. It must not keep the call.
+// the caller cancels the call: a decision that has begun is finished. Many goroutines call a
+// Handler at once. It must not keep the call.
 type Handler func(ctx context.Context, call *Call) error
 
 // A Call is one request of a unary method.
@@ -92,7 +92,7 @@ type Options struct {
 	// ReadTimeout to answer. Default: 5 minutes.
 	KeepAlive time.Duration
 
-	// MaxAge is when clients are told to connect anew; each connection varies it by 10 %. Calls may
+	// MaxAge is when a connection is drained, so that its client connects anew; it varies by 10 %. Calls may
 	// then continue for MaxAgeGrace. Defaults: none, and 1 hour.
 	MaxAge, MaxAgeGrace time.Duration
 }
@@ -260,9 +260,9 @@ func (s *Server) Connections() int {
 	return len(s.connected)
 }
 
-// Shutdown stops accepting clients, tells those that are connected to go (GOAWAY), answers the calls
-// that they have made, and closes each connection then. If ctx ends before that, Shutdown returns
-// its error, and Close ends the rest.
+// Shutdown stops accepting clients, tells those that are connected to go (GOAWAY), answers the
+// calls that they have made, and closes each connection then. If ctx ends before that, Shutdown
+// returns its error, and Close ends the rest.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop((*conn).drain)
 	idle := make(chan struct{})

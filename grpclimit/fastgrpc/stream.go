@@ -33,7 +33,7 @@ type stream struct {
 	hasEnded     bool      // the client has sent all
 	since        time.Time // when the request began to arrive, or the response to wait
 	window       int64     // bytes of DATA that the client accepts
-	received     int       // bytes that the stream's window has not been given back
+	received     int       // bytes that no WINDOW_UPDATE of the stream has returned
 	credit       int       // those of received that an exchange no longer keeps
 	prefix       [5]byte   // of the message: flag and size
 	prefixLength int
@@ -280,7 +280,7 @@ func (c *conn) data(f *http2.DataFrame) error {
 	return nil
 }
 
-// creditLocked gives the connection's window back what was received, except for the bytes that
+// creditLocked returns to the connection's window what was received, except for the bytes that
 // exchanges keep.
 func (c *conn) creditLocked() {
 	if n := c.received - c.kept; n > connWindow/4 {
