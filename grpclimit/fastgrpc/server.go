@@ -92,8 +92,8 @@ type Options struct {
 	// ReadTimeout to answer. Default: 5 minutes.
 	KeepAlive time.Duration
 
-	// MaxAge is when a connection is drained, so that its client connects anew; it varies by 10 %. Calls may
-	// then continue for MaxAgeGrace. Defaults: none, and 1 hour.
+	// MaxAge is when a connection is drained, so that its client connects anew. It varies by 10 %.
+	// Calls may then continue for MaxAgeGrace. Defaults: none, and 1 hour.
 	MaxAge, MaxAgeGrace time.Duration
 }
 
