@@ -118,7 +118,7 @@ func isIndexed(block []byte) bool {
 // A request is what the headers of a request say.
 type request struct {
 	method, scheme, path, authority, contentType, encoding string
-	authorities, hosts, paths                              int
+	authorities, hosts                                     int
 	host                                                   string
 	authorization                                          []string
 	timeout                                                time.Duration
