@@ -8,6 +8,11 @@ import (
 
 // mayNotImport says what packages of this module must not need, directly or through others.
 var mayNotImport = map[string][]string{
+	// Transports do not know each other. Only extauthz imports one: docs/decisions/0022.
+	".":              {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit"},
+	"checkapi":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
+	"envoyrls":       {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", "github.com/penstock/penstock/grpclimit/extauthz"},
+	"internal/calls": {"google.golang.org/grpc/internal/transport", "connectrpc.com/connect", "net/http/httptest"},
 	// The files are also read by programs that speak no gRPC.
 	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	"github.com/penstock/penstock"
@@ -67,9 +68,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w = &subrequestWriter{ResponseWriter: w, context: r.Context()}
 	}
 	if !h.gate.IsTrustedProxy(r) {
-		detail := untrusted(r.RemoteAddr)
-		h.misused(errors.New(detail))
-		h.gate.RejectPeer(w, r, detail)
+		h.rejectPeer(w, r)
 		return
 	}
 	original, err := e.read(r)
@@ -78,6 +77,68 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.gate.RejectMalformed(w, r, err.Error())
 		return
 	}
+	h.decide(w, original)
+}
+
+// A Description is a request that a proxy describes in another protocol than HTTP.
+type Description struct {
+	Proxy  string      // the proxy's address, as in http.Request.RemoteAddr
+	Client string      // the address that the proxy got the request from, in the same form
+	Method string      // of the request
+	Host   string      // with its port, if it has one
+	URI    string      // the path with the query, as the client sent it
+	Header http.Header // with the addresses that proxies appended, as in http.trusted_proxies
+}
+
+var (
+	errMethod = errors.New("the method of the request is missing")
+	errURI    = errors.New("the path of the request is missing")
+	errClient = errors.New("the address that the request came from is missing")
+)
+
+// Decide decides a described request, and answers as ServeHTTP does at Ext. The context is that of
+// the proxy's question.
+func (h *Handler) Decide(ctx context.Context, w http.ResponseWriter, d *Description) {
+	r := (&http.Request{Method: d.Method, Host: d.Host, RemoteAddr: d.Proxy, Header: d.Header, URL: new(url.URL), Body: http.NoBody}).WithContext(ctx)
+	if !h.gate.IsTrustedProxy(r) {
+		h.rejectPeer(w, r)
+		return
+	}
+	original, err := d.read(r)
+	if err != nil {
+		h.misused(err)
+		h.gate.RejectMalformed(w, r, err.Error())
+		return
+	}
+	h.decide(w, original)
+}
+
+// read returns the request that is described.
+func (d *Description) read(r *http.Request) (*http.Request, error) {
+	switch {
+	case d.Method == "":
+		return nil, errMethod
+	case d.URI == "":
+		return nil, errURI
+	case d.Client == "":
+		return nil, errClient
+	}
+	o, err := original(r, d.Method, d.Host, d.URI)
+	if err != nil {
+		return nil, err
+	}
+	o.RemoteAddr = d.Client
+	return o, nil
+}
+
+func (h *Handler) rejectPeer(w http.ResponseWriter, r *http.Request) {
+	detail := untrusted(r.RemoteAddr)
+	h.misused(errors.New(detail))
+	h.gate.RejectPeer(w, r, detail)
+}
+
+// decide answers with 200, or with what the gate writes.
+func (h *Handler) decide(w http.ResponseWriter, original *http.Request) {
 	a := h.gate.Admit(w, original)
 	if a == nil {
 		return

@@ -34,7 +34,11 @@ import (
 // grpcServices are the services of the gRPC listener. Each function makes one and registers it.
 // Authentication, health by the service's name, reflection, metrics, panics and the drain are done
 // for all of them.
-var grpcServices = []func(*service, grpc.ServiceRegistrar) error{(*service).registerCheck, registerEnvoy}
+var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
+	(*service).registerCheck,
+	(*service).registerExtAuthz,
+	registerEnvoy,
+}
 
 const (
 	// maxStreams is how many calls of one connection may be in flight. It is above the 1,024 that

@@ -1,0 +1,21 @@
+package service
+
+import (
+	"google.golang.org/grpc"
+
+	"github.com/penstock/penstock/grpclimit/extauthz"
+	"github.com/penstock/penstock/httplimit/forwardauth"
+)
+
+// registerExtAuthz serves Envoy's ext_authz filter.
+func (s *service) registerExtAuthz(r grpc.ServiceRegistrar) error {
+	server, err := extauthz.New(s.core.Store, s.core.Rules, forwardauth.Options{
+		HasFallback: true, Observe: s.core.Observe, TokenRejected: s.core.TokenRejected, Misused: s.misused(),
+	})
+	if err != nil {
+		return err
+	}
+	s.metrics.AddWaiting(server.Waiting)
+	server.Register(r)
+	return nil
+}

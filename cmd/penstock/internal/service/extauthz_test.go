@@ -1,0 +1,61 @@
+package service
+
+import (
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+)
+
+// authorize asks as Envoy does whether a client may get a path.
+func (r *running) authorize(address, path string) *authv3.CheckResponse {
+	r.Helper()
+	answer, err := authv3.NewAuthorizationClient(r.grpcClient(nil)).Check(patient(r.T), &authv3.CheckRequest{Attributes: &authv3.AttributeContext{
+		Source: &authv3.AttributeContext_Peer{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: address}}}},
+		Request: &authv3.AttributeContext_Request{Http: &authv3.AttributeContext_HttpRequest{
+			Method: "GET", Path: path, Host: "example.com", Headers: map[string]string{"x-forwarded-for": address},
+		}},
+	}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return answer
+}
+
+func TestEnvoyAsksByGRPC(t *testing.T) {
+	onStores(t, func(t *testing.T, flags map[string]string) {
+		all := map[string]string{"grpc": "127.0.0.1:0"}
+		for name, text := range flags {
+			all[name] = text
+		}
+		r := startLimited(t, nil, oncePerHour, all)
+		for _, c := range []struct {
+			address, path string
+			status        int32 // of a denial
+		}{
+			{"192.0.2.1", "/api/a", 0}, {"192.0.2.1", "/api//a", 429}, {"192.0.2.2", "/api/a", 0}, {"192.0.2.1", "/other", 0}, {"192.0.2.1", "/api%2fa", 400},
+		} {
+			if answer := r.authorize(c.address, c.path); int32(answer.GetDeniedResponse().GetStatus().GetCode()) != c.status || (c.status == 0) != (answer.GetOkResponse() != nil) {
+				t.Errorf("%s of %s: %v; want %d", c.path, c.address, answer, c.status)
+			}
+		}
+		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="hour",rule="api"}`); n != "1" {
+			t.Errorf("%q denials are counted, want 1", n)
+		}
+	})
+}
+
+// Rules that ext_authz cannot enforce do not keep the service from starting: other callers may use
+// them. Envoy gets an error, and the log says why.
+func TestRulesThatExtAuthzCannotEnforceAreLogged(t *testing.T) {
+	r := startLimited(t, nil, `
+http: {trusted_proxies: [127.0.0.1]}
+rules: [{name: slots, match: {path: /api/**}, per: ip, limits: [{in_flight: 3}]}]
+`, map[string]string{"grpc": "127.0.0.1:0"})
+	if answer := r.authorize("192.0.2.1", "/api/a"); answer.GetErrorResponse() == nil {
+		t.Errorf("Envoy got %v", answer)
+	}
+	if lines := r.log.Lines("level=WARN", "ext_authz", "slots", "in_flight"); len(lines) != 1 {
+		t.Errorf("the log has %s", r.log)
+	}
+}

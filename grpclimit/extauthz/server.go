@@ -1,0 +1,244 @@
+package extauthz
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/httplimit/forwardauth"
+	"github.com/penstock/penstock/policy"
+)
+
+// ContextPrefix begins the names of the headers under which rules find Envoy's context_extensions:
+// the extension plan is the header X-Context-Plan. Headers of clients with this prefix are removed.
+const ContextPrefix = "X-Context-"
+
+// A Server answers Envoy whether a request may pass. Make one with New.
+type Server struct {
+	authv3.UnimplementedAuthorizationServer
+
+	store   penstock.Store
+	rules   func() *policy.Rules
+	options forwardauth.Options
+
+	mu      sync.Mutex // held while a handler is made
+	refused *policy.Rules
+	handler atomic.Pointer[forwardauth.Handler]
+}
+
+// New makes a Server that counts in the store, by rules, which are as in httplimit.New. While the
+// rules have limits that ext_authz cannot enforce (see forwardauth.Check), each question is
+// answered as an error, and Options.Misused is called with the reason. If rules change to such
+// ones, the rules of before stay in force.
+func New(store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) (*Server, error) {
+	if store == nil || rules == nil {
+		return nil, fmt.Errorf("%w: extauthz: a store and rules are needed", penstock.ErrInvalid)
+	}
+	if o.Misused == nil {
+		o.Misused = func(error) {}
+	}
+	s := &Server{store: store, rules: rules, options: o}
+	s.current()
+	return s, nil
+}
+
+// Register registers the service envoy.service.auth.v3.Authorization.
+func (s *Server) Register(r grpc.ServiceRegistrar) { authv3.RegisterAuthorizationServer(r, s) }
+
+// Waiting returns how many requests wait for their turn.
+func (s *Server) Waiting() int {
+	if h := s.handler.Load(); h != nil {
+		return h.Waiting()
+	}
+	return 0
+}
+
+// current returns the handler, or nil while the rules cannot be enforced.
+func (s *Server) current() *forwardauth.Handler {
+	if h := s.handler.Load(); h != nil {
+		return h
+	}
+	rules := s.rules()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if rules == s.refused && rules != nil {
+		return s.handler.Load()
+	}
+	h, err := forwardauth.New(s.store, s.rules, s.options)
+	if err != nil {
+		s.refused = rules
+		s.options.Misused(fmt.Errorf("ext_authz over gRPC decides nothing: %w", err))
+		return nil
+	}
+	s.handler.Store(h)
+	return h
+}
+
+// Check decides the request that Envoy describes.
+func (s *Server) Check(ctx context.Context, q *authv3.CheckRequest) (*authv3.CheckResponse, error) {
+	h := s.current()
+	if h == nil {
+		return failed("the policy has limits that ext_authz cannot enforce; the log names them"), nil
+	}
+	answer := recorder{header: make(http.Header)}
+	d := describe(ctx, q)
+	h.Decide(ctx, &answer, d)
+	switch {
+	case answer.status == http.StatusOK:
+		return allowed(&answer, d.Header), nil
+	case answer.status == http.StatusServiceUnavailable && ctx.Err() != nil: // nobody has decided
+		return failed("the question ended before it was decided"), nil
+	}
+	return denied(&answer), nil
+}
+
+// describe reads a question. Missing parts stay empty: forwardauth answers them with 400.
+func describe(ctx context.Context, q *authv3.CheckRequest) *forwardauth.Description {
+	attributes := q.GetAttributes()
+	r := attributes.GetRequest().GetHttp()
+	d := &forwardauth.Description{
+		Client: addressOf(attributes.GetSource().GetAddress()), Method: r.GetMethod(), Host: r.GetHost(), URI: r.GetPath(), Header: headersOf(r),
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		d.Proxy = p.Addr.String()
+	}
+	for name, value := range attributes.GetContextExtensions() {
+		d.Header[http.CanonicalHeaderKey(ContextPrefix+name)] = []string{value}
+	}
+	return d
+}
+
+// headersOf returns the headers of a request, without pseudo headers and those that Envoy's
+// context_extensions are for. With encode_raw_headers a header that was sent twice has two values;
+// otherwise Envoy has joined them.
+func headersOf(r *authv3.AttributeContext_HttpRequest) http.Header {
+	headers := make(http.Header, len(r.GetHeaders())+len(r.GetHeaderMap().GetHeaders()))
+	add := func(name, value string) {
+		if name = http.CanonicalHeaderKey(name); name != "" && name[0] != ':' && !strings.HasPrefix(name, ContextPrefix) {
+			headers[name] = append(headers[name], value)
+		}
+	}
+	for _, h := range r.GetHeaderMap().GetHeaders() {
+		if len(h.GetRawValue()) > 0 {
+			add(h.GetKey(), string(h.GetRawValue()))
+		} else {
+			add(h.GetKey(), h.GetValue())
+		}
+	}
+	if len(headers) == 0 {
+		for name, value := range r.GetHeaders() {
+			add(name, value)
+		}
+	}
+	return headers
+}
+
+// addressOf returns an address as http.Request.RemoteAddr has it: "@" for a pipe, "" if there is
+// none.
+func addressOf(a *corev3.Address) string {
+	switch {
+	case a.GetPipe() != nil:
+		return "@"
+	case a.GetSocketAddress() != nil:
+		return net.JoinHostPort(a.GetSocketAddress().GetAddress(), fmt.Sprint(a.GetSocketAddress().GetPortValue()))
+	}
+	return ""
+}
+
+// A recorder keeps what forwardauth answers.
+type recorder struct {
+	status int
+	header http.Header
+	body   bytes.Buffer
+}
+
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	return r.body.Write(p)
+}
+
+// options are the headers of an answer, as Envoy sets them in place of others.
+func (r *recorder) options() (all []*corev3.HeaderValueOption) {
+	for name, values := range r.header {
+		all = append(all, &corev3.HeaderValueOption{
+			Header:       &corev3.HeaderValue{Key: name, Value: strings.Join(values, ", ")},
+			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+		})
+	}
+	slices.SortFunc(all, func(a, b *corev3.HeaderValueOption) int { return strings.Compare(a.Header.Key, b.Header.Key) })
+	return all
+}
+
+// describing are headers that describe requests to other kinds of proxies. Envoy sets none of them,
+// so a client has written those that are there.
+var describing = []string{"X-Forwarded-Method", "X-Forwarded-Uri", "X-Original-Method", "X-Original-Uri", "X-Original-Url"}
+
+func allowed(answer *recorder, sent http.Header) *authv3.CheckResponse {
+	ok := &authv3.OkHttpResponse{ResponseHeadersToAdd: answer.options()}
+	for _, name := range describing {
+		if sent[name] != nil {
+			ok.HeadersToRemove = append(ok.HeadersToRemove, name)
+		}
+	}
+	return &authv3.CheckResponse{Status: &rpcstatus.Status{Code: int32(codes.OK)}, HttpResponse: &authv3.CheckResponse_OkResponse{OkResponse: ok}}
+}
+
+func denied(answer *recorder) *authv3.CheckResponse {
+	code := codes.PermissionDenied
+	switch answer.status {
+	case http.StatusTooManyRequests:
+		code = codes.ResourceExhausted
+	case http.StatusServiceUnavailable:
+		code = codes.Unavailable
+	case http.StatusBadRequest:
+		code = codes.InvalidArgument
+	}
+	return &authv3.CheckResponse{
+		Status: &rpcstatus.Status{Code: int32(code)},
+		HttpResponse: &authv3.CheckResponse_DeniedResponse{DeniedResponse: &authv3.DeniedHttpResponse{
+			Status: statusOf(answer.status), Headers: answer.options(), Body: answer.body.String(),
+		}},
+	}
+}
+
+// statusOf returns a status of HTTP. Envoy refuses those that it does not know; they become 429.
+func statusOf(status int) *typev3.HttpStatus {
+	code := typev3.StatusCode(status)
+	if typev3.StatusCode_name[int32(code)] == "" {
+		code = typev3.StatusCode_TooManyRequests
+	}
+	return &typev3.HttpStatus{Code: code}
+}
+
+// failed is the answer if nobody has decided. Envoy does what failure_mode_allow says.
+func failed(reason string) *authv3.CheckResponse {
+	return &authv3.CheckResponse{
+		Status: &rpcstatus.Status{Code: int32(codes.Unavailable), Message: reason},
+		HttpResponse: &authv3.CheckResponse_ErrorResponse{ErrorResponse: &authv3.DeniedHttpResponse{
+			Status: &typev3.HttpStatus{Code: typev3.StatusCode_ServiceUnavailable},
+		}},
+	}
+}

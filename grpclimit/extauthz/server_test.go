@@ -1,0 +1,420 @@
+package extauthz_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	authv3 "github.com/envoyproxy/go-control-plane/envoy/service/auth/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/grpclimit/extauthz"
+	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/httplimit/forwardauth"
+	"github.com/penstock/penstock/internal/spellings"
+	"github.com/penstock/penstock/memstore"
+	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
+)
+
+func rulesOf(t testing.TB, text string) *policy.Rules {
+	t.Helper()
+	config, err := policyfile.Parse("test.yaml", []byte(text), nil, policyfile.Options{Sections: []policyfile.Section{httplimit.DefaultConfig()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := config.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Rules
+}
+
+// stopped is a store in memory whose clock does not run.
+func stopped() penstock.Store {
+	now := time.Unix(1_800_000_000, 0)
+	return memstore.New(memstore.Options{Now: func() time.Time { return now }})
+}
+
+// serverOf makes a Server that has the guards' fallback.
+func serverOf(t testing.TB, store penstock.Store, rules func() *policy.Rules, o forwardauth.Options) *extauthz.Server {
+	t.Helper()
+	s, err := extauthz.New(store, rules, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// serve serves a Server over loopback until the test ends.
+func serve(t testing.TB, s *extauthz.Server) authv3.AuthorizationClient {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	s.Register(server)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return authv3.NewAuthorizationClient(conn)
+}
+
+func authorize(t testing.TB, text string) authv3.AuthorizationClient {
+	t.Helper()
+	rules := rulesOf(t, text)
+	return serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{}))
+}
+
+// question is what Envoy asks about a request of a client at 192.0.2.1.
+func question(method, path string, headers ...string) *authv3.CheckRequest {
+	r := &authv3.AttributeContext_HttpRequest{
+		Id: "1", Method: method, Path: path, Host: "shop.example:443", Scheme: "https", Size: -1, Protocol: "HTTP/1.1",
+		Headers: map[string]string{":method": method, ":path": path, ":authority": "shop.example:443", "x-forwarded-for": "192.0.2.1"},
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Headers[headers[i]] = headers[i+1]
+	}
+	return &authv3.CheckRequest{Attributes: &authv3.AttributeContext{Source: source("192.0.2.1"), Request: &authv3.AttributeContext_Request{Http: r}}}
+}
+
+func source(address string) *authv3.AttributeContext_Peer {
+	return &authv3.AttributeContext_Peer{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address: address, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: 4711},
+	}}}}
+}
+
+func from(address string, q *authv3.CheckRequest) *authv3.CheckRequest {
+	q.Attributes.Source = source(address)
+	return q
+}
+
+// check asks, and checks what holds for every answer.
+func check(t testing.TB, client authv3.AuthorizationClient, q *authv3.CheckRequest) *authv3.CheckResponse {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	answer, err := client.Check(ctx, q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := answer.ValidateAll(); err != nil {
+		t.Errorf("Envoy refuses the answer: %v\n%v", err, answer)
+	}
+	if isOK := answer.GetStatus().GetCode() == int32(codes.OK); isOK != (answer.GetOkResponse() != nil) {
+		t.Errorf("the status and the answer differ: %v", answer)
+	}
+	return answer
+}
+
+// status is what the client of Envoy gets: 200 if the request passes, 500 if nobody has decided.
+func status(answer *authv3.CheckResponse) int {
+	switch {
+	case answer.GetOkResponse() != nil:
+		return http.StatusOK
+	case answer.GetErrorResponse() != nil:
+		return http.StatusInternalServerError
+	}
+	return int(answer.GetDeniedResponse().GetStatus().GetCode())
+}
+
+// header returns the value of a header that Envoy sends to its client.
+func header(answer *authv3.CheckResponse, name string) string {
+	for _, h := range slices.Concat(answer.GetOkResponse().GetResponseHeadersToAdd(), answer.GetDeniedResponse().GetHeaders()) {
+		if strings.EqualFold(h.Header.Key, name) {
+			if h.AppendAction != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD {
+				return "not overwritten: " + h.Header.Value
+			}
+			return h.Header.Value
+		}
+	}
+	return ""
+}
+
+const hourly = `
+http: {trusted_proxies: [127.0.0.1]}
+rules: [{name: api, match: {path: /api/**}, per: ip, limits: [{name: hour, rate: 1/h}]}]
+`
+
+func TestAnswersAreThoseOfEnvoysProtocol(t *testing.T) {
+	client := authorize(t, hourly)
+	passed := check(t, client, question("GET", "/api/a"))
+	if status(passed) != 200 || header(passed, "RateLimit") != `"api.hour";r=0;t=3600` || header(passed, "RateLimit-Policy") != `"api.hour";q=1;w=3600` {
+		t.Errorf("the first request: %v", passed)
+	}
+	denied := check(t, client, question("GET", "/api/a"))
+	if status(denied) != 429 || denied.Status.Code != int32(codes.ResourceExhausted) || header(denied, "Retry-After") != "3600" ||
+		header(denied, "Content-Type") != "application/problem+json" || header(denied, "RateLimit") == "" || !strings.Contains(denied.GetDeniedResponse().Body, `"violated-policies":["api.hour"]`) {
+		t.Errorf("the second request: %v", denied)
+	}
+	if free := check(t, client, question("GET", "/other")); status(free) != 200 || header(free, "RateLimit") != "" {
+		t.Errorf("a request without limits: %v", free)
+	}
+	if other := check(t, client, from("192.0.2.2", question("GET", "/api/a"))); status(other) != 200 {
+		t.Errorf("another client: %v", other)
+	}
+}
+
+// Each spelling of a path gets the status that forward-auth over HTTP gives it.
+func TestSpellingsOfPathsAreReadAsByForwardAuth(t *testing.T) {
+	const text = `
+http: {trusted_proxies: [127.0.0.1, 192.0.2.1]}
+rules: [{name: rides, match: {path: /api/rides/request}, per: global, limits: [{rate: 1/h}]}]
+`
+	rules := rulesOf(t, text)
+	n, counts := 0, make(map[int]int)
+	for _, target := range spellings.All() {
+		over, err := forwardauth.New(stopped(), func() *policy.Rules { return rules }, forwardauth.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := authorize(t, text)
+		for range 2 {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest("GET", "/auth/forward", nil)
+			r.RemoteAddr = "127.0.0.1:1"
+			r.Header = http.Header{"X-Forwarded-Method": {"GET"}, "X-Forwarded-Uri": {target}, "X-Forwarded-Host": {"shop.example"}, "X-Forwarded-For": {"192.0.2.1"}}
+			over.ServeHTTP(w, r)
+			if got := status(check(t, client, question("GET", target))); got != w.Code {
+				t.Errorf("%s: %d; forward-auth says %d", target, got, w.Code)
+			}
+			counts[w.Code]++
+			n++
+		}
+	}
+	if counts[429] < 100 || counts[400] == 0 {
+		t.Errorf("the statuses are %v; want more than 100 denials", counts)
+	}
+	t.Logf("counted: %d spellings of paths in ext_authz", n)
+}
+
+func TestForgedHeadersDoNotChangeTheClient(t *testing.T) {
+	client := authorize(t, hourly)
+	if got := status(check(t, client, question("GET", "/api/a"))); got != 200 {
+		t.Fatal(got)
+	}
+	for name, q := range map[string]*authv3.CheckRequest{
+		"X-Forwarded-For":     question("GET", "/api/a", "x-forwarded-for", "198.51.100.9"),
+		"a forged list":       question("GET", "/api/a", "x-forwarded-for", "198.51.100.9, 192.0.2.1"),
+		"Forwarded":           question("GET", "/api/a", "forwarded", "for=198.51.100.9"),
+		"X-Real-IP":           question("GET", "/api/a", "x-real-ip", "198.51.100.9"),
+		"X-Forwarded-Uri":     question("GET", "/api/a", "x-forwarded-uri", "/other"),
+		"X-Original-Method":   question("GET", "/api/a", "x-original-method", "OPTIONS"),
+		"pseudo headers":      question("GET", "/api/a", ":path", "/other", ":method", "OPTIONS"),
+		"a context extension": question("GET", "/api/a", "x-context-plan", "gold"),
+	} {
+		if got := status(check(t, client, q)); got != 429 {
+			t.Errorf("%s: %d; want 429", name, got)
+		}
+	}
+	// Behind a load balancer that is trusted, the address that it appended is the client.
+	behind := authorize(t, strings.Replace(hourly, "[127.0.0.1]", "[127.0.0.1, 10.0.0.0/8]", 1))
+	for _, c := range []struct {
+		list string
+		want int
+	}{{"192.0.2.7", 200}, {"198.51.100.9, 192.0.2.7, 10.0.0.2", 429}, {"203.0.113.1, 192.0.2.7", 429}, {"192.0.2.7, 192.0.2.8", 200}} {
+		if got := status(check(t, behind, from("10.0.0.1", question("GET", "/api/a", "x-forwarded-for", c.list)))); got != c.want {
+			t.Errorf("the list %s: %d; want %d", c.list, got, c.want)
+		}
+	}
+	removed := check(t, client, question("GET", "/other", "x-forwarded-uri", "/admin", "x-original-url", "http://a/b", "x-forwarded-proto", "https")).GetOkResponse().HeadersToRemove
+	if !slices.Equal(removed, []string{"X-Forwarded-Uri", "X-Original-Url"}) {
+		t.Errorf("Envoy removes %q", removed)
+	}
+}
+
+func TestMalformedQuestions(t *testing.T) {
+	client := authorize(t, hourly)
+	for name, q := range map[string]*authv3.CheckRequest{
+		"nothing":            {},
+		"no request":         {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1")}},
+		"no HTTP request":    {Attributes: &authv3.AttributeContext{Source: source("192.0.2.1"), Request: &authv3.AttributeContext_Request{}}},
+		"no source":          {Attributes: &authv3.AttributeContext{Request: question("GET", "/api/a").Attributes.Request}},
+		"no method":          question("", "/api/a"),
+		"no path":            question("GET", ""),
+		"an absolute URI":    question("GET", "http://shop.example/api/a"),
+		"an asterisk":        question("OPTIONS", "*"),
+		"a relative path":    question("GET", "api/a"),
+		"a space":            question("GET", "/api/a b"),
+		"an encoded slash":   question("GET", "/api%2fa"),
+		"a control":          question("GET", "/api/%00"),
+		"a lower method":     question("get", "/api/a"),
+		"a malformed method": question("G T", "/api/a"),
+	} {
+		if answer := check(t, client, q); status(answer) != 400 {
+			t.Errorf("%s: %v; want 400", name, answer)
+		}
+	}
+	twice := question("GET", "/api/a")
+	twice.Attributes.Request.Http.Host = "shop.example/x"
+	if answer := check(t, client, twice); status(answer) != 400 {
+		t.Errorf("a malformed host: %v", answer)
+	}
+}
+
+// With encode_raw_headers a header that was sent twice is two values, which identify nobody.
+func TestRawHeaders(t *testing.T) {
+	client := authorize(t, `
+http: {trusted_proxies: [127.0.0.1]}
+rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 1/h}]}]
+`)
+	raw := func(pairs ...string) *authv3.CheckRequest {
+		q := question("GET", "/api/a", "x-key", "of the map that is not used")
+		m := new(corev3.HeaderMap)
+		for i := 0; i+1 < len(pairs); i += 2 {
+			m.Headers = append(m.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
+		}
+		q.Attributes.Request.Http.HeaderMap = m
+		return q
+	}
+	for _, c := range []struct {
+		q    *authv3.CheckRequest
+		want int
+	}{
+		{raw("x-key", "a"), 200}, {raw("X-KEY", "a"), 429}, {raw("x-key", "a", "x-key", "b"), 400}, {raw("x-key", "\xff"), 400},
+	} {
+		if answer := check(t, client, c.q); status(answer) != c.want {
+			t.Errorf("%v: %v; want %d", c.q.Attributes.Request.Http.HeaderMap, answer, c.want)
+		}
+	}
+}
+
+func TestContextExtensionsAreHeadersOfRules(t *testing.T) {
+	client := authorize(t, `
+http: {trusted_proxies: [127.0.0.1]}
+rules:
+  - {name: gold, match: {header X-Context-Plan: gold}, per: ip, limits: [{rate: 10/h, cost: {header: X-Context-Cost, max: 5}}]}
+  - {name: others, per: ip, limits: [{rate: 1/h}]}
+`)
+	q := question("GET", "/api/a", "x-context-cost", "1")
+	q.Attributes.ContextExtensions = map[string]string{"plan": "gold", "cost": "4"}
+	for _, want := range []string{`"gold.hour";r=6`, `"gold.hour";r=2`} {
+		if answer := check(t, client, q); !strings.HasPrefix(header(answer, "RateLimit"), want) {
+			t.Errorf("%v; want %s", answer, want)
+		}
+	}
+}
+
+func TestOnlyTrustedPeersAreAnswered(t *testing.T) {
+	var reasons []string
+	rules := rulesOf(t, strings.Replace(hourly, "127.0.0.1", "10.0.0.1", 1))
+	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	if answer := check(t, client, question("GET", "/api/a")); status(answer) != 403 || answer.Status.Code != int32(codes.PermissionDenied) {
+		t.Errorf("a peer that is not trusted: %v", answer)
+	}
+	if len(reasons) != 1 || !strings.Contains(reasons[0], "127.0.0.1") || !strings.Contains(reasons[0], "trusted_proxies") {
+		t.Errorf("the reasons are %q", reasons)
+	}
+}
+
+// Rules that ext_authz cannot enforce are an error for Envoy until they change.
+func TestRulesThatCannotBeEnforced(t *testing.T) {
+	var reasons []string
+	rules := rulesOf(t, `
+http: {trusted_proxies: [127.0.0.1]}
+rules: [{name: slots, per: ip, limits: [{in_flight: 3}]}]
+`)
+	client := serve(t, serverOf(t, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{Misused: func(err error) { reasons = append(reasons, err.Error()) }}))
+	for range 3 {
+		if answer := check(t, client, question("GET", "/api/a")); status(answer) != 500 {
+			t.Errorf("with slots: %v; want an error", answer)
+		}
+	}
+	if len(reasons) != 1 || !strings.Contains(reasons[0], "in_flight") {
+		t.Errorf("the reasons are %q", reasons)
+	}
+	rules = rulesOf(t, hourly)
+	for _, want := range []int{200, 429} {
+		if got := status(check(t, client, question("GET", "/api/a"))); got != want {
+			t.Errorf("after a reload: %d; want %d", got, want)
+		}
+	}
+	if _, err := extauthz.New(nil, func() *policy.Rules { return rules }, forwardauth.Options{}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("without a store: %v", err)
+	}
+}
+
+// A failing store gives no answer; one that hangs answers when its caller leaves.
+type failing struct{ hangs bool }
+
+func (s failing) Decide(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
+	if s.hangs {
+		<-ctx.Done()
+		return penstock.Decision{}, ctx.Err()
+	}
+	return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, errors.New("no server"))
+}
+
+func TestRequestsWithoutAStore(t *testing.T) {
+	for mode, want := range map[string]int{"open": 200, "closed": 503, "local": 200} {
+		rules := rulesOf(t, strings.Replace(hourly, "rate: 1/h", "rate: 1/h, on_failure: "+mode, 1))
+		client := serve(t, serverOf(t, failing{}, func() *policy.Rules { return rules }, forwardauth.Options{}))
+		answer := check(t, client, question("GET", "/api/a"))
+		if status(answer) != want || want == 503 && header(answer, "Retry-After") != "1" {
+			t.Errorf("%s: %v; want %d", mode, answer, want)
+		}
+	}
+	rules := rulesOf(t, hourly)
+	s := serverOf(t, failing{hangs: true}, func() *policy.Rules { return rules }, forwardauth.Options{})
+	client := serve(t, s)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if answer, err := client.Check(ctx, question("GET", "/api/a")); err == nil && answer.GetErrorResponse() == nil {
+		t.Errorf("a store that hangs: %v", answer)
+	}
+}
+
+// Whatever Envoy sends, there is an answer that it accepts.
+func FuzzCheck(f *testing.F) {
+	for _, q := range []*authv3.CheckRequest{{}, question("GET", "/api/a?b=c"), question("", "")} {
+		text, err := proto.Marshal(q)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	rules := rulesOf(f, strings.Replace(hourly, "127.0.0.1", "unix", 1))
+	s := serverOf(f, stopped(), func() *policy.Rules { return rules }, forwardauth.Options{})
+	f.Fuzz(func(t *testing.T, text []byte) {
+		q := new(authv3.CheckRequest)
+		if proto.Unmarshal(text, q) != nil {
+			return
+		}
+		answer, err := s.Check(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := answer.ValidateAll(); err != nil {
+			t.Errorf("Envoy refuses the answer: %v", err)
+		}
+		if code := status(answer); !slices.Contains([]int{200, 400, 429}, code) {
+			t.Errorf("the status is %d", code)
+		}
+		if strings.Contains(fmt.Sprint(answer), "\r") {
+			t.Error("the answer has a line break")
+		}
+	})
+}
