@@ -206,16 +206,16 @@ func TestWalksOpenFewFiles(t *testing.T) {
 	text := pages(t)[filepath.Join("docs", "architecture.md")]
 	_, walks, _ := strings.Cut(text, "\n## Three walks\n")
 	walks, _, _ = strings.Cut(walks, "\n## ")
-	questions := strings.Split(walks, "\n### ")[1:]
-	for _, walk := range questions {
-		question, steps, _ := strings.Cut(walk, "\n")
+	walkTexts := strings.Split(walks, "\n### ")[1:]
+	for _, walk := range walkTexts {
+		title, steps, _ := strings.Cut(walk, "\n")
 		opened := regexp.MustCompile(`(?m)^\d\. \[[^]]+\]\([^)]+\)`).FindAllString(steps, -1)
 		if len(opened) == 0 || len(opened) > 4 {
-			t.Errorf("docs/architecture.md, %q opens %d files; it should open 1 to 4", question, len(opened))
+			t.Errorf("docs/architecture.md, %q opens %d files; it should open 1 to 4", title, len(opened))
 		}
 	}
-	if len(questions) != 3 {
-		t.Errorf("docs/architecture.md has %d walks; it should have three", len(questions))
+	if len(walkTexts) != 3 {
+		t.Errorf("docs/architecture.md has %d walks; it should have three", len(walkTexts))
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// A clock stands still until a test moves it.
+// A clock does not run; tests move it.
 type clock struct{ now time.Time }
 
 func newClock() *clock { return &clock{time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)} }
@@ -378,7 +378,7 @@ func TestDeniedErrorSaysWhen(t *testing.T) {
 	}
 }
 
-// In a bubble, time.Now stands still unless everybody sleeps, so waits can be measured exactly.
+// In a bubble, time passes only while all goroutines sleep, so waits can be measured exactly.
 
 func TestWaitersGoFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -415,7 +415,7 @@ func TestWaitersOfAQueueLeaveOneByOne(t *testing.T) {
 		waiters.Wait()
 		for i := range 5 {
 			if at := time.Duration(i) * 250 * time.Millisecond; !must(went.Load(at)) {
-				t.Errorf("nobody left the queue at %v", at)
+				t.Errorf("no caller left the queue at %v", at)
 			}
 		}
 	})
@@ -605,7 +605,7 @@ func TestReleasedHoldAsksNoMore(t *testing.T) {
 		}
 	}
 	if calls != 2 {
-		t.Errorf("the store was asked %d times; want 2: to acquire, and to release once", calls)
+		t.Errorf("the store was called %d times; want 2: to acquire, and to release once", calls)
 	}
 }
 

@@ -127,7 +127,7 @@ type subject struct {
 	step    func(s any, p Params, a Request, now int64) (Outcome, any)
 
 	room   func(Limit) int64                     // units that a fresh state has
-	heal   func(Limit) int64                     // µs in which a state without debt is as good as fresh
+	heal   func(Limit) int64                     // µs after which a state without debt equals a fresh one
 	bound  func(l Limit, apart int64) int64      // cost that moments so far apart, and all between, can admit; nil: another law says
 	inTurn func(turns []turn, apart int64) int64 // the same of limits that take turns
 	window int64                                 // the shortest window of a calendar
@@ -136,7 +136,7 @@ type subject struct {
 	limits []Limit // that it is tried with; nil: with any
 
 	bookable, holds, queues, additive bool
-	again                             func(p *Params, cost, remaining, reset int64) int64 // nil: it cannot be told
+	again                             func(p *Params, cost, remaining, reset int64) int64 // nil: it is unknown
 	kin                               []*Algorithm                                        // they share its stored states
 }
 
@@ -1151,7 +1151,7 @@ var grantTellsWhenAgain = law{"a grant tells when again", func(a subject, d dice
 		params, cost := r.paramsAt(r.now), r.anyCost()
 		again, truth := a.again(&params, cost, out.Remaining, out.ResetAfter), r.decideAt(Request{Mode: Spend, Cost: cost}, r.now).RetryAfter
 		if truth == Never {
-			truth = 0 // to be asked for
+			truth = 0 // unknown
 		}
 		if again > truth || again < truth-1 {
 			return r.lawError("RetryAfterGrant says that %d more are granted after %d µs; they are after %d", cost, again, truth)
@@ -1515,7 +1515,7 @@ func TestALimitChangeKeepsWhatWasUsed(t *testing.T) {
 // After a step back of up to 5 s, no more units are left than before it. A denied request is
 // granted when it would have been without the step, because no time passes for the length of the
 // step.
-var stepBackMakesTimeStandStill = law{"a step back makes time stand still", func(a subject, d dice) error {
+var stepBackStallsTheState = law{"a step back stalls the state", func(a subject, d dice) error {
 	r := startRun(a, d)
 	r.use(Spend, Draw, Force, Refund)
 	for range 4 {
@@ -1537,7 +1537,7 @@ var stepBackMakesTimeStandStill = law{"a step back makes time stand still", func
 }}
 
 func TestStepBackStallsTheState(t *testing.T) {
-	prove(t, stepBackMakesTimeStandStill, allSubjects())
+	prove(t, stepBackStallsTheState, allSubjects())
 }
 
 // After a step back by more than 5 s, no more units are left than before it, no caller waits longer
@@ -1573,7 +1573,7 @@ func TestFarStepBackIsRepaired(t *testing.T) { prove(t, farStepBackHeals, allSub
 
 // Two clocks, one up to 5 s behind the other, together admit no more than one would in
 // a time that is longer by this difference.
-var twoClocksAddNothing = law{"two clocks mint nothing", func(a subject, d dice) error {
+var twoClocksAddNothing = law{"two clocks add nothing", func(a subject, d dice) error {
 	r := startRun(a, d)
 	behind := pick(d, d(1, 10), d(1, MaxStall), MaxStall)
 	var events []event

@@ -81,7 +81,7 @@ func brokenLimiters() []brokenLimiter {
 	return []brokenLimiter{
 		{"a bucket writes its time backwards: two clocks add tokens", twoClocksAddNothing, bucket, timeWrittenBackwards, nil},
 		{"a bucket does not clamp elapsed time: tokens fall below zero", farStepBackHeals, bucket, elapsedNotClamped, nil},
-		{"a bucket accepts any future time: locked out after a step back", farStepBackHeals, bucket, futureBelieved, nil},
+		{"a bucket accepts any future time: locked out after a step back", farStepBackHeals, bucket, futureAccepted, nil},
 		{"a denial does not store the repaired state: nothing is admitted", farStepBackHeals, bucket, neverRepaired, nil},
 		{"state is kept for 3600 s, whatever the period", stateEqualsFreshAfterKeep, bucket, keptForAnHour, perDay},
 		{"state is kept for 3600 s: a full bucket after an idle hour", admittedCostStaysWithinTheBound, bucket, keptForAnHour, perDay},
@@ -99,7 +99,7 @@ func brokenLimiters() []brokenLimiter {
 		{"a log forgets earlier grants when its period grows", limitChangeKeepsWhatWasUsed, log, baseLost, nil},
 		{"a sliding window rounds the weight down", slidingWindowAdmitsOnePlusF, sliding, weightRoundedDown, nil},
 		{"a sliding window checks for one unit and charges all", admittedCostStaysWithinTheBound, sliding, costIgnored, nil},
-		{"a sliding window begins anew when it is repaired", farStepBackHeals, sliding, realigned, nil},
+		{"a sliding window is realigned when it is repaired", farStepBackHeals, sliding, realigned, nil},
 		{"sub-windows count n parts only", admittedCostStaysWithinTheBound, sub, oneShort, nil},
 		{"a quotient is rounded up in floats", retryAfterIsTight, bucket, floatQuotients, []Limit{
 			{Count: 999_983, Period: 999_999_937, Burst: 2_251_000}, {Count: 7919, Period: 86_399_999_999, Burst: 26_000}}},
@@ -113,7 +113,7 @@ func brokenLimiters() []brokenLimiter {
 		{"a smaller burst forgives what a larger one has used", limitsInTurn, bucket, levelClamped, nil},
 		{"a shorter window forgets what a longer one has used", limitsInTurn, fixed, shorterForgets, nil},
 		{"a shorter sliding window carries use over, share by share", limitsInTurn, sliding, sharesCarried, nil},
-		{"sub-windows of another width begin anew with all that was used", limitsInTurn, sub, gatheredAtOnce, nil},
+		{"sub-windows of another width keep all used units as new ones", limitsInTurn, sub, gatheredAtOnce, nil},
 		{"a log with a shorter period drops what a longer one counts", limitsInTurn, log, droppedEarly, nil},
 		{"a hold lasts no longer than the present limit's", limitsInTurn, lent, holdsCut, nil},
 		{"a place in a queue counts at the present rate", limitsInTurn, line, turnsMoved, nil},
@@ -143,7 +143,7 @@ func elapsedNotClamped(s bucket, p Params, a Request, now int64) (Outcome, bucke
 }
 
 // GCRA that accepts any arrival time, however far ahead of the clock it is.
-func futureBelieved(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
+func futureAccepted(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	ahead := max(s.At-now-MaxStall, 0)
 	out, next := values(tokenBucket)(s, p, a, now+ahead)
 	if out.RetryAfter > 0 {
@@ -219,7 +219,7 @@ func oversizeHasRetryAfter(s bucket, p Params, a Request, now int64) (Outcome, b
 	return out, next
 }
 
-// GCRA that compares with >= where > is meant.
+// GCRA that compares with >= instead of >.
 func wholeBurstRefused(s bucket, p Params, a Request, now int64) (Outcome, bucket) {
 	out, next := values(tokenBucket)(s, p, a, now)
 	if (a.Mode == Spend || a.Mode == Peek) && a.Cost == p[2] {

@@ -131,7 +131,7 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 	for g := range goroutines {
 		wait.Go(func() {
 			n, took := int64(0), c.took[g][:0]
-			asked := time.Since(begin)
+			sent := time.Since(begin)
 			for i := g; !stop.Load(); i += goroutines {
 				allowed, err := c.allow(context.Background(), names[i%len(names)])
 				if err != nil {
@@ -143,9 +143,9 @@ func (c *caller) run(goroutines int, d time.Duration, names []string) error {
 				}
 				answered := time.Since(begin)
 				if len(took) < cap(took) {
-					took = append(took, int64(answered-asked))
+					took = append(took, int64(answered-sent))
 				}
-				asked = answered
+				sent = answered
 			}
 			ops[g], c.took[g] = n, took
 		})

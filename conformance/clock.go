@@ -24,7 +24,7 @@ type systemClock struct{}
 func (systemClock) now() int64               { return time.Now().Unix() }
 func (systemClock) advance(*rand.Rand) error { return nil }
 
-// A setClock stands still while a request is decided. Both services see it: envoyproxy/ratelimit
+// A setClock does not run while a request is decided. Both services see it: envoyproxy/ratelimit
 // reads it from a file, and Penstock decides by the clock of its Redis.
 type setClock struct {
 	file   string // for envoyproxy/ratelimit

@@ -314,7 +314,7 @@ func (c *circuit) begin() (t ticket, ok bool) {
 }
 
 // end records the result of a call, as classify returned it.
-func (c *circuit) end(t ticket, verdict error) {
+func (c *circuit) end(t ticket, result error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t.generation != c.generation {
@@ -324,10 +324,10 @@ func (c *circuit) end(t ticket, verdict error) {
 		c.inFlight--
 	}
 	switch {
-	case verdict == errNothingLearnt:
-	case verdict != nil:
+	case result == errNothingLearnt:
+	case result != nil:
 		c.failures++
-		c.last = verdict
+		c.last = result
 		c.countLocked(t.slot, 1)
 		if c.state == StateHalfOpen || c.failures >= c.options.Failures || c.failsOftenLocked() {
 			c.changeLocked(StateOpen)
@@ -466,14 +466,14 @@ func classify(ctx context.Context, err error) error {
 		return nil
 	}
 	e := penstock.AsStoreError(err)
-	if e == nil || !e.IsStoreFault || wentAway(ctx, err) {
+	if e == nil || !e.IsStoreFault || isCanceledByCaller(ctx, err) {
 		return errNothingLearnt
 	}
 	return err
 }
 
-// wentAway tells whether the error is the caller's own cancellation.
-func wentAway(ctx context.Context, err error) bool {
+// isCanceledByCaller tells whether the error is the caller's own cancellation.
+func isCanceledByCaller(ctx context.Context, err error) bool {
 	return ctx.Err() == context.Canceled && errors.Is(err, context.Canceled)
 }
 

@@ -89,8 +89,8 @@ func (p *deniedCharge) after(elapsed time.Duration) penstock.Status {
 // claim is called after e has ended. The first caller refreshes it and closes answered. The others
 // wait for answered.
 func (e *denial) claim() (answered chan struct{}, first bool) {
-	if asked := e.refresh.Load(); asked != nil {
-		return *asked, false
+	if done := e.refresh.Load(); done != nil {
+		return *done, false
 	}
 	mine := make(chan struct{})
 	if e.refresh.CompareAndSwap(nil, &mine) {

@@ -554,18 +554,18 @@ func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 		time.Sleep(time.Second)
 		decisions := callTogether(t, g, cache, callers, spend("k", limit, 1))
 		close(g.open)
-		heard := 0
+		shared := 0
 		for range callers {
 			d := <-decisions
 			if d.Allowed {
 				t.Fatal(d)
 			}
 			if d.Source == fromCache {
-				heard++
+				shared++
 			}
 		}
-		if got := g.calls.Load(); got != 1 || heard != callers-1 || cache.Stats().Waited != callers-1 {
-			t.Fatalf("the store was called %d times, %d callers shared its answer, %d waited", got, heard, cache.Stats().Waited)
+		if got := g.calls.Load(); got != 1 || shared != callers-1 || cache.Stats().Waited != callers-1 {
+			t.Fatalf("the store was called %d times, %d callers shared its answer, %d waited", got, shared, cache.Stats().Waited)
 		}
 	})
 }
@@ -649,7 +649,7 @@ func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 		go func() { less <- decide(t, cache, spend("k", limit, 5)) }()
 		synctest.Wait()
 		if cache.Stats().Waited != 1 {
-			t.Fatal("nobody waits")
+			t.Fatal("no caller waits")
 		}
 		close(g.open)
 		checkDecision(t, <-more, no, fromStore)

@@ -23,7 +23,7 @@ import (
 
 // Concurrent clients of guarded stores must get answers that some sequence of the same calls gives.
 // Without leases that holds exactly. With leases it holds as if instances always held up to a fixed
-// number of units. The clock of Redis stands still here, so limits are counters.
+// number of units. The clock of Redis does not run here, so limits are counters.
 
 const countClients = 8
 

@@ -79,7 +79,7 @@ func reasonOf(ctx context.Context, err error) string {
 	if errors.Is(err, penstock.ErrInvalid) {
 		return "invalid"
 	}
-	if wentAway(ctx, err) {
+	if isCanceledByCaller(ctx, err) {
 		return "canceled"
 	}
 	if e := penstock.AsStoreError(err); e != nil {

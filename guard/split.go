@@ -30,9 +30,9 @@ type SplitOptions struct {
 //   - Remaining of a granted Spend or Draw is an estimate: S times that of the shard that granted
 //     it. Remaining of a Peek and of a denial is the sum of all shards. ResetAfter is that of the
 //     shards that were called last.
-//   - RetryAfter is when the first shard will have the cost, if nobody else spends. Units return
-//     to a shard S times as slowly. So RetryAfter may be up to S times as long. A TokenBucket that
-//     is never idle uses up to S-1 units less.
+//   - RetryAfter is when the first shard will have the cost, if no other request comes. Units
+//     return to a shard S times as slowly. So RetryAfter may be up to S times as long. A
+//     TokenBucket that is never idle uses up to S-1 units less.
 //   - A patient Spend is admitted at once if any shard has room. Otherwise it waits at the shard
 //     that will have room first. If it needs several shards, it waits for the last of them, and
 //     the units of the others are used later than they could be.

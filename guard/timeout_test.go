@@ -30,7 +30,7 @@ func TestDecisionOfAHangingStoreEndsAtTheDeadline(t *testing.T) {
 		isDown bool
 	}{
 		{"by default", 0, 0, 250 * time.Millisecond, true},
-		{"as told", time.Second, 0, time.Second, true},
+		{"as configured", time.Second, 0, time.Second, true},
 		{"the caller's deadline is later", time.Second, time.Minute, time.Second, true},
 		{"the caller's deadline is earlier", time.Second, 10 * time.Millisecond, 10 * time.Millisecond, false},
 		{"not bounded", -1, time.Hour, time.Hour, false},

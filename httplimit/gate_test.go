@@ -291,16 +291,16 @@ func TestConcurrentGuessesAreLimitedLikeSuccessiveOnes(t *testing.T) {
 		<-all // no request is answered before all have arrived
 		w.WriteHeader(401)
 	}))
-	var asked sync.WaitGroup
+	var requestsDone sync.WaitGroup
 	var denied atomic.Int64
 	for range 100 {
-		asked.Go(func() {
+		requestsDone.Go(func() {
 			if send(h, "POST", "/login", "X-Account", "eve").Code == 429 && denied.Add(1) == 90 {
 				close(all)
 			}
 		})
 	}
-	asked.Wait()
+	requestsDone.Wait()
 	if n := guesses.Load(); n != 10 {
 		t.Errorf("%d guesses reached the handler, not 10", n)
 	}
@@ -319,7 +319,7 @@ rules:
 		handler http.HandlerFunc
 		want    string // after the request; this reading itself costs 100
 	}{
-		{"nothing told", func(w http.ResponseWriter, r *http.Request) {}, `"chat.tokens";r=800`},
+		{"no cost given", func(w http.ResponseWriter, r *http.Request) {}, `"chat.tokens";r=800`},
 		{"less in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "30") }, `"chat.tokens";r=870`},
 		{"more in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, `"chat.tokens";r=550`},
 		{"nonsense in a header", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, `"chat.tokens";r=800`},

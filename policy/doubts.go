@@ -9,8 +9,8 @@ func (v *Evaluation) Doubts() (reasons []string) {
 	q := &v.request
 	say := func(format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
-		for _, said := range reasons {
-			if said == text {
+		for _, reason := range reasons {
+			if reason == text {
 				return
 			}
 		}

@@ -106,7 +106,7 @@ func TestACallerThatEndsItsRequestsMayAskAnyRule(t *testing.T) {
 	var v Evaluation
 	call := NamedCall{Rule: "search", Key: "user:42", Cost: 1}
 	if err := rules.EvaluateNamed(call, &v); err == nil {
-		t.Error("a rule with on_status can be asked without a status")
+		t.Error("a rule with on_status can be called without a status")
 	}
 	call.CanEnd = true
 	if err := rules.EvaluateNamed(call, &v); err != nil || len(v.Charges) != 2 {

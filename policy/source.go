@@ -278,7 +278,7 @@ func (q *request) passes(t *Test) bool {
 			text := q.identifies(&t.Source)
 			return text != "" && t.has(text)
 		}
-		// One of several values is enough. So nobody evades a rule by sending a header twice.
+		// One of several values is enough. So clients cannot evade a rule by sending a header twice.
 		for _, text := range q.a.Lookup(t.Source.Kind, t.Source.Name) {
 			if text != "" && t.has(text) {
 				return true

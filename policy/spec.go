@@ -83,7 +83,7 @@ func New(spec Spec) (*Rules, error) {
 	return b.rules, nil
 }
 
-// A builder makes Rules. After a mistake it goes on, to find them all.
+// A builder makes Rules. After a mistake it continues, to find them all.
 type builder struct {
 	rules  *Rules
 	copies map[*Identity]*Identity // of the Spec's identities

@@ -25,7 +25,7 @@ type Client interface {
 
 	// Load loads scripts by SCRIPT LOAD into the server that owns key. If key is "", it loads them
 	// into each server that the client knows of, also into replicas that may be promoted. If one
-	// server fails, it goes on with the others, and returns all errors. A reply other than the
+	// server fails, it continues with the others, and returns all errors. A reply other than the
 	// script's digest is an error.
 	Load(ctx context.Context, key string, scripts []Script) error
 

@@ -104,7 +104,7 @@ func (t *topology) startRefresh(s *Store) {
 	})
 }
 
-// fetchLayout sends the question to random slots, because some servers may be dead. It returns the
+// fetchLayout sends the query to random slots, because some servers may be dead. It returns the
 // time until the next refresh.
 func (t *topology) fetchLayout(ctx context.Context, s *Store) time.Duration {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)

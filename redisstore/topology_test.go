@@ -149,7 +149,7 @@ func TestCloseEndsTheQueryOfTheLayout(t *testing.T) {
 		store := over(t, client, redisstore.Options{})
 		clienttest.Use(store, 10*time.Millisecond)
 		if client.at.Load() != 1 {
-			t.Fatal("nobody asks")
+			t.Fatal("there is no query")
 		}
 		closed := time.Now()
 		if err := store.Close(); err != nil || client.at.Load() != 0 {

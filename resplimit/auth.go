@@ -46,8 +46,8 @@ func (c *client) authFailed(f AuthFailure) {
 // defaultUser is the user of an AUTH without a name.
 const defaultUser = "default"
 
-// credentials are the hashes of credentials. A comparison of hashes takes a time that says nothing
-// about a password, not even its length.
+// credentials are the hashes of credentials. A comparison of hashes takes a time that reveals
+// nothing about a password, not even its length.
 type credentials []credential
 
 type credential struct {

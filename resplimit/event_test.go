@@ -111,15 +111,15 @@ func TestAStoreThatFailsIsInTheEvent(t *testing.T) {
 
 func TestADecisionThatCloseEndsIsAbandoned(t *testing.T) {
 	var r record
-	asked := make(chan struct{})
+	started := make(chan struct{})
 	store := penstock.StoreFunc(func(ctx context.Context, _ []penstock.Charge) (penstock.Decision, error) {
-		close(asked)
+		close(started)
 		<-ctx.Done()
 		return penstock.Decision{}, ctx.Err()
 	})
 	s, addr := serve(t, store, nil, Options{Observe: r.observe})
 	connect(t, addr).send(encode("CL.THROTTLE", "a", "1", "1", "60"))
-	<-asked
+	<-started
 	s.Close()
 	r.expect(t, "closed", "cl.throttle/cl.throttle token-bucket a abandoned store error")
 }

@@ -89,7 +89,7 @@ func TestNumbersAreReadAsRedisReadsThem(t *testing.T) {
 	}
 	for _, text := range []string{"", "-", "+1", "01", "-0", "00", " 1", "1 ", "1a", "0x1", "9223372036854775808", "-9223372036854775809", "99999999999999999999"} {
 		if got, ok := parseInt([]byte(text)); ok {
-			t.Errorf("%q is taken for %d; want a refusal", text, got)
+			t.Errorf("%q is parsed as %d; want an error", text, got)
 		}
 	}
 }

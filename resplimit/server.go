@@ -232,7 +232,7 @@ func (s *Server) end(c *client) {
 }
 
 // reject closes a connection. The error fits in the empty buffer of a new socket, so writing it
-// blocks nobody. A TLS connection gets none, because it would need a handshake first.
+// does not block. A TLS connection gets none, because it would need a handshake first.
 func reject(conn net.Conn, isFull bool) {
 	if _, isTLS := conn.(*tls.Conn); isFull && !isTLS {
 		conn.SetWriteDeadline(time.Now().Add(minPause))

@@ -114,8 +114,8 @@ func build(dir string) (string, error) {
 	binary := filepath.Join(dir, "penstock")
 	command := exec.Command("go", "build", "-o", binary, ".")
 	command.Dir = filepath.Join(filepath.Dir(demo.File("go.mod")), "..", "cmd", "penstock")
-	if said, err := command.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building penstock: %w\n%s", err, said)
+	if output, err := command.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building penstock: %w\n%s", err, output)
 	}
 	return binary, nil
 }

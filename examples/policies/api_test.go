@@ -164,41 +164,41 @@ func (w *api) serve(out http.ResponseWriter, r *http.Request) {
 	w.times = append(w.times, time.Now())
 	w.mu.Unlock()
 	time.Sleep(w.takes)
-	asked := r.Context().Value(requestKey{}).(request)
-	for name, value := range asked.answer {
+	req := r.Context().Value(requestKey{}).(request)
+	for name, value := range req.answer {
 		out.Header().Set(name, value)
 	}
-	if asked.status != 0 {
-		out.WriteHeader(asked.status)
+	if req.status != 0 {
+		out.WriteHeader(req.status)
 	}
 }
 
-func (w *api) call(asked request) *httptest.ResponseRecorder {
-	if asked.method == "" {
-		asked.method = "GET"
+func (w *api) call(req request) *httptest.ResponseRecorder {
+	if req.method == "" {
+		req.method = "GET"
 	}
-	if asked.from == "" {
-		asked.from = "192.0.2.1"
+	if req.from == "" {
+		req.from = "192.0.2.1"
 	}
-	r := httptest.NewRequest(asked.method, asked.path, strings.NewReader(asked.body))
-	r.RemoteAddr = asked.from + ":1234"
-	for name, value := range asked.header {
+	r := httptest.NewRequest(req.method, req.path, strings.NewReader(req.body))
+	r.RemoteAddr = req.from + ":1234"
+	for name, value := range req.header {
 		r.Header.Set(name, value)
 	}
 	answer := httptest.NewRecorder()
-	w.handler.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), requestKey{}, asked)))
+	w.handler.ServeHTTP(answer, r.WithContext(context.WithValue(r.Context(), requestKey{}, req)))
 	return answer
 }
 
 // want sends a request several times. All responses must have the status. It returns the last
 // response.
-func (w *api) want(times, status int, asked request) (answer *httptest.ResponseRecorder) {
+func (w *api) want(times, status int, req request) (answer *httptest.ResponseRecorder) {
 	w.t.Helper()
 	for i := range times {
-		answer = w.call(asked)
+		answer = w.call(req)
 		if answer.Code != status {
 			w.t.Fatalf("%s %s from %q with %v, number %d of %d: %d, not %d\n%s",
-				asked.method, asked.path, asked.from, asked.header, i+1, times, answer.Code, status, answer.Body)
+				req.method, req.path, req.from, req.header, i+1, times, answer.Code, status, answer.Body)
 		}
 	}
 	return answer

@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	addr := flag.String("addr", "", "where to go on answering, such as 127.0.0.1:6380")
+	addr := flag.String("addr", "", "address to serve at after the example, such as 127.0.0.1:6380")
 	flag.Parse()
 
 	store := memstore.New(memstore.Options{}) // or a redisstore: then all copies share the limits

@@ -12,8 +12,8 @@ import (
 // connection for the time of a query, and waits if none is free. The backend does not notice that a
 // client has disconnected.
 type backend struct {
-	pool  chan struct{}
-	asked atomic.Int64
+	pool     chan struct{}
+	received atomic.Int64
 }
 
 const (
@@ -25,7 +25,7 @@ const (
 func newBackend() *backend { return &backend{pool: make(chan struct{}, connections)} }
 
 func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	b.asked.Add(1)
+	b.received.Add(1)
 	timer := time.NewTimer(poolTimeout)
 	defer timer.Stop()
 	select {

@@ -46,7 +46,7 @@ func (s *scenario) run(by http.RoundTripper, to *url.URL, service *backend) *res
 		})
 	}
 	<-ctx.Done()
-	result.backend = float64(service.asked.Load()) / s.duration.Seconds()
+	result.backend = float64(service.received.Load()) / s.duration.Seconds()
 	riders.Wait()
 	if t, ok := by.(*http.Transport); ok {
 		t.CloseIdleConnections()

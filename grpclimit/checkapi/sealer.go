@@ -18,8 +18,8 @@ import (
 )
 
 // A ticket is what the id of a reservation or of a hold says. The id is the ticket itself,
-// encrypted and authenticated, so any process with the same secret can read it, and nobody else can
-// write or read one.
+// encrypted and authenticated. Any process with the same secret can read or write one, and no
+// other program can.
 type ticket struct {
 	Name    string         `json:"n"` // unique
 	Expires int64          `json:"e"` // Unix ms

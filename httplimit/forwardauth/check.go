@@ -15,7 +15,7 @@ import (
 // Check rejects rules with limits that need what a Handler never sees: the response, the end of the
 // request, or its body. The error wraps penstock.ErrInvalid, and names each such rule with the
 // reason. Call it when rules are loaded, so that a reload fails as a whole. Rules without trusted
-// proxies may have such limits, because a Handler answers nobody then.
+// proxies may have such limits, because a Handler then rejects all requests.
 func Check(rules *policy.Rules) error {
 	if config, ok := policy.SectionOf[*httplimit.Config](rules); !ok || len(config.TrustedProxies) == 0 {
 		return nil

@@ -207,7 +207,7 @@ func TestRequestsWaitAsLongAsTheServerAsks(t *testing.T) {
 				}
 				client := &Transport{Base: s}
 				mustSend(t, client, "http://a.example/")
-				mustSend(t, client, "http://b.example/") // nobody asked this one to wait
+				mustSend(t, client, "http://b.example/") // this server did not ask for a pause
 				mustSend(t, client, "http://A.example/2")
 				mustSend(t, client, "http://a.example/3")
 				s.wantSent(t, 0, 0, 7*time.Second, 7*time.Second)
@@ -309,8 +309,8 @@ func Test429WithoutATimeBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := &Transport{}
 		for range 5 {
-			if wait, said := client.recordPause("a.example", response(429)); wait != time.Second || !said {
-				t.Errorf("one of five responses pauses for %v, %v; want 1s", wait, said)
+			if wait, isPause := client.recordPause("a.example", response(429)); wait != time.Second || !isPause {
+				t.Errorf("one of five responses pauses for %v, %v; want 1s", wait, isPause)
 			}
 		}
 	})
@@ -368,7 +368,7 @@ func TestRequestThatWouldWaitTooLongIsNotSent(t *testing.T) {
 		if !errors.Is(err, ErrPaused) {
 			t.Errorf("%v; want ErrPaused", err)
 		}
-		if want := "the server asked to wait: another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
+		if want := "the server asked to wait: the pause lasts another 18s, and the request may wait for 5s"; !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}
 
@@ -894,9 +894,9 @@ func FuzzPauseOf(f *testing.F) {
 				h.Set(name, value)
 			}
 		}
-		pause, said := pauseOf(status, h, now)
-		if pause < 0 || pause > 0 && !said {
-			t.Fatalf("%d %v pauses for %v, %v", status, h, pause, said)
+		pause, isPause := pauseOf(status, h, now)
+		if pause < 0 || pause > 0 && !isPause {
+			t.Fatalf("%d %v pauses for %v, %v", status, h, pause, isPause)
 		}
 		if n, err := strconv.ParseUint(retryAfter, 10, 32); err == nil && (status == 429 || status == 503) && pause != time.Duration(n)*time.Second {
 			t.Fatalf("%d %v pauses for %v; want %d s", status, h, pause, n)

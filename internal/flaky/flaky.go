@@ -13,14 +13,14 @@ import (
 // ErrDown is the error of a Store that is down.
 var ErrDown = fmt.Errorf("%w: it is down", penstock.ErrUnavailable)
 
-// A Store asks another one, and can be down: every call then fails with ErrDown.
+// A Store wraps another one, and can be down: every call then fails with ErrDown.
 type Store struct {
 	IsDown       atomic.Bool
 	LosesAnswers atomic.Bool // while it is down, the other store decides nevertheless: only the answer is lost
 
-	store penstock.Store
-	mu    sync.Mutex
-	asked []penstock.Charge // since the last Forget
+	store   penstock.Store
+	mu      sync.Mutex
+	charges []penstock.Charge // since the last Forget
 }
 
 // New returns a Store that is up.
@@ -29,7 +29,7 @@ func New(store penstock.Store) *Store { return &Store{store: store} }
 // Decide implements penstock.Store.
 func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	s.mu.Lock()
-	s.asked = append(s.asked, charges...)
+	s.charges = append(s.charges, charges...)
 	s.mu.Unlock()
 	if !s.IsDown.Load() {
 		return s.store.Decide(ctx, charges)
@@ -40,22 +40,22 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return penstock.Decision{}, ErrDown
 }
 
-// Asked returns the names of the limits of all charges of a mode that it was asked for, also while
+// Asked returns the names of the limits of all charges of a mode that it has received, also while
 // it was down.
 func (s *Store) Asked(mode penstock.Mode) (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i := range s.asked {
-		if c := &s.asked[i]; c.Mode == mode {
+	for i := range s.charges {
+		if c := &s.charges[i]; c.Mode == mode {
 			names = append(names, c.Plan.Name())
 		}
 	}
 	return names
 }
 
-// Forget makes Asked begin anew.
+// Forget clears what Asked returns.
 func (s *Store) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asked = nil
+	s.charges = nil
 }

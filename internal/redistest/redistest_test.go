@@ -281,18 +281,18 @@ func TestCutOnceEndsWithTheFirstLostReply(t *testing.T) {
 			p.CutOnce(stop)
 		}
 	}()
-	asked := 0
-	for err := error(nil); err == nil; asked++ {
+	sent := 0
+	for err := error(nil); err == nil; sent++ {
 		_, err = call("tcp", p.Addr(), answerLimit, "INCR", "n")
 	}
-	through(t, p, int64(asked+1), "INCR", "n") // at once
+	through(t, p, int64(sent+1), "INCR", "n") // at once
 	<-ended
 	if p.Lost() != 1 {
-		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), asked)
+		t.Errorf("%d replies were lost; want the last of %d", p.Lost(), sent)
 	}
 	close(stop)
 	p.CutOnce(stop)
-	through(t, p, int64(asked+2), "INCR", "n")
+	through(t, p, int64(sent+2), "INCR", "n")
 
 	// Of two replies at the same time, one is lost.
 	p.Only("")

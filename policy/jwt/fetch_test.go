@@ -164,7 +164,7 @@ func TestKeysAreReadWhenTheIssuerComesUp(t *testing.T) {
 		}
 		for _, err := range reports {
 			if err == nil || !strings.HasPrefix(err.Error(), "tokens.jwks_url: ") {
-				t.Errorf("told: %v", err)
+				t.Errorf("reported: %v", err)
 			}
 		}
 		p.publish(keptSet(0))
@@ -335,7 +335,7 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 	v.Start(func(err error) { reports <- err })
 	defer v.Close()
 	if err := <-reports; err == nil || accepts(v, keptToken(1)) {
-		t.Fatalf("told %v", err)
+		t.Fatalf("reported %v", err)
 	}
 	up.Store(true)
 	deadline := time.After(time.Minute)
@@ -343,7 +343,7 @@ func TestServerThatStartsLaterIsRead(t *testing.T) {
 		select {
 		case <-reports:
 		case <-deadline:
-			t.Fatal("not believed")
+			t.Fatal("the token is rejected")
 		}
 	}
 }

@@ -317,7 +317,7 @@ func (t Config) wrongAlgorithms() (mistakes []error) {
 	for _, a := range t.Algorithms {
 		switch {
 		case strings.EqualFold(a, "none"):
-			wrong("%q would accept tokens that nobody has signed; remove it", a)
+			wrong("%q would accept tokens without a signature; remove it", a)
 		case isSecretive(a) && t.hasPublicKeys():
 			wrong("%s is signed with a secret, and the keys here are public: any client could sign; remove it", a)
 		case isPublic(a) && t.Secret != "" && !t.hasPublicKeys():

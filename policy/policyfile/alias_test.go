@@ -39,7 +39,7 @@ rules:
 	if err := os.WriteFile("plans.txt", []byte("192.0.2.1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	meant := func(text string) string {
+	describeText := func(text string) string {
 		config, err := Parse("policy.yaml", []byte(text), nil, allSections)
 		if err != nil {
 			t.Fatal(err)
@@ -51,7 +51,7 @@ rules:
 		defer rules.Close()
 		return described(rules.Rules)
 	}
-	if got, want := meant(repeated), meant(written); got != want {
+	if got, want := describeText(repeated), describeText(written); got != want {
 		t.Errorf("the policy with aliases:\n%s\nwithout:\n%s", got, want)
 	}
 }

@@ -1080,7 +1080,7 @@ func TestPipesAreErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Load(pipe, Options{}); err == nil || !strings.Contains(err.Error(), "is not a regular file; write the name of one") {
-		t.Errorf("said %v", err)
+		t.Errorf("the error is %v", err)
 	}
 	for _, text := range []string{
 		"deny: {ip: {file: " + pipe + "}}\n",

@@ -121,7 +121,7 @@ func (config *Config) Compile() (*Policy, error) {
 	return p, nil
 }
 
-// A compiler turns a Config into a Spec. After a mistake it goes on, to find them all.
+// A compiler turns a Config into a Spec. After a mistake it continues, to find them all.
 type compiler struct {
 	*source
 	config     *Config

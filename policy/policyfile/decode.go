@@ -92,7 +92,7 @@ func (s *source) err() error {
 	return s.errs.sorted()
 }
 
-// A decoder fills Go values from YAML. After a mistake it goes on, to find them all.
+// A decoder fills Go values from YAML. After a mistake it continues, to find them all.
 type decoder struct {
 	*source
 	env    func(string) (string, bool)

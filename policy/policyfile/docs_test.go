@@ -105,27 +105,27 @@ func TestConfigurationPageHasAllFields(t *testing.T) {
 	tables := tablesOf(page(t))
 	n := 0
 	for _, s := range structsOfPage {
-		var told []string
+		var listed []string
 		for _, row := range tables[s.head] {
 			if row[0] == "not in the file" {
 				continue
 			}
-			told = append(told, strings.Trim(row[0], "`"))
+			listed = append(listed, strings.Trim(row[0], "`"))
 			if !strings.HasPrefix(row[0], "`") {
 				t.Errorf("the table %q has a row for %s, which is not a field", s.head, row[0])
 			}
 		}
-		slices.Sort(told)
+		slices.Sort(listed)
 		there := slices.Collect(maps.Keys(fieldsOf(s.about)))
 		if s.about == reflect.TypeFor[Config]() {
 			for _, section := range allSections.Sections {
 				there = append(there, section.SectionName())
 			}
 		}
-		if slices.Sort(there); !slices.Equal(told, there) {
-			t.Errorf("docs/configuration.md, the table %q has\n\t%v\nwant\n\t%v", s.head, told, there)
+		if slices.Sort(there); !slices.Equal(listed, there) {
+			t.Errorf("docs/configuration.md, the table %q has\n\t%v\nwant\n\t%v", s.head, listed, there)
 		}
-		n += len(told)
+		n += len(listed)
 	}
 	t.Logf("counted: %d fields in tables of the docs", n)
 }

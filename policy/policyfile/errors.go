@@ -79,7 +79,7 @@ func suggest[T any](name string, known map[string]T) string {
 }
 
 // meant maps words that people often try to the right words.
-var meant = map[string]string{
+var intended = map[string]string{
 	"address": "ip", "ip_address": "ip", "addr": "ip", "client_ip": "ip", "remote_addr": "ip", "source_ip": "ip",
 	"any_of": "first_of", "one_of": "first_of", "everybody": "global", "anyone": "global", "any": "global",
 	"concurrency": "in_flight", "max_in_flight": "in_flight", "parallel": "in_flight", "concurrent": "in_flight",
@@ -89,7 +89,7 @@ var meant = map[string]string{
 }
 
 func suggestOf(name string, known []string) string {
-	if word := meant[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
+	if word := intended[strings.ToLower(name)]; word != "" && slices.Contains(known, word) {
 		return fmt.Sprintf("did you mean %s?", word)
 	}
 	best, least := "", min(max(1, len(name)/3), 3)+1

@@ -32,8 +32,8 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := false
-	var told recorder
-	w, err := watch(path, WatchOptions{Poll: never, Notify: told.notify}, func(path string) (*Policy, error) {
+	var reports recorder
+	w, err := watch(path, WatchOptions{Poll: never, Notify: reports.notify}, func(path string) (*Policy, error) {
 		if broken {
 			return panics(path)
 		}
@@ -45,10 +45,10 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	defer w.Close()
 	broken = true
 	isPanic(t, w.Reload())
-	if versionOf(w) != "first" || len(told.all()) != 1 {
-		t.Fatalf("rules %s are in force, and %d loads were reported", versionOf(w), len(told.all()))
+	if versionOf(w) != "first" || len(reports.all()) != 1 {
+		t.Fatalf("rules %s are in force, and %d loads were reported", versionOf(w), len(reports.all()))
 	}
-	isPanic(t, told.all()[0].Err)
+	isPanic(t, reports.all()[0].Err)
 	broken = false
 	if err := w.Reload(); err != nil {
 		t.Fatalf("the next reload fails: %v", err)

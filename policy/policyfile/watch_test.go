@@ -358,7 +358,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 		replace(t, name, version("v2"))
 		eventually(t, "the change is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 0 })
 		if got := n.outcomes(); !slices.Equal(got, []string{"loaded"}) {
-			t.Errorf("told %q", got)
+			t.Errorf("reported %q", got)
 		}
 	}
 }
@@ -375,12 +375,12 @@ func TestAbsenceIsReportedOnce(t *testing.T) {
 	must(t, os.Remove(name))
 	eventually(t, "ten loads have failed", func() bool { return loads.Load() > 10 })
 	if r := n.all(); len(r) != 1 || !errors.Is(r[0].Err, os.ErrNotExist) || w.Rules() != before {
-		t.Errorf("told %v", r)
+		t.Errorf("reported %v", r)
 	}
 	write(t, name, version("v1")) // the old text, but its return must be reported
 	eventually(t, "the return is reported", func() bool { return len(n.all()) > 1 })
 	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
-		t.Errorf("told %q", got)
+		t.Errorf("reported %q", got)
 	}
 }
 
@@ -442,7 +442,7 @@ func TestFixInAnUnwatchedFileIsLoaded(t *testing.T) {
 	write(t, elsewhere+"/bad.txt", "192.0.2.1\n")
 	eventually(t, "the policy is loaded", func() bool { return versionOf(w) == "v2" && len(n.all()) > 1 })
 	if got := n.outcomes(); !slices.Equal(got, []string{"failed", "loaded"}) {
-		t.Errorf("told %q", got)
+		t.Errorf("reported %q", got)
 	}
 }
 
@@ -630,7 +630,7 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 	}
 	must(t, w.Close())
 	if got := n.outcomes(); len(got) < 3 || got[0] != "loaded" {
-		t.Errorf("told %q", got)
+		t.Errorf("reported %q", got)
 	}
 	if err := w.Reload(); !errors.Is(err, errWatcherClosed) || versionOf(w) != "v2" {
 		t.Errorf("Reload after Close: %v, %s", err, versionOf(w))

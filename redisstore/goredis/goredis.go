@@ -16,7 +16,7 @@ import (
 // failover client or a *redis.Ring. The user closes it. Scripts are sent once, whatever the
 // client's MaxRetries and MaxRedirects are. Its timeouts, pools and hooks stay as they are.
 //
-// If a caller leaves, its call goes on until a timeout of the client ends it (DialTimeout,
+// If a caller leaves, its call continues until a timeout of the client ends it (DialTimeout,
 // ReadTimeout, PoolTimeout), and uses a connection of the pool for as long. ReadTimeout is 3 s by
 // default; 1 s is enough for these scripts.
 func New(client redis.UniversalClient) redisstore.Client { return adapter{client} }

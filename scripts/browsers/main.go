@@ -230,8 +230,8 @@ func (p *pages) visit(dir, target string) ([]string, error) {
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-port=0", "--user-data-dir="+profile,
 		"http://"+p.address+"/")
 	browser.WaitDelay = 5 * time.Second // its children keep the pipe open
-	var said strings.Builder
-	browser.Stderr = &said
+	var output strings.Builder
+	browser.Stderr = &output
 	if err := browser.Start(); err != nil {
 		return nil, err
 	}
@@ -246,7 +246,7 @@ func (p *pages) visit(dir, target string) ([]string, error) {
 		return seen, nil
 	case err := <-ended:
 		ended <- err
-		return nil, fmt.Errorf("chromium ended and reported nothing: %v\n%s", err, said.String())
+		return nil, fmt.Errorf("chromium ended and reported nothing: %v\n%s", err, output.String())
 	}
 }
 

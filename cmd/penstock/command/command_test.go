@@ -370,7 +370,7 @@ func TestLinesOfTheStandardLibraryHaveTheLogFormat(t *testing.T) {
 	}()
 	config := writeFile(t, "rules.yaml", "rules: [{name: a, unlimited: true}]\n")
 	p := startProcess(t, "--demo=false", "--config="+config, "--upstream=http://"+upstream.Addr().String())
-	for said := false; !said; {
+	for found := false; !found; {
 		mustGet(t, "http://"+p.listen+"/")
 		p.Process.Signal(syscall.SIGHUP) // makes it log a last line
 		for p.lines.Scan() {
@@ -378,7 +378,7 @@ func TestLinesOfTheStandardLibraryHaveTheLogFormat(t *testing.T) {
 			if err := json.Unmarshal(p.lines.Bytes(), &line); err != nil || strings.Contains(p.lines.Text(), "SECRET") {
 				t.Fatalf("logged is %s: %v", p.lines.Text(), err)
 			}
-			if said = said || line.Msg == "message of Go's standard library" && line.Level == "WARN"; line.Msg == "policy reloaded" {
+			if found = found || line.Msg == "message of Go's standard library" && line.Level == "WARN"; line.Msg == "policy reloaded" {
 				break
 			}
 		}

@@ -24,7 +24,7 @@ func TestConfigurationPageHasTheSettings(t *testing.T) {
 		t.Fatalf("docs/configuration.md has no table with the head\n%s", head)
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
-	said := strings.Split(strings.TrimSuffix(table, "\n"), "\n")
+	rows := strings.Split(strings.TrimSuffix(table, "\n"), "\n")
 
 	var want []string
 	bounds := 0
@@ -37,7 +37,7 @@ func TestConfigurationPageHasTheSettings(t *testing.T) {
 			want = append(want, "| "+strings.Join(cells, " | ")+" |")
 		}
 	}
-	if strings.Join(said, "\n") != strings.Join(want, "\n") {
+	if strings.Join(rows, "\n") != strings.Join(want, "\n") {
 		t.Errorf("docs/configuration.md: the table of settings should be\n%s%s", head, strings.Join(want, "\n"))
 	}
 	t.Logf("counted: %d settings of the docs, with %d bounds", len(want), bounds)

@@ -245,8 +245,8 @@ func keysOf(t *testing.T, redis *redistest.Server) (keys []string) {
 func TestExplainChargesNothing(t *testing.T) {
 	redis := redistest.Start(t)
 	config := writeFile(t, "rules.yaml", several)
-	const asked = 5
-	for range asked {
+	const requests = 5
+	for range requests {
 		e := explained(t, "--config", config, "--store", redis.URL(), "/api/rides/1")
 		if e.Allowed == nil || !*e.Allowed || *e.Charges[2].Remaining != 10 {
 			t.Errorf("%+v", e)
@@ -263,7 +263,7 @@ func TestExplainChargesNothing(t *testing.T) {
 		}
 		res.Body.Close()
 	}
-	for range asked {
+	for range requests {
 		e := explained(t, "--config", config, "--store", redis.URL(), "--from", "127.0.0.1", "/api/rides/1")
 		var left []int64
 		for _, c := range e.Charges {
@@ -273,7 +273,7 @@ func TestExplainChargesNothing(t *testing.T) {
 			t.Errorf("remaining is %v; want %v", left, want)
 		}
 	}
-	t.Logf("counted: %d explained requests that were not charged", 2*asked)
+	t.Logf("counted: %d explained requests that were not charged", 2*requests)
 }
 
 // A split limit is charged to its shards only; its own key is never written.

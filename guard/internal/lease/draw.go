@@ -63,7 +63,7 @@ func (w *waiters) spendLocked(k *leasedKey, p *pool, now time.Duration, cost int
 }
 
 // removeWaiterLocked ends a caller's wait. What is left of the share after the last caller stays
-// charged and unspent, like a grant to a caller that has gone away.
+// charged and unspent, like a grant to a caller that has left.
 func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 	if w.needs -= cost; w.needs == 0 {
 		k.counts.spent -= w.share

@@ -48,7 +48,7 @@ func Connect(option rueidis.ClientOption, asReply func(error) error) *Connector 
 // Option returns the option for further clients. Their connections end with Close.
 func (c *Connector) Option() rueidis.ClientOption { return c.option }
 
-// Get returns the client, or waits for it until ctx ends. The attempt goes on for later callers.
+// Get returns the client, or waits for it until ctx ends. The attempt continues for later callers.
 func (c *Connector) Get(ctx context.Context) (rueidis.Client, error) {
 	for {
 		if client := c.ready.Load(); client != nil {

@@ -25,7 +25,8 @@ type Calls[S any] interface {
 
 // A Detached client returns from a call when the call's context ends, even if the wrapped client
 // does not. Beyond the deadline, some clients dial a connection, wait for one that others dial, or
-// close one. So calls run on separate goroutines, the workers. A call goes on if its caller leaves.
+// close one. So calls run on separate goroutines, the workers. A call continues if its caller
+// leaves.
 type Detached[S any] struct {
 	next      Calls[S]
 	calls     *background.Group
@@ -42,7 +43,7 @@ func Detach[S any](next Calls[S]) *Detached[S] {
 }
 
 const (
-	// maxAbandoned is how many calls may go on after their callers have left. At this number, no
+	// maxAbandoned is how many calls may continue after their callers have left. At this number, no
 	// further call is sent.
 	maxAbandoned = 1024
 
@@ -50,8 +51,8 @@ const (
 	// would have to grow one in each call.
 	idleFor = 10 * time.Second
 
-	// abandonedFor is how long a call may go on without its caller: long enough to make a connection
-	// that others will use.
+	// abandonedFor is how long a call may continue without its caller: long enough to make a
+	// connection that others will use.
 	abandonedFor = 5 * time.Second
 
 	// overtime is how long a client may wait for a reply beyond the caller's deadline. Meanwhile the
@@ -256,7 +257,7 @@ func (r *runningCall[S]) run(d *Detached[S]) {
 	}
 }
 
-// abandon lets the call go on without its caller, unless it has ended. Its worker ends with it.
+// abandon lets the call continue without its caller, unless it has ended. Its worker ends with it.
 func (r *runningCall[S]) abandon(d *Detached[S], w *worker[S]) bool {
 	d.abandoned.Add(1)
 	if !r.state.CompareAndSwap(running, wasAbandoned) {

@@ -190,7 +190,7 @@ func clusterDown(t *testing.T, suite Suite, c *redistest.Cluster) {
 	}
 	t.Log(found)
 	if found[penstock.ReasonNotReady] == 0 {
-		t.Error("the living node never said CLUSTERDOWN")
+		t.Error("the live node never replied CLUSTERDOWN")
 	}
 }
 

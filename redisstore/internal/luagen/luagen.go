@@ -6,7 +6,7 @@
 //   - storage.lua: reading and writing of stored strings, for single.lua and uniform.lua
 //
 // Harnesses are templates (see template.go). Functions are inlined (see inline.go), because a
-// script defines its functions anew in every call, and to define one costs as much as to run it.
+// script defines its functions again in every call, and to define one costs as much as to run it.
 package luagen
 
 import (

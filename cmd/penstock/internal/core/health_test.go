@@ -96,10 +96,10 @@ var breakerOpen = penstock.NewStoreError(penstock.ReasonBreakerOpen, nil)
 
 func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var asked, up atomic.Int64
+		var calls, up atomic.Int64
 		down := noAnswer(penstock.ReasonUnreachable)
 		c, log := watched(t, func(context.Context) error {
-			if asked.Add(1); up.Load() == 0 {
+			if calls.Add(1); up.Load() == 0 {
 				return down
 			}
 			return nil
@@ -107,7 +107,7 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		up.Store(1)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := asked.Swap(0); n < 59 || n > 61 || c.health.isFailing.Load() {
+		if n := calls.Swap(0); n < 59 || n > 61 || c.health.isFailing.Load() {
 			t.Errorf("%d self-tests in a minute without requests; logged %s", n, log)
 		}
 		up.Store(0)
@@ -121,11 +121,11 @@ func TestOutageAndItsEndAreNoticedWithoutRequests(t *testing.T) {
 		if !c.health.isFailing.Load() || len(log.Lines("level=ERROR", "the store made no decision")) != 1 {
 			t.Errorf("two failed self-tests in a row are not reported: %s", log)
 		}
-		asked.Store(0)
+		calls.Store(0)
 		c.storeFailed(down)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := asked.Load(); n < 59 || n > 61 || !c.health.isFailing.Load() || log.Lines("decides again") != nil {
+		if n := calls.Load(); n < 59 || n > 61 || !c.health.isFailing.Load() || log.Lines("decides again") != nil {
 			t.Errorf("%d self-tests in a minute of outage; logged %s", n, log)
 		}
 		up.Store(1)
@@ -211,7 +211,7 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 			}
 			return n, requests
 		}
-		told := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
+		failOpenLines := func() (n, requests int) { return counted("level=ERROR", "critical=true", line, "rule=search") }
 		ended := func() (n, requests int) {
 			return counted("level=WARN", "requests had passed unlimited", "until=2000-01-01T00:00:34Z")
 		}
@@ -223,29 +223,29 @@ func TestRequestsThatPassUnlimitedAreLoggedAsErrors(t *testing.T) {
 		c.Observe(&admission.Event{Rule: "search", Outcome: admission.ShadowAllowed, Source: penstock.FromOpen})
 		c.Observe(&admission.Event{Rule: "search", Outcome: admission.Allowed, Source: penstock.FromFallback})
 		c.Observe(&admission.Event{Outcome: admission.Unlimited})
-		if n, _ := told(); n != 0 {
+		if n, _ := failOpenLines(); n != 0 {
 			t.Errorf("logged, though no request passes unlimited: %s", log)
 		}
 		pass(1)
-		if n, requests := told(); n != 1 || requests != 1 {
+		if n, requests := failOpenLines(); n != 1 || requests != 1 {
 			t.Errorf("the first was logged in %d lines", n)
 		}
 		for range 35 {
 			pass(100)
 			time.Sleep(time.Second)
 		}
-		if n, requests := told(); n != 4 || requests != 3002 {
+		if n, requests := failOpenLines(); n != 4 || requests != 3002 {
 			t.Errorf("in 35 s, %d lines report %d requests; want 4, with all requests before the last line:\n%s", n, requests, log)
 		}
 		time.Sleep(20 * time.Second)
-		if n, _ := told(); n != 4 {
+		if n, _ := failOpenLines(); n != 4 {
 			t.Errorf("a line was logged as if requests still passed:\n%s", log)
 		}
 		if n, requests := ended(); n != 1 || requests != 3501 || len(log.Lines("critical")) != 4 {
 			t.Errorf("%d lines report the total %d; want 1, 3501:\n%s", n, requests, log)
 		}
 		pass(1)
-		if n, requests := told(); n != 5 || requests != 3003 {
+		if n, requests := failOpenLines(); n != 5 || requests != 3003 {
 			t.Errorf("the next time, %d lines were logged", n)
 		}
 		t.Logf("counted: %d requests without limits, logged in 6 lines", 3502)

@@ -182,8 +182,8 @@ rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s}}, {
 tiers: {a: {method: GET}, b: default}, rules: [{name: a, per: global, limits: [{rate: {a: 1/s, default: "${R:-2/s}"}, burst: {b: 3, a: 10k}}, {in_flight: {a: 1, b: 2}}]}]
 `
 
-// What the schema refuses the compiler refuses, too. Policies are made by putting parts of policies
-// in other places.
+// The compiler rejects everything that the schema rejects. Policies are made by putting parts of
+// policies in other places.
 func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 	var whole []*yaml.Node
 	for _, file := range policies(t) {
@@ -197,7 +197,7 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 			whole = append(whole, n.Content[0])
 		}
 	}
-	byName := make(map[string][]*yaml.Node) // what stands behind a name
+	byName := make(map[string][]*yaml.Node) // the values after each name
 	var keys, values []*yaml.Node
 	for _, n := range whole {
 		collect(n, func(key, value *yaml.Node) {
@@ -205,7 +205,7 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 			keys, values = append(keys, key), append(values, value)
 		})
 	}
-	t.Chdir(filepath.Join(repository, "examples/policies")) // where files are that they name
+	t.Chdir(filepath.Join(repository, "examples/policies")) // the folder of the files that they name
 	s := compiled(t)
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -240,7 +240,7 @@ func TestSchemaRefusesNothingThatCompiles(t *testing.T) {
 		}
 		good++
 		read := valueOf(string(text))
-		delete(read.(map[string]any), "server") // what its texts may be is known to penstock serve only
+		delete(read.(map[string]any), "server") // only penstock serve checks the texts of this section
 		if err := s.Validate(read); err != nil {
 			t.Errorf("seed %d: this compiles:\n%s\n%v", seed, text, err)
 		}
@@ -275,22 +275,22 @@ func clone(n *yaml.Node, depth int) *yaml.Node {
 	return &c
 }
 
-// The schema sees unknown fields and values of the wrong kind. Of what goes beyond, it sees some.
+// The schema rejects unknown fields and values of the wrong kind, and some other mistakes.
 func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 	s := compiled(t)
 	all, refused, form := 0, 0, 0
 	for _, c := range badCases(t) {
 		var n yaml.Node
 		if yaml.Load([]byte(c.text), &n) != nil || len(n.Content) == 0 || c.env != nil || endless(&n, nil) {
-			continue // no editor has a value to compare with a schema, or it cannot know the variables
+			continue // the text is not YAML, or it depends on variables, which an editor does not know
 		}
 		all++
 		if s.Validate(valueOf(c.text)) != nil {
 			refused++
-		} else if formal.MatchString(c.said) && !unseen.MatchString(c.said) {
-			t.Errorf("%s: %s: the schema accepts this, of which is said\n%s", c.file, c.name, c.said)
+		} else if formal.MatchString(c.messages) && !unseen.MatchString(c.messages) {
+			t.Errorf("%s: %s: the schema accepts this, and the compiler reports\n%s", c.file, c.name, c.messages)
 		}
-		if formal.MatchString(c.said) {
+		if formal.MatchString(c.messages) {
 			form++
 		}
 	}
@@ -300,7 +300,7 @@ func TestSchemaRefusesUnknownFieldsAndWrongTypes(t *testing.T) {
 	t.Logf("counted: %d bad configurations refused by the schema (of %d that are YAML; %d have a mistake of form)", refused, all, form)
 }
 
-// endless tells whether an alias stands within what it names.
+// endless tells whether an alias is inside its own anchor.
 func endless(n *yaml.Node, within []*yaml.Node) bool {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -321,12 +321,12 @@ var (
 )
 
 type badCase struct {
-	file, name, text, said string
-	env                    []string
+	file, name, text, messages string
+	env                        []string
 }
 
-// badCases are the configurations of policy/policyfile/testdata/bad; its test says how they are
-// written.
+// badCases are the configurations of policy/policyfile/testdata/bad. badconfig_test.go there
+// describes the form.
 func badCases(t *testing.T) (list []badCase) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(repository, "policy/policyfile/testdata/bad/*.txt"))
@@ -343,18 +343,18 @@ func badCases(t *testing.T) (list []badCase) {
 					c.env = append(c.env, line)
 				}
 			}
-			c.text, c.said, _ = strings.Cut(rest, "\n----\n")
+			c.text, c.messages, _ = strings.Cut(rest, "\n----\n")
 			list = append(list, c)
 		}
 	}
 	return list
 }
 
-// Words and bounds of the schema are those of the compiler: it is asked about each, and what it
-// says of others lists the same.
+// Words and bounds of the schema are those of the compiler. Each is compiled, and the error
+// messages about other words list the same ones.
 func TestWordsAreTheCompilers(t *testing.T) {
 	s := compiled(t)
-	asked := 0
+	compared := 0
 	for _, row := range []struct{ path, policy string }{
 		{"apply", "{apply: %s, " + oneRule},
 		{"on_failure", "{on_failure: %s, " + oneRule},
@@ -382,7 +382,7 @@ func TestWordsAreTheCompilers(t *testing.T) {
 		})
 		slices.Sort(known)
 		known = slices.Compact(known)
-		asked += len(known)
+		compared += len(known)
 		for _, word := range known {
 			if err := compile(fmt.Sprintf(row.policy, word)); err != nil && !strings.Contains(err.Error(), "the keys here are public") {
 				t.Errorf("%s: the schema knows %q, and the compiler says %v", row.path, word, err)
@@ -393,20 +393,20 @@ func TestWordsAreTheCompilers(t *testing.T) {
 			t.Fatalf("%s: every word is accepted", row.path)
 		}
 		_, there, _ := strings.Cut(err.Error(), "; ")
-		told := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(there), -1)
-		slices.Sort(told)
-		if !slices.Equal(told, known) {
-			t.Errorf("%s: the schema knows %q, and the compiler %q", row.path, known, told)
+		listed := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(there), -1)
+		slices.Sort(listed)
+		if !slices.Equal(listed, known) {
+			t.Errorf("%s: the schema knows %q, and the compiler %q", row.path, known, listed)
 		}
 	}
-	t.Logf("counted: %d words of the schema known to the compiler", asked)
+	t.Logf("counted: %d words of the schema known to the compiler", compared)
 }
 
 const oneRule = "rules: [{name: a, per: global, limits: [{rate: 10/s}]}]}"
 
 func TestBoundsAreTheCompilers(t *testing.T) {
 	s := compiled(t)
-	asked := 0
+	compared := 0
 	for _, row := range []struct{ path, policy string }{
 		{"http.ipv4_prefix", "{http: {ipv4_prefix: %d}, " + oneRule},
 		{"http.ipv6_prefix", "{http: {ipv6_prefix: %d}, " + oneRule},
@@ -442,12 +442,12 @@ func TestBoundsAreTheCompilers(t *testing.T) {
 		if bounds == 0 {
 			t.Errorf("%s has no bounds", row.path)
 		}
-		asked += bounds
+		compared += bounds
 	}
-	t.Logf("counted: %d numbers at the bounds of the schema", asked)
+	t.Logf("counted: %d numbers at the bounds of the schema", compared)
 }
 
-// walk visits a schema and all that may stand in its place.
+// walk visits a schema and all of its alternatives.
 func walk(s *jsonschema.Schema, visit func(*jsonschema.Schema)) {
 	if s == nil {
 		return
