@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"log"
@@ -26,6 +27,7 @@ import (
 
 // A recipe is a proxy with its configuration.
 type recipe struct {
+	name    string // of the recipe; default: the program
 	program string
 	files   []string
 	args    func(dir, address string) []string
@@ -34,6 +36,8 @@ type recipe struct {
 	showsLimits bool                     // of allowed requests
 	away, hung  string                   // the status while Penstock is killed, and while it hangs
 	open        func(text string) string // lets requests pass then, as the recipe's comments say; nil: the proxy cannot
+	staysClosed bool                     // on_failure: closed denies requests even if failures pass
+	checks      func(*row)               // of this recipe alone, while the store answers; nil: none
 }
 
 var recipes = []recipe{
@@ -80,10 +84,43 @@ var recipes = []recipe{
 		open: func(text string) string {
 			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
 		},
-		args: func(dir, _ string) []string {
-			return []string{"-c", dir + "/envoy.yaml", "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"}
-		},
+		args: envoyArgs("envoy.yaml"),
 	},
+	{
+		name: "envoy by gRPC", program: "envoy", files: []string{"envoy-grpc.yaml"}, showsLimits: true, away: "503", hung: "503",
+		open: func(text string) string {
+			return strings.Replace(text, "failure_mode_allow: false", "failure_mode_allow: true", 1)
+		},
+		args:        envoyArgs("envoy-grpc.yaml"),
+		staysClosed: true,
+		checks:      checkContextExtensions,
+	},
+}
+
+func envoyArgs(file string) func(dir, _ string) []string {
+	return func(dir, _ string) []string {
+		return []string{"-c", dir + "/" + file, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"}
+	}
+}
+
+// title names the recipe.
+func (r *recipe) title() string { return cmp.Or(r.name, r.program) }
+
+// key is a part of the keys of the recipe's clients.
+func (r *recipe) key() string { return strings.ReplaceAll(r.title(), " ", "-") }
+
+// checkContextExtensions checks that a rule applies to the route that names it, and that clients
+// cannot name it.
+func checkContextExtensions(r *row) {
+	for _, c := range []struct {
+		path, want string
+		header     []string
+	}{
+		{"/trial/a", "200", nil}, {"/trial/b", "429", nil}, {"/free", "200", []string{"X-Context-Plan", "trial"}}, {"/trial", "429", []string{"X-Context-Plan", "paid"}},
+	} {
+		a := r.send("GET", c.path, "shop.example", c.header...)
+		r.expect(a.status == c.want, "%s got %s; want %s", a.request, a.status, c.want)
+	}
 }
 
 const policy = `
@@ -94,6 +131,7 @@ rules:
   - {name: address, match: {path: /address}, per: ip, limits: [{rate: 2/h}]}
   - {name: token, match: {path: /token}, per: {key: query token}, limits: [{rate: 1/h}]}
   - {name: open, match: {path: /open}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: open}]}
+  - {name: trial, match: {header X-Context-Plan: trial}, per: ip, limits: [{rate: 1/h}]}
   - {name: closed, match: {path: /closed}, per: {key: header X-Api-Key}, limits: [{rate: 1000/h, on_failure: closed}]}
 `
 
@@ -111,14 +149,14 @@ func ownAddresses() (list string, err error) {
 }
 
 // penstockCommand is the service, built from its sources.
-func penstockCommand(dir, address, config, store string) (*exec.Cmd, error) {
+func penstockCommand(dir, address, grpc, config, store string) (*exec.Cmd, error) {
 	program := filepath.Join(dir, "penstock")
 	build := exec.Command("go", "build", "-o", program, ".")
 	build.Dir = filepath.Join("..", "cmd", "penstock") // from scripts
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build %s: %w\n%s", build.Dir, err, out)
 	}
-	return exec.Command(program, "serve", "--api", address, "--admin-listen", "off", "--config", config, "--store", store), nil
+	return exec.Command(program, "serve", "--api", address, "--grpc", grpc, "--admin-listen", "off", "--config", config, "--store", store), nil
 }
 
 func main() {
@@ -146,8 +184,8 @@ func run(recipesDir, proxiesDir string, names []string) error {
 		return err
 	}
 	defer redis.Close()
-	address := freeAddress()
-	penstock, err := startPenstock(dir, address, redis.URL())
+	address, grpc := freeAddress(), freeAddress()
+	penstock, err := startPenstock(dir, address, grpc, redis.URL())
 	if err != nil {
 		return err
 	}
@@ -155,7 +193,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	if err := checkStranger(address); err != nil {
 		return err
 	}
-	rows, err := startRows(dir, recipesDir, proxiesDir, address, names)
+	rows, err := startRows(dir, recipesDir, proxiesDir, services{address, grpc}, names)
 	defer func() {
 		for _, r := range rows {
 			r.end()
@@ -200,7 +238,7 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	return show(rows)
 }
 
-func startPenstock(dir, address, store string) (*process, error) {
+func startPenstock(dir, address, grpc, store string) (*process, error) {
 	trusted, err := ownAddresses()
 	if err != nil {
 		return nil, err
@@ -209,16 +247,19 @@ func startPenstock(dir, address, store string) (*process, error) {
 	if err := os.WriteFile(config, fmt.Appendf(nil, policy, trusted), 0o600); err != nil {
 		return nil, err
 	}
-	cmd, err := penstockCommand(dir, address, config, store)
+	cmd, err := penstockCommand(dir, address, grpc, config, store)
 	if err != nil {
 		return nil, err
 	}
 	return start(dir, "penstock", address, cmd)
 }
 
+// services are the addresses of Penstock.
+type services struct{ api, grpc string }
+
 // startRows starts the named proxies that are installed, each with an application. It returns
 // also after an error what it has started.
-func startRows(dir, recipesDir, proxiesDir, penstock string, names []string) (rows []*row, err error) {
+func startRows(dir, recipesDir, proxiesDir string, penstock services, names []string) (rows []*row, err error) {
 	app, err := startApp()
 	if err != nil {
 		return nil, err
@@ -311,7 +352,7 @@ func show(rows []*row) error {
 	fmt.Fprintln(w, "\t\t\t\t\topen\tclosed\topen\tclosed\trefused\tdefault\topened\tdefault\topened")
 	var failures []string
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.program, r.passed, r.denied, r.retryAfter, r.limits,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%s\t%s\t%s\t%s\n", r.recipe.title(), r.passed, r.denied, r.retryAfter, r.limits,
 			r.killedOpen, r.killedClosed, r.hangingOpen, r.hangingClosed, r.forged, r.forgedAll, r.hung, r.hungOpened, r.away, r.awayOpened)
 		failures = append(failures, r.failures...)
 	}

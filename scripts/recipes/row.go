@@ -53,8 +53,8 @@ func (r *row) end() {
 }
 
 // start runs the proxy with its recipe, in which only addresses differ.
-func (r *row) start(dir, recipesDir, program, penstock string) error {
-	name := r.recipe.program
+func (r *row) start(dir, recipesDir, program string, penstock services) error {
+	name := r.recipe.key()
 	if r.isOpen {
 		name += "-open"
 	}
@@ -63,7 +63,7 @@ func (r *row) start(dir, recipesDir, program, penstock string) error {
 		return err
 	}
 	addresses := func(text string) string {
-		for of, to := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": penstock} {
+		for of, to := range map[string]string{"8080": r.address, "3000": r.app.address, "8181": penstock.api, "8081": penstock.grpc} {
 			_, port, _ := net.SplitHostPort(to)
 			text = strings.NewReplacer("127.0.0.1:"+of, to, "//:"+of, "//:"+port, "port_value: "+of, "port_value: "+port).Replace(text)
 		}
@@ -98,7 +98,7 @@ func (r *row) start(dir, recipesDir, program, penstock string) error {
 	}
 	// Traefik listens before it has read its routes.
 	var last answer
-	err = await(r.recipe.program+" routes nothing", func() bool {
+	err = await(r.recipe.title()+" routes nothing", func() bool {
 		last = r.send("GET", "/free", "shop.example")
 		return last.body == "app GET /free "
 	})
@@ -115,6 +115,9 @@ func (r *row) whileUp() {
 	r.checkAddresses()
 	r.expect(r.forged == r.forgedAll, "%d of %d forged requests are refused", r.forged, r.forgedAll)
 	r.checkOthers()
+	if r.recipe.checks != nil {
+		r.recipe.checks(r)
+	}
 	if r.opened != nil {
 		r.checkOpened()
 	}
@@ -122,7 +125,7 @@ func (r *row) whileUp() {
 
 // post sends a request that the rule shop limits under the row's own key.
 func (r *row) post(path string, header ...string) answer {
-	return r.send("POST", path, "shop.example", append([]string{"X-Api-Key", "a-" + r.recipe.program}, header...)...)
+	return r.send("POST", path, "shop.example", append([]string{"X-Api-Key", "a-" + r.recipe.key()}, header...)...)
 }
 
 // checkLimit uses up the limit of the row's key.
@@ -191,13 +194,13 @@ func (r *row) checkAddresses() {
 
 // checkOthers sends requests that are limited under another key, and requests that are not limited.
 func (r *row) checkOthers() {
-	token := "/token?token=" + r.recipe.program
+	token := "/token?token=" + r.recipe.key()
 	for _, c := range []struct {
 		what, want string
 		isLimited  bool
 		got        answer
 	}{
-		{"a client with another key", "200", true, r.post("/api/things", "X-Api-Key", "b-"+r.recipe.program)},
+		{"a client with another key", "200", true, r.post("/api/things", "X-Api-Key", "b-"+r.recipe.key())},
 		{"a token", "200", true, r.send("GET", token, "shop.example")},
 		{"the same token", "429", true, r.send("GET", token, "shop.example")},
 		{"another token", "200", true, r.send("GET", token+"-b", "shop.example")},
@@ -212,7 +215,7 @@ func (r *row) checkOthers() {
 		r.expect(c.isLimited || c.got.header["Ratelimit"] == nil, "%s got RateLimit %q", c.what, c.got.header["Ratelimit"])
 	}
 	for what, body := range map[string]io.Reader{"with its length": strings.NewReader("hello"), "without its length": io.MultiReader(strings.NewReader("hello"))} {
-		a := r.sendBody("PUT", "/api/things", "shop.example", body, "X-Api-Key", "b-"+r.recipe.program)
+		a := r.sendBody("PUT", "/api/things", "shop.example", body, "X-Api-Key", "b-"+r.recipe.key())
 		r.expect(a.body == "app PUT /api/things hello", "a body %s: %+v", what, a)
 	}
 }
@@ -250,6 +253,10 @@ func (r *row) withoutStore() (open, closed string) {
 	r.expect(a.status == "200" && a.header["Ratelimit"] == nil, "without the store, on_failure: open got %s with RateLimit %q", a.status, a.header["Ratelimit"])
 	b := r.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
 	r.expect(b.status == "503", "without the store, on_failure: closed got %s; want 503", b.status)
+	if r.recipe.staysClosed {
+		c := r.opened.send("GET", "/closed", "shop.example", "X-Api-Key", "k")
+		r.expect(c.status == "503", "opened: without the store, on_failure: closed got %s; want 503", c.status)
+	}
 	return a.status, b.status
 }
 
@@ -267,7 +274,7 @@ func (r *row) withoutPenstock(want string) (status, opened string) {
 
 func (r *row) expect(holds bool, format string, args ...any) {
 	if !holds {
-		r.failures = append(r.failures, r.recipe.program+": "+fmt.Sprintf(format, args...))
+		r.failures = append(r.failures, r.recipe.title()+": "+fmt.Sprintf(format, args...))
 	}
 }
 
