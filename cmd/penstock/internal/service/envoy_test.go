@@ -46,12 +46,18 @@ func envoyFolder(t *testing.T, content string) string {
 
 func TestEnvoyAsksOverGRPCAndJSON(t *testing.T) {
 	for name, store := range map[string]string{"memory": "memory", "redis": redistest.Start(t).URL()} {
-		t.Run(name, func(t *testing.T) { envoyAsks(t, store) })
+		t.Run(name, func(t *testing.T) {
+			withBothGRPCServers(t, func(t *testing.T, server string) {
+				prefix := name + server // the two share no counter
+				envoyAsks(t, map[string]string{"store": store, "prefix": prefix, "grpc-server": server})
+			})
+		})
 	}
 }
 
-func envoyAsks(t *testing.T, store string) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "store": store, "envoy-config": envoyFolder(t, envoyLimits)})
+func envoyAsks(t *testing.T, more map[string]string) {
+	store := more["store"]
+	r := start(t, nil, map[string]string{"store": store, "prefix": more["prefix"], "grpc-server": more["grpc-server"], "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "envoy-config": envoyFolder(t, envoyLimits)})
 	conn := r.grpcClient(nil)
 	client := rlsv3.NewRateLimitServiceClient(conn)
 	for i, want := range []rlsv3.RateLimitResponse_Code{rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OK, rlsv3.RateLimitResponse_OVER_LIMIT} {
@@ -119,9 +125,11 @@ func TestEnvoysLimitsReload(t *testing.T) {
 	}
 }
 
-func TestEnvoyNeedsTheToken(t *testing.T) {
+func TestEnvoyNeedsTheToken(t *testing.T) { withBothGRPCServers(t, testEnvoyNeedsTheToken) }
+
+func testEnvoyNeedsTheToken(t *testing.T, server string) {
 	const token = "0123456789abcdef"
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "caller-token": token, "envoy-config": envoyFolder(t, envoyLimits)})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	if _, err := client.ShouldRateLimit(patient(t), envoyRequest("a")); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a token it is %v", err)

@@ -84,8 +84,16 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		grpc.UnaryInterceptor(calls.unary),
 		grpc.StreamInterceptor(calls.stream),
 	}
+	var authenticate authenticator
 	if len(s.Settings.CallerToken) > 0 {
-		options = append(options, grpc.InTapHandle(calls.authenticator(s.Settings.CallerToken, s.Settings.OperatorToken)))
+		authenticate = calls.authenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
+		options = append(options, grpc.InTapHandle(func(ctx context.Context, info *tap.Info) (context.Context, error) {
+			var address net.Addr
+			if p, ok := peer.FromContext(ctx); ok {
+				address = p.Addr
+			}
+			return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
+		}))
 	}
 	if config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
@@ -116,6 +124,9 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	}
 	made := &server{name: l.Name, announceEnd: state.Shutdown}
 	calls.counts = s.metrics.GRPC(append(names, healthService), allCodes, func() int { return made.listener.connections() })
+	if s.Settings.GRPCServer == settings.GRPCFast {
+		return made, s.serveFast(made, grpcServer, calls, authenticate, config)
+	}
 	drained := sync.OnceValue(func() <-chan struct{} {
 		done := make(chan struct{})
 		go func() { // it ends after stop at the latest
@@ -146,9 +157,13 @@ type grpcCalls struct {
 	ending  chan struct{} // closed when the server shuts down
 }
 
-// authenticator returns a function that refuses a call without one of the tokens, before its
-// message is read. An operator may call what callers may. Empty tokens do not count.
-func (c *grpcCalls) authenticator(tokens ...[]byte) tap.ServerInHandle {
+// An authenticator refuses a call of a method, by the values of its header authorization. It is
+// asked before the message is read.
+type authenticator func(method string, authorization []string, client net.Addr) error
+
+// authenticator returns one that wants one of the tokens. An operator may call what callers may.
+// Empty tokens do not count.
+func (c *grpcCalls) authenticator(tokens ...[]byte) authenticator {
 	var wanted [][sha256.Size]byte // hashes have one length, so a comparison takes one time
 	for _, token := range tokens {
 		if len(token) > 0 {
@@ -156,14 +171,13 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) tap.ServerInHandle {
 		}
 	}
 	refused := c.refused()
-	return func(ctx context.Context, info *tap.Info) (context.Context, error) {
-		if serviceName(info.FullMethodName) == healthService {
-			return ctx, nil
+	return func(method string, values []string, client net.Addr) error {
+		if serviceName(method) == healthService {
+			return nil
 		}
-		values := info.Header.Get("authorization")
 		if len(values) == 0 {
-			refused(ctx, "no_token")
-			return nil, status.Error(codes.Unauthenticated, "there is no token; send caller_token as metadata: authorization: Bearer TOKEN")
+			refused(client, "no_token")
+			return status.Error(codes.Unauthenticated, "there is no token; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		scheme, text, _ := strings.Cut(values[0], " ")
 		got, isRight := sha256.Sum256([]byte(text)), 0
@@ -171,24 +185,24 @@ func (c *grpcCalls) authenticator(tokens ...[]byte) tap.ServerInHandle {
 			isRight |= subtle.ConstantTimeCompare(got[:], wanted[i][:])
 		}
 		if len(values) > 1 || !strings.EqualFold(scheme, "Bearer") || isRight == 0 {
-			refused(ctx, "wrong_token")
-			return nil, status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
+			refused(client, "wrong_token")
+			return status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
-		return ctx, nil
+		return nil
 	}
 }
 
 // refused returns a function that counts calls that are refused for their token, and logs each
 // reason at most every ten seconds.
-func (c *grpcCalls) refused() func(ctx context.Context, reason string) {
+func (c *grpcCalls) refused() func(client net.Addr, reason string) {
 	lines := make(map[string]*logthrottle.Line)
 	for _, reason := range metrics.GRPCFailures {
 		lines[reason] = &logthrottle.Line{Every: 10 * time.Second}
 	}
-	return func(ctx context.Context, reason string) {
+	return func(client net.Addr, reason string) {
 		c.counts.AuthFailed(reason)
-		if p, ok := peer.FromContext(ctx); ok {
-			c.service.Log.Debug("a gRPC client was refused", "reason", reason, "client", p.Addr.String())
+		if client != nil {
+			c.service.Log.Debug("a gRPC client was refused", "reason", reason, "client", client.String())
 		}
 		if skipped, isDue := lines[reason].Due(); isDue {
 			c.service.Log.Warn("a gRPC client did not send the right caller_token, and is refused", "reason", reason, "unlogged", skipped)

@@ -18,6 +18,8 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/penstock/penstock/cmd/penstock/internal/settings"
 )
 
 // An echo is a service for tests: it answers what its function returns.
@@ -63,6 +65,13 @@ func (r *running) grpcClient(config *tls.Config, options ...grpc.DialOption) *gr
 	return conn
 }
 
+// withBothGRPCServers runs a test with each setting of grpc-server.
+func withBothGRPCServers(t *testing.T, test func(t *testing.T, server string)) {
+	for _, server := range []string{settings.GRPCFast, settings.GRPCStandard} {
+		t.Run(server, func(t *testing.T) { test(t, server) })
+	}
+}
+
 // patient is a context for one call.
 func patient(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -79,7 +88,11 @@ func say(ctx context.Context, conn *grpc.ClientConn, text string) (string, error
 func loud(_ context.Context, text string) (string, error) { return strings.ToUpper(text), nil }
 
 func TestHealthAndReflectionOverGRPC(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, serving(loud))
+	withBothGRPCServers(t, testHealthAndReflectionOverGRPC)
+}
+
+func testHealthAndReflectionOverGRPC(t *testing.T, server string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(loud))
 	conn := r.grpcClient(nil)
 	for name, want := range map[string]codes.Code{"": codes.OK, "penstock.test.Echo": codes.OK, "nobody": codes.NotFound} {
 		answer, err := healthpb.NewHealthClient(conn).Check(patient(t), &healthpb.HealthCheckRequest{Service: name})
@@ -106,17 +119,21 @@ func TestHealthAndReflectionOverGRPC(t *testing.T) {
 	}
 }
 
-func TestGRPCOverUnixSocket(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, serving(loud))
+func TestGRPCOverUnixSocket(t *testing.T) { withBothGRPCServers(t, testGRPCOverUnixSocket) }
+
+func testGRPCOverUnixSocket(t *testing.T, server string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "unix:" + filepath.Join(t.TempDir(), "grpc.sock")}, serving(loud))
 	if answer, err := say(patient(t), r.grpcClient(nil), "hello"); answer != "HELLO" {
 		t.Errorf("%q, %v", answer, err)
 	}
 }
 
-func TestGRPCCallsNeedTheToken(t *testing.T) {
+func TestGRPCCallsNeedTheToken(t *testing.T) { withBothGRPCServers(t, testGRPCCallsNeedTheToken) }
+
+func testGRPCCallsNeedTheToken(t *testing.T, server string) {
 	const token = "0123456789abcdef"
 	decided := 0
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "caller-token": token}, serving(func(context.Context, string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "caller-token": token}, serving(func(context.Context, string) (string, error) {
 		decided++
 		return "", nil
 	}))
@@ -178,8 +195,10 @@ func TestGRPCCallersNeedACertificate(t *testing.T) {
 	}
 }
 
-func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, serving(func(_ context.Context, text string) (string, error) {
+func TestPanicEndsOneGRPCCallOnly(t *testing.T) { withBothGRPCServers(t, testPanicEndsOneGRPCCallOnly) }
+
+func testPanicEndsOneGRPCCallOnly(t *testing.T, server string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(func(_ context.Context, text string) (string, error) {
 		if text == "panic" {
 			panic("no such limit")
 		}
@@ -203,7 +222,11 @@ func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
 }
 
 func TestLargeGRPCMessagesAreRefused(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, serving(loud))
+	withBothGRPCServers(t, testLargeGRPCMessagesAreRefused)
+}
+
+func testLargeGRPCMessagesAreRefused(t *testing.T, server string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0"}, serving(loud))
 	conn := r.grpcClient(nil)
 	if _, err := say(patient(t), conn, strings.Repeat("x", maxQuestion)); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a message above the limit: %v", err)
@@ -219,9 +242,11 @@ func TestLargeGRPCMessagesAreRefused(t *testing.T) {
 
 // Calls in flight end before the service does. Health checks report the end at once, and neither
 // they nor reflection keep the service from stopping.
-func TestGRPCCallsAreDrained(t *testing.T) {
+func TestGRPCCallsAreDrained(t *testing.T) { withBothGRPCServers(t, testGRPCCallsAreDrained) }
+
+func testGRPCCallsAreDrained(t *testing.T, server string) {
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "drain-timeout": "1m"}, serving(func(context.Context, string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "1m"}, serving(func(context.Context, string) (string, error) {
 		close(entered)
 		<-leave
 		return "done", nil
@@ -283,8 +308,12 @@ func TestGRPCCallsAreDrained(t *testing.T) {
 
 // A call that does not end is cut off at the drain timeout.
 func TestGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T) {
+	withBothGRPCServers(t, testGRPCCallIsCutOffAtTheDrainTimeout)
+}
+
+func testGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T, server string) {
 	entered := make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, serving(func(ctx context.Context, _ string) (string, error) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "drain-timeout": "10ms"}, serving(func(ctx context.Context, _ string) (string, error) {
 		close(entered)
 		<-ctx.Done()
 		return "", ctx.Err()
@@ -303,7 +332,11 @@ func TestGRPCCallIsCutOffAtTheDrainTimeout(t *testing.T) {
 }
 
 func TestConnectedGRPCClientsAreCounted(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "max-connections": "3"})
+	withBothGRPCServers(t, testConnectedGRPCClientsAreCounted)
+}
+
+func testConnectedGRPCClientsAreCounted(t *testing.T, server string) {
+	r := start(t, nil, map[string]string{"grpc-server": server, "grpc": "127.0.0.1:0", "max-connections": "3"})
 	const series = "rate_limiter_grpc_connections"
 	var conns []net.Conn
 	for range 3 {

@@ -25,6 +25,7 @@ type Section struct {
 	MinInstances           *int64 `yaml:"min_instances" jsonschema:"Smallest number of instances, which share the limits while the store is down; default 1."`
 	API                    string `yaml:"api" jsonschema:"Host:port, or unix:/path, where programs ask in JSON, and other proxies by forward-auth; default none."`
 	GRPC                   string `yaml:"grpc" jsonschema:"Host:port, or unix:/path, where gRPC clients ask; default none."`
+	GRPCServer             string `yaml:"grpc_server" jsonschema:"Fast or standard; default fast."`
 	RESP                   string `yaml:"resp" jsonschema:"Host:port, or unix:/path, where Redis clients ask; default none."`
 	EnvoyConfig            string `yaml:"envoy_config" jsonschema:"Folder with files of envoyproxy/ratelimit; default none."`
 	EnvoyMode              string `yaml:"envoy_mode" jsonschema:"Atomic or exact; default atomic."`

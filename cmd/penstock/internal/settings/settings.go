@@ -45,6 +45,8 @@ type Settings struct {
 	AllowOpenCallers, AllowStatedLimits         bool
 	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
 
+	GRPCServer string // GRPCFast or GRPCStandard
+
 	EnvoyConfig                                                       string // a folder; "" is off
 	EnvoyMode, EnvoyAlgorithm, EnvoyOnFailure, EnvoyHeaders           string
 	EnvoyMetadata, EnvoyShadowMode, EnvoyQuotaMode, EnvoyMergeDomains bool
@@ -212,3 +214,9 @@ func (s *Settings) checkListeners(wrong func(name, format string, args ...any)) 
 		}
 	}
 }
+
+// The values of GRPCServer.
+const (
+	GRPCFast     = "fast"
+	GRPCStandard = "standard"
+)

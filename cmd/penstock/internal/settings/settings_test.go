@@ -31,6 +31,7 @@ var samples = map[string][3]string{
 
 	"api":                 {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"grpc":                {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
+	"grpc-server":         {"standard", "fast", "standard"},
 	"resp":                {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"envoy-config":        {"a", "b/c", "/d"},
 	"envoy-mode":          {"exact", "atomic", "exact"},

@@ -70,6 +70,8 @@ var Table = []Row{
 		Help: "address where programs ask in JSON, and other proxies by forward-auth, whether a request may pass; host:port or unix:/path/of.sock"},
 	{Name: "grpc", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.GRPC })),
 		Help: "address where gRPC clients ask; host:port or unix:/path/of.sock"},
+	{Name: "grpc-server", Default: GRPCFast, Value: GRPCFast + "|" + GRPCStandard, set: choice(func(s *Settings) *string { return &s.GRPCServer }, GRPCFast, GRPCStandard),
+		Help: "what serves HTTP/2 at grpc: fast answers Envoy's rate limit service at a fraction of the cost, standard is grpc-go's server for all calls"},
 	{Name: "resp", Value: "host:port", set: optional(callerAddress(func(s *Settings) *string { return &s.RESP })),
 		Help: "address where Redis clients ask, as by CL.THROTTLE; host:port or unix:/path/of.sock"},
 	{Name: "envoy-config", Value: "folder", set: text(func(s *Settings) *string { return &s.EnvoyConfig }),

@@ -1,0 +1,78 @@
+package service
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+
+	"github.com/penstock/penstock/grpclimit/envoyrls"
+	"github.com/penstock/penstock/grpclimit/fastgrpc"
+)
+
+// serveFast serves a gRPC listener by package fastgrpc: Envoy's rate limit service by itself, all
+// else by grpc-go.
+func (s *service) serveFast(made *server, grpcServer *grpc.Server, calls *grpcCalls, authenticate authenticator, config *tls.Config) error {
+	o := fastgrpc.Options{
+		Methods: make(map[string]fastgrpc.Handler), Fallback: grpcServer,
+		MaxConnections: int(s.Settings.MaxConnections), // the listener has a lower bound
+		MaxStreams:     maxStreams, MaxMessage: maxQuestion, MaxHeaderList: int(s.Settings.MaxHeader),
+		IdleTimeout: s.Settings.IdleTimeout, ReadTimeout: s.Settings.HeaderTimeout, WriteTimeout: s.Settings.StallTimeout, KeepAlive: s.Settings.StallTimeout,
+		MaxAge: maxConnectionAge, MaxAgeGrace: maxConnectionAgeGrace,
+	}
+	if s.Settings.Store == "" {
+		o.Parallel = 1 // there are no round trips to save
+	}
+	if authenticate != nil {
+		o.Authorize = func(c fastgrpc.Caller) error { return authenticate(c.Method, c.Authorization, c.Addr) }
+	}
+	if s.envoy != nil {
+		engine := s.envoy.engine
+		o.Methods[envoyrls.Method] = calls.counted(envoyrls.Method, func(ctx context.Context, call *fastgrpc.Call) (err error) {
+			call.Response, err = engine.DecideMessage(ctx, call.Request, call.Response)
+			return err
+		})
+	}
+	fast, err := fastgrpc.New(o)
+	if err != nil {
+		return err
+	}
+	made.serve = func(l net.Listener) error {
+		if config != nil {
+			config = config.Clone()
+			config.NextProtos = append(slices.Clone(config.NextProtos), "h2")
+			l = tls.NewListener(l, config)
+		}
+		if err := fast.Serve(l); !errors.Is(err, fastgrpc.ErrServerClosed) {
+			return err
+		}
+		return nil
+	}
+	end := sync.OnceFunc(func() { close(calls.ending) })
+	made.shutdown = func(ctx context.Context) {
+		end()
+		fast.Shutdown(ctx)
+	}
+	made.stop = func() {
+		end()
+		fast.Close()
+		grpcServer.Stop()
+	}
+	return nil
+}
+
+// counted does for a method of fastgrpc what unary does for those of grpc-go.
+func (c *grpcCalls) counted(method string, handler fastgrpc.Handler) fastgrpc.Handler {
+	return func(ctx context.Context, call *fastgrpc.Call) (err error) {
+		c.service.inFlight.Add(1)
+		defer func() {
+			err = c.ended(method, recover(), err)
+			c.service.inFlight.Add(-1)
+		}()
+		return handler(ctx, call)
+	}
+}
