@@ -16,11 +16,11 @@ import (
 const OnceFor = 10 * time.Minute
 
 // MaxID is the length of the longest Request.ID, in bytes.
-const MaxID = 128
+const MaxID = 512
 
 var (
 	errManyCharges = errors.New("the request has so many limits that none can be added, as its id needs; send it without an id")
-	errLongID      = errors.New("the id of the request is longer than 128 bytes")
+	errLongID      = errors.New("the id of the request is longer than 512 bytes")
 )
 
 // onceLimit is the limit of the charge that makes repeats of a request free. No client sees it.

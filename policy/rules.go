@@ -117,9 +117,12 @@ func (r *Rules) Spec() Spec { return r.spec }
 // Rules returns the rules, in the order of the policy.
 func (r *Rules) Rules() []*Rule { return slices.Clone(r.spec.Rules) }
 
+// Rule returns the rule with this name, or nil.
+func (r *Rules) Rule(name string) *Rule { return r.byName[name] }
+
 // Limit returns the limit with this name in the rule with this name, or nil. A shadow is found too.
 func (r *Rules) Limit(rule, limit string) *Limit {
-	one := r.byName[rule]
+	one := r.Rule(rule)
 	if one == nil {
 		return nil
 	}

@@ -37,7 +37,7 @@ func (s *Service) admit(ctx context.Context, r admission.Request) (*admission.Ad
 		why := a.Rejection()
 		a.Done(admission.Result{})
 		if outcome == admission.Malformed {
-			return nil, nil, failf(codes.InvalidArgument, "%s", why.Detail)
+			return nil, nil, failf(codes.FailedPrecondition, "%s", why.Detail)
 		}
 		return nil, nil, unanswered(err)
 	}
@@ -72,19 +72,24 @@ func statusOf(l *admission.LimitStatus) *penstockv1.LimitStatus {
 
 // Check implements the service, for callers that have been authenticated.
 func (s *Service) Check(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
-	return s.check(ctx, r, "", deciding)
+	return s.check(ctx, r, deciding)
 }
 
 // Peek implements the service, for operators.
 func (s *Service) Peek(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
-	return s.check(ctx, r, "", operating)
+	return s.check(ctx, r, operating)
 }
 
-func (s *Service) check(ctx context.Context, r *penstockv1.CheckRequest, field string, p purpose) (*penstockv1.CheckResponse, error) {
-	q, err := s.read(r, field, p)
+func (s *Service) check(ctx context.Context, r *penstockv1.CheckRequest, p purpose) (*penstockv1.CheckResponse, error) {
+	q, err := s.read(r, "", p)
 	if err != nil {
 		return nil, err
 	}
+	return s.decide(ctx, q)
+}
+
+// decide decides a question whose caller does nothing about it afterwards.
+func (s *Service) decide(ctx context.Context, q *question) (*penstockv1.CheckResponse, error) {
 	a, answer, err := s.admit(ctx, q.request())
 	if err != nil {
 		return nil, err

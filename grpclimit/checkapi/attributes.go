@@ -17,7 +17,7 @@ const (
 	maxHeaders     = 128 // in number
 	maxHeaderName  = 128
 	maxHeaderValue = 8 << 10
-	maxAllHeaders  = 64 << 10
+	maxAllHeaders  = 256 << 10
 )
 
 // attributes are those that a request states.
@@ -129,8 +129,8 @@ func (a *attributes) readHeaders(headers map[string]string) error {
 			return invalid("attributes.headers", "write the host as attributes.host")
 		case a.headers[key] != nil:
 			return invalid("attributes.headers", "%s is there twice; names that differ in case only are the same", key)
-		case len(value) > maxHeaderValue || strings.ContainsFunc(value, isControl):
-			return invalid("attributes.headers", "the value of %s is malformed; it has at most %d bytes, and no control characters", key, maxHeaderValue)
+		case isLonger(value, maxHeaderValue) || strings.ContainsFunc(value, isControl):
+			return invalid("attributes.headers", "the value of %s is malformed; it has at most %d characters, and no control characters", key, maxHeaderValue)
 		}
 		a.headers[key] = []string{strings.Trim(value, " \t")}
 	}

@@ -22,6 +22,8 @@ const maxBatch = 1000
 func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
 	n := len(r.GetChecks())
 	switch {
+	case isLonger(r.GetRequestId(), maxID):
+		return nil, invalid("request_id", "it is longer than %d characters", maxID)
 	case n == 0 || n > maxBatch:
 		return nil, invalid("checks", "there are %d; write 1 to %d", n, maxBatch)
 	case r.GetAllOrNothing():
@@ -29,11 +31,20 @@ func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchReques
 	case r.GetRequestId() != "":
 		return nil, invalid("request_id", "requests that are decided each for itself have their own; write it into each of checks")
 	}
-	return s.checkEach(ctx, r), nil
+	questions := make([]*question, n)
+	for i, one := range r.GetChecks() {
+		q, err := s.read(one, fmt.Sprintf("checks[%d].", i), deciding)
+		if f := unanswered(err); err != nil && f.code == codes.InvalidArgument && !f.isConflict {
+			return nil, err // a mistake of the program; nothing has been charged
+		}
+		questions[i] = q
+	}
+	return s.checkEach(ctx, r, questions), nil
 }
 
-// checkEach decides each request for itself. Several are decided at once, in any order.
-func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest) *penstockv1.CheckBatchResponse {
+// checkEach decides each request for itself. Several are decided at once, in any order. A question
+// is nil if it cannot be decided.
+func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest, questions []*question) *penstockv1.CheckBatchResponse {
 	answers := make([]*penstockv1.CheckBatchAnswer, len(r.Checks))
 	var next atomic.Int64
 	work := func() {
@@ -42,7 +53,7 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 			if i >= len(answers) {
 				return
 			}
-			answers[i] = s.checkOne(ctx, r.Checks[i], fmt.Sprintf("checks[%d].", i))
+			answers[i] = s.checkOne(ctx, r.Checks[i], questions[i], fmt.Sprintf("checks[%d].", i))
 		}
 	}
 	var helpers sync.WaitGroup
@@ -66,10 +77,16 @@ func (s *Service) checkEach(ctx context.Context, r *penstockv1.CheckBatchRequest
 }
 
 // checkOne decides one request of a batch. A panic becomes an error of this request.
-func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, field string) (answer *penstockv1.CheckBatchAnswer) {
+func (s *Service) checkOne(ctx context.Context, r *penstockv1.CheckRequest, q *question, field string) (answer *penstockv1.CheckBatchAnswer) {
 	answer = &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[codes.Internal], Message: "the service made a mistake; its log has more", MayBeCharged: true}}
 	defer panicked.Recover("a request of a batch is decided")
-	decision, err := s.check(ctx, r, field, deciding)
+	var decision *penstockv1.CheckResponse
+	var err error
+	if q == nil {
+		_, err = s.read(r, field, deciding) // it says why
+	} else {
+		decision, err = s.decide(ctx, q)
+	}
 	if err != nil {
 		f := unanswered(err)
 		return &penstockv1.CheckBatchAnswer{Error: &penstockv1.Error{Code: codeNames[f.code], Message: f.text, MayBeCharged: f.mayBeCharged}}
@@ -100,12 +117,15 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 			rules = q.rules
 		}
 		if err := q.appendTo(together, rules); err != nil {
-			return nil, invalid(fieldName(field), "%v", err)
+			return nil, failf(codes.FailedPrecondition, "%s: %v", fieldName(field), err)
 		}
 		ends[i] = len(together.Charges)
 	}
 	if n := len(together.Charges); n > penstock.MaxCharges {
-		return nil, invalid("checks", "they have %d charges together; the most is %d", n, penstock.MaxCharges)
+		return nil, conflict("checks", "they have %d charges together; the most is %d", n, penstock.MaxCharges)
+	}
+	if err := penstock.Check(together.Charges); err != nil {
+		return nil, conflict("checks", "%s", withoutKind(err))
 	}
 	a, decision, err := s.admit(ctx, admission.Request{Direct: together, Rules: rules, ID: r.GetRequestId()})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 func TestRequestsOfABatchAreDecidedEachForItself(t *testing.T) {
 	s := newService(t)
 	answer := s.ask("/v1/check-batch", `{"checks":[{"rule":"search","key":"user:1","cost":3},{"rule":"search","key":"user:2","cost":4},
-		{"attributes":{"path":"/search","headers":{"X-User":"3"}}},{"rule":"nothing"},{"key":"a","limits":[{"rate":"x"}]}]}`)
+		{"attributes":{"path":"/search","headers":{"X-User":"3"}}},{"rule":"nothing"},{"rule":"jobs","key":"user:1"}]}`)
 	answers := answer.list("answers")
 	if answer["allowed"] != false || len(answers) != 5 {
 		t.Fatalf("%v; want five answers, not all allowed", answer)
@@ -24,9 +24,9 @@ func TestRequestsOfABatchAreDecidedEachForItself(t *testing.T) {
 			t.Errorf("request %d: %v; want %s", i, answers[i], want)
 		}
 	}
-	for i, want := range map[int]string{3: "no rule of this name", 4: "checks[4].limits[0].rate: "} {
+	for i, want := range map[int]string{3: "no rule of this name", 4: "limit jobs.in-flight"} {
 		e := answers[i].object("error")
-		if answers[i]["decision"] != nil || e["code"] != "invalid_argument" || !strings.Contains(e["message"].(string), want) {
+		if answers[i]["decision"] != nil || e["code"] != map[int]string{3: "not_found", 4: "failed_precondition"}[i] || !strings.Contains(e["message"].(string), want) {
 			t.Errorf("request %d: %v; want the error %q", i, answers[i], want)
 		}
 	}
@@ -65,6 +65,7 @@ func TestMistakesInBatchesAreRefused(t *testing.T) {
 	s := newService(t)
 	one := `{"rule":"search","key":"user:1"}`
 	for body, want := range map[string]string{
+		`{"checks":[` + one + `,{"key":"a","limits":[{"rate":"x"}]}]}`: "checks[1].limits[0].rate: ",
 		`{}`: "checks: there are 0; write 1 to 1000",
 		`{"checks":[` + strings.Repeat(one+",", 1000) + one + `]}`:                     "checks: it has more than 1000 elements",
 		`{"checks":[` + one + `],"request_id":"a"}`:                                    "request_id: requests that are decided each for itself",
@@ -78,9 +79,12 @@ func TestMistakesInBatchesAreRefused(t *testing.T) {
 		`{"all_or_nothing":true,"checks":[{}]}`:                                        "checks[0]: it asks nothing",
 	} {
 		w := s.send(callerToken, "/v1/check-batch", body)
-		if w.Code != 400 || !strings.Contains(w.Body.String(), want) {
+		if w.Code != 400 && w.Code != 409 || !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%.100s: %d %s; want %q", body, w.Code, w.Body, want)
 		}
+	}
+	if answer := s.ask("/v1/peek", one); answer.remaining(t, "search.minute") != 3 {
+		t.Errorf("%v; want nothing charged", answer)
 	}
 }
 

@@ -21,6 +21,7 @@ type failure struct {
 	text         string
 	mayBeCharged bool          // the charge may have been made nevertheless
 	retryAfter   time.Duration // 0: do not retry
+	isConflict   bool          // parts of the call contradict each other, as no schema can say; status 409
 }
 
 func (f *failure) Error() string { return f.text }
@@ -32,6 +33,11 @@ func failf(code codes.Code, format string, args ...any) error {
 // invalid says that a field of a request is wrong.
 func invalid(field, format string, args ...any) error {
 	return failf(codes.InvalidArgument, "%s: %s", field, fmt.Sprintf(format, args...))
+}
+
+// conflict says that a field contradicts another one.
+func conflict(field, format string, args ...any) error {
+	return &failure{code: codes.InvalidArgument, text: field + ": " + fmt.Sprintf(format, args...), isConflict: true}
 }
 
 // unavailableRetry is how soon a caller should ask again while the store gives no answer.

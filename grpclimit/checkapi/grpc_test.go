@@ -60,7 +60,7 @@ func TestAllCallsOverGRPC(t *testing.T) {
 		t.Errorf("check: %v", decision)
 	}
 	batch, err := client.CheckBatch(ctx, &penstockv1.CheckBatchRequest{Checks: []*penstockv1.CheckRequest{search, {Rule: "nothing"}}})
-	if must(err); !batch.Answers[0].Decision.Allowed || batch.Answers[1].Error.Code != "invalid_argument" {
+	if must(err); !batch.Answers[0].Decision.Allowed || batch.Answers[1].Error.Code != "not_found" {
 		t.Errorf("batch: %v", batch)
 	}
 	reservation, err := client.Reserve(ctx, &penstockv1.ReserveRequest{Check: search})

@@ -15,8 +15,8 @@ import (
 // Acquire implements the service, for callers that have been authenticated.
 func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*penstockv1.AcquireResponse, error) {
 	switch {
-	case len(r.GetHolder()) > maxHolder:
-		return nil, invalid("holder", "it is longer than %d bytes", maxHolder)
+	case isLonger(r.GetHolder(), maxHolder):
+		return nil, invalid("holder", "it is longer than %d characters", maxHolder)
 	case r.GetCheck().GetRequestId() != "":
 		return nil, invalid("check.request_id", "write a holder instead: a call with the same holder takes no other slots")
 	}

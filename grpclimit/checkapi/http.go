@@ -37,6 +37,13 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	m := methodAt(r.URL.Path)
 	switch {
+	case r.URL.Path == OpenAPIPath && r.Method == http.MethodGet:
+		serveOpenAPI(w)
+		return
+	case r.URL.Path == OpenAPIPath:
+		h.Set("Allow", http.MethodGet)
+		problem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a GET"))
+		return
 	case m == nil:
 		problem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists them"))
 		return
@@ -163,7 +170,7 @@ func idempotencyKey(values []string, m proto.Message) error {
 		return nil // the call may be repeated without one
 	}
 	if *id != "" && *id != key {
-		return invalid(name, "request_id says something else; send one of them")
+		return conflict(name, "request_id says something else; send one of them")
 	}
 	*id = key
 	return nil
@@ -202,7 +209,14 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 // maxField is the largest integer of a structured field.
 const maxField = 999_999_999_999_999
 
-func fail(w http.ResponseWriter, err error) { problem(w, statuses[unanswered(err).code], err) }
+func fail(w http.ResponseWriter, err error) {
+	f := unanswered(err)
+	status := statuses[f.code]
+	if f.isConflict {
+		status = http.StatusConflict
+	}
+	problem(w, status, err)
+}
 
 // problem answers with a problem document (RFC 9457).
 func problem(w http.ResponseWriter, status int, err error) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -20,7 +21,7 @@ import (
 // below 2^53, so every program reads them exactly.
 
 // unmarshal reads one JSON object into a message. It refuses fields that the message does not have,
-// and fields that are there twice. The message must be empty, and may have booleans, 32- and 64-bit
+// fields that are there twice, and empty values that mean the same as no field. The message must be empty, and may have booleans, 32- and 64-bit
 // integers, strings, messages, lists, and maps of strings.
 func unmarshal(text []byte, m proto.Message) error {
 	if !utf8.Valid(text) {
@@ -105,10 +106,16 @@ func (d decoder) field(field protoreflect.FieldDescriptor, m protoreflect.Messag
 		return d.message(token, m.Mutable(field).Message(), at)
 	}
 	value, err := scalar(field, token, at)
-	if err == nil {
-		m.Set(field, value)
+	switch {
+	case err != nil:
+		return err
+	case !field.HasPresence() && field.Kind() == protoreflect.StringKind && value.String() == "":
+		return invalid(at, "it is empty; leave it out")
+	case !field.HasPresence() && field.Kind() != protoreflect.BoolKind && field.Kind() != protoreflect.StringKind && value.Int() == 0:
+		return invalid(at, "it is 0; write another number, or leave it out")
 	}
-	return err
+	m.Set(field, value)
+	return nil
 }
 
 // maxListed is how many elements a list or a map may have.
@@ -124,8 +131,13 @@ func (d decoder) list(field protoreflect.FieldDescriptor, list protoreflect.List
 	}
 	for {
 		token, err := d.next(at)
-		if err != nil || token == json.Delim(']') {
+		switch {
+		case err != nil:
 			return err
+		case token == json.Delim(']') && list.Len() == 0:
+			return invalid(at, "it is empty; leave it out")
+		case token == json.Delim(']'):
+			return nil
 		}
 		place := at + "[" + strconv.Itoa(list.Len()) + "]"
 		if list.Len() == maxListed {
@@ -194,11 +206,11 @@ func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (va
 		return value, invalid(at, "it must be a string")
 	case protoreflect.Int64Kind, protoreflect.Int32Kind:
 		number, ok := token.(json.Number)
-		n, err := strconv.ParseInt(string(number), 10, 64)
+		n, isWhole := wholeNumber(string(number))
 		switch {
-		case !ok || err != nil && !isRange(err):
-			return value, invalid(at, "it must be a whole number, without quotes, point and exponent")
-		case err != nil || n > maxInteger || n < -maxInteger || field.Kind() == protoreflect.Int32Kind && int64(int32(n)) != n:
+		case !ok || !isWhole:
+			return value, invalid(at, "it must be a whole number, without quotes")
+		case n > maxInteger || n < -maxInteger || field.Kind() == protoreflect.Int32Kind && int64(int32(n)) != n:
 			return value, invalid(at, "it is out of range")
 		case field.Kind() == protoreflect.Int32Kind:
 			return protoreflect.ValueOfInt32(int32(n)), nil
@@ -211,9 +223,20 @@ func scalar(field protoreflect.FieldDescriptor, token json.Token, at string) (va
 // maxInteger is the largest integer that every JSON parser reads exactly.
 const maxInteger = 1<<53 - 1
 
-func isRange(err error) bool {
-	n, ok := err.(*strconv.NumError)
-	return ok && n.Err == strconv.ErrRange
+// wholeNumber reads a number of JSON that is whole: 3, 3.0 or 3e0. One that is not below 2^53 is
+// read as any other such number.
+func wholeNumber(text string) (n int64, ok bool) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return n, true
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	switch {
+	case f > maxInteger || f < -maxInteger:
+		return maxInteger + 1, text != ""
+	case err != nil || f != math.Trunc(f):
+		return 0, false
+	}
+	return int64(f), true
 }
 
 func placeOf(path string) string {

@@ -11,11 +11,12 @@ import (
 
 // A method is one call of the service.
 type method struct {
-	name  string // as in the proto file
-	path  string // of HTTP
-	needs permission
-	new   func() proto.Message
-	call  func(context.Context, *Service, proto.Message) (proto.Message, error)
+	name   string // as in the proto file
+	path   string // of HTTP
+	needs  permission
+	new    func() proto.Message
+	answer func() proto.Message
+	call   func(context.Context, *Service, proto.Message) (proto.Message, error)
 }
 
 // define makes a method of a function of the service.
@@ -24,6 +25,10 @@ func define[Request, Response proto.Message](name, path string, needs permission
 		name: name, path: path, needs: needs,
 		new: func() proto.Message {
 			var none Request
+			return none.ProtoReflect().New().Interface()
+		},
+		answer: func() proto.Message {
+			var none Response
 			return none.ProtoReflect().New().Interface()
 		},
 		call: func(ctx context.Context, s *Service, m proto.Message) (proto.Message, error) {
@@ -55,7 +60,7 @@ func methodAt(path string) *method {
 }
 
 // IsEndpoint tells whether Service.ServeHTTP answers the path of a URL.
-func IsEndpoint(path string) bool { return methodAt(path) != nil }
+func IsEndpoint(path string) bool { return methodAt(path) != nil || path == OpenAPIPath }
 
 // decisionIn returns the decision that an answer has, or nil.
 func decisionIn(m proto.Message) *penstockv1.CheckResponse {

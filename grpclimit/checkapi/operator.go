@@ -19,7 +19,7 @@ func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penst
 		return nil, err
 	}
 	if len(v.Charges) == 0 {
-		return nil, failf(codes.InvalidArgument, "no limit applies to the request, so nothing can be reset")
+		return nil, failf(codes.FailedPrecondition, "no limit applies to the request, so nothing can be reset")
 	}
 	for i := range v.Charges {
 		v.Charges[i].Mode, v.Charges[i].Patience = penstock.Reset, 0
@@ -47,7 +47,7 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*question, *policy.Evalu
 	case q.attributes != nil:
 		q.rules.Evaluate(q.attributes, v)
 		if v.Unclear != "" {
-			return nil, nil, failf(codes.InvalidArgument, "%s", v.Unclear)
+			return nil, nil, failf(codes.FailedPrecondition, "%s", v.Unclear)
 		}
 		return q, v, nil
 	case q.named != nil:
@@ -56,7 +56,7 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*question, *policy.Evalu
 		err = q.rules.EvaluateDirect(*q.direct, v)
 	}
 	if err != nil {
-		return nil, nil, failf(codes.InvalidArgument, "%s", withoutKind(err))
+		return nil, nil, failf(codes.FailedPrecondition, "%s", withoutKind(err))
 	}
 	return q, v, nil
 }

@@ -3,6 +3,9 @@ package checkapi
 import (
 	"errors"
 	"fmt"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
@@ -10,11 +13,15 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The bounds of a request, in bytes.
+// The bounds of a request, in characters, which have up to four bytes.
 const (
-	maxKey    = 4096
-	maxHolder = 128
+	maxKey    = 1024
+	maxID     = admission.MaxID / 4
+	maxHolder = penstock.MaxHolder / 4
 )
+
+// isLonger tells whether a text has more than n characters.
+func isLonger(text string, n int) bool { return len(text) > n && utf8.RuneCountInString(text) > n }
 
 // A purpose is what a caller can do about a request after the decision.
 type purpose uint8
@@ -50,8 +57,8 @@ func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*qu
 	}
 	hasLimits := len(r.GetLimits()) > 0
 	switch {
-	case len(q.id) > admission.MaxID:
-		return nil, invalid(field+"request_id", "it is longer than %d bytes", admission.MaxID)
+	case isLonger(q.id, maxID):
+		return nil, invalid(field+"request_id", "it is longer than %d characters", maxID)
 	case q.id != "" && p == operating:
 		return nil, invalid(field+"request_id", "nothing is charged, so nothing is repeated; remove it")
 	case r.Attributes != nil && (r.GetRule() != "" || hasLimits || r.GetKey() != ""):
@@ -62,8 +69,8 @@ func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*qu
 		return nil, invalid(field+"limits", "the rule %q has its own; remove one of them", r.GetRule())
 	case cost < 0 || cost > penstock.MaxCost:
 		return nil, invalid(field+"cost", "write 0 to %d", int64(penstock.MaxCost))
-	case len(r.GetKey()) > maxKey:
-		return nil, invalid(field+"key", "it is longer than %d bytes", maxKey)
+	case isLonger(r.GetKey(), maxKey):
+		return nil, invalid(field+"key", "it is longer than %d characters", maxKey)
 	}
 	var err error
 	switch {
@@ -74,6 +81,9 @@ func (s *Service) read(r *penstockv1.CheckRequest, field string, p purpose) (*qu
 	case r.GetRule() != "":
 		if !policy.IsName(r.GetRule()) {
 			return nil, invalid(field+"rule", "write the name of a rule: 1 to 64 of a-z, 0-9, '_', '.' and '-'")
+		}
+		if q.rules.Rule(r.GetRule()) == nil {
+			return nil, failf(codes.NotFound, "%srule: the policy has no rule of this name", field)
 		}
 		q.named = &policy.NamedCall{Rule: r.GetRule(), Key: r.GetKey(), Cost: cost, CanEnd: true}
 	case hasLimits:
@@ -120,7 +130,7 @@ func (s *Service) readLimits(q *question, r *penstockv1.CheckRequest, cost int64
 			return err
 		}
 		if why := q.needs(stated.limit); why != nil {
-			return invalid(at, "%v", why)
+			return failf(codes.FailedPrecondition, "%s: %v", at, why)
 		}
 		c := penstock.Charge{Key: r.GetKey(), Plan: stated.plan, Cost: cost}
 		if stated.plan.Algorithm().OwnsRefunds() {
@@ -128,7 +138,7 @@ func (s *Service) readLimits(q *question, r *penstockv1.CheckRequest, cost int64
 		}
 		for _, other := range q.direct.Charges {
 			if other.Plan.Name() == stated.plan.Name() {
-				return invalid(at+".name", "two limits are called %q; give one another name", stated.plan.Name())
+				return conflict(at+".name", "two limits are called %q; give one another name", stated.plan.Name())
 			}
 		}
 		q.direct.Charges = append(q.direct.Charges, c)

@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -75,14 +74,10 @@ func (s *sealer) seal(kind string, t *ticket) (string, error) {
 
 // open reads the id of a ticket.
 func (s *sealer) open(kind, id string) (*ticket, error) {
-	wrong := func(why string) error {
-		return invalid("id", "%s; write the id of a %s as the service gave it", why, kind)
-	}
-	if id == "" {
-		return nil, wrong("it is missing")
-	}
-	if len(id) > maxTicket {
-		return nil, wrong("it is longer than " + strconv.Itoa(maxTicket) + " bytes")
+	const remedy = "; write the id of a %s as the service gave it"
+	wrong := func(why string) error { return failf(codes.NotFound, "id: "+why+remedy, kind) }
+	if id == "" || len(id) > maxTicket {
+		return nil, invalid("id", "it has %d bytes, the longest %d"+remedy, len(id), maxTicket, kind)
 	}
 	sealed, err := base64.RawURLEncoding.Strict().DecodeString(id)
 	if err != nil {

@@ -23,6 +23,7 @@ func StatedAlgorithms() []*algorithm.Algorithm {
 const (
 	maxStated     = 16 // of one request
 	maxRate       = 64 // bytes
+	maxUnits      = 1_000_000_000_000
 	minSlotTTL    = time.Second
 	maxSlotTTL    = 24 * time.Hour
 	defaultTTL    = time.Minute
@@ -113,10 +114,10 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 		return limit, invalid(field, "it has a rate and in_flight; write two limits")
 	case len(s.Rate) > maxRate:
 		return limit, invalid(field+".rate", "it is longer than %d bytes; write one such as 100/s", maxRate)
-	case s.Burst < 0:
-		return limit, invalid(field+".burst", "it must not be negative")
-	case s.InFlight < 0:
-		return limit, invalid(field+".in_flight", "it must not be negative")
+	case s.Burst < 0 || s.Burst > maxUnits:
+		return limit, invalid(field+".burst", "write 1 to %d", int64(maxUnits))
+	case s.InFlight < 0 || s.InFlight > maxUnits:
+		return limit, invalid(field+".in_flight", "write 1 to %d", int64(maxUnits))
 	}
 	if s.InFlight > 0 {
 		limit, err = s.slots(field)
