@@ -147,6 +147,7 @@ func (s *tested) send(token, path, body string, headers ...string) *httptest.Res
 	}
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, r)
+	fitsDescription(s, path, w)
 	return w
 }
 

@@ -21,8 +21,9 @@ import (
 // below 2^53, so every program reads them exactly.
 
 // unmarshal reads one JSON object into a message. It refuses fields that the message does not have,
-// fields that are there twice, and empty values that mean the same as no field. The message must be empty, and may have booleans, 32- and 64-bit
-// integers, strings, messages, lists, and maps of strings.
+// fields that are there twice, and empty values that mean the same as no field. The message must be
+// empty, and may have booleans, 32- and 64-bit integers, strings, messages, lists, and maps of
+// strings.
 func unmarshal(text []byte, m proto.Message) error {
 	if !utf8.Valid(text) {
 		return invalid("the body", "it is not UTF-8")

@@ -198,7 +198,8 @@ func (w *writer) kind(f protoreflect.FieldDescriptor) entry {
 	return nil
 }
 
-// object is the schema of a message with some of its fields. Those after "!" in a name are required.
+// object is the schema of a message with some of its fields. Those after "!" in a name are
+// required.
 func (w *writer) object(m protoreflect.MessageDescriptor, description string, names ...string) entry {
 	properties, required := entry{}, []string{}
 	for _, name := range names {
@@ -352,6 +353,9 @@ func document(t *testing.T) entry {
 	}
 }
 
+// links are the calls that take the id of an answer.
+var links = map[string][]string{"Reserve": {"Settle"}, "Acquire": {"Renew", "Release"}}
+
 func methodOf(name string) *method {
 	for _, m := range methods {
 		if m.name == name {
@@ -394,6 +398,13 @@ func (w *writer) operation(m *method, rpc protoreflect.MethodDescriptor) entry {
 		for _, status := range []string{"403", "503"} { // with status=429, on the deny list or without the store
 			responses[status].(entry)["content"].(entry)["application/json"] = entry{"schema": ref(response)}
 		}
+	}
+	if next := links[m.name]; next != nil {
+		found := entry{}
+		for _, name := range next {
+			found[name] = entry{"operationId": strings.ToLower(name), "requestBody": entry{"id": "$response.body#/id"}}
+		}
+		responses["200"].(entry)["links"] = found
 	}
 	switch m.name {
 	case "Check", "Reserve":

@@ -95,8 +95,8 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 		return nil, err
 	}
 	plan, err := limit.Compile()
-	if err != nil {
-		return nil, invalid(field, "%s", withoutKind(err))
+	if err != nil { // its rate and its burst do not go together
+		return nil, conflict(field, "%s", withoutKind(err))
 	}
 	a := plan.Algorithm()
 	return &statedLimit{plan: plan, spec: spec, limit: &policy.Limit{

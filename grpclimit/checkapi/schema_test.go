@@ -1,0 +1,126 @@
+package checkapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A described is the OpenAPI file, to check answers by.
+var described = func() (d struct {
+	Paths      map[string]map[string]struct{ Responses map[string]response }
+	Components struct{ Schemas map[string]map[string]any }
+}) {
+	if err := json.Unmarshal(openAPI, &d); err != nil {
+		panic(err)
+	}
+	return d
+}()
+
+type response struct {
+	Content map[string]struct{ Schema map[string]any }
+}
+
+// fitsDescription checks an answer against the OpenAPI file. Every answer of a test is checked.
+func fitsDescription(t testing.TB, path string, w *httptest.ResponseRecorder) {
+	t.Helper()
+	path, _, _ = strings.Cut(path, "?")
+	operation, ok := described.Paths[path]
+	if !ok {
+		return
+	}
+	said, ok := operation["post"].Responses[fmt.Sprint(w.Code)]
+	if !ok {
+		t.Errorf("%s: the OpenAPI file has no status %d", path, w.Code)
+		return
+	}
+	content, ok := said.Content[w.Header().Get("Content-Type")]
+	if !ok {
+		t.Errorf("%s: the OpenAPI file has no %s for status %d", path, w.Header().Get("Content-Type"), w.Code)
+		return
+	}
+	var value any
+	if err := json.Unmarshal(w.Body.Bytes(), &value); err != nil {
+		t.Errorf("%s: %v in %s", path, err, w.Body)
+		return
+	}
+	if err := fits(content.Schema, value, "the answer"); err != nil {
+		t.Errorf("%s: %v: %s", path, err, w.Body)
+	}
+}
+
+// fits checks a value against the parts of JSON Schema that answers have.
+func fits(schema map[string]any, value any, at string) error {
+	if name, ok := schema["$ref"].(string); ok {
+		return fits(described.Components.Schemas[strings.TrimPrefix(name, "#/components/schemas/")], value, at)
+	}
+	if enum, ok := schema["enum"].([]any); ok && !slices.Contains(enum, value) {
+		return fmt.Errorf("%s is %v; it may be one of %v", at, value, enum)
+	}
+	if least, ok := schema["minimum"].(float64); ok && value.(float64) < least {
+		return fmt.Errorf("%s is %v; the least is %v", at, value, least)
+	}
+	isKind := false
+	switch v := value.(type) {
+	case string:
+		isKind = schema["type"] == "string"
+	case bool:
+		isKind = schema["type"] == "boolean"
+	case float64:
+		isKind = schema["type"] == "integer" && v == float64(int64(v))
+	case []any:
+		isKind = schema["type"] == "array"
+		for i, one := range v {
+			if err := fits(schema["items"].(map[string]any), one, fmt.Sprintf("%s[%d]", at, i)); err != nil {
+				return err
+			}
+		}
+	case map[string]any:
+		isKind = schema["type"] == "object"
+		properties, _ := schema["properties"].(map[string]any)
+		for name, one := range v {
+			property, ok := properties[name].(map[string]any)
+			if !ok {
+				return fmt.Errorf("%s has the field %s, which is not described", at, name)
+			}
+			if err := fits(property, one, at+"."+name); err != nil {
+				return err
+			}
+		}
+		required, _ := schema["required"].([]any)
+		for _, name := range required {
+			if _, ok := v[name.(string)]; !ok {
+				return fmt.Errorf("%s lacks the field %s", at, name)
+			}
+		}
+	}
+	if !isKind {
+		return fmt.Errorf("%s is %v; it must be of type %v", at, value, schema["type"])
+	}
+	return nil
+}
+
+// The check can fail.
+func TestAnswersThatDoNotFitAreFound(t *testing.T) {
+	schema := map[string]any{"$ref": "#/components/schemas/AcquireResponse"}
+	for text, want := range map[string]string{
+		`{"id":"a","expires_in_ms":1}`:                            "",
+		`{"id":"a"}`:                                              "lacks the field expires_in_ms",
+		`{"id":"a","expires_in_ms":1,"x":1}`:                      "has the field x",
+		`{"id":1,"expires_in_ms":1}`:                              "must be of type string",
+		`{"id":"a","expires_in_ms":1.5}`:                          "must be of type integer",
+		`{"id":"a","expires_in_ms":-1}`:                           "the least is 0",
+		`{"id":"a","expires_in_ms":1,"decision":{"outcome":"x"}}`: "it may be one of",
+	} {
+		var value any
+		if err := json.Unmarshal([]byte(text), &value); err != nil {
+			t.Fatal(err)
+		}
+		if err := fits(schema, value, "the answer"); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+	}
+}
