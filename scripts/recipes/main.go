@@ -7,6 +7,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -235,7 +236,11 @@ func run(recipesDir, proxiesDir string, names []string) error {
 	for _, r := range rows {
 		r.away, r.awayOpened = r.withoutPenstock(r.recipe.away)
 	}
-	return show(rows)
+	err = show(rows)
+	if slices.Contains(names, "envoy") {
+		err = errors.Join(err, runRateLimit(dir, recipesDir, proxiesDir))
+	}
+	return err
 }
 
 func startPenstock(dir, address, grpc, store string) (*process, error) {

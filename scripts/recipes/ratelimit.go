@@ -1,0 +1,199 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/penstock/penstock/internal/redistest"
+)
+
+// runRateLimit runs the recipe of Envoy's rate limit service. Envoy runs twice: it lets requests
+// pass while Penstock does not answer, and it denies them.
+func runRateLimit(dir, recipesDir, proxiesDir string) error {
+	envoy, err := filepath.Abs(filepath.Join(proxiesDir, "envoy"))
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(envoy); err != nil {
+		return nil // scripts/proxies has said so
+	}
+	redis, err := redistest.Launch()
+	if err != nil {
+		return err
+	}
+	defer redis.Close()
+	app, err := startApp()
+	if err != nil {
+		return err
+	}
+	l := &limiting{dir: dir, recipesDir: recipesDir, store: redis.URL(), grpc: freeAddress()}
+	defer func() { l.penstock.end() }()
+	if err := l.startPenstock(); err != nil {
+		return err
+	}
+	for _, deny := range []string{"false", "true"} {
+		e, err := l.startEnvoy(envoy, app.address, deny)
+		if err != nil {
+			return err
+		}
+		defer e.proxy.end()
+		if deny == "true" {
+			l.denying = e
+		} else {
+			l.passing = e
+		}
+	}
+	for _, check := range []func(*redistest.Server) error{l.whileUp, l.withoutStore, l.withoutPenstock} {
+		if err := check(redis); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("\nenvoy by RLS: %d checks\n", l.checks)
+	if len(l.failures) > 0 {
+		return fmt.Errorf("%d failures:\n%s", len(l.failures), strings.Join(l.failures, "\n"))
+	}
+	return nil
+}
+
+// limiting is Penstock as Envoy's rate limit service.
+type limiting struct {
+	dir, recipesDir, store, grpc string
+	penstock                     *process
+	passing, denying             *row // Envoy with failure_mode_deny false, and true
+	checks                       int
+	failures                     []string
+}
+
+func (l *limiting) startPenstock() (err error) {
+	program := filepath.Join(l.dir, "penstock")
+	cmd := exec.Command(program, "serve", "--grpc", l.grpc, "--admin-listen", "off", "--envoy-config", filepath.Join(l.recipesDir, "envoy-ratelimit"), "--store", l.store, "--store-timeout", "50ms")
+	l.penstock, err = start(l.dir, "penstock-rls", l.grpc, cmd)
+	return err
+}
+
+// startEnvoy starts Envoy by the recipe.
+func (l *limiting) startEnvoy(program, app, deny string) (*row, error) {
+	own := filepath.Join(l.dir, "envoy-rls-"+deny)
+	if err := os.Mkdir(own, 0o777); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(l.recipesDir, "envoy-ratelimit.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	e := &row{recipe: recipe{program: "envoy"}, address: freeAddress(), number: 200}
+	e.client = e.clientOf(9)
+	adapted := strings.Replace(string(text), "failure_mode_deny: false", "failure_mode_deny: "+deny, 1)
+	for of, to := range map[string]string{"8080": e.address, "3000": app, "8081": l.grpc} {
+		_, port, err := net.SplitHostPort(to)
+		if err != nil {
+			return nil, err
+		}
+		adapted = strings.Replace(adapted, "port_value: "+of, "port_value: "+port, 1)
+	}
+	file := filepath.Join(own, "envoy.yaml")
+	if err := os.WriteFile(file, []byte(adapted), 0o644); err != nil {
+		return nil, err
+	}
+	e.proxy, err = start(l.dir, "envoy-rls-"+deny, e.address, exec.Command(program, "-c", file, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error"))
+	if err != nil {
+		return nil, err
+	}
+	return e, await("Envoy does not reach Penstock", func() bool { return l.get(e, "/", "warm-"+deny).header.Get("X-Ratelimit-Limit") != "" })
+}
+
+// get sends a request with a key.
+func (l *limiting) get(e *row, path, key string) answer {
+	return e.send("GET", path, "shop.example", "X-Api-Key", key)
+}
+
+func (l *limiting) expect(holds bool, format string, args ...any) {
+	l.checks++
+	if !holds {
+		l.failures = append(l.failures, "envoy by RLS: "+fmt.Sprintf(format, args...))
+	}
+}
+
+// expectStatus sends requests with one key and expects a status for each.
+func (l *limiting) expectStatus(when string, e *row, key string, want ...string) {
+	for i, status := range want {
+		a := l.get(e, "/", key)
+		l.expect(a.status == status, "%s, request %d got %s; want %s", when, i, a.status, status)
+	}
+}
+
+func (l *limiting) whileUp(*redistest.Server) error {
+	for left := 2; left >= 0; left-- {
+		a := l.get(l.passing, "/a", "k")
+		l.expect(a.status == "200" && a.body == "app GET /a ", "an allowed request got %+v", a)
+		l.expect(strings.HasPrefix(a.header.Get("X-Ratelimit-Limit"), "3, 3;w=3600"), "x-ratelimit-limit is %q", a.header.Get("X-Ratelimit-Limit"))
+		l.expect(a.header.Get("X-Ratelimit-Remaining") == fmt.Sprint(left), "x-ratelimit-remaining is %q; want %d", a.header.Get("X-Ratelimit-Remaining"), left)
+		l.expect(a.header.Get("X-Ratelimit-Reset") != "" && a.header.Get("X-Ratelimit-Reset") != "0", "x-ratelimit-reset is %q", a.header.Get("X-Ratelimit-Reset"))
+	}
+	a := l.get(l.passing, "/a", "k")
+	l.expect(a.status == "429" && a.header.Get("X-Envoy-Ratelimited") == "true", "a request over the limit got %+v", a)
+	l.expect(a.header.Get("Retry-After") != "" && a.header.Get("Retry-After") != "0", "Retry-After is %q", a.header.Get("Retry-After"))
+	l.expect(a.header.Get("X-Ratelimit-Remaining") == "0", "x-ratelimit-remaining of a denial is %q", a.header.Get("X-Ratelimit-Remaining"))
+	l.expectStatus("the other Envoy", l.denying, "k", "429") // both share the counters
+	l.expectStatus("another key", l.passing, "k2", "200")
+
+	// Each response has some 2,000 bytes, and 10,000 are allowed.
+	passed := 0
+	err := await("the bytes of responses are not charged", func() bool {
+		a := l.get(l.passing, "/download/"+strings.Repeat("x", 2000), "d")
+		if a.status == "200" {
+			passed++
+		}
+		return a.status == "429"
+	})
+	l.expect(passed >= 5 && passed <= 20, "%d downloads passed; want 5, and those of which Envoy had not yet reported the size", passed)
+	return err
+}
+
+// withoutStore expects decisions of Penstock itself: the Envoy that denies without an answer passes
+// them on.
+func (l *limiting) withoutStore(redis *redistest.Server) error {
+	redis.Pause()
+	l.expectStatus("the store hangs", l.denying, "hangs", "200", "200", "200", "429")
+	redis.Resume()
+	if err := l.awaitStore(); err != nil {
+		return err
+	}
+	redis.Kill()
+	l.expectStatus("the store is killed", l.denying, "killed", "200", "200", "200", "429")
+	return redis.Restart()
+}
+
+// awaitStore returns when the store decides: it knows that the key k is over its limit, and
+// Penstock does not.
+func (l *limiting) awaitStore() error {
+	return await("the store does not decide again", func() bool { return l.get(l.denying, "/", "k").status == "429" })
+}
+
+func (l *limiting) withoutPenstock(*redistest.Server) error {
+	l.expectStatus("before", l.passing, "r", "200", "200", "200", "429")
+	l.penstock.cmd.Process.Signal(syscall.SIGSTOP)
+	if err := await("Penstock answers although it was stopped", func() bool { return l.get(l.denying, "/", "s").status != "200" }); err != nil {
+		return err
+	}
+	l.expectStatus("Penstock hangs", l.passing, "r", "200")
+	l.expectStatus("Penstock hangs, failure_mode_deny", l.denying, "r", "503")
+	l.penstock.cmd.Process.Signal(syscall.SIGCONT)
+	if err := await("Penstock does not answer again", func() bool { return l.get(l.denying, "/", "r").status == "429" }); err != nil {
+		return err
+	}
+	l.penstock.end()
+	l.expectStatus("Penstock is killed", l.passing, "r", "200")
+	l.expectStatus("Penstock is killed, failure_mode_deny", l.denying, "r", "503")
+	if err := l.startPenstock(); err != nil {
+		return err
+	}
+	return await("Penstock does not answer after a restart", func() bool {
+		return l.get(l.denying, "/", "r").status == "429" && l.get(l.passing, "/", "r").status == "429"
+	})
+}
